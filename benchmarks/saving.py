@@ -45,7 +45,7 @@ def measure(name: str, images: int, rounds: int, folder: Path) -> dict[str, Any]
     config = config_for(name, num_classes=10)
     recipe = Recipe(batch_size=images, precision="float32")
     model = random_model(config)
-    state = TrainingState.begin(model.train(), recipe, 10**6)
+    state = TrainingState(model.train(), recipe, 10**6)
     data: Any = Batches(images)
     loop = Loop(state, Objective(recipe, 10), data, fabric_of("float32", "cpu"))
     classes = tuple(map(str, range(10)))

@@ -129,7 +129,7 @@ def train_together(rank: int, size: int, table: ImageTable, bad: int) -> tuple[A
     lines: list[str] = []
     model = build(image_size=(16, 16), num_classes=3)
     guard = StabilityGuard(lines.append)
-    state = TrainingState.begin(model.train(), recipe, data.batches, guard, team, fused)
+    state = TrainingState(model.train(), recipe, data.batches, guard, team, fused)
     loop = Loop(state, Objective(recipe, 3), data, fabric_of("float32", "cpu"), team=team)
     sys.modules[Loop.__module__]._SECONDS_APART = 1e9  # type: ignore[attr-defined]  # however slow the machine is
     loop.start()

@@ -29,7 +29,7 @@ from vitkit.data import (
     read_source,
     split,
 )
-from vitkit.training.pretraining.pretrain import with_keys
+from vitkit.training import KeyedImages
 
 PREPROCESS = Preprocess(size=(12, 16), mean=IMAGENET_MEAN, std=IMAGENET_STD)
 AUGMENT = Augment(crop_scale=(0.5, 1.0), hflip=True, rotate=5, color_jitter=0.2)
@@ -155,7 +155,8 @@ def test_it_does_not_matter_where_one_normalises(table: ImageTable, mean: tuple[
     assert same(list(early.val_batches()), list(late.val_batches()))
     assert same([early.batch_again(1, 1)], [late.batch_again(1, 1)])
     assert same(list(early.sample(2).val_batches()), list(late.sample(2).val_batches()))
-    early, late = with_keys(early, 1), with_keys(late, 1)  # as pre-training has them
+    for data in (early, late):  # as pre-training has them
+        data.train, data.val = KeyedImages(data.train, 1, 1), KeyedImages(data.val, 1, 2)
     assert same(epoch_of(early, 0), epoch_of(late, 0))
 
 

@@ -25,7 +25,7 @@ from vitkit.training import (
     PatchDropout,
     ProcessGroup,
     Recipe,
-    check_patch_dropout,
+    check_config,
     drop_patches,
     spare_patches,
     train,
@@ -256,7 +256,7 @@ def test_evaluation_and_state_are_the_plain_models(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n in VARIETY if any(word in n for word in REFUSED)])
 def test_models_that_need_all_patches_are_refused(name: str) -> None:
     with pytest.raises(VitkitError, match=r"--patch-dropout: .* needs all patches"):
-        check_patch_dropout(build(**VARIETY[name]).config)
+        check_config(build(**VARIETY[name]).config, Recipe(patch_dropout=0.3))
 
 
 def test_full_fine_tuning_spares_patches_unless_it_is_told_or_cannot() -> None:

@@ -32,7 +32,7 @@ def loop_of(lines: list[str], *, precision: str = "float16", fused: bool = False
     table = ImageTable("t", Path(), tuple("abcdefg"), tuple("1234"), (0, 3, 6, 3), ("train",) * 4)
     data = ImageData(table, Preprocess(size=(12, 16)), Augment(), batch_size=4, workers=0, seed=0)
     make = (lambda groups: torch.optim.AdamW(groups, lr=1e-3, fused=True)) if fused else None
-    state = TrainingState.begin(tiny.build().train(), recipe, 50, StabilityGuard(lines.append), make_optimizer=make)
+    state = TrainingState(tiny.build().train(), recipe, 50, StabilityGuard(lines.append), make_optimizer=make)
     return Loop(state, Objective(recipe, 7), data, fabric_of(precision, "cpu"))
 
 

@@ -35,7 +35,7 @@ def loop_at(step: int, recipe: Recipe, steps: int = 10, batches: int = 1, epoch:
     guard, images = fields.pop("guard", None), fields.pop("images", 4 * batches)
     learned = {name: fields.pop(name) for name in ("class_weights", "imitate") if name in fields}
     recipe = recipe.replace(batch_size=4)
-    state = TrainingState.begin(tiny.build(**fields).train(), recipe, steps, guard)
+    state = TrainingState(tiny.build(**fields).train(), recipe, steps, guard)
     state.step, state.epoch = step, epoch
     return Loop(state, Objective(recipe, 7, **learned), data_of(images, 4), fabric_of("float32"))
 
@@ -149,7 +149,7 @@ def test_weighing_a_class_twice_is_showing_its_images_twice(kind: Any, smoothing
     teacher = None if kind is None else lambda x: x.mean(dim=(1, 2, 3))[:, None] * torch.arange(7.0)
     weights = torch.tensor([1.0, 2.0, 0, 0, 0, 0, 0])
     weighed = loop_at(1, recipe, class_weights=weights, imitate=teacher)
-    targets = weighed.mix(images, labels, 0, len(labels))[1]
+    targets = weighed.objective.targets(labels)
     loss = weighed.loss_of(images, targets)[0] * 3
     twice = loop_at(1, recipe, imitate=teacher).loss_of(images[again], labels[again])[0] * 4
     assert torch.isclose(loss, twice, rtol=1e-5)

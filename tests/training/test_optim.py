@@ -174,7 +174,7 @@ def test_no_step_is_trained_at_rate_0_the_peak_is_reached_and_either_side_of_it_
         warmup=warmup, schedule=schedule, min_lr=min_lr, step_per=step_per, epochs=epochs, grad_accum=grad_accum
     )
     steps = math.ceil(batches / grad_accum) * epochs
-    state = TrainingState.begin(_NO_MODEL, recipe, steps)
+    state = TrainingState(_NO_MODEL, recipe, steps)
     rates = []
     for step in range(steps):
         epoch = step // (steps // epochs)

@@ -306,10 +306,10 @@ def test_nothing_hidden_is_read(objective: Any, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("vitkit.training.pretraining.objectives._MASKED", 1.0)
     ours = network(objective, target="pixels").eval()
     scrambled(ours)
-    hidden = ours.fill(images(), KEYS).hidden
+    _, hidden = ours.fill(images(), KEYS)
     noise = torch.randn(4, 16, 48, generator=torch.Generator().manual_seed(9)) * hidden[:, :, None]
     spoilt = images() + unpatchify(noise, (4, 4), (16, 16))
-    drawn = [patchify(ours.fill(x, KEYS).images, (4, 4))[hidden] for x in (images(), spoilt)]
+    drawn = [patchify(ours.fill(x, KEYS)[0], (4, 4))[hidden] for x in (images(), spoilt)]
     assert torch.equal(*drawn)
 
 

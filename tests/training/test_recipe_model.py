@@ -27,7 +27,6 @@ from vitkit.training import (
     name_of,
     naming,
     new_classifier,
-    read_change,
     read_sets,
 )
 
@@ -177,7 +176,8 @@ def test_what_is_typed_of_any_model_is_that_model(name: str) -> None:
     """Every field that a model of the variety has, as a flag would say it."""
     given, found = tiny.VARIETY[name], dict[str, Any]()
     for field, value in given.items():
-        found |= read_change(field, ",".join(map(str, value)) if isinstance(value, tuple) else str(value).lower())
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value).lower()
+        found |= read_sets([f"model.{field}={text}"], {})["model_fields"]
     assert found == {**given, **{k: tuple(v) for k, v in given.items() if isinstance(v, (list, tuple))}}
 
 

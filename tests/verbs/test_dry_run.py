@@ -43,7 +43,7 @@ def test_what_is_told_is_what_a_run_does(inside: Path) -> None:
 
 
 def test_the_command_prints_json_and_leaves_nothing(command: Any, inside: Path) -> None:
-    flags = ["--dry-run", "--epochs", "2", "--max-images", "200", "--workers", "0", "--json"]
+    flags = ["--dry-run", "--epochs", "2", "--max-images", "200", "--workers", "0", "--json", "--out", "new"]
     done = command("train", "digits", *flags)
     assert done.code == 0
     assert json.loads(done.out).keys() == KEYS

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 from vitkit.system import lazily
 
 if TYPE_CHECKING:
-    from vitkit.training.adapters import PatchDropout, add_low_rank, check_patch_dropout, drop_patches, freeze_backbone
-    from vitkit.training.adapters import merge_low_rank
+    from vitkit.training.adapters import PatchDropout, add_low_rank, drop_patches, freeze_backbone, merge_low_rank
     from vitkit.training.checkpoint import MAY_CHANGE, RunWriter, TrainingState, identity, save
-    from vitkit.training.cross_validation import FinalPlan, figures_of_folds
+    from vitkit.training.cross_validation import figures_of_folds, median_epochs
     from vitkit.training.defaults import ACTS, PRESETS, SPARED, check_effects, choose, complete, config_of
     from vitkit.training.defaults import spare_patches, weights_of, without_effect, without_fields_of_vits
     from vitkit.training.distributed import ALONE, GradientSums, ProcessGroup, add_gradients, assemble, check_team
@@ -32,18 +31,18 @@ if TYPE_CHECKING:
     from vitkit.training.losses import Objective, binary_loss, distillation_loss, label_loss
     from vitkit.training.optim import WeightAverage, build_optimizer, ema_decay, lr_factor, parameter_groups, swa_factor
     from vitkit.training.optim import swa_start
-    from vitkit.training.pretraining import OF_LABELS, Pretraining as Pretraining, split_fields
+    from vitkit.training.pretraining import Pretraining as Pretraining, split_fields
     from vitkit.training.pretraining.objectives import MaskedAutoencoding, MaskedPatchPrediction, SelfSupervised
     from vitkit.training.pretraining.objectives import colours, corrupt, decoder_config, painted, patchify, shuffled
     from vitkit.training.pretraining.objectives import unpatchify
-    from vitkit.training.pretraining.pretrain import check_encoder, keys_of_validation, mask_key, network_of, pretrain
+    from vitkit.training.pretraining.pretrain import KeyedImages, check_encoder, network_of, pretrain
     from vitkit.training.pretraining.pretrain import resolve_pretraining, resume_pretraining
     from vitkit.training.features import FeatureStore, compute_features
     from vitkit.training.probe import PENALTIES, Fit, choose_head, cross_validate_head, folds_of
     from vitkit.training.probe import nested_cross_validation
     from vitkit.training.published import CORPORA, PaperTraining, paper_training, steps_of
     from vitkit.training.recipe import BY_METHOD, Recipe as Recipe, checkpoint_every, name_of, naming, parse_duration
-    from vitkit.training.recipe import read_change, read_sets, to_table, unfold
+    from vitkit.training.recipe import read_sets, to_table, unfold
     from vitkit.training.recipe import bundled
     from vitkit.training.request import Hooks as Hooks, bundled_name, departures, load_of_run
     from vitkit.training.request import requested
@@ -53,10 +52,10 @@ if TYPE_CHECKING:
     from vitkit.training.stages.resolve import probe_accuracy
     from vitkit.training.stability import DivergedError, FiniteCheck, Pieces, RunningStatistics, SafePoint
     from vitkit.training.stability import StabilityGuard, ValidationOutcome, all_finite, has_collapsed
-    from vitkit.training.start import augment_of, blueprint_of, choose_precision, new_classifier
+    from vitkit.training.start import augment_of, blueprint_of, check_config, choose_precision, new_classifier
     from vitkit.training.teacher import load_teacher
-    from vitkit.training.user_datasets import OF_FILES, resume_on, train_on
-    from vitkit.training.unknown import LEFT_OUT, LabelledFeatures, LabelledImages, fit_to_images, fit_unknown
+    from vitkit.training.user_datasets import FILE_FIELDS, resume_on, train_on
+    from vitkit.training.unknown import LEFT_OUT, LabelledFeatures, fit_to_images, fit_unknown
     from vitkit.training.unknown import make_pictures
 else:
     __getattr__ = lazily(__name__)

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from vitkit.errors import VitkitError
 from vitkit.model.build import Model, vit_of
 from vitkit.model.config import ViTConfig
 from vitkit.model.layers import draw_keys, random_bits
@@ -43,8 +42,7 @@ class LowRank(nn.Module):
 def add_low_rank(model: VisionTransformer, rank: int, seed: int) -> list[str]:
     """Freeze the model except its heads, and add a trainable low-rank change to the weight matrices of the blocks.
 
-    Returns:
-        The names of these matrices.
+    Return the names of these matrices.
     """
     for name, parameter in model.named_parameters():
         parameter.requires_grad = name.startswith("head")
@@ -58,22 +56,12 @@ def add_low_rank(model: VisionTransformer, rank: int, seed: int) -> list[str]:
 
 def count_parameters(model: nn.Module) -> tuple[int, int]:
     """Return the number of trainable parameters, and that of all parameters."""
-    parameters = list(model.parameters())
-    trainable = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-    return trainable, sum(parameter.numel() for parameter in parameters)
-
-
-def count_trained(model: Model) -> str:
-    """Return the number of trainable parameters as text: `294,912 of 22,000,000 parameters`."""
-    trainable, parameters = count_parameters(model)
-    return f"{trainable:,} of {parameters:,} parameters"
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    return sum(size for size, is_trainable in sizes if is_trainable), sum(size for size, _ in sizes)
 
 
 def merge_low_rank(model: Model) -> Model:
-    """Return a copy of the model in which the low-rank changes have been added to the weight matrices.
-
-    If the model has no low-rank changes, return the model itself.
-    """
+    """Return a copy in which the low-rank changes are added to the weight matrices; without changes, the model."""
     changed = {name: module for name, module in model.named_modules() if parametrize.is_parametrized(module)}
     if not changed:
         return model
@@ -85,10 +73,7 @@ def merge_low_rank(model: Model) -> Model:
 
 
 def heads_of(model: nn.Module) -> list[nn.Module]:
-    """Return the modules that turn features into logits.
-
-    These are the head and, if the model has them, the second head for distillation and the representation layer.
-    """
+    """Return the modules that turn features into logits: the heads and, if there is one, the representation layer."""
     if isinstance(model, Network):
         return [] if model.head is None else [model.head]
     # The projection into a space shared with texts belongs to the backbone.
@@ -115,8 +100,7 @@ class PatchDropout(nn.Module):
     def __init__(self, rate: float, ahead: int) -> None:
         super().__init__()
         self.rate, self.ahead = rate, ahead
-        # One random number per image, (B,) int32; None to draw them from torch's global generator.
-        self.keys: Tensor | None = None
+        self.keys: Tensor | None = None  # a random number per image, (B,) int32; None for those of torch's generator
 
     def forward(self, x: Tensor) -> Tensor:
         B, N, D = x.shape
@@ -137,12 +121,6 @@ def drop_patches(model: VisionTransformer, rate: float) -> None:
     """Add patch dropout to a model, directly after the position embeddings have been added (sec. 3.1)."""
     dropping = nn.Sequential(model.pos_drop, PatchDropout(rate, model.config.prefix_tokens))
     model.add_module("pos_drop", dropping.train(model.training))
-
-
-def check_patch_dropout(config: ViTConfig) -> None:
-    """Refuse a model that needs all patches."""
-    if (why := needs_every_patch(config)) is not None:
-        raise VitkitError(f"--patch-dropout: {why}")
 
 
 def needs_every_patch(config: ViTConfig) -> str | None:

@@ -1,9 +1,8 @@
 """The state of a training, its checkpoint file (last.ckpt), and the other files that are written after each epoch.
 
-Callbacks receive the `TrainingState`, and a run resumes from it. Its `Clock` implements time budgets. `RunWriter`
-writes the figures of each epoch, the best model and the checkpoints. A checkpoint is a zip archive with a checksum of
-each tensor, and contains the identity of its run. A file that is damaged or belongs to another run is therefore
-recognised and refused.
+Callbacks receive the `TrainingState`, and a run resumes from it. `RunWriter` writes the figures of each epoch, the best
+model and the checkpoints. A checkpoint is a zip archive with a checksum of each tensor, and contains the identity of
+its run. A file that is damaged or belongs to another run is therefore refused.
 """
 
 from __future__ import annotations
@@ -12,15 +11,13 @@ import errno
 import hashlib
 import math
 import os
-import pickle
 import shutil
-import struct
 import time
 import zipfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -50,10 +47,9 @@ from vitkit.weights import load
 
 
 class Clock:
-    """The time spent in a training, including the time before the training was resumed.
+    """The seconds spent in a training, including the time before the training was resumed.
 
-    If there is a time budget in seconds, all processes use the clock of the main process, so that they compute the same
-    learning rates.
+    With a time budget, all processes use the clock of the main process, so that they compute the same learning rates.
     """
 
     def __init__(self, budget: float | None = None, team: ProcessGroup = ALONE) -> None:
@@ -65,7 +61,6 @@ class Clock:
         self._started = self._now = time.monotonic()
 
     def start(self) -> None:
-        """Start counting the seconds of this process."""
         self._started = self._now = self._team.broadcast_from_main(time.monotonic)
 
     def look(self) -> None:
@@ -83,10 +78,7 @@ class Clock:
 
     @property
     def part(self) -> float:
-        """Return the fraction of the time budget that has passed, in [0, 1]; 0 without a budget.
-
-        The time before the first step (`ahead`) counts neither as passed nor as part of the budget.
-        """
+        """Return the fraction of the time budget after `ahead` that has passed, in [0, 1]; 0 without a budget."""
         if not self._budget:
             return 0.0
         left = max(self._budget - self.ahead, 1e-9)  # one step is taken even if no time is left
@@ -95,105 +87,66 @@ class Clock:
     @property
     def is_up(self) -> bool:
         """Return whether the time budget is used up; False without a budget."""
-        return bool(self._budget) and self.elapsed >= float(self._budget or 0)
+        return self._budget is not None and self.elapsed >= self._budget
 
 
 Trained = Model | SelfSupervised
-_OF_STEPS = ("lr", "train_loss", "train_acc")  # figures that are known before the validation of an epoch
 
 
-@dataclass(eq=False, repr=False)
 class TrainingState:
     """The state of a training between two steps.
 
-    The learning rate is a function of the progress: the fraction of the steps or of the time budget, whichever is
-    larger. The time before the first step, for example for fitting a head, does not count.
+    It begins before the first step of a model on its device, whose frozen parameters are not trained. By default, the
+    guard prints its reports, and the optimiser is the recipe's.
 
     Attributes:
         model: the model in training.
         optimizer: the optimiser of its trainable parameters.
         recipe: the recipe.
         total_steps: the number of steps of the whole training.
-        clock: the time spent.
-        guard: detects and reports instability.
-        pieces: the division of batches into pieces that fit into memory.
-        average: the average of the weights; None unless the recipe requests one.
-        safe_point: the weights of the last good epoch.
-        scaler: scales losses so that gradients in float16 neither vanish nor overflow; disabled in other precisions.
         epoch: the current epoch, from 0.
-        batch: the number of this epoch's batches that have been processed.
         step: the number of steps that the optimiser has taken.
         metrics: the figures of this epoch so far: lr, train_loss, train_acc, val_loss, val_acc, and waiting, the
             fraction of the time spent waiting for images. Callbacks may add figures, which are passed to the loggers.
-        sums: the sums of the losses and of the correct predictions of this epoch, for this process only.
-        is_trained: whether all steps of this epoch have been taken, so that only the validation is left.
         should_stop: a callback may set it to end the training after this step. With several processes, the training
             ends within the next steps (`loop.Interruption`).
-        should_save: a callback may set it to request a checkpoint after this step. With several processes, the
-            checkpoint is written within the next steps.
-        went_back: whether the weights of this epoch were discarded and those of an earlier epoch restored.
-        epoch_began: the fraction of the time budget that had passed at the beginning of this epoch (`Clock.part`).
-        team: the processes that train together.
+        should_save: a callback may set it to request a checkpoint after this step, likewise.
     """
 
-    model: Trained
-    optimizer: torch.optim.Optimizer
-    recipe: Recipe
-    total_steps: int
-    clock: Clock
-    guard: StabilityGuard
-    pieces: Pieces
-    average: WeightAverage | None
-    safe_point: SafePoint
-    scaler: torch.amp.GradScaler
-    epoch: int = 0
-    batch: int = 0
-    step: int = 0
-    metrics: dict[str, float] = field(default_factory=dict)
-    sums: EpochSums = field(default_factory=EpochSums)
-    is_trained: bool = False
-    should_stop: bool = False
-    should_save: bool = False
-    went_back: bool = False
-    epoch_began: float = 0.0
-    team: ProcessGroup = ALONE
-
-    @classmethod
-    def begin(
-        cls,
+    def __init__(
+        self,
         model: Trained,
         recipe: Recipe,
         total_steps: int,
         guard: StabilityGuard | None = None,
         team: ProcessGroup = ALONE,
         make_optimizer: MakeOptimizer | None = None,
-    ) -> TrainingState:
-        """Prepare the state for the first step of a model on its device, whose frozen parameters are not trained.
-
-        By default, the guard prints its reports, and the optimiser is the recipe's.
-        """
-        guard = guard or StabilityGuard(print)
-        average = WeightAverage(model, recipe) if recipe.ema or recipe.swa else None
-        return cls(
-            model,
-            build_optimizer(model, recipe, make_optimizer),
-            recipe,
-            total_steps,
-            Clock(recipe.budget, team),
-            guard,
-            Pieces(guard.say, is_sharded=is_sharded(model)),
-            average,
-            SafePoint(model, average),
-            torch.amp.GradScaler(next(model.parameters()).device.type, enabled=recipe.precision == "float16"),
-            team=team,
-        )
+    ) -> None:
+        self.model, self.recipe, self.total_steps, self.team = model, recipe, total_steps, team
+        self.optimizer = build_optimizer(model, recipe, make_optimizer)
+        self.epoch = self.step = 0
+        self.batch = 0  # the number of this epoch's batches that have been processed
+        self.is_trained = False  # all steps of this epoch have been taken, and only the validation is left
+        self.metrics: dict[str, float] = {}
+        self.sums = EpochSums()  # of the losses and correct predictions of this epoch, for this process only
+        self.should_stop = self.should_save = False
+        self.went_back = False  # the weights of this epoch were discarded, and those of an earlier epoch restored
+        self.clock = Clock(recipe.budget, team)
+        self.epoch_began = 0.0  # the fraction of the time budget that had passed at the beginning of this epoch
+        self.guard = guard or StabilityGuard(print)
+        self.pieces = Pieces(self.guard.say, is_sharded=is_sharded(model))
+        self.average = WeightAverage(model, recipe) if recipe.ema or recipe.swa else None
+        self.safe_point = SafePoint(model, self.average)
+        # Scales losses so that gradients in float16 neither vanish nor overflow; disabled in other precisions.
+        device = next(model.parameters()).device
+        self.scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "float16")
 
     def __repr__(self) -> str:
         return f"TrainingState(epoch={self.epoch}, step={self.step} of {self.total_steps}, metrics={self.metrics})"
 
     @property
     def progress(self) -> float:
-        """Return the fraction of the training that is done, in [0, 1]."""
+        """Return the fraction of the steps or of the time budget that is used up, whichever is larger, in [0, 1]."""
         return min(max(self.step / self.total_steps, self.clock.part), 1.0)
 
     @property
@@ -213,37 +166,16 @@ class TrainingState:
         return cast(Trained, self.average.model) if self.average is not None and self.average.has_begun else self.model
 
     def next_epoch(self) -> None:
-        """Proceed to the next epoch."""
         self.epoch, self.batch, self.is_trained = self.epoch + 1, 0, False
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint at the end of an epoch. A resumed run continues with the next epoch.
-
-        All processes must call this method together.
-        """
-        return {**self._state_dict(), "epoch": self.epoch + 1, "before": self.safe_point.state_dict()}
-
-    def state_within_epoch(self) -> dict[str, Any]:
-        """Return the state for a checkpoint within an epoch. A resumed run continues with the next step.
+    def state_dict(self, *, within_epoch: bool = False) -> dict[str, Any]:
+        """Return the state for a checkpoint. A resumed run continues with the next epoch or, `within_epoch`, step.
 
         All processes must call this method together. The tensors in `model`, `optimizer` and `average` are not copies
         unless the model is sharded, so the next step changes them.
         """
-        return {
-            **self._state_dict(),
-            "epoch": self.epoch,
-            "batch": self.batch,
-            "is_trained": self.is_trained,
-            "epoch_began": self.epoch_began,
-            "metrics": {name: self.metrics[name] for name in _OF_STEPS if name in self.metrics},
-            "sums": self.sums.state_dict(self.team),
-            "before": self.safe_point.weights,
-            "is_doubtful": self.safe_point.is_doubtful,
-        }
-
-    def _state_dict(self) -> dict[str, Any]:
         model, optimizer = full_state(self.model, self.optimizer)
-        return {
+        state = {
             "step": self.step,
             "model": model,
             "optimizer": optimizer,
@@ -254,9 +186,22 @@ class TrainingState:
             "scaler": self.scaler.state_dict(),
             "guard": self.guard.state_dict(),
         }
+        if not within_epoch:
+            return state | {"epoch": self.epoch + 1, "before": self.safe_point.state_dict()}
+        known = ("lr", "train_loss", "train_acc")  # before the validation of the epoch
+        return state | {
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "is_trained": self.is_trained,
+            "epoch_began": self.epoch_began,
+            "metrics": {name: self.metrics[name] for name in known if name in self.metrics},
+            "sums": self.sums.state_dict(self.team),
+            "before": self.safe_point.weights,
+            "is_doubtful": self.safe_point.is_doubtful,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from the result of `state_dict` or `state_within_epoch`."""
+        """Continue from the result of `state_dict`."""
         set_full_state(self.model, self.optimizer, state["model"], state["optimizer"])
         if self.average is not None:
             self.average.load_state_dict(state["average"])
@@ -291,17 +236,15 @@ _SHOWN = 4  # maximum number of differences in a message
 _DIGITS = 12  # shown of a digest
 
 # Fields of the recipe that may change on resume, because they do not affect the weights or only extend the training.
-_PLACES = ("data", "weights", "teacher")  # their content has a digest, or is in the state
-_SPLITTING = (  # their result is in split.json
+MAY_CHANGE = {
+    *("data", "weights", "teacher"),  # their content has a digest, or is in the state
+    # The result of these is in split.json.
     *("layout", "follow_links", "labels", "split", "split_from", "group_by", "folds", "max_images"),
-)
-_LENGTH = ("epochs", "time", "patience", "keep")
-_COMPUTING = (
+    *("epochs", "time", "patience", "keep"),
     *("logger", "save_every", "precision", "device", "devices", "nodes", "strategy", "checkpointing", "compile"),
     *("cache", "workers"),
-)
-_BEFORE_AND_AFTER = ("find_lr", "prior")
-MAY_CHANGE = {*_PLACES, *_SPLITTING, *_LENGTH, *_COMPUTING, *_BEFORE_AND_AFTER}
+    *("find_lr", "prior"),  # used before and after the training
+}
 
 
 def identity(
@@ -315,19 +258,16 @@ def identity(
     fields = {name: value for name, value in recipe.to_dict().items() if name not in MAY_CHANGE}
     if recipe.swa:
         fields["epochs"] = recipe.epochs  # it determines when averaging starts
-    images = [table.splits.count(name) for name in ("train", "val", "test")]
     digest = hashlib.sha256()
     for i, (path, split) in enumerate(zip(table.paths, table.splits, strict=True)):
         digest.update(repr((split, table.name_of(i), contents.get(path))).encode())
-    pictures = digest.hexdigest()[:_DIGITS]
-    imitated = None if teacher is None else teacher[:_DIGITS]
-    return {**fields, "classes": len(table.classes), "images": images, "pictures": pictures, "teacher": imitated}
-
-
-_DAMAGES = (  # what reading a damaged file raises
-    *(zipfile.BadZipFile, pickle.UnpicklingError, EOFError, RuntimeError, ValueError, KeyError, TypeError),
-    *(OverflowError, OSError, struct.error),
-)
+    return {
+        **fields,
+        "classes": len(table.classes),
+        "images": [table.splits.count(name) for name in ("train", "val", "test")],
+        "pictures": digest.hexdigest()[:_DIGITS],
+        "teacher": None if teacher is None else teacher[:_DIGITS],
+    }
 
 
 class DamagedError(VitkitError):
@@ -340,26 +280,24 @@ def has_state(folder: Path) -> bool:
 
 
 def read_newest(folder: Path, identity: Mapping[str, Any], say: Say) -> tuple[dict[str, Any], Path]:
-    """Read the newest undamaged checkpoint of a run, and return its state and its path.
+    """Read the newest undamaged checkpoint of a run that has one (`has_state`), and return its state and its path.
 
     Raises:
-        VitkitError: all checkpoints are damaged, or the newest belongs to another run than `identity`.
+        VitkitError: all checkpoints are damaged, or the newest that is not belongs to another run than `identity`.
     """
     last, before = folder / LAST, folder / BEFORE
-    if not before.is_file():
-        return read(last, identity), last
-    problem, damage = f"{last} is missing", None
-    if last.is_file():
+    damages: list[DamagedError] = []
+    for path in filter(Path.is_file, (last, before)):
         try:
-            return read(last, identity), last
+            state = read(path, identity)
         except DamagedError as error:
-            problem, damage = f"{last} is damaged", error
-    try:
-        state = read(before, identity)
-    except VitkitError as error:
-        raise damage or error from None
-    say(f"{problem}: continuing from the checkpoint before it, {before}")
-    return state, before
+            damages.append(error)
+            continue
+        if path == before:
+            problem = "damaged" if damages else "missing"
+            say(f"{last} is {problem}: continuing from the checkpoint before it, {before}")
+        return state, path
+    raise damages[0]
 
 
 def read(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -373,15 +311,14 @@ def read(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
         with zipfile.ZipFile(path) as archive:
             if (name := archive.testzip()) is not None:  # torch.load does not compare checksums
                 raise ValueError(f"the checksum of {name} differs")
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = dict(torch.load(path, map_location="cpu", weights_only=True))
         then = state["run"]
-        if not isinstance(then, dict):
-            raise ValueError("it has no identity of a run")
-    except _DAMAGES as error:
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: a position that is not in the file
+        changed = [f"{name} {then.get(name)}, not {now}" for name, now in identity.items() if then.get(name) != now]
+    except Exception as error:  # zipfile and torch raise errors of many kinds for damaged data
+        is_of_system = isinstance(error, OSError) and error.errno != errno.EINVAL  # EINVAL: a position outside the file
+        if is_of_system or isinstance(error, MemoryError):
             raise
         raise DamagedError(f"{path} is damaged; delete it to restart the training of this run") from error
-    changed = [f"{name} {then.get(name)}, not {now}" for name, now in identity.items() if then.get(name) != now]
     if changed:
         rest = [f"and {len(changed) - _SHOWN} more"] if len(changed) > _SHOWN else []
         differences = "; ".join([*changed[:_SHOWN], *rest])
@@ -389,7 +326,7 @@ def read(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
             f"{path} belongs to another run, or the recipe was changed since: it has {differences};"
             " undo the change, or delete the file to restart the training"
         )
-    return dict(state)
+    return state
 
 
 def save(state: Mapping[str, Any], path: Path) -> None:
@@ -417,7 +354,7 @@ def save(state: Mapping[str, Any], path: Path) -> None:
 
 
 def _in_main_memory(value: Any) -> Any:
-    """Return a copy of nested dictionaries and lists, whose tensors are copied to main memory."""
+    # A copy of nested dictionaries and lists, with copies of their tensors in main memory.
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):
@@ -431,10 +368,9 @@ class RunWriter:
     """A callback that writes a row of metrics.csv, the best model so far, and last.ckpt after each epoch.
 
     Within an epoch, `last.ckpt` is written as often as the recipe requests (`save_every`), and when a signal ends the
-    training. At the end of an epoch, `last.ckpt` is written after all other files. If the process is killed before
-    that, a resumed run continues from the previous checkpoint, and writes the files of the epoch again with the same
-    result. `last.ckpt` also records whether the training was stopped before its last epoch. Of several processes, only
-    the main process writes.
+    training. At the end of an epoch, it is written after all other files. If the process is killed before that, a
+    resumed run continues from the previous checkpoint, and writes the files of the epoch again with the same result.
+    Of several processes, only the main process writes.
     """
 
     _STATE = ("best", "last_rise", "has_kept", "keeps_start", "finished", "limits")
@@ -463,11 +399,9 @@ class RunWriter:
         self._every, self._saved = parse_duration(recipe.save_every or SAVE_EVERY), time.monotonic()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the information about earlier epochs that a resumed run needs, such as the best figure so far."""
         return {name: getattr(self, name) for name in self._STATE}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the result of `state_dict`."""
         limits = self.limits
         for name in self._STATE:
             setattr(self, name, state[name])
@@ -491,7 +425,7 @@ class RunWriter:
 
         The thread communicates with no other process (docs/decisions/0040-a-place-in-the-epoch.md).
         """
-        self._saved, content = time.monotonic(), self._content(state.state_within_epoch())
+        self._saved, content = time.monotonic(), self._content(state, within_epoch=True)
         if self.team.is_main:
             self._finish_writing()
             content |= {name: _in_main_memory(content[name]) for name in ("model", "optimizer", "average")}
@@ -504,20 +438,17 @@ class RunWriter:
         self._finish_writing()
 
     def on_interrupt(self, state: TrainingState) -> None:
-        """Write a checkpoint before a signal ends the training.
-
-        Without a step in the current epoch, nothing is written, because the checkpoint of the previous epoch suffices.
-        """
+        """Write a checkpoint before a signal ends the training."""
         self._finish_writing()
-        if not state.batch:
+        if not state.batch:  # the checkpoint of the previous epoch suffices
             return
-        content = self._content(state.state_within_epoch())
+        content = self._content(state, within_epoch=True)
         if self.team.is_main:
             save(content, self.folder / LAST)
         self.say(f"saved after step {state.step}, batch {state.batch} of epoch {state.epoch + 1}")
 
     def _finish_writing(self) -> None:
-        """Wait until the checkpoint that is being written, if any, is complete. Raise the error if there was one."""
+        # Wait until the checkpoint that is being written, if any, is complete. Raise the error if there was one.
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
@@ -527,13 +458,13 @@ class RunWriter:
         if self._writing is not None:
             wait([self._writing])
 
-    def _content(self, state: dict[str, Any]) -> dict[str, Any]:
-        return {"run": self.identity, "writer": self.state_dict(), **state}
+    def _content(self, state: TrainingState, *, within_epoch: bool = False) -> dict[str, Any]:
+        return {"run": self.identity, "writer": self.state_dict(), **state.state_dict(within_epoch=within_epoch)}
 
     def keep_start(self, state: TrainingState) -> None:
-        """Record the figures of the zero-shot model, as epoch 0 in the log and as epoch -1 in metrics.csv.
+        """Record the figures of the zero-shot model, and save it unless the recipe keeps the last epoch.
 
-        The zero-shot model is saved as the best model so far, unless the recipe keeps the last epoch.
+        It is epoch 0 in the log, and epoch -1 in metrics.csv.
         """
         metrics = self._figures(state)
         if self.team.is_main:
@@ -567,7 +498,7 @@ class RunWriter:
         is_stale = recipe.patience is not None and epoch - self.last_rise >= recipe.patience
         state.should_stop |= state.clock.is_up or is_stale  # the validation may have used up the time
         self.finished = state.should_stop
-        content = self._content(state.state_dict())
+        content = self._content(state)
         if self.team.is_main:
             save(content, self.folder / LAST)
         self._saved = time.monotonic()
@@ -582,7 +513,7 @@ class RunWriter:
             self.say(f"no better {recipe.monitor} in {recipe.patience} epochs: stopping")
 
     def _keep_epoch(self, epoch: int, model: Trained, metrics: dict[str, float]) -> None:
-        """Save the model in a folder such as `checkpoints/epoch-0001-val_loss=0.5312-val_acc=0.9100`."""
+        # The folder has a name such as `checkpoints/epoch-0001-val_loss=0.5312-val_acc=0.9100`.
         folder, name = self.folder / "checkpoints", f"epoch-{epoch:04d}"
         if self.team.is_main:
             for other in folder.glob(f"{name}*"):  # of an interrupted run
@@ -591,19 +522,15 @@ class RunWriter:
         self.save(folder / "-".join([name, *figures]), model)
 
     def _figures(self, state: TrainingState) -> dict[str, float]:
-        """Return the figures that the loop has computed, without the figures that callbacks have added."""
+        # Figures that callbacks have added are left out.
         columns = ("train_loss", "train_acc", "val_loss", "val_acc", "lr")
         names = (*columns, "val_map") if self.classifier.thresholds is not None else columns
         return {name: state.metrics[name] for name in names if name in state.metrics}
 
     def _note_best(self, epoch: int, metrics: dict[str, float]) -> bool:
-        """Return whether this epoch is the best so far by the recipe's `monitor`, and update the best value.
-
-        Of several epochs with the same value, the latest is the best, because its model has seen more images. Without
-        validation images, every epoch counts as the best. An epoch whose figures are not finite is never the best.
-        """
+        """Return whether this epoch is the best so far by the recipe's `monitor`, and update the best value."""
         value = metrics.get(self.recipe.monitor)
-        if value is None:
+        if value is None:  # without validation images, every epoch counts as the best
             self.last_rise = epoch
             return True
         if not math.isfinite(value) or not math.isfinite(metrics.get("val_loss", value)):
@@ -612,13 +539,12 @@ class RunWriter:
         if self.best is None or sign * value > sign * self.best:
             self.best, self.last_rise = value, epoch
             return True
-        return value == self.best
+        return value == self.best  # of two equal models, the later one has seen more images
 
     def save(self, folder: Path, trained: Trained) -> None:
-        """Write a model folder with the weights of `trained`. All processes must call this method together.
+        """Write a model folder. All processes must call this method together.
 
-        The low-rank changes of LoRA are added to the weight matrices. For a pre-training, the saved model is the
-        encoder, and the weights of the pre-training task are written to another file in the folder.
+        For a pre-training, the saved model is the encoder, and the rest is written to another file in the folder.
         """
         model = merge_low_rank(self.team.whole(trained.encoder if isinstance(trained, SelfSupervised) else trained))
         if not self.team.is_main:

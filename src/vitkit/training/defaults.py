@@ -1,9 +1,7 @@
 """Choose what a recipe leaves open: what is trained and for how long, the weights, and the model's configuration.
 
-`complete` chooses the values of the fields that the user has not set. The configuration of the model follows either
-from its name and the changes in the recipe, or from the weights. Some fields of a recipe do not apply to a network of
-another library. The table `ACTS` lists the conditions under which fields have an effect; setting a field without effect
-is an error.
+The configuration of the model follows either from its name and the changes in the recipe, or from the weights. The
+table `ACTS` lists the conditions under which fields have an effect; setting a field without effect is an error.
 """
 
 from __future__ import annotations
@@ -53,16 +51,13 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def complete(recipe: Recipe, table: ImageTable) -> tuple[Recipe, list[str]]:
-    """Choose a value for every unset field. Return the complete recipe, and the reasons for the choices, one line each.
+    """Choose a value for every unset field of a requested recipe, given all images of the run.
 
-    Patch dropout is chosen later, by `spare_patches`, because it depends on the model.
-
-    Args:
-        recipe: the requested recipe.
-        table: all images of the run.
+    Return the complete recipe, and the reasons for the choices, one line each. Patch dropout is chosen later, by
+    `spare_patches`, because it depends on the model.
 
     Raises:
-        VitkitError: a field is out of range, or does not apply to the model.
+        VitkitError: a field is out of range, or does not apply to the model or the task.
     """
     table.task.check_recipe(recipe.to_dict())
     trained = sum(split in (None, "train") for split in table.splits)
@@ -74,18 +69,14 @@ def complete(recipe: Recipe, table: ImageTable) -> tuple[Recipe, list[str]]:
 def choose(
     requested: Recipe, each: float, task: Task = SINGLE_LABEL, *, comes_split: bool = False
 ) -> tuple[Recipe, list[str]]:
-    """Do the same as `complete`, given only the number of training images per class.
-
-    `comes_split` says whether the data is already divided into splits.
-    """
+    """Do the same as `complete`, given only the number of training images per class, and whether the data is split."""
     reasons = list[str]()
     method = requested.method
     if method == "auto" and requested.weights == "none":
         method = "scratch"
     elif method == "auto":
-        method = "probe" if each < FEW else "full"
-        why = {"probe": "too few to change the whole model", "full": "enough to fine-tune the whole model"}[method]
-        reasons.append(f"method {method}: about {each:.0f} training images per class are {why}")
+        method, why = ("probe", "too few to change") if each < FEW else ("full", "enough to fine-tune")
+        reasons.append(f"method {method}: about {each:.0f} training images per class are {why} the whole model")
     network = network_of(requested)
     # The dropout rates of the library; all layers have the same learning rate.
     of_network = {} if network is None else {"layer_decay": 1.0, **native_rates(network)}
@@ -110,10 +101,7 @@ def choose(
 
 
 def spare_patches(recipe: Recipe, fields: Mapping[str, Any], config: Config) -> Recipe:
-    """Enable patch dropout if the whole model is fine-tuned, the model supports it, and it is not among `fields`.
-
-    `recipe` is complete except for patch dropout, and `fields` are the requested fields by name.
-    """
+    """Enable patch dropout if the whole model is fine-tuned, the model supports it, and `fields` do not set it."""
     if recipe.method != "full" or "patch_dropout" in fields or isinstance(config, NetworkConfig):
         return recipe
     return recipe if needs_every_patch(config) else recipe.replace(patch_dropout=SPARED)
@@ -147,10 +135,10 @@ def check_network(config: NetworkConfig, recipe: Recipe) -> None:
 
 
 def without_fields_of_vits(recipe: Recipe, kept: Sequence[str] = ()) -> tuple[Recipe, list[str]]:
-    """Leave out the fields of a recipe that do not apply to its network, and return a note on each of them.
+    """Leave out the fields, except those in `kept`, that do not apply to a network, and return a note on each of them.
 
     Use this for recipes that were not written for the network, such as a published recipe, or one recipe for all models
-    of a comparison. For a Vision Transformer, all fields are kept, and for every network those in `kept`.
+    of a comparison. For a Vision Transformer, all fields are kept.
     """
     config = _network_named(recipe)
     if config is None:
@@ -169,11 +157,7 @@ def without_fields_of_vits(recipe: Recipe, kept: Sequence[str] = ()) -> tuple[Re
 
 
 def network_of(recipe: Recipe) -> NetworkConfig | None:
-    """Return the network of another library that a recipe trains, without reading weights; None for vitkit's models.
-
-    Raises:
-        VitkitError: the library is not installed, or has no such network.
-    """
+    """Return the network of another library that a recipe trains, without reading weights; None for vitkit's models."""
     folder = Path(recipe.weights)
     if is_model_folder(folder):
         fields = read_description(folder).get("config")
@@ -182,13 +166,13 @@ def network_of(recipe: Recipe) -> NetworkConfig | None:
 
 
 def _network_named(recipe: Recipe) -> NetworkConfig | None:
-    network = None if recipe.model is None else split_network(recipe.model)
+    network = split_network(recipe.model or "")
     return None if network is None else NetworkConfig(library=network[0], name=network[1])
 
 
 # --- The configuration of the model ----------------------------------------------------------------------------
 
-_BY_LOAD = ("patch_size", "position_resize")  # `load` adapts the weights to these
+_BY_LOAD = ("image_size", "patch_size", "position_resize")  # `load` adapts the weights to these
 _AFTER = ("pool", "position_dropout")  # these do not change the weights
 
 
@@ -206,8 +190,8 @@ def config_of(recipe: Recipe, num_classes: int) -> Config:
     if recipe.model is None:
         raise VitkitError("the recipe names neither a model nor weights: set one of them")
     if is_network_name(recipe.model):
-        return build.config_of(recipe.model, num_classes, **_network_fields(recipe), **_size(recipe))
-    fields = {"init": recipe.init, **_rates(recipe), **_size(recipe), **(recipe.model_fields or {})}
+        return build.config_of(recipe.model, num_classes, **_size(recipe), **_network_fields(recipe))
+    fields = {"init": recipe.init, **_size(recipe), **_rates(recipe), **(recipe.model_fields or {})}
     config = config_for(recipe.model, num_classes, **fields)
     if config.in_channels not in (1, 3):
         raise VitkitError(f"model.in_channels must be 3, or 1 for grey pictures, not {config.in_channels}")
@@ -243,20 +227,18 @@ def plan_of(recipe: Recipe, num_classes: int, weights: WeightsSource) -> tuple[C
         VitkitError: the weights cannot be understood, or the recipe changes a part of the model that they determine.
     """
     changes = recipe.model_fields or {}
-    fitted = {"image_size", *_BY_LOAD}
     options: dict[str, Any] = {"image_size": recipe.image_size}
     is_vit = _network_of_file(recipe) is None
     if is_vit:
-        options |= {name: value for name, value in changes.items() if name in fitted}
+        options |= {name: value for name, value in changes.items() if name in _BY_LOAD}
     plan = weights.plan(0, **options)
-    is_changed = is_vit and changes.keys() - fitted - {*_AFTER}
-    assumed = {name: value for name, value in changes.items() if is_changed and name in plan.report.assumed}
-    if assumed:  # the recipe may set what the tensors do not determine
-        plan = weights.plan(0, **{**options, **assumed})
-    network = None if recipe.model is None else split_network(recipe.model)
-    of = (plan.config.library, plan.config.name) if isinstance(plan.config, NetworkConfig) else None
-    if network is not None and of != network:
-        what = "a Vision Transformer" if of is None else ":".join(of)
+    if is_vit and changes.keys() - {*_BY_LOAD, *_AFTER}:  # the recipe may set what the tensors do not determine
+        assumed = {name: value for name, value in changes.items() if name in plan.report.assumed}
+        plan = weights.plan(0, **{**options, **assumed}) if assumed else plan
+    network = split_network(recipe.model or "")
+    loaded = (plan.config.library, plan.config.name) if isinstance(plan.config, NetworkConfig) else None
+    if network is not None and loaded != network:
+        what = "a Vision Transformer" if loaded is None else ":".join(loaded)
         raise VitkitError(
             f"--weights {recipe.weights} are of {what}, not of {recipe.model}: change --weights or --model"
         )
@@ -285,7 +267,7 @@ def named_plan(recipe: Recipe, name: str, num_classes: int) -> ViTConfig:
     changes = recipe.model_fields or {}
     config = config_for(name)
     _refuse_others(config, changes, name)
-    fitted = {field: value for field, value in changes.items() if field in ("image_size", *_BY_LOAD)}
+    fitted = {field: value for field, value in changes.items() if field in _BY_LOAD}
     return started_from(config.replace(**_size(recipe), **fitted), recipe, num_classes)
 
 
@@ -305,24 +287,23 @@ def started_from(base: ViTConfig, recipe: Recipe, num_classes: int) -> ViTConfig
 
 
 def _refuse_others(config: ViTConfig, changes: Mapping[str, Any], source: str) -> None:
-    # Refuse changes of the model that would alter the shapes or the meaning of its weights, whose name is `source`.
-    others = {name: value for name, value in changes.items() if name not in ("image_size", *_BY_LOAD, *_AFTER)}
+    # Refuse changes of the model that would alter the shapes or the meaning of the weights `source`.
+    def shown(value: Any) -> str:
+        return in_words({"": value}).strip()
+
+    others = {name: value for name, value in changes.items() if name not in (*_BY_LOAD, *_AFTER)}
     changed = config.replace(**others)
     for name, value in config.to_dict().items():
         if name != "representation_size" and (wanted := changed.to_dict()[name]) != value:
             raise VitkitError(
-                f"{source} has {name} {_shown(value)}, so its weights cannot be used with model.{name} "
-                f"{_shown(wanted)}: leave it out, or train from scratch with --weights none"
+                f"{source} has {name} {shown(value)}, so its weights cannot be used with model.{name} "
+                f"{shown(wanted)}: leave it out, or train from scratch with --weights none"
             )
     if others.get("representation_size") is not None or others.get("has_logits"):
         raise VitkitError(
             "model.representation_size: the new head of pretrained weights is a single linear layer; leave it out, or "
             "use --weights none"
         )
-
-
-def _shown(value: Any) -> str:
-    return in_words({"": value}).strip()
 
 
 def _rates(recipe: Recipe) -> dict[str, Any]:
@@ -340,8 +321,7 @@ def _size(recipe: Recipe) -> dict[str, Any]:
 # --- Fields that have an effect --------------------------------------------------------------------------------
 
 
-# Returns whether a complete recipe meets a condition; and why a field has no effect otherwise, in which a field of the
-# recipe in braces, such as {method}, is replaced by its value.
+# Whether a complete recipe meets a condition; and why a field has no effect otherwise, with fields such as {method}.
 Condition = tuple[Callable[[Recipe], bool], str]
 
 _ON_STEPS = (  # fields that act in the steps of a training
@@ -392,6 +372,7 @@ _MOVES: Condition = (
     lambda recipe: recipe.schedule != "constant" or recipe.warmup > 0,
     "acts only if the learning rate changes",
 )
+_FALLS: Condition = (lambda recipe: recipe.schedule != "constant", "acts only if the learning rate falls")
 _ADAM: Condition = (
     lambda recipe: recipe.optimizer != "sgd",
     "applies to adam and adamw, but the optimizer is {optimizer}",
@@ -401,24 +382,23 @@ _SOFT: Condition = (
     lambda recipe: recipe.distillation != "hard",
     "acts only in soft distillation (--distillation soft)",
 )
-
-
-def _method(*methods: str) -> Condition:
-    named = " or ".join(methods)
-    return lambda recipe: recipe.method in methods, f"acts only with method {named}, not with {{method}}"
-
+_LORA: Condition = (lambda recipe: recipe.method == "lora", "acts only with method lora, not with {method}")
+_HEAD_AND_MORE: Condition = (
+    lambda recipe: recipe.method in ("full", "lora", "probe-sgd", "scratch"),
+    "acts only with method full or lora or probe-sgd or scratch, not with {method}",
+)
 
 ACTS: dict[str, tuple[Condition, ...]] = {
     **dict.fromkeys(_ON_STEPS, (_STEPS,)),
     **dict.fromkeys(_ON_BACKBONE, (_BACKBONE,)),
     **dict.fromkeys(hints_of(Augment), (_PICTURES,)),
     "balance": (_STEPS,),
-    "lora_rank": (_method("lora"),),
-    "lp_ft": (_method("full", "lora", "probe-sgd", "scratch"),),
+    "lora_rank": (_LORA,),
+    "lp_ft": (_HEAD_AND_MORE,),
     "init": ((lambda recipe: recipe.weights == "none", "acts only on random initial weights"),),
     "decay_all": (_STEPS, (lambda recipe: recipe.weight_decay > 0, "needs a weight_decay above 0")),
     "beta2": (_STEPS, _ADAM),
-    "min_lr": (_STEPS, (lambda recipe: recipe.schedule != "constant", "acts only if the learning rate falls")),
+    "min_lr": (_STEPS, _FALLS),
     "step_per": (_STEPS, _MOVES),
     "swa_lr": (_STEPS, (lambda recipe: recipe.swa > 0, "is the learning rate of swa, which is off")),
     "distillation": (_TEACHER,),
@@ -427,21 +407,14 @@ ACTS: dict[str, tuple[Condition, ...]] = {
     "monitor": (_STEPS, _JUDGED),
     "crop_pct": (_CROPPED,),
 }
-"""The conditions under which a field has an effect. A field that is missing here always has an effect.
-
-A field has an effect if all its conditions hold. Otherwise, the first condition that does not hold is reported.
-"""
+"""The conditions that must all hold for a field to have an effect. The first that does not hold is reported."""
 
 
 def without_effect(recipe: Recipe, asked: Recipe) -> dict[str, str]:
-    """Return the reason for each requested field without effect, by name, such as "needs a teacher (--teacher)".
+    """Return the reason for each field of the recipe `asked` without effect, by name: "needs a teacher (--teacher)".
 
-    A field of a recipe file that is at its default does not count as requested, because recipe files list every field;
-    neither does a field that is switched off.
-
-    Args:
-        recipe: the complete recipe.
-        asked: the requested recipe.
+    Fields of a recipe file at their defaults do not count, because recipe files list every field; neither do fields
+    that are switched off. `recipe` is the complete recipe.
     """
     reasons, unchanged = {}, Recipe()
     for name in ACTS.keys() & asked.given.keys():
@@ -457,12 +430,10 @@ def without_effect(recipe: Recipe, asked: Recipe) -> dict[str, str]:
 def check_effects(recipe: Recipe, asked: Recipe, table: ImageTable | None = None) -> list[str]:
     """Refuse requested fields without effect that the caller has set, and return a message on those of a recipe file.
 
-    If `auto` chose the method, a time limit of the caller without effect is not refused, either. The arguments are as
-    for `without_effect`, and `table` has the images, if they are known.
+    The arguments are as for `without_effect`, and `table` has the images, if they are known.
 
     Raises:
-        VitkitError: a field that the caller has set has no effect, or would split images that are already split. The
-            message names the field and the reason.
+        VitkitError: a field that the caller has set has no effect, or would split images that are already split.
     """
     if table is not None and recipe.folds is None and "val" in table.splits:
         for name in ("split", "split_seed"):

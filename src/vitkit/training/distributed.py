@@ -1,8 +1,8 @@
 """Train one model with several processes.
 
 Under torchrun or SLURM, the launcher has already started all processes. Otherwise Lightning Fabric starts the other
-processes on this machine with the same command. `ProcessGroup` coordinates the processes. Weights can be sharded over
-the processes (FSDP2, arXiv 2304.11277) and gathered again. `GradientSums` sums the gradients of all processes.
+processes on this machine with the same command. Weights can be sharded over the processes (FSDP2, arXiv 2304.11277) and
+gathered again. `GradientSums` sums the gradients of all processes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -62,10 +62,7 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def full_weights(model: nn.Module) -> dict[str, Any]:
-    """Return all weights of a sharded model in the main process, and an empty mapping in the other processes.
-
-    All processes must call this function together.
-    """
+    """Return all weights of a sharded model in the main process, and none in the others, which must call it, too."""
     return get_model_state_dict(model, options=_FULL)
 
 
@@ -75,10 +72,7 @@ def set_full_weights(model: nn.Module, weights: dict[str, Any]) -> None:
 
 
 def full_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the weights of a model, and the state of its optimiser by parameter name.
-
-    For a sharded model, only the main process gets them.
-    """
+    """Return the weights of a model, and the state of its optimiser by parameter name (see `full_weights`)."""
     if is_sharded(model):
         moments: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=_FULL)
         return full_weights(model), moments.get("state", {})
@@ -102,7 +96,7 @@ def set_full_state(
 
 
 def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
-    """Return the names of the optimiser's parameters, in the order of the optimiser."""
+    # The names of the parameters, in the order of the optimiser.
     name_of = {parameter: name for name, parameter in model.named_parameters()}
     return [name_of[parameter] for group in optimizer.param_groups for parameter in group["params"]]
 
@@ -140,15 +134,14 @@ class ProcessGroup:
         finally:
             dist.broadcast_object_list(outcome, src=0, group=self.group)
         if not outcome[0]:
+            # torchrun ends all processes with the first one. The main process is to say first what was wrong.
+            with suppress(RuntimeError):
+                dist.monitored_barrier(self.group, timeout=timedelta(seconds=10))
             raise SystemExit(2)
         return outcome[1]
 
     def main_first(self, work: Callable[[], T]) -> T:
-        """Call a function in every process, first in the main process.
-
-        The other processes wait, because the main process may download files that all processes need. Each process gets
-        the result of its own call.
-        """
+        """Call a function in every process, first in the main process, which may download files that all need."""
         results = list[T]()
         self.broadcast_from_main(lambda: results.append(work()))
         return results[0] if results else work()
@@ -161,27 +154,20 @@ class ProcessGroup:
         dist.all_gather_object(everyone, value, group=self.group)
         return everyone
 
-    def sum_of(self, numbers: Sequence[float]) -> list[float]:
-        """Return the sum of each number over all processes."""
-        return self._reduced(numbers, dist.ReduceOp.SUM)
-
-    def mean_of(self, mean: float, count: int) -> float:
-        """Return the mean over the items of all processes together, of which this one has `count`, or none."""
-        if self.size == 1:
-            return mean
-        total, everyone = self.sum_of((mean * count if count else 0.0, count))
-        return total / everyone
-
-    def largest_of(self, numbers: Sequence[float]) -> list[float]:
-        """Return the maximum of each number over all processes."""
-        return self._reduced(numbers, dist.ReduceOp.MAX)
-
-    def _reduced(self, numbers: Sequence[float], operation: Any) -> list[float]:
+    def reduce(self, numbers: Sequence[float], operation: Any = dist.ReduceOp.SUM) -> list[float]:
+        """Return the sum of each number over all processes, or the result of another operation."""
         if self.size == 1:
             return list(numbers)
         values = torch.tensor(numbers, dtype=torch.float64)
         dist.all_reduce(values, operation, group=self.group)
         return values.tolist()
+
+    def mean_of(self, mean: float, count: int) -> float:
+        """Return the mean over the items of all processes together, of which this one has `count`, or none."""
+        if self.size == 1:
+            return mean
+        total, everyone = self.reduce((mean * count if count else 0.0, count))
+        return total / everyone
 
     def all_reduce(self, tensors: Sequence[Tensor]) -> None:
         """Replace these tensors, which have the same type and device, by their sums over all processes."""
@@ -195,10 +181,9 @@ class ProcessGroup:
     def before(self, values: Tensor, length: int) -> Tensor:
         """Return, for each image of this process's share, the values of the preceding image in the whole batch.
 
-        The last image of the batch counts as preceding the first. All processes must call this method together.
-
         `values` (B, ...) are those of this process's share: the images rank, rank + size, rank + 2 size and so on of
-        the whole batch, which has `length` images. Placeholders for an empty share are returned unchanged.
+        the whole batch, which has `length` images. The last one precedes the first. Placeholders for an empty share are
+        returned unchanged.
         """
         if self.size == 1:
             return values.roll(1, dims=0)
@@ -218,10 +203,7 @@ class ProcessGroup:
 
     def whole(self, model: Model) -> Model:
         """Return a complete copy of a sharded model in the main process, and in all other cases the model itself."""
-        if not is_sharded(model):
-            return model
-        state = full_weights(model)
-        if not self.is_main:
+        if not is_sharded(model) or not (state := full_weights(model)):
             return model
         copied = build(model.config)
         copied.load_state_dict(state)
@@ -235,9 +217,8 @@ def assemble(devices: int | None, nodes: int | None, accelerator: str = "auto") 
     """Find or start the other processes of this run, and return the group of all processes.
 
     Args:
-        devices: the number of devices on each machine. For None, it is the number of processes that torchrun or SLURM
-            started on each machine, or 1 if neither started this process.
-        nodes: the number of machines. For None, it is the number that torchrun or SLURM uses, or 1.
+        devices: the number of devices on each machine; None for as many as torchrun or SLURM started processes, or 1.
+        nodes: the number of machines; None for as many as torchrun or SLURM uses, or 1.
         accelerator: auto, cpu, cuda or mps.
 
     Raises:
@@ -262,7 +243,7 @@ def assemble(devices: int | None, nodes: int | None, accelerator: str = "auto") 
 
         with _without_banners():
             Fabric(accelerator=accelerator, devices=devices, num_nodes=nodes, strategy="ddp").launch()
-        atexit.register(_part)
+        atexit.register(_end_communication)
     group = dist.new_group(backend="gloo", timeout=_PATIENCE)
     return ProcessGroup(dist.get_rank(), dist.get_world_size(), nodes, group)
 
@@ -292,8 +273,8 @@ def fabric_of(precision: str, accelerator: str = "auto", team: ProcessGroup = AL
 def _import_fabric() -> None:
     """Import lightning_fabric without torchmetrics, which takes three seconds if transformers is installed.
 
-    Fabric only compares the version of torchmetrics, and remembers the result for pytorch_lightning. During the import,
-    torchmetrics is therefore replaced by a module that has the version and nothing else.
+    Fabric only compares its version, and remembers the result for pytorch_lightning. During the import, torchmetrics is
+    therefore replaced by a module that has nothing but the version.
     """
     if "lightning_fabric" in sys.modules or "torchmetrics" in sys.modules:
         return
@@ -311,7 +292,7 @@ def _import_fabric() -> None:
 
 @contextmanager
 def _without_banners() -> Iterator[None]:
-    """Keep Fabric from printing what it has chosen."""
+    # Fabric prints what it has chosen.
     logging.disable(logging.INFO)
     try:
         yield
@@ -319,8 +300,8 @@ def _without_banners() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-def _part() -> None:
-    """End the communication threads, because a thread that is still running would abort the process at exit."""
+def _end_communication() -> None:
+    # A communication thread that is still running would abort the process at exit.
     if dist.is_initialized():
         dist.destroy_process_group()
         gc.collect()  # frees process groups in reference cycles
@@ -332,7 +313,7 @@ def launched() -> bool:
 
 
 def _started() -> tuple[int, int] | None:
-    """Return the number of processes per machine and of machines that a launcher has started; None without one."""
+    # The number of processes per machine and of machines that a launcher has started; None without one.
     _import_fabric()
     from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
     from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
@@ -366,7 +347,7 @@ def check_team(recipe: Recipe, team: ProcessGroup) -> None:
 
 
 def describe_team(recipe: Recipe, team: ProcessGroup) -> list[str]:
-    """Describe the process group for the user, in lines. The list is empty if there is only one process."""
+    """Describe several processes for the user, in lines."""
     if team.size == 1:
         return []
     if recipe.method == "probe":
@@ -381,13 +362,9 @@ _BUCKET = 25 * 2**20  # bytes, as in torch's DistributedDataParallel
 
 
 def add_gradients(parameters: Iterable[nn.Parameter], loss: Tensor) -> None:
-    """Add the gradient of a loss to the gradients of the parameters.
-
-    If memory runs out, raise the error and leave the parameters' gradients unchanged.
-    """
+    """Add the gradient of a loss to the gradients of the parameters, which stay unchanged if memory runs out."""
     trained = list(parameters)
-    gradients = _gradients_of(loss, trained)
-    for parameter, gradient in zip(trained, gradients, strict=True):
+    for parameter, gradient in zip(trained, _gradients_of(loss, trained), strict=True):
         if gradient is not None:
             parameter.grad = _laid_as(parameter, gradient) if parameter.grad is None else parameter.grad.add_(gradient)
 
@@ -398,10 +375,7 @@ def _gradients_of(loss: Tensor, parameters: list[nn.Parameter]) -> tuple[Tensor 
 
 
 def _laid_as(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
-    """Return the gradient with the strides of its parameter, which optimisers need and `autograd.grad` does not keep.
-
-    For example, the gradient of a convolution is in channels-last order if the images have this order.
-    """
+    # Optimisers need the strides of the parameter. The gradient of a convolution has those of channels-last images.
     return gradient if gradient.stride() == parameter.stride() else torch.empty_like(parameter).copy_(gradient)
 
 
@@ -410,12 +384,12 @@ class GradientSums:
 
     The result is a sum weighted by images, not a mean over processes as in torch's DistributedDataParallel. As there,
     the parameters are divided into buckets. In the last backward pass of a step, a bucket is sent as soon as its
-    gradients are complete, while the pass computes the gradients of earlier layers. All processes send the buckets in
-    the same order. If the pass runs out of memory, the buckets that were sent stay as they are, because their gradients
-    were complete, and the others are sent when the batch is computed again in smaller pieces.
+    gradients are complete, while the pass computes those of earlier layers, in the same order in all processes. If the
+    pass runs out of memory, the buckets that were sent remain valid, and the others are sent when the batch is computed
+    again in smaller pieces.
 
-    `bad_losses`, (), is the number of losses of the step that were not finite. Before `finish`, these are the losses of
-    this process, and afterwards those of all processes. With a single process, the number is always 0.
+    `bad_losses`, (), is the number of losses of the step that were not finite, after `finish` in all processes
+    together. With a single process, it is always 0.
     """
 
     def __init__(self, model: nn.Module, team: ProcessGroup = ALONE) -> None:
@@ -442,10 +416,7 @@ class GradientSums:
         self._sent.clear()
 
     def add(self, loss: Tensor, *, is_last: bool) -> None:
-        """Add the gradient of a loss.
-
-        If memory runs out, the error is raised and nothing is added, so that the images can be computed again. With
-        FSDP, the images cannot be computed again.
+        """Add the gradient of a loss. If memory runs out, nothing is added unless the weights are sharded.
 
         Args:
             loss: the mean loss of a piece, multiplied by the number of its images, and divided by the number of images
@@ -472,7 +443,7 @@ class GradientSums:
 
     @torch.no_grad()
     def _take(self, parameter: nn.Parameter, gradient: Tensor) -> None:
-        """Add the last piece's gradient of a parameter to the earlier ones, and send the buckets that are complete."""
+        # Add the last piece's gradient of a parameter to the earlier ones, and send the buckets that are complete.
         self._ready[parameter] = gradient if parameter.grad is None else parameter.grad + gradient
         for bucket in self._buckets[len(self._sent) :]:
             if any(each not in self._ready for each in reversed(bucket)):
@@ -481,7 +452,7 @@ class GradientSums:
 
     @torch.no_grad()
     def _send(self, bucket: list[nn.Parameter]) -> None:
-        """Start summing a bucket over all processes. The last bucket also carries the number of bad losses."""
+        # Start summing a bucket over all processes. The last bucket also carries the number of bad losses.
         gradients = [self._ready.pop(parameter, parameter.grad) for parameter in bucket]
         parts = [
             (torch.zeros_like(parameter) if gradient is None else gradient).flatten()

@@ -29,18 +29,10 @@ from vitkit.training.recipe import Recipe
 from vitkit.training.start import Blueprint, blueprint_of, choose_precision, choose_workers, new_classifier
 from vitkit.weights.loading import WeightsSource
 
-_BEGAN_FROM = (
+_BEGAN_FROM = (  # the fields of a recipe that determine the initial model
     *("model", "model_fields", "weights", "image_size", "fit", "crop_pct", "interpolation", "seed"),
     *("dropout", "drop_path"),
 )
-
-
-def frozen(recipe: Recipe) -> Recipe:
-    """Return a recipe from which `new_classifier` creates a model that computes the features of a probe.
-
-    The model has the initial weights of the run whose recipe is given.
-    """
-    return Recipe(**{name: getattr(recipe, name) for name in _BEGAN_FROM}, method="probe")
 
 
 class FeatureStore:
@@ -61,11 +53,9 @@ class FeatureStore:
         self._rows = torch.empty(0)
 
     def features(self, table: ImageTable, what: str) -> Tensor:
-        """Return the features of n images, (n, D) float32. Those that are not known are computed.
+        """Return the features of n images, (n, D) float32. Those that are not known yet are computed.
 
-        Args:
-            table: the images.
-            what: the name of this work, for the progress display.
+        `what` is the name of this work in the progress display.
 
         Raises:
             VitkitError: an image cannot be read.
@@ -73,8 +63,9 @@ class FeatureStore:
         missing = [i for i, path in enumerate(table.paths) if path not in self._row_of]
         if missing:
             some = table.take(missing)
+            recipe = Recipe(**{name: getattr(self.recipe, name) for name in _BEGAN_FROM}, method="probe")
             with torch.random.fork_rng():  # the training that follows draws the same numbers as without this
-                classifier = new_classifier(blueprint_of(frozen(self.recipe), table.classes, self._weights), some, "")
+                classifier = new_classifier(blueprint_of(recipe, table.classes, self._weights), some, "")
             if self.recipe.lp_ft and isinstance(classifier.model, VisionTransformer):
                 # As in the training on a CPU: other rounding errors would lead to a visibly different first head.
                 classifier.model.fused_attention = devices.choose_device(self.recipe.device) == "cuda"
@@ -100,11 +91,7 @@ def shares_features(blueprint: Blueprint) -> bool:
 
 
 def compute_features(
-    model: Model,
-    images: Dataset[Any],
-    recipe: Recipe,
-    precision: str,
-    progress: Callable[[int, int], None],
+    model: Model, images: Dataset[Any], recipe: Recipe, precision: str, progress: Callable[[int, int], None]
 ) -> tuple[Tensor, Tensor]:
     """Return the features of n images, (n, D) float32, and their labels, (n,)."""
     device = torch.device(devices.choose_device(recipe.device))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +30,7 @@ from vitkit.classifier import Classifier
 from vitkit.data.splits import differ_much
 from vitkit.data.table import SINGLE_LABEL, Task
 from vitkit.errors import VitkitError
-from vitkit.evaluation.calibration import Calibration, Floats, calibrate, log_odds, to_probabilities
+from vitkit.evaluation.calibration import calibrate, log_odds, to_probabilities
 from vitkit.evaluation.figures import BALANCE
 from vitkit.evaluation.headline import BY_FOLDS
 from vitkit.evaluation.metrics import Evaluation, MultiEvaluation, best_thresholds, grouped
@@ -44,14 +44,8 @@ from vitkit.system.run_files import OUT_OF_FOLD
 Balance = Literal["loss", "sampler", "none"]
 
 
-def resolve_balance(
-    balance: Literal["auto", "loss", "sampler", "none"], counts: Sequence[int]
-) -> tuple[Balance, str | None]:
-    """Decide how the classes are balanced.
-
-    Args:
-        balance: the field of the recipe.
-        counts: the number of training images of each class. Classes without images are ignored.
+def resolve_balance(balance: Balance | Literal["auto"], counts: Sequence[int]) -> tuple[Balance, str | None]:
+    """Decide how the classes are balanced, from the field of the recipe and the training images of each class.
 
     Returns:
         The balance, and a message for the user. The message is None unless `auto` has chosen to balance.
@@ -70,12 +64,8 @@ def resolve_balance(
 def class_weights(counts: Sequence[int], task: Task = SINGLE_LABEL) -> Tensor:
     """Return weights (K,) of the classes that are inversely proportional to the number of their training images.
 
-    In the single-label task, the mean of the weights over all training images is 1.
-
-    Args:
-        counts: the number of training images of each class. A class without images has the lowest possible weight.
-        task: the task, which determines the lowest weight. It is 0 in the single-label task. In the multi-label task,
-            weights below 1 are raised to 1.
+    In the single-label task, the mean of the weights over all training images is 1. A class without images has the
+    lowest possible weight, which is 0. In the multi-label task, weights below 1 are raised to 1.
     """
     images = torch.tensor(counts, dtype=torch.float64)
     inverse = torch.where(images > 0, images.sum() / images.clamp(min=1), 0.0)
@@ -111,7 +101,6 @@ class PriorCorrection:
     in_head: tuple[float, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain JSON types."""
         return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
 
     @classmethod
@@ -120,7 +109,7 @@ class PriorCorrection:
         return cls(**typed)
 
     def at(self, temperature: float, strength: float) -> PriorCorrection:
-        """Return the correction with this strength, for a model whose logits are divided by this temperature."""
+        """Return the correction for a model whose logits are divided by this temperature."""
         return replace(self, strength=strength, in_head=tuple(temperature * strength * value for value in self.shift))
 
 
@@ -135,27 +124,19 @@ def prior_correction(
 ) -> PriorCorrection:
     """Return the correction, at full strength, that gives a model the requested class prior after its training.
 
-    Args:
-        counts: the number of training images of each class.
-        balance: how the training balances the classes.
-        prior: the prior that the predicted probabilities are to have.
-        model: the model whose heads are corrected.
-        task: the task.
-        has_teacher: whether the second head learns from a teacher.
+    The arguments are as for `PriorCorrection`. With `has_teacher`, the second head learns from a teacher alone.
     """
     learned = log_weights(counts, balance, task)
     wanted = log_weights(counts, "loss") if prior == "uniform" else torch.zeros_like(learned)
     heads = tuple(name for name in ("head", "head_dist") if getattr(model, name) is not None)
     shift = tuple((wanted - learned).tolist())
-    learned_heads = heads[:1] if has_teacher else heads
-    return PriorCorrection(balance, prior, tuple(counts), shift, learned_heads).at(1.0, 1.0)
+    return PriorCorrection(balance, prior, tuple(counts), shift, heads[:1] if has_teacher else heads).at(1.0, 1.0)
 
 
 def log_weights(counts: Sequence[int], balance: Balance, task: Task = SINGLE_LABEL) -> Tensor:
-    """Return the logarithms (K,) of the relative weight of an image of each class in training.
+    """Return the logarithms (K,) of the relative weight of an image of each class in the loss or in the sampler.
 
-    The weight is due to the loss or to the sampler, depending on `balance`. A class without images is treated as if it
-    had one image.
+    A class without images is treated as if it had one image.
     """
     if balance == "none":
         return torch.zeros(len(counts))
@@ -189,11 +170,8 @@ def with_correction(model: Model, correction: PriorCorrection) -> Iterator[None]
                 model.get_parameter(f"{name}.bias").copy_(bias)
 
 
-Labels = npt.NDArray[np.int64]
-
-
 def record_correction(classifier: Classifier, correction: PriorCorrection) -> None:
-    """Record the correction in the provenance that is saved with the classifier."""
+    """Put the correction into the provenance that is saved with the classifier."""
     classifier.provenance[BALANCE] = correction.to_dict()
 
 
@@ -222,14 +200,13 @@ class ValidationFacts:
     folds: int = 0
 
 
-NOTHING_KNOWN = ValidationFacts()
-FitUnknown = Callable[[Classifier, Sequence[str]], Unknown | None]  # receives the paths of unseen validation images
+FitUnknown = Callable[[Classifier, Sequence[str]], Unknown | None]
 
 
 def calibrate_on(
     classifier: Classifier,
     evaluate_now: Callable[[], Evaluation] | None,
-    facts: ValidationFacts = NOTHING_KNOWN,
+    facts: ValidationFacts,
     fit_unknown: FitUnknown | None = None,
 ) -> Evaluation | None:
     """Fit the temperature, the strength of the prior correction, the thresholds and the record of held-out predictions.
@@ -240,49 +217,53 @@ def calibrate_on(
         classifier: the trained classifier. It is changed in place.
         evaluate_now: a function that evaluates the classifier on the validation images; None if there are none.
         facts: information about the validation images.
-        fit_unknown: a function that fits the score for unknown images; None to omit the score.
+        fit_unknown: a function that fits the score for unknown images. It receives the classifier and the paths of the
+            validation images that the weights had not seen. None to omit the score.
 
     Returns:
         The evaluation of the validation images after calibration. If no validation image can be read, the temperature
         is 1 and the result is None.
     """
     classifier.temperature, classifier.trust = 1.0, None
-    seen: Evaluation | None = None
-    if evaluate_now is not None:
-        with suppress(VitkitError):  # none of them can be read
-            seen = _calibrate(classifier, evaluate_now())
-    if seen is not None:
-        classifier.trust = _trust(classifier, seen, facts, fit_unknown)
-    return seen
-
-
-def _calibrate(classifier: Classifier, plain: Evaluation) -> Evaluation | None:
+    if evaluate_now is None:
+        return None
+    try:
+        plain = evaluate_now()
+    except VitkitError:  # none of them can be read
+        return None
     known = np.isfinite(plain.probabilities).all(axis=1)  # without the images whose logits overflow
     if not known.any():
         return None
-    correction = correction_of(classifier)
-    logits = log_odds(plain.probabilities, plain.labels)
-    now, shift = _shifts(classifier, correction)
-    fit = calibrate(logits[known] - now, plain.labels[known], shift, _image_weights(correction, plain.labels[known]))
-    _apply(classifier, correction, fit)
+    logits, labels = log_odds(plain.probabilities, plain.labels), plain.labels[known]
+    # The shift that the logits contain already, the one of the full correction, and the weights of the images.
+    now, shift, weights = np.zeros(len(classifier.classes)), np.zeros(len(classifier.classes)), None
+    if (correction := correction_of(classifier)) is not None:
+        states = correction, correction.at(1.0, 1.0)
+        now, shift = (logit_shift(classifier.model, state).double().numpy() for state in states)
+        if correction.prior == "uniform" and labels.ndim == 1:
+            weights = class_weights([max(count, 1) for count in correction.counts]).double().numpy()[labels]
+            weights /= weights.mean()
+    fit = calibrate(logits[known] - now, labels, shift, weights)
+    classifier.temperature = fit.temperature
+    if correction is not None and any(correction.shift):
+        after = correction.at(fit.temperature, fit.strength)
+        pairs = zip(after.in_head, correction.in_head, strict=True)
+        shift_head_bias(classifier.model, correction, [new - old for new, old in pairs])
+        record_correction(classifier, after)
     probabilities = to_probabilities((logits - now) / fit.temperature + fit.strength * shift, plain.labels)
-    if not isinstance(plain, MultiEvaluation):
-        return replace(plain, probabilities=probabilities, temperature=fit.temperature)
-    classifier.thresholds = best_thresholds(plain.labels[known], probabilities[known])
-    return replace(plain, probabilities=probabilities, thresholds=classifier.thresholds)
+    if isinstance(plain, MultiEvaluation):
+        classifier.thresholds = best_thresholds(labels, probabilities[known])
+        return replace(plain, probabilities=probabilities, thresholds=classifier.thresholds)
+    seen = replace(plain, probabilities=probabilities, temperature=fit.temperature)
+    classifier.trust = _trust(classifier, seen, facts, fit_unknown)
+    return seen
 
 
 def _trust(
     classifier: Classifier, seen: Evaluation, facts: ValidationFacts, fit_unknown: FitUnknown | None
 ) -> bytes | None:
-    """Return the record from which `vitkit predict` derives guarantees for new images, as the bytes of a `Trust`.
-
-    The record contains those predictions in `seen` that are for independent images which the initial weights had not
-    seen. It also contains the score for unknown images, if `fit_unknown` is given. The result is None if there are no
-    such predictions, or if images may have several classes.
-    """
-    if isinstance(seen, MultiEvaluation):
-        return None
+    # The record from which `vitkit predict` derives guarantees for new images: the predictions in `seen` for
+    # independent images that the initial weights had not seen. It is None if there are no such images.
     seen = grouped(seen, facts.groups)
     chosen = _independent(seen, facts.seen)
     if not len(chosen):
@@ -293,10 +274,8 @@ def _trust(
 
 
 def _independent(evaluation: Evaluation, seen: Mapping[str, Any]) -> npt.NDArray[np.int64]:
-    """Return the indices of at most `MOST` images that the weights had not seen, and at most one of each group.
-
-    Images whose predictions are not finite are left out.
-    """
+    # The indices of at most `MOST` images with finite predictions, and at most one of each group, that the weights had
+    # not seen.
     is_new = np.array([path not in seen for path in evaluation.paths])
     chosen = np.flatnonzero(is_new & np.isfinite(evaluation.probabilities).all(axis=1))
     if evaluation.groups:
@@ -308,14 +287,10 @@ def _independent(evaluation: Evaluation, seen: Mapping[str, Any]) -> npt.NDArray
 
 
 def record_tests(classifier: Classifier, tests: Evaluation, seen: Mapping[str, Any] | None) -> None:
-    """Add the predictions for the test images to the classifier's record of held-out predictions.
+    """Add the predictions for the test images to the classifier's record of held-out predictions, if it has one.
 
-    Nothing is done if the classifier has no such record, or if the tests have other classes.
-
-    Args:
-        classifier: the classifier, which is changed in place.
-        tests: the evaluation of the test images.
-        seen: the test images that the weights had been trained on before the run, by path; None if this is unknown.
+    Nothing is done if the tests have other classes. `seen` contains the test images that the weights had been trained
+    on before the run, by path; None if this is unknown.
     """
     if classifier.held_out is None or classifier.classes != tests.classes:
         return
@@ -325,49 +300,7 @@ def record_tests(classifier: Classifier, tests: Evaluation, seen: Mapping[str, A
         classifier.trust = replace(classifier.held_out, tests=predictions).to_bytes()
 
 
-def _shifts(classifier: Classifier, correction: PriorCorrection | None) -> tuple[Floats, Floats]:
-    """Return two shifts of the logits that correct the class prior, (K,) each; zeros without a correction.
-
-    The first is the shift that the classifier's logits already contain. The second is the shift that the full
-    correction, of strength 1, would add to calibrated logits.
-    """
-    if correction is None:
-        return np.zeros(len(classifier.classes)), np.zeros(len(classifier.classes))
-    whole = correction.at(1.0, 1.0)
-    now, shift = (logit_shift(classifier.model, state).double().numpy() for state in (correction, whole))
-    return now, shift
-
-
-def _image_weights(correction: PriorCorrection | None, labels: Labels) -> Floats | None:
-    """Return the weights (n,) of the images with these labels in the calibration; None if all weights are equal.
-
-    If the prior is uniform, the weight of an image is inversely proportional to the number of training images of its
-    class. Otherwise, and for multi-label data, all weights are equal.
-    """
-    if correction is None or correction.prior == "data" or labels.ndim > 1:
-        return None
-    weights: Floats = class_weights([max(count, 1) for count in correction.counts]).double().numpy()[labels]
-    return weights / weights.mean()
-
-
-def _apply(classifier: Classifier, correction: PriorCorrection | None, fit: Calibration) -> None:
-    classifier.temperature = fit.temperature
-    if correction is not None and any(correction.shift):
-        after = correction.at(fit.temperature, fit.strength)
-        pairs = zip(after.in_head, correction.in_head, strict=True)
-        shift_head_bias(classifier.model, correction, [new - old for new, old in pairs])
-        record_correction(classifier, after)
-
-
 # --- Out-of-fold predictions ----------------------------------------------------------------------------------
-
-# A cross-validation predicts each image with a model that was not trained on the image. These out-of-fold predictions
-# calibrate the final model, which is trained on all images and has no image left for its calibration. The predictions
-# determine the temperature, the thresholds, and the promises of `vitkit predict`. docs/decisions/0046-final-models.md
-# describes the guarantees of these promises.
-#
-# The run folder stores the predictions as logits. The logits exclude the temperature and the prior correction of the
-# folds' models, because both differ for the final model.
 
 _HEADER = "out_of_fold"  # the key of the file's metadata
 
@@ -375,6 +308,10 @@ _HEADER = "out_of_fold"  # the key of the file's metadata
 @dataclass(frozen=True, eq=False)
 class OutOfFold:
     """Predictions for n images, each by a model that was not trained on the image.
+
+    They calibrate the final model of a cross-validation, which is trained on all images and has none left for its
+    calibration. docs/decisions/0046-final-models.md describes the guarantees that follow. The predictions are stored as
+    logits without the temperature and the prior correction of the folds' models, because both differ for the final one.
 
     Attributes:
         classes: the names of the classes.
@@ -399,19 +336,15 @@ class OutOfFold:
 
     @classmethod
     def of_folds(cls, evaluations: Sequence[Evaluation], folders: Sequence[Path], model: Model) -> OutOfFold:
-        """Collect the predictions of the models of a cross-validation.
+        """Collect the predictions of a cross-validation from the evaluation and the model folder of each fold.
 
-        Args:
-            evaluations: the evaluation of each fold on its test images.
-            folders: the model folder of each fold.
-            model: a model with the architecture of the folds' models.
+        `model` is any model with the architecture of the folds' models.
         """
         rows = []
         for evaluation, folder in zip(evaluations, folders, strict=True):
             description = read_description(folder)
             logits = log_odds(evaluation.probabilities, evaluation.labels) * description["temperature"]
-            stored = description.get("provenance", {}).get(BALANCE)
-            if stored is not None:
+            if (stored := description["provenance"].get(BALANCE)) is not None:
                 logits -= logit_shift(model, PriorCorrection.from_dict(stored)).double().numpy()
             rows.append(logits.astype(np.float32))
         return cls(
@@ -428,18 +361,15 @@ class OutOfFold:
         correction = correction_of(classifier)
         shift = 0.0 if correction is None else logit_shift(classifier.model, correction).double().numpy()
         probabilities = to_probabilities(self.logits.astype(np.float64) + shift, self.labels)
-        plain = Evaluation("train", self.classes, self.paths, self.labels, probabilities)
+        about = ("train", self.classes, self.paths, self.labels, probabilities)
         if classifier.thresholds is None:
-            return plain
-        return MultiEvaluation(**{**vars(plain), "thresholds": classifier.thresholds})
+            return Evaluation(*about)
+        return MultiEvaluation(*about, thresholds=classifier.thresholds)
 
     def tests(self, *, is_calibrated: bool = True) -> Evaluation | None:
-        """Return the evaluation of the predictions `tested`; None if there are none.
+        """Return the evaluation of the predictions `tested`, which no selection biases; None if there are none.
 
-        The evaluation is not biased by a selection of models.
-
-        Args:
-            is_calibrated: whether each model's temperature is applied.
+        With `is_calibrated`, each model's temperature is applied.
         """
         if self.tested is None or self.temperatures is None:
             return None
@@ -452,16 +382,16 @@ class OutOfFold:
         """Write the predictions into the folder of the run."""
         from safetensors.numpy import save
 
-        arrays: dict[str, npt.NDArray[Any]] = {
+        arrays = {
             "labels": self.labels.astype(np.int32),
             "logits": self.logits,
             "fold": self.fold.astype(np.int32),
+            "tested": self.tested,
+            "temperatures": self.temperatures,
         }
-        if self.tested is not None and self.temperatures is not None:
-            arrays |= {"tested": self.tested, "temperatures": self.temperatures}
+        stored = {name: np.ascontiguousarray(array) for name, array in arrays.items() if array is not None}
         about = json.dumps({"classes": self.classes, "paths": self.paths, "folds": self.folds})
-        arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-        write_bytes(folder / OUT_OF_FOLD, save(arrays, {_HEADER: about}))
+        write_bytes(folder / OUT_OF_FOLD, save(stored, {_HEADER: about}))
 
     @classmethod
     def read(cls, folder: Path) -> OutOfFold | None:
@@ -478,24 +408,17 @@ class OutOfFold:
             return None
         data = read_bytes(file)
         try:
-            arrays = load(data)
+            arrays: dict[str, Any] = load(data)
             length = int.from_bytes(data[:8], "little")
             about = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_HEADER])
-            labels, fold = (arrays[name].astype(np.int64) for name in ("labels", "fold"))
-            logits = arrays["logits"]
-            paths, classes = tuple(about["paths"]), tuple(about["classes"])
-            if logits.shape != (len(paths), len(classes)) or not len(labels) == len(fold) == len(paths):
-                raise ValueError(
-                    f"expected labels, folds and logits of {len(paths)} images and {len(classes)} classes, found "
-                    f"logits of the shape {logits.shape}"
-                )
-            tested, temperatures = arrays.get("tested"), arrays.get("temperatures")
-            folds = int(about["folds"])
-            if tested is not None and (tested.shape != logits.shape or arrays["temperatures"].shape != (folds,)):
-                raise ValueError(
-                    f"the tested logits must have the shape {logits.shape}, with a temperature for each of {folds} "
-                    f"folds, not the shape {tested.shape}"
-                )
-            return cls(classes, paths, labels, logits, folds, fold, tested, temperatures)
+            classes, paths, folds = tuple(about["classes"]), tuple(about["paths"]), int(about["folds"])
+            n, K = len(paths), len(classes)
+            shapes = {"logits": (n, K), "tested": (n, K), "fold": (n,), "temperatures": (folds,)}
+            shapes["labels"] = (n, *arrays["labels"].shape[1:])  # (n,) or (n, K)
+            for name, array in arrays.items():
+                if array.shape != shapes[name]:
+                    raise ValueError(f"{name} must have the shape {shapes[name]}, not {array.shape}")
+            arrays |= {name: arrays[name].astype(np.int64) for name in ("labels", "fold")}
+            return cls(classes, paths, folds=folds, **arrays)
         except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise VitkitError(f"{file} is damaged: {error}; delete it to compute it again with --resume") from error

@@ -1,9 +1,6 @@
 """Train a model by gradient descent, as every method does except fitting a head to frozen features (`probe`).
 
-With `--find-lr`, several short runs start from the same weights, and each tries one learning rate. The rate with the
-lowest loss on a sample of validation images is chosen. A short run takes the same steps as the run itself (`loop`),
-with the same teacher, mixing, class weights and precision. Its schedule is a short warm-up followed by a constant rate.
-A single process computes all short runs, even if several processes train the model.
+`learn` prepares the model and the images, and `run_training` takes the steps by the loop of `loop.py`.
 """
 
 from __future__ import annotations
@@ -13,33 +10,32 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from vitkit.classifier import Classifier
 from vitkit.data.augment import Augment
-from vitkit.data.loading import (
-    BatchedImages,
-    ImageData,
-    is_worker_lost,
-    mix_seeds,
-    quiet_workers,
-    worker_lost,
-)
+from vitkit.data.loading import BatchedImages, ImageData, is_worker_lost, mix_seeds, quiet_workers, worker_lost
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.table import ImageTable
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.model.build import Model, vit_of
 from vitkit.model.vit import VisionTransformer
+from vitkit.reporting import plots
 from vitkit.system.files import write_text
 from vitkit.system.processes import Deferral
 from vitkit.system.progress import ignore, progress
 from vitkit.system.run_files import BEFORE, LAST, RECIPE
 from vitkit.text.cells import plural
-from vitkit.training.adapters import add_low_rank, count_trained, drop_patches, freeze_backbone
+from vitkit.training.adapters import add_low_rank, count_parameters, drop_patches, freeze_backbone
 from vitkit.training.checkpoint import RunWriter, Trained, TrainingState, has_state, identity, read_newest
-from vitkit.training.distributed import ProcessGroup, fabric_of, share_out
+from vitkit.training.distributed import fabric_of, share_out
 from vitkit.training.finalize import (
     class_weights,
     log_weights,
@@ -49,7 +45,6 @@ from vitkit.training.finalize import (
     resolve_balance,
     shift_head_bias,
 )
-from vitkit.training.first_batch import DrawFirstBatch
 from vitkit.training.loggers import LogEpochs, loggers_of
 from vitkit.training.loop import Interruption, Loop
 from vitkit.training.losses import Learning, Objective, objective_of
@@ -71,106 +66,6 @@ from vitkit.training.teacher import Teacher
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-
-# --- Gradient descent ----------------------------------------------------------------------------------------------
-
-
-FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)  # multiples of the recipe's learning rate
-STEPS, WARMUP = 25, 5
-_JUDGED = 512  # images on which each learning rate is judged
-
-
-def choose_lr(run: Run, classifier: Classifier, data: BatchedImages, objective: Objective) -> Recipe:
-    """Find the best learning rate by several short runs.
-
-    Return the recipe with this rate. The changed recipe is also stored in the run folder and in the provenance.
-    """
-    assert isinstance(data, ImageData)
-    recipe = run.recipe
-    fabric = fabric_of(choose_precision(recipe.precision, recipe.device), choose_device(recipe))
-    report_step = partial(progress, "trying learning rates")
-    outcome = find_lr(classifier.model, recipe, data, objective, fabric, report_step, run.hooks.optimizer)
-    best = min(outcome, key=lambda lr: outcome[lr])
-    if not math.isfinite(outcome[best]):
-        raise VitkitError("--find-lr: no learning rate led to a finite loss; give a lower --lr to search around")
-    tried = ", ".join(f"{lr:g}: {loss:.3f}" for lr, loss in outcome.items())
-    judges = "validation" if len(data.val) else "training"
-    run.say(f"loss on {judges} images after {STEPS} steps by learning rate: {tried}; taking {best:g}")
-    recipe = recipe.replace(lr=best, find_lr=False)
-    classifier.provenance["recipe"].update(lr=best, find_lr=False)
-    write_text(run.folder / RECIPE, recipe.to_toml())
-    return recipe
-
-
-def find_lr(
-    model: Model,
-    recipe: Recipe,
-    data: ImageData,
-    objective: Objective,
-    fabric: Fabric,
-    progress: Callable[[int, int], None],
-    make_optimizer: MakeOptimizer | None = None,
-) -> dict[float, float]:
-    """Return the validation loss after a few steps, by learning rate. It is infinite for rates that diverge.
-
-    Args:
-        model: the model that every short run starts from. Neither the model nor the random state is changed.
-        recipe: the recipe, whose `lr` is the centre of the search.
-        data: the images of the run. The loss is computed on a sample of the validation images or, if there are none, of
-            the training images.
-        objective: the objective of the run.
-        fabric: the Fabric of this process, without other processes.
-        progress: called with the number of finished steps and their total.
-        make_optimizer: the caller's function that returns the optimiser; None for the recipe's.
-
-    Raises:
-        Interrupted: a signal stopped the search.
-    """
-    sampled, outcome = data.sample(_JUDGED), {}
-    with torch.random.fork_rng():
-        for number, factor in enumerate(FACTORS):
-            lr = recipe.lr * factor
-            short = {"schedule": "constant", "step_per": "step", "warmup": WARMUP / STEPS}
-            trial = recipe.replace(lr=lr, ema=0.0, swa=0.0, time=None, find_lr=False, **short)
-            begun = copy.deepcopy(model).to(fabric.device).train()
-            state = TrainingState.begin(begun, trial, STEPS, StabilityGuard(ignore), make_optimizer=make_optimizer)
-            count = _CountSteps(progress, number)
-            outcome[lr] = _score(state, objective, sampled, fabric, count)
-    sampled.close()
-    return outcome
-
-
-def _score(state: TrainingState, objective: Objective, data: ImageData, fabric: Fabric, count: _CountSteps) -> float:
-    """Train for a few steps and return the loss on the validation images; infinite if the training diverges."""
-    stop = Deferral()
-    loop = Loop(state, objective, data, fabric, callbacks=[count], interruption=Interruption(stop))
-    try:
-        with stop:
-            loop.start()
-            while not state.should_stop:
-                loop.train_epoch()
-                if not all_finite(state.model.state_dict()):  # the run itself would continue with a lower learning rate
-                    return math.inf
-                state.next_epoch()
-            loop.validate()
-    except DivergedError:  # the run itself would diverge as well
-        return math.inf
-    loss = state.metrics["val_loss"]
-    return loss if math.isfinite(loss) else math.inf
-
-
-class _CountSteps:
-    """A callback that reports each step of a short run, and ends the run after `STEPS` steps."""
-
-    def __init__(self, progress: Callable[[int, int], None], number: int) -> None:
-        self._progress, self._before = progress, number * STEPS
-
-    def on_step_end(self, state: TrainingState) -> None:
-        self._progress(self._before + state.step, len(FACTORS) * STEPS)
-        state.should_stop = state.step >= STEPS
-
-
-_ECHO = 2.0  # seconds in which a launcher passes a signal on
 _MUCH = 2**26  # bytes of decoded pictures above which a message is printed
 
 
@@ -194,9 +89,8 @@ def learn(
     recipe, inputs = run.recipe, run.inputs
     data, objective, fabric, spent = prepare_to_learn(run, classifier, teacher, data, head_images)
     if recipe.find_lr:
-        began = time.monotonic()
-        recipe = run.team.broadcast_from_main(partial(choose_lr, run, classifier, data, objective))
-        spent += run.team.broadcast_from_main(lambda: time.monotonic() - began)
+        recipe, seconds = run.team.broadcast_from_main(partial(choose_lr, run, classifier, data, objective))
+        spent += seconds
     settings = identity(recipe, inputs.table, inputs.contents, classifier.provenance.get("teacher", {}).get("sha256"))
     callbacks = [DrawFirstBatch(run, data, classifier.preprocess)] if run.team.is_main else []
     return run_training(run, recipe, data, classifier, objective, fabric, spent, settings, callbacks=callbacks)
@@ -209,36 +103,41 @@ def prepare_to_learn(
     data: BatchedImages | None = None,
     head_images: HeadImages | None = None,
 ) -> tuple[BatchedImages, Objective, Fabric, float]:
-    """Prepare everything for the first step: the model, the images in batches, the objective and the device.
-
-    The arguments are those of `learn`.
+    """Prepare everything for the first step, with the arguments of `learn`.
 
     Returns:
         The images, the objective, the device with the precision, and the seconds that fitting the head took.
     """
-    recipe, table = run.recipe, run.inputs.table
+    recipe, table, model = run.recipe, run.inputs.table, classifier.model
     in_train = list(table.of_split("train").counts().values())
     balance, why = resolve_balance(recipe.balance, in_train)
     if why is not None:
         run.say(why)
-    model, has_teacher = classifier.model, teacher is not None
+    has_teacher = teacher is not None
     standing = prior_correction(in_train, balance, recipe.prior, model, task=table.task, has_teacher=has_teacher)
     record_correction(classifier, standing)
     if recipe.head_from == "names":  # epoch 0 uses the names alone, without the balancing of classes
         shift_head_bias(model, standing, [-identity for identity in standing.in_head])
     if data is None:
-        augment = augment_of(recipe, run.hooks.augment)
-        data = data_of(run, classifier, augment, is_balanced=balance == "sampler")
+        data = data_of(run, classifier, augment_of(recipe, run.hooks.augment), is_balanced=balance == "sampler")
     fabric = begin(run, classifier, data)
     if recipe.patch_dropout and isinstance(model, VisionTransformer):
         drop_patches(model, recipe.patch_dropout)
-    learned = log_weights(in_train, balance, table.task)
-    spent = _start_head(run, classifier, learned, head_images)
+    spent, head = 0.0, model.head
+    if recipe.lp_ft and head is not None and model.head_dist is None and not has_state(run.folder):
+        fit = partial(start_head, run, classifier, head_images)
+        spent, weights = run.team.broadcast_from_main(lambda: (fit(), head.state_dict()))
+        head.load_state_dict(weights)
+        # The fitted head assumes the class frequencies of the data, but the training may weight the classes otherwise.
+        with torch.no_grad():
+            head.bias.add_(log_weights(in_train, balance, table.task))
     if recipe.method == "probe-sgd":
-        run.say(f"trained: {', '.join(freeze_backbone(classifier.model))}")
+        run.say(f"trained: {', '.join(freeze_backbone(model))}")
     if recipe.method == "lora":
         adapted = add_low_rank(vit_of(model, "method lora"), recipe.lora_rank, mix_seeds(recipe.seed))
-        run.say(f"LoRA of rank {recipe.lora_rank} in {len(adapted)} matrices; {count_trained(model)} trained")
+        trained, parameters = count_parameters(model)
+        size = f"{trained:,} of {parameters:,} parameters trained"
+        run.say(f"LoRA of rank {recipe.lora_rank} in {len(adapted)} matrices; {size}")
     objective = objective_of(
         table,
         recipe,
@@ -264,26 +163,6 @@ def begin(run: Run, classifier: Classifier, data: BatchedImages) -> Fabric:
     return fabric
 
 
-def _start_head(run: Run, classifier: Classifier, learned: Tensor, images: HeadImages | None) -> float:
-    """Fit the head before the training if the recipe requests it and the run is new.
-
-    The fitted head assumes the class frequencies of the data, but the training objective may give the classes other
-    weights. `learned`, the logarithms of these weights (K,), is therefore added to the bias of the head.
-
-    Returns:
-        The seconds that the fit took; 0 without a fit.
-    """
-    model = classifier.model
-    if not run.recipe.lp_ft or model.head is None or model.head_dist is not None or has_state(run.folder):
-        return 0.0
-    head = model.head
-    seconds, state = run.team.broadcast_from_main(lambda: (start_head(run, classifier, images), head.state_dict()))
-    head.load_state_dict(state)
-    with torch.no_grad():
-        head.bias.add_(learned)
-    return seconds
-
-
 def data_of(run: Run, classifier: Classifier, augment: Augment, *, is_balanced: bool = False) -> ImageData:
     """Return the images of a run in batches. With `is_balanced`, images of rare classes are drawn more often."""
     recipe, team = run.recipe, run.team
@@ -301,14 +180,6 @@ def data_of(run: Run, classifier: Classifier, augment: Augment, *, is_balanced: 
         cache=recipe.cache,
         pictures=run.photographs,
     )
-
-
-def _describe(recipe: Recipe, steps: int) -> str:
-    batch = f"{recipe.grad_accum} x {recipe.batch_size}" if recipe.grad_accum > 1 else str(recipe.batch_size)
-    spared = f"; without {recipe.patch_dropout:.0%} of the patches" if recipe.patch_dropout else ""
-    precision = choose_precision(recipe.precision, recipe.device)
-    epochs = f"{plural(recipe.epochs, 'epoch', 'epochs')} of {plural(steps, 'step', 'steps')}"
-    return f"{epochs} in {precision}; batch {batch}, lr {recipe.lr:g}{spared}"
 
 
 def run_training(
@@ -330,46 +201,46 @@ def run_training(
         recipe: the complete recipe.
         data: the images in batches.
         classifier: the classifier that is saved.
-        objective: the objective, which computes the loss and the validation figures.
+        objective: computes the loss and the validation figures.
         fabric: the device and the precision of the computation.
-        spent: the seconds that were spent before the first step. They count towards the time budget.
+        spent: the seconds before the first step, which count towards the time budget.
         identity: the identity of the run (`checkpoint.identity`). A checkpoint with another identity is refused.
-        trained: the module that is trained, if it is not the classifier's model; otherwise None.
+        trained: the module that is trained; None for the classifier's model.
         callbacks: callbacks in addition to those of the caller.
     """
     trained = classifier.model if trained is None else trained
     team, steps = run.team, math.ceil(data.batches / recipe.grad_accum)
-    run.say(_describe(recipe, steps))
-    _place(trained.train(), recipe, fabric, team)
+    batch = f"{recipe.grad_accum} x {recipe.batch_size}" if recipe.grad_accum > 1 else str(recipe.batch_size)
+    spared = f"; without {recipe.patch_dropout:.0%} of the patches" if recipe.patch_dropout else ""
+    length = f"{plural(recipe.epochs, 'epoch', 'epochs')} of {plural(steps, 'step', 'steps')}"
+    precision = choose_precision(recipe.precision, recipe.device)
+    run.say(f"{length} in {precision}; batch {batch}, lr {recipe.lr:g}{spared}")
+    trained.train().to(fabric.device)
+    team.agree_on(trained)
+    if team.size > 1 and recipe.strategy == "fsdp":
+        share_out(vit_of(trained, "strategy fsdp"), fabric.device, team.size)
     guard = StabilityGuard(run.say)
-    state = TrainingState.begin(trained, recipe, steps * recipe.epochs, guard, team, run.hooks.optimizer)
+    state = TrainingState(trained, recipe, steps * recipe.epochs, guard, team, run.hooks.optimizer)
     state.clock.spent = state.clock.ahead = spent
     writer = RunWriter(run.folder, classifier, recipe, run.say, team, identity, run.metrics)
-    if has_state(run.folder) and _go_on(run, state, writer):
+    if has_state(run.folder) and _load_newest(run, state, writer):
         run.say("the run had finished training")
         return writer.trained() if team.is_main else classifier
-    stop = Deferral(echo=_ECHO if team.size > 1 else 0.0)
+    stop = Deferral(echo=2.0 if team.size > 1 else 0.0)  # seconds in which a launcher passes a signal on
     loggers = [*loggers_of(recipe, run.folder, state.epoch), *run.hooks.loggers] if team.is_main else []
     curves = LogEpochs(loggers, recipe, run.say)
-    loop = Loop(
-        state,
-        objective,
-        data,
-        fabric,
-        team=team,
-        callbacks=[
-            *([] if run.until is None else [_EndAfter(run.until)]),
-            *(writer, *callbacks, *run.hooks.callbacks, curves),
-        ],
-        interruption=Interruption(stop, team),
-    )
+    callbacks = [writer, *callbacks, *run.hooks.callbacks, curves]
+    if run.until is not None:
+        callbacks = [_EndAfter(run.until), *callbacks]
+    interruption = Interruption(stop, team)
+    loop = Loop(state, objective, data, fabric, team=team, callbacks=callbacks, interruption=interruption)
     if choose_compile(recipe, len(data.train)):
         loop.compile_steps()
     if recipe.head_from == "names" and data.has_val:
         loop.callbacks.insert(0, _JudgeStart(loop.validate, writer))
     status = "failed"
     try:
-        with _telling_what_is_kept(run, state, writer, data.workers), stop, quiet_workers():
+        with _reporting_what_is_kept(run, state, writer, data.workers), stop, quiet_workers():
             loop.fit()
             stop.received = max(team.gather(stop.received or 0)) or None
         status = "success"
@@ -384,40 +255,34 @@ def run_training(
     return writer.trained() if team.is_main else classifier
 
 
+@dataclass
 class _JudgeStart:
-    """A callback that evaluates the model before the first step.
+    """A callback that evaluates the model before the first step of a new run, and records the figures."""
 
-    Args:
-        validate: a function that evaluates the model on validation images, and stores the figures in the state.
-        writer: the writer of the run, which records the figures.
-    """
-
-    def __init__(self, validate: Callable[[], Any], writer: RunWriter) -> None:
-        self._validate, self._writer = validate, writer
+    validate: Callable[[], Any]
+    writer: RunWriter
 
     def on_fit_start(self, state: TrainingState) -> None:
-        """Evaluate the model, unless the run is resumed."""
         if state.epoch == 0 and state.step == 0:
-            self._validate()
-            self._writer.keep_start(state)
+            self.validate()
+            self.writer.keep_start(state)
 
 
+@dataclass
 class _EndAfter:
     """A callback that ends the training after a number of epochs, although the schedule may have more."""
 
-    def __init__(self, epochs: int) -> None:
-        self._epochs = epochs
+    epochs: int
 
     def on_epoch_end(self, state: TrainingState) -> None:
-        state.should_stop |= state.epoch + 1 >= self._epochs
+        state.should_stop |= state.epoch + 1 >= self.epochs
 
 
 @contextmanager
-def _telling_what_is_kept(run: Run, state: TrainingState, writer: RunWriter, workers: int) -> Iterator[None]:
+def _reporting_what_is_kept(run: Run, state: TrainingState, writer: RunWriter, workers: int) -> Iterator[None]:
     """If the training in this context ends early, report which model is in the run folder.
 
-    If a signal ends the training before a model was saved, the unfinished model is saved here. If a worker process has
-    died, the error message also says what to do.
+    If a signal ends the training before a model was saved, the unfinished model is saved here.
     """
     try:
         yield
@@ -439,15 +304,7 @@ def _telling_what_is_kept(run: Run, state: TrainingState, writer: RunWriter, wor
         raise VitkitError(f"{worker_lost(workers)}; {cure}") from error
 
 
-def _place(model: Trained, recipe: Recipe, fabric: Fabric, team: ProcessGroup) -> None:
-    """Move the model to its device: the whole model in every process, or with FSDP a shard in each."""
-    model.to(fabric.device)
-    team.agree_on(model)
-    if team.size > 1 and recipe.strategy == "fsdp":
-        share_out(vit_of(model, "strategy fsdp"), fabric.device, team.size)
-
-
-def _go_on(run: Run, state: TrainingState, writer: RunWriter) -> bool:
+def _load_newest(run: Run, state: TrainingState, writer: RunWriter) -> bool:
     """Load the newest undamaged checkpoint of a run, and return whether the run had finished its training."""
     stored, path = read_newest(run.folder, writer.identity, run.say)
     try:
@@ -459,3 +316,135 @@ def _go_on(run: Run, state: TrainingState, writer: RunWriter) -> bool:
     if run.team.is_main and path.name == BEFORE.name:
         path.replace(run.folder / LAST)
     return writer.finished
+
+
+# --- The images as the model sees them -----------------------------------------------------------------------------
+
+_SHOWN = 32  # maximum number of images in train_batch.png
+
+
+@dataclass
+class DrawFirstBatch:
+    """A callback that draws the first batch on which a run trains: augmented, before images are mixed."""
+
+    run: Run
+    data: BatchedImages
+    preprocess: Preprocess
+
+    def draw_first_batch(self, images: Tensor) -> None:
+        """Draw the images of this process, (B, C, height, width)."""
+        rows, train = self.data.rows_of_batch(0, 0), self.data.table.of_split("train")
+        _draw(self.run, train, self.preprocess, images, rows)
+
+
+def draw_some(run: Run, images: Dataset[Any], preprocess: Preprocess) -> None:
+    """Draw the same for a run without batches: training images that are chosen at random."""
+    train = run.inputs.table.of_split("train")
+    rows = np.random.default_rng(run.recipe.seed).permutation(len(train))[:_SHOWN].tolist()
+    _draw(run, train, preprocess, torch.stack([images[row][0] for row in rows]), rows)
+
+
+def _draw(run: Run, train: ImageTable, preprocess: Preprocess, images: Tensor, rows: Sequence[int]) -> None:
+    """Draw the first of some images, (B, C, height, width), with the names of their rows in the table `train`."""
+    pictures = [preprocess.picture_of(image.numpy()) for image in images[:_SHOWN].float().cpu()]
+    titles = [train.name_of(row) or "none" for row in rows[:_SHOWN]]
+    sheet = plots.contact_sheet(pictures, titles, "Training images as the model sees them, augmented")
+    run.draw("What the model sees in training", sheet)
+
+
+# --- Finding a learning rate ---------------------------------------------------------------------------------------
+
+# With `--find-lr`, several short runs start from the same weights, and each tries one learning rate. A short run takes
+# the same steps as the run itself, with the same teacher, mixing, class weights and precision. Its schedule is a short
+# warm-up followed by a constant rate. A single process computes all short runs, even if several train the model.
+
+FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)  # multiples of the recipe's learning rate
+STEPS, WARMUP = 25, 5
+_JUDGED = 512  # images on which each learning rate is judged
+
+
+def choose_lr(run: Run, classifier: Classifier, data: BatchedImages, objective: Objective) -> tuple[Recipe, float]:
+    """Choose the learning rate of a run, and return its recipe with this rate, and the seconds that this took.
+
+    The recipe is also stored in the run folder and in the provenance.
+    """
+    assert isinstance(data, ImageData)
+    began, recipe = time.monotonic(), run.recipe
+    fabric = fabric_of(choose_precision(recipe.precision, recipe.device), choose_device(recipe))
+    report_step = partial(progress, "trying learning rates")
+    outcome = find_lr(classifier.model, recipe, data, objective, fabric, report_step, run.hooks.optimizer)
+    best = min(outcome, key=lambda lr: outcome[lr])
+    if not math.isfinite(outcome[best]):
+        raise VitkitError("--find-lr: no learning rate led to a finite loss; give a lower --lr to search around")
+    tried = ", ".join(f"{lr:g}: {loss:.3f}" for lr, loss in outcome.items())
+    judges = "validation" if len(data.val) else "training"
+    run.say(f"loss on {judges} images after {STEPS} steps by learning rate: {tried}; taking {best:g}")
+    recipe = recipe.replace(lr=best, find_lr=False)
+    classifier.provenance["recipe"].update(lr=best, find_lr=False)
+    write_text(run.folder / RECIPE, recipe.to_toml())
+    return recipe, time.monotonic() - began
+
+
+def find_lr(
+    model: Model,
+    recipe: Recipe,
+    data: ImageData,
+    objective: Objective,
+    fabric: Fabric,
+    progress: Callable[[int, int], None],
+    make_optimizer: MakeOptimizer | None = None,
+) -> dict[float, float]:
+    """Return the validation loss after a few steps, by learning rate. It is infinite for rates that diverge.
+
+    Args:
+        model: the model that every short run starts from. Neither the model nor the random state is changed.
+        recipe: the recipe, whose `lr` is the centre of the search.
+        data: the images. The loss is computed on a sample of the validation images or, without any, of the training
+            images.
+        objective: the objective of the run.
+        fabric: the Fabric of this process, without other processes.
+        progress: called with the number of finished steps and their total.
+        make_optimizer: the caller's function that returns the optimiser; None for the recipe's.
+    """
+    sampled, outcome = data.sample(_JUDGED), {}
+    with torch.random.fork_rng():
+        for number, factor in enumerate(FACTORS):
+            lr = recipe.lr * factor
+            trial = recipe.replace(lr=lr, schedule="constant", step_per="step", warmup=WARMUP / STEPS)
+            trial = trial.replace(ema=0.0, swa=0.0, time=None, find_lr=False)
+            begun = copy.deepcopy(model).to(fabric.device).train()
+            state = TrainingState(begun, trial, STEPS, StabilityGuard(ignore), make_optimizer=make_optimizer)
+            outcome[lr] = _score(state, objective, sampled, fabric, _CountSteps(progress, number * STEPS))
+    sampled.close()
+    return outcome
+
+
+def _score(state: TrainingState, objective: Objective, data: ImageData, fabric: Fabric, count: _CountSteps) -> float:
+    """Train for a few steps and return the loss on the validation images; infinite if the training diverges."""
+    stop = Deferral()
+    loop = Loop(state, objective, data, fabric, callbacks=[count], interruption=Interruption(stop))
+    try:
+        with stop:
+            loop.start()
+            while not state.should_stop:
+                loop.train_epoch()
+                if not all_finite(state.model.state_dict()):  # the run itself would continue with a lower learning rate
+                    return math.inf
+                state.next_epoch()
+            loop.validate()
+    except DivergedError:  # the run itself would diverge as well
+        return math.inf
+    loss = state.metrics["val_loss"]
+    return loss if math.isfinite(loss) else math.inf
+
+
+@dataclass
+class _CountSteps:
+    """A callback that reports each step of a short run, and ends the run after `STEPS` steps."""
+
+    progress: Callable[[int, int], None]
+    before: int  # the steps of earlier short runs
+
+    def on_step_end(self, state: TrainingState) -> None:
+        self.progress(self.before + state.step, len(FACTORS) * STEPS)
+        state.should_stop = state.step >= STEPS

@@ -1,7 +1,6 @@
 """The images of a run and what is known of them, in memory and in the run folder.
 
-The files let a run be resumed by another process, and tell people how their images were split. The process that starts
-a run keeps its inputs in memory and never reads these files.
+The files are for resuming in another process, and for people. The process that starts a run never reads them.
 """
 
 from __future__ import annotations
@@ -33,37 +32,24 @@ from vitkit.training.recipe import Recipe
 
 @dataclass(frozen=True)
 class Inputs:
-    """The images of a run and what is known of them.
+    """The images of a run and what is known of them."""
 
-    Attributes:
-        table: the images with their splits, in the order of split.json.
-        hash: the hash of split.json.
-        contents: the first bytes of each file's SHA-256, in hexadecimal, by path.
-        groups: the number of each image's group, by path. Images that are independent of all others have none.
-        findings: what the check of the data found.
-        earlier: the labels that the images had in earlier runs.
-        pictures: the record of the images that the weights will have seen after the run; None if there is none.
-    """
-
-    table: ImageTable
-    hash: str
-    contents: Mapping[str, str]
-    groups: Mapping[str, int]
-    findings: tuple[Finding, ...] = ()
-    earlier: LabelsBefore = UNCHANGED
-    pictures: bytes | None = None
+    table: ImageTable  # the images with their splits, in the order of split.json
+    hash: str  # of split.json
+    contents: Mapping[str, str]  # the first bytes of each file's SHA-256, in hexadecimal, by path
+    groups: Mapping[str, int]  # the number of each image's group, by path; none for images independent of all others
+    findings: tuple[Finding, ...] = ()  # of the check of the data
+    earlier: LabelsBefore = UNCHANGED  # the labels that the images had in earlier runs
+    pictures: bytes | None = None  # the record of the images that the weights will have seen after the run, if any
 
     @classmethod
     def of(
         cls, part: SplitImages, before: PictureRecord, findings: Iterable[Finding], *, has_labels: bool = True
     ) -> Inputs:
-        """Put the inputs together.
+        """Put the inputs of split images together.
 
-        Args:
-            part: the split images.
-            before: the record of the images that the initial weights have seen.
-            findings: the findings about the data.
-            has_labels: whether the training uses the labels of the images.
+        `before` is the record of the images that the initial weights have seen, and `has_labels` is whether the
+        training uses the labels of the images.
         """
         stored = split_to_dict(part.images.table)
         groups = groups_to_list(part.images.table, part.images.groups)
@@ -101,10 +87,7 @@ class Inputs:
         return None if self.pictures is None else PictureRecord.from_bytes(self.pictures, "the record of the run")
 
     def seen(self, split: str) -> dict[str, str] | None:
-        """Return the images of a split that the weights had seen before the run, with their roles, by path.
-
-        The result is None if this is unknown.
-        """
+        """Return the roles of the images of a split that the weights had seen before, by path; None if unknown."""
         return None if self.record is None else seen_of(self.record.roles_of(self.contents), split)
 
     def write(self, folder: Path, recipe: Recipe, *, has_labels: bool = True) -> None:

@@ -38,15 +38,15 @@ def frozen_features(run: Run) -> Tensor | None:
     if recipe.weights == "none":
         return None
     if len(table) > MOST_SEARCHED:
-        why = f"there are more than {MOST_SEARCHED:,} images"
-        run.say(f"only held-out images are searched for label errors, because {why}")
+        many = f"there are more than {MOST_SEARCHED:,} images"
+        run.say(f"only held-out images are searched for label errors, because {many}")
         return None
     try:
         weights = run.blueprint.weights
-        source = unspoilt_weights(recipe, table, weights)
+        source = _unspoilt_weights(recipe, table, weights)
         if source is None:
-            text = "the weights had been trained on the images, and earlier weights are not available"
-            run.say(f"note: only held-out images are searched for label errors: {text}")
+            why = "the weights had been trained on the images, and earlier weights are not available"
+            run.say(f"note: only held-out images are searched for label errors: {why}")
             return None
         store = run.features or FeatureStore(recipe, weights, run.photographs)
         if source != weights_of(recipe):
@@ -74,20 +74,19 @@ def find_label_errors(run: Run) -> list[LabelError] | None:
     return errors
 
 
-def unspoilt_weights(recipe: Recipe, table: ImageTable, weights: WeightsSource | None = None) -> str | None:
-    """Return the latest weights in the ancestry of a run that had seen none of the run's images.
+def _unspoilt_weights(recipe: Recipe, table: ImageTable, weights: WeightsSource | None) -> str | None:
+    """Return the latest weights in the ancestry of a run that had seen none of its images, or None if there are none.
 
-    The ancestry consists of the initial weights of the run, the initial weights of the earlier run that trained them,
-    and so on. Weights without a picture record, such as published weights, are assumed to have seen none of the images.
-
-    Returns:
-        The name or path of the weights; None if there are no such weights, or if they are no longer available.
+    The ancestry consists of the initial weights of the run, `weights`, the initial weights of the earlier run that
+    trained them, and so on. Weights without a picture record, such as published weights, are assumed to have seen none
+    of the images.
     """
-    source, passed = weights_of(recipe), set[str]()
-    while source not in passed:
+    source: str | None = weights_of(recipe)
+    passed = set[str]()
+    while source is not None and source not in passed:
         try:
             plan = (weights or look(source, use="training")).plan()
-        except VitkitError:
+        except VitkitError:  # they are no longer available
             return None
         if plan.pictures is None:
             return source
@@ -95,15 +94,12 @@ def unspoilt_weights(recipe: Recipe, table: ImageTable, weights: WeightsSource |
         if not overlap.seen():
             return source
         passed.add(source)
-        before = _weights_before(source, plan.provenance)
-        if before is None:
-            return None
-        source, weights = before, None
+        source, weights = _weights_before(source, plan.provenance), None
     return None
 
 
 def _weights_before(source: str, provenance: Mapping[str, Any]) -> str | None:
-    """Return the initial weights of the run that trained a model. Return None if they are unknown or random."""
+    # The initial weights of the run that trained a model; None if they are unknown or random.
     recipe = Path(source) / RECIPE
     if recipe.is_file():
         began = Recipe.load(recipe)

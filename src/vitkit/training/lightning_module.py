@@ -1,8 +1,7 @@
 """LightningModules for users who train vitkit's models with Lightning's Trainer (`pip install vitkit[lightning]`).
 
-Lightning exists as two packages, each of which accepts only modules of its own. `LightningClassifier` is for a
-`lightning.Trainer`, `PytorchLightningClassifier` for a `pytorch_lightning.Trainer`. A package is imported when its
-class is first used.
+Lightning exists as two packages, and each accepts only its own modules: `LightningClassifier` is for a
+`lightning.Trainer`, `PytorchLightningClassifier` for a `pytorch_lightning.Trainer`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch import Tensor
 from vitkit.errors import VitkitError
 from vitkit.model.build import Model
 from vitkit.training.losses import Objective
-from vitkit.training.optim import build_optimizer, lr_factor
+from vitkit.training.optim import build_optimizer, lr_factor, set_learning_rate
 from vitkit.training.recipe import Recipe
 
 _PACKAGES = {"LightningClassifier": "lightning", "PytorchLightningClassifier": "pytorch_lightning"}
@@ -74,8 +73,7 @@ class _FineTuning(LightningModule):
     def configure_optimizers(self) -> Any:
         """Build the recipe's optimiser, with its warm-up and schedule spread over the Trainer's steps."""
         optimizer = build_optimizer(self.model, self.recipe)
-        for group in optimizer.param_groups:
-            group["lr"] = self.recipe.lr * group["lr_scale"]
+        set_learning_rate(optimizer, self.recipe.lr)
         steps = max(int(self.trainer.estimated_stepping_batches), 1)
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: lr_factor(min(step / steps, 1.0), self.recipe, 1 / steps)

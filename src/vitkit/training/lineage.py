@@ -39,8 +39,8 @@ class RunImages:
     Attributes:
         table: the readable images.
         facts: the content digest and the fingerprints of each file.
-        groups: a number for each image; images with the same number are assigned to the same split. They are copies of
-            one picture, or images of one scene.
+        groups: a number for each image. Copies of one picture, and images of one scene, have the same number, and are
+            assigned to the same split.
     """
 
     table: ImageTable
@@ -48,16 +48,13 @@ class RunImages:
     groups: tuple[int, ...]
 
     @classmethod
-    def of(cls, diagnosis: Diagnosis, groups: Sequence[int] | None = None) -> RunImages:
-        """Build the images from the result of the data check. Without `groups`, copies of one picture form a group."""
-        return cls(diagnosis.table, diagnosis.facts, tuple(diagnosis.twins if groups is None else groups))
+    def of(cls, diagnosis: Diagnosis) -> RunImages:
+        """Return the images of a data check. Copies of one picture form a group."""
+        return cls(diagnosis.table, diagnosis.facts, diagnosis.twins)
 
     @cached_property
     def contents(self) -> dict[str, str]:
-        """Return the first bytes of each image file's SHA-256 digest in hexadecimal, by path.
-
-        The digests identify the images if their files are moved.
-        """
+        """Return the first bytes of each file's SHA-256 in hexadecimal, by path. They identify a file that is moved."""
         digests = self.facts.column("digest")
         return {path: digest[:DIGEST].hex() for path, digest in zip(self.table.paths, digests, strict=True)}
 
@@ -83,34 +80,26 @@ class SplitImages:
     findings: list[Finding] = field(default_factory=list)
     earlier: LabelsBefore = UNCHANGED
 
-    def without(self, dropped: Collection[int]) -> SplitImages:
-        """Return a copy without the images at these indices."""
-        if not dropped:
-            return self
-        rest = [i for i in range(len(self.images.table)) if i not in dropped]
-        return replace(self, images=self.images.take(rest), overlap=self.overlap.take(rest))
+    def take(self, indices: Sequence[int]) -> SplitImages:
+        """Return the images at these indices."""
+        return replace(self, images=self.images.take(indices), overlap=self.overlap.take(indices))
 
 
 def ancestry_of(recipe: Recipe, weights: bytes | None, teacher: bytes | None) -> PictureRecord:
     """Merge the records of the images that the initial weights and the teacher were trained on.
 
-    If a record is missing, the result is marked as incomplete.
-
-    Args:
-        recipe: the resolved recipe.
-        weights: the stored record of the weights; None if there is none.
-        teacher: the stored record of the teacher; None if there is none.
+    `weights` and `teacher` are the stored records. If one of them is missing, the result is marked as incomplete.
     """
-    records = list[PictureRecord]()
+    stored = list[tuple[bytes | None, str]]()
     if recipe.weights != "none":
-        records.append(_decode(weights, weights_of(recipe)))
+        stored.append((weights, weights_of(recipe)))
     if recipe.teacher is not None:
-        records.append(_decode(teacher, recipe.teacher))
+        stored.append((teacher, recipe.teacher))
+    records = [
+        make_record([], [], [], is_whole=False) if record is None else PictureRecord.from_bytes(record, source)
+        for record, source in stored
+    ]
     return reduce(PictureRecord.merge, records) if records else make_record([], [], [], is_whole=True)
-
-
-def _decode(pictures: bytes | None, source: str) -> PictureRecord:
-    return make_record([], [], [], is_whole=False) if pictures is None else PictureRecord.from_bytes(pictures, source)
 
 
 def record_of_run(run: str) -> PictureRecord:
@@ -119,10 +108,9 @@ def record_of_run(run: str) -> PictureRecord:
     Raises:
         VitkitError: there is no such run, it is a cross-validation, or it has no record.
     """
-    if (fold_folder(Path(run), 0) / SPLIT).is_file():
-        raise VitkitError(
-            f"split_from {run}: it is a cross-validation; use one of its folds, {fold_folder(Path(run), 0)}"
-        )
+    fold = fold_folder(Path(run), 0)
+    if (fold / SPLIT).is_file():
+        raise VitkitError(f"split_from {run}: it is a cross-validation; use one of its folds, {fold}")
     record = Path(run) / RECORD
     pictures = read_bytes(record) if record.is_file() else inspect(run).pictures
     if pictures is None:
@@ -130,12 +118,7 @@ def record_of_run(run: str) -> PictureRecord:
     return PictureRecord.from_bytes(pictures, run)
 
 
-def divide(
-    images: RunImages,
-    recipe: Recipe,
-    before: PictureRecord,
-    untested: Collection[str] = (),
-) -> SplitImages:
+def divide(images: RunImages, recipe: Recipe, before: PictureRecord, untested: Collection[str] = ()) -> SplitImages:
     """Assign a split to every image.
 
     Images that an earlier run has used keep the split that they had there. The earlier run is `recipe.split_from` or,
@@ -154,34 +137,30 @@ def divide(
         VitkitError: `split_from` is not a run, or there is no image left to train on.
     """
     overlap = _compare(images, before, "weights")
-    kept_of, source = None, ""
+    in_run, source = None, ""
     if recipe.split_from is not None:
         record, source = record_of_run(recipe.split_from), without_place(recipe.split_from)
-        kept_of = _compare(images, record, "run")
+        in_run = _compare(images, record, "run")
     elif overlap.seen():
-        kept_of, source = overlap, _source(recipe)
+        in_run, source = overlap, _source(recipe)
     kept: list[str | None] = [None] * len(images.table)
     conflicting, findings = list[int](), list[Finding]()
-    if kept_of is not None:
-        kept, conflicting = inherit(kept_of, images.groups)
-        findings = [
-            *_conflict_findings(images.table, conflicting, source),
-            *_moved_findings(images.table, kept_of, kept, source),
-        ]
+    if in_run is not None:
+        kept, conflicting = inherit(in_run, images.groups)
+        findings = _inherited_findings(images.table, in_run, kept, conflicting, source)
     kept, dropped = only_trained(images, kept, untested)
     if dropped:
         text = "labelled by a model alone left out, because they are copies of test images, or in a test folder"
         findings.append(Finding("note", f"{plural(len(dropped), 'image', 'images')} {text}"))
     if conflicting or dropped:
         rest = sorted(set(range(len(kept))) - {*conflicting, *dropped})
-        images, kept = images.take(rest), [kept[i] for i in rest]
+        images, kept, overlap = images.take(rest), [kept[i] for i in rest], overlap.take(rest)
         # A removed image may have linked two others, so the groups are sought again.
         twins = find_twins(images.table, images.facts)
         images = replace(images, groups=tuple(scenes(images.table, recipe.group_by, twins)))
-        overlap = overlap.take(rest)
     table = split(images.table, recipe.split, recipe.seed_of_split, images.groups, kept)
-    if kept_of is not None:
-        findings += _kept_findings(images.table, table, kept, images.groups, source)
+    if in_run is not None:
+        findings += _kept_findings(images, table, kept, source)
     if "train" not in table.splits:
         raise VitkitError(
             f"every picture of {table.name} was held out by {source}, so there is nothing to train on: add photographs"
@@ -192,34 +171,23 @@ def divide(
 def only_trained(
     images: RunImages, kept: Sequence[str | None], untested: Collection[str]
 ) -> tuple[list[str | None], list[int]]:
-    """Let images that no person has labelled, and the images of their groups, be training images.
+    """Make images that no person has labelled (`untested`, by path), and those of their groups, training images.
 
-    Args:
-        images: the images, some of which may have a split.
-        kept: the split of each image in an earlier run, or None.
-        untested: the paths of the images that no person has labelled.
-
-    Returns:
-        The new `kept`, and the indices of images that must be left out, because their group is in another split.
+    `kept` is the split of each image in an earlier run, or None. Return the new `kept`, and the indices of images that
+    must be left out, because their group is in another split.
     """
     chosen = [i for i, path in enumerate(images.table.paths) if path in untested]
-    splits = [own or other for own, other in zip(images.table.splits, kept, strict=True)]
-    held_out = {group for group, name in zip(images.groups, splits, strict=True) if name in ("val", "test")}
+    rows = zip(images.groups, images.table.splits, kept, strict=True)
+    held_out = {group for group, original, name in rows if (original or name) in ("val", "test")}
     trained = {images.groups[i] for i in chosen} - held_out
-    rows = zip(images.groups, kept, strict=True)
-    return ["train" if name is None and group in trained else name for group, name in rows], [
-        i for i in chosen if images.groups[i] in held_out
-    ]
+    new = ["train" if name is None and images.groups[i] in trained else name for i, name in enumerate(kept)]
+    return new, [i for i in chosen if images.groups[i] in held_out]
 
 
 def refuse_seen(images: RunImages, recipe: Recipe, before: PictureRecord, what: str) -> Overlap:
     """Refuse a test of every image if the initial weights or the teacher were trained or selected on some of them.
 
-    `what` names the option or the run that demands the test.
-
-    Returns:
-        The overlap of the images with the record `before`. The role of each image in the record is `test`, or None if
-        the image is not in the record.
+    `what` names the option or the run that demands the test. Return the overlap of the images with the record `before`.
 
     Raises:
         VitkitError: the weights or the teacher were trained or selected on some of the images.
@@ -238,12 +206,9 @@ def _compare(images: RunImages, record: PictureRecord, whose: str) -> Overlap:
 
 
 def record_after(split_images: SplitImages, before: PictureRecord, *, has_labels: bool = True) -> PictureRecord:
-    """Return the record of the images that the weights have seen after a run.
+    """Return the record of the images that the weights have seen after a run, given the record from before the run.
 
-    Args:
-        split_images: the images of the run.
-        before: the record of the images that the weights had seen before the run.
-        has_labels: whether the run learns the labels of the images.
+    `has_labels` is whether the run learns the labels of the images.
     """
     images = split_images.images
     labels = [images.table.name_of(i) if has_labels else UNLABELLED for i in range(len(images.table))]
@@ -260,33 +225,20 @@ def _source(recipe: Recipe) -> str:
 
 
 def ancestry_findings(split_images: SplitImages, recipe: Recipe) -> list[Finding]:
-    """Report the held-out images that the initial weights had seen.
-
-    Also report if copies of images that the weights had seen may have been missed.
-    """
+    """Report the held-out images that the initial weights had seen, and whether copies of such may have been missed."""
     table, overlap = split_images.images.table, split_images.overlap
     source, all_seen, findings = _source(recipe), overlap.seen(), list[Finding]()
     for name in ("test", "val"):
         seen = [i for i in all_seen if table.splits[i] == name and (name == "test" or overlap.roles[i] == "train")]
         if seen:
-            images = sum(split == name for split in table.splits)
-            findings.append(
-                Finding(
-                    "problem",
-                    f"{source} had seen {len(seen)} of the {images} {name} images, which {_FLATTERED[name]}: "
-                    f"{listed([table.paths[i] for i in seen])}",
-                    is_settled=True,
-                )
-            )
+            text = f"{source} had seen {len(seen)} of the {table.splits.count(name)} {name} images"
+            paths = listed([table.paths[i] for i in seen])
+            findings.append(Finding("problem", f"{text}, which {_FLATTERED[name]}: {paths}", is_settled=True))
     if all_seen and "test" not in table.splits:
         findings.append(Finding("problem", f"{source} had seen so many images that none is left for the test"))
     elif all_seen and not findings:
-        findings.append(
-            Finding(
-                "note",
-                f"{source} had seen {len(all_seen)} of these {len(table)} images, none of them held out here",
-            )
-        )
+        text = f"{source} had seen {len(all_seen)} of these {len(table)} images, none of them held out here"
+        findings.append(Finding("note", text))
     if overlap.looked_for == "exact":
         text = "the images are too similar to each other to recognise near copies of images that the weights had seen"
         findings.append(Finding("warning", f"{text}; only identical files were searched for"))
@@ -298,79 +250,62 @@ def ancestry_findings(split_images: SplitImages, recipe: Recipe) -> list[Finding
     return findings
 
 
-def _kept_findings(
-    before: ImageTable, after: ImageTable, kept: Sequence[str | None], groups: Sequence[int], source: str
+def _inherited_findings(
+    table: ImageTable, overlap: Overlap, kept: Sequence[str | None], conflicting: Sequence[int], source: str
 ) -> list[Finding]:
-    known = Counter(
-        name
-        for name, was, before_split in zip(after.splits, kept, before.splits, strict=True)
-        if before_split is None and name == was
-    )
-    if not known:
-        return []
-    parts = ", ".join(f"{known[name]} {name}" for name in SPLITS)
-    new = len(after) - known.total()
-    text = (
-        f"{known.total()} of {len(after)} images are known from {source} and keep their split ({parts}); {new} are new"
-    )
-    sides: dict[int, set[str | None]] = {}
-    for group, name in zip(groups, after.splits, strict=True):
-        sides.setdefault(group, set()).add(name)
-    findings = [Finding("note", text)]
-    if count := sum(len(names) > 1 for names in sides.values()):
-        findings.append(
-            Finding(
-                "problem",
-                f"{count} {'picture is' if count == 1 else 'pictures are'} in two splits of {source}",
-                is_settled=True,
-            )
-        )
+    """Report the images that are left out, and the relabelled images that have moved, because of their copies."""
+    findings = []
+    if conflicting:
+        are = "image is a copy" if len(conflicting) == 1 else "images are copies"
+        text = f"{len(conflicting)} new or relabelled {are} of pictures in different splits of {source} and left out"
+        findings.append(Finding("warning", f"{text}: {', '.join(table.paths[i] for i in conflicting)}"))
+    if moved := sorted(i for i in overlap.relabelled if kept[i] not in (None, overlap.roles[i])):
+        are = "relabelled image is now a copy" if len(moved) == 1 else "relabelled images are now copies"
+        text = f"{len(moved)} {are} of pictures in another split of {source}, and with them"
+        findings.append(Finding("note", f"{text}: {listed([table.paths[i] for i in moved])}"))
     return findings
 
 
-def _conflict_findings(table: ImageTable, indices: Sequence[int], source: str) -> list[Finding]:
-    if not indices:
+def _kept_findings(images: RunImages, after: ImageTable, kept: Sequence[str | None], source: str) -> list[Finding]:
+    """Report how many images keep the split of an earlier run, and the pictures that are in two of its splits."""
+    rows = zip(after.splits, kept, images.table.splits, strict=True)
+    known = Counter(name for name, inherited, original in rows if original is None and name == inherited)
+    if not known:
         return []
-    are = "image is a copy" if len(indices) == 1 else "images are copies"
-    paths = ", ".join(table.paths[i] for i in indices)
-    text = f"{len(indices)} new or relabelled {are} of pictures in different splits of {source} and left out: {paths}"
-    return [Finding("warning", text)]
-
-
-def _moved_findings(table: ImageTable, overlap: Overlap, kept: Sequence[str | None], source: str) -> list[Finding]:
-    moved = [i for i in overlap.relabelled if kept[i] not in (None, overlap.roles[i])]
-    if not moved:
-        return []
-    are = "relabelled image is now a copy" if len(moved) == 1 else "relabelled images are now copies"
-    paths = listed([table.paths[i] for i in sorted(moved)])
-    return [Finding("note", f"{len(moved)} {are} of pictures in another split of {source}, and with them: {paths}")]
+    parts = ", ".join(f"{known[name]} {name}" for name in SPLITS)
+    text = f"{known.total()} of {len(after)} images are known from {source} and keep their split ({parts})"
+    findings = [Finding("note", f"{text}; {len(after) - known.total()} are new")]
+    splits_of: dict[int, set[str | None]] = {}
+    for group, name in zip(images.groups, after.splits, strict=True):
+        splits_of.setdefault(group, set()).add(name)
+    if count := sum(len(names) > 1 for names in splits_of.values()):
+        text = f"{count} {'picture is' if count == 1 else 'pictures are'} in two splits of {source}"
+        findings.append(Finding("problem", text, is_settled=True))
+    return findings
 
 
 def note_shared_tests(out: str | Path | None, split_images: SplitImages) -> str | None:
     """Return a note if this run trains on images that were test images of earlier runs, else None.
 
-    Only the latest runs in the parent folder of this run are considered, at most `_MOST_RUNS`.
-
-    Args:
-        out: the run folder; None for the default folder.
-        split_images: the images of this run.
+    Only the latest runs in the parent folder of `out` (by default, `runs`) are considered, at most `_MOST_RUNS`.
     """
     parent = Path("runs") if out is None else Path(out).parent
-    images = split_images.images
-    folders = sorted(parent.glob(f"*/{RECORD}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    records = sorted(parent.glob(f"*/{RECORD}"), key=lambda path: path.stat().st_mtime, reverse=True)[:_MOST_RUNS]
+    if not records:
+        return None
+    table, digests = split_images.images.table, split_images.images.facts.column("digest")
+    trained = {digest[:DIGEST] for digest, split in zip(digests, table.splits, strict=True) if split == "train"}
     shared = []
-    digests = zip(images.facts.column("digest"), images.table.splits, strict=True) if folders else ()
-    trained = {digest[:DIGEST] for digest, split in digests if split == "train"}
-    for file in folders[:_MOST_RUNS]:
-        if out is not None and file.parent.resolve() == Path(out).resolve():
+    for record in records:
+        if out is not None and record.parent.resolve() == Path(out).resolve():
             continue
         try:
-            roles = PictureRecord.from_bytes(read_bytes(file), file).role_of()
+            roles = PictureRecord.from_bytes(read_bytes(record), record).role_of()
         except (VitkitError, OSError):
             continue
         tests = {digest for digest, role in roles.items() if role == "test"}
         if common := len(tests & trained):
-            shared.append((file.parent, common, len(tests)))
+            shared.append((record.parent, common, len(tests)))
     if not shared:
         return None
     run, common, tests_of = shared[0]

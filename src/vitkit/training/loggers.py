@@ -14,7 +14,7 @@ from vitkit.system.progress import Say
 from vitkit.system.run_files import BOARD, LOGGER_RUNS
 from vitkit.training.checkpoint import TrainingState
 from vitkit.training.loop import HOOKS
-from vitkit.training.recipe import Recipe, fields_without_places
+from vitkit.training.recipe import Recipe, without_places
 from vitkit.training.request import Hooks
 
 
@@ -40,7 +40,7 @@ class LogEpochs:
 
     def on_fit_start(self, state: TrainingState) -> None:
         """Log the recipe without the folders of this machine, because logs are read elsewhere."""
-        fields = {name: value for name, value in fields_without_places(self._recipe).items() if value is not None}
+        fields = {name: value for name, value in without_places(self._recipe).to_dict().items() if value is not None}
         self._call("log_hyperparams", fields)
 
     def on_epoch_end(self, state: TrainingState) -> None:
@@ -68,12 +68,10 @@ class LogEpochs:
 def check_hooks(recipe: Recipe, hooks: Hooks) -> None:
     """Refuse objects of the caller that would never be called, and a loss together with a teacher.
 
-    A callback whose attribute `is_optional` is true is accepted even if it will never be called. The recipe need not be
-    complete.
+    A callback whose attribute `is_optional` is true may remain uncalled. The recipe need not be complete.
     """
-    if recipe.method == "probe" and (functions := hooks.names()):
-        name = next(iter(functions))
-        raise VitkitError(f"method probe takes no steps, so {name} is never called: set method to full or lora")
+    if recipe.method == "probe" and (functions := list(hooks.names())):
+        raise VitkitError(f"method probe takes no steps, so {functions[0]} is never called: set method to full or lora")
     if recipe.teacher is not None and hooks.loss:
         raise VitkitError("loss cannot be combined with teacher, whose loss it replaces: leave out one of them")
     if recipe.logger in LOGGERS:
@@ -92,21 +90,18 @@ def check_hooks(recipe: Recipe, hooks: Hooks) -> None:
         raise VitkitError(
             "loggers: an object can log only one training, but --folds makes several: use the option logger instead"
         )
-    needed = [callback for callback in hooks.callbacks if not getattr(callback, "is_optional", False)]
-    if recipe.method == "probe" and (needed or hooks.loggers or recipe.logger in LOGGERS):
+    has_needed = any(not getattr(callback, "is_optional", False) for callback in hooks.callbacks)
+    if recipe.method == "probe" and (has_needed or hooks.loggers or recipe.logger in LOGGERS):
         raise VitkitError(
             "method probe takes no steps, so callbacks and loggers are never called: use method full or lora"
         )
 
 
 def loggers_of(recipe: Recipe, folder: Path, epoch: int) -> list[Logger]:
-    """Open the logger of a recipe; the list is empty if it names none.
-
-    If possible, the logger removes `epoch`, the first one to log, and later ones from an earlier log.
-    """
+    """Open the logger of a recipe, if it names one. If possible, the first epoch to log replaces earlier entries."""
     name = recipe.logger
-    if name == "auto":
-        name = "tensorboard" if importlib.util.find_spec("tensorboard") is not None else "none"
+    if name == "auto" and importlib.util.find_spec("tensorboard") is not None:
+        name = "tensorboard"
     return [LOGGERS[name][1](folder, epoch)] if name in LOGGERS else []
 
 
@@ -124,13 +119,11 @@ def _csv(folder: Path, epoch: int) -> Logger:
 
 
 def _saved_id(folder: Path, logger: str, epoch: int) -> str | None:
-    """Return the identifier of this run in a logging service; None if the run is new or no identifier is stored."""
-    if epoch == 0:
-        return None
-    try:
-        return str(from_json((folder / LOGGER_RUNS).read_text(encoding="utf-8"))[logger])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # the service starts another run
+    # The identifier of a resumed run in a logging service. Without one, the service starts another run.
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        if epoch > 0:
+            return str(from_json((folder / LOGGER_RUNS).read_text(encoding="utf-8"))[logger])
+    return None
 
 
 class _WandB:

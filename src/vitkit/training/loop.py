@@ -1,6 +1,6 @@
 """The training loop, from the first step to the last.
 
-Read `Loop.take_step` first. A step updates the weights with the mean gradient of one batch, or of several batches
+Read `Loop.take_step` first. A step updates the weights with the mean gradient of one batch, or of several
 (`grad_accum`). Several processes compute their shares of each batch and sum their gradients. Other classes handle lack
 of memory (`stability.Pieces`), values that are not finite (`stability.FiniteCheck`), epochs that made the model
 unusable (`stability.SafePoint`), averages of the weights (`optim.WeightAverage`), time budgets (`checkpoint.Clock`),
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed import ReduceOp
 
 from vitkit.data.augment import Mixing
 from vitkit.data.loading import Batch, BatchedImages, mix_seeds
@@ -59,9 +60,9 @@ _SECONDS_APART = 1.0  # approximate maximum of the seconds between two agreement
 class Interruption:
     """Let the processes agree after a step whether to stop or to save a checkpoint.
 
-    A single process decides after every step. Several processes agree by one reduction of a few numbers. They do so
-    after at most 16 steps or about a second, whichever is sooner, and no process stops in between. `stop` records
-    whether this process has received a signal.
+    A single process decides after every step. Several processes agree by one reduction of a few numbers, after at most
+    16 steps or about a second, whichever is sooner. No process stops in between. `stop` records the signals that this
+    process has received.
     """
 
     def __init__(self, stop: Deferral, team: ProcessGroup = ALONE) -> None:
@@ -74,15 +75,9 @@ class Interruption:
     ) -> Agreement:
         """Decide together with the other processes whether to stop or to save. All processes must call this method.
 
-        The training ends, or a checkpoint is written, if any process wants this. If the processes do not agree after
-        this step, both attributes of the decision are False.
-
-        Args:
-            should_stop: whether this process wants to end the training for another reason than a signal.
-            should_save: whether this process wants a checkpoint to be written.
-            clock: the clock of the training, which is set to the time of the main process. The training ends when its
-                time budget is used up. None if time does not matter.
-            at_once: whether to agree now even if the last agreement was a short time ago.
+        The training ends, or a checkpoint is written, if any process wants this. Without an agreement after this step,
+        the answer is no; `at_once` forces an agreement. If `clock` is given, it is set to the time of the main process,
+        and the training also ends when its time budget is used up.
 
         Raises:
             StoppedBetweenSteps: a process has received a signal.
@@ -93,7 +88,7 @@ class Interruption:
         now = time.monotonic()
         pace, since_main = (now - self._last) / self._steps, now if self._team.is_main else -math.inf
         wanted = (self._stop.received or 0, should_stop, should_save, pace, since_main)
-        received, stops, saves, pace, now_of_main = self._team.largest_of(wanted)
+        received, stops, saves, pace, now_of_main = self._team.reduce(wanted, ReduceOp.MAX)
         self._steps, self._last = 0, now
         self._apart = max(1, min(_STEPS_APART, int(_SECONDS_APART / max(pace, 1e-9))))
         if received:
@@ -102,21 +97,10 @@ class Interruption:
             clock.set(now_of_main)
         return Agreement(bool(stops) or (clock is not None and clock.is_up), bool(saves))
 
-    def in_validation(self) -> None:
-        """Raise `StoppedBetweenSteps` if this is the only process and it has received a signal.
-
-        Several processes cannot agree during the validation, because they may have different numbers of batches.
-        """
-        if self._team.size == 1:
-            self.after_step()
-
 
 @dataclass
 class MicroBatch:
-    """This process's share of a batch of a step, on the device of the process.
-
-    If memory is short, the share is computed in pieces. A piece is a range of rows of the tensors.
-    """
+    """This process's share of a batch, on its device. If memory is short, it is computed in pieces of some rows."""
 
     images: Tensor  # (B, C, height, width), already mixed (mixup or cutmix) if the recipe requests it
     targets: Tensor  # labels (B,), or weights of the classes (B, K)
@@ -128,7 +112,6 @@ class MicroBatch:
     hits: list[Tensor] = field(default_factory=list)  # for each computed piece, which images were classified correctly
 
     def size(self, rows: slice) -> int:
-        """Return the number of images in these rows."""
         return len(self.targets[rows])
 
     def counted(self, rows: slice) -> int:
@@ -147,7 +130,7 @@ class MicroBatch:
 class AwaitedBatches:
     """Iterate over the batches of a data loader, and measure the time spent waiting for them.
 
-    On a GPU the measured time is an upper bound, because the GPU may still be busy while the CPU waits for a batch.
+    A GPU may still be busy meanwhile, so the time in which it is idle is at most as long.
     """
 
     def __init__(self, batches: Iterator[Batch]) -> None:
@@ -159,21 +142,19 @@ class AwaitedBatches:
 
     def __next__(self) -> Batch:
         began = time.perf_counter()
-        try:
-            batch = next(self._batches)
-            self.largest = max(self.largest, batch[0].nbytes)
-            return batch
-        finally:
-            self._waited += time.perf_counter() - began
+        batch = next(self._batches)
+        self._waited += time.perf_counter() - began
+        self.largest = max(self.largest, batch[0].nbytes)
+        return batch
 
     @property
     def waiting(self) -> float:
-        """The fraction of the time that was spent waiting since this object was created, in [0, 1]."""
+        """The fraction of the time since the beginning that was spent waiting, in [0, 1]."""
         return self._waited / max(time.perf_counter() - self._began, 1e-9)
 
 
 HOOKS = ("on_fit_start", "on_step_end", "on_epoch_end", "on_fit_end")  # the methods that a callback may have
-# `checkpoint.RunWriter` also has on_save, on_trained and on_interrupt; `report.DrawFirstBatch` has draw_first_batch.
+# `checkpoint.RunWriter` also has on_save, on_trained and on_interrupt; `fine_tune.DrawFirstBatch` has draw_first_batch.
 
 
 class Loop:
@@ -213,8 +194,8 @@ class Loop:
     def compile_steps(self) -> None:
         """Compile the forward and backward pass with torch.compile, for batches of the usual size.
 
-        Compiling takes up to a minute for each batch size, and code that works for any size would be slower. Smaller
-        batches, such as the last one of an epoch, are therefore computed without compiled code.
+        Other batches, such as the last one of an epoch, are computed without compiled code: compiling takes up to a
+        minute for each size, and code for any size would be slower.
         """
         plain, compiled = self._forward, torch.compile(self.state.model.forward_heads, dynamic=False)
         whole, _ = self.data.images_in(0, 0)
@@ -261,7 +242,7 @@ class Loop:
             self.state.safe_point.remember()
 
     def train_epoch(self) -> None:
-        """Take the steps of an epoch. If the run was resumed within the epoch, take only the remaining steps."""
+        """Take the steps of an epoch, or the remaining ones if the run was resumed within the epoch."""
         state, accumulated = self.state, self.state.recipe.grad_accum
         self.begin_epoch()
         self.interruption.after_step(at_once=True)  # the end of the previous epoch may have taken long
@@ -273,8 +254,8 @@ class Loop:
             state.batch = min(first + accumulated, self.data.batches)
             self._tell("on_step_end")
             should_stop = self.between_steps()
-            what, steps = f"epoch {state.epoch + 1}/{state.recipe.epochs}", math.ceil(self.data.batches / accumulated)
-            progress(what, first // accumulated + 1, steps)
+            steps = math.ceil(self.data.batches / accumulated)
+            progress(f"epoch {state.epoch + 1}/{state.recipe.epochs}", first // accumulated + 1, steps)
             if should_stop:
                 break
         state.metrics["waiting"] = batches.waiting
@@ -297,12 +278,9 @@ class Loop:
         return agreed.should_stop
 
     def begin_epoch(self) -> None:
-        """Reset the sums of the epoch, unless the run was resumed within the epoch.
-
-        With `probe-sgd`, also put the backbone into evaluation mode.
-        """
+        """Reset the sums of the epoch, and put a backbone that is not trained into evaluation mode."""
         state = self.state
-        if not state.batch:
+        if not state.batch:  # else the run was resumed within the epoch
             state.sums, state.went_back, state.metrics = EpochSums(), False, {}
             state.epoch_began = state.clock.part
         if state.recipe.method == "probe-sgd":  # a frozen backbone should not use dropout
@@ -383,12 +361,16 @@ class Loop:
         if images.is_cuda:
             images = images.contiguous(memory_format=torch.channels_last)  # faster for convolutional stems
         training_images, whole = self.data.images_in(number, number)
-        mixed, targets = self.mix(images, labels, number - first, whole)
-        seed = mix_seeds(state.recipe.seed, state.step, number - first, 1)
-        keys = self._draws.of(seed, self.data.places(len(images)), images.device)
+        mixes = self._mixing or not self.objective.takes_labels
+        targets = self.objective.targets(labels) if mixes else labels  # (B, K) or (B,)
+        seeds = state.recipe.seed, state.step, number - first
+        if self._mixing:
+            before = partial(self.team.before, length=whole)
+            images, targets = self._mixing.apply(images, targets, mix_seeds(*seeds), before)
+        keys = self._draws.of(mix_seeds(*seeds, 1), self.data.places(len(images)), images.device)
         is_last = number == min(first + state.recipe.grad_accum, self.data.batches) - 1
         return MicroBatch(
-            mixed, targets, training_images, batch, is_last, lambda rows: self._draws.using(keys[:, rows])
+            images, targets, training_images, batch, is_last, lambda rows: self._draws.using(keys[:, rows])
         )
 
     def _note(self, micro: MicroBatch) -> None:
@@ -397,27 +379,12 @@ class Loop:
         self.state.sums.add(loss, micro.training_images, micro.hits)
         self.check.note_loss(loss, self.state.epoch, self.state.step)
 
-    def mix(self, images: Tensor, labels: Tensor, number: int, whole: int) -> tuple[Tensor, Tensor]:
-        """Return the images (B, C, height, width) and their labels (B,) or targets (B, K), mixed if requested.
-
-        Labels (B,) are returned unchanged if nothing is mixed and the objective accepts labels. `number` is the number
-        of the batch in its step, and `whole` the number of images in the batch of all processes together.
-        """
-        if not self._mixing and self.objective.takes_labels:
-            return images, labels
-        targets = self.objective.targets(labels)  # (B, K)
-        if self._mixing:
-            seed = mix_seeds(self.state.recipe.seed, self.state.step, number)
-            images, targets = self._mixing.apply(images, targets, seed, partial(self.team.before, length=whole))
-        return images, targets
-
     # --- Validation -------------------------------------------------------------------------------
 
     def validate(self) -> ValidationOutcome | None:
-        """Evaluate the model on the validation images, and store the figures in the state.
+        """Evaluate the model on the validation images, if there are any, and store the figures in the state.
 
-        Return the sums by which a collapsed model is recognised. Return None if there are no validation images, or if
-        the objective does not compute such sums.
+        Return the sums by which a collapsed model is recognised, if the objective computes them.
         """
         if not self.data.has_val:
             return None
@@ -426,7 +393,8 @@ class Loop:
             for batch in self.data.val_batches():
                 answers = self.objective.ask(self.state.kept, *self.fabric.to_device(batch))
                 outputs.append((answers.float(), batch[1]))
-                self.interruption.in_validation()
+                if self.team.size == 1:  # several processes may have different numbers of batches
+                    self.interruption.after_step()
         answers, labels = (torch.cat(parts).cpu()[: self.data.val_images] for parts in zip(*outputs, strict=True))
         if not self.objective.judges_shares:
             answers, labels = (self.data.put_together(self.team.gather(part)) for part in (answers, labels))
@@ -444,12 +412,11 @@ class Loop:
             state.optimizer.state.clear()
 
     def _tell_settled(self, hook: str) -> None:
-        """Find out which steps were skipped, and then call a hook that writes a checkpoint."""
+        # Before a checkpoint is written, find out which steps were skipped.
         self.check.resolve_pending()
         self._tell(hook)
 
     def _tell(self, hook: str, *arguments: Any) -> None:
-        """Call the method `hook` of each callback that has it, with the state unless there are other arguments."""
         for callback in self.callbacks:
             if (method := getattr(callback, hook, None)) is not None:
                 method(*(arguments or (self.state,)))
@@ -483,8 +450,7 @@ class Draws:
     def using(self, keys: Tensor) -> Iterator[None]:
         """Make the dropout layers use these numbers inside the context.
 
-        Activation checkpointing, which computes a block a second time in the backward pass, sees the same numbers. The
-        layers of a network of another library draw from torch's generator, seeded with the number of the first image.
+        Activation checkpointing, which computes a block a second time in the backward pass, sees the same numbers.
         """
         if self._is_network:  # its layers draw from torch's generator, for all images of a piece at once
             with torch.random.fork_rng():

@@ -1,16 +1,15 @@
 """Losses and training objectives.
 
-An objective converts labels into targets, computes the loss of a batch, and computes the validation figures. The losses
-are cross-entropy, binary cross-entropy, and distillation as in DeiT (arXiv 2012.12877, sec. 4), where a second head of
-the student imitates a teacher. If the student has only one head, this head learns from the labels and imitates the
-teacher.
+An objective converts labels into targets, and computes the loss of a batch and the validation figures. The losses are
+cross-entropy, binary cross-entropy, and distillation as in DeiT (arXiv 2012.12877, sec. 4), where a second head of the
+student imitates a teacher. A student with a single head both learns from the labels and imitates the teacher with it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 import torch
@@ -24,15 +23,13 @@ from vitkit.training.distributed import ALONE, ProcessGroup
 from vitkit.training.recipe import Recipe
 from vitkit.training.stability import ValidationOutcome
 
-DistillationKind = Literal["hard", "soft", "soft-deit"]
-
 
 def distillation_loss(
     heads: Sequence[Tensor],
     labels: Tensor,
     teacher: Tensor,
     *,
-    kind: DistillationKind,
+    kind: Literal["hard", "soft", "soft-deit"],
     alpha: float,
     temperature: float,
     label_smoothing: float = 0.0,
@@ -41,22 +38,18 @@ def distillation_loss(
 
     - hard (eq. 3): 1/2 CE(class head, labels) + 1/2 CE(distillation head, the teacher's decision)
     - soft (eq. 2): (1 - alpha) CE(class head, labels) + alpha t^2 KL(teacher || distillation head, at temperature t)
-    - soft-deit: as soft, with KL / K. DeiT's published code (losses.py) does this, because it divides by the number of
-      logits, B K. Choose this kind for values of alpha from DeiT's scripts. The formulas of the paper and of Hinton
-      (arXiv 1503.02531) do not divide by K.
+    - soft-deit: as soft, with KL / K, for values of alpha from DeiT's scripts. DeiT's code (losses.py) divides by the
+      number of logits, B K; the formulas of the paper and of Hinton (arXiv 1503.02531) do not divide by K.
 
     Args:
         heads: the logits (B, K) of the class head and, if the model has one, of the distillation head.
-        labels: true classes (B,), or targets (B, K). The sum of a row of targets is the weight of the image. This
-            weight also applies to the teacher's term.
+        labels: true classes (B,), or targets (B, K). The sum of a row of targets is the weight of the image in both
+            terms.
         teacher: the teacher's logits (B, K), in the student's order of classes.
         kind: which of the three losses to compute.
         alpha: lambda in the paper's soft loss.
         temperature: tau in the paper's soft loss.
         label_smoothing: the smoothing of the true labels. The teacher's decisions are not smoothed.
-
-    Returns:
-        A scalar.
     """
     true = _cross_entropy(heads[0], labels, label_smoothing)
     weights = 1.0 if labels.ndim == 1 else labels.sum(dim=1)  # of the images, (B,)
@@ -64,12 +57,8 @@ def distillation_loss(
     if kind == "hard":
         imitation = F.cross_entropy(student, teacher.argmax(dim=1), reduction="none")  # (B,)
         return (true + (weights * imitation).mean()) / 2
-    terms = F.kl_div(
-        F.log_softmax(student / temperature, dim=1),
-        F.log_softmax(teacher / temperature, dim=1),
-        reduction="none",
-        log_target=True,
-    )  # (B, K)
+    student, teacher = (F.log_softmax(logits / temperature, dim=1) for logits in (student, teacher))
+    terms = F.kl_div(student, teacher, reduction="none", log_target=True)  # (B, K)
     divergence = terms.mean(dim=1) if kind == "soft-deit" else terms.sum(dim=1)  # (B,)
     return (1 - alpha) * true + alpha * temperature**2 * (weights * divergence).mean()
 
@@ -82,10 +71,10 @@ def label_loss(heads: Sequence[Tensor], labels: Tensor, label_smoothing: float =
 def binary_loss(
     heads: Sequence[Tensor], targets: Tensor, weights: Tensor | None = None, label_smoothing: float = 0.0
 ) -> Tensor:
-    """Compute the binary cross-entropy for multi-label data, averaged over heads, images and classes; a scalar.
+    """Compute the binary cross-entropy with targets (B, K) in [0, 1], a mean over heads, images and classes; a scalar.
 
-    The targets (B, K) are between 0 and 1, and `label_smoothing` is the fraction by which they are moved towards 1/2.
-    `weights` (K,) has the weight of a positive image in the loss of each class. A negative image has weight 1.
+    `label_smoothing` is the fraction by which the targets are moved towards 1/2. `weights` (K,) has the weight of a
+    positive image in the loss of each class. A negative image has weight 1.
     """
     targets = (1 - label_smoothing) * targets + label_smoothing / 2
     losses = [F.binary_cross_entropy_with_logits(logits.float(), targets, pos_weight=weights) for logits in heads]
@@ -125,7 +114,7 @@ class Learning(Protocol):
         """Convert labels (B,) into targets (B, K), which can be mixed."""
 
     def ask(self, network: Callable[..., T], images: Tensor, labels: Tensor) -> T:
-        """Call the network on a batch, and return its output. In training, the output has one tensor for each head."""
+        """Call the network on a batch, and return its output; in training, one tensor for each head."""
 
     def loss(self, heads: Sequence[Tensor], images: Tensor, targets: Tensor) -> Tensor:
         """Compute the mean loss of a batch, a scalar. `targets` may be labels (B,) if `takes_labels`."""
@@ -136,10 +125,9 @@ class Learning(Protocol):
     def judge(
         self, answers: Tensor, labels: Tensor, team: ProcessGroup = ALONE
     ) -> tuple[dict[str, float], ValidationOutcome | None]:
-        """Compute the validation figures by name from the outputs (n, ...) of the model and the labels (n,).
+        """Compute the validation figures by name from outputs (n, ...) and labels (n,), shared among the `team`.
 
-        Also return the sums by which `stability` recognises a collapsed model, or None if there are none. `team` are
-        the processes among which the images are shared.
+        Also return the sums by which `stability` recognises a collapsed model, or None if there are none.
         """
 
 
@@ -150,12 +138,12 @@ class Objective:
     Attributes:
         recipe: the recipe, for label smoothing and distillation.
         classes: the number of classes, K.
-        imitate: a function that computes the teacher's logits (B, K) from the student's images; None without a teacher.
+        imitate: computes the teacher's logits (B, K) from the student's images; None without a teacher.
         class_weights: the weight (K,) of an image of each class; None for equal weights.
         shift: the correction of the class prior (K,), which is added to the logits in validation, as in the saved
             model; None for no correction.
-        custom: the caller's loss, which replaces the built-in loss; None if there is none. It receives logits (B, K),
-            and labels (B,) or targets (B, K), and returns a scalar.
+        custom: the caller's loss instead of the built-in one; None if there is none. It computes a scalar from logits
+            (B, K) and labels (B,) or targets (B, K).
     """
 
     recipe: Recipe
@@ -181,7 +169,6 @@ class Objective:
         return targets if self.class_weights is None else targets * self.class_weights
 
     def ask(self, network: Callable[..., T], images: Tensor, labels: Tensor) -> T:
-        """Call the network on the images; it does not receive the labels."""
         return network(images)
 
     def loss(self, heads: Sequence[Tensor], images: Tensor, targets: Tensor) -> Tensor:
@@ -226,7 +213,7 @@ class Objective:
         return {"val_loss": loss, "val_acc": outcome.accuracy}, outcome
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MultiLabelObjective(Objective):
     """Binary cross-entropy of each class, for images that may have several classes.
 
@@ -234,12 +221,10 @@ class MultiLabelObjective(Objective):
     `val_map` is the mean average precision. `judge` returns no outcome, because a collapsed model cannot be
     distinguished from a model at the beginning of its training.
 
-    Attributes:
-        sets: the targets of each label, (S, K). A label of multi-label data is the number of one of S sets of classes
-            (`ImageTable.set_targets`).
+    A label is the number of one of S sets of classes. `sets` (S, K) has their targets (`ImageTable.set_targets`).
     """
 
-    sets: Tensor = field(default_factory=lambda: torch.empty(0))
+    sets: Tensor
 
     judges_shares = False  # the average precision depends on the order of all images
     takes_labels = False
@@ -295,20 +280,17 @@ class EpochSums:
         self._earlier = torch.empty(0), list[int](), torch.empty(0, dtype=torch.bool)
 
     def add(self, loss: Tensor, images: int, hits: Iterable[Tensor]) -> None:
-        """Add a batch: the sum of the losses of its images, their number, and the correctness of each image."""
+        """Add a batch: the sum of the losses of its images, their number, and tensors with their correctness."""
         self.losses.append(loss)
         self.images.append(images)
         self.hits.extend(hits)
 
     def over(self, team: ProcessGroup) -> dict[str, float]:
-        """Return the figures of the epoch by name: the mean loss, and the accuracy if it is defined.
-
-        The mean is over the images of all processes, without batches whose loss is not finite.
-        """
+        """Return the mean loss, without batches whose loss is not finite, and the accuracy if it is defined."""
         losses, images, hits = self._in_memory()
         finite = [(loss, count) for loss, count in zip(losses.tolist(), images, strict=True) if math.isfinite(loss)]
         sums = sum(loss for loss, _ in finite), sum(count for _, count in finite)
-        loss, counted, right, judged = team.sum_of((*sums, hits.double().sum().item(), len(hits)))
+        loss, counted, right, judged = team.reduce((*sums, hits.double().sum().item(), len(hits)))
         figures = {"train_loss": loss / counted if counted else math.nan}
         if judged:
             figures["train_acc"] = hits.float().mean().item() if team.size == 1 else right / judged

@@ -31,57 +31,43 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Split a model's parameters into groups for the optimiser, by weight decay and by layer.
 
-    Weight decay applies to weight matrices, but not to biases, norms, tokens and position embeddings. Parameters that
-    require no gradient are left out.
-
     Args:
-        model: the model to train.
-        weight_decay: the weight decay of the weight matrices.
+        model: the model to train. Its parameters that require no gradient are left out.
+        weight_decay: the weight decay of weight matrices. It is 0 for biases, norms, tokens and position embeddings.
         layer_decay: the ratio of the `lr_scale` of a layer to the `lr_scale` of the next layer (BEiT, arXiv 2106.08254,
-            app. D). The `lr_scale` of the head is 1. Position embeddings belong to the lowest layer if all layers share
-            them, or if a single tensor holds those of all layers.
+            app. D). The `lr_scale` of the head is 1.
         decay_all: whether weight decay applies to all parameters.
 
     Returns:
         The groups, each with its `params`, `weight_decay` and `lr_scale`, the factor of its learning rate.
     """
-    depth = _depth(model)
+    depth = len(getattr(model, "blocks", ()))
     groups: dict[tuple[float, bool], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             local = name.removeprefix("encoder.").removeprefix("task.")  # the two parts of a pre-training
             is_table = local.startswith(_NO_DECAY) and ".mlp." not in local  # an MLP of offsets is not a table
             decays = decay_all or (parameter.ndim > 1 and not is_table)
-            scale = layer_decay ** (depth + 1 - layer_of(name, model))
+            scale = layer_decay ** (depth + 1 - _layer_of(name, model, depth))
             empty = {"params": [], "weight_decay": weight_decay if decays else 0.0, "lr_scale": scale}
             groups.setdefault((scale, decays), empty)["params"].append(parameter)
     return [groups[key] for key in sorted(groups, reverse=True)]
 
 
-def layer_of(name: str, model: nn.Module) -> int:
-    """Return the layer of a parameter, given its name: 0 in the embeddings, 1 to L in the L blocks, L + 1 after them.
-
-    The numbering follows the code of BEiT and MAE. In timm, by contrast, the last LayerNorm belongs to the last block.
-    """
-    depth, match = _depth(model), _BLOCK_PARAMETER.match(name)
+def _layer_of(name: str, model: nn.Module, depth: int) -> int:
+    """Return 0 for a parameter in the embeddings, 1 to L in the L blocks, and L + 1 after them, as in BEiT and MAE."""
+    match = _BLOCK_PARAMETER.match(name)
     # A table of relative positions belongs to its block, unless all blocks share one table.
     if match is not None and len(model.get_submodule(match[1])) == depth:  # type: ignore[arg-type]
         return int(match[2]) + 1
     return 0 if name.startswith(("patch_embed.", "norm_pre.", *_TOKEN_PARAMETERS)) else depth + 1
 
 
-def _depth(model: nn.Module) -> int:
-    return len(getattr(model, "blocks", ()))
-
-
 def build_optimizer(model: nn.Module, recipe: Recipe, make: MakeOptimizer | None = None) -> torch.optim.Optimizer:
-    """Build the recipe's optimiser for the parameters that require a gradient.
-
-    If the caller's function `make` is given, it takes the groups of parameters and returns the optimiser instead.
-    """
+    """Build the recipe's optimiser for the trainable parameters, or call `make` with their groups if it is given."""
     groups = parameter_groups(model, recipe.weight_decay, recipe.layer_decay, recipe.decay_all)
     if make is not None:
-        scales = [group["lr_scale"] for group in groups]
+        scales = [group["lr_scale"] for group in groups]  # before `make` may change the groups
         try:
             optimizer = make(groups)
         except (TypeError, ValueError) as error:
@@ -106,16 +92,11 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def lr_factor(progress: float, recipe: Recipe, stride: float) -> float:
-    """Return the scheduled learning rate as a fraction of its peak.
+    """Return the scheduled learning rate as a fraction of its peak, after the fraction `progress` of the training.
 
     The rate rises linearly in the warm-up, and then falls to `min_lr` along a cosine or a line, or stays constant.
-
-    Args:
-        progress: the completed fraction of the training, in [0, 1].
-        recipe: determines `warmup`, `schedule` and `min_lr`.
-        stride: the fraction of the training between two updates of the rate. The warm-up uses the progress at the end
-            of this interval, and the decay uses the progress at its start. The rate is therefore never 0, even in a
-            training of one step.
+    `stride` is the fraction of the training between two updates of the rate. The warm-up uses the progress at the end
+    of this interval, and the decay that at its start, so that the rate is never 0, even in a training of one step.
     """
     if progress < recipe.warmup:
         return min((progress + stride) / recipe.warmup, 1.0)
@@ -125,15 +106,15 @@ def lr_factor(progress: float, recipe: Recipe, stride: float) -> float:
 
 
 def swa_start(recipe: Recipe) -> int | None:
-    """Return the first epoch, from 0, that stochastic weight averaging includes; None if the recipe has no `swa`."""
+    """Return the first epoch, from 0, that stochastic weight averaging includes; None without `swa`."""
     return recipe.epochs - max(round(recipe.swa * recipe.epochs), 1) if recipe.swa else None
 
 
 def swa_factor(epoch: int, recipe: Recipe) -> float | None:
     """Return the learning rate of an epoch whose weights are averaged, as a fraction of `lr`; None for earlier epochs.
 
-    The rate anneals along a cosine from the schedule's value to `swa_lr` over ten epochs, as in Lightning's
-    StochasticWeightAveraging, or over fewer epochs if the training ends earlier.
+    The rate anneals along a cosine from the schedule's value to `swa_lr`, over ten epochs as in Lightning's
+    StochasticWeightAveraging, or over fewer if the training ends earlier.
     """
     start = swa_start(recipe)
     if start is None or epoch < start:
@@ -150,15 +131,12 @@ def ema_decay(updates: int, limit: float) -> float:
 
 
 class WeightAverage(nn.Module):
-    """A running average of a copy of a model's weights, on the model's device.
-
-    The decay is the recipe's `ema`. If it is 0, all updates have the same weight, as in stochastic weight averaging.
-    """
+    """A running average of a model's weights, with the decay `ema` of the recipe; if it is 0, their plain mean."""
 
     def __init__(self, model: nn.Module, recipe: Recipe) -> None:
         super().__init__()
         self._limit = recipe.ema
-        # Running statistics are only valid for the current weights, so they are averaged, too.
+        # Running statistics are valid only for the weights with which they were computed, so they are averaged, too.
         has_statistics = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
         update = self._update if recipe.ema or has_statistics else None  # by default, torch computes the mean
         self.averaged = AveragedModel(model, multi_avg_fn=update, use_buffers=has_statistics)
@@ -182,9 +160,7 @@ class WeightAverage(nn.Module):
     def _update(self, averages: Sequence[Tensor], weights: Sequence[Tensor], updates: Tensor | int) -> None:
         n = int(updates)
         if averages[0].is_floating_point():
-            torch._foreach_lerp_(
-                list(averages), list(weights), 1 - ema_decay(n, self._limit) if self._limit else 1 / (n + 1)
-            )
-            return
-        for average, weight in zip(averages, weights, strict=True):  # counters
-            average.copy_(weight)
+            share = 1 - ema_decay(n, self._limit) if self._limit else 1 / (n + 1)
+            torch._foreach_lerp_(list(averages), list(weights), share)
+        else:  # counters
+            torch._foreach_copy_(list(averages), list(weights))

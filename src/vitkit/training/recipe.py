@@ -4,9 +4,8 @@
 TOML. The value of a field comes from the first of these sources that sets it: the flag, the recipe file, an automatic
 choice for the data, the default. The complete recipe is stored in the run folder.
 
-The `[model]` table of a recipe, and `--set model.FIELD=VALUE`, change fields of a named model's `ViTConfig`. If the
-recipe has a field of the same name (`dropout`, `image_size`, ...), the value is moved to the recipe, so that each
-setting has one place (docs/decisions/0023-the-model-of-a-recipe.md).
+The `[model]` table of a recipe, and `--set model.FIELD=VALUE`, change fields of a named model's `ViTConfig`
+(docs/decisions/0023-the-model-of-a-recipe.md).
 """
 
 from __future__ import annotations
@@ -310,10 +309,9 @@ class Recipe(Machine, Keep, Augment, Pixels, Regularise, Targets, Optimiser, Met
         try:
             text = Path(source).read_text(encoding="utf-8") if Path(source).is_file() else bundled().get(str(source))
             fields = None if text is None else tomllib.loads(text)
-        except RecursionError as error:
-            raise VitkitError(f"{source} is not valid TOML: it is nested too deeply") from error
-        except ValueError as error:
-            raise VitkitError(f"{source} is not valid TOML: {error}") from error
+        except (RecursionError, ValueError) as error:
+            why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+            raise VitkitError(f"{source} is not valid TOML: {why}") from error
         if fields is None:
             raise VitkitError(f"no such recipe: {source} (a TOML file, or one of: {', '.join(sorted(bundled()))})")
         with naming(str(source)):
@@ -360,8 +358,7 @@ class Recipe(Machine, Keep, Augment, Pixels, Regularise, Targets, Optimiser, Met
             below.pop("image_size", None)
         of_model = {"model_fields": {**kept, **changes}} if kept or changes else {}
         merged = self.of({**below, **flags, **of_model})
-        given = {name: self.given.get(name, "") for name in merged.given} | dict(above.given)
-        return merged.with_given({name: given[name] for name in merged.given})
+        return merged.with_given({name: above.given.get(name, self.given.get(name, "")) for name in merged.given})
 
     def complete(self, chosen: Mapping[str, Any]) -> Self:
         """Return a copy with values that were chosen for fields; they do not count as `given`."""
@@ -406,12 +403,8 @@ def bundled() -> dict[str, str]:
     """Return the text of each recipe that comes with the package, by name."""
     from importlib import resources  # 20 ms that `vitkit --help` need not wait for
 
-    folder = resources.files("vitkit.recipes")
-    return {
-        Path(file.name).stem: file.read_text(encoding="utf-8")
-        for file in folder.iterdir()
-        if file.name.endswith(".toml")
-    }
+    files = [file for file in resources.files("vitkit.recipes").iterdir() if file.name.endswith(".toml")]
+    return {Path(file.name).stem: file.read_text(encoding="utf-8") for file in files}
 
 
 # --- Checks ---------------------------------------------------------------------------------------------------
@@ -430,7 +423,7 @@ def checkpoint_every(text: str) -> int:
     """Convert `none`, `all` or a number to a value of `VisionTransformer.checkpointing`."""
     if text in ("none", "all"):
         return int(text == "all")
-    if not text.isdecimal() or len(text) > 6 or not 0 < int(text) < 10**6:
+    if not text.isdecimal() or len(text) > 6 or int(text) == 0:
         raise VitkitError(f"checkpointing must be none, all, or a whole number above 0, not {text!r}")
     return int(text)
 
@@ -443,9 +436,9 @@ def _check(recipe: Recipe) -> None:
         )
     if recipe.crop_scale != (0.0, 0.0) and not 0 < recipe.crop_scale[0] <= recipe.crop_scale[1] <= 1:
         raise VitkitError(f"crop_scale must be two fractions of the area, the smaller first, not {recipe.crop_scale}")
-    for name in ("time", "save_every"):
-        if getattr(recipe, name) is not None:
-            parse_duration(getattr(recipe, name), name)
+    for name, duration in (("time", recipe.time), ("save_every", recipe.save_every)):
+        if duration is not None:
+            parse_duration(duration, name)
     checkpoint_every(recipe.checkpointing)
     try:
         re.compile(recipe.group_by or "")
@@ -460,12 +453,10 @@ def _check(recipe: Recipe) -> None:
     if recipe.swa and recipe.time:
         raise VitkitError("swa needs the number of epochs, which is unknown with a time budget; leave out swa or time")
     if recipe.head_from == "names" and (recipe.weights == "none" or recipe.lp_ft):
-        what = (
-            "lp_ft fits it to photographs: leave out one of them"
-            if recipe.lp_ft
-            else "weights is none: set weights of CLIP or SigLIP, or leave out head_from"
-        )
-        raise VitkitError(f"head_from 'names' makes the head from the class names, but {what}")
+        why = "weights is none: set weights of CLIP or SigLIP, or leave out head_from"
+        if recipe.lp_ft:
+            why = "lp_ft fits it to photographs: leave out one of them"
+        raise VitkitError(f"head_from 'names' makes the head from the class names, but {why}")
     if recipe.method == "lora" and recipe.weights == "none":
         raise VitkitError("method lora adapts pretrained weights; set --weights, or use --method scratch")
     if recipe.method == "scratch" and recipe.weights not in ("auto", "none"):
@@ -474,74 +465,69 @@ def _check(recipe: Recipe) -> None:
 
 # --- Fields of the model --------------------------------------------------------------------------------------
 
-_OF_ALIASES = {"mlp_ratio": float, "distilled": bool, "has_logits": bool}
+_ALIASES = {"mlp_ratio": float, "distilled": bool, "has_logits": bool}
+_ALSO_IN_RECIPE = ("image_size", "dropout", "attention_dropout", "drop_path", "init")
 
 
-def _consistent(changes: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _settled(name, value) for name, value in canonical(changes).items()}
-
-
-def _settled(name: str, value: Any) -> Any:
-    # Convert a field to the type of `ViTConfig`. `none` becomes None if the field can be None.
-    hint = _hint(name)
-    if NoneType in alternatives(hint)[0] and value in ("none", None):
-        return None
-    return as_pair(value, f"model.{name}") if name in PAIRS else as_typed(f"model.{name}", hint, value)
+def _converted(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert changes of a model to names and types of `ViTConfig`. `none` becomes None if a field can be None."""
+    converted = dict[str, Any]()
+    for name, value in canonical(changes).items():
+        hint = _hint(name)
+        if NoneType in alternatives(hint)[0] and value in ("none", None):
+            converted[name] = None
+        else:
+            place = f"model.{name}"
+            converted[name] = as_pair(value, place) if name in PAIRS else as_typed(place, hint, value)
+    return converted
 
 
 def _hint(name: str) -> Any:
-    hints = {**hints_of(ViTConfig), **_OF_ALIASES}
+    hints = {**hints_of(ViTConfig), **_ALIASES}
     if name not in hints:
         suggestion = suggest(name, list(hints)) or f"; known: {', '.join(hints)}"
         raise VitkitError(f"unknown field model.{name}{suggestion}")
     return hints[name]
 
 
-def read_change(name: str, text: str) -> dict[str, Any]:
-    """Parse a change of a model's field from text, such as a flag. Commas separate the numbers of a tuple."""
-    change = {}
-    for field, part in canonical({name: text}).items():
-        is_one = field in PAIRS and part != "none" and "," not in part
-        change[field] = _settled(field, from_text(f"model.{field}", int if is_one else _hint(field), part))
-    return change
-
-
-_OF_THE_RECIPE = ("image_size", "dropout", "attention_dropout", "drop_path", "init")
-_PREFIX = "model."
-
-
-def _of_recipe(changes: Mapping[str, Any]) -> list[str]:
+def _shared_fields(changes: Mapping[str, Any]) -> list[str]:
     # The changed fields that are fields of the recipe, too; its `image_size` is a side, so it takes only squares.
     is_square = "image_size" in changes and len(set(changes["image_size"])) == 1
-    return [name for name in _OF_THE_RECIPE if name in changes and (name != "image_size" or is_square)]
+    return [name for name in _ALSO_IN_RECIPE if name in changes and (name != "image_size" or is_square)]
 
 
 def read_sets(texts: Iterable[str], hints: Mapping[str, Any]) -> dict[str, Any]:
     """Parse the arguments of `--set`, such as `shear=5` or `model.position=none`, into fields.
 
-    `model.FIELD=VALUE` sets a field of `ViTConfig`. These fields, and `name`, which is the name of the model, are in
-    the mapping `model_fields` of the result. `hints` has the type of each other field that can be set, by name.
+    `hints` has the types of the recipe's fields by name. Changes of the model, and its `name`, are in the mapping
+    `model_fields` of the result. Commas separate the numbers of a tuple.
     """
-    fields, of_model = dict[str, Any](), dict[str, Any]()
+    fields, changes = dict[str, Any](), dict[str, Any]()
     for text in texts:
         key, equals, value = (part.strip() for part in text.partition("="))
         if not equals or not key:
             raise VitkitError(
                 f"--set {text}: --set expects FIELD=VALUE, as in --set shear=5 or --set model.position=none"
             )
-        if not key.startswith(_PREFIX):
+        if not key.startswith("model."):
             if key not in hints or key == "model_fields":
                 Recipe.check_names([key])
                 raise VitkitError(f"--set {text}: set fields of the model by --set model.FIELD=VALUE")
             _refuse_twice(key, fields, f"--set {key}")
             fields[key] = from_text(key, hints[key], value)
             continue
-        name = key.removeprefix(_PREFIX)
-        change = {name: value} if name == "name" else read_change(name, value)
+        name = key.removeprefix("model.")
+        change: dict[str, Any] = {name: value}
+        if name != "name":
+            change = canonical(change)
+            for field, part in change.items():
+                is_one = field in PAIRS and part != "none" and "," not in part
+                change[field] = from_text(f"model.{field}", int if is_one else _hint(field), part)
+            change = _converted(change)
         for field in change:
-            _refuse_twice(field, of_model, f"--set {_PREFIX}{field}")
-        of_model |= change
-    return fields | ({"model_fields": of_model} if of_model else {})
+            _refuse_twice(field, changes, f"--set model.{field}")
+        changes |= change
+    return fields | ({"model_fields": changes} if changes else {})
 
 
 def unfold(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -565,8 +551,8 @@ def unfold(fields: Mapping[str, Any]) -> dict[str, Any]:
                 f"model is given twice, as {unfolded['model']} and as {changes['name']}: leave out one of them"
             )
         unfolded["model"] = changes.pop("name")
-    changes = _consistent(changes)
-    for name in _of_recipe(changes):
+    changes = _converted(changes)
+    for name in _shared_fields(changes):
         if unfolded.get(name) is not None:
             raise VitkitError(f"{name} is given twice, as {name} and as model.{name}: leave out one of them")
         value = changes.pop(name)
@@ -577,16 +563,16 @@ def unfold(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_model_fields(changes: Any) -> dict[str, Any] | None:
-    if changes is None or (isinstance(changes, Mapping) and not changes):
+    if changes is None or changes == {}:
         return None
     if not isinstance(changes, Mapping) or not all(isinstance(name, str) for name in changes):
         raise VitkitError(f"model_fields must be a table of the model's fields, not {type_of(changes)}")
-    consistent = _consistent(changes)
-    if "num_classes" in consistent:
+    converted = _converted(changes)
+    if "num_classes" in converted:
         raise VitkitError("model.num_classes is determined by the data: leave it out")
-    for name in _of_recipe(consistent):
+    for name in _shared_fields(converted):
         raise VitkitError(f"{name} is a field of the recipe itself, not one of model_fields")
-    return consistent
+    return converted
 
 
 def to_table(name: str | None, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -610,18 +596,12 @@ def _refuse_twice(name: str, known_fields: Mapping[str, Any], what: str) -> None
 
 def without_places(recipe: Recipe) -> Recipe:
     """Return a copy of the recipe for publication, which keeps only the last part of each absolute path."""
-    return recipe.replace(**fields_without_places(recipe))
-
-
-def fields_without_places(recipe: Recipe) -> dict[str, Any]:
-    """Return the fields of `without_places` by name."""
-    teacher = recipe.teacher
-    if teacher is not None:
-        model, colon, file = teacher.partition(":")  # a torchvision model may have its weights in a file
-        teacher = f"{model}:{without_place(file)}" if colon and Path(file).is_absolute() else without_place(teacher)
     places = {name: getattr(recipe, name) for name in ("data", "labels", "split_from", "weights")}
-    named: dict[str, Any] = {name: None if place is None else without_place(place) for name, place in places.items()}
-    return {**recipe.to_dict(), **named, "teacher": teacher}
+    if recipe.teacher is not None:
+        model, colon, file = recipe.teacher.partition(":")  # a torchvision model may have its weights in a file
+        is_in_file = colon and Path(file).is_absolute()
+        places["teacher"] = f"{model}:{without_place(file)}" if is_in_file else recipe.teacher
+    return recipe.replace(**{name: without_place(place) for name, place in places.items() if place is not None})
 
 
 def name_of(recipe: Recipe) -> str:

@@ -1,8 +1,4 @@
-"""What a caller requests: recipes from files and flags, and objects that replace parts of a training (`Hooks`).
-
-`requested` adds the bundled recipe for the data to a caller's recipe. The run folder stores the names of the caller's
-functions, so that a run is not resumed without them by mistake.
-"""
+"""What a caller requests: a recipe, and objects that replace parts of a training (`Hooks`)."""
 
 from __future__ import annotations
 
@@ -24,13 +20,10 @@ if TYPE_CHECKING:
 
 
 def load_of_run(path: Path) -> Recipe:
-    """Read the recipe file of a run that will be continued.
-
-    The file must contain every field, because the default of a missing field could silently differ from the value that
-    the run was started with.
+    """Read the recipe file of a run.
 
     Raises:
-        VitkitError: the file lacks a field, because it is damaged or was written by an earlier version of vitkit.
+        VitkitError: the file lacks a field, whose default could differ from the value that the run was started with.
     """
     recipe = Recipe.load(path)
     missing = sorted(unfold(tomllib.loads(recipe.to_toml())).keys() - recipe.given.keys())
@@ -43,10 +36,10 @@ def load_of_run(path: Path) -> Recipe:
 
 
 def requested(recipe: Recipe | str | Path | None, data: str | Path | None = None) -> Recipe:
-    """Return the recipe that a caller requests, with the fields of the bundled recipe for the data if there is one.
+    """Return the recipe that a caller requests for some data.
 
-    Without a recipe, or with one that was not read from a file, the bundled recipe for the data is used, as for
-    `digits`. `data` are the data, instead of those of the recipe.
+    Fields that it leaves open come from the bundled recipe for the data, such as `digits`, if there is one and the
+    caller's recipe was not read from a file.
 
     Raises:
         VitkitError: no data is named, or a field is unknown, of the wrong type, or out of range.
@@ -79,11 +72,12 @@ def bundled_name(data: str | None) -> str | None:
     """Return the name of the bundled recipe for data; None if there is none."""
     if data is None or Path(data).exists() or data not in DATASETS:
         return None
-    return DATASETS[data].name if DATASETS[data].name in bundled() else None
+    name = DATASETS[data].name
+    return name if name in bundled() else None
 
 
 def departures(recipe: Recipe) -> list[str]:
-    """Describe in one line which fields of a bundled recipe the caller changed. The list is empty if there are none."""
+    """Describe in at most one line which fields of a bundled recipe the caller changed."""
     if recipe.source not in bundled():
         return []
     original, now = Recipe.load(str(recipe.source)).to_dict(), recipe.to_dict()
@@ -141,16 +135,16 @@ class Hooks:
 
     def names(self) -> dict[str, str]:
         """Return a mapping from each function that is set to its qualified name."""
-        parts = {name: getattr(self, name) for name in _FUNCTIONS if getattr(self, name) is not None}
         names = {}
-        for name, part in parts.items():
-            part = getattr(part, "func", part)  # of a partial
-            kind = part if hasattr(part, "__qualname__") else type(part)
-            names[name] = f"{kind.__module__}.{kind.__qualname__}"
+        for name in _FUNCTIONS:
+            if (part := getattr(self, name)) is not None:
+                part = getattr(part, "func", part)  # of a partial
+                kind = part if hasattr(part, "__qualname__") else type(part)
+                names[name] = f"{kind.__module__}.{kind.__qualname__}"
         return names
 
     def write(self, folder: Path) -> None:
-        """Write the names of the functions into the folder of a run. If there are none, write nothing."""
+        """Write the names of the functions, if there are any, so that a run is not resumed without them by mistake."""
         if names := self.names():
             write_json(folder / EXTENSIONS, names)
 
@@ -159,8 +153,8 @@ class Hooks:
         before: Mapping[str, str] = read_json(folder / EXTENSIONS) if (folder / EXTENSIONS).is_file() else {}
         now = self.names()
         for name in _FUNCTIONS:
-            if before.get(name) != now.get(name):
-                had, has = before.get(name, "none"), now.get(name, "none")
+            had, has = before.get(name, "none"), now.get(name, "none")
+            if had != has:
                 raise VitkitError(f"to resume {folder}, {name} must be the same as at its start: {had}, not {has}")
 
 

@@ -1,4 +1,4 @@
-"""Create, lock and clean up run folders, write the log and metrics.csv of a run, and prepare restarts."""
+"""A run in memory (`Run`), and its folder: create, lock and clean it up, and write the log and metrics.csv."""
 
 from __future__ import annotations
 
@@ -19,14 +19,7 @@ from vitkit.data.table import ImageTable
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.model_folder import WEIGHTS
 from vitkit.reporting.plots import save_figure
-from vitkit.system.files import (
-    exclusive_in,
-    is_empty,
-    regular,
-    unfinished,
-    write_json,
-    write_text,
-)
+from vitkit.system.files import exclusive_in, is_empty, regular, unfinished, write_text
 from vitkit.system.logger import log
 from vitkit.system.run_files import (
     BAD_BATCH,
@@ -68,113 +61,65 @@ _FILES_OF_RUN = (*model_folder.FILES, *FILES)
 
 @dataclass
 class Run:
-    """A training, which passes through the stages of `training.stages`. Each adds what it finds for those after it.
+    """A training, which passes through the stages of `training.stages`. Each adds results for those after it."""
 
-    Attributes:
-        asked: the requested recipe.
-        out: the requested run folder; None for the next free one.
-        team: the processes that work on the run.
-        hooks: objects of the caller that observe the training, or replace parts of it.
-        notes: lines about the requested recipe.
-        earlier_runs: folders that contain earlier runs, whose models may have proposed labels of these images.
-        reserve: locks the requested run folder, or only refuses one that is in use. None if nothing will be trained.
-        is_reserved: whether that was done.
-        keeps_pictures: whether decoded pictures are kept for the training.
-        whole: the folder of the cross-validation to which the run belongs as a fold; None if it is not a fold.
-        until: the number of epochs after which the training ends, even if the schedule has more; None for all epochs.
-
-    Found by `open`:
-        source: all images of the data, including unreadable ones, after the changes of the label file.
-        recipe: the complete recipe; `fields` are those that the user has set, and `reasons` explain the others.
-        idle: lines about fields without effect.
-        blueprint: the description of the model that the training starts from.
-        teacher_record: the record of the images that the teacher was trained on; None if there is none.
-
-    Found by `examine`:
-        diagnosis: the readable images, their facts, and the problems of the data.
-        groups: a number for each readable image; images with the same number stay in one split.
-        torn: findings about groups that are in more than one of the original splits of the data.
-        photographs: the decoded pictures; None if they are not kept.
-
-    Found by `split`:
-        parts: the split images: one item, or one for each fold of a cross-validation.
-        undivided: for a cross-validation, the images of the final model; otherwise None.
-        before: the record of the images that the initial weights and the teacher were trained on.
-        findings: problems of the data that do not depend on the split.
-
-    Needed for training, and read from the folder when a run is resumed:
-        folder: the run folder. Its files are for people, and for resuming in another process.
-        inputs: the images with their splits, and what is known of them; `inputs_of_folds` are those of the folds, by
-            folder.
-        metrics: the rows of metrics.csv.
-        pictures: the figures for the report that have been drawn, by caption.
-        features: the features of the photographs under the initial weights; None if nothing has needed them.
-
-    Found by `fit`:
-        classifier: the trained model, in the main process; after `calibrate`, with all that predictions need.
-        out_of_fold: predictions of models that were not trained on the image, if there are no validation images.
-
-    Found by `calibrate`:
-        frozen: the features of all images under weights that had not seen them; None if there are no such weights.
-        table: the images, of which those that have changed since the start (`changes`) count as unreadable.
-        calibration: the evaluation that the temperature was fitted on, after calibration; None without such images.
-        tested: the evaluation of the held-out images.
-
-    Found by `evaluate`:
-        numbers: the figures of that evaluation, the content of evaluation.json.
-        evaluation: the part of it that counts: the images that the initial weights had not seen, or None.
-        label_errors: labels that are likely wrong, the most doubtful first.
-    """
-
-    asked: Recipe
-    out: Path | None = None
-    team: ProcessGroup = ALONE
-    hooks: Hooks = NONE
-    notes: Sequence[str] = ()
+    asked: Recipe  # the requested recipe
+    out: Path | None = None  # the requested run folder; None for the next free one
+    team: ProcessGroup = ALONE  # the processes that work on the run
+    hooks: Hooks = NONE  # objects of the caller that observe the training, or replace parts of it
+    notes: Sequence[str] = ()  # lines about the requested recipe
+    # Folders that contain earlier runs, whose models may have proposed labels of these images.
     earlier_runs: Sequence[Path] = (Path("runs"),)
+    hold: ExitStack = field(default_factory=ExitStack)  # locks the run folder; it is closed at the end of the run
+    # Locks the requested run folder, or only refuses one that is in use. None if nothing will be trained.
     reserve: Callable[[Path], None] | None = None
-    is_reserved: bool = False
-    keeps_pictures: bool = False
-    whole: Path | None = None
-    until: int | None = None
+    keeps_pictures: bool = False  # whether decoded pictures are kept for the training
+    until: int | None = None  # the number of epochs after which the training ends; None for all epochs of the schedule
 
-    source: ImageTable = field(init=False)
-    recipe: Recipe = field(init=False)
-    fields: Mapping[str, Any] = field(init=False)
-    reasons: list[str] = field(default_factory=list)
-    idle: Sequence[str] = ()
-    blueprint: Blueprint = field(init=False)
-    teacher_record: bytes | None = None
+    # Results of `open`.
+    source: ImageTable = field(init=False)  # all images, including unreadable ones, after the changes of the label file
+    recipe: Recipe = field(init=False)  # the complete recipe
+    fields: Mapping[str, Any] = field(init=False)  # the fields that the user has set
+    reasons: list[str] = field(default_factory=list)  # why the other fields have their values
+    idle: Sequence[str] = ()  # lines about fields without effect
+    blueprint: Blueprint = field(init=False)  # the model that the training starts from
+    teacher_record: bytes | None = None  # the record of the images that the teacher was trained on
 
-    diagnosis: Diagnosis = field(init=False)
-    groups: tuple[int, ...] = ()
-    torn: Sequence[Finding] = ()
-    photographs: PictureStore | None = None
+    # Results of `examine`.
+    diagnosis: Diagnosis = field(init=False)  # the readable images, their facts, and the problems of the data
+    groups: tuple[int, ...] = ()  # a number for each readable image; those with the same number stay in one split
+    torn: Sequence[Finding] = ()  # findings about groups that are in several of the original splits of the data
+    photographs: PictureStore | None = None  # the decoded pictures; None if they are not kept
 
-    parts: tuple[SplitImages, ...] = ()
-    undivided: SplitImages | None = None
-    before: PictureRecord = field(init=False)
-    findings: tuple[Finding, ...] = ()
+    # Results of `split`.
+    parts: tuple[SplitImages, ...] = ()  # the split images: one item, or one for each fold of a cross-validation
+    undivided: SplitImages | None = None  # for a cross-validation, the images of the final model
+    before: PictureRecord = field(init=False)  # the images that the initial weights and the teacher were trained on
+    findings: tuple[Finding, ...] = ()  # problems of the data that do not depend on the split
 
-    folder: Path = field(init=False)
-    inputs: Inputs = field(init=False)
-    inputs_of_folds: dict[Path, Inputs] = field(default_factory=dict)
-    metrics: Metrics = field(init=False)
-    pictures: dict[str, bytes] = field(default_factory=dict)
-    features: FeatureStore | None = None
+    # Needed for training, and read from the folder when a run is resumed.
+    folder: Path = field(init=False)  # the run folder; its files are for people, and for resuming in another process
+    inputs: Inputs = field(init=False)  # the images with their splits, and what is known of them
+    inputs_of_folds: dict[Path, Inputs] = field(default_factory=dict)  # by the folders of the folds
+    metrics: Metrics = field(init=False)  # the rows of metrics.csv
+    pictures: dict[str, bytes] = field(default_factory=dict)  # the figures that the report will show, by caption
+    features: FeatureStore | None = None  # under the initial weights; None if nothing has needed them
 
-    classifier: Classifier = field(init=False)
-    out_of_fold: OutOfFold | None = None
+    # Results of `fit`.
+    classifier: Classifier = field(init=False)  # in the main process; `calibrate` adds what predictions need
+    out_of_fold: OutOfFold | None = None  # predictions of models that were not trained on the image, without val images
 
-    frozen: Tensor | None = None
-    table: ImageTable = field(init=False)
-    changes: Changes = field(init=False)
-    calibration: Evaluation | None = None
-    tested: Evaluation = field(init=False)
+    # Results of `calibrate`.
+    frozen: Tensor | None = None  # features of all images under weights that had not seen them, if there are such
+    table: ImageTable = field(init=False)  # the images; those that have changed since the start count as unreadable
+    changes: Changes = field(init=False)  # the images that have changed
+    calibration: Evaluation | None = None  # of the images that the temperature was fitted on, after calibration
+    tested: Evaluation = field(init=False)  # of the held-out images
 
-    numbers: dict[str, Any] = field(init=False)
-    evaluation: Evaluation | None = None
-    label_errors: Sequence[LabelError] = ()
+    # Results of `evaluate`.
+    numbers: dict[str, Any] = field(init=False)  # the content of evaluation.json
+    evaluation: Evaluation | None = None  # the part of `tested` that the initial weights had not seen, if there is any
+    label_errors: Sequence[LabelError] = ()  # labels that are likely wrong, the most doubtful first
 
     def enter(self, folder: Path) -> None:
         """Choose the run folder. If the run is resumed, what another process has left there is read."""
@@ -205,38 +150,34 @@ class Run:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}\n")
 
 
-def check_place(out: str | Path | None, table: ImageTable, teacher: str | None, weights: str) -> None:
-    """Refuse a run folder that lies among the images, is a file, or contains the teacher or the initial weights."""
+def check_place(out: str | Path | None, table: ImageTable | None, teacher: str | None, weights: str) -> None:
+    """Refuse a run folder that lies among the images, is a file, or contains the teacher or the initial weights.
+
+    `table` is None if the images are not files.
+    """
     folder = Path("runs" if out is None else out)
-    if table.lies_among(folder):
+    if table is not None and table.lies_among(folder):
         raise VitkitError(
             f"the run would be written among the photographs, in {folder}: choose another folder with --out"
         )
-    check_overwritten(out, teacher, weights)
-
-
-def check_overwritten(out: str | Path | None, teacher: str | None, weights: str) -> None:
-    """Refuse a run folder that is a file, or contains the teacher or the initial weights."""
     if out is None:
         return
-    folder = Path(out)
     if folder.exists() and not folder.is_dir():
         raise VitkitError(f"--out {out} is a file; choose a folder that does not exist")
     for what, name in (("teacher", teacher), ("weights", weights)):
-        is_there = name is not None and folder.is_dir() and Path(name).exists()
-        if is_there and Path(str(name)).resolve().is_relative_to(folder.resolve()):
+        if name is None or not folder.is_dir() or not Path(name).exists():
+            continue
+        if Path(name).resolve().is_relative_to(folder.resolve()):
             raise VitkitError(f"--out {out} would overwrite the {what} {name}: choose a new name")
 
 
 def check_free(folder: Path, *, force: bool) -> None:
     """Refuse a folder that is not empty. With `force`, a folder that contains a run is accepted, too.
 
-    This process must have locked the folder.
-
     Raises:
         VitkitError: the folder is refused.
     """
-    if is_empty(folder):
+    if not folder.exists() or is_empty(folder):
         return
     if not force:
         raise VitkitError(f"--out {folder} exists and is not empty: choose a new name, or overwrite it with --force")
@@ -244,35 +185,33 @@ def check_free(folder: Path, *, force: bool) -> None:
         raise VitkitError(f"--out {folder} is neither empty nor a run of vitkit: choose a new name")
 
 
-def reserve_folder(out: str | Path, hold: ExitStack, *, force: bool) -> None:
-    """Lock the requested run folder, and check that a run may be written there.
-
-    Args:
-        out: the folder.
-        hold: the stack that holds the lock.
-        force: whether a run in the folder may be overwritten.
-
-    Raises:
-        VitkitError: another process has locked the folder, or a run may not be written there.
-    """
-    hold.enter_context(exclusive_in(Path(out)))
-    check_free(Path(out), force=force)
-
-
 def new_run_folder(name: str, hold: ExitStack) -> Path:
     """Create and lock a new folder `runs/NAME-N`. If it is still empty when `hold` is closed, it is removed."""
     folder = next_free(name)
-    hold.callback(remove_if_empty, folder)
+
+    @hold.callback
+    def remove_if_empty() -> None:
+        with suppress(OSError):  # it is usually not empty
+            folder.rmdir()
+
     hold.enter_context(exclusive_in(folder))
     return folder
 
 
-def lock_run(folder: Path, hold: ExitStack) -> None:
-    """Lock a run that will be continued, and remove temporary files of a killed process.
+def next_free(name: str) -> Path:
+    """Create a new folder `runs/NAME-N`, with the first free number."""
+    Path("runs").mkdir(exist_ok=True)
+    number = 1
+    while True:
+        folder = Path("runs", f"{name}-{number}")
+        with suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+        number += 1
 
-    Args:
-        folder: the folder of the run.
-        hold: the stack that holds the lock.
+
+def lock_run(folder: Path, hold: ExitStack) -> None:
+    """Lock a run that will be continued until `hold` is closed, and remove temporary files of a killed process.
 
     Raises:
         VitkitError: another process has locked the folder, or the log or metrics.csv is a symbolic link.
@@ -286,29 +225,6 @@ def lock_run(folder: Path, hold: ExitStack) -> None:
 
 
 @contextmanager
-def cleanup_on_failure(run: Run, again: str) -> Iterator[None]:
-    """Clean up if the run in this context fails. After an interruption by a signal, print how to resume instead.
-
-    The files of a failed run are removed unless the run has saved a model, a checkpoint or a bad batch.
-
-    Args:
-        run: the run.
-        again: the command that resumes the run.
-    """
-    try:
-        yield
-    except Interrupted:
-        if not any(run.folder.rglob(WEIGHTS)):
-            run.say("stopped before there was a model")
-        run.say(f"to continue: {again}")
-        raise
-    except BaseException:
-        if run.team.is_main:
-            discard_if_empty(run.folder)
-        raise
-
-
-@contextmanager
 def reporting(run: Run) -> Iterator[None]:
     """If a signal interrupts this context, print that the model is saved but its report is not finished."""
     try:
@@ -318,42 +234,18 @@ def reporting(run: Run) -> Iterator[None]:
         raise
 
 
-def next_free(name: str) -> Path:
-    """Create a new folder `runs/NAME-N`, with the first free number."""
-    Path("runs").mkdir(exist_ok=True)
-    number = 1
-    while True:
-        folder = Path("runs", f"{name}-{number}")
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            number += 1
-        else:
-            return folder
-
-
-def remove_if_empty(folder: Path) -> None:
-    """Remove a folder if it is empty, because its run never started."""
-    with suppress(OSError):  # it is usually not empty
-        folder.rmdir()
-
-
 def discard_if_empty(folder: Path) -> None:
     """Remove the files of a run, unless it has saved a model, a checkpoint or a bad batch."""
-    runs = (folder, *folds_in(folder))
-    if not any((member / name).exists() for member in runs for name in (WEIGHTS, LAST, BEFORE)) and not any(
-        folder.rglob(BAD_BATCH)
-    ):
+    saved = [member / name for member in (folder, *folds_in(folder)) for name in (WEIGHTS, LAST, BEFORE)]
+    if not any(path.exists() for path in saved) and not any(folder.rglob(BAD_BATCH)):
         clear(folder)
 
 
 def clear(folder: Path) -> None:
     """Remove the files of a run from its folder. Other files are kept."""
     sweep(folder)
-    for name in _FILES_OF_RUN:
-        (folder / name).unlink(missing_ok=True)
-    for batch in folder.glob(BAD_BATCH):
-        batch.unlink()
+    for file in (*(folder / name for name in _FILES_OF_RUN), *folder.glob(BAD_BATCH)):
+        file.unlink(missing_ok=True)
     for grown in (LAST.parent.name, *LOGGED):
         shutil.rmtree(folder / grown, ignore_errors=True)
     for fold in folds_in(folder):
@@ -373,13 +265,7 @@ def sweep(folder: Path) -> None:
 
 
 ZERO_SHOT = -1  # the row of the zero-shot model, before epoch 0
-COLUMNS = ("epoch", "step", "train_loss", "train_acc", "val_loss", "val_acc", "lr", "seconds", "waiting")
-
-
-def _columns(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the columns of metrics.csv. They include val_map if any of the rows has this figure."""
-    place = COLUMNS.index("val_acc") + 1
-    return (*COLUMNS[:place], "val_map", *COLUMNS[place:]) if any("val_map" in row for row in rows) else COLUMNS
+COLUMNS = ("epoch", "step", "train_loss", "train_acc", "val_loss", "val_acc", "val_map", "lr", "seconds", "waiting")
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
@@ -393,10 +279,8 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     try:
         with open(path, encoding="utf-8", newline="", opener=regular) as file:
             rows = [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
-        if lacking := next((name for name in ("epoch", "step") for row in rows if name not in row), None):
-            raise ValueError(f"a row has no {lacking}")
-        if not all(math.isfinite(row["epoch"]) and math.isfinite(row["step"]) for row in rows):
-            raise ValueError("the epoch or step of a row is not finite")
+        if not all(math.isfinite(row.get(name, math.nan)) for row in rows for name in ("epoch", "step")):
+            raise ValueError("a row has no finite epoch or no finite step")
     except (ValueError, TypeError, csv.Error) as error:
         raise VitkitError(f"{path} is damaged: {error}; delete it to continue without these curves") from error
     return rows
@@ -415,27 +299,25 @@ class Metrics:
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Append a row, without items that are not columns of the file. A new file starts with a header."""
-        text, columns = io.StringIO(), _columns([row])
-        writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
-        if not self.path.exists():
-            writer.writeheader()
-        writer.writerow(row)
+        text = _to_csv([row], has_header=not self.path.exists())
         with open(self.path, "a", encoding="utf-8", newline="", opener=regular) as file:
-            file.write(text.getvalue())
-        self.rows.append({name: float(row[name]) for name in columns if name in row})
+            file.write(text)
+        self.rows.append({name: float(row[name]) for name in COLUMNS if name in row})
 
     def truncate(self, epoch: int) -> None:
         """Remove the rows of `epoch` and later epochs, because a resumed run writes them again."""
         self.rows = [row for row in self.rows if row["epoch"] < epoch]
         if self.path.exists():
-            text = io.StringIO()
-            writer = csv.DictWriter(text, _columns(self.rows), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows({**row, "epoch": int(row["epoch"]), "step": int(row["step"])} for row in self.rows)
-            write_text(self.path, text.getvalue())
+            rows = [{**row, "epoch": int(row["epoch"]), "step": int(row["step"])} for row in self.rows]
+            write_text(self.path, _to_csv(rows))
 
 
-def write_request(folder: Path, fields: Mapping[str, Any]) -> None:
-    """Write the fields that the command of a run sets into the run folder."""
-    plain = {name: str(value) if isinstance(value, Path) else value for name, value in fields.items()}
-    write_json(folder / REQUEST, {name: value for name, value in plain.items() if value is not None})
+def _to_csv(rows: Sequence[Mapping[str, Any]], *, has_header: bool = True) -> str:
+    """Return rows of metrics.csv as text. There is a column val_map only if any of the rows has this figure."""
+    columns = [name for name in COLUMNS if name != "val_map" or any(name in row for row in rows)]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
+    if has_header:
+        writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

@@ -1,23 +1,13 @@
 """Detect instability in training, and recover from it.
 
-`StabilityGuard` counts and reports incidents, and ends a training that does not recover. There are three kinds of
-incidents:
+`StabilityGuard` reports incidents, and ends a training that does not recover:
 
 - The loss or the gradient of a step is not finite. `FiniteCheck` skips the step.
 - The model predicts one class for all images, or its weights are not finite. `SafePoint` restores the weights of the
   last good epoch, and the training continues with a lower learning rate.
-- A batch does not fit into memory. `Pieces` divides the batch into parts, whose gradients have the same sum.
 
-`RunningStatistics` maintains the running statistics of batch normalisation layers. Skipped steps and passes that run
-out of memory do not change the statistics. Each process normalises its own share of a batch. After each step the
-processes average their statistics, weighted by the number of images, so that all processes have the same model. A
-training with a single process normalises whole batches and therefore gets other statistics.
-
-New batch normalisation layers start with mean 0 and variance 1. In the usual exponential average, a fraction of 0.9^n
-of this initial variance remains after n steps. For about a hundred steps, this remainder exceeds the true variance of
-the activations. In evaluation, the network would therefore give almost the same output for all images, although it
-learns well. To avoid this, the statistics are at first the arithmetic mean over all batches. They become the
-exponential average as soon as the exponential average gives the newest batch more weight than the mean.
+`Pieces` divides a batch that does not fit into memory into parts, whose gradients have the same sum.
+`RunningStatistics` keeps skipped steps and passes that run out of memory out of the statistics of batch norms.
 """
 
 from __future__ import annotations
@@ -39,7 +29,6 @@ from vitkit.training.distributed import ALONE, ProcessGroup, full_weights, is_sh
 
 _IN_A_ROW = 3  # skipped steps in a row after which the training stops
 _LOWERED = 2  # how many times the learning rate is lowered before the training stops
-_FACTOR = 0.1
 _DEFERRED = 50  # steps after which a GPU is asked which of them it skipped
 _ADVICE = "try a lower --lr or a longer --warmup"
 
@@ -50,15 +39,14 @@ class DivergedError(VitkitError):
 
 @dataclass(frozen=True)
 class ValidationOutcome:
-    """The result of a validation, as sums over images. The sums of several processes can be added.
+    """The result of a validation, as sums over images in float64. The sums of several processes can be added.
 
     The fixed shift is an offset of the logits that is not learned, such as the correction of the class prior. Relative
     logits are the logits of an image without the fixed shift, minus their mean over the classes.
     """
 
-    images: int
-    correct: int  # the number of images that were classified correctly
-    infinite: int  # the number of images whose logits are not all finite
+    images: Tensor  # the number of images, ()
+    correct: Tensor  # the number of images that were classified correctly, ()
     losses: Tensor  # two sums of the cross-entropy, (2,): for the logits with the fixed shift, and without it
     predicted: Tensor  # the number of images for which each class was predicted, (K,)
     labelled: Tensor  # the number of images of each class, (K,)
@@ -72,43 +60,38 @@ class ValidationOutcome:
         learned = logits if shift is None else logits - shift
         answers = logits.argmax(dim=1)
         relative = learned - learned.mean(dim=1, keepdim=True)  # softmax is invariant to the mean
-        return cls(
-            len(labels),
-            int((answers == labels).sum()),
-            int((~logits.isfinite()).any(dim=1).sum()),
+        sums = (
+            torch.tensor(len(labels)),
+            (answers == labels).sum(),
             torch.stack([F.cross_entropy(each, labels, reduction="sum") for each in (logits, learned)]),
-            answers.bincount(minlength=K).double(),
-            labels.bincount(minlength=K).double(),
+            answers.bincount(minlength=K),
+            labels.bincount(minlength=K),
             relative.sum(dim=0),
             relative.square().sum(dim=0),
         )
+        return cls(*(part.double() for part in sums))
 
     def over(self, team: ProcessGroup) -> ValidationOutcome:
         """Return the sums over all processes. All processes must call this method together."""
-        if team.size == 1:
-            return self
-        numbers = torch.tensor([self.images, self.correct, self.infinite], dtype=torch.float64)
-        parts = self.losses, self.predicted, self.labelled, self.relative, self.squared
-        sums = [numbers, *(part.clone() for part in parts)]
+        sums = [part.clone() for part in vars(self).values()]
         team.all_reduce(sums)
-        images, correct, infinite = (int(count) for count in sums[0])
-        return ValidationOutcome(images, correct, infinite, *sums[1:])
+        return ValidationOutcome(*sums)
 
     @property
     def accuracy(self) -> float:
-        return self.correct / self.images
+        return (self.correct / self.images).item()
 
     @property
     def largest_class(self) -> float:
         """Return the fraction of the images that belong to the most frequent class."""
-        return self.labelled.max().item() / self.images
+        return (self.labelled.max() / self.images).item()
 
     @property
     def spread(self) -> tuple[float, float]:
-        """Return two standard deviations of the relative logits: over images, and over classes.
+        """Return two standard deviations of the relative logits.
 
-        The first is computed over the images for each class; the maximum over the classes is returned. The second is
-        the standard deviation, over the classes, of the mean logit of each class.
+        The first is that over the images, for the class with the largest one. The second is that of the mean logits of
+        the classes, over the classes.
         """
         means = self.relative / self.images
         variances = (self.squared - self.images * means.square()).clamp(min=0) / (self.images - 1)
@@ -119,36 +102,28 @@ def has_collapsed(outcome: ValidationOutcome, best_accuracy: float = 0.0, fell_b
     """Return whether a model predicts one class for (almost) all images, although it should do better.
 
     The result is False for fewer than ten images, or if a class has more than 90 % of the images. Otherwise it is True
-    if any logit is not finite. It is also True if all of these conditions hold:
+    if any logit is not finite, or if all of these conditions hold:
 
     - At least 99 % of the predictions are the same class.
     - The accuracy does not exceed that of always predicting the most frequent class.
-    - There is a sign of harm, unless the model has collapsed before in this training (`fell_before`). This is required
-      because a model at the beginning of its training meets the other conditions, too.
-
-    The signs of harm are:
-
-    - The loss exceeds both 1.5 times the entropy of the true classes and 1.05 times the loss of a uniform prediction.
-    - The logits (almost) do not depend on the image.
-    - In an earlier epoch, the accuracy (`best_accuracy`) exceeded that of always predicting the most frequent class by
-      more than 0.1.
+    - There is a sign of harm, because a model at the beginning of its training meets the other conditions, too. The
+      loss is very high, the logits (almost) do not depend on the image, the model has collapsed before in this training
+      (`fell_before`), or it was clearly better in an earlier epoch (`best_accuracy`).
     """
-    images = outcome.images
-    if images < 10 or outcome.largest_class > 0.9:
+    images, largest_class = outcome.images, outcome.largest_class
+    if images < 10 or largest_class > 0.9:
         return False
-    if outcome.infinite:
+    if not outcome.squared.isfinite().all():  # a logit is not finite
         return True
-    same = outcome.predicted.max().item() / images >= 0.99
-    if not same or outcome.accuracy > outcome.largest_class:
+    if outcome.predicted.max() / images < 0.99 or outcome.accuracy > largest_class:
         return False
-    if fell_before:
+    if fell_before or best_accuracy > largest_class + 0.1:
         return True
     shares = outcome.labelled / images
     entropy = -torch.xlogy(shares, shares).sum().item()
+    uniform = math.log(len(shares))  # the loss of a uniform prediction, which is no sign of harm
     # Which of the two losses assumes the class frequencies of the images depends on --balance and --prior.
-    loss = outcome.losses.min().item() / images
-    ignorant = math.log(len(outcome.labelled))  # the loss of a uniform prediction, which is no sign of harm
-    if loss > max(1.5 * entropy, 1.05 * ignorant) or best_accuracy > outcome.largest_class + 0.1:
+    if outcome.losses.min() / images > max(1.5 * entropy, 1.05 * uniform):
         return True
     by_image, by_class = outcome.spread
     return by_image < 0.01 * by_class
@@ -166,7 +141,7 @@ class StabilityGuard:
     @property
     def lr_scale(self) -> float:
         """Return the factor by which incidents have lowered the learning rate."""
-        return _FACTOR**self.lowered
+        return 0.1**self.lowered
 
     def state_dict(self) -> dict[str, Any]:
         return {"lowered": self.lowered, "best_accuracy": self.best_accuracy, "bad_in_a_row": self._bad_in_a_row}
@@ -180,7 +155,7 @@ class StabilityGuard:
         self._bad_in_a_row = 0
 
     def skip_step(self, what: str, epoch: int, step: int) -> None:
-        """Report that `what` was not finite after so many steps, which is an error if it is the third time in a row."""
+        """Report that `what` was not finite after so many steps. The third time in a row, this is an error."""
         self._bad_in_a_row += 1
         self.say(f"the {what} is not finite in epoch {epoch + 1}, after {step} steps: step skipped")
         if self._bad_in_a_row >= _IN_A_ROW:
@@ -189,7 +164,7 @@ class StabilityGuard:
             )
 
     def judge(self, outcome: ValidationOutcome | None) -> bool:
-        """Return whether the model has not collapsed (`has_collapsed`)."""
+        """Return whether the model has not collapsed."""
         if outcome is None:
             return True
         if has_collapsed(outcome, self.best_accuracy, self.lowered > 0):
@@ -198,7 +173,7 @@ class StabilityGuard:
         return True
 
     def lower(self, epoch: int, what: str) -> None:
-        """Lower the learning rate to a tenth because of `what`, which is an error if this is the third time."""
+        """Lower the learning rate to a tenth because of `what`. The third time, this is an error."""
         if self.lowered >= _LOWERED:
             raise DivergedError(
                 f"{what} after epoch {epoch + 1}, even with a {round(1 / self.lr_scale)}th of the learning rate:"
@@ -219,9 +194,8 @@ class FiniteCheck:
     """Skip the steps whose loss or gradient is not finite, and report them to the guard.
 
     A fused optimiser, the default on GPUs, skips such a step by itself, as it does for gradient scalers. Which steps it
-    skipped is read only every 50 steps, because waiting for the GPU after every step would delay the training.
-
-    A gradient that overflows is no incident as long as the scale of the gradient scaler can still be lowered.
+    skipped is read only every 50 steps, because waiting for the GPU after every step would delay the training. A
+    gradient that overflows is no incident as long as the scale of the gradient scaler can still be lowered.
     """
 
     def __init__(self, guard: StabilityGuard, scaler: torch.amp.GradScaler | None = None) -> None:
@@ -240,10 +214,7 @@ class FiniteCheck:
         self._losses = bad_losses == 0
 
     def is_finite(self, norm: Tensor) -> Tensor:
-        """Return whether the losses of this step and the norm of the gradient are all finite, as a tensor, ().
-
-        The tensor stays on the device, so that the CPU need not wait for it.
-        """
+        """Return whether the losses of this step and the norm of the gradient are finite, (), on their device."""
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         return norm.isfinite() if self._losses is None else norm.isfinite() & self._losses
 
@@ -273,10 +244,7 @@ class FiniteCheck:
 
 
 class SafePoint:
-    """The stored weights of the last good epoch. Before there is a good epoch, they are the initial weights.
-
-    Frozen parameters are not stored.
-    """
+    """The weights of the last good epoch, or the initial weights, without frozen parameters."""
 
     def __init__(self, model: nn.Module, average: nn.Module | None = None) -> None:
         self.is_doubtful = False  # whether the weights of the latest epoch were not stored because they may be bad
@@ -292,7 +260,8 @@ class SafePoint:
             state = self._model.state_dict()
             self.weights = {"model": {name: state[name].cpu().clone() for name in state if name not in frozen}}
         if self._average is not None:
-            self.weights["average"] = {name: own.cpu().clone() for name, own in self._average.state_dict().items()}
+            averaged = self._average.state_dict()
+            self.weights["average"] = {name: tensor.cpu().clone() for name, tensor in averaged.items()}
         self.is_doubtful = False
 
     def go_back(self) -> None:
@@ -306,19 +275,16 @@ class SafePoint:
         self.is_doubtful = False
 
     def judge(self, guard: StabilityGuard, outcome: ValidationOutcome | None, *, epoch: int, is_warm: bool) -> bool:
-        """Store the current weights if they are good, or restore the stored weights if the current ones are unusable.
+        """Store the current weights if they are good. If they are unusable, restore the stored ones, and return True.
 
         Weights are unusable if they are not finite, or if the model has collapsed. During the warm-up (unless
         `is_warm`), a collapsed model goes on with its current weights, which are not stored.
 
-        Returns:
-            Whether the stored weights were restored.
-
         Raises:
             DivergedError: the weights are unusable although the learning rate has been lowered twice.
         """
-        parts = (self._model,) if self._average is None else (self._model, self._average)
-        is_finite, is_good = all(all_finite(part.state_dict()) for part in parts), guard.judge(outcome)
+        is_good = guard.judge(outcome)
+        is_finite = all(all_finite(part.state_dict()) for part in (self._model, self._average) if part is not None)
         if is_finite and is_good:
             self.remember()
         elif is_finite and not is_warm:
@@ -347,7 +313,7 @@ class TooLittleMemory(VitkitError):  # noqa: N818  # it says what is wrong
 class Pieces:
     """The division of batches into pieces that fit into memory. When memory runs out, the pieces become half as large.
 
-    If the weights are sharded, running out of memory is an error, because the other processes take part in a piece.
+    If the weights are sharded, this is an error, because the other processes take part in the pass through a piece.
     """
 
     def __init__(self, say: Say, *, is_sharded: bool = False) -> None:
@@ -355,10 +321,7 @@ class Pieces:
         self._say, self._is_sharded = say, is_sharded
 
     def each(self, images: int, compute: Callable[[slice], None]) -> None:
-        """Compute all images of a batch, in smaller pieces if memory runs out.
-
-        `compute` is called with slices of the batch. If it runs out of memory, it must have no effect.
-        """
+        """Call `compute` with slices of a batch. If it runs out of memory, it must have no effect."""
         done = 0
         while done < images:
             size = min(self.size or images, images - done)
@@ -399,11 +362,18 @@ def optimizer_in_memory() -> Iterator[None]:
         raise
 
 
-_MARGIN = 10  # times the memory of the average; generous, because skipped steps and batches of one image do not count
-
-
 class RunningStatistics:
-    """The running means, variances and batch counters of the batch norms of a model, if it has any."""
+    """The running means, variances and batch counters of the batch norms of a model, if it has any.
+
+    Each process normalises its own share of a batch. After each step the processes average their statistics, weighted
+    by the number of images, so that all have the same model. A single process, which normalises whole batches, gets
+    other statistics.
+
+    New layers start with mean 0 and variance 1. In the usual exponential average, a fraction of 0.9^n of this variance
+    remains after n steps, which exceeds the true variance of the activations for about a hundred steps. In evaluation,
+    the network would therefore give almost the same output for all images. To avoid this, the statistics are at first
+    the arithmetic mean over all batches, until the exponential average gives the newest batch more weight.
+    """
 
     def __init__(self, model: nn.Module, team: ProcessGroup = ALONE) -> None:
         kind = nn.modules.batchnorm._BatchNorm
@@ -412,13 +382,13 @@ class RunningStatistics:
         self._team = team
         self._before: list[Tensor] = []
         memory = max((math.ceil(1 / norm.momentum) for norm in self._norms if norm.momentum), default=0)
-        self._steps_to_correct = _MARGIN * memory  # after these steps the initial values no longer matter
+        # After these steps the initial values no longer matter, although skipped steps and single images do not count.
+        self._steps_to_correct = 10 * memory
 
     def start(self) -> None:
-        """Prepare for the first step.
+        """Count earlier batches if pretrained weights lack the counter of batches, which would then be 0.
 
-        A file of pretrained weights may lack the counter of batches, which is then 0. With this counter, the first
-        steps would replace the pretrained statistics instead of updating them. A higher counter is therefore set.
+        With that counter, the first steps would replace the pretrained statistics instead of updating them.
         """
         for norm in self._norms:
             mean, variance, counter = norm.buffers()
@@ -431,10 +401,7 @@ class RunningStatistics:
         self._before = [buffer.clone() for buffer in self._buffers]
 
     def finish(self, images: int, is_finite: Callable[[], Tensor]) -> None:
-        """End a step: average the statistics over all processes, and undo their change if the step is not finite.
-
-        `images` is the number of images of the step in this process.
-        """
+        """End a step with so many images in this process. Undo the change of the statistics if it is not finite."""
         if not self._buffers:
             return
         if self._steps_to_correct:  # later it would have no effect, and it takes time
@@ -460,16 +427,16 @@ class RunningStatistics:
             mean, variance, batches = norm.buffers()
             batches_before = old[id(batches)]
             weight_before = (1 - norm.momentum) ** (batches - batches_before)  # of the statistics before the step
-            wanted = torch.minimum(weight_before, batches_before / batches)
+            wanted = torch.minimum(weight_before, batches_before / batches)  # the latter in the mean over all batches
             factor = torch.where(batches > batches_before, (1 - wanted) / (1 - weight_before), 1.0)
             for buffer in (mean, variance):
                 buffer.copy_(torch.lerp(old[id(buffer)], buffer, factor.to(buffer)))
 
     @contextmanager
     def attempt(self, images: int) -> Iterator[None]:
-        """Restore the statistics if the pass through the model in this context fails.
+        """Restore the statistics if the pass of so many images through the model in this context fails.
 
-        A single image is normalised by the running statistics, as in evaluation.
+        A single image has no variance, and is therefore normalised by the running statistics, as in evaluation.
         """
         before = [buffer.clone() for buffer in self._buffers]
         switched = [norm for norm in self._norms if norm.training] if images == 1 else []

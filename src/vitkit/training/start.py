@@ -1,8 +1,7 @@
 """Describe the model that a training starts from, and create it: its configuration, weights, head and preprocessing.
 
-A new head starts with zeros or with the text encoder's vectors of the class names. With a head made from the class
-names, the model is a classifier before any training. The validation figures of this zero-shot classifier are reported
-as epoch 0 (WiSE-FT, arXiv 2109.01903, sec. 3).
+A new head starts with zeros or with the text encoder's vectors of the class names. The latter is a zero-shot classifier
+before any training, whose validation figures are reported as epoch 0 (WiSE-FT, arXiv 2109.01903, sec. 3).
 """
 
 from __future__ import annotations
@@ -48,7 +47,8 @@ from vitkit.model.vit import VisionTransformer
 from vitkit.system import environment as devices
 from vitkit.system.environment import best_precision
 from vitkit.system.files import without_place
-from vitkit.training.adapters import check_patch_dropout, heads_of
+from vitkit.text.arguments import hints_of
+from vitkit.training.adapters import heads_of, needs_every_patch
 from vitkit.training.defaults import (
     check_network,
     config_of,
@@ -57,7 +57,7 @@ from vitkit.training.defaults import (
     spare_patches,
     weights_of,
 )
-from vitkit.training.recipe import Recipe, fields_without_places
+from vitkit.training.recipe import Pixels, Recipe, without_places
 from vitkit.training.request import ChangePicture
 from vitkit.weights.loading import LoadPlan, WeightsSource
 
@@ -67,13 +67,8 @@ def choose_head_start(
 ) -> tuple[Recipe, list[str]]:
     """Choose whether the head starts from zeros or from the class names.
 
-    Return the recipe with this choice, and lines for the user about it.
-
-    Args:
-        recipe: the complete recipe.
-        fields: the fields that the user has set.
-        table: the images, for their classes.
-        weights: the weights that the recipe starts from; None for random weights.
+    Return the complete recipe with this choice, and lines for the user about it. The arguments are as for
+    `resolve_model`; `weights` is None for random weights.
 
     Raises:
         VitkitError: class names are requested, but cannot be used with these weights.
@@ -82,19 +77,23 @@ def choose_head_start(
         return recipe, []
     if weights is None or (recipe.head_from == "auto" and weights.is_image_encoder):
         return recipe.replace(head_from="zero"), []
+    words = None
     try:
         words = look_for_words(weights)
-        if words is not None:
-            check_tokenizer(weights, words)
-        lacking = "the weights have no text encoder; use CLIP or SigLIP with both encoders, or --set head_from=zero"
-        why = lacking if words is None else _why_zero(recipe, fields, table, words)
-        is_worth_telling = words is not None
+        if words is None:
+            if recipe.head_from == "auto":
+                return recipe.replace(head_from="zero"), []
+            raise VitkitError(
+                "the weights have no text encoder; use CLIP or SigLIP with both encoders, or --set head_from=zero"
+            )
+        check_tokenizer(weights, words)
+        why = _why_zero(recipe, fields, table, words)
     except VitkitError as error:
-        words, why, is_worth_telling = None, str(error), True
-    if why is not None or words is None:
+        why = str(error)
+    if words is None or why is not None:
         if recipe.head_from == "names":
             raise VitkitError(f"--set head_from=names: {why}")
-        return recipe.replace(head_from="zero"), [f"the head starts from zero: {why}"] if is_worth_telling else []
+        return recipe.replace(head_from="zero"), [f"the head starts from zero: {why}"]
     (template,) = published_templates(is_sigmoid=words.is_sigmoid)
     pairs = zip(table.classes, spoken(table.classes), strict=True)
     read = next((f", {name!r} read as {text!r}" for name, text in pairs if name != text), "")
@@ -121,15 +120,14 @@ _LIBRARIES = ("torch", "torchvision", "lightning-fabric", "numpy", "pillow")
 
 @dataclass(frozen=True)
 class Blueprint:
-    """The description of the model that a training starts from. No model is built, and no weight tensors are read.
+    """The model that a training starts from, without its tensors: no model is built, and no weights are read.
 
     Attributes:
         recipe: the complete recipe.
         config: the architecture.
         preprocess: the preprocessing of images.
-        weights: the file of the initial weights, of which only the names and the shapes of the tensors have been read;
-            None for random weights.
-        plan: the plan for loading the initial weights without their head; None for random weights.
+        weights: the file of the initial weights, of which only names and shapes have been read; None if random.
+        plan: the plan for loading the initial weights without their head; None if random.
     """
 
     recipe: Recipe
@@ -150,21 +148,24 @@ def blueprint_of(recipe: Recipe, classes: Sequence[str], weights: WeightsSource 
     Args:
         recipe: the complete recipe.
         classes: the classes of the model.
-        weights: the weights that the recipe starts from, if they have been opened already; otherwise None.
+        weights: the weights that the recipe starts from, if they have been opened already.
 
     Raises:
         VitkitError: the model cannot be built, its weights cannot be obtained or understood, or the preprocessing of
             photographs is unknown.
     """
     if recipe.weights == "none":
-        config = config_of(recipe, len(classes))
-        check_config(config, recipe)
-        return Blueprint(recipe, config, _preprocess(recipe, _plain_pixels(config)))
-    with _offering_scratch(recipe):
-        weights = weights or look_at_weights(recipe)
-        config, plan = plan_of(recipe, len(classes), weights)
+        config, plan = config_of(recipe, len(classes)), None
+        values = HALF[: config.in_channels]
+        preprocess = Preprocess(size=config.image_size, mean=values, std=values)
+    else:
+        with _offering_scratch(recipe):
+            weights = weights or look_at_weights(recipe)
+            config, plan = plan_of(recipe, len(classes), weights)
+        preprocess = plan.preprocess
     check_config(config, recipe)
-    preprocess = _preprocess(recipe, plan.preprocess)
+    changes = {name: getattr(recipe, name) for name in hints_of(Pixels) if getattr(recipe, name) is not None}
+    preprocess = replace(preprocess, **changes)
     if preprocess.unknown and recipe.data is not None:  # a caller's datasets have a preprocessing of their own
         name = weights_of(recipe)
         preprocess.check_known(name, by_conversion(name, "train with --weights NEW"))
@@ -173,7 +174,7 @@ def blueprint_of(recipe: Recipe, classes: Sequence[str], weights: WeightsSource 
 
 @contextmanager
 def _offering_scratch(recipe: Recipe) -> Iterator[None]:
-    """Add the advice to train from scratch to an error in this context, if the weights are chosen automatically."""
+    # Add this advice to an error, if the weights are chosen automatically.
     try:
         yield
     except VitkitError as error:
@@ -184,17 +185,12 @@ def _offering_scratch(recipe: Recipe) -> Iterator[None]:
 
 
 def check_config(config: Config, recipe: Recipe) -> None:
-    """Refuse a model that cannot be trained by the recipe.
-
-    Raises:
-        VitkitError: the library of the network is not installed, or the model does not support a field of the recipe.
-    """
+    """Refuse a model whose library is not installed, or that does not support a field of the recipe."""
     if isinstance(config, NetworkConfig):
         check_network(config, recipe)
         check_buildable(config)
-        return
-    if recipe.patch_dropout:
-        check_patch_dropout(config)
+    elif recipe.patch_dropout and (why := needs_every_patch(config)) is not None:
+        raise VitkitError(f"--patch-dropout: {why}")
 
 
 def new_classifier(blueprint: Blueprint, table: ImageTable, data_hash: str) -> Classifier:
@@ -202,20 +198,16 @@ def new_classifier(blueprint: Blueprint, table: ImageTable, data_hash: str) -> C
 
     With pretrained weights, the new head consists of zeros (paper, app. B.1.1) or is made from the class names.
 
-    Args:
-        blueprint: the description of the model.
-        table: the images, for their classes and their task.
-        data_hash: the hash of the split images, which is recorded in the classifier.
+    The hash of the split images, `data_hash`, is recorded in the classifier.
     """
     recipe, config, plan = blueprint.recipe, blueprint.config, blueprint.plan
     torch.manual_seed(mix_seeds(recipe.seed))
     model = build(config)
+    fields = without_places(recipe).to_dict()
     provenance: dict[str, Any] = {
         "data": without_place(table.name),
         "data_hash": data_hash,
-        "recipe": {
-            name: list(v) if isinstance(v, tuple) else deepcopy(v) for name, v in fields_without_places(recipe).items()
-        },
+        "recipe": {name: list(v) if isinstance(v, tuple) else deepcopy(v) for name, v in fields.items()},
         "versions": versions(config),
     }
     report = None
@@ -253,13 +245,7 @@ def digest_of_backbone(model: Model) -> str:
 
 
 def take_weights(model: Model, tensors: Mapping[str, Tensor], first_head: Mapping[str, Tensor]) -> None:
-    """Copy pretrained weights into a model, and initialise its heads.
-
-    Args:
-        model: the model, which is changed in place.
-        tensors: the weights, without those of the heads.
-        first_head: the initial parameters of the heads, by name. Parameters of the heads that are missing become 0.
-    """
+    """Copy pretrained weights into a model, except for its heads. Parameters missing in `first_head` become 0."""
     target: torch.nn.Module = model if isinstance(model, VisionTransformer) else model.network
     head = "head" if isinstance(model, VisionTransformer) else f"{anatomy_of(model.config).head}."
     heads = {name for name in target.state_dict() if name.startswith(head)}
@@ -271,32 +257,15 @@ def take_weights(model: Model, tensors: Mapping[str, Tensor], first_head: Mappin
             parameter.copy_(first_head.get(name, torch.zeros_like(parameter)))
 
 
-def _plain_pixels(config: Config) -> Preprocess:
-    """Return the default preprocessing of a model with random initial weights."""
-    values = HALF[: config.in_channels]
-    return Preprocess(size=config.image_size, mean=values, std=values)
-
-
-def _preprocess(recipe: Recipe, base: Preprocess) -> Preprocess:
-    """Return the preprocessing `base` with the changes that the recipe makes."""
-    named_fields = {name: getattr(recipe, name) for name in ("fit", "crop_pct", "interpolation")}
-    changes = {name: value for name, value in named_fields.items() if value is not None}
-    return replace(base, **changes) if changes else base
-
-
 def augment_of(recipe: Recipe, change: ChangePicture | None = None) -> Augment:
-    """Return the random augmentation of a recipe. The caller's function `change` is applied before it, if not None."""
+    """Return the random augmentation of a recipe, which follows the caller's function `change` if there is one."""
     strengths: dict[str, Any] = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(Augment)}
     strengths["crop_scale"] = None if recipe.crop_scale == (0.0, 0.0) else recipe.crop_scale
     return Augment(**strengths) if change is None else CustomAugment(**strengths, change=change)
 
 
 def choose_device(recipe: Recipe) -> str:
-    """Return the device of a run, as the name of a Lightning accelerator; `auto` lets Lightning choose.
-
-    Raises:
-        VitkitError: the machine has no such device.
-    """
+    """Return the Lightning accelerator of a run; `auto` lets Lightning choose. A device that is missing is refused."""
     return "auto" if recipe.device == "auto" else devices.choose_device(recipe.device)
 
 
@@ -310,12 +279,7 @@ _WORTH_COMPILING = 500_000
 
 
 def choose_compile(recipe: Recipe, images: int) -> bool:
-    """Return whether to compile the training steps with torch.compile: by default, for long trainings on a GPU.
-
-    Args:
-        recipe: the recipe of the training.
-        images: the number of training images.
-    """
+    """Return whether to compile the training steps on `images` images; by default, in long trainings on a GPU."""
     if recipe.compile != "auto":
         return recipe.compile == "on"
     if images * recipe.epochs < _WORTH_COMPILING:
@@ -330,13 +294,10 @@ def normalises_on_gpu(recipe: Recipe) -> bool:
 
 
 def choose_workers(recipe: Recipe, size: tuple[int, int], *, bytes_per_pixel: int = 12) -> int:
-    """Return the number of processes that prepare images.
+    """Return the number of processes that prepare images, by default as many as cores and shared memory allow.
 
-    This is the number in the recipe, or by default as many as the cores and the shared memory allow.
-
-    The training processes on this machine share its cores. If each has at most two cores, the default is 0 workers,
-    because the training steps need both cores. Each worker holds two batches in /dev/shm, which often has only 64 MiB
-    in containers. The workers use at most half of the free space.
+    The training processes of a machine share its cores. If each has at most two, the training steps need both. Each
+    worker holds two batches in /dev/shm, which often has only 64 MiB in containers; half of its free space is used.
 
     Args:
         recipe: the recipe.

@@ -55,10 +55,7 @@ _LONG = 30.0  # seconds of a step above which it is estimated from shorter ones
 
 
 def measure_training(run: Run, devices: int) -> Figures:
-    """Measure a training by gradient descent. If several devices divide a batch, the share of one is measured.
-
-    The run is in an empty folder.
-    """
+    """Measure a training by gradient descent. If several devices divide a batch, the share of one is measured."""
     recipe, changes = _computable(run.recipe)
     table = run.parts[0].images.table
     classifier = new_classifier(run.blueprint, table, "")
@@ -67,15 +64,16 @@ def measure_training(run: Run, devices: int) -> Figures:
     run.inputs = Inputs(table, "", {}, {})
     data, objective, fabric, _ = prepare_to_learn(run, classifier, teacher)
     data.process = (0, devices)
-    loop = Loop(_begin(classifier.model, recipe, data, fabric.device, run.hooks), objective, data, fabric)
+    state = _begin(classifier.model, recipe, data, fabric.device, run.hooks)
     cold, batch = _seconds(lambda: data.batch_again(0, 0))
     warm, _ = _seconds(lambda: data.batch_again(0, 0))  # its pictures may be cached now
     cold, warm = cold / len(batch[0]), warm / len(batch[0])
-    found = _measure_step(loop, batch, None if teacher is None else teacher.network)
+    network = None if teacher is None else teacher.network
+    found = _measure_step(Loop(state, objective, data, fabric), batch, network)
 
     few = fabric.to_device([part[:_FEW] for part in batch])
-    with in_evaluation(loop.state.kept), torch.no_grad(), fabric.autocast():
-        check, _ = _seconds(lambda: objective.ask(loop.state.kept, *few).float().sum().item())
+    with in_evaluation(state.kept), torch.no_grad(), fabric.autocast():
+        check, _ = _seconds(lambda: objective.ask(state.kept, *few).float().sum().item())
     train, val, check = len(data.train) / devices, data.val_images, check / len(few[0])
     compute = found["seconds_per_step"] / found["images_in_step"]  # the last step of an epoch may have fewer images
 
@@ -104,10 +102,10 @@ def measure_head(run: Run, devices: int) -> Figures:
     recipe, notes = _computable(run.recipe)
     table = run.parts[0].images.table
     classifier = new_classifier(run.blueprint, table, "")
-    model, precision = classifier.model, _precision(recipe)
+    model, precision = classifier.model, choose_precision(recipe.precision, recipe.device)
     device = torch.device(environment.choose_device(recipe.device))
     images = EvaluationImages(table.of_split("train"), classifier.preprocess)
-    train, val = len(table.of_split("train")), len(table.of_split("val"))
+    train, val = len(images), len(table.of_split("val"))
     count = min(recipe.batch_size, train)
     few, alone = min(_FEW, count), recipe.replace(workers=0)
 
@@ -117,9 +115,8 @@ def measure_head(run: Run, devices: int) -> Figures:
     with FlopCounterMode(display=False) as counter:
         features(few)
     reading, _ = _seconds(lambda: [images[i] for i in range(count)])
-    peak, seconds = _recorded(
-        partial(features, count), device, sum(each.nbytes for each in model.state_dict().values())
-    )
+    held = sum(each.nbytes for each in model.state_dict().values())
+    peak, seconds = _recorded(partial(features, count), device, held)
     compute = max(seconds - reading, 0.0)
     each = _together(compute / count, reading / count, choose_workers(recipe, run.config.image_size))
     notes += [
@@ -128,7 +125,8 @@ def measure_head(run: Run, devices: int) -> Figures:
     ]
     if devices > 1:
         notes.append("method probe: one of the devices fits the head, and the others wait")
-    return _sizes(model) | {
+    return {
+        "parameters": count_parameters(model)[1],
         "trained": sum(model.get_parameter(f"head.{name}").numel() for name in ("weight", "bias")),
         "data": str(table.place),
         "recipe": recipe,
@@ -153,8 +151,7 @@ def measure_head(run: Run, devices: int) -> Figures:
 def measure_on_noise(asked: Recipe, hooks: Hooks) -> Figures:
     """Measure a training of the paper with random weights and images of noise, of the sizes that the paper has."""
     training = paper_training(asked)
-    recipe, changes = _computable(training.recipe)
-    config, corpus = training.config, training.corpus
+    config, corpus, (recipe, changes) = training.config, training.corpus, _computable(training.recipe)
     if recipe.method not in ("scratch", "full") or recipe.teacher is not None:
         what = f"method {recipe.method}" if recipe.teacher is None else "a teacher"
         raise VitkitError(
@@ -163,7 +160,7 @@ def measure_on_noise(asked: Recipe, hooks: Hooks) -> Figures:
     devices = (recipe.devices or 1) * (recipe.nodes or 1)
     check_team(recipe, ProcessGroup(size=devices))
     check_config(config, recipe)
-    fabric = fabric_of(_precision(recipe), choose_device(recipe))
+    fabric = fabric_of(choose_precision(recipe.precision, recipe.device), choose_device(recipe))
     model = build(config)
     if isinstance(model, VisionTransformer):
         model.fused_attention = fabric.device.type == "cuda"
@@ -196,7 +193,7 @@ def measure_on_noise(asked: Recipe, hooks: Hooks) -> Figures:
 def _begin(model: Any, recipe: Recipe, data: BatchedImages, device: torch.device, hooks: Hooks) -> TrainingState:
     """Return the state of a training before its first step, if the model and its optimiser fit into memory."""
     # The weights and their copy in the safe point, the gradients and the moments of the gradients.
-    needed = 5 * 4 * _sizes(model)["trained"]
+    needed = 5 * 4 * count_parameters(model)[0]
     if device.type == "cpu" and needed > (free := available_memory()):
         raise VitkitError(
             f"it does not fit: weights, gradients and moments take {needed / 2**30:,.1f} GiB, and {free / 2**30:,.1f} "
@@ -204,15 +201,11 @@ def _begin(model: Any, recipe: Recipe, data: BatchedImages, device: torch.device
         )
     model.train().to(device)
     steps = math.ceil(data.batches / recipe.grad_accum) * recipe.epochs
-    return TrainingState.begin(model, recipe, steps, StabilityGuard(ignore), make_optimizer=hooks.optimizer)
+    return TrainingState(model, recipe, steps, StabilityGuard(ignore), make_optimizer=hooks.optimizer)
 
 
 def _measure_step(loop: Loop, batch: Batch, teacher: nn.Module | None) -> Figures:
-    """Measure the FLOPs, the memory and the duration of a step.
-
-    The operating system ends a process that allocates too much memory of the machine. On a CPU, steps with more and
-    more images therefore tell whether a whole step fits. If it would take long, they stand for it.
-    """
+    """Measure the FLOPs, the memory and the duration of a step."""
     state, device, whole = loop.state, loop.fabric.device, len(batch[0])
     recipe, devices = state.recipe, loop.data.process[1]
     taken = min(recipe.grad_accum, loop.data.batches, 2)  # their gradients are summed: more take the same memory
@@ -233,15 +226,51 @@ def _measure_step(loop: Loop, batch: Batch, teacher: nn.Module | None) -> Figure
         take(few)
     if choose_compile(recipe, len(loop.data.train)):
         loop.compile_steps()
-    held, notes = _held_bytes(state, teacher), _left_out(recipe)
+    copies = [tensor for weights in state.safe_point.weights.values() for tensor in weights.values()]
+    moments = [part for each in state.optimizer.state.values() for part in each.values()]
+    modules = [module for module in (state.model, state.average, teacher) if module is not None]
+    between_steps = [*copies, *moments, *(each for module in modules for each in module.state_dict().values())]
+    held = sum(each.nbytes for each in between_steps if isinstance(each, torch.Tensor))
+    notes = _left_out(recipe)
     if devices > 1:
-        notes.append(
-            f"measured on one device with its share of a batch; the exchange between {devices} is not included"
-        )
+        share = "measured on one device with its share of a batch"
+        notes.append(f"{share}; the exchange between {devices} is not included")
     if device.type == "cuda":  # compiles the step, or finds the pieces that fit
         take(whole)
-    count = few if device.type == "cpu" else whole
-    peak, seconds = record(count)
+    if device.type == "cpu":
+        peak, seconds, estimated = _measure_on_cpu(record, few, whole, held, recipe)
+        notes += estimated
+    else:
+        peak, seconds = record(whole)
+    if (size := state.pieces.size) is not None:
+        notes.append(f"a batch does not fit into memory at once: {size} images are computed at a time")
+    trained, parameters = count_parameters(state.model)
+    return {
+        "recipe": recipe,
+        "parameters": parameters,
+        "trained": trained,
+        "epochs": recipe.epochs,
+        "steps": state.total_steps,
+        "device": str(device),
+        "devices": devices,
+        "precision": choose_precision(recipe.precision, recipe.device),
+        "flops_per_image": round(counter.get_total_flops() / (few * taken)),
+        "images_in_step": in_step,
+        "peak_memory": peak,
+        "seconds_per_step": seconds * in_step / (whole * taken),
+        "notes": tuple(notes),
+    }
+
+
+def _measure_on_cpu(
+    record: Callable[[int], tuple[int, float]], few: int, whole: int, held: int, recipe: Recipe
+) -> tuple[int, float, list[str]]:
+    """Return the bytes and the seconds of a step with `whole` images, and a note if they are estimated.
+
+    The operating system ends a process that allocates too much memory. Steps with more and more images, from `few` on,
+    therefore tell whether a whole step fits. If it would take long, they stand for it.
+    """
+    count, (peak, seconds) = few, record(few)
     while count < whole:
         earlier, less, shorter = count, peak, seconds
         count = min(2 * count, whole)
@@ -258,24 +287,9 @@ def _measure_step(loop: Loop, batch: Batch, teacher: nn.Module | None) -> Figure
                 f"--grad-accum {math.ceil(whole * recipe.grad_accum / fitting)}"
             )
         if count < whole and 2 * seconds > _LONG:
-            notes.append(f"memory and time of a step are estimated from steps with {earlier} and {count} images")
-            peak, seconds = expected, seconds + pace * (whole - count)
-            break
-    if (size := state.pieces.size) is not None:
-        notes.append(f"a batch does not fit into memory at once: {size} images are computed at a time")
-    return _sizes(state.model) | {
-        "recipe": recipe,
-        "epochs": recipe.epochs,
-        "steps": state.total_steps,
-        "device": str(device),
-        "devices": devices,
-        "precision": _precision(recipe),
-        "flops_per_image": round(counter.get_total_flops() / (few * taken)),
-        "images_in_step": in_step,
-        "peak_memory": peak,
-        "seconds_per_step": seconds * in_step / (whole * taken),
-        "notes": tuple(notes),
-    }
+            note = f"memory and time of a step are estimated from steps with {earlier} and {count} images"
+            return expected, seconds + pace * (whole - count), [note]
+    return peak, seconds, []
 
 
 def _recorded(work: Callable[[], Any], device: torch.device, held: int) -> tuple[int, float]:
@@ -302,15 +316,6 @@ def _recorded(work: Callable[[], Any], device: torch.device, held: int) -> tuple
     return held + most, seconds
 
 
-def _held_bytes(state: TrainingState, teacher: nn.Module | None) -> int:
-    """Return the bytes of the tensors that a training holds between two steps."""
-    copies = [tensor for weights in state.safe_point.weights.values() for tensor in weights.values()]
-    moments = [part for each in state.optimizer.state.values() for part in each.values()]
-    modules = [module for module in (state.model, state.average, teacher) if module is not None]
-    tensors = [*copies, *moments, *(each for module in modules for each in module.state_dict().values())]
-    return sum(each.nbytes for each in tensors if isinstance(each, torch.Tensor))
-
-
 def _seconds(work: Callable[[], Any]) -> tuple[float, Any]:
     began = time.perf_counter()
     outcome = work()
@@ -322,11 +327,6 @@ def _together(compute: float, reading: float, workers: int) -> float:
     return max(compute, reading / workers) if workers else compute + reading
 
 
-def _sizes(model: nn.Module) -> dict[str, int]:
-    trained, parameters = count_parameters(model)
-    return {"parameters": parameters, "trained": trained}
-
-
 def _computable(recipe: Recipe) -> tuple[Recipe, list[str]]:
     """Return the recipe with a precision that the device computes at its full speed, and lines about a change."""
     device = environment.choose_device(recipe.device)
@@ -336,11 +336,7 @@ def _computable(recipe: Recipe) -> tuple[Recipe, list[str]]:
     return recipe.replace(precision="float32"), [slow]
 
 
-def _precision(recipe: Recipe) -> str:
-    return choose_precision(recipe.precision, recipe.device)
-
-
 def _left_out(recipe: Recipe) -> list[str]:
     """Return a line for each cost of a training that is not included."""
-    ends = [] if recipe.time is None else [f"time {recipe.time}: the training may end before its last epoch"]
-    return [*ends, *(["find_lr: the short runs are not counted"] if recipe.find_lr else [])]
+    ends = f"time {recipe.time}: the training may end before its last epoch"
+    return [*([ends] if recipe.time else []), *(["find_lr: the short runs are not counted"] if recipe.find_lr else [])]

@@ -1,8 +1,7 @@
 """The teacher of a distillation: a classifier of vitkit, or a CNN of torchvision.
 
 A teacher receives the same pictures as the student: the student's normalisation is undone, the pictures are resized to
-the teacher's image size, and the teacher's normalisation is applied. The teacher's logits are in the student's order of
-classes.
+the teacher's image size, and the teacher's normalisation is applied.
 """
 
 from __future__ import annotations
@@ -26,14 +25,19 @@ from vitkit.model_folder import is_model_folder, read_description
 class Teacher:
     """A frozen network with its preprocessing."""
 
-    name: str  # in the recipe
     network: nn.Module  # from images (B, C, h, w) to logits (B, K'), in evaluation mode
     preprocess: Preprocess
-    classes: tuple[str, ...]  # of the student
     columns: Tensor  # for each class of the student, the index of the teacher's logit for this class, (K,)
-    sha256: str  # the digest of the teacher's weights, by which a resumed run recognises the teacher
     notes: tuple[str, ...] = ()  # lines for the user about assumptions that were made about the teacher
     pictures: bytes | None = None  # the record of the images that the teacher was trained on (`data.seen`)
+
+    @property
+    def sha256(self) -> str:
+        """Return the digest of the teacher's weights, by which a resumed run recognises the teacher."""
+        digest = hashlib.sha256()
+        for tensor in self.network.state_dict().values():
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        return digest.hexdigest()
 
     @torch.no_grad()
     def logits(self, images: Tensor, student: Preprocess) -> Tensor:
@@ -71,20 +75,20 @@ def load_teacher(name: str, classes: tuple[str, ...], size: tuple[int, int]) -> 
         VitkitError: the teacher does not exist, cannot be loaded, lacks a class of the student, cannot process the
             student's images, has an unknown preprocessing, or has output that is not finite.
     """
-    teacher = _find(name, classes, size)
+    model, colon, file = name.partition(":")
+    if colon and not Path(name).exists() and model in _torchvision_names():
+        teacher = _load_file(name, model, Path(file), classes, size)
+    else:
+        teacher = _load_classifier(name, classes)
     height, width = size
     try:
         logits = teacher.logits(torch.zeros(1, 3, height, width), Preprocess(size=size))
     except (RuntimeError, AssertionError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise VitkitError(
-            f"teacher {teacher.name} cannot process the student's {height}x{width} pictures: {reason}"
-        ) from error
+        raise VitkitError(f"teacher {name} cannot process the student's {height}x{width} pictures: {reason}") from error
     if not logits.isfinite().all():  # hard distillation would treat NaN as a class
-        raise VitkitError(
-            f"teacher {teacher.name}: its output is not finite, so its weights are damaged; "
-            "restore them, or use another teacher"
-        )
+        damage = "its output is not finite, so its weights are damaged"
+        raise VitkitError(f"teacher {name}: {damage}; restore them, or use another teacher")
     return teacher
 
 
@@ -99,17 +103,15 @@ def teacher_of_run(folder: Path, name: str, classes: tuple[str, ...], size: tupl
     return teacher
 
 
-def _find(name: str, classes: tuple[str, ...], size: tuple[int, int]) -> Teacher:
-    model, colon, file = name.partition(":")
-    if colon and not Path(name).exists() and model in torchvision_names():
-        return _from_file(name, model, Path(file), classes, size)
+def _load_classifier(name: str, classes: tuple[str, ...]) -> Teacher:
     from vitkit.weights import load
 
-    is_published = not Path(name).exists() and name in torchvision_names()
+    is_published = not Path(name).exists() and name in _torchvision_names()
     try:
         classifier = load(f"torchvision:{name}" if is_published else name)
     except VitkitError as error:
-        close = [] if is_published else difflib.get_close_matches(model, torchvision_names(), n=2)
+        model = name.partition(":")[0]
+        close = [] if is_published else difflib.get_close_matches(model, _torchvision_names(), n=2)
         hint = f" (of torchvision's models, did you mean {' or '.join(close)}?)" if close else ""
         raise VitkitError(f"teacher: {error}{hint}") from error
     if len(classifier.preprocess.mean) != 3:
@@ -117,20 +119,22 @@ def _find(name: str, classes: tuple[str, ...], size: tuple[int, int]) -> Teacher
     classifier.preprocess.check_known(f"teacher {name}", by_conversion(name, "train with --teacher NEW"))
     assert classifier.report is not None
     notes = tuple(f"teacher: {caveat}" for caveat in classifier.report.caveats())
-    columns = _columns(name, classifier.classes, classes)
-    model_hash = _hash(classifier.model)
-    network, pixels = classifier.model.eval(), classifier.preprocess
-    return Teacher(name, network, pixels, classes, columns, model_hash, notes, classifier.pictures)
+    column_of = {known: i for i, known in enumerate(classifier.classes)}
+    for each in classes:
+        if each not in column_of:
+            raise VitkitError(f"teacher {name} does not know the class {each}: it must know all of the student's")
+    columns = torch.tensor([column_of[each] for each in classes])
+    return Teacher(classifier.model.eval(), classifier.preprocess, columns, notes, classifier.pictures)
 
 
-def torchvision_names() -> list[str]:
+def _torchvision_names() -> list[str]:
     from torchvision import models
 
     names: list[str] = models.list_models(module=models)
     return names
 
 
-def _from_file(name: str, model: str, file: Path, classes: tuple[str, ...], size: tuple[int, int]) -> Teacher:
+def _load_file(name: str, model: str, file: Path, classes: tuple[str, ...], size: tuple[int, int]) -> Teacher:
     from torchvision import models
 
     from vitkit.weights.checkpoint import read_checkpoint
@@ -150,20 +154,4 @@ def _from_file(name: str, model: str, file: Path, classes: tuple[str, ...], size
         raise VitkitError(f"teacher {name}: {file} is not a {model} with {len(classes)} classes: {reason}") from error
     preprocess = Preprocess(size=size, mean=IMAGENET_MEAN, std=IMAGENET_STD)
     notes = (f"teacher {name}: assumed: classes in the order of the student, and normalisation as for ImageNet",)
-    columns = torch.arange(len(classes))
-    return Teacher(name, network.eval(), preprocess, classes, columns, _hash(network), notes)
-
-
-def _columns(name: str, known: tuple[str, ...], classes: tuple[str, ...]) -> Tensor:
-    number = {each: i for i, each in enumerate(known)}
-    unknown = [each for each in classes if each not in number]
-    if unknown:
-        raise VitkitError(f"teacher {name} does not know the class {unknown[0]}: it must know all of the student's")
-    return torch.tensor([number[each] for each in classes])
-
-
-def _hash(network: nn.Module) -> str:
-    digest = hashlib.sha256()
-    for tensor in network.state_dict().values():
-        digest.update(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    return Teacher(network.eval(), preprocess, torch.arange(len(classes)), notes)

@@ -24,6 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vitkit.classifier import Classifier
+from vitkit.data.storage import Place
+from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.inference.pipeline import BATCH, BATCH_ALONE, flow, try_read
 from vitkit.inference.unknown import MOST, Floats, Limit, Unknown
@@ -38,29 +40,6 @@ _CYCLES = 2, 40  # cycles of a pattern along the longer side, at least and at mo
 
 Ints = npt.NDArray[np.int64]
 Pixels = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class LabelledImages:
-    """Images, each of which has one class.
-
-    Attributes:
-        read: a function that reads an image by its index, (C, height, width).
-        labels: the classes, (n,).
-        rows: for each image, the index of its row in the features that were computed with the initial weights, (n,);
-            -1 for an image without a row. None if there are no such features.
-    """
-
-    read: Callable[[int], Pixels]
-    labels: Ints
-    rows: Ints | None = None
-
-    def some(self, count: int, seed: int) -> LabelledImages:
-        """Return at most `count` of the images, randomly chosen."""
-        chosen = np.sort(np.random.default_rng(seed).permutation(len(self.labels))[:count])
-        numbers, read = chosen.tolist(), self.read
-        rows = None if self.rows is None else self.rows[chosen]
-        return LabelledImages(lambda i: read(numbers[i]), self.labels[chosen], rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,105 +63,104 @@ HeldOutFeatures = LabelledFeatures | Sequence[tuple[LabelledFeatures, LabelledFe
 
 def fit_to_images(
     classifier: Classifier,
-    train: LabelledImages,
-    held_out: LabelledImages,
+    table: ImageTable,
+    train: Ints,
+    held_out: Ints,
     frozen: Floats | None,
     *,
-    seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    seed: int,
+    progress: Callable[[int, int], None],
 ) -> Unknown | None:
     """Fit the score that recognises unknown images to the training and validation images of a run.
 
     Args:
         classifier: the trained and calibrated classifier, which computes features (`Classifier.use`).
-        train: the training images without augmentation.
-        held_out: the validation images that are independent and that the weights had not seen.
-        frozen: the features (m, D) of m images, computed with initial weights that had not seen them, or None.
+        table: the images of the run.
+        train: the indices of the training images in the table.
+        held_out: those of the validation images that are independent and that the weights had not seen.
+        frozen: the features of all images in the table under the initial weights, which had not seen them, or None.
         seed: the seed for sampling from many images, and for the made pictures.
         progress: called with the number of computed images and their total.
 
     Returns:
         The fitted score; None if no training image or no held-out image can be read.
     """
-    train, held_out = train.some(MOST, seed), held_out.some(MOST, seed)
-    n, m = len(train.labels), len(held_out.labels)
-    report = progress or (lambda _done, _total: None)
-    of_train, kept = _features(classifier, train, lambda done: report(done, n + m))
-    of_held_out, known = _features(classifier, held_out, lambda done: report(n + done, n + m))
-    if not len(of_train) or not len(of_held_out):
+    train, held_out = _sample(train, MOST, seed), _sample(held_out, MOST, seed)
+    train_files, held_out_files = ([table.file(i) for i in indices.tolist()] for indices in (train, held_out))
+    total = len(train) + len(held_out)
+    features, kept = _features(classifier, train_files, lambda done: progress(done, total))
+    known_features, known = _features(classifier, held_out_files, lambda done: progress(len(train) + done, total))
+    if not len(features) or not len(known_features):
         return None
     before = None
-    if frozen is not None and train.rows is not None and held_out.rows is not None:
+    if frozen is not None:
+        labels, rows, known_rows = np.array(table.labels), train[kept], held_out[known]
         before = (
-            _frozen_features(frozen, train.rows[kept], train.labels[kept]),
-            _frozen_features(frozen, held_out.rows[known], held_out.labels[known]),
+            LabelledFeatures(frozen[rows], labels[rows]),
+            LabelledFeatures(frozen[known_rows], labels[known_rows]),
         )
-    made = _features_of_made(classifier, held_out.some(_MADE, seed), seed)
-    return fit_unknown(of_train, of_held_out, made, before, seed=seed)
+    made = _features_of_made(classifier, held_out_files, seed)
+    return fit_unknown(features, known_features, made, before, seed=seed)
 
 
 def fit_out_of_fold(
     classifier: Classifier,
-    images: LabelledImages,
+    files: Sequence[Place],
+    labels: Ints,
     fold: Ints,
     *,
-    seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    seed: int,
+    progress: Callable[[int, int], None],
 ) -> Unknown | None:
-    """Fit the score that recognises unknown images to the training images of a head on frozen features.
+    """Fit the score that recognises unknown images to the n training images of a head on frozen features.
 
-    Each image is compared with the images of the other folds; `fold`, (n,), is the fold of each image. The other
-    arguments and the result are as for `fit_to_images`.
+    Each image is compared with the images of the other folds; `fold`, (n,), is the fold of each image, and `labels`,
+    (n,), its class. The other arguments and the result are as for `fit_to_images`.
     """
-    made_from = images.some(_MADE, seed)
-    images = replace(images, rows=np.arange(len(images.labels))).some(MOST, seed)
-    n, chosen = len(images.labels), images.rows
-    assert chosen is not None
-    report = progress or (lambda _done, _total: None)
-    features, kept = _features(classifier, images, lambda done: report(done, n))
+    chosen = _sample(np.arange(len(files)), MOST, seed)
+    some = [files[i] for i in chosen.tolist()]
+    features, kept = _features(classifier, some, lambda done: progress(done, len(some)))
     if not len(features):
         return None
-    train, fold = LabelledFeatures(features, images.labels[kept]), fold[chosen[kept]]
+    rows = chosen[kept]
+    train, fold = LabelledFeatures(features, labels[rows]), fold[rows]
     pairs = [(train.at(fold != k), train.at(fold == k)) for k in np.unique(fold).tolist()]
-    made = _features_of_made(classifier, made_from, seed)
+    made = _features_of_made(classifier, files, seed)
     held_out = [(rest.features, of_fold.features) for rest, of_fold in pairs]
     return fit_unknown(features, held_out, made, (train, pairs), seed=seed)
 
 
-def _frozen_features(frozen: Floats, rows: Ints, labels: Ints) -> LabelledFeatures:
-    there = rows >= 0
-    return LabelledFeatures(frozen[rows[there]], labels[there])
+def _sample(indices: Ints, count: int, seed: int) -> Ints:
+    return indices[np.sort(np.random.default_rng(seed).permutation(len(indices))[:count])]
 
 
 def _features(
-    classifier: Classifier, images: LabelledImages, report: Callable[[int], None] = lambda _: None
+    classifier: Classifier, images: Sequence[Place] | Pixels, report: Callable[[int], None] = lambda _: None
 ) -> tuple[Floats, Ints]:
-    # The features (m, D) of the readable images, and the indices (m,) of these images.
+    # The features (m, D) of the readable images, which are files or pixels, and the indices (m,) of these images.
     see = classifier.seeing()
     is_concurrent = classifier.runner is not None and classifier.runner.is_concurrent
     outcomes = flow(
-        range(len(images.labels)),
-        partial(try_read, images.read),
+        images,
+        (lambda pixels: pixels) if isinstance(images, np.ndarray) else partial(try_read, classifier.pixels),
         lambda pixels: see(pixels).features,
         BATCH if is_concurrent else BATCH_ALONE,
         is_concurrent=is_concurrent,
     )
     rows, kept = list[Pixels](), list[int]()
-    for done, (i, row) in enumerate(outcomes, start=1):
-        report(done)
+    for i, (_, row) in enumerate(outcomes):
+        report(i + 1)
         if not isinstance(row, str):
             rows.append(row)
             kept.append(i)
     return np.stack(rows) if rows else np.empty((0, 0), np.float32), np.array(kept, np.int64)
 
 
-def _features_of_made(classifier: Classifier, images: LabelledImages, seed: int) -> dict[str, Floats]:
-    outcomes = (try_read(images.read, i) for i in range(len(images.labels)))
+def _features_of_made(classifier: Classifier, files: Sequence[Place], seed: int) -> dict[str, Floats]:
+    chosen = _sample(np.arange(len(files)), _MADE, seed)
+    outcomes = (try_read(classifier.pixels, files[i]) for i in chosen.tolist())
     pixels = np.stack([image for image in outcomes if not isinstance(image, str)])
-    return {
-        kind: _features(classifier, LabelledImages(pictures.__getitem__, np.zeros(len(pictures), np.int64)))[0]
-        for kind, pictures in make_pictures(pixels, seed).items()
-    }
+    return {kind: _features(classifier, pictures)[0] for kind, pictures in make_pictures(pixels, seed).items()}
 
 
 def fit_unknown(
@@ -195,7 +173,7 @@ def fit_unknown(
     """Fit the score, and measure the fraction of unknown images that it accepts as known.
 
     Args:
-        train: the trained model's features of the training images without augmentation, (m, D).
+        train: the trained model's features of the training images, (m, D).
         held_out: the features (n, D) of images that the model was not trained on, or a pair for each fold of a
             cross-validation (see `Unknown.fit`).
         made: the features of pictures that belong to no class, by kind (see `make_pictures`). If a kind has several
@@ -225,13 +203,11 @@ def fit_unknown(
     for kind, parts in passed.items():
         sizes = np.array([len(part) for part in parts], np.float64)
         shares, images = np.array([part.mean() for part in parts], np.float64), int(sizes.sum())
-        if kind == LEFT_OUT:
-            if len(parts) >= _FEWEST:
-                bounds = _for_another(shares, sizes)
-                limits.append(Limit(kind, float(shares.mean()), bounds, images, classes=len(parts)))
-        elif len(parts) > 1:
-            bounds = _for_another(shares, sizes)
-            limits.append(Limit(kind, float(shares.mean()), bounds, images, sorts=len(parts)))
+        if kind == LEFT_OUT and len(parts) < _FEWEST:
+            continue
+        if kind == LEFT_OUT or len(parts) > 1:
+            number = {"classes" if kind == LEFT_OUT else "sorts": len(parts)}
+            limits.append(Limit(kind, float(shares.mean()), _for_another(shares, sizes), images, **number))
         else:
             exact = binomtest(int(parts[0].sum()), images).proportion_ci(0.95, "exact")
             limits.append(Limit(kind, float(shares[0]), (float(exact.low), float(exact.high)), images))
@@ -269,20 +245,17 @@ def _for_another(shares: npt.NDArray[np.float64], sizes: npt.NDArray[np.float64]
     return float(np.sin(low) ** 2), float(np.sin(high) ** 2)
 
 
-def describe_unknown(unknown: Unknown, kind: str = "validation images") -> str:
-    """Describe in a line the fractions of unknown images that pass.
-
-    `kind` is the term, in the plural, for the images that the score was fitted to.
-    """
+def describe_unknown(unknown: Unknown, kind: str) -> str:
+    """Describe the fractions of unknown images that pass, in a line. `kind` names the held-out images."""
     shares = []
     for limit in sorted(unknown.limits, key=lambda limit: limit.is_for_another):  # intervals last
         low, high = limit.bounds
         interval = f" (95 %: {low:.0%} to {high:.0%})" if limit.is_for_another else ""
         shares.append(f"{limit.kind} {limit.share:.0%}{interval}")
-    passing = f"; if {unknown.accepted:.0%} of known images pass as known, so do these unknown ones: "
     by = plural(len(unknown.known), kind.removesuffix("s"), kind)
-    misses = passing + ", ".join(shares) if shares else ""
-    return f"unknown images are recognised by the distance to the nearest training images, with {by}{misses}"
+    line = f"unknown images are recognised by the distance to the nearest training images, with {by}"
+    passing = f"; if {unknown.accepted:.0%} of known images pass as known, so do these unknown ones: "
+    return line + passing + ", ".join(shares) if shares else line
 
 
 # --- Made pictures --------------------------------------------------------------------------------------------

@@ -1,13 +1,11 @@
 """Train on datasets of the caller: Python objects that return (image, label) by index.
 
 As they have no files, no files are checked and no images are split. All items are read once before the training to get
-the labels. Validation images that are also training images are excluded from the figures. The figures mention that the
-model was selected on the validation images.
+the labels. Validation images that are also training images are excluded from the figures.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -50,18 +48,19 @@ from vitkit.training.lineage import ancestry_of
 from vitkit.training.probe import HeadImages
 from vitkit.training.recipe import Recipe, name_of, without_places
 from vitkit.training.request import NONE, Hooks, load_of_run
-from vitkit.training.run import Stages, begun_folder, carry_out, continue_run, introduce
-from vitkit.training.run_folder import Run, check_overwritten
+from vitkit.training.run import Stages, carry_out, continue_run
+from vitkit.training.run_folder import Run, check_place
 from vitkit.training.stages.fit import begin_model, draw_classes, train_model
 from vitkit.training.stages.report import pictures_for_page
+from vitkit.training.stages.write import begun_folder, introduce
 from vitkit.training.start import augment_of, choose_device, choose_workers, resolve_model
 from vitkit.training.teacher import Teacher
 from vitkit.weights.preprocessing import preprocess_of
 
-_DEALING = (
-    *("layout", "follow_links", "labels", "split", "split_from", "group_by", "folds", "max_images", "split_seed"),
+FILE_FIELDS = (  # of a recipe
+    *("data", "layout", "follow_links", "labels", "split", "split_from", "group_by", "folds", "max_images"),
+    *("split_seed", "find_lr", "cache"),
 )
-OF_FILES = ("data", *_DEALING, "find_lr", "cache")  # fields
 
 
 def train_on(
@@ -72,20 +71,13 @@ def train_on(
     force: bool = False,
     hooks: Hooks = NONE,
 ) -> Path:
-    """Train on the user's datasets, and write a run folder with the recipe, metrics.csv, the model and the report.
-
-    Args:
-        datasets: the datasets for training and validation.
-        asked: the requested recipe. Fields that only apply to image files are refused.
-        out: the run folder; by default the next free `runs/datasets-N`.
-        force: overwrite the run in `out`.
-        hooks: objects of the caller that observe the training, or replace parts of it.
+    """Train on the user's datasets, and return the run folder, by default the next free `runs/datasets-N`.
 
     Raises:
-        VitkitError: the datasets or the recipe cannot be trained on.
+        VitkitError: the datasets cannot be trained on, or a field of the recipe only applies to files.
     """
-    if of_files := [name for name in OF_FILES if name in asked.given and getattr(asked, name) not in (None, False)]:
-        raise VitkitError(f"{of_files[0]} applies to files, and a data set in memory has none: leave it out")
+    if refused := [name for name in FILE_FIELDS if name in asked.given and getattr(asked, name) not in (None, False)]:
+        raise VitkitError(f"{refused[0]} applies to files, and a data set in memory has none: leave it out")
     is_from_scratch = asked.weights == "none" or asked.method == "scratch"
     usual = Recipe(method="scratch" if is_from_scratch else "full", lp_ft=False, cache="none")
     run = Run(usual.updated(asked), None if out is None else Path(out), hooks=hooks)
@@ -110,11 +102,12 @@ class _Work:
     """The stages of a run on the caller's datasets."""
 
     datasets: Datasets
-    preprocess: Preprocess | None = None
+    preprocess: Preprocess | None = None  # of files, as it is saved with the model; None in a resumed run
 
     @property
     def stages(self) -> Stages:
-        return Stages((self.open,), self.write, self.fit, (self.conclude,), _again)
+        again = 'vitkit.train(vitkit.Datasets(...), resume="{}")'
+        return Stages((self.open, self.write), self.fit, (self.conclude,), again.format)
 
     @cached_property
     def survey(self) -> Survey:
@@ -122,24 +115,33 @@ class _Work:
 
     def open(self, run: Run) -> None:
         """Read the labels, complete the recipe, and open the weights."""
-        asked = run.asked
-        check_overwritten(run.out, asked.teacher, weights_of(asked))
+        asked, named = run.asked, self.datasets.preprocess
+        check_place(run.out, None, asked.teacher, weights_of(asked))
         table = run.source = self.survey.table
         check_trainable(table)
         recipe, reasons = complete(asked, table)
         reasons += check_effects(recipe, asked)
         check_team(recipe, run.team)
-        run.blueprint, of_model = resolve_model(recipe, asked.set_fields(), table)
-        self.survey.check(run.blueprint.preprocess)
-        self.preprocess, of_pixels = _preprocess_of(self.datasets, self.survey, run.blueprint.preprocess)
-        run.recipe, run.reasons = run.blueprint.recipe, [*reasons, *of_model, *of_pixels]
+        run.blueprint, more = resolve_model(recipe, asked.set_fields(), table)
+        before, reasons = run.blueprint.preprocess, [*reasons, *more]
+        self.survey.check(before)
+        if named is not None:
+            self.preprocess = preprocess_of(named, before)
+            reasons.append(f"files are preprocessed as you specified: {described(self.preprocess.to_dict())}")
+        else:
+            self.preprocess, notes = self.survey.preprocess_of(self.datasets, before)
+            if self.preprocess != before and not self.preprocess.unknown:
+                how = described(self.preprocess.to_dict())
+                reasons.append(f"files are preprocessed like the datasets' transforms: {how}")
+            reasons += notes
+        run.recipe, run.reasons = run.blueprint.recipe, reasons
         if run.out is not None and run.reserve is not None:
             run.reserve(run.out)
 
-    def write(self, run: Run, hold: ExitStack) -> None:
+    def write(self, run: Run) -> None:
         """Choose the folder, and write what resuming needs."""
         assert self.preprocess is not None
-        with begun_folder(run, hold, "datasets"):
+        with begun_folder(run, "datasets"):
             write_json(run.folder / PREPROCESS, self.preprocess.to_dict())
             write_json(run.folder / CLASS_INDICES, dict(enumerate(run.source.classes)))
             write_text(run.folder / RECIPE, run.recipe.to_toml())
@@ -149,19 +151,32 @@ class _Work:
 
     def fit(self, run: Run) -> None:
         """Train the model."""
-        table, team = self.survey.table, run.team
+        recipe, table, datasets, team = run.recipe, self.survey.table, self.datasets, run.team
         run.inputs = Inputs(table, self.survey.digest, self.survey.contents, {})
         classifier, teacher = begin_model(run)
-        classifier.preprocess = self.preprocess or Preprocess.from_dict(read_json(run.folder / PREPROCESS))
-        classifier.pictures, self.seen = team.broadcast_from_main(
-            partial(_look_up, run, classifier, teacher, self.survey)
+        preprocess = self.preprocess or Preprocess.from_dict(read_json(run.folder / PREPROCESS))
+        classifier.preprocess = preprocess
+        look_up = partial(_seen_images, run, classifier, teacher, self.survey)
+        classifier.pictures, self.seen, self.doubt = team.broadcast_from_main(look_up)
+        labels = {name: table.of_split(name).labels for name in ("train", "val")}
+        augment = augment_of(recipe, run.hooks.augment)
+        self.val = EvaluationOf(datasets.val if datasets.val is not None else [], labels["val"], "val", preprocess)
+        data = BatchedImages(
+            TrainingOf(datasets.train, labels["train"], "train", preprocess, augment, recipe.seed),
+            self.val,
+            table,
+            batch_size=recipe.batch_size,
+            workers=choose_workers(recipe, preprocess.size),
+            seed=recipe.seed,
+            balanced=recipe.balance == "sampler",
+            process=(team.rank, team.size),
         )
-        data, head_images = _data_of(run, self.datasets, classifier)
+        head_images = HeadImages(EvaluationOf(datasets.train, labels["train"], "train", preprocess), self.val)
         if team.is_main:
             draw_classes(run)
-        counts = ", ".join(f"{len(table.of_split(name))} {name}" for name in ("train", "val"))
+        counts = ", ".join(f"{len(numbers)} {name}" for name, numbers in labels.items())
         run.say(f"{len(table.classes)} classes; images: {counts}")
-        run.classifier, self.val = train_model(run, classifier, teacher, data, head_images), data.val
+        run.classifier = train_model(run, classifier, teacher, data, head_images)
 
     def conclude(self, run: Run) -> None:
         """Calibrate the model, and evaluate it on the validation images if there are any."""
@@ -177,13 +192,12 @@ class _Work:
             return
         classifier = run.classifier.use(images=len(val), device=choose_device(run.recipe))
         before = correction_of(classifier)
-        calibrate_on(classifier, lambda: _ask(classifier, val), ValidationFacts(chosen, seen=self.seen.roles))
+        calibrate_on(classifier, lambda: _ask(classifier, val), ValidationFacts(chosen, seen=self.seen))
         classifier.save(run.folder)
         if correction_of(classifier) != before:  # the head has changed, of which a backend has a copy
             classifier = classifier.use(images=len(val), device=choose_device(run.recipe))
         evaluation = replace(_ask(classifier, val), chosen=chosen)
-        about, doubt = classifier.computation, self.seen.doubt
-        run.numbers = all_figures(evaluation, self.seen.roles, classifier.provenance, about, doubt)
+        run.numbers = all_figures(evaluation, self.seen, classifier.provenance, classifier.computation, self.doubt)
         write_json(run.folder / EVALUATION, run.numbers)
         spoilt = describe(run.numbers)
         if spoilt is not None:
@@ -193,47 +207,14 @@ class _Work:
         run.say(f"{headline_of(run.numbers).words}{loss}")
 
 
-def _again(folder: Path) -> str:
-    return f'vitkit.train(vitkit.Datasets(...), resume="{folder}")'
-
-
-def _preprocess_of(
-    datasets: Datasets, data_survey: Survey, preprocess_before: Preprocess
-) -> tuple[Preprocess, list[str]]:
-    """Return the preprocessing that is saved with the model, and lines to print about it.
-
-    Raises:
-        VitkitError: the caller's preprocessing is invalid, or is for another image size than the model's.
-    """
-    if datasets.preprocess is not None:
-        named = preprocess_of(datasets.preprocess, preprocess_before)
-        return named, [f"files are preprocessed as you specified: {described(named.to_dict())}"]
-    preprocess, notes = data_survey.preprocess_of(datasets, preprocess_before)
-    if preprocess != preprocess_before and not preprocess.unknown:
-        notes = [f"files are preprocessed like the datasets' transforms: {described(preprocess.to_dict())}", *notes]
-    return preprocess, notes
-
-
-@dataclass(frozen=True)
-class _SeenImages:
-    """The validation images that the weights have been trained on, in this run or before, directly or as copies.
-
-    Attributes:
-        roles: the role of each of these images in the training, or the role of its copy. The keys are the names of the
-            images, which replace paths because the datasets have no files.
-        doubt: the reason why the weights may have seen further images; empty if there is no such reason.
-    """
-
-    roles: dict[str, str]
-    doubt: str
-
-
-def _look_up(
+def _seen_images(
     run: Run, classifier: Classifier, teacher: Teacher | None, data_survey: Survey
-) -> tuple[bytes, _SeenImages]:
-    """Find the images that the weights have seen.
+) -> tuple[bytes, dict[str, str], str]:
+    """Find the images that the weights have seen in this run or before, directly or as copies.
 
-    Return the record of these images after the run, in bytes, and the validation images among them.
+    Returns:
+        The record of these images after the run; the roles of the validation images among them, by their names, which
+        replace paths; and why the weights may have seen further images, or an empty text.
     """
     before = ancestry_of(run.recipe, run.blueprint.pictures, None if teacher is None else teacher.pictures)
     facts, table = data_survey.facts(classifier.preprocess), data_survey.table
@@ -242,34 +223,10 @@ def _look_up(
     labels = [table.name_of(i) for i in range(len(table))]
     record = before.merge(make_record(facts, labels, roles, is_whole=data_survey.is_certain))
     seen = seen_of({path: roles[i] for i, path in enumerate(table.paths) if table.splits[i] == "val"}, "val")
-    doubt = _DOUBT if bool(before.seen) and not data_survey.is_certain else DOUBTS[overlap.looked_for]
-    return record.to_bytes(), _SeenImages(seen, doubt_of(before) or doubt)
-
-
-# If the weights come from a run, its pictures are recognised by their appearance.
-_DOUBT = "it cannot be determined for tensors, or pictures that change, whether the weights had seen others"
-
-
-def _data_of(run: Run, datasets: Datasets, classifier: Classifier) -> tuple[BatchedImages, HeadImages]:
-    """Return the images of the datasets in two forms: in batches for training, and as data sets for fitting a head."""
-    recipe, table = run.recipe, run.inputs.table
-    labels = {name: table.of_split(name).labels for name in ("train", "val")}
-    preprocess, val = classifier.preprocess, datasets.val if datasets.val is not None else []
-    augment = augment_of(recipe, run.hooks.augment)
-    augmented = TrainingOf(datasets.train, labels["train"], "train", preprocess, augment, recipe.seed)
-    held_out = EvaluationOf(val, labels["val"], "val", preprocess)
-    batches = BatchedImages(
-        augmented,
-        held_out,
-        table,
-        batch_size=recipe.batch_size,
-        workers=choose_workers(recipe, preprocess.size),
-        seed=recipe.seed,
-        balanced=recipe.balance == "sampler",
-        process=(run.team.rank, run.team.size),
-    )
-    plain = EvaluationOf(datasets.train, labels["train"], "train", preprocess)
-    return batches, HeadImages(plain, held_out)
+    doubt = DOUBTS[overlap.looked_for]
+    if before.seen and not data_survey.is_certain:  # pictures of a run are recognised by their appearance
+        doubt = "it cannot be determined for tensors, or pictures that change, whether the weights had seen others"
+    return record.to_bytes(), seen, doubt_of(before) or doubt
 
 
 def _ask(classifier: Classifier, val: Images) -> Evaluation:

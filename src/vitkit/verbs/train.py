@@ -249,10 +249,10 @@ def request_on_files(recipe: str | Path | Recipe | None, data: str | Path | None
 
 def _on_datasets(recipe: str | Path | Recipe | None) -> Recipe:
     """Return the recipe of a training on datasets; fields of a file that are about files are ignored."""
-    from vitkit.training import OF_FILES
+    from vitkit.training import FILE_FIELDS
 
     asked = with_data(recipe)
-    return asked.without([name for name in OF_FILES if asked.given.get(name)])
+    return asked.without([name for name in FILE_FIELDS if asked.given.get(name)])
 
 
 class LiveCurves:

@@ -1,8 +1,7 @@
 """Pre-training without labels: a network learns to predict hidden patches of images, and its encoder is saved.
 
-This file defines the options that a pre-training has in addition to the fields of a training recipe. Importing it does
-not import torch. Open `pretrain.py` first: it carries out a pre-training from reading the data to writing the report.
-`objectives.py` defines the network and the two objectives.
+This file defines the options that a pre-training has in addition to the fields of a recipe, without importing torch.
+Open `pretrain.py` first: it lists the stages of a pre-training. `objectives.py` defines the network and its two tasks.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ Target = Literal["auto", "normalised", "pixels", "colour", "colour-4x4"]
 
 @dataclass(frozen=True)
 class ObjectiveDefaults:
-    """The defaults of a pre-training objective."""
-
     mask: float  # the fraction of the patches that are hidden
     targets: tuple[Target, ...]  # what the objective can predict for a hidden patch; the first one is the default
     recipe: dict[str, Any]  # defaults of recipe fields that differ from those of a training with labels
@@ -80,17 +77,16 @@ class Pretraining(Options):
                 f"--target must be one of {', '.join(defaults.targets)} with --objective {self.objective}, "
                 f"not {self.target}"
             )
-        if self.objective != "mae":
-            for name in ("decoder_layers", "decoder_width"):
-                if getattr(self, name) is not None:
-                    raise VitkitError(f"--{name.replace('_', '-')}: only --objective mae has a decoder; leave it out")
+        for name in ("decoder_layers", "decoder_width"):
+            if self.objective != "mae" and getattr(self, name) is not None:
+                raise VitkitError(f"--{name.replace('_', '-')}: only --objective mae has a decoder; leave it out")
         if self.decoder_width is not None and self.decoder_width % 32:
             raise VitkitError(
                 f"--decoder-width must be a multiple of 32, for heads of that size, not {self.decoder_width}"
             )
 
     def resolved(self) -> Pretraining:
-        """Return the options with the default mask and target of the objective; those of the decoder may stay None."""
+        """Return the options with the objective's mask and target for unset ones; the decoder's may stay None."""
         defaults = OBJECTIVES[self.objective]
         target = defaults.targets[0] if self.target == "auto" else self.target
         return self.replace(mask=defaults.mask if self.mask is None else self.mask, target=target)
@@ -100,7 +96,7 @@ class Pretraining(Options):
         return {name: value for name, value in super().to_dict().items() if value is not None}
 
 
-OF_LABELS = tuple(name for group in (Labels, Method, Targets) for name in hints_of(group))  # fields of a recipe
+LABEL_FIELDS = tuple(name for group in (Labels, Method, Targets) for name in hints_of(group))  # fields of a recipe
 
 
 def split_fields(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,14 +1,13 @@
 """The network of a pre-training and its objectives: predict the contents of hidden or corrupted patches.
 
-`SelfSupervised` consists of the encoder and a task, which hides patches and predicts them. There are two tasks:
+`SelfSupervised` consists of the encoder and a task. There are two tasks:
 
 - `MaskedAutoencoding` (arXiv 2111.06377): the encoder sees only some patches, and a light decoder predicts the others.
 - `MaskedPatchPrediction` (arXiv 2010.11929, sec. 4.6 and app. B.1.2): a fraction of the patch embeddings (by default
   half) is corrupted, and the outputs of the last layer predict the colours or pixels of these patches.
 
-Every image has a key, a random number. The key alone determines which patches are hidden, so they do not depend on the
-device or on the batch. `shuffled` and `corrupt` derive the hidden patches from the key. `patchify`, `unpatchify`,
-`colours` and `painted` convert between images, patches and colours.
+Every image has a key, a random number. The key alone determines which patches are hidden (`shuffled`, `corrupt`), so
+they do not depend on the device or on the batch.
 
 Shapes: B images with C channels, N patches in the order of the grid's rows, P prefix tokens, n visible patches, D
 features of the encoder; W is the decoder's width.
@@ -31,34 +30,18 @@ from vitkit.model.vit import Block, VisionTransformer
 from vitkit.training.pretraining import Pretraining
 
 
-class Filled(NamedTuple):
-    """Images in which the hidden patches are replaced by the predictions.
-
-    Attributes:
-        images: (B, C, height, width), normalised as the model reads them.
-        hidden: (B, N) bool, the patches that were hidden.
-    """
-
-    images: Tensor
-    hidden: Tensor
-
-
 class PretrainingTask(nn.Module):
-    """A task that hides patches and predicts them. Its weights are not part of the encoder.
-
-    Attributes:
-        has_hits: whether predictions can be right or wrong, as is the case for classes of colours. If the task predicts
-            pixels, predictions only have an error.
-    """
-
-    has_hits: bool
+    """A task that hides patches and predicts them. Its weights are not part of the encoder."""
 
     def figures(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
-        """Return the loss of each image, (B,). If `has_hits`, also return its fraction of right predictions, (B,)."""
+        """Return the loss of each image, (B,), and for classes of colours its fraction of right predictions, (B,)."""
         raise NotImplementedError
 
-    def fill(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> Filled:
-        """Return the images with their hidden patches replaced by the predictions."""
+    def draw(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Return predictions for the pixels of all patches, (B, N, p * q * C), and which patches were hidden, (B, N).
+
+        The pixels are normalised as the model reads them. Only the predictions for hidden patches are meaningful.
+        """
         raise NotImplementedError
 
 
@@ -78,9 +61,12 @@ class SelfSupervised(nn.Module):
         return torch.stack(self.forward_heads(images, keys), dim=1)
 
     @torch.no_grad()
-    def fill(self, images: Tensor, keys: Tensor) -> Filled:
-        """Return the images with their hidden patches replaced by the predictions."""
-        return self.task.fill(self.encoder, images, keys)
+    def fill(self, images: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the images with their hidden patches replaced by the predictions, and which were hidden, (B, N)."""
+        patch, size = self.encoder.config.patch_size, self.encoder.config.image_size
+        predicted, hidden = self.task.draw(self.encoder, images, keys)
+        patches = torch.where(hidden[:, :, None], predicted, patchify(images.float(), patch))
+        return unpatchify(patches, patch, size), hidden
 
 
 _MASKED, _REPLACED = 0.8, 0.1  # of the corrupted patches; the rest stay as they are (app. B.1.2)
@@ -92,18 +78,11 @@ def shuffled(keys: Tensor, patches: int) -> Tensor:
 
 
 class Corruption(NamedTuple):
-    """The corruption of patch embeddings.
+    """The corruption of patch embeddings."""
 
-    Attributes:
-        corrupted: (B, N) bool, the patches whose content is predicted.
-        masked: (B, N) bool, the corrupted patches whose embedding is replaced by the [mask] embedding.
-        source: (B, N), for each patch, the index of the patch whose embedding is used: another patch if the patch is
-            replaced, else the patch itself.
-    """
-
-    corrupted: Tensor
-    masked: Tensor
-    source: Tensor
+    corrupted: Tensor  # (B, N) bool, the patches whose content is predicted
+    masked: Tensor  # (B, N) bool, those of them whose embedding is replaced by the [mask] embedding
+    source: Tensor  # (B, N), the index of the patch whose embedding is used: another one if the patch is replaced
 
 
 def corrupt(keys: Tensor, patches: int, number: int) -> Corruption:
@@ -137,10 +116,7 @@ def patchify(images: Tensor, patch: tuple[int, int]) -> Tensor:
 
 
 def unpatchify(patches: Tensor, patch: tuple[int, int], size: tuple[int, int]) -> Tensor:
-    """Join patches into images of `size` = (height, width): (B, N, p * q * C) -> (B, C, height, width).
-
-    This is the inverse of `patchify`.
-    """
+    """Invert `patchify`, for images of `size` = (height, width): (B, N, p * q * C) -> (B, C, height, width)."""
     (B, _, numbers), (p, q), (height, width) = patches.shape, patch, size
     x = patches.reshape(B, height // p, width // q, p, q, numbers // (p * q)).permute(0, 5, 1, 3, 2, 4)
     return x.reshape(B, -1, height, width)
@@ -161,10 +137,7 @@ def colours(pixels: Tensor, patch: tuple[int, int], side: int) -> Tensor:
 
 
 def painted(numbers: Tensor, channels: int, patch: tuple[int, int], side: int, size: tuple[int, int]) -> Tensor:
-    """Convert colour numbers to images: (B, N, side * side) -> pixels (B, C, height, width) from 0 to 1.
-
-    This is the inverse of `colours`, except that averaging and rounding lose information.
-    """
+    """Invert `colours` up to rounding: numbers (B, N, side * side) -> pixels (B, C, height, width) from 0 to 1."""
     weights = _LEVELS ** torch.arange(channels - 1, -1, -1, device=numbers.device)
     levels = numbers.unsqueeze(-1) // weights % _LEVELS  # (B, N, side * side, C)
     cells = (levels.flatten(2) + 0.5) / _LEVELS
@@ -181,16 +154,13 @@ _EPS = 1e-6  # added to the variance of a patch
 class MaskedAutoencoding(PretrainingTask):
     """The task of MAE: its decoder, and the token that represents hidden patches (sec. 3).
 
-    Args:
-        config: the configuration of the encoder.
-        choices: the options of the objective, as returned by `Pretraining.resolved`.
+    `choices` are the options of the objective, as returned by `Pretraining.resolved`.
 
     Raises:
         VitkitError: the fraction `mask` leaves no visible or no hidden patch.
     """
 
     positions: Tensor
-    has_hits = False
 
     def __init__(self, config: ViTConfig, choices: Pretraining) -> None:
         super().__init__()
@@ -217,17 +187,13 @@ class MaskedAutoencoding(PretrainingTask):
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
 
-    def encode(self, encoder: VisionTransformer, images: Tensor, order: Tensor) -> Tensor:
-        """Encode the prefix tokens and the visible patches, which are the first n in `order` (B, N): (B, P + n, D)."""
-        x, P = encoder.embed(images), self.config.prefix_tokens  # (B, P + N, D), with positions
+    def predict(self, encoder: VisionTransformer, images: Tensor, order: Tensor) -> Tensor:
+        """Predict every patch, (B, N, p * q * C), from the first n patches in `order` (B, N), which are visible."""
+        P, (B, N) = self.config.prefix_tokens, order.shape
+        x = encoder.embed(images)  # (B, P + N, D), with positions
         visible = order[:, : self.visible, None].expand(-1, -1, x.shape[2]) + P
         x = torch.cat([x[:, :P], x.gather(1, visible)], dim=1)  # (B, P + n, D)
-        return encoder.norm(encoder.encode(x))
-
-    def decode(self, encoded: Tensor, order: Tensor) -> Tensor:
-        """Predict the content of every patch from the result of `encode` (B, P + n, D): (B, N, p * q * C)."""
-        P, (B, N) = self.config.prefix_tokens, order.shape
-        x = self.embed(encoded)  # (B, P + n, W)
+        x = self.embed(encoder.norm(encoder.encode(x)))  # (B, P + n, W)
         hidden = self.mask_token.to(x.dtype).expand(B, N - self.visible, -1)
         patches = torch.cat([x[:, P:], hidden], dim=1)  # in the random order
         inverse = order.argsort(dim=1)[:, :, None].expand(-1, -1, x.shape[2])
@@ -238,29 +204,22 @@ class MaskedAutoencoding(PretrainingTask):
 
     def figures(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
         """Return the mean squared error over the hidden patches of each image, (B,)."""
-        order = shuffled(keys, self.config.patches)
-        predicted = self.decode(self.encode(encoder, images, order), order)  # (B, N, p * q * C)
-        patches = patchify(images.float(), self.config.patch_size)
+        order, patches = shuffled(keys, self.config.patches), patchify(images.float(), self.config.patch_size)
+        predicted = self.predict(encoder, images, order)
         if self.is_normalised:
             variance, mean = torch.var_mean(patches, dim=2, keepdim=True)
             patches = (patches - mean) / (variance + _EPS).sqrt()
         error = (predicted - patches).square().mean(dim=2)  # (B, N)
         return (error.gather(1, order[:, self.visible :]).mean(dim=1),)
 
-    def fill(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> Filled:
-        """Return the images with their hidden patches replaced by the predictions.
-
-        Normalised predictions are scaled with the true deviation of each patch and shifted by its true mean.
-        """
+    def draw(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         order = shuffled(keys, self.config.patches)
-        predicted = self.decode(self.encode(encoder, images, order), order)
-        patches = patchify(images.float(), self.config.patch_size)
-        if self.is_normalised:
+        predicted = self.predict(encoder, images, order)
+        if self.is_normalised:  # each patch is drawn with its true mean and deviation
+            patches = patchify(images.float(), self.config.patch_size)
             variance, mean = torch.var_mean(patches, dim=2, keepdim=True)
             predicted = predicted * (variance + _EPS).sqrt() + mean
-        hidden = torch.ones_like(order, dtype=torch.bool).scatter(1, order[:, : self.visible], value=False)
-        whole = torch.where(hidden[:, :, None], predicted, patches)
-        return Filled(unpatchify(whole, self.config.patch_size, self.config.image_size), hidden)
+        return predicted, torch.ones_like(order, dtype=torch.bool).scatter(1, order[:, : self.visible], value=False)
 
 
 def decoder_config(config: ViTConfig, choices: Pretraining) -> ViTConfig:
@@ -292,10 +251,8 @@ _SIDES = {"colour": 1, "colour-4x4": 4}  # colours along the side of a patch
 class MaskedPatchPrediction(PretrainingTask):
     """The task of predicting corrupted patches: the [mask] embedding and a layer that predicts colours or pixels.
 
-    Args:
-        config: the configuration of the encoder.
-        choices: the options of the objective, as returned by `Pretraining.resolved`.
-        preprocess: the preprocessing of images. Its normalisation is undone to compute their colours.
+    `choices` are the options of the objective, as returned by `Pretraining.resolved`. The normalisation of `preprocess`
+    is undone to compute the colours of images.
 
     Raises:
         VitkitError: the fraction `mask` corrupts no patch or all patches, or a patch cannot be divided into cells.
@@ -308,7 +265,6 @@ class MaskedPatchPrediction(PretrainingTask):
         super().__init__()
         assert choices.mask is not None
         self.config, self.side = config, _SIDES.get(choices.target)
-        self.has_hits = self.side is not None
         self.number = round(config.patches * choices.mask)
         if not 0 < self.number < config.patches:
             raise VitkitError(
@@ -361,13 +317,11 @@ class MaskedPatchPrediction(PretrainingTask):
         right = logits.argmax(dim=3) == truth
         return losses.mean(dim=(1, 2)), right.float().mean(dim=(1, 2))
 
-    def fill(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> Filled:
-        corruption = corrupt(keys, self.config.patches, self.number)
-        patch, size = self.config.patch_size, self.config.image_size
+    def draw(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        corruption, config = corrupt(keys, self.config.patches, self.number), self.config
         predicted = self.predict(encoder, images, corruption)  # (B, N, outputs)
         if self.side is not None:
             numbers = predicted.reshape(*predicted.shape[:2], self.side**2, -1).argmax(dim=3)  # (B, N, side * side)
-            pixels = painted(numbers, self.config.in_channels, patch, self.side, size)
-            predicted = patchify((pixels - self.mean) / self.std, patch)
-        whole = torch.where(corruption.corrupted[:, :, None], predicted, patchify(images.float(), patch))
-        return Filled(unpatchify(whole, patch, size), corruption.corrupted)
+            pixels = painted(numbers, config.in_channels, config.patch_size, self.side, config.image_size)
+            predicted = patchify((pixels - self.mean) / self.std, config.patch_size)
+        return predicted, corruption.corrupted

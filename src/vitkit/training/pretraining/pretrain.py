@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -29,7 +28,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vitkit.classifier import Classifier
 from vitkit.data.loading import BatchedImages, EvaluationImages, Images, mix_seeds
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources import has_no_folders, read_source, read_unlabelled
@@ -51,7 +49,7 @@ from vitkit.training.distributed import ALONE, ProcessGroup, check_team
 from vitkit.training.fine_tune import begin, data_of, run_training
 from vitkit.training.inputs import Inputs
 from vitkit.training.lineage import RunImages, ancestry_findings, ancestry_of, divide
-from vitkit.training.pretraining import OBJECTIVES, OF_LABELS, Pretraining
+from vitkit.training.pretraining import LABEL_FIELDS, OBJECTIVES, Pretraining
 from vitkit.training.pretraining.objectives import (
     MaskedAutoencoding,
     MaskedPatchPrediction,
@@ -61,243 +59,17 @@ from vitkit.training.pretraining.objectives import (
 )
 from vitkit.training.recipe import Recipe, name_of, without_places
 from vitkit.training.request import NONE, Hooks, load_of_run
-from vitkit.training.run import Stages, begun_folder, carry_out, continue_run, introduce, tell
+from vitkit.training.run import Stages, carry_out, continue_run
 from vitkit.training.run_folder import Run, check_place
 from vitkit.training.stability import ValidationOutcome
 from vitkit.training.stages.examine import examine_images
 from vitkit.training.stages.split import limit
-from vitkit.training.start import Blueprint, augment_of, blueprint_of, new_classifier
-
-
-def check_encoder(config: Config, choices: Pretraining) -> ViTConfig:
-    """Check that a model supports the objective, and return its configuration.
-
-    Raises:
-        VitkitError: the model is not a Vision Transformer, its stem would reveal hidden patches, the objective would
-            not train a part of it, it does not normalise the features of patches, or the objective is mae and the model
-            needs all patches.
-    """
-    flag = f"--objective {choices.objective}"
-    if not isinstance(config, ViTConfig):
-        raise VitkitError(f"{flag}: {config.full_name} has no patches to hide; use a Vision Transformer")
-    if config.stem is not None:
-        raise VitkitError(
-            f"{flag}: hides patches, but the stem of a hybrid sees them from their neighbours; use a plain ViT"
-        )
-    if config.distill_token or config.distill_head:
-        raise VitkitError(f"{flag}: nothing trains the distillation token; pre-train the model without it")
-    if config.representation_size is not None:
-        raise VitkitError(f"{flag}: nothing trains the representation layer; leave out _in21k, or has_logits")
-    if config.fc_norm:
-        raise VitkitError(
-            f"{flag}: this model normalises only its pooled features, not the patches; use a model without fc_norm"
-        )
-    if choices.objective == "mae" and (why := needs_every_patch(config)) is not None:
-        raise VitkitError(f"{flag}: {why}; use --objective masked-patch")
-    return config
-
-
-def _new_encoder(blueprint: Blueprint, choices: Pretraining, table: ImageTable, data_hash: str) -> Classifier:
-    """Create the encoder of a pre-training, which is a model without a head. Equal seeds give equal weights."""
-    encoder = new_classifier(blueprint, replace(table, classes=(), sets=()), data_hash)
-    encoder.provenance["pretraining"] = choices.to_dict()
-    return encoder
-
-
-def network_of(encoder: VisionTransformer, preprocess: Preprocess, choices: Pretraining, seed: int) -> SelfSupervised:
-    """Return the network to train: the encoder and its task. Equal seeds give equal weights.
-
-    Raises:
-        VitkitError: there are too few patches, or a patch cannot be divided into cells.
-    """
-    torch.manual_seed(mix_seeds(seed, 1))
-    if choices.objective == "mae":
-        return SelfSupervised(encoder, MaskedAutoencoding(encoder.config, choices))
-    return SelfSupervised(encoder, MaskedPatchPrediction(encoder.config, choices, preprocess))
-
-
-def _use_fused_attention(network: SelfSupervised, *, fused: bool) -> None:
-    """Set whether the encoder and the decoder compute attention with one fused kernel or step by step."""
-    for module in network.modules():
-        if isinstance(module, Attention):
-            module.fused = fused
-
-
-_T = TypeVar("_T")
-_OF_TRAINING, _OF_VALIDATION = 1, 2  # seeds, so that training and validation have different keys
-
-
-@dataclass(frozen=True)
-class Reconstruction:
-    """The objective that the training loop receives: predict the hidden patches of each image.
-
-    The key of an image determines which patches are hidden.
-
-    Attributes:
-        has_hits: see `PretrainingTask`.
-    """
-
-    has_hits: bool
-
-    takes_labels = True  # the keys are passed as labels, and never mixed
-
-    def to(self, device: torch.device) -> Reconstruction:  # it has no tensors
-        """Return the objective unchanged."""
-        return self
-
-    def targets(self, labels: Tensor) -> Tensor:
-        """Raise an error, because keys cannot be mixed."""
-        raise NotImplementedError
-
-    def ask(self, network: Callable[..., _T], images: Tensor, labels: Tensor) -> _T:
-        """Return the network's figures for some images; `labels` are the keys of the images."""
-        return network(images, labels)
-
-    def loss(self, heads: Sequence[Tensor], images: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss of the images, ()."""
-        return heads[0].mean()
-
-    def hits(self, heads: Sequence[Tensor], targets: Tensor) -> Tensor:
-        """Return the fraction of right predictions for each image, (B,), or an empty tensor without `has_hits`."""
-        return heads[1].detach() if self.has_hits else heads[0].new_zeros(0)
-
-    judges_shares = True
-
-    def judge(
-        self,
-        answers: Tensor,
-        labels: Tensor,  # of the protocol
-        team: ProcessGroup = ALONE,
-    ) -> tuple[dict[str, float], ValidationOutcome | None]:
-        """Return the mean figures of the validation images by name, and None.
-
-        None replaces the sums by which other objectives recognise a collapsed model.
-        """
-        means = [team.mean_of(mean, len(answers)) for mean in answers.double().mean(dim=0).tolist()]
-        return dict(zip(("val_loss", "val_acc"), means, strict=False)), None
-
-
-class KeyedImages(Images):
-    """Images with keys instead of labels.
-
-    A key is a function of the seed and the index of the image. The index of a training image includes the epoch, so the
-    image has another key in every epoch. A validation image always has the same key.
-
-    Args:
-        images: the images.
-        seed: the seed of the run.
-        kind: `_OF_TRAINING` or `_OF_VALIDATION`, so that training and validation images have different keys.
-    """
-
-    def __init__(self, images: Images, seed: int, kind: int) -> None:
-        self.images, self.seed, self.kind = images, seed, kind
-        self.labels, self.paths, self.shards = images.labels, images.paths, images.shards
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, key: int | tuple[int, ...]) -> tuple[Tensor, int]:
-        indices = key if isinstance(key, tuple) else (key,)
-        return self.images[key][0], mask_key(self.seed, self.kind, *indices)
-
-
-def mask_key(*seeds: int) -> int:
-    """Return a 32-bit key that is a hash of the arguments."""
-    return mix_seeds(*seeds) % 2**32 - 2**31
-
-
-def with_keys(data: BatchedImages, seed: int) -> BatchedImages:
-    """Replace the labels of training and validation images by keys, in place, and return `data`."""
-    data.train, data.val = KeyedImages(data.train, seed, _OF_TRAINING), KeyedImages(data.val, seed, _OF_VALIDATION)
-    return data
-
-
-def keys_of_validation(seed: int, images: Sequence[int]) -> Tensor:
-    """Return the keys of the validation images with these indices, (n,)."""
-    return torch.tensor([mask_key(seed, _OF_VALIDATION, i) for i in images])
-
-
-_SHOWN = 8  # images in the report
-
-
-def _fit(choices: Pretraining, run: Run) -> None:
-    """Train the network of a pre-training, in all processes."""
-    recipe, inputs = run.recipe, run.inputs
-    run.blueprint = run.team.main_first(lambda: getattr(run, "blueprint", None) or blueprint_of(recipe, ()))
-    classifier = run.team.main_first(lambda: _new_encoder(run.blueprint, choices, inputs.table, inputs.hash))
-    classifier.pictures = inputs.pictures
-    run.say(f"images, without their labels: {_counted(inputs.table)}")
-    network = network_of(vit_of(classifier.model, "pre-training"), classifier.preprocess, choices, recipe.seed)
-    data = data_of(run, classifier, augment_of(recipe))
-    fabric = begin(run, classifier, data)
-    _use_fused_attention(network, fused=fabric.device.type == "cuda")
-    settings = {**identity(recipe, inputs.table, inputs.contents), **choices.to_dict()}
-    objective = Reconstruction(has_hits=bool(network.task.has_hits))
-    keyed = with_keys(data, recipe.seed)
-    run.classifier = run_training(run, recipe, keyed, classifier, objective, fabric, 0.0, settings, network)
-
-
-def _counted(table: ImageTable) -> str:
-    counts = {name: f"{len(table.of_split(name))} {name}" for name in SPLITS if name in table.splits}
-    return ", ".join(f"{text} (not used)" if name == "test" else text for name, text in counts.items())
-
-
-def _report(choices: Pretraining, run: Run) -> None:
-    """Write the report of the run, and print its main figure."""
-    encoder, rows, recipe, table = run.classifier, run.metrics.rows, run.recipe, run.inputs.table
-    judged = "val" if "val" in table.splits else "train"
-    metrics = encoder.provenance["metrics"]
-    loss = metrics.get("val_loss", metrics["train_loss"])
-    config, epoch = vit_of(encoder.model, "pre-training").config, metrics["epoch"]
-    parameters = sum(parameter.numel() for parameter in encoder.model.parameters())
-    right = f", {metrics['val_acc']:.1%} of the colours right" if "val_acc" in metrics else ""
-    headline = f"{'validation' if judged == 'val' else 'training'} loss {loss:.4f}{right}, epoch {epoch + 1}"
-    _write_report(
-        run.folder / REPORT,
-        title=f"{name_of(recipe)}, pre-trained on {without_place(table.name)}",
-        headline=headline,
-        facts={
-            "objective": f"{choices.objective}: {choices.mask:.0%} of the patches, target {choices.target}",
-            "model": f"{parameters:,} parameters, {config.layers} layers, {config.heads} heads, no head",
-            "data": f"{table.root.name}: {_counted(table)} images, without their labels",
-            "kept": f"epoch {epoch + 1}, " + ("the best by val_loss" if judged == "val" else "the last"),
-            "seed": str(recipe.seed),
-            "made with": ", ".join(f"{name} {number}" for name, number in encoder.provenance["versions"].items()),
-        },
-        findings=list(map(str, run.inputs.findings)),
-        rows=rows,
-        kept=epoch,
-        strips=_strips(run, recipe, choices, encoder, table.of_split(judged)),
-        shown=f"Some {judged} images, evenly spread, with their visible parts and the predictions of the network",
-        recipe=without_places(recipe).to_toml(),
-    )
-    run.say(f"{headline}; report: {run.folder / REPORT}")
-    run.say(f"to train from it: vitkit train {table.name} --weights {run.folder}")
-
-
-def _strips(run: Run, recipe: Recipe, choices: Pretraining, encoder: Classifier, table: ImageTable) -> list[_Strip]:
-    """Return some images for the report, each complete, with only its visible patches, and with the predictions."""
-    preprocess, model = encoder.preprocess, vit_of(encoder.model, "pre-training")
-    config, network = model.config, network_of(model, preprocess, choices, recipe.seed)
-    try:
-        network.task.load_state_dict(load_file(run.folder / FILLER))
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise VitkitError(f"{run.folder / FILLER} is damaged, so there is no report: {error}") from error
-    images = EvaluationImages(table, preprocess)
-    count = min(_SHOWN, len(images))
-    chosen = [i * len(images) // count for i in range(count)]
-    pixels = torch.stack([images[i][0] for i in chosen])  # (n, C, height, width)
-    filled, hidden = network.eval().fill(pixels, keys_of_validation(recipe.seed, chosen))
-    visible = patchify(pixels, config.patch_size).masked_fill(hidden[:, :, None], 0.0)  # hidden patches become grey
-    visible = unpatchify(visible, config.patch_size, config.image_size)
-    return [
-        _Strip(table.paths[index], *(preprocess.picture_of(batch[i].numpy()) for batch in (pixels, visible, filled)))
-        for i, index in enumerate(chosen)
-    ]
-
+from vitkit.training.stages.write import begun_folder, introduce, tell
+from vitkit.training.start import augment_of, blueprint_of, new_classifier
 
 _DEFAULT_MODEL = "vit_tiny_patch16_224"
 _UNLABELLED_SPLIT = (0.95, 0.05, 0.0)  # nothing is tested
+_SHOWN = 8  # images in the report
 
 
 def pretrain(
@@ -328,99 +100,7 @@ def pretrain(
     return carry_out(run, _stages(choices, fields), force=force)
 
 
-def _stages(choices: Pretraining, fields: Mapping[str, Any] | None = None) -> Stages:
-    """Return the stages of a pre-training; `fields` are those that the user has set."""
-    prepare = (partial(_open, choices, fields or {}), examine_images, _split)
-    write = partial(_write, choices, fields or {})
-    return Stages(prepare, write, partial(_fit, choices), (partial(_report, choices),))
-
-
-def resolve_pretraining(asked: Recipe, choices: Pretraining) -> tuple[Pretraining, Recipe]:
-    """Return the options and the recipe of a pre-training, with the objective's defaults for unset fields.
-
-    Raises:
-        VitkitError: a field is about labels or has no effect, or there is no data.
-    """
-    if asked.data is None:
-        raise VitkitError("no data: pass a folder of images, or the name of a data set such as digits")
-    if of_labels := [name for name in OF_LABELS if name in asked.given]:
-        raise VitkitError(f"{of_labels[0]} concerns labels, and pre-training does not use them: leave it out")
-    choices = choices.resolved()
-    weights = asked.weights if "weights" in asked.given else "none"
-    if weights == "none" and asked.model is None:
-        asked = asked.replace(model=_DEFAULT_MODEL)
-    fixed = {"weights": weights, "method": "scratch" if weights == "none" else "full", "balance": "none"}
-    recipe = Recipe(**OBJECTIVES[choices.objective].recipe).updated(asked).replace(**fixed)
-    check_effects(recipe, asked)
-    return choices, recipe
-
-
-def _read(choices: Pretraining, recipe: Recipe) -> ImageTable:
-    assert recipe.data is not None
-    if choices.unlabelled or has_no_folders(recipe.data, follow_links=recipe.follow_links):
-        return read_unlabelled(recipe.data, follow_links=recipe.follow_links)
-    try:
-        table = read_source(recipe.data, recipe.layout, follow_links=recipe.follow_links)
-        check_trainable(table)
-    except VitkitError as error:
-        if not Path(recipe.data).is_dir():
-            raise
-        raise VitkitError(f"{error}; or use every image below it with --unlabelled") from error
-    return table
-
-
-def _open(choices: Pretraining, fields: Mapping[str, Any], run: Run) -> None:
-    """Read the list of images, and check that the network can be built."""
-    recipe = run.asked
-    table = run.source = _read(choices, recipe)
-    if len(table.classes) == 1 and "split" not in fields:
-        recipe = recipe.replace(split=_UNLABELLED_SPLIT)
-    check_team(recipe, run.team)
-    check_place(run.out, table, None, weights_of(recipe))
-    if run.out is not None and run.reserve is not None:
-        run.reserve(run.out)
-    run.recipe, run.blueprint = recipe, _blueprint(recipe, choices)
-
-
-def _split(run: Run) -> None:
-    """Divide the images as `vitkit train` does."""
-    run.before = ancestry_of(run.recipe, run.blueprint.pictures, None)
-    part = divide(RunImages.of(run.diagnosis), run.recipe, run.before)
-    if run.recipe.max_images is not None:
-        part = limit(part, run.recipe.max_images, run.recipe.seed)
-    run.parts = (part,)
-
-
-def _write(choices: Pretraining, fields: Mapping[str, Any], run: Run, hold: ExitStack) -> None:
-    """Choose the run folder, and write the recipe, the split and all other inputs of the pre-training into it."""
-    (part,) = run.parts
-    with begun_folder(run, hold, f"{run.source.root.name}-{choices.objective}", fields):
-        introduce(run, f"pre-training {name_of(run.recipe)} on {run.source.place} ({choices.objective})")
-        findings = tell(run, [*ancestry_findings(part, run.recipe), *part.findings, *run.diagnosis.findings])
-        write_text(run.folder / PRETRAINING, tomli_w.dumps(choices.to_dict()))
-        run.inputs = Inputs.of(part, run.before, findings, has_labels=False)
-        run.inputs.write(run.folder, run.recipe, has_labels=False)
-
-
-def _blueprint(recipe: Recipe, choices: Pretraining) -> Blueprint:
-    """Return the description of the encoder, and check that its network can be built. No image needs to be read."""
-    import torch
-
-    from vitkit.model.vit import VisionTransformer
-
-    blueprint = blueprint_of(recipe, ())
-    vit = check_encoder(blueprint.config, choices)
-    with torch.device("meta"), torch.random.fork_rng():
-        network_of(VisionTransformer(vit), blueprint.preprocess, choices, recipe.seed)
-    return blueprint
-
-
-def resume_pretraining(
-    folder: str | Path,
-    data_root: Path | None = None,
-    *,
-    hooks: Hooks = NONE,
-) -> Path:
+def resume_pretraining(folder: str | Path, data_root: Path | None = None, *, hooks: Hooks = NONE) -> Path:
     """Continue an interrupted pre-training. The final weights are the same as without the interruption.
 
     Args:
@@ -432,9 +112,8 @@ def resume_pretraining(
         VitkitError: the folder contains no pre-training, or another process is working on it.
     """
     folder = Path(folder)
-    choices = choices_of_run(folder)
-    recipe = load_of_run(folder / RECIPE)
-    return continue_run(Run(recipe, hooks=hooks), folder, _stages(choices), data_root)
+    stages = _stages(choices_of_run(folder))
+    return continue_run(Run(load_of_run(folder / RECIPE), hooks=hooks), folder, stages, data_root)
 
 
 def choices_of_run(folder: Path) -> Pretraining:
@@ -453,67 +132,227 @@ def choices_of_run(folder: Path) -> Pretraining:
         raise VitkitError(f"{file} is damaged: {error}; correct it, or pre-train again") from error
 
 
-# --- The page: losses, and pictures before and after hidden patches are filled in -----------------------------
+def resolve_pretraining(asked: Recipe, choices: Pretraining) -> tuple[Pretraining, Recipe]:
+    """Return the options and the recipe of a pre-training, with the objective's defaults for unset fields.
 
-_INCHES = 1.3  # of a picture
-_ROWS = ("picture", "shown", "filled in")
-
-
-@dataclass(frozen=True)
-class _Strip:
-    """One picture of the report: complete, without its hidden patches, and with the predictions in their place."""
-
-    path: str
-    whole: Image.Image
-    shown: Image.Image
-    filled: Image.Image
-
-
-def _write_report(
-    path: Path,
-    *,
-    title: str,
-    headline: str,
-    facts: Mapping[str, str],
-    findings: Sequence[str],
-    rows: Sequence[Mapping[str, float]],
-    kept: int,
-    strips: Sequence[_Strip],
-    shown: str,
-    recipe: str,
-) -> None:
-    """Write the HTML report of a pre-training.
-
-    Args:
-        path: the HTML file.
-        title: the name of the run.
-        headline: the main result, in a sentence.
-        facts: rows of the table about the run: its objective, data and software.
-        findings: what the reader should know about the data, one sentence each.
-        rows: the rows of metrics.csv.
-        kept: the epoch whose weights became the model, counting from 0.
-        strips: pictures with their hidden patches filled in.
-        shown: a sentence about the pictures in `strips`.
-        recipe: the recipe as TOML.
+    Raises:
+        VitkitError: a field is about labels or has no effect, or there is no data.
     """
+    if asked.data is None:
+        raise VitkitError("no data: pass a folder of images, or the name of a data set such as digits")
+    if refused := [name for name in LABEL_FIELDS if name in asked.given]:
+        raise VitkitError(f"{refused[0]} concerns labels, and pre-training does not use them: leave it out")
+    weights = asked.weights if "weights" in asked.given else "none"
+    if weights == "none" and asked.model is None:
+        asked = asked.replace(model=_DEFAULT_MODEL)
+    fixed = {"weights": weights, "method": "scratch" if weights == "none" else "full", "balance": "none"}
+    recipe = Recipe(**OBJECTIVES[choices.objective].recipe).updated(asked).replace(**fixed)
+    check_effects(recipe, asked)
+    return choices.resolved(), recipe
+
+
+def check_encoder(config: Config, choices: Pretraining) -> ViTConfig:
+    """Check that a model supports the objective, and return its configuration.
+
+    Raises:
+        VitkitError: the model is not a Vision Transformer, its stem would reveal hidden patches, the objective would
+            not train a part of it, it does not normalise the features of patches, or the objective is mae and the model
+            needs all patches.
+    """
+    flag, why = f"--objective {choices.objective}", None
+    if not isinstance(config, ViTConfig):
+        raise VitkitError(f"{flag}: {config.full_name} has no patches to hide; use a Vision Transformer")
+    if config.stem is not None:
+        why = "hides patches, but the stem of a hybrid sees them from their neighbours; use a plain ViT"
+    elif config.distill_token or config.distill_head:
+        why = "nothing trains the distillation token; pre-train the model without it"
+    elif config.representation_size is not None:
+        why = "nothing trains the representation layer; leave out _in21k, or has_logits"
+    elif config.fc_norm:
+        why = "this model normalises only its pooled features, not the patches; use a model without fc_norm"
+    elif choices.objective == "mae" and (needed := needs_every_patch(config)) is not None:
+        why = f"{needed}; use --objective masked-patch"
+    if why is not None:
+        raise VitkitError(f"{flag}: {why}")
+    return config
+
+
+def network_of(encoder: VisionTransformer, preprocess: Preprocess, choices: Pretraining, seed: int) -> SelfSupervised:
+    """Return the network to train: the encoder and its task. Equal seeds give equal weights.
+
+    Raises:
+        VitkitError: there are too few patches, or a patch cannot be divided into cells.
+    """
+    torch.manual_seed(mix_seeds(seed, 1))
+    if choices.objective == "mae":
+        return SelfSupervised(encoder, MaskedAutoencoding(encoder.config, choices))
+    return SelfSupervised(encoder, MaskedPatchPrediction(encoder.config, choices, preprocess))
+
+
+# --- The stages -----------------------------------------------------------------------------------------------
+
+
+def _stages(choices: Pretraining, fields: Mapping[str, Any] | None = None) -> Stages:
+    """Return the stages of a pre-training; `fields` are those that the user has set."""
+    prepare = (partial(_open, choices), examine_images, _split, partial(_write, choices, fields))
+    return Stages(prepare, partial(_fit, choices), (partial(_report, choices),))
+
+
+def _open(choices: Pretraining, run: Run) -> None:
+    """Read the list of images, and check that the network can be built. No image is read."""
+    recipe = run.asked
+    assert recipe.data is not None
+    if choices.unlabelled or has_no_folders(recipe.data, follow_links=recipe.follow_links):
+        run.source = read_unlabelled(recipe.data, follow_links=recipe.follow_links)
+    else:
+        try:
+            run.source = read_source(recipe.data, recipe.layout, follow_links=recipe.follow_links)
+            check_trainable(run.source)
+        except VitkitError as error:
+            if not Path(recipe.data).is_dir():
+                raise
+            raise VitkitError(f"{error}; or use every image below it with --unlabelled") from error
+    if len(run.source.classes) == 1 and "split" not in recipe.given:
+        recipe = recipe.replace(split=_UNLABELLED_SPLIT)
+    check_team(recipe, run.team)
+    check_place(run.out, run.source, None, weights_of(recipe))
+    if run.out is not None and run.reserve is not None:
+        run.reserve(run.out)
+    run.recipe, run.blueprint = recipe, blueprint_of(recipe, ())
+    config = check_encoder(run.blueprint.config, choices)
+    with torch.device("meta"), torch.random.fork_rng():
+        network_of(VisionTransformer(config), run.blueprint.preprocess, choices, recipe.seed)
+
+
+def _split(run: Run) -> None:
+    """Divide the images as `vitkit train` does."""
+    run.before = ancestry_of(run.recipe, run.blueprint.pictures, None)
+    part = divide(RunImages.of(run.diagnosis), run.recipe, run.before)
+    if run.recipe.max_images is not None:
+        part = limit(part, run.recipe.max_images, run.recipe.seed)
+    run.parts = (part,)
+
+
+def _write(choices: Pretraining, fields: Mapping[str, Any] | None, run: Run) -> None:
+    """Choose the run folder, and write the recipe, the split and all other inputs of the pre-training into it."""
+    (part,) = run.parts
+    with begun_folder(run, f"{run.source.root.name}-{choices.objective}", fields):
+        introduce(run, f"pre-training {name_of(run.recipe)} on {run.source.place} ({choices.objective})")
+        findings = tell(run, [*ancestry_findings(part, run.recipe), *part.findings, *run.diagnosis.findings])
+        write_text(run.folder / PRETRAINING, tomli_w.dumps(choices.to_dict()))
+        run.inputs = Inputs.of(part, run.before, findings, has_labels=False)
+        run.inputs.write(run.folder, run.recipe, has_labels=False)
+
+
+def _fit(choices: Pretraining, run: Run) -> None:
+    """Train the network of a pre-training, in all processes."""
+    recipe, inputs = run.recipe, run.inputs
+    run.blueprint = run.team.main_first(lambda: getattr(run, "blueprint", None) or blueprint_of(recipe, ()))
+    unlabelled = replace(inputs.table, classes=(), sets=())
+    classifier = run.team.main_first(lambda: new_classifier(run.blueprint, unlabelled, inputs.hash))
+    classifier.provenance["pretraining"] = choices.to_dict()
+    classifier.pictures = inputs.pictures
+    run.say(f"images, without their labels: {_counted(inputs.table)}")
+    network = network_of(vit_of(classifier.model, "pre-training"), classifier.preprocess, choices, recipe.seed)
+    data: BatchedImages = data_of(run, classifier, augment_of(recipe))
+    data.train = KeyedImages(data.train, recipe.seed, TRAINING_KEYS)
+    data.val = KeyedImages(data.val, recipe.seed, VALIDATION_KEYS)
+    fabric = begin(run, classifier, data)
+    for module in network.task.modules():  # the decoder computes attention as the encoder does
+        if isinstance(module, Attention):
+            module.fused = fabric.device.type == "cuda"
+    settings = {**identity(recipe, inputs.table, inputs.contents), **choices.to_dict()}
+    run.classifier = run_training(run, recipe, data, classifier, Reconstruction(), fabric, 0.0, settings, network)
+
+
+def _counted(images: ImageTable) -> str:
+    counts = {name: f"{len(images.of_split(name))} {name}" for name in SPLITS if name in images.splits}
+    return ", ".join(f"{text} (not used)" if name == "test" else text for name, text in counts.items())
+
+
+def _report(choices: Pretraining, run: Run) -> None:
+    """Write the HTML report of the run, and print its main figure."""
+    encoder, recipe, images = run.classifier, run.recipe, run.inputs.table
+    split, kind, kept_by = ("val", "validation", "the best by val_loss")
+    if "val" not in images.splits:
+        split, kind, kept_by = ("train", "training", "the last")
+    metrics, config = encoder.provenance["metrics"], vit_of(encoder.model, "pre-training").config
+    epoch, loss = metrics["epoch"], metrics.get("val_loss", metrics["train_loss"])
+    parameters = sum(parameter.numel() for parameter in encoder.model.parameters())
+    right = f", {metrics['val_acc']:.1%} of the colours right" if "val_acc" in metrics else ""
+    title = f"{name_of(recipe)}, pre-trained on {without_place(images.name)}"
+    headline = f"{kind} loss {loss:.4f}{right}, epoch {epoch + 1}"
     note = (
         "No labels were used. The loss measures how well hidden patches are filled in, not how good a classifier will "
         "be: fine-tune from this run and from random weights, and compare."
     )
+    facts = {
+        "objective": f"{choices.objective}: {choices.mask:.0%} of the patches, target {choices.target}",
+        "model": f"{parameters:,} parameters, {config.layers} layers, {config.heads} heads, no head",
+        "data": f"{images.root.name}: {_counted(images)} images, without their labels",
+        "kept": f"epoch {epoch + 1}, {kept_by}",
+        "seed": str(recipe.seed),
+        "made with": ", ".join(f"{name} {number}" for name, number in encoder.provenance["versions"].items()),
+    }
+    shown = (
+        f"Some {split} images, evenly spread, with their visible parts and the predictions of the network. Patches "
+        "that were predicted normalised are drawn with their mean and contrast."
+    )
+    strips = _draw_strips(_strips(choices, run, images.of_split(split)))
     body = [
         f"<h1>{escape(title)}</h1>",
         f"<p>{escape(headline)}</p>",
         f'<p class="soft">{note}</p>',
-        *map(finding, findings),
+        *(finding(str(item)) for item in run.inputs.findings),
         "<h2>The run</h2>",
         table([[escape(name), escape(value)] for name, value in facts.items()]),
-        figure("Loss by epoch", to_png(draw_losses(rows, kept))),
-        figure("Pictures filled in", to_png(_draw_strips(strips)), is_photograph=True),
-        f"<p>{escape(shown)}. Patches that were predicted normalised are drawn with their mean and contrast.</p>",
+        figure("Loss by epoch", to_png(draw_losses(run.metrics.rows, epoch))),
+        figure("Pictures filled in", to_png(strips), is_photograph=True),
+        f"<p>{shown}</p>",
         "<h2>Recipe</h2>",
-        listing(recipe),
+        listing(without_places(recipe).to_toml()),
     ]
-    write_page(path, title, body)
+    write_page(run.folder / REPORT, title, body)
+    run.say(f"{headline}; report: {run.folder / REPORT}")
+    run.say(f"to train from it: vitkit train {images.name} --weights {run.folder}")
+
+
+def _strips(choices: Pretraining, run: Run, images: ImageTable) -> list[list[Image.Image]]:
+    """Return three pictures of some images: complete, with only its visible patches, and with the predictions."""
+    seed, preprocess, model = run.recipe.seed, run.classifier.preprocess, vit_of(run.classifier.model, "pre-training")
+    config, network = model.config, network_of(model, preprocess, choices, seed)
+    try:
+        network.task.load_state_dict(load_file(run.folder / FILLER))
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise VitkitError(f"{run.folder / FILLER} is damaged, so there is no report: {error}") from error
+    keyed, count = KeyedImages(EvaluationImages(images, preprocess), seed, VALIDATION_KEYS), min(_SHOWN, len(images))
+    chosen = [keyed[i * len(keyed) // count] for i in range(count)]
+    pixels, keys = torch.stack([picture for picture, _ in chosen]), torch.tensor([key for _, key in chosen])
+    filled, hidden = network.eval().fill(pixels, keys)
+    visible = patchify(pixels, config.patch_size).masked_fill(hidden[:, :, None], 0.0)  # hidden patches become grey
+    visible = unpatchify(visible, config.patch_size, config.image_size)
+    return [
+        [preprocess.picture_of(version.numpy()) for version in versions]
+        for versions in zip(pixels, visible, filled, strict=True)
+    ]
+
+
+def _draw_strips(strips: Sequence[Sequence[Image.Image]]) -> Figure:
+    """Draw a column for each image, with its three pictures below each other."""
+    inches, names = 1.3, ("picture", "shown", "filled in")  # the side of a picture, and the rows
+    width, height = inches * max(len(strips), 1) + 0.9, inches * len(names)
+    drawn = Figure(figsize=(width, height))
+    axis = drawn.add_axes((0, 0, 1, 1))
+    axis.set_axis_off()
+    for row, name in enumerate(names):
+        axis.text(0.1, inches * (row + 0.5), name, fontsize=8, va="center")
+    for column, strip in enumerate(strips):
+        for row, picture in enumerate(strip):
+            x, y = 0.9 + inches * (column + 0.5), inches * (row + 0.5)
+            half_w, half_h = (0.48 * inches * side / max(picture.size) for side in picture.size)
+            axis.imshow(picture, interpolation="nearest", extent=(x - half_w, x + half_w, y + half_h, y - half_h))
+    axis.set(xlim=(0, width), ylim=(height, 0))
+    return drawn
 
 
 def draw_losses(rows: Sequence[Mapping[str, float]], kept: int) -> Figure:
@@ -532,18 +371,64 @@ def draw_losses(rows: Sequence[Mapping[str, float]], kept: int) -> Figure:
     return drawn
 
 
-def _draw_strips(strips: Sequence[_Strip]) -> Figure:
-    """Draw a column for each picture: the complete picture, its visible patches, and the picture filled in."""
-    across, down = max(len(strips), 1), len(_ROWS)
-    drawn = Figure(figsize=(_INCHES * across + 0.9, _INCHES * down))
-    axis = drawn.add_axes((0, 0, 1, 1))
-    axis.set_axis_off()
-    for row, name in enumerate(_ROWS):
-        axis.text(0.1, _INCHES * (row + 0.5), name, fontsize=8, va="center")
-    for column, strip in enumerate(strips):
-        for row, picture in enumerate((strip.whole, strip.shown, strip.filled)):
-            x, y = 0.9 + _INCHES * (column + 0.5), _INCHES * (row + 0.5)
-            half_w, half_h = (0.48 * _INCHES * side / max(picture.size) for side in picture.size)
-            axis.imshow(picture, interpolation="nearest", extent=(x - half_w, x + half_w, y + half_h, y - half_h))
-    axis.set(xlim=(0, _INCHES * across + 0.9), ylim=(_INCHES * down, 0))
-    return drawn
+# --- What the training loop receives --------------------------------------------------------------------------
+
+_T = TypeVar("_T")
+
+
+class Reconstruction:
+    """The objective (`losses.Learning`): predict the hidden patches of each image, which its key determines."""
+
+    takes_labels = True  # the keys are passed as labels, and never mixed
+    judges_shares = True
+
+    def to(self, device: torch.device) -> Reconstruction:
+        return self  # it has no tensors
+
+    def targets(self, labels: Tensor) -> Tensor:
+        raise NotImplementedError("keys cannot be mixed")
+
+    def ask(self, network: Callable[..., _T], images: Tensor, labels: Tensor) -> _T:
+        """Return the network's figures for some images; `labels` are the keys of the images."""
+        return network(images, labels)
+
+    def loss(self, heads: Sequence[Tensor], images: Tensor, targets: Tensor) -> Tensor:
+        return heads[0].mean()
+
+    def hits(self, heads: Sequence[Tensor], targets: Tensor) -> Tensor:
+        """Return the fraction of right predictions for each image, (B,); empty if the task has no right or wrong."""
+        return heads[1].detach() if len(heads) > 1 else heads[0].new_zeros(0)
+
+    def judge(
+        self, answers: Tensor, labels: Tensor, team: ProcessGroup = ALONE
+    ) -> tuple[dict[str, float], ValidationOutcome | None]:
+        """Return the mean figures of the validation images by name; a collapsed model cannot be recognised."""
+        means = [team.mean_of(mean, len(answers)) for mean in answers.double().mean(dim=0).tolist()]
+        return dict(zip(("val_loss", "val_acc"), means, strict=False)), None
+
+
+TRAINING_KEYS, VALIDATION_KEYS = 1, 2  # kinds of keys, which differ
+
+
+class KeyedImages(Images):
+    """Images with keys instead of labels.
+
+    A key is a function of the seed and the index of the image. The index of a training image includes the epoch, so the
+    image has another key in every epoch. A validation image always has the same key.
+
+    Args:
+        images: the images.
+        seed: the seed of the run.
+        kind: `TRAINING_KEYS` or `VALIDATION_KEYS`, so that training and validation images have different keys.
+    """
+
+    def __init__(self, images: Images, seed: int, kind: int) -> None:
+        self.images, self.seed, self.kind = images, seed, kind
+        self.labels, self.paths, self.shards = images.labels, images.paths, images.shards
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, key: int | tuple[int, ...]) -> tuple[Tensor, int]:
+        indices = key if isinstance(key, tuple) else (key,)
+        return self.images[key][0], mix_seeds(self.seed, self.kind, *indices) % 2**32 - 2**31  # 32 bits, signed

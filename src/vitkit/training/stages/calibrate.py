@@ -10,14 +10,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from vitkit.classifier import Classifier
 from vitkit.data.split_file import look_over
 from vitkit.data.splits import held_out_split
-from vitkit.evaluation.evaluator import align, evaluate, evaluate_before, tested_images
+from vitkit.evaluation.evaluator import evaluate, evaluate_before, tested_images
 from vitkit.evaluation.figures import SHARES, chosen_on
 from vitkit.evaluation.headline import BY_FOLDS
 from vitkit.evaluation.metrics import Evaluation, grouped
@@ -28,7 +28,7 @@ from vitkit.training.finalize import OutOfFold, ValidationFacts, calibrate_on, c
 from vitkit.training.label_search import frozen_features
 from vitkit.training.run_folder import Run
 from vitkit.training.start import choose_device
-from vitkit.training.unknown import LabelledImages, describe_unknown, fit_out_of_fold, fit_to_images
+from vitkit.training.unknown import describe_unknown, fit_out_of_fold, fit_to_images
 
 
 def calibrate(run: Run) -> None:
@@ -63,12 +63,8 @@ def fit_calibration(run: Run, facts: ValidationFacts) -> None:
 
     Without validation images, the out-of-fold predictions of the training images are used, if the run has them.
     Afterwards, `run.classifier` computes with the backend of `vitkit eval`.
-
-    Args:
-        run: the run.
-        facts: information about the validation images.
     """
-    table, recipe, predictions = run.table, run.recipe, run.out_of_fold
+    table, recipe = run.table, run.recipe
     split, is_single = held_out_split(table), run.classifier.task == "single"
     images = len(table) if split == "all" else len(table.of_split(split))  # it decides the backend, as in `vitkit eval`
 
@@ -79,100 +75,67 @@ def fit_calibration(run: Run, facts: ValidationFacts) -> None:
 
     classifier = in_use(run.classifier)
     before = correction_of(classifier)
-
-    def updated(classifier: Classifier) -> Classifier:
-        """Return the classifier, with a new backend if its head has changed: a backend contains a copy of the head."""
-        return classifier if correction_of(classifier) == before else in_use(classifier)
-
-    if predictions is not None and "val" not in table.splits:
+    predictions, evaluate_now = None, None
+    if "val" in table.splits:
+        evaluate_now = partial(evaluate, classifier, table, "val", partial(progress, table.task.calibration))
+    elif run.out_of_fold is not None:
+        predictions = run.out_of_fold
+        evaluate_now = partial(predictions.evaluation, classifier)
         facts = replace(facts, seen={}, folds=predictions.folds)  # the predictions exclude images seen before
-        by_folds = partial(_fit_unknown_by_folds, run, predictions)
-        fit = (lambda classifier, paths: by_folds(updated(classifier), paths)) if is_single else None
-        run.calibration = calibrate_on(classifier, partial(predictions.evaluation, classifier), facts, fit)
-    else:
-        watch = partial(progress, table.task.calibration)
-        now = partial(evaluate, classifier, table, "val", watch) if "val" in table.splits else None
-        fit = (lambda classifier, paths: _fit_unknown(run, updated(classifier), paths)) if is_single else None
-        run.calibration = calibrate_on(classifier, now, facts, fit)
-    run.classifier = updated(classifier)
-    (_tell if run.classifier.thresholds is None else _tell_of_thresholds)(run)
+    fit = partial(_fit_unknown, run, predictions) if is_single else None
+    run.calibration = calibrate_on(classifier, evaluate_now, facts, fit)
+    # A backend contains a copy of the head, which the calibration may have changed.
+    run.classifier = classifier if correction_of(classifier) == before else in_use(classifier)
+    _report(run)
 
 
-def _fit_unknown(run: Run, classifier: Classifier, held_out: Sequence[str]) -> Unknown | None:
+def _fit_unknown(
+    run: Run, predictions: OutOfFold | None, classifier: Classifier, held_out: Sequence[str]
+) -> Unknown | None:
     """Fit the score that recognises unknown images, and report the fractions of unknown images that it misses.
 
-    Return None if no training image or no held-out image can be read.
+    With out-of-fold predictions, each training image is compared with those of the other folds. This requires a head on
+    a frozen backbone: no image has features of a trained backbone that was not trained on it.
     """
-    started, table, frozen = time.monotonic(), run.table, run.frozen
-    row_of = {} if frozen is None else {path: i for i, path in enumerate(run.inputs.table.paths)}
-    number_of, place = align(table, classifier), {path: i for i, path in enumerate(table.paths)}
-
-    def images(indices: Sequence[int]) -> LabelledImages:
-        files = [table.file(i) for i in indices]
-        labels = np.array([number_of[table.labels[i]] for i in indices], dtype=np.int64)
-        rows = np.array([row_of.get(table.paths[i], -1) for i in indices], dtype=np.int64)
-        return LabelledImages(lambda i: classifier.pixels(files[i]), labels, rows)
-
-    unknown = fit_to_images(
-        classifier,
-        images([i for i, split in enumerate(table.splits) if split == "train"]),
-        images([place[path] for path in held_out]),
-        None if frozen is None else frozen.numpy(),
-        seed=run.recipe.seed,
-        progress=partial(progress, "unknown images"),
-    )
-    if unknown is not None:
-        run.say(f"{describe_unknown(unknown)} ({time.monotonic() - started:.0f} s)")
-    return unknown
-
-
-def _fit_unknown_by_folds(
-    run: Run, predictions: OutOfFold, classifier: Classifier, held_out: Sequence[str]
-) -> Unknown | None:
-    """Fit the score that recognises unknown images, by comparing each training image with those of the other folds.
-
-    This requires a head on a frozen backbone. If the backbone was trained, it was trained on all of these images, and
-    the result is None. The result is also None if no image can be read.
-    """
-    if run.recipe.method != "probe":
+    started, table, watch = time.monotonic(), run.table, partial(progress, "unknown images")
+    if predictions is None:
+        place = {path: i for i, path in enumerate(table.paths)}
+        train = np.flatnonzero(np.array(table.splits) == "train")
+        known = np.array([place[path] for path in held_out])
+        frozen = None if run.frozen is None else run.frozen.numpy()
+        unknown = fit_to_images(classifier, table, train, known, frozen, seed=run.recipe.seed, progress=watch)
+    elif run.recipe.method == "probe":
+        row_of = {path: i for i, path in enumerate(predictions.paths)}
+        rows = np.array([row_of[path] for path in held_out])
+        labels, fold = predictions.labels[rows], predictions.fold[rows]
+        files = [table.at(path) for path in held_out]
+        unknown = fit_out_of_fold(classifier, files, labels, fold, seed=run.recipe.seed, progress=watch)
+    else:
         why = "no image has features of the final model that it was not trained on"
         run.say(f"unknown images cannot be recognised: {why}")
         return None
-    started, table, row_of = time.monotonic(), run.table, {path: i for i, path in enumerate(predictions.paths)}
-    rows = [row_of[path] for path in held_out]
-    place = {path: i for i, path in enumerate(table.paths)}
-    files = [table.file(place[path]) for path in held_out]
-    unknown = fit_out_of_fold(
-        classifier,
-        LabelledImages(lambda i: classifier.pixels(files[i]), predictions.labels[rows]),
-        predictions.fold[rows],
-        seed=run.recipe.seed,
-        progress=partial(progress, "unknown images"),
-    )
     if unknown is not None:
-        run.say(f"{describe_unknown(unknown, CROSS_VALIDATED)} ({time.monotonic() - started:.0f} s)")
+        kind = VALIDATION if predictions is None else CROSS_VALIDATED
+        run.say(f"{describe_unknown(unknown, kind)} ({time.monotonic() - started:.0f} s)")
     return unknown
 
 
-def _tell(run: Run) -> None:
-    if run.calibration is None:
-        run.say("no validation images: the confidences are not calibrated (temperature 1)")
-    standing = correction_of(run.classifier)
-    if standing is not None and any(standing.shift):
-        applied = f"{standing.strength:.2f} of the prior shift is applied"
-        run.say(f"confidences are for classes {SHARES[standing.prior]}: {applied}")
-
-
-def _tell_of_thresholds(run: Run) -> None:
+def _report(run: Run) -> None:
     classifier, seen = run.classifier, run.calibration
-    assert classifier.thresholds is not None
-    if seen is None:
+    if classifier.thresholds is None:
+        if seen is None:
+            run.say("no validation images: the confidences are not calibrated (temperature 1)")
+        correction = correction_of(classifier)
+        if correction is not None and any(correction.shift):
+            applied = f"{correction.strength:.2f} of the prior shift is applied"
+            run.say(f"confidences are for classes {SHARES[correction.prior]}: {applied}")
+    elif seen is None:
         run.say("no validation images to choose thresholds: every class has 0.5")
-        return
-    run.say(f"temperature {classifier.temperature:.3f}, fitted on {len(seen.labels)} {kind_of(seen)}")
-    few = zip(classifier.classes[:10], classifier.thresholds, strict=False)
-    named = ", ".join(f"{name} {threshold:.3f}" for name, threshold in few)
-    run.say(f"thresholds by F1 on {kind_of(seen)}: {named}{', ...' if len(classifier.classes) > 10 else ''}")
+    else:
+        run.say(f"temperature {classifier.temperature:.3f}, fitted on {len(seen.labels)} {kind_of(seen)}")
+        few = zip(classifier.classes[:10], classifier.thresholds, strict=False)
+        named = ", ".join(f"{name} {threshold:.3f}" for name, threshold in few)
+        run.say(f"thresholds by F1 on {kind_of(seen)}: {named}{', ...' if len(classifier.classes) > 10 else ''}")
 
 
 def kind_of(seen: Evaluation) -> str:
@@ -183,19 +146,14 @@ def kind_of(seen: Evaluation) -> str:
 def _test_by_folds(run: Run, tests: Evaluation) -> Evaluation:
     """Evaluate the predictions for the training images, each by a head that was fitted without the image's fold.
 
-    An image whose earlier class no longer exists has no fold. It counts as a mistake, whatever the final head predicts.
-
-    Args:
-        run: the run, with the final head.
-        tests: the evaluation of the nested cross-validation.
+    These are the predictions of the nested cross-validation, `tests`. An image whose earlier class no longer exists has
+    no fold. It counts as a mistake, whatever the final head predicts.
     """
     plain = replace(run.classifier, trust=None)  # unfamiliarity is undefined for training images
     table, earlier = run.table, run.inputs.earlier
-    rows = tested_images(table, "all", earlier)
-    place = {path: i for i, path in enumerate(rows.paths)}
-    outcomes: dict[str, npt.NDArray[np.float32] | str] = dict(zip(tests.paths, tests.probabilities, strict=True))
-    others = [path for path in rows.paths if path not in outcomes]
-    files = (rows.file(place[path]) for path in others)
-    outcomes |= zip(others, (outcome for _, outcome in plain.assessments(files)), strict=True)
+    outcomes: dict[str, Any] = dict(zip(tests.paths, tests.probabilities, strict=True))
+    others = [path for path in tested_images(table, "all", earlier).paths if path not in outcomes]
+    predicted = plain.assessments(table.at(path) for path in others)
+    outcomes |= zip(others, (outcome for _, outcome in predicted), strict=True)
     evaluation = evaluate_before(plain, table, "all", earlier, outcomes=outcomes)
     return replace(evaluation, split=BY_FOLDS, temperature=1.0)

@@ -45,8 +45,11 @@ def evaluate(run: Run) -> None:
     suspected = find_label_errors(run)
     if suspected is None:
         current = with_labels(counted, counted.since)  # it has the classes of earlier labels, too
-        of_val = run.calibration and run.calibration.with_classes(current.classes[len(run.calibration.classes) :])
-        suspected = label_errors.from_predictions(_held_out(current, of_val))
+        of_split = {current.split: current}
+        if run.calibration is not None and run.calibration.split != current.split:
+            added = current.classes[len(run.calibration.classes) :]
+            of_split[run.calibration.split] = run.calibration.with_classes(added)
+        suspected = label_errors.from_predictions(of_split[name] for name in ("val", "test") if name in of_split)
         if suspected:
             run.say(f"{label_errors.in_words(suspected)} (among held-out images, according to the model itself)")
     run.label_errors = suspected
@@ -54,13 +57,7 @@ def evaluate(run: Run) -> None:
 
 
 def _calibrated(numbers: Mapping[str, Any], seen: Evaluation, evaluation: Evaluation) -> str:
-    """Describe in one line how the temperature changed the calibration error.
-
-    Args:
-        numbers: the figures of an evaluation (`evaluation.figures`).
-        seen: the evaluation of the images that the temperature was fitted on.
-        evaluation: the evaluation that `numbers` belongs to.
-    """
+    """Describe how the temperature, which was fitted on `seen`, changed the calibration error of an evaluation."""
     rise, rose = calibration_rise(evaluation, numbers), ""
     if rise is not None:
         change = "no more" if rise.is_chance else "more"
@@ -72,10 +69,10 @@ def _calibrated(numbers: Mapping[str, Any], seen: Evaluation, evaluation: Evalua
 
 
 def _figures_by_folds(run: Run) -> dict[str, Any]:
-    """Adapt the figures of an evaluation to a test by nested cross-validation.
+    """Return the figures of a test by nested cross-validation: the intervals are computed over the folds.
 
-    The confidence intervals are computed over the folds. The temperature is that of the classifier. The calibration
-    error before the temperature is that of the nested cross-validation without its temperatures.
+    The temperature is that of the classifier. The calibration error before the temperature is that of the nested
+    cross-validation without its temperatures.
     """
     numbers, predictions, evaluation = run.numbers, run.out_of_fold, run.tested
     assert predictions is not None
@@ -95,12 +92,3 @@ def _figures_by_folds(run: Run) -> dict[str, Any]:
         "intervals_95": {name: list(bounds.get(name, ends)) for name, ends in numbers["intervals_95"].items()},
     }
     return {**changed, "headline": headline_of(changed).to_dict()}
-
-
-def _held_out(evaluation: Evaluation, seen: Evaluation | None) -> list[Evaluation]:
-    """Return those of the two evaluations that are of the validation or the test split.
-
-    If both are of the same split, return only `evaluation`.
-    """
-    both = {part.split: part for part in (seen, evaluation) if part is not None}
-    return [part for split, part in both.items() if split in ("val", "test")]

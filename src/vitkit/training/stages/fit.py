@@ -9,8 +9,7 @@ from vitkit.data.splits import SPLITS
 from vitkit.model_folder import WEIGHTS
 from vitkit.reporting import plots
 from vitkit.training.features import FeatureStore, shares_features
-from vitkit.training.fine_tune import learn
-from vitkit.training.first_batch import draw_some
+from vitkit.training.fine_tune import draw_some, learn
 from vitkit.training.probe import HeadImages, fit_head, head_images
 from vitkit.training.recipe import without_places
 from vitkit.training.run_folder import ZERO_SHOT, Run
@@ -25,7 +24,12 @@ def fit(run: Run) -> None:
     classifier, teacher = begin_model(run)
     classifier.pictures = run.inputs.pictures
     if run.team.is_main:
-        prepare_pictures(run)
+        if run.keeps_pictures and run.photographs is None:  # the run is resumed
+            run.photographs = keep_pictures(run, run.inputs.table, run.blueprint.preprocess)
+        if not shares_features(run.blueprint):
+            run.features = None
+        elif run.features is None:
+            run.features = FeatureStore(run.recipe, run.blueprint.weights, run.photographs)
         draw_classes(run)
     table = run.inputs.table
     counts = ", ".join(f"{table.splits.count(name)} {name}" for name in SPLITS)
@@ -49,12 +53,7 @@ def train_model(
 ) -> Classifier:
     """Train a model by the method of the recipe, and return the one that was kept.
 
-    Args:
-        run: the run.
-        classifier: the classifier to train.
-        teacher: the teacher for distillation; None without distillation.
-        data: the images in batches; None to read the run's files.
-        images: the images to which a head is fitted; None to read the run's files.
+    `data` are the images in batches, and `images` those to which a head is fitted; by default, the files of the run.
     """
     if run.recipe.method != "probe":
         return learn(run, classifier, teacher, data, images)
@@ -62,7 +61,10 @@ def train_model(
         return classifier
     if (run.folder / WEIGHTS).is_file():  # a resumed run may have its head already
         return load(run.folder)
-    seen = frozenset() if images is not None else _seen_before(run)
+    seen = frozenset[str]()
+    if images is None and run.blueprint.pictures is not None:  # the weights were trained or selected on some images
+        roles = PictureRecord.from_bytes(run.blueprint.pictures, run.folder).roles_of(run.inputs.contents)
+        seen = frozenset(path for path, role in roles.items() if role in ("train", "val"))
     images = images or head_images(run, classifier)
     draw_some(run, images.train, classifier.preprocess)
     fit_head(run, classifier, images, seen)
@@ -96,26 +98,8 @@ def begin_model(run: Run) -> tuple[Classifier, Teacher | None]:
     return classifier, teacher
 
 
-def prepare_pictures(run: Run) -> None:
-    """Keep decoded pictures, and features under the initial weights, for all stages that need them."""
-    if run.keeps_pictures and run.photographs is None:  # the run is resumed
-        run.photographs = keep_pictures(run, run.inputs.table, run.blueprint.preprocess)
-    if not shares_features(run.blueprint):
-        run.features = None
-    elif run.features is None:
-        run.features = FeatureStore(run.recipe, run.blueprint.weights, run.photographs)
-
-
 def draw_classes(run: Run) -> None:
     """Draw the number of images per class and split."""
     table = run.inputs.table
     counts = {name: table.of_split(name).counts() for name in SPLITS if name in table.splits}
     run.draw("Images per class", plots.class_counts(counts, table.classes))
-
-
-def _seen_before(run: Run) -> frozenset[str]:
-    """Return the paths of the images on which the initial weights had been trained or selected."""
-    if run.blueprint.pictures is None:
-        return frozenset()
-    roles = PictureRecord.from_bytes(run.blueprint.pictures, run.folder).roles_of(run.inputs.contents)
-    return frozenset(path for path, role in roles.items() if role in ("train", "val"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from vitkit.data.corrections import read_corrected
 from vitkit.data.earlier_labels import runs_of
@@ -43,9 +42,8 @@ def open_data(run: Run) -> None:
         check_hooks(recipe, run.hooks)
         check_team(recipe, run.team)
         check_place(run.out, table, recipe.teacher, weights_of(recipe))
-        if run.out is not None and not run.is_reserved:
+        if run.out is not None:
             run.reserve(run.out)
-            run.is_reserved = True
     run.fields = asked.set_fields()
     run.blueprint, of_head = resolve_model(recipe, run.fields, table)
     run.recipe, run.reasons = run.blueprint.recipe, [*reasons, *of_head]
@@ -55,18 +53,10 @@ def open_data(run: Run) -> None:
 
 
 def keep_protocol(recipe: Recipe, table: ImageTable, places: Iterable[Path]) -> tuple[Recipe, list[str]]:
-    """Return the recipe with the split and the protocol of the run that it continues, and lines about this.
+    """Return the requested recipe with the split and the protocol of the run that it continues, and lines about this.
 
-    A run whose model proposed labels of the images is continued, too: the labels contain what the model has learned
-    from its training images, so these cannot test another model.
-
-    A run that tested every image by a head that was trained without it sets no image aside. Its images can only be
-    tested in the same way again.
-
-    Args:
-        recipe: the requested recipe.
-        table: the images, after the changes of the label file.
-        places: folders of runs, in which the runs that proposed labels are looked for.
+    A run in `places` whose model proposed labels of the images is continued, too: the labels contain what the model has
+    learned from its training images, so these cannot test another model.
 
     Raises:
         VitkitError: the requested method or split cannot test the images in the same way.
@@ -82,23 +72,21 @@ def keep_protocol(recipe: Recipe, table: ImageTable, places: Iterable[Path]) -> 
     if recipe.split_from is None or not is_cross_tested(Path(recipe.split_from)):
         return recipe, reasons
     run = without_place(recipe.split_from)
-    changed = [
-        *(["--method " + recipe.method] if recipe.method not in ("auto", "probe") or recipe.weights == "none" else []),
-        *(["--split"] if "split" in recipe.given and recipe.split != (1.0, 0.0, 0.0) else []),
-        *(["a multi-label task"] if table.task is not SINGLE_LABEL else []),
-        *(["data that come split"] if any(table.splits) else []),
-    ]
-    if changed:
+    obstacles = {
+        f"--method {recipe.method}": recipe.method not in ("auto", "probe") or recipe.weights == "none",
+        "--split": "split" in recipe.given and recipe.split != (1.0, 0.0, 0.0),
+        "a multi-label task": table.task is not SINGLE_LABEL,
+        "data that come split": any(table.splits),
+    }
+    if obstacle := next((name for name, is_present in obstacles.items() if is_present), None):
         raise VitkitError(
-            f"{run} tested every image by a head that was trained without it, which {changed[0]} does not allow: use "
+            f"{run} tested every image by a head that was trained without it, which {obstacle} does not allow: use "
             f"--method probe with pretrained weights, or leave out --split-from; the figures of the two runs cannot be "
             "compared then"
         )
     reasons.append(f"every image trains a head, and is tested by one that was trained without it, as in {run}")
-    on_all: dict[str, Any] = {"method": "probe", "split": (1.0, 0.0, 0.0)} | (
-        {"head_from": "zero"} if recipe.head_from == "auto" else {}
-    )
-    return recipe.replace(**on_all), reasons
+    recipe = recipe.replace(method="probe", split=(1.0, 0.0, 0.0))  # no image is set aside
+    return recipe.replace(head_from="zero") if recipe.head_from == "auto" else recipe, reasons
 
 
 def runs_that_proposed(table: ImageTable, places: Iterable[Path]) -> list[Path]:

@@ -6,23 +6,22 @@ from dataclasses import replace
 from functools import partial
 
 from vitkit.classifier import Classifier
-from vitkit.data.seen import PictureRecord
 from vitkit.data.splits import SPLITS
 from vitkit.data.storage import Place
-from vitkit.data.table import ImageTable
 from vitkit.evaluation import label_errors
 from vitkit.evaluation.figures import describe
 from vitkit.evaluation.headline import BY_FOLDS, describe_labels, headline_of
 from vitkit.evaluation.metrics import Evaluation, MultiEvaluation
 from vitkit.explanation import can_explain
 from vitkit.explanation.explanation import explain_mistake
+from vitkit.model_folder import RECORD
 from vitkit.reporting import plots
 from vitkit.reporting.evaluation_report import pictures_of, write_predictions, write_report
 from vitkit.reporting.report_data import Explained, embed
 from vitkit.system.files import without_place, write_json
 from vitkit.system.progress import progress
 from vitkit.system.run_files import EVALUATION, LABEL_ERRORS, PICTURES, PREDICTIONS, REPORT
-from vitkit.training.recipe import Recipe, name_of, without_places
+from vitkit.training.recipe import name_of, without_places
 from vitkit.training.run_folder import ZERO_SHOT, Run
 
 _EXPLAINED = 12  # maximum number of explained mistakes
@@ -31,16 +30,16 @@ _EXPLAINED = 12  # maximum number of explained mistakes
 def report(run: Run) -> None:
     """Write the predictions, the label errors, evaluation.json, the pictures and the page of a run."""
     classifier, recipe, table, numbers = run.classifier, run.recipe, run.table, run.numbers
-    evaluation, rows = run.evaluation or run.tested, run.metrics.rows
+    evaluation = run.evaluation or run.tested
     write_predictions(run.folder / PREDICTIONS, run.tested)
     label_errors.write_label_errors(run.folder / LABEL_ERRORS, run.label_errors)
     best, is_mixed = classifier.provenance["metrics"]["epoch"], bool(recipe.mixup or recipe.cutmix)
-    run.draw("Curves", plots.curves(rows, best, is_mixed=is_mixed))
+    run.draw("Curves", plots.curves(run.metrics.rows, best, is_mixed=is_mixed))
     laid_out = embed(classifier, evaluation, table.place, partial(progress, "laying out images"))
     for caption, draw in pictures_of(evaluation, laid_out).items():
         run.draw(caption, draw())
     write_json(run.folder / EVALUATION, numbers)
-    relabelled, spoilt = describe_labels(numbers), describe(numbers)
+    noted = (("note", describe_labels(numbers)), ("problem", describe(numbers)))
     write_report(
         run.folder / REPORT,
         title=f"{name_of(recipe)} on {without_place(table.name)}",
@@ -48,11 +47,7 @@ def report(run: Run) -> None:
         numbers=numbers,
         root=table.place,
         facts=_facts(run),
-        findings=[
-            *([f"note: {relabelled}"] if relabelled else []),
-            *([f"problem: {spoilt}"] if spoilt else []),
-            *map(str, run.inputs.findings),
-        ],
+        findings=[*(f"{severity}: {text}" for severity, text in noted if text), *map(str, run.inputs.findings)],
         pictures=pictures_for_page(run),
         laid_out=laid_out,
         doubts=run.label_errors,
@@ -70,15 +65,10 @@ def pictures_for_page(run: Run) -> dict[str, bytes]:
 
 
 def _explain_mistakes(classifier: Classifier, evaluation: Evaluation, root: Place) -> list[Explained]:
-    """Explain the worst mistakes of the model.
-
-    The result is empty for multi-label data, after a test by cross-validation, and for models that cannot be explained.
-    """
-    is_unexplained = isinstance(evaluation, MultiEvaluation) or evaluation.split == BY_FOLDS
-    chosen = [] if is_unexplained else evaluation.mistakes(_EXPLAINED)
-    chosen = [i for i in chosen if evaluation.label_of(i) in classifier.classes]
-    if not can_explain(classifier.model):
+    """Explain the worst mistakes of a single-label model, unless it was tested by cross-validation."""
+    if isinstance(evaluation, MultiEvaluation) or evaluation.split == BY_FOLDS or not can_explain(classifier.model):
         return []
+    chosen = [i for i in evaluation.mistakes(_EXPLAINED) if evaluation.label_of(i) in classifier.classes]
     plain, explained = replace(classifier, runner=None), []  # the maps need the model's gradients
     for done, i in enumerate(chosen, start=1):
         progress("explaining mistakes", done, len(chosen))
@@ -89,70 +79,52 @@ def _explain_mistakes(classifier: Classifier, evaluation: Evaluation, root: Plac
     return explained
 
 
-def _kept(recipe: Recipe, table: ImageTable, epoch: int, *, is_calibrated: bool) -> str:
-    """Describe which weights were saved as the model, and how they were chosen."""
-    has_val = "val" in table.splits
-    if epoch == ZERO_SHOT:
-        return "zero-shot: no epoch was better on the val images"
-    if recipe.method == "probe" and has_val:
-        return "a head, its penalty chosen by the log loss on val images"
-    if recipe.method == "probe":
-        how = "its penalty chosen by a cross-validation of the training images"
-        return f"a head, {how}" if is_calibrated else "a head with the middle penalty"
-    return f"the best by {recipe.monitor}" if has_val and recipe.keep != "last" else "the last"
-
-
-def _spent(rows: list[dict[str, float]]) -> str:
-    if not rows or "seconds" not in rows[-1]:  # metrics.csv was lost, or edited
-        return ""
-    epochs = sum(row["epoch"] > ZERO_SHOT for row in rows)
-    return f"{epochs} epochs in {rows[-1]['seconds']:.0f} s; "
-
-
-def _zero_shot(rows: list[dict[str, float]]) -> dict[str, str]:
-    """Describe the validation figures before any training, if the head was made from the class names.
-
-    The result is empty if there are no such figures.
-    """
-    lines = [
+def _facts(run: Run) -> dict[str, str]:
+    classifier, table, rows, record = run.classifier, run.table, run.metrics.rows, run.inputs.record
+    config, preprocess = classifier.model.config, classifier.preprocess
+    epoch = classifier.provenance["metrics"]["epoch"]
+    parameters = sum(parameter.numel() for parameter in classifier.model.parameters())
+    splits = ", ".join(f"{len(table.of_split(name))} {name}" for name in SPLITS)
+    h, w = config.image_size
+    pixels = (f"{h}x{w}", preprocess.fit, preprocess.interpolation, f"mean {preprocess.mean}", f"std {preprocess.std}")
+    spent = ""
+    if rows and "seconds" in rows[-1]:  # unless metrics.csv was lost, or edited
+        spent = f"{sum(row['epoch'] > ZERO_SHOT for row in rows)} epochs in {rows[-1]['seconds']:.0f} s; "
+    before_training = [
         f"{name} {row[name]:.4f}"
         for row in rows
         for name in ("val_loss", "val_acc", "val_map")
         if row["epoch"] == ZERO_SHOT and name in row
     ]
-    return {"zero-shot": f"{', '.join(lines)} with the class names alone, before any training"} if lines else {}
-
-
-def _unseen(record: PictureRecord | None) -> dict[str, str]:
-    """Return a row for the report that says whether all images that the weights were trained on are recorded.
-
-    The result is empty without a record.
-    """
-    if record is None:
-        return {}
-    if record.is_whole:
-        return {"seen before": "all images that the weights were ever trained on are recorded in pictures.npz"}
-    return {"seen before": "not known: what the first weights were trained on is not recorded"}
-
-
-def _facts(run: Run) -> dict[str, str]:
-    classifier, recipe, table, rows = run.classifier, run.recipe, run.table, run.metrics.rows
-    config, preprocess = classifier.model.config, classifier.preprocess
-    parameters = sum(parameter.numel() for parameter in classifier.model.parameters())
-    splits = ", ".join(f"{len(table.of_split(name))} {name}" for name in SPLITS)
-    h, w = config.image_size
-    pixels = (preprocess.fit, preprocess.interpolation, f"mean {preprocess.mean}", f"std {preprocess.std}")
-    kept = classifier.provenance["metrics"]["epoch"]
-    chosen = _kept(recipe, table, kept, is_calibrated=classifier.trust is not None)
-    return {
-        "model": f"{name_of(recipe)}: {parameters:,} parameters, {config.in_words}",
+    facts = {
+        "model": f"{name_of(run.recipe)}: {parameters:,} parameters, {config.in_words}",
         "data": f"{table.root.name}: {splits} images, {len(table.classes)} classes",
-        "pixels": ", ".join((f"{h}x{w}", *pixels)),
-        "training": f"{_spent(rows)}kept: epoch {kept + 1}, {chosen}",
-        **_zero_shot(rows),
-        **_unseen(run.inputs.record),
+        "pixels": ", ".join(pixels),
+        "training": f"{spent}kept: epoch {epoch + 1}, {_kept_weights(run, epoch)}",
+    }
+    if before_training:
+        facts["zero-shot"] = f"{', '.join(before_training)} with the class names alone, before any training"
+    if record is not None and record.is_whole:
+        facts["seen before"] = f"all images that the weights were ever trained on are recorded in {RECORD}"
+    elif record is not None:
+        facts["seen before"] = "not known: what the first weights were trained on is not recorded"
+    return facts | {
         "computed": classifier.computed,
-        "seed": str(recipe.seed),
+        "seed": str(run.recipe.seed),
         "data hash": classifier.provenance["data_hash"],
         "made with": ", ".join(f"{name} {number}" for name, number in classifier.provenance["versions"].items()),
     }
+
+
+def _kept_weights(run: Run, epoch: int) -> str:
+    """Describe which weights were saved as the model, and how they were chosen."""
+    recipe, has_val = run.recipe, "val" in run.table.splits
+    if epoch == ZERO_SHOT:
+        return "zero-shot: no epoch was better on the val images"
+    if recipe.method == "probe" and has_val:
+        return "a head, its penalty chosen by the log loss on val images"
+    if recipe.method == "probe" and run.classifier.trust is not None:
+        return "a head, its penalty chosen by a cross-validation of the training images"
+    if recipe.method == "probe":
+        return "a head with the middle penalty"
+    return f"the best by {recipe.monitor}" if has_val and recipe.keep != "last" else "the last"

@@ -1,14 +1,11 @@
 """Choose between a linear probe and fine-tuning, for `--method auto`.
 
-Below `defaults.FEW` training images per class, the
-method is a linear probe (`defaults.choose`). If the total number of images is small as well, the probe is trained on
-all images, and no image is set aside. Fitting a probe takes about a second, so each image can test a probe that was
-trained without it.
+Below `defaults.FEW` training images per class, the method is a linear probe. If there are few images in total as well,
+all of them train the probe. As fitting takes about a second, each image can test a probe that was trained without it.
 
-With more images per class, the choice depends on the classes: frozen features distinguish two kinds of insects, but
-not seventeen kinds of flowers. A linear probe is therefore cross-validated on the training images, which takes one
-pass over them. If its accuracy is high enough, the probe becomes the model, and fine-tuning is omitted. No validation
-or test image is used for this choice, and the test images stay the same.
+With more images per class, the choice depends on the classes: frozen features distinguish two kinds of insects, but not
+seventeen kinds of flowers. A linear probe is therefore cross-validated on the training images. If its accuracy is high
+enough, it becomes the model, and fine-tuning is omitted. The test images stay the same, and this choice uses none.
 """
 
 from __future__ import annotations
@@ -59,13 +56,10 @@ class ProbeAccuracy:
 def probe_accuracy(store: FeatureStore, table: ImageTable, groups: Sequence[int]) -> ProbeAccuracy:
     """Return the cross-validated accuracy of a linear probe on the training images.
 
-    The penalty of each probe is chosen on images other than those that test the probe. Copies of a picture and images
-    of one scene stay in one fold. Validation and test images are not used.
-
     Args:
         store: the features, under weights that have not seen the images.
         table: the split images.
-        groups: a number for each image; images with the same number are not independent.
+        groups: a number for each image; images with the same number are not independent, and stay in one fold.
 
     Raises:
         VitkitError: there are too few training images.
@@ -94,23 +88,20 @@ def probe_accuracy(store: FeatureStore, table: ImageTable, groups: Sequence[int]
 def _right_of_part(x: Tensor, y: Tensor, fold_of: Tensor, part: int, classes: int) -> Tensor:
     """Return whether each image is in fold `part` and classified correctly by a probe fitted to the other folds, (n,).
 
-    The penalty of the probe is chosen on one of the other folds, if there are at least three folds.
+    With at least three folds, the penalty is chosen on one of the other folds, so that no image tests its own penalty.
     """
     tested = fold_of == part
     judging = fold_of == (part + 1) % int(fold_of.max() + 1)
     fitted = ~(tested | judging)
     penalty = MIDDLE
-    if fitted.any():  # there are at least three folds
+    if fitted.any():
         penalty = choose_head(x[fitted], y[fitted], (x[judging], y[judging]), classes).penalty
     head = choose_head(x[~tested], y[~tested], None, classes, penalty)
     return ((x @ head.weight.T + head.bias).argmax(dim=1) == y) & tested
 
 
 def resolve(run: Run) -> None:
-    """Choose the method if it is `auto`, by the number of images and by testing a linear probe.
-
-    With another method, the recipe is completed and the images are split again.
-    """
+    """Choose the method if it is `auto`, by the number of images and by testing a linear probe."""
     asked = run.asked
     if asked.method != "auto" or asked.weights == "none":
         return
@@ -124,7 +115,7 @@ def resolve(run: Run) -> None:
         _again(run, asked.replace(method="probe", split=(1.0, 0.0, 0.0)))
         run.reasons = reasons
         return
-    if not _is_open(run):
+    if not _may_become_probe(run):
         return
     (part,) = run.parts
     run.features = FeatureStore(run.recipe, run.blueprint.weights, run.photographs)
@@ -144,7 +135,7 @@ def resolve(run: Run) -> None:
 
 
 def _again(run: Run, asked: Recipe) -> None:
-    """Complete another recipe for the same images, and split them again. They need not be examined again."""
+    # Complete another recipe for the same images, and split them again. They need not be examined again.
     run.asked = asked
     open_data(run)
     if run.diagnosis.table.classes != run.source.classes:
@@ -158,46 +149,31 @@ def _in_words(reached: ProbeAccuracy) -> str:
 
 
 def _can_train_on_all(run: Run) -> bool:
-    """Return whether all images can be training images, and each can test a head that is fitted without it.
-
-    The conditions are:
-
-    - `auto` has chosen a probe, there are few images, and the task is single-label classification.
-    - The user has requested neither a split nor a cross-validation, and the data is not split already.
-    - The weights have not seen any of the images.
-    - The head does not start from the class names, and the prior is that of the data.
-    - Some class has images of at least `PARTS` groups.
-    """
-    asked, recipe = run.asked, run.recipe
-    is_few = recipe.method == "probe" and recipe.folds is None
-    is_named = {"split", "split_seed"} & asked.given.keys() or recipe.split_from is not None
-    if not is_few or is_named or any(run.source.splits) or recipe.head_from == "names" or recipe.prior != "data":
+    """Return whether all images can be training images, and each can test a head that is fitted without it."""
+    recipe = run.recipe
+    if recipe.method != "probe" or recipe.folds is not None:
+        return False
+    if any(run.source.splits) or {"split", "split_seed"} & run.asked.given.keys() or recipe.split_from is not None:
+        return False  # the user has divided the images
+    if recipe.head_from == "names" or recipe.prior != "data":
         return False
     (part,) = run.parts
     table = part.images.table
     if table.task is not SINGLE_LABEL or len(table) > _FEW_ALTOGETHER or part.overlap.seen():
         return False
     pairs = set(zip(table.labels, part.images.groups, strict=True))
-    return max(Counter(label for label, _ in pairs).values()) >= PARTS
+    return max(Counter(label for label, _ in pairs).values()) >= PARTS  # else a class has too few groups for each part
 
 
-def _is_open(run: Run) -> bool:
-    """Return whether a linear probe may replace the fine-tuning that `auto` has chosen.
-
-    The result is False in each of these cases:
-
-    - `auto` has not chosen fine-tuning, or the run is a cross-validation.
-    - The data is multi-label, or there are many training images.
-    - The weights were trained or selected on some of the images.
-    - The user has set a field that has no effect on a probe.
-    """
+def _may_become_probe(run: Run) -> bool:
+    """Return whether a linear probe may replace the fine-tuning that `auto` has chosen."""
     if run.recipe.method != "full" or run.recipe.folds is not None:
         return False
     (part,) = run.parts
     table = part.images.table
     if table.task is not SINGLE_LABEL or part.overlap.seen() or table.splits.count("train") > _MOST_FOR_PROBE:
         return False
-    probe = run.recipe.replace(method="probe")
+    probe = run.recipe.replace(method="probe")  # on which each field that the user has set must have an effect
     return not set(run.asked.named) & without_effect(probe, run.asked).keys()
 
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitkit.data.doctor.examine import check_lost
-from vitkit.data.earlier_labels import UNCHANGED, compare_with_runs, runs_of
-from vitkit.data.seen import PictureRecord
+from vitkit.data.earlier_labels import compare_with_runs, runs_of
+from vitkit.data.seen import Overlap
 from vitkit.data.splits import fold, held_out_split, limit_training, split
 from vitkit.errors import VitkitError
 from vitkit.system.files import without_place
@@ -32,8 +32,18 @@ def split_images(run: Run) -> None:
     untested = compare_with_runs(images.table, images.contents, known).untested
     if recipe.split_from is not None and is_cross_tested(Path(recipe.split_from)):
         refuse_seen(images, recipe, before, f"the protocol of {without_place(recipe.split_from)}")
-    parts = [_with_earlier(part, known) for part in _parts(images, recipe, before, untested)]
-    run.undivided = None if recipe.folds is None else _undivided(images, parts[0])
+    if recipe.folds is None:
+        parts = [divide(images, recipe, before, untested)]
+    else:
+        if any(images.table.splits):
+            text = f"{images.table.name} is already split, but --folds makes its own splits"
+            raise VitkitError(f"{text}: pass a folder of class folders")
+        overlap = refuse_seen(images, recipe, before, "--folds")
+        parts = _folds(images, overlap, recipe, untested)
+        # All images train the final model. Earlier labels only matter where images are tested, which is in the folds.
+        trained = replace(images.table, splits=("train",) * len(images.table))
+        run.undivided = SplitImages(replace(images, table=trained), overlap)
+    parts = [_with_earlier(part, known) for part in parts]
     if recipe.max_images is not None:
         parts = [limit(part, recipe.max_images, recipe.seed) for part in parts]
         run.undivided = run.undivided and limit(run.undivided, recipe.max_images, recipe.seed)
@@ -50,49 +60,34 @@ def _with_earlier(part: SplitImages, runs: Sequence[Path]) -> SplitImages:
     return replace(part, earlier=replace(earlier, missing=missing))
 
 
-def _parts(images: RunImages, recipe: Recipe, before: PictureRecord, untested: Collection[str]) -> list[SplitImages]:
-    """Split the images. For a cross-validation, return a split for each fold, with the fold's images as test images.
+def _folds(images: RunImages, overlap: Overlap, recipe: Recipe, untested: Collection[str]) -> list[SplitImages]:
+    """Return a split for each fold of a cross-validation, with the images of the fold as test images.
 
     Images in `untested` are only in training splits.
     """
-    if recipe.folds is None:
-        return [divide(images, recipe, before, untested)]
+    assert recipe.folds is not None
     table, groups = images.table, images.groups
-    if any(table.splits):
-        raise VitkitError(
-            f"{table.name} is already split, but --folds makes its own splits: pass a folder of class folders"
-        )
-    overlap = refuse_seen(images, recipe, before, "--folds")
     fold_of = fold(table, recipe.folds, recipe.seed_of_split, groups)
     train, val, _ = recipe.split
     shares = (train / (train + val), val / (train + val), 0.0)
     parts = []
     for number in range(recipe.folds):
         tested = replace(table, splits=tuple("test" if other == number else "train" for other in fold_of))
-        part = SplitImages(replace(images, table=tested), overlap)
-        kept, dropped = only_trained(part.images, (None,) * len(table), untested)
-        table_split = split(tested, shares, recipe.seed_of_split, groups, kept)
-        parts.append(replace(part, images=replace(images, table=table_split)).without(dropped))
-        if len(set(parts[-1].images.table.of_split("train").labels)) < 2 and not table.sets:
+        kept, dropped = only_trained(replace(images, table=tested), (None,) * len(table), untested)
+        part = SplitImages(replace(images, table=split(tested, shares, recipe.seed_of_split, groups, kept)), overlap)
+        part = part.take(sorted(set(range(len(table))) - set(dropped))) if dropped else part
+        if len(set(part.images.table.of_split("train").labels)) < 2 and not table.sets:
             raise VitkitError(
                 f"--folds {recipe.folds}: with {len(table)} images, fold {number + 1} would be trained on one class "
                 "alone: add images, or leave out --folds"
             )
+        parts.append(part)
     return parts
-
-
-def _undivided(images: RunImages, fold: SplitImages) -> SplitImages:
-    """Return all images as training images, for the final model of a cross-validation.
-
-    The result has no earlier labels, because these only matter where images are tested, which is in the folds.
-    """
-    table = replace(images.table, splits=("train",) * len(images.table))
-    return replace(fold, images=replace(images, table=table), findings=[], earlier=UNCHANGED)
 
 
 def limit(part: SplitImages, most: int, seed: int) -> SplitImages:
     """Keep at most `most` of the training images, chosen by `seed`, and all validation and test images."""
-    limited = limit_training(part.images.table, most, seed)
+    table = limit_training(part.images.table, most, seed)
     place = {path: i for i, path in enumerate(part.images.table.paths)}
-    kept = [place[path] for path in limited.paths]
-    return replace(part, images=replace(part.images.take(kept), table=limited), overlap=part.overlap.take(kept))
+    kept = part.take([place[path] for path in table.paths])
+    return replace(kept, images=replace(kept.images, table=table))
