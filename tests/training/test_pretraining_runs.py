@@ -97,6 +97,16 @@ def test_another_seed_hides_other_patches_and_leads_elsewhere(mae: PretrainingRu
     assert not torch.equal(*(runs.weights(own.folder)["blocks.0.attn.qkv.weight"] for own in (mae, other)))
 
 
+def test_images_of_one_scene_stay_in_one_split(data: Path, tmp_path: Path) -> None:
+    run = begin(data, tmp_path / "run", group_by=r"(\d)\.\w+$", epochs=1)  # the last digit of the name
+    table = split_from_file(run.folder / "split.json")
+    splits: dict[str, set[str]] = {}
+    for path, split in zip(table.paths, table.splits, strict=True):
+        splits.setdefault(Path(path).stem[-1], set()).add(split)
+    assert set().union(*splits.values()) >= {"train", "val"}
+    assert all(len(held) == 1 for held in splits.values())
+
+
 def test_keys_differ_between_images_epochs_and_splits_and_not_otherwise() -> None:
     class Blank(Images):
         labels, paths = (), ()

@@ -227,7 +227,8 @@ def _open(choices: Pretraining, run: Run) -> None:
 def _split(run: Run) -> None:
     """Divide the images as `vitkit train` does."""
     run.before = ancestry_of(run.recipe, run.blueprint.pictures, None)
-    part = divide(RunImages.of(run.diagnosis), run.recipe, run.before)
+    images = RunImages(run.diagnosis.table, run.diagnosis.facts, run.groups)
+    part = divide(images, run.recipe, run.before)
     if run.recipe.max_images is not None:
         part = limit(part, run.recipe.max_images, run.recipe.seed)
     run.parts = (part,)
