@@ -1,5 +1,6 @@
 """`--method auto` tries a head on frozen features before it trains the whole model on medium numbers of images."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,17 @@ def test_a_run_says_why_and_is_written_once(easy: Path, start: Path, tmp_path: P
     assert (folder / "evaluation.json").is_file()
     assert "val" not in split_from_file(folder / "split.json").splits
     assert not (folder / "checkpoints").exists()
+    assert json.loads((folder / "request.json").read_text()).keys() == {"data", "weights", "workers", "precision"}
+
+
+def test_the_time_of_a_training_may_be_limited_where_the_method_is_chosen(start: Path, tmp_path: Path) -> None:
+    few = runs.photos(tmp_path / "photos", images=8, noise=30)
+    recipe = Recipe(data=str(few), weights=str(start), workers=0, precision="float32", time="60s")
+    lines: list[str] = []
+    with heard(lines.append):
+        folder = train(recipe, tmp_path / "run")
+    assert any("time acts on training steps" in line for line in lines)
+    assert json.loads((folder / "request.json").read_text())["time"] == "60s"
 
 
 # --- The cross-validation of a linear probe that decides between a head and fine-tuning ---------------

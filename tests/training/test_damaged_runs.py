@@ -219,6 +219,21 @@ def test_a_split_with_holes_is_named(folder: Path, change: str) -> None:
     refused(folder, "split.json")
 
 
+@pytest.mark.parametrize("name", ["split.json", "groups.json", "findings.json", "pictures.npz"])
+def test_a_run_that_cannot_go_on_loses_nothing(folder: Path, name: str) -> None:
+    """Even if it has no model yet: whoever repairs the file can resume it."""
+    shutil.rmtree(folder / "checkpoints")
+    for lost in ("model.safetensors", "model.json", "report.html"):
+        (folder / lost).unlink()
+    if name == "split.json":
+        (folder / name).unlink()
+    else:
+        (folder / name).write_text("[[1")
+    before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    refused(folder, name)
+    assert {path: path.read_bytes() for path in before if path.is_file()} == before
+
+
 def test_places_may_be_paths() -> None:
     assert Recipe(data=Path("photos")).data == "photos"  # type: ignore[arg-type]
     assert Recipe.of({"data": Path("photos"), "weights": Path("a.pth")}).weights == "a.pth"

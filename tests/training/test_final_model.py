@@ -253,13 +253,21 @@ def test_a_killed_command_is_started_again(finished: Path, data: Path, tmp_path:
     assert final == {**expected, "temperature": pytest.approx(expected["temperature"], rel=0.05)}
 
 
-def test_a_cross_validation_of_an_earlier_version_gets_no_final_model(finished: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["split.json", "fold-2/split.json"])
+def test_a_cross_validation_without_its_images_is_refused_before_it_trains(
+    finished: Path, tmp_path: Path, name: str
+) -> None:
     folder = runs.copy_of(finished, tmp_path / "run")
-    for name in ("split.json", "model.json", "model.safetensors", "out_of_fold.safetensors", "folds.json"):
-        (folder / name).unlink()
-    resume(folder)
-    assert "final" not in json.loads((folder / "folds.json").read_text())
-    assert not (folder / "model.json").exists()
+    for lost in (name, "fold-1/report.html", "model.safetensors"):
+        (folder / lost).unlink()
+    before = everything(folder)
+    with pytest.raises(VitkitError, match=r"split.json|fold-2 contains no run"):
+        resume(folder)
+    assert everything(folder) == before
+
+
+def everything(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.name.startswith(".")}
 
 
 def test_shuffled_labels_are_not_predicted_better_than_by_chance(tmp_path: Path) -> None:

@@ -386,6 +386,19 @@ def test_failing_before_a_model_leaves_no_folder(data: Path, tmp_path: Path, mon
 # --- Over an earlier run ---------------------------------------------------------------------------
 
 
+def test_force_keeps_a_file_of_the_user_in_a_fold(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "run"
+    monkeypatch.setattr(folds, "fit", lambda run: (_ for _ in ()).throw(KeyboardInterrupt))
+    (folder / "fold-1").mkdir(parents=True)
+    for name in ("recipe.toml", "split.json"):
+        (folder / name).write_text("of an earlier run")
+    (folder / "fold-1" / "recipe.toml").write_text("of an earlier run")
+    (folder / "fold-1" / "notes.txt").write_text("precious")
+    with pytest.raises(KeyboardInterrupt):
+        cross_validate(recipe_for(data), folder, force=True)
+    assert (folder / "fold-1" / "notes.txt").read_text() == "precious"
+
+
 @pytest.mark.parametrize("fields", [{"folds": 2}, {"folds": None}], ids=["fewer folds", "no folds"])
 def test_force_removes_the_earlier_folds(finished: Path, data: Path, tmp_path: Path, fields: dict[str, Any]) -> None:
     folder = runs.copy_of(finished, tmp_path / "run")

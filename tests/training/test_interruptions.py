@@ -139,7 +139,6 @@ def test_only_what_a_run_was_writing_is_swept(finished: Path, data: Path, tmp_pa
         ".model.safetensors.77.tmp",
         ".report.html.77.tmp",
         "checkpoints/.last.ckpt.77.tmp",
-        ".bad_batch-1.pt.77.tmp",
     ]
     others = [".notes.txt.77.tmp", ".mine.tmp", "kept/.model.json.77.tmp", ".last.ckpt.tmp"]
     (folder / "kept").mkdir()

@@ -201,6 +201,12 @@ def test_other_pictures_are_drawn_anew_and_the_record_grows(first: Path, tmp_pat
 # --- Keeping a split -------------------------------------------------------------------------------------------
 
 
+def test_a_run_of_other_pictures_to_split_from_is_a_problem(data: Path, first: Path, tmp_path: Path) -> None:
+    others = runs.photos(tmp_path / "photos", seed=5)
+    _, said = train(others, tmp_path / "run", split_from=str(first))
+    assert f"problem: no image is known from {first.name}: the images are divided anew" in said
+
+
 def test_without_it_the_line_says_whose_test_pictures_are_trained_on(data: Path, first: Path) -> None:
     _, said = train(data, first.parent / "reseeded", seed=5)
     shutil.rmtree(first.parent / "reseeded")

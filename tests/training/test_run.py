@@ -26,7 +26,7 @@ from vitkit.data import split_from_file
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation import evaluate
 from vitkit.system import reporting_to
-from vitkit.training import Metrics, Recipe, lr_factor, read_metrics, run
+from vitkit.training import Loop, Metrics, Recipe, lr_factor, read_metrics, run
 from vitkit.training import checkpoint as writer
 from vitkit.verbs import TrainingRun
 from vitkit.weights import load
@@ -309,6 +309,22 @@ def test_an_image_that_vanishes_during_the_run_is_named(tmp_path: Path, monkeypa
     victim.unlink()
     with pytest.raises(VitkitError, match=victim.name):
         resume(tmp_path / "run")
+
+
+def test_a_photograph_that_is_deleted_during_the_run_is_not_tested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = runs.photos(tmp_path / "photos")
+    plain = Loop.validate
+
+    def validate(loop: Loop) -> Any:
+        split_from_file(tmp_path / "run" / "split.json").of_split("test").file(0).unlink(missing_ok=True)
+        return plain(loop)
+
+    monkeypatch.setattr(Loop, "validate", validate)
+    folder, said = train(runs.quick(source, epochs=1, cache="ram"), tmp_path / "run")
+    assert "they are left out" in said
+    assert json.loads((folder / "evaluation.json").read_text())["images"] == 5
 
 
 # --- Crashes and Ctrl-C -----------------------------------------------------------------------------

@@ -348,7 +348,7 @@ def test_a_run_does_not_write_over_its_teacher(vitkit: Any, data: Path, trained:
 
 
 SOURCE = Path(__file__).parents[2] / "src" / "vitkit"
-NAMES = {*run_files.FILES, run_files.PREDICTIONS, run_files.LAST.name, run_files.BAD_BATCH}
+NAMES = {*run_files.FILES, run_files.PREDICTIONS, run_files.LAST.name}
 
 
 def test_no_other_module_spells_a_name() -> None:

@@ -28,7 +28,6 @@ LOG = "log.txt"
 METRICS = "metrics.csv"
 LAST = Path("checkpoints", "last.ckpt")  # the checkpoint from which the run resumes
 BEFORE = Path("checkpoints", "before.ckpt")  # the previous checkpoint, in case `LAST` is damaged
-BAD_BATCH = "bad_batch-*.pt"  # saved if the training diverges
 BOARD = "tensorboard"  # a folder, like all entries of `LOGGED`
 LOGGED = (BOARD, "csv", "wandb")
 LOGGER_RUNS = "loggers.json"  # the ids of the run at logging services

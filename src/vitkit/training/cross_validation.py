@@ -10,7 +10,7 @@ its penalty and calibrates it (`probe`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
@@ -41,10 +41,8 @@ from vitkit.training.inputs import Inputs
 from vitkit.training.recipe import Recipe, name_of, without_places
 from vitkit.training.request import load_of_run
 from vitkit.training.run_folder import ZERO_SHOT, Run, reporting
-from vitkit.training.stages.calibrate import calibrate, fit_calibration
-from vitkit.training.stages.evaluate import evaluate
+from vitkit.training.stages.calibrate import fit_calibration
 from vitkit.training.stages.fit import fit
-from vitkit.training.stages.report import report
 from vitkit.training.start import choose_device
 from vitkit.weights import load
 
@@ -78,8 +76,10 @@ def figures_of_folds(evaluations: Sequence[Evaluation]) -> dict[str, FoldFigure]
     return {name: FoldFigure(value, bounds.get(name)) for name, value in numbers.items()}
 
 
-def cross_validate(run: Run) -> None:
+def cross_validate(conclude: Sequence[Callable[[Run], None]], run: Run) -> None:
     """Train and test all folds that are not finished yet, and train the final model on all images.
+
+    `conclude` are the stages of a fold after its training.
 
     The results of all folds are written to folds.json, and to report.html when the final model is finished.
 
@@ -90,18 +90,18 @@ def cross_validate(run: Run) -> None:
     assert recipe.folds is not None
     folders = [fold_folder(run.folder, number) for number in range(recipe.folds)]
     trained: dict[Path, Run] = {}
-    for number, folder in enumerate(folders, start=1):
-        if not (folder / RECIPE).is_file():
+    for folder in folders:
+        if not (folder / RECIPE).is_file() or not (folder / SPLIT).is_file():
             raise VitkitError(f"{folder} contains no run; start the cross-validation again with --force")
+    for number, folder in enumerate(folders, start=1):
         if not all((folder / name).is_file() for name in (EVALUATION, REPORT)):
             say(f"fold {number} of {recipe.folds}")
-            trained[folder] = _train_fold(run, folder)
-    has_final = hasattr(run, "inputs")  # cross-validations of earlier versions have none
+            trained[folder] = _train_fold(run, folder, conclude)
     figures: dict[str, FoldFigure] = {}
     stored: dict[str, Any] = {}  # the content of folds.json
     if run.team.is_main:
         results = [trained[each].numbers if each in trained else read_figures(each / EVALUATION) for each in folders]
-        needs_predictions = has_final and recipe.method != "probe" and run.out_of_fold is None
+        needs_predictions = recipe.method != "probe" and run.out_of_fold is None
         figures = {} if trained or needs_predictions else _known(run.folder / FOLDS)
         if not figures:
             tested = {}
@@ -111,7 +111,7 @@ def cross_validate(run: Run) -> None:
                 if evaluation is not None:
                     tested[folder] = evaluation
             figures = figures_of_folds([*tested.values()])
-            if has_final and recipe.method != "probe" and tested:  # they will calibrate the final model
+            if recipe.method != "probe" and tested:  # they will calibrate the final model
                 run.out_of_fold = OutOfFold.of_folds([*tested.values()], [*tested], load(folders[0]).model)
                 run.out_of_fold.write(run.folder)
         stored = {name: figure.to_dict() for name, figure in figures.items()} | {"folds": results}
@@ -119,15 +119,14 @@ def cross_validate(run: Run) -> None:
         if (unlearned := sum("zero_shot" in numbers for numbers in results)) > 0:
             say(f"note: in {unlearned} of {recipe.folds} folds the model is the zero-shot one: no epoch was better")
         say(headline_of(stored).words)
-    if has_final:
-        stored["final"] = _fit_final(run, folders)
+    stored["final"] = _fit_final(run, folders)
     if run.team.is_main:
         write_json(run.folder / FOLDS, stored)
         _write_report(run.folder / REPORT, recipe, figures, stored)
         say(f"{headline_of(stored).words}; report: {run.folder / REPORT}")
 
 
-def _train_fold(run: Run, folder: Path) -> Run:
+def _train_fold(run: Run, folder: Path, conclude: Sequence[Callable[[Run], None]]) -> Run:
     """Train and test one fold, and return its run."""
     fold = Run(run.recipe.replace(folds=None), team=run.team, hooks=run.hooks)
     fold.recipe, fold.inputs = fold.asked, run.inputs_of_folds.get(folder) or Inputs.read(folder)
@@ -139,7 +138,7 @@ def _train_fold(run: Run, folder: Path) -> Run:
     fit(fold)
     run.features = fold.features  # those under the initial weights are the same for all folds
     with reporting(fold):
-        run.team.broadcast_from_main(lambda: [stage(fold) for stage in (calibrate, evaluate, report)])
+        run.team.broadcast_from_main(lambda: [stage(fold) for stage in conclude])
     return fold
 
 

@@ -190,7 +190,7 @@ def run_training(
     objective: Learning,
     fabric: Fabric,
     spent: float,
-    identity: dict[str, Any],
+    settings: dict[str, Any],
     trained: Trained | None = None,
     callbacks: Sequence[Any] = (),
 ) -> Classifier:
@@ -204,7 +204,7 @@ def run_training(
         objective: computes the loss and the validation figures.
         fabric: the device and the precision of the computation.
         spent: the seconds before the first step, which count towards the time budget.
-        identity: the identity of the run (`checkpoint.identity`). A checkpoint with another identity is refused.
+        settings: the identity of the run (`checkpoint.identity`). A checkpoint with another identity is refused.
         trained: the module that is trained; None for the classifier's model.
         callbacks: callbacks in addition to those of the caller.
     """
@@ -222,7 +222,7 @@ def run_training(
     guard = StabilityGuard(run.say)
     state = TrainingState(trained, recipe, steps * recipe.epochs, guard, team, run.hooks.optimizer)
     state.clock.spent = state.clock.ahead = spent
-    writer = RunWriter(run.folder, classifier, recipe, run.say, team, identity, run.metrics)
+    writer = RunWriter(run.folder, classifier, recipe, run.say, team, settings, run.metrics)
     if has_state(run.folder) and _load_newest(run, state, writer):
         run.say("the run had finished training")
         return writer.trained() if team.is_main else classifier
@@ -334,21 +334,21 @@ class DrawFirstBatch:
     def draw_first_batch(self, images: Tensor) -> None:
         """Draw the images of this process, (B, C, height, width)."""
         rows, train = self.data.rows_of_batch(0, 0), self.data.table.of_split("train")
-        _draw(self.run, train, self.preprocess, images, rows)
+        _draw(self.run, train, self.preprocess, images, rows, ", augmented")
 
 
 def draw_some(run: Run, images: Dataset[Any], preprocess: Preprocess) -> None:
-    """Draw the same for a run without batches: training images that are chosen at random."""
+    """Draw training images that are chosen at random, for a run that trains a head without augmentation."""
     train = run.inputs.table.of_split("train")
     rows = np.random.default_rng(run.recipe.seed).permutation(len(train))[:_SHOWN].tolist()
-    _draw(run, train, preprocess, torch.stack([images[row][0] for row in rows]), rows)
+    _draw(run, train, preprocess, torch.stack([images[row][0] for row in rows]), rows, "")
 
 
-def _draw(run: Run, train: ImageTable, preprocess: Preprocess, images: Tensor, rows: Sequence[int]) -> None:
-    """Draw the first of some images, (B, C, height, width), with the names of their rows in the table `train`."""
+def _draw(run: Run, train: ImageTable, preprocess: Preprocess, images: Tensor, rows: Sequence[int], how: str) -> None:
+    # The first of some images, (B, C, height, width), with the names of their rows in the table `train`.
     pictures = [preprocess.picture_of(image.numpy()) for image in images[:_SHOWN].float().cpu()]
     titles = [train.name_of(row) or "none" for row in rows[:_SHOWN]]
-    sheet = plots.contact_sheet(pictures, titles, "Training images as the model sees them, augmented")
+    sheet = plots.contact_sheet(pictures, titles, f"Training images as the model sees them{how}")
     run.draw("What the model sees in training", sheet)
 
 

@@ -71,6 +71,9 @@ class Inputs:
             VitkitError: a file is missing or damaged, or the folder of the images no longer exists.
         """
         table, record = images_of_run(folder / SPLIT), folder / RECORD
+        pictures = read_bytes(record) if record.is_file() else None
+        if pictures is not None:
+            PictureRecord.from_bytes(pictures, record)  # a damaged one is refused before the training
         return cls(
             table,
             split_to_dict(table)["hash"],
@@ -78,7 +81,7 @@ class Inputs:
             groups_from_file(folder / GROUPS),
             tuple(read_findings(folder / FINDINGS)),
             labels_before_run(folder, table),
-            read_bytes(record) if record.is_file() else None,
+            pictures,
         )
 
     @cached_property

@@ -148,6 +148,8 @@ def divide(images: RunImages, recipe: Recipe, before: PictureRecord, untested: C
     if in_run is not None:
         kept, conflicting = inherit(in_run, images.groups)
         findings = _inherited_findings(images.table, in_run, kept, conflicting, source)
+        if not any(in_run.roles):
+            findings.append(Finding("problem", f"no image is known from {source}: the images are divided anew"))
     kept, dropped = only_trained(images, kept, untested)
     if dropped:
         text = "labelled by a model alone left out, because they are copies of test images, or in a test folder"

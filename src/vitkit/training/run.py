@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from vitkit.data.split_file import move_run, refuse_changed
@@ -45,17 +45,21 @@ class Stages:
         fit: trains, in all processes together.
         conclude: the stages after the training, in the main process.
         again: a function that returns the command that continues an interrupted run, given its folder.
+        inputs: a function that reads what the run started from, in processes that have not prepared it. None if the
+            images are datasets of the caller.
     """
 
     prepare: tuple[Stage, ...]
     fit: Stage
     conclude: tuple[Stage, ...] = ()
     again: Callable[[Path], str] = resume_command
+    inputs: Callable[[Path], Inputs] | None = Inputs.read
 
 
-PREPARE = (open_data, examine_images, split_images, resolve)  # they write nothing
-TRAINING = Stages((*PREPARE, write_inputs), fit, (calibrate, evaluate, report))
-FOLDS = Stages((*PREPARE, write_folds), cross_validate)
+PREPARE = (open_data, examine_images, split_images, resolve)  # they write no file of the run
+CONCLUDE = (calibrate, evaluate, report)
+TRAINING = Stages((*PREPARE, write_inputs), fit, CONCLUDE)
+FOLDS = Stages((*PREPARE, write_folds), partial(cross_validate, CONCLUDE))  # of which each is concluded
 
 
 def prepared(asked: Recipe, earlier_runs: Sequence[Path] = (Path("runs"),), *, chooses_method: bool = False) -> Run:
@@ -121,7 +125,7 @@ def carry_out(run: Run, stages: Stages, *, force: bool = False) -> Path:
         for stage in stages.prepare:
             stage(run)
 
-    return _drive(run, stages, prepare)
+    return _drive(run, stages, prepare, is_new=True)
 
 
 def continue_run(run: Run, folder: Path, stages: Stages, data_root: Path | None = None) -> Path:
@@ -146,10 +150,10 @@ def continue_run(run: Run, folder: Path, stages: Stages, data_root: Path | None 
         run.enter(folder)
         run.out_of_fold = OutOfFold.read(folder)
 
-    return _drive(run, stages, prepare)
+    return _drive(run, stages, prepare, is_new=False)
 
 
-def _drive(run: Run, stages: Stages, prepare: Callable[[], None]) -> Path:
+def _drive(run: Run, stages: Stages, prepare: Callable[[], None], *, is_new: bool) -> Path:
     """Start the processes, prepare the run in the main process, train in all, and conclude in the main process."""
     check_hooks(run.asked, run.hooks)
     run.team = assemble(run.asked.devices, run.asked.nodes, choose_device(run.asked))
@@ -165,8 +169,8 @@ def _drive(run: Run, stages: Stages, prepare: Callable[[], None]) -> Path:
         if not run.team.is_main:
             run.enter(folder)
         try:
-            if not hasattr(run, "inputs") and (folder / SPLIT).is_file():  # another process has written them
-                run.inputs = Inputs.read(folder)
+            if stages.inputs is not None and not hasattr(run, "inputs"):
+                run.inputs = stages.inputs(folder)
             stages.fit(run)
             with reporting(run):
                 run.team.broadcast_from_main(lambda: [stage(run) for stage in stages.conclude])
@@ -176,7 +180,7 @@ def _drive(run: Run, stages: Stages, prepare: Callable[[], None]) -> Path:
             run.say(f"to continue: {stages.again(folder)}")
             raise
         except BaseException:
-            if run.team.is_main:
+            if is_new and run.team.is_main:
                 discard_if_empty(folder)
             raise
     return folder

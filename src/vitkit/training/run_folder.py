@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,6 @@ from vitkit.reporting.plots import save_figure
 from vitkit.system.files import exclusive_in, is_empty, regular, unfinished, write_text
 from vitkit.system.logger import log
 from vitkit.system.run_files import (
-    BAD_BATCH,
     BEFORE,
     FILES,
     LAST,
@@ -61,7 +59,11 @@ _FILES_OF_RUN = (*model_folder.FILES, *FILES)
 
 @dataclass
 class Run:
-    """A training, which passes through the stages of `training.stages`. Each adds results for those after it."""
+    """A training, which passes through the stages of `training.stages`. Each adds results for those after it.
+
+    A run that is resumed begins with `fit`. It has what was read from its folder, and no other results of the stages
+    before, such as `source` or `parts`.
+    """
 
     asked: Recipe  # the requested recipe
     out: Path | None = None  # the requested run folder; None for the next free one
@@ -74,12 +76,15 @@ class Run:
     # Locks the requested run folder, or only refuses one that is in use. None if nothing will be trained.
     reserve: Callable[[Path], None] | None = None
     keeps_pictures: bool = False  # whether decoded pictures are kept for the training
+    requested: Mapping[str, Any] | None = None  # the fields that the user has set; None for those of `asked`
     until: int | None = None  # the number of epochs after which the training ends; None for all epochs of the schedule
+
+    tried: Recipe | None = None  # the request in which `resolve` has replaced the method `auto`
 
     # Results of `open`.
     source: ImageTable = field(init=False)  # all images, including unreadable ones, after the changes of the label file
     recipe: Recipe = field(init=False)  # the complete recipe
-    fields: Mapping[str, Any] = field(init=False)  # the fields that the user has set
+    fields: Mapping[str, Any] = field(init=False)  # the fields that are set before the others are chosen
     reasons: list[str] = field(default_factory=list)  # why the other fields have their values
     idle: Sequence[str] = ()  # lines about fields without effect
     blueprint: Blueprint = field(init=False)  # the model that the training starts from
@@ -103,9 +108,9 @@ class Run:
     inputs_of_folds: dict[Path, Inputs] = field(default_factory=dict)  # by the folders of the folds
     metrics: Metrics = field(init=False)  # the rows of metrics.csv
     pictures: dict[str, bytes] = field(default_factory=dict)  # the figures that the report will show, by caption
-    features: FeatureStore | None = None  # under the initial weights; None if nothing has needed them
 
     # Results of `fit`.
+    features: FeatureStore | None = None  # under the initial weights, from `resolve` on; None if nothing needed them
     classifier: Classifier = field(init=False)  # in the main process; `calibrate` adds what predictions need
     out_of_fold: OutOfFold | None = None  # predictions of models that were not trained on the image, without val images
 
@@ -120,6 +125,10 @@ class Run:
     numbers: dict[str, Any] = field(init=False)  # the content of evaluation.json
     evaluation: Evaluation | None = None  # the part of `tested` that the initial weights had not seen, if there is any
     label_errors: Sequence[LabelError] = ()  # labels that are likely wrong, the most doubtful first
+
+    def __post_init__(self) -> None:
+        if self.requested is None:
+            self.requested = self.asked.set_fields()
 
     def enter(self, folder: Path) -> None:
         """Choose the run folder. If the run is resumed, what another process has left there is read."""
@@ -235,17 +244,17 @@ def reporting(run: Run) -> Iterator[None]:
 
 
 def discard_if_empty(folder: Path) -> None:
-    """Remove the files of a run, unless it has saved a model, a checkpoint or a bad batch."""
+    """Remove the files of a run, unless it has saved a model or a checkpoint."""
     saved = [member / name for member in (folder, *folds_in(folder)) for name in (WEIGHTS, LAST, BEFORE)]
-    if not any(path.exists() for path in saved) and not any(folder.rglob(BAD_BATCH)):
+    if not any(path.exists() for path in saved):
         clear(folder)
 
 
 def clear(folder: Path) -> None:
     """Remove the files of a run from its folder. Other files are kept."""
     sweep(folder)
-    for file in (*(folder / name for name in _FILES_OF_RUN), *folder.glob(BAD_BATCH)):
-        file.unlink(missing_ok=True)
+    for name in _FILES_OF_RUN:
+        (folder / name).unlink(missing_ok=True)
     for grown in (LAST.parent.name, *LOGGED):
         shutil.rmtree(folder / grown, ignore_errors=True)
     for fold in folds_in(folder):
@@ -258,7 +267,7 @@ def sweep(folder: Path) -> None:
     """Remove the temporary files that a killed process left in a run. Other temporary files are kept."""
     for place in (folder, folder / LAST.parent, *folder.glob(f"{LAST.parent}/epoch-*")):
         for name, path in unfinished(place):
-            if (name in (*_FILES_OF_RUN, LAST.name, BEFORE.name) or fnmatch(name, BAD_BATCH)) and path.is_file():
+            if name in (*_FILES_OF_RUN, LAST.name, BEFORE.name) and path.is_file():
                 path.unlink()
     for fold in folds_in(folder):
         sweep(fold)

@@ -107,7 +107,7 @@ class _Work:
     @property
     def stages(self) -> Stages:
         again = 'vitkit.train(vitkit.Datasets(...), resume="{}")'
-        return Stages((self.open, self.write), self.fit, (self.conclude,), again.format)
+        return Stages((self.open, self.write), self.fit, (self.conclude,), again.format, inputs=None)
 
     @cached_property
     def survey(self) -> Survey:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import tomli_w
 import torch
@@ -96,8 +96,8 @@ def pretrain(
     """
     fields = {**choices.set_fields(), **asked.set_fields()}
     choices, recipe = resolve_pretraining(asked, choices)
-    run = Run(recipe, None if out is None else Path(out), hooks=hooks)
-    return carry_out(run, _stages(choices, fields), force=force)
+    run = Run(recipe, None if out is None else Path(out), hooks=hooks, requested=fields)
+    return carry_out(run, _stages(choices), force=force)
 
 
 def resume_pretraining(folder: str | Path, data_root: Path | None = None, *, hooks: Hooks = NONE) -> Path:
@@ -192,9 +192,8 @@ def network_of(encoder: VisionTransformer, preprocess: Preprocess, choices: Pret
 # --- The stages -----------------------------------------------------------------------------------------------
 
 
-def _stages(choices: Pretraining, fields: Mapping[str, Any] | None = None) -> Stages:
-    """Return the stages of a pre-training; `fields` are those that the user has set."""
-    prepare = (partial(_open, choices), examine_images, _split, partial(_write, choices, fields))
+def _stages(choices: Pretraining) -> Stages:
+    prepare = (partial(_open, choices), examine_images, _split, partial(_write, choices))
     return Stages(prepare, partial(_fit, choices), (partial(_report, choices),))
 
 
@@ -234,10 +233,10 @@ def _split(run: Run) -> None:
     run.parts = (part,)
 
 
-def _write(choices: Pretraining, fields: Mapping[str, Any] | None, run: Run) -> None:
+def _write(choices: Pretraining, run: Run) -> None:
     """Choose the run folder, and write the recipe, the split and all other inputs of the pre-training into it."""
     (part,) = run.parts
-    with begun_folder(run, f"{run.source.root.name}-{choices.objective}", fields):
+    with begun_folder(run, f"{run.source.root.name}-{choices.objective}"):
         introduce(run, f"pre-training {name_of(run.recipe)} on {run.source.place} ({choices.objective})")
         findings = tell(run, [*ancestry_findings(part, run.recipe), *part.findings, *run.diagnosis.findings])
         write_text(run.folder / PRETRAINING, tomli_w.dumps(choices.to_dict()))

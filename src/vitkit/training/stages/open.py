@@ -1,4 +1,4 @@
-"""Read the list of images, complete the recipe, and open the weights. No image is read, and nothing is written."""
+"""Read the list of images, complete the recipe, and open the weights. No image is read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def open_data(run: Run) -> None:
 
     A model that cannot be built, or a folder that is in use, fails here, before the images are read.
     """
-    asked = run.asked
+    asked = run.tried or run.asked
     assert asked.data is not None
     table = run.source = read_corrected(asked.data, asked.labels, asked.layout, follow_links=asked.follow_links)
     check_trainable(table)

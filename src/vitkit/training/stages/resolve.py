@@ -134,9 +134,9 @@ def resolve(run: Run) -> None:
     run.reasons.insert(0, f"method probe: {why} (--method full does it anyway)")
 
 
-def _again(run: Run, asked: Recipe) -> None:
+def _again(run: Run, tried: Recipe) -> None:
     # Complete another recipe for the same images, and split them again. They need not be examined again.
-    run.asked = asked
+    run.tried = tried
     open_data(run)
     if run.diagnosis.table.classes != run.source.classes:
         examine_images(run)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import vitkit
 from vitkit.data.doctor.examine import Finding, check_splits
@@ -38,7 +37,7 @@ def write_folds(run: Run) -> None:
         findings = tell(run, run.findings)
         for number, part in enumerate(run.parts):
             folder = fold_folder(run.folder, number)
-            folder.mkdir()
+            folder.mkdir(exist_ok=True)  # files that are not of a run stay in it
             of_fold = [*findings, *part.findings, *check_splits(part.images.table)]
             inputs = run.inputs_of_folds[folder] = Inputs.of(part, run.before, of_fold)
             inputs.write(folder, run.recipe.replace(folds=None))
@@ -48,19 +47,18 @@ def write_folds(run: Run) -> None:
 
 
 @contextmanager
-def begun_folder(run: Run, name: str, fields: Mapping[str, Any] | None = None) -> Iterator[None]:
+def begun_folder(run: Run, name: str) -> Iterator[None]:
     """Choose and empty the folder of a run, and write the request into it. Remove the files if the context fails.
 
-    If no folder was requested, it is the next free `runs/NAME-N`. `fields` are the fields that the user has set; by
-    default, those of the requested recipe.
+    If no folder was requested, it is the next free `runs/NAME-N`.
     """
     labels = None if run.asked.labels is None else read_appended(Path(run.asked.labels))  # it may lie in the folder
     folder = run.out if run.out is not None else new_run_folder(name, run.hold)
     try:
         clear(folder)
         run.enter(folder)
-        fields = run.asked.set_fields() if fields is None else fields
-        plain = {name: str(value) if isinstance(value, Path) else value for name, value in fields.items()}
+        assert run.requested is not None
+        plain = {name: str(value) if isinstance(value, Path) else value for name, value in run.requested.items()}
         write_json(folder / REQUEST, {name: value for name, value in plain.items() if value is not None})
         run.hooks.write(folder)
         if labels is not None:
