@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -265,6 +265,12 @@ class _StandardisedHead:
         return (x - self.mean) / self.scale @ self.weight.T + self.bias
 
 
+def fold_count(table: ImageTable, groups: Sequence[int]) -> int:
+    """Return the number of folds of a cross-validation: at most `PARTS`, and at most the groups of some class."""
+    pairs = {(label, group) for i, group in enumerate(groups) for label in table.classes_of(i)}
+    return min(PARTS, max(Counter(label for label, _ in pairs).values(), default=0))
+
+
 def folds_of(train: ImageTable, groups: Mapping[str, int], seed: int) -> Tensor | None:
     """Assign n training images to stratified folds; return the fold of each image, (n,).
 
@@ -276,8 +282,7 @@ def folds_of(train: ImageTable, groups: Mapping[str, int], seed: int) -> Tensor 
     rows = np.sort(np.random.default_rng(seed).permutation(count)[:_MOST]).tolist()
     part = train.take(rows)
     numbers = [groups.get(path, -1 - i) for i, path in enumerate(part.paths)]  # others are groups of their own
-    pairs = {(label, numbers[i]) for i in range(len(part)) for label in part.classes_of(i)}
-    parts = min(PARTS, max(Counter(label for label, _ in pairs).values(), default=0))
+    parts = fold_count(part, numbers)
     if parts < 2:
         return None
     fold_of = torch.full((count,), -1)

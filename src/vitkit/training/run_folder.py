@@ -126,10 +126,6 @@ class Run:
     evaluation: Evaluation | None = None  # the part of `tested` that the initial weights had not seen, if there is any
     label_errors: Sequence[LabelError] = ()  # labels that are likely wrong, the most doubtful first
 
-    def __post_init__(self) -> None:
-        if self.requested is None:
-            self.requested = self.asked.set_fields()
-
     def enter(self, folder: Path) -> None:
         """Choose the run folder. If the run is resumed, what another process has left there is read."""
         self.folder, self.metrics = folder, Metrics(folder / METRICS)

@@ -10,7 +10,6 @@ enough, it becomes the model, and fine-tuning is omitted. The test images stay t
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,7 +25,7 @@ from vitkit.system.progress import progress
 from vitkit.text.cells import interval_text
 from vitkit.training.defaults import NOT_SET_ASIDE, without_effect
 from vitkit.training.features import FeatureStore
-from vitkit.training.probe import MIDDLE, PARTS, choose_head
+from vitkit.training.probe import MIDDLE, PARTS, choose_head, fold_count
 from vitkit.training.recipe import Recipe
 from vitkit.training.run_folder import Run
 from vitkit.training.stages.examine import examine_images
@@ -69,8 +68,7 @@ def probe_accuracy(store: FeatureStore, table: ImageTable, groups: Sequence[int]
     drawn = [trained[i] for i in np.random.default_rng(seed).permutation(len(trained))]
     order = in_proportion(drawn, table.labels)
     train, group_of = table.take(order), [groups[i] for i in order]
-    pairs = {(label, group_of[i]) for i in range(len(train)) for label in train.classes_of(i)}
-    parts = min(PARTS, max(Counter(label for label, _ in pairs).values(), default=0))
+    parts = fold_count(train, group_of)
     if len(train) < _FEWEST or parts < 2:
         raise VitkitError(f"{len(train)} training images are too few to cross-validate a linear probe")
     x = store.features(train, "trying a head on frozen features")
@@ -161,8 +159,7 @@ def _can_train_on_all(run: Run) -> bool:
     table = part.images.table
     if table.task is not SINGLE_LABEL or len(table) > _FEW_ALTOGETHER or part.overlap.seen():
         return False
-    pairs = set(zip(table.labels, part.images.groups, strict=True))
-    return max(Counter(label for label, _ in pairs).values()) >= PARTS  # else a class has too few groups for each part
+    return fold_count(table, part.images.groups) == PARTS  # else no class has a group for each fold
 
 
 def _may_become_probe(run: Run) -> bool:

@@ -57,8 +57,8 @@ def begun_folder(run: Run, name: str) -> Iterator[None]:
     try:
         clear(folder)
         run.enter(folder)
-        assert run.requested is not None
-        plain = {name: str(value) if isinstance(value, Path) else value for name, value in run.requested.items()}
+        fields = run.asked.set_fields() if run.requested is None else run.requested
+        plain = {name: str(value) if isinstance(value, Path) else value for name, value in fields.items()}
         write_json(folder / REQUEST, {name: value for name, value in plain.items() if value is not None})
         run.hooks.write(folder)
         if labels is not None:
