@@ -23,15 +23,15 @@ import torch
 from peers import MODELS
 from tables import read_table, result_path, show, write_table
 
-from vitkit.exporting import onnx_format, openvino_format
+from vitkit.exporting import format_of
 from vitkit.exporting.card import BLANK
+from vitkit.exporting.formats import Storage
 from vitkit.inference import processor
 from vitkit.inference.backends import onnx, openvino
 from vitkit.model import config_for
 from vitkit.profiling import interleave, on_cpu, random_model
 
 OPENS = {".xml": openvino.from_file, ".onnx": onnx.from_file}
-WRITES = {".xml": openvino_format.write, ".onnx": onnx_format.write}
 CARD = f'{{"checksum": "{BLANK}"}}'
 
 
@@ -41,7 +41,8 @@ def write(folder: Path, labels: list[str], suffixes: list[str]) -> None:
         model = random_model(config_for(MODELS[label]))
         for suffix in suffixes:
             out = folder / f"{label.replace('/', '')}{suffix}"
-            took = on_cpu(partial(WRITES[suffix], model, out, CARD, None, torch.float32))
+            form = format_of(out)
+            took = on_cpu(lambda form=form, model=model, out=out: form.save(form.convert(model, Storage()), out, CARD))
             print(f"{out.name}: written in {took:.2f} s", flush=True)
 
 

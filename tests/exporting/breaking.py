@@ -1,20 +1,43 @@
-"""Writers of exported files that make a mistake."""
+"""Formats that make a mistake when they convert a model, or when they write its card."""
 
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-import torch
+import pytest
 
 from vitkit.model import VisionTransformer
 
+Break = Callable[[pytest.MonkeyPatch, ModuleType], None]
 
-def broken(write: Any, change: Any) -> Any:
-    """A writer that writes something other than it is asked to."""
 
-    def other(model: VisionTransformer, path: Path, card: str, batch: int | None, dtype: torch.dtype) -> None:
-        copy = VisionTransformer(model.config).eval()
-        copy.load_state_dict(model.state_dict())
-        changed = change(copy, card)
-        write(copy, path, card if changed is None else changed, batch, dtype)
+def in_model(change: Callable[[VisionTransformer], None]) -> Break:
+    """Let a format convert a changed copy of the model."""
 
-    return other
+    def apply(patch: pytest.MonkeyPatch, home: ModuleType) -> None:
+        convert = home.convert
+
+        def other(model: VisionTransformer, storage: Any) -> Any:
+            copy = VisionTransformer(model.config).eval()
+            copy.load_state_dict(model.state_dict())
+            change(copy)
+            return convert(copy, storage)
+
+        patch.setattr(home, "convert", other)
+
+    return apply
+
+
+def in_card(change: Callable[[str], str]) -> Break:
+    """Let a format write a changed card."""
+
+    def apply(patch: pytest.MonkeyPatch, home: ModuleType) -> None:
+        save = home.save
+
+        def other(graph: Any, path: Path, card: str) -> None:
+            save(graph, path, change(card))
+
+        patch.setattr(home, "save", other)
+
+    return apply

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from breaking import broken
+from breaking import in_card
 
 import photos
 import runs
@@ -22,10 +22,12 @@ from vitkit.exporting import FORMATS, choose_pictures, onnx_format
 def test_a_run_is_compared_on_its_own_validation_images(vitkit: Any, trained: Path, tmp_path: Path) -> None:
     outcome = vitkit("export", trained, "--to", "onnx", "-o", tmp_path / "run.onnx")
     assert outcome.code == 0 and "Warning" not in outcome.err  # of the converter
-    first, second, last = outcome.out.splitlines()
+    first, second, accuracy, speed, last = outcome.out.splitlines()
     assert first.startswith("compared on 3 val images of ")
     assert "ONNX Runtime, float32: max |Δlogit| " in second
     assert "cosine 1.000000, top-1 agreement 100.00%" in second
+    assert "on 3 images (95 %: " in accuracy and "; 100.0% get the same classes (95 %: 29.2% to 100.0%)" in accuracy
+    assert speed.startswith("images per second here: file ") and ", eager float32 " in speed
     assert f"{tmp_path / 'run.onnx'}: " in last
     assert "(weights float32, 16x16 pixels, any batch)" in last
 
@@ -126,10 +128,10 @@ def test_the_default_name_is_the_models(vitkit: Any, model: Path, tmp_path: Path
 def test_a_broken_export_exits_with_1_and_leaves_nothing(
     vitkit: Any, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def other_mean(copy: object, card: str) -> str:
+    def other_mean(card: str) -> str:
         return card.replace("0.4, 0.5, 0.6", "0.485, 0.456, 0.406")
 
-    monkeypatch.setattr(onnx_format, "write", broken(onnx_format.write, other_mean))
+    in_card(other_mean)(monkeypatch, onnx_format)
     outcome = vitkit("export", model, "-o", tmp_path / "model.onnx")
     assert outcome.code == 1
     assert outcome.err == "refused: the preprocess in the file differs from the model's; nothing was written\n"
@@ -139,8 +141,8 @@ def test_a_broken_export_exits_with_1_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        ((), "name the runtime: --to onnx, openvino, torch, html or zip"),
-        (("-o", "model.txt"), "--out model.txt must end in .onnx, .xml, .pt2, .html or .zip"),
+        ((), "name the runtime: --to onnx, openvino, executorch, litert, torch, html or zip"),
+        (("-o", "model.txt"), "--out model.txt must end in .onnx, .xml, .pte, .tflite, .pt2, .html or .zip"),
         (("--to", "onnx", "-o", "model.xml"), "--out model.xml must end in .onnx for --to onnx"),
         (("-o", "nowhere/model.onnx"), "there is no folder nowhere"),
         (("-o", "there.onnx"), "there.onnx exists: choose a new name, or --force"),

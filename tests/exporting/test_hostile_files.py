@@ -18,6 +18,7 @@ from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.exporting import Card, Pictures, export, load_exported, program
 from vitkit.exporting import card as seal
+from vitkit.exporting.formats import Storage
 
 FILES = ("model.onnx", "model.xml", "model.pt2")
 
@@ -84,7 +85,8 @@ def test_a_program_says_nothing_of_the_folders_it_was_made_in(exported: Path) ->
 def test_the_program_of_every_model_computes_its_logits(fields: dict[str, Any], tmp_path: Path) -> None:
     model = build(**fields)
     own = Classifier(model, tuple("abcdefg"), Preprocess(size=model.config.image_size))
-    program.write(model, tmp_path / "model.pt2", Card.of(own, "float32").to_json(), None, torch.float32)
+    card = Card.of(own, "float32").to_json()
+    program.save(program.convert(model, Storage()), tmp_path / "model.pt2", card)
     asked = images(2, config=model.config)
     assert largest_difference(torch.export.load(tmp_path / "model.pt2").module()(asked), own.logits(asked)) < 1e-5
 

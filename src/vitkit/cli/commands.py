@@ -198,7 +198,7 @@ def _models(function: _Function, values: _Values, *, as_json: bool = False) -> N
 
 
 def _export(function: _Function, values: _Values, *, as_json: bool) -> int | None:
-    from vitkit.exporting.writing import Refused
+    from vitkit.exporting import Refused
 
     try:
         return _answer(function, values, as_json=as_json)

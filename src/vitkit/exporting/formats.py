@@ -8,20 +8,41 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from vitkit.errors import VitkitError
 from vitkit.text.cells import one_of
 
 if TYPE_CHECKING:
-    import torch
-
-    from vitkit.inference.backends.graph_runner import GraphRunner
+    from vitkit.inference.backends.graph_runner import Array, GraphRunner
     from vitkit.model.build import Model
 
 TORCHSCRIPT = "PyTorch has deprecated TorchScript; use --to torch, which writes a program of its successor torch.export"
-DTYPES = ("float32", "bfloat16", "float16")  # in which weights are stored
+INT8 = "int8"
+PRECISIONS = ("float32", "bfloat16", "float16", INT8)  # in which weights are stored
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How a file stores a model.
+
+    Attributes:
+        precision: the precision of the weights, one of `PRECISIONS`. In INT8, layers also compute in it.
+        batch: the fixed number of images per batch that the file accepts; None for any number.
+        images: training images (n, C, height, width), from which INT8 takes the ranges of activations; None otherwise.
+        keep: the modules of `folded(model)` that stay in floating point in INT8.
+        smooth: whether INT8 moves outliers of activations into the weights first.
+        until: the module of `folded(model)` whose output the file returns in place of the logits; None for the logits.
+    """
+
+    precision: str = "float32"
+    batch: int | None = None
+    images: Array | None = None
+    keep: tuple[str, ...] = ()
+    smooth: bool = False
+    until: str | None = None
 
 
 @dataclass(frozen=True)
@@ -33,8 +54,14 @@ class Format:
         runtime: the name of the runtime for which such files are written.
         suffix: the suffix of the file.
         backend: the name of the backend that computes such files, one of `inference.backends.registry.BACKENDS`.
-        module: the module with the functions `write` and `open_file`, which the methods of this class call.
+        module: the module with the functions `convert`, `save` and `open_file`, which the methods of this class call.
+        precisions: the precisions in which the format stores weights.
+        packages: the packages that write and run such files.
+        extra: the extra of vitkit that installs the packages.
         beside: suffixes of further files that belong to the exported file.
+        batch: the fixed number of images per batch, if the format requires one.
+        int8: whether INT8 takes the ranges of activations from calibration images (`static`), or at run time from each
+            image (`dynamic`).
         is_input: whether files of users are opened as models. Otherwise, only files that were just written are opened,
             for comparing them with the model, and are computed in the dtype of their weights.
     """
@@ -44,28 +71,47 @@ class Format:
     suffix: str
     backend: str
     module: str
+    precisions: tuple[str, ...]
+    packages: tuple[str, ...] = ()
+    extra: str = "export"
     beside: tuple[str, ...] = ()
+    batch: int | None = None
+    int8: Literal["static", "dynamic"] = "static"
     is_input: bool = True
 
     def files(self, path: Path) -> list[Path]:
         """Return the paths of all files of an exported model; `path` itself is the last one."""
         return [*(path.with_suffix(suffix) for suffix in self.beside), path]
 
-    def write(self, model: Model, path: Path, card: str, batch: int | None, dtype: torch.dtype) -> None:
-        """Write a model together with its card.
-
-        Args:
-            model: the model.
-            path: the file to write.
-            card: the text of the card.
-            batch: the fixed number of images per batch that the file accepts; None for any number.
-            dtype: the dtype of the stored weights.
+    def check(self, precision: str) -> None:
+        """Check that files of this format can be written here, with weights in a precision.
 
         Raises:
-            VitkitError: the format does not support the model, or a package is not installed.
+            VitkitError: a package is not installed, or the format has no such precision.
+        """
+        if precision not in self.precisions:
+            raise VitkitError(f"--to {self.name} stores weights in {one_of(self.precisions)}, not {precision}")
+        needed = (*self.packages, "nncf") if precision == INT8 and self.int8 == "static" else self.packages
+        missing = [package for package in needed if find_spec(package) is None]
+        if missing:
+            extra = self.extra if missing != ["nncf"] else INT8
+            raise VitkitError(f"{' and '.join(missing)} not installed: pip install 'vitkit[{extra}]'")
+
+    def convert(self, model: Model, storage: Storage) -> Any:
+        """Convert a model to the format's own representation, which `save` writes.
+
+        Raises:
+            VitkitError: the format does not support the model.
+        """
+        return import_module(self.module).convert(model, storage)
+
+    def save(self, graph: Any, path: Path, card: str) -> None:
+        """Write what `convert` returned, together with the text of a card.
+
+        Raises:
             OSError: the disk is full or not writable.
         """
-        import_module(self.module).write(model, path, card, batch, dtype)
+        import_module(self.module).save(graph, path, card)
 
     def open(self, path: Path, precision: str) -> tuple[GraphRunner, str]:
         """Open a file for computing in a precision; return a runner and the text of the file's card.
@@ -128,10 +174,44 @@ def wrong_suffix(path: Path, possible: tuple[str, ...] | None = None) -> str:
 
 
 _HOME = "vitkit.exporting"
+_RUNTIMES = ("onnx", "onnxscript", "onnxruntime")
 
 for _row in (
-    Format("onnx", "ONNX Runtime", ".onnx", "onnx", f"{_HOME}.onnx_format"),
-    Format("openvino", "OpenVINO", ".xml", "openvino", f"{_HOME}.openvino_format", beside=(".bin",)),
-    Format("torch", "torch.export", ".pt2", "eager", f"{_HOME}.program", is_input=False),
+    Format("onnx", "ONNX Runtime", ".onnx", "onnx", f"{_HOME}.onnx_format", PRECISIONS, _RUNTIMES),
+    Format(
+        "openvino",
+        "OpenVINO",
+        ".xml",
+        "openvino",
+        f"{_HOME}.openvino_format",
+        PRECISIONS,
+        ("openvino",),
+        beside=(".bin",),
+    ),
+    Format(
+        "executorch",
+        "ExecuTorch",
+        ".pte",
+        "executorch",
+        f"{_HOME}.executorch_format",
+        ("float32", INT8),
+        ("executorch",),
+        "executorch",
+        batch=1,
+        int8="dynamic",
+    ),
+    Format(
+        "litert",
+        "LiteRT",
+        ".tflite",
+        "litert",
+        f"{_HOME}.litert_format",
+        ("float32", INT8),
+        ("litert_torch", "ai_edge_litert", "ai_edge_quantizer"),
+        "litert",
+        batch=1,
+        int8="dynamic",
+    ),
+    Format("torch", "torch.export", ".pt2", "eager", f"{_HOME}.program", PRECISIONS[:3], is_input=False),
 ):
     register(_row)

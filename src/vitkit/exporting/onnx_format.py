@@ -8,6 +8,7 @@ fields. A file with a field that vitkit does not write is refused.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +20,16 @@ from vitkit.inference.backends.onnx import from_file
 from vitkit.system.protobuf import fields_of
 
 if TYPE_CHECKING:
-    import torch
-
+    from vitkit.exporting.formats import Storage
     from vitkit.model.build import Model
 
 
 _OPERATIONS = frozenset(  # none contains a graph or reads anything but its inputs
-    b"Add AveragePool BatchNormalization Cast Clip Concat ConstantOfShape Conv Cos CumSum Div Einsum Equal Erf Expand "
-    b"Flatten Gather GatherND Gelu Gemm GlobalAveragePool HardSigmoid HardSwish Identity InstanceNormalization "
-    b"LayerNormalization LeakyRelu MatMul MaxPool Mul Not Pad Pow Range Reciprocal ReduceL2 ReduceMean ReduceSum Relu "
-    b"Reshape ScatterND Shape Sigmoid Sin Slice Softmax Split Sqrt Squeeze Sub Tanh Transpose Unsqueeze Where".split()
+    b"Add AveragePool BatchNormalization Cast Clip Concat ConstantOfShape Conv Cos CumSum DequantizeLinear Div Einsum "
+    b"Equal Erf Expand Flatten Gather GatherND Gelu Gemm GlobalAveragePool HardSigmoid HardSwish Identity "
+    b"InstanceNormalization LayerNormalization LeakyRelu MatMul MaxPool Mul Not Pad Pow QuantizeLinear Range "
+    b"Reciprocal ReduceL2 ReduceMean ReduceSum Relu Reshape ScatterND Shape Sigmoid Sin Slice Softmax Split Sqrt "
+    b"Squeeze Sub Tanh Transpose Unsqueeze Where".split()
 )
 # The allowed fields of each kind of message, by their numbers in onnx.proto; the value is a message or None.
 _TENSOR: dict[int, Any] = {1: None, 2: None, 8: None, 9: None}  # dims, data_type, name, raw_data
@@ -88,11 +89,17 @@ def _screen(message: memoryview, allowed: dict[int, Any], cards: list[memoryview
             cards.append(card)
 
 
-def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.dtype) -> None:
-    """Write a model; see `Format.write`."""
+def convert(model: Model, storage: Storage) -> Any:
+    """Convert a model; see `Format.convert`."""
+    from vitkit.exporting.quantization import quantize, stored_in
     from vitkit.inference.backends.graphs import to_onnx
 
-    graph = to_onnx(model, batch, dtype)
+    return to_onnx(model, storage.batch, stored_in(storage), partial(quantize, storage), storage.until)
+
+
+def save(graph: Any, path: Path, card: str) -> None:
+    """Write a converted model; see `Format.save`."""
+    del graph.metadata_props[:]
     entry = graph.metadata_props.add()
     entry.key, entry.value = seal.CARD, card
     content = graph.SerializeToString()

@@ -8,8 +8,9 @@ no custom operations, no document type, and no references to files other than th
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET  # safe: files with a document type, which can declare entities, are not parsed
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
 from vitkit.exporting import card as seal
@@ -18,17 +19,17 @@ from vitkit.inference.backends.graph_runner import GraphRunner, import_openvino
 from vitkit.inference.backends.openvino import from_file
 
 if TYPE_CHECKING:
-    import torch
-
+    from vitkit.exporting.formats import Storage
     from vitkit.model.build import Model
 
 
 # GatherND and ScatterNDUpdate are left out: OpenVINO does not check their indices, so a forged file could read memory.
 # Roll is left out, too, as long as it is not known that its axes are checked.
 _OPERATIONS = {
-    "opset1": "Add AvgPool Clamp Const Convert Concat Convolution Cos Divide Equal Floor Greater GroupConvolution "
-    "HardSigmoid LogicalNot MatMul Maximum Minimum Mod Multiply Pad Parameter Power PReLU ReLU ReduceMean ReduceSum "
-    "Reshape Result Select Sigmoid Sin Split Sqrt Squeeze Subtract Tanh Transpose Unsqueeze VariadicSplit",
+    "opset1": "Add AvgPool Clamp Const Convert Concat Convolution Cos Divide Equal FakeQuantize Floor Greater "
+    "GroupConvolution HardSigmoid LogicalNot MatMul Maximum Minimum Mod Multiply Pad Parameter Power PReLU ReLU "
+    "ReduceMean ReduceSum Reshape Result Select Sigmoid Sin Split Sqrt Squeeze Subtract Tanh Transpose "
+    "Unsqueeze VariadicSplit",
     "opset3": "Broadcast CumSum ShapeOf",
     "opset4": "HSwish Range ReduceL2 Swish",
     "opset5": "BatchNormInference HSigmoid",
@@ -59,7 +60,7 @@ _PLACES = {  # paths of the allowed elements, each with its required and its opt
 _WORDS = (
     "approximation_mode auto_broadcast auto_pad axis batch_dims causal destination_type dilations element_type eps "
     "eps_mode epsilon equation exclude-pad exclusive m_pythondiv max min num_groups num_splits pad_mode "
-    "index_element_type keep_dims kernel mode normalize_variance offset output_type pads_begin pads_end "
+    "index_element_type keep_dims kernel levels mode normalize_variance offset output_type pads_begin pads_end "
     "reverse rounding_type shape size special_zero strides transpose_a transpose_b"
 )
 _DATA = frozenset(_WORDS.split())
@@ -141,11 +142,16 @@ def _check_layer(layer: ET.Element, weights: int) -> None:
             raise VitkitError("a constant lies outside of its weights")
 
 
-def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.dtype) -> None:
-    """Write a model; see `Format.write`."""
+def convert(model: Model, storage: Storage) -> Any:
+    """Convert a model; see `Format.convert`."""
+    from vitkit.exporting.quantization import quantize, stored_in
     from vitkit.inference.backends.graphs import to_openvino
 
-    graph = to_openvino(model, batch, dtype)
+    return to_openvino(model, storage.batch, stored_in(storage), partial(quantize, storage), storage.until)
+
+
+def save(graph: Any, path: Path, card: str) -> None:
+    """Write a converted model; see `Format.save`."""
     graph.set_rt_info(card, [seal.CARD])
     try:
         import_openvino().serialize(graph, path, path.with_suffix(".bin"))

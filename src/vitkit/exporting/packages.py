@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
     from vitkit.classifier import Classifier
     from vitkit.exporting.card import Card
-    from vitkit.exporting.writing import Outcome, Pictures
+    from vitkit.exporting.pictures import Pictures
+    from vitkit.exporting.writing import Int8, Outcome
     from vitkit.inference.unknown import Unknown
 
 
@@ -85,6 +86,7 @@ def write_package(
     force: bool = True,
     batch: int | None = None,
     precision: str = "float32",
+    int8: Int8 | None = None,
 ) -> Outcome:
     """Export a classifier as ONNX with the usual check, and write the ONNX file into a package.
 
@@ -96,7 +98,8 @@ def write_package(
         runtime: returns the archive of ONNX Runtime Web; called only if the package needs it.
         force: whether to overwrite an existing file.
         batch: the fixed number of images per batch that the ONNX file accepts; None for any number.
-        precision: the dtype in which weights are stored.
+        precision: the precision in which weights are stored.
+        int8: what INT8 requires; None for other precisions.
 
     Raises:
         Refused: the predictions differ, or the model has an operation that files may not contain; no file is left.
@@ -106,32 +109,26 @@ def write_package(
     kind = package_of(out)
     assert kind is not None
     archive = runtime() if kind.needs_runtime else None  # first, because the rest takes long
+    from vitkit.exporting.card import Card
+    from vitkit.exporting.onnx_format import read_card
     from vitkit.exporting.writing import export
 
     unrecorded = replace(classifier, pictures=None)  # the record of training images is of no use to a receiver
     with tempfile.TemporaryDirectory() as folder, exclusive(out):
         if out.exists() and not force:
             raise VitkitError(f"{out} exists: choose a new name, or --force to write over it")
-        outcome = export(unrecorded, Path(folder) / _MODEL, pictures, batch=batch, precision=precision)
+        outcome = export(unrecorded, Path(folder) / _MODEL, pictures, batch=batch, precision=precision, int8=int8)
         onnx = (Path(folder) / _MODEL).read_bytes()
         with replacing(out) as temporary:
             if archive is not None:
-                _write_page(temporary, out.stem, onnx, classifier, precision, about, archive)
+                card = Card.from_json(read_card(Path(folder) / _MODEL), out)  # INT8 has its own temperature
+                _write_html(temporary, out.stem, onnx, card, about, archive)
+                if read_model(temporary) != onnx:
+                    raise VitkitError(f"{out} does not contain the model that was written: is the disk full?")
             else:
                 unrecorded.save(Path(folder) / "model")
                 _write_zip(temporary, out.stem, onnx, Path(folder) / "model", classifier, about)
         return replace(outcome, size=out.stat().st_size)
-
-
-def _write_page(
-    path: Path, name: str, onnx: bytes, classifier: Classifier, precision: str, about: str, archive: Path
-) -> None:
-    from vitkit.exporting.card import Card
-
-    card = replace(Card.of(classifier, precision), pictures=None)
-    _write_html(path, name, onnx, card, about, archive)
-    if read_model(path) != onnx:
-        raise VitkitError(f"{path} does not contain the model that was written: is the disk full?")
 
 
 def _write_zip(path: Path, name: str, onnx: bytes, model: Path, classifier: Classifier, about: str) -> None:

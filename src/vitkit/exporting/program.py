@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from vitkit.errors import VitkitError, first_line
 from vitkit.exporting.card import CARD
+from vitkit.exporting.formats import Storage
 from vitkit.inference.backends.graph_runner import Array, GraphRunner, side_by_side
+from vitkit.inference.backends.graphs import Until, converting, example, traced
 from vitkit.model.build import Model, build, classes_and_features
 from vitkit.model.layers import InParts
 from vitkit.system.files import from_json, to_json
@@ -55,31 +56,23 @@ class _InNumbersOf(nn.Module):
         return computed.float() if isinstance(computed, Tensor) else tuple(part.float() for part in computed)
 
 
-def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.dtype) -> None:
-    """Trace a model and write it; see `Format.write`.
-
-    Raises:
-        VitkitError: `torch.export` cannot trace the model.
-        OSError: the disk is full or not writable.
-    """
-    config, copied = model.config, _copy_of(model).to(dtype)
+def convert(model: Model, storage: Storage) -> ExportedProgram:
+    """Trace a model; see `Format.convert`."""
+    dtype, copied = getattr(torch, storage.precision), _copy_of(model)
     classes, features = classes_and_features(model)
     parts = InParts(copied, classes) if features else copied
-    wrapped = _InNumbersOf(parts, dtype).eval().requires_grad_(requires_grad=False)
-    example = torch.zeros(batch or 2, config.in_channels, *config.image_size)
-    sizes = None if batch else ({0: torch.export.Dim("batch")},)
-    try:
-        program = torch.export.export(wrapped, (example,), dynamic_shapes=sizes, strict=False)
-    except (RuntimeError, ValueError, TypeError) as error:
-        raise VitkitError(
-            f"torch.export cannot trace the model: {first_line(error)}; try another format, such as .onnx"
-        ) from error
-    for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # it contains local paths
+    part = parts if storage.until is None else Until(parts, storage.until)
+    wrapped = _InNumbersOf(part.to(dtype), dtype).eval().requires_grad_(requires_grad=False)
+    with converting(model):
+        return traced(wrapped, example(model, storage.batch), storage.batch)
+
+
+def save(graph: ExportedProgram, path: Path, card: str) -> None:
+    """Write a traced model; see `Format.save`."""
     described = from_json(card)
     del described["checksum"]  # vitkit does not open such files, so nothing would compare it
     written = BytesIO()
-    torch.export.save(program, written, extra_files={_CARD_FILE: to_json(described)})
+    torch.export.save(graph, written, extra_files={_CARD_FILE: to_json(described)})
     path.write_bytes(written.getbuffer())
 
 

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
-from vitkit.exporting.formats import DTYPES, FORMATS, format_of, is_exported, wrong_suffix
+from vitkit.exporting.formats import FORMATS, INT8, PRECISIONS, format_of, is_exported, wrong_suffix
 from vitkit.exporting.packages import PACKAGES, package_of
 from vitkit.system.progress import Progress, Say, silent
-from vitkit.text.arguments import check_arguments
+from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import one_of
 from vitkit.verbs.inputs import PREPROCESS, check_outside, load_noting, open_model, path_of
 from vitkit.verbs.result import Notes, Result
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
-    from vitkit.exporting.writing import LogitComparison, Outcome, Pictures
+    from vitkit.exporting import AccuracyChange, LogitComparison, Outcome, Pictures
     from vitkit.weights.preprocessing import PreprocessLike
 
 if TYPE_CHECKING:  # the choices are only known at run time
     Runtime: TypeAlias = str
     Dtype: TypeAlias = str
 else:
-    Runtime, Dtype = Literal[(*FORMATS, *PACKAGES)], Literal[DTYPES]
+    Runtime, Dtype = Literal[(*FORMATS, *PACKAGES)], Literal[PRECISIONS]
 
 _SUFFIXES = {name: form.suffix for name, form in FORMATS.items()} | {
     name: package.suffix for name, package in PACKAGES.items()
@@ -55,11 +56,12 @@ def export(
     image_size: str | int | tuple[int, int] | None = None,
     preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
     precision: Dtype = "float32",
+    max_drop: Annotated[float, Between(0, 1)] = 0.01,
     dynamic_batch: bool = True,
     force: bool = False,
     progress: Progress = silent,
 ) -> Result:
-    """Export a model for other programs: ONNX Runtime, OpenVINO, torch.export, or a page or archive for people.
+    """Export a model for other programs, phones, or people: ONNX, OpenVINO, ExecuTorch, LiteRT, a page or an archive.
 
     The file includes everything that prediction requires. The runtime reads the file back, and the outputs of the file
     are compared with those of the model. If the outputs differ, no file is left, and the command exits with 1.
@@ -78,7 +80,8 @@ def export(
     Args:
         model: a run or model folder, a checkpoint of any published layout, or a published name. A classifier in memory
             is accepted, too.
-        to: the runtime or package; by default according to the suffix of `out`: .onnx, .xml, .pt2, .html or .zip.
+        to: the runtime or package; by default according to the suffix of `out`: .onnx, .xml, .pte, .tflite, .pt2,
+            .html or .zip.
         out: the file to write; by default named after the model, in the current folder.
         data: the images for the comparison; by default those of the run.
         layout: whether the folders in `data` are classes or splits; `auto` decides by their names.
@@ -89,7 +92,10 @@ def export(
             `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, as the name of a publisher whose
             preprocessing is used, such as `deit` or `google`, or as a JSON file. By default, it is that of the model,
             or an assumed one if the model states none. See `vitkit.load`.
-        precision: the precision of the stored weights.
+        precision: the precision of the stored weights. With `int8`, layers also compute in it. This requires a run
+            whose split has training and validation images, or such a folder as `data`.
+        max_drop: the largest loss of accuracy that is accepted from INT8, on validation images. If INT8 loses more, the
+            most sensitive layers stay in floating point.
         dynamic_batch: accept batches of any size instead of only single images.
         force: overwrite `out`.
         progress: called with the current task, the number of finished items and the total number of items.
@@ -107,16 +113,24 @@ def export(
     place = Path(model) if isinstance(model, (str, Path)) else None
     pixels = None if image_size is None else _size_of(image_size)
     runtime, out = _destination(place, to, path_of(out))
-    from vitkit.exporting.writing import check_free, choose_pictures
+    from vitkit.exporting.pictures import choose_pictures
+    from vitkit.exporting.writing import check_free
 
+    format_of(out if package_of(out) is None else Path(f"model{FORMATS['onnx'].suffix}")).check(precision)
     check_free([out] if package_of(out) else format_of(out).files(out), force=force)
     named, root = None if data is None else str(data), path_of(data_root)
     pictures = choose_pictures(place, named, layout, root)
     check_outside("--out", out, map(str, pictures.folders))
     notes = Notes()
     classifier = _load(model, pixels, preprocess, notes)
-    batch = None if dynamic_batch else 1
-    outcome = _write(classifier, place, out, pictures, force=force, batch=batch, precision=precision)
+    batch = FORMATS[runtime].batch if runtime in FORMATS else None
+    batch = batch if dynamic_batch else 1
+    int8 = None
+    if precision == INT8:
+        from vitkit.verbs.int8 import prepare_int8
+
+        pictures, int8 = prepare_int8(classifier, place, named, layout, root, max_drop)
+    outcome = _write(classifier, place, out, pictures, force=force, batch=batch, precision=precision, int8=int8)
     (height, width), sizes = classifier.preprocess.size, "any batch" if batch is None else f"batch {batch}"
     written = f"{out}: {outcome.size / 1e6:.1f} MB in {outcome.seconds:.1f} s "
     written += f"(weights {precision}, {height}x{width} pixels, {sizes})"
@@ -127,10 +141,20 @@ def export(
     ]
     if outcome.in_bfloat16 is not None:
         lines.append(f"  {reader}, bfloat16, as vitkit predict uses it here: {_figures(outcome.in_bfloat16)}")
+    if outcome.accuracy is not None:
+        lines.append(f"  {_change(outcome.accuracy)}")
+    if outcome.tested is not None:
+        lines.append(f"on test images, which chose nothing here: {_change(outcome.tested)}")
+    if outcome.kept:
+        lines.append(f"in floating point, because they are sensitive: {', '.join(outcome.kept)}")
+    speeds = dict(outcome.images_per_s)
+    if speeds:
+        lines.append(f"images per second here: {', '.join(f'{name} {rate:.3g}' for name, rate in speeds.items())}")
     facts = {"file": out, "compared_on": pictures.what, "outcome": outcome, "to": runtime, "precision": precision}
     facts |= {"image_size": (height, width), "batch": batch, "notes": tuple(notes.lines)}
     json = {"file": out, "compared_on": pictures.what, **dataclasses.asdict(outcome)}
-    return Result("export", [*lines, written, *_USES.get(runtime, ())], facts, json=json, summary=written)
+    closing = [] if precision != INT8 else _slower(speeds)
+    return Result("export", [*lines, written, *_USES.get(runtime, ()), *closing], facts, json=json, summary=written)
 
 
 def _write(classifier: Classifier, place: Path | None, out: Path, pictures: Pictures, **options: Any) -> Outcome:
@@ -209,3 +233,23 @@ def _figures(comparison: LogitComparison) -> str:
         f"max |Δlogit| {comparison.difference:.2g}, cosine {comparison.cosine:.6f}, "
         f"top-1 agreement {comparison.agreement:.2%}"
     )
+
+
+def _change(change: AccuracyChange) -> str:
+    """Describe the accuracy before and after, and the agreement, with their intervals."""
+    low, high = (100 * end for end in change.drop)
+    first, last = change.agreement_interval
+    return (
+        f"accuracy {change.before:.1%} before, {change.after:.1%} after on {change.images} images "
+        f"(95 %: {-high:+.1f} to {-low:+.1f} points); {change.agreement:.1%} get the same classes "
+        f"(95 %: {first:.1%} to {last:.1%})"
+    )
+
+
+def _slower(speeds: Mapping[str, float]) -> list[str]:
+    """Return a line if a backend in floating point is faster here than the file in INT8."""
+    fastest = max((name for name in speeds if name != "file"), key=lambda name: speeds[name])
+    if speeds["file"] > speeds[fastest]:
+        return []
+    ratio = speeds[fastest] / speeds["file"]
+    return [f"On this machine, INT8 is not faster: {fastest} computes {ratio:.2f} times as fast."]

@@ -91,16 +91,22 @@ def import_openvino() -> Any:
         VitkitError: OpenVINO is not installed.
     """
     if sys.modules.get("openvino") is None:
-        there = sys.modules.get(_TELEMETRY, _ABSENT)
-        sys.modules[_TELEMETRY] = None  # type: ignore[assignment]  # as if it were not installed
         try:
             # The first conversion to numpy's types initialises a static variable. If two threads did so at once, they
             # would deadlock: one holds Python's lock, and the other the lock of the variable.
-            import_module("openvino").Type.f32.to_dtype()
+            import_without_telemetry("openvino").Type.f32.to_dtype()
         except ImportError as error:
             raise VitkitError("OpenVINO is not installed: pip install 'vitkit[export]'") from error
-        finally:
-            del sys.modules[_TELEMETRY]
-            if there is not _ABSENT:
-                sys.modules[_TELEMETRY] = there  # type: ignore[assignment]
     return import_module("openvino")
+
+
+def import_without_telemetry(package: str) -> Any:
+    """Import a package of OpenVINO as if the package that sends telemetry were not installed."""
+    there = sys.modules.get(_TELEMETRY, _ABSENT)
+    sys.modules[_TELEMETRY] = None  # type: ignore[assignment]
+    try:
+        return import_module(package)
+    finally:
+        del sys.modules[_TELEMETRY]
+        if there is not _ABSENT:
+            sys.modules[_TELEMETRY] = there  # type: ignore[assignment]

@@ -11,11 +11,12 @@ strict.
 
 from __future__ import annotations
 
+import ast
 import copy
 import io
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 import vitkit
 from vitkit.errors import VitkitError, first_line
@@ -38,6 +40,9 @@ from vitkit.model.windows import Attend, Windows
 _OPSET = 20  # the first version with GELU
 _IR_VERSION = 9  # the file format of that version, which runtimes since 2024 read
 _LARGEST = 2**31 - 2**20  # the largest protocol buffer in bytes, with some room for the graph
+
+
+Change = Callable[[Any], Any]  # of a graph whose operations still have the names of their modules
 
 
 def folded(model: Model) -> nn.Module:
@@ -58,6 +63,22 @@ def folded(model: Model) -> nn.Module:
             _compute_constants(copied.model)
     classes, features = classes_and_features(model)
     return InParts(copied, classes) if features else copied
+
+
+class Until(nn.Module):
+    """A module that returns the output of one of its parts, as (B, n), in place of its own."""
+
+    def __init__(self, module: nn.Module, part: str) -> None:
+        super().__init__()
+        self.module, self.outputs = module, list[Tensor]()
+        found = next(inner for name, inner in module.named_modules() if f".{name}".endswith(f".{part}"))
+        found.register_forward_hook(lambda _part, _inputs, output: self.outputs.append(output))
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.module(images)
+        output = self.outputs.pop()
+        self.outputs.clear()
+        return output.flatten(1)
 
 
 def _compute_constants(model: VisionTransformer) -> None:
@@ -142,7 +163,17 @@ class _Shifted:
         return q, k, torch.unflatten(joined[..., : n * (2 * N - 2)], -1, (n, 2 * N - 2))[..., :N]
 
 
-def to_onnx(model: Model, batch: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
+def _unchanged(graph: Any) -> Any:
+    return graph
+
+
+def to_onnx(
+    model: Model,
+    batch: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    change: Change = _unchanged,
+    until: str | None = None,
+) -> Any:
     """Convert the model to an `onnx.ModelProto`: `images` (batch, C, height, width) -> `logits` (batch, K), float32.
 
     A model that computes features together with its logits has a second output, `features` (batch, D).
@@ -151,6 +182,9 @@ def to_onnx(model: Model, batch: int | None = None, dtype: torch.dtype = torch.f
         model: the model whose weights are copied.
         batch: the only batch size that the graph accepts; None for any.
         dtype: the dtype of the stored weights; the computation is in float32.
+        change: a function that changes the graph before it is simplified, such as a quantisation. The name of an
+            operation begins with the name of its module in `folded(model)` and a slash.
+        until: the module of `folded(model)` whose output the graph returns as `logits` (`Until`).
 
     Raises:
         VitkitError: ONNX or its exporter is not installed, or the model is too large or cannot be converted.
@@ -166,9 +200,9 @@ def to_onnx(model: Model, batch: int | None = None, dtype: torch.dtype = torch.f
             f"the weights take {size / 2**30:.1f} GiB, but an ONNX file can hold at most 2 GiB: use another dtype, or "
             "OpenVINO"
         )
-    outputs = _outputs(model)
-    module, images = folded(model), _example(model, batch)
-    with _converting(model):
+    module, images = source(model, until), example(model, batch)
+    outputs = _outputs(model, None if until is None else module(images).shape[1])
+    with converting(model):
         program = torch.onnx.export(
             module,
             (images,),
@@ -180,7 +214,12 @@ def to_onnx(model: Model, batch: int | None = None, dtype: torch.dtype = torch.f
             verbose=False,
         )
     assert program is not None
-    nodes, constants = _parts(program.model_proto.graph, dtype)
+    converted = program.model_proto
+    for number, node in enumerate(converted.graph.node):
+        node.name = f"{_module_of(node)}/{node.op_type}_{number}"
+    with converting(model):
+        changed = change(converted)
+    nodes, constants = _parts(changed.graph, dtype)
     shapes = {"images": images.shape[1:], **{name: [width] for name, width in outputs.items()}}
     values = [
         onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [batch or "batch", *shape])
@@ -192,7 +231,20 @@ def to_onnx(model: Model, batch: int | None = None, dtype: torch.dtype = torch.f
     return made
 
 
-def to_openvino(model: Model, batch: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
+def _module_of(node: Any) -> str:
+    """Return the name of the innermost module that an ONNX node was converted from."""
+    scopes = next((entry.value for entry in node.metadata_props if entry.key == "pkg.torch.onnx.name_scopes"), "['']")
+    *modules, _operation = ast.literal_eval(scopes)
+    return str(modules[-1]) if modules else ""
+
+
+def to_openvino(
+    model: Model,
+    batch: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    change: Change = _unchanged,
+    until: str | None = None,
+) -> Any:
     """Convert the model to an `openvino.Model`, with the inputs and outputs of `to_onnx`, whose arguments it takes.
 
     The runtime chooses the dtype of the computation.
@@ -203,14 +255,16 @@ def to_openvino(model: Model, batch: int | None = None, dtype: torch.dtype = tor
     openvino = import_openvino()
     from openvino.passes import ConstantFolding, Manager  # type: ignore[import-untyped]
 
-    module, images = folded(model), _example(model, batch)
-    with _converting(model), torch.no_grad():
+    module, images = source(model, until), example(model, batch)
+    with converting(model), torch.no_grad():
         # A program of torch.export is converted as well, but takes five times as long.
         traced = torch.jit.trace(module, images, check_trace=False, strict=False)  # type: ignore[no-untyped-call]
         converted = openvino.convert_model(traced, input=[batch or -1, *images.shape[1:]], example_input=images)
     passes = Manager()
     passes.register_pass(ConstantFolding())
     passes.run_passes(converted)
+    with converting(model):
+        converted = change(converted)
     if dtype != torch.float32:
         _store_as(converted, openvino.Type.f16 if dtype == torch.float16 else openvino.Type.bf16)
     for number, node in enumerate(converted.get_ordered_ops()):
@@ -220,38 +274,65 @@ def to_openvino(model: Model, batch: int | None = None, dtype: torch.dtype = tor
     parameters, results = converted.get_parameters(), []
     parameters[0].set_friendly_name("images")
     parameters[0].output(0).set_names({"images"})
-    for name, result in zip(_outputs(model), converted.get_results(), strict=True):
+    for name, result in zip(_outputs(model, None if until is None else 0), converted.get_results(), strict=True):
         output = result.input_value(0)
         output.set_names({name})
         results.append(openvino.opset13.result(output, name=f"{name}_result"))
     return openvino.Model(results, parameters, "vitkit")
 
 
-def _outputs(model: Model) -> dict[str, int]:
-    """Return the number of values for an image in each output of the graph."""
+def traced(module: nn.Module, images: Tensor, batch: int | None = 1) -> ExportedProgram:
+    """Trace a module with `torch.export`, for a fixed batch size or, with `batch=None`, for any.
+
+    The program has no source locations, which contain local paths.
+    """
+    sizes = None if batch else ({0: torch.export.Dim("batch")},)
+    program = torch.export.export(module, (images,), dynamic_shapes=sizes, strict=False)
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)
+    return program
+
+
+def source(model: Model, until: str | None) -> nn.Module:
+    """Return the module that is converted: `folded(model)`, or a part of it."""
+    return folded(model) if until is None else Until(folded(model), until)
+
+
+def _outputs(model: Model, part: int | None) -> dict[str, int]:
+    """Return the number of values for an image in each output of the graph; `part` is that of a part of the model."""
     K, D = classes_and_features(model)
+    if part is not None:
+        return {"logits": part}
     if D:
         return {"logits": K, "features": D}
     return {"logits": K if isinstance(model, Network) else K or model.config.feature_size}
 
 
-def _example(model: Model, batch: int | None) -> Tensor:
+def example(model: Model, batch: int | None) -> Tensor:
     """Return images to trace the model with. A batch of one could be mistaken for a dimension that is broadcast."""
     return torch.zeros(batch or 2, model.config.in_channels, *model.config.image_size)
 
 
 @contextmanager
-def _converting(model: Model) -> Iterator[None]:
-    """Suppress the output of a converter, and raise a `VitkitError` if it cannot convert the model."""
+def quietly() -> Iterator[None]:
+    """Suppress what a converter prints, logs and warns of."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(action="ignore"), redirect_stdout(io.StringIO()):
             yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@contextmanager
+def converting(model: Model) -> Iterator[None]:
+    """Suppress the output of a converter, and raise a `VitkitError` if it cannot convert the model."""
+    try:
+        with quietly():
+            yield
     except (RuntimeError, ValueError, TypeError) as error:
         name = model.config.full_name if isinstance(model, Network) else "the model"
         raise VitkitError(f"{name} cannot be converted: {first_line(error)}") from error
-    finally:
-        logging.disable(logging.NOTSET)
 
 
 # --- The constants of a graph ---------------------------------------------------------------------------------

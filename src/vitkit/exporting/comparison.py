@@ -1,0 +1,249 @@
+"""Compare the predictions of a file with those of its model: the logits, the most probable classes, the accuracy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitkit.errors import VitkitError
+from vitkit.exporting.card import Card
+
+COSINE, _AGREEMENT = 0.999, 0.995  # minimum values
+_DRIFT = 1e-3  # maximum difference in float32, relative to the largest logit
+_TIE = 1e-4  # relative to the range of an image's logits: float32 cannot order classes that are closer
+# Maximum rounding error of the logits: the root mean square of the differences, relative to that of the logits after
+# subtracting each image's mean. It is three to five times the largest error measured for eight families with random
+# weights and for DeiT-Ti on photographs (docs/log.md): 0.020 in bfloat16 (weights and layers), 0.0013 in float16.
+NOISE = {"float32": 1e-3, "float16": 6e-3, "bfloat16": 6e-2, "int8": 0.2}  # INT8 is judged by its accuracy instead
+_SCALE = 1 / 3  # times the noise: limit for a common factor of all logits (measured in bfloat16: 0.995 to 1.005)
+_PEAK = 8  # times the noise: limit for a single logit (measured: 7 times)
+_UNSURE = 4  # times the noise: with rounded weights, the order of classes that are closer may change
+
+
+class Refused(VitkitError):  # noqa: N818  # a verdict
+    """An exported file was refused: its predictions differ from those of the model, or it cannot be read back."""
+
+
+@dataclass(frozen=True)
+class LogitComparison:
+    """The differences between the logits of the model and of the file on the same images.
+
+    Attributes:
+        images: the number of images.
+        dtype: the dtype whose rounding errors are allowed.
+        difference: the largest absolute difference between a logit of the model and the same logit of the file.
+        cosine: the cosine similarity between the model's and the file's logits of an image, the lowest of all images.
+        agreement: the fraction of images with the same most probable class; for a multi-label model, the fraction of
+            equal decisions for or against a class. Near-ties that rounding to the dtype can decide are left out.
+        drift: `difference` relative to the largest absolute logit.
+        scale: the factor by which the file's logits differ from the model's, fitted by least squares.
+        noise: the root mean square of the differences, divided by the root mean square of the model's centred logits
+            (`_centred`).
+        peak: `difference` divided by the root mean square of the model's centred logits.
+        shift: the average difference of the probabilities. This is the total variation distance, averaged over images;
+            for a multi-label model, it is the mean absolute difference over classes and images.
+        shift_by_noise: the `shift` that errors of the size `NOISE` would cause, to first order.
+    """
+
+    images: int
+    dtype: str
+    difference: float
+    cosine: float
+    agreement: float
+    drift: float
+    scale: float
+    noise: float
+    peak: float
+    shift: float
+    shift_by_noise: float
+
+    def check(self, images: str) -> None:
+        """Check that the file can be accepted.
+
+        Raises:
+            Refused: it differs from the model; the message names the images.
+        """
+        if faults := self.faults():
+            raise Refused(f"{'; '.join(faults)} ({images})")
+
+    def faults(self) -> list[str]:
+        """Return the reasons for refusing the file; empty if it is accepted. NaN in any compared value is a reason."""
+        faults, most = [], NOISE[self.dtype]
+        if not self.cosine >= COSINE:
+            faults.append(f"cosine {self.cosine:.6f} is below {COSINE}")
+        if not self.agreement >= _AGREEMENT:
+            faults.append(f"top-1 agreement {self.agreement:.2%} is below {_AGREEMENT:.1%}")
+        if not abs(self.scale - 1) <= _SCALE * most:
+            faults.append(f"logits are {self.scale:.4g} times the model's")
+        if self.dtype == "float32" and not self.drift <= _DRIFT:
+            faults.append(f"logits differ by up to {self.difference:.2g}, {self.drift:.2%} of the largest")
+        elif not (self.noise <= most and self.peak <= _PEAK * most):
+            faults.append(
+                f"logits differ by {self.noise:.2%} of their size (up to {self.peak:.2%}), more than rounding to "
+                f"{self.dtype} explains ({most:.1%} and {_PEAK * most:.1%})"
+            )
+        if not self.shift <= self.shift_by_noise + _TIE:
+            faults.append(
+                f"probabilities differ by {self.shift:.2g} on average, where rounding to {self.dtype} would move them "
+                f"by {self.shift_by_noise:.2g} at most"
+            )
+        return faults
+
+
+def compare(ours: Tensor, theirs: Tensor, card: Card, dtype: str | None = None) -> LogitComparison:
+    """Compare the logits (B, K) of the model with those of the file.
+
+    Args:
+        ours: the logits that the model computes in float32.
+        theirs: the logits that the file computes.
+        card: the card of the file.
+        dtype: the dtype whose rounding errors are allowed; None for the dtype of the file's weights.
+
+    Raises:
+        Refused: the shapes differ, or the file's logits are not finite.
+    """
+    if ours.shape != theirs.shape:
+        raise Refused(f"the file returns logits of shape {tuple(theirs.shape)} instead of {tuple(ours.shape)}")
+    if ours.isfinite().all() and not theirs.isfinite().all():
+        raise Refused("the file returns logits that are not finite")
+    ours, theirs, dtype = ours.double(), theirs.double(), dtype or card.dtype
+    tiny = torch.finfo(torch.float32).tiny
+    difference = theirs - ours  # (B, K)
+    mine, other = _centred(ours, card), _centred(theirs, card)
+    size = mine.square().mean().sqrt().clamp(min=tiny)
+    errors = NOISE[dtype] * size / card.temperature
+    return LogitComparison(
+        images=len(ours),
+        dtype=dtype,
+        difference=difference.abs().max().item(),
+        cosine=F.cosine_similarity(ours, theirs, dim=1).where(difference.any(dim=1), 1.0).min().item(),
+        agreement=_agreement(ours, theirs, card, 0.0 if dtype == "float32" else _UNSURE * NOISE[dtype] * size.item()),
+        drift=(difference.abs().max() / ours.abs().max().clamp(min=tiny)).item(),
+        scale=((mine * other).sum() / mine.square().sum()).item() if mine.any() else 1.0,
+        noise=(difference.square().mean().sqrt() / size).item(),
+        peak=(difference.abs().max() / size).item(),
+        shift=_distance(_probabilities(ours, card), _probabilities(theirs, card), card),
+        shift_by_noise=(errors * _sensitivity(_probabilities(ours, card), card)).item(),
+    )
+
+
+def _centred(logits: Tensor, card: Card) -> Tensor:
+    """Subtract the mean of each image's logits (B, K), which does not affect a softmax.
+
+    Logits of multi-label models are returned unchanged.
+    """
+    is_single = card.thresholds is None and logits.shape[1] > 1
+    return logits - logits.mean(dim=1, keepdim=True) if is_single else logits
+
+
+def _probabilities(logits: Tensor, card: Card) -> Tensor:
+    logits = logits / card.temperature
+    return logits.softmax(dim=1) if card.thresholds is None else logits.sigmoid()
+
+
+def _distance(ours: Tensor, theirs: Tensor, card: Card) -> float:
+    """Return the average distance between two arrays of probabilities (B, K).
+
+    This is the total variation distance for single-label models, and the mean absolute difference for multi-label
+    models.
+    """
+    differences = (ours - theirs).abs()
+    return (differences.sum(dim=1).mean() / 2 if card.thresholds is None else differences.mean()).item()
+
+
+def _sensitivity(p: Tensor, card: Card) -> Tensor:
+    """Return a first-order upper bound of `_distance` if all logits have independent errors of standard deviation 1.
+
+    For a softmax, dp_i = p_i (e_i - sum_j p_j e_j), whose standard deviation is p_i sqrt((1 - p_i)^2 + sum_{j != i}
+    p_j^2). For a sigmoid, dp = p (1 - p) e. The mean of |e| is less than the standard deviation of e, so the result is
+    an upper bound.
+    """
+    if card.thresholds is not None:
+        return (p * (1 - p)).mean()
+    squares = p.square()
+    deviation = p * ((1 - p).square() + squares.sum(dim=1, keepdim=True) - squares).sqrt()  # (B, K)
+    return deviation.sum(dim=1).mean() / 2
+
+
+def _agreement(ours: Tensor, theirs: Tensor, card: Card, unsure: float) -> float:
+    """Return the fraction of equal decisions. Decisions that an error of `unsure` in a logit can change are ignored."""
+    if card.thresholds is not None:
+        limits = torch.tensor(card.thresholds, dtype=torch.float64)
+        first, second = (_probabilities(logits, card) for logits in (ours, theirs))
+        distance = (ours - card.temperature * limits.logit()).abs()
+        same = (first >= limits) == (second >= limits)
+        is_tie = ((first - limits).abs() < _TIE) | (distance < unsure)
+    elif ours.shape[1] == 1:
+        return 1.0
+    else:
+        best = ours.topk(2, dim=1).values
+        spread = ours.amax(dim=1) - ours.amin(dim=1)
+        same = ours.argmax(dim=1) == theirs.argmax(dim=1)
+        is_tie = best[:, 0] - best[:, 1] < (_TIE * spread).clamp(min=unsure)
+    decided = same[~is_tie]
+    return decided.double().mean().item() if len(decided) else 1.0
+
+
+@dataclass(frozen=True)
+class AccuracyChange:
+    """The accuracy of a file on labelled images, beside that of the model on the same images.
+
+    For a multi-label model, the accuracy is the fraction of correct decisions for or against a class.
+
+    Attributes:
+        images: the number of images.
+        before, after: the accuracy of the model and of the file, 0 to 1.
+        drop: 95 % interval of the accuracy that the file loses on images of the same kind; negative if it gains.
+        agreement: the fraction of images for which the file and the model choose the same class.
+        agreement_interval: 95 % interval of the agreement.
+    """
+
+    images: int
+    before: float
+    after: float
+    drop: tuple[float, float]
+    agreement: float
+    agreement_interval: tuple[float, float]
+
+
+def accuracy_change(ours: Tensor, theirs: Tensor, truth: Tensor | None, card: Card) -> AccuracyChange | None:
+    """Compare the accuracy of a file with that of its model; None if the classes of the images are unknown.
+
+    Args:
+        ours: the logits (B, K) of the model.
+        theirs: the logits (B, K) of the file.
+        truth: whether each image has each class, (B, K); or None.
+        card: the card of the model.
+    """
+    from vitkit.evaluation import Units, mean_interval
+
+    if truth is None:
+        return None
+    before, after = _decisions(ours, card), _decisions(theirs, card)
+    right, still = _correct(before, truth, card), _correct(after, truth, card)  # (B,), 0 to 1
+    same, units = (before == after).all(dim=1).double(), Units.of(len(ours), None)
+    low, high = mean_interval((right - still + 1).numpy(), 2.0, units)
+    return AccuracyChange(
+        images=len(ours),
+        before=right.mean().item(),
+        after=still.mean().item(),
+        drop=(low - 1, high - 1),
+        agreement=same.mean().item(),
+        agreement_interval=mean_interval(same.numpy(), 1.0, units),
+    )
+
+
+def _decisions(logits: Tensor, card: Card) -> Tensor:
+    """Return whether each class is chosen for each image, (B, K)."""
+    if card.thresholds is None:
+        return F.one_hot(logits.argmax(dim=1), logits.shape[1]).bool()
+    return (logits.double() / card.temperature).sigmoid() >= torch.tensor(card.thresholds, dtype=torch.float64)
+
+
+def _correct(decisions: Tensor, truth: Tensor, card: Card) -> Tensor:
+    if card.thresholds is None:
+        return (decisions & truth).any(dim=1).double()
+    return (decisions == truth).double().mean(dim=1)

@@ -1,0 +1,86 @@
+"""Write a program for ExecuTorch (.pte), PyTorch's runtime for phones and small computers, and open it.
+
+Layers run by XNNPACK, on processors. Vitkit's card is a constant method of the program, `vitkit`, so an app reads the
+class names and the preprocessing from the same file. Before the runtime opens a program, its checksum is verified, and
+the runtime checks the consistency of the file; this detects damaged files, but not forged ones (decision 0014).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitkit.errors import VitkitError, first_line
+from vitkit.exporting import card as seal
+from vitkit.exporting.card import CARD
+from vitkit.exporting.formats import INT8
+from vitkit.inference.backends.graph_runner import GraphRunner
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+    from vitkit.exporting.formats import Storage
+    from vitkit.model.build import Model
+
+
+def convert(model: Model, storage: Storage) -> Any:
+    """Convert a model; see `Format.convert`."""
+    from vitkit.inference.backends.graphs import converting, example, source, traced
+
+    module, images = source(model, storage.until), example(model, 1)
+    with converting(model):
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+        from executorch.exir import to_edge_transform_and_lower
+
+        program = traced(module, images)
+        if storage.precision == INT8:
+            program = _quantized(program, images, storage.keep)
+        return to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
+
+
+def _quantized(program: ExportedProgram, images: Any, keep: tuple[str, ...]) -> ExportedProgram:
+    """Quantise linear layers: weights per output channel, and the tokens of an image at run time."""
+    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+        XNNPACKQuantizer,
+        get_symmetric_quantization_config,
+    )
+    from torch.fx import GraphModule
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    from vitkit.inference.backends.graphs import traced
+
+    def is_quantized(node: Any) -> bool:
+        return not {name for name, _ in node.meta.get("nn_module_stack", {}).values()} & set(keep)
+
+    quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True, is_dynamic=True))
+    prepared = prepare_pt2e(program.module(), quantizer.set_filter_function(is_quantized))
+    prepared(images)
+    converted = convert_pt2e(prepared)
+    # The new module has only the tensors that the graph uses. A program stores unused buffers as well.
+    return traced(GraphModule(converted, converted.graph), images)
+
+
+def save(graph: Any, path: Path, card: str) -> None:
+    """Write a converted model; see `Format.save`."""
+    from executorch.exir import EdgeProgramManager
+
+    from vitkit.inference.backends.graphs import quietly
+
+    with quietly():
+        programs = {name: graph.exported_program(name) for name in graph.methods}
+        program = EdgeProgramManager(programs, {CARD: card}, graph.compile_config).to_executorch()
+    path.write_bytes(seal.sealed(bytes(program.buffer)))
+
+
+def open_file(path: Path, precision: str) -> tuple[GraphRunner, str]:
+    """Open a program; see `Format.open`."""
+    from vitkit.inference.backends.executorch import from_file
+
+    seal.check(path, path.read_bytes())
+    runner = from_file(path, precision)
+    try:
+        return runner, str(runner.constant(CARD))
+    except RuntimeError as error:
+        raise VitkitError(
+            f"{path} is not a program written by vitkit: {first_line(error)}; write one with `vitkit export`"
+        ) from error

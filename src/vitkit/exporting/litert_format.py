@@ -1,0 +1,170 @@
+"""Write a file for LiteRT (.tflite), the runtime of Android that was TensorFlow Lite, and open it without PyTorch.
+
+The card is metadata of the model under the name `vitkit`, so an app reads the class names and the preprocessing from
+the same file. Before the runtime opens a file, vitkit checks the checksum, and that the file has a single graph whose
+operations are among those that vitkit writes. In general, a .tflite file can refer to other files for its weights,
+contain loops, and use custom operations; files of vitkit do none of this.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import struct
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vitkit.errors import VitkitError
+from vitkit.exporting import card as seal
+from vitkit.exporting.card import CARD
+from vitkit.exporting.formats import INT8
+from vitkit.inference.backends.graph_runner import GraphRunner
+from vitkit.inference.backends.litert import from_file, import_runtime
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from vitkit.exporting.formats import Storage
+    from vitkit.model.build import Model
+
+_IDENTIFIER = b"TFL3"  # at byte 4 of every .tflite file
+_ERRORS = "2"  # the level of log messages that the converter prints
+_OPERATIONS = frozenset(  # none calls another graph or reads anything but its inputs
+    b"ADD BATCH_MATMUL CONCATENATION CONV_2D DEPTHWISE_CONV_2D DIV EQUAL FULLY_CONNECTED GELU HARD_SWISH LOGISTIC "
+    b"MAXIMUM MAX_POOL_2D MEAN MUL NOT_EQUAL PAD PADV2 POW RESHAPE REVERSE_V2 RSQRT SELECT SELECT_V2 SLICE SOFTMAX "
+    b"SQUARED_DIFFERENCE STRIDED_SLICE SUB SUM TANH TRANSPOSE".split()
+)
+
+
+def read_card(path: Path) -> str:
+    """Return the card of a file, after checking that the file contains only a graph of operations of vitkit.
+
+    Raises:
+        VitkitError: the file contains anything else, or is damaged.
+    """
+    schema, content = import_runtime("schema_py_generated"), path.read_bytes()
+    try:
+        if content[4:8] != _IDENTIFIER:
+            raise VitkitError("it is not a LiteRT model")
+        model = schema.Model.GetRootAs(content)
+        _screen(model, schema.BuiltinOperator)
+        entries = [model.Metadata(i) for i in range(model.MetadataLength())]
+        cards = [model.Buffers(entry.Buffer()).DataAsNumpy() for entry in entries if entry.Name() == CARD.encode()]
+        if len(cards) != 1:
+            raise VitkitError("it does not state its classes and preprocessing")
+        card = bytes(cards[0])
+        text = card.decode()
+    except VitkitError as error:
+        raise VitkitError(
+            f"{path} is not a LiteRT file written by vitkit: {error}; write one with `vitkit export`"
+        ) from error
+    except (AttributeError, IndexError, TypeError, ValueError, struct.error) as error:  # of offsets that lead nowhere
+        raise VitkitError(f"{path} is damaged: it cannot be read as a LiteRT model; export it again") from error
+    before, _card, after = content.rpartition(card)
+    seal.check(path, card, before, after)
+    return text
+
+
+def _screen(model: Any, operators: Any) -> None:
+    """Check that a model consists of one graph, contains its weights, and has only operations that vitkit writes."""
+    if model.SubgraphsLength() != 1:
+        raise VitkitError(f"it has {model.SubgraphsLength()} graphs instead of one")
+    is_elsewhere = any(model.Buffers(i).Offset() for i in range(model.BuffersLength()))
+    if is_elsewhere or not model.ExternalBuffersIsNone() or not model.ExternalBufferGroupsIsNone():
+        raise VitkitError("its weights are outside of the model")
+    names = {code: name for name, code in vars(operators).items() if isinstance(code, int)}
+    for i in range(model.OperatorCodesLength()):
+        operation = model.OperatorCodes(i)
+        # Codes above 126 did not fit into the older of both fields. The runtime takes the larger one.
+        name = names.get(max(operation.BuiltinCode(), operation.DeprecatedBuiltinCode()), "of an unknown number")
+        if name.encode() not in _OPERATIONS:
+            raise VitkitError(f"it has the operation {name}, which vitkit does not write")
+
+
+def convert(model: Model, storage: Storage) -> bytes:
+    """Convert a model; see `Format.convert`."""
+    from vitkit.inference.backends.graphs import converting, example, source
+
+    module, images = source(model, storage.until), example(model, 1)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", _ERRORS)  # read when the converter is imported
+    with converting(model):
+        import litert_torch
+
+        content: bytes = litert_torch.convert(module, (images,)).model_content()
+        within = "" if storage.until is None else "module."  # of `Until`
+        keep = [within + name for name in storage.keep]
+        return _quantized(content, module, keep) if storage.precision == INT8 else content
+
+
+def _quantized(content: bytes, module: nn.Module, keep: list[str]) -> bytes:
+    """Quantise linear layers and convolutions: weights per output channel, and the activations of an image at run time.
+
+    A rule of the quantiser selects an operation by the name of its output. The name of the weights, however, is what
+    tells the layer: the output of a layer may be named after the activation function that follows it.
+    """
+    from ai_edge_quantizer import quantizer, recipe
+
+    graph = _unpacked(content).subgraphs[0]
+    names, rules = [tensor.name.decode() for tensor in graph.tensors], recipe.dynamic_wi8_afp32()
+    kept = [re.compile(_path(module, name)) for name in keep]
+    for operation in graph.operators:
+        if any(path.search(names[tensor]) for tensor in operation.inputs[1:2] for path in kept):
+            output = f"^{re.escape(names[operation.outputs[0]])};$"
+            rules.append({"regex": output, "operation": "*", "algorithm_key": "no_quantize", "op_config": {}})
+    with redirect_stderr(io.StringIO()):  # progress bars
+        return bytes(quantizer.Quantizer(content, rules).quantize(enable_progress_report=False).quantized_model)
+
+
+def _path(module: nn.Module, name: str) -> str:
+    """Return a pattern for the name of a part of a module in the names of tensors.
+
+    It is the class of the module, followed by the class and the name of each part on the way. Parts that are not called
+    themselves, such as lists, are left out.
+    """
+    pattern, way = re.escape(_class(module)), name.split(".")
+    for end, step in enumerate(way, start=1):
+        element = re.escape(f"/{_class(module.get_submodule('.'.join(way[:end])))}_{step}")
+        pattern += element if end == len(way) else f"({element})?"
+    return rf"(^|;){pattern}(;|$)"
+
+
+def _class(module: nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"
+
+
+def _unpacked(content: bytes) -> Any:
+    """Return the tables of a file. Weights that the quantiser stored after the tables become part of them."""
+    model = import_runtime("schema_py_generated").ModelT.InitFromPackedBuf(content)
+    for buffer in model.buffers:
+        if buffer.offset:
+            buffer.data = np.frombuffer(content, np.uint8, buffer.size, buffer.offset)
+            buffer.offset = buffer.size = 0
+    return model
+
+
+def save(graph: bytes, path: Path, card: str) -> None:
+    """Write a converted model; see `Format.save`. Tensors lose their names, which are those of classes of Python."""
+    import flatbuffers
+
+    schema, model = import_runtime("schema_py_generated"), _unpacked(graph)
+    for tensor in model.subgraphs[0].tensors:
+        tensor.name = None
+    names = {b"args_0": b"images", b"output_0": b"logits", b"output_1": b"features"}
+    for value in (*model.signatureDefs[0].inputs, *model.signatureDefs[0].outputs):
+        value.name = model.subgraphs[0].tensors[value.tensorIndex].name = names[value.name]
+    model.metadata.append(schema.MetadataT(CARD, len(model.buffers)))
+    model.buffers.append(schema.BufferT(np.frombuffer(card.encode(), np.uint8)))
+    builder = flatbuffers.Builder(len(graph) + len(card))
+    builder.Finish(model.Pack(builder), file_identifier=_IDENTIFIER)
+    before, text, after = bytes(builder.Output()).rpartition(card.encode())
+    path.write_bytes(before + seal.sealed(text, before, after) + after)
+
+
+def open_file(path: Path, precision: str) -> tuple[GraphRunner, str]:
+    """Open a model; see `Format.open`."""
+    card = read_card(path)
+    return from_file(path, precision), card

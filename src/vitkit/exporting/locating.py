@@ -1,0 +1,93 @@
+"""Find the first layer of an exported file whose output differs from that of the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.errors import VitkitError
+from vitkit.exporting.card import BLANK
+from vitkit.exporting.formats import Format, Storage
+from vitkit.model.build import Model
+from vitkit.model.network import Network
+from vitkit.system.files import to_json
+
+# Relative root mean square of differences in a layer's output: 10 times what rounding causes in files that are right.
+_LIMIT = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 0.2}
+_IMAGES = 2
+_DEPTH = 3  # of modules in other networks, such as `network.layer1.0`
+
+
+def explain_difference(form: Format, model: Model, storage: Storage, images: list[Tensor], path: Path) -> str:
+    """Describe where the outputs of a file and of its model begin to differ, and which precision works.
+
+    Parts of the model, each one from the input to a layer, are written in the same way as the file, and compared. The
+    layer is found by bisection.
+
+    Args:
+        form: the format of the file.
+        model: the model, in float32.
+        storage: how the file stores it.
+        images: preprocessed images, each (C, height, width).
+        path: a file that may be overwritten.
+    """
+    sample = torch.stack(images[:_IMAGES])
+    outputs = _outputs(model, sample)  # in the order of the computation
+    names = list(outputs)
+    low, high = 0, len(names)
+    while low < high:
+        middle = (low + high) // 2
+        if _differs(form, model, replace(storage, until=names[middle]), sample, outputs[names[middle]], path):
+            high = middle
+        else:
+            low = middle + 1
+    place = f"the first layer that differs is {names[low]}" if low < len(names) else "only the last layers differ"
+    if storage.precision == "float32":
+        return place
+    with torch.inference_mode():
+        works = not _differs(form, model, replace(storage, precision="float32"), sample, model(sample), path)
+    return f"{place}; " + ("--precision float32 works" if works else "in float32, it differs, too")
+
+
+def _outputs(model: Model, images: Tensor) -> dict[str, Tensor]:
+    """Return the outputs (B, n) of the model's main layers, by name, in the order of the computation."""
+    found: dict[str, Tensor] = {}
+
+    def keep(name: str) -> None:
+        def hook(_layer: nn.Module, _inputs: object, output: object) -> None:
+            if isinstance(output, Tensor) and output.is_floating_point() and len(output) == len(images):
+                found.setdefault(name, output.flatten(1).float())
+
+        hooks.append(model.get_submodule(name).register_forward_hook(hook))
+
+    hooks: list[torch.utils.hooks.RemovableHandle] = []
+    if isinstance(model, Network):
+        names = [name for name, _ in model.named_modules() if name and name.count(".") < _DEPTH]
+    else:
+        names = ["patch_embed", *(f"blocks.{i}" for i in range(len(model.blocks)))]
+    try:
+        for name in names:
+            keep(name)
+        with torch.inference_mode():
+            model(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def _differs(form: Format, model: Model, storage: Storage, images: Tensor, expected: Tensor, path: Path) -> bool:
+    """Return whether a part of the model computes another output (B, n) in this format."""
+    try:
+        form.save(form.convert(model, storage), path, to_json({"checksum": BLANK}))
+        runner, _ = form.open(path, "float32" if form.is_input else storage.precision)
+        computed = torch.from_numpy(runner.answer(images.numpy()))
+    except VitkitError:
+        return True
+    n = min(computed.shape[1], expected.shape[1])  # in the last block, files compute only the tokens that are read
+    size = expected[:, :n].square().mean().sqrt().clamp(min=1e-6)
+    difference = (computed[:, :n] - expected[:, :n]).square().mean().sqrt() / size
+    return not difference.item() <= _LIMIT[storage.precision]

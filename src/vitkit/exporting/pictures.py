@@ -1,0 +1,120 @@
+"""Choose the images on which an exported file is compared with its model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from vitkit.data.layout import LayoutName
+from vitkit.data.sources import kind_of_file, read_source
+from vitkit.data.split_file import images_of_run, look_over, read_contents
+from vitkit.data.storage import Place, is_there
+from vitkit.data.table import ImageTable
+from vitkit.errors import VitkitError
+from vitkit.system.run_files import SPLIT
+
+_MOST = 200  # maximum number of images; with `_AGREEMENT`, one of 200 may be classified differently
+_SYNTHETIC = 64
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Images, as files or in memory.
+
+    Attributes:
+        what: description of the images for users.
+        those: the images.
+        folders: the folders that are searched for photographs; no file may be written there.
+        names: the names of the classes of each image; None if they are unknown.
+    """
+
+    what: str
+    those: tuple[Place | Image.Image, ...]
+    folders: tuple[Path, ...] = ()
+    names: tuple[frozenset[str], ...] | None = None
+
+
+def choose_pictures(
+    model: str | Path | None, data: str | None, layout: LayoutName = "auto", root: Path | None = None
+) -> Pictures:
+    """Choose the images for the comparison.
+
+    These are validation images of `data` if it is given, and otherwise those of the run. If neither is available,
+    synthetic images are generated.
+
+    Args:
+        model: the path of the exported model; None if it is in memory.
+        data: the source of images; None for the images of the run.
+        layout: how to interpret the folders of `data`.
+        root: the folder with the run's images if they were moved.
+
+    Raises:
+        VitkitError: the data does not exist, or the root contains none of the run's images.
+    """
+    if data is not None:
+        return _of_table(read_source(data, layout), {})
+    if layout != "auto":
+        raise VitkitError(f"--layout {layout} applies to the folders of --data: name --data, or leave out the flag")
+    if model is None and root is not None:
+        raise VitkitError("--data-root applies to the images of a run: name a run folder as the model")
+    if model is None:
+        return _made_up("no photographs were named")
+    split = Path(model) / SPLIT
+    if root is not None:
+        return _of_table(images_of_run(split, root), {})
+    if not split.is_file():
+        return _made_up("no photographs were named")
+    try:
+        return _of_table(images_of_run(split), read_contents(split))
+    except VitkitError as error:  # the run has moved to another machine
+        return _made_up(str(error))
+
+
+def pictures_of(table: ImageTable, split: str | None, contents: Mapping[str, str], most: int = _MOST) -> Pictures:
+    """Choose images of a split (None for any) that have not changed, spread evenly over the split.
+
+    Args:
+        table: the images.
+        split: the split, or None for all images.
+        contents: hash of each image's content at training time, by path; images that differ are not used.
+        most: the maximum number of images.
+
+    Raises:
+        VitkitError: no image is left.
+    """
+    checked, changes = look_over(table, contents, None if split is None else (split,))
+    rows = [i for i in range(len(table)) if (split is None or table.splits[i] == split) and is_there(checked.file(i))]
+    if not rows:
+        changes.refuse()
+    step = max(1, len(rows) / most)
+    chosen = [rows[int(i * step)] for i in range(min(most, len(rows)))]  # every class, because rows are sorted by it
+    is_list = table.storage is None and kind_of_file(table.name) is not None  # whose folders nobody searches
+    return Pictures(
+        f"{len(chosen)} {split or 'labelled'} images of {table.name}",
+        tuple(map(table.file, chosen)),
+        () if is_list else table.folders or (table.root,),
+        tuple(frozenset(table.classes[label] for label in table.classes_of(i)) for i in chosen),
+    )
+
+
+def _of_table(table: ImageTable, contents: Mapping[str, str]) -> Pictures:
+    """Choose validation images, otherwise test images, otherwise any."""
+    return pictures_of(table, next((split for split in ("val", "test") if split in table.splits), None), contents)
+
+
+def _made_up(reason: str) -> Pictures:
+    return Pictures(f"{_SYNTHETIC} synthetic images ({reason})", tuple(map(_blobs, range(_SYNTHETIC))))
+
+
+def _blobs(seed: int) -> Image.Image:
+    """Generate a picture of smooth colour patches with some noise, of random size and aspect ratio."""
+    rng = np.random.default_rng(seed)
+    width, height = (int(side) for side in rng.integers(200, 500, 2))
+    coarse = rng.integers(0, 256, (*rng.integers(2, 12, 2), 3), dtype=np.uint8)
+    smooth = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+    grain = rng.integers(-20, 21, (height, width, 3), dtype=np.int16)
+    return Image.fromarray(np.clip(np.asarray(smooth) + grain, 0, 255).astype(np.uint8))

@@ -1,0 +1,122 @@
+"""Quantise a model to INT8: NNCF inserts the quantisers, and the layers that suffer most stay in floating point.
+
+Weights get one scale per output channel, and activations one per tensor, from the ranges that they have on training
+images. The first layer, which reads pixels, and the head are never quantised: in DeiT-Ti, they cause more than half of
+the error, and contain 2 % of the products (docs/log.md).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.exporting.formats import INT8, Storage
+from vitkit.inference.backends.graph_runner import Array, import_without_telemetry
+from vitkit.system.progress import progress
+
+IMAGES = 200  # training images that determine the ranges
+_RANKED_ON = 32  # of them, layers are ranked on so many
+_SMOOTHING = 0.5  # alpha of SmoothQuant (Xiao et al. 2023, arXiv 2211.10438, eq. 4); NNCF takes -1 for none
+
+
+def quantize(storage: Storage, graph: Any) -> Any:
+    """Quantise a graph of ONNX or OpenVINO whose operations have the names of their modules.
+
+    The graph is returned unchanged if the storage is not INT8.
+    """
+    if storage.precision != INT8:
+        return graph
+    assert storage.images is not None
+    nncf = import_without_telemetry("nncf")
+    is_onnx = hasattr(graph, "graph")
+    inputs = np.split(storage.images, len(storage.images))
+    smoothing = nncf.AdvancedSmoothQuantParameters(matmul=_SMOOTHING if storage.smooth else -1.0)
+    return nncf.quantize(
+        graph,
+        nncf.Dataset(inputs, (lambda image: {"images": image}) if is_onnx else None),
+        preset=nncf.QuantizationPreset.MIXED,
+        model_type=nncf.ModelType.TRANSFORMER,
+        subset_size=len(inputs),
+        ignored_scope=nncf.IgnoredScope(patterns=list(map(_operations_of, storage.keep)), validate=False),
+        advanced_parameters=nncf.AdvancedQuantizationParameters(
+            smooth_quant_alphas=smoothing,
+            disable_bias_correction=True,  # it hardly changes the error, and fails for some graphs
+        ),
+    )
+
+
+def stored_in(storage: Storage) -> torch.dtype:
+    """Return the dtype of the weights that are not in INT8."""
+    dtype: torch.dtype = torch.float32 if storage.precision == INT8 else getattr(torch, storage.precision)
+    return dtype
+
+
+def _operations_of(module: str) -> str:
+    """Return a pattern for the names of all operations in a module, in graphs of ONNX and of OpenVINO."""
+    return rf"(__module\.)?{re.escape(module)}[./].*"
+
+
+def layers(module: nn.Module) -> dict[str, nn.Module]:
+    """Return the layers that INT8 concerns, in the order of the module: linear layers and convolutions."""
+    return {
+        name: part
+        for name, part in module.named_modules()
+        if isinstance(weight := getattr(part, "weight", None), Tensor) and weight.ndim in (2, 4)
+    }
+
+
+def ends(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of the first layer and of the last one."""
+    names = list(layers(module))
+    return names[0], names[-1]
+
+
+@torch.inference_mode()
+def by_sensitivity(module: nn.Module, images: Array) -> list[str]:
+    """Return the names of the layers between the ends, the one first whose quantisation alone changes the output most.
+
+    Args:
+        module: the module that is converted; its weights are restored.
+        images: calibration images (n, C, height, width).
+    """
+    sample = torch.from_numpy(images[:_RANKED_ON])
+    plain, kept = _first(module(sample)), ends(module)
+    error = {}
+    between = {name: layer for name, layer in layers(module).items() if name not in kept}
+    for name, layer in between.items():
+        with _rounded(layer):
+            error[name] = F.mse_loss(_first(module(sample)), plain).item()
+        progress("ranking layers", len(error), len(between))
+    return sorted(error, key=lambda name: -error[name])
+
+
+def _first(outputs: Tensor | tuple[Tensor, ...]) -> Tensor:
+    return outputs if isinstance(outputs, Tensor) else outputs[0]
+
+
+@contextmanager
+def _rounded(layer: nn.Module) -> Iterator[None]:
+    """Round the weights of a layer, per output channel, and its inputs, per tensor, to 256 values."""
+    weight: Any = layer.weight
+    exact = weight.clone()
+    step = weight.abs().flatten(1).amax(dim=1).clamp_min(1e-12).reshape(-1, *[1] * (weight.ndim - 1)) / 127
+    weight.copy_((weight / step).round() * step)
+    hook = layer.register_forward_pre_hook(lambda _layer, inputs: (_on_grid(inputs[0]), *inputs[1:]))
+    try:
+        yield
+    finally:
+        hook.remove()
+        weight.copy_(exact)
+
+
+def _on_grid(x: Tensor) -> Tensor:
+    low, high = x.min().clamp_max(0), x.max().clamp_min(0)
+    step = ((high - low) / 255).clamp_min(1e-12)
+    return (x / step).round() * step

@@ -1,0 +1,62 @@
+"""The ExecuTorch runtime, which runs programs of `exporting.executorch_format`."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitkit.errors import VitkitError, first_line
+from vitkit.inference.backends.graph_runner import Array, GraphRunner, side_by_side
+
+
+def from_file(path: Path, precision: str) -> ExecuTorchRunner:
+    """Return a runner of a program; precision `auto` is float32.
+
+    Raises:
+        VitkitError: ExecuTorch is not installed, the file is damaged, or the precision is not float32.
+    """
+    if precision not in ("auto", "float32"):
+        raise VitkitError(f"ExecuTorch computes in float32 here, not {precision}: use --precision float32")
+    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # the runtime imports torchao: a warning
+    try:
+        with warnings.catch_warnings(action="ignore"):  # that the Python interface is experimental
+            runtime = import_module("executorch.runtime")
+            load = runtime.Runtime.get().load_program
+    except ImportError as error:
+        raise VitkitError("ExecuTorch is not installed: pip install 'vitkit[executorch]'") from error
+    try:
+        return ExecuTorchRunner(load(path, verification=runtime.Verification.InternalConsistency))
+    except RuntimeError as error:
+        raise VitkitError(f"{path} cannot be read as a program of ExecuTorch: {first_line(error)}") from error
+
+
+class ExecuTorchRunner(GraphRunner):
+    """A program, which takes one image at a time."""
+
+    backend = "executorch"
+    precision = "float32"
+
+    def __init__(self, program: Any) -> None:
+        self._program, self._forward = program, program.load_method("forward")
+        facts = self._forward.metadata
+        self.batch = facts.input_tensor_meta(0).sizes()[0]
+        self.outputs = sum(facts.output_tensor_meta(i).sizes()[1] for i in range(facts.num_outputs()))
+
+    def constant(self, name: str) -> Any:
+        """Return the value of a method that takes no input.
+
+        Raises:
+            RuntimeError: there is no such method.
+        """
+        return self._program.load_method(name).execute([])[0]
+
+    def _run(self, images: Array) -> Array:
+        import torch
+
+        results = self._forward.execute([torch.from_numpy(images)])
+        return side_by_side([np.array(result) for result in results])  # the next call overwrites its memory

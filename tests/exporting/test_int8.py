@@ -1,0 +1,179 @@
+"""INT8: what is quantised, what judges it, and what is fitted again."""
+
+import copy
+import json
+import math
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from breaking import in_model
+from PIL import Image
+from scipy.stats import binom
+
+import photos
+import runs
+import vitkit as package
+from tiny import build
+from vitkit.classifier import Classifier
+from vitkit.data import Preprocess
+from vitkit.data.split_file import images_of_run
+from vitkit.errors import VitkitError
+from vitkit.evaluation import evaluate
+from vitkit.exporting import FORMATS, Card, Pictures, Refused, export, load_exported, writing
+from vitkit.exporting.comparison import accuracy_change
+from vitkit.exporting.quantization import by_sensitivity, ends, layers
+from vitkit.inference.backends.graphs import folded
+from vitkit.training.run import train as run_training
+
+pytest.importorskip("nncf")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on three colours, which is right about all of them."""
+    folder = tmp_path_factory.mktemp("int8")
+    for number, name in enumerate(("red", "green", "blue")):
+        (folder / "data" / name).mkdir(parents=True)
+        for i in range(40):
+            pixels = np.asarray(photos.noise(16, 16, seed=100 * number + i)) // 3
+            pixels[..., number] += 150
+            photos.save(Image.fromarray(pixels), folder / "data" / name / f"{i}.png")
+    return run_training(runs.quick(folder / "data", epochs=6, lr=3e-3), folder / "run")
+
+
+@pytest.mark.parametrize("to", ["onnx", "openvino"])
+def test_int8_is_smaller_and_calibrated_again(run: Path, tmp_path: Path, to: str) -> None:
+    out = tmp_path / f"model{FORMATS[to].suffix}"
+    found = package.export(run, out=out, precision="int8")
+    plain = package.export(run, out=tmp_path / f"plain{FORMATS[to].suffix}")
+    quantised, before = load_exported(out), package.load(run)
+    assert found.outcome.size < plain.outcome.size
+    assert quantised.card.dtype == "int8"
+    assert quantised.held_out is not None and before.held_out is not None
+    assert len(quantised.held_out.held_out) == len(before.held_out.held_out)
+    assert (quantised.unknown is None) == (before.unknown is None)
+    assert quantised.trust != before.trust  # of its own predictions
+    evaluated = evaluate(quantised, images_of_run(run / "split.json"), "val")
+    assert evaluated.accuracy == found.outcome.accuracy.after
+    assert found.outcome.tested.images > 0
+    assert any(line.startswith("on test images, which chose nothing here: accuracy ") for line in found.lines())
+
+
+def test_a_quantisation_that_loses_accuracy_is_refused(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = writing._answers
+
+    def turned(classifier: Any, images: Any, what: str) -> Any:
+        logits = answers(classifier, images, what)
+        return logits.roll(1, dims=1) if what == "asking the file" else logits
+
+    monkeypatch.setattr(writing, "_answers", turned)
+    complaint = r"in INT8, the accuracy falls from 100.0% to .* most sensitive layers stay in floating point"
+    with pytest.raises(Refused, match=complaint):
+        package.export(run, out=tmp_path / "model.onnx", precision="int8")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_int8_needs_is_said(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def complaint(**options: Any) -> str:
+        with pytest.raises(VitkitError) as error:
+            package.export(**{"model": run, "out": tmp_path / "model.onnx", "precision": "int8", **options})
+        assert list(tmp_path.iterdir()) == []
+        return str(error.value)
+
+    assert complaint(model=package.load(run)) == (
+        "INT8 needs the photographs of a run: name a run folder, or a folder with train/ and val/ as data"
+    )
+    flat = photos.folder(run.parent / "flat", {"blue": 3, "red": 3}, 16, 16)
+    assert (
+        complaint(data=flat) == f"INT8 needs train images to calibrate it, and {flat} has none: use another precision"
+    )
+    assert complaint(out=tmp_path / "model.pt2").endswith("stores weights in float32, bfloat16 or float16, not int8")
+    monkeypatch.setattr("vitkit.exporting.formats.find_spec", lambda name: None if name == "nncf" else name)
+    assert complaint() == "nncf not installed: pip install 'vitkit[int8]'"
+
+
+def test_the_layer_that_rounding_hurts_most_is_first() -> None:
+    model = build(layers=3)
+    with torch.no_grad():
+        model.blocks[1].mlp.fc1.bias[0] = 5000  # type: ignore[index, operator, union-attr]
+        model.blocks[1].mlp.fc2.weight[:, 0] = 0  # type: ignore[index, operator, union-attr]
+    module = folded(model)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    images = np.random.default_rng(0).standard_normal((4, 3, *model.config.image_size)).astype(np.float32)
+    ranked = by_sensitivity(module, images)
+    assert ranked[0] == "model.blocks.1.mlp.fc2"
+    assert set(ranked) == set(layers(module)) - set(ends(module))
+    assert ends(module) == ("model.patch_embed.linear", "model.head")
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+def test_the_change_of_the_accuracy_has_intervals() -> None:
+    card = replace(Card.of(Classifier(build(), tuple("abcdefg"), Preprocess(size=(12, 16))), "int8"))
+    truth = torch.eye(7).repeat(20, 1).bool()  # (140, 7)
+    ours = truth.float()
+    theirs = ours.clone()
+    theirs[:4] = ours[1:5]  # four images that the file gets wrong
+    change = accuracy_change(ours, theirs, truth, card)
+    assert change is not None
+    assert (change.images, change.before) == (140, 1.0)
+    assert change.after == pytest.approx(136 / 140)
+    low, high = change.agreement_interval  # of Clopper and Pearson
+    assert binom.sf(135, 140, low) == pytest.approx(0.025, abs=1e-6)
+    assert binom.cdf(136, 140, high) == pytest.approx(0.025, abs=1e-6)
+    assert change.drop[0] < 4 / 140 < change.drop[1]
+    assert accuracy_change(ours, theirs, None, card) is None
+    same = accuracy_change(ours, ours, truth, card)
+    assert same is not None and same.drop[0] < 0 < same.drop[1]
+
+
+FAULTS = {
+    "patch_embed": lambda model: model.patch_embed.proj.weight.data.copy_(model.patch_embed.proj.weight.flip(1)),
+    "blocks.0": lambda model: setattr(model.blocks[0].norm1, "eps", 0.5),
+    "blocks.1": lambda model: model.blocks[1].attn.proj.weight.data.copy_(model.blocks[1].attn.proj.weight.t().clone()),
+    "blocks.2": lambda model: model.blocks[2].mlp.fc1.bias.data.fill_(math.inf),
+}
+
+
+@pytest.mark.parametrize("place", FAULTS)
+@pytest.mark.parametrize("to", ["onnx", "openvino"])
+def test_a_refusal_names_the_first_layer_that_differs(
+    place: str, to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build(layers=4)
+    own = Classifier(model, tuple("abcdefg"), Preprocess(size=model.config.image_size))
+    in_model(FAULTS[place])(monkeypatch, import_module(FORMATS[to].module))
+    images = Pictures("4 images", tuple(photos.noise(seed=i) for i in range(4)))
+    with pytest.raises(Refused, match=f"the first layer that differs is {place}$"):
+        export(own, tmp_path / f"model{FORMATS[to].suffix}", images)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_precision_that_works_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = import_module(FORMATS["onnx"].module)
+    convert, model = home.convert, build(layers=2)
+
+    def in_half(model: Any, storage: Any) -> Any:
+        if storage.precision == "float16":
+            model = copy.deepcopy(model)
+            model.blocks[1].mlp.fc1.bias.data.add_(1)
+        return convert(model, storage)
+
+    monkeypatch.setattr(home, "convert", in_half)
+    own = Classifier(model, tuple("abcdefg"), Preprocess(size=model.config.image_size))
+    images = Pictures("4 images", tuple(photos.noise(seed=i) for i in range(4)))
+    with pytest.raises(Refused, match="--precision float32 works"):
+        export(own, tmp_path / "model.onnx", images, precision="float16")
+
+
+def test_the_json_has_the_accuracy(run: Path, tmp_path: Path) -> None:
+    found = package.export(run, out=tmp_path / "model.onnx")
+    told = json.loads(json.dumps(found.to_dict(), default=str))
+    assert told["accuracy"]["agreement"] == 1.0
+    assert told["kept"] == []

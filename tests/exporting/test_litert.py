@@ -1,0 +1,193 @@
+"""A .tflite file answers as the model does, and only files of vitkit reach LiteRT."""
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import runs
+from tiny import build, images, largest_difference
+from vitkit.classifier import Classifier
+from vitkit.data import Preprocess
+from vitkit.errors import VitkitError
+from vitkit.exporting import Card
+from vitkit.exporting.formats import INT8, Storage
+from vitkit.exporting.litert_format import convert, open_file, save
+from vitkit.model.build import with_features
+
+pytest.importorskip("litert_torch")
+flatbuffers = pytest.importorskip("flatbuffers")
+schema = pytest.importorskip("ai_edge_litert.schema_py_generated")
+
+MODEL = build(layers=2)
+KEPT = ("model.patch_embed.linear", "model.blocks.1.mlp.fc1", "model.head")
+CARD = Card.of(Classifier(MODEL, tuple("abcdefg"), Preprocess(size=(12, 16))), "float32").to_json()
+_COMMAND = """
+import sys
+sys.modules["torch"] = None  # importing it is an error
+from pathlib import Path
+import numpy as np
+from vitkit.exporting.litert_format import open_file
+np.save("answer.npy", open_file(Path("model.tflite"), "auto")[0].answer(np.load("images.npy")))
+assert not [name for name in sys.modules if name.startswith(("torch.", "jax", "litert_torch"))]
+"""
+
+
+@pytest.fixture(scope="module")
+def converted() -> bytes:
+    content: bytes = convert(with_features(MODEL), Storage())
+    return content
+
+
+@pytest.fixture(scope="module")
+def quantised() -> bytes:
+    content: bytes = convert(MODEL, Storage(INT8, keep=KEPT))
+    return content
+
+
+@pytest.fixture
+def path(converted: bytes, tmp_path: Path) -> Path:
+    path = tmp_path / "model.tflite"
+    save(converted, path, CARD)
+    return path
+
+
+def weights(content: bytes) -> list[Any]:
+    """The weights of linear layers, in the order in which they are computed."""
+    graph = schema.ModelT.InitFromPackedBuf(content).subgraphs[0]
+    codes = schema.ModelT.InitFromPackedBuf(content).operatorCodes
+    layers = [o for o in graph.operators if codes[o.opcodeIndex].builtinCode == schema.BuiltinOperator.FULLY_CONNECTED]
+    return [graph.tensors[layer.inputs[1]] for layer in layers]
+
+
+def test_a_file_answers_as_the_model_does(path: Path) -> None:
+    runner, card = open_file(path, "auto")
+    assert Card.from_json(card, path).classes == tuple("abcdefg")
+    assert (runner.backend, runner.precision, runner.batch) == ("litert", "float32", 1)
+    expected = with_features(MODEL)(images(3))
+    assert runner.outputs == expected.shape[1] == 7 + 32
+    assert largest_difference(runner(images(3)), expected) < 1e-4
+    with pytest.raises(VitkitError, match="LiteRT computes in float32 here, not bfloat16"):
+        open_file(path, "bfloat16")
+
+
+def test_a_file_reveals_nothing_but_the_model(path: Path) -> None:
+    model = schema.ModelT.InitFromPackedBuf(path.read_bytes())
+    assert sorted(tensor.name for tensor in model.subgraphs[0].tensors if tensor.name) == [
+        b"features",
+        b"images",
+        b"logits",
+    ]
+    assert b"vitkit.model" not in path.read_bytes()
+    assert b".py" not in path.read_bytes()
+
+
+def test_int8_is_smaller_and_close(converted: bytes, quantised: bytes, tmp_path: Path) -> None:
+    assert len(quantised) < 0.7 * len(converted)
+    save(quantised, tmp_path / "model.tflite", CARD)
+    logits, expected = open_file(tmp_path / "model.tflite", "auto")[0](images(3)), MODEL(images(3))
+    assert 0 < largest_difference(logits, expected) < 0.05 * expected.abs().max()
+
+
+def test_int8_keeps_layers(quantised: bytes) -> None:
+    names = [tensor.name.decode() for tensor in weights(quantised) if tensor.type == schema.TensorType.FLOAT32]
+    assert [name.rpartition("_")[2].partition(";")[0] for name in names] == ["linear", "fc1", "head"]
+    assert "Block_1/" in names[1]
+    assert {tensor.type for tensor in weights(quantised)} == {schema.TensorType.FLOAT32, schema.TensorType.INT8}
+
+
+def test_a_file_is_computed_without_torch(path: Path) -> None:
+    np.save(path.with_name("images.npy"), images(2).numpy())
+    command = [sys.executable, "-c", _COMMAND]
+    subprocess.run(command, cwd=path.parent, env=runs.environment(), check=True, timeout=120)
+    expected = with_features(MODEL)(images(2)).detach().numpy()
+    assert np.abs(np.load(path.with_name("answer.npy")) - expected).max() < 1e-4
+
+
+# --- Files that are not what they seem --------------------------------------------------------------
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(VitkitError) as caught:
+        open_file(path, "auto")
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"no model", b"\0\0\0\0TFL3", b"\xff\xff\xff\xffTFL3 and more"], ids=str)
+def test_another_file_is_an_error_of_one_line(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "model.tflite"
+    path.write_bytes(content)
+    assert "is not a LiteRT file written by vitkit" in refusal(path) or "is damaged" in refusal(path)
+
+
+def test_a_damaged_file_never_reaches_the_runtime(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitkit.exporting.litert_format.from_file", lambda *_: pytest.fail("it was opened"))
+    content, chance = path.read_bytes(), random.Random(0)
+    for _ in range(100):
+        place = chance.randrange(len(content))
+        path.write_bytes(content[:place])
+        refusal(path)
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1 << chance.randrange(8)]) + content[place + 1 :])
+        refusal(path)
+
+
+def test_a_file_of_others_is_not_guessed_at(converted: bytes, path: Path) -> None:
+    path.write_bytes(converted)
+    assert "is not a LiteRT file written by vitkit: it does not state its classes and preprocessing" in refusal(path)
+
+
+def custom(model: Any) -> None:
+    model.operatorCodes[0].builtinCode = schema.BuiltinOperator.CUSTOM
+    model.operatorCodes[0].customCode = "theirs"
+
+
+def loop(model: Any) -> None:
+    model.operatorCodes[0].builtinCode = schema.BuiltinOperator.WHILE
+
+
+def unknown(model: Any) -> None:
+    model.operatorCodes[0].builtinCode = 9999
+
+
+def second(model: Any) -> None:
+    model.subgraphs.append(model.subgraphs[0])
+
+
+def elsewhere(model: Any) -> None:
+    model.buffers[3].offset = 1000
+
+
+def outside(model: Any) -> None:
+    model.externalBuffers = [schema.ExternalBufferT()]
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (custom, "it has the operation CUSTOM, which vitkit does not write"),
+        (loop, "it has the operation WHILE, which vitkit does not write"),
+        (unknown, "it has the operation of an unknown number, which vitkit does not write"),
+        (second, "it has 2 graphs instead of one"),
+        (elsewhere, "its weights are outside of the model"),
+        (outside, "its weights are outside of the model"),
+    ],
+)
+def test_what_vitkit_does_not_write_is_refused(change: Callable[[Any], None], complaint: str, path: Path) -> None:
+    model, builder = schema.ModelT.InitFromPackedBuf(path.read_bytes()), flatbuffers.Builder(1024)
+    change(model)
+    builder.Finish(model.Pack(builder), file_identifier=b"TFL3")
+    path.write_bytes(bytes(builder.Output()))
+    assert f"is not a LiteRT file written by vitkit: {complaint}" in refusal(path)
+
+
+def test_what_is_missing_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ai_edge_litert.schema_py_generated", None)
+    with pytest.raises(VitkitError, match=r"^LiteRT is not installed: pip install 'vitkit\[litert\]'$"):
+        open_file(path, "auto")
