@@ -149,7 +149,7 @@ def export(
         lines.append(f"in floating point, because they are sensitive: {', '.join(outcome.kept)}")
     speeds = dict(outcome.images_per_s)
     if speeds:
-        lines.append(f"images per second here: {', '.join(f'{name} {rate:.3g}' for name, rate in speeds.items())}")
+        lines.append(f"images per second here: {', '.join(f'{name} {rate:.0f}' for name, rate in speeds.items())}")
     facts = {"file": out, "compared_on": pictures.what, "outcome": outcome, "to": runtime, "precision": precision}
     facts |= {"image_size": (height, width), "batch": batch, "notes": tuple(notes.lines)}
     json = {"file": out, "compared_on": pictures.what, **dataclasses.asdict(outcome)}

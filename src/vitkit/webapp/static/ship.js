@@ -9,6 +9,8 @@ const FOR = {
   zip: "The model, its card, its classes, and instructions for Windows, macOS and Linux.",
   onnx: "For nearly every language and system.",
   openvino: "The fastest on Intel and AMD processors. Two files: keep both together.",
+  executorch: "For apps on phones and small computers, with PyTorch's runtime.",
+  litert: "For apps on phones and small computers, with Google's runtime.",
   torch: "For programs that use PyTorch.",
 };
 
