@@ -91,11 +91,14 @@ class Format:
         """
         if precision not in self.precisions:
             raise VitkitError(f"--to {self.name} stores weights in {one_of(self.precisions)}, not {precision}")
-        needed = (*self.packages, "nncf") if precision == INT8 and self.int8 == "static" else self.packages
+        extra, needed = self.extra, self.packages
+        if precision == INT8 and self.int8 == "static":
+            extra, needed = INT8, (*needed, "nncf")
         missing = [package for package in needed if find_spec(package) is None]
         if missing:
-            extra = self.extra if missing != ["nncf"] else INT8
-            raise VitkitError(f"{' and '.join(missing)} not installed: pip install 'vitkit[{extra}]'")
+            raise VitkitError(
+                f"--to {self.name} --precision {precision} needs {' and '.join(missing)}: pip install 'vitkit[{extra}]'"
+            )
 
     def convert(self, model: Model, storage: Storage) -> Any:
         """Convert a model to the format's own representation, which `save` writes.

@@ -23,7 +23,7 @@ from vitkit.data.storage import Place
 from vitkit.errors import VitkitError
 from vitkit.exporting.card import Card
 from vitkit.exporting.comparison import COSINE, AccuracyChange, LogitComparison, Refused, accuracy_change, compare
-from vitkit.exporting.formats import Format, Storage, format_of
+from vitkit.exporting.formats import INT8, Format, Storage, format_of
 from vitkit.exporting.loading import Exported, load_exported
 from vitkit.exporting.locating import explain_difference
 from vitkit.exporting.pictures import Pictures
@@ -36,6 +36,7 @@ from vitkit.system.progress import progress
 
 _BATCH = 8
 _FEATURES = 16  # images whose features are compared
+_ROUNDING = 1e-9  # of the difference of two accuracies
 _ROUNDS, _SECONDS = 7, 5.0  # timings of each contender, and the time after which none begins
 
 
@@ -171,14 +172,14 @@ class _Trial:
         return self.open()
 
     def open(self) -> Exported:
-        """Open the file, and check its card.
+        """Open the file, and check its card. Files in INT8 are computed as `vitkit predict` would compute them here.
 
         Raises:
             Refused: the file cannot be read back, or its card differs.
         """
         try:
-            dtype = "float32" if self.form.is_input else self.card.dtype
-            exported = Exported(self.path, *self.form.open(self.path, dtype))
+            precision = self.card.dtype if not self.form.is_input else "auto" if self.card.dtype == INT8 else "float32"
+            exported = Exported(self.path, *self.form.open(self.path, precision))
         except VitkitError as error:
             reason = error.__cause__
             if not isinstance(reason, VitkitError):
@@ -238,7 +239,7 @@ def _quantise(trial: _Trial, storage: Storage, int8: Int8) -> tuple[Exported, Ou
         theirs = _answers(exported, trial.images, "asking the file")
         change = trial.accuracy(theirs)
         assert change is not None
-        if change.before - change.after <= int8.max_drop:
+        if change.before - change.after <= int8.max_drop + _ROUNDING:
             break
         changes.append(change)
     else:

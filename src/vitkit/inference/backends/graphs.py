@@ -71,7 +71,9 @@ class Until(nn.Module):
     def __init__(self, module: nn.Module, part: str) -> None:
         super().__init__()
         self.module, self.outputs = module, list[Tensor]()
-        found = next(inner for name, inner in module.named_modules() if f".{name}".endswith(f".{part}"))
+        found = next((inner for name, inner in module.named_modules() if f".{name}".endswith(f".{part}")), None)
+        if found is None:
+            raise VitkitError(f"the converted model has no layer {part}")
         found.register_forward_hook(lambda _part, _inputs, output: self.outputs.append(output))
 
     def forward(self, images: Tensor) -> Tensor:
