@@ -468,14 +468,18 @@ class ScriptRunner(GraphRunner):
             return self._program(torch.from_numpy(images)).numpy()
 
 
-def write(model, path, card, batch, dtype):
+def convert(model, storage):
     copy = build(model.config)
     copy.load_state_dict(model.state_dict())
     copy.eval()
-    example = torch.zeros(batch or 2, model.config.in_channels, *model.config.image_size)
+    example = torch.zeros(storage.batch or 2, model.config.in_channels, *model.config.image_size)
     with torch.inference_mode():
-        program = torch.jit.trace(copy, example, check_trace=False)
-    torch.jit.save(program, str(path), _extra_files={"card": card, "classes": str(model.config.num_classes)})
+        return torch.jit.trace(copy, example, check_trace=False), model.config.num_classes
+
+
+def save(graph, path, card):
+    program, classes = graph
+    torch.jit.save(program, str(path), _extra_files={"card": card, "classes": str(classes)})
 
 
 def open_file(path, precision):

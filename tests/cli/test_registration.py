@@ -122,7 +122,7 @@ def test_a_format_of_exported_files_is_one_module_and_one_row(place: Path) -> No
     assert done.stdout.splitlines()[1].startswith("image.png,c,0.99")
     done = vitkit(place, _FORMAT, "export", "model", "--to", "nothing")
     assert done.returncode == 2
-    assert "'onnx', 'openvino', 'torch', 'toys'" in done.stderr
+    assert "'onnx', 'openvino', 'executorch', 'litert', 'torch', 'toys'" in done.stderr
 
 
 _SOURCE = """

@@ -71,7 +71,7 @@ class Format:
     suffix: str
     backend: str
     module: str
-    precisions: tuple[str, ...]
+    precisions: tuple[str, ...] = ("float32",)
     packages: tuple[str, ...] = ()
     extra: str = "export"
     beside: tuple[str, ...] = ()
