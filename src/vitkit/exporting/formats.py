@@ -96,9 +96,8 @@ class Format:
             extra, needed = INT8, (*needed, "nncf")
         missing = [package for package in needed if find_spec(package) is None]
         if missing:
-            raise VitkitError(
-                f"--to {self.name} --precision {precision} needs {' and '.join(missing)}: pip install 'vitkit[{extra}]'"
-            )
+            subject = "INT8" if missing == ["nncf"] else f"--to {self.name}"
+            raise VitkitError(f"{subject} needs {' and '.join(missing)}: pip install 'vitkit[{extra}]'")
 
     def convert(self, model: Model, storage: Storage) -> Any:
         """Convert a model to the format's own representation, which `save` writes.
