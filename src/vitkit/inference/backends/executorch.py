@@ -8,8 +8,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from vitkit.errors import VitkitError, first_line
 from vitkit.inference.backends.graph_runner import Array, GraphRunner, side_by_side
 
@@ -59,4 +57,4 @@ class ExecuTorchRunner(GraphRunner):
         import torch
 
         results = self._forward.execute([torch.from_numpy(images)])
-        return side_by_side([np.array(result) for result in results])  # the next call overwrites its memory
+        return side_by_side([result.numpy().copy() for result in results])  # the next call overwrites its memory
