@@ -53,7 +53,7 @@ class Format:
         name: the name by which users request the format.
         runtime: the name of the runtime for which such files are written.
         suffix: the suffix of the file.
-        backend: the name of the backend that computes such files, one of `inference.backends.registry.BACKENDS`.
+        backend: the name of the backend that computes such files, the `backend` of their runners.
         module: the module with the functions `convert`, `save` and `open_file`, which the methods of this class call.
         precisions: the precisions in which the format stores weights.
         packages: the packages that write and run such files.

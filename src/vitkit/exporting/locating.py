@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,7 +16,8 @@ from vitkit.model.build import Model
 from vitkit.model.network import Network
 from vitkit.system.files import to_json
 
-# Relative root mean square of differences in a layer's output: 10 times what rounding causes in files that are right.
+# Root mean square of the differences in a layer's output, relative to that of the output. In correct files of four small
+# families, it was at most 7e-7 in float32, 8e-4 in float16 and 1e-2 in bfloat16.
 _LIMIT = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 0.2}
 _IMAGES = 2
 _DEPTH = 3  # of modules in other networks, such as `network.layer1.0`
@@ -56,21 +58,16 @@ def _outputs(model: Model, images: Tensor) -> dict[str, Tensor]:
     """Return the outputs (B, n) of the model's main layers, by name, in the order of the computation."""
     found: dict[str, Tensor] = {}
 
-    def keep(name: str) -> None:
-        def hook(_layer: nn.Module, _inputs: object, output: object) -> None:
-            if isinstance(output, Tensor) and output.is_floating_point() and len(output) == len(images):
-                found.setdefault(name, output.flatten(1).float())
+    def keep(name: str, _layer: nn.Module, _inputs: object, output: object) -> None:
+        if isinstance(output, Tensor) and output.is_floating_point() and len(output) == len(images):
+            found.setdefault(name, output.flatten(1).float())
 
-        hooks.append(model.get_submodule(name).register_forward_hook(hook))
-
-    hooks: list[torch.utils.hooks.RemovableHandle] = []
     if isinstance(model, Network):
         names = [name for name, _ in model.named_modules() if name and name.count(".") < _DEPTH]
     else:
         names = ["patch_embed", *(f"blocks.{i}" for i in range(len(model.blocks)))]
+    hooks = [model.get_submodule(name).register_forward_hook(partial(keep, name)) for name in names]
     try:
-        for name in names:
-            keep(name)
         with torch.inference_mode():
             model(images)
     finally:

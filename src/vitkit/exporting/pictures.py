@@ -56,7 +56,7 @@ def choose_pictures(
         VitkitError: the data does not exist, or the root contains none of the run's images.
     """
     if data is not None:
-        return _of_table(read_source(data, layout), {})
+        return _held_out(read_source(data, layout), {})
     if layout != "auto":
         raise VitkitError(f"--layout {layout} applies to the folders of --data: name --data, or leave out the flag")
     if model is None and root is not None:
@@ -65,11 +65,11 @@ def choose_pictures(
         return _made_up("no photographs were named")
     split = Path(model) / SPLIT
     if root is not None:
-        return _of_table(images_of_run(split, root), {})
+        return _held_out(images_of_run(split, root), {})
     if not split.is_file():
         return _made_up("no photographs were named")
     try:
-        return _of_table(images_of_run(split), read_contents(split))
+        return _held_out(images_of_run(split), read_contents(split))
     except VitkitError as error:  # the run has moved to another machine
         return _made_up(str(error))
 
@@ -101,7 +101,7 @@ def pictures_of(table: ImageTable, split: str | None, contents: Mapping[str, str
     )
 
 
-def _of_table(table: ImageTable, contents: Mapping[str, str]) -> Pictures:
+def _held_out(table: ImageTable, contents: Mapping[str, str]) -> Pictures:
     """Choose validation images, otherwise test images, otherwise any."""
     return pictures_of(table, next((split for split in ("val", "test") if split in table.splits), None), contents)
 

@@ -42,7 +42,7 @@ _ROUNDS, _SECONDS = 7, 5.0  # timings of each contender, and the time after whic
 
 @dataclass(frozen=True)
 class Int8:
-    """What INT8 needs beside the model.
+    """What INT8 requires in addition to the model.
 
     Attributes:
         images: preprocessed training images (n, C, height, width), which determine the ranges of activations.
@@ -68,7 +68,7 @@ class Outcome:
         accuracy: the accuracy of the file and of the model on the images of the comparison; None without labels.
         in_bfloat16: comparison of the file computed in bfloat16. None if the file's runtime does not choose bfloat16 on
             this machine, or if `precision` is bfloat16.
-        tested: the same for the test images, which chose nothing; None for other precisions than INT8.
+        tested: the accuracies on the test images, which chose nothing; None for other precisions than INT8.
         kept: the layers that stay in floating point in INT8, besides the first and the last one.
         images_per_s: the speed of the file and of the model's backends on this machine, in batches of 8, measured in
             turn. The key `file` is first.

@@ -64,8 +64,7 @@ HeldOutFeatures = LabelledFeatures | Sequence[tuple[LabelledFeatures, LabelledFe
 def fit_to_images(
     classifier: Classifier,
     table: ImageTable,
-    train: Ints,
-    held_out: Ints,
+    held_out: Sequence[str],
     frozen: Floats | None,
     *,
     seed: int,
@@ -75,9 +74,8 @@ def fit_to_images(
 
     Args:
         classifier: the trained and calibrated classifier, which computes features (`Classifier.use`).
-        table: the images of the run.
-        train: the indices of the training images in the table.
-        held_out: those of the validation images that are independent and that the weights had not seen.
+        table: the images of the run, with the split `train`.
+        held_out: the paths of the validation images that are independent and that the weights had not seen.
         frozen: the features of all images in the table under the initial weights, which had not seen them, or None.
         seed: the seed for sampling from many images, and for the made pictures.
         progress: called with the number of computed images and their total.
@@ -85,16 +83,18 @@ def fit_to_images(
     Returns:
         The fitted score; None if no training image or no held-out image can be read.
     """
-    train, held_out = _sample(train, MOST, seed), _sample(held_out, MOST, seed)
-    train_files, held_out_files = ([table.file(i) for i in indices.tolist()] for indices in (train, held_out))
-    total = len(train) + len(held_out)
+    place = {path: i for i, path in enumerate(table.paths)}
+    train = _sample(np.flatnonzero(np.array(table.splits) == "train"), MOST, seed)
+    validation = _sample(np.array([place[path] for path in held_out]), MOST, seed)
+    train_files, held_out_files = ([table.file(i) for i in indices.tolist()] for indices in (train, validation))
+    total = len(train) + len(validation)
     features, kept = _features(classifier, train_files, lambda done: progress(done, total))
     known_features, known = _features(classifier, held_out_files, lambda done: progress(len(train) + done, total))
     if not len(features) or not len(known_features):
         return None
     before = None
     if frozen is not None:
-        labels, rows, known_rows = np.array(table.labels), train[kept], held_out[known]
+        labels, rows, known_rows = np.array(table.labels), train[kept], validation[known]
         before = (
             LabelledFeatures(frozen[rows], labels[rows]),
             LabelledFeatures(frozen[known_rows], labels[known_rows]),

@@ -381,7 +381,7 @@ class _EvaluationRequest:
                 outcomes=outcomes,
             )
             outcome, seconds = evaluate_by(classifier)
-            seen, caveat = _seen(classifier, folder or "the model", table, name, is_of_run=is_of_run)
+            seen, caveat = seen_images(classifier, folder or "the model", table, name, is_of_run=is_of_run)
             if tta is None:
                 about = trust_figures(
                     *(classifier, outcome, seen),
@@ -535,7 +535,7 @@ def _labels_before(
     return compare_with_runs(table, digests, runs, rows.paths)
 
 
-def _seen(
+def seen_images(
     classifier: Classifier, source: object, table: ImageTable, split: str, *, is_of_run: bool
 ) -> tuple[dict[str, str] | None, str]:
     """Return the images of a split that are not counted, because the weights have seen them.

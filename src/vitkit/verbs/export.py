@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
-from vitkit.exporting.formats import FORMATS, INT8, PRECISIONS, format_of, is_exported, wrong_suffix
+from vitkit.exporting.formats import FORMATS, INT8, PRECISIONS, is_exported, wrong_suffix
 from vitkit.exporting.packages import PACKAGES, package_of
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.text.arguments import Between, check_arguments
@@ -32,9 +32,6 @@ else:
 _SUFFIXES = {name: form.suffix for name, form in FORMATS.items()} | {
     name: package.suffix for name, package in PACKAGES.items()
 }
-_PACKAGE_RUNTIME = FORMATS["onnx"].runtime  # the runtime inside packages
-
-
 _USES = {  # a line about what to do with a package
     "html": ["Open it in a browser, on any machine: it needs neither a network nor an installation."],
     "zip": ["HOW-TO.md in it explains how to use it on Windows, macOS and Linux."],
@@ -102,8 +99,9 @@ def export(
 
     Returns:
         A result with the facts `file`, `to` (the runtime, or the kind of package), `compared_on` (the images of the
-        comparison), `outcome` (the difference between the outputs of the file and the model, the size in bytes and the
-        duration), `precision`, `image_size` (height and width in pixels), `batch` (None for any) and `notes`.
+        comparison), `outcome` (the difference between the outputs of the file and the model, their accuracies and
+        speeds, the layers that INT8 left in floating point, the size in bytes and the duration), `precision`,
+        `image_size` (height and width in pixels), `batch` (None for any) and `notes`.
 
     Raises:
         VitkitError: the model cannot be exported, or the file exists. No file is left.
@@ -116,31 +114,33 @@ def export(
     from vitkit.exporting.pictures import choose_pictures
     from vitkit.exporting.writing import check_free
 
-    format_of(out if package_of(out) is None else Path(f"model{FORMATS['onnx'].suffix}")).check(precision)
-    check_free([out] if package_of(out) else format_of(out).files(out), force=force)
+    form = FORMATS["onnx" if runtime in PACKAGES else runtime]  # packages contain an ONNX file
+    form.check(precision)
+    check_free([out] if runtime in PACKAGES else form.files(out), force=force)
     named, root = None if data is None else str(data), path_of(data_root)
-    pictures = choose_pictures(place, named, layout, root)
+    photographs = None
+    if precision == INT8:
+        from vitkit.verbs.int8 import find_photographs, prepare_int8
+
+        photographs = find_photographs(place, named, layout, root)
+        pictures = photographs.of_split("val")
+    else:
+        pictures = choose_pictures(place, named, layout, root)
     check_outside("--out", out, map(str, pictures.folders))
     notes = Notes()
     classifier = _load(model, pixels, preprocess, notes)
-    batch = FORMATS[runtime].batch if runtime in FORMATS else None
-    batch = batch if dynamic_batch else 1
-    int8 = None
-    if precision == INT8:
-        from vitkit.verbs.int8 import prepare_int8
-
-        pictures, int8 = prepare_int8(classifier, place, named, layout, root, max_drop)
+    batch = form.batch if dynamic_batch else 1
+    int8 = None if photographs is None else prepare_int8(classifier, photographs, max_drop)
     outcome = _write(classifier, place, out, pictures, force=force, batch=batch, precision=precision, int8=int8)
     (height, width), sizes = classifier.preprocess.size, "any batch" if batch is None else f"batch {batch}"
     written = f"{out}: {outcome.size / 1e6:.1f} MB in {outcome.seconds:.1f} s "
     written += f"(weights {precision}, {height}x{width} pixels, {sizes})"
-    reader = FORMATS[runtime].runtime if runtime in FORMATS else _PACKAGE_RUNTIME
     lines = [
         f"compared on {pictures.what} with the model in float32:",
-        f"  {reader}, {outcome.precision}: {_figures(outcome.comparison)}",
+        f"  {form.runtime}, {outcome.precision}: {_figures(outcome.comparison)}",
     ]
     if outcome.in_bfloat16 is not None:
-        lines.append(f"  {reader}, bfloat16, as vitkit predict uses it here: {_figures(outcome.in_bfloat16)}")
+        lines.append(f"  {form.runtime}, bfloat16, as vitkit predict uses it here: {_figures(outcome.in_bfloat16)}")
     if outcome.accuracy is not None:
         lines.append(f"  {_change(outcome.accuracy)}")
     if outcome.tested is not None:

@@ -1,23 +1,21 @@
-"""What an export in INT8 takes from the photographs of a run: calibration, the judgement, and what is fitted again."""
+"""Prepare an export in INT8: the images that calibrate and judge it, and the calibration of the quantised model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from vitkit.classifier import Classifier
 from vitkit.data.layout import LayoutName
-from vitkit.data.seen import PictureRecord
 from vitkit.data.sources import read_source
 from vitkit.data.split_file import groups_from_file, images_of_run, read_contents
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.evaluation import evaluate
-from vitkit.evaluation.figures import find_seen
 from vitkit.exporting import Exported, Int8, Pictures
 from vitkit.exporting.pictures import pictures_of
 from vitkit.exporting.quantization import IMAGES
@@ -27,70 +25,80 @@ from vitkit.system.progress import progress
 from vitkit.system.run_files import GROUPS, SPLIT
 from vitkit.training.finalize import ValidationFacts, calibrate_on
 from vitkit.training.unknown import fit_to_images
+from vitkit.verbs.evaluate import seen_images
 
 _JUDGED = 1000  # the most validation images that judge INT8, and the most test images
 
 
-def prepare_int8(
-    classifier: Classifier,
-    model: Path | None,
-    data: str | None,
-    layout: LayoutName,
-    root: Path | None,
-    max_drop: float,
-) -> tuple[Pictures, Int8]:
-    """Return the validation images that judge INT8, and what `exporting.export` requires for it.
+@dataclass(frozen=True)
+class Photographs:
+    """Labelled photographs for INT8, with training and validation images.
+
+    Attributes:
+        table: the photographs.
+        contents: the recorded digests of their contents, by path; empty if none are recorded.
+        run: the folder of the run whose photographs they are; None for those of another source.
+    """
+
+    table: ImageTable
+    contents: dict[str, str]
+    run: Path | None
+
+    def of_split(self, split: str, most: int = _JUDGED) -> Pictures:
+        """Choose images of a split."""
+        return pictures_of(self.table, split, self.contents, most)
+
+
+def find_photographs(model: Path | None, data: str | None, layout: LayoutName, root: Path | None) -> Photographs:
+    """Find the photographs that INT8 requires.
 
     Args:
-        classifier: the classifier to export.
-        model: its run folder; None if it is in memory.
+        model: the run folder; None if the model is in memory.
         data: a source with training and validation images, in place of those of the run.
         layout: how to interpret the folders of `data`.
         root: the folder that now contains the run's images.
-        max_drop: the largest accepted loss of accuracy, from 0 to 1.
-
-    Raises:
-        VitkitError: there are no training or no validation images, or none of the training images can be read.
-    """
-    table, contents = _labelled_images(model, data, layout, root)
-    calibration = pictures_of(table, "train", contents, IMAGES)
-    pixels, _ = read_pictures(classifier, calibration)
-    tests = pictures_of(table, "test", contents, _JUDGED) if "test" in table.splits else None
-    refit = partial(_refit, classifier, model, table)
-    return pictures_of(table, "val", contents, _JUDGED), Int8(torch.stack(pixels).numpy(), refit, tests, max_drop)
-
-
-def _labelled_images(
-    model: Path | None, data: str | None, layout: LayoutName, root: Path | None
-) -> tuple[ImageTable, dict[str, str]]:
-    """Return the images with which INT8 is calibrated and judged, and the recorded digests of their contents.
 
     Raises:
         VitkitError: there are none, or they lack training or validation images.
     """
     if data is not None:
-        table, contents = read_source(data, layout), dict[str, str]()
+        found = Photographs(read_source(data, layout), {}, None)
     elif model is not None and (model / SPLIT).is_file():
-        table, contents = images_of_run(model / SPLIT, root), {} if root else read_contents(model / SPLIT)
+        contents = {} if root else read_contents(model / SPLIT)
+        found = Photographs(images_of_run(model / SPLIT, root), contents, model)
     else:
         raise VitkitError(
             "INT8 needs the photographs of a run: name a run folder, or a folder with train/ and val/ as --data"
         )
     for split, use in (("train", "calibrate"), ("val", "judge")):
-        if split not in table.splits:
+        if split not in found.table.splits:
             raise VitkitError(
-                f"INT8 needs {split} images to {use} it, and {table.name} has none: use another precision"
+                f"INT8 needs {split} images to {use} it, and {found.table.name} has none: use another precision"
             )
-    return table, contents
+    return found
 
 
-def _refit(classifier: Classifier, model: Path | None, table: ImageTable, exported: Exported) -> None:
+def prepare_int8(classifier: Classifier, photographs: Photographs, max_drop: float) -> Int8:
+    """Return what `exporting.export` requires for INT8.
+
+    Args:
+        classifier: the classifier to export.
+        photographs: the photographs that calibrate and test it.
+        max_drop: the largest accepted loss of accuracy, from 0 to 1.
+
+    Raises:
+        VitkitError: none of the training images can be read.
+    """
+    pixels, _ = read_pictures(classifier, photographs.of_split("train", IMAGES))
+    tests = photographs.of_split("test") if "test" in photographs.table.splits else None
+    return Int8(torch.stack(pixels).numpy(), partial(_refit, classifier, photographs), tests, max_drop)
+
+
+def _refit(classifier: Classifier, photographs: Photographs, exported: Exported) -> None:
     """Fit the temperature, the thresholds and the record of held-out predictions to a quantised model."""
-    before, seen = classifier.held_out, None
-    if classifier.pictures is not None:
-        record = PictureRecord.from_bytes(classifier.pictures, str(model))
-        seen, _ = find_seen(record, table, "val", is_of_run=model is not None)
-    groups = {} if model is None else groups_from_file(model / GROUPS)
+    before, table, run = classifier.held_out, photographs.table, photographs.run
+    seen, _ = seen_images(classifier, run or "the model", table, "val", is_of_run=run is not None)
+    groups = {} if run is None else groups_from_file(run / GROUPS)
     facts = ValidationFacts(() if before is None else before.held_out.chosen, groups, seen or {})
     fit = partial(_fit_unknown, table) if classifier.unknown is not None else None
     calibrate_on(exported, partial(evaluate, exported, table, "val", partial(progress, "calibrating")), facts, fit)
@@ -99,6 +107,4 @@ def _refit(classifier: Classifier, model: Path | None, table: ImageTable, export
 
 
 def _fit_unknown(table: ImageTable, exported: Classifier, held_out: Sequence[str]) -> Unknown | None:
-    place = {path: i for i, path in enumerate(table.paths)}
-    train, known = np.flatnonzero(np.array(table.splits) == "train"), np.array([place[path] for path in held_out])
-    return fit_to_images(exported, table, train, known, None, seed=0, progress=partial(progress, "unknown images"))
+    return fit_to_images(exported, table, held_out, None, seed=0, progress=partial(progress, "unknown images"))

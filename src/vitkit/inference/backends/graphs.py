@@ -215,13 +215,11 @@ def to_onnx(
             opset_version=_OPSET,
             verbose=False,
         )
-    assert program is not None
-    converted = program.model_proto
-    for number, node in enumerate(converted.graph.node):
-        node.name = f"{_module_of(node)}/{node.op_type}_{number}"
-    with converting(model):
-        changed = change(converted)
-    nodes, constants = _parts(changed.graph, dtype)
+        assert program is not None
+        for number, node in enumerate(program.model_proto.graph.node):
+            node.name = f"{_module_of(node)}/{node.op_type}_{number}"
+        converted = change(program.model_proto)
+    nodes, constants = _parts(converted.graph, dtype)
     shapes = {"images": images.shape[1:], **{name: [width] for name, width in outputs.items()}}
     values = [
         onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [batch or "batch", *shape])
@@ -262,10 +260,9 @@ def to_openvino(
         # A program of torch.export is converted as well, but takes five times as long.
         traced = torch.jit.trace(module, images, check_trace=False, strict=False)  # type: ignore[no-untyped-call]
         converted = openvino.convert_model(traced, input=[batch or -1, *images.shape[1:]], example_input=images)
-    passes = Manager()
-    passes.register_pass(ConstantFolding())
-    passes.run_passes(converted)
-    with converting(model):
+        passes = Manager()
+        passes.register_pass(ConstantFolding())
+        passes.run_passes(converted)
         converted = change(converted)
     if dtype != torch.float32:
         _store_as(converted, openvino.Type.f16 if dtype == torch.float16 else openvino.Type.bf16)

@@ -99,11 +99,8 @@ def _fit_unknown(
     """
     started, table, watch = time.monotonic(), run.table, partial(progress, "unknown images")
     if predictions is None:
-        place = {path: i for i, path in enumerate(table.paths)}
-        train = np.flatnonzero(np.array(table.splits) == "train")
-        known = np.array([place[path] for path in held_out])
         frozen = None if run.frozen is None else run.frozen.numpy()
-        unknown = fit_to_images(classifier, table, train, known, frozen, seed=run.recipe.seed, progress=watch)
+        unknown = fit_to_images(classifier, table, held_out, frozen, seed=run.recipe.seed, progress=watch)
     elif run.recipe.method == "probe":
         row_of = {path: i for i, path in enumerate(predictions.paths)}
         rows = np.array([row_of[path] for path in held_out])
