@@ -54,7 +54,7 @@ def forked(processes: int, work: Callable[[int], None]) -> list[int]:
         if child == 0:
             status = 1
             try:
-                # After a fork, torch makes its thread pool anew when threads are first set, and not safely from several.
+                # After a fork, torch renews its thread pool when threads are first set, and two threads would collide.
                 torch.set_num_threads(torch.get_num_threads())
                 work(rank)
                 status = 0

@@ -169,9 +169,13 @@ class Preprocess:
 
     def picture_of(self, pixels: npt.NDArray[np.float32]) -> Image.Image:
         """Convert normalised pixels (C, height, width) to a picture. Levels outside 0 to 255 are clipped."""
-        values = pixels.transpose(1, 2, 0) * np.array(self.std) + np.array(self.mean)
-        levels = np.round(values * 255).clip(0, 255).astype(np.uint8)
+        levels = self.levels_of(pixels[None])[0]
         return Image.fromarray(levels[:, :, 0] if len(self.mean) == 1 else levels)
+
+    def levels_of(self, pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+        """Convert normalised pixels (B, C, height, width) back to levels (B, height, width, C), clipped to 0 to 255."""
+        values = pixels.transpose(0, 2, 3, 1) * np.array(self.std) + np.array(self.mean)
+        return np.round(values * 255).clip(0, 255).astype(np.uint8, order="C")
 
     @property
     def short_side(self) -> int:

@@ -79,6 +79,55 @@ def _digest(content: bytes, beside: Iterable[bytes], start: int) -> tuple[slice,
     return place, digest.hexdigest().encode()
 
 
+def instructions(card: Card, *, takes_pixels: bool = False) -> str:
+    """Return JSON that says what a program must do before and after it calls an exported model.
+
+    Args:
+        card: the card of the file.
+        takes_pixels: whether the file takes pixels and returns probabilities.
+    """
+    (height, width), channels = card.preprocess.size, len(card.preprocess.mean)
+    activation = "softmax" if card.thresholds is None else "sigmoid"
+    kind = "RGB" if channels == 3 else "grey"
+    steps = ["Decode the photograph, turn it as its EXIF orientation says, and convert it to RGB."]
+    steps += [*_resizing(card.preprocess), *(["Convert it to grey levels."] if channels == 1 else [])]
+    given: dict[str, Any]
+    output: dict[str, Any]
+    if takes_pixels:
+        given = {"name": "pixels", "shape": [1, height, width, channels], "dtype": "uint8", "layout": "NHWC"}
+        output = {"name": "probabilities"}
+    else:
+        given = {"name": "images", "shape": [1, channels, height, width], "dtype": "float32", "layout": "NCHW"}
+        output = {"name": "logits", "activation": activation, "temperature": card.temperature}
+        steps.append("Divide the pixels by 255, subtract mean, and divide by std, for each channel.")
+    steps.append(f"Call the model with the values in the order {given['layout']}.")
+    if not takes_pixels:
+        steps.append(f"Divide the logits by temperature, and apply a {activation}.")
+    if card.thresholds is not None:
+        steps.append("The photograph shows each class whose probability is at least its threshold.")
+    fields = {"input": given | {"channels": kind}, "preprocess": card.preprocess.to_dict(), "steps": steps}
+    thresholds = {} if card.thresholds is None else {"thresholds": list(card.thresholds)}
+    return to_json(fields | {"output": output | thresholds, "classes": list(card.classes)}, indent=2)
+
+
+def _resizing(preprocess: Preprocess) -> list[str]:
+    (height, width), (full_height, full_width) = preprocess.size, preprocess.before_crop
+    how = f"with {preprocess.interpolation} interpolation and antialiasing"
+    if preprocess.fit == "squash":
+        return [f"Resize it to {height}x{width} pixels (height x width), {how}."]
+    if preprocess.fit == "pad":
+        colour = [round(255 * value) for value in preprocess.mean]
+        return [
+            f"Resize it without distortion so that it just fits into {height}x{width} pixels (height x width), {how}.",
+            f"Centre it on {height}x{width} pixels of the colour {colour}.",
+        ]
+    covers = "without distortion so that it just covers" if preprocess.fit == "crop" else "to"
+    return [
+        f"Resize it {covers} {full_height}x{full_width} pixels (height x width), {how}.",
+        f"Cut out the {height}x{width} pixels in the centre.",
+    ]
+
+
 _VERSION = 1
 
 

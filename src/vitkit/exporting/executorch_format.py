@@ -7,6 +7,7 @@ the runtime checks the consistency of the file; this detects damaged files, but 
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 
 def convert(model: Model, storage: Storage) -> Any:
     """Convert a model; see `Format.convert`."""
-    from vitkit.inference.backends.graphs import converting, example, source, traced
+    from vitkit.inference.backends.graphs import converting, source, traced
 
-    module, images = source(model, storage.until), example(model, 1)
+    module, images, *_ = source(model, 1, storage.span)
     with converting(model):
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from executorch.exir import to_edge_transform_and_lower
@@ -67,7 +68,7 @@ def save(graph: Any, path: Path, card: str) -> None:
     from vitkit.inference.backends.graphs import quietly
 
     with quietly():
-        programs = {name: graph.exported_program(name) for name in graph.methods}
+        programs = {name: copy.deepcopy(graph.exported_program(name)) for name in graph.methods}  # it is changed
         program = EdgeProgramManager(programs, {CARD: card}, graph.compile_config).to_executorch()
     path.write_bytes(seal.sealed(bytes(program.buffer)))
 

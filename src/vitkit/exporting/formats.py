@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitkit.errors import VitkitError
+from vitkit.inference.backends.span import WHOLE, Span
 from vitkit.text.cells import one_of
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Storage:
         images: training images (n, C, height, width), from which INT8 takes the ranges of activations; None otherwise.
         keep: the modules of `folded(model)` that stay in floating point in INT8.
         smooth: whether INT8 moves outliers of activations into the weights first.
-        until: the module of `folded(model)` whose output the file returns in place of the logits; None for the logits.
+        span: where the graph in the file begins and ends.
     """
 
     precision: str = "float32"
@@ -42,7 +43,7 @@ class Storage:
     images: Array | None = None
     keep: tuple[str, ...] = ()
     smooth: bool = False
-    until: str | None = None
+    span: Span = WHOLE
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Format:
         packages: the packages that write and run such files.
         extra: the extra of vitkit that installs the packages.
         beside: suffixes of further files that belong to the exported file.
+        has_guide: whether a .json file next to it says what an app must do (`card.instructions`).
         batch: the fixed number of images per batch, if the format requires one.
         int8: whether INT8 takes the ranges of activations from calibration images (`static`), or at run time from each
             image (`dynamic`).
@@ -75,13 +77,18 @@ class Format:
     packages: tuple[str, ...] = ()
     extra: str = "export"
     beside: tuple[str, ...] = ()
+    has_guide: bool = False
     batch: int | None = None
     int8: Literal["static", "dynamic"] = "static"
     is_input: bool = True
 
     def files(self, path: Path) -> list[Path]:
-        """Return the paths of all files of an exported model; `path` itself is the last one."""
+        """Return the paths of all files that the runtime reads; `path` itself is the last one."""
         return [*(path.with_suffix(suffix) for suffix in self.beside), path]
+
+    def written(self, path: Path) -> list[Path]:
+        """Return the paths of all files that an export writes; `path` itself is the last one."""
+        return [*([path.with_suffix(".json")] if self.has_guide else []), *self.files(path)]
 
     def check(self, precision: str) -> None:
         """Check that files of this format can be written here, with weights in a precision.
@@ -199,6 +206,7 @@ for _row in (
         ("float32", INT8),
         ("executorch",),
         "executorch",
+        has_guide=True,
         batch=1,
         int8="dynamic",
     ),
@@ -211,6 +219,7 @@ for _row in (
         ("float32", INT8),
         ("litert_torch", "ai_edge_litert", "ai_edge_quantizer"),
         "litert",
+        has_guide=True,
         batch=1,
         int8="dynamic",
     ),

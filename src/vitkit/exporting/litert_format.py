@@ -22,7 +22,7 @@ from vitkit.errors import VitkitError
 from vitkit.exporting import card as seal
 from vitkit.exporting.card import CARD
 from vitkit.exporting.formats import INT8
-from vitkit.inference.backends.graph_runner import GraphRunner
+from vitkit.inference.backends.graph_runner import GraphRunner, output_names
 from vitkit.inference.backends.litert import from_file, import_runtime
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _IDENTIFIER = b"TFL3"  # at byte 4 of every .tflite file
 _ERRORS = "2"  # the level of log messages that the converter prints
 _OPERATIONS = frozenset(  # none calls another graph or reads anything but its inputs
-    b"ADD BATCH_MATMUL CONCATENATION CONV_2D DEPTHWISE_CONV_2D DIV EQUAL FULLY_CONNECTED GELU HARD_SWISH LOGISTIC "
+    b"ADD BATCH_MATMUL CAST CONCATENATION CONV_2D DEPTHWISE_CONV_2D DIV EQUAL FULLY_CONNECTED GELU HARD_SWISH LOGISTIC "
     b"MAXIMUM MAX_POOL_2D MEAN MUL NOT_EQUAL PAD PADV2 POW RESHAPE REVERSE_V2 RSQRT SELECT SELECT_V2 SLICE SOFTMAX "
     b"SQUARED_DIFFERENCE STRIDED_SLICE SUB SUM TANH TRANSPOSE".split()
 )
@@ -87,15 +87,15 @@ def _screen(model: Any, operators: Any) -> None:
 
 def convert(model: Model, storage: Storage) -> bytes:
     """Convert a model; see `Format.convert`."""
-    from vitkit.inference.backends.graphs import converting, example, source
+    from vitkit.inference.backends.graphs import converting, source
 
-    module, images = source(model, storage.until), example(model, 1)
+    module, images, *_ = source(model, 1, storage.span)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", _ERRORS)  # read when the converter is imported
     with converting(model):
         import litert_torch
 
         content: bytes = litert_torch.convert(module, (images,)).model_content()
-        within = "" if storage.until is None else "module."  # of `Until`
+        within = "" if storage.span.until is None else "module."  # of `Until`
         keep = [within + name for name in storage.keep]
         return _quantized(content, module, keep) if storage.precision == INT8 else content
 
@@ -153,9 +153,21 @@ def save(graph: bytes, path: Path, card: str) -> None:
     schema, model = import_runtime("schema_py_generated"), _unpacked(graph)
     for tensor in model.subgraphs[0].tensors:
         tensor.name = None
-    names = {b"args_0": b"images", b"output_0": b"logits", b"output_1": b"features"}
-    for value in (*model.signatureDefs[0].inputs, *model.signatureDefs[0].outputs):
-        value.name = model.subgraphs[0].tensors[value.tensorIndex].name = names[value.name]
+    (given,), computed, tensors = (
+        model.signatureDefs[0].inputs,
+        model.signatureDefs[0].outputs,
+        model.subgraphs[0].tensors,
+    )
+    takes_pixels = tensors[given.tensorIndex].type == schema.TensorType.UINT8
+    given.name = b"pixels" if takes_pixels else b"images"
+    for value, name in zip(
+        sorted(computed, key=lambda value: value.name),
+        output_names(len(computed), takes_pixels=takes_pixels),
+        strict=True,
+    ):
+        value.name = name.encode()
+    for value in (given, *computed):
+        tensors[value.tensorIndex].name = value.name
     model.metadata.append(schema.MetadataT(CARD, len(model.buffers)))
     model.buffers.append(schema.BufferT(np.frombuffer(card.encode(), np.uint8)))
     builder = flatbuffers.Builder(len(graph) + len(card))

@@ -42,6 +42,7 @@ class Exported(Classifier):
         if runner.batch is not None and runner.batch < 1:
             raise VitkitError(f"{path} is damaged: its batch size is {runner.batch}; export it again")
         self.runner: GraphRunner = runner
+        self.runner.to_pixels = self.card.preprocess.levels_of
         self.classes, self.preprocess = self.card.classes, self.card.preprocess
         self.temperature, self.thresholds = self.card.temperature, self.card.thresholds
         self.pictures, self.trust = self.card.pictures, self.card.trust

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from vitkit.errors import VitkitError
 from vitkit.exporting.card import BLANK
 from vitkit.exporting.formats import Format, Storage
+from vitkit.inference.backends.span import WHOLE, Span
 from vitkit.model.build import Model
 from vitkit.model.network import Network
 from vitkit.system.files import to_json
 
-# Root mean square of the differences in a layer's output, relative to that of the output. In correct files of four small
-# families, it was at most 7e-7 in float32, 8e-4 in float16 and 1e-2 in bfloat16.
+# Root mean square of the differences in a layer's output, relative to that of the output. In correct files of four
+# small families, it was at most 7e-7 in float32, 8e-4 in float16 and 1e-2 in bfloat16.
 _LIMIT = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 0.2}
 _IMAGES = 2
 _DEPTH = 3  # of modules in other networks, such as `network.layer1.0`
@@ -42,7 +43,9 @@ def explain_difference(form: Format, model: Model, storage: Storage, images: lis
     low, high = 0, len(names)
     while low < high:
         middle = (low + high) // 2
-        if _differs(form, model, replace(storage, until=names[middle]), sample, outputs[names[middle]], path):
+        if _differs(
+            form, model, replace(storage, span=Span(until=names[middle])), sample, outputs[names[middle]], path
+        ):
             high = middle
         else:
             low = middle + 1
@@ -50,7 +53,9 @@ def explain_difference(form: Format, model: Model, storage: Storage, images: lis
     if storage.precision == "float32":
         return place
     with torch.inference_mode():
-        works = not _differs(form, model, replace(storage, precision="float32"), sample, model(sample), path)
+        works = not _differs(
+            form, model, replace(storage, precision="float32", span=WHOLE), sample, model(sample), path
+        )
     return f"{place}; " + ("--precision float32 works" if works else "in float32, it differs, too")
 
 

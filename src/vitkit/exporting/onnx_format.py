@@ -94,7 +94,7 @@ def convert(model: Model, storage: Storage) -> Any:
     from vitkit.exporting.quantization import quantize, stored_in
     from vitkit.inference.backends.graphs import to_onnx
 
-    return to_onnx(model, storage.batch, stored_in(storage), partial(quantize, storage), storage.until)
+    return to_onnx(model, storage.batch, stored_in(storage), partial(quantize, storage), storage.span)
 
 
 def save(graph: Any, path: Path, card: str) -> None:

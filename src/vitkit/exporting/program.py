@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 
 from vitkit.exporting.card import CARD
 from vitkit.exporting.formats import Storage
-from vitkit.inference.backends.graph_runner import Array, GraphRunner, side_by_side
+from vitkit.inference.backends.graph_runner import Array, GraphRunner, output_names
 from vitkit.inference.backends.graphs import Until, converting, example, traced
 from vitkit.model.build import Model, build, classes_and_features
 from vitkit.model.layers import InParts
@@ -39,9 +39,10 @@ class _ProgramRunner(GraphRunner):
         self._module = program.module()
 
     @torch.inference_mode()
-    def _run(self, images: Array) -> Array:
+    def _run(self, images: Array) -> dict[str, Array]:
         computed = self._module(torch.from_numpy(images))
-        return side_by_side([part.numpy() for part in ([computed] if isinstance(computed, Tensor) else computed)])
+        parts = (computed,) if isinstance(computed, Tensor) else computed
+        return dict(zip(output_names(len(parts), takes_pixels=False), (part.numpy() for part in parts), strict=True))
 
 
 class _InNumbersOf(nn.Module):
@@ -61,7 +62,7 @@ def convert(model: Model, storage: Storage) -> ExportedProgram:
     dtype, copied = getattr(torch, storage.precision), _copy_of(model)
     classes, features = classes_and_features(model)
     parts = InParts(copied, classes) if features else copied
-    part = parts if storage.until is None else Until(parts, storage.until)
+    part = parts if storage.span.until is None else Until(parts, storage.span.until)
     wrapped = _InNumbersOf(part.to(dtype), dtype).eval().requires_grad_(requires_grad=False)
     with converting(model):
         return traced(wrapped, example(model, storage.batch), storage.batch)

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
@@ -21,7 +22,7 @@ from vitkit.classifier import Classifier
 from vitkit.data.decode import UnreadableImageError
 from vitkit.data.storage import Place
 from vitkit.errors import VitkitError
-from vitkit.exporting.card import Card
+from vitkit.exporting.card import Card, instructions
 from vitkit.exporting.comparison import COSINE, AccuracyChange, LogitComparison, Refused, accuracy_change, compare
 from vitkit.exporting.formats import INT8, Format, Storage, format_of
 from vitkit.exporting.loading import Exported, load_exported
@@ -30,6 +31,7 @@ from vitkit.exporting.pictures import Pictures
 from vitkit.exporting.quantization import by_sensitivity, ends
 from vitkit.inference.backends.graph_runner import Array
 from vitkit.inference.backends.graphs import folded
+from vitkit.inference.backends.span import Pixels, Span
 from vitkit.model.build import with_features
 from vitkit.system.files import exclusive, staged
 from vitkit.system.progress import progress
@@ -37,6 +39,7 @@ from vitkit.system.progress import progress
 _BATCH = 8
 _FEATURES = 16  # images whose features are compared
 _ROUNDING = 1e-9  # of the difference of two accuracies
+_ROUNDED = 1e-5  # difference between probabilities that are computed from the same logits
 _ROUNDS, _SECONDS = 7, 5.0  # timings of each contender, and the time after which none begins
 
 
@@ -96,6 +99,7 @@ def export(
     batch: int | None = None,
     precision: str = "float32",
     int8: Int8 | None = None,
+    with_preprocess: bool = False,
 ) -> Outcome:
     """Export a classifier to a file, after a check that the file predicts in the same way as the classifier.
 
@@ -107,6 +111,8 @@ def export(
         batch: the fixed number of images per batch that the file accepts; None for any number, if the format can.
         precision: the precision in which weights are stored: one of `PRECISIONS`.
         int8: what INT8 requires; None for other precisions.
+        with_preprocess: whether normalisation and calibration are part of the graph: it takes pixels, and also returns
+            probabilities.
 
     Raises:
         Refused: the predictions differ, or the model has an operation that files may not contain; no file is left.
@@ -118,7 +124,11 @@ def export(
     form.check(precision)
     if not classifier.classes:
         raise VitkitError("the model has no head, so there is nothing to predict: train one, or load with num_classes")
-    storage = Storage(precision, form.batch or batch, None if int8 is None else int8.images)
+    pixels = None
+    if with_preprocess:
+        scale, is_multi = card.preprocess, card.thresholds is not None
+        pixels = Pixels(scale.mean, scale.std, card.temperature, is_multi)
+    storage = Storage(precision, form.batch or batch, None if int8 is None else int8.images, span=Span(pixels))
     with _staged(out, form, force=force) as temporary:
         trial = _Trial(classifier, form, temporary, card, pictures)
         if int8 is None:
@@ -126,7 +136,10 @@ def export(
             outcome = trial.verify(exported, storage)
         else:
             exported, outcome = _quantise(trial, storage, int8)
-        size = sum(file.stat().st_size for file in form.files(temporary))
+        if form.has_guide:
+            guide = instructions(trial.card, takes_pixels=with_preprocess)
+            temporary.with_suffix(".json").write_text(f"{guide}\n", encoding="utf-8")
+        size = sum(file.stat().st_size for file in form.written(temporary))
         speeds = _speeds(exported, classifier, trial.images, is_int8=int8 is not None)
     return replace(outcome, size=size, images_per_s=speeds)
 
@@ -203,6 +216,8 @@ class _Trial:
         except Refused as error:
             place = explain_difference(self.form, self.model, storage, self.images, self.path)
             raise Refused(f"the file does not predict as the model does: {error}; {place}") from error
+        if storage.span.pixels is not None:
+            _check_probabilities(exported, images)
         if self.card.features:
             _check_features(self.classifier, exported, images)
         quick, in_bfloat16 = load_exported(self.path) if self.form.is_input else exported, None
@@ -317,10 +332,10 @@ def check_free(files: Sequence[Path], *, force: bool) -> None:
 def _staged(out: Path, form: Format, *, force: bool) -> Iterator[Path]:
     """Yield a path in a temporary folder. If the `with` block succeeds, the files written there are moved to `out`."""
     with exclusive(out):
-        check_free(form.files(out), force=force)
+        check_free(form.written(out), force=force)
         with staged(out) as temporary:
             yield temporary
-            for written, final in zip(form.files(temporary), form.files(out), strict=True):
+            for written, final in zip(form.written(temporary), form.written(out), strict=True):
                 with written.open("rb+") as file:
                     os.fsync(file.fileno())
                 written.replace(final)
@@ -375,6 +390,18 @@ def _answers(classifier: Classifier, images: list[Tensor], what: str) -> Tensor:
         done += len(batch)
         progress(what, done, len(images))
     return torch.cat(rows)
+
+
+def _check_probabilities(exported: Exported, images: list[Tensor]) -> None:
+    """Check that the probabilities which a file computes itself follow from its logits.
+
+    Raises:
+        Refused: a probability differs.
+    """
+    pixels = torch.stack(images[:_FEATURES]).numpy()
+    difference = np.abs(exported.answer(pixels) - exported.runner.probabilities(pixels)).max()
+    if not difference <= _ROUNDED:
+        raise Refused(f"the file computes other probabilities than its logits have: up to {difference:.2g}")
 
 
 def _check_features(classifier: Classifier, exported: Classifier, images: list[Tensor]) -> None:

@@ -59,6 +59,7 @@ def bench(
     ] = "float32,bfloat16",
     rounds: Annotated[int, Between(1)] = 15,
     device: DeviceName = "auto",
+    export: bool = False,
     out: Path | str | None = None,
     force: bool = False,
     progress: Progress = silent,
@@ -85,6 +86,8 @@ def bench(
         precisions: float32, bfloat16, or both.
         rounds: the number of timings of each backend.
         device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
+        export: export the model to each format instead, in float32 and in INT8, and compare the files: their accuracy,
+            agreement with the model, size, start and speed on the CPU. INT8 requires a run with its photographs.
         out: write a table (bench.csv) and a picture (bench.png) into this folder.
         force: overwrite files in `out`.
         progress: called with the current task, the number of finished items and the total number of items.
@@ -95,7 +98,8 @@ def bench(
         (the rows), `missing` (the reason for each backend that was left out, by backend and precision, such as `onnx
         bfloat16`), `out` (the folder with the table and the picture; None if they were not written), `notes`
         (assumptions about the model, and the backends that were left out), and the parts of the printed lines: `title`,
-        `headings` and `cells` of the table, and `legend`.
+        `headings` and `cells` of the table, and `legend`. With `export`, there is a row for each format and batch size,
+        and the facts are `model`, `compared_on` (the images), `results`, `missing` and `out`.
 
     Raises:
         VitkitError: there is no such model, a requested backend does not work on this machine, or `out` contains the
@@ -108,6 +112,15 @@ def bench(
     wanted = split_choices("--precisions", precisions, PRECISIONS)
     name = str(model) if isinstance(model, (str, Path)) else "classifier"
     folder, notes = path_of(out), Notes()
+    if export:
+        if not isinstance(model, (str, Path)) or not Path(model).exists():
+            raise VitkitError("--export needs the path of a model: a run, a model folder or a checkpoint")
+        if requested or wanted != ["float32", "bfloat16"] or device not in ("auto", "cpu"):
+            raise VitkitError("--export compares files: leave out --backends, --precisions and --device")
+        from vitkit.verbs.bench_formats import bench_formats
+
+        with _exclusive_out(folder, force=force):
+            return bench_formats(model, sizes, rounds, folder, notes)
     with _exclusive_out(folder, force=force):
         built = _model(model, notes)
         opened = _open(built, requested, wanted, min(sizes), device)
@@ -258,13 +271,14 @@ def _panels(model: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Map
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    low, median, high = (_short(row[f"images_per_s{part}"]) for part in ("_q1", "", "_q3"))
+    low, median, high = (short_rate(row[f"images_per_s{part}"]) for part in ("_q1", "", "_q3"))
     name = f"{row['name'].removeprefix('vitkit ')} {row['precision']}"
     row = row | {"name": name, "images_per_s": median, "quartiles": f"{low}-{high}"}
     return ["" if row[name] is None else form.format(row[name]) for name, (_, form) in COLUMNS.items()]
 
 
-def _short(rate: float) -> str:
+def short_rate(rate: float) -> str:
+    """Return a speed with about three digits."""
     return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
-from vitkit.exporting.formats import FORMATS, INT8, PRECISIONS, is_exported, wrong_suffix
-from vitkit.exporting.packages import PACKAGES, package_of
+from vitkit.exporting.elsewhere import ELSEWHERE, Elsewhere
+from vitkit.exporting.formats import FORMATS, INT8, PRECISIONS, Format, is_exported, wrong_suffix
+from vitkit.exporting.packages import PACKAGES, Package, package_of
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import one_of
@@ -27,11 +28,10 @@ if TYPE_CHECKING:  # the choices are only known at run time
     Runtime: TypeAlias = str
     Dtype: TypeAlias = str
 else:
-    Runtime, Dtype = Literal[(*FORMATS, *PACKAGES)], Literal[PRECISIONS]
+    Runtime, Dtype = Literal[(*FORMATS, *PACKAGES, *ELSEWHERE)], Literal[PRECISIONS]
 
-_SUFFIXES = {name: form.suffix for name, form in FORMATS.items()} | {
-    name: package.suffix for name, package in PACKAGES.items()
-}
+_KINDS: tuple[Format | Package | Elsewhere, ...] = (*FORMATS.values(), *PACKAGES.values(), *ELSEWHERE.values())
+_SUFFIXES = {kind.name: kind.suffix for kind in _KINDS}
 _USES = {  # a line about what to do with a package
     "html": ["Open it in a browser, on any machine: it needs neither a network nor an installation."],
     "zip": ["HOW-TO.md in it explains how to use it on Windows, macOS and Linux."],
@@ -55,17 +55,18 @@ def export(
     precision: Dtype = "float32",
     max_drop: Annotated[float, Between(0, 1)] = 0.01,
     dynamic_batch: bool = True,
+    with_preprocess: bool = False,
     force: bool = False,
     progress: Progress = silent,
 ) -> Result:
-    """Export a model for other programs, phones, or people: ONNX, OpenVINO, ExecuTorch, LiteRT, a page or an archive.
+    """Export a model for other programs, phones, or people, as a file that is verified.
 
     The file includes everything that prediction requires. The runtime reads the file back, and the outputs of the file
     are compared with those of the model. If the outputs differ, no file is left, and the command exits with 1.
 
-    An .html file is a page that classifies photographs in a browser without a network. The first export of a page
-    downloads the runtime (33 MB). A .zip file contains the model, its card, its labels and instructions for Windows,
-    macOS and Linux.
+    Core ML and TensorRT do not run everywhere. Where they do not, the result is a folder NAME.unverified with a script
+    that verifies it elsewhere. An .html file is a page that classifies photographs without a network; its first export
+    downloads a runtime (33 MB). A .zip file contains the model and instructions for Windows, macOS and Linux.
 
         import vitkit
 
@@ -78,7 +79,8 @@ def export(
         model: a run or model folder, a checkpoint of any published layout, or a published name. A classifier in memory
             is accepted, too.
         to: the runtime or package; by default according to the suffix of `out`: .onnx, .xml, .pte, .tflite, .pt2,
-            .html or .zip.
+            .html, .zip, .coreml or
+            .tensorrt.
         out: the file to write; by default named after the model, in the current folder.
         data: the images for the comparison; by default those of the run.
         layout: whether the folders in `data` are classes or splits; `auto` decides by their names.
@@ -94,6 +96,8 @@ def export(
         max_drop: the largest loss of accuracy that is accepted from INT8, on validation images. If INT8 loses more, the
             most sensitive layers stay in floating point.
         dynamic_batch: accept batches of any size instead of only single images.
+        with_preprocess: put the normalisation, the temperature and the softmax into the file. It then takes `pixels`
+            (batch, height, width, 3) in uint8, resized and cropped, and also returns `probabilities`.
         force: overwrite `out`.
         progress: called with the current task, the number of finished items and the total number of items.
 
@@ -101,7 +105,8 @@ def export(
         A result with the facts `file`, `to` (the runtime, or the kind of package), `compared_on` (the images of the
         comparison), `outcome` (the difference between the outputs of the file and the model, their accuracies and
         speeds, the layers that INT8 left in floating point, the size in bytes and the duration), `precision`,
-        `image_size` (height and width in pixels), `batch` (None for any) and `notes`.
+        `image_size` (height and width in pixels), `batch` (None for any) and `notes`. For Core ML and TensorRT, `file`
+        is the folder, and `outcome` is None.
 
     Raises:
         VitkitError: the model cannot be exported, or the file exists. No file is left.
@@ -111,12 +116,22 @@ def export(
     place = Path(model) if isinstance(model, (str, Path)) else None
     pixels = None if image_size is None else _size_of(image_size)
     runtime, out = _destination(place, to, path_of(out))
+    from vitkit.exporting.elsewhere import check_replaceable
     from vitkit.exporting.pictures import choose_pictures
     from vitkit.exporting.writing import check_free
 
-    form = FORMATS["onnx" if runtime in PACKAGES else runtime]  # packages contain an ONNX file
-    form.check(precision)
-    check_free([out] if runtime in PACKAGES else form.files(out), force=force)
+    if with_preprocess and (precision == INT8 or runtime not in FORMATS or not FORMATS[runtime].is_input):
+        what = f"--precision {INT8}" if precision == INT8 else f"--to {runtime}"
+        raise VitkitError(f"--with-preprocess cannot be combined with {what}: leave one of them out")
+    if runtime in ELSEWHERE:
+        if not dynamic_batch:
+            raise VitkitError(f"--no-dynamic-batch cannot be combined with --to {runtime}: leave one of them out")
+        ELSEWHERE[runtime].check(precision)
+        check_replaceable(out, ELSEWHERE[runtime], force=force)
+    else:
+        form = FORMATS["onnx" if runtime in PACKAGES else runtime]  # packages contain an ONNX file
+        form.check(precision)
+        check_free([out] if runtime in PACKAGES else form.written(out), force=force)
     named, root = None if data is None else str(data), path_of(data_root)
     photographs = None
     if precision == INT8:
@@ -129,9 +144,14 @@ def export(
     check_outside("--out", out, map(str, pictures.folders))
     notes = Notes()
     classifier = _load(model, pixels, preprocess, notes)
+    if runtime in ELSEWHERE:
+        return _export_elsewhere(classifier, runtime, out, pictures, notes, precision=precision, force=force)
     batch = form.batch if dynamic_batch else 1
     int8 = None if photographs is None else prepare_int8(classifier, photographs, max_drop)
-    outcome = _write(classifier, place, out, pictures, force=force, batch=batch, precision=precision, int8=int8)
+    options = {"force": force, "batch": batch, "precision": precision, "int8": int8}
+    if with_preprocess:
+        options["with_preprocess"] = True
+    outcome = _write(classifier, place, out, pictures, **options)
     (height, width), sizes = classifier.preprocess.size, "any batch" if batch is None else f"batch {batch}"
     written = f"{out}: {outcome.size / 1e6:.1f} MB in {outcome.seconds:.1f} s "
     written += f"(weights {precision}, {height}x{width} pixels, {sizes})"
@@ -155,6 +175,36 @@ def export(
     json = {"file": out, "compared_on": pictures.what, **dataclasses.asdict(outcome)}
     closing = [] if precision != INT8 else _slower(speeds)
     return Result("export", [*lines, written, *_USES.get(runtime, ()), *closing], facts, json=json, summary=written)
+
+
+def _export_elsewhere(
+    classifier: Classifier,
+    runtime: Runtime,
+    out: Path,
+    pictures: Pictures,
+    notes: Notes,
+    *,
+    precision: str,
+    force: bool,
+) -> Result:
+    """Write a folder for a runtime that may not exist on this machine."""
+    from vitkit.exporting.elsewhere import write_folder
+
+    kind, (height, width) = ELSEWHERE[runtime], classifier.preprocess.size
+    folder = write_folder(classifier, out, pictures, kind, precision=precision, force=force)
+    is_verified = folder == out
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    written = f"{folder}: {size / 1e6:.1f} MB (weights {precision}, {height}x{width} pixels)"
+    verdict = (
+        f"{kind.runtime} computes the logits of the model for {pictures.what}."
+        if is_verified
+        else f"Not verified: {kind.runtime} needs {kind.place}. Copy the folder there, and run `python verify.py` in "
+        "it. This compares the logits with those of the model, and removes .unverified from the name."
+    )
+    facts = {"file": folder, "compared_on": pictures.what, "outcome": None, "to": runtime, "precision": precision}
+    facts |= {"image_size": (height, width), "batch": None, "notes": tuple(notes.lines)}
+    json = {"file": folder, "is_verified": is_verified, "size": size}
+    return Result("export", [written, verdict], facts, json=json, summary=written)
 
 
 def _write(classifier: Classifier, place: Path | None, out: Path, pictures: Pictures, **options: Any) -> Outcome:

@@ -63,7 +63,7 @@ def exported(workspace: Workspace, run: str) -> list[dict[str, Any]]:
     place, exports = workspace.runs / EXPORTS, []
     for kind in _KINDS.values():
         file = place / f"{run}{kind.suffix}"
-        files = [file] if isinstance(kind, Package) else kind.files(file)
+        files = [file] if isinstance(kind, Package) else kind.written(file)
         if all(file.is_file() for file in files):
             listed = [{"name": file.name, "bytes": file.stat().st_size} for file in files]
             exports.append({"to": kind.name, "files": listed, "when": files[-1].stat().st_mtime})

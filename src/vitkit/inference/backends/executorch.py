@@ -6,10 +6,15 @@ import logging
 import warnings
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError, first_line
-from vitkit.inference.backends.graph_runner import Array, GraphRunner, side_by_side
+from vitkit.inference.backends.graph_runner import Array, GraphRunner, output_names
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_UINT8 = 0  # among the scalar types of PyTorch
 
 
 def from_file(path: Path, precision: str) -> ExecuTorchRunner:
@@ -43,7 +48,10 @@ class ExecuTorchRunner(GraphRunner):
         self._program, self._forward = program, program.load_method("forward")
         facts = self._forward.metadata
         self.batch = facts.input_tensor_meta(0).sizes()[0]
-        self.outputs = sum(facts.output_tensor_meta(i).sizes()[1] for i in range(facts.num_outputs()))
+        self.takes_pixels = facts.input_tensor_meta(0).dtype() == _UINT8
+        self._names = output_names(facts.num_outputs(), takes_pixels=self.takes_pixels)
+        widths = {name: facts.output_tensor_meta(i).sizes()[1] for i, name in enumerate(self._names)}
+        self.outputs = sum(width for name, width in widths.items() if name != "probabilities")
 
     def constant(self, name: str) -> Any:
         """Return the value of a method that takes no input.
@@ -53,8 +61,9 @@ class ExecuTorchRunner(GraphRunner):
         """
         return self._program.load_method(name).execute([])[0]
 
-    def _run(self, images: Array) -> Array:
+    def _run(self, images: npt.NDArray[Any]) -> dict[str, Array]:
         import torch
 
         results = self._forward.execute([torch.from_numpy(images)])
-        return side_by_side([result.numpy().copy() for result in results])  # the next call overwrites its memory
+        # The next call overwrites the memory of these results.
+        return {name: result.numpy().copy() for name, result in zip(self._names, results, strict=True)}

@@ -6,7 +6,7 @@ Importing this module imports neither PyTorch nor a runtime.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -28,6 +28,9 @@ class GraphRunner:
     Attributes:
         batch: the only batch size that the graph accepts; None for any.
         outputs: the number of logits and features; None if the graph does not record it.
+        takes_pixels: whether the graph takes pixels (B, height, width, C) in uint8 instead of normalised images.
+        to_pixels: a function that converts normalised images (B, C, height, width) to such pixels, which must be set if
+            the graph takes them.
     """
 
     backend: str
@@ -36,6 +39,8 @@ class GraphRunner:
     plan = ""
     batch: int | None
     outputs: int | None
+    takes_pixels = False
+    to_pixels: Callable[[Array], npt.NDArray[np.uint8]]
 
     def __call__(self, images: Tensor) -> Tensor:
         import torch
@@ -50,38 +55,53 @@ class GraphRunner:
         Raises:
             VitkitError: the runtime fails, or returns a result of another shape.
         """
+        found = self._outputs_of(images)
+        return (
+            found["logits"]
+            if len(found) == 1
+            else np.concatenate([found[name] for name in ("logits", "features") if name in found], axis=1)
+        )
+
+    def probabilities(self, images: Array) -> Array:
+        """Compute the probabilities (B, K) that a graph with `takes_pixels` returns; otherwise as `answer`."""
+        return self._outputs_of(images)["probabilities"]
+
+    def _outputs_of(self, images: Array) -> dict[str, Array]:
+        """Compute all outputs, by name, in batches of the size that the graph accepts."""
         if self.batch is None:
-            return self._answer(np.ascontiguousarray(images))
+            return self._checked(np.ascontiguousarray(images))
         missing = np.zeros((-len(images) % self.batch, *images.shape[1:]), np.float32)
         whole = np.concatenate([images, missing])
-        pieces = (whole[start : start + self.batch] for start in range(0, len(whole), self.batch))
-        return np.concatenate(list(map(self._answer, pieces)))[: len(images)]
+        pieces = [self._checked(whole[i : i + self.batch]) for i in range(0, len(whole), self.batch)]
+        return {name: np.concatenate([piece[name] for piece in pieces])[: len(images)] for name in pieces[0]}
 
-    def _answer(self, images: Array) -> Array:
+    def _checked(self, images: Array) -> dict[str, Array]:
         """Call `_run`, and convert an error of the runtime to a `VitkitError` of one line."""
         try:
-            logits = self._run(images)
+            found = self._run(self.to_pixels(images) if self.takes_pixels else images)
         except VitkitError:
             raise
         except Exception as error:  # the types of errors depend on the runtime
             raise VitkitError(
                 f"the backend {self.backend} cannot compute images of shape {images.shape}: {first_line(error)}"
             ) from error
-        if logits.shape != (len(images), self.outputs or logits.shape[-1]):
+        shape = len(images), sum(found[name].shape[-1] for name in ("logits", "features") if name in found)
+        if any(len(values) != len(images) for values in found.values()) or shape[1] != (self.outputs or shape[1]):
             raise VitkitError(
                 f"the backend {self.backend} must return logits of shape ({len(images)}, {self.outputs or 'classes'}), "
-                f"not {logits.shape}"
+                f"not {found['logits'].shape}"
             )
-        return logits
+        return found
 
-    def _run(self, images: Array) -> Array:
-        """Compute one contiguous batch (batch, C, height, width) -> (batch, K)."""
+    def _run(self, images: npt.NDArray[Any]) -> dict[str, Array]:
+        """Compute the outputs of one contiguous batch (batch, C, height, width), or of pixels, by name."""
         raise NotImplementedError
 
 
-def side_by_side(results: Sequence[Array]) -> Array:
-    """Join logits (B, K) and features (B, D), if there are any, to (B, K + D)."""
-    return results[0] if len(results) == 1 else np.concatenate(results, axis=1)
+def output_names(count: int, *, takes_pixels: bool) -> list[str]:
+    """Return the names of the outputs of a graph, in their order; probabilities belong to one that takes pixels."""
+    names = ["logits", "features"][: count - takes_pixels]
+    return [*names, "probabilities"] if takes_pixels else names
 
 
 def import_openvino() -> Any:

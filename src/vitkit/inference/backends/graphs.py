@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,7 @@ import vitkit
 from vitkit.errors import VitkitError, first_line
 from vitkit.inference.backends.graph_runner import import_openvino
 from vitkit.inference.backends.optimized import prepare
+from vitkit.inference.backends.span import WHOLE, Pixels, Span
 from vitkit.model.build import Model, classes_and_features
 from vitkit.model.layers import InParts
 from vitkit.model.network import Network
@@ -63,6 +64,26 @@ def folded(model: Model) -> nn.Module:
             _compute_constants(copied.model)
     classes, features = classes_and_features(model)
     return InParts(copied, classes) if features else copied
+
+
+class _FromPixels(nn.Module):
+    """A module that takes pixels (B, height, width, C), uint8, and returns probabilities after its other outputs."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, module: nn.Module, pixels: Pixels) -> None:
+        super().__init__()
+        self.module, self.pixels = module, pixels
+        self.register_buffer("mean", torch.tensor(pixels.mean))
+        self.register_buffer("std", torch.tensor(pixels.std))
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        images = ((pixels.float() / 255 - self.mean) / self.std).permute(0, 3, 1, 2)  # (B, C, height, width)
+        computed = self.module(images)
+        outputs = (computed,) if isinstance(computed, Tensor) else computed
+        logits = outputs[0] / self.pixels.temperature
+        return *outputs, logits.sigmoid() if self.pixels.is_multi_label else logits.softmax(dim=-1)
 
 
 class Until(nn.Module):
@@ -174,11 +195,13 @@ def to_onnx(
     batch: int | None = None,
     dtype: torch.dtype = torch.float32,
     change: Change = _unchanged,
-    until: str | None = None,
+    span: Span = WHOLE,
 ) -> Any:
     """Convert the model to an `onnx.ModelProto`: `images` (batch, C, height, width) -> `logits` (batch, K), float32.
 
-    A model that computes features together with its logits has a second output, `features` (batch, D).
+    A model that computes features together with its logits has a second output, `features` (batch, D). With
+    `span.pixels`, the input is `pixels` (batch, height, width, C), uint8, and the last output is `probabilities`
+    (batch, K).
 
     Args:
         model: the model whose weights are copied.
@@ -186,7 +209,7 @@ def to_onnx(
         dtype: the dtype of the stored weights; the computation is in float32.
         change: a function that changes the graph before it is simplified, such as a quantisation. The name of an
             operation begins with the name of its module in `folded(model)` and a slash.
-        until: the module of `folded(model)` whose output the graph returns as `logits` (`Until`).
+        span: where the graph begins and ends; an inner output has the name `logits`, too.
 
     Raises:
         VitkitError: ONNX or its exporter is not installed, or the model is too large or cannot be converted.
@@ -202,16 +225,15 @@ def to_onnx(
             f"the weights take {size / 2**30:.1f} GiB, but an ONNX file can hold at most 2 GiB: use another dtype, or "
             "OpenVINO"
         )
-    module, images = source(model, until), example(model, batch)
-    outputs = _outputs(model, None if until is None else module(images).shape[1])
+    module, images, inputs, outputs = source(model, batch, span)
     with converting(model):
         program = torch.onnx.export(
             module,
             (images,),
             dynamo=True,
             dynamic_shapes=None if batch else ({0: torch.export.Dim("batch")},),
-            input_names=["images"],
-            output_names=list(outputs),
+            input_names=inputs,
+            output_names=outputs,
             opset_version=_OPSET,
             verbose=False,
         )
@@ -220,15 +242,19 @@ def to_onnx(
             node.name = f"{_module_of(node)}/{node.op_type}_{number}"
         converted = change(program.model_proto)
     nodes, constants = _parts(converted.graph, dtype)
-    shapes = {"images": images.shape[1:], **{name: [width] for name, width in outputs.items()}}
     values = [
-        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [batch or "batch", *shape])
-        for name, shape in shapes.items()
+        onnx.helper.make_tensor_value_info(value.name, kind.elem_type, [batch or "batch", *_sizes(kind)[1:]])
+        for value in (*converted.graph.input, *converted.graph.output)
+        if (kind := value.type.tensor_type)
     ]
     graph = onnx.helper.make_graph(nodes, "vitkit", values[:1], values[1:], constants)
     made = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", _OPSET)])
     made.ir_version, made.producer_name, made.producer_version = _IR_VERSION, "vitkit", vitkit.__version__
     return made
+
+
+def _sizes(kind: Any) -> list[int]:
+    return [dimension.dim_value for dimension in kind.shape.dim]
 
 
 def _module_of(node: Any) -> str:
@@ -243,7 +269,7 @@ def to_openvino(
     batch: int | None = None,
     dtype: torch.dtype = torch.float32,
     change: Change = _unchanged,
-    until: str | None = None,
+    span: Span = WHOLE,
 ) -> Any:
     """Convert the model to an `openvino.Model`, with the inputs and outputs of `to_onnx`, whose arguments it takes.
 
@@ -255,11 +281,14 @@ def to_openvino(
     openvino = import_openvino()
     from openvino.passes import ConstantFolding, Manager  # type: ignore[import-untyped]
 
-    module, images = source(model, until), example(model, batch)
+    module, images, (given,), outputs = source(model, batch, span)
+    kind = openvino.Type.f32 if span.pixels is None else openvino.Type.u8
     with converting(model), torch.no_grad():
         # A program of torch.export is converted as well, but takes five times as long.
         traced = torch.jit.trace(module, images, check_trace=False, strict=False)  # type: ignore[no-untyped-call]
-        converted = openvino.convert_model(traced, input=[batch or -1, *images.shape[1:]], example_input=images)
+        converted = openvino.convert_model(
+            traced, input=[([batch or -1, *images.shape[1:]], kind)], example_input=images
+        )
         passes = Manager()
         passes.register_pass(ConstantFolding())
         passes.run_passes(converted)
@@ -271,9 +300,9 @@ def to_openvino(
         for output in node.outputs():
             output.set_names(set())
     parameters, results = converted.get_parameters(), []
-    parameters[0].set_friendly_name("images")
-    parameters[0].output(0).set_names({"images"})
-    for name, result in zip(_outputs(model, None if until is None else 0), converted.get_results(), strict=True):
+    parameters[0].set_friendly_name(given)
+    parameters[0].output(0).set_names({given})
+    for name, result in zip(outputs, converted.get_results(), strict=True):
         output = result.input_value(0)
         output.set_names({name})
         results.append(openvino.opset13.result(output, name=f"{name}_result"))
@@ -283,28 +312,42 @@ def to_openvino(
 def traced(module: nn.Module, images: Tensor, batch: int | None = 1) -> ExportedProgram:
     """Trace a module with `torch.export`, for a fixed batch size or, with `batch=None`, for any.
 
-    The program has no source locations, which contain local paths.
+    The program has no source locations, which contain local paths, and no aliases, which Core ML's converter does not
+    know.
     """
     sizes = None if batch else ({0: torch.export.Dim("batch")},)
     program = torch.export.export(module, (images,), dynamic_shapes=sizes, strict=False)
-    for node in program.graph.nodes:
+    for node in list(program.graph.nodes):
         node.meta.pop("stack_trace", None)
+        if node.target == torch.ops.aten.alias.default:
+            node.replace_all_uses_with(node.args[0])
+            program.graph.erase_node(node)
     return program
 
 
-def source(model: Model, until: str | None) -> nn.Module:
-    """Return the module that is converted: `folded(model)`, or a part of it."""
-    return folded(model) if until is None else Until(folded(model), until)
+class Source(NamedTuple):
+    """What is converted: a module, images to trace it with, and the names of its inputs and outputs."""
+
+    module: nn.Module
+    images: Tensor
+    inputs: list[str]
+    outputs: list[str]
 
 
-def _outputs(model: Model, part: int | None) -> dict[str, int]:
-    """Return the number of values for an image in each output of the graph; `part` is that of a part of the model."""
-    K, D = classes_and_features(model)
-    if part is not None:
-        return {"logits": part}
-    if D:
-        return {"logits": K, "features": D}
-    return {"logits": K if isinstance(model, Network) else K or model.config.feature_size}
+def source(model: Model, batch: int | None, span: Span) -> Source:
+    """Return what is converted: `folded(model)` from its input to its output, or as `span` says."""
+    module, images, inputs = folded(model), example(model, batch), ["images"]
+    outputs = ["logits", *["features"] * bool(classes_and_features(model)[1])]
+    if span.pixels is not None:
+        module, images, inputs = (
+            _FromPixels(module, span.pixels),
+            images.permute(0, 2, 3, 1).byte().contiguous(),
+            ["pixels"],
+        )
+        outputs.append("probabilities")
+    if span.until is not None:
+        module, outputs = Until(module, span.until), ["logits"]
+    return Source(module.eval(), images, inputs, outputs)
 
 
 def example(model: Model, batch: int | None) -> Tensor:
@@ -314,13 +357,15 @@ def example(model: Model, batch: int | None) -> Tensor:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Suppress what a converter prints, logs and warns of."""
+    """Suppress what a converter prints, logs and warns of, and remove the handlers that it adds to the root logger."""
+    handlers = list(logging.root.handlers)
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(action="ignore"), redirect_stdout(io.StringIO()):
             yield
     finally:
         logging.disable(logging.NOTSET)
+        logging.root.handlers[:] = handlers
 
 
 @contextmanager
@@ -329,7 +374,9 @@ def converting(model: Model) -> Iterator[None]:
     try:
         with quietly():
             yield
-    except (RuntimeError, ValueError, TypeError) as error:
+    except VitkitError:
+        raise
+    except Exception as error:  # the types of errors depend on the converter
         name = model.config.full_name if isinstance(model, Network) else "the model"
         raise VitkitError(f"{name} cannot be converted: {first_line(error)}") from error
 

@@ -6,8 +6,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from vitkit.errors import VitkitError, first_line
-from vitkit.inference.backends.graph_runner import Array, GraphRunner, side_by_side
+from vitkit.inference.backends.graph_runner import Array, GraphRunner
 from vitkit.inference.pipeline import threads
 
 
@@ -48,10 +51,10 @@ class LiteRTRunner(GraphRunner):
         interpreter.allocate_tensors()
         self._compute = interpreter.get_signature_runner()
         outputs = self._compute.get_output_details()
-        self._outputs = [name for name in ("logits", "features") if name in outputs]
-        self.batch = int(self._compute.get_input_details()["images"]["shape"][0])
-        self.outputs = sum(int(outputs[name]["shape"][1]) for name in self._outputs)
+        ((self._input, given),) = self._compute.get_input_details().items()
+        self.batch, self.takes_pixels = int(given["shape"][0]), given["dtype"] == np.uint8
+        self.outputs = sum(int(output["shape"][1]) for name, output in outputs.items() if name != "probabilities")
 
-    def _run(self, images: Array) -> Array:
-        results = self._compute(images=images)
-        return side_by_side([results[name] for name in self._outputs])
+    def _run(self, images: npt.NDArray[Any]) -> dict[str, Array]:
+        results: dict[str, Array] = self._compute(**{self._input: images})
+        return results

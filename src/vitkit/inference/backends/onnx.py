@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError, first_line
-from vitkit.inference.backends.graph_runner import Array, GraphRunner, side_by_side
+from vitkit.inference.backends.graph_runner import Array, GraphRunner
 from vitkit.inference.pipeline import threads
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from vitkit.inference.backends.registry import Runner
     from vitkit.model.build import Model
 
@@ -70,12 +72,15 @@ class OnnxRunner(GraphRunner):
         options.log_severity_level = _LOG_ERRORS
         model = source if isinstance(source, bytes) else str(source)
         self._session = runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        batch = self._session.get_inputs()[0].shape[0]
-        self.batch = batch if isinstance(batch, int) else None
-        self.outputs = sum(output.shape[1] for output in self._session.get_outputs())
+        given = self._session.get_inputs()[0]
+        self.batch = given.shape[0] if isinstance(given.shape[0], int) else None
+        self.takes_pixels, self._input = given.type == "tensor(uint8)", given.name
+        widths = {output.name: output.shape[1] for output in self._session.get_outputs()}
+        self.outputs = sum(width for name, width in widths.items() if name != "probabilities")
+        self._names = list(widths)
 
-    def _run(self, images: Array) -> Array:
-        return side_by_side(self._session.run(None, {"images": images}))
+    def _run(self, images: npt.NDArray[Any]) -> dict[str, Array]:
+        return dict(zip(self._names, self._session.run(self._names, {self._input: images}), strict=True))
 
 
 def _check(precision: str) -> None:

@@ -8,11 +8,13 @@ from threading import Lock, local
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
-from vitkit.inference.backends.graph_runner import Array, GraphRunner, import_openvino, side_by_side
+from vitkit.inference.backends.graph_runner import Array, GraphRunner, import_openvino
 from vitkit.inference.pipeline import cores, threads
 from vitkit.system.environment import processor_precision
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from vitkit.model.build import Model
 
 
@@ -60,7 +62,12 @@ class OpenVINORunner(GraphRunner):
         if precision == "bfloat16" and not _has_bfloat16():
             raise VitkitError("this processor has no bfloat16: use --precision float32")
         self.precision = precision
-        batch, widths = graph.input(0).partial_shape[0], [output.partial_shape[1] for output in graph.outputs]
+        self.takes_pixels = graph.input(0).get_element_type() == import_openvino().Type.u8
+        self._names = [output.any_name for output in graph.outputs]
+        batch, widths = (
+            graph.input(0).partial_shape[0],
+            [output.partial_shape[1] for output in graph.outputs if output.any_name != "probabilities"],
+        )
         self.batch = None if batch.is_dynamic else batch.get_length()
         is_known = not any(width.is_dynamic for width in widths)
         self.outputs = sum(width.get_length() for width in widths) if is_known else None
@@ -68,13 +75,13 @@ class OpenVINORunner(GraphRunner):
         self._compiled: dict[int, Any] = {}  # by number of threads
         self._lock, self._local = Lock(), local()
 
-    def _run(self, images: Array) -> Array:
+    def _run(self, images: npt.NDArray[Any]) -> dict[str, Array]:
         requests = self._local.__dict__.setdefault("requests", {})  # per thread, as a request cannot be shared
         count = threads()
         if count not in requests:
             requests[count] = self._compile(count).create_infer_request()
         results = requests[count].infer([images], share_inputs=True)
-        return side_by_side([results[i] for i in range(len(self._graph.outputs))])
+        return {name: results[i] for i, name in enumerate(self._names)}
 
     def _compile(self, threads: int) -> Any:
         streams = cores() if threads == 1 else 1

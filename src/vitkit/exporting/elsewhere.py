@@ -1,0 +1,216 @@
+"""Folders for runtimes that may not exist on this machine: Core ML runs only on macOS, TensorRT only on NVIDIA GPUs.
+
+The folder contains the model, stored pictures with the logits of the original model (`expected.npz`), and two scripts:
+`model.py` calls the model, and `verify.py` compares its logits with the stored ones. If the runtime is installed here,
+`verify.py` runs at once. Otherwise, the name of the folder ends in `.unverified`, until somebody runs the script.
+
+To add a runtime, add a row and a script `static/NAME.py` with a function `logits`.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitkit.errors import VitkitError
+from vitkit.system.files import exclusive, staged
+from vitkit.text.cells import one_of
+
+if TYPE_CHECKING:
+    from vitkit.classifier import Classifier
+    from vitkit.exporting.pictures import Pictures
+
+UNVERIFIED = ".unverified"
+_STATIC = Path(__file__).parent / "static"
+_SCRIPTS = ("model.py", "verify.py")
+_GUIDE, _EXPECTED = "model.json", "expected.npz"
+_IMAGES = 32  # stored pictures
+_REFUSED = 1  # exit status of `verify.py` if the outputs differ
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A runtime that may not exist on this machine.
+
+    Attributes:
+        name: the name by which users request it.
+        runtime: its full name.
+        suffix: the suffix of the folder.
+        place: the machines on which it runs.
+        packages: the packages that write the model.
+        extra: the extra of vitkit that installs them.
+        write: a function that writes the model into a folder.
+        is_here: a function that returns whether the runtime can verify the model on this machine.
+    """
+
+    name: str
+    runtime: str
+    suffix: str
+    place: str
+    packages: tuple[str, ...]
+    extra: str
+    write: Callable[[Classifier, Path, Pictures, str], None]
+    is_here: Callable[[], bool]
+    precisions: tuple[str, ...] = ("float32", "float16")
+
+    def check(self, precision: str) -> None:
+        """Check that a folder can be written here.
+
+        Raises:
+            VitkitError: a package is not installed, or the runtime has no such precision.
+        """
+        if precision not in self.precisions:
+            raise VitkitError(f"--to {self.name} stores weights in {one_of(self.precisions)}, not {precision}")
+        if missing := [package for package in self.packages if find_spec(package) is None]:
+            raise VitkitError(f"--to {self.name} needs {' and '.join(missing)}: pip install 'vitkit[{self.extra}]'")
+
+    def places(self, out: Path) -> tuple[Path, Path]:
+        """Return the folder of a verified model, and that of one which was not verified."""
+        return out, out.with_name(out.name + UNVERIFIED)
+
+
+def write_folder(
+    classifier: Classifier, out: Path, pictures: Pictures, kind: Elsewhere, *, precision: str, force: bool
+) -> Path:
+    """Write a model for a runtime elsewhere, and verify it if the runtime is installed here.
+
+    Args:
+        classifier: a classifier with a model.
+        out: the folder to write; `.unverified` is appended to its name if the model was not verified.
+        pictures: the images whose logits are stored.
+        kind: the runtime.
+        precision: the precision in which the runtime computes.
+        force: whether to replace a folder of an earlier export.
+
+    Returns:
+        The folder that was written.
+
+    Raises:
+        Refused: the runtime computes other logits than the model; no folder is left.
+        VitkitError: the model cannot be converted, or the folder exists and `force` is False.
+        OSError: the disk is full or not writable.
+    """
+    with exclusive(out), staged(out) as folder:
+        check_replaceable(out, kind, force=force)
+        folder.mkdir()
+        kind.write(classifier, folder, pictures, precision)
+        _write_check(classifier, folder, pictures, kind, precision)
+        is_verified = kind.is_here()
+        if is_verified:
+            _verify(folder)
+        verified, unverified = kind.places(out)
+        for earlier in (verified, unverified):
+            if earlier.is_dir():
+                earlier.rename(folder.parent / f"earlier{earlier.suffix}")  # removed with the temporary folder
+        return folder.rename(verified if is_verified else unverified)
+
+
+def check_replaceable(out: Path, kind: Elsewhere, *, force: bool) -> None:
+    """Check that a folder can be written.
+
+    Raises:
+        VitkitError: it exists, and `force` is False or it is not one that `write_folder` has written.
+    """
+    for path in kind.places(out):
+        if path.exists() and not force:
+            raise VitkitError(f"{path} exists: choose a new name, or --force to write over it")
+        if path.exists() and not all((path / name).is_file() for name in (*_SCRIPTS, _EXPECTED)):
+            raise VitkitError(f"{path} was not written by vitkit export: choose a new name")
+
+
+def _write_check(classifier: Classifier, folder: Path, pictures: Pictures, kind: Elsewhere, precision: str) -> None:
+    """Write what is needed to call and to verify the model: scripts, instructions, and expected logits."""
+    import numpy as np
+    import torch
+
+    from vitkit.exporting.card import Card, instructions
+    from vitkit.exporting.comparison import NOISE
+    from vitkit.exporting.writing import read_pictures
+
+    images = torch.stack(read_pictures(classifier, pictures)[0][:_IMAGES])
+    logits, most = classifier.logits(images).numpy(), np.float32(NOISE[precision])
+    np.savez_compressed(folder / _EXPECTED, images=images.numpy(), logits=logits, largest_error=most)
+    guide = instructions(Card.of(classifier, precision))
+    (folder / _GUIDE).write_text(f"{guide}\n", encoding="utf-8")
+    shutil.copyfile(_STATIC / f"{kind.name}.py", folder / "model.py")
+    shutil.copyfile(_STATIC / "verify.py", folder / "verify.py")
+
+
+def _verify(folder: Path) -> None:
+    from vitkit.exporting.comparison import Refused
+
+    ran = subprocess.run([sys.executable, "verify.py"], cwd=folder, capture_output=True, text=True, check=False)
+    if ran.returncode:
+        last = (ran.stderr.strip() or ran.stdout.strip() or "no reason given").splitlines()[-1]
+        error = Refused if ran.returncode == _REFUSED and "Traceback" not in ran.stderr else VitkitError
+        raise error(f"the model could not be verified: {last}")
+
+
+def _write_coreml(classifier: Classifier, folder: Path, _pictures: Pictures, precision: str) -> None:
+    import torch
+
+    from vitkit.exporting.card import CARD, Card, instructions
+    from vitkit.inference.backends.graphs import converting, source, traced
+    from vitkit.inference.backends.span import WHOLE
+
+    module, images, inputs, outputs = source(classifier.model, 1, WHOLE)
+    with converting(classifier.model), redirect_stderr(io.StringIO()), torch.no_grad():  # progress bars
+        import coremltools
+
+        # Core ML's converter reads TorchScript, and computes shapes only if they are constants, as in a program.
+        script = torch.jit.trace(traced(module, images).module(), images, check_trace=False)  # type: ignore[no-untyped-call]
+        model = coremltools.convert(
+            script,
+            inputs=[coremltools.TensorType(name=inputs[0], shape=images.shape)],
+            outputs=[coremltools.TensorType(name=name) for name in outputs],
+            minimum_deployment_target=coremltools.target.iOS16,
+            compute_precision=getattr(coremltools.precision, precision.upper()),
+        )
+        model.user_defined_metadata[CARD] = instructions(Card.of(classifier, precision))
+        model.save(str(folder / "model.mlpackage"))
+
+
+def _write_tensorrt(classifier: Classifier, folder: Path, pictures: Pictures, precision: str) -> None:
+    from vitkit.exporting.writing import export
+
+    unrecorded = replace(classifier, pictures=None)
+    export(unrecorded, folder / "model.onnx", pictures, precision=precision)  # ONNX Runtime verifies it here
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return all(find_spec(name) for name in ("tensorrt", "polygraphy")) and torch.cuda.is_available()
+
+
+ELSEWHERE = {
+    "coreml": Elsewhere(
+        "coreml",
+        "Core ML",
+        ".coreml",
+        "macOS",
+        ("coremltools",),
+        "coreml",
+        _write_coreml,
+        lambda: sys.platform == "darwin",
+    ),
+    "tensorrt": Elsewhere(
+        "tensorrt",
+        "TensorRT",
+        ".tensorrt",
+        "a machine with an NVIDIA GPU",
+        ("onnx", "onnxscript", "onnxruntime"),
+        "export",
+        _write_tensorrt,
+        _has_gpu,
+        ("float32",),  # in half precision, TensorRT needs another graph
+    ),
+}

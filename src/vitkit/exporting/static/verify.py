@@ -1,0 +1,26 @@
+"""Check on this machine that the model computes what the original did: `python verify.py`.
+
+If it does, `.unverified` is removed from the name of this folder. Otherwise, the exit status is 1.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from model import logits  # type: ignore[import-not-found]
+
+folder = Path(__file__).resolve().parent
+stored = np.load(folder / "expected.npz")
+expected, most = stored["logits"], float(stored["largest_error"])
+found = logits(stored["images"])
+size = np.sqrt(np.square(expected - expected.mean(axis=1, keepdims=True)).mean() if expected.shape[1] > 1 else 1.0)
+error, peak = np.sqrt(np.square(found - expected).mean()) / size, np.abs(found - expected).max() / size
+agreement = (found.argmax(axis=1) == expected.argmax(axis=1)).mean()
+print(f"{len(found)} pictures: logits differ by {error:.2%} of their size, and by {peak:.2%} at most")
+print(f"the most probable class is the same for {agreement:.1%}")
+if not (error <= most and peak <= 8 * most):  # NaN, too, is refused
+    sys.exit(f"the model does not compute what the original did: rounding explains {most:.1%} and {8 * most:.1%}")
+print("verified")
+if folder.suffix == ".unverified":
+    folder.rename(folder.with_suffix(""))

@@ -1,0 +1,163 @@
+"""Files that take pixels, and the instructions for apps next to a file."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import openvino
+import pytest
+from PIL import Image
+
+import vitkit
+from tiny import build
+from vitkit.classifier import Classifier
+from vitkit.data import Preprocess
+from vitkit.exporting import Card, Refused, load_exported
+from vitkit.exporting.card import instructions
+from vitkit.inference.backends import graphs
+
+SCALE = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+SUFFIXES = [".onnx", ".xml", ".pte"]
+
+
+def classifier(thresholds: tuple[float, ...] | None = None, **preprocess: Any) -> Classifier:
+    pixels = Preprocess(size=(12, 16), **(SCALE | preprocess))
+    return Classifier(build(), tuple("abcdefg"), pixels, temperature=1.7, thresholds=thresholds)
+
+
+@pytest.fixture(scope="module")
+def photo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("photo") / "a.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(path)
+    return path
+
+
+def confidences(model: Any, photo: Path) -> Any:
+    return vitkit.predict(model, str(photo)).rows()[0]["confidence"]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("thresholds", [None, (0.5,) * 7])
+def test_a_file_that_takes_pixels_predicts_as_the_model(
+    suffix: str, thresholds: tuple[float, ...] | None, photo: Path, tmp_path: Path
+) -> None:
+    ours = classifier(thresholds, fit="pad")  # whose border has the mean colour
+    vitkit.export(ours, out=tmp_path / f"a{suffix}", with_preprocess=True)
+    theirs = load_exported(tmp_path / f"a{suffix}")
+    assert theirs.runner.takes_pixels
+    assert theirs.preprocess == ours.preprocess
+    assert confidences(theirs, photo) == pytest.approx(confidences(ours, photo), abs=1e-5)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES[:2])
+def test_a_runtime_alone_computes_the_probabilities_from_pixels(suffix: str, photo: Path, tmp_path: Path) -> None:
+    ours, path = classifier(), tmp_path / f"a{suffix}"
+    vitkit.export(ours, out=path, with_preprocess=True)
+    picture = ours.preprocess.resize(Image.open(photo))
+    pixels = np.stack([np.asarray(picture), 255 - np.asarray(picture)])
+    if suffix == ".onnx":
+        (found,) = onnxruntime.InferenceSession(path).run(["probabilities"], {"pixels": pixels})
+    else:
+        found = openvino.compile_model(path, "CPU")({"pixels": pixels})["probabilities"]
+    assert found.sum(axis=1) == pytest.approx(1, abs=1e-5)
+    assert found[0].max() == pytest.approx(confidences(ours, photo), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"), [("mean", (0.5, 0.5, 0.5)), ("std", (0.225, 0.224, 0.229)), ("temperature", 1.0)]
+)
+def test_a_wrong_normalisation_in_the_file_is_refused(
+    name: str, wrong: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = graphs._FromPixels.__init__
+
+    def other(self: Any, module: Any, pixels: Any) -> None:
+        plain(self, module, replace(pixels, **{name: wrong}))
+
+    monkeypatch.setattr(graphs._FromPixels, "__init__", other)
+    with pytest.raises(Refused, match=r"does not predict as the model does|other probabilities than its logits"):
+        vitkit.export(classifier(), out=tmp_path / "a.onnx", with_preprocess=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"out": "a.html"}, "with_preprocess=True cannot be combined with to html"),
+        ({"out": "a.pt2"}, "with_preprocess=True cannot be combined with to torch"),
+        ({"out": "a.coreml"}, "with_preprocess=True cannot be combined with to coreml"),
+        ({"out": "a.onnx", "precision": "int8"}, "with_preprocess=True cannot be combined with precision int8"),
+    ],
+)
+def test_what_cannot_take_pixels_says_so(
+    options: dict[str, Any], complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(vitkit.VitkitError, match=complaint):
+        vitkit.export(classifier(), with_preprocess=True, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- Instructions for apps ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fit", ["crop", "squash_crop", "squash", "pad"])
+@pytest.mark.parametrize("size", [(50, 40), (33, 71), (300, 31)])
+def test_an_app_that_follows_the_instructions_prepares_the_same_values(fit: Any, size: tuple[int, int]) -> None:
+    """Written from the sentences alone, without a look at how vitkit does it."""
+    ours = classifier(fit=fit, interpolation="bilinear")
+    picture = Image.fromarray(np.random.default_rng(1).integers(0, 256, (*size[::-1], 3), dtype=np.uint8))
+    guide = json.loads(instructions(Card.of(ours, "float32")))
+    _decode, resize, *rest = guide["steps"]
+    height, width = map(int, re.search(r"(\d+)x(\d+) pixels", resize).groups())  # type: ignore[union-attr]
+    scale = None
+    if "covers" in resize:
+        scale = max(height / picture.height, width / picture.width)
+    if "fits" in resize:
+        scale = min(height / picture.height, width / picture.width)
+    if scale is not None:
+        rounded = int if "covers" in resize else round
+        height, width = (max(1, rounded(side * scale + 1e-9)) for side in (picture.height, picture.width))
+    assert "bilinear" in resize
+    resized = picture.resize((width, height), Image.Resampling.BILINEAR)
+    _, _, h, w = guide["input"]["shape"]
+    if rest[0].startswith("Cut out"):
+        left, top = round((width - w) / 2), round((height - h) / 2)
+        resized = resized.crop((left, top, left + w, top + h))
+    if rest[0].startswith("Centre it"):
+        canvas = Image.new("RGB", (w, h), tuple(map(int, re.findall(r"\d+", rest[0].partition("colour")[2]))))
+        canvas.paste(resized, ((w - width) // 2, (h - height) // 2))
+        resized = canvas
+    mean, std = (np.array(guide["preprocess"][name]) for name in ("mean", "std"))
+    values = ((np.asarray(resized) / 255 - mean) / std).transpose(2, 0, 1)
+    assert values == pytest.approx(ours.preprocess(picture), abs=1e-5)
+
+
+def test_the_instructions_say_what_to_do_with_the_answer(tmp_path: Path) -> None:
+    vitkit.export(classifier(), out=tmp_path / "a.pte")
+    guide = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    assert guide["input"] == {
+        "name": "images",
+        "shape": [1, 3, 12, 16],
+        "dtype": "float32",
+        "layout": "NCHW",
+        "channels": "RGB",
+    }
+    assert guide["output"] == {"name": "logits", "activation": "softmax", "temperature": 1.7}
+    assert guide["classes"] == list("abcdefg")
+    assert guide["steps"][-1] == "Divide the logits by temperature, and apply a softmax."
+    taking = json.loads(instructions(Card.of(classifier((0.3,) * 7), "float32"), takes_pixels=True))
+    assert taking["input"]["shape"] == [1, 12, 16, 3]
+    assert taking["output"] == {"name": "probabilities", "thresholds": [0.3] * 7}
+    assert not any("mean" in step or "Divide" in step for step in taking["steps"])
+
+
+def test_a_file_of_the_user_with_the_name_of_the_instructions_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("mine")
+    with pytest.raises(vitkit.VitkitError, match=r"a\.json exists: choose a new name"):
+        vitkit.export(classifier(), out=tmp_path / "a.pte")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
