@@ -12,6 +12,7 @@ from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.inference.backends import graphs
+from vitkit.inference.backends.span import WHOLE, Span
 from vitkit.model import VisionTransformer
 from vitkit.model.build import Model, classes_and_features
 
@@ -34,8 +35,8 @@ def _converted_once() -> Iterator[None]:
         copied.CopyFrom(made[key])
         return copied
 
-    def is_changed(change: Any = None, until: str | None = None) -> bool:
-        return until is not None or (change is not None and change.args[0].precision == "int8")
+    def is_changed(change: Any = None, span: Span = WHOLE) -> bool:
+        return span != WHOLE or (change is not None and change.args[0].precision == "int8")
 
     largest = graphs._LARGEST
     with pytest.MonkeyPatch.context() as patch:

@@ -132,7 +132,7 @@ def test_expected_logits_are_those_of_the_model(folder: Path, classifier: Classi
     [
         ({"out": "a.coreml", "precision": "int8"}, "to coreml stores weights in float32 or float16, not int8"),
         ({"out": "a.tensorrt", "precision": "float16"}, "to tensorrt stores weights in float32, not float16"),
-        ({"out": "a.tensorrt", "dynamic_batch": False}, "dynamic_batch=False cannot be combined with to tensorrt"),
+        ({"out": "a.tensorrt", "dynamic_batch": False}, "dynamic-batch cannot be combined with to tensorrt"),
     ],
 )
 def test_what_cannot_be_written_is_said(

@@ -56,14 +56,12 @@ class GraphRunner:
             VitkitError: the runtime fails, or returns a result of another shape.
         """
         found = self._outputs_of(images)
-        return (
-            found["logits"]
-            if len(found) == 1
-            else np.concatenate([found[name] for name in ("logits", "features") if name in found], axis=1)
-        )
+        if "features" not in found:
+            return found["logits"]
+        return np.concatenate([found["logits"], found["features"]], axis=1)
 
     def probabilities(self, images: Array) -> Array:
-        """Compute the probabilities (B, K) that a graph with `takes_pixels` returns; otherwise as `answer`."""
+        """Compute probabilities (B, K) of images (B, C, height, width) by a graph that `takes_pixels`; see `answer`."""
         return self._outputs_of(images)["probabilities"]
 
     def _outputs_of(self, images: Array) -> dict[str, Array]:
@@ -85,11 +83,12 @@ class GraphRunner:
             raise VitkitError(
                 f"the backend {self.backend} cannot compute images of shape {images.shape}: {first_line(error)}"
             ) from error
-        shape = len(images), sum(found[name].shape[-1] for name in ("logits", "features") if name in found)
-        if any(len(values) != len(images) for values in found.values()) or shape[1] != (self.outputs or shape[1]):
+        width = sum(found[name].shape[-1] for name in ("logits", "features") if name in found)
+        is_complete = "logits" in found and all(len(values) == len(images) for values in found.values())
+        if not is_complete or width != (self.outputs or width):
             raise VitkitError(
                 f"the backend {self.backend} must return logits of shape ({len(images)}, {self.outputs or 'classes'}), "
-                f"not {found['logits'].shape}"
+                f"not {', '.join(f'{name} {values.shape}' for name, values in found.items())}"
             )
         return found
 

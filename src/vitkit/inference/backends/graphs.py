@@ -339,11 +339,8 @@ def source(model: Model, batch: int | None, span: Span) -> Source:
     module, images, inputs = folded(model), example(model, batch), ["images"]
     outputs = ["logits", *["features"] * bool(classes_and_features(model)[1])]
     if span.pixels is not None:
-        module, images, inputs = (
-            _FromPixels(module, span.pixels),
-            images.permute(0, 2, 3, 1).byte().contiguous(),
-            ["pixels"],
-        )
+        module, inputs = _FromPixels(module, span.pixels), ["pixels"]
+        images = images.permute(0, 2, 3, 1).byte().contiguous()
         outputs.append("probabilities")
     if span.until is not None:
         module, outputs = Until(module, span.until), ["logits"]
