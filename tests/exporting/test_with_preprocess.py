@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from vitkit.exporting.card import instructions
 from vitkit.inference.backends import graphs
 
 SCALE = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-SUFFIXES = [".onnx", ".xml", ".pte"]
+SUFFIXES = [".onnx", ".xml", ".pte", *([".tflite"] if find_spec("litert_torch") else [])]
 
 
 def classifier(thresholds: tuple[float, ...] | None = None, **preprocess: Any) -> Classifier:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError, first_line
-from vitkit.inference.backends.graph_runner import Array, GraphRunner, output_names
+from vitkit.inference.backends.graph_runner import Array, GraphRunner, output_names, without_stderr
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -27,13 +27,14 @@ def from_file(path: Path, precision: str) -> ExecuTorchRunner:
         raise VitkitError(f"ExecuTorch computes in float32 here, not {precision}: use --precision float32")
     logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # the runtime imports torchao: a warning
     try:
-        with warnings.catch_warnings(action="ignore"):  # that the Python interface is experimental
+        with without_stderr(), warnings.catch_warnings(action="ignore"):  # that the Python interface is experimental
             runtime = import_module("executorch.runtime")
             load = runtime.Runtime.get().load_program
     except ImportError as error:
         raise VitkitError("ExecuTorch is not installed: pip install 'vitkit[executorch]'") from error
     try:
-        return ExecuTorchRunner(load(path, verification=runtime.Verification.InternalConsistency))
+        with without_stderr():
+            return ExecuTorchRunner(load(path, verification=runtime.Verification.InternalConsistency))
     except RuntimeError as error:
         raise VitkitError(f"{path} cannot be read as a program of ExecuTorch: {first_line(error)}") from error
 

@@ -5,8 +5,10 @@ Importing this module imports neither PyTorch nor a runtime.
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -101,6 +103,20 @@ def output_names(count: int, *, takes_pixels: bool) -> list[str]:
     """Return the names of the outputs of a graph, in their order; probabilities belong to one that takes pixels."""
     names = ["logits", "features"][: count - takes_pixels]
     return [*names, "probabilities"] if takes_pixels else names
+
+
+@contextmanager
+def without_stderr() -> Iterator[None]:
+    """Discard what a runtime writes to the standard error of the process, such as facts about the processor."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def import_openvino() -> Any:

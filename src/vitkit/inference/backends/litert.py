@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitkit.errors import VitkitError, first_line
-from vitkit.inference.backends.graph_runner import Array, GraphRunner
+from vitkit.inference.backends.graph_runner import Array, GraphRunner, without_stderr
 from vitkit.inference.pipeline import threads
 
 
@@ -36,7 +36,8 @@ def from_file(path: Path, precision: str) -> LiteRTRunner:
         raise VitkitError(f"LiteRT computes in float32 here, not {precision}: use --precision float32")
     runtime = import_runtime("interpreter")
     try:
-        return LiteRTRunner(runtime.Interpreter(str(path), num_threads=threads()))
+        with without_stderr():
+            return LiteRTRunner(runtime.Interpreter(str(path), num_threads=threads()))
     except (KeyError, RuntimeError, ValueError) as error:
         raise VitkitError(f"{path} cannot be read as a LiteRT model: {first_line(error)}; export it again") from error
 
