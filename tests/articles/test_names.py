@@ -119,7 +119,7 @@ def test_torchscript_is_answered_with_its_successor(tmp_path: Path) -> None:
         command = [warm.vitkit(), "export", "vit_micro_patch8_16", *arguments]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 2 and "TorchScript; use --to torch" in done.stderr
-    names = "onnx, openvino, executorch, litert, torch, html, zip"
+    names = "onnx, openvino, executorch, litert, torch, html, zip, coreml, tensorrt"
     with pytest.raises(VitkitError, match=f"to must be one of {names}, not 'torchscript'"):
         export("vit_micro_patch8_16", to="torchscript")
 

@@ -141,8 +141,11 @@ def test_a_broken_export_exits_with_1_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        ((), "name the runtime: --to onnx, openvino, executorch, litert, torch, html or zip"),
-        (("-o", "model.txt"), "--out model.txt must end in .onnx, .xml, .pte, .tflite, .pt2, .html or .zip"),
+        ((), "name the runtime: --to onnx, openvino, executorch, litert, torch, html, zip, coreml or tensorrt"),
+        (
+            ("-o", "model.txt"),
+            "--out model.txt must end in .onnx, .xml, .pte, .tflite, .pt2, .html, .zip, .coreml or .tensorrt",
+        ),
         (("--to", "onnx", "-o", "model.xml"), "--out model.xml must end in .onnx for --to onnx"),
         (("-o", "nowhere/model.onnx"), "there is no folder nowhere"),
         (("-o", "there.onnx"), "there.onnx exists: choose a new name, or --force"),

@@ -55,12 +55,15 @@ def test_a_classifier_in_memory_is_written(folder: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({}, "name the runtime: to onnx, openvino, executorch, litert, torch, html or zip"),
+        ({}, "name the runtime: to onnx, openvino, executorch, litert, torch, html, zip, coreml or tensorrt"),
         (
             {"to": "tensorflow"},
-            "to must be one of onnx, openvino, executorch, litert, torch, html, zip, not 'tensorflow'",
+            "to must be one of onnx, openvino, executorch, litert, torch, html, zip, coreml, tensorrt, not",
         ),
-        ({"out": "a.h5"}, r"out a\.h5 must end in \.onnx, \.xml, \.pte, \.tflite, \.pt2, \.html or \.zip"),
+        (
+            {"out": "a.h5"},
+            r"out a\.h5 must end in \.onnx, \.xml, \.pte, \.tflite, \.pt2, \.html, \.zip, \.coreml or \.tensorrt",
+        ),
         ({"to": "onnx", "precision": "int4"}, "precision must be one of float32, bfloat16, float16, int8, not 'int4'"),
         ({"to": "onnx", "image_size": (0, 3)}, "image_size 0,3 must be one number of pixels"),
         ({"to": "onnx", "layout": "mine"}, "layout must be one of auto, classes, splits, not 'mine'"),
