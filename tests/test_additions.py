@@ -465,7 +465,7 @@ class ScriptRunner(GraphRunner):
 
     def _run(self, images):
         with torch.inference_mode():
-            return self._program(torch.from_numpy(images)).numpy()
+            return {"logits": self._program(torch.from_numpy(images)).numpy()}
 
 
 def convert(model, storage):

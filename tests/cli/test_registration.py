@@ -105,7 +105,7 @@ class Toy(GraphRunner):
     backend, precision, batch, outputs = "toy", "float32", None, 7
 
     def _run(self, images):
-        return np.tile(np.float32([0, 0, 9, 0, 0, 0, 0]), (len(images), 1))
+        return {"logits": np.tile(np.float32([0, 0, 9, 0, 0, 0, 0]), (len(images), 1))}
 
 def open_file(path, precision):
     return Toy(), Path(path).read_text()

@@ -30,7 +30,7 @@ def test_files_of_all_formats_are_compared(folder: Path, tmp_path: Path, command
     assert "openvino float32" in said.out
     assert "note: onnx int8 is left out: " in said.err
     assert (tmp_path / "bench.png").read_bytes()[:4] == b"\x89PNG"
-    rows = list(csv.DictReader((tmp_path / "bench.csv").open(encoding="utf-8")))
+    rows = list(csv.DictReader((tmp_path / "bench.csv").read_text(encoding="utf-8").splitlines()))
     here = {name for name, form in FORMATS.items() if form.is_input and name != "litert"}
     assert {row["file"].split()[0] for row in rows} >= here
     assert {row["batch"] for row in rows} == {"1", "2"}

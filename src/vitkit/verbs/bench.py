@@ -17,6 +17,7 @@ from vitkit.system.progress import Progress, Say, silent
 from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import aligned
 from vitkit.text.pages import table
+from vitkit.verbs.bench_formats import PICTURE, TABLE, bench_formats, short_rate, write_results
 from vitkit.verbs.inputs import open_model, path_of, split_choices
 from vitkit.verbs.result import Notes, Result
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 
 _RATIO = "times_eager_float32"
-TABLE, PICTURE = "bench.csv", "bench.png"
 COLUMNS = {  # keys of a row, with the heading and the format of the column
     "name": ("backend", "{}"),
     "batch": ("batch", "{}"),
@@ -117,8 +117,6 @@ def bench(
             raise VitkitError("--export needs the path of a model: a run, a model folder or a checkpoint")
         if requested or wanted != ["float32", "bfloat16"] or device not in ("auto", "cpu"):
             raise VitkitError("--export compares files: leave out --backends, --precisions and --device")
-        from vitkit.verbs.bench_formats import bench_formats
-
         with _exclusive_out(folder, force=force):
             return bench_formats(model, sizes, rounds, folder, notes)
     with _exclusive_out(folder, force=force):
@@ -128,7 +126,7 @@ def bench(
             notes(f"{left_out} is left out: {reason}")
         results = tuple(row for batch in sizes for row in _measure(built, opened, batch, rounds, device))
         if folder is not None:
-            _write(folder, name, results)
+            write_results(folder, results, chart(_panels(name, results)))
     machine, headings = _machine(), [heading for heading, _ in COLUMNS.values()]
     cells = [_cells(row) for row in results]
     hardware = machine["gpu"] or f"{machine['processor']}, {machine['threads']} threads"
@@ -250,20 +248,6 @@ def _machine() -> dict[str, Any]:
     return processor | {"threads": torch.get_num_threads(), "torch": str(torch.__version__)}
 
 
-def _write(out: Path, model: str, rows: Sequence[dict[str, Any]]) -> None:
-    import csv
-
-    from vitkit.reporting.plots import save_figure
-    from vitkit.system.files import replacing
-
-    out.mkdir(parents=True, exist_ok=True)
-    with replacing(out / TABLE) as temporary, temporary.open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.DictWriter(stream, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    save_figure(chart(_panels(model, rows)), out / PICTURE)
-
-
 def _panels(model: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
     """Group the rows by batch size; the keys are the titles of the panels."""
     batches = dict.fromkeys(row["batch"] for row in rows)
@@ -275,11 +259,6 @@ def _cells(row: dict[str, Any]) -> list[str]:
     name = f"{row['name'].removeprefix('vitkit ')} {row['precision']}"
     row = row | {"name": name, "images_per_s": median, "quartiles": f"{low}-{high}"}
     return ["" if row[name] is None else form.format(row[name]) for name, (_, form) in COLUMNS.items()]
-
-
-def short_rate(rate: float) -> str:
-    """Return a speed with about three digits."""
-    return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 _BAR, _HEAD = 0.24, 0.9  # inches

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from vitkit.exporting import Exported
 
+TABLE, PICTURE = "bench.csv", "bench.png"
 COLUMNS = {  # keys of a row, with the heading and the format of the column
     "file": ("file", "{}"),
     "accuracy": ("accuracy", "{:.1%}"),
@@ -79,7 +80,7 @@ def bench_formats(model: str | Path, batches: Sequence[int], rounds: int, out: P
     title = f"{model}, exported to each format and compared on {compared_on}"
     cells, headings = list(map(_cells, rows)), [heading for heading, _ in COLUMNS.values()]
     if out is not None:
-        _write(out, str(model), rows)
+        write_results(out, rows, _chart(str(model), rows))
     return Result(
         "bench",
         [title, *aligned([headings, *cells]), _LEGEND],
@@ -132,26 +133,29 @@ def _open(path: Path, facts: dict[str, Any]) -> Exported:
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
-    from vitkit.verbs.bench import short_rate
-
     low, median, high = (short_rate(row[f"images_per_s{part}"]) for part in ("_q1", "", "_q3"))
     shown = dict(row) | {"images_per_s": median, "quartiles": f"{low}-{high}"}
     return ["" if shown[name] is None else form.format(shown[name]) for name, (_, form) in COLUMNS.items()]
 
 
-def _write(out: Path, model: str, rows: Sequence[Mapping[str, Any]]) -> None:
+def write_results(out: Path, rows: Sequence[Mapping[str, Any]], figure: Figure) -> None:
+    """Write the rows as a table, and the figure as a picture, into a folder."""
     import csv
 
     from vitkit.reporting.plots import save_figure
     from vitkit.system.files import replacing
-    from vitkit.verbs.bench import PICTURE, TABLE
 
     out.mkdir(parents=True, exist_ok=True)
     with replacing(out / TABLE) as temporary, temporary.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    save_figure(_chart(model, rows), out / PICTURE)
+    save_figure(figure, out / PICTURE)
+
+
+def short_rate(rate: float) -> str:
+    """Return a speed with about three digits."""
+    return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def _chart(model: str, rows: Sequence[Mapping[str, Any]]) -> Figure:
