@@ -86,13 +86,13 @@ class Windows:
         x = x.reshape(B, H, *self.grid, C)
         if any(self.padding):
             x = F.pad(x, (0, 0, 0, self.padding[1], 0, self.padding[0]), value=fill)
-        x = x.reshape(B, H, rows, height, columns, width, C).permute(0, 2, 4, 1, 3, 5, 6)
+        x = x.reshape(B, H, rows, height, columns, width * C).permute(0, 2, 4, 1, 3, 5)  # XNNPACK permutes six axes
         return x.reshape(B, rows * columns, H, height * width, C)
 
     def join(self, x: Tensor) -> Tensor:
         """Undo `split`, without the padding: (B, W, H, S, C) -> (B, H, h*w, C)."""
         (B, _, H, _, C), (rows, columns), (height, width) = x.shape, self.windows, self.size
-        x = x.reshape(B, rows, columns, H, height, width, C).permute(0, 3, 1, 4, 2, 5, 6)
+        x = x.reshape(B, rows, columns, H, height, width * C).permute(0, 3, 1, 4, 2, 5)
         x = x.reshape(B, H, rows * height, columns * width, C)
         return x[:, :, : self.grid[0], : self.grid[1]].flatten(2, 3)
 

@@ -105,13 +105,16 @@ class Until(nn.Module):
 
 
 def _compute_constants(model: VisionTransformer) -> None:
-    """Compute in advance what depends on weights alone: positions, and biases of the attention logits."""
+    """Compute in advance what depends on weights alone: positions, and biases of the attention logits.
+
+    The biases are contiguous: ExecuTorch does not compute others, and LiteRT's converter mistakes them for each other.
+    """
     positions = [model.positions(i) for i in range(model.config.layers)]
     acting: list[Relative | None] = []
     for i, block in enumerate(model.blocks):
         relative, bias = model.positions_of(i)[1], None
         if isinstance(relative, OffsetBias):
-            bias = relative.bias(model.config.tokens).unsqueeze(0)  # (1, H, N, N)
+            bias = relative.bias(model.config.tokens).unsqueeze(0).contiguous()  # (1, H, N, N)
             relative = _FixedBias(bias)
         elif isinstance(relative, RelativePosition):
             relative = _Shifted(relative)
@@ -120,6 +123,7 @@ def _compute_constants(model: VisionTransformer) -> None:
         attention.fused = False
         if (windows := getattr(attention, "windows", None)) is not None:
             scale, inside = getattr(attention, "scale", 1.0), windows.bias(bias, torch.zeros(1))
+            inside = None if inside is None else inside.contiguous()
             attention.windows = _FixedWindows(windows.grid, windows.size, windows.prefix, scale, inside)
     at_input = model.config.position_at == "input"
     model.positions = lambda layer=0: positions[layer]  # type: ignore[method-assign]
