@@ -1,6 +1,7 @@
 """A model that is converted for OpenVINO and ONNX Runtime answers as before, for every way to build one."""
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,13 @@ from hypothesis import HealthCheck, given, settings
 
 from tiny import LOCAL, VARIETY, build, configs, images, kinds, largest_difference, randomise
 from vitkit.errors import VitkitError
+from vitkit.exporting import executorch_format
+from vitkit.exporting.card import BLANK
+from vitkit.exporting.formats import Storage
 from vitkit.inference import Runner, cores, flow
-from vitkit.inference.backends import graphs, onnx, openvino
+from vitkit.inference.backends import executorch, graphs, onnx, openvino
 from vitkit.model import VisionTransformer, ViTConfig, hybrids, position
+from vitkit.system.files import to_json
 
 BACKENDS = {"onnx": onnx.from_model, "openvino": openvino.from_model}
 
@@ -78,6 +83,14 @@ def test_any_configuration_answers_alike(backend: str, config: ViTConfig) -> Non
     with torch.no_grad():
         expected = model(pictures)
     torch.testing.assert_close(BACKENDS[backend](model, "float32")(pictures), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["window bias", "relative_bias"])
+def test_executorch_computes_the_biases_of_attention(kind: str, tmp_path: Path) -> None:
+    """Its runtime computes only contiguous constants, and permutes at most six axes."""
+    model, path = build(**EVERY[kind]), tmp_path / "a.pte"
+    executorch_format.save(executorch_format.convert(model, Storage()), path, to_json({"checksum": BLANK}))
+    assert asked(executorch.from_file(path, "float32"), model, 3) < 1e-5
 
 
 def test_what_depends_on_weights_alone_is_computed_in_advance(monkeypatch: pytest.MonkeyPatch) -> None:
