@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from vitkit.errors import VitkitError
 from vitkit.system.files import exclusive, staged
+from vitkit.system.processes import python_script
 from vitkit.text.cells import one_of
 
 if TYPE_CHECKING:
@@ -147,7 +148,8 @@ def _write_check(classifier: Classifier, folder: Path, pictures: Pictures, kind:
 def _verify(folder: Path) -> None:
     from vitkit.exporting.comparison import Refused
 
-    ran = subprocess.run([sys.executable, "verify.py"], cwd=folder, capture_output=True, text=True, check=False)
+    command = python_script(folder / "verify.py")
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # a script of vitkit
     if ran.returncode:
         last = (ran.stderr.strip() or ran.stdout.strip() or "no reason given").splitlines()[-1]
         error = Refused if ran.returncode == _REFUSED and "Traceback" not in ran.stderr else VitkitError

@@ -252,6 +252,11 @@ def python(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", "-c", _RUN.format(path=path, module=module), *arguments]
 
 
+def python_script(path: Path) -> list[str]:
+    """Return the command that runs a script of vitkit, which imports from its own folder."""
+    return [sys.executable, str(path)]
+
+
 def is_same(process: int, birth: str) -> bool:
     """Return whether a process with this id and start time (`birth_of`) still runs and belongs to this user.
 

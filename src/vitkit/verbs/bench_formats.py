@@ -60,17 +60,16 @@ def bench_formats(model: str | Path, batches: Sequence[int], rounds: int, out: P
     missing: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
         exports = dict(_exports(model, Path(folder), missing))
+        if not exports:
+            raise VitkitError(f"no format works here: {next(iter(missing.values()))}")
         for name, reason in missing.items():
             note(f"{name} is left out: {reason}")
-        if not exports:
-            raise VitkitError("no format works here: pip install 'vitkit[export]'")
         facts = {name: _facts(name, result) for name, result in exports.items()}
         opened = {name: _open(result.file, facts[name]) for name, result in exports.items()}
-        rows = []
+        rows, pixels = [], next(iter(opened.values())).preprocess
         for batch in batches:
-            height, width = next(iter(opened.values())).preprocess.size
-            channels = len(next(iter(opened.values())).preprocess.mean)
-            images = torch.randn(batch, channels, height, width, generator=torch.Generator().manual_seed(1)).numpy()
+            shape = (batch, len(pixels.mean), *pixels.size)
+            images = torch.randn(shape, generator=torch.Generator().manual_seed(1)).numpy()
             times = interleave({name: partial(file.runner.answer, images) for name, file in opened.items()}, rounds)
             for name, timing in times.items():
                 rate = timing.rate(batch)
@@ -81,9 +80,10 @@ def bench_formats(model: str | Path, batches: Sequence[int], rounds: int, out: P
     cells, headings = list(map(_cells, rows)), [heading for heading, _ in COLUMNS.values()]
     if out is not None:
         write_results(out, rows, _chart(str(model), rows))
+    written = [] if out is None else [f"{out / TABLE}, {out / PICTURE}"]
     return Result(
         "bench",
-        [title, *aligned([headings, *cells]), _LEGEND],
+        [title, *aligned([headings, *cells]), _LEGEND, *written],
         {"model": str(model), "results": tuple(rows), "missing": missing, "compared_on": compared_on, "out": out},
         json={"model": str(model), "compared_on": compared_on, "results": rows, "missing": missing},
         rows=rows,
