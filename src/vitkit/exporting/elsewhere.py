@@ -160,7 +160,7 @@ def _write_coreml(classifier: Classifier, folder: Path, _pictures: Pictures, pre
     import torch
 
     from vitkit.exporting.card import CARD, Card, instructions
-    from vitkit.inference.backends.graphs import converting, source, traced
+    from vitkit.inference.backends.graphs import converting, quietly, source, traced
     from vitkit.inference.backends.span import WHOLE
 
     module, images, inputs, outputs = source(classifier.model, 1, WHOLE)
@@ -177,7 +177,11 @@ def _write_coreml(classifier: Classifier, folder: Path, _pictures: Pictures, pre
             compute_precision=getattr(coremltools.precision, precision.upper()),
         )
         model.user_defined_metadata[CARD] = instructions(Card.of(classifier, precision))
-        model.save(str(folder / "model.mlpackage"))
+    try:
+        with quietly():
+            model.save(str(folder / "model.mlpackage"))
+    except shutil.Error as error:  # how its library reports a full disk
+        raise OSError(f"cannot write {folder.name}: is the disk full?") from error
 
 
 def _write_tensorrt(classifier: Classifier, folder: Path, pictures: Pictures, precision: str) -> None:

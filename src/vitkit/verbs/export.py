@@ -201,10 +201,11 @@ def _export_elsewhere(
         else f"Not verified: {kind.runtime} needs {kind.place}. Copy the folder there, and run `python verify.py` in "
         "it. This compares the logits with those of the model, and removes .unverified from the name."
     )
+    private = f"expected.npz contains images ({pictures.what}): delete it before you pass the folder on."
     facts = {"file": folder, "compared_on": pictures.what, "outcome": None, "to": runtime, "precision": precision}
     facts |= {"image_size": (height, width), "batch": None, "notes": tuple(notes.lines)}
     json = {"file": folder, "is_verified": is_verified, "size": size}
-    return Result("export", [written, verdict], facts, json=json, summary=written)
+    return Result("export", [written, verdict, private], facts, json=json, summary=written)
 
 
 def _write(classifier: Classifier, place: Path | None, out: Path, pictures: Pictures, **options: Any) -> Outcome:
