@@ -148,7 +148,7 @@ def test_what_cannot_be_written_is_said(
 def test_a_package_that_is_missing_is_named(
     classifier: Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(elsewhere, "find_spec", lambda _: None)
+    monkeypatch.setattr("vitkit.exporting.formats.find_spec", lambda _: None)
     with pytest.raises(vitkit.VitkitError, match=r"to coreml needs coremltools: pip install 'vitkit\[coreml\]'"):
         vitkit.export(classifier, out=tmp_path / "a.coreml")
     assert list(tmp_path.iterdir()) == []

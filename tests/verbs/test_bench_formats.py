@@ -8,24 +8,14 @@ import pytest
 
 import vitkit
 from cli.conftest import vitkit as command
-from tiny import build
-from vitkit.classifier import Classifier
-from vitkit.data import Preprocess
 from vitkit.exporting import FORMATS
 from vitkit.verbs import bench_formats
 
 __all__ = ["command"]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("formats") / "model"
-    Classifier(build(), tuple("abcdefg"), Preprocess(size=(12, 16)), temperature=1.7).save(folder)
-    return folder
-
-
-def test_files_of_all_formats_are_compared(folder: Path, tmp_path: Path, command: Any) -> None:
-    said = command("bench", folder, "--export", "--batch-sizes", "1,2", "--rounds", "2", "-o", tmp_path)
+def test_files_of_all_formats_are_compared(classifier_folder: Path, tmp_path: Path, command: Any) -> None:
+    said = command("bench", classifier_folder, "--export", "--batch-sizes", "1,2", "--rounds", "2", "-o", tmp_path)
     assert said.code == 0
     assert "openvino float32" in said.out
     assert "note: onnx int8 is left out: " in said.err
@@ -39,20 +29,20 @@ def test_files_of_all_formats_are_compared(folder: Path, tmp_path: Path, command
         assert float(row["images_per_s_q1"]) <= float(row["images_per_s"]) <= float(row["images_per_s_q3"])
         assert float(row["megabytes"]) > 0.05
         assert row["accuracy"] == "", "synthetic images have no labels"
-    again = command("bench", folder, "--export", "-o", tmp_path)
+    again = command("bench", classifier_folder, "--export", "-o", tmp_path)
     assert again.code == 2
     assert "contains bench.csv" in again.err
 
 
-def test_a_format_that_fails_is_left_out_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_format_that_fails_is_left_out_by_name(classifier_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_formats, "_PRECISIONS", ("float32",))
     for name in ("executorch", "litert", "openvino"):
         monkeypatch.setitem(FORMATS, name, bench_formats.FORMATS["torch"])
-    found = vitkit.bench(folder, export=True, batch_sizes=1, rounds=1)
+    found = vitkit.bench(classifier_folder, export=True, batch_sizes=1, rounds=1)
     assert [row["file"] for row in found.rows()] == ["onnx float32"]
     monkeypatch.setattr("vitkit.exporting.comparison.COSINE", 2.0)
     with pytest.raises(vitkit.VitkitError, match="no format works here"):
-        vitkit.bench(folder, export=True, batch_sizes=1, rounds=1)
+        vitkit.bench(classifier_folder, export=True, batch_sizes=1, rounds=1)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +54,7 @@ def test_a_format_that_fails_is_left_out_by_name(folder: Path, monkeypatch: pyte
     ],
 )
 def test_what_does_not_go_with_files_is_refused(
-    folder: Path, model: str | None, options: dict[str, Any], complaint: str
+    classifier_folder: Path, model: str | None, options: dict[str, Any], complaint: str
 ) -> None:
     with pytest.raises(vitkit.VitkitError, match=complaint):
-        vitkit.bench(model or folder, export=True, **options)
+        vitkit.bench(model or classifier_folder, export=True, **options)

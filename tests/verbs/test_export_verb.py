@@ -9,43 +9,35 @@ import pytest
 
 import vitkit
 from cli.conftest import vitkit as command
-from tiny import build
-from vitkit.classifier import Classifier
-from vitkit.data import Preprocess
 from vitkit.exporting import load_exported
 
 __all__ = ["command"]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("export") / "model"
-    Classifier(build(), tuple("abcdefg"), Preprocess(size=(12, 16)), temperature=1.7).save(folder)
-    return folder
 
 
 def without_seconds(text: str) -> str:
     return re.sub(r"in \d+\.\d s|images per second here: .*", "", text)
 
 
-def test_function_and_command_agree(command: Any, folder: Path, tmp_path: Path) -> None:
-    found = vitkit.export(folder, out=tmp_path / "ours.xml", image_size=(16, 12), dynamic_batch=False)
+def test_function_and_command_agree(command: Any, classifier_folder: Path, tmp_path: Path) -> None:
+    found = vitkit.export(classifier_folder, out=tmp_path / "ours.xml", image_size=(16, 12), dynamic_batch=False)
     flags = ("--image-size", "16,12", "--no-dynamic-batch")
-    said = command("export", folder, "-o", tmp_path / "theirs.xml", *flags)
+    said = command("export", classifier_folder, "-o", tmp_path / "theirs.xml", *flags)
     ours = "".join(f"{line}\n" for line in found.lines())
     assert without_seconds(said.out).replace("theirs", "ours") == without_seconds(ours)
     assert said.code == 0
     assert (found.to, found.image_size, found.batch) == ("openvino", (16, 12), 1)
     assert (tmp_path / "ours.xml").read_bytes() == (tmp_path / "theirs.xml").read_bytes()
-    told = json.loads(command("export", folder, "-o", tmp_path / "theirs.xml", *flags, "--force", "--json").out)
+    told = json.loads(
+        command("export", classifier_folder, "-o", tmp_path / "theirs.xml", *flags, "--force", "--json").out
+    )
     figures = found.to_dict()
     assert told.keys() == figures.keys()
     for name in told.keys() - {"file", "seconds", "images_per_s"}:
         assert told[name] == figures[name], name
 
 
-def test_a_classifier_in_memory_is_written(folder: Path, tmp_path: Path) -> None:
-    found = vitkit.export(vitkit.load(folder), "openvino", tmp_path / "own.xml")
+def test_a_classifier_in_memory_is_written(classifier_folder: Path, tmp_path: Path) -> None:
+    found = vitkit.export(vitkit.load(classifier_folder), "openvino", tmp_path / "own.xml")
     assert "synthetic images (no photographs were named)" in found.compared_on
     assert load_exported(found.file).classes == tuple("abcdefg")
     assert repr(found).startswith(f"<export: {tmp_path / 'own.xml'}: 0.")
@@ -69,9 +61,9 @@ def test_a_classifier_in_memory_is_written(folder: Path, tmp_path: Path) -> None
         ({"to": "onnx", "layout": "mine"}, "layout must be one of auto, classes, splits, not 'mine'"),
     ],
 )
-def test_what_is_no_choice_is_refused(folder: Path, options: Any, complaint: str) -> None:
+def test_what_is_no_choice_is_refused(classifier_folder: Path, options: Any, complaint: str) -> None:
     with pytest.raises(vitkit.VitkitError, match=complaint):
-        vitkit.export(folder, **options)
+        vitkit.export(classifier_folder, **options)
 
 
 @pytest.mark.parametrize(
@@ -83,16 +75,16 @@ def test_what_is_no_choice_is_refused(folder: Path, options: Any, complaint: str
     ],
 )
 def test_what_only_a_folder_has_is_refused_of_a_classifier(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: Any, complaint: str
+    classifier_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: Any, complaint: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(vitkit.VitkitError, match=complaint):
-        vitkit.export(vitkit.load(folder), **options)
+        vitkit.export(vitkit.load(classifier_folder), **options)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_wrong_file_leaves_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_file_leaves_nothing(classifier_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitkit.exporting.comparison.COSINE", 2.0)
     with pytest.raises(vitkit.VitkitError, match="the file does not predict as the model does"):
-        vitkit.export(folder, out=tmp_path / "own.onnx")
+        vitkit.export(classifier_folder, out=tmp_path / "own.onnx")
     assert list(tmp_path.iterdir()) == []

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitkit.errors import VitkitError
+from vitkit.exporting.formats import check_writable
 from vitkit.system.files import exclusive, staged
 from vitkit.system.processes import python_script
-from vitkit.text.cells import one_of
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
@@ -68,10 +68,7 @@ class Elsewhere:
         Raises:
             VitkitError: a package is not installed, or the runtime has no such precision.
         """
-        if precision not in self.precisions:
-            raise VitkitError(f"--to {self.name} stores weights in {one_of(self.precisions)}, not {precision}")
-        if missing := [package for package in self.packages if find_spec(package) is None]:
-            raise VitkitError(f"--to {self.name} needs {' and '.join(missing)}: pip install 'vitkit[{self.extra}]'")
+        check_writable(self.name, precision, self.precisions, self.packages, self.extra)
 
     def places(self, out: Path) -> tuple[Path, Path]:
         """Return the folder of a verified model, and that of one which was not verified."""

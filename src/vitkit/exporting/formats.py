@@ -96,15 +96,17 @@ class Format:
         Raises:
             VitkitError: a package is not installed, or the format has no such precision.
         """
-        if precision not in self.precisions:
-            raise VitkitError(f"--to {self.name} stores weights in {one_of(self.precisions)}, not {precision}")
         extra, needed = self.extra, self.packages
         if precision == INT8 and self.int8 == "static":
             extra, needed = INT8, (*needed, "nncf")
-        missing = [package for package in needed if find_spec(package) is None]
-        if missing:
-            subject = "INT8" if missing == ["nncf"] else f"--to {self.name}"
-            raise VitkitError(f"{subject} needs {' and '.join(missing)}: pip install 'vitkit[{extra}]'")
+        check_writable(self.name, precision, self.precisions, needed, extra)
+
+    def can_take_pixels(self, precision: str) -> bool:
+        """Return whether normalisation and calibration can be part of the graph.
+
+        With INT8 they cannot, because the temperature is fitted after the graph has been converted.
+        """
+        return self.is_input and precision != INT8
 
     def convert(self, model: Model, storage: Storage) -> Any:
         """Convert a model to the format's own representation, which `save` writes.
@@ -135,6 +137,21 @@ class Format:
         """
         opens: Callable[[Path, str], tuple[GraphRunner, str]] = import_module(self.module).open_file
         return opens(path, precision)
+
+
+def check_writable(
+    name: str, precision: str, precisions: tuple[str, ...], packages: tuple[str, ...], extra: str
+) -> None:
+    """Check that models can be written for a runtime: that it has the precision, and that the packages are installed.
+
+    Raises:
+        VitkitError: it has no such precision, or a package is missing; the message names the extra that installs it.
+    """
+    if precision not in precisions:
+        raise VitkitError(f"--to {name} stores weights in {one_of(precisions)}, not {precision}")
+    if missing := [package for package in packages if find_spec(package) is None]:
+        subject = "INT8" if missing == ["nncf"] else f"--to {name}"
+        raise VitkitError(f"{subject} needs {' and '.join(missing)}: pip install 'vitkit[{extra}]'")
 
 
 FORMATS: dict[str, Format] = {}

@@ -45,7 +45,7 @@ _ROUNDS, _SECONDS = 7, 5.0  # timings of each contender, and the time after whic
 
 @dataclass(frozen=True)
 class Int8:
-    """What INT8 requires in addition to the model.
+    """The images and settings with which a model is quantised.
 
     Attributes:
         images: preprocessed training images (n, C, height, width), which determine the ranges of activations.
@@ -126,6 +126,8 @@ def export(
         raise VitkitError("the model has no head, so there is nothing to predict: train one, or load with num_classes")
     pixels = None
     if with_preprocess:
+        if not form.can_take_pixels(precision):
+            raise VitkitError(f"a {form.suffix} file with weights in {precision} cannot take pixels")
         scale, is_multi = card.preprocess, card.thresholds is not None
         pixels = Pixels(scale.mean, scale.std, card.temperature, is_multi)
     storage = Storage(precision, form.batch or batch, None if int8 is None else int8.images, span=Span(pixels))

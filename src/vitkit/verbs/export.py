@@ -120,7 +120,7 @@ def export(
     from vitkit.exporting.pictures import choose_pictures
     from vitkit.exporting.writing import check_free
 
-    if with_preprocess and (precision == INT8 or runtime not in FORMATS or not FORMATS[runtime].is_input):
+    if with_preprocess and (runtime not in FORMATS or not FORMATS[runtime].can_take_pixels(precision)):
         what = f"--precision {INT8}" if precision == INT8 else f"--to {runtime}"
         raise VitkitError(f"--with-preprocess cannot be combined with {what}: leave one of them out")
     if runtime in ELSEWHERE:
@@ -138,7 +138,7 @@ def export(
         from vitkit.verbs.int8 import find_photographs, prepare_int8
 
         photographs = find_photographs(place, named, layout, root)
-        pictures = photographs.of_split("val")
+        pictures = photographs.choose("val")
     else:
         pictures = choose_pictures(place, named, layout, root)
     check_outside("--out", out, map(str, pictures.folders))

@@ -44,7 +44,7 @@ class Photographs:
     contents: dict[str, str]
     run: Path | None
 
-    def of_split(self, split: str, most: int = _JUDGED) -> Pictures:
+    def choose(self, split: str, most: int = _JUDGED) -> Pictures:
         """Choose images of a split."""
         return pictures_of(self.table, split, self.contents, most)
 
@@ -89,8 +89,8 @@ def prepare_int8(classifier: Classifier, photographs: Photographs, max_drop: flo
     Raises:
         VitkitError: none of the training images can be read.
     """
-    pixels, _ = read_pictures(classifier, photographs.of_split("train", IMAGES))
-    tests = photographs.of_split("test") if "test" in photographs.table.splits else None
+    pixels, _ = read_pictures(classifier, photographs.choose("train", IMAGES))
+    tests = photographs.choose("test") if "test" in photographs.table.splits else None
     return Int8(torch.stack(pixels).numpy(), partial(_refit, classifier, photographs), tests, max_drop)
 
 

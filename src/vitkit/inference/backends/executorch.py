@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError, first_line
-from vitkit.inference.backends.graph_runner import Array, GraphRunner, output_names, without_stderr
+from vitkit.inference.backends.graph_runner import Array, GraphRunner, answer_width, output_names, without_stderr
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -52,7 +52,7 @@ class ExecuTorchRunner(GraphRunner):
         self.takes_pixels = facts.input_tensor_meta(0).dtype() == _UINT8
         self._names = output_names(facts.num_outputs(), takes_pixels=self.takes_pixels)
         widths = {name: facts.output_tensor_meta(i).sizes()[1] for i, name in enumerate(self._names)}
-        self.outputs = sum(width for name, width in widths.items() if name != "probabilities")
+        self.outputs = answer_width(widths)
 
     def constant(self, name: str) -> Any:
         """Return the value of a method that takes no input.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -85,7 +85,7 @@ class GraphRunner:
             raise VitkitError(
                 f"the backend {self.backend} cannot compute images of shape {images.shape}: {first_line(error)}"
             ) from error
-        width = sum(found[name].shape[-1] for name in ("logits", "features") if name in found)
+        width = answer_width({name: values.shape[-1] for name, values in found.items()})
         is_complete = "logits" in found and all(len(values) == len(images) for values in found.values())
         if not is_complete or width != (self.outputs or width):
             raise VitkitError(
@@ -97,6 +97,11 @@ class GraphRunner:
     def _run(self, images: npt.NDArray[Any]) -> dict[str, Array]:
         """Compute the outputs of one contiguous batch (batch, C, height, width), or of pixels, by name."""
         raise NotImplementedError
+
+
+def answer_width(widths: Mapping[str, int]) -> int:
+    """Return the number of logits and features, given the width of each output of a graph."""
+    return sum(width for name, width in widths.items() if name != "probabilities")
 
 
 def output_names(count: int, *, takes_pixels: bool) -> list[str]:

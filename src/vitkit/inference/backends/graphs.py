@@ -330,7 +330,7 @@ def traced(module: nn.Module, images: Tensor, batch: int | None = 1) -> Exported
 
 
 class Source(NamedTuple):
-    """What is converted: a module, images to trace it with, and the names of its inputs and outputs."""
+    """The input of a converter: a module, example images, and the names of the graph's inputs and outputs."""
 
     module: nn.Module
     images: Tensor

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitkit.errors import VitkitError, first_line
-from vitkit.inference.backends.graph_runner import Array, GraphRunner, without_stderr
+from vitkit.inference.backends.graph_runner import Array, GraphRunner, answer_width, without_stderr
 from vitkit.inference.pipeline import threads
 
 
@@ -54,7 +54,7 @@ class LiteRTRunner(GraphRunner):
         outputs = self._compute.get_output_details()
         ((self._input, given),) = self._compute.get_input_details().items()
         self.batch, self.takes_pixels = int(given["shape"][0]), given["dtype"] == np.uint8
-        self.outputs = sum(int(output["shape"][1]) for name, output in outputs.items() if name != "probabilities")
+        self.outputs = answer_width({name: int(output["shape"][1]) for name, output in outputs.items()})
 
     def _run(self, images: npt.NDArray[Any]) -> dict[str, Array]:
         results: dict[str, Array] = self._compute(**{self._input: images})

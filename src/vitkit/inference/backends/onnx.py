@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError, first_line
-from vitkit.inference.backends.graph_runner import Array, GraphRunner
+from vitkit.inference.backends.graph_runner import Array, GraphRunner, answer_width
 from vitkit.inference.pipeline import threads
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class OnnxRunner(GraphRunner):
         self.batch = given.shape[0] if isinstance(given.shape[0], int) else None
         self.takes_pixels, self._input = given.type == "tensor(uint8)", given.name
         widths = {output.name: output.shape[1] for output in self._session.get_outputs()}
-        self.outputs = sum(width for name, width in widths.items() if name != "probabilities")
+        self.outputs = answer_width(widths)
         self._names = list(widths)
 
     def _run(self, images: npt.NDArray[Any]) -> dict[str, Array]:

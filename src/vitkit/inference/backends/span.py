@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Pixels:
-    """What a graph needs to compute probabilities from pixels: the fields of the same names in a card.
+    """The normalisation of pixels and the calibration of logits, as in the card of a file.
 
     Attributes:
         mean, std: one number for each channel, for pixels scaled to [0, 1].
