@@ -3,17 +3,21 @@
 import copy
 import json
 import math
+import os
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import openvino
 import pytest
 import torch
 from breaking import in_model
 from PIL import Image
 from scipy.stats import binom
+from torch import nn
 
 import photos
 import runs
@@ -26,11 +30,16 @@ from vitkit.errors import VitkitError
 from vitkit.evaluation import evaluate
 from vitkit.exporting import FORMATS, Card, Pictures, Refused, export, load_exported, writing
 from vitkit.exporting.comparison import accuracy_change
+from vitkit.exporting.formats import Storage
 from vitkit.exporting.quantization import by_sensitivity, ends, layers
 from vitkit.inference.backends.graphs import folded
+from vitkit.model import VisionTransformer
+from vitkit.model.build import with_features
 from vitkit.training.run import train as run_training
 
 pytest.importorskip("nncf")
+
+DATA = os.environ.get("VITKIT_TEST_DATA")
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +123,29 @@ def test_the_layer_that_rounding_hurts_most_is_first() -> None:
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
+@pytest.mark.parametrize("to", ["onnx", "openvino"])
+@pytest.mark.parametrize("unknown_score", [False, True])
+def test_kept_layers_are_not_quantised(to: str, unknown_score: bool) -> None:
+    model = with_features(build(layers=2)) if unknown_score else build(layers=2)
+    module = folded(model)
+    images = np.random.default_rng(0).standard_normal((4, 3, *model.config.image_size)).astype(np.float32)
+    kept = (*ends(module), next(name for name in layers(module) if name.endswith("blocks.1.mlp.fc2")))
+    graph = FORMATS[to].convert(model, Storage("int8", images=images, keep=kept))
+    assert _quantised_matrices(graph) == len(layers(module)) - len(kept)
+    with pytest.raises(VitkitError, match=r"cannot be converted: .*blocks.*7"):
+        FORMATS[to].convert(model, Storage("int8", images=images, keep=("blocks.7",)))
+
+
+def _quantised_matrices(graph: Any) -> int:
+    """Return the number of constants of two dimensions in INT8, in a graph of ONNX or OpenVINO."""
+    if hasattr(graph, "graph"):
+        return sum(each.data_type == onnx.TensorProto.INT8 and len(each.dims) == 2 for each in graph.graph.initializer)
+    return sum(
+        node.get_type_name() == "Constant" and node.get_element_type() == openvino.Type.i8 and len(node.shape) == 2
+        for node in graph.get_ops()
+    )
+
+
 def test_the_change_of_the_accuracy_has_intervals() -> None:
     card = replace(Card.of(Classifier(build(), tuple("abcdefg"), Preprocess(size=(12, 16))), "int8"))
     truth = torch.eye(7).repeat(20, 1).bool()  # (140, 7)
@@ -153,6 +185,25 @@ def test_a_refusal_names_the_first_layer_that_differs(
     with pytest.raises(Refused, match=f"the first layer that differs is {place}$"):
         export(own, tmp_path / f"model{FORMATS[to].suffix}", images)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(DATA is None, reason="VITKIT_TEST_DATA names no folder with weights and photographs")
+def test_an_epsilon_of_another_library_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LayerNorm's epsilon is 1e-6 in Vision Transformers, and 1e-5 by default in PyTorch."""
+    data = Path(str(DATA))
+    deit = package.load(data / "weights" / "deit_tiny_patch16_224.pth")
+    chosen = sorted((data / "data" / "flowers").rglob("*.jpg"))[::625]
+
+    def widen(model: VisionTransformer) -> None:
+        for part in model.modules():
+            if isinstance(part, nn.LayerNorm):
+                part.eps = 1e-5
+
+    images = Pictures("4 photographs", tuple(Image.open(path).convert("RGB") for path in chosen))
+    assert export(deit, tmp_path / "model.xml", images).comparison.drift < 1e-5
+    in_model(widen)(monkeypatch, import_module(FORMATS["openvino"].module))
+    with pytest.raises(Refused, match=r"logits differ by up to .*the first layer that differs is blocks"):
+        export(deit, tmp_path / "model.xml", images)
 
 
 def test_the_precision_that_works_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ def quantize(storage: Storage, graph: Any) -> Any:
         preset=nncf.QuantizationPreset.MIXED,
         model_type=nncf.ModelType.TRANSFORMER,
         subset_size=len(inputs),
-        ignored_scope=nncf.IgnoredScope(patterns=list(map(_operations_of, storage.keep)), validate=False),
+        ignored_scope=nncf.IgnoredScope(patterns=list(map(_operations_of, storage.keep))),
         advanced_parameters=nncf.AdvancedQuantizationParameters(
             smooth_quant_alphas=smoothing,
             disable_bias_correction=True,  # it hardly changes the error, and fails for some graphs

@@ -242,9 +242,10 @@ def to_onnx(
             verbose=False,
         )
         assert program is not None
-        for number, node in enumerate(program.model_proto.graph.node):
+        converted = program.model_proto  # a new copy each time it is read
+        for number, node in enumerate(converted.graph.node):
             node.name = f"{_module_of(node)}/{node.op_type}_{number}"
-        converted = change(program.model_proto)
+        converted = change(converted)
     nodes, constants = _parts(converted.graph, dtype)
     values = [
         onnx.helper.make_tensor_value_info(value.name, kind.elem_type, [batch or "batch", *_sizes(kind)[1:]])
