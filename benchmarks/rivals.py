@@ -157,13 +157,18 @@ def replayed(setting: Setting, build: Callable[[Setting], nn.Module], precision:
 
 def onnxruntime(setting: Setting, *_: Any) -> Run:
     """ONNX Runtime on timm's model, exported for this batch; float32, as it has no bfloat16 on CPUs."""
+    return open_onnx(onnx_file(setting))
+
+
+def open_onnx(file: str | bytes) -> Run:
+    """The function of an ONNX file, given by its path or its content."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.add_session_config_entry("session.force_spinning_stop", "1")  # or it slows who comes next
     options.log_severity_level = 3
-    session = ort.InferenceSession(_onnx_file(setting), options, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
     return lambda images: torch.from_numpy(session.run(None, {name: images.numpy()})[0])
 
@@ -172,11 +177,16 @@ def openvino_onnx(setting: Setting, _build: Any, precision: str) -> Run:
     """OpenVINO on the same ONNX file."""
     import openvino
 
-    return _openvino(openvino.Core().read_model(_onnx_file(setting)), precision)
+    return compile_openvino(openvino.Core().read_model(onnx_file(setting)), precision)
 
 
 def openvino_torch(setting: Setting, _build: Any, precision: str) -> Run:
-    """OpenVINO on timm's module, traced. (`openvino.convert_model` does the same, and would phone home.)"""
+    """OpenVINO on timm's module."""
+    return compile_openvino(openvino_graph(setting), precision)
+
+
+def openvino_graph(setting: Setting) -> Any:
+    """timm's module, traced. (`openvino.convert_model` does the same, and would phone home.)"""
     from openvino.frontend import FrontEndManager
     from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
@@ -186,10 +196,11 @@ def openvino_torch(setting: Setting, _build: Any, precision: str) -> Run:
         decoder = TorchScriptPythonDecoder(setting.module(timm_module, "float32"), example_input=(setting.images,))
     model = frontend.convert(frontend.load(decoder))
     model.reshape(list(setting.images.shape))
-    return _openvino(model, precision)
+    return model
 
 
-def _openvino(model: Any, precision: str) -> Run:
+def compile_openvino(model: Any, precision: str) -> Run:
+    """The function of a graph on the CPU."""
     import openvino
 
     options = {
@@ -201,7 +212,8 @@ def _openvino(model: Any, precision: str) -> Run:
     return lambda images: torch.from_numpy(request.infer([images.numpy()], share_inputs=True)[0])
 
 
-def _onnx_file(setting: Setting) -> str:
+def onnx_file(setting: Setting) -> str:
+    """The path of timm's export."""
     file = setting.folder / "timm.onnx"
     if not file.exists():
         module = setting.module(timm_module, "float32")

@@ -41,7 +41,7 @@ PLAN: dict[str, set[str]] = {
     "language": {"classifier", "data", "errors", "model", "model_folder", "system", "text", "weights"},
     "evaluation": {"classifier", "data", "errors", "inference", "system", "text"},
     "reporting": {"classifier", "data", "errors", "evaluation", "inference", "system", "text"},
-    "exporting": {"classifier", "data", "errors", "evaluation", "inference", "model", "system", "text"},
+    "exporting": {"classifier", "data", "errors", "evaluation", "inference", "model", "profiling", "system", "text"},
     "profiling": {"errors", "inference", "model", "reporting", "system"},
     "training": {
         *("classifier", "data", "errors", "evaluation", "explanation", "inference", "language", "model"),

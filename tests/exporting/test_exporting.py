@@ -459,8 +459,32 @@ def test_an_openvino_model_needs_its_weights(exported: Path, tmp_path: Path) -> 
     with pytest.raises(VitkitError, match=r"has no weights: there is no file .*model.bin"):
         load_exported(tmp_path / "model.xml")
     (tmp_path / "model.bin").write_bytes((exported / "model.bin").read_bytes()[:1000])
-    with pytest.raises(VitkitError, match=r"a constant lies outside of its weights"):
+    with pytest.raises(VitkitError, match=r"its .bin file is too short, so it belongs to another export"):
         load_exported(tmp_path / "model.xml")
+
+
+def test_an_earlier_export_survives_a_file_that_cannot_be_replaced(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(exported, tmp_path, dirs_exist_ok=True)
+    before, replace = {path: path.read_bytes() for path in tmp_path.iterdir()}, Path.replace
+
+    def failing(path: Path, target: Path) -> Path:
+        if target == tmp_path / "model.xml":
+            raise PermissionError(13, "Permission denied", str(target))
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", failing)
+    with pytest.raises(PermissionError):
+        export(classifier(), tmp_path / "model.xml", pictures(), precision="float16")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_file_that_belongs_to_no_export_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(b"weights of another library")
+    with pytest.raises(VitkitError, match=r"pytorch_model.bin exists and does not belong to an exported"):
+        export(classifier(), tmp_path / "pytorch_model.xml", pictures(), force=True)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"weights of another library"]
 
 
 def test_other_files_are_told_apart(tmp_path: Path) -> None:

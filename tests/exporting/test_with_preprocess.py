@@ -1,6 +1,8 @@
 """Files that take pixels, and the instructions for apps next to a file."""
 
+import hashlib
 import json
+import math
 import re
 from dataclasses import replace
 from importlib.util import find_spec
@@ -108,9 +110,12 @@ def test_what_cannot_take_pixels_says_so(
 
 @pytest.mark.parametrize("fit", ["crop", "squash_crop", "squash", "pad"])
 @pytest.mark.parametrize("size", [(50, 40), (33, 71), (300, 31)])
-def test_an_app_that_follows_the_instructions_prepares_the_same_values(fit: Any, size: tuple[int, int]) -> None:
+@pytest.mark.parametrize("floor_crop", [False, True])
+def test_an_app_that_follows_the_instructions_prepares_the_same_values(
+    fit: Any, size: tuple[int, int], floor_crop: bool
+) -> None:
     """Written from the sentences alone, without a look at how vitkit does it."""
-    ours = classifier(fit=fit, interpolation="bilinear")
+    ours = classifier(fit=fit, interpolation="bilinear", floor_crop=floor_crop)
     picture = Image.fromarray(np.random.default_rng(1).integers(0, 256, (*size[::-1], 3), dtype=np.uint8))
     guide = json.loads(instructions(Card.of(ours, "float32")))
     _decode, resize, *rest = guide["steps"]
@@ -127,7 +132,8 @@ def test_an_app_that_follows_the_instructions_prepares_the_same_values(fit: Any,
     resized = picture.resize((width, height), Image.Resampling.BILINEAR)
     _, _, h, w = guide["input"]["shape"]
     if rest[0].startswith("Cut out"):
-        left, top = round((width - w) / 2), round((height - h) / 2)
+        left, top = (width - w) / 2, (height - h) / 2
+        left, top = (math.floor(side) if "rounded down" in rest[0] else round(side) for side in (left, top))
         resized = resized.crop((left, top, left + w, top + h))
     if rest[0].startswith("Centre it"):
         canvas = Image.new("RGB", (w, h), tuple(map(int, re.findall(r"\d+", rest[0].partition("colour")[2]))))
@@ -140,7 +146,9 @@ def test_an_app_that_follows_the_instructions_prepares_the_same_values(fit: Any,
 
 def test_the_instructions_say_what_to_do_with_the_answer(tmp_path: Path) -> None:
     vitkit.export(classifier(), out=tmp_path / "a.pte")
-    guide = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    guide = json.loads((tmp_path / "a.pte.json").read_text(encoding="utf-8"))
+    digest = hashlib.sha256((tmp_path / "a.pte").read_bytes()).hexdigest()
+    assert guide["model"] == {"file": "a.pte", "sha256": digest}
     assert guide["input"] == {
         "name": "images",
         "shape": [1, 3, 12, 16],
@@ -158,7 +166,8 @@ def test_the_instructions_say_what_to_do_with_the_answer(tmp_path: Path) -> None
 
 
 def test_a_file_of_the_user_with_the_name_of_the_instructions_is_kept(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text("mine")
-    with pytest.raises(vitkit.VitkitError, match=r"a\.json exists: choose a new name"):
-        vitkit.export(classifier(), out=tmp_path / "a.pte")
+    (tmp_path / "a.pte.json").write_text("mine")
+    for force in (False, True):
+        with pytest.raises(vitkit.VitkitError, match=r"a\.pte\.json exists.*: choose a new name"):
+            vitkit.export(classifier(), out=tmp_path / "a.pte", force=force)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]

@@ -79,12 +79,13 @@ def _digest(content: bytes, beside: Iterable[bytes], start: int) -> tuple[slice,
     return place, digest.hexdigest().encode()
 
 
-def instructions(card: Card, *, takes_pixels: bool = False) -> str:
+def instructions(card: Card, *, takes_pixels: bool = False, file: Path | None = None) -> str:
     """Return JSON that says what a program must do before and after it calls an exported model.
 
     Args:
         card: the card of the file.
         takes_pixels: whether the file takes pixels and returns probabilities.
+        file: the exported file, whose name and SHA-256 are added.
     """
     (height, width), channels = card.preprocess.size, len(card.preprocess.mean)
     activation = "softmax" if card.thresholds is None else "sigmoid"
@@ -105,9 +106,11 @@ def instructions(card: Card, *, takes_pixels: bool = False) -> str:
         steps.append(f"Divide the logits by temperature, and apply a {activation}.")
     if card.thresholds is not None:
         steps.append("The photograph shows each class whose probability is at least its threshold.")
+    digest = None if file is None else hashlib.sha256(file.read_bytes()).hexdigest()
+    model = {} if file is None else {"model": {"file": file.name, "sha256": digest}}
     fields = {"input": given | {"channels": kind}, "preprocess": card.preprocess.to_dict(), "steps": steps}
     thresholds = {} if card.thresholds is None else {"thresholds": list(card.thresholds)}
-    return to_json(fields | {"output": output | thresholds, "classes": list(card.classes)}, indent=2)
+    return to_json(model | fields | {"output": output | thresholds, "classes": list(card.classes)}, indent=2)
 
 
 def _resizing(preprocess: Preprocess) -> list[str]:
@@ -122,9 +125,11 @@ def _resizing(preprocess: Preprocess) -> list[str]:
             f"Centre it on {height}x{width} pixels of the colour {colour}.",
         ]
     covers = "without distortion so that it just covers" if preprocess.fit == "crop" else "to"
+    rounded = "down" if preprocess.floor_crop else "to the nearest even number"
+    margin = f" If the pixels to cut off are an odd number, half of them, rounded {rounded}, are at the top or left."
     return [
         f"Resize it {covers} {full_height}x{full_width} pixels (height x width), {how}.",
-        f"Cut out the {height}x{width} pixels in the centre.",
+        f"Cut out the {height}x{width} pixels in the centre.{margin}",
     ]
 
 

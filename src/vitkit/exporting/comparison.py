@@ -193,7 +193,8 @@ def _agreement(ours: Tensor, theirs: Tensor, card: Card, unsure: float) -> float
 class AccuracyChange:
     """The accuracy of a file on labelled images, beside that of the model on the same images.
 
-    For a multi-label model, the accuracy is the fraction of correct decisions for or against a class.
+    For a multi-label model, the accuracy of an image is the number of classes that it has and that are chosen, divided
+    by the number of classes that it has or that are chosen; 1 if there are none (Godbole and Sarawagi 2004, sec. 5).
 
     Attributes:
         images: the number of images.
@@ -210,22 +211,30 @@ class AccuracyChange:
     agreement: float
     agreement_interval: tuple[float, float]
 
+    @property
+    def loss(self) -> float:
+        """The accuracy that the file loses on these images."""
+        return self.before - self.after
 
-def accuracy_change(ours: Tensor, theirs: Tensor, truth: Tensor | None, card: Card) -> AccuracyChange | None:
+
+def accuracy_change(
+    ours: Tensor, theirs: Tensor, truth: Tensor | None, card: Card, of_file: Card
+) -> AccuracyChange | None:
     """Compare the accuracy of a file with that of its model; None if the classes of the images are unknown.
 
     Args:
         ours: the logits (B, K) of the model.
         theirs: the logits (B, K) of the file.
         truth: whether each image has each class, (B, K); or None.
-        card: the card of the model.
+        card: the card of the model, with its thresholds.
+        of_file: the card of the file; its thresholds may differ.
     """
     from vitkit.evaluation import Units, mean_interval
 
     if truth is None:
         return None
-    before, after = _decisions(ours, card), _decisions(theirs, card)
-    right, still = _correct(before, truth, card), _correct(after, truth, card)  # (B,), 0 to 1
+    before, after = _decisions(ours, card), _decisions(theirs, of_file)
+    right, still = _correct(before, truth), _correct(after, truth)  # (B,), 0 to 1
     same, units = (before == after).all(dim=1).double(), Units.of(len(ours), None)
     low, high = mean_interval((right - still + 1).numpy(), 2.0, units)
     return AccuracyChange(
@@ -245,7 +254,7 @@ def _decisions(logits: Tensor, card: Card) -> Tensor:
     return (logits.double() / card.temperature).sigmoid() >= torch.tensor(card.thresholds, dtype=torch.float64)
 
 
-def _correct(decisions: Tensor, truth: Tensor, card: Card) -> Tensor:
-    if card.thresholds is None:
-        return (decisions & truth).any(dim=1).double()
-    return (decisions == truth).double().mean(dim=1)
+def _correct(decisions: Tensor, truth: Tensor) -> Tensor:
+    """Return the accuracy of each image, (B,); 0 or 1 if one class is chosen and an image has one."""
+    either = (decisions | truth).sum(dim=1)
+    return ((decisions & truth).sum(dim=1).double() / either).where(either > 0, 1.0)

@@ -60,7 +60,7 @@ class Format:
         packages: the packages that write and run such files.
         extra: the extra of vitkit that installs the packages.
         beside: suffixes of further files that belong to the exported file.
-        has_guide: whether a .json file next to it says what an app must do (`card.instructions`).
+        has_guide: whether a file `NAME.SUFFIX.json` says what an app must do (`card.instructions`).
         batch: the fixed number of images per batch, if the format requires one.
         int8: whether INT8 takes the ranges of activations from calibration images (`static`), or at run time from each
             image (`dynamic`).
@@ -88,7 +88,11 @@ class Format:
 
     def written(self, path: Path) -> list[Path]:
         """Return the paths of all files that an export writes; `path` itself is the last one."""
-        return [*([path.with_suffix(".json")] if self.has_guide else []), *self.files(path)]
+        return [*([self.guide(path)] if self.has_guide else []), *self.files(path)]
+
+    def guide(self, path: Path) -> Path:
+        """Return the path of the file that says what an app must do."""
+        return path.with_name(f"{path.name}.json")
 
     def check(self, precision: str) -> None:
         """Check that files of this format can be written here, with weights in a precision.

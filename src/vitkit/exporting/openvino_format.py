@@ -139,7 +139,7 @@ def _check_layer(layer: ET.Element, weights: int) -> None:
     if kind[0] == "Const":
         start, size = (int(data[0].get(name, -1)) if data else -1 for name in ("offset", "size"))
         if start < 0 or size < 0 or start + size > weights:
-            raise VitkitError("a constant lies outside of its weights")
+            raise VitkitError("its .bin file is too short, so it belongs to another export")
 
 
 def convert(model: Model, storage: Storage) -> Any:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import statistics
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from vitkit.inference.backends.graph_runner import Array
 from vitkit.inference.backends.graphs import folded
 from vitkit.inference.backends.span import Pixels, Span
 from vitkit.model.build import with_features
+from vitkit.profiling.speed import interleave
 from vitkit.system.files import exclusive, staged
 from vitkit.system.progress import progress
 
@@ -40,7 +41,7 @@ _BATCH = 8
 _FEATURES = 16  # images whose features are compared
 _ROUNDING = 1e-9  # of the difference of two accuracies
 _ROUNDED = 1e-5  # difference between probabilities that are computed from the same logits
-_ROUNDS, _SECONDS = 7, 5.0  # timings of each contender, and the time after which none begins
+_ROUNDS = 5  # timings of each contender
 
 
 @dataclass(frozen=True)
@@ -139,8 +140,8 @@ def export(
         else:
             exported, outcome = _quantise(trial, storage, int8)
         if form.has_guide:
-            guide = instructions(trial.card, takes_pixels=with_preprocess)
-            temporary.with_suffix(".json").write_text(f"{guide}\n", encoding="utf-8")
+            guide = instructions(trial.card, takes_pixels=with_preprocess, file=temporary)
+            form.guide(temporary).write_text(f"{guide}\n", encoding="utf-8")
         size = sum(file.stat().st_size for file in form.written(temporary))
         speeds = _speeds(exported, classifier, trial.images, is_int8=int8 is not None)
     return replace(outcome, size=size, images_per_s=speeds)
@@ -150,6 +151,8 @@ class _Trial:
     """A file that is being written, and what it is compared with.
 
     Attributes:
+        own: the card of the model.
+        card: the card of the file; what INT8 fits again differs from `own`.
         model: the model, with features if the card has them.
         images: the preprocessed images of the comparison, each (C, height, width).
         plain: the logits (B, K) that the model computes for them in float32.
@@ -158,7 +161,8 @@ class _Trial:
     """
 
     def __init__(self, classifier: Classifier, form: Format, path: Path, card: Card, pictures: Pictures) -> None:
-        self.classifier, self.form, self.path, self.card, self.pictures = classifier, form, path, card, pictures
+        self.classifier, self.form, self.path, self.pictures = classifier, form, path, pictures
+        self.own = self.card = card
         self.model = with_features(classifier.model) if card.features else classifier.model
         self.seconds = 0.0
 
@@ -239,7 +243,7 @@ class _Trial:
         return Outcome(comparison, exported.runner.precision, self.accuracy(theirs), seconds=self.seconds, **more)
 
     def accuracy(self, theirs: Tensor) -> AccuracyChange | None:
-        return accuracy_change(self.plain, theirs, self.truth, self.card)
+        return accuracy_change(self.plain, theirs, self.truth, self.own, self.card)
 
 
 def _quantise(trial: _Trial, storage: Storage, int8: Int8) -> tuple[Exported, Outcome]:
@@ -250,13 +254,19 @@ def _quantise(trial: _Trial, storage: Storage, int8: Int8) -> tuple[Exported, Ou
     """
     if trial.truth is None:
         raise VitkitError("INT8 is judged by its accuracy on validation images, and these have other classes")
-    changes = []
+    changes, most = [], int8.max_drop + _ROUNDING
     for attempt in _attempts(trial, storage):
         exported = trial.write(attempt)
         theirs = _answers(exported, trial.images, "asking the file")
         change = trial.accuracy(theirs)
-        assert change is not None
-        if change.before - change.after <= int8.max_drop + _ROUNDING:
+        if change is not None and change.loss <= most:
+            int8.refit(exported)
+            trial.card = replace(
+                trial.card, temperature=exported.temperature, thresholds=exported.thresholds, trust=exported.trust
+            )
+            change = trial.accuracy(theirs)  # other thresholds choose other classes
+        assert change is not None  # the classes are known
+        if change.loss <= most:
             break
         changes.append(change)
     else:
@@ -266,13 +276,9 @@ def _quantise(trial: _Trial, storage: Storage, int8: Int8) -> tuple[Exported, Ou
             f"the {len(attempt.keep)} most sensitive layers stay in floating point: use --precision float16, or allow "
             "more with --max-drop"
         )
-    int8.refit(exported)
-    trial.card = replace(
-        trial.card, temperature=exported.temperature, thresholds=exported.thresholds, trust=exported.trust
-    )
     trial.form.save(trial.graph, trial.path, trial.card.to_json())
     exported = trial.open()
-    tested = None if int8.tests is None else _tested(trial.classifier, exported, int8.tests)
+    tested = None if int8.tests is None else _tested(trial, exported, int8.tests)
     kept = tuple(name.removeprefix("model.") for name in attempt.keep[2:])
     comparison = compare(trial.plain, theirs, trial.card)
     return exported, trial.outcome(exported, theirs, comparison, tested=tested, kept=kept)
@@ -292,11 +298,11 @@ def _attempts(trial: _Trial, storage: Storage) -> Iterator[Storage]:
         count *= 2
 
 
-def _tested(classifier: Classifier, exported: Exported, pictures: Pictures) -> AccuracyChange | None:
+def _tested(trial: _Trial, exported: Exported, pictures: Pictures) -> AccuracyChange | None:
     """Compare the accuracies on test images."""
-    images, read = read_pictures(classifier, pictures)
-    ours, theirs = (_answers(each, images, "testing") for each in (classifier, exported))
-    return accuracy_change(ours, theirs, _truth(pictures, read, classifier.classes), Card.of(classifier, "float32"))
+    images, read = read_pictures(trial.classifier, pictures)
+    ours, theirs = (_answers(each, images, "testing") for each in (trial.classifier, exported))
+    return accuracy_change(ours, theirs, _truth(pictures, read, trial.own.classes), trial.own, trial.card)
 
 
 def _speeds(exported: Exported, classifier: Classifier, images: list[Tensor], *, is_int8: bool) -> dict[str, float]:
@@ -306,41 +312,49 @@ def _speeds(exported: Exported, classifier: Classifier, images: list[Tensor], *,
     if is_int8:
         fastest = classifier.use(device="cpu")
         contenders.setdefault(f"{fastest.backend} {fastest.precision}", fastest)
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    until, rounds = time.monotonic() + _SECONDS, 0
-    while rounds <= _ROUNDS and (rounds < 2 or time.monotonic() < until):
-        for name, contender in contenders.items():
-            begun = time.perf_counter()
-            contender.logits(batch)
-            seconds[name].append(time.perf_counter() - begun)
-        rounds += 1
-    return {name: len(batch) / statistics.median(times[1:]) for name, times in seconds.items()}  # the first warms up
+    works = {name: partial(contender.logits, batch) for name, contender in contenders.items()}
+    return {name: times.rate(len(batch)).median for name, times in interleave(works, _ROUNDS, least=0).items()}
 
 
 def check_free(files: Sequence[Path], *, force: bool) -> None:
     """Check that the files of an export can be created.
 
     Raises:
-        VitkitError: a path is a folder, or a file exists and `force` is False.
+        VitkitError: a path is a folder, or a file exists and `force` is False or the last one, which the others belong
+            to, is missing.
     """
     for path in files:
         if path.is_dir():
             raise VitkitError(f"--out {path} is a folder; name a file")
         if path.exists() and not force:
             raise VitkitError(f"{path} exists: choose a new name, or --force to write over it")
+        if path.exists() and not files[-1].exists():
+            raise VitkitError(f"{path} exists and does not belong to an exported {files[-1].name}: choose a new name")
 
 
 @contextmanager
 def _staged(out: Path, form: Format, *, force: bool) -> Iterator[Path]:
-    """Yield a path in a temporary folder. If the `with` block succeeds, the files written there are moved to `out`."""
+    """Yield a path in a temporary folder. If the `with` block succeeds, the files written there are moved to `out`.
+
+    If one of several cannot be moved, those of an earlier export are restored.
+    """
     with exclusive(out):
         check_free(form.written(out), force=force)
-        with staged(out) as temporary:
+        with staged(out) as temporary, ExitStack() as undo:
             yield temporary
-            for written, final in zip(form.written(temporary), form.written(out), strict=True):
+            files = list(zip(form.written(temporary), form.written(out), strict=True))
+            for written, final in files:
                 with written.open("rb+") as file:
                     os.fsync(file.fileno())
+                if final.exists() and len(files) > 1:
+                    earlier = written.with_name(f"earlier.{final.name}")
+                    shutil.copy2(final, earlier)
+                    undo.callback(earlier.replace, final)
+                elif len(files) > 1:
+                    undo.callback(final.unlink, missing_ok=True)
+            for written, final in files:
                 written.replace(final)
+            undo.pop_all()
 
 
 # --- Asking the model and the file ------------------------------------------------------------------------------

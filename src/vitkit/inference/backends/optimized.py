@@ -320,7 +320,9 @@ class OptimizedModel(nn.Module):
 
     def finish(self, tokens: Tensor) -> Tensor:
         """Compute logits (B, K) from the output of the last layer, (B, n, D)."""
-        return self.model.forward_head(self.model.norm(tokens)).float()
+        logits = self.model.forward_head(self.model.norm(tokens))
+        # A conversion that changes nothing would give its name to the head's operation in OpenVINO's graph.
+        return logits if logits.dtype == torch.float32 else logits.float()
 
 
 def prepare(
