@@ -129,16 +129,17 @@ def record_of(facts: Sequence[Facts]) -> PictureRecord:
 @pytest.mark.parametrize("change", ALTERED.values(), ids=ALTERED)
 def test_a_record_recognises_altered_copies(originals: list[Image.Image], known: list[Facts], change: Change) -> None:
     record = PictureRecord.from_bytes(record_of(known).to_bytes(), "a test")
-    pairs, looked_for = find_known(Described.of([facts_of(change(own)) for own in originals]), record.described())
+    pairs, looked_for = find_known(Described.of([facts_of(change(own)) for own in originals[:10]]), record.described())
     assert looked_for == "altered"
-    assert {(i, j) for i, j, _ in pairs} == {(i, i) for i in range(20)}
+    assert {(i, j) for i, j, _ in pairs} == {(i, i) for i in range(10)}
 
 
-@pytest.mark.parametrize("kind", [kind for kind in ALTERED if kind != "collage"])
-def test_altered_copies_are_linked_in_one_folder(originals: list[Image.Image], known: list[Facts], kind: str) -> None:
-    links, looked_for = find_duplicates([*known[:6], *(facts_of(ALTERED[kind](own)) for own in originals[:6])])
+def test_altered_copies_are_linked_in_one_folder(originals: list[Image.Image], known: list[Facts]) -> None:
+    changes = [change for kind, change in ALTERED.items() if kind != "collage"]
+    copies = [facts_of(change(own)) for change, own in zip(changes, originals, strict=False)]
+    links, looked_for = find_duplicates([*known[: len(copies)], *copies])
     assert looked_for == "altered"
-    assert {(own.first, own.second) for own in links} == {(i, i + 6) for i in range(6)}
+    assert {(own.first, own.second) for own in links} == {(i, i + len(copies)) for i in range(len(copies))}
 
 
 def test_a_mirrored_and_altered_copy_is_a_mirrored_one(originals: list[Image.Image], known: list[Facts]) -> None:
@@ -178,13 +179,9 @@ def test_other_photographs_are_no_copies(known: list[Facts]) -> None:
     assert find_altered(Described.of(known), None) == ([], [])
 
 
-def test_small_pictures_have_no_keypoints(originals: list[Image.Image], tmp_path: Path) -> None:
+def test_small_and_flat_pictures_have_no_keypoints(originals: list[Image.Image], tmp_path: Path) -> None:
     (own,) = look([save(originals[0].resize((60, 47)), tmp_path / "small.png")])
-    assert own.keypoints == b""
-
-
-def test_flat_pictures_have_no_keypoints() -> None:
-    assert facts_of(Image.new("RGB", (200, 100), "white")).keypoints == b""
+    assert own.keypoints == b"" == facts_of(Image.new("RGB", (200, 100), "white")).keypoints
 
 
 def test_drawings_of_the_same_shapes_are_no_copies() -> None:

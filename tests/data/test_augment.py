@@ -168,7 +168,7 @@ def test_mixup_is_torchvisions_with_the_same_share(seed: int, monkeypatch: pytes
     assert torch.allclose(targets, labels, atol=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_cutmix_is_torchvisions_with_the_same_rectangle(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     images, targets = Mixing(cutmix=1.0).apply(IMAGES, TARGETS, seed)
     random = np.random.default_rng(seed)
@@ -231,6 +231,4 @@ def test_the_share_follows_the_beta_distribution() -> None:
 
 
 def test_no_alpha_is_no_mixing() -> None:
-    assert not Mixing()
-    assert Mixing(mixup=0.1)
-    assert Mixing(cutmix=0.1)
+    assert [bool(own) for own in (Mixing(), Mixing(mixup=0.1), Mixing(cutmix=0.1))] == [False, True, True]

@@ -47,9 +47,6 @@ def test_named_pictures_change_and_no_others(data: Path) -> None:
     assert table.corrections == ("labels.csv: 1 picture with another label, 1 picture left out",)
     assert table.unmatched == ()
     assert labelled(read_source(data)) == before
-
-
-def test_without_a_label_file_nothing_is_changed(data: Path) -> None:
     assert read_corrected(data, None) == read_source(data)
 
 

@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFile, features
 
 from photos import noise, save, smooth
-from vitkit.data import Preprocess, Samples, read_picture
+from vitkit.data import Samples, read_picture
 from vitkit.data import picture as module
 from vitkit.data.decode import UnreadableImageError, decode
-from vitkit.errors import VitkitError
 
 ORIENTATION = 0x0112
 # EXIF orientation -> how to store an upright picture so that a viewer that obeys the tag shows it upright.
@@ -72,70 +71,31 @@ def test_a_picture_of_any_mode_is_its_rgb(tmp_path: Path, mode: str) -> None:
         np.testing.assert_array_equal(pixels(decode(file)), np.asarray(picture.convert("RGB")))
 
 
-def test_a_palettes_transparent_colour_lands_on_white_and_the_others_stay(tmp_path: Path) -> None:
-    paletted = noise().quantize(40)
-    path = save(paletted, tmp_path / "a.png", transparency=7)
-    expected = np.asarray(paletted.convert("RGB")).copy()
-    transparent = np.asarray(paletted) == 7
-    assert transparent.any()
-    expected[transparent] = 255
-    np.testing.assert_array_equal(pixels(decode(path)), expected)
-
-
-def blend(colour: np.ndarray, alpha: np.ndarray) -> np.ndarray:
-    return colour * (alpha / 255) + 255 * (1 - alpha / 255)
-
-
-def alpha_ramp(picture: Image.Image) -> np.ndarray:
-    return np.tile(np.linspace(0, 255, picture.width).astype(np.uint8), (picture.height, 1))
-
-
-def test_rgba_is_laid_on_white(tmp_path: Path) -> None:
-    picture = noise()
-    alpha = alpha_ramp(picture)
-    rgba = picture.copy()
-    rgba.putalpha(Image.fromarray(alpha))
-    out = pixels(decode(save(rgba, tmp_path / "a.png")))
-    colour = np.asarray(picture).astype(float)
-    np.testing.assert_allclose(out, blend(colour, alpha[..., None].astype(float)), atol=1)
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "PA"])
+def test_an_alpha_channel_is_laid_on_white(tmp_path: Path, mode: str) -> None:
+    opaque = noise().quantize(16) if mode == "PA" else noise().convert(mode.removesuffix("A"))
+    alpha = np.tile(np.linspace(0, 255, opaque.width).astype(np.uint8), (opaque.height, 1))
+    picture = opaque.convert("PA") if mode == "PA" else opaque.copy()
+    picture.putalpha(Image.fromarray(alpha))
+    if mode == "PA":  # no format that Pillow writes keeps this mode
+        out = pixels(module._to_rgb(picture, Samples(), is_png=True)[0])
+    else:
+        out = pixels(decode(save(picture, tmp_path / "a.png")))
+    colour, share = np.asarray(opaque.convert("RGB")).astype(float), alpha[..., None] / 255
+    np.testing.assert_allclose(out, colour * share + 255 * (1 - share), atol=1)
     assert (out[:, 0] == 255).all(), "alpha 0 is exactly white, whatever colour hides below"
-    np.testing.assert_array_equal(out[:, -1], np.asarray(picture)[:, -1], "alpha 255 is exactly the colour")
+    np.testing.assert_array_equal(out[:, -1], colour[:, -1], "alpha 255 is exactly the colour")
 
 
-def test_la_is_laid_on_white(tmp_path: Path) -> None:
-    grey = noise().convert("L")
-    alpha = alpha_ramp(grey)
-    out = pixels(decode(save(Image.merge("LA", [grey, Image.fromarray(alpha)]), tmp_path / "a.png")))
-    expected = blend(np.asarray(grey).astype(float), alpha.astype(float))
-    np.testing.assert_allclose(out, np.repeat(expected[..., None], 3, axis=2), atol=1)
-
-
-def test_a_palette_with_an_alpha_channel_is_laid_on_white(tmp_path: Path) -> None:
-    pa = noise().quantize(16).convert("PA")
-    assert pa.mode == "PA"
-    pa.putalpha(Image.fromarray(alpha_ramp(pa)))
-    out = pixels(module._to_rgb(pa, Samples(), is_png=True)[0])  # no format that Pillow writes keeps this mode
-    colour = np.asarray(noise().quantize(16).convert("RGB")).astype(float)
-    np.testing.assert_allclose(out, blend(colour, alpha_ramp(pa)[..., None].astype(float)), atol=1)
-
-
-def test_the_transparent_colour_of_an_rgb_png_lands_on_white(tmp_path: Path) -> None:
-    picture = noise()
+@pytest.mark.parametrize("mode", ["P", "RGB", "L"])
+def test_the_transparent_colour_of_a_png_lands_on_white_and_the_others_stay(tmp_path: Path, mode: str) -> None:
+    picture = noise().quantize(40) if mode == "P" else noise().convert(mode)
     colour = picture.getpixel((3, 5))
-    out = pixels(decode(save(picture, tmp_path / "a.png", transparency=colour)))
-    expected = np.asarray(picture).copy()
-    expected[(expected == colour).all(axis=-1)] = 255
-    np.testing.assert_array_equal(out, expected)
-    assert tuple(out[5, 3]) == (255, 255, 255)
-
-
-def test_the_transparent_grey_of_a_grey_png_lands_on_white(tmp_path: Path) -> None:
-    grey = noise().convert("L")
-    level = grey.getpixel((3, 5))
-    out = pixels(decode(save(grey, tmp_path / "a.png", transparency=level)))[..., 0]
-    expected = np.asarray(grey).copy()
-    expected[expected == level] = 255
-    np.testing.assert_array_equal(out, expected)
+    is_clear = np.asarray(picture) == colour
+    expected = np.asarray(picture.convert("RGB")).copy()
+    expected[is_clear.all(axis=-1) if mode == "RGB" else is_clear] = 255
+    np.testing.assert_array_equal(pixels(decode(save(picture, tmp_path / "a.png", transparency=colour))), expected)
+    assert tuple(expected[5, 3]) == (255, 255, 255)
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "RGB"])
@@ -170,57 +130,19 @@ def test_a_jpeg_is_close_to_its_original_and_ycbcr_is_converted(tmp_path: Path) 
     np.testing.assert_allclose(pixels(decode(tiff)), np.asarray(smooth()).astype(int), atol=4)
 
 
-def ramp_16() -> np.ndarray:
-    return np.linspace(0, 65535, 512).round().astype(np.uint16).reshape(16, 32)
-
-
 @pytest.mark.parametrize("ending", ["png", "tif"])
 def test_sixteen_bit_greys_are_scaled_not_clipped(tmp_path: Path, ending: str) -> None:
-    path = save(Image.fromarray(ramp_16()), tmp_path / f"a.{ending}")
-    out = pixels(decode(path))
-    np.testing.assert_allclose(out[..., 0], ramp_16() / 257, atol=1)
-    assert (out[..., 0] == out[..., 1]).all()
-    assert (out[..., 0] == out[..., 2]).all()
-    assert out.min() == 0
-    assert out.max() == 255
+    ramp = np.linspace(0, 65535, 512).round().astype(np.uint16).reshape(16, 32)
+    out = pixels(decode(save(Image.fromarray(ramp), tmp_path / f"a.{ending}")))
+    np.testing.assert_allclose(out, np.repeat(ramp[..., None] / 257, 3, axis=2), atol=1)
+    assert (out.min(), out.max()) == (0, 255)
+    assert (out == out[..., :1]).all()
 
 
-def test_a_dark_sixteen_bit_picture_stays_dark(tmp_path: Path) -> None:
-    out = pixels(decode(save(Image.fromarray(ramp_16() // 4), tmp_path / "a.png")))
-    np.testing.assert_allclose(out[..., 0], ramp_16() / 4 / 257, atol=1)
-
-
-def test_thirty_two_bit_greys_within_sixteen_bits_are_scaled_as_such(tmp_path: Path) -> None:
-    path = save(Image.fromarray(ramp_16().astype(np.int32)), tmp_path / "a.tif")
-    with Image.open(path) as stored:
-        assert stored.mode == "I"
-    np.testing.assert_allclose(pixels(decode(path))[..., 0], ramp_16() / 257, atol=1)
-
-
-def test_thirty_two_bit_greys_beyond_sixteen_bits_go_from_lowest_to_highest(tmp_path: Path) -> None:
-    grey = (ramp_16().astype(np.int32) - 30000) * 1000
-    np.testing.assert_allclose(
-        pixels(decode(save(Image.fromarray(grey), tmp_path / "a.tif")))[..., 0], ramp_16() / 257, atol=1
-    )
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "expected_low", "expected_high"),
-    [(0.0, 1.0, 0, 255), (0.2, 0.6, 51, 153), (-4.0, 900.0, 0, 255)],
-)
-def test_float_greys_in_zero_to_one_keep_their_level_others_are_stretched(
-    tmp_path: Path, low: float, high: float, expected_low: int, expected_high: int
-) -> None:
-    grey = np.linspace(low, high, 512, dtype=np.float32).reshape(16, 32)
+def test_float_greys_in_zero_to_one_keep_their_level(tmp_path: Path) -> None:
+    grey = np.linspace(0.2, 0.6, 512, dtype=np.float32).reshape(16, 32)
     out = pixels(decode(save(Image.fromarray(grey), tmp_path / "a.tif")))[..., 0]
-    np.testing.assert_allclose(out.ravel(), np.linspace(expected_low, expected_high, 512), atol=1)
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_float_greys_with_holes_are_read_without_a_warning(tmp_path: Path, bad: float) -> None:
-    grey = np.linspace(0, 1, 512, dtype=np.float32).reshape(16, 32)
-    grey[3, 4] = bad
-    assert pixels(decode(save(Image.fromarray(grey), tmp_path / "a.tif"))).shape == (16, 32, 3)
+    np.testing.assert_allclose(out.ravel(), np.linspace(51, 153, 512), atol=1)
 
 
 @pytest.mark.parametrize("mode", ["I;16", "F", "I"])
@@ -228,13 +150,6 @@ def test_flat_greys_divide_nothing_by_zero(tmp_path: Path, mode: str) -> None:
     dtype = {"I;16": np.uint16, "F": np.float32, "I": np.int32}[mode]
     out = pixels(decode(save(Image.fromarray(np.zeros((5, 6), dtype)), tmp_path / "a.tif")))
     assert (out == 0).all()
-
-
-def test_a_grey_picture_and_its_rgb_copy_are_the_same_input(tmp_path: Path) -> None:
-    grey = noise(37, 23).convert("L")
-    one, three = save(grey, tmp_path / "l.png"), save(grey.convert("RGB"), tmp_path / "rgb.png")
-    preprocess = Preprocess(size=(12, 16))
-    np.testing.assert_array_equal(preprocess(decode(one)), preprocess(decode(three)))
 
 
 # --- Orientation -----------------------------------------------------------------------------------
@@ -430,14 +345,6 @@ def test_a_file_that_may_not_be_read_says_so(tmp_path: Path, monkeypatch: pytest
     assert reason(path) == "no permission to read it"
 
 
-def test_the_reason_is_addressed_to_the_user_and_does_not_repeat_the_path(tmp_path: Path) -> None:
-    assert issubclass(UnreadableImageError, VitkitError)
-    for name, content in {"a": b"", "b": b"text"}.items():
-        (tmp_path / name).write_bytes(content)
-        assert str(tmp_path) not in reason(tmp_path / name)
-        assert "\n" not in reason(tmp_path / name)
-
-
 @pytest.mark.parametrize("ending", ["png", "jpg", "gif", "webp", "tif", "bmp"])
 def test_the_pixel_limit_is_checked_on_the_header(tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(noise(20, 14), tmp_path / f"a.{ending}")
@@ -452,30 +359,7 @@ def test_the_pixel_limit_is_checked_on_the_header(tmp_path: Path, ending: str, m
     assert decode(path).size == (20, 14), "the limit itself is allowed"
 
 
-def huge_png() -> bytes:
-    """A header that promises 50000 x 50000 pixels."""
-    buffer = io.BytesIO()
-    Image.new("L", (1, 1)).save(buffer, "PNG")
-    content = bytearray(buffer.getvalue())
-    content[16:24] = (50000).to_bytes(4, "big") * 2
-    content[29:33] = zlib.crc32(content[12:29]).to_bytes(4, "big")
-    return bytes(content)
-
-
-def test_a_decompression_bomb_is_refused_with_the_limit(tmp_path: Path) -> None:
-    (tmp_path / "bomb.png").write_bytes(huge_png())
-    assert "limit of 178,956,970" in reason(tmp_path / "bomb.png")
-
-
 # --- Scaled decoding -------------------------------------------------------------------------------
-
-
-def test_a_large_jpeg_is_decoded_smaller_but_at_twice_the_short_side(tmp_path: Path) -> None:
-    path = save(smooth(3000, 2000), tmp_path / "a.jpg")
-    out = decode(path, 256)
-    assert 512 <= min(out.size) < 2000
-    assert out.size == (1500, 1000)
-    assert decode(path).size == (3000, 2000)
 
 
 @given(width=st.integers(1, 700), height=st.integers(1, 700), short_side=st.integers(1, 200))
@@ -578,8 +462,8 @@ def test_a_picture_is_the_same_for_rows_at_a_time(strip: int, tmp_path: Path, mo
 
 
 def test_a_huge_picture_with_transparent_colours_takes_little_more_than_its_pixels(tmp_path: Path) -> None:
-    """9,000 x 9,000 bytes of a palette become 243 MB of RGB; converted as a whole it took 1.2 GB."""
-    huge = Image.new("P", (9000, 9000))
+    """6,000 x 6,000 bytes of a palette become 108 MB of RGB; converted as a whole they took 530 MB."""
+    huge = Image.new("P", (6000, 6000))
     huge.putpalette([0, 0, 0, 255, 0, 0])
     huge.save(tmp_path / "a.png", transparency=1, compress_level=1)
     code = (
@@ -588,4 +472,4 @@ def test_a_huge_picture_with_transparent_colours_takes_little_more_than_its_pixe
         "decode(sys.argv[1]); print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
     )
     grown = subprocess.run([sys.executable, "-c", code, tmp_path / "a.png"], capture_output=True, check=True)
-    assert int(grown.stdout) / 1024 < 450
+    assert int(grown.stdout) / 1024 < 200

@@ -63,13 +63,9 @@ def recompressed(picture: Image.Image, quality: int = 50) -> Image.Image:
 
 COPIES: dict[str, tuple[str, Callable[[Image.Image], Image.Image]]] = {
     "x0.33": ("near", resized(0.33)),
-    "x0.5": ("near", resized(0.5)),
-    "x0.7": ("near", resized(0.7)),
     "x1.5": ("near", resized(1.5)),
-    "q50": ("near", recompressed),
     "q50 and x0.5": ("near", lambda picture: recompressed(resized(0.5)(picture))),
     "brighter": ("near", lambda picture: picture.point(lambda level: min(255, level + 6))),
-    "mirrored": ("mirrored", ImageOps.mirror),
     "mirrored and q50": ("mirrored", lambda picture: recompressed(ImageOps.mirror(picture))),
     "mirrored and x0.5": ("mirrored", lambda picture: ImageOps.mirror(resized(0.5)(picture))),
 }
@@ -288,7 +284,7 @@ def albums(draw: st.DrawFn) -> list[np.ndarray]:
 
 
 @given(pictures=albums())
-@settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow])
 def test_groups_are_those_of_all_pairs(pictures: list[np.ndarray]) -> None:
     links, looked_for = find_duplicates([thumbnail(own, i.to_bytes(32, "big")) for i, own in enumerate(pictures)])
     assert looked_for == "altered"
@@ -300,7 +296,7 @@ def test_groups_are_those_of_all_pairs(pictures: list[np.ndarray]) -> None:
 
 
 @given(pictures=albums())
-@settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 def test_the_coarse_bound_is_never_below_the_correlation(pictures: list[np.ndarray]) -> None:
     spectra = search.spectra(np.stack(pictures))
     bounds, even = search._bounds(spectra), spectra[:, : search._EVEN]
@@ -338,7 +334,7 @@ def facts_by_number(pictures: list[np.ndarray]) -> list[Facts]:
 
 
 @given(pictures=albums(), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 def test_what_is_new_among_what_was_compared_gives_what_all_of_it_gives(pictures: list[np.ndarray], seed: int) -> None:
     rng = np.random.default_rng(seed)
     facts = facts_by_number(pictures)

@@ -216,10 +216,9 @@ def test_a_cache_that_cannot_be_written_changes_nothing(table: ImageTable, cache
     assert same(batches(data_of(table, "disk")), expected)
 
 
-@pytest.mark.parametrize("kind", CACHES)
-def test_nothing_is_written_beside_the_photographs(kind: str, table: ImageTable, cache: Path) -> None:
+def test_nothing_is_written_beside_the_photographs(table: ImageTable, cache: Path) -> None:
     before = fingerprint(table.root)
-    batches(data_of(table, kind))
+    batches(data_of(table, "disk"))
     assert fingerprint(table.root) == before
 
 
@@ -273,7 +272,3 @@ def test_what_was_not_used_for_longest_makes_room(cache: Path, monkeypatch: pyte
 
 def test_the_memory_that_is_free_is_some_of_what_there_is() -> None:
     assert 2**20 < keeping.available_memory() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def test_nothing_is_kept_without_a_cache() -> None:
-    assert open_cache("none", 3, 2**20, "rule") is None

@@ -369,20 +369,12 @@ def test_rows_of_a_list_of_doubts_that_were_made_what_it_suggests_are_proposed(t
 # --- Pipes and devices ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["read", "add", "undo"])
-def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path, how: str) -> None:
-    os.mkfifo(tmp_path / "labels.csv")
+def test_pipes_and_devices_are_refused_and_not_waited_for(tmp_path: Path) -> None:
     file = tmp_path / "labels.csv"
-    does = {
-        "read": lambda: read_labels(file),
-        "add": lambda: add_edits(file, [Edit("1", "a")]),
-        "undo": lambda: undo_edits(file),
-    }
-    with pytest.raises(VitkitError, match="pipe or a device"):
-        does[how]()
-
-
-def test_a_device_is_refused() -> None:
+    os.mkfifo(file)
+    for call in (lambda: read_labels(file), lambda: add_edits(file, [Edit("1", "a")]), lambda: undo_edits(file)):
+        with pytest.raises(VitkitError, match="pipe or a device"):
+            call()
     assert "pipe or a device" in refusal(Path("/dev/zero"))
 
 

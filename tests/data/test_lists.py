@@ -53,9 +53,8 @@ def labels_of(table: ImageTable) -> list[str]:
         *("tvt", "stage", "Zweck", "train/test"),
     ],
 )
-@pytest.mark.parametrize("suffix", ["csv", "tsv"])
-def test_a_column_of_splits_is_read_under_any_title(tmp_path: Path, title: str, suffix: str) -> None:
-    table = read_source(with_column(tmp_path, title, ["train"] * 3 + ["test"] * 3, suffix))
+def test_a_column_of_splits_is_read_under_any_title(tmp_path: Path, title: str) -> None:
+    table = read_source(with_column(tmp_path, title, ["train"] * 3 + ["test"] * 3, "tsv" if len(title) % 2 else "csv"))
     assert table.splits == ("train",) * 3 + ("test",) * 3
     assert table.overlooked == ()
     assert (title in table.layout) == (title != "split")

@@ -19,7 +19,6 @@ from vitkit.data import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     Augment,
-    BatchSampler,
     EpochSampler,
     EvaluationImages,
     ImageData,
@@ -113,16 +112,14 @@ def test_the_sampler_shuffles_anew_by_epoch_and_by_seed() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_batches_are_the_same_to_the_bit_with_and_without_workers(table: ImageTable) -> None:
+@pytest.mark.parametrize("balanced", [False, True])
+def test_batches_are_the_same_to_the_bit_with_and_without_workers(table: ImageTable, balanced: bool) -> None:
     def batches(workers: int) -> list[tuple[Tensor, Tensor]]:
-        data = ImageData(table, PREPROCESS, AUGMENT, batch_size=3, workers=workers, seed=5)
-        return epoch_of(data, 2)
+        torch.manual_seed(workers)
+        options = {"batch_size": 3, "workers": workers, "seed": 5, "balanced": balanced}
+        return epoch_of(ImageData(table, PREPROCESS, AUGMENT, **options), 2)
 
-    torch.manual_seed(1)
-    alone = batches(0)
-    torch.manual_seed(2)
-    assert same(alone, batches(2))
-    assert same(alone, batches(1))
+    assert same(batches(0), batches(2))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -143,8 +140,7 @@ def test_an_epoch_that_is_prepared_ahead_is_the_same(table: ImageTable, workers:
     assert same(epoch_of(ahead, 0), expected[0])
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("mean", [IMAGENET_MEAN, (0.3,)])
+@pytest.mark.parametrize(("mean", "workers"), [(IMAGENET_MEAN, 0), ((0.3,), 1)])
 def test_it_does_not_matter_where_one_normalises(table: ImageTable, mean: tuple[float, ...], workers: int) -> None:
     preprocess = Preprocess(size=(12, 16), mean=mean, std=IMAGENET_STD[: len(mean)])
     options = {"batch_size": 3, "workers": workers, "seed": 5}
@@ -178,8 +174,7 @@ def test_train_and_val_are_the_tables_splits(table: ImageTable) -> None:
     np.testing.assert_array_equal(torch.cat([labels for _, labels in val]), table.of_split("val").labels)
 
 
-@pytest.mark.parametrize("balanced", [False, True])
-@pytest.mark.parametrize("batch_size", [1, 4, 5, 1000])
+@pytest.mark.parametrize(("batch_size", "balanced"), [(1, False), (4, True), (5, False), (5, True), (1000, False)])
 def test_an_epoch_has_every_image_and_a_short_last_batch(table: ImageTable, batch_size: int, balanced: bool) -> None:
     data = ImageData(table, PREPROCESS, AUGMENT, batch_size=batch_size, workers=0, seed=0, balanced=balanced)
     n, keys = len(data.train), list(data._batch_sampler())
@@ -190,12 +185,6 @@ def test_an_epoch_has_every_image_and_a_short_last_batch(table: ImageTable, batc
     shown = [key[1] for own in keys for key in own]
     assert len(shown) == n
     assert balanced or sorted(shown) == list(range(n))
-
-
-def test_of_127_images_in_batches_of_64_none_is_left_out() -> None:
-    sampler = BatchSampler(EpochSampler(127, 0), 64, (0, 1))
-    assert sorted(key[1] for batch in sampler for key in batch) == list(range(127))
-    assert [len(batch) for batch in sampler] == [64, 63]
 
 
 # --- Classes shown alike -----------------------------------------------------------------------------
@@ -232,14 +221,6 @@ def test_an_image_shown_again_is_augmented_otherwise(table: ImageTable) -> None:
     assert not torch.equal(images[3, 5][0], images[3, 5, 1][0])
     assert not torch.equal(images[3, 5, 2][0], images[3, 5, 1][0])
     assert images[3, 5][1] == images[3, 5, 1][1]
-
-
-def test_balanced_batches_are_the_same_with_and_without_workers(table: ImageTable) -> None:
-    def batches(workers: int) -> list[tuple[Tensor, Tensor]]:
-        data = ImageData(table, PREPROCESS, AUGMENT, batch_size=3, workers=workers, seed=5, balanced=True)
-        return epoch_of(data, 2)
-
-    assert same(batches(0), batches(2))
 
 
 @pytest.mark.parametrize("balanced", [False, True])
@@ -294,12 +275,14 @@ def test_validation_shares_are_put_together_in_order(table: ImageTable, size: in
     assert torch.equal(data((0, size)).put_together(shares), expected)
 
 
-@pytest.mark.parametrize("lowest", [0.05, 0.08, 0.3, 0.6, 1.0])
-@pytest.mark.parametrize(("width", "height"), [(900, 640), (640, 900), (1301, 333)])
+@pytest.mark.parametrize(
+    ("lowest", "width", "height"),
+    [(0.05, 900, 640), (0.08, 1301, 333), (0.3, 640, 900), (0.6, 900, 640), (1, 333, 1301)],
+)
 def test_no_crop_of_a_large_jpeg_is_enlarged(lowest: float, width: int, height: int, tmp_path: Path) -> None:
     """Decoding at a smaller scale leaves what the smallest crop needs, unless the file itself has less."""
     save(smooth(width, height), tmp_path / "photos" / "a" / "1.jpg", quality=95)
-    save(smooth(width, height), tmp_path / "photos" / "b" / "1.jpg", quality=95)
+    save(smooth(), tmp_path / "photos" / "b" / "1.jpg")
     table = read_source(tmp_path / "photos")
     preprocess, augment = Preprocess(size=(32, 32)), Augment(crop_scale=(lowest, 1.0))
     images = TrainingImages(table, preprocess, augment, seed=0)

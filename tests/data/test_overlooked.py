@@ -109,19 +109,20 @@ SYSTEM_FOLDERS = (
 )
 
 
-@pytest.mark.parametrize("name", SYSTEM_FOLDERS)
-def test_folders_of_systems_and_file_servers_are_left_out_and_told(tmp_path: Path, name: str) -> None:
-    root = folder(tmp_path / "photos", {"cat": 3, "dog": 3, name: 1, f"cat/{name}": 1, f"dog/deep/{name}/1.png": 1})
+def test_folders_of_systems_and_file_servers_are_left_out_and_told(tmp_path: Path) -> None:
+    root = folder(tmp_path / "photos", {"cat": 3, "dog": 3})
+    for name in SYSTEM_FOLDERS:
+        folder(root, {name: 1, f"cat/{name}": 1, f"dog/deep/{name}/1.png": 1})
     archives = [Path(shutil.make_archive(str(root), kind, root)) for kind in ("zip", "tar")]
     for data in (root, *archives):
         table = read_source(data)
         assert table.counts() == {"cat": 3, "dog": 3}, data
-        assert table.ignored[f"folder {name}"] == 3
+        assert table.ignored == {f"folder {name}": 3 for name in SYSTEM_FOLDERS}
         (line,) = table.overlooked
-        assert "3 hidden or system folders" in line and f"cat/{name}" in line
+        assert f"{3 * len(SYSTEM_FOLDERS)} hidden or system folders" in line
         overlooked = Overlooked()
         assert len(find_images([str(data)], overlooked)) == 6
-        assert len(overlooked.hidden) == 3
+        assert len(overlooked.hidden) == 3 * len(SYSTEM_FOLDERS)
 
 
 def test_folders_that_people_may_name_so_are_classes(tmp_path: Path) -> None:
@@ -151,7 +152,7 @@ def test_the_empty_name_is_not_this_folder(tmp_path: Path, monkeypatch: pytest.M
 ROWS = [f"{name}{i}.png,{name}" for i in range(15) for name in ("cat", "dog")]
 
 
-@pytest.mark.parametrize("row", range(0, 30, 3))
+@pytest.mark.parametrize("row", [0, 11, 29])
 @pytest.mark.parametrize("place", ["path", "label", "end", "twice"])
 def test_a_stray_quote_in_a_csv_never_loses_a_row(tmp_path: Path, row: int, place: str) -> None:
     rows = list(ROWS)

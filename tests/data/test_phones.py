@@ -56,14 +56,13 @@ def test_a_turned_phone_gives_an_upright_picture(tmp_path: Path, kind: str, orie
     np.testing.assert_allclose(pixels(picture.image).astype(int), np.asarray(smooth(64, 48)).astype(int), atol=16)
 
 
-@pytest.mark.parametrize("suffix", ["heic", "heif", "hif"])
-def test_tiles_transparency_and_grey_are_read(tmp_path: Path, suffix: str) -> None:
-    tiled = save(smooth(200, 150), tmp_path / f"tiles.{suffix}", format="HEIF", quality=95, tile_size=64)
+def test_tiles_transparency_and_grey_are_read(tmp_path: Path) -> None:
+    tiled = save(smooth(200, 150), tmp_path / "tiles.heic", format="HEIF", quality=95, tile_size=64)
     np.testing.assert_allclose(pixels(decode(tiled)).astype(int), np.asarray(smooth(200, 150)).astype(int), atol=16)
     clear = Image.new("RGBA", (64, 64), (255, 0, 0, 0))
     clear.paste((255, 0, 0, 255), (0, 0, 64, 8))
-    assert pixels(decode(save(clear, tmp_path / f"clear.{suffix}", format="HEIF")))[32, 32].min() > 250
-    grey = decode(save(Image.new("L", (64, 64), 90), tmp_path / f"grey.{suffix}", format="HEIF"))
+    assert pixels(decode(save(clear, tmp_path / "clear.heif", format="HEIF")))[32, 32].min() > 250
+    grey = decode(save(Image.new("L", (64, 64), 90), tmp_path / "grey.hif", format="HEIF"))
     np.testing.assert_allclose(pixels(grey).astype(int), 90, atol=3)
 
 

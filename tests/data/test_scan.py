@@ -113,10 +113,6 @@ def test_a_thumbnail_is_the_picture_small(tmp_path: Path) -> None:
     assert np.abs(small - blocks).max() <= 1
 
 
-def test_nothing_is_nothing() -> None:
-    assert look([]) == []
-
-
 def test_more_files_than_are_written_at_a_time(tmp_path: Path, decoded: list[str]) -> None:
     files = []
     for i in range(700):
@@ -260,19 +256,13 @@ def damage(content: bytes, how: str) -> bytes:
         "empty": b"",
         "text": b"this is no database\n" * 1000,
         "cut short": content[:half],
-        "cut within a page": content[: half + 1234],
         "header": noise_of(100) + content[100:],
         "schema": content[:100] + noise_of(3000) + content[3100:],
-        "pages": content[:4096] + noise_of(len(content) - 4096),
         "second half": content[:half] + noise_of(len(content) - half),
-        "zeros": content[:4096] + bytes(len(content) - 4096),
     }[how]
 
 
-@pytest.mark.parametrize(
-    "how",
-    ["empty", "text", "cut short", "cut within a page", "header", "schema", "pages", "second half", "zeros"],
-)
+@pytest.mark.parametrize("how", ["empty", "text", "cut short", "header", "schema", "second half"])
 def test_a_damaged_memory_changes_nothing_and_is_made_anew(
     photos: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoded: list[str], how: str
 ) -> None:
@@ -293,33 +283,19 @@ def test_a_damaged_memory_changes_nothing_and_is_made_anew(
     "statement",
     [
         "DROP TABLE facts",
-        "DROP TABLE stamps; CREATE TABLE stamps (stamp, digest)",
         "DROP TABLE compared; CREATE TABLE compared (name, contents, pairs, seal)",
         "ALTER TABLE facts DROP COLUMN keypoints",
         "ALTER TABLE facts ADD COLUMN more",
         "DROP TABLE facts; CREATE VIEW facts AS SELECT * FROM stamps",
         "CREATE TRIGGER t BEFORE INSERT ON facts BEGIN SELECT RAISE(ABORT, 'no'); END; DELETE FROM facts",
-        "UPDATE facts SET width = 'wide'",
         "UPDATE facts SET width = width + 1",
-        "UPDATE facts SET width = NULL",
-        "UPDATE facts SET thumbnail = zeroblob(3)",
-        "UPDATE facts SET thumbnail = 'text'",
-        "UPDATE facts SET keypoints = zeroblob(7)",
-        "UPDATE facts SET keypoints = NULL",
-        "UPDATE facts SET error = 'damaged'",
         "UPDATE facts SET error = CAST(x'fffe' AS TEXT)",
-        "UPDATE facts SET format = 3",
-        "UPDATE facts SET doubt = x'00'",
         "UPDATE facts SET seal = NULL",
-        "UPDATE facts SET is_animated = 7",
         "UPDATE stamps SET digest = (SELECT MIN(digest) FROM facts)",
         "UPDATE stamps SET digest = NULL",
         "UPDATE compared SET pairs = 'no JSON'",
-        "UPDATE compared SET pairs = '[[[0, 99, \"near\"]], []]'",
-        "UPDATE compared SET pairs = NULL",
         "UPDATE compared SET name = zeroblob(32), pairs = '[]'",
         "UPDATE compared SET name = zeroblob(32), contents = 5",
-        "UPDATE compared SET name = zeroblob(32), contents = zeroblob(33)",
     ],
 )
 def test_a_memory_of_other_values_changes_nothing_and_is_made_anew(

@@ -626,10 +626,8 @@ def test_addresses_that_shards_cannot_be_written_to(bucket: Any, data: Path, mon
     assert vitkit.shard(".", "memory://photos/third").images == 42
 
 
-@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl", "rows.xlsx", "rows.parquet"])
+@pytest.mark.parametrize("name", ["rows.csv", "rows.xlsx"])
 def test_predictions_at_an_address_are_those_of_a_file(bucket: Any, shards: Path, tmp_path: Path, name: str) -> None:
-    if name.endswith("parquet"):
-        pytest.importorskip("pyarrow")
     here = vitkit.predict(some_model(), str(shards), out=tmp_path / name)
     there = vitkit.predict(some_model(), str(shards), out=f"memory://photos/{name}")
     assert there.lines()[0].endswith(f": memory://photos/{name}") and there.counts()["out"] == f"memory://photos/{name}"

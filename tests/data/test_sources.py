@@ -3,8 +3,6 @@
 import csv
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -54,14 +52,6 @@ def test_a_folder_of_class_folders(tmp_path: Path) -> None:
     assert table.root.is_absolute()
 
 
-def test_images_in_folders_within_a_class_belong_to_it(tmp_path: Path) -> None:
-    folder(tmp_path, {"cat": 1, "dog": 1})
-    save(noise(), tmp_path / "cat" / "2024" / "march" / "a.png")
-    table = read_source(tmp_path)
-    assert table.counts() == {"cat": 2, "dog": 1}
-    assert "cat/2024/march/a.png" in table.paths
-
-
 @pytest.mark.parametrize(
     "names",
     [
@@ -80,13 +70,13 @@ def test_class_order_is_pythons_sorted(tmp_path: Path, names: list[str]) -> None
     )
 
 
-@pytest.mark.parametrize("suffix", sorted(SUFFIXES))
-def test_suffixes_count_in_any_case(tmp_path: Path, suffix: str) -> None:
+def test_suffixes_count_in_any_case(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / f"a{suffix}").touch()
-        (tmp_path / name / f"b{suffix.upper()}").touch()
-    assert len(read_source(tmp_path)) == 4
+        for suffix in SUFFIXES:
+            (tmp_path / name / f"a{suffix}").touch()
+            (tmp_path / name / f"b{suffix.upper()}").touch()
+    assert len(read_source(tmp_path)) == 4 * len(SUFFIXES)
 
 
 @given(
@@ -123,25 +113,6 @@ def test_images_and_ignored_files_add_up_to_what_is_on_disk(
 # --- Split folders ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("val", ["val", "valid", "validation", "Val", "VALID"])
-@pytest.mark.parametrize("train", ["train", "Train"])
-def test_split_folders_are_recognised_under_their_usual_names(tmp_path: Path, train: str, val: str) -> None:
-    for name, images in {train: 3, val: 2, "test": 1}.items():
-        folder(tmp_path / name, {"cat": images, "dog": images})
-    table = read_source(tmp_path)
-    assert table.classes == ("cat", "dog")
-    assert {name: len(table.of_split(name)) for name in ("train", "val", "test")} == {"train": 6, "val": 4, "test": 2}
-    assert all(
-        path.split("/")[1] == table.classes[label] for path, label in zip(table.paths, table.labels, strict=True)
-    )
-    assert all(table.file(i).is_file() for i in range(len(table)))
-
-
-def test_a_train_folder_alone_is_a_split(tmp_path: Path) -> None:
-    folder(tmp_path / "train", {"cat": 1, "dog": 1})
-    assert read_source(tmp_path).splits == ("train", "train")
-
-
 def test_classes_that_only_one_split_has_still_have_one_number(tmp_path: Path) -> None:
     folder(tmp_path / "train", {"b": 1, "c": 1})
     folder(tmp_path / "test", {"a": 1, "c": 1})
@@ -149,10 +120,6 @@ def test_classes_that_only_one_split_has_still_have_one_number(tmp_path: Path) -
     assert table.classes == ("a", "b", "c")
     assert table.of_split("test").labels == (0, 2)
     assert table.of_split("train").labels == (1, 2)
-
-
-def test_a_class_named_train_with_images_directly_in_it_is_a_class(tmp_path: Path) -> None:
-    assert read_source(folder(tmp_path, {"train": 2, "plane": 1})).classes == ("plane", "train")
 
 
 # --- What is refused -------------------------------------------------------------------------------
@@ -206,15 +173,17 @@ def assert_rows(file: Path) -> None:
     assert all(table.file(i).is_file() for i in range(4))
 
 
-@pytest.mark.parametrize("path", ["path", "file", "filename", "image", "Path", " FILE "])
-@pytest.mark.parametrize("label", ["label", "class", "Label", "CLASS"])
-def test_a_csvs_columns_go_by_any_of_their_usual_names(tmp_path: Path, path: str, label: str) -> None:
-    assert_rows(csv_file(tmp_path / "all.csv", lines(f"{path},{label}")))
+@pytest.mark.parametrize(
+    "header", ["path,label", "file,class", "filename,Label", "image,CLASS", "Path,label", " FILE ,class"]
+)
+def test_a_csvs_columns_go_by_any_of_their_usual_names(tmp_path: Path, header: str) -> None:
+    assert_rows(csv_file(tmp_path / "all.csv", lines(header)))
 
 
-@pytest.mark.parametrize("delimiter", [",", ";", "\t"], ids=["comma", "semicolon", "tab"])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
-@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["unix", "windows"])
+@pytest.mark.parametrize(
+    ("delimiter", "encoding", "end"),
+    [(",", "utf-8", "\r\n"), (";", "utf-8-sig", "\r\n"), ("\t", "utf-8-sig", "\n"), (",", "utf-8-sig", "\n")],
+)
 def test_a_csv_as_any_spreadsheet_writes_it(tmp_path: Path, delimiter: str, encoding: str, end: str) -> None:
     text = lines(delimiter.join(["path", "label"]), delimiter).replace("\n", end)
     assert_rows(csv_file(tmp_path / "all.csv", text, encoding))
@@ -227,11 +196,10 @@ def test_a_csv_with_what_excel_leaves_around_its_columns(tmp_path: Path) -> None
     assert (table.paths, table.classes, table.splits) == (("1.jpg", "2.jpg"), ("ant", "bee"), ("train", "val"))
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "utf-16-be", "utf-32-le"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32-le"])
 def test_a_csv_in_wide_units_is_named(tmp_path: Path, encoding: str) -> None:
     (tmp_path / "data.csv").write_bytes("path,label\n1.jpg,ant\n2.jpg,bee\n".encode(encoding))
-    with pytest.raises(VitkitError, match=f"but in {encoding.upper()[:6]}: save it as CSV in UTF-8"):
-        read_source(tmp_path / "data.csv")
+    assert f"but in {encoding.upper()[:6]}: save it as CSV in UTF-8" in refusal(tmp_path / "data.csv")
 
 
 def test_columns_among_others_and_lines_of_empty_cells(tmp_path: Path) -> None:
@@ -437,18 +405,6 @@ def test_a_named_pipe_is_unreadable_and_never_opened(tmp_path: Path) -> None:
     assert len(diagnosis.table) == 4
 
 
-def test_a_named_pipe_in_a_csv_is_not_waited_for(tmp_path: Path) -> None:
-    file = csv_file(tmp_path / "all.csv", lines("path,label") + "pipe.png,one\n")
-    os.mkfifo(tmp_path / "pipe.png")
-    code = "import sys; from vitkit.data.doctor.examine import examine; from vitkit.data.sources import read_source\n"
-    command = [sys.executable, "-c", code + "print(examine(read_source(sys.argv[1])).unreadable)", str(file)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=6)
-    except subprocess.TimeoutExpired:
-        pytest.fail("it waits for the pipe")
-    assert "pipe.png" in done.stdout
-
-
 def test_a_dangling_link_is_an_image_that_cannot_be_read(tmp_path: Path) -> None:
     folder(tmp_path, {"a": 2, "b": 2})
     (tmp_path / "a" / "gone.png").symlink_to("nowhere.png")
@@ -485,29 +441,17 @@ def test_a_class_folder_may_be_a_link_within_the_data_folder(tmp_path: Path) -> 
     assert read_source(tmp_path).counts() == {"cat": 2, "dog": 1}
 
 
-def with_links_out(root: Path) -> Path:
-    """Two classes with two links out of the folder, and one to the folder that contains everything."""
-    data = folder(root / "data", {"cat": 2, "dog": 1})
-    folder(root, {"private": 2})
-    (data / "owl").symlink_to(root / "private")
-    (data / "cat" / "one.png").symlink_to(root / "private" / "private_0.png")
+def test_links_out_of_the_folder_are_left_out_or_followed_on_request_but_not_upwards(tmp_path: Path) -> None:
+    data = folder(tmp_path / "data", {"cat": 2, "dog": 1})
+    folder(tmp_path, {"private": 2})
+    (data / "owl").symlink_to(tmp_path / "private")
+    (data / "cat" / "one.png").symlink_to(tmp_path / "private" / "private_0.png")
     (data / "dog" / "all").symlink_to("/")
-    return data
-
-
-def test_links_out_of_the_folder_are_listed_and_left_out(tmp_path: Path) -> None:
-    data = with_links_out(tmp_path)
-    table = read_source(data)
+    table, overlooked = read_source(data), Overlooked()
     assert table.counts() == {"cat": 2, "dog": 1}
     (line,) = table.overlooked
     assert "3 links" in line and "cat/one.png, dog/all, owl" in line and "--follow-links" in line
-    overlooked = Overlooked()
-    assert len(find_images([str(data)], overlooked)) == 3
-    assert len(overlooked.links) == 3
-
-
-def test_links_out_of_the_folder_are_followed_on_request_but_not_upwards(tmp_path: Path) -> None:
-    data = with_links_out(tmp_path)
+    assert len(find_images([str(data)], overlooked)) == len(overlooked.links) == 3
     table = read_source(data, follow_links=True)
     assert table.counts() == {"cat": 3, "dog": 1, "owl": 2}
     (line,) = table.overlooked
@@ -571,14 +515,6 @@ def test_locate_names_the_folder_that_is_gone(tmp_path: Path) -> None:
     (tmp_path / "a").rename(tmp_path / "b")
     with pytest.raises(VitkitError, match="no longer in"):
         locate(table)
-
-
-def test_reading_writes_nothing_beside_the_photographs(tmp_path: Path) -> None:
-    folder(tmp_path, {"a": 2, "b": 2})
-    before = fingerprint(tmp_path)
-    read_source(tmp_path)
-    find_images([str(tmp_path)])
-    assert fingerprint(tmp_path) == before
 
 
 # --- find_images -----------------------------------------------------------------------------------

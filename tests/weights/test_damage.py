@@ -98,6 +98,9 @@ REWRITTEN: dict[str, tuple[str, Callable[[Shapes], Shapes]]] = {
 FIXTURES = (*foreign.NAMES, *NPZ, *REWRITTEN)
 # The whole file has none.
 HEADLESS = {"timm DINOv2", "timm MAE", "HF Dinov2 encoder", "encoder CLIP", "encoder CLIP erf", "encoder MAE"}
+
+
+HEAD = re.compile(r"(.*/)?(head|heads|classifier|cls_classifier|distillation_classifier|head_dist)[./]")
 each_layout = pytest.mark.parametrize(  # tensor by tensor takes a second; a spoilt tensor is drawn from all of them
     "fixture",
     some(
@@ -187,10 +190,23 @@ def is_undecidable(*case: str) -> bool:
 
 
 @pytest.mark.parametrize("fixture", FIXTURES)
-def test_every_whole_fixture_is_understood(fixture: str) -> None:
-    origin = understand(dict(checkpoint(fixture).tensors), fixture)
+def test_a_whole_fixture_is_understood_and_so_is_what_stands_beside_it(fixture: str) -> None:
+    tensors = dict(checkpoint(fixture).tensors)
+    origin = understand(tensors, fixture)
     assert not origin.unfit
     assert not origin.left_over
+    beside = {**tensors, "odd": of_shape(3)}
+    if "opt/target/head/bias" in tensors or "params/head/bias" in tensors:
+        # What stands beside a prefix may be an optimiser's or a text encoder's: dropped, with a reason.
+        assert "odd" in understand(beside, fixture).dropped
+    else:
+        with pytest.raises(VitkitError, match=": odd"):
+            understand(beside, fixture)
+    without = {name: tensor for name, tensor in tensors.items() if not HEAD.match(name)}
+    assert (without == tensors) == (fixture in HEADLESS)
+    origin = understand(without, fixture)
+    assert origin.config.num_classes == 0
+    assert any("no head" in note for note in origin.notes) or fixture in HEADLESS
 
 
 def assert_named(fixture: str, tensor: str, change: str, spoilt: dict[str, StoredTensor]) -> None:
@@ -240,54 +256,6 @@ def test_a_tensor_too_many_is_named(fixture: str) -> None:
             understand({**tensors, f"{name}.odd": of_shape(3)}, fixture)
 
 
-@pytest.mark.parametrize("fixture", FIXTURES)
-def test_a_tensor_beside_the_model_is_named_or_reported(fixture: str) -> None:
-    """What stands beside a prefix may be an optimiser's or a text encoder's: dropped, with a reason."""
-    tensors = {**checkpoint(fixture).tensors, "odd": of_shape(3)}
-    if "opt/target/head/bias" in tensors or "params/head/bias" in tensors:
-        assert "odd" in understand(tensors, fixture).dropped
-        return
-    with pytest.raises(VitkitError, match=": odd"):
-        understand(tensors, fixture)
-
-
-HEAD = re.compile(r"(.*/)?(head|heads|classifier|cls_classifier|distillation_classifier|head_dist)[./]")
-
-
-def test_the_layouts_without_a_head_are_known() -> None:
-    assert {name for name in FIXTURES if not any(map(HEAD.match, checkpoint(name).tensors))} == HEADLESS
-
-
-@pytest.mark.parametrize("fixture", [name for name in FIXTURES if name not in HEADLESS])
-def test_a_file_without_its_whole_head_has_none_and_says_so(fixture: str) -> None:
-    tensors = {name: tensor for name, tensor in checkpoint(fixture).tensors.items() if not HEAD.match(name)}
-    origin = understand(tensors, fixture)
-    assert origin.config.num_classes == 0
-    assert any("no head" in note for note in origin.notes)
-
-
-def test_whole_numbers_are_no_weights() -> None:
-    tensors = dict(checkpoint("timm token").tensors)
-    tensors["norm.bias"] = StoredTensor((32,), torch.int64, lambda: torch.zeros(32, dtype=torch.int64))
-    with pytest.raises(VitkitError, match=r"norm\.bias"):
-        understand(tensors, "timm token")
-
-
-def test_partial_loads_are_only_by_permission(tmp_path: Path) -> None:
-    state = {**build(image_size=(16, 16)).state_dict(), "odd": torch.zeros(2)}
-    whole = {name: tensor.clone() for name, tensor in state.items()}
-    del state["blocks.1.attn.proj.weight"]
-    state["blocks.0.norm1.bias"] = torch.zeros(5)
-    save_file(state, tmp_path / "w.safetensors")
-    classifier = load(tmp_path / "w.safetensors", heads=4, allow_partial=True)
-    assert not classifier.report.is_complete
-    assert set(classifier.report.missing) == {"blocks.1.attn.proj.weight", "blocks.0.norm1.bias"}
-    assert classifier.report.left_over == ("odd",)
-    loaded = classifier.model.state_dict()
-    assert torch.equal(loaded["blocks.2.mlp.fc1.weight"], whole["blocks.2.mlp.fc1.weight"])
-    assert all(tensor.isfinite().all() for tensor in loaded.values())
-
-
 @settings(derandomize=True, max_examples=25)
 @given(data=st.data())
 def test_a_partial_load_names_what_it_lacks_and_starts_it_anew(data: st.DataObject) -> None:
@@ -296,13 +264,15 @@ def test_a_partial_load_names_what_it_lacks_and_starts_it_anew(data: st.DataObje
     spoilt = data.draw(st.sets(st.sampled_from(spoilable), min_size=1, max_size=5))
     state = {name: tensor for name, tensor in whole.items() if name not in spoilt}
     state |= {name: torch.zeros(5, 3) for name in data.draw(st.sets(st.sampled_from(sorted(spoilt))))}
+    state["odd"] = torch.zeros(2)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "weights.safetensors"
         save_file(state, path)
         with pytest.raises(VitkitError):
             load(path, heads=4)
         classifier = load(path, heads=4, allow_partial=True)
-    assert set(classifier.report.missing) == spoilt
+    assert not classifier.report.is_complete
+    assert set(classifier.report.missing) == spoilt and classifier.report.left_over == ("odd",)
     assert f"missing {min(spoilt)}" in classifier.report.lines()
     for name, tensor in classifier.model.state_dict().items():
         assert tensor.isfinite().all()
@@ -327,9 +297,9 @@ class Evaluated(Payload):
         return eval, (f"open({str(self.canary)!r}, 'w')",)
 
 
-@pytest.mark.parametrize("zipped", [True, False])
-@pytest.mark.parametrize("nested", [True, False])
-@pytest.mark.parametrize("kind", [Payload, Evaluated])
+@pytest.mark.parametrize(
+    ("kind", "nested", "zipped"), [(Payload, True, True), (Payload, False, False), (Evaluated, True, False)]
+)
 def test_a_pickle_never_executes(kind: type[Payload], nested: bool, zipped: bool, tmp_path: Path) -> None:
     canary, path = tmp_path / "canary", tmp_path / "weights.pth"
     state: dict[str, Any] = dict(build(image_size=(16, 16)).state_dict())
@@ -401,11 +371,6 @@ def test_a_zip_bomb_is_refused_before_it_is_unpacked(shape: tuple[int, ...], tmp
 # --- What is no such file ---------------------------------------------------------------------------------
 
 
-def cut(path: Path, part: float) -> None:
-    content = path.read_bytes()
-    path.write_bytes(content[: int(len(content) * part)])
-
-
 def write_one(kind: str, path: Path) -> Path:
     state = dict(build(image_size=(16, 16)).state_dict())
     match kind:
@@ -421,15 +386,15 @@ def write_one(kind: str, path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("part", [0.0, 0.001, 0.3, 0.7, 0.999])
 @pytest.mark.parametrize("kind", ["safetensors", "zip", "legacy", "npz"])
-def test_a_truncated_file_is_refused_in_a_line(kind: str, part: float, tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused_in_a_line(kind: str, tmp_path: Path) -> None:
     path = write_one(kind, tmp_path / "weights")
-    cut(path, part)
-    with pytest.raises(VitkitError) as caught:
-        load(path, heads=4)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
+    whole = path.read_bytes()
+    for part in (0.0, 0.001, 0.3, 0.7, 0.999):
+        path.write_bytes(whole[: int(len(whole) * part)])
+        with pytest.raises(VitkitError) as caught:
+            load(path, heads=4)
+        assert str(path) in str(caught.value) and "\n" not in str(caught.value), part
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "zip", "legacy"])
@@ -510,10 +475,8 @@ def test_a_missing_shard_is_named(folder: Path) -> None:
         ({"num_attention_heads": 5}, "not divisible by heads 5"),
         ({"num_hidden_layers": 3}, "layers must be 2, as in the weights, not 3"),
         ({"hidden_size": 64}, "hidden_size must be 32, as in the weights, not 64"),
-        ({"hidden_act": "mish"}, "'mish'"),
         ({"qkv_bias": False}, "qkv_bias"),
         ({"id2label": {"0": "a", "2": "b"}}, "id2label"),
-        ({"id2label": {"0": "a", "1": "b"}}, "2 class names for a head of 7"),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused(folder: Path, changed: dict[str, Any], complaint: str) -> None:

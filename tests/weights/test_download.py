@@ -191,21 +191,10 @@ def test_the_cache_tells_files_of_one_name_apart() -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "http://example.org/x.npz",
-        "ftp://example.org/x.npz",
-        "file:///etc/passwd",
-        "https://example.org",
-        "https://example.org/",
-        "https://example.org/folder/",
-        "https://example.org/../x.npz",
-        "https://example.org/a/../../x.npz",
-        "https://example.org/a b.npz",
-        "https://example.org/a\nb.npz",
-        "https://user:secret@example.org/x.npz",
-        "https://[::1/x.npz",
-        "http://localhost.example.org/x.npz",
-        "x.npz",
-        "",
+        *("http://example.org/x.npz", "ftp://example.org/x.npz", "file:///etc/passwd", "https://example.org"),
+        *("https://example.org/", "https://example.org/folder/", "https://example.org/../x.npz", "https://[::1/x.npz"),
+        *("https://example.org/a/../../x.npz", "https://example.org/a b.npz", "https://example.org/a\nb.npz"),
+        *("https://user:secret@example.org/x.npz", "http://localhost.example.org/x.npz", "x.npz", ""),
     ],
 )
 def test_addresses_that_are_not_asked(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,11 +291,9 @@ def test_a_download_stopped_after_its_last_byte_is_only_checked(serve: Callable[
     assert len(server.asked) == 1
 
 
-@pytest.mark.parametrize("digits", [8, 64])
-@pytest.mark.parametrize("upper", [False, True])
-def test_a_right_checksum_passes(serve: Callable[..., Server], digits: int, upper: bool) -> None:
-    expected = digest(BYTES)[:digits]
-    assert fetch_url(serve().url, expected.upper() if upper else expected).read_bytes() == BYTES
+@pytest.mark.parametrize("expected", [digest(BYTES)[:8], digest(BYTES).upper()])
+def test_a_right_checksum_passes(serve: Callable[..., Server], expected: str) -> None:
+    assert fetch_url(serve().url, expected).read_bytes() == BYTES
 
 
 def test_a_wrong_checksum_deletes_the_file_and_says_so(serve: Callable[..., Server]) -> None:

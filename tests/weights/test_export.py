@@ -79,30 +79,24 @@ def assert_same_numbers(ours: Classifier, again: Classifier) -> None:
 
 
 @pytest.mark.parametrize(("name", "to"), CASES)
-def test_a_round_trip_changes_no_bit(tmp_path: Path, name: str, to: str) -> None:
+def test_a_round_trip_changes_no_bit_and_other_libraries_agree(tmp_path: Path, name: str, to: str) -> None:
     source, path = written(name, to, tmp_path)
     again = load(path)
     assert_same_numbers(source, again)
     batch = images(config=source.model.config)
-    assert torch.equal(again.model(batch), source.model(batch))
+    with torch.no_grad():
+        ours = source.model(batch)
+        assert torch.equal(again.model(batch), ours)
+        if to == "timm":
+            theirs = timm.create_model(f"local-dir:{path}", pretrained=True).eval()(batch)
+            assert largest_difference(theirs, ours) <= 1e-5
+        elif to == "hf":
+            assert largest_difference(transformers_output(path, batch), ours) <= 1e-5
     assert again.classes == source.classes
     assert again.preprocess.mean == source.preprocess.mean
     assert again.preprocess.before_crop == source.preprocess.before_crop
     assert again.report.is_complete
     assert not again.report.assumed
-
-
-@pytest.mark.parametrize(("name", "to"), [(name, to) for name, to in CASES if to != "npz"])  # timm reads npz below
-def test_other_libraries_load_it_and_give_the_same_logits(tmp_path: Path, name: str, to: str) -> None:
-    source, path = written(name, to, tmp_path)
-    batch = images(config=source.model.config)
-    with torch.no_grad():
-        ours = source.model(batch)
-        if to == "timm":
-            theirs = timm.create_model(f"local-dir:{path}", pretrained=True).eval()(batch)
-        else:
-            theirs = transformers_output(path, batch)
-    assert largest_difference(theirs, ours) <= 1e-5
 
 
 @pytest.fixture(autouse=True)
@@ -289,9 +283,13 @@ def test_a_transform_that_is_not_supported_is_named_before_the_first_picture(unu
         preprocess(Image.new("RGB", (40, 40)))
 
 
-@pytest.mark.parametrize("shape", [(64, 48), (37, 90)])
-@pytest.mark.parametrize("mode", ["center", "squash", "border"])
-@pytest.mark.parametrize("share", [0.9, 1.0])
+@pytest.mark.parametrize(
+    ("shape", "mode", "share"),
+    [
+        *(((64, 48), "center", 0.9), ((37, 90), "center", 1.0), ((37, 90), "squash", 0.9), ((64, 48), "squash", 1.0)),
+        *(((64, 48), "border", 0.9), ((37, 90), "border", 1.0)),
+    ],
+)
 def test_pictures_are_prepared_as_timm_does(shape: tuple[int, int], mode: str, share: float) -> None:
     from timm.data import create_transform
 
@@ -343,21 +341,6 @@ def test_the_named_mixtures_and_hybrids_survive_their_folder(tmp_path: Path, mix
     assert inspect(tmp_path / "model").config == model.config
 
 
-def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitkit.weights.formats import export as foreign
-    from vitkit.weights.formats import google as google_npz_files
-
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(foreign, "save_file", full)
-    monkeypatch.setattr(google_npz_files.np, "savez", full)
-    for to in ("npz", "timm", "hf"):
-        with pytest.raises(OSError, match="No space"):
-            write(classifier(), path_for(tmp_path, to), to)
-    assert not list(tmp_path.iterdir())
-
-
 def test_the_shapes_without_a_head_are_those_of_a_model_without_one() -> None:
     for name, fields in VARIETY.items():
         source = tiny(**fields)
@@ -380,4 +363,4 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, name: str, to: s
     classifier = Classifier(VisionTransformer(config), ("a", "b", "c"), Preprocess(size=config.image_size))
     with runs.files_of_at_most(10_000), pytest.raises(OSError, match=r"File too large|cannot write .*a"):
         write(classifier, tmp_path / name, to)
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert [path for path in tmp_path.rglob("*") if path.is_file() or to in ("npz", "timm", "hf")] == []

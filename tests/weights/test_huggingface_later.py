@@ -14,7 +14,8 @@ import vitkit
 import wordy
 from tiny import largest_difference, randomise
 from vitkit.errors import VitkitError
-from vitkit.weights import resize_offsets
+from vitkit.weights import inspect, resize_offsets
+from weights.spoiling import Spoilt
 
 SIDE = 32
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "patch_size": 8}
@@ -129,22 +130,17 @@ def test_a_beit_that_predicts_tokens_is_an_encoder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [*DINO, *BEIT])
 def test_every_tensor_that_is_missing_or_misshapen_is_named(tmp_path: Path, kind: str) -> None:
     made(kind).save_pretrained(tmp_path)
-    file = tmp_path / "model.safetensors"
-    state = load_file(file)
-    unread = ("mask_token", "classifier.")
-    for spoiled in (name for name in state if not any(part in name for part in unread)):
-        if ".1." in spoiled or state[spoiled].numel() == 0:  # of the first layer each
-            continue
+    folder = Spoilt(tmp_path)
+    for spoiled, tensor in folder.tensors.items():
+        if any(part in spoiled for part in ("mask_token", "classifier.", ".1.")) or 0 in tensor.shape:
+            continue  # not read, or of another layer than the first
         said = spoiled.removesuffix(".weight").removesuffix(".bias").replace("position_bias_table", "")
-        save_file({name: own for name, own in state.items() if name != spoiled}, file)
         with pytest.raises(VitkitError, match=said):
-            vitkit.load(tmp_path)
-        save_file({**state, spoiled: torch.cat([state[spoiled]] * 2, dim=-1)}, file)
+            folder.without(spoiled)
         with pytest.raises(VitkitError):
-            vitkit.load(tmp_path)
-    save_file({**state, "odd": torch.zeros(3)}, file)
+            folder.widened(spoiled)
     with pytest.raises(VitkitError, match="odd"):
-        vitkit.load(tmp_path)
+        folder.plan({**folder.tensors, "odd": next(iter(folder.tensors.values()))})
 
 
 def test_what_is_made_otherwise_is_refused_by_name(tmp_path: Path) -> None:
@@ -153,17 +149,17 @@ def test_what_is_made_otherwise_is_refused_by_name(tmp_path: Path) -> None:
     placed = {**state, "beit.embeddings.position_embeddings": torch.zeros(1, 17, 32)}
     save_file(placed, tmp_path / "model.safetensors")
     with pytest.raises(VitkitError, match="use_absolute_position_embeddings with relative"):
-        vitkit.load(tmp_path)
+        inspect(tmp_path)
     save_file({**state, "decode_head.classifier.weight": torch.zeros(3)}, tmp_path / "model.safetensors")
     with pytest.raises(VitkitError, match="for segmentation"):
-        vitkit.load(tmp_path)
+        inspect(tmp_path)
     made("DINOv3").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     made("DINOv3, gated, of other base").save_pretrained(tmp_path)
     gated = json.loads((tmp_path / "config.json").read_text()) | {"hidden_act": config["hidden_act"]}
     (tmp_path / "config.json").write_text(json.dumps(gated))
     with pytest.raises(VitkitError, match="expected silu"):
-        vitkit.load(tmp_path)
+        inspect(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["DINOv3", "BEiT"])
@@ -182,7 +178,7 @@ def test_a_spoilt_description_is_refused_in_a_line(tmp_path: Path, kind: str) ->
     ):
         (tmp_path / "config.json").write_text(json.dumps({**config, name: value}))
         with pytest.raises(VitkitError, match=said):
-            vitkit.load(tmp_path)
+            inspect(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**config, "layer_norm_eps": None}))
     assert_same(vitkit.load(tmp_path).model, made(kind))
 
@@ -206,7 +202,7 @@ def test_a_spoilt_description_of_pixels_is_refused_in_a_line(tmp_path: Path) -> 
         for value in (None, "x", [], {}, -1, 0, 1.5, [None] * 3, {"height": "x"}, {"shortest_edge": None}, [SIDE] * 2):
             (tmp_path / "preprocessor_config.json").write_text(json.dumps({**whole, name: value}))
             try:
-                found = vitkit.load(tmp_path).preprocess
+                found = inspect(tmp_path).preprocess
             except VitkitError:
                 refused += 1
             else:

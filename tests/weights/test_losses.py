@@ -1,5 +1,6 @@
 """A checkpoint that has lost something and still has the tensors of another model: what loads says so."""
 
+import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -25,8 +26,13 @@ State = dict[str, Tensor]
 TI: dict[str, Any] = {"img_size": 32, "patch_size": 16, "num_classes": 7}  # timm's ViT-Ti/16 but for its image
 
 
-def ti(heads: int = 3, **sizes: Any) -> State:
-    return dict(randomise(TimmViT(**TI, embed_dim=192, num_heads=heads, **sizes)).state_dict())
+@functools.cache
+def _ti(heads: int) -> State:
+    return dict(randomise(TimmViT(**TI, embed_dim=192, num_heads=heads)).state_dict())
+
+
+def ti(heads: int = 3) -> State:
+    return dict(_ti(heads))
 
 
 def keep(state: State, path: Path) -> Path:

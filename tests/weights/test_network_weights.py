@@ -1,5 +1,6 @@
 """Weights of torchvision's and timm's networks: files of theirs, their heads, and what is refused."""
 
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ NAME = "torchvision:shufflenet_v2_x0_5"
 State = dict[str, Tensor]
 
 
+@functools.cache
 def theirs(classes: int = 4) -> nn.Module:
     """Torchvision's own network, with statistics that no new one has."""
     torch.manual_seed(3)

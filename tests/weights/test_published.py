@@ -18,7 +18,7 @@ from timm.models import get_pretrained_cfg
 
 import vitkit
 from vitkit.errors import VitkitError
-from vitkit.model import config_for, is_model_name
+from vitkit.model import config_for
 from vitkit.profiling import describe
 from vitkit.training import Recipe, blueprint_of
 from vitkit.weights import (
@@ -198,14 +198,6 @@ def test_a_model_of_timm_s_without_its_tag_is_told_the_tags(name: str) -> None:
             ask(name)
         for tag in tags_of(name):
             assert tag in str(refusal.value)
-
-
-def test_a_bare_name_means_what_it_meant_before_there_were_tags() -> None:
-    """Only the catalog says what bare names mean (golden/meanings.json); a tag of timm's is taken when it is named."""
-    for name in {name.partition(".")[0] for name in tags()}:
-        for use in ("answers", "training"):
-            entry = weights_for(name, use) if is_model_name(name) else None  # type: ignore[arg-type]
-            assert entry is None or entry.name in CATALOG
 
 
 def test_timm_ahead_of_a_tag_is_still_timm_s_own_network() -> None:

@@ -1,7 +1,7 @@
 """Whole files of CLIP and SigLIP, in the layouts of transformers and OpenCLIP: the image encoder, and what is left."""
 
-import functools
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from tiny import largest_difference, randomise
 from vitkit.data import CLIP_MEAN
 from vitkit.errors import VitkitError
 from vitkit.weights import inspect, load
+from weights.spoiling import Spoilt
+from weights.test_modern import MODERN, folder_of, theirs
 
 IMAGES = {
     "hidden_size": 32,
@@ -118,14 +120,12 @@ def test_what_is_left_out_is_said(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["CLIPModel", "SiglipModel", "Dinov2WithRegistersModel"])
 def test_a_tensor_of_the_image_encoder_that_is_missing_is_named(tmp_path: Path, name: str) -> None:
-    model, _ = made(name)
-    model.config.save_pretrained(tmp_path)
-    state = {key: own.contiguous() for key, own in model.state_dict().items()}
-    for spoiled in state:
+    made(name)[0].save_pretrained(tmp_path)
+    folder = Spoilt(tmp_path)
+    for spoiled in folder.tensors:
         if not spoiled.startswith(("text_", "logit_", "visual_projection.")) and "mask_token" not in spoiled:
-            save_file({key: own for key, own in state.items() if key != spoiled}, tmp_path / "model.safetensors")
             with pytest.raises(VitkitError, match=spoiled):
-                inspect(tmp_path)
+                folder.without(spoiled)
 
 
 def test_what_config_json_leaves_out_is_transformers_default(tmp_path: Path) -> None:
@@ -249,18 +249,18 @@ def test_a_spoilt_description_of_open_clips_is_refused_in_a_line(tmp_path: Path)
                 }
                 (tmp_path / "open_clip_config.json").write_text(json.dumps(written))
                 try:
-                    load(tmp_path)
+                    inspect(tmp_path)
                 except VitkitError:
                     refused += 1
     assert refused >= 50
 
 
 def test_open_clips_tensors_that_are_missing_are_named(tmp_path: Path) -> None:
-    state = openclip(ls_init_value=0.1).state_dict()
-    for spoiled in (key for key in state if key.startswith("visual.") and key != "visual.proj"):
-        save_file({key: own for key, own in state.items() if key != spoiled}, tmp_path / "x.safetensors")
+    save_file(openclip(ls_init_value=0.1).state_dict(), tmp_path / "x.safetensors")
+    file = Spoilt(tmp_path / "x.safetensors")
+    for spoiled in (key for key in file.tensors if key.startswith("visual.") and key != "visual.proj"):
         with pytest.raises(VitkitError, match=spoiled):
-            inspect(tmp_path / "x.safetensors", heads=4)
+            file.without(spoiled, heads=4)
 
 
 def test_open_clips_trunks_are_timms(tmp_path: Path) -> None:
@@ -285,100 +285,35 @@ def test_open_clips_trunks_are_timms(tmp_path: Path) -> None:
 # --- CLIP's and SigLIP's image encoders in timm's layout --------------------------------------------
 
 
-TOWERS = {  # timm's name, and what of it a bare file does not tell
-    "vit_base_patch16_clip_224": {},
-    "vit_base_patch16_clip_quickgelu_224": {"gelu": "quick"},
-    "vit_base_patch16_siglip_224": {},
-    "vit_base_patch32_siglip_256": {"gelu": "tanh"},
-    "vit_base_patch16_siglip_gap_224": {},
-    "vit_base_patch32_siglip_gap_256": {"gelu": "tanh"},
-}
-
-
-@functools.cache
-def tower(name: str) -> Any:
-    """timm's model with two small layers and random weights."""
-    torch.manual_seed(0)
-    model = timm.create_model(name, img_size=64, embed_dim=64, depth=2, num_heads=4, num_classes=5).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(0.2 * torch.randn_like(parameter))
-    return model
-
-
-def folder_of(model: Any, name: str, path: Path) -> Path:
-    """As the hub has it."""
-    path.mkdir()
-    save_file(model.state_dict(), path / "model.safetensors")
-    pixels = {"input_size": [3, 64, 64], "mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic"}
-    described = {
-        "architecture": name,
-        "num_classes": 5,
-        "global_pool": model.global_pool,
-        "model_args": {"img_size": 64, "num_heads": 4},
-        "pretrained_cfg": {**pixels, "crop_pct": 1.0, "num_classes": 5},
-    }
-    (path / "config.json").write_text(json.dumps(described))
-    return path
-
-
-@pytest.mark.parametrize("name", TOWERS)
-def test_answers_are_timms(tmp_path: Path, name: str) -> None:
-    theirs = tower(name)
-    save_file(theirs.state_dict(), tmp_path / "bare.safetensors")
-    bare = vitkit.load(tmp_path / "bare.safetensors", heads=4, **TOWERS[name])
-    told = vitkit.load(folder_of(theirs, name, tmp_path / "folder"))
-    images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
-    with torch.inference_mode():
-        for ours in (bare.model, told.model):
-            assert largest_difference(ours(images), theirs(images)) <= 1e-5
-            assert largest_difference(ours.forward_features(images), theirs.forward_features(images)) <= 1e-5
-            read = theirs.forward_head(theirs.forward_features(images), pre_logits=True)
-            assert largest_difference(ours.forward_head(ours.forward_features(images), pre_logits=True), read) <= 1e-5
-    assert sum(own.numel() for own in bare.model.parameters()) == sum(own.numel() for own in theirs.parameters())
+TOWERS = [name for name in MODERN if re.match(r"vit_base_patch\d+_(clip|siglip)_", name)]
 
 
 @pytest.mark.parametrize("name", TOWERS)
 def test_what_a_bare_file_does_not_tell_is_assumed_aloud(tmp_path: Path, name: str) -> None:
-    save_file(tower(name).state_dict(), tmp_path / "bare.safetensors")
+    save_file(theirs(name).state_dict(), tmp_path / "bare.safetensors")
     found = vitkit.load(tmp_path / "bare.safetensors", heads=4)
     assert found.model.config.gelu == "erf"
     assert "gelu" in found.report.assumed
     assert (found.preprocess.mean == CLIP_MEAN) == ("_clip_" in name)
-    told = vitkit.load(folder_of(tower(name), name, tmp_path / "folder"))
-    assert told.model.config.gelu == TOWERS[name].get("gelu", "erf")
+    told = vitkit.load(folder_of(theirs(name), name, tmp_path / "folder"))
+    assert told.model.config.gelu == MODERN[name][1].get("gelu", "erf")
     assert "gelu" not in told.report.assumed
 
 
 @pytest.mark.parametrize("name", TOWERS)
-def test_a_tensor_that_is_missing_or_misshapen_is_named(tmp_path: Path, name: str) -> None:
-    state = tower(name).state_dict()
-    for spoiled in state:
-        lacking = {key: own for key, own in state.items() if key != spoiled}
-        save_file(lacking, tmp_path / "x.safetensors")
-        with pytest.raises(VitkitError, match=spoiled.partition(".weight")[0].partition(".bias")[0]):
-            inspect(tmp_path / "x.safetensors", heads=4)
-        if state[spoiled].ndim > 1:
-            wrong = torch.cat([state[spoiled]] * 2, dim=-1)
-            save_file({**state, spoiled: wrong}, tmp_path / "x.safetensors")
-            with pytest.raises(VitkitError):
-                inspect(tmp_path / "x.safetensors", heads=4)
-
-
-@pytest.mark.parametrize("name", TOWERS)
 def test_what_is_written_for_timm_answers_there(tmp_path: Path, name: str) -> None:
-    ours = vitkit.load(folder_of(tower(name), name, tmp_path / "folder"))
+    ours = vitkit.load(folder_of(theirs(name), name, tmp_path / "folder"))
     vitkit.convert(tmp_path / "folder", tmp_path / "written", to="timm")
     described = json.loads((tmp_path / "written" / "config.json").read_text())
-    theirs = timm.create_model(described["architecture"], num_classes=5, **described["model_args"]).eval()
-    theirs.load_state_dict(load_file(tmp_path / "written" / "model.safetensors"))
+    again = timm.create_model(described["architecture"], num_classes=5, **described["model_args"]).eval()
+    again.load_state_dict(load_file(tmp_path / "written" / "model.safetensors"))
     images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
-        assert largest_difference(theirs(images), ours.model(images)) <= 1e-5
+        assert largest_difference(again(images), ours.model(images)) <= 1e-5
 
 
 def test_other_layouts_refuse_what_they_cannot_express(tmp_path: Path) -> None:
-    folder_of(tower("vit_base_patch16_clip_quickgelu_224"), "vit_base_patch16_clip_quickgelu_224", tmp_path / "folder")
+    folder_of(theirs("vit_base_patch16_clip_quickgelu_224"), "vit_base_patch16_clip_quickgelu_224", tmp_path / "folder")
     for to, end in (("hf", ""), ("npz", ".npz")):
         with pytest.raises(VitkitError, match="cannot express"):
             vitkit.convert(tmp_path / "folder", tmp_path / f"written-{to}{end}", to=to)
@@ -400,6 +335,6 @@ def test_maps_that_follow_what_the_head_reads_are_refused_where_it_reads_by_atte
     from vitkit.explanation import rollout
 
     name = "vit_base_patch16_siglip_224"
-    model = vitkit.load(folder_of(tower(name), name, tmp_path / "folder")).model
+    model = vitkit.load(folder_of(theirs(name), name, tmp_path / "folder")).model
     with pytest.raises(VitkitError, match="--method occlusion"):
         rollout(model, torch.zeros(1, 3, 64, 64))

@@ -38,6 +38,15 @@ ONE = torch.ones(3)
 # What is stored, and words of a note on it.
 WRAPPED: dict[str, tuple[Callable[[State], Any], str]] = {
     "model_state_dict": (lambda own: {"model_state_dict": own, "optimizer_state_dict": MOMENTS}, "from model_state_di"),
+    "model": (lambda own: {"model": own, "epoch": 7, "optimizer": {"state": {}}}, "taken from model"),
+    "state_dict_ema": (lambda own: {"state_dict": OTHER, "state_dict_ema": own}, "state_dict was ignored"),
+    "model_ema": (lambda own: {"model": OTHER, "model_ema": own}, "model was ignored: model_ema was taken"),
+    "both": (lambda own: {"model": under("module._orig_mod.", own)}, "taken from model"),
+    "Lightning": (lambda own: {"state_dict": under("model.", own)}, "taken from state_dict"),
+    "DINO": (
+        lambda own: {"student": under("module.backbone.", OTHER), "teacher": under("backbone.", own)},
+        "taken from teacher",
+    ),
     "weights": (lambda own: {"weights": own, "epoch": 3}, "taken from weights"),
     "params": (lambda own: {"params": own}, "taken from params"),
     "params_ema": (lambda own: {"params": OTHER, "params_ema": own}, "params was ignored: params_ema was taken"),
