@@ -22,16 +22,7 @@ from photos import noise, save
 from vitkit.data import EXCLUDED, Edit, add_edits, split_from_file, table_of
 from vitkit.errors import VitkitError
 from vitkit.evaluation import headline_of
-from vitkit.training import (
-    PENALTIES,
-    OutOfFold,
-    Recipe,
-    folds_of,
-    nested_cross_validation,
-    prepared,
-    resume,
-    train,
-)
+from vitkit.training import PENALTIES, OutOfFold, Recipe, folds_of, nested_cross_validation, prepared, resume, train
 from vitkit.weights import load
 
 CLASSES = 3
@@ -58,7 +49,7 @@ def test_the_predictions_are_those_of_a_nested_cross_validation_by_scikit_learn(
         model = LogisticRegression(C=1 / (penalty * rows.sum()), max_iter=5000, tol=1e-8)
         return make_pipeline(StandardScaler(), model).fit(x[rows], y[rows])
 
-    for k in range(5):
+    for k in (0, 3):
         rest = (fold_of != k).numpy()
         inner = {}
         for penalty in PENALTIES:
@@ -94,11 +85,6 @@ def test_the_label_of_an_image_has_no_influence_on_its_own_test() -> None:
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return runs.begun(tmp_path_factory.mktemp("all-start"))
-
-
-@pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs.photos(tmp_path_factory.mktemp("all-data") / "photos", images=15, noise=300)
 
@@ -113,10 +99,6 @@ def sets_aside(data: Path, **given: Any) -> bool:
     return any({"test", "val"} & set(splits) for splits in parts)
 
 
-def test_auto_sets_no_image_aside(data: Path, start: Path) -> None:
-    assert not sets_aside(data, **fields(start))
-
-
 def test_a_head_is_also_what_is_trained_on_images_that_would_have_been_set_aside(tmp_path: Path, start: Path) -> None:
     """50 images of each class are enough to train the whole model, and 35 of them are not."""
     asked = Recipe.of({"data": str(runs.photos(tmp_path / "photos", images=50)), **fields(start)})
@@ -126,26 +108,10 @@ def test_a_head_is_also_what_is_trained_on_images_that_would_have_been_set_aside
     assert not any("for validation" in reason for reason in chosen.reasons)
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"split": (0.8, 0.0, 0.2)},
-        {"split_seed": 3},
-        {"folds": 3},
-        {"prior": "uniform"},
-    ],
-)
-def test_what_the_user_decides_about_the_images_is_kept(data: Path, start: Path, given: dict[str, Any]) -> None:
-    assert sets_aside(data, **fields(start, **given))
-
-
-def test_too_few_for_folds_and_images_seen_before_are_set_aside(tmp_path: Path, data: Path, start: Path) -> None:
-    assert sets_aside(runs.photos(tmp_path / "four", images=4, seed=3), **fields(start))
-    known = train(runs.quick(data, epochs=1), tmp_path / "known")
-    assert sets_aside(data, **fields(known))
-
-
-def test_a_given_split_is_kept(tmp_path: Path, start: Path) -> None:
+def test_what_the_user_decides_about_the_images_is_kept(data: Path, start: Path, tmp_path: Path) -> None:
+    assert not sets_aside(data, **fields(start))
+    for given in ({"split": (0.8, 0.0, 0.2)}, {"split_seed": 3}, {"folds": 3}, {"prior": "uniform"}):
+        assert sets_aside(data, **fields(start, **given)), given
     for split, images in (("train", 12), ("test", 4)):
         runs.photos(tmp_path / "split" / split, images=images, seed=images)
     assert sets_aside(tmp_path / "split", **fields(start))
@@ -184,6 +150,12 @@ def test_its_interval_is_that_of_a_cross_validation(finished: tuple[Path, str]) 
     n, p = figures["images"], figures["accuracy"]
     assert low < p < high
     assert high - low > 2 * 1.96 * (p * (1 - p) / n) ** 0.5
+
+
+def test_too_few_for_folds_and_images_seen_before_are_set_aside(tmp_path: Path, data: Path, start: Path) -> None:
+    assert sets_aside(runs.photos(tmp_path / "four", images=4, seed=3), **fields(start))
+    known = train(runs.quick(data, epochs=1), tmp_path / "known")
+    assert sets_aside(data, **fields(known))
 
 
 def test_an_evaluation_of_the_same_images_states_the_figure_again(finished: tuple[Path, str]) -> None:
@@ -259,41 +231,34 @@ def test_a_continued_run_tests_the_same_images_in_the_same_way_with_their_earlie
     assert any(words in line for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("asked", "reason"),
-    [
+def test_a_continued_run_that_cannot_test_in_the_same_way_is_refused(
+    finished: tuple[Path, str], data: Path, start: Path, tmp_path: Path
+) -> None:
+    first = str(finished[0])
+    for given, reason in (
         ({"method": "full"}, "method full does not allow"),
         ({"split": (0.8, 0.0, 0.2)}, "split does not allow"),
-        ({"weights": "first"}, "has seen 45 of the 45 pictures"),
-    ],
-)
-def test_a_continued_run_that_cannot_test_in_the_same_way_is_refused(
-    finished: tuple[Path, str], data: Path, start: Path, tmp_path: Path, asked: dict[str, Any], reason: str
-) -> None:
-    given = {**asked, "split_from": str(finished[0])}
-    if "weights" in given:
-        given["weights"] = str(finished[0])
-    with pytest.raises(VitkitError, match=reason):
-        vitkit.train(data, vitkit.Recipe(**{**fields(start), **given}), out=tmp_path / "second")
-    assert not (tmp_path / "second" / "split.json").exists()
+        ({"weights": first}, "has seen 45 of the 45 pictures"),
+    ):
+        recipe = vitkit.Recipe(**{**fields(start), **given, "split_from": first})
+        with pytest.raises(VitkitError, match=reason):
+            vitkit.train(data, recipe, out=tmp_path / "second")
+        assert not (tmp_path / "second" / "split.json").exists()
 
 
 def test_a_class_with_one_image(start: Path, tmp_path: Path) -> None:
     data = runs.photos(tmp_path / "photos", images=11)
-    for file in [
-        *(data / "red").glob("img*.png"),
-        *(data / "blue").glob("img1?.png"),
-        *(data / "blue").glob("img[2-9].png"),
-    ]:
+    for file in [*data.glob("red/*.png"), *data.glob("blue/img1?.png"), *data.glob("blue/img[2-9].png")]:
         file.unlink()
     run = vitkit.train(data, vitkit.Recipe(**fields(start)), out=tmp_path / "run")
     assert (run.headline.split, run.headline.images) == ("cross-validated", 12)
     assert run.evaluation["per_class"]["blue"]["recall"] == 0, "no head that was trained without it knows the class"
 
 
-def test_shuffled_labels_report_chance(start: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("seeds", [1, pytest.param(3, marks=pytest.mark.accept)])
+def test_shuffled_labels_report_chance(start: Path, tmp_path: Path, seeds: int) -> None:
     right, images, inside = 0.0, 0, list[bool]()
-    for seed in range(3):
+    for seed in range(seeds):
         data = runs.shuffled(runs.photos(tmp_path / f"photos-{seed}", images=15, noise=200, seed=seed), seed)
         run = vitkit.train(data, vitkit.Recipe(seed=seed, **fields(start)), out=tmp_path / f"run-{seed}")
         assert run.headline.split == "cross-validated" and run.headline.interval is not None

@@ -20,11 +20,6 @@ EACH = 58  # photographs of each class, of which 40 are trained on
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return runs.begun(tmp_path_factory.mktemp("method-start"))
-
-
-@pytest.fixture(scope="module")
 def easy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs.photos(tmp_path_factory.mktemp("easy") / "photos", images=EACH, noise=30)
 
@@ -45,18 +40,33 @@ def resolved(data: Path, start: Path, source: str = "", **fields: Any) -> Any:
     return prepared(Recipe.of(asked, source), (), chooses_method=True)
 
 
-def test_a_head_that_is_right_nearly_always_becomes_the_model(easy: Path, start: Path) -> None:
-    chosen = resolved(easy, start)
-    assert chosen.recipe.method == "probe"
-    assert any("100.0 % of 120 training images" in reason for reason in chosen.reasons)
-    assert not any("enough to fine-tune" in reason for reason in chosen.reasons)
+@pytest.fixture(scope="module")
+def chosen(easy: Path, start: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """A run that chose its method, and what it said."""
+    lines: list[str] = []
+    asked = Recipe(data=str(easy), weights=str(start), workers=0, precision="float32")
+    with heard(lines.append):
+        return train(asked, tmp_path_factory.mktemp("chosen") / "run"), lines
 
 
-def test_its_test_images_are_those_that_fine_tuning_would_have(easy: Path, start: Path) -> None:
-    probe = resolved(easy, start)
+def test_a_head_that_is_right_nearly_always_becomes_the_model(chosen: tuple[Path, list[str]], easy: Path) -> None:
+    folder, lines = chosen
+    assert Recipe.load(folder / "recipe.toml").method == "probe"
+    assert any("100.0 % of 120 training images" in line for line in lines)
+    assert not any("enough to fine-tune" in line for line in lines)
+    assert sum(line.startswith("method ") for line in lines) == 1
+    assert (folder / "evaluation.json").is_file() and not (folder / "checkpoints").exists()
+    assert json.loads((folder / "request.json").read_text()).keys() == {"data", "weights", "workers", "precision"}
+    assert resolved(easy, folder).recipe.method == "full", "weights that know the photographs are not asked"
+
+
+def test_its_test_images_are_those_that_fine_tuning_would_have(
+    chosen: tuple[Path, list[str]], easy: Path, start: Path
+) -> None:
     full = prepared(Recipe(data=str(easy), weights=str(start), method="full"), ())
-    tested = [set(made.parts[0].images.table.of_split("test").paths) for made in (probe, full)]
-    assert tested[0] == tested[1] != set()
+    table = split_from_file(chosen[0] / "split.json")
+    assert set(table.of_split("test").paths) == set(full.parts[0].images.table.of_split("test").paths) != set()
+    assert "val" not in table.splits
 
 
 def test_a_head_that_is_often_wrong_does_not(hard: Path, start: Path) -> None:
@@ -89,29 +99,11 @@ def test_it_is_tried_only_where_it_may_become_the_model(
 
 @pytest.mark.parametrize("fields", [{"method": "full"}, {"weights": "none"}], ids=["named", "without weights"])
 def test_nothing_is_tried_where_there_is_no_choice(
-    easy: Path, start: Path, tmp_path: Path, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    easy: Path, start: Path, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(selection, "probe_accuracy")
-    fields = {**runs.quick_fields(epochs=1), **fields} if "weights" in fields else {"weights": str(start), **fields}
-    folder = train(Recipe(**{"data": str(easy), "epochs": 1, "workers": 0, **fields}), tmp_path / "run")
-    assert split_from_file(folder / "split.json").splits.count("test") > 0
-
-
-def test_weights_that_know_the_photographs_are_not_asked(easy: Path, start: Path, tmp_path: Path) -> None:
-    first = train(Recipe(data=str(easy), **runs.quick_fields(epochs=1)), tmp_path / "first")
-    assert resolved(easy, first).recipe.method == "full"
-
-
-def test_a_run_says_why_and_is_written_once(easy: Path, start: Path, tmp_path: Path) -> None:
-    lines: list[str] = []
-    asked = Recipe(data=str(easy), weights=str(start), workers=0, precision="float32")
-    with heard(lines.append):
-        folder = train(asked, tmp_path / "run")
-    assert sum(line.startswith("method ") for line in lines) == 1
-    assert (folder / "evaluation.json").is_file()
-    assert "val" not in split_from_file(folder / "split.json").splits
-    assert not (folder / "checkpoints").exists()
-    assert json.loads((folder / "request.json").read_text()).keys() == {"data", "weights", "workers", "precision"}
+    (part,) = resolved(easy, start, **fields).parts
+    assert len(part.images.table.of_split("test")) > 0
 
 
 def test_the_time_of_a_training_may_be_limited_where_the_method_is_chosen(start: Path, tmp_path: Path) -> None:

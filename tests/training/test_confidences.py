@@ -74,9 +74,8 @@ def test_thresholds_are_chosen_on_answers_of_the_same_kind(data: Path, tmp_path:
         rows.append(f"{path.relative_to(data)},{path.parent.name}{';odd' if i % 3 == 0 else ''}")
     listed = tmp_path / "several.csv"
     listed.write_text("\n".join(rows) + "\n")
-    (tmp_path / "blue").symlink_to(data / "blue")
-    (tmp_path / "green").symlink_to(data / "green")
-    (tmp_path / "red").symlink_to(data / "red")
+    for name in runs.COLOURS:
+        (tmp_path / name).symlink_to(data / name)
     run = train(runs.quick(listed, **HALVES), tmp_path / "run")
     assert_eval_agrees(run, way)
     seen = vitkit.evaluate(run, split="val").evaluation

@@ -66,17 +66,14 @@ def test_every_bit_is_a_fair_coin_and_independent_of_its_neighbours() -> None:
     assert coins.mean(dim=1).abs().max() < 6 / math.sqrt(200), "at each place"
 
 
-@pytest.mark.parametrize("rate", [0.01, 0.1, 0.3, 0.5, 0.9])
-def test_what_survives_is_as_much_as_the_rate_says(rate: float) -> None:
+def test_what_survives_is_as_much_as_the_rate_says() -> None:
     bits = random_bits(keys_of(100), 1000)
-    assert abs((~survives(bits, rate)).double().mean().item() - rate) < 6 * math.sqrt(rate * (1 - rate) / 1e5)
-
-
-def test_the_ends_of_the_rates() -> None:
+    for rate in (0.01, 0.1, 0.3, 0.5, 0.9):
+        share = (~survives(bits, rate)).double().mean().item()
+        assert abs(share - rate) < 6 * math.sqrt(rate * (1 - rate) / 1e5)
     ends = torch.tensor([-(2**31), 0, 2**31 - 1], dtype=torch.int32)
-    assert survives(ends, 0.0).tolist() == [True, True, True]
-    assert survives(ends, 0.5).tolist() == [False, True, True]
-    assert survives(ends, 1 - 1e-12).tolist() == [False, False, True]
+    for rate, expected in ((0.0, [True] * 3), (0.5, [False, True, True]), (1 - 1e-12, [False, False, True])):
+        assert survives(ends, rate).tolist() == expected
 
 
 # --- Layers -------------------------------------------------------------------------------------------
@@ -238,9 +235,10 @@ def test_every_patch_is_kept_as_often_and_images_lose_others() -> None:
 
 @pytest.mark.parametrize("name", [n for n in VARIETY if not any(word in n for word in REFUSED)])
 def test_evaluation_and_state_are_the_plain_models(name: str) -> None:
-    model = build(**VARIETY[name])
+    model, seen = build(**VARIETY[name]), list[int]()
     expected, keys = model(images()), list(model.state_dict())
     drop_patches(model, 0.5)
+    model.blocks[0].register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[1]))
     assert largest_difference(model(images()), expected) == 0
     assert list(model.state_dict()) == keys
     model.train()
@@ -248,15 +246,10 @@ def test_evaluation_and_state_are_the_plain_models(name: str) -> None:
     logits = model(images())
     assert logits.shape == expected.shape
     assert largest_difference(logits, expected) > 0
+    assert seen[1] < seen[0], "the blocks see fewer tokens in training alone"
     copied = copy.deepcopy(model)
     torch.manual_seed(0)
     assert torch.equal(copied(images()), logits)
-
-
-@pytest.mark.parametrize("name", [n for n in VARIETY if any(word in n for word in REFUSED)])
-def test_models_that_need_all_patches_are_refused(name: str) -> None:
-    with pytest.raises(VitkitError, match=r"--patch-dropout: .* needs all patches"):
-        check_config(build(**VARIETY[name]).config, Recipe(patch_dropout=0.3))
 
 
 def test_full_fine_tuning_spares_patches_unless_it_is_told_or_cannot() -> None:
@@ -264,24 +257,16 @@ def test_full_fine_tuning_spares_patches_unless_it_is_told_or_cannot() -> None:
     assert spare_patches(full, {}, plain).patch_dropout == SPARED > 0
     assert spare_patches(full, {"patch_dropout": 0.0}, plain) == full
     assert spare_patches(Recipe.of({"method": "lora", "weights": "x"}), {}, plain).patch_dropout == 0
-    for name in VARIETY:
-        if any(word in name for word in REFUSED):
-            assert spare_patches(full, {}, build(**VARIETY[name]).config) == full
-
-
-def test_the_blocks_see_fewer_tokens_in_training_alone() -> None:
-    model, seen = build(), list[int]()
-    model.blocks[0].register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[1]))
-    drop_patches(model, 0.5)
-    for training in (False, True):
-        model.train(training)(images())
-    assert seen == [1 + 12, 1 + 6]
+    for config in (tiny.tiny(**VARIETY[name]) for name in VARIETY if any(word in name for word in REFUSED)):
+        assert spare_patches(full, {}, config) == full
+        with pytest.raises(VitkitError, match=r"--patch-dropout: .* needs all patches"):
+            check_config(config, Recipe(patch_dropout=0.3))
 
 
 def test_a_run_with_patch_dropout_is_repeatable_and_its_model_is_a_plain_one(tmp_path: Path) -> None:
     data = photos(tmp_path / "data")
     fields = {"epochs": 2, "model": "vit_micro_patch4_16", "model_fields": SIZE, "ema": 0.9}
-    for name in ("a", "b"):
+    for name in "ab":
         train(quick(data, patch_dropout=0.5, **fields), tmp_path / name)
     assert_same_weights(tmp_path / "a", tmp_path / "b")
     assert metrics(tmp_path / "a") == metrics(tmp_path / "b")

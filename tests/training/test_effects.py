@@ -13,64 +13,24 @@ from hearing import heard
 from vitkit.errors import VitkitError
 from vitkit.training import ACTS, Recipe, bundled, check_effects, choose, load_of_run, run, without_effect
 
-BASE: dict[str, Any] = {
-    "batch_size": 8,
-    "workers": 0,
-    "precision": "float32",
-    "cache": "none",
-    "logger": "none",
-    "lp_ft": False,
-    "seed": 0,
-    "keep": "best",
-}
+BASE: dict[str, Any] = {"batch_size": 8, "workers": 0, "precision": "float32", "cache": "none", "logger": "none"}
+BASE |= {"lp_ft": False, "seed": 0, "keep": "best"}
 METHODS = ("probe", "probe-sgd", "lora", "full", "scratch")
 
 # A value of each field that differs from what every method takes by itself, and what else it needs to act at all.
 CHOICES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "lora_rank": (2, {}),
-    "lp_ft": (True, {}),
-    "init": ("reference", {}),
-    "epochs": (3, {}),
-    "grad_accum": (2, {}),
-    "optimizer": ("sgd", {}),
-    "lr": (0.02, {}),
-    "weight_decay": (0.3, {}),
-    "decay_all": (True, {"weight_decay": 0.3}),
-    "layer_decay": (0.4, {}),
-    "momentum": (0.5, {}),
-    "beta2": (0.9, {}),
-    "schedule": ("linear", {}),
-    "step_per": ("epoch", {}),
-    "warmup": (0.6, {}),
-    "min_lr": (0.5, {}),
-    "clip_grad": (0.01, {}),
-    "ema": (0.5, {}),
-    "swa": (0.5, {}),
-    "swa_lr": (0.1, {"swa": 0.5, "epochs": 4}),
-    "label_smoothing": (0.4, {}),
-    "dropout": (0.4, {}),
-    "attention_dropout": (0.4, {}),
-    "drop_path": (0.4, {}),
-    "patch_dropout": (0.5, {}),
-    "mixup": (0.5, {}),
-    "cutmix": (0.5, {}),
-    "fit": ("pad", {}),
-    "crop_pct": (0.5, {"fit": "crop"}),
-    "interpolation": ("nearest", {"crop_pct": 0.5, "fit": "crop"}),
-    "crop_scale": ((0.1, 0.2), {}),
-    "hflip": (False, {}),
-    "rotate": (40.0, {}),
-    "translate": (0.4, {}),
-    "zoom": (0.5, {}),
-    "shear": (30.0, {}),
-    "color_jitter": (0.9, {}),
-    "rand_augment": (9, {}),
-    "random_erasing": (0.9, {}),
-    "max_images": (9, {}),
-    "split_seed": (7, {}),
-    "split": ((0.5, 0.3, 0.2), {}),
-    "balance": ("sampler", {}),
-}
+    "lora_rank": (2, {}), "lp_ft": (True, {}), "init": ("reference", {}), "epochs": (3, {}), "grad_accum": (2, {}),
+    "optimizer": ("sgd", {}), "lr": (0.02, {}), "weight_decay": (0.3, {}), "decay_all": (True, {"weight_decay": 0.3}),
+    "layer_decay": (0.4, {}), "momentum": (0.5, {}), "beta2": (0.9, {}), "schedule": ("linear", {}),
+    "step_per": ("epoch", {}), "warmup": (0.6, {}), "min_lr": (0.5, {}), "clip_grad": (0.01, {}), "ema": (0.5, {}),
+    "swa": (0.5, {}), "swa_lr": (0.1, {"swa": 0.5, "epochs": 4}), "label_smoothing": (0.4, {}), "dropout": (0.4, {}),
+    "attention_dropout": (0.4, {}), "drop_path": (0.4, {}), "patch_dropout": (0.5, {}), "mixup": (0.5, {}),
+    "cutmix": (0.5, {}), "fit": ("pad", {}), "crop_pct": (0.5, {"fit": "crop"}),
+    "interpolation": ("nearest", {"crop_pct": 0.5, "fit": "crop"}), "crop_scale": ((0.1, 0.2), {}),
+    "hflip": (False, {}), "rotate": (40.0, {}), "translate": (0.4, {}), "zoom": (0.5, {}), "shear": (30.0, {}),
+    "color_jitter": (0.9, {}), "rand_augment": (9, {}), "random_erasing": (0.9, {}), "max_images": (9, {}),
+    "split_seed": (7, {}), "split": ((0.5, 0.3, 0.2), {}), "balance": ("sampler", {}),
+}  # fmt: skip
 # What else the fields of the table do than change weights and figures, so that trainings cannot show it here.
 NOT_SHOWN = {
     "time": "its effect is a matter of the clock",
@@ -171,11 +131,7 @@ def test_a_divided_folder_is_not_divided_again(tmp_path: Path) -> None:
         runs.photos(tmp_path / "photos" / part, images=images)
     for field in ({"split": (0.5, 0.3, 0.2)}, {"split_seed": 3}):
         with pytest.raises(VitkitError, match="is already split: leave it out"):
-            vitkit.train(
-                tmp_path / "photos",
-                vitkit.Recipe(**runs.quick_fields(**field)),
-                out=tmp_path / "run",
-            )
+            vitkit.train(tmp_path / "photos", vitkit.Recipe(**runs.quick_fields(**field)), out=tmp_path / "run")
 
 
 @pytest.mark.parametrize("name", sorted(bundled()))

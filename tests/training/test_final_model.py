@@ -270,10 +270,11 @@ def everything(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.name.startswith(".")}
 
 
-def test_shuffled_labels_are_not_predicted_better_than_by_chance(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seeds", [1, pytest.param(4, marks=pytest.mark.accept)])
+def test_shuffled_labels_are_not_predicted_better_than_by_chance(tmp_path: Path, seeds: int) -> None:
     """The pooled predictions that calibrate the final model are honest: their accuracy is that of chance."""
     right, total = 0, 0
-    for seed in range(4):
+    for seed in range(seeds):
         data = runs.shuffled(runs.photos(tmp_path / f"photos-{seed}", images=10, noise=200, seed=seed), seed)
         folder = train(recipe_for(data, folds=2, epochs=2, seed=seed), tmp_path / f"run-{seed}")
         predictions = OutOfFold.read(folder)

@@ -19,13 +19,14 @@ from torch import Tensor
 import runs
 import tiny
 from hearing import heard
-from vitkit.classifier import Classifier
-from vitkit.data import MULTI_LABEL, EpochSampler
+from vitkit.data import MULTI_LABEL, EpochSampler, split_from_file
 from vitkit.errors import VitkitError
 from vitkit.evaluation import (
     Calibration,
     Evaluation,
+    best_thresholds,
     calibrate,
+    evaluate,
     fit_temperature,
     for_prior,
     log_odds,
@@ -347,9 +348,6 @@ def test_what_is_saved_otherwise_is_written_down(noise: Path, tmp_path: Path, fi
 
 def test_what_validation_says_of_an_epoch_is_what_the_saved_model_says(noise: Path, tmp_path: Path) -> None:
     run, _ = go(noise, tmp_path / "run", balance="loss", epochs=2, lr=1e-3, keep="every")
-    from vitkit.data import split_from_file
-    from vitkit.evaluation import evaluate
-
     table = split_from_file(run / "split.json")
     for row, epoch in zip(runs.metrics(run), sorted((run / "checkpoints").glob("epoch-*")), strict=True):
         outcome = evaluate(load(epoch), table, "val")
@@ -396,17 +394,10 @@ def test_of_several_classes_probabilities_are_calibrated_and_thresholds_chosen_a
     assert standing.shift[0] == 0 and standing.shift[1] < -1
     assert torch.allclose(saved - trained, torch.tensor(standing.in_head), atol=1e-5)
     assert classifier.temperature != 1 and any(line.startswith("temperature ") for line in said)
-    assert_thresholds_are_of_what_is_said(run, classifier)
-
-
-def assert_thresholds_are_of_what_is_said(run: Path, classifier: Classifier) -> None:
-    from vitkit.data import split_from_file
-    from vitkit.evaluation import best_thresholds
-
     table = split_from_file(run / "split.json").of_split("val")
-    said = np.stack([row for _, row in classifier.stream(table.file(i) for i in range(len(table)))])
+    rows_said = np.stack([row for _, row in classifier.stream(table.file(i) for i in range(len(table)))])
     labels = np.array([table.target(i) for i in range(len(table))]) == 1
-    assert classifier.thresholds == pytest.approx(best_thresholds(labels, said), abs=1e-4)
+    assert classifier.thresholds == pytest.approx(best_thresholds(labels, rows_said), abs=1e-4)
 
 
 def test_equal_shares_are_of_single_classes(tmp_path: Path) -> None:
@@ -425,38 +416,22 @@ def test_equal_shares_are_of_single_classes(tmp_path: Path) -> None:
 ANY_COUNTS = st.lists(st.integers(1, 500), min_size=1, max_size=8)
 
 
-@given(ANY_COUNTS)
-def test_the_weights_are_scikit_learns(counts: list[int]) -> None:
+@given(ANY_COUNTS, st.integers(0, 3))
+def test_the_weights_are_scikit_learns_and_nothing_where_classes_have_no_image(counts: list[int], empty: int) -> None:
     labels = np.repeat(np.arange(len(counts)), counts)
     expected = compute_class_weight("balanced", classes=np.arange(len(counts)), y=labels)
     np.testing.assert_allclose(class_weights(counts).numpy(), expected, rtol=1e-6)
+    weights = class_weights(counts + [0] * empty).numpy()
+    assert (weights[: len(counts)] * counts).sum() / sum(counts) == pytest.approx(1, rel=1e-5)
+    assert (weights[len(counts) :] == 0).all()
 
 
-@given(ANY_COUNTS, st.integers(0, 3))
-def test_their_mean_over_training_images_is_1_also_where_classes_have_none(counts: list[int], empty: int) -> None:
-    counts = counts + [0] * empty
-    weights = class_weights(counts).numpy()
-    assert (weights * counts).sum() / sum(counts) == pytest.approx(1, rel=1e-5)
-    assert (weights[len(counts) - empty :] == 0).all()
-
-
-@pytest.mark.parametrize(
-    ("counts", "expected"),
-    [([10, 30], "none"), ([10, 31], "loss"), ([10, 20, 31], "loss"), ([10, 0, 30], "none"), ([7], "none")],
-)
-def test_auto_weighs_where_the_largest_has_more_than_three_times_the_smallest(counts: list[int], expected: str) -> None:
-    balance, why = resolve_balance("auto", counts)
-    assert balance == expected
-    assert (why is None) == (expected == "none")
-
-
-def test_auto_says_so_in_a_line() -> None:
-    line = resolve_balance("auto", [5, 40])[1]
-    assert line.startswith("balance loss: classes have 5 to 40 training images")
-    assert "--balance none" in line
-
-
-@pytest.mark.parametrize("asked", ["loss", "sampler", "none"])
-def test_what_is_asked_for_is_done_without_a_word(asked: str) -> None:
-    assert resolve_balance(asked, [1, 100]) == (asked, None)  # type: ignore[arg-type]
-    assert resolve_balance(asked, [9, 9]) == (asked, None)  # type: ignore[arg-type]
+def test_auto_weighs_where_the_largest_has_more_than_three_times_the_smallest() -> None:
+    for counts in ([10, 30], [10, 0, 30], [7]):
+        assert resolve_balance("auto", counts) == ("none", None)
+    for counts in ([10, 31], [10, 20, 31]):
+        balance, line = resolve_balance("auto", counts)
+        assert balance == "loss"
+        assert line.startswith("balance loss: classes have 10 to 31 training images") and "--balance none" in line
+    for asked in ("loss", "sampler", "none"):
+        assert resolve_balance(asked, [1, 100]) == (asked, None)  # type: ignore[arg-type]

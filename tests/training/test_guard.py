@@ -22,12 +22,17 @@ def always(answer: int, strength: float, images: int = 60, classes: int = 3, noi
     return logits + noise * torch.randn(images, classes, generator=torch.Generator().manual_seed(0))
 
 
-def test_a_model_that_surely_says_one_class_of_three_has_collapsed() -> None:
-    assert has_collapsed(ValidationOutcome.of(always(1, 9.0, noise=0.5), TRUE))
-
-
-def test_a_dead_model_that_has_only_learned_the_shares_has_collapsed() -> None:
-    assert has_collapsed(ValidationOutcome.of(always(1, 0.1, noise=1e-5), TRUE))
+def test_what_has_collapsed_and_what_has_just_begun_to_learn() -> None:
+    assert has_collapsed(ValidationOutcome.of(always(1, 9.0, noise=0.5), TRUE)), "surely one class of three"
+    assert has_collapsed(ValidationOutcome.of(always(1, 0.1, noise=1e-5), TRUE)), "it has only learned the shares"
+    young = ValidationOutcome.of(always(1, 0.5, noise=0.05), TRUE)
+    assert not has_collapsed(young) and not has_collapsed(young, best_accuracy=0.4)
+    assert has_collapsed(young, best_accuracy=0.5), "it once was better"
+    logits = always(1, 0.5, noise=1.0)
+    logits[3] = math.nan
+    assert has_collapsed(ValidationOutcome.of(logits, TRUE))
+    assert not has_collapsed(ValidationOutcome.of(always(1, 9.0, 9), TRUE[:9])), "a handful of images says nothing"
+    assert has_collapsed(ValidationOutcome.of(always(1, 9.0, 12), TRUE[:12]))
 
 
 def test_what_a_model_has_been_given_is_not_held_against_it() -> None:
@@ -39,35 +44,10 @@ def test_what_a_model_has_been_given_is_not_held_against_it() -> None:
     assert has_collapsed(ValidationOutcome.of(dead + shift, uneven, shift))
 
 
-def test_a_model_that_once_was_better_has_collapsed() -> None:
-    outcome = ValidationOutcome.of(always(1, 0.5, noise=0.05), TRUE)
-    assert not has_collapsed(outcome, best_accuracy=0.4)
-    assert has_collapsed(outcome, best_accuracy=0.5)
-
-
-def test_a_model_that_has_just_begun_to_learn_has_not_collapsed() -> None:
-    assert not has_collapsed(ValidationOutcome.of(always(1, 0.5, noise=0.05), TRUE))
-
-
-def test_after_one_collapse_no_further_sign_is_needed() -> None:
-    beginning = ValidationOutcome.of(always(1, 0.5, noise=0.05), TRUE)
-    guard = StabilityGuard(lambda _: None)
-    assert guard.judge(beginning)
-    guard.lower(0, "it fell")
-    assert not guard.judge(beginning)
-    assert guard.judge(ValidationOutcome.of(torch.eye(3)[TRUE], TRUE))
-
-
-def test_logits_that_are_not_finite_are_a_collapse() -> None:
-    logits = always(1, 0.5, noise=1.0)
-    logits[3] = math.nan
-    assert has_collapsed(ValidationOutcome.of(logits, TRUE))
-
-
-@pytest.mark.parametrize(("largest", "collapsed"), [(40, True), (53, True), (54, True), (55, False), (60, False)])
-def test_data_that_are_nearly_one_class_are_no_collapse(largest: int, collapsed: bool) -> None:
-    labels = torch.tensor([1] * largest + [0] * (60 - largest))
-    assert has_collapsed(ValidationOutcome.of(always(1, 30.0), labels)) == collapsed
+def test_data_that_are_nearly_one_class_are_no_collapse() -> None:
+    for largest, collapsed in ((40, True), (53, True), (54, True), (55, False), (60, False)):
+        labels = torch.tensor([1] * largest + [0] * (60 - largest))
+        assert has_collapsed(ValidationOutcome.of(always(1, 30.0), labels)) == collapsed
 
 
 def test_one_other_prediction_in_a_hundred_is_still_a_collapse_and_two_are_none() -> None:
@@ -77,11 +57,6 @@ def test_one_other_prediction_in_a_hundred_is_still_a_collapse_and_two_are_none(
         wrong = (labels == 2).nonzero().flatten()[:others]
         logits[wrong] = always(1, 20.0, others, 4)
         assert has_collapsed(ValidationOutcome.of(logits, labels)) == collapsed
-
-
-def test_a_handful_of_images_says_nothing() -> None:
-    assert not has_collapsed(ValidationOutcome.of(always(1, 9.0, 9), TRUE[:9]))
-    assert has_collapsed(ValidationOutcome.of(always(1, 9.0, 12), TRUE[:12]))
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=40), st.integers(0, 2**30), st.floats(0, 50))
@@ -107,28 +82,25 @@ def test_what_was_good_is_remembered_and_a_collapse_is_not() -> None:
 def test_the_rate_is_lowered_twice_by_ten_and_then_it_is_over() -> None:
     lines: list[str] = []
     guard = StabilityGuard(lines.append)
-    scales = [guard.lr_scale]
+    scales, beginning = [guard.lr_scale], ValidationOutcome.of(always(1, 0.5, noise=0.05), TRUE)
+    assert guard.judge(beginning)
     for epoch in range(2):
         guard.lower(epoch, "it fell")
         scales.append(guard.lr_scale)
     assert scales == pytest.approx([1, 0.1, 0.01])
+    assert not guard.judge(beginning), "after one collapse no further sign is needed"
+    assert guard.judge(ValidationOutcome.of(torch.eye(3)[TRUE], TRUE))
     assert len(lines) == 2
     with pytest.raises(VitkitError, match=r"it fell after epoch 3.*try a lower --lr"):
         guard.lower(2, "it fell")
 
 
-def test_a_skipped_step_is_said_with_its_place() -> None:
-    lines: list[str] = []
-    StabilityGuard(lines.append).skip_step("loss", 0, 7)
-    assert lines == ["the loss is not finite in epoch 1, after 7 steps: step skipped"]
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_one_number_among_many_is_found(value: float) -> None:
-    weights = {"a": torch.ones(3, 4), "n": torch.tensor(3), "b": torch.full((5,), 3e38)}
-    assert all_finite(weights)
-    weights["b"][2] = value
-    assert not all_finite(weights)
+def test_one_number_among_many_is_found() -> None:
+    for value in (math.nan, math.inf, -math.inf):
+        weights = {"a": torch.ones(3, 4), "n": torch.tensor(3), "b": torch.full((5,), 3e38)}
+        assert all_finite(weights)
+        weights["b"][2] = value
+        assert not all_finite(weights)
 
 
 def test_a_bad_share_of_another_process_skips_the_step() -> None:

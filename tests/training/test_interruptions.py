@@ -16,41 +16,23 @@ from vitkit.training import run
 from vitkit.training.stages import examine, fit
 
 
-@pytest.fixture(scope="module")
-def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An uninterrupted run of three epochs that tests may read but not change."""
-    return run.train(runs.quick(data), tmp_path_factory.mktemp("runs") / "finished")
-
-
-def resume(folder: Path) -> None:
-    run.resume(folder)
-
-
-def stop_at(what: str, number: int, last: bool = False) -> Callable[[str, int, int], None]:
-    """A progress that sends a signal to its own process when this work is begun, or done."""
-
-    def progress(now: str, done: int, total: int) -> None:
-        if now == what and (done == total or not last):
-            os.kill(os.getpid(), number)
-
-    return progress
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("epoch", [1, 3])
+@pytest.mark.parametrize(("number", "epoch"), [(signal.SIGTERM, 1), (signal.SIGHUP, 3)])
 def test_a_signal_between_the_last_step_and_the_end_of_an_epoch_stops_the_run(
     finished: Path, data: Path, tmp_path: Path, number: int, epoch: int
 ) -> None:
     lines: list[str] = []
-    with pytest.raises(Interrupted) as caught:
-        stop = stop_at(f"epoch {epoch}/3", number, last=True)
-        with reporting_to(stop), heard(lines.append):
-            run.train(runs.quick(data), tmp_path / "run")
+
+    def stop(now: str, done: int, total: int) -> None:
+        if now == f"epoch {epoch}/3" and done == total:
+            os.kill(os.getpid(), number)
+
+    with pytest.raises(Interrupted) as caught, reporting_to(stop), heard(lines.append):
+        run.train(runs.quick(data), tmp_path / "run")
     assert caught.value.signal_number == number
     assert lines[-1] == f"to continue: vitkit train --resume {tmp_path / 'run'}"
     assert lines[-2].startswith("stopped; the ")
     assert not (tmp_path / "run" / "report.html").exists()
-    resume(tmp_path / "run")
+    run.resume(tmp_path / "run")
     runs.assert_same_outcome(tmp_path / "run", finished)
 
 
@@ -62,11 +44,8 @@ def test_a_signal_before_there_is_a_model_leaves_a_run_to_go_on_with(
         patch.setattr("vitkit.training.stages.fit.new_classifier", raising(Interrupted(signal.SIGTERM)))
         with heard(lines.append):
             run.train(runs.quick(data), tmp_path / "run")
-    assert lines[-2:] == [
-        "stopped before there was a model",
-        f"to continue: vitkit train --resume {tmp_path / 'run'}",
-    ]
-    resume(tmp_path / "run")
+    assert lines[-2:] == ["stopped before there was a model", f"to continue: vitkit train --resume {tmp_path / 'run'}"]
+    run.resume(tmp_path / "run")
     runs.assert_same_outcome(tmp_path / "run", finished)
 
 
@@ -102,7 +81,7 @@ def test_a_run_that_another_process_works_on_is_left_to_it(finished: Path, data:
         for work in (
             lambda: run.train(runs.quick(data), folder),
             lambda: run.train(runs.quick(data), folder, force=True),
-            lambda: resume(folder),
+            lambda: run.resume(folder),
         ):
             with pytest.raises(VitkitError, match=f"run is being written by process {os.getpid()} of "):
                 work()
@@ -135,18 +114,14 @@ def test_a_run_is_held_from_its_start_to_its_end(data: Path, tmp_path: Path, mon
 
 def test_only_what_a_run_was_writing_is_swept(finished: Path, data: Path, tmp_path: Path) -> None:
     folder = runs.copy_of(finished, tmp_path / "run")
-    own = [
-        ".model.safetensors.77.tmp",
-        ".report.html.77.tmp",
-        "checkpoints/.last.ckpt.77.tmp",
-    ]
+    own = [".model.safetensors.77.tmp", ".report.html.77.tmp", "checkpoints/.last.ckpt.77.tmp"]
     others = [".notes.txt.77.tmp", ".mine.tmp", "kept/.model.json.77.tmp", ".last.ckpt.tmp"]
     (folder / "kept").mkdir()
     (folder / ".run.onnx.77.tmp").mkdir()  # of an export that was killed
     (folder / ".run.onnx.77.tmp" / "run.onnx").write_text("half")
     for name in (*own, *others):
         (folder / name).write_text("half")
-    resume(folder)
+    run.resume(folder)
     assert [name for name in own if (folder / name).exists()] == []
     for name in own:
         (folder / name).write_text("half")
@@ -208,28 +183,18 @@ def test_truncated_checkpoints_fall_back_by_one(finished: Path, data: Path, tmp_
     assert not any("damaged" in line or line.startswith("epoch ") for line in lines)
 
 
-def test_a_checkpoint_that_is_missing_is_replaced_by_the_one_before(finished: Path, tmp_path: Path) -> None:
+def test_a_missing_checkpoint_is_replaced_by_the_one_before_and_two_damaged_ones_are_an_error(
+    finished: Path, tmp_path: Path
+) -> None:
     folder, lines = runs.copy_of(finished, tmp_path / "run"), []
     (folder / "checkpoints" / "last.ckpt").unlink()
     with heard(lines.append):
         run.resume(folder)
     assert any("last.ckpt is missing: continuing from the checkpoint before it" in line for line in lines)
     runs.assert_same_outcome(folder, finished)
-
-
-def test_two_damaged_checkpoints_are_an_error_that_names_the_newest(finished: Path, tmp_path: Path) -> None:
-    folder = runs.copy_of(finished, tmp_path / "run")
     for path in (folder / "checkpoints").glob("*.ckpt"):
         cut(path, 0.5)
     with pytest.raises(VitkitError, match=r"last\.ckpt is damaged; delete it"):
-        run.resume(folder)
-
-
-def test_checkpoints_of_another_run_are_no_reason_to_fall_back(finished: Path, data: Path, tmp_path: Path) -> None:
-    folder = runs.copy_of(finished, tmp_path / "run")
-    other = run.train(runs.quick(data, seed=9, epochs=1), tmp_path / "other")
-    (other / "checkpoints" / "last.ckpt").replace(folder / "checkpoints" / "last.ckpt")
-    with pytest.raises(VitkitError, match=r"last\.ckpt belongs to another run"):
         run.resume(folder)
 
 
@@ -243,3 +208,11 @@ def test_the_checkpoint_before_needs_no_links(finished: Path, data: Path, tmp_pa
     cut(folder / "checkpoints" / "last.ckpt", 0.5)
     run.resume(folder)
     runs.assert_same_outcome(folder, finished)
+
+
+def test_checkpoints_of_another_run_are_no_reason_to_fall_back(finished: Path, data: Path, tmp_path: Path) -> None:
+    folder = runs.copy_of(finished, tmp_path / "run")
+    other = run.train(runs.quick(data, seed=9, epochs=1), tmp_path / "other")
+    (other / "checkpoints" / "last.ckpt").replace(folder / "checkpoints" / "last.ckpt")
+    with pytest.raises(VitkitError, match=r"last\.ckpt belongs to another run"):
+        run.resume(folder)

@@ -65,14 +65,10 @@ def corrected(data: Path, labels: Path) -> tuple[Path, str]:
     return run.folder, "\n".join(said)
 
 
-def by_path(table: ImageTable) -> dict[str, str]:
-    return dict(labels_of(table))
-
-
 def test_a_run_learns_the_corrected_labels_and_says_so(corrected: tuple[Path, str], labels: Path) -> None:
     folder, said = corrected
     table = split_from_file(folder / "split.json")
-    own = by_path(table)
+    own = dict(labels_of(table))
     assert own["red/img1.png"] == "blue"
     assert "red/img2.png" not in own
     assert table.counts() == {"blue": 13, "gold": 3, "green": 9, "red": 10}
@@ -82,19 +78,10 @@ def test_a_run_learns_the_corrected_labels_and_says_so(corrected: tuple[Path, st
     assert "warning: 1 path of labels.csv matches no picture" in said
     assert "none.png" in said
     assert (folder / "labels.csv").read_bytes() == labels.read_bytes()
-
-
-def test_the_evaluation_of_the_run_is_of_the_corrected_labels(corrected: tuple[Path, str]) -> None:
-    folder, _ = corrected
+    assert load(folder).provenance["recipe"]["labels"] == "labels.csv", "not where it lay"
     found = vitkit.evaluate(folder, split="train")
-    own = by_path(split_from_file(folder / "split.json"))
     names = [found.evaluation.classes[label] for label in found.evaluation.labels]
     assert dict(zip(found.evaluation.paths, names, strict=True)).items() <= own.items()
-
-
-def test_what_travels_with_the_model_does_not_say_where_the_label_file_lay(corrected: tuple[Path, str]) -> None:
-    folder, _ = corrected
-    assert load(folder).provenance["recipe"]["labels"] == "labels.csv"
 
 
 def test_an_interrupted_run_goes_on_without_its_label_file(corrected: tuple[Path, str], tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -42,6 +43,13 @@ def train(data: Path, folder: Path, **fields: Any) -> tuple[Path, str]:
     recipe = runs.quick(data, **{"epochs": 1, "method": "scratch", **fields})
     with heard(lines.append):
         return run.train(recipe, folder), "\n".join(lines)
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What images serve for is settled before anything is trained: nothing is."""
+    monkeypatch.setattr(run, "TRAINING", replace(run.TRAINING, fit=lambda _: None, conclude=()))
+    monkeypatch.setattr(run, "discard_if_empty", lambda _: None)
 
 
 def go_on(data: Path, weights: Path, folder: Path, **fields: Any) -> tuple[Path, str]:
@@ -128,6 +136,7 @@ def test_folds_from_weights_that_have_seen_the_pictures_are_refused(data: Path, 
     assert not (tmp_path / "folds").exists()
 
 
+@pytest.mark.usefixtures("settled")
 def test_added_photographs_alone_are_dealt(data: Path, first: Path, tmp_path: Path) -> None:
     more = scenes(Path(shutil.copytree(data, tmp_path / "more")), start=500, each=10)
     second, said = go_on(more, first, tmp_path / "second")
@@ -137,6 +146,7 @@ def test_added_photographs_alone_are_dealt(data: Path, first: Path, tmp_path: Pa
     assert counts == [42, 6, 12]  # the exact parts of 60
 
 
+@pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("form", FORMS)
 def test_copies_in_any_form_keep_the_split_of_the_weights(data: Path, first: Path, tmp_path: Path, form: str) -> None:
     second, said = go_on(FORMS[form](data, tmp_path / "photos"), first, tmp_path / "second")
@@ -149,6 +159,7 @@ def test_copies_in_any_form_keep_the_split_of_the_weights(data: Path, first: Pat
         assert split == own[Path(path).parts[0], Path(path).stem.removeprefix("new-")]
 
 
+@pytest.mark.usefixtures("settled")
 def test_a_moved_class_keeps_its_pictures_splits(data: Path, first: Path, tmp_path: Path) -> None:
     moved = Path(shutil.copytree(data, tmp_path / "moved"))
     for file in list((moved / "a").iterdir())[:5]:
@@ -201,12 +212,14 @@ def test_other_pictures_are_drawn_anew_and_the_record_grows(first: Path, tmp_pat
 # --- Keeping a split -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("settled")
 def test_a_run_of_other_pictures_to_split_from_is_a_problem(data: Path, first: Path, tmp_path: Path) -> None:
     others = runs.photos(tmp_path / "photos", seed=5)
     _, said = train(others, tmp_path / "run", split_from=str(first))
     assert f"problem: no image is known from {first.name}: the images are divided anew" in said
 
 
+@pytest.mark.usefixtures("settled")
 def test_without_it_the_line_says_whose_test_pictures_are_trained_on(data: Path, first: Path) -> None:
     _, said = train(data, first.parent / "reseeded", seed=5)
     shutil.rmtree(first.parent / "reseeded")
@@ -221,6 +234,7 @@ def test_one_corrected_label_moves_no_other_picture(data: Path, first: Path, tmp
     assert run.resume(second) == second
 
 
+@pytest.mark.usefixtures("settled")
 def test_a_new_copy_of_two_splits_is_left_out_and_named(data: Path, first: Path, tmp_path: Path) -> None:
     more = Path(shutil.copytree(data, tmp_path / "more"))
     table = split_from_file(first / "split.json")
@@ -235,6 +249,7 @@ def test_a_new_copy_of_two_splits_is_left_out_and_named(data: Path, first: Path,
     assert roles(first).items() <= roles(second).items()
 
 
+@pytest.mark.usefixtures("settled")
 def test_a_run_without_a_record_cannot_be_kept_to(data: Path, tmp_path: Path) -> None:
     with pytest.raises(VitkitError, match="split_from"):
         runs.quick(data, split_from="x", folds=2)

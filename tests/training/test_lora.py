@@ -13,7 +13,7 @@ import tiny
 from hearing import heard
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
-from vitkit.errors import Interrupted, VitkitError
+from vitkit.errors import Interrupted
 from vitkit.model import VisionTransformer
 from vitkit.system import reporting_to
 from vitkit.training import Recipe, add_low_rank, load_of_run, merge_low_rank, run
@@ -23,9 +23,7 @@ MATRICES = [f"blocks.{i}.{name}.weight" for i in range(3) for name in ("attn.qkv
 RANK = 2
 
 
-@pytest.fixture
-def images() -> torch.Tensor:
-    return torch.randn(3, 3, 12, 16, generator=torch.Generator().manual_seed(1))
+IMAGES = torch.randn(3, 3, 12, 16, generator=torch.Generator().manual_seed(1))
 
 
 def adapted() -> VisionTransformer:
@@ -39,10 +37,10 @@ def adapted() -> VisionTransformer:
     return model
 
 
-def test_at_first_nothing_changes(images: torch.Tensor) -> None:
+def test_at_first_nothing_changes() -> None:
     plain, model = tiny.build(), tiny.build()
     assert add_low_rank(model, RANK, seed=0) == MATRICES
-    assert torch.equal(model(images), plain(images))
+    assert torch.equal(model(IMAGES), plain(IMAGES))
 
 
 def test_the_heads_and_the_thin_matrices_alone_are_trained() -> None:
@@ -65,13 +63,13 @@ def test_the_change_is_twice_the_product() -> None:
         torch.testing.assert_close(whole[name] - plain[name], 2 * b @ a, atol=1e-6, rtol=0)
 
 
-def test_merging_keeps_the_logits_the_layout_and_the_model_itself(images: torch.Tensor) -> None:
+def test_merging_keeps_the_logits_the_layout_and_the_model_itself() -> None:
     model = adapted()
-    before = model(images)
+    before = model(IMAGES)
     whole = merge_low_rank(model)
-    torch.testing.assert_close(whole(images), before, atol=1e-5, rtol=0)
+    torch.testing.assert_close(whole(IMAGES), before, atol=1e-5, rtol=0)
     assert list(whole.state_dict()) == list(tiny.build().state_dict())
-    assert torch.equal(model(images), before) and len(list(model.parameters())) > len(list(whole.parameters()))
+    assert torch.equal(model(IMAGES), before) and len(list(model.parameters())) > len(list(whole.parameters()))
 
 
 # --- Runs --------------------------------------------------------------------------------------------
@@ -115,11 +113,6 @@ def test_a_run_resumes_to_the_same_weights(finished: Path, data: Path, source: P
     assert load(tmp_path / "run").classes == ("blue", "green", "red")
     run.resume(tmp_path / "run")
     runs.assert_same_weights(tmp_path / "run", finished)
-
-
-def test_without_weights_there_is_nothing_to_change(data: Path) -> None:
-    with pytest.raises(VitkitError, match="lora adapts pretrained weights"):
-        Recipe(data=str(data), method="lora", weights="none")
 
 
 # --- The learning rate -------------------------------------------------------------------------------

@@ -18,15 +18,7 @@ from hearing import heard
 from vitkit.data import read_source, split_from_file
 from vitkit.errors import VitkitError
 from vitkit.evaluation import MultiEvaluation, best_thresholds, evaluate, regress
-from vitkit.training import (
-    Metrics,
-    Recipe,
-    binary_loss,
-    complete,
-    read_metrics,
-    resume,
-    train,
-)
+from vitkit.training import Metrics, Recipe, binary_loss, complete, read_metrics, resume, train
 from vitkit.weights import load
 
 CLASSES = ("blue", "green", "red")
@@ -236,14 +228,11 @@ def test_the_loss_decides_and_nothing_is_smoothed_unless_asked_for(data: Path) -
 
 
 def test_metrics_have_a_column_of_their_own_only_where_there_is_one(tmp_path: Path) -> None:
-    single, multi = tmp_path / "single.csv", tmp_path / "multi.csv"
-    for epoch in range(3):
-        Metrics(single).append({"epoch": epoch, "step": epoch, "val_acc": 0.5})
-        Metrics(multi).append({"epoch": epoch, "step": epoch, "val_acc": 0.5, "val_map": 0.25})
-    for file in (single, multi):
-        Metrics(file).truncate(2)
-        assert len(read_metrics(file)) == 2
-    begin, end = "epoch,step,train_loss,train_acc,val_loss,val_acc,", "lr,seconds,waiting"
-    assert single.read_text().splitlines()[0] == begin + end
-    assert multi.read_text().splitlines()[0] == begin + "val_map," + end
-    assert read_metrics(multi)[1]["val_map"] == 0.25
+    for name, more in (("single", {}), ("multi", {"val_map": 0.25})):
+        metrics = Metrics(tmp_path / f"{name}.csv")
+        for epoch in range(3):
+            metrics.append({"epoch": epoch, "step": epoch, "val_acc": 0.5, **more})
+        metrics.truncate(2)
+        assert [row.get("val_map") for row in read_metrics(tmp_path / f"{name}.csv")] == [more.get("val_map")] * 2
+        columns = "epoch,step,train_loss,train_acc,val_loss,val_acc," + "val_map," * bool(more) + "lr,seconds,waiting"
+        assert (tmp_path / f"{name}.csv").read_text().splitlines()[0] == columns

@@ -21,16 +21,7 @@ from vitkit.data import mix_seeds
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.model import Network, config_of
 from vitkit.model.build import build
-from vitkit.training import (
-    Loop,
-    Recipe,
-    RunningStatistics,
-    SafePoint,
-    WeightAverage,
-    ema_decay,
-    resume,
-    train,
-)
+from vitkit.training import Loop, Recipe, RunningStatistics, SafePoint, WeightAverage, ema_decay, resume, train
 
 NAME = "shufflenet_v2_x0_5"  # the smallest of torchvision's: 0.3 M parameters, batch norms, maps of one place at 32 px
 MODEL: dict[str, Any] = {"model": f"torchvision:{NAME}", "image_size": 32, "epochs": 1, "batch_size": 12}
@@ -243,16 +234,12 @@ def test_statistics_that_came_with_weights_go_on_as_they_are(counted: int) -> No
     remembered.finish(8, finite)
     torch.testing.assert_close(norm.running_mean, plain.running_mean)
     torch.testing.assert_close(norm.running_var, plain.running_var)
-
-
-def test_norms_that_stand_still_are_left_alone() -> None:
-    norm = nn.BatchNorm1d(3).eval()
-    remembered = RunningStatistics(nn.Sequential(norm))
+    still = nn.BatchNorm1d(3).eval()
+    remembered = RunningStatistics(nn.Sequential(still))
     remembered.begin()
-    norm(torch.randn(8, 3))
+    still(batch)
     remembered.finish(8, finite)
-    assert not norm.running_mean.any()
-    assert (norm.running_var == 1).all()
+    assert not still.running_mean.any() and (still.running_var == 1).all(), "norms that stand still are left alone"
 
 
 def test_a_new_network_is_not_taken_for_a_collapsed_one(tmp_path: Path) -> None:
@@ -264,8 +251,11 @@ def test_a_new_network_is_not_taken_for_a_collapsed_one(tmp_path: Path) -> None:
     assert not [line for line in lines if "predicts one class for all images" in line]
 
 
-def test_weights_to_go_back_to_have_their_statistics() -> None:
+def test_weights_to_go_back_to_have_their_statistics_and_a_copy_its_own_head() -> None:
     model = small()
+    copied = copy.deepcopy(model)
+    assert copied.head is not model.head
+    assert copied.get_parameter("head.weight") is copied.network.fc.weight
     point = SafePoint(model)
     point.remember()
     before = {name: own.clone() for name, own in model.state_dict().items()}
@@ -305,6 +295,9 @@ def test_an_average_has_the_statistics_averaged_as_the_weights(fields: dict[str,
         ({"strategy": "fsdp"}, "strategy fsdp"),
         ({"init": "reference"}, "init"),
         ({"drop_path": 0.1}, "drop_path"),
+        ({"model_fields": {"layers": 6}}, "'layers' exists only in Vision Transformers"),
+        ({"model": "torchvision:alexnet", "image_size": 16}, "torchvision:alexnet does not support images of 16x16"),
+        ({"model": "torchvision:resnet18", "weights": "auto", "method": "lora"}, "method lora requires a Vision"),
     ],
 )
 def test_what_needs_a_vision_transformer_says_so_before_any_picture_is_read(
@@ -314,30 +307,6 @@ def test_what_needs_a_vision_transformer_says_so_before_any_picture_is_read(
     with pytest.raises(VitkitError, match=named):
         train(recipe_for(data, **fields), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_low_rank_changes_are_refused_before_weights_are_downloaded(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        VitkitError, match="method lora requires a Vision Transformer, and this is torchvision:resnet18"
-    ):
-        vitkit.train(data, vitkit.Recipe(model="torchvision:resnet18", method="lora"), out=tmp_path / "run")
-
-
-def test_fields_of_a_vision_transformer_are_refused(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(VitkitError, match="'layers' exists only in Vision Transformers"):
-        train(recipe_for(data, model_fields={"layers": 6}), tmp_path / "run")
-
-
-def test_images_that_a_network_cannot_take_are_told_of_before_any_is_read(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(VitkitError, match=r"torchvision:alexnet does not support images of 16x16 pixels"):
-        train(recipe_for(data, model="torchvision:alexnet", image_size=16), tmp_path / "run")
-
-
-def test_a_copy_of_a_model_in_training_has_its_own_head() -> None:
-    model = small()
-    copied = copy.deepcopy(model)
-    assert copied.head is not model.head
-    assert copied.get_parameter("head.weight") is copied.network.fc.weight
 
 
 class Pair:
@@ -362,7 +331,11 @@ def test_several_processes_remember_the_mean_of_what_each_has_seen_by_its_images
     remembered.begin()
     model(torch.randn(4, 3, 32, 32))
     other(torch.randn(4, 3, 32, 32) + 1)
-    theirs = [own for own in other.buffers() if own.is_floating_point()]
+
+    def floats(model: nn.Module) -> list[Tensor]:
+        return [own.clone() for own in model.buffers() if own.is_floating_point()]
+
+    theirs = floats(other)
     expected = [(6 * a + 2 * b) / 8 for a, b in zip(floats(model), theirs, strict=True)]
     counters = [own.clone() for own in model.buffers() if not own.is_floating_point()]
     remembered._team = Pair(theirs, 2)  # type: ignore[assignment]
@@ -370,10 +343,6 @@ def test_several_processes_remember_the_mean_of_what_each_has_seen_by_its_images
     for found, wanted in zip(floats(model), expected, strict=True):
         torch.testing.assert_close(found, wanted)
     assert all(map(torch.equal, counters, [own for own in model.buffers() if not own.is_floating_point()]))
-
-
-def floats(model: nn.Module) -> list[Tensor]:
-    return [own.clone() for own in model.buffers() if own.is_floating_point()]
 
 
 def test_the_cost_of_a_network_is_what_is_published() -> None:

@@ -28,36 +28,18 @@ from vitkit.training import (
 from vitkit.weights import create_model
 
 
-def decayed_names(model: VisionTransformer) -> set[str]:
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+@pytest.mark.parametrize("fields", tiny.VARIETY.values(), ids=tiny.VARIETY)
+def test_weight_matrices_decay_and_nothing_else_and_each_parameter_is_in_one_group(fields: dict[str, Any]) -> None:
+    model = tiny.build(**fields)
+    every = sorted(id(p) for p in model.parameters())
     groups = parameter_groups(model, 0.3)
-    return {names[id(p)] for group in groups if group["weight_decay"] for p in group["params"]}
-
-
-@pytest.mark.parametrize("fields", tiny.VARIETY.values(), ids=tiny.VARIETY)
-def test_every_parameter_is_in_exactly_one_group(fields: dict[str, Any]) -> None:
-    model = tiny.build(**fields)
-    grouped = [id(p) for group in parameter_groups(model, 0.3) for p in group["params"]]
-    assert sorted(grouped) == sorted(id(p) for p in model.parameters())
-
-
-@pytest.mark.parametrize("fields", tiny.VARIETY.values(), ids=tiny.VARIETY)
-def test_weight_matrices_decay_and_nothing_else(fields: dict[str, Any]) -> None:
-    model = tiny.build(**fields)
-    matrices = {
-        f"{name}.weight"
-        for name, module in model.named_modules()
-        if isinstance(module, (torch.nn.Linear, torch.nn.Conv2d))
-    }
-    assert decayed_names(model) == matrices
-
-
-@pytest.mark.parametrize("fields", tiny.VARIETY.values(), ids=tiny.VARIETY)
-def test_decay_all_lets_everything_decay(fields: dict[str, Any]) -> None:
-    model = tiny.build(**fields)
-    groups = parameter_groups(model, 0.3, decay_all=True)
-    assert [group["weight_decay"] for group in groups] == [0.3]
-    assert sorted(id(p) for p in groups[0]["params"]) == sorted(id(p) for p in model.parameters())
+    assert sorted(id(p) for group in groups for p in group["params"]) == every
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    layers = (torch.nn.Linear, torch.nn.Conv2d)
+    matrices = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, layers)}
+    assert {names[id(p)] for group in groups if group["weight_decay"] for p in group["params"]} == matrices
+    (group,) = parameter_groups(model, 0.3, decay_all=True)
+    assert (group["weight_decay"], sorted(id(p) for p in group["params"])) == (0.3, every)
 
 
 def test_decay_all_is_the_recipes_and_keeps_the_layers_rates() -> None:
@@ -100,24 +82,17 @@ def expected_layer(name: str, layers: int) -> int:
     return int(match[1]) + 1 if kind == "n" else {"0": 0, "top": layers + 1}[kind]
 
 
-@pytest.mark.parametrize("fields", tiny.VARIETY.values(), ids=tiny.VARIETY)
-def test_every_parameter_learns_at_the_rate_of_its_own_layer(fields: dict[str, Any]) -> None:
-    model = tiny.build(**fields)
+NAMED = ("vit_micro_r_s4_16", "vit_micro_convmlp_patch4_16", "vit_micro_interleaved_patch4_16")
+
+
+@pytest.mark.parametrize("name", [*tiny.VARIETY, *NAMED])
+def test_every_parameter_learns_at_the_rate_of_its_own_layer(name: str) -> None:
+    model = create_model(name, num_classes=3) if name in NAMED else tiny.build(**tiny.VARIETY[name])
     layers = model.config.layers
     is_shared = model.config.position_at == "shared"
-    for name, rate in rates(model).items():
-        layer = 0 if is_shared and name.startswith("rel_pos.") else expected_layer(name, layers)
-        assert rate == 0.5 ** (layers + 1 - layer), name
-
-
-@pytest.mark.parametrize(
-    "name", ["vit_micro_r_s4_16", "vit_micro_convmlp_patch4_16", "vit_micro_interleaved_patch4_16"]
-)
-def test_a_stem_of_convolutions_is_of_the_input_and_a_block_of_them_a_block(name: str) -> None:
-    model = create_model(name, num_classes=3)
-    layers = model.config.layers
     for own, rate in rates(model).items():
-        assert rate == 0.5 ** (layers + 1 - expected_layer(own, layers)), own
+        layer = 0 if is_shared and own.startswith("rel_pos.") else expected_layer(own, layers)
+        assert rate == 0.5 ** (layers + 1 - layer), own
 
 
 def test_a_low_rank_change_is_of_its_block() -> None:
@@ -126,14 +101,9 @@ def test_a_low_rank_change_is_of_its_block() -> None:
     found = {name: rate for name, rate in rates(model).items() if name.startswith("blocks.")}
     assert len(found) == 3 * 4 * 2
     assert all(rate == 0.5 ** (3 - int(name.split(".")[1])) for name, rate in found.items())
-
-
-def test_frozen_parameters_are_left_out() -> None:
-    model = tiny.build()
     for name, parameter in model.named_parameters():
         parameter.requires_grad = name.startswith("head.")
-    grouped = [p for group in parameter_groups(model, 0.3) for p in group["params"]]
-    assert len(grouped) == 2
+    assert rates(model).keys() == {"head.weight", "head.bias"}, "what is frozen is left out"
 
 
 @pytest.mark.parametrize(
@@ -149,10 +119,7 @@ def test_the_recipe_names_the_optimiser(name: str, kind: type[torch.optim.Optimi
 
 
 SCHEDULES = st.builds(
-    Recipe,
-    schedule=st.sampled_from(["cosine", "linear", "constant"]),
-    warmup=st.floats(0, 1),
-    min_lr=st.floats(0, 1),
+    Recipe, schedule=st.sampled_from(["cosine", "linear", "constant"]), warmup=st.floats(0, 1), min_lr=st.floats(0, 1)
 )
 PART = st.floats(0, 1)
 
@@ -196,21 +163,12 @@ def test_the_fall_aims_at_min_lr(recipe: Recipe) -> None:
     assert math.isclose(lr_factor(1.0, recipe, 0), recipe.min_lr, abs_tol=1e-12)
 
 
-def test_warm_up_is_linear() -> None:
-    recipe = Recipe(warmup=0.4)
-    assert [lr_factor(p, recipe, 0.1) for p in (0.0, 0.1, 0.2)] == pytest.approx([0.25, 0.5, 0.75])
-
-
-@pytest.mark.parametrize(
-    ("schedule", "quarter", "half"),
-    [("cosine", (1 + math.sqrt(0.5)) / 2, 0.5), ("linear", 0.75, 0.5), ("constant", 1.0, 1.0)],
-)
-def test_the_shapes_of_the_fall(schedule: str, quarter: float, half: float) -> None:
-    recipe = Recipe(schedule=schedule, warmup=0.2, min_lr=0.0)  # type: ignore[arg-type]
-    assert [lr_factor(p, recipe, 0) for p in (0.4, 0.6)] == pytest.approx([quarter, half])
-
-
-def test_min_lr_lifts_the_whole_fall() -> None:
+def test_the_shapes_of_warm_up_and_fall() -> None:
+    assert [lr_factor(p, Recipe(warmup=0.4), 0.1) for p in (0.0, 0.1, 0.2)] == pytest.approx([0.25, 0.5, 0.75])
+    falls = {"cosine": [(1 + math.sqrt(0.5)) / 2, 0.5], "linear": [0.75, 0.5], "constant": [1.0, 1.0]}
+    for schedule, expected in falls.items():
+        recipe = Recipe(schedule=schedule, warmup=0.2, min_lr=0.0)  # type: ignore[arg-type]
+        assert [lr_factor(p, recipe, 0) for p in (0.4, 0.6)] == pytest.approx(expected)
     recipe = Recipe(schedule="linear", warmup=0.0, min_lr=0.2)
     assert [lr_factor(p, recipe, 0) for p in (0.0, 0.5, 1.0)] == pytest.approx([1.0, 0.6, 0.2])
 
@@ -228,18 +186,11 @@ def test_with_a_stride_warm_up_is_that_of_where_the_step_ends(progress: float, s
 # --- Stochastic weight averaging -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("swa", "epochs", "start"), [(0.2, 10, 8), (0.25, 8, 6), (0.25, 1, 0), (0.01, 10, 9), (1.0, 5, 0), (0.5, 3, 1)]
-)
-def test_averaging_begins_with_the_last_part_of_the_epochs(swa: float, epochs: int, start: int) -> None:
-    recipe = Recipe(swa=swa, epochs=epochs)
-    assert swa_start(recipe) == start
-    assert [swa_factor(epoch, recipe) is None for epoch in range(epochs)] == [epoch < start for epoch in range(epochs)]
-
-
-def test_without_swa_no_epoch_is_averaged() -> None:
-    assert swa_start(Recipe()) is None
-    assert swa_factor(49, Recipe()) is None
+def test_averaging_begins_with_the_last_part_of_the_epochs() -> None:
+    for swa, epochs, start in ((0.2, 10, 8), (0.25, 8, 6), (0.25, 1, 0), (0.01, 10, 9), (1.0, 5, 0), (0.5, 3, 1)):
+        recipe = Recipe(swa=swa, epochs=epochs)
+        assert swa_start(recipe) == start
+        assert [swa_factor(epoch, recipe) is None for epoch in range(epochs)] == [own < start for own in range(epochs)]
 
 
 @pytest.mark.parametrize("swa_lr", [0.5, 0.01])
@@ -256,15 +207,11 @@ def test_the_rate_goes_to_swa_lr_as_torchs_scheduler_does(swa_lr: float) -> None
     assert [0.1 * factor for factor in factors if factor is not None] == pytest.approx(expected)
 
 
-def test_in_few_epochs_the_rate_arrives_with_the_last_one() -> None:
+def test_in_few_epochs_the_rate_arrives_with_the_last_one_and_else_stays_where_averaging_begins() -> None:
     recipe = Recipe(swa=0.3, epochs=10, swa_lr=0.02, lr=0.1, warmup=0.0, schedule="linear")
-    factors = [swa_factor(epoch, recipe) for epoch in (7, 8, 9)]
-    assert factors == pytest.approx([0.3, 0.25, 0.2])
-
-
-def test_without_swa_lr_the_rate_stays_where_averaging_begins() -> None:
-    recipe = Recipe(swa=0.3, epochs=10, lr=0.1, warmup=0.0, schedule="linear")
-    assert [swa_factor(epoch, recipe) for epoch in (7, 8, 9)] == pytest.approx([0.3] * 3)
+    assert [swa_factor(epoch, recipe) for epoch in (7, 8, 9)] == pytest.approx([0.3, 0.25, 0.2])
+    assert [swa_factor(epoch, recipe.replace(swa_lr=None)) for epoch in (7, 8, 9)] == pytest.approx([0.3] * 3)
+    assert swa_start(Recipe()) is swa_factor(49, Recipe()) is None
 
 
 # --- Averages of weights against sums written out -----------------------------------------------------
@@ -287,29 +234,26 @@ def walk(model: VisionTransformer, average: WeightAverage, steps: int) -> list[T
 def test_before_the_first_update_there_is_no_average() -> None:
     model = tiny.build()
     average = WeightAverage(model, Recipe(ema=0.9))
-    assert not average.has_begun
+    assert not average.has_begun and not any(parameter.requires_grad for parameter in average.parameters())
+    assert all(parameter.requires_grad for parameter in model.parameters())
     walk(model, average, 1)
     assert average.has_begun
     assert torch.equal(flat(average.model), flat(model)), "the weights of before the training have no part in it"
 
 
-@pytest.mark.parametrize("limit", [0.5, 0.9, 0.9999])
-def test_the_moving_average_is_the_sum_written_out(limit: float) -> None:
-    model = tiny.build()
-    average = WeightAverage(model, Recipe(ema=limit))
-    path = walk(model, average, 25)
-    expected = path[0]
-    for n in range(1, 25):
-        decay = min(limit, (1 + n) / (10 + n))
-        expected = decay * expected + (1 - decay) * path[n]
-    assert torch.allclose(flat(average.model), expected, atol=1e-6)
-
-
-def test_stochastic_weight_averaging_is_the_equal_mean() -> None:
-    model = tiny.build()
+def test_averages_are_the_sums_written_out() -> None:
+    for limit in (0.5, 0.9, 0.9999):
+        model = tiny.build()
+        average = WeightAverage(model, Recipe(ema=limit))
+        path = walk(model, average, 25)
+        expected = path[0]
+        for n in range(1, 25):
+            decay = min(limit, (1 + n) / (10 + n))
+            expected = decay * expected + (1 - decay) * path[n]
+        assert torch.allclose(flat(average.model), expected, atol=1e-6)
     average = WeightAverage(model, Recipe(swa=0.5))
     path = walk(model, average, 7)
-    assert torch.allclose(flat(average.model), torch.stack(path).mean(dim=0), atol=1e-6)
+    assert torch.allclose(flat(average.model), torch.stack(path).mean(dim=0), atol=1e-6), "the equal mean"
 
 
 @pytest.mark.parametrize("fields", [{"ema": 0.9}, {"swa": 0.5}], ids=str)
@@ -322,13 +266,6 @@ def test_an_average_survives_its_state_dict_to_the_bit(fields: dict[str, Any]) -
     average.update(model)
     restored.update(model)
     assert torch.equal(flat(average.model), flat(restored.model))
-
-
-def test_the_average_has_no_gradient_and_the_model_keeps_its_own() -> None:
-    model = tiny.build()
-    average = WeightAverage(model, Recipe(ema=0.9))
-    assert not any(parameter.requires_grad for parameter in average.parameters())
-    assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_low_rank_changes_are_averaged_and_merged() -> None:

@@ -1,6 +1,7 @@
 """What a caller brings along: datasets, callbacks, loggers; and Lightning's own Trainer."""
 
 import csv
+import functools
 import subprocess
 import sys
 import types
@@ -75,9 +76,6 @@ def test_a_run_on_datasets_leaves_a_model_figures_and_a_page(trained: vitkit.Tra
     assert "wrong labels were not searched for" in page and "<img" in page
     Coloured(3, seed=5)[2][0].save(tmp_path / "red.png")
     assert vitkit.predict(trained.folder, tmp_path / "red.png").to_dict()
-
-
-def test_what_the_figures_say_is_what_the_saved_model_says(trained: vitkit.TrainingRun) -> None:
     classifier, images = trained.classifier, Coloured(9, seed=1)
     pixels = torch.stack([torch.from_numpy(classifier.preprocess(images[i][0])) for i in range(9)])
     with torch.no_grad():
@@ -138,8 +136,7 @@ class Scenes:
         return (pixels - 0.5) / 0.5, label
 
 
-@pytest.mark.parametrize("side", [32, 64])  # the same picture, and the same resized
-@pytest.mark.parametrize("tensors", [False, True])
+@pytest.mark.parametrize(("side", "tensors"), [(32, False), (64, False), (32, True)])  # the same, and the same resized
 def test_pictures_that_are_in_both_do_not_count(tmp_path: Path, side: int, tensors: bool) -> None:
     lines: list[str] = []
     val = Scenes(*range(6), *range(100, 103), side=side, tensors=tensors)
@@ -151,6 +148,9 @@ def test_pictures_that_are_in_both_do_not_count(tmp_path: Path, side: int, tenso
     assert run.evaluation["with_seen"]["images"] == 9
     assert any("6 of 9 images had been seen by the weights (6 trained on)" in line for line in lines)
     assert "accuracy on 3 val images" in run.report.read_text()
+
+
+def test_where_all_pictures_are_in_both_there_is_no_figure(tmp_path: Path) -> None:
     everything = train(tmp_path / "all", vitkit.Datasets(Scenes(*range(12)), Scenes(*range(9))), epochs=1)
     assert everything.evaluation["accuracy"] is None
     with pytest.raises(VitkitError, match="the weights had seen all 9 val images"):
@@ -186,21 +186,22 @@ def test_without_validation_there_is_a_model_and_no_figure(tmp_path: Path) -> No
     assert "no figures" in repr(run) and "no figures" in run._repr_html_()
 
 
-class Labels(Coloured):
-    def __init__(self, labels: list[Any]) -> None:
-        super().__init__(len(labels))
-        self.labels = labels
-
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        return super().__getitem__(index)[0], self.labels[index]
+def labelled(*labels: Any) -> list[tuple[Any, Any]]:
+    return [(Coloured()[i][0], label) for i, label in enumerate(labels)]
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"train": Labels([0, 1, 3])}, r"train\[2\] has label 3, but there are 3 classes"),
-        ({"train": Labels([0, 1, "red"])}, r"train\[2\] has label 'red': a label must be the number"),
-        ({"train": Labels([0, 1, True])}, "has label True"),
+        (
+            {"train": labelled(0, 1, 3), "class_names": Coloured.classes},
+            r"train\[2\] has label 3, but there are 3 classes",
+        ),
+        (
+            {"train": labelled(0, 1, "red"), "class_names": Coloured.classes},
+            r"train\[2\] has label 'red': a label must be the number",
+        ),
+        ({"train": labelled(0, 1, True), "class_names": Coloured.classes}, "has label True"),
         ({"train": [1, 2, 3], "class_names": ["a", "b"]}, r"train\[0\] is int, not \(image, label\)"),
         ({"train": [(1, 0)]}, "has no attribute `classes`: pass class_names="),
         ({"train": Coloured(), "class_names": ["a", "a"]}, "two or more different names"),
@@ -295,20 +296,16 @@ def test_other_kinds_of_numbers_and_pictures_are_read_as_files_are(tmp_path: Pat
     assert (doubles.dtype, label) == (torch.float32, 1)
 
 
-def test_the_weights_it_begins_from_are_not_written_over(tmp_path: Path) -> None:
-    first = train(tmp_path / "run", epochs=1).folder
-    before = (first / "model.safetensors").read_bytes()
-    with pytest.raises(VitkitError, match="would overwrite the weights"):
-        train(first, weights=str(first), force=True, model=None)
-    assert (first / "model.safetensors").read_bytes() == before
-
-
 def test_a_teacher_is_told_of_and_recorded_and_leftovers_are_swept_as_in_runs_on_files(tmp_path: Path) -> None:
     class Stop:
         def on_epoch_end(self, state: TrainingState) -> None:
             raise Interrupted(2)
 
     teacher = train(tmp_path / "teacher", epochs=1).folder
+    before = (teacher / "model.safetensors").read_bytes()
+    with pytest.raises(VitkitError, match="would overwrite the weights"):
+        train(teacher, weights=str(teacher), force=True, model=None)
+    assert (teacher / "model.safetensors").read_bytes() == before
     with pytest.raises(Interrupted):
         train(tmp_path / "run", teacher=str(teacher), callbacks=[Stop()])
     state = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
@@ -340,31 +337,35 @@ def test_shuffled_labels_come_to_chance(tmp_path: Path) -> None:
 
 class Witness:
     def __init__(self) -> None:
-        self.heard: list[tuple[Any, ...]] = []
+        self.heard: list[tuple[str, int, int]] = []
 
-    def on_fit_start(self, state: TrainingState) -> None:
-        self.heard.append(("start", state.epoch, state.step))
+    def note(self, what: str, state: TrainingState) -> None:
+        self.heard.append((what, state.epoch, state.step))
 
-    def on_step_end(self, state: TrainingState) -> None:
-        self.heard.append(("step", state.epoch, state.step))
+    on_fit_start = functools.partialmethod(note, "start")
+    on_step_end = functools.partialmethod(note, "step")
+    on_fit_end = functools.partialmethod(note, "end")
 
     def on_epoch_end(self, state: TrainingState) -> None:
         state.metrics["of_the_caller"] = 7.0
-        self.heard.append(("epoch", state.epoch, state.step))
-
-    def on_fit_end(self, state: TrainingState) -> None:
-        self.heard.append(("end", state.epoch, state.step))
+        self.note("epoch", state)
 
 
 class Curves:
-    def __init__(self) -> None:
+    """A logger, which may break on its way."""
+
+    def __init__(self, breaks_at: str = "") -> None:
         self.rows: list[tuple[int, dict[str, float]]] = []
-        self.ended = ""
+        self.ended, self.breaks_at = "", breaks_at
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        if self.breaks_at == "metrics":
+            raise OSError("the service is gone")
         self.rows.append((step, metrics))
 
     def finalize(self, status: str) -> None:
+        if self.breaks_at == "finalize":
+            raise OSError("the service is gone")
         self.ended = status
 
 
@@ -391,41 +392,26 @@ def test_a_callback_may_end_the_training(tmp_path: Path) -> None:
     assert [row["step"] for row in runs.metrics(run.folder)] == [3, 4]
 
 
-class Breaks:
-    def __init__(self, where: str) -> None:
-        self.where = where
-
-    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
-        if self.where == "metrics":
-            raise OSError("the service is gone")
-
-    def finalize(self, status: str) -> None:
-        if self.where == "finalize":
-            raise OSError("the service is gone")
-
-
-@pytest.mark.parametrize("where", ["metrics", "finalize"])
-def test_a_logger_that_fails_costs_no_training(tmp_path: Path, where: str) -> None:
+def test_a_logger_that_fails_costs_no_training(tmp_path: Path) -> None:
     lines: list[str] = []
     with heard(lines.append):
-        run = train(tmp_path / "run", loggers=[Breaks(where)])
-    assert lines.count("note: Breaks failed and is not used any more: the service is gone") == 1
+        run = train(tmp_path / "run", loggers=[Curves("metrics"), Curves("finalize")])
+    assert lines.count("note: Curves failed and is not used any more: the service is gone") == 2
     assert len(runs.metrics(run.folder)) == 2 and run.report.is_file()
 
 
-@pytest.mark.parametrize("what", ["clear", "pollute", "nan", "spoil"])
-def test_what_a_callback_does_to_the_state_reaches_no_file(tmp_path: Path, what: str, trained: Any) -> None:
+def test_what_a_callback_does_to_the_state_reaches_no_file(tmp_path: Path, trained: Any) -> None:
     """But for the weights, which are the training's own: those of an epoch that is over are written before."""
 
     class Meddle:
         def on_epoch_end(self, state: TrainingState) -> None:
-            if what == "clear":
+            if state.epoch == 0:
                 state.metrics.clear()
-            elif what == "pollute":
+            elif state.epoch == 1:
                 state.metrics.update({"epoch": 7, "val_map": 0.9, "x": torch.zeros(3), "y": "word"})  # type: ignore[dict-item]
-            elif what == "nan":
+            elif state.epoch == 2:
                 state.metrics["val_acc"] = float("nan")
-            elif state.epoch == 3:
+            else:
                 for parameter in state.model.parameters():
                     parameter.data.fill_(float("nan"))
 

@@ -1,5 +1,6 @@
 """Pre-training as a run: the same weights however it is cut up, what it leaves, and what training makes of it."""
 
+import functools
 import os
 import shutil
 import signal
@@ -44,15 +45,20 @@ def begin(data: Path, out: Path, objective: str = "mae", **fields: Any) -> Pretr
     return pretrain(data, vitkit.Recipe(**recipe), pretraining=vitkit.Pretraining(**options), out=out, **told)
 
 
-@pytest.fixture(scope="module", params=list(OF))
-def finished(request: pytest.FixtureRequest, data: Path, tmp_path_factory: pytest.TempPathFactory) -> PretrainingRun:
-    """A run of two epochs that tests may read but not change."""
-    return begin(data, tmp_path_factory.mktemp("runs") / request.param, request.param)
-
-
 @pytest.fixture(scope="module")
-def mae(data: Path, tmp_path_factory: pytest.TempPathFactory) -> PretrainingRun:
-    return begin(data, tmp_path_factory.mktemp("runs") / "mae")
+def runs_of(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], PretrainingRun]:
+    """A run of two epochs by its objective, that tests may read but not change."""
+    return functools.cache(lambda objective: begin(data, tmp_path_factory.mktemp("runs") / objective, objective))
+
+
+@pytest.fixture(params=list(OF))
+def finished(request: pytest.FixtureRequest, runs_of: Callable[[str], PretrainingRun]) -> PretrainingRun:
+    return runs_of(request.param)
+
+
+@pytest.fixture
+def mae(runs_of: Callable[[str], PretrainingRun]) -> PretrainingRun:
+    return runs_of("mae")
 
 
 def stop_in(what: str, *, at_end: bool) -> Callable[[str, int, int | None], None]:
@@ -72,9 +78,10 @@ def same(one: Path, other: Path) -> None:
 # --- One seed, one result ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("at_end", [True, False], ids=["first epoch's end", "second epoch's midst"])
-def test_a_stopped_run_has_the_same_weights(finished: PretrainingRun, data: Path, tmp_path: Path, at_end: bool) -> None:
+def test_a_stopped_run_has_the_same_weights(finished: PretrainingRun, data: Path, tmp_path: Path) -> None:
+    """One at the first epoch's end, the other in the midst of the second."""
     lines: list[str] = []
+    at_end = finished.choices.objective == "mae"
     with pytest.raises(Interrupted):
         stop = stop_in("epoch 1/2" if at_end else "epoch 2/2", at_end=at_end)
         with reporting_to(stop), heard(lines.append):
@@ -86,14 +93,14 @@ def test_a_stopped_run_has_the_same_weights(finished: PretrainingRun, data: Path
     assert (tmp_path / "run" / "report.html").is_file()
 
 
-def test_workers_checkpointing_and_cache_change_nothing(finished: PretrainingRun, data: Path, tmp_path: Path) -> None:
-    other = begin(data, tmp_path / "run", finished.choices.objective, workers=1, cache="none", checkpointing="all")
-    runs.assert_same_weights(other.folder, finished.folder)
-    assert runs.metrics(other.folder) == runs.metrics(finished.folder)
+def test_workers_checkpointing_and_cache_change_nothing(mae: PretrainingRun, data: Path, tmp_path: Path) -> None:
+    other = begin(data, tmp_path / "run", workers=1, cache="none", checkpointing="all")
+    runs.assert_same_weights(other.folder, mae.folder)
+    assert runs.metrics(other.folder) == runs.metrics(mae.folder)
 
 
 def test_another_seed_hides_other_patches_and_leads_elsewhere(mae: PretrainingRun, data: Path, tmp_path: Path) -> None:
-    other = begin(data, tmp_path / "run", seed=1, split_from=str(mae.folder))
+    other = begin(data, tmp_path / "run", seed=1, epochs=1, split_from=str(mae.folder))
     assert not torch.equal(*(runs.weights(own.folder)["blocks.0.attn.qkv.weight"] for own in (mae, other)))
 
 
@@ -138,26 +145,18 @@ def test_a_run_does_not_go_on_with_another_objective(finished: PretrainingRun, t
 # --- What it leaves ---------------------------------------------------------------------------------
 
 
-def test_the_model_folder_is_the_encoder_alone(finished: PretrainingRun) -> None:
+def test_it_leaves_the_encoder_of_the_least_loss_and_a_page(finished: PretrainingRun) -> None:
     whole = vitkit.create_model("vit_micro_patch4_16", num_classes=0, **runs.SIZE)
     assert runs.weights(finished.folder).keys() == whole.state_dict().keys()
     assert finished.encoder.classes == ()
     assert finished.encoder.provenance["pretraining"] == finished.choices.to_dict()
     assert finished.choices.objective in finished.lines()[0]
-
-
-def test_the_loss_of_every_epoch_is_written_and_the_least_is_kept(finished: PretrainingRun) -> None:
     losses = [row["val_loss"] for row in finished.metrics]
-    assert len(losses) == 2
-    assert finished.kept["val_loss"] == min(losses)
+    assert len(losses) == 2 and finished.kept["val_loss"] == min(losses)
     assert ("val_acc" in finished.metrics[0]) == (finished.choices.target == "colour")
-
-
-def test_the_page_shows_pictures_filled_in_and_needs_nothing_else(finished: PretrainingRun) -> None:
     page = finished.report.read_text(encoding="utf-8")
     assert page.count("data:image/png;base64,") == 2
-    assert "Pictures filled in" in page
-    assert "No labels were used" in page
+    assert "Pictures filled in" in page and "No labels were used" in page
     assert "http:" not in page and "https:" not in page.replace("https://arxiv.org", "")
 
 
@@ -228,23 +227,16 @@ def test_pretraining_goes_on_and_knows_what_weights_saw(mae: PretrainingRun, dat
 # --- Folders ----------------------------------------------------------------------------------------
 
 
-def test_unlabelled_takes_every_picture_below_and_tests_none(data: Path, tmp_path: Path) -> None:
-    deep = tmp_path / "a" / "b"
-    shutil.copytree(data / "red", deep / "red")
+def test_unlabelled_takes_every_readable_picture_below_and_tests_none(data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data / "red", tmp_path / "a" / "b" / "red")
     Image.new("RGB", (20, 20), "blue").save(tmp_path / "a" / "loose.png")
-    run = begin(tmp_path / "a", tmp_path / "run", unlabelled=True, epochs=1)
-    table = split_from_file(run.folder / "split.json")
-    assert len(table) == 13
-    assert "test" not in table.splits
-
-
-def test_an_unreadable_picture_is_left_out_and_told_of(data: Path, tmp_path: Path) -> None:
-    shutil.copytree(data / "red", tmp_path / "flat")
-    (tmp_path / "flat" / "broken.png").write_bytes(b"no picture")
+    (tmp_path / "a" / "broken.png").write_bytes(b"no picture")
     lines: list[str] = []
     with heard(lines.append):
-        begin(tmp_path / "flat", tmp_path / "run", epochs=1)
-    assert any("1 of 13 images is unreadable" in line for line in lines)
+        run = begin(tmp_path / "a", tmp_path / "run", unlabelled=True, epochs=1)
+    table = split_from_file(run.folder / "split.json")
+    assert len(table) == 13 and "test" not in table.splits
+    assert any("1 of 14 images is unreadable" in line for line in lines)
 
 
 @pytest.mark.parametrize("is_there", [True, False])
@@ -282,20 +274,14 @@ def test_a_model_that_cannot_be_pretrained_leaves_nothing_behind(data: Path, tmp
     assert not (tmp_path / "run").exists()
 
 
-def test_each_kind_of_run_is_resumed_by_its_own_command(mae: PretrainingRun, tmp_path: Path) -> None:
+def test_each_kind_of_run_is_resumed_by_its_own_command_alone(mae: PretrainingRun, data: Path, tmp_path: Path) -> None:
     with pytest.raises(VitkitError, match=f"is a pre-training: vitkit pretrain --resume {mae.folder}"):
         vitkit.train(resume=mae.folder)
     (tmp_path / "recipe.toml").write_text("")
     with pytest.raises(VitkitError, match=f"vitkit train --resume {tmp_path}"):
         pretrain(resume=tmp_path)
-
-
-def test_resume_takes_everything_from_the_run(mae: PretrainingRun) -> None:
     with pytest.raises(VitkitError, match="leave out the data and the other flags"):
         pretrain(recipe=vitkit.Recipe(epochs=3), resume=mae.folder)
-
-
-def test_a_run_is_not_written_over_unless_forced(mae: PretrainingRun, data: Path) -> None:
     before = (mae.folder / "model.safetensors").read_bytes()
     with pytest.raises(VitkitError, match="exists and is not empty"):
         begin(data, mae.folder)

@@ -1,6 +1,5 @@
 """`[model]` and `--set`: any field of the model, each in one place, typed, recorded, and never loaded by half."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -14,21 +13,10 @@ import vitkit as package
 from hearing import heard
 from runs import resolved
 from vitkit.classifier import Classifier
-from vitkit.cli.app import app
 from vitkit.data import ImageTable, Preprocess, read_source
 from vitkit.errors import VitkitError
-from vitkit.model import ViTConfig
 from vitkit.text.arguments import hints_of
-from vitkit.training import (
-    Recipe,
-    blueprint_of,
-    departures,
-    identity,
-    name_of,
-    naming,
-    new_classifier,
-    read_sets,
-)
+from vitkit.training import Recipe, blueprint_of, departures, name_of, naming, new_classifier, read_sets
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +91,8 @@ def test_a_side_takes_the_place_of_a_size_that_is_not_square_and_the_other_way_r
         ({"model": {"depth": 2, "layers": 2}}, "depth|layers"),
         ({"model": {"name": 3}}, "model must be text, not 3"),
         ({"model_fields": 3}, "model_fields must be a table of the model's fields, not 3"),
+        ({"model_fields": {}}, "model_fields is empty"),
+        ({"model": {}}, "model is empty"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_a_line(fields: dict[str, Any], told: str) -> None:
@@ -135,6 +125,9 @@ def test_what_cannot_be_meant_is_refused_in_a_line(fields: dict[str, Any], told:
 )
 def test_a_flag_is_read_as_its_field(text: str, meant: dict[str, Any]) -> None:
     assert read_sets([f"model.{text}"], {}) == {"model_fields": meant}
+    recipe = {"split": (0.5, 0.2, 0.3), "decay_all": True, "fit": None, "step_per": "epoch", "split_seed": 3}
+    texts = ["split=0.5, 0.2,0.3", "decay_all=true", "fit=none", "step_per=epoch", f"model.{text}", "split_seed=3"]
+    assert read_sets(texts, hints_of(Recipe)) == {**recipe, "model_fields": meant}
 
 
 @pytest.mark.parametrize(
@@ -159,26 +152,14 @@ def test_a_flag_that_says_nothing_is_refused(texts: list[str], told: str) -> Non
         read_sets(texts, hints_of(Recipe))
 
 
-def test_fields_of_the_recipe_and_of_the_model_are_set_together() -> None:
-    texts = ["split=0.5, 0.2,0.3", "decay_all=true", "fit=none", "step_per=epoch", "model.layers=6", "split_seed=3"]
-    assert read_sets(texts, hints_of(Recipe)) == {
-        "split": (0.5, 0.2, 0.3),
-        "decay_all": True,
-        "fit": None,
-        "step_per": "epoch",
-        "split_seed": 3,
-        "model_fields": {"layers": 6},
-    }
-
-
-@pytest.mark.parametrize("name", tiny.VARIETY)
-def test_what_is_typed_of_any_model_is_that_model(name: str) -> None:
+def test_what_is_typed_of_any_model_is_that_model() -> None:
     """Every field that a model of the variety has, as a flag would say it."""
-    given, found = tiny.VARIETY[name], dict[str, Any]()
-    for field, value in given.items():
-        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value).lower()
-        found |= read_sets([f"model.{field}={text}"], {})["model_fields"]
-    assert found == {**given, **{k: tuple(v) for k, v in given.items() if isinstance(v, (list, tuple))}}
+    for given in tiny.VARIETY.values():
+        found = dict[str, Any]()
+        for field, value in given.items():
+            text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value).lower()
+            found |= read_sets([f"model.{field}={text}"], {})["model_fields"]
+        assert found == {**given, **{k: tuple(v) for k, v in given.items() if isinstance(v, (list, tuple))}}
 
 
 def test_a_published_recipe_says_what_of_its_model_is_changed() -> None:
@@ -196,9 +177,6 @@ def test_training_and_create_model_mean_the_same(table: ImageTable) -> None:
     begun = blueprint_of(recipe, table.classes)
     assert begun.config == package.create_model(str(recipe.model), 3, **changes).config
     assert (begun.preprocess.mean, begun.preprocess.size) == ((0.5,), (16, 16)), "grey pictures"
-
-
-def test_what_cannot_be_built_is_refused_before_pictures_are_read(table: ImageTable) -> None:
     for changes, told in (
         ({"heads": 5}, "hidden_size 128 is not divisible by heads 5"),
         ({"patch_size": 5}, "not divisible by patch_size 5x5"),
@@ -227,12 +205,6 @@ def test_the_run_records_its_model_and_goes_on_with_no_other(photos: Path, table
         package.train(resume=tmp_path / "run")
 
 
-def test_the_identity_of_a_run_has_each_field_of_its_model(table: ImageTable) -> None:
-    plain = Recipe(data="d", model="vit_micro_patch8_16")
-    changed = dataclasses.replace(plain, model_fields={"layers": 3})
-    assert identity(plain, table, {}) != identity(changed, table, {})
-
-
 # --- With weights ---------------------------------------------------------------------------------------
 
 
@@ -245,21 +217,10 @@ def from_weights(weights: Path, table: ImageTable, **changes: Any) -> Classifier
 
 
 ASKED: dict[str, Any] = {
-    "position": "none",
-    "layers": 2,
-    "hidden_size": 64,
-    "heads": 8,
-    "norm": "post",
-    "gelu": "tanh",
-    "registers": 2,
-    "layer_scale": 0.1,
-    "qkv_bias": False,
-    "representation_size": 32,
-    "distilled": True,
-    "mlp_ratio": 4,
-    "stem": (),
+    "position": "none", "layers": 2, "hidden_size": 64, "heads": 8, "norm": "post", "gelu": "tanh", "registers": 2,
+    "layer_scale": 0.1, "qkv_bias": False, "representation_size": 32, "distilled": True, "mlp_ratio": 4, "stem": (),
     "norm_eps": 1e-5,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("field", ASKED)
@@ -272,6 +233,11 @@ def test_what_weights_cannot_follow_is_refused(weights: Path, table: ImageTable,
 def test_every_field_is_followed_or_refused(weights: Path, table: ImageTable) -> None:
     """None is taken, and then left as it was."""
     own = package.load(weights).model.config
+    same = {name: getattr(own, name) for name in ("position", "layers", "norm", "heads", "stem")}
+    assert from_weights(weights, table, **same).model.config.layers == own.layers
+    classifier = from_weights(weights, table, patch_size=8)
+    assert [resized.name for resized in classifier.report.resized] == ["patch_embed.proj.weight"]
+    assert classifier.model.config.image_size == (32, 32), "the grid stays"
     others: dict[str, Any] = {
         **{name: not value for name, value in own.to_dict().items() if isinstance(value, bool)},
         **{name: 2 * value for name, value in own.to_dict().items() if type(value) in (int, float) and value},
@@ -291,23 +257,11 @@ def test_every_field_is_followed_or_refused(weights: Path, table: ImageTable) ->
         assert getattr(config, name) == value
 
 
-def test_what_the_weights_are_anyway_is_no_change(weights: Path, table: ImageTable) -> None:
-    own = package.load(weights).model.config
-    changes = {name: getattr(own, name) for name in ("position", "layers", "norm", "heads", "stem")}
-    assert from_weights(weights, table, **changes).model.config.layers == own.layers
-
-
 def test_the_mean_of_the_patches_may_be_read_in_the_place_of_the_token(weights: Path, table: ImageTable) -> None:
     ours, theirs = from_weights(weights, table, pool="gap").model, package.load(weights).model
     assert (ours.config.pool, ours.config.class_token) == ("gap", True)
     for name, tensor in theirs.state_dict().items():
         assert name.startswith("head") or torch.equal(tensor, ours.state_dict()[name]), name
-
-
-def test_patches_of_another_size_are_made_of_the_weights(weights: Path, table: ImageTable) -> None:
-    classifier = from_weights(weights, table, patch_size=8)
-    assert [own.name for own in classifier.report.resized] == ["patch_embed.proj.weight"]
-    assert classifier.model.config.image_size == (32, 32), "the grid stays"
 
 
 def test_what_had_to_be_assumed_of_a_file_may_be_said(table: ImageTable, tmp_path: Path) -> None:
@@ -326,19 +280,3 @@ def test_weights_of_a_name_are_refused_unfetched(table: ImageTable, monkeypatch:
         VitkitError, match="vit_tiny_patch16_224 has position learned_1d, so its weights cannot be used with"
     ):
         blueprint_of(recipe, table.classes)
-
-
-# --- The command line -----------------------------------------------------------------------------------
-
-
-def test_set_is_a_flag_of_train(photos: Path, tmp_path: Path) -> None:
-    flags = [*runs.FLAGS, "--epochs", "1", "--set", "model.position=sincos_2d"]
-    app(["train", str(photos), *flags, "-o", str(tmp_path / "run")], standalone_mode=False)
-    config = ViTConfig.from_dict(json.loads((tmp_path / "run" / "model.json").read_text())["config"])
-    assert (config.position, config.layers) == ("sincos_2d", runs.SIZE["layers"])
-
-
-@pytest.mark.parametrize("place", ["model", "model_fields"])
-def test_a_table_with_nothing_in_it_is_not_taken_for_none(place: str) -> None:
-    with pytest.raises(VitkitError, match=f"{place} is empty"):
-        Recipe.of({place: {}})

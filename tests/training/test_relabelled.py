@@ -311,15 +311,12 @@ def test_what_a_run_keeps_is_found_where_its_photographs_are_now(work: Work) -> 
     assert item.before == "red" and (moved / item.path).is_file()
 
 
-def test_a_run_with_the_file_of_earlier_versions_is_refused(work: Work) -> None:
+def test_a_damaged_list_of_earlier_labels_and_one_of_earlier_versions_are_refused(work: Work) -> None:
+    for content in ('[{"path": 1}]', '{"changed": []}', '{"changed": [], "missing": [{"a": 1}]}'):
+        (work.root / "earlier_labels.json").write_text(content)
+        with pytest.raises(VitkitError, match=r"earlier_labels\.json is damaged"):
+            read_labels_before(work.root)
     work.begin("first")
     (work.root / "runs" / "first" / "proposals.json").write_text("[]")
     with pytest.raises(VitkitError, match=r"proposals\.json is of an earlier version of vitkit"):
         work.begin("second", split_from="first")
-
-
-@pytest.mark.parametrize("content", ['[{"path": 1}]', '{"changed": []}', '{"changed": [], "missing": [{"a": 1}]}'])
-def test_a_damaged_list_of_earlier_labels_is_told(work: Work, content: str) -> None:
-    (work.root / "earlier_labels.json").write_text(content)
-    with pytest.raises(VitkitError, match=r"earlier_labels\.json is damaged"):
-        read_labels_before(work.root)

@@ -37,15 +37,6 @@ ARTEFACTS = (
 )
 
 
-@pytest.fixture(scope="module")
-def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An uninterrupted run of three epochs that tests may read but not change."""
-    before = pictures.fingerprint(data)
-    folder, _ = train(runs.quick(data), tmp_path_factory.mktemp("runs") / "finished")
-    assert pictures.fingerprint(data) == before
-    return folder
-
-
 def resume(folder: Path) -> str:
     lines: list[str] = []
     with heard(lines.append):
@@ -56,65 +47,40 @@ def resume(folder: Path) -> str:
 # --- What a run leaves behind ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ARTEFACTS)
-def test_a_run_folder_has(finished: Path, name: str) -> None:
-    assert (finished / name).stat().st_size > 0
-
-
-def test_no_temporary_file_is_left(finished: Path) -> None:
+def test_a_run_folder_has_its_files_with_the_users_permissions_and_no_other(finished: Path, tmp_path: Path) -> None:
+    assert [name for name in ARTEFACTS if not (finished / name).stat().st_size] == []
     assert [path.name for path in finished.rglob("*") if "tmp" in path.name or path.name.startswith(".")] == []
-
-
-def test_the_files_of_a_run_have_the_users_permissions(finished: Path, tmp_path: Path) -> None:
     (tmp_path / "usual").touch()
-    usual = (tmp_path / "usual").stat().st_mode
-    assert {str(path): path.stat().st_mode for path in finished.rglob("*") if path.is_file()} == {
-        str(path): usual for path in finished.rglob("*") if path.is_file()
-    }
+    modes = {path.stat().st_mode for path in finished.rglob("*") if path.is_file()}
+    assert modes == {(tmp_path / "usual").stat().st_mode}
 
 
-def test_the_saved_classifier_has_the_accuracy_that_the_log_says(finished: Path) -> None:
+def test_the_log_and_the_provenance_say_what_the_saved_classifier_does(finished: Path, data: Path) -> None:
     line = r"accuracy (\S+) \(95 %: \S+\) on (\d+) test images(?: \([^()]*\))? \((\S+) log loss\)"
     said = re.search(line, (finished / "log.txt").read_text())
-    outcome = evaluate(load(finished), split_from_file(finished / "split.json"), "test")
+    classifier, table = load(finished), split_from_file(finished / "split.json")
+    outcome = evaluate(classifier, table, "test")
     assert said.groups() == (f"{outcome.accuracy:.4f}", str(len(outcome.labels)), f"{outcome.loss:.4f}")
-
-
-def test_three_colours_are_learned(finished: Path, data: Path) -> None:
+    classifier.temperature = 1.0  # what is logged is not calibrated yet
+    outcome = evaluate(classifier, table, "val")
+    assert outcome.accuracy == pytest.approx(classifier.provenance["metrics"]["val_acc"])
+    assert outcome.loss == pytest.approx(classifier.provenance["metrics"]["val_loss"], rel=1e-4)
     runs.assert_learned(finished, data)
 
 
-def test_the_kept_models_val_accuracy_is_the_one_in_its_provenance(finished: Path) -> None:
-    classifier = load(finished)
-    classifier.temperature = 1.0  # what is logged is not calibrated yet
-    outcome = evaluate(classifier, split_from_file(finished / "split.json"), "val")
-    assert outcome.accuracy == pytest.approx(classifier.provenance["metrics"]["val_acc"])
-    assert outcome.loss == pytest.approx(classifier.provenance["metrics"]["val_loss"], rel=1e-4)
-
-
-def test_metrics_have_a_row_an_epoch(finished: Path) -> None:
+def test_what_is_written_down_is_what_was_done(finished: Path, data: Path) -> None:
     with (finished / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["epoch"], row["step"]) for row in rows] == [("0", "4"), ("1", "8"), ("2", "12")]
     assert all(value for row in rows for value in row.values())
-
-
-def test_the_split_is_70_10_20_and_stratified(finished: Path) -> None:
     table = split_from_file(finished / "split.json")
     for name, expected in {"train": 9, "val": 1, "test": 2}.items():
         assert Counter(table.of_split(name).labels) == {0: expected, 1: expected, 2: expected}
-
-
-def test_the_recipe_in_the_run_is_the_one_it_was_trained_by(finished: Path, data: Path) -> None:
     assert Recipe.load(finished / "recipe.toml") == runs.quick(data).replace(method="scratch", head_from="zero")
-
-
-def test_provenance_tells_where_the_weights_come_from(finished: Path, data: Path) -> None:
     provenance = load(finished).provenance
     assert provenance["data"] == data.name, "not where it lies"
     assert provenance["data_hash"] == json.loads((finished / "split.json").read_text())["hash"]
-    assert provenance["recipe"]["seed"] == 0
-    assert provenance["recipe"]["model"] == runs.QUICK["model"]
+    assert (provenance["recipe"]["seed"], provenance["recipe"]["model"]) == (0, runs.QUICK["model"])
     assert provenance["versions"]["torch"] == torch.__version__.partition("+")[0]
     assert {"vitkit", "python", "torchvision", "lightning-fabric", "numpy", "pillow"} <= provenance["versions"].keys()
 
@@ -218,69 +184,49 @@ def test_limit_trains_on_a_few_of_each_and_tests_on_as_many(data: Path, finished
     assert not (tmp_path / "none").exists()
 
 
-@pytest.fixture(scope="module")
-def out_of_time(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that its time budget ended, long before its epochs were over."""
-    return train(runs.quick(data, epochs=100_000, time="2s"), tmp_path_factory.mktemp("runs") / "out_of_time")[0]
+def assert_over(folder: Path, copied: Path) -> None:
+    """A resume trains no further."""
+    resume(runs.copy_of(folder, copied))
+    assert runs.metrics(copied) == runs.metrics(folder)
+    runs.assert_same_weights(copied, folder)
 
 
-def test_a_time_budget_ends_the_run_with_the_learning_rate_fallen(out_of_time: Path) -> None:
-    rows = read_metrics(out_of_time / "metrics.csv")
+def test_a_time_budget_ends_the_run_with_the_learning_rate_fallen(data: Path, tmp_path: Path) -> None:
+    folder, _ = train(runs.quick(data, epochs=100_000, time="2s"), tmp_path / "run")
+    rows = read_metrics(folder / "metrics.csv")
     assert 2.0 <= rows[-1]["seconds"] < 6.0
     behind = (rows[-2]["seconds"] - 0.05) / 2 if len(rows) > 1 else 0.0  # when the last epoch began
     assert 0 < rows[-1]["lr"] <= max(1e-3 * lr_factor(behind, Recipe(), 1.0), 1e-3 * (behind < Recipe().warmup))
+    assert_over(folder, tmp_path / "copied")
 
 
-def test_a_resume_of_a_run_whose_time_is_spent_trains_no_further(out_of_time: Path, tmp_path: Path) -> None:
-    folder = runs.copy_of(out_of_time, tmp_path / "run")
-    resume(folder)
-    assert runs.metrics(folder) == runs.metrics(out_of_time)
-    runs.assert_same_weights(folder, out_of_time)
-
-
-@pytest.fixture(scope="module")
-def out_of_patience(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that stopped because it grew no better: in the validation images, colours have each other's names."""
-    root = tmp_path_factory.mktemp("data")
+def test_patience_ends_the_run_so_many_epochs_after_the_best(tmp_path: Path) -> None:
+    """In the validation images, colours have each other's names."""
+    root = tmp_path / "photos"
     for seed, split in enumerate(("train", "val", "test")):
         runs.photos(root / split, seed=seed)
     for before, after in (("red", "one"), ("blue", "red"), ("green", "blue"), ("one", "green")):
         (root / "val" / before).rename(root / "val" / after)
     recipe = runs.quick(root, patience=2, epochs=12, monitor="val_loss", schedule="constant", lr=3e-3)
-    folder, said = train(recipe.replace(warmup=0.0), tmp_path_factory.mktemp("runs") / "out_of_patience")
+    folder, said = train(recipe.replace(warmup=0.0), tmp_path / "run")
     assert "no better val_loss in 2 epochs: stopping" in said
-    return folder
-
-
-def test_patience_ends_the_run_so_many_epochs_after_the_best(out_of_patience: Path) -> None:
-    losses = [row["val_loss"] for row in runs.metrics(out_of_patience)]
+    losses = [row["val_loss"] for row in runs.metrics(folder)]
     best = losses.index(min(losses))
     assert len(losses) == best + 3
-    assert load(out_of_patience).provenance["metrics"]["epoch"] == best
-
-
-def test_a_resume_of_a_run_that_patience_ended_trains_no_further(out_of_patience: Path, tmp_path: Path) -> None:
-    folder = runs.copy_of(out_of_patience, tmp_path / "run")
-    resume(folder)
-    assert runs.metrics(folder) == runs.metrics(out_of_patience)
-    runs.assert_same_weights(folder, out_of_patience)
+    assert load(folder).provenance["metrics"]["epoch"] == best
+    assert_over(folder, tmp_path / "copied")
 
 
 # --- Imperfect data ---------------------------------------------------------------------------------
 
 
-def spoil(source: Path) -> None:
-    """Three files that are no pictures: a truncated JPEG, text, and an empty file."""
+def test_unreadable_images_are_named_and_left_out(tmp_path: Path) -> None:
+    source = runs.photos(tmp_path / "photos")
     Image.effect_noise((64, 64), 80).convert("RGB").save(source / "red" / "cut.jpg")
     whole = (source / "red" / "cut.jpg").read_bytes()
     (source / "red" / "cut.jpg").write_bytes(whole[: len(whole) // 2])
     (source / "blue" / "text.jpg").write_text("not a picture")
     (source / "green" / "empty.png").touch()
-
-
-def test_unreadable_images_are_named_and_left_out(tmp_path: Path) -> None:
-    source = runs.photos(tmp_path / "photos")
-    spoil(source)
     folder, said = train(runs.quick(source, epochs=1), tmp_path / "run")
     assert "3 of 39 images are unreadable and left out" in said
     for expected in ("red/cut.jpg (truncated)", "blue/text.jpg (not an image)", "green/empty.png (empty file)"):
@@ -387,21 +333,16 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[Any]) -> N
     pytest.fail(f"the process did not get that far; it ended with {process.poll()}")
 
 
-def interrupt_at(epoch: int, number: int = signal.SIGINT) -> Callable[[str, int, int], None]:
-    """A progress that sends a signal to its own process in the second step of an epoch."""
-
-    def progress(what: str, done: int, total: int) -> None:
-        if what.startswith(f"epoch {epoch + 1}/") and done == 2:
-            os.kill(os.getpid(), number)
-
-    return progress
-
-
 @pytest.mark.parametrize("epoch", [0, 1])
 def test_ctrl_c_leaves_a_model_and_says_how_to_go_on(finished: Path, data: Path, tmp_path: Path, epoch: int) -> None:
     lines: list[str] = []
     folder = tmp_path / "run"
-    with pytest.raises(Interrupted) as caught, reporting_to(interrupt_at(epoch)), heard(lines.append):
+
+    def interrupt(what: str, done: int, total: int) -> None:
+        if what.startswith(f"epoch {epoch + 1}/") and done == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted) as caught, reporting_to(interrupt), heard(lines.append):
         run.train(runs.quick(data), folder)
     assert caught.value.signal_number == signal.SIGINT
     what = "unfinished model" if epoch == 0 else "best model so far"
@@ -423,25 +364,22 @@ def test_a_folder_does_not_replace_weights(data: Path, tmp_path: Path, monkeypat
     assert [path.name for path in tmp_path.iterdir()] == ["vit_tiny_patch16_224"]
 
 
-def test_without_out_runs_are_numbered(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_out_runs_are_numbered_and_lie_outside_of_the_data(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run, "TRAINING", replace(run.TRAINING, fit=lambda _: None, conclude=()))
     assert run.train(runs.quick(data)) == Path("runs", "photos-1")
     assert run.train(runs.quick(data)) == Path("runs", "photos-2")
-
-
-def test_a_run_on_the_current_folder_lies_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = runs.photos(tmp_path / "photos", images=2)
-    before = pictures.fingerprint(source)
-    monkeypatch.chdir(source)
-    monkeypatch.setattr(run, "TRAINING", replace(run.TRAINING, fit=lambda _: None, conclude=()))
+    monkeypatch.chdir(data)
+    before = pictures.fingerprint(data)
     try:
         folder = run.train(runs.quick(Path()))
     except VitkitError as error:
         assert "--out" in str(error)  # asking where to is as good
     else:
         assert folder.name == "photos-1"
-    assert pictures.fingerprint(source) == before
+    assert pictures.fingerprint(data) == before
 
 
 def test_failing_before_a_model_leaves_no_folder(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

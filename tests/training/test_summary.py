@@ -29,13 +29,6 @@ def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(runs.quick(data), tmp_path_factory.mktemp("runs") / "run")
 
 
-@pytest.fixture(scope="module")
-def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of other photographs, to begin from."""
-    root = tmp_path_factory.mktemp("before")
-    return train(runs.quick(runs.photos(root / "photos", seed=1), epochs=1), root / "run")
-
-
 def test_the_temperature_is_the_one_that_the_validation_images_ask_for(finished: Path) -> None:
     classifier, table = load(finished), split_from_file(finished / "split.json")
     assert classifier.temperature != 1
@@ -94,10 +87,10 @@ def run_of(folder: Path, recipe: Recipe, table: ImageTable) -> Run:
     return run
 
 
-def test_labels_are_doubted_by_the_weights_a_run_began_from(before: Path, data: Path, tmp_path: Path) -> None:
+def test_labels_are_doubted_by_the_weights_a_run_began_from(start: Path, data: Path, tmp_path: Path) -> None:
     said: list[str] = []
     steps = {"mixup": 0.2, "patch_dropout": 0.25, "balance": "loss"}  # which a head fitted at once would refuse
-    recipe = runs.quick(data, weights=str(before), model=None, epochs=1, method="full", **steps)
+    recipe = runs.quick(data, weights=str(start), model=None, epochs=1, method="full", **steps)
     with heard(said.append):
         folder = train(recipe, tmp_path / "run")
     assert any("look" in line and "(of 36 images, frozen features in " in line for line in said)
@@ -126,13 +119,13 @@ def test_too_many_images_are_said_to_be_too_many(data: Path, tmp_path: Path, mon
     assert said == ["only held-out images are searched for label errors, because there are more than 35 images"]
 
 
-def test_an_image_that_vanished_does_not_cost_the_report(before: Path, data: Path, tmp_path: Path) -> None:
+def test_an_image_that_vanished_does_not_cost_the_report(start: Path, data: Path, tmp_path: Path) -> None:
     copied = runs.copy_of(data, tmp_path / "photos")
     (copied / "red" / "img1.png").unlink()
     table = read_source(data)
     table = type(table)(**{**table.__dict__, "root": copied})
     said: list[str] = []
-    recipe = runs.quick(data, weights=str(before), model=None, method="full")
+    recipe = runs.quick(data, weights=str(start), model=None, method="full")
     begun = run_of(tmp_path, recipe, table)
     begun.blueprint = blueprint_of(recipe, table.classes)
     with heard(said.append):

@@ -65,12 +65,8 @@ def test_classes_go_by_name_not_by_place(tmp_path: Path) -> None:
     teacher = load_teacher(str(path), ("blue", "green", "red"), (16, 16))
     images, pixels = tiny.images(2, config=tiny.tiny(image_size=(16, 16))), teacher.preprocess
     assert torch.equal(teacher.logits(images, pixels), load(path).logits(images)[:, [2, 3, 0]])
-
-
-def test_a_teacher_that_does_not_know_a_class_is_refused(tmp_path: Path) -> None:
-    path = saved_teacher(tmp_path / "t", classes=("red", "blue"))
-    with pytest.raises(VitkitError, match="does not know the class green"):
-        load_teacher(str(path), CLASSES, (16, 16))
+    with pytest.raises(VitkitError, match="does not know the class gold"):
+        load_teacher(str(path), ("blue", "gold", "red"), (16, 16))
 
 
 def test_a_teacher_that_nobody_knows_how_to_show_pictures_is_refused_until_it_is_said(tmp_path: Path) -> None:
@@ -140,9 +136,6 @@ def test_a_cnn_by_name_sees_its_own_pixels_and_answers_by_its_own_names(publishe
     with torch.no_grad():
         expected = published.eval()(own)[:, teacher.columns]
     assert torch.allclose(teacher.logits(images, student), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_a_cnn_by_name_that_does_not_know_a_class_is_refused(published: torch.nn.Module) -> None:
     with pytest.raises(VitkitError, match="teacher resnet18 does not know the class unicorn"):
         load_teacher("resnet18", ("goldfish", "unicorn"), (16, 16))
 
@@ -208,12 +201,8 @@ def test_choices_that_nothing_would_read_are_refused(fields: dict[str, Any], com
     with pytest.raises(VitkitError, match=complaint):
         recipe = Recipe(method="full", **fields)
         check_effects(recipe, recipe)
-
-
-def test_choices_that_are_read_are_not_refused() -> None:
-    for fields in ({}, {"teacher": "t"}, {"teacher": "t", "distillation": "soft", "distill_alpha": 0.5}):
-        recipe = Recipe(method="full", **fields)
-        check_effects(recipe, recipe)
+    recipe = Recipe(method="full", teacher="t", distillation="soft", distill_alpha=0.5)
+    check_effects(recipe, recipe)
 
 
 # --- Whole runs ---------------------------------------------------------------------------------------
@@ -227,19 +216,16 @@ def teacher(tmp_path: Path) -> Path:
 STUDENT = "deit_micro_distilled_patch8_16"
 
 
-@pytest.mark.parametrize("kind", ["hard", "soft"])
-def test_a_run_with_a_teacher(data: Path, teacher: Path, tmp_path: Path, kind: str) -> None:
-    recipe = runs.quick(data, model=STUDENT, teacher=str(teacher), distillation=kind, epochs=1)
+def test_a_run_with_a_teacher(data: Path, teacher: Path, tmp_path: Path) -> None:
+    """What it learns from the teacher is in tests/golden/curves.json."""
+    recipe = runs.quick(data, model=STUDENT, teacher=str(teacher), distillation="hard", epochs=1)
     out = run.train(recipe, tmp_path / "run")
-    alone = run.train(runs.quick(data, model=STUDENT, epochs=1), tmp_path / "alone")
     classifier = load(out)
     assert classifier.provenance["teacher"]["name"] == teacher.name
     assert len(classifier.provenance["teacher"]["sha256"]) == 64
     assert f'teacher = "{teacher}"' in (out / "recipe.toml").read_text()
     checkpoint = torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)
     assert set(checkpoint["model"]) == set(classifier.model.state_dict())
-    with pytest.raises(AssertionError):
-        runs.assert_same_weights(out, alone)
 
 
 def test_a_resumed_run_has_the_same_teacher(data: Path, teacher: Path, tmp_path: Path) -> None:
@@ -324,9 +310,10 @@ def by_hand(kind: str, heads: list[np.ndarray], teacher: np.ndarray, alpha: floa
     return (1 - alpha) * true + alpha * t * t * divergence
 
 
-@pytest.mark.parametrize("one_head", [False, True], ids=["two heads", "one head"])
-@pytest.mark.parametrize(("alpha", "temperature", "smoothing"), [(0.1, 3.0, 0.0), (0.7, 1.0, 0.1), (0.0, 5.0, 0.0)])
 @pytest.mark.parametrize("kind", ["hard", "soft", "soft-deit"])
+@pytest.mark.parametrize(
+    ("alpha", "temperature", "smoothing", "one_head"), [(0.1, 3.0, 0.0, True), (0.7, 1.0, 0.1, False), (0, 5, 0, False)]
+)
 def test_losses_are_of_the_paper(kind: Any, alpha: float, temperature: float, smoothing: float, one_head: bool) -> None:
     heads = [numbers(1)] if one_head else [numbers(1), numbers(2)]
     loss = distillation_loss(
@@ -360,23 +347,6 @@ def test_without_a_teacher_every_head_learns_the_labels() -> None:
     expected = sum(cross_entropy(head, LABELS, 0.1) for head in heads) / 2
     loss = label_loss([torch.from_numpy(head) for head in heads], torch.tensor(LABELS), 0.1)
     assert loss.item() == pytest.approx(expected, abs=1e-12)
-
-
-def test_the_class_head_learns_labels_and_the_other_the_teacher() -> None:
-    model = tiny.build(distill_token=True, distill_head=True).train()
-    wrong = torch.eye(7)[[1, 1, 1]]
-    objective = Objective(Recipe(label_smoothing=0.0), 7, lambda images: wrong)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    batch = (tiny.images(3), torch.tensor([2, 2, 2]))
-    for _ in range(20):
-        optimizer.zero_grad()
-        objective.loss(model.forward_heads(batch[0]), *batch).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    with torch.no_grad():
-        first, second = model.eval().forward_heads(batch[0])
-    assert (first.argmax(1) == 2).all()
-    assert (second.argmax(1) == 1).all()
-    assert torch.allclose(model(batch[0]), (first + second) / 2)
 
 
 @pytest.mark.parametrize("kind", ["hard", "soft", "soft-deit"])

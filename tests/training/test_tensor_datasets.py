@@ -21,7 +21,7 @@ from vitkit.data import Preprocess, read_preprocess
 from vitkit.errors import VitkitError
 from vitkit.system import from_json
 
-SMALL: dict[str, Any] = {**runs.quick_fields(), "epochs": 2}
+SMALL: dict[str, Any] = runs.quick_fields(epochs=1)
 MEAN, STD = (0.2, 0.4, 0.6), (0.3, 0.2, 0.1)
 PLAIN = [v1.ToTensor(), v1.Normalize(MEAN, STD)]
 
@@ -160,18 +160,31 @@ def assert_agrees(run: vitkit.TrainingRun, data: ImageFolder) -> None:
         assert of_file.label == run.classifier.classes[int(of_tensor.argmax())]
 
 
-def test_a_file_is_answered_as_its_tensor_was(photos: Path, tmp_path: Path) -> None:
+STEPS = (v1.Resize(20), v1.CenterCrop(16), *PLAIN)
+
+
+@pytest.fixture(scope="module")
+def trained(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[vitkit.TrainingRun, list[str]]:
+    """A run on tensors, and what it said."""
     lines: list[str] = []
-    steps = (v1.Resize(20), v1.CenterCrop(16), *PLAIN)
     with heard(lines.append):
-        run = train(photos, tmp_path / "run", *steps)
-    assert any(
-        line.startswith("files are preprocessed like the datasets' transforms: mean 0.2/0.4/0.6") for line in lines
-    )
+        return train(photos, tmp_path_factory.mktemp("tensors") / "run", *STEPS), lines
+
+
+def test_a_file_is_answered_as_its_tensor_was(photos: Path, trained: tuple[vitkit.TrainingRun, list[str]]) -> None:
+    run, lines = trained
+    said = "files are preprocessed like the datasets' transforms: mean 0.2/0.4/0.6"
+    assert any(line.startswith(said) for line in lines)
     assert run.classifier.preprocess == Preprocess(
         size=(16, 16), fit="crop", crop_pct=0.8, interpolation="bilinear", mean=MEAN, std=STD
     )
-    assert_agrees(run, folder(photos, "val", *steps))
+    assert_agrees(run, folder(photos, "val", *STEPS))
+    names = {str(i): name for i, name in enumerate(sorted(runs.COLOURS))}
+    assert from_json((run.folder / "class_indices.json").read_text()) == names
+    for name in ("classes.png", "train_batch.png", "curves.png"):
+        with Image.open(run.folder / name) as picture:
+            picture.verify()
+    assert json.loads((run.folder / "preprocess.json").read_text())["mean"] == list(MEAN)
 
 
 def test_what_is_in_the_training_transforms_alone_does_not_count(photos: Path, tmp_path: Path) -> None:
@@ -235,9 +248,7 @@ def test_it_can_be_said(photos: Path, tmp_path: Path) -> None:
     steps = (v1.Resize((16, 16)), *PLAIN)
     named = {"resize": (16, 16), "interpolation": "bilinear", "mean": MEAN, "std": STD}
     run = vitkit.train(
-        vitkit.Datasets(**hidden(photos, *steps), preprocess=named),
-        vitkit.Recipe(**SMALL),
-        out=tmp_path / "run",
+        vitkit.Datasets(**hidden(photos, *steps), preprocess=named), vitkit.Recipe(**SMALL), out=tmp_path / "run"
     )
     assert run.classifier.preprocess == Preprocess(
         size=(16, 16), fit="squash", interpolation="bilinear", mean=MEAN, std=STD
@@ -255,9 +266,7 @@ def test_it_can_be_said(photos: Path, tmp_path: Path) -> None:
 def test_pictures_are_prepared_as_is_said(photos: Path, tmp_path: Path) -> None:
     given = {part: ImageFolder(str(photos / part)) for part in ("train", "val")}
     run = vitkit.train(
-        vitkit.Datasets(**given, preprocess="mean=0.2,std=0.3,fit=squash"),
-        vitkit.Recipe(**SMALL),
-        out=tmp_path / "run",
+        vitkit.Datasets(**given, preprocess="mean=0.2,std=0.3,fit=squash"), vitkit.Recipe(**SMALL), out=tmp_path / "run"
     )
     assert (run.classifier.preprocess.fit, run.classifier.preprocess.mean) == ("squash", (0.2, 0.2, 0.2))
     asked = vitkit.evaluate(run.folder, photos / "val", compute=vitkit.Compute(precision="float32", backend="eager"))
@@ -282,27 +291,16 @@ def test_a_run_that_was_interrupted_keeps_what_was_said(photos: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("method", ["probe", "full"])
-def test_a_head_is_fitted_to_datasets_too(photos: Path, tmp_path: Path, method: str) -> None:
+def test_a_head_is_fitted_to_datasets_too(photos: Path, trained: Any, tmp_path: Path, method: str) -> None:
     """The same pictures as files and as a dataset: the same head."""
-    begun = train(photos, tmp_path / "begun", v1.Resize((16, 16)), *PLAIN)
-    named: dict[str, Any] = {"weights": str(begun.folder), "epochs": 1, "hflip": False}
+    named: dict[str, Any] = {"weights": str(trained[0].folder), "epochs": 1, "hflip": False}
     named |= {"crop_scale": (0, 0), "lp_ft": True} if method == "full" else {}
     given = {part: ImageFolder(str(photos / part)) for part in ("train", "val")}
     recipe = vitkit.Recipe(method=method, **named)
     run = vitkit.train(vitkit.Datasets(**given), recipe, out=tmp_path / "own")
+    if method == "full":
+        assert "the head starts from a fit" in (run.folder / "log.txt").read_text()
+        return
     files = vitkit.train(photos, recipe, out=tmp_path / "files")
-    if method == "probe":
-        runs.assert_same_weights(run.folder, files.folder)
-        assert run.evaluation["loss"] == pytest.approx(files.evaluation["loss"], rel=1e-3)
-    assert "the head starts from a fit" in (run.folder / "log.txt").read_text() or method == "probe"
-
-
-def test_the_folder_has_what_runs_on_files_have(photos: Path, tmp_path: Path) -> None:
-    run = train(photos, tmp_path / "run", v1.Resize((16, 16)), *PLAIN)
-    assert from_json((run.folder / "class_indices.json").read_text()) == dict(enumerate(map(str, ()))) | {
-        str(i): name for i, name in enumerate(sorted(runs.COLOURS))
-    }
-    for name in ("classes.png", "train_batch.png", "curves.png"):
-        with Image.open(run.folder / name) as picture:
-            picture.verify()
-    assert json.loads((run.folder / "preprocess.json").read_text())["mean"] == list(MEAN)
+    runs.assert_same_weights(run.folder, files.folder)
+    assert run.evaluation["loss"] == pytest.approx(files.evaluation["loss"], rel=1e-3)

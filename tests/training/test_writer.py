@@ -13,16 +13,7 @@ from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.errors import Interrupted
 from vitkit.system import LAST, Deferral
-from vitkit.training import (
-    Interruption,
-    Metrics,
-    Recipe,
-    RunWriter,
-    TrainingState,
-    checkpoint,
-    read_metrics,
-    save,
-)
+from vitkit.training import Interruption, Metrics, Recipe, RunWriter, TrainingState, checkpoint, read_metrics, save
 from vitkit.weights import load
 
 # val_acc is best in epoch 1, val_loss in epoch 2, and epoch 3 is the last.
@@ -76,13 +67,23 @@ def kept_in(folder: Path) -> int:
     return epoch
 
 
-@pytest.mark.parametrize(("monitor", "best"), [("val_acc", 1), ("val_loss", 2)])
-def test_the_best_epoch_by_the_monitor_is_kept(tmp_path: Path, monitor: str, best: int) -> None:
-    assert Story(tmp_path, monitor=monitor).tell(DISAGREEING).kept == best
+TIE, DIVERGED = {"val_loss": 1.0, "val_acc": 0.5}, {"val_loss": float("nan"), "val_acc": 1.0}
 
 
-def test_keep_last_keeps_the_last_epoch(tmp_path: Path) -> None:
-    assert Story(tmp_path, keep="last").tell(DISAGREEING).kept == 3
+@pytest.mark.parametrize(
+    ("fields", "epochs", "kept"),
+    [
+        ({"monitor": "val_acc"}, DISAGREEING, 1),
+        ({"monitor": "val_loss"}, DISAGREEING, 2),
+        ({"keep": "last"}, DISAGREEING, 3),
+        ({}, [TIE] * 3, 2),  # the later epoch
+        ({}, [{}] * 3, 2),  # no validation images
+        ({"monitor": "val_loss"}, [DIVERGED, *DISAGREEING[:2], DIVERGED], 2),
+        ({"monitor": "val_acc"}, [DIVERGED, *DISAGREEING[:2], DIVERGED], 2),
+    ],
+)
+def test_the_best_epoch_is_kept(tmp_path: Path, fields: dict[str, Any], epochs: list[Any], kept: int) -> None:
+    assert Story(tmp_path, **fields).tell(epochs).kept == kept
 
 
 def test_keep_every_keeps_each_epoch_and_the_best_as_the_model(tmp_path: Path) -> None:
@@ -90,11 +91,9 @@ def test_keep_every_keeps_each_epoch_and_the_best_as_the_model(tmp_path: Path) -
     folders = sorted(path for path in (tmp_path / "checkpoints").iterdir() if path.is_dir())
     assert [kept_in(folder) for folder in folders] == [0, 1, 2, 3]
     assert folders[1].name == "epoch-0001-val_loss=0.7000-val_acc=0.8000"
-
-
-def test_without_val_images_an_epochs_folder_has_its_number_alone(tmp_path: Path) -> None:
-    Story(tmp_path, keep="every").tell([{}] * 2)
-    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("epoch-*")) == ["epoch-0000", "epoch-0001"]
+    (tmp_path / "without_val").mkdir()
+    Story(tmp_path / "without_val", keep="every").tell([{}])
+    assert (tmp_path / "without_val" / "checkpoints" / "epoch-0000").is_dir()
 
 
 def test_an_epoch_done_again_with_another_outcome_has_one_folder(tmp_path: Path) -> None:
@@ -102,20 +101,6 @@ def test_an_epoch_done_again_with_another_outcome_has_one_folder(tmp_path: Path)
     Story(tmp_path, keep="every").tell(DISAGREEING[1:2])
     names = [path.name for path in (tmp_path / "checkpoints").glob("epoch-*")]
     assert names == ["epoch-0000-val_loss=0.7000-val_acc=0.8000"]
-
-
-def test_a_tie_goes_to_the_later_epoch(tmp_path: Path) -> None:
-    assert Story(tmp_path).tell([{"val_loss": 1.0, "val_acc": 0.5}] * 3).kept == 2
-
-
-def test_without_val_images_the_last_epoch_is_kept(tmp_path: Path) -> None:
-    assert Story(tmp_path).tell([{}] * 3).kept == 2
-
-
-@pytest.mark.parametrize("monitor", ["val_loss", "val_acc"])
-def test_an_epoch_that_diverged_is_never_the_best(tmp_path: Path, monitor: str) -> None:
-    diverged = {"val_loss": float("nan"), "val_acc": 1.0}
-    assert Story(tmp_path, monitor=monitor).tell([diverged, *DISAGREEING[:2], diverged]).kept == 2
 
 
 def test_while_every_epoch_diverges_nothing_is_kept(tmp_path: Path) -> None:
@@ -154,20 +139,15 @@ def test_once_epochs_are_averaged_the_average_is_kept_though_an_earlier_epoch_wa
     assert [line.endswith("*") for line in story.lines] == [True, True, True]
 
 
-def test_the_kept_models_metrics_are_in_its_provenance(tmp_path: Path) -> None:
-    Story(tmp_path).tell(DISAGREEING)
-    assert load(tmp_path).provenance["metrics"] == {"epoch": 1, "train_loss": 1.0, "lr": 1e-3, **DISAGREEING[1]}
-
-
 @pytest.mark.parametrize(("patience", "epochs"), [(1, 3), (2, 4), (3, 4), (None, 4)])
 def test_patience_counts_epochs_since_the_best(tmp_path: Path, patience: int | None, epochs: int) -> None:
-    assert Story(tmp_path, patience=patience).tell(DISAGREEING).epochs == epochs
-
-
-def test_running_out_of_patience_is_said(tmp_path: Path) -> None:
-    story = Story(tmp_path, patience=1).tell(DISAGREEING)
-    assert story.state.should_stop
-    assert "no better val_acc in 1 epochs" in story.lines[-1]
+    story = Story(tmp_path, patience=patience).tell(DISAGREEING)
+    assert story.epochs == epochs
+    assert (
+        story.state.should_stop
+        == (f"no better val_acc in {patience} epochs" in story.lines[-1])
+        == (patience in (1, 2))
+    )
 
 
 def test_patience_and_the_best_survive_a_resume(tmp_path: Path) -> None:
@@ -189,41 +169,29 @@ def test_the_time_budget_stops_the_epoch(tmp_path: Path) -> None:
     assert story.epochs == 2
 
 
-def test_each_epoch_is_told_in_a_line_that_marks_the_best(tmp_path: Path) -> None:
-    story = Story(tmp_path).tell(DISAGREEING)
-    assert [line.endswith("*") for line in story.lines] == [True, True, False, False]
-    assert story.lines[1].startswith("epoch   2/100  train_loss 1.0000  val_loss 0.7000  val_acc 0.8000  lr 1.00e-03")
-
-
 # --- metrics.csv ----------------------------------------------------------------------------------
 
 
-def test_metrics_have_a_header_and_a_row_an_epoch(tmp_path: Path) -> None:
-    Story(tmp_path).tell(DISAGREEING)
+def test_each_epoch_is_a_line_said_and_a_row_and_the_best_in_the_provenance(tmp_path: Path) -> None:
+    said = Story(tmp_path).tell(DISAGREEING).lines
+    assert [line.endswith("*") for line in said] == [True, True, False, False]
+    assert said[1].startswith("epoch   2/100  train_loss 1.0000  val_loss 0.7000  val_acc 0.8000  lr 1.00e-03")
+    assert load(tmp_path).provenance["metrics"] == {"epoch": 1, "train_loss": 1.0, "lr": 1e-3, **DISAGREEING[1]}
     lines = (tmp_path / "metrics.csv").read_text().splitlines()
     assert lines[0] == "epoch,step,train_loss,train_acc,val_loss,val_acc,lr,seconds,waiting"
     assert [line.split(",")[:6] for line in lines[1:]] == [
         [str(epoch), str(3 * epoch + 3), "1.0", "", str(m["val_loss"]), str(m["val_acc"])]
         for epoch, m in enumerate(DISAGREEING)
     ]
+    Metrics(tmp_path / "metrics.csv").truncate(2)
+    assert (tmp_path / "metrics.csv").read_text().splitlines() == lines[:3]
 
 
-def test_a_missing_value_is_left_out_when_metrics_are_read(tmp_path: Path) -> None:
+def test_missing_values_and_files_are_left_out(tmp_path: Path) -> None:
+    Metrics(tmp_path / "metrics.csv").truncate(0)
+    assert read_metrics(tmp_path / "metrics.csv") == [] and not (tmp_path / "metrics.csv").exists()
     Metrics(tmp_path / "metrics.csv").append({"epoch": 0, "step": 3, "train_loss": 0.5})
     assert read_metrics(tmp_path / "metrics.csv") == [{"epoch": 0, "step": 3, "train_loss": 0.5}]
-
-
-def test_a_resume_writes_the_rows_it_keeps_as_they_were(tmp_path: Path) -> None:
-    Story(tmp_path).tell(DISAGREEING)
-    before = (tmp_path / "metrics.csv").read_text().splitlines()
-    Metrics(tmp_path / "metrics.csv").truncate(2)
-    assert (tmp_path / "metrics.csv").read_text().splitlines() == before[:3]
-
-
-def test_no_metrics_are_no_rows(tmp_path: Path) -> None:
-    assert read_metrics(tmp_path / "metrics.csv") == []
-    Metrics(tmp_path / "metrics.csv").truncate(0)
-    assert not (tmp_path / "metrics.csv").exists()
 
 
 # --- checkpoints and signals ------------------------------------------------------------------------
