@@ -1,6 +1,6 @@
 """Fixtures: `row` runs the line of docs/articles.md that has the number of a test.
 
-A test named `test_2_7_...` is that of row 2.7.
+A test named `test_2_7_...` is that of row 2.7, and so is one whose parameter `number` is 2.7.
 """
 
 import ast
@@ -167,6 +167,6 @@ class Row:
 
 @pytest.fixture
 def row(request: pytest.FixtureRequest, place: Path) -> Row:
-    match = re.match(r"test_(\d)_(\d+)_", request.node.name)
+    match = re.match(r"test_(\d)_(\d+)_|.*\[(\d)\.(\d+)\]$", request.node.name)
     assert match is not None, "tests of rows are named by them"
-    return Row(f"{match[1]}.{match[2]}", place)
+    return Row(".".join(filter(None, match.groups())), place)

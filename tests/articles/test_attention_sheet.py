@@ -77,17 +77,6 @@ def test_photographs_that_are_lines_have_their_places(classifier: Classifier, tm
             assert min(sheet.size) > 20
 
 
-def test_another_single_map_can_be_chosen(classifier: Classifier, photographs: Path, tmp_path: Path) -> None:
-    result = vitkit.explain(classifier, photographs, tmp_path / "out", style="paper", method="raw", layer=0)
-    assert isinstance(result, vitkit.Explanations) and result.method == "raw" and result.sheet is not None
-
-
-def test_without_the_style_there_is_no_sheet(classifier: Classifier, photographs: Path, tmp_path: Path) -> None:
-    result = vitkit.explain(classifier, photographs, tmp_path / "out")
-    assert isinstance(result, vitkit.Explanations) and (result.method, result.sheet) == ("gradient", None)
-    assert not (tmp_path / "out" / "attention.png").exists()
-
-
 def test_a_sheet_has_the_first_of_many_images(
     classifier: Classifier, photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,16 +86,16 @@ def test_a_sheet_has_the_first_of_many_images(
     assert "(the first 2 of 4 images)" in page and len(re.findall("<figure>", page)) == 4
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"method": "heads"}, "use a single method, not heads"),
-        ({"method": "all"}, "use a single method, not all"),
-    ],
-)
-def test_what_has_no_single_map_is_refused(
-    classifier: Classifier, photographs: Path, tmp_path: Path, options: dict[str, Any], said: str
+def test_another_single_map_can_be_chosen_and_without_the_style_there_is_no_sheet(
+    classifier: Classifier, photographs: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(VitkitError, match=said):
-        vitkit.explain(classifier, photographs, tmp_path / "out", style="paper", **options)
-    assert not (tmp_path / "out").exists()
+    for method in ("heads", "all"):
+        with pytest.raises(VitkitError, match=f"use a single method, not {method}"):
+            vitkit.explain(classifier, photographs, tmp_path / "none", style="paper", method=method)
+    assert not (tmp_path / "none").exists()
+    picture = photographs / "0.png"
+    result = vitkit.explain(classifier, picture, tmp_path / "out", style="paper", method="raw", layer=0)
+    assert isinstance(result, vitkit.Explanations) and result.method == "raw" and result.sheet is not None
+    result = vitkit.explain(classifier, picture, tmp_path / "plain")
+    assert isinstance(result, vitkit.Explanations) and (result.method, result.sheet) == ("gradient", None)
+    assert not (tmp_path / "plain" / "attention.png").exists()

@@ -67,13 +67,10 @@ def test_a_prediction_has_a_bar_for_each_class(classifier: Classifier, picture: 
     widths = [float(width) for width in re.findall(r"width: ([\d.]+)%", page)]
     assert widths == [round(100 * confidence, 1) for _, confidence in prediction.ranking[:5]]
     assert "<i>" not in page and "&lt;b&gt;" in page
-
-
-def test_an_unreadable_image_has_its_reason() -> None:
     assert Prediction("a&b.jpg", error="damaged")._repr_html_() == "<div><b>a&amp;b.jpg</b>: damaged</div>"
 
 
-@pytest.mark.parametrize("method", ["gradient", "heads", "all"])
+@pytest.mark.parametrize("method", ["heads", "all"])
 def test_an_explanation_shows_the_photograph_and_each_map(classifier: Classifier, picture: Path, method: str) -> None:
     explanation = classifier.explain(picture, method)
     page = explanation._repr_html_()

@@ -75,11 +75,14 @@ class Pair(nn.Module):
         return self.network(x), self.network(x)
 
 
-@pytest.mark.parametrize("model", [cnn, cnn(2), Named], ids=["a function", "a module", "a class"])
+@pytest.mark.parametrize("model", [Named, cnn(3)], ids=["a class", "a module"])
 def test_a_network_of_the_user_is_trained_loaded_and_used(photos: Path, tmp_path: Path, model: Any) -> None:
-    classes = len([folder for folder in photos.iterdir() if folder.is_dir()])
-    model = model if not isinstance(model, nn.Module) else cnn(classes)
-    run = vitkit.train(photos, of_model(model), out=tmp_path / "run")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()} if model is not Named else {}
+    run = vitkit.train(photos, of_model(model, epochs=1, **({"lr": 1e-12} if before else {})), out=tmp_path / "run")
+    trained = vitkit.load(tmp_path / "run").model.network.state_dict()
+    for name, tensor in before.items():  # a module is trained from its weights, and stays as it is
+        assert torch.equal(model.state_dict()[name], tensor)
+        assert "weight" not in name or torch.allclose(trained[name], tensor, atol=1e-6)
     picture = next(photos.rglob("*.png"))
     (answer,) = vitkit.predict(tmp_path / "run", picture)
     assert vitkit.evaluate(tmp_path / "run").figures["images"] == run.evaluation["images"]
@@ -90,15 +93,6 @@ def test_a_network_of_the_user_is_trained_loaded_and_used(photos: Path, tmp_path
         vitkit.load(tmp_path / "run")
     (again,) = vitkit.predict(written, picture)  # what is exported needs no registration
     assert again.confidence == pytest.approx(answer.confidence, abs=1e-4)
-
-
-def test_a_module_is_trained_from_its_weights_and_stays_as_it_is(photos: Path, tmp_path: Path) -> None:
-    module = cnn(len([folder for folder in photos.iterdir() if folder.is_dir()]))
-    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    vitkit.train(photos, of_model(module, lr=1e-12, weight_decay=0.0), out=tmp_path / "run")
-    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
-    trained = vitkit.load(tmp_path / "run").model.network.state_dict()
-    assert torch.allclose(trained["0.weight"], before["0.weight"], atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -182,28 +176,16 @@ def test_a_loss_of_the_user_is_what_is_minimised(photos: Path, tmp_path: Path) -
         return F.cross_entropy(logits, targets)
 
     same = {}
-    fields = quick(optimizer="sgd", label_smoothing=0.0, mixup=0.0, cutmix=0.0)
+    fields = quick(optimizer="sgd", label_smoothing=0.0, mixup=0.0, cutmix=0.0, epochs=1)
     for name, own in (("plain", None), ("mine", loss), ("half", lambda x, y: F.cross_entropy(x, y) / 2)):
         vitkit.train(photos, vitkit.Recipe(**fields), hooks=vitkit.Hooks(loss=own), out=tmp_path / name)
         same[name] = vitkit.load(tmp_path / name).model.state_dict()
     assert calls and all(len(shape) == 1 for shape in calls)
     assert all(torch.equal(tensor, same["mine"][name]) for name, tensor in same["plain"].items())
     assert any(not torch.equal(tensor, same["half"][name]) for name, tensor in same["plain"].items())
-    vitkit.train(
-        photos,
-        vitkit.Recipe(**quick(mixup=0.8)),
-        hooks=vitkit.Hooks(loss=loss),
-        out=tmp_path / "mixed",
-    )
+    mixed = vitkit.Recipe(**quick(mixup=0.8, epochs=1))
+    vitkit.train(photos, mixed, hooks=vitkit.Hooks(loss=loss), out=tmp_path / "mixed")
     assert len(calls[-1]) == 2
-    with pytest.raises(VitkitError, match=r"loss must return the mean loss of the batch.*shape \(\d+,\)"):
-        each = partial(F.cross_entropy, reduction="none")
-        vitkit.train(
-            photos,
-            vitkit.Recipe(**quick()),
-            hooks=vitkit.Hooks(loss=each),
-            out=tmp_path / "each",
-        )
     assert "loss" in json.loads((tmp_path / "mine" / "extensions.json").read_text())
 
 
@@ -217,23 +199,11 @@ def test_a_change_of_pictures_sees_training_pictures_and_draws_the_same_numbers(
     drawn = []
     for name in ("first", "second"):
         seen.clear()
-        fields = quick(workers=0, epochs=1)
-        vitkit.train(
-            photos,
-            vitkit.Recipe(**fields),
-            hooks=vitkit.Hooks(augment=change),
-            out=tmp_path / name,
-        )
+        hooks = vitkit.Hooks(augment=change)
+        vitkit.train(photos, vitkit.Recipe(**quick(epochs=1)), hooks=hooks, out=tmp_path / name)
         drawn.append(list(seen))
     assert drawn[0] == drawn[1]
     assert len({numbers for _, *rest in drawn[0] for numbers in rest}) > len(drawn[0]), "they differ"
-    with pytest.raises(VitkitError, match="augment must return a PIL image, not ndarray"):
-        vitkit.train(
-            photos,
-            vitkit.Recipe(**quick(workers=0)),
-            hooks=vitkit.Hooks(augment=np.asarray),
-            out=tmp_path / "bad",
-        )
 
 
 def test_an_optimiser_of_the_user_takes_the_steps(photos: Path, tmp_path: Path) -> None:
@@ -273,10 +243,7 @@ def test_a_run_is_continued_with_the_parts_that_it_had(photos: Path, tmp_path: P
     with pytest.raises(VitkitError, match=r"loss must be the same as at its start: torch.*cross_entropy, not none"):
         vitkit.train(resume=tmp_path / "run")
     with pytest.raises(VitkitError, match=r"augment must be the same as at its start: none, not"):
-        vitkit.train(
-            hooks=vitkit.Hooks(loss=F.cross_entropy, augment=lambda x: x),
-            resume=tmp_path / "run",
-        )
+        vitkit.train(hooks=vitkit.Hooks(loss=F.cross_entropy, augment=lambda x: x), resume=tmp_path / "run")
     vitkit.train(hooks=vitkit.Hooks(loss=F.cross_entropy), resume=tmp_path / "run")
     assert "cross_entropy" in vitkit.load(tmp_path / "run").provenance["extensions"]["loss"]
 
@@ -305,15 +272,14 @@ def test_a_network_keeps_its_names_and_may_be_registered_again_with_another_shap
         assert {name.partition(".")[0] for name in network.state_dict()} == {"backbone", "model"}
 
 
-@pytest.mark.parametrize("package", LIGHTNINGS)
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
-def test_a_lightning_module_is_subclassed(photos: Path, package: str) -> None:
-    lightning = pytest.importorskip(package)
+def test_a_lightning_module_is_subclassed() -> None:
+    lightning = pytest.importorskip("lightning")
     from vitkit.training import lightning_module
 
     calls: list[int] = []
 
-    class Mine(getattr(lightning_module, LIGHTNINGS[package])):  # type: ignore[misc]
+    class Mine(lightning_module.LightningClassifier):  # type: ignore[misc]
         def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
             calls.append(batch_idx)
             images, labels = batch
@@ -341,12 +307,11 @@ def test_a_missing_lightning_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             getattr(lightning_module, name)
 
 
-@pytest.mark.parametrize("mode", ["L", "RGBA", "P"])
-def test_a_changed_picture_may_have_another_mode_and_size(photos: Path, tmp_path: Path, mode: str) -> None:
+def test_a_changed_picture_may_have_another_mode_and_size(photos: Path, tmp_path: Path) -> None:
     run = vitkit.train(
         photos,
         vitkit.Recipe(**quick(epochs=1)),
-        hooks=vitkit.Hooks(augment=lambda image: image.convert(mode).resize((9, 31))),
+        hooks=vitkit.Hooks(augment=lambda image: image.convert(random.choice(("L", "RGBA", "P"))).resize((9, 31))),
         out=tmp_path / "run",
     )
     assert len(run.rows()) == 1
@@ -358,7 +323,7 @@ def test_a_changed_picture_may_have_another_mode_and_size(photos: Path, tmp_path
         ({"augment": lambda image: image.crop((0, 0, 0, 0))}, "augment must return a PIL image with pixels"),
         ({"augment": np.asarray}, "augment must return a PIL image, not ndarray"),
         ({"loss": lambda logits, targets: torch.tensor(1.0)}, "its result does not depend on them"),
-        ({"loss": lambda logits, targets: 1.0}, "loss must return the mean loss"),
+        ({"loss": partial(F.cross_entropy, reduction="none")}, r"must return the mean loss of the batch.*shape \(\d"),
         ({"loss": nn.CrossEntropyLoss}, r"loss is the class CrossEntropyLoss: pass an object of it, such as CrossEntr"),
     ],
 )

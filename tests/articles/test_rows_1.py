@@ -29,14 +29,64 @@ def assert_same(ours: nn.Module, article: nn.Module, x: Tensor) -> None:
     torch.testing.assert_close(ours.eval()(x), article.eval()(x), rtol=1e-4, atol=1e-5)
 
 
+SAME: dict[str, tuple[Any, Tensor]] = {
+    "1.2": (lambda: vit_model.PatchEmbed(32, 8, 3, 64, nn.LayerNorm), IMAGES),
+    "1.5": (lambda: vit_model.Attention(64, 2, qk_scale=0.5), TOKENS),
+    "1.6": (lambda: vit_model.Mlp(64, 256), TOKENS),
+    "1.10": (lambda: vit_model.VisionTransformer(32, 8, 3, 5, 64, 2, 2), IMAGES),
+    "1.16": (lambda: vit_model.VisionTransformer(**DEFAULT, representation_size=768), IMAGES),
+    "1.17": (lambda: vit_model.VisionTransformer(**DEFAULT, distilled=True), IMAGES),
+    "1.21": (lambda: vit_model.VisionTransformer(**DEFAULT, act_layer=nn.ReLU), IMAGES),
+}
+
+
+@pytest.mark.parametrize("number", SAME)
+def test_it_computes_what_the_article_does(row: Any, number: str) -> None:
+    article, x = SAME[number]
+    assert_same(row().value, article(), x)
+
+
+# The published numbers of parameters.
+NAMED: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "1.27": ("vit_base_patch16_224", 86_567_656, {}),
+    "1.28": ("vit_base_patch16_224_in21k", 103_186_515, {}),
+    "1.29": ("vit_base_patch16_224_in21k", 85_798_656 + 5 * 769, {"num_classes": 5, "has_logits": False}),
+    "1.30": ("vit_base_patch32_224", 88_224_232, {}),
+    "1.31": ("vit_base_patch32_224_in21k", 104_843_091, {}),
+    "1.32": ("vit_large_patch16_224", 304_326_632, {}),
+    "1.33": ("vit_large_patch16_224_in21k", 326_740_307, {}),
+    "1.34": ("vit_large_patch32_224_in21k", 328_949_075, {}),
+    "1.35": ("vit_huge_patch14_224_in21k", 660_385_363, {}),
+}
+
+
+@pytest.mark.parametrize("number", NAMED)
+def test_it_has_the_tensors_of_the_articles_model_of_this_name(row: Any, number: str) -> None:
+    name, parameters, options = NAMED[number]
+    with torch.device("meta"):
+        ours, article = row().value, getattr(vit_model, name)(**options)
+    assert sum(parameter.numel() for parameter in ours.parameters()) == parameters
+    assert {key: tensor.shape for key, tensor in ours.state_dict().items()} == {
+        key: tensor.shape for key, tensor in article.state_dict().items()
+    }
+
+
+VALUES: dict[str, Any] = {
+    "1.9": lambda rates: rates == pytest.approx([0, 0.05, 0.1, 0.15, 0.2]),
+    "1.15": lambda features: features.shape == (2, 768),
+    "1.26": lambda is_shape: is_shape is True,
+}
+
+
+@pytest.mark.parametrize("number", VALUES)
+def test_it_has_this_value(row: Any, number: str) -> None:
+    assert VALUES[number](row().value)
+
+
 def test_1_1_patches(row: Any) -> None:
     embed = row().value
     assert (embed.num_patches, embed.grid_size) == (196, (14, 14))
     assert_same(embed, vit_model.PatchEmbed(), torch.randn(1, 3, 224, 224))
-
-
-def test_1_2_normalised_patches(row: Any) -> None:
-    assert_same(row().value, vit_model.PatchEmbed(32, 8, 3, 64, nn.LayerNorm), IMAGES)
 
 
 def test_1_3_class_token_and_positions(row: Any) -> None:
@@ -53,14 +103,6 @@ def test_1_4_attention(row: Any) -> None:
     assert (ours.attn_drop.rate, ours.proj_drop.rate) == (0.1, 0.1)
 
 
-def test_1_5_scale_of_the_scores(row: Any) -> None:
-    assert_same(row().value, vit_model.Attention(64, 2, qk_scale=0.5), TOKENS)
-
-
-def test_1_6_mlp(row: Any) -> None:
-    assert_same(row().value, vit_model.Mlp(64, 256), TOKENS)
-
-
 def test_1_7_stochastic_depth(row: Any) -> None:
     layer = row().value.train()
     torch.manual_seed(0)
@@ -74,15 +116,6 @@ def test_1_8_block(row: Any) -> None:
     block = row().value
     assert_same(block, vit_model.Block(64, 2, qkv_bias=True), TOKENS)
     assert block.drop_path1.rate == 0.1
-
-
-def test_1_9_rates_of_stochastic_depth(row: Any) -> None:
-    assert row().value == pytest.approx([0, 0.05, 0.1, 0.15, 0.2])
-
-
-def test_1_10_whole_model(row: Any) -> None:
-    article = vit_model.VisionTransformer(32, 8, 3, 5, 64, 2, 2)
-    assert_same(row().value, article, IMAGES)
 
 
 def test_1_11_initial_weights(row: Any) -> None:
@@ -121,22 +154,6 @@ def test_1_14_class_token_as_features(row: Any) -> None:
     torch.testing.assert_close(done.value, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_1_15_without_a_head(row: Any) -> None:
-    assert row().value.shape == (2, 768)
-
-
-def test_1_16_representation_layer(row: Any) -> None:
-    model = row().value
-    assert model.has_logits
-    assert_same(model, vit_model.VisionTransformer(**DEFAULT, representation_size=768), IMAGES)
-
-
-def test_1_17_distilled(row: Any) -> None:
-    model = row().value
-    assert model.num_tokens == 2
-    assert_same(model, vit_model.VisionTransformer(**DEFAULT, distilled=True), IMAGES)
-
-
 def test_1_18_logits_of_both_heads(row: Any) -> None:
     classes, distilled = row().value
     assert classes.shape == distilled.shape == (2, 1000)
@@ -154,10 +171,6 @@ def test_1_20_r50_vit_b16(row: Any) -> None:
     with torch.device("meta"):
         model = row().value
     assert sum(parameter.numel() for parameter in model.parameters()) == 98_659_112
-
-
-def test_1_21_activation(row: Any) -> None:
-    assert_same(row().value, vit_model.VisionTransformer(**DEFAULT, act_layer=nn.ReLU), IMAGES)
 
 
 def test_1_22_epsilon_of_the_norm(row: Any) -> None:
@@ -190,56 +203,6 @@ def test_1_25_no_positions(row: Any) -> None:
         model.head.weight.normal_(std=0.02)
     shuffled = IMAGES.unflatten(2, (4, 8)).flip(2).flatten(2, 3)  # the rows of patches in another order
     torch.testing.assert_close(model(shuffled), model(IMAGES), rtol=1e-3, atol=1e-4)
-
-
-def test_1_26_shape_of_the_positions(row: Any) -> None:
-    assert row().value is True
-
-
-def test_1_27_vit_b16(row: Any) -> None:
-    assert_named(row, "vit_base_patch16_224", 86_567_656)
-
-
-def test_1_28_vit_b16_in21k(row: Any) -> None:
-    assert_named(row, "vit_base_patch16_224_in21k", 103_186_515)
-
-
-def test_1_29_vit_b16_in21k_without_the_representation_layer(row: Any) -> None:
-    assert_named(row, "vit_base_patch16_224_in21k", 85_798_656 + 5 * 769, num_classes=5, has_logits=False)
-
-
-def test_1_30_vit_b32(row: Any) -> None:
-    assert_named(row, "vit_base_patch32_224", 88_224_232)
-
-
-def test_1_31_vit_b32_in21k(row: Any) -> None:
-    assert_named(row, "vit_base_patch32_224_in21k", 104_843_091)
-
-
-def test_1_32_vit_l16(row: Any) -> None:
-    assert_named(row, "vit_large_patch16_224", 304_326_632)
-
-
-def test_1_33_vit_l16_in21k(row: Any) -> None:
-    assert_named(row, "vit_large_patch16_224_in21k", 326_740_307)
-
-
-def test_1_34_vit_l32_in21k(row: Any) -> None:
-    assert_named(row, "vit_large_patch32_224_in21k", 328_949_075)
-
-
-def test_1_35_vit_h14_in21k(row: Any) -> None:
-    assert_named(row, "vit_huge_patch14_224_in21k", 660_385_363)
-
-
-def assert_named(row: Any, name: str, parameters: int, **options: Any) -> None:
-    """The published number of parameters, and the tensors of the article's model of this name."""
-    with torch.device("meta"):
-        ours, article = row().value, getattr(vit_model, name)(**options)
-    assert sum(parameter.numel() for parameter in ours.parameters()) == parameters
-    assert {key: tensor.shape for key, tensor in ours.state_dict().items()} == {
-        key: tensor.shape for key, tensor in article.state_dict().items()
-    }
 
 
 def test_1_36_number_of_parameters(row: Any) -> None:

@@ -20,14 +20,25 @@ from PIL import Image
 import runs
 import vitkit
 import warm
-from vitkit.training import read_metrics
 
 COLOURS = ["blue", "green", "red"]
+
+
+PLAIN = {"hflip": False, "rotate": 0.0, "translate": 0.0, "zoom": 0.0, "shear": 0.0, "color_jitter": 0.0}
+RECIPES: dict[str, dict[str, Any]] = {
+    "3.6": {"fit": "squash", **PLAIN},
+    "3.12": {"optimizer": "adam", "lr": 0.001, "weight_decay": 0.0},
+}
+
+
+@pytest.mark.parametrize("number", RECIPES)
+def test_a_training_has_these_settings(row: Any, number: str) -> None:
+    recipe = row().recipe()
+    for name, value in RECIPES[number].items():
+        assert np.all(np.equal(recipe[name], value)) if isinstance(value, float) else recipe[name] == value, name
+
+
 AUGREG = "weights/storage.googleapis.com/vit_models/augreg/Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0.npz"
-
-
-def lines_of(run: Path) -> list[dict[str, float]]:
-    return read_metrics(run / "metrics.csv")
 
 
 def test_3_1_a_model_by_timms_name(row: Any) -> None:
@@ -80,16 +91,10 @@ def test_3_5_cifar10(row: Any, place: Path) -> None:
     assert sum(map(len, splits["test"].values())) == 30 and "on 30 test images" in done.out + done.err
 
 
-def test_3_6_one_size_without_augmentation(row: Any) -> None:
-    recipe = row().recipe()
-    assert recipe["fit"] == "squash" and recipe["hflip"] is False
-    assert not any(np.any(recipe[name]) for name in ("rotate", "translate", "zoom", "shear", "color_jitter"))
-
-
 def test_3_7_data_sets_of_torchvisions_kind(row: Any) -> None:
     row()
     assert vitkit.load("runs/datasets").classes == tuple(COLOURS)
-    assert len(lines_of(Path("runs/datasets"))) == 1
+    assert len(runs.metrics(Path("runs/datasets"))) == 1
 
 
 def test_3_8_a_split_by_a_seed(row: Any) -> None:
@@ -132,13 +137,8 @@ def fits(row: Any) -> None:
     assert (model(images).argmax(1) == labels).float().mean() > 1 / 3
 
 
-def test_3_12_adam_without_weight_decay(row: Any) -> None:
-    recipe = row().recipe()
-    assert (recipe["optimizer"], recipe["lr"], recipe["weight_decay"]) == ("adam", 0.001, 0.0)
-
-
 def test_3_13_a_cosine_schedule(row: Any) -> None:
-    rates = [line["lr"] for line in lines_of(row("--lr", "0.004").run)]
+    rates = [line["lr"] for line in runs.metrics(row("--lr", "0.004").run)]
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.Adam([parameter], lr=0.004)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=2)
@@ -152,13 +152,13 @@ def test_3_13_a_cosine_schedule(row: Any) -> None:
 
 def test_3_14_monitors_the_validation_loss(row: Any) -> None:
     done = row("--epochs", "3")
-    best = min(line["val_loss"] for line in lines_of(done.run))
+    best = min(line["val_loss"] for line in runs.metrics(done.run))
     assert vitkit.load(done.run).provenance["metrics"]["val_loss"] == best
 
 
 def test_3_15_names_of_checkpoints(row: Any) -> None:
     done = row()
-    (line,) = lines_of(done.run)
+    (line,) = runs.metrics(done.run)
     (folder,) = (path for path in (done.run / "checkpoints").iterdir() if path.is_dir())
     assert folder.name == f"epoch-0000-val_loss={line['val_loss']:.4f}-val_acc={line['val_acc']:.4f}"
 
@@ -171,7 +171,7 @@ def test_3_16_loads_the_best_checkpoint(row: Any) -> None:
 
 def test_3_17_stochastic_weight_averaging(row: Any) -> None:
     done = row("-o", "runs/averaged")
-    lines, row_recipe = lines_of(done.run), done.recipe()
+    lines, row_recipe = runs.metrics(done.run), done.recipe()
     assert len(lines) == 10
     rates = [float(line["lr"]) for line in lines]
     assert row_recipe["swa"] == 0.2
@@ -179,7 +179,7 @@ def test_3_17_stochastic_weight_averaging(row: Any) -> None:
 
 
 def test_3_18_stops_early(row: Any) -> None:
-    assert len(lines_of(row().run)) < 9
+    assert len(runs.metrics(row().run)) < 9
 
 
 def test_3_19_mixed_precision(row: Any) -> None:
@@ -191,13 +191,14 @@ def test_3_19_mixed_precision(row: Any) -> None:
 def test_3_20_accumulates_and_clips(row: Any) -> None:
     done = row()
     images = sum(map(len, json.loads((done.run / "split.json").read_text())["splits"]["train"].values()))
-    assert lines_of(done.run)[0]["step"] == -(-images // (8 * 2)) and done.recipe()["clip_grad"] == 1.0
+    assert runs.metrics(done.run)[0]["step"] == -(-images // (8 * 2)) and done.recipe()["clip_grad"] == 1.0
 
 
 def test_3_21_mixup_and_label_smoothing(row: Any) -> None:
     done = row("--lr", "0.001")
     plain = row("--lr", "0.001", "--mixup", "0", "--label-smoothing", "0", "-o", "runs/plain")
-    assert lines_of(done.run)[0]["train_loss"] > lines_of(plain.run)[0]["train_loss"], "targets that cannot be reached"
+    first, second = (runs.metrics(own.run)[0]["train_loss"] for own in (done, plain))
+    assert first > second, "targets that cannot be reached"
 
 
 @pytest.mark.accept
@@ -224,11 +225,16 @@ def test_3_23_cross_validation(row: Any) -> None:
     assert accuracy["mean"] == pytest.approx(sum(right) / 30) and low <= accuracy["mean"] <= high
 
 
+def test_3_26_a_loss_of_its_own(row: Any) -> None:
+    row()
+    assert "cross_entropy" in vitkit.load("runs/loss").provenance["extensions"]["loss"]
+
+
 def test_3_24_a_callback(row: Any) -> None:
     callback = Callback()
     row(callback=callback)
     (figures,) = callback.epochs
-    assert figures["val_loss"] == pytest.approx(lines_of(Path("runs/callback"))[0]["val_loss"])
+    assert figures["val_loss"] == pytest.approx(runs.metrics(Path("runs/callback"))[0]["val_loss"])
 
 
 def test_3_25_a_module_of_its_own(row: Any) -> None:
@@ -239,11 +245,6 @@ def test_3_25_a_module_of_its_own(row: Any) -> None:
     after = vitkit.load("runs/module").model.network.state_dict()
     assert after.keys() == network.state_dict().keys()
     assert not torch.equal(after["2.weight"], network.state_dict()["2.weight"])
-
-
-def test_3_26_a_loss_of_its_own(row: Any) -> None:
-    row()
-    assert "cross_entropy" in vitkit.load("runs/loss").provenance["extensions"]["loss"]
 
 
 def test_3_27_tests_on_held_out_images(row: Any) -> None:

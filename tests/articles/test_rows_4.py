@@ -11,8 +11,6 @@ from PIL import Image
 
 import vitkit
 
-PAGES = "index.html"
-
 
 def attention_by_hand(model: Any, images: torch.Tensor) -> list[torch.Tensor]:
     """Eqs. 5 and 6 of the paper with the model's weights: (B, H, N, N) of each layer."""
@@ -40,20 +38,36 @@ def maps_of(folder: str) -> Any:
     return np.load(path)
 
 
-def pictures(folder: str) -> set[str]:
-    return {path.name for path in Path(folder).rglob("*") if path.suffix in (".png", ".svg", ".pdf", ".gif", ".npz")}
-
-
 def image_of_tulip() -> torch.Tensor:
     with Image.open("tulip.png") as picture:
         return torch.from_numpy(vitkit.load("runs/flowers").preprocess(picture.convert("RGB")))[None]
 
 
-def test_4_1_mask_times_photograph(row: Any) -> None:
+SHEETS = {  # and the number of photographs
+    "4.1": 1,
+    "4.11": 10,
+}
+
+
+@pytest.mark.parametrize("number", SHEETS)
+def test_it_is_a_sheet_of_photographs_and_their_attention(row: Any, number: str) -> None:
     row.drawn = True
     row()
-    assert {"attention.png", "attention.svg", "attention.pdf", "rollout.png"} <= pictures("sheet")
-    assert Path("sheet/attention.pdf").read_bytes().startswith(b"%PDF")
+    (svg,) = Path().glob("sheet*/attention.svg")
+    assert svg.read_text(encoding="utf-8").count("<image") == 2 * SHEETS[number]
+    assert svg.with_suffix(".pdf").read_bytes().startswith(b"%PDF") and svg.with_suffix(".png").is_file()
+    assert len(list(svg.parent.rglob("rollout.png"))) == SHEETS[number]
+
+
+def test_4_6_matrix_of_a_layer(row: Any) -> None:
+    done = row()
+    expected = attention_by_hand(done.names["model"], done.names["images"])[0]
+    torch.testing.assert_close(done.value, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_4_13_covered_squares(row: Any) -> None:
+    row()
+    assert maps_of("occlusion")["occlusion"].shape == (2, 2)
 
 
 def test_4_2_rollout(row: Any) -> None:
@@ -89,12 +103,6 @@ def test_4_5_matrices_of_every_layer(row: Any) -> None:
         torch.testing.assert_close(mine, expected.detach(), rtol=1e-4, atol=1e-6)
 
 
-def test_4_6_matrix_of_a_layer(row: Any) -> None:
-    done = row()
-    expected = attention_by_hand(done.names["model"], done.names["images"])[0]
-    torch.testing.assert_close(done.value, expected, rtol=1e-4, atol=1e-6)
-
-
 def test_4_7_each_head_of_a_layer(row: Any) -> None:
     row()
     heads = maps_of("heads")["heads"]
@@ -119,14 +127,7 @@ def test_4_10_a_map_over_the_photograph(row: Any) -> None:
     row()
     expected = rollout_by_hand(attention_by_hand(vitkit.load("runs/flowers").model, image_of_tulip()))[0]
     np.testing.assert_allclose(maps_of("overlay")["rollout"].flatten(), expected.detach(), rtol=1e-3, atol=1e-5)
-    assert "rollout.png" in pictures("overlay")
-
-
-def test_4_11_a_sheet_of_many_photographs(row: Any) -> None:
-    row.drawn = True
-    row()
-    svg = Path("sheets/attention.svg").read_text(encoding="utf-8")
-    assert svg.count("<image") == 2 * 10
+    assert next(Path("overlay").rglob("rollout.png")).is_file()
 
 
 def test_4_12_pixels_that_speak_for_a_class(row: Any) -> None:
@@ -137,16 +138,11 @@ def test_4_12_pixels_that_speak_for_a_class(row: Any) -> None:
     assert not np.allclose(other, explanation.maps["gradient"], atol=1e-6)
 
 
-def test_4_13_covered_squares(row: Any) -> None:
-    row()
-    assert maps_of("occlusion")["occlusion"].shape == (2, 2)
-
-
 def test_4_14_all_methods(row: Any) -> None:
     row()
     names = set(maps_of("all").files)
     assert {"gradient", "rollout", "raw", "occlusion", "heads"} <= names
-    page = next(Path("all/images").rglob(PAGES)).read_text(encoding="utf-8")
+    page = next(Path("all/images").rglob("index.html")).read_text(encoding="utf-8")
     assert all(name in page for name in ("gradient", "rollout", "raw", "occlusion"))
 
 

@@ -25,8 +25,6 @@ from vitkit.model.build import build, config_of
 from vitkit.verbs.models import count_parameters
 from vitkit.verbs.result import csv_table, latex_table, latex_text
 
-RECIPES = Path(vitkit.__file__).parent / "recipes"
-
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
@@ -69,7 +67,7 @@ def test_a_table_has_the_same_keys_in_each_row_and_is_set_by_latex(results: dict
     assert r"\caption{Results of 5 \% \& more}" in lines and r"\label{tab:results}" in lines
 
 
-def test_the_tables_say_what_the_results_say(results: dict[str, Any]) -> None:
+def test_the_tables_say_what_the_results_say(results: dict[str, Any], tmp_path: Path) -> None:
     epochs = results["training"].rows()
     assert [row["epoch"] for row in epochs] == [0, 1, 2]
     assert {"train_acc", "val_acc"} <= epochs[0].keys()
@@ -82,11 +80,19 @@ def test_the_tables_say_what_the_results_say(results: dict[str, Any]) -> None:
     losses = [row["train_loss"] for row in results["pretraining"].rows()]
     assert len(losses) == 2 and losses == [row["train_loss"] for row in results["pretraining"].metrics]
     assert [(row["batch"], row["precision"]) for row in results["speed"].rows()] == [(1, "float32")]
+    tex = results["comparison"].save(tmp_path / "comparison.tex").read_text(encoding="utf-8")
+    assert tex == results["comparison"].to_latex()
+    with results["evaluation"].save(tmp_path / "classes.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["class"] for row in rows] == [row["class"] for row in results["evaluation"].rows()]
+    assert [float(row["recall"]) for row in rows] == [row["recall"] for row in results["evaluation"].rows()]
     best = results["comparison"].rows()[0]
     assert best["low"] <= best["accuracy"] <= best["high"]
 
 
 def test_pandas_gets_the_rows_or_is_named_if_missing(results: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = results["comparison"].to_pandas()
+    assert list(frame["name"]) == [model["name"] for model in results["comparison"].models]
     monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))
     assert results["evaluation"].to_pandas() == results["evaluation"].rows()
     monkeypatch.setitem(sys.modules, "pandas", None)
@@ -94,13 +100,6 @@ def test_pandas_gets_the_rows_or_is_named_if_missing(results: dict[str, Any], mo
         results["evaluation"].to_pandas()
     with pytest.raises(VitkitError, match="the result of export has no table"):
         vitkit.Result("export", ["a line"], {}).rows()
-
-
-def test_real_pandas(results: dict[str, Any]) -> None:
-    pandas = pytest.importorskip("pandas")
-    frame = results["comparison"].to_pandas()
-    assert isinstance(frame, pandas.DataFrame)
-    assert list(frame["name"]) == [model["name"] for model in results["comparison"].models]
 
 
 PICTURES = {
@@ -154,15 +153,6 @@ def test_a_notebook_shows_what_is_plotted(results: dict[str, Any]) -> None:
     assert pyplot.get_fignums() == [loss.figure.number], "it is a figure of pyplot"
     assert (loss.get_title(), accuracy.get_title()) == ("Loss", "Accuracy")
     pyplot.close("all")
-
-
-def test_a_table_is_saved_as_latex_and_csv(results: dict[str, Any], tmp_path: Path) -> None:
-    tex = results["comparison"].save(tmp_path / "comparison.tex").read_text(encoding="utf-8")
-    assert tex == results["comparison"].to_latex()
-    with results["evaluation"].save(tmp_path / "classes.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["class"] for row in rows] == [row["class"] for row in results["evaluation"].rows()]
-    assert [float(row["recall"]) for row in rows] == [row["recall"] for row in results["evaluation"].rows()]
 
 
 def test_what_cannot_be_saved_is_refused_and_nothing_is_written(results: dict[str, Any], tmp_path: Path) -> None:
@@ -226,14 +216,3 @@ def test_the_parameters_in_the_list_are_those_of_the_models() -> None:
             if config.num_classes != 1000 and "base" not in name:
                 continue
             assert count_parameters(config) == sum(p.numel() for p in build(config).parameters()), name
-
-
-def test_the_list_is_the_papers_table_1() -> None:
-    sizes = {row["name"]: row for row in vitkit.models("patch16_224").rows()}
-    for name, (layers, hidden, mlp, heads, millions) in {
-        "vit_base_patch16_224": (12, 768, 3072, 12, 86),
-        "vit_large_patch16_224": (24, 1024, 4096, 16, 307),
-    }.items():
-        row = sizes[name]
-        assert (row["layers"], row["hidden_size"], row["mlp_size"], row["heads"]) == (layers, hidden, mlp, heads)
-        assert row["parameters"] / 1e6 == pytest.approx(millions, rel=0.01)

@@ -25,38 +25,42 @@ from vitkit.cli.commands import SET_ONLY
 from vitkit.text.arguments import hints_of
 from vitkit.training import Recipe
 
-HELPS = ("--help", "--help-all")
 GOLDEN = Path(__file__).parents[1] / "golden" / "flags.txt"
 FUNCTIONS: dict[str, Callable[..., Any]] = {verb: function_of(verb) for verb in VERBS}
 SLOW = {"lightning", "lightning_fabric", "pytorch_lightning", "torchvision", "torchmetrics"}
 
 
-def test_the_version_is_the_packages(vitkit: Any) -> None:
+def test_the_version_and_the_help(vitkit: Any) -> None:
     outcome = vitkit("--version")
     assert (outcome.code, outcome.out) == (0, f"vitkit {package.__version__}\n")
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_the_help_of_every_verb_has_an_example_of_it(vitkit: Any, verb: str) -> None:
-    outcome = vitkit(verb, "--help")
-    assert outcome.code == 0
-    assert f"Example: vitkit {verb}" in outcome.out
-
-
-def test_the_help_of_the_studio_names_what_to_install(vitkit: Any) -> None:
-    assert "'vitkit[studio]'" in " ".join(vitkit("studio", "--help").out.split())
-
-
-def test_help_lists_every_verb(vitkit: Any) -> None:
     for flag in ("--help", "-h"):
         outcome = vitkit(flag)
         assert outcome.code == 0
         assert all(f" {verb} " in outcome.out for verb in VERBS)
-
-
-def test_no_verb_shows_the_help(vitkit: Any) -> None:
     outcome = vitkit()
     assert "Usage: vitkit" in outcome.out + outcome.err
+    assert "'vitkit[studio]'" in " ".join(vitkit("studio", "--help").out.split())
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_a_verb(vitkit: Any, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    """It has an example, fits on a screen, names the flags that are used most, and speaks of no type of Python."""
+    outcome = vitkit(verb, "--help")
+    assert outcome.code == 0
+    assert f"Example: vitkit {verb}" in outcome.out
+    assert not re.search(r"<(int|float|str|bool|path|list)\b|RANGE|\bTrue\b|\bNone\b", vitkit(verb, "--help-all").out)
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = vitkit(verb, "--help").out.rstrip().splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+    common = VERBS[verb].common
+    told = re.findall(r"^  (?:-\w, )?--([\w-]+)", "\n".join(lines).partition("Most used options:\n")[2], re.M)
+    named = {"as_json": "json", "sets": "set"}
+    assert not common or told == [named.get(name, name.replace("_", "-")) for name in (*common, "help")]
+    assert bool(common) == (lines[-1].endswith(f" more flags: vitkit {verb} --help-all"))
+    text = " ".join((FUNCTIONS[verb].__doc__ or "").partition("\n\n")[0].split())
+    sentence = VERBS[verb].sentence
+    assert text.startswith(sentence) and sentence.endswith(".")
 
 
 # --- What starts fast -------------------------------------------------------------------------------
@@ -122,27 +126,21 @@ def test_what_can_be_refused_by_itself_is_refused_before_anything_slow_is_import
     assert refused[-1] & (SLOW | {"torch", "matplotlib", "sklearn", "scipy"}) == set()
 
 
-@pytest.mark.parametrize("verb", OTHER_COMMANDS)
-def test_a_word_that_is_no_command_names_what_does_the_same(vitkit: Any, verb: str) -> None:
-    outcome = vitkit(verb, "photos")
-    assert outcome.code == 2 and f"there is no command {verb}: {OTHER_COMMANDS[verb]}\n" in outcome.err
-    assert verb not in VERBS and set(re.findall(r"vitkit (\w+)", OTHER_COMMANDS[verb])) <= set(VERBS)
-
-
-def test_the_sentence_of_a_verb_begins_its_help() -> None:
-    for verb, function in FUNCTIONS.items():
-        text = " ".join((function.__doc__ or "").partition("\n\n")[0].split())
-        sentence = VERBS[verb].sentence
-        assert text.startswith(sentence) and sentence.endswith("."), verb
+def test_a_word_that_is_no_command_names_what_does_the_same(vitkit: Any) -> None:
+    for verb, advice in OTHER_COMMANDS.items():
+        outcome = vitkit(verb, "photos")
+        assert outcome.code == 2 and f"there is no command {verb}: {advice}\n" in outcome.err
+        assert verb not in VERBS and set(re.findall(r"vitkit (\w+)", advice)) <= set(VERBS)
 
 
 def test_predict_and_explain_load_nothing_that_is_slow_to_import(trained: Path, data: Path, tmp_path: Path) -> None:
-    asked, out = [trained, data / "red"], tmp_path / "out.csv"
+    picture, out = data / "red" / "img1.png", tmp_path / "out.csv"
+    asked = [trained, picture]
     predicted, resumed, drawn, explained = modules_after(
-        ["predict", trained, data / "red" / "img1.png"],
+        ["predict", *asked],
         ["predict", *asked, "-o", out, "--resume", "--reject", "0.5"],
         ["predict", *asked, "-o", out, "--resume", "--reject", "0.5", "--pictures", tmp_path / "drawn"],
-        ["explain", trained, data / "red" / "img1.png", "-o", tmp_path / "explained"],
+        ["explain", *asked, "-o", tmp_path / "explained"],
     )
     assert "torch" in predicted
     assert (predicted | resumed) & (SLOW | {"matplotlib", "sklearn", "scipy"}) == set()
@@ -197,18 +195,15 @@ def test_flags_are_those_of_the_golden_file() -> None:
     )
 
 
-def test_every_flag_is_written_in_the_one_style() -> None:
+def test_every_flag_is_written_in_the_one_style_and_has_a_help_text() -> None:
     for line in flags():
         written = line.partition(" ")[2].partition(":")[0]
         assert re.fullmatch(r"[A-Z]+\??|--[a-z][a-z0-9-]*(/--no-[a-z-]+| -[a-z])?", written), line
-
-
-def test_every_flag_and_argument_has_a_help_text() -> None:
+    counted = Counter(line.split()[0] for line in flags() if " --" in line)
+    assert counted["train"] <= 70 and counted["predict"] <= 20 and counted.total() <= 260
     for verb, command in FUNCTIONS.items():
         for parameter in inspect.signature(command, eval_str=True).parameters.values():
-            text = get_args(parameter.annotation)[1].help
-            assert text, f"{verb} {parameter.name}"
-            assert text.endswith("."), f"{verb} {parameter.name}: {text}"
+            assert (get_args(parameter.annotation)[1].help or "").endswith("."), f"{verb} {parameter.name}"
 
 
 @pytest.mark.parametrize(
@@ -278,58 +273,95 @@ def count(
 '''
 
 
-def test_a_verb_is_added_by_its_module_and_its_public_name(tmp_path: Path) -> None:
-    """Two files are edited, and the command has its arguments, flags, help, ranges and JSON."""
-    package_of_two = tmp_path / "vitkit"
-    shutil.copytree(Path(package.__file__).parent, package_of_two, ignore=shutil.ignore_patterns("__pycache__"))
-    (package_of_two / "verbs" / "count.py").write_text(COUNT)
-    door = package_of_two / "__init__.py"
+FIELD = """    reject: Annotated[float | None, Between(0, 1)] = None
+"""
+SURPRISE = '''    surprise: Annotated[int | None, Between(1, 9)] = None
+    """Be surprised this often, above all with `reject`."""
+'''
+RUN_EACH = """
+import contextlib, io, json, sys
+from vitkit.cli import main
+done = []
+for arguments in json.loads(sys.argv[1]):
+    sys.argv, out, err = ["vitkit", *arguments], io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as end:
+            done.append([end.code or 0, out, err])
+done = [[code, out.getvalue(), err.getvalue()] for code, out, err in done]
+import vitkit
+from vitkit.cli.app import VERBS
+told = [VERBS["count"].sentence, repr(vitkit.Promises(surprise=3))]
+try:
+    vitkit.Promises(surprise=0)
+except vitkit.VitkitError as error:
+    told.append(str(error))
+print(json.dumps([done, told]))
+"""
+
+
+def test_a_verb_is_added_by_its_module_and_its_name_and_an_option_by_its_field(tmp_path: Path) -> None:
+    """Three files are edited, and the commands have the arguments, flags, help, ranges and JSON."""
+    copy = tmp_path / "vitkit"
+    shutil.copytree(Path(package.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "verbs" / "count.py").write_text(COUNT)
     names = "if TYPE_CHECKING:\n"
-    door.write_text(door.read_text().replace(names, f"{names}    from vitkit.verbs.count import count\n", 1))
+    for file, old, new in (
+        (copy / "__init__.py", names, f"{names}    from vitkit.verbs.count import count\n"),
+        (copy / "verbs" / "options.py", FIELD, SURPRISE + FIELD),
+    ):
+        assert old in file.read_text()
+        file.write_text(file.read_text().replace(old, new, 1))
     photos = tmp_path / "photos"
     photos.mkdir()
     for name in ("a.jpg", "b.jpg", ".c.jpg", "d.txt"):
         (photos / name).touch()
-
-    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-        environment = runs.environment() | {"PYTHONPATH": str(tmp_path), "COLUMNS": "120"}
-        command = [sys.executable, "-m", "vitkit", "count", *map(str, arguments)]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-
-    done = run(photos, "--ending", ".jpg", "--no-hidden", "--json")
-    assert (done.returncode, json.loads(done.stdout), done.stderr) == (0, {"files": 2}, "note: counted\n")
-    assert run(photos, "--ending", ".txt", "--ending", "jpg").stdout == "4 files\n"
-    refused = run(photos, "--most", 0)
-    assert refused.returncode == 2
-    assert "--most" in refused.stderr
-    assert "must be at least 1" in refused.stderr
-    assert run().returncode == 2
-    help_text = " ".join(run("--help").stdout.replace("│", " ").split())
-    assert "Count the files of a folder, up to --most. It does not look into other folders." in help_text
-    assert "Example: vitkit count photos --ending .jpg" in help_text
-    assert "Stop at so many files in FOLDER." in help_text
-    assert "is a number" not in help_text
-    listed = subprocess.run(
-        [sys.executable, "-c", "from vitkit.cli.app import VERBS; print(VERBS['count'].sentence)"],
-        env=runs.environment() | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False,
+    count, predict = ["count", str(photos)], ["predict", "nowhere", "x.png", "--surprise"]
+    commands = [
+        [*count, "--ending", ".jpg", "--no-hidden", "--json"],
+        [*count, "--ending", ".txt", "--ending", "jpg"],
+        [*count, "--most", "0"],
+        ["count"],
+        ["count", "--help"],
+        ["predict", "--help-all"],
+        *([*predict, number] for number in ("10", "often", "2")),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_EACH, json.dumps(commands)],
+        env=runs.environment() | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
-    assert listed.stdout == "Count the files of a folder, up to --most.\n"
+    assert done.returncode == 0, done.stderr
+    outcomes, (sentence, promises, refused) = json.loads(done.stdout)
+    whole, endings, most, nothing, help_of_count, help_of_predict, *surprises = outcomes
+    assert (whole[0], json.loads(whole[1]), whole[2]) == (0, {"files": 2}, "note: counted\n")
+    assert endings[1] == "4 files\n"
+    assert most[0] == nothing[0] == 2 and "--most" in most[2] and "must be at least 1" in most[2]
+    text = " ".join(help_of_count[1].split())
+    assert "Count the files of a folder, up to --most. It does not look into other folders." in text
+    assert "Example: vitkit count photos --ending .jpg" in text and "is a number" not in text
+    assert "Stop at so many files in FOLDER." in text
+    assert sentence == "Count the files of a folder, up to --most."
+    assert "--surprise N Be surprised this often, above all with --reject." in " ".join(help_of_predict[1].split())
+    assert surprises[0][2] == "error: --surprise must be between 1 and 9, not 10\n"
+    assert "--surprise" in surprises[1][2] and "no such file, folder or pattern: x.png" in surprises[2][2]
+    assert "surprise=3" in promises and refused == "surprise must be between 1 and 9, not 0"
 
 
 # --- Completion, short and whole help, silence ----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("line", "expected"),
+    ("shell", "line", "expected"),
     [
-        ("vitkit tra", {"train"}),
-        ("vitkit train --weight-d", {"--weight-decay"}),
-        ("vitkit train --method pro", {"probe", "probe-sgd"}),
-        ("vitkit train --model vit_huge_patch14_224_", {"vit_huge_patch14_224_in21k", "vit_huge_patch14_224_gap"}),
+        ("bash", "vitkit tra", {"train"}),
+        ("zsh", "vitkit train --weight-d", {"--weight-decay"}),
+        ("fish", "vitkit train --method pro", {"probe", "probe-sgd"}),
+        ("bash", "vitkit train --model vit_huge_patch14_224_g", {"vit_huge_patch14_224_gap"}),
     ],
 )
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_words_are_completed(line: str, expected: set[str], shell: str) -> None:
+def test_words_are_completed(shell: str, line: str, expected: set[str]) -> None:
     asked = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))} if shell == "bash" else {}
     asked |= {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
     done = subprocess.run(
@@ -344,7 +376,10 @@ def test_words_are_completed(line: str, expected: set[str], shell: str) -> None:
 
 
 def test_the_short_help_counts_what_the_whole_help_adds(vitkit: Any) -> None:
-    short, whole = (set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", vitkit("train", flag).out, re.M)) for flag in HELPS)
+    short, whole = (
+        set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", vitkit("train", flag).out, re.M))
+        for flag in ("--help", "--help-all")
+    )
     assert short < whole
     assert f"{len(whole - short)} more flags: vitkit train --help-all" in vitkit("train", "--help").out
     assert {"--model", "--weights", "--method", "--epochs", "--lr", "--out"} <= short
@@ -355,32 +390,6 @@ def test_the_short_help_counts_what_the_whole_help_adds(vitkit: Any) -> None:
         f"only --set changes:\n  {min(SET_ONLY, key=list(hints_of(Recipe)).index)}="
         in vitkit("train", "--help-all").out
     )
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_the_short_help_fits_on_a_screen(vitkit: Any, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    lines = vitkit(verb, "--help").out.rstrip().splitlines()
-    assert len(lines) <= 40
-    assert max(map(len, lines)) <= 80
-    common = VERBS[verb].common
-    told = re.findall(r"^  (?:-\w, )?--([\w-]+)", "\n".join(lines).partition("Most used options:\n")[2], re.M)
-    named = {"as_json": "json", "sets": "set"}
-    assert not common or told == [named.get(name, name.replace("_", "-")) for name in (*common, "help")]
-    assert bool(common) == (lines[-1].endswith(f" more flags: vitkit {verb} --help-all"))
-
-
-def test_no_command_has_more_flags_than_its_limit() -> None:
-    counted = Counter(line.split()[0] for line in flags() if " --" in line)
-    assert counted["train"] <= 70
-    assert counted["predict"] <= 20
-    assert counted.total() <= 260
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_the_help_of_a_command_speaks_of_no_type_of_python(vitkit: Any, verb: str) -> None:
-    shown = vitkit(verb, "--help-all").out
-    assert not re.search(r"<(int|float|str|bool|path|list)\b|RANGE|\bTrue\b|\bNone\b", shown)
 
 
 def test_quiet_leaves_results_and_errors(vitkit: Any, trained: Path, data: Path) -> None:
@@ -394,7 +403,7 @@ def test_quiet_leaves_results_and_errors(vitkit: Any, trained: Path, data: Path)
 
 
 def test_a_quiet_training_prints_nothing(vitkit: Any, data: Path, tmp_path: Path) -> None:
-    outcome = vitkit("train", data, "-q", *runs.FLAGS, "--out", tmp_path / "run")
+    outcome = vitkit("train", data, "-q", *runs.FLAGS, "--epochs", 1, "--out", tmp_path / "run")
     assert (outcome.code, outcome.out, outcome.err) == (0, "", "")
     assert (tmp_path / "run" / "model.json").is_file()
 

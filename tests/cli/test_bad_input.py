@@ -46,6 +46,7 @@ SCRATCH = "--weights none"
 TRAIN: dict[str, tuple[str, tuple[str, ...]]] = {
     "no such folder": (f"train nowhere {SCRATCH}", ("nowhere",)),
     "no data": (f"train {SCRATCH}", ("no data",)),
+    "no such folder before no weights": ("train nowhere", ("nowhere",)),
     "a file as data": (f"train old.csv {SCRATCH}", ("old.csv", "path", "label")),
     "an empty folder": (f"train empty {SCRATCH}", ("empty", "no images")),
     "loose images": (f"train photos/red {SCRATCH}", ("photos/red", "12 images lie in the folder itself")),
@@ -139,29 +140,31 @@ def assert_told(err: str, *named: str) -> None:
     assert [text for text in named if text.lower() not in err.lower()] == [], err
 
 
-def test_a_folder_that_is_not_there_is_named_before_the_weights_that_are_not(vitkit: Any, here: Path) -> None:
-    assert_told(vitkit("train", "nowhere").err, "nowhere")
-
-
 # --- Damage -----------------------------------------------------------------------------------------
 
-USES = ("eval model photos", "predict model photos", "info model")
+
+def cut_short(content: bytes) -> bytes:
+    return content[:1000]
 
 
-DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes], tuple[str, ...]]] = {
-    "weights cut short": ("model.safetensors", lambda content: content[:1000], ("damaged",)),
-    "a changed bit": ("model.safetensors", lambda content: content[:-1] + bytes([content[-1] ^ 1]), ("damaged",)),
-    "a newer format": (
-        "model.json",
-        lambda content: json.dumps(json.loads(content) | {"format_version": 99}).encode(),
-        ("99", "upgrade"),
-    ),
-    "no JSON": ("model.json", lambda _: b"{", ("damaged",)),
-}
+def changed(content: bytes) -> bytes:
+    return content[:-1] + bytes([content[-1] ^ 1])
 
 
-@pytest.mark.parametrize("command", USES)
-@pytest.mark.parametrize(("name", "change", "named"), DAMAGE.values(), ids=DAMAGE)
+def newer(content: bytes) -> bytes:
+    return json.dumps(json.loads(content) | {"format_version": 99}).encode()
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "change", "named"),
+    [
+        ("eval model photos", "model.safetensors", cut_short, ("damaged",)),
+        ("info model", "model.safetensors", cut_short, ("damaged",)),
+        ("predict model photos", "model.safetensors", changed, ("damaged",)),
+        ("info model", "model.json", newer, ("99", "upgrade")),
+        ("eval model photos", "model.json", lambda _: b"{", ("damaged",)),
+    ],
+)
 def test_a_damaged_model_is_refused(
     vitkit: Any, here: Path, command: str, name: str, change: Callable[[bytes], bytes], named: tuple[str, ...]
 ) -> None:
@@ -181,23 +184,18 @@ def half_done(trained: Path, here: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["split.json", "recipe.toml", "checkpoints/last.ckpt"])
-def test_a_resume_from_a_damaged_file_is_refused_by_its_name(vitkit: Any, half_done: Path, name: str) -> None:
-    path = half_done / name
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+@pytest.mark.parametrize("name", ["split.json", "recipe.toml", "checkpoints/last.ckpt", "/nowhere/photos"])
+def test_a_resume_from_what_is_damaged_or_gone_is_refused_by_its_name(vitkit: Any, half_done: Path, name: str) -> None:
+    path = half_done / ("split.json" if name == "/nowhere/photos" else name)
+    if name == "/nowhere/photos":
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"root": name}))
+    else:
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     (half_done / "checkpoints" / "before.ckpt").unlink()  # from which the run would continue
     outcome = vitkit("train", "--resume", half_done)
     assert outcome.code == 2
-    assert_told(outcome.err, name.rpartition("/")[2])
+    assert_told(outcome.err, name if name == "/nowhere/photos" else path.name)
     assert runs.weights(half_done)
-
-
-def test_a_resume_whose_photographs_are_gone_says_where_they_were(vitkit: Any, half_done: Path, data: Path) -> None:
-    stored = json.loads((half_done / "split.json").read_text())
-    (half_done / "split.json").write_text(json.dumps(stored | {"root": "/nowhere/photos"}))
-    outcome = vitkit("train", "--resume", half_done)
-    assert outcome.code == 2
-    assert_told(outcome.err, "/nowhere/photos")
 
 
 # --- Out, and folders that cannot be written --------------------------------------------------------
@@ -216,44 +214,36 @@ def deny(monkeypatch: pytest.MonkeyPatch, method: str, folder: Path) -> None:
     monkeypatch.setattr(Path, method, refuse)
 
 
-@pytest.mark.parametrize("arguments", [("--out", "locked/run"), ()])
-def test_a_place_that_cannot_be_written_is_named(
-    vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+@pytest.mark.parametrize(
+    ("method", "denied", "command", "named"),
+    [
+        ("mkdir", "", ("train", "photos", *runs.FLAGS, "--out", "locked/run"), "locked"),
+        ("mkdir", "", ("train", "photos", *runs.FLAGS), "runs"),
+        ("open", "run", ("train", "photos", *runs.FLAGS, "--out", "run"), "run"),
+        ("open", "empty", ("predict", "model", "photos", "-o", "empty/out.csv"), "out.csv"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_named_and_left_as_it_was(
+    vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch, method: str, denied: str, command: Any, named: str
 ) -> None:
     before = pictures.fingerprint(here)
-    deny(monkeypatch, "mkdir", here)
-    outcome = vitkit("train", "photos", *runs.FLAGS, *arguments)
+    deny(monkeypatch, method, here / denied)
+    outcome = vitkit(*command)
     assert outcome.code == 2
-    assert_told(outcome.err, "Permission denied", "locked" if arguments else "runs")
+    assert_told(outcome.err, "Permission denied", named)
     assert pictures.fingerprint(here) == before
-
-
-def test_an_unwritable_run_folder_is_named(vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    deny(monkeypatch, "open", here / "run")
-    outcome = vitkit("train", "photos", *runs.FLAGS, "--out", "run")
-    assert outcome.code == 2
-    assert_told(outcome.err, "Permission denied", "run")
-    assert not (here / "run").exists()
-
-
-def test_predictions_that_cannot_be_written_are_named(vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    deny(monkeypatch, "open", here / "empty")
-    outcome = vitkit("predict", "model", "photos", "-o", "empty/out.csv")
-    assert outcome.code == 2
-    assert_told(outcome.err, "Permission denied", "out.csv")
-    assert list((here / "empty").iterdir()) == []
 
 
 # --- --debug ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arguments", [("--debug", "info", "nowhere"), ("info", "nowhere", "--debug")])
-def test_debug_lets_the_error_through(monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]) -> None:
+def test_debug_lets_the_error_through(monkeypatch: pytest.MonkeyPatch) -> None:
     from vitkit.cli import main
 
-    monkeypatch.setattr("sys.argv", ["vitkit", *arguments])
-    with pytest.raises(VitkitError, match="nowhere"):
-        main()
+    for arguments in (("--debug", "info", "nowhere"), ("info", "nowhere", "--debug")):
+        monkeypatch.setattr("sys.argv", ["vitkit", *arguments])
+        with pytest.raises(VitkitError, match="nowhere"):
+            main()
 
 
 @pytest.mark.parametrize(

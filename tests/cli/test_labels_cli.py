@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import runs
 from vitkit.data import EXCLUDED, Edit, add_edits, split_from_file
 
 NASTY = "<script>alert(1)</script>"
@@ -29,14 +28,21 @@ def rows(run: Path) -> list[list[str]]:
     return [line.split(",") for line in (run / "label_errors.csv").read_text().splitlines()[1:]]
 
 
-def test_the_doctor_shows_doubtful_labels_and_how_to_correct_them(vitkit: Any, suspected: Path, data: Path) -> None:
-    outcome = vitkit("doctor", suspected / "label_errors.csv")
+def test_the_doctor_shows_doubtful_labels_and_how_to_correct_them(
+    vitkit: Any, suspected: Path, data: Path, tmp_path: Path
+) -> None:
+    outcome = vitkit("doctor", suspected / "label_errors.csv", "-o", tmp_path / "page.html")
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.out.startswith(f"{suspected}/label_errors.csv: 3 labels look wrong, of 36")
     for path, label, *_ in rows(suspected):
         assert path in outcome.out
         assert f"{label} -> {NASTY}" in outcome.out
     assert f"vitkit train {data} --labels COPY.csv --split-from {suspected}" in outcome.out
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<img ") == 3 and "<script" not in page
+    assert str(data.parent) not in page and str(suspected.parent) not in page
+    for out in (tmp_path, data):
+        assert vitkit("doctor", suspected / "label_errors.csv", "-o", out / "page.html").code == 2
 
 
 def test_the_doctor_says_how_many_are_expected_by_chance(vitkit: Any, suspected: Path, tmp_path: Path) -> None:
@@ -53,18 +59,6 @@ def test_the_doctor_says_how_many_are_expected_by_chance(vitkit: Any, suspected:
     assert left["expected_by_chance"] == pytest.approx(1.4) and left["suspects"][0]["chance"] == 0.7
     (suspected / "label_errors.csv").write_text(f"path,label,suggested,score,chance\n{','.join(first)},often\n")
     assert "line 2: chance must be from 0 to 1, not 'often'" in vitkit("doctor", suspected / "label_errors.csv").err
-
-
-def test_the_page_shows_pictures_and_not_the_disk(vitkit: Any, suspected: Path, tmp_path: Path, data: Path) -> None:
-    outcome = vitkit("doctor", suspected / "label_errors.csv", "-o", tmp_path / "page.html")
-    assert outcome.code == 0
-    page = (tmp_path / "page.html").read_text()
-    assert page.count("<img ") == 3
-    assert "<script" not in page
-    assert str(data.parent) not in page
-    assert str(suspected.parent) not in page
-    assert vitkit("doctor", suspected / "label_errors.csv", "-o", tmp_path / "page.html").code == 2
-    assert vitkit("doctor", suspected / "label_errors.csv", "-o", data / "page.html").code == 2
 
 
 def test_doubtful_labels_that_are_decided_are_not_shown_again(vitkit: Any, suspected: Path, tmp_path: Path) -> None:
@@ -180,12 +174,3 @@ def test_embed_leaves_out_what_is_told_and_keeps_labels(vitkit: Any, trained: Pa
     vitkit("embed", trained, data / "red", "-o", tmp_path / "plain.npz")
     with np.load(tmp_path / "plain.npz") as found:
         assert "labels" not in found.files
-
-
-def test_flags_of_a_run_with_a_label_file(vitkit: Any, data: Path, tmp_path: Path) -> None:
-    add_edits(tmp_path / "labels.csv", [Edit("red/img1.png", "blue", "red")])
-    flags = list(runs.FLAGS)
-    flags[flags.index("--epochs") + 1] = "1"
-    outcome = vitkit("train", data, "--labels", tmp_path / "labels.csv", "-o", tmp_path / "run", *flags)
-    assert outcome.code == 0
-    assert split_from_file(tmp_path / "run" / "split.json").counts() == {"blue": 13, "green": 12, "red": 11}

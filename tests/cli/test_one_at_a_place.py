@@ -43,26 +43,18 @@ def held(name: str) -> AbstractContextManager[None]:
     return exclusive(out) if out.suffix else exclusive_in(out)
 
 
-def take(name: str) -> Path:
-    """As if an earlier command had written there."""
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_place_that_another_process_has_is_left_to_it(
+    vitkit: Any, trained: Path, data: Path, here: Path, name: str
+) -> None:
+    """What is there is for the one to judge who has the place, so the other hears of it, and not of what is there."""
     out = Path(next(word for word in COMMANDS[name] if word.startswith("out")))
     if out.suffix:
         out.write_text("earlier")
-        return out
-    out.mkdir()
-    (out / ("bench.csv" if name == "bench" else "report.html")).write_text("earlier")
-    return out
-
-
-@pytest.mark.parametrize("is_taken", [False, True], ids=["free", "taken"])
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_place_that_another_process_has_is_left_to_it(
-    vitkit: Any, trained: Path, data: Path, here: Path, name: str, is_taken: bool
-) -> None:
-    """What is there is for the one to judge who has the place, so the other hears of it, and not of what is there."""
-    if is_taken:
-        take(name)
-    flags = ["--force"] if is_taken and name == "export" else []  # it looks before it loads the model, too
+    else:
+        out.mkdir()
+        (out / ("bench.csv" if name == "bench" else "report.html")).write_text("earlier")
+    flags = ["--force"] if name == "export" else []  # it looks before it loads the model, too
     photographs = fingerprint(data)
     with held(name):
         before = fingerprint(here)

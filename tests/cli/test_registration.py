@@ -68,12 +68,6 @@ def test_a_backend_is_one_module_and_one_row(place: Path) -> None:
     assert done.stdout.splitlines()[1].startswith("image.png,c,0.99")
 
 
-def test_a_backend_that_nobody_registered_is_no_choice(place: Path) -> None:
-    done = vitkit(place, "", "predict", "model", "image.png", "--backend", "toy")
-    assert done.returncode == 2
-    assert "'auto', 'eager', 'compile', 'openvino', 'onnx'" in done.stderr
-
-
 _METHOD = """
 import torch
 from vitkit.explanation.methods import Method, register

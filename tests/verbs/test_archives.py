@@ -30,7 +30,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.make_archive(str(data), "zip", data)
     shard(data, root / "shards", size="20kB")
     for name in ("data", *PACKED):
-        train(runs.quick(root / name), root / f"run-{name}")
+        train(runs.quick(root / name, epochs=1), root / f"run-{name}")
     return root
 
 
@@ -50,20 +50,14 @@ def test_training_gives_the_same_weights_record_and_split(place: Path, name: str
     assert splits[1]["root"] == str(place / name)
     figures = [stored(run / "evaluation.json") for run in (folder, packed)]
     assert figures[0]["accuracy"] == figures[1]["accuracy"]
-
-
-def test_the_report_shows_the_photographs(place: Path) -> None:
-    pages = [
-        (place / run / "report.html").read_text(encoding="utf-8") for run in ("run-data", "run-data.zip", "run-shards")
-    ]
-    assert pages[0].count("data:image/") == pages[1].count("data:image/") == pages[2].count("data:image/") > 0
+    pages = [(run / "report.html").read_text(encoding="utf-8").count("data:image/") for run in (folder, packed)]
+    assert pages[0] == pages[1] > 0
 
 
 def test_workers_and_caches_read_an_archive(place: Path, tmp_path: Path) -> None:
     for cache_, name in (("ram", "shards"), ("disk", "data.zip")):
         run = train(runs.quick(place / name, cache=cache_, workers=1, epochs=1), tmp_path / cache_)
-        plain = train(runs.quick(place / "data", epochs=1), tmp_path / f"{cache_}-plain")
-        runs.assert_same_weights(run, plain)
+        runs.assert_same_weights(run, place / "run-data")
 
 
 def test_eval_is_that_of_the_folder(vitkit: Any, place: Path, tmp_path: Path) -> None:
@@ -117,17 +111,18 @@ def test_embed_and_explain_read_an_archive(vitkit: Any, place: Path, tmp_path: P
         assert (tmp_path / name / "index.html").is_file()
 
 
-@pytest.mark.parametrize("name", PACKED)
-def test_a_label_file_names_images_in_an_archive(vitkit: Any, place: Path, tmp_path: Path, name: str) -> None:
-    labels = tmp_path / "labels.csv"
-    absolute = str(place / name / "blue" / "img2.png")
-    add_edits(labels, [Edit("red/img1.png", "blue", "red"), Edit(absolute, "", "blue")])
-    before = content_of(place / name)
-    classes = json.loads(vitkit("doctor", place / name, "--labels", labels, "--json").out)["classes"]
-    assert classes == {"blue": 12, "green": 12, "red": 11}
-    run = train(runs.quick(place / name, labels=str(labels), epochs=1), tmp_path / "run")
-    assert (run / "labels.csv").is_file()
-    assert content_of(place / name) == before
+def test_a_label_file_names_images_in_an_archive(vitkit: Any, place: Path, tmp_path: Path) -> None:
+    for name in PACKED:
+        labels = tmp_path / f"{name}.csv"
+        absolute = str(place / name / "blue" / "img2.png")
+        add_edits(labels, [Edit("red/img1.png", "blue", "red"), Edit(absolute, "", "blue")])
+        before = content_of(place / name)
+        classes = json.loads(vitkit("doctor", place / name, "--labels", labels, "--json").out)["classes"]
+        assert classes == {"blue": 12, "green": 12, "red": 11}
+        if name == PACKED[0]:
+            run = train(runs.quick(place / name, labels=str(labels), epochs=1), tmp_path / "run")
+            assert (run / "labels.csv").is_file() and stored(run / "split.json")["splits"]
+        assert content_of(place / name) == before
 
 
 def content_of(place: Path) -> list[bytes]:
@@ -199,7 +194,7 @@ def kind() -> Iterator[None]:
 def test_a_source_is_a_class_and_a_row(vitkit: Any, place: Path, tmp_path: Path) -> None:
     data = tmp_path / "pictures.bytes"
     data.touch()
-    run = train(runs.quick(data), tmp_path / "run")
+    run = train(runs.quick(data, epochs=1), tmp_path / "run")
     assert (run / "model.safetensors").read_bytes() == (place / "run-data" / "model.safetensors").read_bytes()
     assert (run / "pictures.npz").read_bytes() == (place / "run-data" / "pictures.npz").read_bytes()
     pages = [(own / "report.html").read_text(encoding="utf-8") for own in (run, place / "run-data")]

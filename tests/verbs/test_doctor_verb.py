@@ -23,28 +23,30 @@ def healthy(tmp_path: Path) -> Path:
     return folder(tmp_path / "photos", {"cat": 12, "dog": 10}, 30, 30)
 
 
-@pytest.fixture
-def leaking(healthy: Path) -> Path:
-    """A picture with two labels."""
-    for name in ("cat", "dog"):
-        save(noise(24, 24, 99), healthy / name / "both.png")
-    return healthy
-
-
-def test_function_and_command_agree(command: Any, leaking: Path, tmp_path: Path) -> None:
-    found = vitkit.doctor(leaking, tmp_path / "ours.html", preprocess="fit=pad")
-    said = command("doctor", leaking, "--preprocess", "fit=pad", "-o", tmp_path / "theirs.html")
+def test_function_and_command_agree(command: Any, leaks: Path, tmp_path: Path) -> None:
+    before = fingerprint(leaks)
+    found = vitkit.doctor(leaks, tmp_path / "ours.html", preprocess="fit=pad")
+    said = command("doctor", leaks, "--preprocess", "fit=pad", "-o", tmp_path / "theirs.html")
     assert said.out == "".join(f"{line}\n" for line in found.lines()).replace("ours.html", "theirs.html")
-    assert (said.code, found.is_trustworthy) == (1, False)
+    assert (said.code, said.err, found.is_trustworthy) == (1, "", False)
+    assert "train/cat/ramp.png = val/cat/ramp.jpg (near)" in said.out
+    assert "train/cat/both.png = train/dog/both.png" in said.out
     assert (tmp_path / "ours.html").read_bytes() == (tmp_path / "theirs.html").read_bytes()
-    told = json.loads(command("doctor", leaking, "--preprocess", "fit=pad", "--json").out)
+    told = json.loads(command("doctor", leaks, "--preprocess", "fit=pad", "--json").out)
     assert told == json.loads(json.dumps(found.to_dict()))
+    assert fingerprint(leaks) == before
 
 
-def test_a_checkup_is_shown_in_a_line(healthy: Path) -> None:
-    found = vitkit.doctor(healthy)
-    assert repr(found) == f"<doctor: {healthy}: 22 images in 2 classes, {healthy}>"
+def test_a_healthy_folder_is_said_to_have_nothing_wrong(command: Any, healthy: Path, tmp_path: Path) -> None:
+    outcome = command("doctor", healthy)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.splitlines()[-1] == "nothing wrong was found"
+    found = vitkit.doctor(healthy, tmp_path / "page.html")
+    assert repr(found).startswith(f"<doctor: {healthy}: 22 images in 2 classes, {healthy}")
     assert "Nothing wrong was found" in found._repr_html_()
+    page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert set(page.pictures()) == {"Images per class", "Sizes"}
+    assert "Unreadable" not in page.text
 
 
 # --- vitkit doctor ----------------------------------------------------------------------------------
@@ -68,12 +70,6 @@ def leaks(tmp_path: Path) -> Path:
 # --- Exit codes ------------------------------------------------------------------------------------
 
 
-def test_a_healthy_folder_exits_with_0_and_says_that_nothing_is_wrong(command: Any, healthy: Path) -> None:
-    outcome = command("doctor", healthy)
-    assert (outcome.code, outcome.err) == (0, "")
-    assert outcome.out.splitlines()[-1] == "nothing wrong was found"
-
-
 def test_warnings_and_notes_exit_with_0(command: Any, healthy: Path) -> None:
     (healthy / "cat" / "text.jpg").write_text("not a picture")
     save(Image.open(healthy / "cat" / "cat_0.png"), healthy / "cat" / "copy.png")
@@ -82,17 +78,6 @@ def test_warnings_and_notes_exit_with_0(command: Any, healthy: Path) -> None:
     assert "warning: 1 of 24 images is unreadable and left out: cat/text.jpg (not an image)" in outcome.out
     assert "note: 1 picture is in the data more than once (1 exact); copies are kept in one split" in outcome.out
     assert "nothing wrong" not in outcome.out
-
-
-@pytest.mark.parametrize("flags", [(), ("--json",), ("-o", "page.html")], ids=["text", "json", "page"])
-def test_leaks_and_conflicts_exit_with_1(
-    command: Any, leaks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    outcome = command("doctor", leaks, *flags)
-    assert (outcome.code, outcome.err) == (1, "")
-    assert "train/cat/ramp.png = val/cat/ramp.jpg (near)" in outcome.out
-    assert "train/cat/both.png = train/dog/both.png" in outcome.out
 
 
 @pytest.mark.parametrize(
@@ -107,22 +92,19 @@ def test_leaks_and_conflicts_exit_with_1(
         (("photos", "-o", "old.html"), "--force"),
         (("photos", "-o", "folder.html"), "folder"),
         (("photos", "--preprocess", "fit=stretch"), "stretch"),
-        (("photos", "--preprocess", "crop_pct=0"), "crop_pct"),
+        (("photos", "--layout", "splits"), "no split folders"),
+        (("list.csv", "--layout", "splits"), "--layout splits applies to folders"),
         (("photos", "--preprocess", "crop_pct=much"), "crop_pct"),
         ((), "DATA"),
     ],
     ids=str,
 )
 def test_mistakes_exit_with_2_in_a_line_or_two_and_change_nothing(
-    command: Any,
-    healthy: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: tuple[str, ...],
-    named: str,
+    command: Any, healthy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], named: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "old.html").write_text("precious")
+    (tmp_path / "list.csv").write_text("path,label\nphotos/cat/cat_0.png,cat\nphotos/dog/dog_0.png,dog\n")
     (tmp_path / "folder.html").mkdir()
     before = fingerprint(tmp_path)
     outcome = command("doctor", *arguments)
@@ -133,20 +115,14 @@ def test_mistakes_exit_with_2_in_a_line_or_two_and_change_nothing(
     assert fingerprint(tmp_path) == before
 
 
-def test_a_page_among_photographs_is_refused_through_links_too(command: Any, healthy: Path, tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(healthy)
-    before = fingerprint(healthy)
-    for source, out in ((healthy, tmp_path / "link"), (tmp_path / "link", healthy)):
-        outcome = command("doctor", source, "-o", out / "page.html")
-        assert outcome.code == 2
-        assert "nothing is written next to the photographs" in outcome.err
-    assert fingerprint(healthy) == before
-
-
 def test_a_csv_forbids_the_folders_of_its_images_alone(command: Any, healthy: Path, tmp_path: Path) -> None:
     (tmp_path / "lists").mkdir()
     rows = [f"../photos/{path.parent.name}/{path.name},{path.parent.name}" for path in sorted(healthy.rglob("*.png"))]
     (tmp_path / "lists" / "all.csv").write_text("\n".join(["path,label", *rows]))
+    (tmp_path / "link").symlink_to(healthy)
+    for source, out in ((healthy, tmp_path / "link"), (tmp_path / "link", healthy)):
+        outcome = command("doctor", source, "-o", out / "page.html")
+        assert outcome.code == 2 and "nothing is written next to the photographs" in outcome.err
     assert command("doctor", tmp_path / "lists" / "all.csv", "-o", healthy / "dog" / "page.html").code == 2
     assert command("doctor", tmp_path / "lists" / "all.csv", "-o", tmp_path / "lists" / "page.html").code == 0
 
@@ -164,10 +140,7 @@ def test_bars_show_the_classes_in_natural_order_and_proportion(command: Any, tmp
         ("class 10", 1, 1),
     ]
     assert list(json.loads(command("doctor", data, "--json").out)["classes"]) == ["class 1", "class 10", "class 2"]
-
-
-def test_a_bar_is_never_empty_and_never_too_long(command: Any, tmp_path: Path) -> None:
-    outcome = command("doctor", folder(tmp_path / "photos", {"few": 1, "many": 200}, 4, 4))
+    outcome = command("doctor", folder(tmp_path / "others", {"few": 1, "many": 200}, 4, 4))
     assert [len(bar) for bar in re.findall(r"  (#+)$", outcome.out, re.MULTILINE)] == [1, 40]
 
 
@@ -268,39 +241,17 @@ def test_the_page_is_one_file_with_the_pictures_of_the_copies(command: Any, leak
     assert "13 images in 2 classes" in page.text
 
 
-def test_a_large_copy_is_shown_small(command: Any, healthy: Path, tmp_path: Path) -> None:
-    save(smooth(1500, 700), healthy / "cat" / "large.png")
-    save(smooth(1500, 700), healthy / "cat" / "again.png")
-    command("doctor", healthy, "-o", tmp_path / "page.html")
-    pictures = Page((tmp_path / "page.html").read_text(encoding="utf-8")).pictures()
-    assert pictures["cat/large.png"].size == (160, 75)
-    assert (tmp_path / "page.html").stat().st_size < 400_000
-
-
-def test_force_writes_over_a_page_and_only_with_it(command: Any, healthy: Path, tmp_path: Path) -> None:
+def test_force_writes_over_a_page_and_a_large_copy_is_shown_small(command: Any, healthy: Path, tmp_path: Path) -> None:
+    for name in ("large", "again"):
+        save(smooth(1500, 700), healthy / "cat" / f"{name}.png")
     page = tmp_path / "page.html"
     page.write_text("old")
-    assert command("doctor", healthy, "-o", page).code == 2
-    assert page.read_text() == "old"
     outcome = command("doctor", healthy, "-o", page, "--force")
     assert outcome.code == 0
     assert f"with pictures: {page}" in outcome.out
-    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert Page(page.read_text(encoding="utf-8")).pictures()["cat/large.png"].size == (160, 75)
+    assert page.stat().st_size < 400_000
     assert [path for path in tmp_path.iterdir() if path.name.startswith(".")] == []
-
-
-def test_a_folder_without_problems_has_a_page_without_galleries(command: Any, healthy: Path, tmp_path: Path) -> None:
-    command("doctor", healthy, "-o", tmp_path / "page.html")
-    page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
-    assert set(page.pictures()) == {"Images per class", "Sizes"}
-    assert "Unreadable" not in page.text
-
-
-def test_nothing_is_written_beside_the_photographs(command: Any, leaks: Path, tmp_path: Path) -> None:
-    before = fingerprint(leaks)
-    command("doctor", leaks, "-o", tmp_path / "page.html")
-    command("doctor", leaks, "--json")
-    assert fingerprint(leaks) == before
 
 
 # --- What the folders mean --------------------------------------------------------------------------
@@ -319,36 +270,18 @@ def test_the_doctor_says_how_the_folders_are_read(command: Any, intel: Path, tmp
     line = "folders read as splits: train in seg_train/seg_train/, test in seg_test/seg_test/"
     assert line in outcome.out.splitlines()
     assert line in (tmp_path / "page.html").read_text()
-    assert json.loads(command("doctor", intel, "--json").out)["layout"] == line
-    assert json.loads(command("doctor", intel, "--json").out)["classes"] == {"sea": 5, "street": 5}
+    told = json.loads(command("doctor", intel, "--json").out)
+    assert (told["layout"], told["classes"]) == (line, {"sea": 5, "street": 5})
+    told = json.loads(command("doctor", intel, "--layout", "classes", "--json").out)
+    assert told["classes"] == {"seg_test": 4, "seg_train": 6}
 
 
-def test_the_doctor_is_told_how_to_read_them(command: Any, intel: Path, healthy: Path) -> None:
-    outcome = command("doctor", intel, "--layout", "classes", "--json")
-    assert json.loads(outcome.out)["classes"] == {"seg_test": 4, "seg_train": 6}
-    refused = command("doctor", healthy, "--layout", "splits")
-    assert (refused.code, refused.out) == (2, "")
-    assert "no split folders" in refused.err
-
-
-def test_the_doctor_refuses_folds_in_one_line(command: Any, tmp_path: Path) -> None:
-    for number in (1, 2):
-        folder(tmp_path / "photos" / f"fold{number}", {"cat": 1, "dog": 1})
-    outcome = command("doctor", tmp_path / "photos")
+def test_folds_are_refused_and_data_without_training_images_are_said_to_have_none(command: Any, tmp_path: Path) -> None:
+    for name in ("folds/fold1", "folds/fold2", "photos/val", "photos/test"):
+        folder(tmp_path / name, {"cat": 1, "dog": 1})
+    outcome = command("doctor", tmp_path / "folds")
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err.count("\n") == 1
     assert "fold1/, fold2/" in outcome.err
-
-
-def test_data_without_training_images_is_looked_at_and_said_to_have_none(command: Any, tmp_path: Path) -> None:
-    for split in ("val", "test"):
-        folder(tmp_path / "photos" / split, {"cat": 1, "dog": 1})
     outcome = command("doctor", tmp_path / "photos")
     assert "all images are in val and test: they can be used for evaluation, but not for training" in outcome.out
-
-
-def test_a_list_has_no_folders_to_read_otherwise(command: Any, healthy: Path) -> None:
-    (healthy.parent / "list.csv").write_text("path,label\nphotos/cat/cat_0.png,cat\nphotos/dog/dog_0.png,dog\n")
-    outcome = command("doctor", healthy.parent / "list.csv", "--layout", "splits")
-    assert outcome.code == 2
-    assert "--layout splits applies to folders" in outcome.err

@@ -25,8 +25,8 @@ from vitkit.weights import load
     [
         ({}, ()),
         (
-            {"split": "val", "compute": package.Compute(precision="float32")},
-            ("--split", "val", "--precision", "float32"),
+            {"split": "val", "compute": package.Compute(backend="eager", precision="bfloat16")},
+            ("--split", "val", "--backend", "eager", "--precision", "bfloat16"),
         ),
     ],
 )
@@ -44,7 +44,12 @@ def test_function_and_command_give_the_same_figures(
     for name in ("evaluation.json", "predictions.csv"):
         assert (own / name).read_bytes() == (other / name).read_bytes()
     assert vitkit("eval", trained, *flags, "--json").out == to_json(found.to_dict(), indent=2) + "\n"
+    assert ("(eager, bfloat16)" in outcome.out) == bool(flags)
     assert found.report == own / "report.html"
+    assert repr(found) == f"<EvaluationResult: {found.headline.words}>"
+    page = found._repr_html_()
+    assert f"{found.figures['loss']:.4f}" in page
+    assert all(name in page for name in ("blue", "green", "red", "95 % interval"))
     assert found.accuracy == json.loads((own / "evaluation.json").read_text())["accuracy"]
 
 
@@ -69,30 +74,6 @@ def test_images_of_one_class_are_evaluated_and_drawn(trained: Path, data: Path, 
     (tmp_path / "reds" / "red").rename(tmp_path / "reds" / "pictures")
     with pytest.raises(VitkitError, match="pictures"):
         package.evaluate(trained, tmp_path / "reds")
-
-
-def test_an_evaluation_is_shown_in_a_line_and_in_a_notebook(trained: Path) -> None:
-    found = package.evaluate(trained)
-    assert repr(found) == f"<EvaluationResult: {found.headline.words}>"
-    page = found._repr_html_()
-    assert f"{found.figures['loss']:.4f}" in page
-    assert all(name in page for name in ("blue", "green", "red", "95 % interval"))
-
-
-@pytest.mark.parametrize(
-    ("values", "told"),
-    [
-        ({"layout": "pairs"}, "layout must be one of auto, classes, splits, not 'pairs'"),
-        ({"layout": "classes"}, "layout classes applies to the folders of DATA"),
-        ({"compute": {"backend": "fastest"}}, "fastest"),
-        ({"compute": {"precision": "float16"}}, "float16"),
-        ({"split": "tset"}, "tset"),
-        ({"data_root": "nowhere"}, "data_root nowhere: no such folder"),
-    ],
-)
-def test_what_cannot_be_is_refused(trained: Path, values: dict[str, Any], told: str) -> None:
-    with pytest.raises(VitkitError, match=told):
-        package.evaluate(trained, **values | {"compute": package.Compute(**values.get("compute", {}))})
 
 
 def test_figures_of_a_run_that_is_being_trained_say_so(trained: Path) -> None:
@@ -183,7 +164,7 @@ def test_text_has_pythons_numbers(vitkit: Any, trained: Path, expected: Evaluati
         assert [name, *words] in [line.split() for line in lines]
 
 
-@pytest.mark.parametrize(("split", "images"), [("train", 27), ("val", 3), ("test", 6), ("all", 36)])
+@pytest.mark.parametrize(("split", "images"), [("train", 27), ("val", 3), ("all", 36)])
 def test_split_chooses_the_images(vitkit: Any, trained: Path, split: str, images: int) -> None:
     numbers = json.loads(vitkit("eval", trained, "--split", split, "--json").out)
     counted = numbers.get("with_seen", numbers)
@@ -224,23 +205,6 @@ def test_other_data_need_only_some_of_the_classes(vitkit: Any, trained: Path, da
     assert "means over the 2 that occur" in outcome.err
 
 
-def test_classes_unknown_to_the_model_are_named(vitkit: Any, trained: Path, data: Path, tmp_path: Path) -> None:
-    for name in ("red", "pink", "teal"):
-        shutil.copytree(data / "red", tmp_path / "photos" / name)
-    outcome = vitkit("eval", trained, tmp_path / "photos", "--out", tmp_path / "out")
-    assert outcome.code == 2
-    assert "does not know: pink, teal (it knows blue, green, red)" in outcome.err
-    assert not (tmp_path / "out").exists()
-
-
-def test_an_unreadable_image_is_counted_and_named(vitkit: Any, trained: Path, data: Path, tmp_path: Path) -> None:
-    shutil.copytree(data, tmp_path / "photos")
-    (tmp_path / "photos" / "red" / "text.jpg").write_text("not a picture")
-    numbers = json.loads(vitkit("eval", trained, tmp_path / "photos", "--json").out)
-    assert (numbers["with_seen"]["images"], numbers["unreadable"]) == (36, 1)
-    assert "left out red/text.jpg: not an image" in vitkit("eval", trained, tmp_path / "photos").out
-
-
 # --- A folder of results -----------------------------------------------------------------------------
 
 
@@ -263,8 +227,7 @@ def test_out_has_report_and_predictions(vitkit: Any, trained: Path, expected: Ev
     )
 
 
-@pytest.mark.parametrize("is_named", [True, False])
-@pytest.mark.parametrize("inner", ["", "out", "red", "red/out"])
+@pytest.mark.parametrize(("is_named", "inner"), [(True, ""), (False, "out"), (True, "red/out"), (False, "red")])
 def test_no_file_goes_among_photographs(vitkit: Any, trained: Path, data: Path, is_named: bool, inner: str) -> None:
     before = fingerprint(data)
     outcome = vitkit("eval", trained, *([data] if is_named else []), "--out", data / inner, "--force")
@@ -281,11 +244,7 @@ def test_a_folder_with_something_in_it_is_written_to_by_force_alone(vitkit: Any,
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
     assert vitkit("eval", trained, "--out", tmp_path, "--force").code == 0
     assert (tmp_path / "mine.txt").read_text() == "mine"
-
-
-def test_out_that_is_a_file_is_refused(vitkit: Any, trained: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    outcome = vitkit("eval", trained, "--out", tmp_path / "file", "--force")
+    outcome = vitkit("eval", trained, "--out", tmp_path / "mine.txt", "--force")
     assert (outcome.code, "is a file; choose a folder" in outcome.err) == (2, True)
 
 
@@ -331,8 +290,7 @@ def test_without_a_record_it_says_it_cannot_know(vitkit: Any, trained: Path, dat
     assert json.loads(vitkit("eval", tmp_path / "run", data, "--json").out)["seen"] is None
 
 
-@pytest.mark.parametrize("is_renamed", [False, True])
-def test_the_held_out_figure_is_had(vitkit: Any, trained: Path, data: Path, tmp_path: Path, is_renamed: bool) -> None:
+def test_the_held_out_figure_is_had(vitkit: Any, trained: Path, data: Path, tmp_path: Path) -> None:
     expected = json.loads(vitkit("eval", trained, "--json").out)
     run = Path(shutil.copytree(trained, tmp_path / "run"))
     stored = json.loads((run / "split.json").read_text())
@@ -340,23 +298,10 @@ def test_the_held_out_figure_is_had(vitkit: Any, trained: Path, data: Path, tmp_
     outcome = vitkit("eval", run)
     assert (outcome.code, "set their folder with --data-root DIR" in outcome.err) == (2, True)
     new = Path(shutil.copytree(data, tmp_path / "new" / "place"))
-    for number, file in enumerate(sorted(new.rglob("*.png")) if is_renamed else ()):
+    assert json.loads(vitkit("eval", run, "--data-root", new, "--json").out) == expected
+    for number, file in enumerate(sorted(new.rglob("*.png"))):
         file.rename(new / f"{number:03}.png")
-    numbers = json.loads(vitkit("eval", run, "--data-root", tmp_path / "new" / "place", "--json").out)
-    assert numbers == expected
-
-
-def test_another_picture_of_a_name_is_noticed(vitkit: Any, trained: Path, data: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(data, tmp_path / "copy"))
-    one, other = sorted(paths_of(trained, "test"))[:2]
-    shutil.copy(copy / sorted(paths_of(trained, "train"))[0], copy / one)
-    outcome = vitkit("eval", trained, "--data-root", copy)
-    assert outcome.out.startswith("5 test images of ")
-    assert f"left out {one} (another picture now)" in outcome.out
-    assert other not in outcome.out
-
-
-def test_a_root_that_holds_none_of_the_images_is_refused(vitkit: Any, trained: Path, tmp_path: Path) -> None:
+    assert json.loads(vitkit("eval", run, "--data-root", new, "--json").out) == expected
     assert "no such folder" in vitkit("eval", trained, "--data-root", tmp_path / "nowhere").err
-    outcome = vitkit("eval", trained, "--data-root", tmp_path)
+    outcome = vitkit("eval", trained, "--data-root", tmp_path / "run")
     assert (outcome.code, "contains none of the run's 36 images" in outcome.err) == (2, True)

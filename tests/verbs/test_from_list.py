@@ -91,16 +91,12 @@ def test_a_picture_may_come_from_standard_input(vitkit: Any, here: Path, monkeyp
     damaged = answers(b"not a picture", "-")
     assert (damaged.code, "\nstandard input,,,not an image" in damaged.out) == (1, True)
     assert "which is empty" in answers(b"", "-").err
-    assert "standard input is closed" in answers(None, "-").err
+    for source in ("-", "@-"):
+        closed = answers(None, source)
+        assert closed.code == 2 and f"{source}: standard input is closed" in closed.err
     for flags in (("-", "photos"), ("-", "--pictures", "drawn"), ("-", "-o", "new.csv", "--resume")):
         outcome = answers(content, *flags)
         assert outcome.code == 2 and "pass it alone" in outcome.err
-
-
-def test_standard_input_that_is_closed(vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", None)
-    outcome = vitkit("predict", "model", "@-")
-    assert (outcome.code, outcome.err) == (2, "error: @-: standard input is closed\n")
 
 
 @pytest.mark.parametrize(
@@ -148,11 +144,7 @@ def test_addresses_are_read_and_fail_row_by_row(here: Path) -> None:
             requests = dict(site.requests)
         finally:
             _filesystem_of.cache_clear()
-    assert [(row.path, row.error is None) for row in rows] == [
-        (lines[0], True),
-        (lines[1], False),
-        (lines[2], True),
-    ]
+    assert [(row.path, row.error is None) for row in rows] == [(lines[0], True), (lines[1], False), (lines[2], True)]
     assert rows[0].confidence == pytest.approx(expected, abs=1e-6)
     assert set(requests) == {"a.png", "nowhere.png"}, "no server is asked for anything else"
 

@@ -38,13 +38,13 @@ def test_parts_are_all_items_in_their_order(images: int, data: st.DataObject) ->
     assert {len(part) for part in parts} <= {images // count, images // count + 1}
 
 
-@pytest.mark.parametrize("text", ["0/3", "4/3", "1/0", "1", "a/b", "-1/3", "1/3/5", "", "1/2\n"])
-def test_what_is_no_part(text: str) -> None:
-    with pytest.raises(VitkitError, match="--shard must be a part such as 2/8"):
-        of_shard(range(9), text)
+def test_what_is_no_part() -> None:
+    for text in ("0/3", "4/3", "1/0", "1", "a/b", "-1/3", "1/3/5", "", "1/2\n"):
+        with pytest.raises(VitkitError, match="--shard must be a part such as 2/8"):
+            of_shard(range(9), text)
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_the_rows_of_all_parts_are_those_of_one_command(here: Path, suffix: str) -> None:
     whole = list(package.predict("model", "photos", out=f"rows{suffix}", top=2, compute=EXACT))
     rows = []

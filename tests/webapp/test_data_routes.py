@@ -2,7 +2,6 @@
 
 import csv
 import io
-import os
 import random
 import shutil
 import time
@@ -64,15 +63,12 @@ def said(all_: dict[str, Any]) -> list[str]:
     return [{-1: "none", -2: "out"}.get(own) or all_["names"][own] for own in all_["labels"]]
 
 
-def test_the_classes_are_those_of_the_folders(client: TestClient) -> None:
+def test_a_label_is_on_disk_when_answered_and_others_know_it(client: TestClient, place: Workspace) -> None:
     found = everything(client)
+    version = found["version"]
     assert [(own["name"], own["count"]) for own in found["classes"]] == [("blue", 4), ("green", 4), ("red", 4)]
     assert said(found) == [path.split("/")[0] for path in found["paths"]]
     assert (found["can_undo"], found["can_redo"]) == (False, False)
-
-
-def test_a_label_is_on_disk_when_answered_and_others_know_it(client: TestClient, place: Workspace) -> None:
-    version = everything(client)["version"]
     ask(client, "labels", version=version, images=[0, 5], label="violet")
     ask(client, "labels", version=version, images=[1], label="")
     rows = list(csv.DictReader(io.StringIO(place.labels.read_text(encoding="utf-8"))))
@@ -148,46 +144,32 @@ def test_any_printable_name_comes_back_as_it_was(client: TestClient, place: Work
     assert said(everything(TestClient(create_app(place))))[: len(names)] == names
 
 
-WRONG: tuple[dict[str, Any], ...] = (
-    {"images": [12], "label": "red"},
-    {"images": [-1], "label": "red"},
-    {"images": ["../../etc/passwd"], "label": "red"},
-    {"images": [0], "label": "red", "version": "0" * 16},
-    {"images": [0], "label": "x" * 100_000},
-    {"images": [0], "label": {"a": 1}},
-    {"images": [0]},
-)
-
-
 def test_what_is_wrong_changes_nothing(client: TestClient, place: Workspace) -> None:
     version = everything(client)["version"]
-    for body in WRONG:
+    wrong: tuple[dict[str, Any], ...] = (
+        {"images": [12], "label": "red"},
+        {"images": [-1], "label": "red"},
+        {"images": ["../../etc/passwd"], "label": "red"},
+        {"images": [0], "label": "red", "version": "0" * 16},
+        {"images": [0], "label": "x" * 100_000},
+        {"images": [0], "label": {"a": 1}},
+        {"images": [0]},
+    )
+    for body in wrong:
         answer = client.post("/api/data/labels", json={"version": version, **body})
         assert answer.status_code in (400, 409, 422)
         assert isinstance(answer.json()["error"], str)
         assert not place.labels.exists()
 
 
-ELSEWHERE = (
-    "/static/../app.py",
-    "/static/%2e%2e/app.py",
-    "/static/..%2fapp.py",
-    "/static//etc/passwd",
-    "/static/%2fetc%2fpasswd",
-    "/api/data/thumbnail/x/..%2f..%2fetc%2fpasswd",
-    "/api/data/picture/x/999",
-    "/api/train/runs/..",
-    "/api/train/runs/..%2f..%2fetc/samples",
-    "/api/train/runs/%2e%2e/samples",
-    "/api/train/runs/.studio",
-    "/etc/passwd",
-    "//etc/passwd",
-)
-
-
 def test_no_address_leads_out_of_the_workspace(client: TestClient, place: Workspace) -> None:
     (place.runs.parent / "secret.txt").write_text("a secret")
-    for path in ELSEWHERE:
+    for path in (
+        *("/static/../app.py", "/static/%2e%2e/app.py", "/static/..%2fapp.py", "/static//etc/passwd"),
+        *("/static/%2fetc%2fpasswd", "/api/data/thumbnail/x/..%2f..%2fetc%2fpasswd", "/api/data/picture/x/999"),
+        *("/api/train/runs/..", "/api/train/runs/..%2f..%2fetc/samples", "/api/train/runs/%2e%2e/samples"),
+        *("/api/train/runs/.studio", "/etc/passwd", "//etc/passwd"),
+    ):
         answer = client.get(path)
         assert answer.status_code in (400, 404, 409, 422), answer.text
         assert "secret" not in answer.text
@@ -263,20 +245,6 @@ def test_unlabelled_photographs_get_their_first_classes(place: Workspace, tmp_pa
     refused = client.post("/api/train/start", json={"weights": "none"})
     assert refused.status_code == 400
     assert "two classes" in refused.json()["error"]
-
-
-def test_a_name_that_is_not_utf8_is_shown_and_labelled_like_any_other(place: Workspace, tmp_path: Path) -> None:
-    shutil.copytree(place.photographs, tmp_path / "own")
-    name = os.fsdecode(b"a\xff.png")
-    try:
-        shutil.copy(tmp_path / "own" / "red" / "img1.png", tmp_path / "own" / "blue" / name)
-    except OSError:
-        pytest.skip("this file system has no such names")
-    client = TestClient(create_app(Workspace(tmp_path / "own", place.runs, place.labels)))
-    all_ = everything(client)
-    assert all_["paths"][0] == f"blue/{name}"
-    assert client.get(f"/api/data/thumbnail/{all_['version']}/0").headers["content-type"] == "image/jpeg"
-    assert said(ask(client, "labels", version=all_["version"], images=[0], label="red"))[0] == "red"
 
 
 def test_a_damaged_label_file_is_told_in_a_line_and_left_as_it_is(client: TestClient, place: Workspace) -> None:
@@ -406,15 +374,10 @@ def test_rows_that_a_spreadsheet_wrote_over_are_put_back(client: TestClient, pla
     assert everything(client)["news"] == []
     assert said(everything(TestClient(create_app(open_workspace(place.photographs))))) == said(told)
     assert said(ask(client, "undo"))[:4] == ["mine", "blue", "blue", "theirs"], "the rows by hand are not undone"
-
-
-def test_rows_that_somebody_takes_out_stay_out(client: TestClient, place: Workspace) -> None:
-    version = everything(client)["version"]
-    ask(client, "labels", version=version, images=[0], label="mine")
-    ask(client, "labels", version=version, images=[1], label="mine")
-    undo_edits(place.labels)  # from Python, or by hand
-    assert said(everything(client))[:2] == ["mine", "blue"]
-    assert rows(place) == [("blue/img1.png", "mine")]
+    undo_edits(place.labels)  # from Python, or by hand: what somebody takes out stays out
+    kept = rows(place)
+    assert said(everything(client))[:4] == [dict(kept).get(f"blue/img{i}.png", "blue") for i in (1, 2, 3, 4)]
+    assert rows(place) == kept
 
 
 def test_rows_that_match_no_photograph_are_said(client: TestClient, place: Workspace) -> None:
@@ -551,7 +514,7 @@ def test_what_a_model_suggests_for_photographs_without_a_class_is_marked_when_it
     assert labels_so_far(place.labels) == known
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_edits_and_their_undoing_agree_with_a_dictionary(place: Workspace, seed: int) -> None:
     """An oracle of its own: labels as a list, and the lists before each step."""
     rng, photographs = random.Random(seed), Photographs(place)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from vitkit.errors import VitkitError
-from vitkit.system import exclusive, exclusive_in, is_held
+from vitkit.system import exclusive, is_held
 from vitkit.webapp import Job, Jobs, work
 from vitkit.webapp import jobs as module
 
@@ -207,16 +207,6 @@ def test_names_are_not_given_twice_and_damaged_files_are_passed_over(jobs: Jobs)
     (jobs.folder / "000002.json").write_text("{")
     (jobs.folder / "000003.json").write_text('{"number": 3}')
     assert [job.run for job in jobs.all()] == ["a-1"]
-
-
-def test_a_run_of_the_command_line_runs_too(jobs: Jobs) -> None:
-    folder = jobs.runs / "b-1"
-    with exclusive_in(folder):
-        (folder / "recipe.toml").write_text("")
-        assert jobs.state("b-1", None) == "running"
-        assert is_held(folder)
-    assert jobs.state("b-1", None) == "failed"
-    assert not is_held(folder)
 
 
 def test_a_lock_that_a_killed_process_left_holds_nothing(jobs: Jobs) -> None:

@@ -148,15 +148,6 @@ def test_what_was_seen_is_kept_until_the_photographs_change(place: Workspace, mo
     assert not TestClient(create_app(place)).get("/api/data/look").json()["ready"]
 
 
-def test_a_model_that_cannot_be_read_is_told_in_a_line(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(arguments: list[str], out: Path) -> None:
-        raise VitkitError("eyes.pth is not a checkpoint")
-
-    monkeypatch.setattr(likeness, "run_vitkit", fail)
-    Path("eyes.pth").write_bytes(b"")
-    assert looked(TestClient(create_app(place)))["error"] == "eyes.pth is not a checkpoint"
-
-
 def test_after_a_download_that_failed_a_file_of_weights_can_be_chosen(
     place: Workspace, browser: Browser, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from PIL import Image
 import photos as pictures
 import runs
 import tiny
-from browser import SIZES, browser, is_within, serious, served, shorten, watched, with_camera
+from browser import browser, is_within, serious, served, shorten, watched, with_camera
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
@@ -95,11 +95,7 @@ def test_pictures_are_added_to_folders_that_were_sent_and_to_no_other(studio: St
 
 
 def test_the_button_held_records_pictures(browser: Browser, studio: Studio, tmp_path: Path) -> None:
-    with (
-        served(studio) as address,
-        with_camera(browser, RED, folder=tmp_path) as other,
-        watched(other) as page,
-    ):
+    with served(studio) as address, with_camera(browser, RED, folder=tmp_path) as other, watched(other) as page:
         shorten(page, "camera.js", PAUSE=50)
         page.goto(f"{address}/#live")
         page.get_by_role("button", name="Start the camera").click()
@@ -166,19 +162,18 @@ def test_a_camera_is_started_once_and_never_stays_on(browser: Browser, studio: S
         start.wait_for()
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [("NotAllowedError", "address bar"), ("NotFoundError", "has none"), ("NotReadableError", "another program")],
-)
-def test_a_camera_that_cannot_be_used_is_explained(browser: Browser, studio: Studio, name: str, reason: str) -> None:
-    refused = f"async () => {{ throw new DOMException('no', '{name}'); }}"
-    with served(studio) as address, watched(browser) as page:
+def test_a_camera_that_cannot_be_used_is_explained(browser: Browser, studio: Studio) -> None:
+    reasons = {"NotAllowedError": "address bar", "NotFoundError": "has none", "NotReadableError": "another program"}
+    with served(studio) as address, watched(browser, "phone", "dark") as page:
         page.goto(f"{address}/#live")
         page.get_by_role("heading", name="Record pictures").wait_for()
-        page.evaluate(f"() => {{ navigator.mediaDevices.getUserMedia = {refused}; }}")
-        page.get_by_role("button", name="Start the camera").click()
-        page.get_by_role("alert").get_by_text(reason).wait_for()
-        assert page.get_by_role("button", name="Hold to record").first.is_disabled()
+        assert is_within(page) and serious(page) == []
+        for name, reason in reasons.items():
+            refused = f"async () => {{ throw new DOMException('no', '{name}'); }}"
+            page.evaluate(f"() => {{ navigator.mediaDevices.getUserMedia = {refused}; }}")
+            page.get_by_role("button", name="Start the camera").click()
+            page.get_by_role("alert").get_by_text(reason).wait_for()
+            assert page.get_by_role("button", name="Hold to record").first.is_disabled()
 
 
 def test_recording_survives_presses_tabs_and_silence(browser: Browser, studio: Studio, tmp_path: Path) -> None:
@@ -216,13 +211,3 @@ def test_recording_survives_presses_tabs_and_silence(browser: Browser, studio: S
             "The studio does not answer: is it still running? What was saved before is safe.",
         )
     assert len(list((tmp_path / "uploads" / "recorded-1").rglob("*.jpg"))) >= 6
-
-
-@pytest.mark.parametrize(("size", "scheme"), [("phone", "dark"), ("desk", "light")])
-def test_the_page_fits_and_can_be_used_by_everybody(browser: Browser, studio: Studio, size: str, scheme: str) -> None:
-    assert size in SIZES
-    with served(studio) as address, watched(browser, size, scheme) as page:
-        page.goto(f"{address}/#live")
-        page.get_by_role("heading", name="Record pictures").wait_for()
-        assert is_within(page)
-        assert serious(page) == []

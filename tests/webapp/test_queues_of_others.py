@@ -48,6 +48,12 @@ def job(**fields: Any) -> Job:
     return replace(Job(1, "evil-1", arguments, "/", {}, queued=1.0), **fields)
 
 
+def record(**fields: Any) -> dict[str, Any]:
+    """As the queue stores the job."""
+    stored = asdict(job())
+    return {"asked": stored.pop("request"), **stored, **fields}
+
+
 def put(folder: Path, record: Any, name: str = "000001.json") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / name
@@ -63,7 +69,7 @@ def test_what_lies_in_the_folder_of_runs_is_not_begun(place: Workspace, monkeypa
     started: list[Path] = []
     monkeypatch.setattr(Jobs, "_start_runner", lambda self: started.append(self.runs))
     monkeypatch.setattr(module, "command", lambda own: pytest.fail(f"{own} was begun"))
-    put(place.runs / ".studio" / "jobs", asdict(job()))
+    put(place.runs / ".studio" / "jobs", record())
     client = client_of(place)
     listed = client.get("/api/train/runs").json()
     assert [own["name"] for own in listed["runs"]] == ["run-1"]
@@ -109,9 +115,9 @@ def test_no_record_stops_a_process_that_is_no_training_of_this_queue(
         patch.setattr(module.os, "kill", lambda process, number: number and sent.append(process))
         for process in (-1, 0, 1, -other.pid, other.pid, os.getpid(), 2**40):
             for birth in ("", "long ago"):
-                put(jobs.folder, {**asdict(job()), "started": time.time(), "process": process, "birth": birth})
+                put(jobs.folder, record(started=time.time(), process=process, birth=birth))
                 assert client.post("/api/train/runs/evil-1/stop").status_code == 400
-                put(jobs.folder, {**asdict(job()), "run": "run-1", "started": time.time(), "process": process})
+                put(jobs.folder, record(run="run-1", started=time.time(), process=process))
                 assert client.post("/api/train/runs/run-1/stop").status_code == 400
     assert sent == []
 
@@ -131,6 +137,7 @@ def test_what_was_begun_elsewhere_is_stopped_elsewhere(place: Workspace, other: 
         answer = client.post("/api/train/runs/run-1/stop")
     assert answer.status_code == 400
     assert "where it was started" in answer.json()["error"]
+    assert client.get("/api/train/runs/run-1").json()["state"] == "failed", "by now"
 
 
 RECORDS: dict[str, Any] = {
@@ -163,29 +170,30 @@ RECORDS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kind", RECORDS)
-def test_damaged_records_are_named_others_read(place: Workspace, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_records_are_named_others_read(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Jobs, "_start_runner", lambda self: None)
     monkeypatch.setattr(module, "command", lambda own: [sys.executable, "-c", ""])
     jobs = Jobs(place.runs)
     jobs.add("photos-1", ("train",), {})
-    content = RECORDS[kind]
-    file = put(jobs.folder, {**asdict(job(number=2)), **content} if isinstance(content, dict) else "", "000002.json")
-    if not isinstance(content, dict):
-        file.write_bytes(content)
-    client = client_of(place)  # a studio that begins now
-    listed = client.get("/api/train/runs").json()
-    assert [own["name"] for own in listed["runs"]] == ["photos-1", "run-1"]
-    assert [str(file) in note for note in listed["notes"]] == [True]
+    file = put(jobs.folder, record(number=2), "000002.json")
+    assert [own.run for own in jobs.all()] == ["photos-1", "evil-1"], "which is none of the damaged ones"
+    for kind, content in RECORDS.items():
+        if isinstance(content, dict):
+            put(jobs.folder, record(number=2) | content, "000002.json")
+        else:
+            file.write_bytes(content)
+        listed = client_of(place).get("/api/train/runs").json()  # of a studio that begins now
+        assert [own["name"] for own in listed["runs"]] == ["photos-1", "run-1"], kind
+        assert [str(file) in note for note in listed["notes"]] == [True], kind
+        assert [own.run for own in jobs.all()] == ["photos-1"], kind
     work(place.runs)
     assert [own.code for own in jobs.all()] == [0]
     assert jobs.add("photos-2", ("train",), {}).number == 3, "no record is written over"
     assert file.is_file()
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
+def test_only_what_the_studio_asks_for_is_run() -> None:
+    for arguments in (
         (),
         ("doctor", "/photos"),
         ("train", "/photos", "--out", "/runs/evil-1", "--force"),
@@ -198,14 +206,9 @@ def test_damaged_records_are_named_others_read(place: Workspace, kind: str, monk
         ("train", "/photos", "--out", "/runs/evil-1", "--method", "--force"),
         ("train", "/photos", "--out", "/runs/evil-1", "--out", "/runs/evil-1"),
         ("train", "/photos", "--out", "/runs/evil-1", "--recipe", "/tmp/evil.toml"),
-    ],
-)
-def test_only_what_the_studio_asks_for_is_run(arguments: tuple[str, ...]) -> None:
-    with pytest.raises(VitkitError, match="not a training of the studio"):
-        command(job(arguments=arguments))
-
-
-def test_what_the_studio_asks_for_is_run() -> None:
+    ):
+        with pytest.raises(VitkitError, match="not a training of the studio"):
+            command(job(arguments=arguments))
     more = ("--labels", "/l.csv", "--weights", "none", "--method", "scratch", "--time", "5m", "--split-from", "/runs/a")
     for arguments in (("train", "/photos", "--out", "/runs/evil-1", *more), ("train", "--resume", "/runs/evil-1")):
         assert command(job(arguments=arguments))[-len(arguments) :] == list(arguments)

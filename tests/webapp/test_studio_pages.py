@@ -23,12 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["browser"]  # a fixture
 EVIL = "<img src=x onerror=\"document.title='hacked'\"><script>document.title='hacked'</script>"
 MANY = 2_500
-QUICK = (("phone", "dark"),)  # the others of `make accept`
-COMBINATIONS = [
-    pytest.param(*own, marks=() if own in QUICK else pytest.mark.accept)
-    for own in itertools.product(SIZES, ("light", "dark"))
-]
-NUMBERED = "[...document.querySelectorAll('.cell')]"
 
 
 @pytest.fixture
@@ -71,10 +65,6 @@ def labels(place: Workspace) -> list[str]:
 def saved(page: Page) -> None:
     """Wait until all that was said is in the label file: the page shows it before."""
     page.wait_for_selector(".grid:not([data-pending]), .grid[data-pending='0']", state="attached")
-
-
-def told(page: Page) -> str:
-    return page.locator(".data-head").inner_text()
 
 
 def test_a_heap_is_labelled_by_keyboard_alone(place: Workspace, browser: Browser) -> None:
@@ -158,16 +148,7 @@ def test_many_are_chosen_by_mouse_and_classes_are_merged(place: Workspace, brows
         page.get_by_label("Rename, merge or remove other").click()
         page.get_by_role("button", name="Merge", exact=True).click()
         page.get_by_role("button", name="one 5").wait_for()
-        assert [labels(place)[i] for i in range(8)] == [
-            "one",
-            "unlabelled",
-            "one",
-            "one",
-            "unlabelled",
-            "one",
-            "one",
-            "unlabelled",
-        ]
+        assert [i for i, label in enumerate(labels(place)[:8]) if label == "one"] == [0, 2, 3, 5, 6]
         page.get_by_role("button", name="one 5").click()
         page.get_by_text("5 photographs of 36").wait_for()
         page.get_by_label("Part of a file's name or folder").fill("img1 nothing")
@@ -237,7 +218,7 @@ def test_a_click_means_the_photograph_on_which_the_button_was_pressed(place: Wor
         saved(page)
         page.get_by_role("button", name="Undo", exact=True).click()
         page.get_by_text("36 without a class").wait_for()
-        places = page.evaluate(f"{NUMBERED}.map((own) => Number(own.id.slice(5)))")
+        places = page.evaluate("[...document.querySelectorAll('.cell')].map((own) => Number(own.id.slice(5)))")
         assert places == sorted(places), "as a screen reader reads them"
 
 
@@ -253,7 +234,17 @@ def test_a_class_is_given_by_tapping(place: Workspace, browser: Browser) -> None
     assert labels(place)[:3] == ["red", "blue", "unlabelled"]
 
 
-@pytest.mark.parametrize(("size", "scheme"), COMBINATIONS)
+@pytest.mark.parametrize(
+    ("size", "scheme"),
+    [
+        ("phone", "dark"),
+        *(
+            pytest.param(*own, marks=pytest.mark.accept)
+            for own in itertools.product(SIZES, ("light", "dark"))
+            if own != ("phone", "dark")
+        ),
+    ],
+)
 def test_everybody_can_use_every_tab(place: Workspace, browser: Browser, size: str, scheme: str) -> None:
     photographs = Photographs(place)
     version = photographs.read().version
@@ -320,25 +311,19 @@ def test_a_studio_that_is_gone_is_told_in_a_line_and_nothing_said_is_lost(place:
 
 
 def test_of_thousands_only_those_in_sight_are_in_the_page(place: Workspace, browser: Browser, tmp_path: Path) -> None:
-    many = thousands(place, tmp_path)
-    with studio(many, browser) as page:
+    many, files = tmp_path / "many", sorted(place.photographs.iterdir())
+    many.mkdir()
+    for i in range(MANY):
+        os.link(files[i % len(files)], many / f"{i:05}.png")
+    with studio(Workspace(many, place.runs, tmp_path / "labels" / "many.csv"), browser) as page:
         page.wait_for_selector(".cell img.there")
-        assert "2,500" in told(page)
+        assert "2,500" in page.locator(".data-head").inner_text()
         page.evaluate("document.querySelector('.grid').scrollTop = 1e9")
         page.locator(f"#cell-{MANY - 1}").wait_for()
         assert page.evaluate("document.querySelectorAll('.cell').length") < 200
-        places = page.evaluate(f"{NUMBERED}.map((own) => Number(own.id.slice(5)))")
+        places = page.evaluate("[...document.querySelectorAll('.cell')].map((own) => Number(own.id.slice(5)))")
         assert places == sorted(places)  # as a screen reader reads them
         page.route("**/static/data.css", lambda route: route.fulfill(body="", content_type="text/css"))
         page.reload()
         page.wait_for_selector(".cell img.there")
         assert page.evaluate("document.querySelectorAll('.cell').length") < 200  # with nothing that bounds the grid
-
-
-def thousands(place: Workspace, folder: Path) -> Workspace:
-    """As many photographs, which are links to a few."""
-    many, files = folder / "many", sorted(place.photographs.iterdir())
-    many.mkdir()
-    for i in range(MANY):
-        os.link(files[i % len(files)], many / f"{i:05}.png")
-    return Workspace(many, place.runs, folder / "labels" / "many.csv")

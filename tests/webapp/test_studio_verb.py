@@ -142,15 +142,6 @@ def test_a_request_without_an_end_keeps_no_connection(photos: Path, monkeypatch:
 # --- Where a studio keeps its own, and that it is never among the photographs -------------------------
 
 
-@pytest.fixture
-def holiday(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, which the current one is beside."""
-    (tmp_path / "holiday").mkdir()
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    return tmp_path / "holiday"
-
-
 def make_run(folder: Path, root: Path) -> Path:
     folder.mkdir(parents=True)
     (folder / "recipe.toml").write_text("")
@@ -160,43 +151,36 @@ def make_run(folder: Path, root: Path) -> Path:
     return folder
 
 
-def test_a_folder_is_only_read_and_the_studios_own_lies_in_the_current_folder(holiday: Path) -> None:
-    own = open_workspace(holiday)
-    assert own.photographs == holiday.resolve()
+def test_a_folder_is_only_read_and_the_studios_own_lies_in_the_current_folder(photos: Path) -> None:
+    own = open_workspace(photos)
+    assert own.photographs == photos.resolve()
     assert own.runs == Path.cwd() / "runs"
-    assert own.labels == Path.cwd() / "labels" / "holiday.csv"
-    assert list(holiday.iterdir()) == []
+    assert own.labels == Path.cwd() / "labels" / "photos.csv"
+    assert list(photos.iterdir()) == []
     assert list(Path.cwd().iterdir()) == []  # nothing is made before there is something to keep
 
 
-@pytest.mark.parametrize("flag", ["runs", "labels"])
-def test_nothing_of_the_studios_lies_among_the_photographs(holiday: Path, flag: str) -> None:
-    inside = holiday / ("own.csv" if flag == "labels" else "own")
-    with pytest.raises(VitkitError, match=f"--{flag} .* among the photographs"):
-        open_workspace(holiday, **{flag: inside})
-
-
-def test_a_link_into_the_photographs_is_followed(holiday: Path, tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(holiday)
-    with pytest.raises(VitkitError, match="among the photographs"):
-        open_workspace(holiday, runs=tmp_path / "link" / "runs")
-
-
-def test_the_photographs_as_the_current_folder(holiday: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(holiday)
+def test_what_is_no_folder_and_places_among_the_photographs_are_refused(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("")
+    (tmp_path / "link").symlink_to(photos)
+    for source, places, told in (
+        (tmp_path / "a.txt", {}, "is a file"),
+        (tmp_path / "none", {}, "no such folder"),
+        (photos, {"labels": photos / "own.csv"}, "--labels .* among the photographs"),
+        (photos, {"runs": photos / "own"}, "--runs .* among the photographs"),
+        (photos, {"runs": tmp_path / "link" / "runs"}, "among the photographs"),
+    ):
+        with pytest.raises(VitkitError, match=told):
+            open_workspace(source, **places)
+    monkeypatch.chdir(photos)
     with pytest.raises(VitkitError, match="start the studio in another folder"):
         open_workspace(".")
 
 
-def test_what_is_no_folder(holiday: Path) -> None:
-    (holiday / "a.txt").write_text("")
-    for source, told in ((holiday / "a.txt", "is a file"), (holiday / "none", "no such folder")):
-        with pytest.raises(VitkitError, match=told):
-            open_workspace(source)
-
-
-def test_a_damaged_run_is_refused(holiday: Path) -> None:
-    run = make_run(Path("runs") / "one", holiday)
+def test_a_damaged_run_is_refused(photos: Path) -> None:
+    run = make_run(Path("runs") / "one", photos)
     with pytest.raises(VitkitError, match="damaged"):
         open_workspace(run)
     (run / "split.json").write_text("[1]")
@@ -204,10 +188,10 @@ def test_a_damaged_run_is_refused(holiday: Path) -> None:
         open_workspace(run)
 
 
-def test_the_names_of_runs_lead_nowhere_else(holiday: Path) -> None:
-    make_run(Path("runs") / "one", holiday)
-    make_run(Path("other"), holiday)
-    own = open_workspace(holiday)
+def test_the_names_of_runs_lead_nowhere_else(photos: Path) -> None:
+    make_run(Path("runs") / "one", photos)
+    make_run(Path("other"), photos)
+    own = open_workspace(photos)
     assert own.run_names() == ["one"]
     assert own.run_folder("one") == Path.cwd() / "runs" / "one"
     for name in ("../other", "..", ".", "", "/etc", "one/..", "one/../one"):
@@ -271,9 +255,6 @@ def test_photographs_are_shown_and_labels_lie_beside_the_archive(place: Workspac
     assert [(row["path"], row["label"]) for row in rows] == [("blue/img1.png", "violet")]
     assert content_of(place.photographs) == before
     assert client.get("/api/data/all").json()["version"] == found["version"]
-
-
-def test_nothing_is_written_into_an_archive(place: Workspace) -> None:
     with pytest.raises(VitkitError, match="among the photographs"):
         open_workspace(place.photographs, labels=place.photographs / "labels.csv")
 
