@@ -87,7 +87,7 @@ def test_a_quantisation_that_loses_accuracy_is_refused(
     monkeypatch.setattr(writing, "_answers", turned)
     complaint = r"in INT8, the accuracy falls from 100.0% to .* most sensitive layers stay in floating point"
     with pytest.raises(Refused, match=complaint):
-        package.export(run, out=tmp_path / "model.onnx", precision="int8")
+        package.export(run, out=tmp_path / "model.xml", precision="int8")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -201,8 +201,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("place", FAULTS)
-@pytest.mark.parametrize("to", ["onnx", "openvino"])
+@pytest.mark.parametrize(("place", "to"), [("blocks.1", "onnx"), *((place, "openvino") for place in FAULTS)])
 def test_a_refusal_names_the_first_layer_that_differs(
     place: str, to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,7 +234,7 @@ def test_an_epsilon_of_another_library_is_refused(tmp_path: Path, monkeypatch: p
 
 
 def test_the_precision_that_works_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = import_module(FORMATS["onnx"].module)
+    home = import_module(FORMATS["openvino"].module)
     convert, model = home.convert, build(layers=2)
 
     def in_half(model: Any, storage: Any) -> Any:
@@ -248,7 +247,7 @@ def test_the_precision_that_works_is_named(tmp_path: Path, monkeypatch: pytest.M
     own = Classifier(model, tuple("abcdefg"), Preprocess(size=model.config.image_size))
     images = Pictures("4 images", tuple(photos.noise(seed=i) for i in range(4)))
     with pytest.raises(Refused, match="--precision float32 works"):
-        export(own, tmp_path / "model.onnx", images, precision="float16")
+        export(own, tmp_path / "model.xml", images, precision="float16")
 
 
 def test_the_json_has_the_accuracy(run: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from runs import resolved
 from runs import told as train
 from vitkit.data import ImageTable, split, split_from_file
 from vitkit.errors import Interrupted, VitkitError
+from vitkit.evaluation import evaluate
 from vitkit.training import Loop, Recipe, StabilityGuard, losses, run
 from vitkit.weights import load
 
@@ -48,6 +49,14 @@ def test_one_that_went_back_resumes_alike(data: Path, tmp_path: Path, monkeypatc
     rows = runs.metrics(whole)
     assert rows == runs.metrics(tmp_path / "run")
     assert rows[2]["lr"] < rows[0]["lr"] / 5
+
+
+def test_the_model_of_an_averaged_run_has_the_validation_figures_that_were_logged(data: Path, tmp_path: Path) -> None:
+    folder, _ = train(runs.quick(data, ema=0.8, epochs=2), tmp_path / "run")
+    classifier = load(folder)
+    classifier.temperature = 1.0  # what is logged is not calibrated yet
+    outcome = evaluate(classifier, split_from_file(folder / "split.json"), "val")
+    assert outcome.loss == pytest.approx(classifier.provenance["metrics"]["val_loss"], rel=1e-4)
 
 
 def test_batches_added_up_are_steps_of_as_many_images(data: Path, tmp_path: Path) -> None:

@@ -36,10 +36,10 @@ def test_files_of_all_formats_are_compared(classifier_folder: Path, tmp_path: Pa
 
 def test_a_format_that_fails_is_left_out_by_name(classifier_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_formats, "_PRECISIONS", ("float32",))
-    for name in ("executorch", "litert", "openvino"):
+    for name in ("executorch", "litert", "onnx"):
         monkeypatch.setitem(FORMATS, name, bench_formats.FORMATS["torch"])
     found = vitkit.bench(classifier_folder, export=True, batch_sizes=1, rounds=1)
-    assert [row["file"] for row in found.rows()] == ["onnx float32"]
+    assert [row["file"] for row in found.rows()] == ["openvino float32"]
     monkeypatch.setattr("vitkit.exporting.comparison.COSINE", 2.0)
     with pytest.raises(vitkit.VitkitError, match="no format works here"):
         vitkit.bench(classifier_folder, export=True, batch_sizes=1, rounds=1)
