@@ -3,7 +3,8 @@
 Everything takes its turn in one process, round after round: the file that vitkit exports, as `vitkit predict` opens it,
 in INT8 and in float32, and timm's model with the same weights, exported to the same runtime, in float32 and quantised
 by `nncf.quantize` as its documentation says for Transformers. The images that determine the ranges are random, because
-only the speed is measured. `int8_times_timms_int8` is our speed divided by theirs. Results go to benchmarks/results.
+only the speed is measured. `int8_times_timms_int8` is our speed divided by theirs. Results are added to those of the
+same day in benchmarks/results.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from peers import MODELS, build
 from rivals import Setting, compile_openvino, onnx_file, open_onnx, openvino_graph
-from tables import save_table, show
+from tables import read_table, result_path, show, write_table
 from torch import Tensor
 
 from vitkit.exporting.card import BLANK
@@ -68,7 +70,7 @@ def measure(label: str, to: str, batch: int, rounds: int) -> dict[str, Any]:
             for whose in (ours, timms)
             for is_int8 in (True, False)
         }
-        times = interleave({name: lambda run=run: run(images) for name, run in runs.items()}, rounds)
+        times = interleave({name: partial(run, images) for name, run in runs.items()}, rounds)
     speeds = {name.replace(" ", "_"): timing.rate(batch).median for name, timing in times.items()}
     compared = {
         f"{kind}_times_{other.replace(' ', '_')}": times[f"ours {kind}"].times_as_fast_as(times[other]).median
@@ -87,12 +89,14 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
-    rows = []
+    path = result_path("int8", "int8-float32")
+    rows = {(row["model"], row["runtime"], row["batch"]): row for row in read_table(path)}
     for label in options.models.split(","):
         for to in ("openvino", "onnx"):
-            rows.append(measure(label, to, options.batch, options.rounds))
-            print(show(rows[-1]), flush=True)
-    save_table("int8", "int8-float32", rows)
+            row = measure(label, to, options.batch, options.rounds)
+            rows[label, to, options.batch] = row
+            write_table(path, list(rows.values()))
+            print(show(row), flush=True)
 
 
 if __name__ == "__main__":

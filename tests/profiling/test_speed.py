@@ -156,6 +156,13 @@ def test_everything_is_warmed_up_twice_and_then_takes_turns() -> None:
     assert "".join(clock.log) == "aabbcc" + "abc" * 3
 
 
+def test_no_round_begins_after_the_limit_but_the_first() -> None:
+    clock = Clock()
+    times = interleave({name: clock.work(name, 1.0) for name in "ab"}, 9, stopwatch=clock.stopwatch, limit=0)
+    assert "".join(clock.log) == "aabb" + "ab"
+    assert times["a"].seconds == times["b"].seconds == (1.0,)
+
+
 def test_the_first_calls_are_not_counted() -> None:
     clock = Clock()
     times = interleave({"a": clock.work("a", 100.0, 50.0, 3.0, 1.0, 2.0)}, 3, stopwatch=clock.stopwatch)

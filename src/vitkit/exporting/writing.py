@@ -41,7 +41,7 @@ _BATCH = 8
 _FEATURES = 16  # images whose features are compared
 _ROUNDING = 1e-9  # of the difference of two accuracies
 _ROUNDED = 1e-5  # difference between probabilities that are computed from the same logits
-_ROUNDS = 5  # timings of each contender
+_ROUNDS, _SECONDS = 5, 5.0  # timings of each contender, and the time after which no round begins
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,8 @@ class _Trial:
     """A file that is being written, and what it is compared with.
 
     Attributes:
-        own: the card of the model.
-        card: the card of the file; what INT8 fits again differs from `own`.
+        model_card: the card of the model.
+        card: the card of the file; in INT8, the values that are fitted again differ from the model's.
         model: the model, with features if the card has them.
         images: the preprocessed images of the comparison, each (C, height, width).
         plain: the logits (B, K) that the model computes for them in float32.
@@ -162,7 +162,7 @@ class _Trial:
 
     def __init__(self, classifier: Classifier, form: Format, path: Path, card: Card, pictures: Pictures) -> None:
         self.classifier, self.form, self.path, self.pictures = classifier, form, path, pictures
-        self.own = self.card = card
+        self.model_card, self.card = card, card
         self.model = with_features(classifier.model) if card.features else classifier.model
         self.seconds = 0.0
 
@@ -243,7 +243,7 @@ class _Trial:
         return Outcome(comparison, exported.runner.precision, self.accuracy(theirs), seconds=self.seconds, **more)
 
     def accuracy(self, theirs: Tensor) -> AccuracyChange | None:
-        return accuracy_change(self.plain, theirs, self.truth, self.own, self.card)
+        return accuracy_change(self.plain, theirs, self.truth, self.model_card, self.card)
 
 
 def _quantise(trial: _Trial, storage: Storage, int8: Int8) -> tuple[Exported, Outcome]:
@@ -302,7 +302,8 @@ def _tested(trial: _Trial, exported: Exported, pictures: Pictures) -> AccuracyCh
     """Compare the accuracies on test images."""
     images, read = read_pictures(trial.classifier, pictures)
     ours, theirs = (_answers(each, images, "testing") for each in (trial.classifier, exported))
-    return accuracy_change(ours, theirs, _truth(pictures, read, trial.own.classes), trial.own, trial.card)
+    truth = _truth(pictures, read, trial.card.classes)
+    return accuracy_change(ours, theirs, truth, trial.model_card, trial.card)
 
 
 def _speeds(exported: Exported, classifier: Classifier, images: list[Tensor], *, is_int8: bool) -> dict[str, float]:
@@ -313,7 +314,8 @@ def _speeds(exported: Exported, classifier: Classifier, images: list[Tensor], *,
         fastest = classifier.use(device="cpu")
         contenders.setdefault(f"{fastest.backend} {fastest.precision}", fastest)
     works = {name: partial(contender.logits, batch) for name, contender in contenders.items()}
-    return {name: times.rate(len(batch)).median for name, times in interleave(works, _ROUNDS, least=0).items()}
+    times = interleave(works, _ROUNDS, least=0, limit=_SECONDS)
+    return {name: timing.rate(len(batch)).median for name, timing in times.items()}
 
 
 def check_free(files: Sequence[Path], *, force: bool) -> None:
@@ -343,14 +345,15 @@ def _staged(out: Path, form: Format, *, force: bool) -> Iterator[Path]:
         with staged(out) as temporary, ExitStack() as undo:
             yield temporary
             files = list(zip(form.written(temporary), form.written(out), strict=True))
-            for written, final in files:
+            for written, _ in files:
                 with written.open("rb+") as file:
                     os.fsync(file.fileno())
-                if final.exists() and len(files) > 1:
+            for written, final in files[:-1]:  # once the last one is replaced, nothing can fail
+                if final.exists():
                     earlier = written.with_name(f"earlier.{final.name}")
                     shutil.copy2(final, earlier)
                     undo.callback(earlier.replace, final)
-                elif len(files) > 1:
+                else:
                     undo.callback(final.unlink, missing_ok=True)
             for written, final in files:
                 written.replace(final)

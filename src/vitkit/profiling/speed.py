@@ -281,14 +281,20 @@ def stopwatch_for(device: torch.device) -> _Stopwatch:
 
 
 def interleave(
-    works: Mapping[str, Work], rounds: int, *, stopwatch: _Stopwatch = on_cpu, least: float = 0.05, long: float = 1.0
+    works: Mapping[str, Work],
+    rounds: int,
+    *,
+    stopwatch: _Stopwatch = on_cpu,
+    least: float = 0.05,
+    long: float = 1.0,
+    limit: float = math.inf,
 ) -> dict[str, Timing]:
     """Time each piece of work once per round, in the order of `works`.
 
     Before the first round, each piece is run twice, so that kernels are chosen and compiled. In each round, a piece
     that takes less than `long` seconds is first run once without timing, because the previous piece has filled the
     caches, and its threads may keep spinning for a tenth of a second. A piece that takes less than `least` seconds is
-    repeated, and the mean time is recorded.
+    repeated, and the mean time is recorded. After `limit` seconds of rounds, no other round begins.
     """
     repeats, untimed = {}, {}
     for name, work in works.items():
@@ -296,7 +302,10 @@ def interleave(
         took = stopwatch(work)
         repeats[name], untimed[name] = max(math.ceil(least / max(took, 1e-9)), 1), took < long
     seconds: dict[str, list[float]] = {name: [] for name in works}
+    end = time.monotonic() + limit
     for done in range(rounds):
+        if done and time.monotonic() >= end:
+            break
         for name, work in works.items():
             progress(f"timing {name}", done, rounds)
             if untimed[name]:
