@@ -18,7 +18,21 @@ class VitkitError(ValueError):
         image_size 225x225 is not divisible by patch_size 16x16
 
     The command line prints only the message and exits with code 2; `--debug` shows the traceback.
+
+    Attributes:
+        code: names the reason by the room that found it and two or three words: `data.class-empty`. A message may be
+            reworded; a code is not, so programs compare codes.
     """
+
+    def __init__(self, code: str, message: str | None = None) -> None:
+        if message is None:
+            code, message = "unspecified", code
+        super().__init__(code, message)
+        self.code = code
+
+    def __str__(self) -> str:
+        """Return the message."""
+        return self.args[1]
 
 
 def first_line(error: BaseException) -> str:

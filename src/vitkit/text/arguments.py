@@ -266,7 +266,7 @@ def _naming_arguments(owner: Callable[..., Any]) -> Iterator[None]:
         yield
     except VitkitError as error:
         if not SPEAKS_OF_FLAGS.get():
-            error.args = (_in_python(str(error), hints_of(owner)),)
+            error.args = (error.code, _in_python(str(error), hints_of(owner)))
         raise
 
 
