@@ -17,6 +17,8 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (torch is large: this takes some minutes once)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@# What exported pages contain, for the tests of them; they are skipped without.
+	-$(BIN)/python -c 'from vitkit.exporting import packages as p; from vitkit.weights.download import fetch_url; fetch_url(p.RUNTIME_URL, p.RUNTIME_SHA256)'
 	touch $@
 
 demo: setup ## train digits from scratch, evaluate, predict: about three minutes

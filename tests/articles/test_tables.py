@@ -197,6 +197,7 @@ def test_cells_of_all_kinds() -> None:
     assert csv_table([{"class": "=1+1", "n": -1}]) == "class,n\r\n'=1+1,-1\r\n", "no formula"
 
 
+@pytest.mark.accept  # LaTeX is larger than all that the other tests need
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no LaTeX here")
 def test_latex_compiles_it(results: dict[str, Any], tmp_path: Path) -> None:
     tables = "".join(results[name].to_latex(caption=name) for name in NAMES)

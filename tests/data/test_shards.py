@@ -680,11 +680,8 @@ def some_model() -> vitkit.Classifier:
     return vitkit.Classifier(network, ("blue", "green", "red"), Preprocess(size=(16, 16)))
 
 
-@pytest.mark.accept
 def test_object_storage(data: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Needs `pip install 'moto[server]' s3fs`: a server that speaks S3, on this machine."""
-    for name in ("moto", "s3fs"):
-        pytest.importorskip(name)
+    """By a server on this machine that speaks S3."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -40,7 +40,7 @@ __all__ = ["browser"]
 
 STATIC = Path(packages.__file__).parent / "static"
 CLASSES = ("größer", "<b>b</b>", "c,d", "=e", "f", "g", "日本")
-RUNTIME = next(  # where somebody has put or downloaded it; the tests download nothing
+RUNTIME = next(  # where `make setup` or somebody else has put it; the tests download nothing
     (
         path
         for path in (
@@ -286,7 +286,7 @@ def test_pictures_are_dropped_pasted_and_taken_by_camera(browser: Browser, page_
         assert page.evaluate("answers.map((own) => own.name)") == ["drop.png", "paste.png", "camera-3.png"]
 
 
-@pytest.mark.skipif(RUNTIME is None, reason="ONNX Runtime Web is neither in VITKIT_TEST_DATA nor in the cache")
+@pytest.mark.skipif(RUNTIME is None, reason="ONNX Runtime Web is not here; `make setup` downloads it")
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_the_answers_are_those_of_predict(
     browser: Browser, tmp_path: Path, precision: Any, monkeypatch: pytest.MonkeyPatch
@@ -305,7 +305,7 @@ def test_the_answers_are_those_of_predict(
     np.testing.assert_allclose(found, expected, atol=1e-5 if precision == "float32" else 2e-3)
 
 
-@pytest.mark.skipif(RUNTIME is None, reason="ONNX Runtime Web is neither in VITKIT_TEST_DATA nor in the cache")
+@pytest.mark.skipif(RUNTIME is None, reason="ONNX Runtime Web is not here; `make setup` downloads it")
 def test_unknown_images_are_marked_too(browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert RUNTIME is not None
     monkeypatch.setattr(download, "fetch_url", lambda url, sha256: RUNTIME)
