@@ -1,6 +1,7 @@
 """What we write in other layouts comes back to the bit, and timm and transformers themselves load it."""
 
 import json
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 import timm
 import torch
 import transformers
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 import runs
@@ -97,6 +100,21 @@ def test_a_round_trip_changes_no_bit_and_other_libraries_agree(tmp_path: Path, n
     assert again.preprocess.before_crop == source.preprocess.before_crop
     assert again.report.is_complete
     assert not again.report.assumed
+
+
+@settings(max_examples=40)
+@given(st.sampled_from(CASES), st.tuples(*[st.integers(1, 3)] * 3), st.integers(1, 5))
+def test_models_of_any_size_come_back(case: tuple[str, str], sizes: tuple[int, int, int], classes: int) -> None:
+    fields, (heads, layers, side) = EXPRESSIBLE[case[0]][1], sizes
+    assume("stem" not in fields and "representation_size" not in fields and "swiglu" not in fields.values())
+    width = {"hidden_size": 8 * heads, "mlp_size": 16 * heads if "mlp_size" in fields else 7}
+    size = {**width, "heads": heads, "layers": layers, "image_size": (4 * side, 4 * side)}
+    source = classifier(**{**fields, **size, "num_classes": classes if fields.get("num_classes", 1) else 0})
+    with tempfile.TemporaryDirectory() as folder:
+        write(source, path_for(Path(folder), case[1]), case[1])
+        again = load(path_for(Path(folder), case[1]))
+    assert_same_numbers(source, again)
+    assert again.classes == source.classes
 
 
 @pytest.fixture(autouse=True)
