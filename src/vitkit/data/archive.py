@@ -36,56 +36,30 @@ _COMPRESSED = (".gz", ".tgz", ".bz2", ".tbz2", ".xz", ".txz", ".zst")  # refused
 SUFFIXES = (".zip", ".tar", *_COMPRESSED)
 _MOST_MEMBERS = 2_000_000
 _MOST_LISTED = 2**28  # bytes of a zip's list of members, which is read as a whole
-_MOST_FOLDERS, _LONGEST = 100, 4096  # the most nested folders, and the most characters, of a name
 _LARGE, _MOST_RATIO, _LARGEST = 2**26, 100, 2**31  # bytes and ratio: refused above the third, or above both others
-_STORED, _DEFLATED = 0, 8  # the compression methods of zip that can be read
-_ENCRYPTED, _UTF_8 = 1, 1 << 11  # bits of a zip member's flags
+_DEFLATED = 8  # zip's number of this compression method
 _ENCODING = "VITKIT_ZIP_ENCODING"  # an environment variable, since an archive is opened in many places and processes
-_TAR_BLOCK, _TAR_END, _TAR_REST = 512, 1024, 2**24  # bytes: the end is two blocks of zeros, padded by further zeros
 _LONGEST_HEADER = 2**20  # bytes of all headers of one member of a tar, such as long names
-_LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip member: signature, length of its name and of its extra field
-_END = struct.Struct("<4s8xL6x")  # of a zip: signature, size of the list of members
-_END_64 = struct.Struct("<4s36xQ8x")
-_LOCATOR_64 = struct.Struct("<4s4xQ4x")
 
 
 @dataclass(frozen=True)
 class _Member:
-    """The position of a member in the archive, and its compression.
+    """The position of a member in the archive, and its compression."""
 
-    Attributes:
-        offset: the offset of the member's local header in a zip, or of its bytes in a tar.
-        packed: the number of bytes in the archive.
-        size: the number of bytes after decompression.
-        method: zip's number of the compression method; None in a tar.
-        check: the CRC-32 of the decompressed bytes; None in a tar, which stores no checksums of contents.
-        is_encrypted: whether reading the member requires a password.
-    """
-
-    offset: int
-    packed: int
-    size: int
-    method: int | None = None
-    check: int | None = None
+    offset: int  # of the member's local header in a zip, or of its bytes in a tar
+    packed: int  # bytes in the archive
+    size: int  # bytes after decompression
+    method: int | None = None  # zip's number of the compression method; None in a tar
+    check: int | None = None  # CRC-32 of the decompressed bytes; None in a tar, which has no checksums of contents
     is_encrypted: bool = False
 
 
 @dataclass
 class _MemberIndex:
-    """The members of an archive.
-
-    Attributes:
-        members: the members that are files, by key.
-        folders: the keys of the members that are folders. Such a folder may be empty.
-        ignored: the number of ignored members, by reason.
-        unsafe: the names of members that are ignored because the name is not a valid path below a folder, such as
-            `../a.png`.
-    """
-
-    members: dict[str, _Member] = field(default_factory=dict)
-    folders: set[str] = field(default_factory=set)
-    ignored: Counter[str] = field(default_factory=Counter)
-    unsafe: list[str] = field(default_factory=list)
+    members: dict[str, _Member] = field(default_factory=dict)  # files, by key
+    folders: set[str] = field(default_factory=set)  # keys of folders, which may be empty
+    ignored: Counter[str] = field(default_factory=Counter)  # number of ignored members, by reason
+    unsafe: list[str] = field(default_factory=list)  # ignored names that lead out of the archive, such as `../a.png`
 
     def add(self, archive: Path, name: str, member: _Member | None) -> None:
         """Add a member of the archive, or a folder if `member` is None; refuse a name that occurs twice."""
@@ -93,17 +67,23 @@ class _MemberIndex:
         parts = key.split("/")
         if key in ("", ".") and member is None:
             return
-        is_odd = len(parts) > _MOST_FOLDERS or len(key) > _LONGEST or ":" in parts[0] or "\0" in key
+        is_odd = len(parts) > 100 or len(key) > 4096 or ":" in parts[0] or "\0" in key
         if is_odd or not {"", ".", ".."}.isdisjoint(parts):
             self.unsafe.append(name)
         elif member is None:
             self.folders.add(key)
         elif key in self.members:
-            raise VitkitError(f"{archive} contains two files named {key!r}: create it again with only one of them")
+            raise VitkitError(
+                "data.archive-duplicate",
+                f"{archive} contains two files named {key!r}: create it again with only one of them",
+            )
         else:
             self.members[key] = member
         if len(self.members) + len(self.folders) + len(self.unsafe) > _MOST_MEMBERS:
-            raise VitkitError(f"{archive} has more than {_MOST_MEMBERS:,} members: unpack it, and use the folder")
+            raise VitkitError(
+                "data.archive-too-large",
+                f"{archive} has more than {_MOST_MEMBERS:,} members: unpack it, and use the folder",
+            )
 
 
 @dataclass(frozen=True)
@@ -148,33 +128,39 @@ class Archive:
         if member is None:
             raise FileNotFoundError(f"{self.path} has no member {key!r}")
         if member.is_encrypted:
-            raise UnreadableImageError("encrypted")
-        if member.method not in (None, _STORED, _DEFLATED):
-            raise UnreadableImageError(f"compressed by method {member.method}: make the archive again with deflate")
+            raise UnreadableImageError("data.image-encrypted", "encrypted")
+        if member.method not in (None, 0, _DEFLATED):  # 0 is without compression
+            raise UnreadableImageError(
+                "data.image-compression",
+                f"compressed by method {member.method}: make the archive again with deflate",
+            )
         if member.size > _LARGEST or (member.size > _LARGE and member.size > _MOST_RATIO * member.packed):
             raise UnreadableImageError(
-                f"unpacks from {member.packed:,} to {member.size:,} bytes, too large for an image"
+                "data.image-too-large",
+                f"unpacks from {member.packed:,} to {member.size:,} bytes, too large for an image",
             )
         with self.path.open("rb") as file:
             file.seek(member.offset)
             if member.method is not None:
-                header = file.read(_LOCAL_HEADER.size)
-                if len(header) != _LOCAL_HEADER.size:
-                    raise UnreadableImageError("truncated")
-                signature, name, extra = _LOCAL_HEADER.unpack(header)
+                header = file.read(30)  # signature, ..., lengths of the name and of the extra field
+                if len(header) != 30:
+                    raise UnreadableImageError("data.image-damaged", "truncated")
+                signature, name, extra = struct.unpack("<4s22xHH", header)
                 if signature != b"PK\3\4":
-                    raise UnreadableImageError("damaged (the archive has no member at the listed position)")
+                    raise UnreadableImageError(
+                        "data.image-damaged", "damaged (the archive has no member at the listed position)"
+                    )
                 file.seek(name + extra, 1)
             data = file.read(member.packed)
         if len(data) != member.packed:
-            raise UnreadableImageError("truncated")
+            raise UnreadableImageError("data.image-damaged", "truncated")
         if member.method == _DEFLATED:
             try:
                 data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, member.size + 1)
             except zlib.error as error:
-                raise UnreadableImageError(f"damaged ({error})") from error
+                raise UnreadableImageError("data.image-damaged", f"damaged ({error})") from error
         if len(data) != member.size or (member.check is not None and zlib.crc32(data) != member.check):
-            raise UnreadableImageError("damaged (its size or checksum is not the listed one)")
+            raise UnreadableImageError("data.image-damaged", "damaged (its size or checksum is not the listed one)")
         return io.BytesIO(data)
 
     def _stamp(self) -> tuple[int, ...]:
@@ -188,16 +174,15 @@ class Archive:
 @lru_cache(maxsize=4)
 def _index_of(path: Path, stamp: tuple[int, ...], encoding: str | None) -> _MemberIndex:  # noqa: ARG001  # another one for a file that has changed
     if not path.is_file():
-        raise VitkitError(f"{path} is a pipe or a device, not an archive")
+        raise VitkitError("data.archive-not-a-file", f"{path} is a pipe or a device, not an archive")
     if path.suffix.lower() in _COMPRESSED:
         raise VitkitError(
+            "data.archive-compressed",
             f"{path} is compressed as a whole, so single pictures cannot be read from it: unpack it, or make a .zip or "
-            "a plain .tar of it"
+            "a plain .tar of it",
         )
-    return _index_of_zip(path, encoding) if path.suffix.lower() == ".zip" else _index_of_tar(path)
-
-
-def _index_of_zip(path: Path, encoding: str | None) -> _MemberIndex:
+    if path.suffix.lower() != ".zip":
+        return _index_of_tar(path)
     import zipfile  # imported only here, because it loads all compression modules
 
     _check_list(path)
@@ -205,9 +190,7 @@ def _index_of_zip(path: Path, encoding: str | None) -> _MemberIndex:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
     except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, EOFError) as error:
-        raise VitkitError(
-            f"{path} is not a .zip, or it is damaged or incomplete: {error}; copy or download it again"
-        ) from error
+        raise _damaged(f"{path} is not a .zip, or it is damaged or incomplete: {error}") from error
     index = _MemberIndex()
     for info in members:
         kind = info.external_attr >> 28 if info.create_system == 3 else 0  # 3 is Unix, which stores file types
@@ -215,15 +198,17 @@ def _index_of_zip(path: Path, encoding: str | None) -> _MemberIndex:
             index.ignored["link in the archive"] += 1
             continue
         name = _name_of(path, info, encoding).replace("\\", "/")  # some Windows programs write "\"
-        sizes, is_encrypted = (info.compress_size, info.file_size), bool(info.flag_bits & _ENCRYPTED)
-        member = _Member(info.header_offset, *sizes, info.compress_type, info.CRC, is_encrypted)
-        index.add(path, name, None if name.endswith("/") else member)
+        member = None
+        if not name.endswith("/"):
+            sizes, is_encrypted = (info.compress_size, info.file_size), bool(info.flag_bits & 1)
+            member = _Member(info.header_offset, *sizes, info.compress_type, info.CRC, is_encrypted)
+        index.add(path, name, member)
     return index
 
 
 def _name_of(path: Path, info: ZipInfo, encoding: str | None) -> str:
     """Return the name of a member of a zip. Without a flag for UTF-8, it is UTF-8 nevertheless, or in `encoding`."""
-    if info.flag_bits & _UTF_8:
+    if info.flag_bits & 1 << 11:
         return info.orig_filename
     written = info.orig_filename.encode("cp437")  # as which zipfile has decoded it
     try:
@@ -237,10 +222,13 @@ def _name_of(path: Path, info: ZipInfo, encoding: str | None) -> str:
     except UnicodeDecodeError:
         problem = f"that are neither UTF-8 nor {encoding}, such as {written!r:.200}"
     except LookupError:
-        raise VitkitError(f"{_ENCODING}={encoding}: there is no encoding of this name") from None
+        raise VitkitError(
+            "data.archive-encoding", f"{_ENCODING}={encoding}: there is no encoding of this name"
+        ) from None
     raise VitkitError(
+        "data.archive-encoding",
         f"{path} contains names {problem}: set the environment variable {_ENCODING} to their encoding (such as cp850 "
-        "for Western European, cp866 for Russian, cp932 for Japanese or gbk for Chinese Windows)"
+        "for Western European, cp866 for Russian, cp932 for Japanese or gbk for Chinese Windows)",
     )
 
 
@@ -252,21 +240,21 @@ def _check_list(path: Path) -> None:
         tail = file.read()
         place = tail.rfind(b"PK\5\6")
         if place < 0 or len(tail) - place < 22:
-            raise VitkitError(
-                f"{path} is not a .zip, or it is damaged or incomplete: it has no list of members at its end; copy or "
-                "download it again"
+            raise _damaged(
+                f"{path} is not a .zip, or it is damaged or incomplete: it has no list of members at its end"
             )
-        size = _END.unpack(tail[place : place + 22])[1]
-        if place >= _LOCATOR_64.size:
-            signature, offset = _LOCATOR_64.unpack(tail[place - _LOCATOR_64.size : place])
+        size = struct.unpack_from("<L", tail, place + 12)[0]
+        if place >= 20:  # where the position of a zip64's end is
+            signature, offset = struct.unpack_from("<4s4xQ", tail, place - 20)
             if signature == b"PK\6\7" and offset < end:
                 file.seek(offset)
-                head = file.read(_END_64.size)
-                size = _END_64.unpack(head)[1] if len(head) == _END_64.size else size
+                head = file.read(56)
+                size = struct.unpack_from("<Q", head, 40)[0] if len(head) == 56 else size
     if size > _MOST_LISTED:
         raise VitkitError(
+            "data.archive-too-large",
             f"{path} has a list of members of {size:,} bytes, more than the limit of {_MOST_LISTED:,}: unpack it, and "
-            "use the folder"
+            "use the folder",
         )
 
 
@@ -280,23 +268,45 @@ def _index_of_tar(path: Path) -> _MemberIndex:
                 archive.members.clear()  # type: ignore[attr-defined]  # a list that only costs memory
                 file.left = _LONGEST_HEADER
                 if info.issparse():
-                    raise VitkitError(f"{path} has the sparse file {info.name!r}: pack the folder without --sparse")
+                    raise VitkitError(
+                        "data.archive-sparse",
+                        f"{path} has the sparse file {info.name!r}: pack the folder without --sparse",
+                    )
                 if info.size < 0 or (info.isreg() and info.offset_data + info.size > size):
-                    raise VitkitError(f"{path} is incomplete: it ends within {info.name!r}; copy or download it again")
+                    raise _damaged(f"{path} is incomplete: it ends within {info.name!r}")
                 if info.isdir():
                     index.add(path, info.name, None)
                 elif not info.isreg():
                     index.ignored["link in the archive" if info.issym() or info.islnk() else "no regular file"] += 1
                 else:
                     index.add(path, info.name, _Member(info.offset_data, info.size, info.size))
-            _check_end(path, archive.offset)
+            offset = archive.offset  # behind the last member: tarfile stops at any header that is cut or damaged
     except VitkitError:
         raise
     except (tarfile.TarError, ValueError, EOFError) as error:
+        raise _damaged(f"{path} is not a plain .tar, or it is damaged or incomplete: {error}") from error
+    with path.open("rb") as plain_file:
+        plain_file.seek(offset)
+        end, rest = plain_file.read(1024), plain_file.read(2**24)  # two blocks of zeros, padded by further zeros
+    if any(end[:512]):
+        raise _damaged(f"{path} is damaged or incomplete: there is no member at byte {offset:,}")
+    if any(end) or any(rest):
         raise VitkitError(
-            f"{path} is not a plain .tar, or it is damaged or incomplete: {error}; copy or download it again"
-        ) from error
+            "data.archive-joined",
+            f"{path} has another archive behind its end, as `cat` joins them, which would be left out: unpack it by "
+            f"`tar -xif {path}`, and use the folder",
+        )
+    if len(end) < 1024:
+        raise VitkitError(
+            "data.archive-damaged",
+            f"{path} has no end, so images may be missing: copy or download it again; if it is complete, because its "
+            f"writer never writes the end, append it by `truncate -s +1024 {path}`",
+        )
     return index
+
+
+def _damaged(text: str) -> VitkitError:
+    return VitkitError("data.archive-damaged", f"{text}; copy or download it again")
 
 
 class _Headers(io.BufferedReader):
@@ -309,27 +319,6 @@ class _Headers(io.BufferedReader):
             raise ValueError(f"a header is longer than {_LONGEST_HEADER:,} bytes")
         self.left -= size
         return super().read(size)
-
-
-def _check_end(path: Path, offset: int) -> None:
-    """Check that a tar ends at `offset`, behind its last member: tarfile stops at any header that is cut or damaged."""
-    with path.open("rb") as file:
-        file.seek(offset)
-        end, rest = file.read(_TAR_END), file.read(_TAR_REST)
-    if any(end[:_TAR_BLOCK]):
-        raise VitkitError(
-            f"{path} is damaged or incomplete: there is no member at byte {offset:,}; copy or download it again"
-        )
-    if any(end) or any(rest):
-        raise VitkitError(
-            f"{path} has another archive behind its end, as `cat` joins them, which would be left out: unpack it by "
-            f"`tar -xif {path}`, and use the folder"
-        )
-    if len(end) < _TAR_END:
-        raise VitkitError(
-            f"{path} has no end, so images may be missing: copy or download it again; if it is complete, because its "
-            f"writer never writes the end, append it by `truncate -s +{_TAR_END} {path}`"
-        )
 
 
 # --- The folders in it --------------------------------------------------------------------------------------------
@@ -345,7 +334,9 @@ class _Tree:
         try:
             self.index = Archive(path).index()
         except OSError as error:
-            raise VitkitError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from error
+            raise VitkitError(
+                "data.archive-unreadable", f"{path} cannot be read: {(error.strerror or str(error)).lower()}"
+            ) from error
         overlooked.ignored.update(self.index.ignored)
         for key in self.index.folders:
             self._add_folder(key)
@@ -356,7 +347,9 @@ class _Tree:
         for key in self.index.members:
             if key in self._folders:
                 raise VitkitError(
-                    f"{path} contains a file and a folder named {key!r}: create the archive again with only one of them"
+                    "data.archive-duplicate",
+                    f"{path} contains a file and a folder named {key!r}: create the archive again with only one of "
+                    "them",
                 )
 
     def _add_folder(self, key: str) -> None:
@@ -430,7 +423,8 @@ def read_archive(name: str, path: Path, layout_name: LayoutName = "auto") -> Ima
     try:
         table = table_of_layout(name, path, layout, overlooked, tree.images_below, tree.entries)
     except VitkitError as error:
-        raise VitkitError("; ".join([str(error), *tree.lines()[len(overlooked.lines(path)) :]])) from error
+        text = "; ".join([str(error), *tree.lines()[len(overlooked.lines(path)) :]])
+        raise VitkitError(error.code, text) from error
     return replace(table, storage=Archive(path), overlooked=tree.lines())
 
 
@@ -441,7 +435,7 @@ def read_unlabelled_archive(name: str, path: Path) -> ImageTable:
     tree = _Tree(path, overlooked)
     keys = tree.images_below(path)
     if not keys:
-        raise VitkitError("; ".join([f"no images in {name}", *tree.lines()]))
+        raise VitkitError("data.no-images", "; ".join([f"no images in {name}", *tree.lines()]))
     return unlabelled_table(
         name,
         path,

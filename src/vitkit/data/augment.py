@@ -70,8 +70,7 @@ class Augment:
         Random crops need a short side of `Augment.short_side`. Half of it is requested, because `decode` returns large
         JPEGs with at least twice the requested side.
         """
-        of_crops = math.ceil((self.short_side(preprocess) or 0) / 2)
-        return max(preprocess.short_side, of_crops)
+        return max(preprocess.short_side, math.ceil((self.short_side(preprocess) or 0) / 2))
 
     def build_random(self, preprocess: Preprocess) -> v2.Transform:
         """Return the transform from the result of `Preprocess.reduce` to an augmented picture of the model's size."""
@@ -142,23 +141,16 @@ class Mixing:
         others = before(images)
         if cuts:
             h, w = images.shape[-2:]
-            rows, columns = _rectangle(h, w, 1 - share, int(random.integers(h)), int(random.integers(w)))
+            # A rectangle of the images' aspect ratio around a random pixel, clipped to the image.
+            half = (1 - share) ** 0.5 / 2
+            (y, x), (dy, dx) = (int(random.integers(h)), int(random.integers(w))), (int(half * h), int(half * w))
+            top, bottom, left, right = max(y - dy, 0), min(y + dy, h), max(x - dx, 0), min(x + dx, w)
             images = images.clone()
-            images[:, :, rows, columns] = others[:, :, rows, columns]  # (B, C, height, width)
-            share = 1 - (rows.stop - rows.start) * (columns.stop - columns.start) / (h * w)
+            images[:, :, top:bottom, left:right] = others[:, :, top:bottom, left:right]  # (B, C, height, width)
+            share = 1 - (bottom - top) * (right - left) / (h * w)
         else:
             images = share * images + (1 - share) * others  # (B, C, height, width)
         return images, share * targets + (1 - share) * before(targets)
-
-
-def _rectangle(h: int, w: int, area: float, y: int, x: int) -> tuple[slice, slice]:
-    """Return the rows and columns of a rectangle centred at (y, x), clipped to the picture of h x w pixels.
-
-    Before clipping, the rectangle has the aspect ratio of the picture and covers the fraction `area` of the picture.
-    """
-    half = area**0.5 / 2
-    dy, dx = int(half * h), int(half * w)
-    return slice(max(y - dy, 0), min(y + dy, h)), slice(max(x - dx, 0), min(x + dx, w))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +179,7 @@ class CustomAugment(Augment):
             random.setstate(before)
             np.random.set_state(before_numpy)
         if not isinstance(changed, Image.Image):
-            raise VitkitError(f"augment must return a PIL image, not {type(changed).__name__}")
+            raise VitkitError("data.augment-result", f"augment must return a PIL image, not {type(changed).__name__}")
         if not changed.width or not changed.height:
-            raise VitkitError("augment must return a PIL image with pixels, not an empty one")
+            raise VitkitError("data.augment-result", "augment must return a PIL image with pixels, not an empty one")
         return changed.convert(image.mode)

@@ -87,6 +87,7 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
         VitkitError: a label names several classes in a single-label table; nothing remains; or the label file is a list
             of suspected label errors that nobody has edited.
     """
+    # Apply the rows of the file in their order.
     before = [table.cell_of(i) for i in range(len(table))]
     after, finder = list(before), PathFinder(table.root, table.paths)
     spellings, task = {look(name): name for name in table.classes}, _task_with(table, labels)
@@ -111,24 +112,32 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
                 proposed.setdefault(path, EarlierLabel(path, UNLABELLED, edit.proposed_by))
         elif may_add or label != EXCLUDED:  # a run's table does not contain the pictures that it left out
             lost[edit.path] = None
+
+    # An added picture gets the split of its folder, if all images of the folder have the same split.
     splits_of_folder: dict[str, set[str | None]] = {}
     for path, split in zip(table.paths, table.splits, strict=True):
         if "/" in path:
             splits_of_folder.setdefault(path.split("/")[0], set()).add(split)
     split_of = {folder: split for folder, (split, *others) in splits_of_folder.items() if split and not others}
     added = {path: label for path, label in added.items() if label != EXCLUDED}
-    outside = [path for path in added if any(table.splits) and path.split("/")[0] not in split_of]
-    added = {path: label for path, label in added.items() if path not in outside}
+    outside = [path for path in added if path.split("/")[0] not in split_of] if any(table.splits) else []
+    for path in outside:
+        del added[path]
     if labels.has_suspects and not added and after == before:
         raise VitkitError(
+            "data.labels-unchanged",
             f"{labels.name} lists suspected label errors, but changes none: write the right labels into the "
-            f"column label (an empty one leaves the picture out), or inspect them first: vitkit doctor {labels.name}"
+            f"column label (an empty one leaves the picture out), or inspect them first: vitkit doctor {labels.name}",
         )
+
+    # The remaining images, then the added ones, in a table with the classes that are left.
     kept = [(table.paths[i], label, table.splits[i]) for i, label in enumerate(after)]
     kept += [(path, label, split_of.get(path.split("/")[0])) for path, label in added.items()]
     kept = [row for row in kept if row[1] not in (EXCLUDED, UNLABELLED)]
     if not kept:
-        raise VitkitError(f"{table.name}: the label file leaves out every picture, or gives none of them a class")
+        raise VitkitError(
+            "data.no-images", f"{table.name}: the label file leaves out every picture, or gives none of them a class"
+        )
     names_of_labels = [task.names_in(label) for _, label, _ in kept]
     classes = tuple(sorted({name for names in names_of_labels for name in names}))
     number = {name: i for i, name in enumerate(classes)}
@@ -142,13 +151,16 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
         sets=sets,
         empty=tuple(name for name in table.empty if name not in classes),
     )
-    # The label before the first proposal, under the current name of its class; and those of earlier label files.
+
+    # The labels before the first proposal, under the current names of their classes; and those of earlier label files.
     pairs = ((old, new) for path, old, new in zip(table.paths, before, after, strict=True) if path not in proposed)
     renamed = new_names(pairs, changed)
     earlier = {path: item._replace(before=renamed.get(item.before, item.before)) for path, item in proposed.items()}
     earlier |= {item.path: item for item in table.earlier}
     label_of = dict(zip(table.paths, after, strict=True)) | added
     earlier = {path: item for path, item in earlier.items() if label_of.get(path) != item.before}
+
+    # What the user should know.
     stale = [table.paths[i] for i, names in names_of.items() if not names & {"", UNLABELLED, before[i]}]
     new_proposals = len(earlier.keys() - {item.path for item in table.earlier})
     name = without_place(labels.name)
@@ -179,8 +191,8 @@ def _describe(
 ) -> Iterator[str]:
     """Yield sentences about the effect of a label file.
 
-    `labels` holds the label of each image before and after, `added` and `proposed` are numbers of images that the file
-    adds and of labels that a model proposed, and `stale` are images whose label in the data the file does not mention.
+    `labels` are the labels of each image before and after, `added` and `proposed` numbers of images, and `stale` the
+    images whose label in the data the file does not mention.
     """
     changes = Counter(
         "left out" if new == EXCLUDED else "labelled" if old == UNLABELLED else "with another label"
@@ -225,8 +237,9 @@ def _edits_with_rows(
         if label not in (EXCLUDED, *table.classes):  # a class of the table may contain a separator
             if task.refuses(label):
                 raise VitkitError(
+                    "data.label-several-classes",
                     f"{labels.name}, line {line}: {label!r} has several classes, but the pictures of {table.name} have "
-                    "one each; to allow several, list the pictures in a CSV whose label column is named 'labels'"
+                    "one each; to allow several, list the pictures in a CSV whose label column is named 'labels'",
                 )
             label = task.label_of(spellings.setdefault(look(part), part) for part in task.names_in(label))
         yield edit, label, finder.find(edit.path)
@@ -248,8 +261,7 @@ class CurrentLabels:
 
     Attributes:
         labels: the current label of each image, written as in a label file; `EXCLUDED` if the image is left out.
-        lost: the paths in the label file that match neither an image of the table nor a file in the data's folder, as
-            the keys of a dictionary.
+        lost: the paths in the label file that match no image of the table and no file in the data's folder (as keys).
     """
 
     def __init__(self, table: ImageTable) -> None:

@@ -28,7 +28,6 @@ from vitkit.text.cells import visible
 
 _RULES = 2  # increase it if `picture.py` makes other pixels of a file
 _READER_OVERHEAD = 2**26  # bytes that a reader may need in addition to its pixels
-_TIFF_MEMORY = "decoder error -9"  # the message of Pillow's TIFF reader when an allocation fails
 
 _WARNING = threading.Lock()
 _WARNED_FOLDERS: set[Path] = set()
@@ -88,7 +87,7 @@ def picture_of(path: str | Place, short_side: int | None = None, content: bytes 
             raise
         except Exception as error:  # a reader may raise anything if the file is damaged or memory is short
             raise_if_short(path, error, size)
-            raise UnreadableImageError(reason(path, error, content)) from error
+            raise UnreadableImageError("data.image-unreadable", reason(path, error, content)) from error
         yield picture
 
 
@@ -131,19 +130,20 @@ def raise_if_short(path: str | Place, error: Exception, size: int = 0) -> None:
     only if it cannot allocate twice the bytes (`size`) that the pixels of an intact picture need; 0 if unknown.
     """
     if are_files_short(error):
-        raise ShortageError(f"{path}: too many files are open: close some, or raise the limit (ulimit -n)") from error
+        raise ShortageError(
+            "data.files-open", f"{path}: too many files are open: close some, or raise the limit (ulimit -n)"
+        ) from error
     if _is_out_of_memory(error) and not _is_free(2 * size + _READER_OVERHEAD):
         raise ShortageError(
-            f"{path}: there is too little memory to decode it now: free some, or leave it out"
+            "data.memory-short", f"{path}: there is too little memory to decode it now: free some, or leave it out"
         ) from error
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    return is_memory_short(error) or str(error) == _TIFF_MEMORY
+    return is_memory_short(error) or str(error) == "decoder error -9"  # of Pillow's TIFF reader
 
 
 def _is_free(size: int) -> bool:
-    """Return whether this many bytes can be allocated. They are released immediately."""
     try:
         bytearray(size)
     except MemoryError:
@@ -175,7 +175,6 @@ def decoders() -> str:
 # --- The memory budget ------------------------------------------------------------------------------------
 
 LEAST_BUDGET = 2**30  # bytes; the minimum, even if less memory seems to be free
-_UNCOUNTED = 2**16  # bytes; smaller pictures are not counted
 
 
 class OverBudgetError(Exception):
@@ -214,15 +213,20 @@ class MemoryBudget:
         """
         taken = 0
 
+        def fits(size: int) -> bool:
+            if self._size is None and size > LEAST_BUDGET:
+                self._size = max(LEAST_BUDGET, available_memory() // 4)
+            return self._size is None or size <= self._size
+
         def take(size: int) -> None:
             nonlocal taken
             if size > self._most:
                 raise OverBudgetError
-            if size < _UNCOUNTED:
+            if size < 2**16:  # small pictures are not counted
                 return
             with self._changed:
                 if not self._reserved_here:
-                    self._changed.wait_for(lambda: self._reserved == 0 or self._fits(self._reserved + size))
+                    self._changed.wait_for(lambda: self._reserved == 0 or fits(self._reserved + size))
                 self._reserved, self._of_thread.reserved = self._reserved + size, self._reserved_here + size
                 taken += size
 
@@ -238,13 +242,6 @@ class MemoryBudget:
     def _reserved_here(self) -> int:
         reserved: int = getattr(self._of_thread, "reserved", 0)
         return reserved
-
-    def _fits(self, size: int) -> bool:
-        if self._size is None:
-            if size <= LEAST_BUDGET:
-                return True
-            self._size = max(LEAST_BUDGET, available_memory() // 4)
-        return size <= self._size
 
 
 DECODE_BUDGET = MemoryBudget()

@@ -27,19 +27,12 @@ from vitkit.text.cells import restored
 
 
 class MissingTest(NamedTuple):
-    """A test image of an earlier run that is no longer among the images.
+    """A test image of an earlier run that is no longer among the images."""
 
-    Attributes:
-        digest: the first bytes of the file's SHA-256 in hexadecimal.
-        label: the label that the run was tested with.
-        predicted: what the run predicted.
-        run: the name of the run.
-    """
-
-    digest: str
-    label: str
-    predicted: str
-    run: str
+    digest: str  # the first bytes of the file's SHA-256 in hexadecimal
+    label: str  # the label that the run was tested with
+    predicted: str  # what the run predicted
+    run: str  # the name of the run
 
 
 @dataclass(frozen=True)
@@ -86,7 +79,10 @@ def read_labels_before(run: Path) -> LabelsBefore:
     """
     file = run / EARLIER_LABELS
     if (run / PROPOSALS).is_file():
-        raise VitkitError(f"{run / PROPOSALS} is of an earlier version of vitkit, and not understood: train again")
+        raise VitkitError(
+            "data.run-outdated",
+            f"{run / PROPOSALS} is of an earlier version of vitkit, and not understood: train again",
+        )
     if not file.is_file():
         return UNCHANGED
     try:
@@ -98,7 +94,7 @@ def read_labels_before(run: Path) -> LabelsBefore:
         if not all(isinstance(text, str) for row in (*found.changed, *found.missing) for text in row):
             raise TypeError("a row contains something other than text")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise VitkitError(f"{file} is damaged: {error}; restore it, or train again") from error
+        raise VitkitError("data.run-damaged", f"{file} is damaged: {error}; restore it, or train again") from error
     return found
 
 
@@ -123,7 +119,16 @@ def compare_with_runs(
     known, missing = dict[str, EarlierLabel](), dict[str, MissingTest]()
     for run in runs:
         images, contents, before = split_from_file(run / SPLIT), read_contents(run / SPLIT), read_labels_before(run)
-        then = _labels_of_run(run.name, images, contents, before)
+        labels: dict[str, set[str]] = {}  # by the digest of the file, whose copies may have several
+        for i, path in enumerate(images.paths):
+            if path in contents:
+                labels.setdefault(contents[path], set()).add(images.cell_of(i))
+        then = {
+            digest: EarlierLabel("", label, run.name, digest)
+            for digest, (label, *others) in labels.items()
+            if not others
+        }
+        then |= {item.digest: item for item in before.changed if item.digest and item.before != UNLABELLED}
         compared = [(path, then[digest]) for path, digest in digests.items() if path in now and digest in then]
         stored = {item.digest: item.before for item in before.changed}
         plain = [(path, item) for path, item in compared if path not in marked and item.digest not in stored]
@@ -175,21 +180,6 @@ def digests_of_run(run: Path, table: ImageTable) -> dict[str, str]:
     return {new: contents[old] for old, new in known if old in contents}
 
 
-def _labels_of_run(
-    name: str, images: ImageTable, contents: Mapping[str, str], stored: LabelsBefore
-) -> dict[str, EarlierLabel]:
-    """Return the label by which a run tests each of its images, by the digest of the file."""
-    labels: dict[str, set[str]] = {}
-    for i, path in enumerate(images.paths):
-        if path in contents:
-            labels.setdefault(contents[path], set()).add(images.cell_of(i))
-    known = {  # copies of a file with contradicting labels are not compared
-        digest: EarlierLabel("", label, name, digest) for digest, (label, *others) in labels.items() if not others
-    }
-    earlier = {item.digest: item for item in stored.changed if item.before != UNLABELLED}
-    return known | {digest: item for digest, item in earlier.items() if digest}
-
-
 def _tests_of_run(run: Path, contents: Mapping[str, str], stored: LabelsBefore, task: Task) -> dict[str, MissingTest]:
     """Return the test images of a run by the digests of the files, without those that its weights had seen."""
     tests = {item.digest: item for item in stored.missing}
@@ -204,5 +194,7 @@ def _tests_of_run(run: Path, contents: Mapping[str, str], stored: LabelsBefore, 
                 item = MissingTest(contents[path], label or task.no_class, predicted or task.no_class, run.name)
                 tests[contents[path]] = item
     except (ValueError, TypeError, KeyError, AttributeError, csv.Error) as error:
-        raise VitkitError(f"the predictions of {run} are damaged ({error}): restore the run, or evaluate it") from error
+        raise VitkitError(
+            "data.run-damaged", f"the predictions of {run} are damaged ({error}): restore the run, or evaluate it"
+        ) from error
     return tests

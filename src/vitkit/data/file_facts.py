@@ -5,8 +5,8 @@ database outside the data's folder. A file is not read again if its device, inod
 git). Otherwise it is read, but if a file with the same content has been examined before, it is not decoded again. If
 the database cannot be written, every file is examined.
 
-Python decodes small pictures in only one thread at a time, so many files are distributed to processes
-(`system.processes`). If such a process cannot start or dies, its files are examined in the main process.
+Python decodes small pictures in only one thread at a time, so many files are distributed to processes. If such a
+process cannot start or dies, its files are examined in the main process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple, Self, overload
+from typing import Any, Self, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -56,13 +56,9 @@ from vitkit.system.files import empty_array, to_json
 from vitkit.system.processes import Worker, answer_questions
 
 Stamped = tuple[Place, bytes | None]  # a file, and its stamp (`stamp_of`)
-_PART = 2**20  # bytes read at a time
 THUMBNAIL = 16  # pixels of a thumbnail's sides: enough to recognise a picture, too few to show its details
 LEAST_SIDE = 48  # pixels; in smaller pictures, blobs have too few pixels for keypoints
 NO_BORDER, PLAIN = -1, -2  # `Facts.border`
-_ALIKE, _MOSTLY = 16, 0.9  # an edge is plain if so large a part of its pixels differs by so many levels at most
-_NOISE = 2  # levels by which the pixels of a picture of one colour differ at most
-_STEP = 51  # levels between two of the six coarse levels of a colour
 _KEPT = (b"\xff\xd8\xff", b"\x89PNG")  # first bytes of the formats that are decoded from memory just as from a file
 
 _VERSION = 7  # increase it if the stored facts or the comparison of pictures change
@@ -81,9 +77,7 @@ DELETE FROM compared WHERE number IN (
 """  # deletes the oldest comparisons, but never the last one
 _MOST_COMPARED = 64 * 2**20  # bytes of digests
 _DIGEST = 32  # bytes of each
-_WRITTEN = 4096  # files in one transaction
 _MOST_AT_ONCE = 512  # files or contents in one query
-_SETTLED = 2 * 10**9  # nanoseconds after which another change certainly changes the file's times
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +120,8 @@ row_of = attrgetter(*_FACTS.split(", "))
 class FactTable(Sequence[Facts]):
     """The facts of n images, stored as one column per field.
 
-    One object per image would take 1.5 kB, or 1.5 GB for a million images. The columns take 50 bytes per image. In
-    addition, there are thumbnails and keypoints, which are kept in temporary files if there are many images
-    (`empty_array`). Fields with few distinct values are stored once per combination of values.
+    One object per image would take 1.5 GB for a million images; the columns take 50 MB. Thumbnails and keypoints are
+    kept in temporary files if there are many images (`empty_array`).
 
     Args:
         images: the number of images. Until its facts are set, an image counts as unreadable.
@@ -253,7 +246,6 @@ _named = attrgetter(*_NAMED)
 Keep = Callable[[Place, Picture, bytes | None], None]
 _BATCH = 32  # files examined together
 _MANY = 2_000  # new files for which it is worth starting processes
-_FEW_CPUS = 2  # with which processes gain less than keeping pictures, which only this process can
 
 
 def scan(
@@ -284,7 +276,8 @@ def scan(
     batches = [new[start : start + _BATCH] for start in range(0, len(new), _BATCH)]
     done = len(distinct) - len(new)
     cpus = os.cpu_count() or 1
-    processes = cpus if len(new) >= _MANY and (keep is None or cpus > _FEW_CPUS) else 1
+    # On two CPUs, processes gain less than keeping the pictures, which only this process can.
+    processes = cpus if len(new) >= _MANY and (keep is None or cpus > 2) else 1
     with Readers(processes) as readers, ThreadPoolExecutor(os.cpu_count()) as pool:
 
         def look(batch: Sequence[int]) -> list[Facts]:
@@ -309,25 +302,34 @@ def scan(
 
 
 def examine(files: Sequence[Stamped], memory: Memory, keep: Keep | None = None) -> list[Facts | None]:
-    """Examine files whose stamp is not in the database, and store the facts.
+    """Examine files whose stamp is not in the database, store the facts and return them.
 
-    Return the facts of each file; None for a picture that needs more memory than this process may use.
+    They are None for a picture that needs more memory than this process may use.
     """
     with QUIET:
         contents = [_content_of(file) for file, _ in files]
         known = memory.of_contents([content[0] for content in contents if not isinstance(content, Facts)])
-        looks = [
-            _Look(content) if isinstance(content, Facts) else _look(file, *content, known.get(content[0]), keep)
-            for (file, _), content in zip(files, contents, strict=True)
-        ]
-    greys = {i: look.grey for i, look in enumerate(looks) if look.grey is not None}
-    keypoints = dict(zip(greys, find_keypoints(list(greys.values())), strict=True))
-    facts: list[Facts | None] = []
-    for i, ((_, stamp), look) in enumerate(zip(files, looks, strict=True)):
-        found = look.facts and replace(look.facts, keypoints=keypoints.get(i, look.facts.keypoints))
-        facts.append(found)
-        if found is not None and look.is_lasting:
-            memory.learn(found, stamp)
+        facts: list[Facts | None] = []
+        lasting: list[bool] = []  # whether to store the facts, because another examination would give the same
+        greys: dict[int, Grey] = {}  # the grey values in which to search for keypoints, by index
+        for i, ((file, _), content) in enumerate(zip(files, contents, strict=True)):
+            if isinstance(content, Facts):
+                found, is_lasting, grey = content, False, None
+            elif content[0] in known:
+                found, is_lasting, grey = known[content[0]], True, None
+            else:
+                found, is_lasting, grey = _decode(file, *content, keep)
+            facts.append(found)
+            lasting.append(is_lasting)
+            if grey is not None:
+                greys[i] = grey
+    for i, keypoints in zip(greys, find_keypoints(list(greys.values())), strict=True):
+        fact = facts[i]
+        assert fact is not None
+        facts[i] = replace(fact, keypoints=keypoints)
+    for fact, is_lasting, (_, stamp) in zip(facts, lasting, files, strict=True):
+        if fact is not None and is_lasting:
+            memory.learn(fact, stamp)
     return facts
 
 
@@ -337,7 +339,7 @@ def _content_of(file: Place) -> tuple[bytes, bytes | None] | Facts:
     parts, first = 0, b""
     try:
         with open_place(file) as opened:
-            while part := opened.read(_PART):
+            while part := opened.read(2**20):
                 digest.update(part)
                 parts, first = parts + 1, first or part
     except (OSError, UnreadableImageError) as error:
@@ -346,26 +348,19 @@ def _content_of(file: Place) -> tuple[bytes, bytes | None] | Facts:
     return digest.digest(), first if parts == 1 and first.startswith(_KEPT) else None
 
 
-class _Look(NamedTuple):
-    """The facts of a file; None for a picture that needs more memory than this process may use.
+def _decode(
+    file: Place, digest: bytes, content: bytes | None, keep: Keep | None
+) -> tuple[Facts | None, bool, Grey | None]:
+    """Return the facts except keypoints, whether to store them, and the grey values in which to search for keypoints.
 
-    `grey` holds the grey values in which keypoints are to be searched for, if any. `is_lasting` is whether examining
-    the file again would give the same facts, so that they can be stored.
+    The facts are None for a picture that needs more memory than this process may use.
     """
-
-    facts: Facts | None
-    grey: Grey | None = None
-    is_lasting: bool = False
-
-
-def _look(file: Place, digest: bytes, content: bytes | None, known: Facts | None, keep: Keep | None) -> _Look:
-    if known is not None:
-        return _Look(known, is_lasting=True)
     try:
         with picture_of(file, short_side=SHORT // 2, content=content) as opened:  # reads a JPEG to its end
             if keep is not None:
                 keep(file, opened, content)
             levels: Any = opened.image.getextrema()  # a pair for each channel
+            is_plain = all(high - low <= 2 for low, high in levels)  # compression adds noise of two levels
             facts = Facts(
                 digest,
                 None,
@@ -378,16 +373,16 @@ def _look(file: Place, digest: bytes, content: bytes | None, known: Facts | None
                 opened.doubt,
                 quality=opened.quality,
                 camera=opened.camera,
-                border=PLAIN if all(high - low <= _NOISE for low, high in levels) else _border(opened.image),
+                border=PLAIN if is_plain else _border(opened.image),
             )
             grey = working_copy(opened.image) if min(opened.image.size) >= LEAST_SIDE else None
-            return _Look(facts, grey, is_lasting=True)
+            return facts, True, grey
     except OverBudgetError:
-        return _Look(None)
+        return None, False, None
     except UnreadableImageError as error:
         cause = error.__cause__
         is_passing = isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno is not None)
-        return _Look(Facts(digest, str(error)), is_lasting=not is_passing)
+        return Facts(digest, str(error)), not is_passing, None
 
 
 def _border(picture: Image.Image) -> int:
@@ -402,25 +397,17 @@ def _border(picture: Image.Image) -> int:
     for box in boxes:
         pixels = np.asarray(picture.crop(box)).reshape(-1, 3).astype(np.int16)
         median = np.median(pixels, axis=0)
-        if np.mean(np.abs(pixels - median).max(axis=1) <= _ALIKE) >= _MOSTLY:
-            red, green, blue = np.rint(median / _STEP).astype(int).tolist()
+        if np.mean(np.abs(pixels - median).max(axis=1) <= 16) >= 0.9:
+            red, green, blue = np.rint(median / 51).astype(int).tolist()  # six coarse levels each
             colours[36 * red + 6 * green + blue] += 1
     return max(colours, key=lambda colour: (colours[colour], colour), default=NO_BORDER)
 
 
-_MOST_READERS = 32  # processes
-
-
 class Readers:
-    """A pool of processes that examine files. Several threads may use the pool at the same time.
-
-    Args:
-        processes: the number of processes to start; if it is 1, none is started, and the calling process examines all
-            files.
-    """
+    """A pool of processes that examine files, which threads may share. A pool of one process starts none."""
 
     def __init__(self, processes: int) -> None:
-        self._processes = min(processes, _MOST_READERS)
+        self._processes = min(processes, 32)
         self._idle: SimpleQueue[_Reader] = SimpleQueue()
         self._all: list[_Reader] = []
 
@@ -451,10 +438,7 @@ class Readers:
 
 
 class _Reader:
-    """A process that examines files.
-
-    If the process fails, `examine` returns None for each file, and the caller must examine the files itself.
-    """
+    """A process that examines files. If it fails, `examine` returns None for each file."""
 
     def __init__(self, room: int) -> None:
         self.worker = Worker(__name__, is_quiet=True)
@@ -476,11 +460,7 @@ class _Reader:
 
 
 def serve() -> None:
-    """Examine the files that the parent process sends.
-
-    The first message is the largest number of bytes that decoding a picture may take. All other messages are lists of
-    files.
-    """
+    """Examine the lists of files that the parent process sends, after the bytes that decoding a picture may take."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process also receives it, and decides what to do
     gc.set_threshold(100_000)  # decoding creates few reference cycles
     with Memory() as memory:
@@ -546,17 +526,12 @@ class Memory:
             self._facts.append(facts)
             if stamp is not None:
                 self._stamps.append((stamp, facts.digest))
-        self.write(least=_WRITTEN)
+        self.write(least=4096)
 
     def compared(self, digests: Sequence[bytes]) -> tuple[tuple[bytes, ...], Any] | None:
         """Look up the earlier comparison that covered the largest part of these contents.
 
-        Args:
-            digests: the SHA-256 digests of the contents to compare, sorted and without repetitions.
-
-        Returns:
-            The digests of the contents of that comparison, and its result. None if no comparison covered more than half
-            of `digests`.
+        Return its contents and its result; None if no comparison covered more than half of `digests`, which are sorted.
         """
         by_name = "SELECT name, pairs, seal FROM compared WHERE name IN"
         if rows := self._ask(by_name, [_name_of(b"".join(digests))]):
@@ -633,8 +608,7 @@ class Memory:
     def _give_up(self, reason: Exception | None = None) -> None:
         """Close the database, and work without it. If `reason` says that it is damaged, set it aside and make another.
 
-        A reason that may pass, such as a full disk, is no damage. An error in an SQL statement is, because the tables
-        are not as they were made.
+        A full disk, for example, is no damage. An error in an SQL statement is, because the tables are other ones.
         """
         if self._database is not None:
             with contextlib.suppress(sqlite3.Error):
@@ -668,7 +642,7 @@ def stamp_of(file: Place) -> bytes | None:
         seen = os.stat(file)  # noqa: PTH116  # half the time of a Path's own
     except OSError:
         return None
-    if time.time_ns() - max(seen.st_mtime_ns, seen.st_ctime_ns) < _SETTLED:
+    if time.time_ns() - max(seen.st_mtime_ns, seen.st_ctime_ns) < 2 * 10**9:
         return None
     inode = seen.st_ino & 0xFFFFFFFFFFFFFFFF  # it has 128 bits on some file systems of Windows
     return struct.pack("=QQQqq", seen.st_dev, inode, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns)

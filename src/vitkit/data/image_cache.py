@@ -33,7 +33,6 @@ Cache = Literal["auto", "ram", "disk", "none"]
 Make = Callable[[], Image.Image]
 _FORMAT = 2
 _LARGEST = 64 * 2**30  # bytes on disk, even if more are free
-_MEASURED = 64  # number of pictures from which the size of all is estimated
 _HEAD = struct.Struct("<III")  # checksum, width, height
 
 
@@ -41,14 +40,11 @@ class PictureCache(Protocol):
     """A cache of decoded and reduced pictures."""
 
     def picture(self, index: int, file: Place, make: Make) -> Image.Image:
-        """Return picture number `index` in RGB from the cache.
-
-        If it is not in the cache, get it by calling `make`, and store it if there is enough space.
-        """
+        """Return picture number `index` in RGB from the cache, or call `make` and store the result if it fits."""
         ...
 
 
-class _Room:
+class _Budget:
     """A budget of bytes from which all forked processes reserve. Reserved bytes are never released."""
 
     def __init__(self, size: int) -> None:
@@ -73,39 +69,32 @@ class MemoryCache:
     """
 
     def __init__(self, images: int, size: int) -> None:
-        self._room = _Room(size)
+        self._budget = _Budget(size)
         self._pixels = mmap.mmap(-1, max(size, 1))
         self._entries = np.frombuffer(mmap.mmap(-1, max(images, 1) * 7 * 8), np.int64).reshape(-1, 7)
 
     def picture(self, index: int, file: Place, make: Make) -> Image.Image:
         seen = version_of(file)
-        with self._room.lock:
+        with self._budget.lock:
             stored, start, width, height, *known = self._entries[index].tolist()
         if stored and seen is not None and tuple(known) == seen:
             return Image.frombytes("RGB", (width, height), memoryview(self._pixels)[start : start + 3 * width * height])
         image = make()
-        if seen is not None and seen == version_of(file):  # not replaced while it was read
-            self._keep(index, image, seen)
-        return image
-
-    def _keep(self, index: int, image: Image.Image, seen: tuple[int, int, int]) -> None:
+        if seen is None or seen != version_of(file):  # it was replaced while it was read
+            return image
         pixels = image.tobytes()
-        with self._room.lock:
+        with self._budget.lock:
             stored, start, width, height, *_ = self._entries[index].tolist()
             if not stored or 3 * width * height < len(pixels):  # a changed picture replaces the old one if it fits
-                place = self._room.take(len(pixels))
-                if place is None:
-                    return
-                start = place
-            self._pixels[start : start + len(pixels)] = pixels
-            self._entries[index] = (1, start, *image.size, *seen)
+                start = self._budget.take(len(pixels))
+            if start is not None:
+                self._pixels[start : start + len(pixels)] = pixels
+                self._entries[index] = (1, start, *image.size, *seen)
+        return image
 
 
 class DiskCache:
     """A cache of files, which later runs can use, too.
-
-    A file is named by a hash of `rule` and of the photograph's stamp (`stamp_of`). If the photograph has no stamp, its
-    content is used instead.
 
     Args:
         rule: a description of how a picture is reduced before it is stored.
@@ -113,22 +102,28 @@ class DiskCache:
     """
 
     def __init__(self, rule: str, size: int) -> None:
-        self._rule, self._room = rule.encode(), _Room(size)
+        self._rule, self._budget = rule.encode(), _Budget(size)
         self._folder = cache_folder() / f"pictures-{_FORMAT}-{decoders()}"
 
     def picture(self, index: int, file: Place, make: Make) -> Image.Image:  # noqa: ARG002
         path = self._path_of(file)
         if path is None:
             return make()
-        image = _read(path)
-        if image is None:
-            image = make()
-            if path == self._path_of(file):  # not replaced while it was read
-                self._write(path, image)
+        with contextlib.suppress(OSError):
+            data = path.read_bytes()
+            os.utime(path)  # least recently used files are deleted first
+            if len(data) >= _HEAD.size:
+                checksum, width, height = _HEAD.unpack_from(data)
+                pixels = memoryview(data)[_HEAD.size :]
+                if len(pixels) == 3 * width * height and zlib.crc32(pixels) == checksum:
+                    return Image.frombytes("RGB", (width, height), pixels)
+        image = make()
+        if path == self._path_of(file):  # not replaced while it was read
+            self._write(path, image)
         return image
 
     def _path_of(self, file: Place) -> Path | None:
-        """Return the path of the cached picture of a file; None if the file cannot be read."""
+        """Return the path of a file's cached picture, a hash of the rule and the file; None if it is unreadable."""
         content = stamp_of(file)
         if content is None:  # the file changed so recently that its times are not reliable
             try:
@@ -140,8 +135,8 @@ class DiskCache:
 
     def _write(self, path: Path, image: Image.Image) -> None:
         pixels = image.tobytes()
-        with self._room.lock:
-            if self._room.take(_HEAD.size + len(pixels)) is None:
+        with self._budget.lock:
+            if self._budget.take(_HEAD.size + len(pixels)) is None:
                 return
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
@@ -152,21 +147,6 @@ class DiskCache:
         except OSError:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
-
-
-def _read(path: Path) -> Image.Image | None:
-    try:
-        data = path.read_bytes()
-        os.utime(path)  # least recently used files are deleted first
-    except OSError:
-        return None
-    if len(data) < _HEAD.size:
-        return None
-    checksum, width, height = _HEAD.unpack_from(data)
-    pixels = memoryview(data)[_HEAD.size :]
-    if len(pixels) != 3 * width * height or zlib.crc32(pixels) != checksum:
-        return None
-    return Image.frombytes("RGB", (width, height), pixels)
 
 
 def choose_cache(cache: str, need: int, *, workers: int, processes: int = 1) -> str:
@@ -203,7 +183,6 @@ def open_cache(cache: str, images: int, need: int, rule: str) -> PictureCache | 
     if cache == "ram":
         with contextlib.suppress(OSError):  # a system that does not overcommit memory may refuse
             return MemoryCache(images, min(size, available_memory() // 2))
-        return None
     if cache == "disk":
         size = min(size, _free_disk() // 2, _LARGEST)
         _make_room(size)
@@ -227,7 +206,7 @@ def bytes_of(
     """
     if fixed is not None:
         return len(files) * 3 * fixed[0] * fixed[1]
-    sample = files[:: math.ceil(len(files) / _MEASURED) or 1]
+    sample = files[:: math.ceil(len(files) / 64) or 1]  # about 64 files
     # Unreadable files, which have no size, are reported elsewhere.
     sizes = [known[str(file)] for file in sample if str(file) in known] if known else sizes_of(sample)
     scales = [min(1.0, (short_side or math.inf) / min(size)) for size in sizes]

@@ -38,7 +38,8 @@ def plain(model: nn.Module) -> VisionTransformer:
     """
     inner = getattr(model, "_orig_mod", model)
     if not isinstance(inner, VisionTransformer):
-        raise VitkitError(f"only a VisionTransformer has attention maps, not a {type(inner).__name__}")
+        text = f"only a VisionTransformer has attention maps, not a {type(inner).__name__}"
+        raise VitkitError("explanation.model-kind", text)
     return inner
 
 
@@ -102,7 +103,10 @@ def prepare(model: nn.Module, images: Tensor, attention: type[Attention]) -> tup
     model = plain(model)
     check(model.config, MAPS)
     if not attending(model.config):
-        raise VitkitError("every layer of the model is convolutional, so there is no attention to show; use occlusion")
+        raise VitkitError(
+            "explanation.no-attention",
+            "every layer of the model is convolutional, so there is no attention to show; use occlusion",
+        )
     copied = twin(model, attention)
     images = images.detach().to(copied.patch_embed.proj.weight)
     if images.is_inference() and not torch.is_inference_mode_enabled():
@@ -122,26 +126,26 @@ def find_layer(config: ViTConfig, layer: int) -> int:
     check(config, MAPS)
     number = attending(config)[-1] if layer == -1 else config.number_of(layer)
     if number in config.conv_layers:
-        raise VitkitError(f"layer {layer} is convolutional; the layers with attention are {attending(config)}")
+        raise VitkitError(
+            "explanation.no-attention",
+            f"layer {layer} is convolutional; the layers with attention are {attending(config)}",
+        )
     return number
 
 
 def readers(config: ViTConfig) -> Tensor:
     """Return the weight of each token in the input of the classification head, (N,) summing to 1.
 
-    The head reads the class token, or with mean pooling the mean of the patches. In a distilled model, the class and
-    distillation tokens have a weight of one half each. With `token+gap`, the class token has a weight of one half, and
-    all patches together have the other half.
-
     Raises:
         VitkitError: the model pools by attention, so the weights depend on the image.
     """
     if config.pool == "map":
         raise VitkitError(
-            "this model pools by attention, so the tokens that its head reads differ by image: use --method occlusion"
+            "explanation.attention-pooling",
+            "this model pools by attention, so the tokens that its head reads differ by image: use --method occlusion",
         )
     weights = torch.zeros(config.tokens)
-    if config.distill_head:
+    if config.distill_head:  # the class and the distillation token
         weights[:2] = 0.5
     elif config.pool == "token":
         weights[0] = 1.0
@@ -161,8 +165,7 @@ def to_grid(rows: Tensor, config: ViTConfig) -> Tensor:
 def attention_maps(model: nn.Module, images: Tensor) -> Iterator[Tensor]:
     """Yield the attention matrices of each layer, first to last: (B, H, N, N) float32, each row summing to 1.
 
-    Convolutional layers are left out. Each layer is computed when its matrices are requested. Matrices stay in memory
-    only if the caller keeps them.
+    Convolutional layers are left out. A layer is computed when it is requested.
 
     Args:
         model: the model, compiled or not, in any precision. Its mode and gradients are not changed.
@@ -194,14 +197,8 @@ def _maps_of_layer(model: nn.Module, images: Tensor, layer: int) -> Tensor:
 def head_maps(model: nn.Module, images: Tensor, layer: int = -1) -> Tensor:
     """Return each head's attention to each patch in one layer: (B, H, h, w), not normalised.
 
-    Args:
-        model: see `attention_maps`.
-        images: (B, C, height, width), preprocessed.
-        layer: see `find_layer`.
-
-    Returns:
-        The attention of the class token to the patches. If the classification head reads other tokens, the average of
-        their attention with the weights of `readers`.
+    This is the attention of the class token. If the classification head reads other tokens, it is the average of their
+    attention with the weights of `readers`. Arguments as in `last_attention`.
 
     Raises:
         VitkitError: there is no such layer, or it has no attention.
@@ -216,7 +213,7 @@ def last_attention(model: nn.Module, images: Tensor, layer: int = -1, fusion: Fu
     Args:
         model: see `attention_maps`.
         images: (B, C, height, width), preprocessed.
-        layer: see `find_layer`.
+        layer: negative numbers count from the end; -1 is the last layer with attention.
         fusion: the mean, maximum or minimum over heads, entry by entry, or the number of one head.
 
     Raises:
@@ -235,9 +232,9 @@ def read_rows(attention: Tensor, config: ViTConfig) -> Tensor:
 
 def check_fusion(config: ViTConfig, fusion: Fusion) -> None:
     """Raise a `VitkitError` unless `fusion` is mean, max, min or the number of a head."""
-    if fusion in ("mean", "max", "min") or (type(fusion) is int and 0 <= fusion < config.heads):
-        return
-    raise VitkitError(f"fusion must be mean, max, min or a head from 0 to {config.heads - 1}, not {fusion!r}")
+    if fusion not in ("mean", "max", "min") and not (type(fusion) is int and 0 <= fusion < config.heads):
+        text = f"fusion must be mean, max, min or a head from 0 to {config.heads - 1}, not {fusion!r}"
+        raise VitkitError("explanation.fusion", text)
 
 
 def fuse(attention: Tensor, fusion: Fusion) -> Tensor:
@@ -250,11 +247,7 @@ def fuse(attention: Tensor, fusion: Fusion) -> Tensor:
 def patch_attention(model: nn.Module, images: Tensor, row: int, column: int) -> Tensor:
     """Return the attention of one patch to all patches, for each layer with attention and each head: (layers, H, h, w).
 
-    Args:
-        model: see `attention_maps`.
-        images: one image, (1, C, height, width), preprocessed.
-        row: the row of the patch, from the top, starting at 0.
-        column: the column of the patch, from the left, starting at 0.
+    There is one image (1, C, height, width), preprocessed. Rows and columns of patches count from 0 at the top left.
 
     Raises:
         VitkitError: there is no such patch, or no layer has attention.
@@ -262,7 +255,8 @@ def patch_attention(model: nn.Module, images: Tensor, row: int, column: int) -> 
     config = plain(model).config
     h, w = config.grid
     if not (0 <= row < h and 0 <= column < w):
-        raise VitkitError(f"there is no patch ({row}, {column}): there are {h} rows of {w} patches, numbered from 0")
+        text = f"there is no patch ({row}, {column}): there are {h} rows of {w} patches, numbered from 0"
+        raise VitkitError("explanation.no-patch", text)
     query = config.prefix_tokens + row * w + column
     with torch.no_grad():
         maps = [to_grid(attention[0, :, query], config) for attention in attention_maps(model, images)]  # (H, h, w)
@@ -272,17 +266,9 @@ def patch_attention(model: nn.Module, images: Tensor, row: int, column: int) -> 
 def rollout(model: nn.Module, images: Tensor, *, fusion: Fusion = "mean", discard: float = 0.0) -> Tensor:
     """Follow attention through all layers to the patches (arXiv 2005.00928; the paper's app. D.8): (B, h, w).
 
-    The result is the same for every class. Its sum is less than 1 if prefix tokens receive some of the attention.
-
-    Args:
-        model: see `attention_maps`.
-        images: (B, C, height, width), preprocessed.
-        fusion: see `rollout_matrix`.
-        discard: see `rollout_matrix`.
-
-    Returns:
-        The row of the class token in `rollout_matrix`, for the patches only. If the classification head reads other
-        tokens, the average of their rows with the weights of `readers`.
+    This is the row of the class token in `rollout_matrix`, which has the same arguments, for the patches only. If the
+    classification head reads other tokens, it is the average of their rows with the weights of `readers`. The result is
+    the same for every class. Its sum is less than 1 if prefix tokens receive some of the attention.
 
     Raises:
         VitkitError: `fusion` or `discard` is invalid, or no layer has attention.
@@ -314,8 +300,8 @@ def rollout_matrix(model: nn.Module, images: Tensor, *, fusion: Fusion = "mean",
     config = plain(model).config
     check_fusion(config, fusion)
     if not 0.0 <= discard < 1.0:
-        raise VitkitError(f"discard must be in [0, 1), the fraction of entries to leave out, not {discard}")
-
+        text = f"discard must be in [0, 1), the fraction of entries to leave out, not {discard}"
+        raise VitkitError("explanation.discard", text)
     product: Tensor | None = None
     for attention in attention_maps(model, images):
         fused = fuse(attention, fusion)
@@ -344,9 +330,7 @@ def roll_out(fused: Tensor, product: Tensor | None) -> Tensor:
 def token_norms(model: nn.Module, images: Tensor) -> Tensor:
     """Return the norm of each patch after the last layer, before the final normalisation: (B, h, w) float32.
 
-    Args:
-        model: the model, compiled or not, in any precision. Its mode is not changed.
-        images: (B, C, height, width), preprocessed.
+    The images are (B, C, height, width), preprocessed.
     """
     model = plain(model)
     copied = twin(model, Attention)
@@ -361,7 +345,8 @@ def find_artefacts(norms: Tensor, factor: float = 3.0) -> Tensor:
         VitkitError: `factor` is not above 1.
     """
     if not factor > 1.0:
-        raise VitkitError(f"factor, a multiple of the median norm, must be above 1, not {factor}")
+        text = f"factor, a multiple of the median norm, must be above 1, not {factor}"
+        raise VitkitError("explanation.factor", text)
     return norms > factor * norms.flatten(1).median(dim=1).values[:, None, None]
 
 

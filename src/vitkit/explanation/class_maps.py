@@ -52,23 +52,20 @@ class WrittenAttention(Attention):
 def gradient_rollout(model: nn.Module, images: Tensor, target: Target = None) -> Tensor:
     """Follow the relevance of a class through all layers to the patches: (B, h, w), not normalised.
 
-    The accumulated relevance R starts as the identity matrix. From the first layer to the last, each layer adds the
-    product of its relevance and R. Only one row of R is required, so the row is computed from the last layer to the
-    first.
+    The accumulated relevance R starts as the identity matrix, and each layer adds the product of its relevance and R.
+    The result is the row of the class token in R, for the patches only. If the classification head reads other tokens,
+    their rows are averaged with the weights of `attention.readers`.
 
     Args:
         model: the model, compiled or not, in any precision. Its mode and gradients are not changed.
         images: (B, C, height, width), preprocessed.
         target: one class for each image (B,), or one for all; None is the predicted class.
 
-    Returns:
-        The row of the class token in R, for the patches only. If the classification head reads other tokens, their rows
-        are averaged with the weights of `attention.readers`.
-
     Raises:
         VitkitError: there is no such class, the model has no head, or no layer has attention.
     """
     config = plain(model).config
+    # Only one row of R is needed, so it is computed from the last layer to the first.
     row = readers(config).to(images.device)  # (N,), then (B, N)
     for _, relevance in _relevances(model, images, target):
         row = row.to(relevance)
@@ -79,13 +76,8 @@ def gradient_rollout(model: nn.Module, images: Tensor, target: Target = None) ->
 def gradient_attention(model: nn.Module, images: Tensor, target: Target = None, layer: int = -1) -> Tensor:
     """Return the attention to each patch in one layer, weighted by its effect on a class: (B, h, w).
 
-    The map ignores that earlier layers mix information between tokens. This matters most with mean pooling.
-
-    Args:
-        model: see `gradient_rollout`.
-        images: (B, C, height, width), preprocessed.
-        target: see `gradient_rollout`.
-        layer: see `attention.find_layer`.
+    The map ignores that earlier layers mix information between tokens. This matters most with mean pooling. Arguments
+    as in `gradient_rollout` and `attention.last_attention`.
 
     Raises:
         VitkitError: there is no such class or layer, the model has no head, or the layer has no attention.
@@ -108,17 +100,19 @@ def find_targets(config: Config, target: Target, logits: Tensor) -> Tensor:
     targets = torch.as_tensor(target, device=logits.device)
     if targets.is_floating_point() or targets.dtype == torch.bool or targets.shape not in ((), (len(logits),)):
         raise VitkitError(
-            f"target must be one class or one for each of the {len(logits)} images, as whole numbers, not {target!r}"
+            "explanation.target",
+            f"target must be one class or one for each of the {len(logits)} images, as whole numbers, not {target!r}",
         )
     if len(logits) and not bool(((targets >= 0) & (targets < config.num_classes)).all()):
-        raise VitkitError(f"there is no class {target!r}: there are 0 to {config.num_classes - 1}")
+        text = f"there is no class {target!r}: there are 0 to {config.num_classes - 1}"
+        raise VitkitError("explanation.no-class", text)
     return targets.long().expand(len(logits))
 
 
 def _check_head(config: Config) -> None:
-    """Raise a `VitkitError` if the model has no classification head."""
     if config.num_classes == 0:
-        raise VitkitError("the model has no head, so there is no class to explain; use rollout or raw")
+        text = "the model has no head, so there is no class to explain; use rollout or raw"
+        raise VitkitError("explanation.no-head", text)
 
 
 def _relevances(model: nn.Module, images: Tensor, target: Target) -> Iterator[tuple[int, Tensor]]:
@@ -180,17 +174,15 @@ def _times(row: Tensor, relevance: Tensor) -> Tensor:
 def grad_cam(model: nn.Module, images: Tensor, target: Target = None) -> Tensor:
     """Return the Grad-CAM of a class for the last feature map: (B, h, w), not normalised.
 
-    Args:
-        model: a network of another library. Its mode and gradients are not changed.
-        images: (B, C, height, width), preprocessed.
-        target: see `gradient_rollout`.
+    The model is a network of another library. The other arguments are those of `gradient_rollout`.
 
     Raises:
         VitkitError: there is no such class, or the model has no head or no feature map before it.
     """
     if not isinstance(model, Network):
         raise VitkitError(
-            "Grad-CAM applies to networks of other libraries; for a Vision Transformer, use gradient_rollout"
+            "explanation.model-kind",
+            "Grad-CAM applies to networks of other libraries; for a Vision Transformer, use gradient_rollout",
         )
     _check_head(model.config)
     check_map(model)
@@ -216,16 +208,13 @@ def check_map(model: Network) -> None:
     """Refuse a network without a feature map before its head, for example because the images are too small."""
     if model.anatomy.map is None:
         raise VitkitError(
+            "explanation.no-feature-map",
             f"{model.config.full_name} has no feature map before its head, which the method gradient requires: use the "
-            "method occlusion"
+            "method occlusion",
         )
 
 
 # --- Occlusion ------------------------------------------------------------------------------------------------
-
-# Each position of the covering square needs one forward pass.
-
-_PARTS = 14  # grid size for networks without patches, equal to that of a ViT with 16-pixel patches at 224 pixels
 
 
 @torch.no_grad()
@@ -241,6 +230,8 @@ def occlusion(
 ) -> Tensor:
     """Return how much the probability of a class drops when a square of patches is covered: (B, h, w), -1 to 1.
 
+    The value of a patch is the mean drop over the squares that cover it. Each position needs one forward pass.
+
     Args:
         model: the model, compiled or not, in any precision; its mode is not changed.
         images: (B, C, height, width), preprocessed.
@@ -250,9 +241,6 @@ def occlusion(
         fill: the value of covered pixels after preprocessing; 0 is the mean colour.
         batch_size: the number of covered images in a forward pass.
 
-    Returns:
-        For each patch, the mean drop over the squares that cover it.
-
     Raises:
         VitkitError: there is no such class, the model has no head, or a number is out of range.
     """
@@ -261,7 +249,7 @@ def occlusion(
     _check_head(model.config)
     for name, value in (("square", square), ("stride", stride), ("batch_size", batch_size)):
         if value < 1:
-            raise VitkitError(f"{name} must be at least 1, not {value}")
+            raise VitkitError("explanation.option-range", f"{name} must be at least 1, not {value}")
     still = twin(model, Attention)
     images = images.to(next(model.parameters()))
     logits = still(images).float()
@@ -315,5 +303,7 @@ def _patch(config: Config) -> tuple[int, int]:
     """Return the height and width in pixels of a patch, or of a 14th of the image for another library's network."""
     if isinstance(config, NetworkConfig):
         height, width = config.image_size
-        return max(round(height / _PARTS), 1), max(round(width / _PARTS), 1)
+        return max(round(height / 14), 1), max(
+            round(width / 14), 1
+        )  # as many as a ViT with 16-pixel patches has at 224
     return config.patch_size[0] * config.stem_stride, config.patch_size[1] * config.stem_stride

@@ -27,10 +27,7 @@ Box = tuple[float, float, float, float]
 _MAP = "magma"
 _STRENGTH = 0.6  # the opacity of the map on the photograph
 _FADED = 0.6  # the fraction of white that is mixed into regions outside the model's input
-_SIDE, _SMALL_SIDE, _FRAME_SIDE = 280, 170, 360  # long side in pixels of pictures of heads, of layers, and of frames
 _LAYERS_IN_ROW, _GAP = 6, 8  # number of layers in a row; pixels between pictures
-_FRAME_MILLISECONDS = 600
-_LEAST = 256  # a photograph whose long side has fewer pixels is enlarged
 
 
 def to_png(figure: Figure) -> bytes:
@@ -62,7 +59,7 @@ def to_jpeg(picture: Image.Image) -> bytes:
 
 
 def fit(photograph: Image.Image, box: Box, long_side: int) -> tuple[Image.Image, Box]:
-    """Reduce a photograph and its box if a side is longer than `long_side`; enlarge a very small photograph.
+    """Reduce a photograph and its box if a side is longer than `long_side`; enlarge one of fewer than 256 pixels.
 
     A small photograph, such as an image of a digit, is enlarged by a whole factor without interpolation.
     """
@@ -72,7 +69,7 @@ def fit(photograph: Image.Image, box: Box, long_side: int) -> tuple[Image.Image,
         width, height = (max(1, round(side * scale)) for side in photograph.size)
         fitted = photograph.resize((width, height), Image.Resampling.LANCZOS)
     else:
-        times = max(1, min(_LEAST, long_side) // longest)
+        times = max(1, min(256, long_side) // longest)
         width, height = (side * times for side in photograph.size)
         fitted = photograph.resize((width, height), Image.Resampling.NEAREST)
     x, y = width / photograph.width, height / photograph.height
@@ -206,7 +203,7 @@ def head_sheet(maps: FloatArray, layers: Sequence[int], title: str) -> Figure:
 
 def heads_sheet(photograph: Image.Image, maps: FloatArray, box: Box) -> Image.Image:
     """Draw the photograph, followed by its overlay with each head's map (heads, h, w)."""
-    photograph, box = fit(photograph, box, _SIDE)
+    photograph, box = fit(photograph, box, 280)
     cells = [("photograph", photograph)]
     cells += [(f"head {head}", overlay(photograph, values, box)) for head, values in enumerate(maps)]
     across = next(columns for columns in (4, 5) if columns == 5 or len(cells) <= 2 * columns)
@@ -220,7 +217,7 @@ def layers_sheet(
 
     Each name of maps (layers, h, w) has rows of its own.
     """
-    photograph, box = fit(photograph, box, _SMALL_SIDE)
+    photograph, box = fit(photograph, box, 170)
     rows = []
     for start in range(0, len(layers), _LAYERS_IN_ROW):
         part = range(start, min(start + _LAYERS_IN_ROW, len(layers)))
@@ -236,13 +233,13 @@ def film(
 
     The maps (layers, h, w) are next to each other with their names. A `GIF` has at most 128 colours, a `WEBP` all.
     """
-    photograph, box = fit(photograph, box, _FRAME_SIDE)
+    photograph, box = fit(photograph, box, 360)
     frames = []
     for i, layer in enumerate(layers):
         cells = [(f"{name}, layer {layer}", overlay(photograph, values[i], box)) for name, values in maps.items()]
         frames.append(sheet([cells]))
     data = io.BytesIO()
-    options: dict[str, Any] = {"save_all": True, "duration": _FRAME_MILLISECONDS, "loop": 0}
+    options: dict[str, Any] = {"save_all": True, "duration": 600, "loop": 0}
     if kind == "GIF":  # dithering would double the size of the file
         frames = [frame.quantize(128, dither=Image.Dither.NONE) for frame in frames]
     else:

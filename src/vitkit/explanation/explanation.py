@@ -75,13 +75,17 @@ def choose_methods(method: str, layer: int | None, model: Model) -> list[str]:
         VitkitError: the method or layer does not exist, or does not apply to this model.
     """
     if method not in method_names():
-        raise VitkitError(f"there is no method {method!r}: expected {', '.join(METHODS)}, or all")
+        raise VitkitError(
+            "explanation.no-method", f"there is no method {method!r}: expected {', '.join(METHODS)}, or all"
+        )
     if isinstance(model, Network):
         name = model.config.full_name
         if method != "all" and method not in OF_NETWORKS:
-            raise VitkitError(f"{method} requires a Vision Transformer; for {name} use {' or '.join(OF_NETWORKS)}")
+            text = f"{method} requires a Vision Transformer; for {name} use {' or '.join(OF_NETWORKS)}"
+            raise VitkitError("explanation.model-kind", text)
         if layer is not None:
-            raise VitkitError(f"--layer requires a Vision Transformer, and this is {name}: leave it out")
+            text = f"--layer requires a Vision Transformer, and this is {name}: leave it out"
+            raise VitkitError("explanation.model-kind", text)
         if method == "all":
             return [each for each in OF_NETWORKS if each != "gradient" or can_explain(model)]
         if method == "gradient":
@@ -90,9 +94,10 @@ def choose_methods(method: str, layer: int | None, model: Model) -> list[str]:
     methods = list(METHODS) if method == "all" else [method]
     if method == "all" and (model.config.pool == "map" or reason_against(model.config, MAPS)):
         methods = ["occlusion"]  # the other methods would refuse this model
-    if layer is not None and not set(methods) & set(by_layer()):
-        raise VitkitError(f"{method} uses all layers; --layer applies to {', '.join(by_layer())}")
     if layer is not None:
+        if not set(methods) & set(by_layer()):
+            text = f"{method} uses all layers; --layer applies to {', '.join(by_layer())}"
+            raise VitkitError("explanation.method-without-layer", text)
         find_layer(model.config, layer)
     return methods
 
@@ -100,11 +105,9 @@ def choose_methods(method: str, layer: int | None, model: Model) -> list[str]:
 def read_photograph(
     preprocess: Preprocess, source: str | Place | bytes | Image.Image | npt.NDArray[Any] | Tensor
 ) -> tuple[str | None, Image.Image, Tensor, Box]:
-    """Read an image and preprocess it for the model.
+    """Return the path (None for pictures in memory), the photograph, the model's input (C, height, width), and its box.
 
-    Returns:
-        The path (None for bytes and for pictures in memory), the photograph, the model's input (C, height, width), and
-        the region of the photograph that the input covers.
+    The box is the region of the photograph that the input covers.
     """
     if isinstance(source, (bytes, bytearray)):
         return None, *_read("the picture", preprocess, bytes(source))
@@ -136,7 +139,6 @@ LONG_SIDE = 2048  # maximum size of an overlay in pixels
 PAGE = "index.html"  # in the folder of an explanation
 ON_PAGE = 640
 _THUMBNAIL = 320
-_RANKED = 5
 
 
 class Explainable(Protocol):
@@ -198,7 +200,7 @@ class Explanation:
     def overlay(self, method: str, long_side: int = LONG_SIDE) -> Image.Image:
         """Draw a method's map on the photograph; for `heads`, the mean over the heads of the last layer.
 
-        The photograph is reduced if a side is longer than `long_side`, and enlarged if it is very small.
+        The picture has at most `long_side` pixels per side.
 
         Raises:
             VitkitError: there is no map of this method.
@@ -208,7 +210,8 @@ class Explanation:
         elif method in self.maps:
             values = self.maps[method]
         else:
-            raise VitkitError(f"there is no map of {method!r}: the maps are {', '.join(self.maps) or 'none'}")
+            text = f"there is no map of {method!r}: the maps are {', '.join(self.maps) or 'none'}"
+            raise VitkitError("explanation.no-map", text)
         photograph, box = draw.fit(self.photograph, self.box, long_side)
         return draw.overlay(photograph, values, box)
 
@@ -229,11 +232,10 @@ class Explanation:
 
     def pictures(self) -> dict[str, Callable[[], Figure]]:
         """Return functions that draw figures, by name: first `all` if there are several maps, then each method."""
-        figures = {method: partial(self._draw, method) for method in self.methods}
-        if len(self.maps) < 2:
-            return dict(figures)
-        together = partial(draw.side_by_side, self.photograph, self.maps, self.box, self.title)
-        return {"all": together, **figures}
+        figures: dict[str, Callable[[], Figure]] = {}
+        if len(self.maps) > 1:
+            figures["all"] = partial(draw.side_by_side, self.photograph, self.maps, self.box, self.title)
+        return figures | {method: partial(self._draw, method) for method in self.methods}
 
     def plot(self, picture: str | None = None, figure: FigureBase | None = None) -> list[Axes]:
         """Draw an overlay with matplotlib, and return its axes.
@@ -266,7 +268,21 @@ class Explanation:
         """
         target = Path(target)
         if target.is_dir() or not target.suffix:
-            self._save_folder(target)
+            target.mkdir(parents=True, exist_ok=True)
+            for method in self.maps:
+                _write(target / f"{method}.png", draw.picture_to_png(self.overlay(method)))
+            if len(self.maps) > 1:
+                _write(target / "methods.png", self._picture())
+            if self.heads is not None:
+                _write(target / "heads.png", draw.to_png(self._mosaic(self.heads)))
+                (target / HEADS).mkdir(exist_ok=True)
+                for layer, picture in self._head_sheets().items():
+                    _write(target / HEADS / f"layer-{layer}.jpg", draw.to_jpeg(picture))
+            if self.rollouts is not None:
+                _write(target / "layers.gif", self._film("GIF"))
+                _write(target / "layers.jpg", draw.to_jpeg(self._layers_sheet()))
+            _write(target / "maps.npz", self._arrays())
+            self._write_page(target / PAGE)
             return target
         match written_as(target, (*KINDS, ".gif", ".webp", ".npz", ".html"), or_folder=True):
             case ".png":
@@ -281,25 +297,7 @@ class Explanation:
                 self._write_page(target)
         return target
 
-    def _save_folder(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        for method in self.maps:
-            _write(folder / f"{method}.png", draw.picture_to_png(self.overlay(method)))
-        if len(self.maps) > 1:
-            _write(folder / "methods.png", self._picture())
-        if self.heads is not None:
-            _write(folder / "heads.png", draw.to_png(self._mosaic(self.heads)))
-            (folder / HEADS).mkdir(exist_ok=True)
-            for layer, picture in self._head_sheets().items():
-                _write(folder / HEADS / f"layer-{layer}.jpg", draw.to_jpeg(picture))
-        if self.rollouts is not None:
-            _write(folder / "layers.gif", self._film("GIF"))
-            _write(folder / "layers.jpg", draw.to_jpeg(self._layers_sheet()))
-        _write(folder / "maps.npz", self._arrays())
-        self._write_page(folder / PAGE)
-
     def _draw(self, method: str) -> Figure:
-        """Draw the overlay of a method with a title. For `heads`, draw a grid of the maps of all heads."""
         if method == HEADS:
             assert self.heads is not None
             return self._mosaic(self.heads)
@@ -320,7 +318,6 @@ class Explanation:
         return draw.head_sheet(heads, self.layers, "Each head's attention")
 
     def _head_sheets(self) -> dict[int, Image.Image]:
-        """Return a picture for each layer, by number: the maps of its heads on the photograph."""
         assert self.heads is not None
         return {
             layer: draw.heads_sheet(self.photograph, maps, self.box)
@@ -330,8 +327,9 @@ class Explanation:
     def _by_layer(self) -> dict[str, FloatArray]:
         if self.heads is None or self.rollouts is None:
             raise VitkitError(
+                "explanation.no-layers",
                 f"a film through the layers requires the method {HEADS} of all layers, but this explanation is of "
-                f"{', '.join(self.maps) or 'one layer'}: explain it again with method {HEADS} and without a layer"
+                f"{', '.join(self.maps) or 'one layer'}: explain it again with method {HEADS} and without a layer",
             )
         return {"attention": self.heads.mean(axis=1), "rollout": self.rollouts}
 
@@ -357,7 +355,7 @@ class Explanation:
         return data.getvalue()
 
     def _write_page(self, path: Path) -> None:
-        ranked = [[escape(name), f"{probability:.4f}"] for name, probability in self.ranking[:_RANKED]]
+        ranked = [[escape(name), f"{probability:.4f}"] for name, probability in self.ranking[:5]]
         name = escape(without_place(self.path or ""))
         photograph = draw.thumbnail(draw.fit(self.photograph, self.box, ON_PAGE)[0], ON_PAGE)
         body = [
@@ -394,21 +392,16 @@ class Explanation:
 
         With `has_texts`, a sentence below each thumbnail describes the method.
         """
-        photograph = draw.fit(self.photograph, self.box, _THUMBNAIL)[0]
-        link, cells = f'<a href="{page}">' if page else "<a>", []
-        cells.append(f"{link}{image('photograph', draw.thumbnail(photograph, _THUMBNAIL), 'jpeg')}</a>")
-        captions = ["<b>photograph</b>"]
+        photograph = draw.thumbnail(draw.fit(self.photograph, self.box, _THUMBNAIL)[0], _THUMBNAIL)
+        link = f'<a href="{page}">' if page else "<a>"
+        cells = [f"{link}{image('photograph', photograph, 'jpeg')}</a><figcaption><b>photograph</b></figcaption>"]
         for method in self.methods:
             shown = image(method, draw.thumbnail(self.overlay(method, _THUMBNAIL), _THUMBNAIL), "jpeg")
-            cells.append(f'<a href="{page}#{method}">{shown}</a>')
             flat = draw.describe_flat(self.maps[method]) if method in self.maps else None
-            name = f"<b>{method}</b>" if flat is None else f"<b>{method}</b>: {flat}"
-            captions.append(f"{name}{f'<br>{escape(self._tells(method))}' if has_texts else ''}")
-        figures = (
-            f"<figure>{cell}<figcaption>{caption}</figcaption></figure>"
-            for cell, caption in zip(cells, captions, strict=True)
-        )
-        return f'<div class="thumbnails">{"".join(figures)}</div>'
+            caption = f"<b>{method}</b>" if flat is None else f"<b>{method}</b>: {flat}"
+            caption += f"<br>{escape(self._tells(method))}" if has_texts else ""
+            cells.append(f'<a href="{page}#{method}">{shown}</a><figcaption>{caption}</figcaption>')
+        return f'<div class="thumbnails">{"".join(f"<figure>{cell}</figure>" for cell in cells)}</div>'
 
 
 def explain(
@@ -432,23 +425,34 @@ def explain_classes(
     """Explain several classes of one image. The image is read and classified once; see `Classifier.explain`."""
     model = classifier.model
     if not classifier.classes:
-        raise VitkitError("the model has no head, so there is no class to explain: train a head, or use --anatomy")
+        raise VitkitError(
+            "explanation.no-head",
+            "the model has no head, so there is no class to explain: train a head, or use --anatomy",
+        )
+    known = methods_for(is_network=isinstance(model, Network))
     methods = choose_methods(method, layer, model)
     if classifier.task == "multi":
-        known = methods_for(is_network=isinstance(model, Network))
         if method != "all" and known[method].of_rivals:
-            raise VitkitError(
-                f"{method} compares a class with its rivals, and a multi-label model has none: use gradient"
-            )
+            text = f"{method} compares a class with its rivals, and a multi-label model has none: use gradient"
+            raise VitkitError("explanation.method-unsuited", text)
         methods = [name for name in methods if not known[name].of_rivals]
     path, photograph, pixels, box = read_photograph(classifier.preprocess, source)
     with evaluating(model):
         images = pixels[None].to(next(model.parameters()).device)  # (1, C, height, width)
         probabilities = classifier.probabilities(images)[0].cpu().numpy()
         if not np.isfinite(probabilities).all():
-            raise UnansweredError(NOT_FINITE)
+            raise UnansweredError("explanation.not-finite", NOT_FINITE)
         chosen = [find_class(classifier.classes, target, probabilities) for target in targets]
-        maps = {name: _maps(model, images, name, chosen, layer) for name in methods if name != HEADS}  # (T, h, w) each
+        maps: dict[str, FloatArray] = {}  # (T, h, w) each
+        for name in methods:
+            if name == HEADS:
+                continue
+            options: dict[str, Any] = {"layer": layer} if known[name].of_layer and layer is not None else {}
+            if known[name].of_class:
+                repeated = images.expand(len(chosen), -1, -1, -1)
+                maps[name] = known[name](model, repeated, target=torch.tensor(chosen), **options).cpu().numpy()
+            else:
+                maps[name] = np.repeat(known[name](model, images, **options).cpu().numpy(), len(chosen), axis=0)
         heads, layers, rollouts = _heads(model, images, layer) if HEADS in methods else (None, (), None)
     ranking = tuple((classifier.classes[i], float(probabilities[i])) for i in np.argsort(-probabilities, kind="stable"))
     return [
@@ -467,18 +471,6 @@ def explain_classes(
         )
         for i, number in enumerate(chosen)
     ]
-
-
-def _maps(model: Model, images: Tensor, method: str, targets: list[int], layer: int | None) -> FloatArray:
-    """Return the maps of one image for T classes, (T, h, w)."""
-    row = methods_for(is_network=isinstance(model, Network))[method]
-    if row.of_class:
-        images = images.expand(len(targets), -1, -1, -1)
-    options: dict[str, Any] = {"target": torch.tensor(targets)} if row.of_class else {}
-    if row.of_layer and layer is not None:
-        options["layer"] = layer
-    maps: FloatArray = row(model, images, **options).cpu().numpy()
-    return maps if row.of_class else np.repeat(maps, len(targets), axis=0)
 
 
 def find_class(classes: Sequence[str], target: str | int, probabilities: npt.NDArray[np.float32]) -> int:
@@ -501,8 +493,9 @@ def find_class(classes: Sequence[str], target: str | int, probabilities: npt.NDA
     close = difflib.get_close_matches(str(target), classes, n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(close)}?" if close else ""
     raise VitkitError(
+        "explanation.no-class",
         f"there is no class {str(target)!r}: expected top, one of the {len(classes)} names, "
-        f"or a number from 0 to {len(classes) - 1}{hint}"
+        f"or a number from 0 to {len(classes) - 1}{hint}",
     )
 
 
@@ -540,13 +533,14 @@ def worst_mistakes_page(
         method: a class-specific method.
 
     Returns:
-        The number of images that the page shows. For an image that cannot be explained, the page gives the reason.
+        The number of images that the page shows. For the others, the page gives the reason.
 
     Raises:
         VitkitError: the classifier does not know a class, or the method is unknown or not class-specific.
     """
     if method not in class_specific():
-        raise VitkitError(f"method {method!r} is not class-specific; use one of {', '.join(class_specific())}")
+        text = f"method {method!r} is not class-specific; use one of {', '.join(class_specific())}"
+        raise VitkitError("explanation.method-unsuited", text)
     tells = methods_for(is_network=isinstance(classifier.model, Network))[method].tells
     body, shown = ["<h1>Mistakes, explained</h1>", f"<p>{escape(tells)}</p>"], 0
     for path, true, predicted in rows:

@@ -45,7 +45,8 @@ def filter_components(model: VisionTransformer, number: int = 28) -> FloatArray:
     """
     model = plain(model)
     if model.config.stem is not None:
-        raise VitkitError("the patch filters of a hybrid apply to the feature map of a ResNet and cannot be drawn")
+        text = "the patch filters of a hybrid apply to the feature map of a ResNet and cannot be drawn"
+        raise VitkitError("explanation.no-filters", text)
     filters = model.patch_embed.proj.weight.detach().double().cpu().numpy()  # (D, C, p, p)
     flat = filters.reshape(len(filters), -1)
     _, _, components = np.linalg.svd(flat - flat.mean(axis=0), full_matrices=False)
@@ -70,7 +71,8 @@ def position_similarity(model: VisionTransformer) -> FloatArray:
     positions = model.positions()
     if positions is None:
         kind = "no positions" if model.config.position == "none" else "relative positions, inside attention"
-        raise VitkitError(f"the model has {kind}, so there are no position embeddings to compare")
+        text = f"the model has {kind}, so there are no position embeddings to compare"
+        raise VitkitError("explanation.no-positions", text)
     h, w = model.config.grid
     table = positions.detach()[model.config.prefix_tokens :].double().cpu().numpy()  # (h*w, D)
     table = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), _TINY)
@@ -96,9 +98,8 @@ def attention_distance(model: VisionTransformer, images: Tensor) -> FloatArray:
     """Return the mean attention distance of each head in pixels (Figure 7, right).
 
     The attention distance of a query patch is the mean distance to all patches, weighted by attention (app. D.7). The
-    result is averaged over queries and images. Prefix tokens are ignored because they have no position. Therefore
-    attention to the patches is normalised to sum to 1. Distances are between the centres of patches, in pixels of the
-    model's input.
+    result is averaged over queries and images. Prefix tokens have no position, so they are ignored, and attention to
+    the patches is normalised to sum to 1. Distances are between the centres of patches, in pixels of the model's input.
 
     Args:
         model: the model.
@@ -144,8 +145,7 @@ def attention_entropy(model: VisionTransformer, images: Tensor) -> FloatArray:
 def norms_by_layer(model: VisionTransformer, images: Tensor) -> FloatArray:
     """Return the norm of each token after each layer, before the final normalisation.
 
-    A few patches with very large norms in late layers are artefacts. The model uses them to store global information,
-    which is unrelated to the content of the patch (arXiv 2309.16588).
+    A few patches with very large norms in late layers are artefacts (arXiv 2309.16588).
 
     Returns:
         (L, B, N), prefix tokens first.
@@ -155,13 +155,9 @@ def norms_by_layer(model: VisionTransformer, images: Tensor) -> FloatArray:
 
 
 def layer_similarity(model: VisionTransformer, images: Tensor) -> FloatArray:
-    """Return the linear CKA of each pair of layers, a measure of how similarly two layers represent the images.
+    """Return the linear CKA of each pair of layers, (L, L): how similarly two layers represent the images.
 
-    The representation of an image in a layer is the concatenation of all its tokens (arXiv 1905.00414). See
-    `linear_cka`.
-
-    Returns:
-        (L, L), 1 on the diagonal.
+    The representation of an image in a layer is the concatenation of all its tokens (arXiv 1905.00414).
 
     Raises:
         VitkitError: there are fewer than 4 images.
@@ -217,13 +213,13 @@ def _tokens_by_layer(model: VisionTransformer, images: Tensor) -> Iterator[Tenso
 
 def _check_images(images: Tensor) -> None:
     if len(images) == 0:
-        raise VitkitError("there are no images; pass at least one")
+        raise VitkitError("explanation.no-images", "there are no images; pass at least one")
 
 
 def _gram(x: Tensor) -> npt.NDArray[np.float64]:
     """Return the Gram matrix (n, n) of n representations, with a zero diagonal for the unbiased estimator."""
     if len(x) < 4:
-        raise VitkitError(f"CKA compares layers over at least 4 images, not {len(x)}")
+        raise VitkitError("explanation.no-images", f"CKA compares layers over at least 4 images, not {len(x)}")
     x = x.double()
     x = x - x.mean(dim=0)  # only affects rounding
     gram = (x @ x.T).cpu().numpy()
@@ -243,8 +239,6 @@ def _hsic(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
 
 
 _AMOUNT, _SIMILARITY = "viridis", "cividis"
-_FEW_HEADS = 6  # maximum number of heads in a legend
-_MOST_QUERIES = 14  # maximum number of rows and columns in a grid of grids, for readability
 
 
 def filters(components: FloatArray) -> Figure:
@@ -254,7 +248,8 @@ def filters(components: FloatArray) -> Figure:
     """
     channels = components.shape[-1]
     if channels not in (1, 3):
-        raise VitkitError(f"filters over {channels} channels cannot be drawn: expected 1 (grey) or 3 (colours)")
+        text = f"filters over {channels} channels cannot be drawn: expected 1 (grey) or 3 (colours)"
+        raise VitkitError("explanation.no-filters", text)
     columns = min(7, len(components))
     rows = -(-len(components) // columns)
     figure = new_figure(max(0.85 * columns, 3.0), 0.85 * rows + 0.5)
@@ -272,7 +267,7 @@ def position_grid(similarity: FloatArray) -> Figure:
     In large grids, only every second (third, ...) position is drawn.
     """
     h, w = similarity.shape[:2]
-    step = -(-max(h, w) // _MOST_QUERIES)
+    step = -(-max(h, w) // 14)  # at most 14 rows and columns, for readability
     rows, columns = np.arange(h)[(h - 1) % step // 2 :: step], np.arange(w)[(w - 1) % step // 2 :: step]
     low = float(similarity.min())
     figure, axis = mosaic(similarity[np.ix_(rows, columns)], _SIMILARITY, cell=0.32, limits=(low, 1.0), beside=0.9)
@@ -302,7 +297,7 @@ def by_head(values: FloatArray, title: str, label: str, reference: float | None 
     axis.set(title=title, xlabel=f"layer{below}", ylabel=label, ylim=(0, top or None))
     whole_numbers(axis.xaxis)
     axis.grid(alpha=0.25)
-    if heads <= _FEW_HEADS:
+    if heads <= 6:
         figure.legend(*axis.get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8)
     else:
         scale = figure.colorbar(ScalarMappable(Normalize(-0.5, heads - 0.5), colours), ax=axis, label="head")

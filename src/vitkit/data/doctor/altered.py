@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -27,11 +27,12 @@ from threadpoolctl import threadpool_limits  # scikit-learn brings it
 from vitkit.data.doctor.keypoints import BYTES, COEFFICIENTS, MOST, PLACES, frequencies
 from vitkit.data.file_facts import THUMBNAIL, Facts, FactTable
 
-LEAST_SCORE = 4.5
+# Limits that two pictures must reach to count as copies (`_are_copies`).
+LEAST_SCORE = 4.5  # the number of agreeing matches times the fraction of all matches that agree
 PRECISE, DEARER = 0.0035, 1300.0  # the least score grows by the second times the excess of `off` over the first
-LEAST_AGREEING = 8
-LEAST_REACHED = 0.4
-LEAST_CORRELATION = 0.25
+LEAST_AGREEING = 8  # matches that agree with the best affine map
+LEAST_REACHED = 0.4  # fraction of a picture's keypoints in the overlap that have an agreeing keypoint nearby
+LEAST_CORRELATION = 0.25  # of the thumbnails' grey values in the overlap
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -149,55 +150,14 @@ def ends_of(counts: Sequence[int] | npt.NDArray[np.integer[Any]]) -> Ints:
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """The evidence that two pictures are copies, for many pairs: each attribute has one entry per pair.
-
-    Attributes:
-        matches: the number of matches. A match is a pair of keypoints, each of which is the most similar to the other.
-        agreeing: the number of matches that agree with the best affine map.
-        off: the median distance of the agreeing keypoints from their mapped positions, in units of the short side of
-            the picture with the larger scale.
-        reached: the fraction of a picture's keypoints in the overlap that have an agreeing keypoint nearby. The lower
-            of the two pictures' fractions is used.
-        correlation: the correlation of the thumbnails' grey values in the overlap; -1 if the overlap is small or has no
-            contrast.
-    """
-
-    matches: Ints
-    agreeing: Ints
-    off: Floats
-    reached: Floats
-    correlation: Floats
-
-    @property
-    def score(self) -> Floats:
-        """Return the number of agreeing matches times the fraction of all matches that agree."""
-        return self.agreeing**2 / np.maximum(self.matches, 1)
-
-    @property
-    def is_enough(self) -> Bools:
-        least = LEAST_SCORE + DEARER * (self.off.clip(max=1) - PRECISE).clip(min=0)
-        return (
-            (self.agreeing >= LEAST_AGREEING)
-            & (self.score >= least)
-            & (self.reached >= LEAST_REACHED)
-            & (self.correlation >= LEAST_CORRELATION)
-        )
-
-
 def find_altered(
     pictures: Described, others: Described | None, progress: Callable[[int, int], None] | None = None
 ) -> Pairs | None:
     """Find all pairs of altered copies, and all pairs of which one picture is an altered mirror image of the other.
 
-    Return None if so many pictures are similar to one another that the search is stopped.
-
-    Args:
-        pictures: the pictures to search for.
-        others: the pictures to compare `pictures` with; None to compare `pictures` with one another. Each pair then
-            occurs once, with the lower index first.
-        progress: receives the number of pictures done and their total.
+    Pictures are compared with `others`, or with one another if it is None; the lower index of a pair is then the first.
+    Return None if so many pictures are similar to one another that the search is stopped. `progress` receives the
+    number of pictures done and their total.
     """
     if not (pictures.has_much.any() or (others is not None and others.has_much.any())):
         if progress is not None:
@@ -226,8 +186,13 @@ def find_altered(
     return sorted(near), sorted(mirrored)
 
 
-_PROBES = 96  # hashes with which each keypoint is looked up
-_UNSURE = 10  # signs of a hash that may be flipped: those of the values nearest to zero
+# A keypoint is looked up by 96 hashes. In each, some of the ten least certain signs are flipped: (96, 10), the most
+# likely combinations first.
+_FLIPPED = sorted(
+    (chosen for size in range(5) for chosen in combinations(range(10), size)),
+    key=lambda chosen: (sum((i + 1) * (i + 2) for i in chosen), chosen),
+)[:96]
+_FLIPS = np.array([[i in chosen for i in range(10)] for chosen in _FLIPPED], np.int64)
 _ALIKE = 0.7  # least cosine of the descriptors of two keypoints that match
 _LEAST_HITS = 3
 _HITS = 1 << 19  # hits that are processed at a time
@@ -240,26 +205,18 @@ _REPORT_EVERY = 2048  # pictures between two reports of progress
 
 @dataclass(frozen=True)
 class _Index:
-    """The keypoints of all detailed pictures, sorted by hash.
+    """The keypoints of all detailed pictures, sorted by hash."""
 
-    Attributes:
-        starts: the position of the first keypoint with each hash.
-        numbers: the indices of the keypoints, sorted by hash, (keypoints,).
-        codes, lengths: the descriptors of the keypoints, and the norms of these descriptors, in the order of `numbers`.
-        ranks: the rank of each keypoint's picture, in the order of `numbers`. In each pair, the picture with the lower
-            rank is looked up among the keypoints of the other picture.
-    """
-
-    starts: Ints
-    numbers: npt.NDArray[np.int32]
-    codes: npt.NDArray[np.int8]
-    lengths: npt.NDArray[np.float32]
-    ranks: npt.NDArray[np.int32]
+    starts: Ints  # the position of the first keypoint with each hash
+    numbers: npt.NDArray[np.int32]  # the indices of the keypoints; the following fields are in the same order
+    codes: npt.NDArray[np.int8]  # descriptors
+    lengths: npt.NDArray[np.float32]  # norms of the descriptors
+    ranks: npt.NDArray[np.int32]  # of the keypoint's picture; in each pair, the picture of lower rank is looked up
 
     @classmethod
     def of(cls, side: Described, ranks: npt.NDArray[np.int32]) -> _Index:
         there = np.flatnonzero(side.has_much[side.owner])
-        keys = _keys(side, slice(None), 1, is_mirrored=False)[there, 0]
+        keys = _keys(side, slice(None), _FLIPS[:1], is_mirrored=False)[there, 0]
         order = there[np.argsort(keys, kind="stable")].astype(np.int32)
         starts = np.concatenate([[0], np.cumsum(np.bincount(keys, minlength=2 ** (COEFFICIENTS + 1)))])
         return cls(starts, order, side.codes[order], side.lengths[order], ranks[side.owner[order]])
@@ -268,12 +225,10 @@ class _Index:
 class _Search:
     """A search for pairs of pictures by keypoints that have equal hashes.
 
-    For each pair, the picture with less detail is looked up among the keypoints of the other picture's set. If both
-    pictures are detailed, the picture with the lower `Described.tags` is looked up. Therefore it makes no difference
-    which of the two sets contains a picture. Two pictures with little detail are not compared.
-
-    Attributes:
-        tasks: ranges of pictures to search for: the number of their set, and the first and last index (exclusive).
+    For each pair, the picture with less detail, or else with the lower `Described.tags`, is looked up among the
+    keypoints of the other picture's set. Therefore it makes no difference which of the two sets contains a picture.
+    Two pictures with little detail are not compared. `tasks` are ranges of pictures to search for: the number of their
+    set, and the first and last index (exclusive).
     """
 
     def __init__(self, pictures: Described, others: Described | None) -> None:
@@ -308,7 +263,7 @@ class _Search:
                 return None, looks
             for start in range(0, len(i), _PART):
                 part = slice(start, start + _PART)
-                accepted = compare_closely(source, side, i[part], j[part], is_mirrored=is_mirrored).is_enough
+                accepted = _are_copies(source, side, i[part], j[part], is_mirrored=is_mirrored)
                 pairs = zip(i[part][accepted].tolist(), j[part][accepted].tolist(), strict=True)
                 is_within = len(self._sides) == 1
                 matches[kind].extend((b, a) if number == 1 or (is_within and b < a) else (a, b) for a, b in pairs)
@@ -317,15 +272,14 @@ class _Search:
     def _hits(
         self, source: Described, index: _Index, task: tuple[int, int, int], *, is_mirrored: bool
     ) -> tuple[Ints, Ints] | None:
-        """Find similar keypoints (hits) of the pictures of a task and of those in the index that have a higher rank.
+        """Return the pairs of similar keypoints (hits) of a task's pictures and of those in the index of higher rank.
 
-        Return, for each hit, the index of the keypoint in the task's set and that of the keypoint in the index. Return
-        None if there are too many hits.
+        Return the indices of the keypoints in their sets, or None if there are too many hits.
         """
         number, first_picture, last_picture = task
         ends = source.ends[first_picture : last_picture + 1]
         span = slice(int(ends[0]), int(ends[-1]))
-        keys = _keys(source, span, _PROBES, is_mirrored=is_mirrored)
+        keys = _keys(source, span, _FLIPS, is_mirrored=is_mirrored)
         codes = source.codes[span] * _MIRROR if is_mirrored else source.codes[span]
         least = np.float32(_ALIKE) * source.lengths[span]
         ranks = self._ranks[number][first_picture:last_picture]
@@ -354,28 +308,18 @@ class _Search:
         return np.concatenate([a for a, _ in hits]), np.concatenate([b for _, b in hits])
 
 
-def _keys(side: Described, rows: slice, probes: int, *, is_mirrored: bool) -> Ints:
+def _keys(side: Described, rows: slice, flips: Ints, *, is_mirrored: bool) -> Ints:
     """Return hashes of each keypoint, (keypoints, probes): the signs of its descriptor, with some of them flipped.
 
-    The signs of the values nearest to zero are flipped, because they are the least certain. The most likely
-    combinations of flips come first.
+    The signs of the values nearest to zero are the least certain.
     """
     codes = side.codes[rows] * (_MIRROR if is_mirrored else np.int8(1))
     bright = side.is_bright[rows]
     codes = codes - np.where(bright[:, None], _BLOB, -_BLOB)
     bits = 1 << np.arange(COEFFICIENTS)
     keys = (codes > 0) @ bits + (bright.astype(np.int64) << COEFFICIENTS)
-    choices = _choices(probes)
-    nearest = np.argsort(np.abs(codes) / _SPREAD, axis=1, kind="stable")[:, : choices.shape[1]]
-    return keys[:, None] ^ (bits[nearest] @ choices.T)
-
-
-@cache
-def _choices(probes: int) -> Ints:
-    """Return, for each probe, which of the 10 least certain signs are flipped, (probes, 10), the likeliest first."""
-    sets = [chosen for size in range(5) for chosen in combinations(range(_UNSURE), size)]
-    likely = sorted(sets, key=lambda chosen: (sum((i + 1) * (i + 2) for i in chosen), chosen))[:probes]
-    return np.array([[i in chosen for i in range(_UNSURE)] for chosen in likely], np.int64)
+    nearest = np.argsort(np.abs(codes) / _SPREAD, axis=1, kind="stable")[:, : flips.shape[1]]
+    return keys[:, None] ^ (bits[nearest] @ flips.T)
 
 
 _MANY_HITS = 5  # as many agreeing hits suffice, whatever the number of other hits
@@ -461,9 +405,9 @@ _FINE = 3  # samples along each side of a thumbnail's pixel
 _LEAST_CELLS = 12  # the least number of a thumbnail's pixels that must lie in the other picture
 
 
-def compare_closely(source: Described, side: Described, i: Ints, j: Ints, *, is_mirrored: bool) -> Evidence:
-    """For each pair (i, j), gather evidence that picture i of one set is an altered copy of picture j of the other."""
-    n = len(i)
+def _are_copies(source: Described, side: Described, i: Ints, j: Ints, *, is_mirrored: bool) -> Bools:
+    """Return whether picture i of one set is an altered copy of picture j of the other, for each pair (i, j)."""
+    # A match is a pair of keypoints, each of which is the most similar to the other.
     first, second = _padded(source, i), _padded(side, j)  # (n, 96) keypoints, -1 for none
     a_codes, b_codes = (
         mine.codes[numbers].astype(np.float32) / mine.lengths[numbers][:, :, None]
@@ -486,24 +430,26 @@ def compare_closely(source: Described, side: Described, i: Ints, j: Ints, *, is_
     a, b = _laid(source, one, is_mirrored=is_mirrored), side.points[two]
     grown = side.levels[two].astype(np.int64) - source.levels[one]
     agrees, plane, off = _best_movement(a, b, grown, there)
-    agreeing = agrees.sum(axis=1)
-    reached, correlation = np.zeros(n), np.full(n, -1.0)
-    likely = (agreeing >= LEAST_AGREEING) & (agreeing**2 >= LEAST_SCORE * there.sum(axis=1))
-    for k in np.flatnonzero(likely):
+    agreeing, matches = agrees.sum(axis=1), there.sum(axis=1)
+    least_score = LEAST_SCORE + DEARER * (off.clip(max=1) - PRECISE).clip(min=0)
+    accepted = (agreeing >= LEAST_AGREEING) & (agreeing**2 / np.maximum(matches, 1) >= least_score)
+    for k in np.flatnonzero(accepted):
         aspects = (float(source.aspects[i[k]]), float(side.aspects[j[k]]))
         mine, other = first[k][first[k] >= 0], second[k][second[k] >= 0]
         onto = plane[k]
         if abs(np.linalg.det(onto[:2])) < 1e-6:
+            accepted[k] = False
             continue
         turned = np.linalg.inv(onto[:2])
         back_onto = np.vstack([turned, -onto[2] @ turned])
-        reached[k] = min(
+        reached = min(
             _reached(_laid(source, mine, is_mirrored=is_mirrored), a[k, agrees[k]], onto, aspects[1]),
             _reached(side.points[other], b[k, agrees[k]], back_onto, aspects[0]),
         )
         pixels = source.pixels[i[k]]
-        correlation[k] = _correlation(pixels[:, ::-1] if is_mirrored else pixels, side.pixels[j[k]], onto, aspects)
-    return Evidence(there.sum(axis=1), agreeing, off, reached, correlation)
+        correlation = _correlation(pixels[:, ::-1] if is_mirrored else pixels, side.pixels[j[k]], onto, aspects)
+        accepted[k] = reached >= LEAST_REACHED and correlation >= LEAST_CORRELATION
+    return accepted
 
 
 def _padded(side: Described, pictures: Ints) -> Ints:
@@ -518,7 +464,7 @@ def _best_movement(
     """Find the affine map that agrees with the most matches, for each pair of pictures.
 
     Return whether each match agrees with the map (n, 48), the map (n, 3, 2), and the median distance of the agreeing
-    matches from their mapped positions (n,).
+    keypoints from their mapped positions (n,), in short sides of the picture with the larger scale.
     """
     n, m = a.shape
     p, q = np.triu_indices(_BASES, 1)
@@ -564,7 +510,7 @@ def _reached(
 ) -> float:
     """Return the fraction of a picture's keypoints (`points`) in the overlap that have an agreeing keypoint nearby.
 
-    `onto` is the affine map to the other picture, (3, 2), whose width / height is `aspect`.
+    `onto` is the affine map (3, 2) to the other picture, whose width / height is `aspect`.
     """
     there = np.stack([points.real, points.imag, np.ones(len(points))], axis=1) @ onto
     inside = ((there >= 0) & (there <= _extent(aspect))).all(axis=1)

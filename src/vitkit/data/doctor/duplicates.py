@@ -238,10 +238,7 @@ def _links(
     altered: Sequence[tuple[int, int]],
     mirrored: Sequence[tuple[int, int]],
 ) -> list[Link]:
-    """Return as few links as possible that connect all near and altered pairs into groups.
-
-    A mirrored pair adds a link if its two pictures are in different groups.
-    """
+    """Return as few links as possible that connect the pairs into groups, and mirrored pairs of different groups."""
     forest = Forest(images)
     links = [Link(i, j, "near") for i, j in near if forest.join(i, j)]
     links += [Link(i, j, "altered") for i, j in altered if forest.join(i, j)]
@@ -292,14 +289,9 @@ def find_pairs(
 ) -> Pairs | None:
     """Find all pairs of thumbnails that agree, and all pairs that agree if one of the two pictures is mirrored.
 
-    Return None if there are more than `most` pairs.
-
-    Args:
-        pixels: the thumbnails, (n, 16, 16, 3).
-        others: the thumbnails to compare `pixels` with, (m, 16, 16, 3); None to compare `pixels` with one another. Each
-            pair then occurs once, with the lower index first.
-        most: the largest number of pairs, mirrored ones included.
-        progress: receives the number of pictures compared and their total.
+    The thumbnails (n, 16, 16, 3) are compared with `others`, (m, 16, 16, 3), or with one another if it is None; the
+    lower index of a pair is then the first. Return None if there are more than `most` pairs. `progress` receives the
+    number of pictures compared and their total.
     """
     near: list[tuple[int, int]] = []
     mirrored: list[tuple[int, int]] = []
@@ -342,7 +334,21 @@ class _LikenessSearch:
 
     def block(self, start: int) -> Pairs:
         """Return the pairs of one block of pictures, which begins at position `start` of the sorted order."""
-        first, second = self._likely(start)
+        end = min(start + _BLOCK, len(self._keys))
+        low = start if self._within else int(np.searchsorted(self._keys_beside, self._keys[start] - _REACH))
+        high = int(np.searchsorted(self._keys_beside, self._keys[end - 1] + _REACH, side="right"))
+        rows: list[Places] = [np.zeros(0, np.intp)]
+        columns: list[Places] = [np.zeros(0, np.intp)]
+        for other in range(low, high, _WIDE):  # the pairs for which an upper bound on the correlation is large enough
+            block = self._bounds_beside[other : min(other + _WIDE, high)]
+            places = np.flatnonzero(self._bounds[start:end] @ block.T >= _LIKELY)
+            row, column = np.divmod(places, len(block))
+            once = (row + start < column + other) if self._within else np.ones(len(row), bool)
+            rows.append(row[once] + start)
+            columns.append(column[once] + other)
+        first, second = self._order[np.concatenate(rows)], self._order_beside[np.concatenate(columns)]
+        if self._within:
+            first, second = np.minimum(first, second), np.maximum(first, second)
         even = _dot(self._spectra[first, :_EVEN], self._beside[second, :_EVEN])
         odd = _dot(self._spectra[first, _EVEN:], self._beside[second, _EVEN:])
         matches: Pairs = ([], [])
@@ -352,23 +358,6 @@ class _LikenessSearch:
             same = agree(self._pixels, self._others, i, j, is_mirrored=is_mirrored)
             pairs += zip(i[same].tolist(), j[same].tolist(), strict=True)
         return matches
-
-    def _likely(self, start: int) -> tuple[Places, Places]:
-        """Return the pairs of a block for which an upper bound on the correlation is large enough."""
-        end = min(start + _BLOCK, len(self._keys))
-        low = start if self._within else int(np.searchsorted(self._keys_beside, self._keys[start] - _REACH))
-        high = int(np.searchsorted(self._keys_beside, self._keys[end - 1] + _REACH, side="right"))
-        rows: list[Places] = [np.zeros(0, np.intp)]
-        columns: list[Places] = [np.zeros(0, np.intp)]
-        for other in range(low, high, _WIDE):
-            block = self._bounds_beside[other : min(other + _WIDE, high)]
-            places = np.flatnonzero(self._bounds[start:end] @ block.T >= _LIKELY)
-            row, column = np.divmod(places, len(block))
-            once = (row + start < column + other) if self._within else np.ones(len(row), bool)
-            rows.append(row[once] + start)
-            columns.append(column[once] + other)
-        first, second = self._order[np.concatenate(rows)], self._order_beside[np.concatenate(columns)]
-        return (np.minimum(first, second), np.maximum(first, second)) if self._within else (first, second)
 
 
 def _in_order(bounds: Floats, axis: npt.NDArray[np.floating[Any]]) -> tuple[Places, Floats, Floats]:
@@ -381,8 +370,8 @@ def _in_order(bounds: Floats, axis: npt.NDArray[np.floating[Any]]) -> tuple[Plac
 def _bounds(spectrum: Floats) -> Floats:
     """Return unit vectors (n, 20). The dot product of two vectors is an upper bound on the pictures' correlation.
 
-    The bound also holds if one picture is mirrored. For this purpose, the frequencies that change sign in a mirror
-    image are replaced by their norm (Cauchy-Schwarz inequality).
+    The frequencies that change sign in a mirror image are replaced by their norm, so that the bound also holds for
+    mirrored pictures (Cauchy-Schwarz inequality).
     """
     return np.hstack([spectrum[:, :_EVEN], np.linalg.norm(spectrum[:, _EVEN:], axis=1, keepdims=True)])
 
@@ -390,15 +379,10 @@ def _bounds(spectrum: Floats) -> Floats:
 def spectra(pixels: Pixels) -> Floats:
     """Return the low frequencies of each thumbnail's grey values, and the norm of the high frequencies, (n, 37).
 
-    The columns are, in this order:
-
-    - the low frequencies that do not change in a mirror image
-    - the norm of the high frequencies
-    - the low frequencies that change sign in a mirror image
-
-    In the cosine basis, the correlation of two pictures is the dot product of their low frequencies plus the dot
-    product of their high frequencies. The second term is at most the product of the two norms. If one picture is
-    mirrored, the products of the frequencies that change sign are subtracted instead of added.
+    The columns are the low frequencies that do not change in a mirror image, the norm of the high frequencies, and the
+    low frequencies that change sign. In the cosine basis, the correlation of two pictures is the dot product of their
+    low frequencies plus the dot product of their high frequencies, which is at most the product of the two norms. If
+    one picture is mirrored, the products of the frequencies that change sign are subtracted instead of added.
     """
     basis = cosines()[:_COARSE]
     waves = np.kron(basis, basis)  # (36, 256)

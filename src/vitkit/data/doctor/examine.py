@@ -88,7 +88,9 @@ def read_findings(file: Path) -> list[Finding]:
     except FileNotFoundError:
         return []
     except (ValueError, TypeError) as error:
-        raise VitkitError(f"{file} is damaged: {error}; delete it to leave it out of the report") from error
+        raise VitkitError(
+            "data.run-damaged", f"{file} is damaged: {error}; delete it to leave it out of the report"
+        ) from error
 
 
 def caveats_of(findings: Iterable[Finding]) -> list[str]:
@@ -142,8 +144,7 @@ def check_copies(table: ImageTable, copies: Sequence[Copies]) -> Iterator[Findin
     """Report pictures that occur more than once, with examples if they invalidate results."""
     conflicts, leaks = [group for group in copies if group.is_conflict], [group for group in copies if group.is_leak]
     what = table.task.conflict
-    same = [group for group in conflicts if group.kind != "altered"]
-    if same:
+    if same := [group for group in conflicts if group.kind != "altered"]:
         shown = _list([_pair(table, group, table.labels) for group in same], "; ", 3)
         yield Finding("problem", f"{_pictures(same)} {what}, and one label at most is right: {shown}")
     if altered := [group for group in conflicts if group.kind == "altered"]:
@@ -293,7 +294,11 @@ def check_pictures(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Findin
     if doubtful:
         were = plural(len(doubtful), "picture is", "pictures are")
         yield Finding("warning", f"{were} possibly not read as meant: {_list(doubtful, '; ', 3)}")
-    misnamed = [path for path, form in zip(table.paths, formats, strict=True) if not _fits_name(path, form)]
+    misnamed = []
+    for path, form in zip(table.paths, formats, strict=True):
+        suffix = os.path.splitext(path)[1].lower()  # noqa: PTH122  # ten times as fast as a Path's
+        if suffix in SUFFIXES and suffix not in _SUFFIXES_OF.get(form, {f".{form.lower()}"}):
+            misnamed.append(path)
     if misnamed:
         were = plural(len(misnamed), "image is", "images are")
         yield Finding("note", f"{were} of another format than the name says, and read anyway: {_list(misnamed)}")
@@ -309,11 +314,6 @@ def check_crop(facts: Sequence[Facts], preprocess: Preprocess) -> Iterator[Findi
         text = f"the crop loses more than half of the area of {cropped} of {len(facts)} images ({average})"
         remedy = "if the edges matter, --set fit=squash or --set fit=pad shows the whole picture"
         yield Finding("warning", f"{text}; {remedy}")
-
-
-def _fits_name(path: str, image_format: str) -> bool:
-    suffix = os.path.splitext(path)[1].lower()  # noqa: PTH122  # ten times as fast as a Path's
-    return suffix not in SUFFIXES or suffix in _SUFFIXES_OF.get(image_format, {f".{image_format.lower()}"})
 
 
 def _pair(table: ImageTable, copies: Copies, groups: Sequence[Any]) -> str:
@@ -418,7 +418,7 @@ def examine(
             first = f" (first: {': '.join(next(iter(unreadable.items())))})" if unreadable else ""
             left = "no image is left" if len(table.classes) == 1 else table.task.too_few_classes
             message = f"{len(unreadable)} of {len(table)} images are unreadable{first}"
-            raise VitkitError(f"{table.name}: {left}; {message}")
+            raise VitkitError("data.images-unreadable", f"{table.name}: {left}; {message}")
         readable = readable.compact()
         facts = everything.take([i for i, error in enumerate(errors) if error is None])
         links, looked_for = _compare(facts, memory, partial(progress, "comparing images"))
@@ -474,9 +474,8 @@ def _compare(
 def _without_opposites(links: Sequence[Link], table: ImageTable, facts: Sequence[Facts]) -> tuple[list[Link], int]:
     """Remove links between mirror images in different classes. Return the other links and the number of removed ones.
 
-    Mirror images in different classes are not copies, because the classes may distinguish left from right. The same
-    content may occur in several files of different classes. A link is therefore kept if the contents of its two files
-    have any class in common.
+    Mirror images in different classes are not copies, because the classes may distinguish left from right. A link is
+    kept if any files with the contents of its two files have a class in common.
     """
     if not any(link.kind == "mirrored" for link in links):
         return list(links), 0
@@ -492,7 +491,6 @@ def _without_opposites(links: Sequence[Link], table: ImageTable, facts: Sequence
 
 
 def _copies(table: ImageTable, links: Sequence[Link], twins: Sequence[int]) -> list[Copies]:
-    """Return the groups of images that the links connect. `twins` is the group of each image (`connect`)."""
     kinds: dict[int, set[Kind]] = {}
     for link in links:
         kinds.setdefault(twins[link.first], set()).add(link.kind)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -27,13 +26,9 @@ BYTES = 12  # of a keypoint
 PLACES = 4095  # positions along either side of a picture
 MOST = 96  # keypoints of a detailed picture; a picture with little detail gets at most 95, which marks it
 _MANY, _CLEAR = 120, 48  # a picture is detailed, as photographs are, if it has this many blobs of this contrast
-_LONGEST = 4 * SHORT  # longer pictures are compressed to this length
-_GRID = 32  # sides of canvases are multiples of this, so that many pictures share a shape
-_FINE = 4  # bits for fractions of a grey level
 _LEAST = 6  # contrast of a blob, in 16ths of a grey level
 _ROUNDEST = 6.0  # largest ratio of the principal curvatures; beyond it, an extremum is an edge
 _CELLS = 4  # cells of the grid along the short side; keypoints are taken from each cell
-_PATCH = 8  # samples along each side of a patch
 _PARTS = 16  # the position of a patch is precise to this fraction of a pixel
 
 # Correct the unequal steps between the levels of an octave, and weaken the finest, which JPEG and noise affect.
@@ -51,7 +46,7 @@ Fine = npt.NDArray[np.uint16]
 def working_copy(picture: Image.Image) -> Grey:
     """Return the grey values (height, width) of a picture, which is resized for the search for keypoints."""
     scale = SHORT / min(picture.size)
-    width, height = (min(_LONGEST, max(SHORT, round(side * scale))) for side in picture.size)
+    width, height = (min(4 * SHORT, max(SHORT, round(side * scale))) for side in picture.size)
     filter_ = Image.Resampling.BILINEAR if scale < 1 else Image.Resampling.BICUBIC
     return np.asarray(picture.convert("L").resize((width, height), filter_))
 
@@ -66,101 +61,66 @@ def find_keypoints(pictures: Sequence[Grey]) -> list[bytes]:
     descriptors = [b""] * len(pictures)
     alike: dict[tuple[int, ...], list[int]] = {}
     for i, picture in enumerate(pictures):
-        alike.setdefault(tuple(-(-side // _GRID) * _GRID for side in picture.shape), []).append(i)
-    for shape, members in alike.items():
-        canvas = np.stack([_on_canvas(pictures[i], shape) for i in members])
+        alike.setdefault(tuple(-(-side // 32) * 32 for side in picture.shape), []).append(i)
+    for (high, wide), members in alike.items():
+        # Extend the pictures to canvases (n, H, W) of one shape by repeating their last rows and columns.
         sizes = np.array([pictures[i].shape for i in members])
-        for i, packed in zip(members, _find(canvas, sizes), strict=True):
-            descriptors[i] = packed
+        canvas = np.empty((len(members), high, wide), np.uint8)
+        for page, i, (h, w) in zip(canvas, members, sizes, strict=True):
+            page[:h, :w], page[:h, w:] = pictures[i], pictures[i][:, -1:]
+            page[h:] = page[h - 1]
+        pyramid = _pyramid(canvas)
+        points = _blobs(pyramid)
+        points = points.take((points.y < sizes[points.picture, 0]) & (points.x < sizes[points.picture, 1]))
+        has_much = np.bincount(points.picture[points.contrast >= _CLEAR], minlength=len(canvas)) >= _MANY
+        points = _spread(points, sizes, np.where(has_much, MOST, MOST - 1))
+
+        words = (_describe(points, pyramid) << (3 * np.arange(COEFFICIENTS, dtype=np.uint64))).sum(1, dtype=np.uint64)
+        words |= points.is_bright.astype(np.uint64) << np.uint64(60) | points.level.astype(np.uint64) << np.uint64(61)
+        height, width = sizes[points.picture].T
+        x, y = (
+            np.round(PLACES * at / side).clip(0, PLACES).astype("<u2")
+            for at, side in ((points.x, width), (points.y, height))
+        )
+        ends = np.searchsorted(points.picture, np.arange(len(canvas) + 1)).tolist()
+        for i, (start, end) in zip(members, pairwise(ends), strict=True):
+            descriptors[i] = words[start:end].astype("<u8").tobytes() + x[start:end].tobytes() + y[start:end].tobytes()
     return descriptors
 
 
 @dataclass(frozen=True)
-class _Level:
-    """The position of one level in `_Pyramid.images`: its first index, its height and width, and its pixel size."""
-
-    start: int
-    height: int
-    width: int
-    pixels: int  # of the canvas
-
-
-@dataclass(frozen=True)
 class _Pyramid:
-    """Pictures at eight levels of blur. The levels are flattened arrays (n, height, width), one after the other.
+    """Pictures at eight levels of blur. The levels are flattened arrays (n, height, width), one after the other."""
 
-    Attributes:
-        images: the blurred pictures.
-        differences: each level minus the less blurred level before it.
-        levels: the start and the shape of each level.
-        extrema: indices into `differences` of the values with the largest absolute value within two pixels.
-    """
-
-    images: Fine
-    differences: npt.NDArray[np.int16]
-    levels: tuple[_Level, ...]
-    extrema: Ints
+    images: Fine  # the blurred pictures
+    differences: npt.NDArray[np.int16]  # each level minus the less blurred level before it
+    levels: Ints  # (8, 4): each level's first index in `images`, its height and width, and its pixel size on the canvas
+    extrema: Ints  # indices into `differences` of the values with the largest absolute value within two pixels
 
 
 @dataclass(frozen=True)
 class _Points:
-    """The keypoints of several pictures, one entry per keypoint.
+    """The keypoints of several pictures, one entry per keypoint."""
 
-    Attributes:
-        picture: the index of the picture.
-        level: the index of the blob's size, 0 to 7.
-        row, column: the position in the images of this level.
-        y, x: the position in pixels of the canvas.
-        contrast: the contrast to the surroundings, below 2 ** 14.
-        is_bright: whether the keypoint is brighter than its surroundings.
-    """
-
-    picture: Ints
-    level: Ints
-    row: Ints
-    column: Ints
-    y: npt.NDArray[np.float64]
+    picture: Ints  # the index of the picture
+    level: Ints  # the index of the blob's size, 0 to 7
+    y: npt.NDArray[np.float64]  # in pixels of the canvas
     x: npt.NDArray[np.float64]
-    contrast: Ints
-    is_bright: npt.NDArray[np.bool_]
+    contrast: Ints  # to the surroundings, below 2 ** 14
+    is_bright: npt.NDArray[np.bool_]  # whether the keypoint is brighter than its surroundings
 
     def take(self, which: npt.NDArray[Any]) -> _Points:
         return _Points(*(getattr(self, name)[which] for name in _Points.__annotations__))
-
-
-def _find(canvas: Grey, sizes: Ints) -> list[bytes]:
-    """Return the packed keypoints of pictures on canvases (n, H, W).
-
-    `sizes` (n, 2) holds the heights and widths of the pictures.
-    """
-    pyramid = _pyramid(canvas)
-    points = _blobs(pyramid)
-    inside = (points.y < sizes[points.picture, 0]) & (points.x < sizes[points.picture, 1])
-    points = points.take(inside)
-    has_much = np.bincount(points.picture[points.contrast >= _CLEAR], minlength=len(canvas)) >= _MANY
-    points = _spread(points, sizes, np.where(has_much, MOST, MOST - 1))
-    words = (_describe(points, pyramid) << (3 * np.arange(COEFFICIENTS, dtype=np.uint64))).sum(axis=1, dtype=np.uint64)
-    words |= points.is_bright.astype(np.uint64) << np.uint64(60) | points.level.astype(np.uint64) << np.uint64(61)
-    height, width = sizes[points.picture].T
-    x, y = (
-        np.round(PLACES * at / side).clip(0, PLACES).astype("<u2")
-        for at, side in ((points.x, width), (points.y, height))
-    )
-    ends = np.searchsorted(points.picture, np.arange(len(canvas) + 1)).tolist()
-    return [
-        words[start:end].astype("<u8").tobytes() + x[start:end].tobytes() + y[start:end].tobytes()
-        for start, end in pairwise(ends)
-    ]
 
 
 def _pyramid(canvas: Grey) -> _Pyramid:
     n, height, width = canvas.shape
     room = sum(2 * n * (height >> octave) * (width >> octave) for octave in range(LEVELS // 2))
     blurred, differences = np.empty(room, np.uint16), np.empty(room, np.int16)
-    levels: list[_Level] = []
+    levels: list[tuple[int, int, int, int]] = []
     extrema: list[Ints] = []
     start = 0
-    images = _smooth(canvas.astype(np.uint16) << np.uint16(_FINE))
+    images = _smooth(canvas.astype(np.uint16) << np.uint16(4))  # four bits for fractions of a grey level
     for octave in range(LEVELS // 2):
         _, h, w = images.shape
         span = slice(start, start + 2 * images.size)
@@ -170,16 +130,10 @@ def _pyramid(canvas: Grey) -> _Pyramid:
         np.subtract(two[0], images, out=change[0].view(np.uint16))
         np.subtract(two[1], two[0], out=change[1].view(np.uint16))
         extrema.append(_extrema(change.reshape(-1, h, w)) + start)
-        levels += [_Level(start + i * images.size, h, w, 2**octave) for i in range(2)]
+        levels += [(start + i * images.size, h, w, 2**octave) for i in range(2)]
         start = span.stop
         images = two[1, :, ::2, ::2]
-    return _Pyramid(blurred, differences, tuple(levels), np.concatenate(extrema))
-
-
-def _on_canvas(picture: Grey, shape: tuple[int, ...]) -> Grey:
-    """Extend a picture to the shape of the canvas by repeating its last row and column."""
-    bottom, right = (wide - side for wide, side in zip(shape, picture.shape, strict=True))
-    return np.pad(picture, ((0, bottom), (0, right)), "edge") if bottom or right else picture
+    return _Pyramid(blurred, differences, np.array(levels), np.concatenate(extrema))
 
 
 def _smooth(images: Fine, apart: int = 1) -> Fine:
@@ -215,9 +169,7 @@ def _extrema(differences: npt.NDArray[np.int16]) -> Ints:
 
 def _blobs(pyramid: _Pyramid) -> _Points:
     """Find the extrema that are blobs rather than edges, and their positions to a fraction of a pixel."""
-    starts, heights, widths, pixels = (
-        np.array([getattr(level, name) for level in pyramid.levels]) for name in ("start", "height", "width", "pixels")
-    )
+    starts, heights, widths, pixels = pyramid.levels.T
     at = pyramid.extrema
     level = np.searchsorted(starts, at, side="right") - 1
     w = widths[level]
@@ -236,8 +188,6 @@ def _blobs(pyramid: _Pyramid) -> _Points:
     return _Points(
         picture,
         level,
-        row,
-        column,
         (row + y_off) * pixels[level] + 0.5,
         (column + x_off) * pixels[level] + 0.5,
         (_WEIGHTS[level] * np.abs(here[kept])).astype(np.int64),
@@ -273,26 +223,23 @@ def _ranked(group: Ints, merit: Ints) -> tuple[Ints, Ints]:
 
 def _describe(points: _Points, pyramid: _Pyramid) -> npt.NDArray[np.uint64]:
     """Return the quantised descriptors of keypoints (points, 20), whose values are 0 to 7."""
-    starts, heights, widths, pixels = (
-        np.array([getattr(level, name) for level in pyramid.levels])[points.level, None]
-        for name in ("start", "height", "width", "pixels")
-    )
+    starts, heights, widths, pixels = pyramid.levels[points.level].T[:, :, None]
     size = points.level % len(_SAMPLES)
     around = _SAMPLES[size]  # (points, 8)
     (row, down), (column, right) = (
         np.divmod(np.round(_PARTS * (at[:, None] - 0.5) / pixels).astype(np.int64), _PARTS)
         for at in (points.y, points.x)
     )
-    patches = np.zeros((len(size), _PATCH, _PATCH))
+    patches = np.zeros((len(size), 8, 8))
     for step, lower in ((0, _PARTS - down), (1, down)):  # interpolate between four pixels, in sixteenths
         rows = starts + ((row + step + around).clip(0, heights - 1) + points.picture[:, None] * heights) * widths
         for side, nearer in ((0, _PARTS - right), (1, right)):
             columns = (column + side + around).clip(0, widths - 1)
             patches += pyramid.images[rows[:, :, None] + columns[:, None, :]] * (lower * nearer)[:, :, None]
-    flat = patches.reshape(-1, _PATCH**2)
+    flat = patches.reshape(-1, 64)
     spectra = np.empty((len(flat), COEFFICIENTS))
     for i in range(len(_SAMPLES)):
-        spectra[size == i] = flat[size == i] @ _waves(i)
+        spectra[size == i] = flat[size == i] @ _WAVES[i]
     length = np.sqrt((spectra**2).sum(axis=1, keepdims=True)).clip(1)
     return (np.floor(spectra / (STEP * length)) + 4).clip(0, 7).astype(np.uint64)
 
@@ -305,9 +252,8 @@ def frequencies() -> tuple[Ints, Ints]:
     return down[order], right[order]
 
 
-@cache
 def _waves(size: int) -> npt.NDArray[np.float64]:
-    """Return the cosine basis of patches, scaled and rounded to whole numbers, (64, 20).
+    """Return the cosine basis of patches of one size, scaled and rounded to whole numbers, (64, 20).
 
     Higher frequencies have larger factors, because they are weaker in photographs.
     """
@@ -317,3 +263,6 @@ def _waves(size: int) -> npt.NDArray[np.float64]:
     waves -= waves.mean(axis=(1, 2), keepdims=True)
     waves *= np.hypot(down, right)[:, None, None] ** 1.2 / np.sqrt((waves**2).sum(axis=(1, 2), keepdims=True))
     return np.ascontiguousarray(np.round(4096 * waves.reshape(COEFFICIENTS, -1).T))
+
+
+_WAVES = [_waves(size) for size in range(len(_SAMPLES))]

@@ -7,7 +7,6 @@ the images of a group are in several splits, a model may recognise the group ins
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from vitkit.data.table import ImageTable
@@ -51,32 +50,23 @@ def find_groups(table: ImageTable) -> NamedGroups | None:
     A date does not name a group, because unrelated photographs are taken on one day. There must be several groups, and
     more than classes: fewer names may be those of classes, cameras or parts of a download.
     """
-    classes = len(table.classes)
-    least = dict.fromkeys((*_IN_ALL, _FOLDER), max(_LEAST_GROUPS, 2 * classes))
-    for pattern, number in {**least, **dict.fromkeys(_IN_EACH, _LEAST_GROUPS * classes)}.items():
-        members = _members(table, pattern)
+    classes = set(table.classes)
+    least = dict.fromkeys((*_IN_ALL, _FOLDER), max(_LEAST_GROUPS, 2 * len(classes)))
+    for pattern, number in {**least, **dict.fromkeys(_IN_EACH, _LEAST_GROUPS * len(classes))}.items():
+        find, members = re.compile(pattern).search, dict[str, list[int]]()
+        for i, path in enumerate(table.paths):
+            if (match := find(path)) is not None:
+                members.setdefault(match[1], []).append(i)
+        if pattern == _FOLDER and 2 * len({path.rpartition("/")[2] for path in table.paths}) > len(table):
+            continue  # the parts of a large collection have numbers, too, but few files of the same name
+        members = {name: images for name, images in members.items() if len(images) > 1 and name not in classes}
+        numbered = 0  # groups whose name has a digit that is not one of a date or a class
+        for first, *_others in members.values():
+            if (match := find(table.paths[first])) is not None:
+                covered = _NO_GROUP.sub(lambda date: "-" * len(date[0]), table.paths[first])
+                numbered += re.search(r"\d", covered[match.start(1) : match.end(1)].rpartition("/")[2]) is not None
+        if 2 * numbered < len(members) and "frame" not in pattern:
+            continue
         if len(members) >= number and sum(map(len, members.values())) >= _LEAST_SHARE * len(table):
             return NamedGroups(pattern, members)
     return None
-
-
-def _members(table: ImageTable, pattern: str) -> dict[str, list[int]]:
-    """Return the indices of the images of each group with two or more images."""
-    find, classes, members = re.compile(pattern).search, set(table.classes), dict[str, list[int]]()
-    for i, path in enumerate(table.paths):
-        if (match := find(path)) is not None:
-            members.setdefault(match[1], []).append(i)
-    if pattern == _FOLDER:  # the parts of a large collection have numbers, too, but files of the same names only if ...
-        names = {path.rpartition("/")[2] for path in table.paths}
-        members = members if len(names) <= len(table) / 2 else {}
-    shared = {name: images for name, images in members.items() if len(images) > 1 and name not in classes}
-    numbered = sum(_has_number(table.paths[images[0]], find) for images in shared.values())
-    return shared if 2 * numbered >= len(shared) or "frame" in pattern else {}
-
-
-def _has_number(path: str, find: Callable[[str], re.Match[str] | None]) -> bool:
-    """Return whether the name of the group in a path has a digit that is not one of a date or a class."""
-    match = find(path)
-    assert match is not None
-    covered = _NO_GROUP.sub(lambda date: "-" * len(date[0]), path)
-    return re.search(r"\d", covered[match.start(1) : match.end(1)].rpartition("/")[2]) is not None

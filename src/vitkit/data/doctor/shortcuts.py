@@ -20,7 +20,6 @@ from vitkit.data.table import UNLABELLED, ImageTable
 CHANCE = 0.01  # that data without shortcuts are said to have one
 _LEAST_STRENGTH = 0.3
 _LEAST_IMAGES = 5  # of a value or a class that is not counted with the other rare ones
-_BINS = 10  # of a number
 
 Ints = npt.NDArray[np.int64]
 
@@ -48,29 +47,11 @@ def find_shortcuts(table: ImageTable, facts: Sequence[Facts]) -> list[Shortcut]:
 
     labelled = [i for i in range(len(table)) if table.name_of(i) != UNLABELLED]
     classes = _without_rare(np.array(table.labels, dtype=np.int64)[labelled])
-    # The number of images of each value and each class, (V, K).
-    every = {name: _counts(values[labelled], classes) for name, values in _properties(facts).items()}
-    tables = {name: counts for name, counts in every.items() if min(counts.shape) > 1}
-    if not tables:
-        return []
-    tests = [chi2_contingency(counts, correction=False) for counts in tables.values()]
-    chances = false_discovery_control([test.pvalue for test in tests], method="by")
-    found = []
-    for (name, counts), test, chance in zip(tables.items(), tests, chances, strict=True):
-        strength, images = _strength(counts, test.statistic), counts.sum()
-        if chance <= CHANCE and strength >= _LEAST_STRENGTH:
-            right, trivial = counts.max(axis=1).sum() / images, counts.sum(axis=0).max() / images
-            found.append(Shortcut(name, strength, float(right), float(trivial)))
-    return sorted(found, key=lambda shortcut: -shortcut.strength)
-
-
-def _properties(facts: Sequence[Facts]) -> dict[str, Ints]:
-    """Return the value of each property, as a number, of each image."""
     forms, modes, widths, heights, qualities, cameras, borders = FactTable.of(facts).columns(
         "format", "mode", "width", "height", "quality", "camera", "border"
     )
     wide, high = np.array(widths, dtype=float), np.array(heights, dtype=float)
-    return {
+    properties = {  # the value of each image as a number
         "format": _numbered(forms),
         "colour mode": _numbered(modes),
         "size": _binned(wide * high),
@@ -79,6 +60,27 @@ def _properties(facts: Sequence[Facts]) -> dict[str, Ints]:
         "camera": _numbered(cameras),
         "border": _numbered(borders),
     }
+    tables: dict[str, Ints] = {}  # the number of images of each value and each class, (V, K)
+    for name, values in properties.items():
+        counts = np.zeros((values.max(initial=0) + 1, classes.max(initial=0) + 1), np.int64)
+        np.add.at(counts, (values[labelled], classes), 1)
+        counts = counts[counts.any(1)][:, counts.any(0)]
+        if min(counts.shape) > 1:
+            tables[name] = counts
+    if not tables:
+        return []
+    tests = [chi2_contingency(counts, correction=False) for counts in tables.values()]
+    chances = false_discovery_control([test.pvalue for test in tests], method="by")
+    found = []
+    for (name, counts), test, chance in zip(tables.items(), tests, chances, strict=True):
+        (rows, columns), images = counts.shape, int(counts.sum())
+        spread = max(0.0, test.statistic / images - (rows - 1) * (columns - 1) / (images - 1))
+        corrected = (size - 1 - (size - 1) ** 2 / (images - 1) for size in (rows, columns))
+        strength = float(np.sqrt(spread / min(corrected)))
+        if chance <= CHANCE and strength >= _LEAST_STRENGTH:
+            right, trivial = counts.max(axis=1).sum() / images, counts.sum(axis=0).max() / images
+            found.append(Shortcut(name, strength, float(right), float(trivial)))
+    return sorted(found, key=lambda shortcut: -shortcut.strength)
 
 
 def _numbered(values: Sequence[Any]) -> Ints:
@@ -86,7 +88,7 @@ def _numbered(values: Sequence[Any]) -> Ints:
 
 
 def _binned(values: npt.NDArray[np.float64]) -> Ints:
-    limits = np.unique(np.quantile(values, np.arange(1, _BINS) / _BINS, method="nearest"))
+    limits = np.unique(np.quantile(values, np.arange(1, 10) / 10, method="nearest"))  # ten bins
     return _without_rare(np.searchsorted(limits, values))
 
 
@@ -95,16 +97,3 @@ def _without_rare(values: Ints) -> Ints:
     _, numbers, images = np.unique(values, return_inverse=True, return_counts=True)
     kept = np.where(images < _LEAST_IMAGES, 0, 1 + np.arange(len(images)))
     return np.unique(kept[numbers], return_inverse=True)[1]
-
-
-def _counts(values: Ints, classes: Ints) -> Ints:
-    counts = np.zeros((values.max(initial=0) + 1, classes.max(initial=0) + 1), np.int64)
-    np.add.at(counts, (values, classes), 1)
-    return counts[counts.any(1)][:, counts.any(0)]
-
-
-def _strength(counts: Ints, statistic: float) -> float:
-    rows, classes = counts.shape
-    images = int(counts.sum())
-    spread = max(0.0, statistic / images - (rows - 1) * (classes - 1) / (images - 1))
-    return float(np.sqrt(spread / min(size - 1 - (size - 1) ** 2 / (images - 1) for size in (rows, classes))))
