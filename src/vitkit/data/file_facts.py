@@ -67,7 +67,7 @@ _CREATE = f"""
 CREATE TABLE IF NOT EXISTS facts ({_FACTS}, seal, PRIMARY KEY (digest));
 CREATE TABLE IF NOT EXISTS stamps (stamp PRIMARY KEY, digest, seal) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS compared (number INTEGER PRIMARY KEY, name UNIQUE, contents, pairs, seal);
-"""  # the seal of a row (`_seal_of`) reveals damage
+"""  # the seal of a row (`_checksum_of`) reveals damage
 _BY_DIGEST = f"SELECT {_FACTS}, seal FROM facts WHERE digest IN"  # noqa: S608  # constants
 _FORGET = """
 DELETE FROM compared WHERE number IN (
@@ -478,7 +478,7 @@ def serve() -> None:
 # --- What is remembered ------------------------------------------------------------------------------------------
 
 
-def _seal_of(*cells: Any) -> int:
+def _checksum_of(*cells: Any) -> int:
     """Return a checksum of a row."""
     seal = 0
     for cell in cells:
@@ -550,7 +550,7 @@ class Memory:
     def learn_compared(self, digests: Sequence[bytes], outcome: Any) -> None:
         """Store the result of comparing these contents with one another. The result must consist of JSON types."""
         contents, pairs = b"".join(digests), to_json(outcome)
-        row = (_name_of(contents), contents, pairs, _seal_of(_name_of(contents), pairs))
+        row = (_name_of(contents), contents, pairs, _checksum_of(_name_of(contents), pairs))
         self._run("INSERT OR REPLACE INTO compared (name, contents, pairs, seal) VALUES (?, ?, ?, ?)", [row])
         self._run(_FORGET, [(_MOST_COMPARED,)])
 
@@ -566,12 +566,12 @@ class Memory:
     def _learn(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
         if rows:
             values = ", ".join("?" * (len(rows[0]) + 1))
-            self._run(f"{statement} VALUES ({values})", [(*row, _seal_of(*row)) for row in rows])
+            self._run(f"{statement} VALUES ({values})", [(*row, _checksum_of(*row)) for row in rows])
 
-    def _ask(self, question: str, keys: Sequence[Any], seal_of: Callable[..., Any] = _seal_of) -> list[Any]:
+    def _ask(self, question: str, keys: Sequence[Any], checksum_of: Callable[..., Any] = _checksum_of) -> list[Any]:
         """Return rows without their last column, which must be the seal of the others."""
         rows = self._query(question, keys)
-        if any(seal_of(*row[:-1]) != row[-1] for row in rows):
+        if any(checksum_of(*row[:-1]) != row[-1] for row in rows):
             with self._lock:
                 self._give_up(sqlite3.DatabaseError("a row is damaged"))
             return []

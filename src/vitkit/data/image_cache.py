@@ -118,8 +118,21 @@ class DiskCache:
                 if len(pixels) == 3 * width * height and zlib.crc32(pixels) == checksum:
                     return Image.frombytes("RGB", (width, height), pixels)
         image = make()
-        if path == self._path_of(file):  # not replaced while it was read
-            self._write(path, image)
+        if path != self._path_of(file):  # it was replaced while it was read
+            return image
+        pixels = image.tobytes()
+        with self._budget.lock:
+            if self._budget.take(_HEAD.size + len(pixels)) is None:
+                return image
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # No fsync, which takes longer than decoding: the checksum detects files that a crash left incomplete.
+            temporary.write_bytes(_HEAD.pack(zlib.crc32(pixels), *image.size) + pixels)
+            temporary.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
         return image
 
     def _path_of(self, file: Place) -> Path | None:
@@ -132,21 +145,6 @@ class DiskCache:
                 return None
         name = hashlib.sha256(self._rule + b"\0" + content).hexdigest()
         return self._folder / name[:2] / name
-
-    def _write(self, path: Path, image: Image.Image) -> None:
-        pixels = image.tobytes()
-        with self._budget.lock:
-            if self._budget.take(_HEAD.size + len(pixels)) is None:
-                return
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # No fsync, which takes longer than decoding: the checksum detects files that a crash left incomplete.
-            temporary.write_bytes(_HEAD.pack(zlib.crc32(pixels), *image.size) + pixels)
-            temporary.replace(path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
 
 
 def choose_cache(cache: str, need: int, *, workers: int, processes: int = 1) -> str:

@@ -32,7 +32,7 @@ from vitkit.model.vit import Attention, VisionTransformer
 Target = Tensor | int | None  # a class for each image, or one for all images; None is the predicted class
 
 
-class WrittenAttention(Attention):
+class ExplicitAttention(Attention):
     """Attention that is computed explicitly (eq. 6 in float32).
 
     It stores the matrix (B, H, N, N) in `seen`, so that the gradient with respect to the matrix can be computed.
@@ -119,7 +119,12 @@ def _relevances(model: nn.Module, images: Tensor, target: Target) -> Iterator[tu
     """Yield the index and the relevance (B, N, N) of each layer with attention, from last to first."""
     _check_head(plain(model).config)
     copied, inputs = _forward(model, images)
-    gradient = _enter(copied, inputs.pop(), target)
+    # The gradient of each image's target logit with respect to the last layer's output, (B, N, D).
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        tokens = inputs.pop().requires_grad_()
+        logits = copied.forward_head(copied.norm(tokens))  # (B, K)
+        targets = find_targets(copied.config, target, logits).clone()  # they may have been created in inference mode
+        gradient = torch.autograd.grad(logits.gather(1, targets[:, None]).sum(), tokens)[0]
     lowest = attending(copied.config)[0]
     for layer in range(copied.config.layers - 1, lowest - 1, -1):
         relevance, gradient = _back(copied, layer, inputs.pop(), gradient)
@@ -131,7 +136,7 @@ def _relevances(model: nn.Module, images: Tensor, target: Target) -> Iterator[tu
 @torch.no_grad()
 def _forward(model: nn.Module, images: Tensor) -> tuple[VisionTransformer, list[Tensor]]:
     """Return the `twin` of the model, and the inputs of all layers followed by the last output, (B, N, D) each."""
-    copied, x = prepare(model, images, WrittenAttention)
+    copied, x = prepare(model, images, ExplicitAttention)
     copied.fused_attention, inputs = True, [x]
     for layer in range(copied.config.layers):
         inputs.append(copied.layer(layer, inputs[-1]))
@@ -140,21 +145,11 @@ def _forward(model: nn.Module, images: Tensor) -> tuple[VisionTransformer, list[
 
 @torch.inference_mode(mode=False)
 @torch.enable_grad()
-def _enter(model: VisionTransformer, tokens: Tensor, target: Target) -> Tensor:
-    """Return the gradient of each image's target logit with respect to the last layer's output, (B, N, D)."""
-    tokens.requires_grad_()
-    logits = model.forward_head(model.norm(tokens))  # (B, K)
-    targets = find_targets(model.config, target, logits).clone()  # they may have been created in inference mode
-    return torch.autograd.grad(logits.gather(1, targets[:, None]).sum(), tokens)[0]
-
-
-@torch.inference_mode(mode=False)
-@torch.enable_grad()
 def _back(model: VisionTransformer, layer: int, x: Tensor, gradient: Tensor) -> tuple[Tensor | None, Tensor]:
     """Return a layer's relevance (None if it is convolutional) and the gradient at its input `x`, from its output's."""
     x.requires_grad_()
     attention = model.blocks[layer].attn
-    if not isinstance(attention, WrittenAttention):
+    if not isinstance(attention, ExplicitAttention):
         return None, torch.autograd.grad(model.layer(layer, x), x, gradient)[0]
     attention.fused = False
     output, seen = model.layer(layer, x), attention.seen
@@ -186,18 +181,18 @@ def grad_cam(model: nn.Module, images: Tensor, target: Target = None) -> Tensor:
         )
     _check_head(model.config)
     check_map(model)
-    still = twin(model, Attention)
+    copied = twin(model, Attention)
     seen: list[Tensor] = []
 
     def keep(_module: nn.Module, _inputs: object, made: Tensor) -> Tensor:
         seen.append(made.detach().requires_grad_())
         return seen[-1].clone()  # later layers may modify the feature map in place
 
-    place = still.network.get_submodule(str(model.anatomy.map))
+    place = copied.network.get_submodule(str(model.anatomy.map))
     place._forward_hooks = OrderedDict()  # the twin would share the hooks of the model
     place.register_forward_hook(keep)
-    images = images.detach().to(next(still.parameters()))
-    logits = still(images.clone() if images.is_inference() else images).float()
+    images = images.detach().to(next(copied.parameters()))
+    logits = copied(images.clone() if images.is_inference() else images).float()
     targets = find_targets(model.config, target, logits).clone()
     (gradient,) = torch.autograd.grad(logits.gather(1, targets[:, None]).sum(), seen[-1])  # (B, C, h, w)
     weights = gradient.mean(dim=(2, 3), keepdim=True)
@@ -250,9 +245,9 @@ def occlusion(
     for name, value in (("square", square), ("stride", stride), ("batch_size", batch_size)):
         if value < 1:
             raise VitkitError("explanation.option-range", f"{name} must be at least 1, not {value}")
-    still = twin(model, Attention)
+    copied = twin(model, Attention)
     images = images.to(next(model.parameters()))
-    logits = still(images).float()
+    logits = copied(images).float()
     targets = find_targets(model.config, target, logits)
     whole = logits.softmax(dim=-1).gather(1, targets[:, None])  # (B, 1)
     (height, width), (down, across) = model.config.image_size, _patch(model.config)
@@ -261,7 +256,7 @@ def occlusion(
     drops = []
     for image, number, before in zip(images, targets.tolist(), whole, strict=True):
         batches = [
-            still(cover(image[None], batch, model.config, fill)).float() for batch in torch.split(places, batch_size)
+            copied(cover(image[None], batch, model.config, fill)).float() for batch in torch.split(places, batch_size)
         ]
         drops.append(before - torch.cat(batches).softmax(dim=-1)[:, number])  # (S,)
     covered = [(drop[:, None, None] * places).sum(dim=0) for drop in drops]  # (h, w) each

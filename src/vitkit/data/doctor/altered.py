@@ -166,17 +166,17 @@ def find_altered(
     search = _Search(pictures, others)
     near: list[tuple[int, int]] = []
     mirrored: list[tuple[int, int]] = []
-    looked = reported = done = 0
+    compared = reported = done = 0
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(os.cpu_count()) as pool:
         waiting = [pool.submit(search.block, task) for task in search.tasks]
         for task, block in zip(search.tasks, waiting, strict=True):
-            pairs, looks = block.result()
-            looked += looks
+            pairs, number = block.result()
+            compared += number
             done += task[2] - task[1]
             if pairs is not None:
                 near += pairs[0]
                 mirrored += pairs[1]
-            is_given_up = pairs is None or looked > _MOST_LOOKS * done + _ALLOWED
+            is_given_up = pairs is None or compared > _MOST_COMPARED * done + _ALLOWED
             if is_given_up or len(near) + len(mirrored) > _MOST_COPIES * done + _ALLOWED:
                 pool.shutdown(wait=False, cancel_futures=True)
                 return None
@@ -197,7 +197,7 @@ _ALIKE = 0.7  # least cosine of the descriptors of two keypoints that match
 _LEAST_HITS = 3
 _HITS = 1 << 19  # hits that are processed at a time
 _MOST_HITS = 4_000_000  # per picture; with more, the search is given up
-_MOST_LOOKS, _MOST_COPIES, _ALLOWED = 200, 25, 5_000  # per picture, and in addition; with more, give up
+_MOST_COMPARED, _MOST_COPIES, _ALLOWED = 200, 25, 5_000  # per picture, and in addition; with more, give up
 _PART = 128  # pairs of pictures that are matched at a time
 _BLOCK = 128  # pictures whose keypoints are looked up in one task
 _REPORT_EVERY = 2048  # pictures between two reports of progress
@@ -252,22 +252,22 @@ class _Search:
         source, target = self._sides[number], len(self._sides) - 1 - number
         side = self._sides[target]
         matches: Pairs = ([], [])
-        looks = 0
+        compared = 0
         for kind, is_mirrored in enumerate((False, True)):
             hits = self._hits(source, self._indices[target], task, is_mirrored=is_mirrored)
             if hits is None:
-                return None, looks
-            i, j = _arranged(source, side, *hits, is_mirrored=is_mirrored)
-            looks += len(i)
-            if looks > _MOST_LOOKS * (last - first) + _ALLOWED:
-                return None, looks
+                return None, compared
+            i, j = _same_arrangement(source, side, *hits, is_mirrored=is_mirrored)
+            compared += len(i)
+            if compared > _MOST_COMPARED * (last - first) + _ALLOWED:
+                return None, compared
             for start in range(0, len(i), _PART):
                 part = slice(start, start + _PART)
                 accepted = _are_copies(source, side, i[part], j[part], is_mirrored=is_mirrored)
                 pairs = zip(i[part][accepted].tolist(), j[part][accepted].tolist(), strict=True)
                 is_within = len(self._sides) == 1
                 matches[kind].extend((b, a) if number == 1 or (is_within and b < a) else (a, b) for a, b in pairs)
-        return matches, looks
+        return matches, compared
 
     def _hits(
         self, source: Described, index: _Index, task: tuple[int, int, int], *, is_mirrored: bool
@@ -328,7 +328,9 @@ _ROUGH = 0.03  # largest distance of a keypoint from its mapped position, before
 _AT_ONCE = 1024  # pairs of pictures whose arrangement is compared at a time
 
 
-def _arranged(source: Described, side: Described, first: Ints, second: Ints, *, is_mirrored: bool) -> tuple[Ints, Ints]:
+def _same_arrangement(
+    source: Described, side: Described, first: Ints, second: Ints, *, is_mirrored: bool
+) -> tuple[Ints, Ints]:
     """Return the pairs of pictures that have at least three hits in the same arrangement in both pictures."""
     pair = source.owner[first] * len(side) + side.owner[second]
     order = np.argsort(pair, kind="stable")
@@ -340,7 +342,7 @@ def _arranged(source: Described, side: Described, first: Ints, second: Ints, *, 
         part = slice(low, low + _AT_ONCE)
         there = np.arange(_ARRANGED) < counts[part, None]
         hits = order[np.where(there, starts[part, None] + np.arange(_ARRANGED), 0)]  # (pairs, 16)
-        a, b = _laid(source, first[hits], is_mirrored=is_mirrored), side.points[second[hits]]
+        a, b = _positions(source, first[hits], is_mirrored=is_mirrored), side.points[second[hits]]
         grown = side.levels[second[hits]].astype(np.int64) - source.levels[first[hits]]
         p, q = np.triu_indices(_ARRANGED, 1)
         movement, fits = _movements(a, b, grown, p, q)
@@ -366,7 +368,7 @@ def _distinct(numbers: Ints, which: Bools) -> Ints:
     return (np.diff(ordered, axis=1, prepend=-1) > 0).sum(axis=1)
 
 
-def _laid(side: Described, rows: Ints, *, is_mirrored: bool) -> npt.NDArray[np.complex128]:
+def _positions(side: Described, rows: Ints, *, is_mirrored: bool) -> npt.NDArray[np.complex128]:
     """Return the positions of keypoints in their picture, or in the mirror image of their picture."""
     points = side.points[rows]
     if not is_mirrored:
@@ -427,7 +429,7 @@ def _are_copies(source: Described, side: Described, i: Ints, j: Ints, *, is_mirr
     there = np.take_along_axis(is_match, order, 1)  # (n, 48)
     one = np.take_along_axis(first, order, 1)
     two = np.take_along_axis(second, np.take_along_axis(best, order, 1), 1)
-    a, b = _laid(source, one, is_mirrored=is_mirrored), side.points[two]
+    a, b = _positions(source, one, is_mirrored=is_mirrored), side.points[two]
     grown = side.levels[two].astype(np.int64) - source.levels[one]
     agrees, plane, off = _best_movement(a, b, grown, there)
     agreeing, matches = agrees.sum(axis=1), there.sum(axis=1)
@@ -443,7 +445,7 @@ def _are_copies(source: Described, side: Described, i: Ints, j: Ints, *, is_mirr
         turned = np.linalg.inv(onto[:2])
         back_onto = np.vstack([turned, -onto[2] @ turned])
         reached = min(
-            _reached(_laid(source, mine, is_mirrored=is_mirrored), a[k, agrees[k]], onto, aspects[1]),
+            _reached(_positions(source, mine, is_mirrored=is_mirrored), a[k, agrees[k]], onto, aspects[1]),
             _reached(side.points[other], b[k, agrees[k]], back_onto, aspects[0]),
         )
         pixels = source.pixels[i[k]]

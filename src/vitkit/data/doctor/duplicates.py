@@ -322,35 +322,35 @@ class _LikenessSearch:
         self._within = others is None
         self._pixels, self._others = pixels, pixels if others is None else others
         self._spectra = spectra(pixels)
-        self._beside = self._spectra if others is None else spectra(others)
+        self._other_spectra = self._spectra if others is None else spectra(others)
         bounds = _bounds(self._spectra)
         axis = bounds[0]
         if len(bounds) > 1:
             axis = np.linalg.eigh(np.cov(bounds, rowvar=False, dtype=np.float64))[1][:, -1]
         self._order, self._keys, self._bounds = _in_order(bounds, axis)
-        self._order_beside, self._keys_beside, self._bounds_beside = (
-            (self._order, self._keys, self._bounds) if self._within else _in_order(_bounds(self._beside), axis)
+        self._other_order, self._other_keys, self._other_bounds = (
+            (self._order, self._keys, self._bounds) if self._within else _in_order(_bounds(self._other_spectra), axis)
         )
 
     def block(self, start: int) -> Pairs:
         """Return the pairs of one block of pictures, which begins at position `start` of the sorted order."""
         end = min(start + _BLOCK, len(self._keys))
-        low = start if self._within else int(np.searchsorted(self._keys_beside, self._keys[start] - _REACH))
-        high = int(np.searchsorted(self._keys_beside, self._keys[end - 1] + _REACH, side="right"))
+        low = start if self._within else int(np.searchsorted(self._other_keys, self._keys[start] - _REACH))
+        high = int(np.searchsorted(self._other_keys, self._keys[end - 1] + _REACH, side="right"))
         rows: list[Places] = [np.zeros(0, np.intp)]
         columns: list[Places] = [np.zeros(0, np.intp)]
         for other in range(low, high, _WIDE):  # the pairs for which an upper bound on the correlation is large enough
-            block = self._bounds_beside[other : min(other + _WIDE, high)]
+            block = self._other_bounds[other : min(other + _WIDE, high)]
             places = np.flatnonzero(self._bounds[start:end] @ block.T >= _LIKELY)
             row, column = np.divmod(places, len(block))
             once = (row + start < column + other) if self._within else np.ones(len(row), bool)
             rows.append(row[once] + start)
             columns.append(column[once] + other)
-        first, second = self._order[np.concatenate(rows)], self._order_beside[np.concatenate(columns)]
+        first, second = self._order[np.concatenate(rows)], self._other_order[np.concatenate(columns)]
         if self._within:
             first, second = np.minimum(first, second), np.maximum(first, second)
-        even = _dot(self._spectra[first, :_EVEN], self._beside[second, :_EVEN])
-        odd = _dot(self._spectra[first, _EVEN:], self._beside[second, _EVEN:])
+        even = _dot(self._spectra[first, :_EVEN], self._other_spectra[second, :_EVEN])
+        odd = _dot(self._spectra[first, _EVEN:], self._other_spectra[second, _EVEN:])
         matches: Pairs = ([], [])
         for pairs, bound, is_mirrored in ((matches[0], even + odd, False), (matches[1], even - odd, True)):
             likely = bound >= _LIKELY

@@ -244,8 +244,8 @@ def check_scenes(table: ImageTable, groups: Sequence[int]) -> Iterator[Finding]:
     splits: dict[int, set[str | None]] = {}
     for group, split in zip(groups, table.splits, strict=True):
         splits.setdefault(group, set()).add(split)
-    if torn := sum(len(names) > 1 for names in splits.values()):
-        named = plural(torn, "scene or group is", "scenes or groups are")
+    if divided := sum(len(names) > 1 for names in splits.values()):
+        named = plural(divided, "scene or group is", "scenes or groups are")
         text = f"{named} in more than one of the data's own splits, which inflates results"
         yield Finding("problem", f"{text}; held-out images of these do not count", is_settled=True)
 
@@ -255,13 +255,14 @@ def check_names(table: ImageTable) -> Iterator[Finding]:
     groups = find_groups(table)
     if groups is None:
         return
-    torn = [name for name, images in groups.members.items() if len({table.splits[i] for i in images}) > 1]
-    if any(table.splits) and not torn:
+    divided = [name for name, images in groups.members.items() if len({table.splits[i] for i in images}) > 1]
+    if any(table.splits) and not divided:
         return
-    first, *others = groups.members[torn[0] if torn else next(iter(groups.members))]
-    other = next(i for i in others if not torn or table.splits[i] != table.splits[first])
+    first, *others = groups.members[divided[0] if divided else next(iter(groups.members))]
+    other = next(i for i in others if not divided or table.splits[i] != table.splits[first])
     text = f"the names of {sum(map(len, groups.members.values()))} images show {len(groups.members)} groups"
-    text += f", of which {plural(len(torn), 'is', 'are')} in more than one of the data's own splits" if torn else ""
+    if divided:
+        text += f", of which {plural(len(divided), 'is', 'are')} in more than one of the data's own splits"
     text += f" ({table.paths[first]} and {table.paths[other]}); results are inflated unless each stays in one split"
     yield Finding("problem", f"{text}: train with --group-by {shlex.quote(groups.pattern)}")
 

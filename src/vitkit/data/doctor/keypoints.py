@@ -129,7 +129,18 @@ def _pyramid(canvas: Grey) -> _Pyramid:
         two[1] = _smooth(two[0], 2)
         np.subtract(two[0], images, out=change[0].view(np.uint16))
         np.subtract(two[1], two[0], out=change[1].view(np.uint16))
-        extrema.append(_extrema(change.reshape(-1, h, w)) + start)
+
+        # The places in the two levels whose absolute value is the largest within two rows and columns.
+        size = np.abs(change.reshape(-1))
+        best = size
+        for stride in (1, w):
+            for apart in (stride, 2 * stride, stride):  # the largest of two, of four, of five
+                best = np.maximum(best[:-apart], best[apart:])
+        middle = 2 * w + 2
+        at = np.flatnonzero((best == size[middle : middle + len(best)]) & (best > _LEAST)) + middle
+        row, column = at // w % h, at % w
+        extrema.append(at[(column >= 2) & (column < w - 2) & (row >= 2) & (row < h - 2)] + start)
+
         levels += [(start + i * images.size, h, w, 2**octave) for i in range(2)]
         start = span.stop
         images = two[1, :, ::2, ::2]
@@ -151,20 +162,6 @@ def _smooth(images: Fine, apart: int = 1) -> Fine:
             flat = flat[:-stride] + flat[stride:]
         flat >>= 4
     return np.lib.stride_tricks.as_strided(flat, (n, h, w), (2 * rows * columns, 2 * columns, 2), writeable=False)
-
-
-def _extrema(differences: npt.NDArray[np.int16]) -> Ints:
-    """Return the flat indices of values (n, h, w) whose absolute value is the largest within two rows and columns."""
-    _, h, w = differences.shape
-    size = np.abs(differences.reshape(-1))
-    best = size
-    for stride in (1, w):
-        for apart in (stride, 2 * stride, stride):  # the largest of two, of four, of five
-            best = np.maximum(best[:-apart], best[apart:])
-    middle = 2 * w + 2
-    at = np.flatnonzero((best == size[middle : middle + len(best)]) & (best > _LEAST)) + middle
-    row, column = at // w % h, at % w
-    return at[(column >= 2) & (column < w - 2) & (row >= 2) & (row < h - 2)]
 
 
 def _blobs(pyramid: _Pyramid) -> _Points:
