@@ -74,7 +74,7 @@ class _MemberIndex:
             self.folders.add(key)
         elif key in self.members:
             raise VitkitError(
-                "data.archive-duplicate",
+                "data.name-repeated",
                 f"{archive} contains two files named {key!r}: create it again with only one of them",
             )
         else:
@@ -174,7 +174,7 @@ class Archive:
 @lru_cache(maxsize=4)
 def _index_of(path: Path, stamp: tuple[int, ...], encoding: str | None) -> _MemberIndex:  # noqa: ARG001  # another one for a file that has changed
     if not path.is_file():
-        raise VitkitError("data.archive-not-a-file", f"{path} is a pipe or a device, not an archive")
+        raise VitkitError("data.file-not-regular", f"{path} is a pipe or a device, not an archive")
     if path.suffix.lower() in _COMPRESSED:
         raise VitkitError(
             "data.archive-compressed",
@@ -347,7 +347,7 @@ class _Tree:
         for key in self.index.members:
             if key in self._folders:
                 raise VitkitError(
-                    "data.archive-duplicate",
+                    "data.name-repeated",
                     f"{path} contains a file and a folder named {key!r}: create the archive again with only one of "
                     "them",
                 )
@@ -435,7 +435,7 @@ def read_unlabelled_archive(name: str, path: Path) -> ImageTable:
     tree = _Tree(path, overlooked)
     keys = tree.images_below(path)
     if not keys:
-        raise VitkitError("data.no-images", "; ".join([f"no images in {name}", *tree.lines()]))
+        raise VitkitError("data.images-missing", "; ".join([f"no images in {name}", *tree.lines()]))
     return unlabelled_table(
         name,
         path,

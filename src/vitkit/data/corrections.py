@@ -136,7 +136,8 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
     kept = [row for row in kept if row[1] not in (EXCLUDED, UNLABELLED)]
     if not kept:
         raise VitkitError(
-            "data.no-images", f"{table.name}: the label file leaves out every picture, or gives none of them a class"
+            "data.images-missing",
+            f"{table.name}: the label file leaves out every picture, or gives none of them a class",
         )
     names_of_labels = [task.names_in(label) for _, label, _ in kept]
     classes = tuple(sorted({name for names in names_of_labels for name in names}))

@@ -131,7 +131,7 @@ def raise_if_short(path: str | Place, error: Exception, size: int = 0) -> None:
     """
     if are_files_short(error):
         raise ShortageError(
-            "data.files-open", f"{path}: too many files are open: close some, or raise the limit (ulimit -n)"
+            "data.files-too-many-open", f"{path}: too many files are open: close some, or raise the limit (ulimit -n)"
         ) from error
     if _is_out_of_memory(error) and not _is_free(2 * size + _READER_OVERHEAD):
         raise ShortageError(

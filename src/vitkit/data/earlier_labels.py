@@ -37,16 +37,10 @@ class MissingTest(NamedTuple):
 
 @dataclass(frozen=True)
 class LabelsBefore:
-    """The differences between the labels of some images and those of earlier runs.
+    """The differences between the labels of some images and those of earlier runs."""
 
-    Attributes:
-        changed: the images whose label is another one now. An image that no person has labelled has the earlier label
-            `UNLABELLED`.
-        missing: the test images of earlier runs that are no longer there.
-    """
-
-    changed: tuple[EarlierLabel, ...] = ()
-    missing: tuple[MissingTest, ...] = ()
+    changed: tuple[EarlierLabel, ...] = ()  # images with another label now; `UNLABELLED` if no person gave the earlier
+    missing: tuple[MissingTest, ...] = ()  # test images of earlier runs that are no longer there
 
     @property
     def untested(self) -> frozenset[str]:
@@ -154,10 +148,9 @@ def compare_with_runs(
 
 
 def new_names(pairs: Iterable[tuple[str, str]], table: ImageTable) -> dict[str, str]:
-    """Return the current label for each earlier label whose class was renamed or merged.
+    """Return the current label for each earlier label whose class no longer exists: what most of its images are now.
 
-    A label with a class that no longer exists is now what most of its images are. `pairs` are the earlier and the
-    current labels of images, and `table` has the current classes.
+    `pairs` are the earlier and the current labels of images, and `table` has the current classes.
     """
     votes: dict[str, Counter[str]] = {}
     for (old, new), count in Counter(pairs).items():

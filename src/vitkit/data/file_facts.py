@@ -82,36 +82,21 @@ _MOST_AT_ONCE = 512  # files or contents in one query
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The facts about one image file.
+    """The facts about one image file. Fields after `error` have values only if the file is readable."""
 
-    Attributes:
-        digest: the SHA-256 of the file's bytes; empty if the file could not be opened.
-        error: the reason why the file is unreadable; None if it is readable. The following fields have values only if
-            the file is readable.
-        format, mode: Pillow's names for the format and mode of the file.
-        width, height: the size of the upright picture in pixels.
-        is_animated: whether the file has several frames. Only the first frame is used.
-        thumbnail: the 16 x 16 thumbnail in RGB, as 768 bytes.
-        doubt: why the brightness may be wrong, as in `decode.Picture`; None if there is no doubt.
-        keypoints: the keypoints of the picture (`doctor.keypoints`); empty if they were not computed.
-        quality, camera: as in `picture.Picture`.
-        border: the coarse colour of the edges that are of one colour, as `_border` returns it; PLAIN for a picture of
-            one colour, and NO_BORDER if no edge is.
-    """
-
-    digest: bytes
-    error: str | None = None
-    format: str = ""
+    digest: bytes  # the SHA-256 of the file's bytes; empty if the file could not be opened
+    error: str | None = None  # the reason why the file is unreadable; None if it is readable
+    format: str = ""  # Pillow's names for the format and mode of the file
     mode: str = ""
-    width: int = 0
+    width: int = 0  # of the upright picture in pixels
     height: int = 0
-    is_animated: bool = False
-    thumbnail: bytes = b""
-    doubt: str | None = None
-    keypoints: bytes = b""
-    quality: int = 0
+    is_animated: bool = False  # whether the file has several frames, of which only the first is used
+    thumbnail: bytes = b""  # 16 x 16 pixels in RGB, 768 bytes
+    doubt: str | None = None  # why the brightness may be wrong, as in `picture.Picture`
+    keypoints: bytes = b""  # the packed keypoints of the picture (`doctor.keypoints`); empty if they were not computed
+    quality: int = 0  # as in `picture.Picture`
     camera: str = ""
-    border: int = NO_BORDER
+    border: int = NO_BORDER  # the coarse colour of a border (`_border`), or PLAIN for a picture of one colour
 
 
 row_of = attrgetter(*_FACTS.split(", "))

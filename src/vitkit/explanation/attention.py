@@ -104,7 +104,7 @@ def prepare(model: nn.Module, images: Tensor, attention: type[Attention]) -> tup
     check(model.config, MAPS)
     if not attending(model.config):
         raise VitkitError(
-            "explanation.no-attention",
+            "explanation.attention-missing",
             "every layer of the model is convolutional, so there is no attention to show; use occlusion",
         )
     copied = twin(model, attention)
@@ -127,7 +127,7 @@ def find_layer(config: ViTConfig, layer: int) -> int:
     number = attending(config)[-1] if layer == -1 else config.number_of(layer)
     if number in config.conv_layers:
         raise VitkitError(
-            "explanation.no-attention",
+            "explanation.attention-missing",
             f"layer {layer} is convolutional; the layers with attention are {attending(config)}",
         )
     return number
@@ -141,7 +141,7 @@ def readers(config: ViTConfig) -> Tensor:
     """
     if config.pool == "map":
         raise VitkitError(
-            "explanation.attention-pooling",
+            "explanation.pooling-unsupported",
             "this model pools by attention, so the tokens that its head reads differ by image: use --method occlusion",
         )
     weights = torch.zeros(config.tokens)
@@ -234,7 +234,7 @@ def check_fusion(config: ViTConfig, fusion: Fusion) -> None:
     """Raise a `VitkitError` unless `fusion` is mean, max, min or the number of a head."""
     if fusion not in ("mean", "max", "min") and not (type(fusion) is int and 0 <= fusion < config.heads):
         text = f"fusion must be mean, max, min or a head from 0 to {config.heads - 1}, not {fusion!r}"
-        raise VitkitError("explanation.fusion", text)
+        raise VitkitError("explanation.fusion-unknown", text)
 
 
 def fuse(attention: Tensor, fusion: Fusion) -> Tensor:
@@ -256,7 +256,7 @@ def patch_attention(model: nn.Module, images: Tensor, row: int, column: int) -> 
     h, w = config.grid
     if not (0 <= row < h and 0 <= column < w):
         text = f"there is no patch ({row}, {column}): there are {h} rows of {w} patches, numbered from 0"
-        raise VitkitError("explanation.no-patch", text)
+        raise VitkitError("explanation.patch-missing", text)
     query = config.prefix_tokens + row * w + column
     with torch.no_grad():
         maps = [to_grid(attention[0, :, query], config) for attention in attention_maps(model, images)]  # (H, h, w)
@@ -301,7 +301,7 @@ def rollout_matrix(model: nn.Module, images: Tensor, *, fusion: Fusion = "mean",
     check_fusion(config, fusion)
     if not 0.0 <= discard < 1.0:
         text = f"discard must be in [0, 1), the fraction of entries to leave out, not {discard}"
-        raise VitkitError("explanation.discard", text)
+        raise VitkitError("explanation.discard-outside", text)
     product: Tensor | None = None
     for attention in attention_maps(model, images):
         fused = fuse(attention, fusion)
@@ -346,7 +346,7 @@ def find_artefacts(norms: Tensor, factor: float = 3.0) -> Tensor:
     """
     if not factor > 1.0:
         text = f"factor, a multiple of the median norm, must be above 1, not {factor}"
-        raise VitkitError("explanation.factor", text)
+        raise VitkitError("explanation.factor-outside", text)
     return norms > factor * norms.flatten(1).median(dim=1).values[:, None, None]
 
 

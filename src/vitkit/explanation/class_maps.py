@@ -100,19 +100,19 @@ def find_targets(config: Config, target: Target, logits: Tensor) -> Tensor:
     targets = torch.as_tensor(target, device=logits.device)
     if targets.is_floating_point() or targets.dtype == torch.bool or targets.shape not in ((), (len(logits),)):
         raise VitkitError(
-            "explanation.target",
+            "explanation.target-invalid",
             f"target must be one class or one for each of the {len(logits)} images, as whole numbers, not {target!r}",
         )
     if len(logits) and not bool(((targets >= 0) & (targets < config.num_classes)).all()):
         text = f"there is no class {target!r}: there are 0 to {config.num_classes - 1}"
-        raise VitkitError("explanation.no-class", text)
+        raise VitkitError("explanation.class-missing", text)
     return targets.long().expand(len(logits))
 
 
 def _check_head(config: Config) -> None:
     if config.num_classes == 0:
         text = "the model has no head, so there is no class to explain; use rollout or raw"
-        raise VitkitError("explanation.no-head", text)
+        raise VitkitError("explanation.head-missing", text)
 
 
 def _relevances(model: nn.Module, images: Tensor, target: Target) -> Iterator[tuple[int, Tensor]]:
@@ -203,7 +203,7 @@ def check_map(model: Network) -> None:
     """Refuse a network without a feature map before its head, for example because the images are too small."""
     if model.anatomy.map is None:
         raise VitkitError(
-            "explanation.no-feature-map",
+            "explanation.feature-map-missing",
             f"{model.config.full_name} has no feature map before its head, which the method gradient requires: use the "
             "method occlusion",
         )
@@ -244,7 +244,7 @@ def occlusion(
     _check_head(model.config)
     for name, value in (("square", square), ("stride", stride), ("batch_size", batch_size)):
         if value < 1:
-            raise VitkitError("explanation.option-range", f"{name} must be at least 1, not {value}")
+            raise VitkitError("explanation.option-too-small", f"{name} must be at least 1, not {value}")
     copied = twin(model, Attention)
     images = images.to(next(model.parameters()))
     logits = copied(images).float()

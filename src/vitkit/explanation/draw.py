@@ -80,17 +80,10 @@ def fit(photograph: Image.Image, box: Box, long_side: int) -> tuple[Image.Image,
 
 
 def spread(values: FloatArray, box: Box, size: tuple[int, int]) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
-    """Interpolate a map of patches at the centre of each pixel of a photograph.
+    """Interpolate a map of patches (h, w) at the centre of each pixel of a photograph of `size` (width, height).
 
-    Interpolation is linear between the centres of patches, and constant beyond the outermost centres.
-
-    Args:
-        values: the map, (h, w).
-        box: the region of the photograph that the grid of patches covers.
-        size: width and height of the photograph.
-
-    Returns:
-        The interpolated map, and whether a pixel is inside the box, each (height, width).
+    Interpolation is linear between the centres of patches, and constant beyond the outermost centres. Return the
+    interpolated map, and whether a pixel is inside the box that the patches cover, each (height, width).
     """
     width, height = size
     across, seen_x = _weights(values.shape[1], box[0], box[2], width)  # (width, w)

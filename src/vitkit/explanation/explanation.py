@@ -76,7 +76,7 @@ def choose_methods(method: str, layer: int | None, model: Model) -> list[str]:
     """
     if method not in method_names():
         raise VitkitError(
-            "explanation.no-method", f"there is no method {method!r}: expected {', '.join(METHODS)}, or all"
+            "explanation.method-missing", f"there is no method {method!r}: expected {', '.join(METHODS)}, or all"
         )
     if isinstance(model, Network):
         name = model.config.full_name
@@ -97,7 +97,7 @@ def choose_methods(method: str, layer: int | None, model: Model) -> list[str]:
     if layer is not None:
         if not set(methods) & set(by_layer()):
             text = f"{method} uses all layers; --layer applies to {', '.join(by_layer())}"
-            raise VitkitError("explanation.method-without-layer", text)
+            raise VitkitError("explanation.layer-unused", text)
         find_layer(model.config, layer)
     return methods
 
@@ -211,7 +211,7 @@ class Explanation:
             values = self.maps[method]
         else:
             text = f"there is no map of {method!r}: the maps are {', '.join(self.maps) or 'none'}"
-            raise VitkitError("explanation.no-map", text)
+            raise VitkitError("explanation.map-missing", text)
         photograph, box = draw.fit(self.photograph, self.box, long_side)
         return draw.overlay(photograph, values, box)
 
@@ -327,7 +327,7 @@ class Explanation:
     def _by_layer(self) -> dict[str, FloatArray]:
         if self.heads is None or self.rollouts is None:
             raise VitkitError(
-                "explanation.no-layers",
+                "explanation.layers-missing",
                 f"a film through the layers requires the method {HEADS} of all layers, but this explanation is of "
                 f"{', '.join(self.maps) or 'one layer'}: explain it again with method {HEADS} and without a layer",
             )
@@ -426,7 +426,7 @@ def explain_classes(
     model = classifier.model
     if not classifier.classes:
         raise VitkitError(
-            "explanation.no-head",
+            "explanation.head-missing",
             "the model has no head, so there is no class to explain: train a head, or use --anatomy",
         )
     known = methods_for(is_network=isinstance(model, Network))
@@ -441,7 +441,7 @@ def explain_classes(
         images = pixels[None].to(next(model.parameters()).device)  # (1, C, height, width)
         probabilities = classifier.probabilities(images)[0].cpu().numpy()
         if not np.isfinite(probabilities).all():
-            raise UnansweredError("explanation.not-finite", NOT_FINITE)
+            raise UnansweredError("explanation.output-not-finite", NOT_FINITE)
         chosen = [find_class(classifier.classes, target, probabilities) for target in targets]
         maps: dict[str, FloatArray] = {}  # (T, h, w) each
         for name in methods:
@@ -493,7 +493,7 @@ def find_class(classes: Sequence[str], target: str | int, probabilities: npt.NDA
     close = difflib.get_close_matches(str(target), classes, n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(close)}?" if close else ""
     raise VitkitError(
-        "explanation.no-class",
+        "explanation.class-missing",
         f"there is no class {str(target)!r}: expected top, one of the {len(classes)} names, "
         f"or a number from 0 to {len(classes) - 1}{hint}",
     )

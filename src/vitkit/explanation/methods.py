@@ -17,26 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Method:
-    """An explanation method, which computes a map of an image.
-
-    Attributes:
-        name: the name by which the method is requested.
-        tells: a description of the map for pages, one or two sentences.
-        module: the module of the function.
-        function: the name of a function (model, images) -> (B, h, w) float32; for `heads`, (B, H, h, w).
-        of_class: whether the function also takes `target`, because its map is specific to a class.
-        of_layer: whether the function also takes `layer`, because its map is specific to a layer.
-        of_rivals: whether the map compares a class with rival classes. Such a method does not apply to multi-label
-            models.
-    """
+    """An explanation method, which computes a map of an image."""
 
     name: str
-    tells: str
+    tells: str  # a description of the map for pages, one or two sentences
     module: str
-    function: str
-    of_class: bool = False
-    of_layer: bool = False
-    of_rivals: bool = False
+    function: str  # the name of a function (model, images) -> (B, h, w) float32; for `heads`, (B, H, h, w)
+    of_class: bool = False  # whether the function also takes `target`, because its map is specific to a class
+    of_layer: bool = False  # whether the function also takes `layer`, because its map is specific to a layer
+    of_rivals: bool = False  # whether the map compares a class with rival classes, as no multi-label model has
 
     def __call__(self, model: object, images: Tensor, *arguments: object, **options: object) -> Tensor:
         """Compute the maps of images. `options` are keyword arguments of the function, such as `target` and `layer`."""

@@ -46,7 +46,7 @@ def filter_components(model: VisionTransformer, number: int = 28) -> FloatArray:
     model = plain(model)
     if model.config.stem is not None:
         text = "the patch filters of a hybrid apply to the feature map of a ResNet and cannot be drawn"
-        raise VitkitError("explanation.no-filters", text)
+        raise VitkitError("explanation.filters-undrawable", text)
     filters = model.patch_embed.proj.weight.detach().double().cpu().numpy()  # (D, C, p, p)
     flat = filters.reshape(len(filters), -1)
     _, _, components = np.linalg.svd(flat - flat.mean(axis=0), full_matrices=False)
@@ -72,7 +72,7 @@ def position_similarity(model: VisionTransformer) -> FloatArray:
     if positions is None:
         kind = "no positions" if model.config.position == "none" else "relative positions, inside attention"
         text = f"the model has {kind}, so there are no position embeddings to compare"
-        raise VitkitError("explanation.no-positions", text)
+        raise VitkitError("explanation.positions-missing", text)
     h, w = model.config.grid
     table = positions.detach()[model.config.prefix_tokens :].double().cpu().numpy()  # (h*w, D)
     table = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), _TINY)
@@ -213,13 +213,13 @@ def _tokens_by_layer(model: VisionTransformer, images: Tensor) -> Iterator[Tenso
 
 def _check_images(images: Tensor) -> None:
     if len(images) == 0:
-        raise VitkitError("explanation.no-images", "there are no images; pass at least one")
+        raise VitkitError("explanation.images-too-few", "there are no images; pass at least one")
 
 
 def _gram(x: Tensor) -> npt.NDArray[np.float64]:
     """Return the Gram matrix (n, n) of n representations, with a zero diagonal for the unbiased estimator."""
     if len(x) < 4:
-        raise VitkitError("explanation.no-images", f"CKA compares layers over at least 4 images, not {len(x)}")
+        raise VitkitError("explanation.images-too-few", f"CKA compares layers over at least 4 images, not {len(x)}")
     x = x.double()
     x = x - x.mean(dim=0)  # only affects rounding
     gram = (x @ x.T).cpu().numpy()
@@ -249,7 +249,7 @@ def filters(components: FloatArray) -> Figure:
     channels = components.shape[-1]
     if channels not in (1, 3):
         text = f"filters over {channels} channels cannot be drawn: expected 1 (grey) or 3 (colours)"
-        raise VitkitError("explanation.no-filters", text)
+        raise VitkitError("explanation.filters-undrawable", text)
     columns = min(7, len(components))
     rows = -(-len(components) // columns)
     figure = new_figure(max(0.85 * columns, 3.0), 0.85 * rows + 0.5)

@@ -44,21 +44,13 @@ _LUMA = np.array([0.299, 0.587, 0.114])
 
 @dataclass(frozen=True)
 class Described:
-    """The appearance of n pictures: their keypoints and thumbnails.
+    """The appearance of n pictures: their keypoints and thumbnails."""
 
-    Attributes:
-        words: the packed descriptors of all keypoints, (keypoints,). Those of one picture follow one another.
-        places: x and y of each keypoint, in 4095ths of the picture's width and height, (keypoints, 2).
-        ends: indices into `words`, (n + 1,). Picture i has the keypoints `words[ends[i]:ends[i+1]]`.
-        aspects: width / height, (n,).
-        pixels: the thumbnails, (n, 16, 16, 3).
-    """
-
-    words: npt.NDArray[np.uint64]
-    places: npt.NDArray[np.uint16]
-    ends: Ints
-    aspects: Floats
-    pixels: Pixels
+    words: npt.NDArray[np.uint64]  # the packed descriptors of all keypoints, picture by picture, (keypoints,)
+    places: npt.NDArray[np.uint16]  # x and y in 4095ths of the picture's width and height, (keypoints, 2)
+    ends: Ints  # picture i has the keypoints `words[ends[i]:ends[i+1]]`, (n + 1,)
+    aspects: Floats  # width / height, (n,)
+    pixels: Pixels  # thumbnails, (n, 16, 16, 3)
 
     @classmethod
     def of(cls, facts: Sequence[Facts]) -> Described:

@@ -64,10 +64,7 @@ def find_known(
 ) -> tuple[list[tuple[int, int, Kind]], LookedFor]:
     """Find new pictures that are resized, recompressed, altered or mirrored copies of known pictures.
 
-    Args:
-        new: the pictures to search for.
-        known: the pictures to compare `new` with.
-        progress: receives the number of comparisons done and their total.
+    `progress` receives the number of comparisons done and their total.
 
     Returns:
         First, a list of tuples: the index of a new picture, the index of a known picture, and the kind (near, altered
@@ -79,14 +76,22 @@ def find_known(
     pairs = find_pairs(new.pixels, known.pixels, _MOST_PAIRS * (len(new) + len(known)), first)
     if pairs is None:
         return [], "exact"
-    links = _with_kinds(pairs, "near")
+
+    def with_kinds(pairs: Pairs, kind: Kind) -> list[tuple[int, int, Kind]]:
+        return [*((i, j, kind) for i, j in pairs[0]), *((i, j, "mirrored") for i, j in pairs[1])]
+
+    def is_one_scene(links: Sequence[tuple[int, int, Kind]]) -> bool:
+        groups = connect([Link(i, len(new) + j, kind) for i, j, kind in links], len(new) + len(known))
+        return _is_one_scene(groups[: len(new)], len(new))
+
+    links = with_kinds(pairs, "near")
     altered = find_altered(new, known, second)
     if altered is not None:
         there = {(i, j) for i, j, _ in links}
-        more = links + [link for link in _with_kinds(altered, "altered") if link[:2] not in there]
-        if not _are_alike(more, len(new), len(known)):
+        more = links + [link for link in with_kinds(altered, "altered") if link[:2] not in there]
+        if not is_one_scene(more):
             return more, "altered"
-    return ([], "exact") if _are_alike(links, len(new), len(known)) else (links, "near")
+    return ([], "exact") if is_one_scene(links) else (links, "near")
 
 
 def _halves(progress: Callable[[int, int], None] | None) -> tuple[Callable[[int, int], None], ...]:
@@ -99,33 +104,16 @@ def _halves(progress: Callable[[int, int], None] | None) -> tuple[Callable[[int,
     return (lambda done, total: tell(done // 2, total)), (lambda done, total: tell((total + done) // 2, total))
 
 
-def _with_kinds(pairs: Pairs, kind: Kind) -> list[tuple[int, int, Kind]]:
-    return [*((i, j, kind) for i, j in pairs[0]), *((i, j, "mirrored") for i, j in pairs[1])]
-
-
-def _are_alike(links: Sequence[tuple[int, int, Kind]], new: int, known: int) -> bool:
-    """Return whether the links would join a large share of the new pictures into a single group of copies."""
-    forest = Forest(new + known)
-    for i, j, _ in links:
-        forest.join(i, new + j)
-    largest = max(Counter(forest.find(i) for i in range(new)).values(), default=0)
-    return bool(links) and largest > max(LEAST_LARGE, LARGEST_GROUP * new)
-
-
 @dataclass(frozen=True)
 class Compared:
     """The contents of files that have been compared with one another, and the pairs of copies among them.
 
-    Attributes:
-        digests: the SHA-256 digests of the contents, sorted.
-        pairs: near and mirrored copies, found by thumbnails. They are pairs of indices into `digests`, the lower index
-            first. None if there are too many pairs to be meaningful.
-        altered: further pairs of altered and mirrored copies, found by keypoints. None if there are too many pairs.
+    The pairs are indices into `digests`, the lower one first. They are None if there are too many to be meaningful.
     """
 
-    digests: tuple[bytes, ...]
-    pairs: Pairs | None
-    altered: Pairs | None
+    digests: tuple[bytes, ...]  # SHA-256 of the contents, sorted
+    pairs: Pairs | None  # near and mirrored copies, found by thumbnails
+    altered: Pairs | None  # further pairs of altered and mirrored copies, found by keypoints
 
 
 def compare(
@@ -133,11 +121,8 @@ def compare(
 ) -> Compared:
     """Compare all pictures with one another, except pairs that were compared in `before`.
 
-    Args:
-        facts: the `Facts` of each image. All images must be readable.
-        before: the result of an earlier comparison of some of these images, possibly with others; None if there is
-            none.
-        progress: receives the number of images compared and their total.
+    All images must be readable. `before` is the result of an earlier comparison of some of these images, possibly with
+    others, and `progress` receives the number of images compared and their total.
     """
     table = FactTable.of(facts)
     row_of = {digest: row for row, digest in enumerate(table.column("digest"))}
@@ -226,10 +211,11 @@ def find_duplicates(
     if compared.altered is not None:
         altered, turned = map(placed, compared.altered)
         links = _links(len(facts), near, altered, sorted([*mirrored, *turned]))
-        if not _is_one_scene(links, len(facts), len(compared.digests)):
+        if not _is_one_scene(connect(links, len(facts)), len(compared.digests)):
             return exact + links, "altered"
     links = _links(len(facts), near, [], mirrored)
-    return (exact, "exact") if _is_one_scene(links, len(facts), len(compared.digests)) else (exact + links, "near")
+    is_one_scene = _is_one_scene(connect(links, len(facts)), len(compared.digests))
+    return (exact, "exact") if is_one_scene else (exact + links, "near")
 
 
 def _links(
@@ -245,8 +231,9 @@ def _links(
     return links + [Link(i, j, "mirrored") for i, j in mirrored if forest.find(i) != forest.find(j)]
 
 
-def _is_one_scene(links: Sequence[Link], images: int, contents: int) -> bool:
-    return bool(links) and max(Counter(connect(links, images)).values()) > max(LEAST_LARGE, LARGEST_GROUP * contents)
+def _is_one_scene(groups: Sequence[int], images: int) -> bool:
+    """Return whether a large share of the images are in one group, given the number of each image's group."""
+    return max(Counter(groups).values(), default=0) > max(LEAST_LARGE, LARGEST_GROUP * images)
 
 
 class Forest:

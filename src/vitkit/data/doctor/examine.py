@@ -50,18 +50,12 @@ class Finding:
     """Information for the user about a data set.
 
     A `problem` invalidates results, a `warning` may invalidate them, and a `note` does not. A run stores its findings
-    in findings.json. Each problem that is not settled becomes a caveat of every figure of the run (`caveats_of`, then
-    the entry `problems` of evaluation.json, then `evaluation.headline.headline_of`).
-
-    Attributes:
-        severity: problem, warning or note.
-        text: a sentence. The caveat ends at the first ": ", so examples follow a colon.
-        is_settled: whether the figures of a run leave out the images concerned, so that no caveat is needed.
+    in findings.json. Each problem that is not settled becomes a caveat of every figure of the run (`caveats_of`).
     """
 
     severity: Severity
-    text: str
-    is_settled: bool = False
+    text: str  # a sentence; the caveat ends at the first ": ", so examples follow a colon
+    is_settled: bool = False  # whether the figures of a run leave out the images concerned, so no caveat is needed
 
     def __str__(self) -> str:
         return f"{self.severity}: {self.text}"
@@ -101,20 +95,12 @@ def caveats_of(findings: Iterable[Finding]) -> list[str]:
 
 @dataclass(frozen=True)
 class Copies:
-    """A group of images that show the same picture.
+    """A group of images that show the same picture."""
 
-    Attributes:
-        images: the indices of two or more images.
-        kind: the kind of the least similar link in the group: `exact` if all files are equal, and `mirrored` if one
-            image is a mirror image of another.
-        is_leak: whether the images are in more than one split, so that a model may be tested on its training images.
-        is_conflict: whether the images have more than one label.
-    """
-
-    images: tuple[int, ...]
-    kind: Kind
-    is_leak: bool
-    is_conflict: bool
+    images: tuple[int, ...]  # the indices of two or more images
+    kind: Kind  # of the least similar pair: `exact` if all files are equal, `mirrored` if one is another's mirror image
+    is_leak: bool  # whether the images are in several splits, so that a model may be tested on its training images
+    is_conflict: bool  # whether the images have more than one label
 
 
 def check_files(table: ImageTable, unreadable: Mapping[str, str]) -> Iterator[Finding]:
@@ -185,10 +171,7 @@ def check_likeness(looked_for: LookedFor, opposite: int) -> Iterator[Finding]:
 
 
 def check_sets(table: ImageTable) -> Iterator[Finding]:
-    """If the table is multi-label, report that images may have several classes.
-
-    A single `;` in one label makes a table multi-label, possibly by mistake.
-    """
+    """Report that a table is multi-label, for which a single `;` in one label suffices, possibly by mistake."""
     summary = table.task.summary([len(table.classes_of(i)) for i in range(len(table))])
     if summary is not None:
         yield Finding("note", summary)
@@ -237,10 +220,7 @@ def check_splits(table: ImageTable) -> Iterator[Finding]:
 
 
 def check_scenes(table: ImageTable, groups: Sequence[int]) -> Iterator[Finding]:
-    """Report scenes or groups whose images are in more than one of the data's original splits.
-
-    `groups` holds the number of each image's scene or group.
-    """
+    """Report scenes or groups (a number for each image) that are in more than one of the data's own splits."""
     splits: dict[int, set[str | None]] = {}
     for group, split in zip(groups, table.splits, strict=True):
         splits.setdefault(group, set()).add(split)
@@ -318,7 +298,7 @@ def check_crop(facts: Sequence[Facts], preprocess: Preprocess) -> Iterator[Findi
 
 
 def _pair(table: ImageTable, copies: Copies, groups: Sequence[Any]) -> str:
-    """Return the paths of two copies whose values in `groups` (such as labels or splits) differ, as text."""
+    """Return the paths of two copies whose `groups` (labels or splits) differ, as text."""
     first = copies.images[0]
     other = next(i for i in copies.images if groups[i] != groups[first])
     return f"{table.paths[first]} = {table.paths[other]}" + ("" if copies.kind == "exact" else f" ({copies.kind})")
@@ -335,23 +315,14 @@ def _list(items: Sequence[str], separator: str = ", ", most: int = 5) -> str:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The result of examining a data set.
+    """The result of examining a data set."""
 
-    Attributes:
-        table: the table of the readable images. Classes without readable images are dropped.
-        facts: the `Facts` of these images.
-        unreadable: the reason for each unreadable image, by path.
-        copies: the groups of images that show the same picture.
-        twins: a number for each image. Copies of one picture have the same number.
-        findings: the findings in words, the most severe first.
-    """
-
-    table: ImageTable
-    facts: FactTable
-    unreadable: dict[str, str]
+    table: ImageTable  # the readable images; classes without any are dropped
+    facts: FactTable  # of these images
+    unreadable: dict[str, str]  # the reason for each unreadable image, by path
     copies: tuple[Copies, ...]
-    twins: tuple[int, ...]
-    findings: tuple[Finding, ...]
+    twins: tuple[int, ...]  # a number for each image, equal for copies of one picture
+    findings: tuple[Finding, ...]  # the most severe first
 
     @property
     def has_problems(self) -> bool:
@@ -446,12 +417,8 @@ def examine(
 def find_twins(table: ImageTable, facts: Sequence[Facts]) -> tuple[int, ...]:
     """Return a number for each image, equal for copies of one picture.
 
-    Two images may have the same number only because both are copies of a third image. To group a subset of images, call
-    this function for the subset, instead of selecting from the result for all images.
-
-    Args:
-        table: the images. All of them must have been examined before.
-        facts: the `Facts` of each image.
+    Two images may have the same number only because both are copies of a third. To group a subset of images, call this
+    function for the subset, instead of selecting from the result for all images. All images must have been examined.
     """
     with Memory() as memory:
         links, _ = _compare(facts, memory, lambda *_: None)

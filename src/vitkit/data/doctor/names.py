@@ -33,15 +33,10 @@ _NO_GROUP = re.compile(
 
 @dataclass(frozen=True)
 class NamedGroups:
-    """Groups of images that the names of files reveal.
+    """Groups of images that the names of files reveal."""
 
-    Attributes:
-        pattern: the regular expression for `--group-by`, whose first capture group is the name of the image's group.
-        members: the indices of the images of each group with two or more images, by the name of the group.
-    """
-
-    pattern: str
-    members: dict[str, list[int]]
+    pattern: str  # the regular expression for `--group-by`, whose first capture group is the name of the image's group
+    members: dict[str, list[int]]  # the indices of the images of each group of two or more, by the name of the group
 
 
 def find_groups(table: ImageTable) -> NamedGroups | None:

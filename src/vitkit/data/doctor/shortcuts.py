@@ -26,19 +26,12 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Shortcut:
-    """A property of files that tells the classes apart.
-
-    Attributes:
-        name: the property.
-        strength: Cramér's V: 0 if the property is independent of the class, 1 if it determines the class.
-        right: the share of the images whose class is the most frequent one among images with the same value.
-        trivial: the share of the images in the largest class.
-    """
+    """A property of files that tells the classes apart."""
 
     name: str
-    strength: float
-    right: float
-    trivial: float
+    strength: float  # Cramér's V: 0 if the property is independent of the class, 1 if it determines the class
+    right: float  # the share of the images whose class is the most frequent one among images with the same value
+    trivial: float  # the share of the images in the largest class
 
 
 def find_shortcuts(table: ImageTable, facts: Sequence[Facts]) -> list[Shortcut]:
