@@ -126,8 +126,8 @@ def warn_of_doubt(path: str | Place, picture: Picture) -> None:
 def raise_if_short(path: str | Place, error: Exception, size: int = 0) -> None:
     """Raise ShortageError if reading a file failed because the machine lacks memory or has too many open files.
 
-    A decoder may request absurd amounts of memory for a damaged file. The machine therefore counts as short of memory
-    only if it cannot allocate twice the bytes (`size`) that the pixels of an intact picture need; 0 if unknown.
+    A decoder may request absurd amounts of memory for a damaged file, so the machine counts as short of memory only if
+    it cannot allocate twice the bytes (`size`) that the pixels of an intact picture need; 0 if unknown.
     """
     if are_files_short(error):
         raise ShortageError(
@@ -163,7 +163,7 @@ def reason(path: str | Place, error: Exception, content: bytes | None = None) ->
 def decoders() -> str:
     """Return a name that identifies the installed decoders and their versions.
 
-    Cached results are stored under this name, because other decoders may return other pixels.
+    Cached results are stored under it, because other decoders may return other pixels.
     """
     from importlib.metadata import version
 

@@ -150,13 +150,8 @@ class DiskCache:
 def choose_cache(cache: str, need: int, *, workers: int, processes: int = 1) -> str:
     """Choose the kind of cache for pictures: ram, disk or none.
 
-    `auto` chooses according to the free space. `ram` becomes `disk` if the processes cannot share memory.
-
-    Args:
-        cache: the user's choice: auto, ram, disk or none.
-        need: the estimated bytes of all pictures (`bytes_of`).
-        workers: the number of worker processes that prepare images.
-        processes: the number of training processes on this machine. Each has a separate cache.
+    `auto` chooses according to the free space and the estimated bytes of all pictures (`need`). `ram` becomes `disk` if
+    the worker processes cannot share memory. Each of the training processes on this machine has a separate cache.
     """
     if cache == "none":
         return cache
@@ -167,15 +162,10 @@ def choose_cache(cache: str, need: int, *, workers: int, processes: int = 1) -> 
 
 
 def open_cache(cache: str, images: int, need: int, rule: str) -> PictureCache | None:
-    """Open the kind of cache that `choose_cache` returned, with space for a tenth more bytes than estimated.
+    """Open the kind of cache that `choose_cache` returned; None for `none`, or if the system refuses the memory.
 
-    Return None if `cache` is `none`, or if the system refuses to provide the memory.
-
-    Args:
-        cache: ram, disk or none (`choose_cache`).
-        images: the number of pictures.
-        need: the estimated bytes of all pictures. At most half of the free memory or disk is used.
-        rule: a description of how a picture is reduced before it is stored.
+    The cache has space for a tenth more than the estimated bytes of all pictures (`need`), but takes at most half of
+    the free memory or disk. `rule` describes how a picture is reduced before it is stored.
     """
     size = need + need // 10 + 2**20
     if cache == "ram":
@@ -200,7 +190,7 @@ def bytes_of(
         files: the files of photographs.
         short_side: the short side in pixels to which larger pictures are reduced; None if pictures are not reduced.
         fixed: the (height, width) of every reduced picture; None if the sizes differ.
-        known: the (width, height) of photographs by file, if they are known; None to read the files of the sample.
+        known: the (width, height) of photographs by file, if they are known.
     """
     if fixed is not None:
         return len(files) * 3 * fixed[0] * fixed[1]

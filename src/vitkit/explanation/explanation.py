@@ -274,7 +274,7 @@ class Explanation:
             if len(self.maps) > 1:
                 _write(target / "methods.png", self._picture())
             if self.heads is not None:
-                _write(target / "heads.png", draw.to_png(self._mosaic(self.heads)))
+                _write(target / "heads.png", draw.to_png(self._draw(HEADS)))
                 (target / HEADS).mkdir(exist_ok=True)
                 for layer, picture in self._head_sheets().items():
                     _write(target / HEADS / f"layer-{layer}.jpg", draw.to_jpeg(picture))
@@ -300,7 +300,7 @@ class Explanation:
     def _draw(self, method: str) -> Figure:
         if method == HEADS:
             assert self.heads is not None
-            return self._mosaic(self.heads)
+            return draw.head_sheet(self.heads, self.layers, "Each head's attention")
         picture = self.overlay(method)
         figure = new_figure(4.0, 4.0 * min(picture.height / picture.width, 2) + 0.3)
         axis = figure.subplots()
@@ -313,9 +313,6 @@ class Explanation:
         if len(self.maps) == 1:
             return draw.picture_to_png(self.overlay(next(iter(self.maps))))
         return draw.to_png(next(iter(self.pictures().values()))())
-
-    def _mosaic(self, heads: FloatArray) -> Figure:
-        return draw.head_sheet(heads, self.layers, "Each head's attention")
 
     def _head_sheets(self) -> dict[int, Image.Image]:
         assert self.heads is not None
@@ -381,14 +378,14 @@ class Explanation:
                 shown = image(f"heads of layer {layer}", draw.to_jpeg(picture), "jpeg")
                 is_open = " open" if len(self.layers) == 1 else ""
                 body.append(f"<details{is_open}><summary>The heads of layer {layer}</summary>{shown}</details>")
-            body += ["<p>All heads by patch:</p>", image(HEADS, draw.to_png(self._mosaic(self.heads)), "png")]
+            body += ["<p>All heads by patch:</p>", image(HEADS, draw.to_png(self._draw(HEADS)), "png")]
         write_page(path, self.title, body)
 
     def _tells(self, method: str) -> str:
         return methods_for(is_network=self.is_network)[method].tells
 
     def thumbnails(self, page: str = "", *, has_texts: bool = True) -> str:
-        """Return the photograph and a thumbnail of each method, which links to its place on `page` (or here), as HTML.
+        """Return the photograph and a thumbnail of each method, linked to its place on `page` (or here), as HTML.
 
         With `has_texts`, a sentence below each thumbnail describes the method.
         """

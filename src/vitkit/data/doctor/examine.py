@@ -393,8 +393,7 @@ def examine(
             raise VitkitError("data.images-unreadable", f"{table.name}: {left}; {message}")
         readable = readable.compact()
         facts = everything.take([i for i, error in enumerate(errors) if error is None])
-        links, looked_for = _compare(facts, memory, partial(progress, "comparing images"))
-    links, opposite = _without_opposites(links, readable, facts)
+        links, opposite, looked_for = _find_links(readable, facts, memory, partial(progress, "comparing images"))
     twins = connect(links, len(facts))
     copies = _copies(readable, links, twins)
     noted = [
@@ -421,33 +420,27 @@ def find_twins(table: ImageTable, facts: Sequence[Facts]) -> tuple[int, ...]:
     function for the subset, instead of selecting from the result for all images. All images must have been examined.
     """
     with Memory() as memory:
-        links, _ = _compare(facts, memory, lambda *_: None)
-    links, _ = _without_opposites(links, table, facts)
+        links, _, _ = _find_links(table, facts, memory, lambda *_: None)
     return tuple(connect(links, len(facts)))
 
 
-def _compare(
-    facts: Sequence[Facts], memory: Memory, progress: Callable[[int, int], None]
-) -> tuple[list[Link], LookedFor]:
-    """Find the copies among images. Pairs of contents that were compared earlier are not compared again."""
+def _find_links(
+    table: ImageTable, facts: Sequence[Facts], memory: Memory, progress: Callable[[int, int], None]
+) -> tuple[list[Link], int, LookedFor]:
+    """Return the copies among images, the number of mirror images in different classes, and how far the search got.
+
+    Mirror images in different classes are not copies, because the classes may distinguish left from right.
+    """
     digests = tuple(sorted(set(FactTable.of(facts).column("digest"))))
     before = memory.compared(digests)
     compared = None if before is None else Compared(before[0], *before[1])
-    if compared is None or compared.digests != digests:
+    if compared is None or compared.digests != digests:  # pairs that were compared earlier are not compared again
         compared = compare(facts, compared, progress)
         memory.learn_compared(compared.digests, [compared.pairs, compared.altered])
-    return find_duplicates(facts, compared=compared)
-
-
-def _without_opposites(links: Sequence[Link], table: ImageTable, facts: Sequence[Facts]) -> tuple[list[Link], int]:
-    """Remove links between mirror images in different classes. Return the other links and the number of removed ones.
-
-    Mirror images in different classes are not copies, because the classes may distinguish left from right. A link is
-    kept if any files with the contents of its two files have a class in common.
-    """
+    links, looked_for = find_duplicates(facts, compared=compared)
     if not any(link.kind == "mirrored" for link in links):
-        return list(links), 0
-    labels: dict[bytes, set[int]] = {}
+        return links, 0, looked_for
+    labels: dict[bytes, set[int]] = {}  # files of the same content may have several classes
     for digest, label in zip(FactTable.of(facts).column("digest"), table.labels, strict=True):
         labels.setdefault(digest, set()).add(label)
     kept = [
@@ -455,7 +448,7 @@ def _without_opposites(links: Sequence[Link], table: ImageTable, facts: Sequence
         for link in links
         if link.kind != "mirrored" or labels[facts[link.first].digest] & labels[facts[link.second].digest]
     ]
-    return kept, len(links) - len(kept)
+    return kept, len(links) - len(kept), looked_for
 
 
 def _copies(table: ImageTable, links: Sequence[Link], twins: Sequence[int]) -> list[Copies]:
