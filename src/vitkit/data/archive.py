@@ -164,8 +164,8 @@ class Archive:
         return io.BytesIO(data)
 
     def _stamp(self) -> tuple[int, ...]:
-        seen = self.path.stat()
-        return seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
+        status = self.path.stat()
+        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 # --- The list of members ------------------------------------------------------------------------------------------

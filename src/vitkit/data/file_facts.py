@@ -624,13 +624,13 @@ def stamp_of(file: Place) -> bytes | None:
     if isinstance(file, Stored):
         return file.storage.stamp(file.key)
     try:
-        seen = os.stat(file)  # noqa: PTH116  # half the time of a Path's own
+        status = os.stat(file)  # noqa: PTH116  # half the time of a Path's own
     except OSError:
         return None
-    if time.time_ns() - max(seen.st_mtime_ns, seen.st_ctime_ns) < 2 * 10**9:
+    if time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) < 2 * 10**9:
         return None
-    inode = seen.st_ino & 0xFFFFFFFFFFFFFFFF  # it has 128 bits on some file systems of Windows
-    return struct.pack("=QQQqq", seen.st_dev, inode, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns)
+    inode = status.st_ino & 0xFFFFFFFFFFFFFFFF  # it has 128 bits on some file systems of Windows
+    return struct.pack("=QQQqq", status.st_dev, inode, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def _name_of(contents: Any) -> bytes:

@@ -74,13 +74,13 @@ class MemoryCache:
         self._entries = np.frombuffer(mmap.mmap(-1, max(images, 1) * 7 * 8), np.int64).reshape(-1, 7)
 
     def picture(self, index: int, file: Place, make: Make) -> Image.Image:
-        seen = version_of(file)
+        version = version_of(file)
         with self._budget.lock:
             stored, start, width, height, *known = self._entries[index].tolist()
-        if stored and seen is not None and tuple(known) == seen:
+        if stored and version is not None and tuple(known) == version:
             return Image.frombytes("RGB", (width, height), memoryview(self._pixels)[start : start + 3 * width * height])
         image = make()
-        if seen is None or seen != version_of(file):  # it was replaced while it was read
+        if version is None or version != version_of(file):  # it was replaced while it was read
             return image
         pixels = image.tobytes()
         with self._budget.lock:
@@ -89,7 +89,7 @@ class MemoryCache:
                 start = self._budget.take(len(pixels))
             if start is not None:
                 self._pixels[start : start + len(pixels)] = pixels
-                self._entries[index] = (1, start, *image.size, *seen)
+                self._entries[index] = (1, start, *image.size, *version)
         return image
 
 
@@ -220,8 +220,8 @@ def _kept() -> list[tuple[float, int, Path]]:
         with contextlib.suppress(OSError), os.scandir(folder) as entries:
             for entry in entries:
                 with contextlib.suppress(OSError):
-                    seen = entry.stat()
-                    listed.append((seen.st_mtime, seen.st_size, Path(entry.path)))
+                    status = entry.stat()
+                    listed.append((status.st_mtime, status.st_size, Path(entry.path)))
     return listed
 
 

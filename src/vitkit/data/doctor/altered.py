@@ -207,9 +207,9 @@ class _Index:
 
     @classmethod
     def of(cls, side: Described, ranks: npt.NDArray[np.int32]) -> _Index:
-        there = np.flatnonzero(side.has_much[side.owner])
-        keys = _keys(side, slice(None), _FLIPS[:1], is_mirrored=False)[there, 0]
-        order = there[np.argsort(keys, kind="stable")].astype(np.int32)
+        detailed = np.flatnonzero(side.has_much[side.owner])
+        keys = _keys(side, slice(None), _FLIPS[:1], is_mirrored=False)[detailed, 0]
+        order = detailed[np.argsort(keys, kind="stable")].astype(np.int32)
         starts = np.concatenate([[0], np.cumsum(np.bincount(keys, minlength=2 ** (COEFFICIENTS + 1)))])
         return cls(starts, order, side.codes[order], side.lengths[order], ranks[side.owner[order]])
 
@@ -332,18 +332,18 @@ def _same_arrangement(
     kept = np.zeros(len(starts), bool)
     for low in range(0, len(starts), _AT_ONCE):
         part = slice(low, low + _AT_ONCE)
-        there = np.arange(_ARRANGED) < counts[part, None]
-        hits = order[np.where(there, starts[part, None] + np.arange(_ARRANGED), 0)]  # (pairs, 16)
+        valid = np.arange(_ARRANGED) < counts[part, None]
+        hits = order[np.where(valid, starts[part, None] + np.arange(_ARRANGED), 0)]  # (pairs, 16)
         a, b = _positions(source, first[hits], is_mirrored=is_mirrored), side.points[second[hits]]
-        grown = side.levels[second[hits]].astype(np.int64) - source.levels[first[hits]]
+        level_change = side.levels[second[hits]].astype(np.int64) - source.levels[first[hits]]
         p, q = np.triu_indices(_ARRANGED, 1)
-        movement, fits = _movements(a, b, grown, p, q)
-        fits &= there[:, p] & there[:, q]
+        movement, fits = _movements(a, b, level_change, p, q)
+        fits &= valid[:, p] & valid[:, q]
         row, base = np.nonzero(fits & (fits.sum(axis=1, keepdims=True) >= _LEAST_HITS))
         turn = movement[row, base]
         off = turn[:, None] * a[row] + (b[row, p[base]] - turn * a[row, p[base]])[:, None] - b[row]
         near = off.real**2 + off.imag**2 < (_ROUGH**2 * np.maximum(turn.real**2 + turn.imag**2, 1))[:, None]
-        near &= there[row]
+        near &= valid[row]
         several = near.sum(axis=1) >= _LEAST_HITS
         row, near = row[several], near[several]
         agreeing = np.minimum(_distinct(first[hits[row]], near), _distinct(second[hits[row]], near))
@@ -375,7 +375,7 @@ _SCALE = 3.0  # largest factor between the change of area and that of the keypoi
 
 
 def _movements(
-    a: npt.NDArray[np.complex128], b: npt.NDArray[np.complex128], grown: Ints, p: Ints, q: Ints
+    a: npt.NDArray[np.complex128], b: npt.NDArray[np.complex128], level_change: Ints, p: Ints, q: Ints
 ) -> tuple[npt.NDArray[np.complex128], Bools]:
     """Return the rotation and scale that each pair (p, q) of m matches implies, and whether they are plausible.
 
@@ -387,7 +387,7 @@ def _movements(
     area = movement.real**2 + movement.imag**2
     fits = (np.abs(before) > _SHORTEST) & (movement.real > 0) & (np.abs(movement.imag) < _TURN * movement.real)
     for points in (p, q):
-        by_level = 2.0 ** grown[..., points]
+        by_level = 2.0 ** level_change[..., points]
         fits &= (area < _SCALE * by_level) & (area * _SCALE > by_level)
     return movement, fits
 
@@ -418,30 +418,30 @@ def _are_copies(source: Described, side: Described, i: Ints, j: Ints, *, is_mirr
     back = np.take_along_axis(cosine.argmax(axis=1), best, 1)
     is_match = (value > _ALIKE) & (back == np.arange(MOST))
     order = np.argsort(np.where(is_match, -value, 1), axis=1, kind="stable")[:, :_MATCHES]
-    there = np.take_along_axis(is_match, order, 1)  # (n, 48)
+    valid = np.take_along_axis(is_match, order, 1)  # (n, 48)
     one = np.take_along_axis(first, order, 1)
     two = np.take_along_axis(second, np.take_along_axis(best, order, 1), 1)
     a, b = _positions(source, one, is_mirrored=is_mirrored), side.points[two]
-    grown = side.levels[two].astype(np.int64) - source.levels[one]
-    agrees, plane, off = _best_movement(a, b, grown, there)
-    agreeing, matches = agrees.sum(axis=1), there.sum(axis=1)
+    level_change = side.levels[two].astype(np.int64) - source.levels[one]
+    agrees, affines, off = _best_movement(a, b, level_change, valid)
+    agreeing, matches = agrees.sum(axis=1), valid.sum(axis=1)
     least_score = LEAST_SCORE + DEARER * (off.clip(max=1) - PRECISE).clip(min=0)
     accepted = (agreeing >= LEAST_AGREEING) & (agreeing**2 / np.maximum(matches, 1) >= least_score)
     for k in np.flatnonzero(accepted):
         aspects = (float(source.aspects[i[k]]), float(side.aspects[j[k]]))
         mine, other = first[k][first[k] >= 0], second[k][second[k] >= 0]
-        onto = plane[k]
-        if abs(np.linalg.det(onto[:2])) < 1e-6:
+        affine = affines[k]
+        if abs(np.linalg.det(affine[:2])) < 1e-6:
             accepted[k] = False
             continue
-        turned = np.linalg.inv(onto[:2])
-        back_onto = np.vstack([turned, -onto[2] @ turned])
+        inverse = np.linalg.inv(affine[:2])
+        inverse_affine = np.vstack([inverse, -affine[2] @ inverse])
         reached = min(
-            _reached(_positions(source, mine, is_mirrored=is_mirrored), a[k, agrees[k]], onto, aspects[1]),
-            _reached(side.points[other], b[k, agrees[k]], back_onto, aspects[0]),
+            _reached(_positions(source, mine, is_mirrored=is_mirrored), a[k, agrees[k]], affine, aspects[1]),
+            _reached(side.points[other], b[k, agrees[k]], inverse_affine, aspects[0]),
         )
         pixels = source.pixels[i[k]]
-        correlation = _correlation(pixels[:, ::-1] if is_mirrored else pixels, side.pixels[j[k]], onto, aspects)
+        correlation = _correlation(pixels[:, ::-1] if is_mirrored else pixels, side.pixels[j[k]], affine, aspects)
         accepted[k] = reached >= LEAST_REACHED and correlation >= LEAST_CORRELATION
     return accepted
 
@@ -453,7 +453,7 @@ def _padded(side: Described, pictures: Ints) -> Ints:
 
 
 def _best_movement(
-    a: npt.NDArray[np.complex128], b: npt.NDArray[np.complex128], grown: Ints, there: Bools
+    a: npt.NDArray[np.complex128], b: npt.NDArray[np.complex128], level_change: Ints, valid: Bools
 ) -> tuple[Bools, Floats, Floats]:
     """Find the affine map that agrees with the most matches, for each pair of pictures.
 
@@ -462,36 +462,36 @@ def _best_movement(
     """
     n, m = a.shape
     p, q = np.triu_indices(_BASES, 1)
-    movement, fits = _movements(a, b, grown, p, q)
-    fits &= there[:, p] & there[:, q]  # (n, 66)
+    movement, fits = _movements(a, b, level_change, p, q)
+    fits &= valid[:, p] & valid[:, q]  # (n, 66)
     shift = b[:, p] - movement * a[:, p]
     area = movement.real**2 + movement.imag**2
     off = movement[:, :, None] * a[:, None] + shift[:, :, None] - b[:, None]  # (n, 66, 48)
-    by_level = 2.0 ** grown[:, None]
-    agrees = (off.real**2 + off.imag**2 < _NEAR**2 * np.maximum(area, 1)[:, :, None]) & there[:, None]
+    by_level = 2.0 ** level_change[:, None]
+    agrees = (off.real**2 + off.imag**2 < _NEAR**2 * np.maximum(area, 1)[:, :, None]) & valid[:, None]
     agrees &= (area[:, :, None] < _SCALE * by_level) & (area[:, :, None] * _SCALE > by_level) & fits[:, :, None]
     winner = agrees.sum(axis=2).argmax(axis=1)
     rows = np.arange(n)
     kept, best, origin = agrees[rows, winner], movement[rows, winner], shift[rows, winner]
-    plane = np.stack([best.real, best.imag, -best.imag, best.real, origin.real, origin.imag], axis=1).reshape(n, 3, 2)
+    affines = np.stack([best.real, best.imag, -best.imag, best.real, origin.real, origin.imag], axis=1).reshape(n, 3, 2)
     flat = np.stack([a.real, a.imag, np.ones((n, m))], axis=2)  # (n, 48, 3)
-    goal = np.stack([b.real, b.imag], axis=2)
+    targets = np.stack([b.real, b.imag], axis=2)
     for _ in range(2):  # an affine map also approximates perspective and other aspect ratios
         weighted = flat * kept[:, :, None]
         normal = weighted.transpose(0, 2, 1) @ flat + 1e-9 * np.eye(3)
-        fitted = np.linalg.solve(normal, weighted.transpose(0, 2, 1) @ goal)
+        fitted = np.linalg.solve(normal, weighted.transpose(0, 2, 1) @ targets)
         growth = np.abs(np.linalg.det(fitted[:, :2]))
-        distance = ((flat @ fitted - goal) ** 2).sum(axis=2)
-        again = there & (distance < _NEAR**2 * np.maximum(growth, 1)[:, None])
-        again &= (growth[:, None] < _SCALE * 2.0**grown) & (growth[:, None] * _SCALE > 2.0**grown)
+        distance = ((flat @ fitted - targets) ** 2).sum(axis=2)
+        again = valid & (distance < _NEAR**2 * np.maximum(growth, 1)[:, None])
+        again &= (growth[:, None] < _SCALE * 2.0**level_change) & (growth[:, None] * _SCALE > 2.0**level_change)
         better = (again.sum(axis=1) >= kept.sum(axis=1)) & (kept.sum(axis=1) >= 4)
         kept = np.where(better[:, None], again, kept)
-        plane = np.where(better[:, None, None], fitted, plane)
-    growth = np.maximum(np.abs(np.linalg.det(plane[:, :2])), 1)
-    distance = np.sqrt(((flat @ plane - goal) ** 2).sum(axis=2) / growth[:, None])
+        affines = np.where(better[:, None, None], fitted, affines)
+    growth = np.maximum(np.abs(np.linalg.det(affines[:, :2])), 1)
+    distance = np.sqrt(((flat @ affines - targets) ** 2).sum(axis=2) / growth[:, None])
     middle = np.minimum(kept.sum(axis=1) // 2, m - 1)
     off = np.sort(np.where(kept, distance, np.inf), axis=1)[np.arange(n), middle]
-    return kept, plane, off
+    return kept, affines, off
 
 
 def _extent(aspect: float) -> Floats:
@@ -500,35 +500,35 @@ def _extent(aspect: float) -> Floats:
 
 
 def _reached(
-    points: npt.NDArray[np.complex128], agreeing: npt.NDArray[np.complex128], onto: Floats, aspect: float
+    points: npt.NDArray[np.complex128], agreeing: npt.NDArray[np.complex128], affine: Floats, aspect: float
 ) -> float:
     """Return the fraction of a picture's keypoints (`points`) in the overlap that have an agreeing keypoint nearby.
 
-    `onto` is the affine map (3, 2) to the other picture, whose width / height is `aspect`.
+    `affine` is the affine map (3, 2) to the other picture, whose width / height is `aspect`.
     """
-    there = np.stack([points.real, points.imag, np.ones(len(points))], axis=1) @ onto
-    inside = ((there >= 0) & (there <= _extent(aspect))).all(axis=1)
+    mapped = np.stack([points.real, points.imag, np.ones(len(points))], axis=1) @ affine
+    inside = ((mapped >= 0) & (mapped <= _extent(aspect))).all(axis=1)
     if not inside.any():
         return 0.0
     return float((np.abs(points[inside][:, None] - agreeing).min(axis=1) < _AROUND).mean())
 
 
-def _correlation(a: Pixels, b: Pixels, plane: Floats, aspects: tuple[float, float]) -> float:
+def _correlation(a: Pixels, b: Pixels, affine: Floats, aspects: tuple[float, float]) -> float:
     """Return the correlation of the grey values of two thumbnails in the overlap of their pictures.
 
-    `plane` maps positions of the first picture to positions of the second.
+    `affine` maps positions of the first picture to positions of the second.
     """
     greys = [pixels @ _LUMA for pixels in (a, b)]
     side = _FINE * THUMBNAIL
     at = (np.arange(side) + 0.5) / side
     width, height = _extent(aspects[0])
     x, y = np.meshgrid(at * width, at * height)
-    onto = np.stack([x.ravel(), y.ravel(), np.ones(x.size)], axis=1) @ plane / _extent(aspects[1])
-    inside = ((onto >= 0) & (onto <= 1)).all(axis=1)
+    mapped = np.stack([x.ravel(), y.ravel(), np.ones(x.size)], axis=1) @ affine / _extent(aspects[1])
+    inside = ((mapped >= 0) & (mapped <= 1)).all(axis=1)
     cells = inside.reshape(THUMBNAIL, _FINE, THUMBNAIL, _FINE).all(axis=(1, 3))
     if cells.sum() < _LEAST_CELLS:
         return -1.0
-    place = (THUMBNAIL * onto - 0.5).clip(0, THUMBNAIL - 1)
+    place = (THUMBNAIL * mapped - 0.5).clip(0, THUMBNAIL - 1)
     corner = np.minimum(place.astype(np.int64), THUMBNAIL - 2)
     (u, v), (right, down) = corner.T, (place - corner).T
     upper, lower = (greys[1][row, u] * (1 - right) + greys[1][row, u + 1] * right for row in (v, v + 1))

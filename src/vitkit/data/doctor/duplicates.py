@@ -135,12 +135,12 @@ def compare(
         now = {digest: i for i, digest in enumerate(digests)}
         places = [now.get(digest) for digest in before.digests]
         for pairs_before, pairs_now in ((before.pairs, kept), (before.altered, kept_altered)):
-            for pairs_of_kind, still in zip(pairs_before, pairs_now, strict=True):
+            for pairs_of_kind, pairs_left in zip(pairs_before, pairs_now, strict=True):
                 ends = ((places[a], places[b]) for a, b in pairs_of_kind)
-                still += [_sorted(i, j) for i, j in ends if i is not None and j is not None]
-    there = [i for i, digest in enumerate(digests) if digest in known]
+                pairs_left += [_sorted(i, j) for i, j in ends if i is not None and j is not None]
+    old = [i for i, digest in enumerate(digests) if digest in known]
     new = [i for i, digest in enumerate(digests) if digest not in known]
-    fresh, old = (Described.of(table.take([row_of[digests[i]] for i in indices])) for indices in (new, there))
+    old_pictures, new_pictures = (Described.of(table.take([row_of[digests[i]] for i in part])) for part in (old, new))
     most = _MOST_PAIRS * len(digests)
     first_half, second_half = _halves(progress)
 
@@ -151,12 +151,12 @@ def compare(
         return find_altered(some, others, second_half)
 
     def all_of(search: Callable[[Described, Described | None], Pairs | None], kept: Pairs) -> Pairs | None:
-        within: Pairs | None = search(fresh, None) if new else ([], [])
-        across: Pairs | None = search(fresh, old) if new and there and within is not None else ([], [])
+        within: Pairs | None = search(new_pictures, None) if new else ([], [])
+        across: Pairs | None = search(new_pictures, old_pictures) if new and old and within is not None else ([], [])
         if within is None or across is None:
             return None
         first, second = (
-            sorted([*before, *((new[i], new[j]) for i, j in ours), *(_sorted(new[i], there[j]) for i, j in theirs)])
+            sorted([*before, *((new[i], new[j]) for i, j in ours), *(_sorted(new[i], old[j]) for i, j in theirs)])
             for before, ours, theirs in zip(kept, within, across, strict=True)
         )
         return (first, second) if len(first) + len(second) <= most else None
