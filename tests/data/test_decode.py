@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFile, features
 
 from photos import noise, save, smooth
-from vitkit.data import Samples, read_picture
 from vitkit.data import picture as module
+from vitkit.data import read_picture
 from vitkit.data.decode import UnreadableImageError, decode
 
 ORIENTATION = 0x0112
@@ -77,10 +77,8 @@ def test_an_alpha_channel_is_laid_on_white(tmp_path: Path, mode: str) -> None:
     alpha = np.tile(np.linspace(0, 255, opaque.width).astype(np.uint8), (opaque.height, 1))
     picture = opaque.convert("PA") if mode == "PA" else opaque.copy()
     picture.putalpha(Image.fromarray(alpha))
-    if mode == "PA":  # no format that Pillow writes keeps this mode
-        out = pixels(module._to_rgb(picture, Samples(), is_png=True)[0])
-    else:
-        out = pixels(decode(save(picture, tmp_path / "a.png")))
+    # No format that Pillow writes keeps the mode PA.
+    out = pixels(module.flattened(picture)[0] if mode == "PA" else decode(save(picture, tmp_path / "a.png")))
     colour, share = np.asarray(opaque.convert("RGB")).astype(float), alpha[..., None] / 255
     np.testing.assert_allclose(out, colour * share + 255 * (1 - share), atol=1)
     assert (out[:, 0] == 255).all(), "alpha 0 is exactly white, whatever colour hides below"
@@ -423,18 +421,18 @@ def test_decoding_in_threads_leaves_the_warning_filters_alone(tmp_path: Path, mo
     """Two decodings that overlap, the first to begin being the first to end."""
     path = save(noise(), tmp_path / "a.png")
     began, may_end = {"a": threading.Event(), "b": threading.Event()}, threading.Event()
-    check = module._check_pixels
+    read_samples = module._read_samples
 
-    def wait(size: tuple[int, int]) -> None:
+    def wait(image: Image.Image) -> object:
         own = threading.current_thread().name
         began[own].set()
         if own == "a":
             began["b"].wait(5)
         else:
             may_end.wait(5)
-        check(size)
+        return read_samples(image)
 
-    monkeypatch.setattr(module, "_check_pixels", wait)
+    monkeypatch.setattr(module, "_read_samples", wait)
     before = list(warnings.filters)
     a, b = (threading.Thread(target=decode, args=(path,), name=name) for name in "ab")
     a.start()

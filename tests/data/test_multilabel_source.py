@@ -69,8 +69,7 @@ def test_names_are_split_stripped_sorted_and_counted_once(tmp_path: Path) -> Non
     assert table.task is MULTI_LABEL
     assert table.classes == ("Zebra", "cat", "dog")
     assert names_of(table) == ["cat;dog", "", "cat", "", "Zebra"]
-    assert [table.target(i) for i in range(3)] == [[0, 1, 1], [0, 0, 0], [0, 1, 0]]
-    assert [table.set_targets()[label] for label in table.labels] == [table.target(i) for i in range(5)]
+    assert [table.set_targets()[table.labels[i]] for i in range(3)] == [[0, 1, 1], [0, 0, 0], [0, 1, 0]]
     assert table.counts() == {"Zebra": 1, "cat": 2, "dog": 1}
 
 
@@ -94,7 +93,7 @@ def test_a_label_column_without_several_names_stays_single(tmp_path: Path) -> No
 
 def test_one_class_or_none_of_it_can_be_learned_but_no_class_at_all_cannot(tmp_path: Path) -> None:
     table = read_source(csv_of(tmp_path, "a.png,cat", "b.png,"))
-    assert table.classes == ("cat",) and [table.target(i) for i in range(2)] == [[1], [0]]
+    assert table.classes == ("cat",) and [table.set_targets()[table.labels[i]] for i in range(2)] == [[1], [0]]
     with pytest.raises(VitkitError, match="every label is empty"):
         read_source(csv_of(tmp_path, "a.png,", "b.png,;"))
 

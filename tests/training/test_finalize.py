@@ -396,7 +396,7 @@ def test_of_several_classes_probabilities_are_calibrated_and_thresholds_chosen_a
     assert classifier.temperature != 1 and any(line.startswith("temperature ") for line in said)
     table = split_from_file(run / "split.json").of_split("val")
     rows_said = np.stack([row for _, row in classifier.stream(table.file(i) for i in range(len(table)))])
-    labels = np.array([table.target(i) for i in range(len(table))]) == 1
+    labels = np.array([table.set_targets()[table.labels[i]] for i in range(len(table))]) == 1
     assert classifier.thresholds == pytest.approx(best_thresholds(labels, rows_said), abs=1e-4)
 
 

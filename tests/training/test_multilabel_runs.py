@@ -120,7 +120,7 @@ def test_a_run_learns_every_class_and_says_what_its_figures_are(data: Path, scra
     assert "thresholds" not in description["provenance"]
     table = split_from_file(scratch / "split.json").of_split("val")
     probabilities = np.stack([row for _, row in classifier.stream(table.file(i) for i in range(len(table)))])
-    labels = np.array([table.target(i) for i in range(len(table))]) == 1
+    labels = np.array([table.set_targets()[table.labels[i]] for i in range(len(table))]) == 1
     assert classifier.thresholds == pytest.approx(best_thresholds(labels, probabilities), abs=1e-5)
     page = (scratch / "report.html").read_text(encoding="utf-8")
     assert "exact match" in page and "threshold" in page and "mAP" in page

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -34,18 +34,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 InMemory: TypeAlias = "Image.Image | npt.NDArray[Any] | Tensor"
-_CHANNELS = (1, 3, 4)
 _EXPECTED = "expected a path, a PIL image, a numpy array or a torch tensor"
 
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """A picture in memory, with a name for results.
-
-    Attributes:
-        name: the name of the picture's row in results, such as `picture 0`.
-        image: the picture, as the caller passed it.
-    """
+    """A picture in memory as the caller passed it, with a name for its row in results, such as `picture 0`."""
 
     name: str
     image: Image.Image | npt.NDArray[Any] | Tensor
@@ -75,37 +69,67 @@ def sources_of(sources: object) -> Iterator[Source]:
         sources = [sources]
     is_refused = isinstance(sources, (bytes, bytearray, memoryview, Mapping)) or hasattr(sources, "read")
     if is_refused or not (isinstance(sources, Iterable) or is_in_memory(sources)):
-        raise VitkitError(f"{type_of(sources)} is neither a picture nor a list of pictures: {_EXPECTED}, or several")
+        raise VitkitError(
+            "data.source-type",
+            f"{type_of(sources)} is neither a picture nor a list of pictures: {_EXPECTED}, or several",
+        )
     several: Iterable[object] = sources  # type: ignore[assignment]  # a tensor is iterable without saying so
-    for place, source in enumerate(several):
-        yield _source(source, place)
+    for number, source in enumerate(several):
+        if isinstance(source, (Held, Stored)):
+            yield source
+        elif is_in_memory(source):
+            yield Held(f"picture {number}", source)  # type: ignore[arg-type]
+        elif isinstance(source, (str, os.PathLike)):
+            yield path_text(source, "a source")
+        else:
+            raise VitkitError("data.source-type", f"source {number} is {type_of(source)}: {_EXPECTED}")
 
 
 def as_image(picture: Image.Image | npt.NDArray[Any] | Tensor, name: str = "the picture") -> Image.Image:
     """Convert an array or tensor to a PIL image in L, RGB or RGBA; return a PIL image unchanged.
 
-    The docstring of this module lists the accepted shapes and numbers.
-
-    Raises:
-        VitkitError: the shape or the values are not those of a picture; the message begins with `name`.
+    The docstring of this module lists the accepted shapes and numbers; others raise VitkitError, beginning with `name`.
     """
     if isinstance(picture, Image.Image):
         return picture
+    kind, axes, array = f"{name} is an array", "(height, width, C)", picture
     if _is_tensor(picture):
-        array, axes = _array_of(picture, name), "(C, height, width)"
-        if array.ndim == 3 and array.shape[0] in _CHANNELS:
-            array = array.transpose(1, 2, 0)
-        elif array.ndim == 3:
-            raise _misshapen(name, "tensor", array.shape, axes)
-    else:
-        array, axes = np.asarray(picture), "(height, width, C)"
-    kind = "tensor" if _is_tensor(picture) else "array"
-    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in _CHANNELS) or 0 in array.shape:
-        raise _misshapen(name, kind, tuple(picture.shape), axes)
+        kind, axes, tensor = f"{name} is a tensor", "(C, height, width)", cast("Tensor", picture)
+        if tensor.is_meta or tensor.is_sparse or tensor.is_quantized:
+            raise VitkitError(
+                "data.image-values",
+                f"{name} is a meta, sparse or quantised tensor: pass a plain one of uint8, or of floats from 0 to 1",
+            )
+        array = tensor.detach().cpu()
+        array = array.float() if array.is_floating_point() else array
+    array = np.asarray(array)
+    channels = array.shape[(0 if _is_tensor(picture) else 2)] if array.ndim == 3 else 1
+    if array.ndim not in (2, 3) or channels not in (1, 3, 4) or 0 in array.shape:
+        raise VitkitError(
+            "data.image-shape",
+            f"{kind} of shape {tuple(picture.shape)}; expected (height, width), or {axes} with C 1, 3 or 4",
+        )
+    if _is_tensor(picture) and array.ndim == 3:
+        array = array.transpose(1, 2, 0)
     if array.shape[0] * array.shape[1] > MAX_PIXELS:
-        raise VitkitError(f"{name}: {array.shape[1]}x{array.shape[0]} pixels, more than the limit of {MAX_PIXELS:,}")
-    levels = _levels(array, name, kind)
-    return Image.fromarray(np.ascontiguousarray(levels[:, :, 0] if levels.shape[2:] == (1,) else levels))
+        raise VitkitError(
+            "data.image-too-large",
+            f"{name}: {array.shape[1]}x{array.shape[0]} pixels, more than the limit of {MAX_PIXELS:,}",
+        )
+    if array.dtype.kind == "f":
+        low, high = float(array.min()), float(array.max())
+        if not (low >= 0 and high <= 1):  # NaN is neither
+            raise VitkitError(
+                "data.image-values",
+                f"{kind} of floats from {low:.3g} to {high:.3g}, but the values of a picture must be from 0 to 1; pass "
+                "images that are already normalised, (B, C, height, width), to classifier.probabilities()",
+            )
+        array = np.rint(array.astype(np.float64) * 255).astype(np.uint8)
+    elif array.dtype != np.uint8:
+        raise VitkitError(
+            "data.image-values", f"{kind} of {array.dtype}: pass uint8 from 0 to 255, or floats from 0 to 1"
+        )
+    return Image.fromarray(np.ascontiguousarray(array[:, :, 0] if array.shape[2:] == (1,) else array))
 
 
 @contextmanager
@@ -118,18 +142,20 @@ def picture_held(held: Held, short_side: int | None = None) -> Iterator[Picture]
     """
     image = as_image(held.image, held.name)
     if not all(image.size):
-        raise UnreadableImageError("it has no pixels")
+        raise UnreadableImageError("data.image-empty", "it has no pixels")
     if image.mode.startswith(("I", "F")):  # the range of such numbers is stated in the file's tags
         with picture_of(held.name, short_side, as_file(image)) as picture:
             yield picture
         return
     try:
         if image.width * image.height > MAX_PIXELS:
-            raise UnreadableImageError(f"{image.width}x{image.height} pixels, more than the limit of {MAX_PIXELS:,}")
+            raise UnreadableImageError(
+                "data.image-too-large", f"{image.width}x{image.height} pixels, more than the limit of {MAX_PIXELS:,}"
+            )
         turned = upright(image)
         rgb, doubt = flattened(turned)
     except Exception as error:  # PIL reads the file only now
-        raise UnreadableImageError(reason(held.name, error, b"file")) from error
+        raise UnreadableImageError("data.image-unreadable", reason(held.name, error, b"file")) from error
     yield Picture(rgb, str(image.format or "memory"), image.mode, rgb.width, rgb.height, is_animated=False, doubt=doubt)
 
 
@@ -147,55 +173,12 @@ def as_file(image: Image.Image) -> bytes:
             image = image.convert("RGBA")
         image.save(data, "PNG" if is_clear_grey else "TIFF", exif=exif)
     except (OSError, ValueError, KeyError) as error:
-        raise VitkitError(f"a picture of mode {image.mode} cannot be read; convert it to RGB") from error
+        raise VitkitError(
+            "data.image-mode", f"a picture of mode {image.mode} cannot be read; convert it to RGB"
+        ) from error
     return data.getvalue()
-
-
-def _source(source: object, place: int) -> Source:
-    if isinstance(source, (Held, Stored)):
-        return source
-    if is_in_memory(source):
-        return Held(f"picture {place}", source)  # type: ignore[arg-type]
-    if isinstance(source, (str, os.PathLike)):
-        return path_text(source, "a source")
-    raise VitkitError(f"source {place} is {type_of(source)}: {_EXPECTED}")
 
 
 def _is_tensor(source: object) -> bool:
     torch = sys.modules.get("torch")  # there are no tensors before torch is imported
     return torch is not None and isinstance(source, torch.Tensor)
-
-
-def _array_of(tensor: Any, name: str) -> npt.NDArray[Any]:
-    if tensor.is_meta or tensor.is_sparse or tensor.is_quantized:
-        raise VitkitError(
-            f"{name} is a meta, sparse or quantised tensor: pass a plain one of uint8, or of floats from 0 to 1"
-        )
-    plain = tensor.detach().cpu()
-    return np.asarray(plain.float() if plain.is_floating_point() else plain)
-
-
-def _levels(array: npt.NDArray[Any], name: str, kind: str) -> npt.NDArray[np.uint8]:
-    """Convert uint8 values, or floats from 0 to 1, to uint8 levels from 0 to 255."""
-    if array.dtype == np.uint8:
-        return array
-    if array.dtype.kind != "f":
-        raise VitkitError(f"{name} is {_a(kind)} of {array.dtype}: pass uint8 from 0 to 255, or floats from 0 to 1")
-    low, high = float(array.min()), float(array.max())
-    if not (low >= 0 and high <= 1):  # NaN is neither
-        raise VitkitError(
-            f"{name} is {_a(kind)} of floats from {low:.3g} to {high:.3g}, but the values of a picture must be "
-            "from 0 to 1; pass images that are already normalised, (B, C, height, width), to classifier.probabilities()"
-        )
-    levels: npt.NDArray[np.uint8] = np.rint(array.astype(np.float64) * 255).astype(np.uint8)
-    return levels
-
-
-def _misshapen(name: str, kind: str, shape: tuple[int, ...], axes: str) -> VitkitError:
-    return VitkitError(
-        f"{name} is {_a(kind)} of shape {tuple(shape)}; expected (height, width), or {axes} with C 1, 3 or 4"
-    )
-
-
-def _a(kind: str) -> str:
-    return "an array" if kind == "array" else "a tensor"

@@ -55,7 +55,6 @@ _TITLES = {
     **{name: name for name in ("previous", "when", "proposed_by", "suggested", "score")},
 }
 _WAIT = 10.0  # seconds to wait for another process; an edit takes milliseconds
-_RECENT = 2**16  # bytes at the end of a file, which hold its last rows
 
 
 class Edit(NamedTuple):
@@ -114,12 +113,13 @@ def read_labels(file: str | Path, known: LabelFile | None = None) -> LabelFile:
         content = read_appended(Path(file))
     except OSError as error:
         reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
-        raise VitkitError(f"label file {file}: {reason}; expected a CSV with the columns path and label") from error
+        raise VitkitError(
+            "data.labels-unreadable", f"label file {file}: {reason}; expected a CSV with the columns path and label"
+        ) from error
     return _read(str(file), content, known)
 
 
 def _read(name: str, content: bytes, known: LabelFile | None) -> LabelFile:
-    """Parse the content of a label file, but only the rows that were added since `known` was read."""
     if known is None or not known.content.startswith(_HEADER):
         return _parse(name, content)
     if known.content.endswith(b"\n") and content.startswith(known.content):
@@ -160,7 +160,7 @@ def add_edits(file: str | Path, edits: Iterable[Edit]) -> tuple[Edit, ...]:
     path = Path(file)
     with exclusive(path, wait=_WAIT):
         content = _content_for_writing(path)
-        now, recent = datetime.now(UTC), (content or b"")[-_RECENT:]
+        now, recent = datetime.now(UTC), (content or b"")[-(2**16) :]
         while (when := now.isoformat(timespec="microseconds").replace("+00:00", "Z")).encode() in recent:
             now += timedelta(microseconds=1)  # rows with the same time are undone together
         made = tuple(edit._replace(when=edit.when or when) for edit in edits)
@@ -212,21 +212,23 @@ def undo_edits(
 
 
 def _content_for_writing(path: Path) -> bytes | None:
-    """Return the content of a locked file; None if the file does not exist."""
     try:
         mend_append(path)  # a crash may have left an incomplete last row
         return read_bytes(path)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise VitkitError(f"label file {path}: {error.strerror}; choose another file") from error
+        raise VitkitError(
+            "data.labels-unreadable", f"label file {path}: {error.strerror}; choose another file"
+        ) from error
 
 
 def _for_writing(path: Path, content: bytes | None, known: LabelFile | None = None) -> LabelFile:
     before = LabelFile(str(path)) if content is None else _read(str(path), content, known)
     if before.has_suspects:
         raise VitkitError(
-            f"{path} is a list of suspected label errors, to which rows cannot be added: use a label file"
+            "data.labels-read-only",
+            f"{path} is a list of suspected label errors, to which rows cannot be added: use a label file",
         )
     return before
 
@@ -243,20 +245,20 @@ def _text_of(edits: Iterable[Edit]) -> bytes:
 
 
 def _checked_text_of(path: Path, edits: Sequence[Edit]) -> bytes:
-    """Return rows as CSV that is read back as the same rows: one unusual name could make the whole file unreadable."""
     text = _text_of(edits)
-    try:
+    try:  # one unusual name could make the whole file unreadable
         kept = _parse(str(path), _HEADER + text)
     except VitkitError as error:
-        raise VitkitError(f"{error}; the name of a file or class cannot be stored: rename it") from error
+        raise VitkitError(error.code, f"{error}; the name of a file or class cannot be stored: rename it") from error
     for edit, known_edit in itertools.zip_longest(edits, kept.edits):
         if edit != known_edit:
-            raise VitkitError(f"{path}: {edit} would be read as {known_edit}; rename the file or the class")
+            raise VitkitError(
+                "data.name-unstorable", f"{path}: {edit} would be read as {known_edit}; rename the file or the class"
+            )
     return text
 
 
-def _parse(name: str, content: bytes, first: int = 0) -> LabelFile:
-    """Parse the bytes of a label file, and add `first` to the line numbers."""
+def _parse(name: str, content: bytes, first: int = 0) -> LabelFile:  # `first` is added to the line numbers
     refuse_encoding(name, content)
     # File names need not be UTF-8 on Linux and keep their bytes; labels that are not UTF-8 are refused by `_edit`.
     text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", errors="surrogateescape", newline="")
@@ -264,21 +266,23 @@ def _parse(name: str, content: bytes, first: int = 0) -> LabelFile:
         expected = "path and label, each once (a label file may have previous, when and proposed_by too)"
         table = read_rows(name, text, _TITLES, ("path", "label"), expected)
     except csv.Error as error:
-        raise VitkitError(f"{name} is not a CSV file: {error}") from error
+        raise VitkitError("data.csv-damaged", f"{name} is not a CSV file: {error}") from error
     has_suspects = {"suggested", "score"} <= set(table.columns)
     allowed = {*Edit._fields, *(("suggested", "score", _CHANCE) if has_suspects else ())}
     # Another kind of list may have such columns as split or prediction; without them, its labels would be wrong.
     if other := [title for title, column in zip(table.titles, table.columns, strict=True) if column not in allowed]:
         raise VitkitError(
+            "data.columns-unexpected",
             f"{name} has the column{'s' * (len(other) > 1)} {', '.join(map(repr, other))}, but a label file has "
-            "only path, label, previous, when and proposed_by: remove the others, or pass a list of images as the data"
+            "only path, label, previous, when and proposed_by: remove the others, or pass a list of images as the data",
         )
     # Half of a label may be the name of another class. Rows that vitkit writes have all cells and a line end.
     if content.startswith(_HEADER) and not content.endswith((b"\n", b"\r")) and table.rows:
         line, cells = table.rows[-1]
         if len(cells) < len(Edit._fields):
             raise VitkitError(
-                f"{name}, line {line}: the last row may be cut off: complete it, and add a line break after it"
+                "data.labels-cut-off",
+                f"{name}, line {line}: the last row may be cut off: complete it, and add a line break after it",
             )
     edits = tuple(_edit(name, line + first, cells) for line, cells in table.rows)
     return LabelFile(name, edits, tuple(line + first for line, _ in table.rows), has_suspects, content)
@@ -288,16 +292,21 @@ def _edit(name: str, line: int, cells: dict[str, str]) -> Edit:
     values = [cells.get(column, "") for column in Edit._fields]
     path, label, previous, when, proposed_by = map(restored, values) if "'" in "".join(values) else values
     if not path.strip():
-        raise VitkitError(f"{name}, line {line}: path is empty")
+        raise VitkitError("data.path-empty", f"{name}, line {line}: path is empty")
     if "\0" in path + label:
-        raise VitkitError(f"{name}, line {line}: paths and labels must not contain a null byte: {path!r}, {label!r}")
+        raise VitkitError(
+            "data.null-byte", f"{name}, line {line}: paths and labels must not contain a null byte: {path!r}, {label!r}"
+        )
     if "label" not in cells:
         raise VitkitError(
+            "data.label-missing",
             f"{name}, line {line}: the row ends before its label; an empty label, which removes the picture, still "
-            "needs its comma"
+            "needs its comma",
         )
     if not label.isascii() and any("\ud800" <= character <= "\udfff" for character in label):
-        raise VitkitError(f"{name}, line {line}: the label is not in UTF-8: save the file as CSV in UTF-8")
+        raise VitkitError(
+            "data.csv-encoding", f"{name}, line {line}: the label is not in UTF-8: save the file as CSV in UTF-8"
+        )
     if "suggested" in cells and not proposed_by:
         suggested = restored(cells["suggested"]).strip()
         if suggested and label.strip() in (suggested, EXCLUDED):  # in a list of suspects that a user has edited
@@ -317,7 +326,7 @@ def renaming(edits: Iterable[tuple[str, str]], old: str, new: str) -> list[Edit]
         VitkitError: no image has the class, or the new name is empty.
     """
     if not new.strip():
-        raise VitkitError(f"a class needs a name: enter a new name for {old}")
+        raise VitkitError("data.class-name-empty", f"a class needs a name: enter a new name for {old}")
     made = []
     for path, label in edits:
         names = [label] if label == old else MULTI_LABEL.names_in(label)
@@ -325,13 +334,12 @@ def renaming(edits: Iterable[tuple[str, str]], old: str, new: str) -> list[Edit]
             kept = list(dict.fromkeys(new if name == old else name for name in names))
             made.append(Edit(path, JOINT.join(kept), label))
     if not made:
-        raise VitkitError(f"no picture has the class {old!r}")
+        raise VitkitError("data.class-missing", f"no picture has the class {old!r}")
     return made
 
 
 COLUMNS = ("path", "label", "suggested", "score")
 _CHANCE = "chance"  # a column that older lists do not have
-_SMALL = 2**16  # bytes of a header, at most
 
 
 class Suspect(NamedTuple):
@@ -358,7 +366,7 @@ def is_list_of_suspects(file: str | Path) -> bool:
     if path.suffix.lower() != ".csv" or not path.is_file():
         return False
     with path.open("rb") as opened:
-        lines = [opened.readline(_SMALL).decode("utf-8-sig", "replace") for _ in range(2)]
+        lines = [opened.readline(2**16).decode("utf-8-sig", "replace") for _ in range(2)]
     header = (lines[1] if SEPARATOR.fullmatch(lines[0]) else lines[0]).strip().lower().replace(";", ",")
     return set(header.replace('"', "").split(",")) >= set(COLUMNS)
 
@@ -376,7 +384,7 @@ def read_suspects(file: str | Path) -> list[Suspect]:
         with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="", opener=regular) as text:
             table = read_rows(str(file), text, known, COLUMNS, f"{' and '.join(COLUMNS)}, each once")
     except csv.Error as error:
-        raise VitkitError(f"{file} is not a CSV file: {error}") from error
+        raise VitkitError("data.csv-damaged", f"{file} is not a CSV file: {error}") from error
     suspects = []
     for line, cells in table.rows:
         path, label, suggested, score = (restored(cells.get(name, "")) for name in COLUMNS)
@@ -386,7 +394,7 @@ def read_suspects(file: str | Path) -> list[Suspect]:
         except ValueError:
             chance = -1.0
         if chance is not None and not 0 <= chance <= 1:
-            raise VitkitError(f"{file}, line {line}: chance must be from 0 to 1, not {cell!r}")
+            raise VitkitError("data.chance-invalid", f"{file}, line {line}: chance must be from 0 to 1, not {cell!r}")
         suspects.append(Suspect(path, label, suggested, score, chance))
     return suspects
 
@@ -398,10 +406,7 @@ def expected_by_chance(suspects: Sequence[Suspect]) -> float | None:
 
 
 def chance_in_words(suspects: Sequence[Suspect]) -> str:
-    """Return a phrase with the number from `expected_by_chance`, starting with a semicolon.
-
-    Return "" if the number is unknown, or if there are no suspects.
-    """
+    """Return a phrase with the number from `expected_by_chance`, starting with a semicolon; "" if it is unknown."""
     expected = expected_by_chance(suspects)
     return f"; {by_chance(len(suspects), expected)}" if suspects and expected is not None else ""
 
@@ -409,9 +414,9 @@ def chance_in_words(suspects: Sequence[Suspect]) -> str:
 def decisions_since(labels: LabelFile, run: Path) -> dict[str, Edit]:
     """Return, by path, the rows of a label file that count as decisions about a run's suspected label errors.
 
-    Only the last row of each image can be a decision. If this row is not in the run's copy of the label file, it was
-    added after the run started, and is a decision. If it is in the run's copy, it gave the image the label that the run
-    suspects. It is then a decision only if it confirms a label (`is_confirmation`).
+    Only the last row of each image can be a decision. It is one if it was added after the run started: it is not in the
+    run's copy of the label file. A row in this copy gave the image the label that the run suspects. It is a decision
+    only if it confirms the label that the image already had, as "Keep" in the studio does.
     """
     read = Counter(labels_so_far(run / LABELS).edits)
     last: dict[str, tuple[Edit, bool]] = {}
@@ -420,12 +425,7 @@ def decisions_since(labels: LabelFile, run: Path) -> dict[str, Edit]:
         if not is_new:
             read[edit] -= 1
         last[edit.path] = edit, is_new
-    return {path: edit for path, (edit, is_new) in last.items() if is_new or is_confirmation(edit)}
-
-
-def is_confirmation(edit: Edit) -> bool:
-    """Return whether a row confirms the label that an image already had, as "Keep" in the studio does."""
-    return edit.label == edit.previous != EXCLUDED
+    return {path: edit for path, (edit, is_new) in last.items() if is_new or edit.label == edit.previous != EXCLUDED}
 
 
 class PathFinder:
@@ -447,9 +447,8 @@ class PathFinder:
     def find(self, path: str) -> list[int]:
         """Return the indices of the images with this path.
 
-        If no image has exactly this path, surrounding spaces are removed. If there is still none, paths are compared
-        after resolving the symbolic links in their folders and composing accents (NFC), because operating systems
-        differ in these.
+        If there is none, surrounding spaces are removed, and then paths are compared after resolving the symbolic links
+        in their folders and composing accents (NFC), in which operating systems differ.
         """
         for spelling in dict.fromkeys((path, path.strip())):
             if matches := self._exact.get(self._place(spelling)):
@@ -461,10 +460,7 @@ class PathFinder:
         return self._real.get(self._followed(self._place(path.strip())), [])
 
     def beside(self, path: str) -> str | None:
-        """Return the path, relative to the folder, of an image file that is in the folder but not in the table.
-
-        Call this only for paths for which `find` returns no index. Return None if there is no such file.
-        """
+        """Return the relative path of an image file that is in the folder, but that `find` does not find; or None."""
         for spelling in dict.fromkeys((path, path.strip())):
             place = Path(self._followed(self._place(spelling), normal=False))
             if place.suffix.lower() in SUFFIXES and place.is_relative_to(self._root) and is_there(place):
@@ -528,7 +524,7 @@ def read_rows(name: str, text: TextIO, known: Mapping[str, str], needed: Sequenc
     titles = written[: max((place for place, title in enumerate(written, start=1) if title), default=0)]
     columns = [known.get(title.lower(), title) for title in titles]
     if not set(needed) <= set(columns) or len(set(columns)) < len(columns):
-        raise VitkitError(f"{name} needs the columns {expected}; it has: {header.strip():.200}")
+        raise VitkitError("data.columns-missing", f"{name} needs the columns {expected}; it has: {header.strip():.200}")
     lines: list[tuple[int, list[str]]] = []
     reader, line = csv.reader(text, delimiter=delimiter, strict=True), first
     try:
@@ -538,16 +534,33 @@ def read_rows(name: str, text: TextIO, known: Mapping[str, str], needed: Sequenc
             line = reader.line_num + first
     except csv.Error as error:
         raise VitkitError(
-            f"{name} is not a CSV file from line {line} on: {error}; is there a quote too many, or one not closed?"
+            "data.csv-damaged",
+            f"{name} is not a CSV file from line {line} on: {error}; is there a quote too many, or one not closed?",
         ) from error
-    _check_quotes(name, columns, delimiter, lines)
+    # A quote that is not closed makes a cell of the rows below it.
+    for line, cells in lines:
+        is_wide = re.search(r"[\r\n]", "".join(cells)) is not None
+        swallowed = [part for cell in cells for part in cell.splitlines()[1:]] if is_wide else []
+        for inner in (part.split(delimiter) for part in swallowed):
+            is_row = len(inner) >= len(columns) and (
+                Path(inner[columns.index("path")].strip(' "')).suffix.lower() in SUFFIXES
+            )
+            if is_row or len(cells) < len(columns):
+                raise VitkitError(
+                    "data.csv-quote", f"{name}, line {line}: a quote is not closed, so its cell contains the rows below"
+                )
     for line, cells in lines:
         beyond = [cell for cell in cells[len(columns) :] if cell]
         if len(titles) == len(written) and beyond:  # further cells may be classes, which would be lost
             wide = f"{len(cells)} cells for {len(columns)} columns"
-            raise VitkitError(f'{name}, line {line}: {wide}; put several classes between quotes: "cat;dog"')
+            raise VitkitError(
+                "data.cells-too-many", f'{name}, line {line}: {wide}; put several classes between quotes: "cat;dog"'
+            )
         if text_beyond := [cell for cell in beyond if cell.strip()]:
-            raise VitkitError(f"{name}, line {line}: {text_beyond[0]!r} is in a column without a title: give it one")
+            raise VitkitError(
+                "data.cells-too-many",
+                f"{name}, line {line}: {text_beyond[0]!r} is in a column without a title: give it one",
+            )
     rows = tuple((line, dict(zip(columns, row, strict=False))) for line, row in lines)
     return CsvRows(tuple(titles), tuple(columns), delimiter, rows)
 
@@ -565,20 +578,6 @@ def refuse_encoding(name: str, data: bytes) -> None:
     is_wide = head.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")) or head.count(b"\0") > len(head) // 2
     if is_wide or head.startswith((b"\xff\xfe", b"\xfe\xff")) or 3 * head.count(b"\0") > len(head):
         raise VitkitError(
-            f"{name} is not a CSV file in UTF-8, but in UTF-{32 if is_wide else 16}: save it as CSV in UTF-8"
+            "data.csv-encoding",
+            f"{name} is not a CSV file in UTF-8, but in UTF-{32 if is_wide else 16}: save it as CSV in UTF-8",
         )
-
-
-def _check_quotes(name: str, columns: Sequence[str], delimiter: str, lines: Iterable[tuple[int, list[str]]]) -> None:
-    """Refuse a file in which a quote is not closed, because the cell would contain the rows that follow it."""
-    place = columns.index("path")
-    for line, cells in lines:
-        if "\n" not in (joined := "".join(cells)) and "\r" not in joined:
-            continue
-        swallowed = [part for cell in cells for part in cell.splitlines()[1:]]
-        is_short = bool(swallowed) and len(cells) < len(columns)
-        for part in swallowed:
-            inner = part.split(delimiter)
-            is_row = len(inner) >= len(columns) and Path(inner[place].strip(' "')).suffix.lower() in SUFFIXES
-            if is_short or is_row:
-                raise VitkitError(f"{name}, line {line}: a quote is not closed, so its cell contains the rows below")

@@ -64,13 +64,7 @@ def split_of_folder(name: str) -> tuple[str, tuple[str, ...]] | None:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder with its subfolders.
-
-    Attributes:
-        path: the path of the folder.
-        has_images: whether it contains images itself, not only in subfolders.
-        folders: the subfolders.
-    """
+    """A folder with its subfolders. `has_images` is whether it contains images itself, not only in subfolders."""
 
     path: Path
     has_images: bool
@@ -124,10 +118,9 @@ def below(top: Folder, folder: Folder) -> str:
 
 @dataclass(frozen=True)
 class SplitFolder:
-    """A folder that is named like a split, and the folder within it that contains the classes.
+    """A folder that is named like a split (`outer`), and the folder that contains the classes (`inner`).
 
-    `outer` is the folder with the name, and `inner` the folder with the classes. They are the same unless folders are
-    nested. `words` are the remaining words of the name (`split_of_folder`).
+    They are the same unless folders are nested. `words` are the remaining words of the name (`split_of_folder`).
     """
 
     outer: Folder
@@ -151,7 +144,7 @@ def grouped(folder: Folder) -> dict[tuple[str, ...], list[SplitFolder]]:
 
 
 def is_pair(splits: Sequence[SplitFolder]) -> bool:
-    """Return whether there are at least two split folders, one of them for training."""
+    """Return whether there are two or more split folders, one of them for training."""
     return len(splits) > 1 and any(part.split == "train" for part in splits)
 
 
@@ -166,22 +159,7 @@ def undouble(folder: Folder) -> Folder:
     return inner if split_of_folder(inner.name) == split_of_folder(folder.name) else folder
 
 
-def _unwrap_alike(splits: Sequence[SplitFolder]) -> list[SplitFolder]:
-    """Descend into the only subfolder of each split if all of these subfolders have the same name.
-
-    For example, train/images and test/images replace train and test.
-    """
-    splits = list(splits)
-    while all(part.inner.is_made_of_folders and len(part.inner.folders) == 1 for part in splits):
-        within = [part.inner.folders[0] for part in splits]
-        if len({part.name.casefold() for part in within}) > 1 or not all(part.is_made_of_folders for part in within):
-            break
-        splits = [replace(part, inner=inner) for part, inner in zip(splits, within, strict=True)]
-    return splits
-
-
-def _split_of_eval(splits: Sequence[SplitFolder]) -> list[SplitFolder]:
-    """Replace the split `eval` with val if there is also a test split, otherwise with test."""
+def _split_of_eval(splits: Sequence[SplitFolder]) -> list[SplitFolder]:  # `eval` is val beside test, otherwise test
     instead = "val" if any(part.split == "test" for part in splits) else "test"
     return [replace(part, split=instead) if part.split == "eval" else part for part in splits]
 
@@ -202,17 +180,10 @@ class ClassFolder:
 
 @dataclass(frozen=True)
 class FolderLayout:
-    """The interpretation of a folder's subfolders as classes and splits.
-
-    Attributes:
-        classes: the folders that contain the images of a class.
-        between: the folders above the class folders. Files in these folders themselves belong to no class.
-        left_out: the folders that are ignored.
-        text: a one-line description of the layout.
-    """
+    """The interpretation of a folder's subfolders as classes and splits; `text` describes it in one line."""
 
     classes: tuple[ClassFolder, ...]
-    between: tuple[Path, ...]
+    between: tuple[Path, ...]  # the folders above the class folders; files in them belong to no class
     left_out: tuple[Path, ...]
     text: str
 
@@ -220,26 +191,29 @@ class FolderLayout:
 def understand(name: str, top: Folder, layout: LayoutName) -> FolderLayout:
     """Distinguish classes from splits among the folders below `top`, by their names and contents.
 
-    Args:
-        name: the name of the folder, for messages.
-        top: the tree of the folder (`survey`).
-        layout: `classes` reads every subfolder of `top` as a class. `splits` reads the folders that are named like
-            splits as splits. `auto` decides by names and contents, and raises an error if it cannot.
+    `classes` reads every subfolder of `top` as a class. `splits` reads the folders that are named like splits as
+    splits. `auto` decides by names and contents.
 
     Raises:
         VitkitError: the layout is ambiguous, or there are no splits although `layout` is `splits`.
     """
     if layout == "classes":
         return _as_classes(top, top)
-    top = replace(top, folders=tuple(map(_without_filler_folders, top.folders)))
-    inner = _unwrap(top)
+    inner = top = replace(top, folders=tuple(map(_without_filler_folders, top.folders)))
+    while not inner.has_images and len(inner.folders) == 1:  # a folder with a single folder: its content counts
+        (only,) = inner.folders
+        if only.has_images or not only.full or split_of_folder(only.name) is not None:
+            break
+        inner = only
     result = _as_splits(name, top, inner, layout) or _as_splits_of_classes(top, inner)
     if result is None and layout == "splits":
-        raise VitkitError(f"{name} has no split folders with class folders in them: expected train/, val/ or test/")
-    if result is not None:
-        return result
-    _refuse_doubtful(name, top, inner)
-    return _as_classes(top, inner)
+        raise VitkitError(
+            "data.splits-missing",
+            f"{name} has no split folders with class folders in them: expected train/, val/ or test/",
+        )
+    if result is None:
+        _refuse_doubtful(name, top, inner)
+    return result or _as_classes(top, inner)
 
 
 def _without_filler_folders(folder: Folder) -> Folder:
@@ -249,16 +223,6 @@ def _without_filler_folders(folder: Folder) -> Folder:
         if only.has_images and not only.folders and only.name.lower() in _FILLERS:
             return replace(folder, has_images=True, folders=())
     return replace(folder, folders=tuple(map(_without_filler_folders, folder.folders)))
-
-
-def _unwrap(folder: Folder) -> Folder:
-    """Descend through folders that contain only one other folder, to the folder that contains the classes or splits."""
-    while not folder.has_images and len(folder.folders) == 1:
-        (only,) = folder.folders
-        if only.has_images or not only.full or split_of_folder(only.name) is not None:
-            break
-        folder = only
-    return folder
 
 
 # --- As classes --------------------------------------------------------------------------------------
@@ -282,23 +246,26 @@ def _refuse_doubtful(name: str, top: Folder, folder: Folder) -> None:
             held = "" if any(item.has_classes for item in splits) else ", with images but no class folders in them"
             like = "look like splits" if not words else "look like splits of one class"
             raise VitkitError(
+                "data.layout-ambiguous",
                 f"{name}: {named} {like}{held}; put class folders into each of train/, val/ and test/, "
-                "or use --layout classes if these folders are classes"
+                "or use --layout classes if these folders are classes",
             )
     if alike := _agreeing(folder):
         folders, names = alike
         raise VitkitError(
+            "data.layout-ambiguous",
             f"{name}: it is not clear what the classes are, as {listed([below(top, item) for item in folders])} have "
             f"folders of the same names ({listed(names)}): if those names are the classes, call the outer folders "
-            "train, val and test; if the outer folders are the classes, use --layout classes"
+            "train, val and test; if the outer folders are the classes, use --layout classes",
         )
     for item in inside(folder):
         parts = next((each for each in grouped(item).values() if is_pair(each)), None)
         if parts is not None:
             named = " and ".join(f"{part.outer.name}/" for part in parts)
             raise VitkitError(
+                "data.layout-ambiguous",
                 f"{name}: {below(top, item)} contains {named}, which look like splits: pass the folder {item.path} "
-                f"itself, or use --layout classes to treat the folders above it as classes"
+                f"itself, or use --layout classes to treat the folders above it as classes",
             )
 
 
@@ -331,15 +298,22 @@ def _as_splits(name: str, top: Folder, folder: Folder, requested: LayoutName) ->
     if len(chosen) > 1 or sum(item.split == "train" for splits in groups.values() for item in splits) > 1:
         named = listed([below(top, item.outer) for splits in groups.values() for item in splits])
         raise VitkitError(
+            "data.layout-ambiguous",
             f"{name}: {named} could each be a split; keep at most one each of train/, val/ and test/, or use "
-            "--layout classes if these folders are classes"
+            "--layout classes if these folders are classes",
         )
     splits = _split_of_eval(chosen[0])
     taken = {item.outer.path for item in splits}
     others = [item for item in folder.full if item.path not in taken]
     if len(splits) == 1 and others and requested == "auto" and _is_class(name, top, folder, splits[0], others):
         return None
-    splits = sorted(_unwrap_alike(splits), key=lambda item: _ORDER.index(item.split))
+    # If the only folders of all splits have the same name, as in train/images and test/images, their content counts.
+    while all(item.inner.is_made_of_folders and len(item.inner.folders) == 1 for item in splits):
+        within = [item.inner.folders[0] for item in splits]
+        if len({item.name.casefold() for item in within}) > 1 or not all(item.is_made_of_folders for item in within):
+            break
+        splits = [replace(item, inner=inner) for item, inner in zip(splits, within, strict=True)]
+    splits.sort(key=lambda item: _ORDER.index(item.split))
     _check_splits(name, top, splits, requested)
     named = ", ".join(f"{item.split} in {below(top, item.inner)}" for item in splits)
     rest = f"; left out: {listed([below(top, item) for item in others])}" if others else ""
@@ -367,8 +341,9 @@ def _is_class(name: str, top: Folder, folder: Folder, lone: SplitFolder, others:
         return True
     beside = listed([below(top, child) for child in others])
     raise VitkitError(
+        "data.layout-ambiguous",
         f"{name}: {below(top, lone.outer)} may be a split or a class: there is no other split with class folders "
-        f"beside it, only {beside}; {_OVERRIDE}"
+        f"beside it, only {beside}; {_OVERRIDE}",
     )
 
 
@@ -376,7 +351,9 @@ def _check_splits(name: str, top: Folder, splits: Sequence[SplitFolder], request
     for one, other in pairwise(splits):
         if one.split == other.split:
             named = f"{below(top, one.outer)} and {below(top, other.outer)}"
-            raise VitkitError(f"{name}: {named} are both the {one.split} split; merge them, or move one away")
+            raise VitkitError(
+                "data.splits-twice", f"{name}: {named} are both the {one.split} split; merge them, or move one away"
+            )
     if requested == "splits":
         return
     for split in splits:
@@ -386,7 +363,8 @@ def _check_splits(name: str, top: Folder, splits: Sequence[SplitFolder], request
     doubtful = [item for item in meant if meant[item] is not None]
     if len({meant[item] for item in doubtful}) > 1:
         raise VitkitError(
-            f"{name}: {listed(sorted(doubtful))} lie inside splits, but look like splits themselves; {_OVERRIDE}"
+            "data.layout-ambiguous",
+            f"{name}: {listed(sorted(doubtful))} lie inside splits, but look like splits themselves; {_OVERRIDE}",
         )
     known = {item.name for item in first.inner.full}
     by_case = {_alike(item): item for item in known}
@@ -399,12 +377,14 @@ def _check_splits(name: str, top: Folder, splits: Sequence[SplitFolder], request
                 if old.casefold() != new.casefold():  # they may look the same
                     pair = list(map(ascii, pair))
                 raise VitkitError(
-                    f"{name}: {pair[0]} and {pair[1]} differ only in spelling, but would be two classes; rename one"
+                    "data.classes-alike",
+                    f"{name}: {pair[0]} and {pair[1]} differ only in spelling, but would be two classes; rename one",
                 )
         if not known & theirs:
             raise VitkitError(
+                "data.layout-ambiguous",
                 f"{name}: no folder of {below(top, split.inner)} ({listed(sorted(theirs))}) is a class of "
-                f"{below(top, first.inner)} ({listed(sorted(known))}); {_OVERRIDE}"
+                f"{below(top, first.inner)} ({listed(sorted(known))}); {_OVERRIDE}",
             )
 
 
@@ -444,15 +424,10 @@ def table_of_layout(
     images_below: Callable[[Path], list[str]],
     entries: Callable[[Path], list[tuple[str, bool]]],
 ) -> ImageTable:
-    """Build the table of the images in a folder or archive whose layout is known.
+    """Build the table of the images in a folder or archive with a known layout; record ignored files in `overlooked`.
 
-    Args:
-        name: the name of the folder or archive, for messages.
-        root: its path.
-        layout: the layout that `understand` returned.
-        overlooked: receives the ignored files and folders.
-        images_below: a function that returns the paths of the images below a folder, relative to that folder.
-        entries: a function that returns the entries of a folder as pairs of a name and whether it is a file.
+    `images_below` returns the paths of the images below a folder, relative to that folder. `entries` returns the
+    entries of a folder as pairs of a name and whether it is a file.
     """
     ignored = overlooked.ignored
     rows: list[Row] = []
@@ -467,7 +442,9 @@ def table_of_layout(
         loose = sum(is_file and why_ignored(child) is None for child, is_file in entries(root))
         hint = f" ({loose} images lie in the folder itself)" if loose else ""
         more = "".join(f"; {line}" for line in overlooked.lines(root)) or hint
-        raise VitkitError(f"{name} has no images: expected one sub-folder per class with images in it{more}")
+        raise VitkitError(
+            "data.images-missing", f"{name} has no images: expected one sub-folder per class with images in it{more}"
+        )
     table = table_of(name, root, rows)
     return replace(
         table,

@@ -69,26 +69,20 @@ def read_list(name: str, file: Path, _: LayoutName = "auto") -> ImageTable:
     The columns path and label have one of the titles in `_COLUMNS`; instead of label, there may be a column of 0 and 1
     for each class. A column with splits may have any title (`splits_in`). Images with the same cell in the column group
     stay in one split.
-
-    Raises:
-        VitkitError: the file is not such a list; the message names the line or the column.
     """
     rows = _read_rows(name, file)
     split_column, splits = splits_in(name, rows)
     rest = [column for column in rows.columns if column not in ("path", "label", *split_column)]
     group_column = next((column for title in _GROUP_TITLES for column in rest if _plain(column) == title), None)
     rest = [column for column in rest if column != group_column]
-    if "label" in rows.columns:
-        labels = _joined_labels(name, rows)
-    else:
-        labels, rest = _one_hot_labels(name, rows, rest), []
+    labels = _labels_in(name, rows, rest)
     paths = []
     for line, cells in rows.rows:
         paths.append(path := _cell(cells, "path"))
         if not path:
-            raise VitkitError(f"{name}, line {line}: path is empty")
+            raise VitkitError("data.path-empty", f"{name}, line {line}: path is empty")
         if "\0" in path:
-            raise VitkitError(f"{name}, line {line}: paths must not contain a null byte: {path!r}")
+            raise VitkitError("data.null-byte", f"{name}, line {line}: paths must not contain a null byte: {path!r}")
     table = _table_of(name, file.parent, paths, labels, splits)
     _refuse_misplaced(table)
     groups = {}
@@ -97,7 +91,8 @@ def read_list(name: str, file: Path, _: LayoutName = "auto") -> ImageTable:
         groups = {path: group for path, group in found if group}
         if len(groups) == len(set(paths)) > 1 and len(set(groups.values())) == 1:
             raise VitkitError(
-                f"{name}: all rows have the same {group_column}, so the images cannot be split: remove this column"
+                "data.groups-all-one",
+                f"{name}: all rows have the same {group_column}, so the images cannot be split: remove this column",
             )
     notes = [
         *([f"splits read from {_quoted(split_column)}"] if split_column not in ((), ("split",)) else []),
@@ -105,7 +100,7 @@ def read_list(name: str, file: Path, _: LayoutName = "auto") -> ImageTable:
         *([f"images with the same {group_column!r} stay in one split"] if groups else []),
     ]
     overlooked = ""
-    if rest:
+    if rest and "label" in rows.columns:  # otherwise they are the classes
         unread = listed([column or "(without a title)" for column in rest], 20)
         overlooked = f"{plural(len(rest), 'column is', 'columns are')} not read: {unread}"
         if folds := [column for column in rest if "fold" in column.lower()]:
@@ -158,16 +153,17 @@ def _read_rows(name: str, file: Path) -> CsvRows:
         with open(file, encoding="utf-8-sig", newline="", opener=regular) as text:
             rows = read_rows(name, text, _COLUMNS, ("path",), _EXPECTED)
     except (UnicodeDecodeError, csv.Error) as error:
-        raise VitkitError(f"{name} is not a CSV file in UTF-8: {error}") from error
+        raise VitkitError("data.csv-damaged", f"{name} is not a CSV file in UTF-8: {error}") from error
     except OSError as error:
-        raise VitkitError(f"{name} cannot be read: {error.strerror or error}") from error
+        raise VitkitError("data.list-unreadable", f"{name} cannot be read: {error.strerror or error}") from error
     if {"confidence", "error"} <= set(rows.columns):
         raise VitkitError(
+            "data.list-of-predictions",
             f"{name} is a table of `vitkit predict`, whose labels are a model's answers: they do not show how often a "
-            "model is right. Correct them, and keep only the columns path and label"
+            "model is right. Correct them, and keep only the columns path and label",
         )
     if not rows.rows:
-        raise VitkitError(f"{name} contains no images: it has no rows after its header")
+        raise VitkitError("data.images-missing", f"{name} contains no images: it has no rows after its header")
     return rows
 
 
@@ -191,9 +187,6 @@ def splits_in(name: str, rows: CsvRows) -> tuple[tuple[str, ...], list[str | Non
 
     A column holds splits if all of its cells are words for splits, or if its title is one for splits. There may also be
     columns of yes and no for single splits, such as is_train. Without any of these, no row has a split.
-
-    Raises:
-        VitkitError: a cell names no split, only some rows have a split, or two columns contradict each other.
     """
     found: dict[tuple[str, ...], list[str | None]] = {}
     for column in rows.columns:
@@ -206,7 +199,10 @@ def splits_in(name: str, rows: CsvRows) -> tuple[tuple[str, ...], list[str | Non
         for line, cells in rows.rows:
             named = [split for column, split in flags.items() if _TRUTH.get(_cell(cells, column).lower())]
             if len(named) > 1 or (not named and rest is None):
-                raise VitkitError(f"{name}, line {line}: {_quoted([*flags])} must contain one 1, not {len(named)}")
+                raise VitkitError(
+                    "data.split-invalid",
+                    f"{name}, line {line}: {_quoted([*flags])} must contain one 1, not {len(named)}",
+                )
             splits.append(named[0] if named else rest)
         found[tuple(flags)] = splits
     if not found:
@@ -215,11 +211,15 @@ def splits_in(name: str, rows: CsvRows) -> tuple[tuple[str, ...], list[str | Non
     for other, theirs in others:
         if (row := next((i for i, split in enumerate(splits) if split != theirs[i]), None)) is not None:
             raise VitkitError(
+                "data.splits-conflict",
                 f"{name}, line {rows.rows[row][0]}: {_quoted((*titles, *other))} give different splits "
-                f"({splits[row]} and {theirs[row]}): keep one of them"
+                f"({splits[row]} and {theirs[row]}): keep one of them",
             )
     if 0 < (without := splits.count(None)) < len(splits):
-        raise VitkitError(f"{name}: {without} of {len(splits)} rows have no split; give it to all of them or to none")
+        raise VitkitError(
+            "data.split-missing",
+            f"{name}: {without} of {len(splits)} rows have no split; give it to all of them or to none",
+        )
     return tuple(column for columns in found for column in columns), splits
 
 
@@ -238,8 +238,9 @@ def _splits_of_words(name: str, rows: CsvRows, column: str) -> list[str | None] 
             return None
         line = rows.rows[words.index(other)][0]
         raise VitkitError(
+            "data.split-invalid",
             f"{name}, line {line}: {column} must be train, val or test, not {other!r}; rename the column if it does "
-            "not tell the split"
+            "not tell the split",
         )
     eval_split = "val" if "test" in known else "test"
     return [eval_split if (split := meant.get(word)) == "eval" else split for word in words]
@@ -256,12 +257,13 @@ def _flag_columns(name: str, rows: CsvRows) -> dict[str, str]:
             flags[column] = "test" if named[0] == "eval" else named[0]
             is_clear |= bool(named[1])
     if len(set(flags.values())) < len(flags):
-        raise VitkitError(f"{name}: {_quoted([*flags])} tell the same split: keep one of them")
+        raise VitkitError("data.splits-twice", f"{name}: {_quoted([*flags])} tell the same split: keep one of them")
     if len(flags) == 1 and not is_clear:
         (column,) = flags
         raise VitkitError(
+            "data.column-ambiguous",
             f"{name}: the column {column!r} may tell the split or something else: if it tells the split, call it "
-            f"is_{flags[column]}; otherwise rename it"
+            f"is_{flags[column]}; otherwise rename it",
         )
     return flags
 
@@ -269,19 +271,18 @@ def _flag_columns(name: str, rows: CsvRows) -> dict[str, str]:
 # --- Labels -----------------------------------------------------------------------------------------------------
 
 
-def _one_hot_labels(name: str, rows: CsvRows, columns: Sequence[str]) -> _Labels:
-    """Return the classes of a list with a column of 0 and 1 for each class; refuse a list with other cells."""
-    if len(columns) < 2 or not all(
-        _cell(cells, column) in ("0", "1", "0.0", "1.0") for _, cells in rows.rows for column in columns
-    ):
-        raise VitkitError(f"{name} needs the columns {_EXPECTED}; it has: {rows.delimiter.join(rows.titles):.200}")
-    names = [[column for column in columns if _cell(cells, column).startswith("1")] for _, cells in rows.rows]
-    note = f"labels read from {len(columns)} columns of 0 and 1: {listed(columns, 20)}"
-    return _Labels(names, any(len(each) != 1 for each in names), note)
-
-
-def _joined_labels(name: str, rows: CsvRows) -> _Labels:
-    """Return the classes in the column label, whose cells may join several names; refuse unclear ones."""
+def _labels_in(name: str, rows: CsvRows, rest: Sequence[str]) -> _Labels:
+    """Read the column label, whose cells may join several names, or else the columns of 0 and 1 for each class."""
+    if "label" not in rows.columns:
+        flags = [[_cell(cells, column) for column in rest] for _, cells in rows.rows]
+        if len(rest) < 2 or not {flag for row in flags for flag in row} <= {"0", "1", "0.0", "1.0"}:
+            raise VitkitError(
+                "data.columns-missing",
+                f"{name} needs the columns {_EXPECTED}; it has: {rows.delimiter.join(rows.titles):.200}",
+            )
+        names = [[column for column, flag in zip(rest, row, strict=True) if flag.startswith("1")] for row in flags]
+        note = f"labels read from {len(rest)} columns of 0 and 1: {listed(rest, 20)}"
+        return _Labels(names, any(len(each) != 1 for each in names), note)
     is_declared = any(title.lower() == "labels" for title in rows.titles)
     cells = [_cell(row, "label") for _, row in rows.rows]
     if (names := _names_of_lists(name, rows, cells)) is not None:
@@ -290,7 +291,7 @@ def _joined_labels(name: str, rows: CsvRows) -> _Labels:
     names = [MULTI_LABEL.names_in(cell) for cell in cells]
     several = is_declared or any(len(set(each)) > 1 for each in names)
     if not several and (empty := next((i for i, cell in enumerate(cells) if not cell), None)) is not None:
-        raise VitkitError(f"{name}, line {rows.rows[empty][0]}: label is empty")
+        raise VitkitError("data.label-missing", f"{name}, line {rows.rows[empty][0]}: label is empty")
     if not several:
         names = [[cell] for cell in cells]
     is_joined, labels = any(len(row) > 1 for row in names), {each for row in names for each in row}
@@ -300,7 +301,9 @@ def _joined_labels(name: str, rows: CsvRows) -> _Labels:
         warning = f"{missing[0]!r} is read as a class: remove the rows without a label" if missing else ""
         return _Labels(names, several, "; ".join(filter(None, (note, warning))))
     if is_joined:
-        raise VitkitError(f"{name}: labels join classes by {JOINT!r} and by {separator!r}: use {JOINT!r} only")
+        raise VitkitError(
+            "data.label-invalid", f"{name}: labels join classes by {JOINT!r} and by {separator!r}: use {JOINT!r} only"
+        )
     names = [[part.strip() for each in row for part in each.split(separator) if part.strip()] for row in names]
     return _Labels(names, is_multi=True, note=f"labels split at {separator!r}")
 
@@ -313,40 +316,38 @@ def _names_of_lists(name: str, rows: CsvRows, cells: Sequence[str]) -> list[list
     if not all(are_lists):
         row = next(i for i, cell in enumerate(cells) if cell and cell[0] not in "[({")
         raise VitkitError(
+            "data.label-invalid",
             f"{name}, line {rows.rows[row][0]}: the label {cells[row]!r:.80} is no list, but other labels are: join "
-            f"names by {JOINT!r}, as in cat;dog"
+            f"names by {JOINT!r}, as in cat;dog",
         )
-    items = [_items(cell) for cell in cells]
-    if None in items:
-        row = items.index(None)
-        raise VitkitError(
-            f"{name}, line {rows.rows[row][0]}: the label {cells[row]!r:.80} is not a list of different names between "
-            f"commas: join names by {JOINT!r}, as in cat;dog"
-        )
-    return [each or [] for each in items]
-
-
-def _items(cell: str) -> list[str] | None:
-    """Return the names in a list; None if it may mean something else, such as a 0 or 1 for each class."""
-    try:
-        found = ast.literal_eval(cell or "[]")
-        items = [] if isinstance(found, dict) else [str(item).strip() for item in found]
-        is_plain = not isinstance(found, dict) and all(isinstance(item, str | int | float) for item in found)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # names without quotes
-        items = [item for part in cell[1:-1].split(",") if (item := part.strip(" '\""))]
-        is_plain = not any(re.search(r"[:\[{]", item) or re.fullmatch(r"[\d.]+(\s+[\d.]+)+", item) for item in items)
-    joined = re.search(r"""(['"])\s+\1""", cell)  # NumPy writes no commas, and Python joins such strings
-    return items if is_plain and not joined and len(set(items)) == len(items) else None
+    names = []
+    for (line, _), cell in zip(rows.rows, cells, strict=True):
+        try:
+            found = ast.literal_eval(cell or "[]")
+            items = [] if isinstance(found, dict) else [str(item).strip() for item in found]
+            is_plain = not isinstance(found, dict) and all(isinstance(item, str | int | float) for item in found)
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # names without quotes
+            items = [item for part in cell[1:-1].split(",") if (item := part.strip(" '\""))]
+            is_plain = not any(
+                re.search(r"[:\[{]", item) or re.fullmatch(r"[\d.]+(\s+[\d.]+)+", item) for item in items
+            )
+        is_joined = re.search(r"""(['"])\s+\1""", cell)  # NumPy writes no commas, and Python joins such strings
+        if not is_plain or is_joined or len(set(items)) < len(items):  # perhaps a 0 or 1 for each class
+            raise VitkitError(
+                "data.label-invalid",
+                f"{name}, line {line}: the label {cell!r:.80} is not a list of different names between commas: join "
+                f"names by {JOINT!r}, as in cat;dog",
+            )
+        names.append(items)
+    return names
 
 
 def _separator(name: str, labels: set[str], *, is_declared: bool, is_joined: bool) -> tuple[str | None, str]:
     """Return the mark, other than `;`, at which labels are to be split, or None, and a note about names with one.
 
     `is_declared` is whether the title of the column says that there are several names, and `is_joined` whether some
-    rows join names by `;`, so that other characters are probably parts of names.
-
-    Raises:
-        VitkitError: labels seem to join other labels by this mark, but it may be a part of their names.
+    rows join names by `;`, so that other characters are probably parts of names. It is an error if labels seem to join
+    other labels by a mark that may be a part of their names.
     """
     note = ""
     for mark in "|," if is_joined else _MARKS:
@@ -360,8 +361,9 @@ def _separator(name: str, labels: set[str], *, is_declared: bool, is_joined: boo
             return mark, ""
         if is_certain or (whole and (mark in "|,/+&" or (mark == " " and is_declared))):
             raise VitkitError(
+                "data.label-invalid",
                 f"{name}: the label {whole[0]!r} joins other labels by {mark!r}: join several classes by {JOINT!r}, as "
-                f"in {JOINT.join(parts[whole[0]])}, or write the name of one class without {mark!r}"
+                f"in {JOINT.join(parts[whole[0]])}, or write the name of one class without {mark!r}",
             )
         uses = Counter(part for label in labels for part in set(parts[label]))
         if joined and all(uses[part] > 1 for label in joined for part in parts[label]):
@@ -373,7 +375,7 @@ def _table_of(name: str, root: Path, paths: Sequence[str], labels: _Labels, spli
     names_of_rows = [sorted(set(names)) for names in labels.names]
     classes = tuple(sorted({label for names in names_of_rows for label in names}))
     if not classes:
-        raise VitkitError(f"{name} contains no classes: every label is empty")
+        raise VitkitError("data.classes-missing", f"{name} contains no classes: every label is empty")
     refuse_twins(
         name, classes, [(path, JOINT.join(names), None) for path, names in zip(paths, labels.names, strict=True)]
     )
@@ -393,8 +395,9 @@ def _refuse_misplaced(table: ImageTable) -> None:
     path = table.paths[0]
     if (there := next(_elsewhere(table.root, path), None)) is not None:
         raise VitkitError(
+            "data.images-elsewhere",
             f"{table.name}: none of its {len(table)} images exists (the first is {path!r:.200}), but {there} does: "
-            f"write paths as they are below {table.root}, with '/' and the suffix"
+            f"write paths as they are below {table.root}, with '/' and the suffix",
         )
 
 

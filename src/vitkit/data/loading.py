@@ -69,13 +69,11 @@ def mix_seeds(*seeds: int) -> int:
 class EpochSampler(Sampler[tuple[int, ...]]):
     """Yield (epoch, index) for every index, in a random order that depends only on (seed, epoch).
 
-    With `labels`, an epoch contains the same number of images of every class, while its length stays the same. Some
-    images of large classes are therefore left out, and images of small classes are repeated. The n-th repetition of an
-    image is yielded as (epoch, index, n).
+    With `labels`, an epoch of the same length contains the same number of images of every class: some images of large
+    classes are left out, and images of small classes are repeated. The n-th repetition is (epoch, index, n).
 
     With `shards`, the shard number of each image, images are drawn from only `WINDOW` shards at a time, because shards
-    are read remotely. The shards are shuffled and enter this window one after another. The images of a shard are spread
-    over the time during which it is in the window.
+    are read remotely. The shards are shuffled, and enter this window one after another.
     """
 
     def __init__(
@@ -96,45 +94,31 @@ class EpochSampler(Sampler[tuple[int, ...]]):
         order = self._shuffled(torch.arange(self.length), generator)
         if self.labels is None:
             return iter([(self.epoch, index) for index in order.tolist()])
-        drawn = self._balanced(self.labels, order)
+        by_label: dict[int, list[int]] = {}  # in random order: the first classes may be drawn once more than others
+        for i, label in zip(order.tolist(), self.labels[order].tolist(), strict=True):
+            by_label.setdefault(label, []).append(i)
+        classes = list(by_label)
+        drawn = list[tuple[int, ...]]()
+        for k in range(self.length):  # an image of each class in turn; a class begins again when all are drawn
+            images = by_label[classes[k % len(classes)]]
+            again, place = divmod(k // len(classes), len(images))
+            drawn.append((self.epoch, images[place], again) if again else (self.epoch, images[place]))
         shuffled = self._shuffled(torch.tensor([key[1] for key in drawn]), generator).tolist()
         return iter([drawn[i] for i in shuffled])
 
-    def _shuffled(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Return a random permutation (n,) of the positions of `images` (n,)."""
+    def _shuffled(self, images: Tensor, generator: torch.Generator) -> Tensor:  # a permutation (n,) for images (n,)
         if self.shards is None:
             return torch.randperm(len(images), generator=generator)
         places = torch.randperm(int(self.shards.max()) + 1, generator=generator)[self.shards[images]]
         return torch.argsort(places + WINDOW * torch.rand(len(images), generator=generator, dtype=torch.float64))
 
-    def _balanced(self, labels: Tensor, order: Tensor) -> list[tuple[int, ...]]:
-        """Draw one image of each class in turn. When all images of a class have been drawn, they are drawn again."""
-        by_label: dict[int, list[int]] = {}  # in random order: the first classes may be drawn once more than others
-        for i, label in zip(order.tolist(), labels[order].tolist(), strict=True):
-            by_label.setdefault(label, []).append(i)
-        classes = list(by_label)
-        drawn = list[tuple[int, ...]]()
-        for k in range(self.length):
-            images = by_label[classes[k % len(classes)]]
-            again, place = divmod(k // len(classes), len(images))
-            drawn.append((self.epoch, images[place], again) if again else (self.epoch, images[place]))
-        return drawn
-
 
 class BatchSampler(Sampler[list[tuple[int, ...]]]):
-    """Yield one process's share of each batch, as a list of the tuples that `EpochSampler` yields.
+    """Yield one process's share of each batch, as a list of the tuples that `EpochSampler` yields, from batch `first`.
 
     The last batch may be smaller. If it has fewer images than there are processes, each process without an image gets
     the first image of the batch, because no process may skip a collective operation. `ImageData.images_in` does not
-    count such an extra image.
-
-    Args:
-        sampler: the sampler of all images.
-        batch_size: the batch size, summed over all processes.
-        process: the rank of this process and the number of processes.
-
-    Attributes:
-        first: the number of the first batch to yield, from 0. Earlier batches are skipped.
+    count such an extra image. `batch_size` is summed over all processes, and `process` is (rank, number of processes).
     """
 
     def __init__(self, sampler: EpochSampler, batch_size: int, process: tuple[int, int]) -> None:
@@ -224,12 +208,8 @@ class BatchedImages:
         return self._begin(loader)
 
     def prepare_epoch(self, epoch: int) -> None:
-        """Let the worker processes prepare the first batches of an epoch before `train_batches` is called for it.
-
-        Nothing is prepared without worker processes, or if shards are read remotely, because these are first fetched
-        as a whole (`remote.fetched_ahead`).
-        """
-        if self.workers and self.train.shards is None:
+        """Let the worker processes prepare the first batches of an epoch before `train_batches` is called for it."""
+        if self.workers and self.train.shards is None:  # remote shards are first fetched as a whole
             self._prepared_epoch = (epoch, 0), BatchedImages.train_batches(self, epoch)
 
     @cached_property
@@ -252,10 +232,7 @@ class BatchedImages:
         return next(islice(batches, batch, None))
 
     def images_in(self, first: int, last: int) -> tuple[int, int]:
-        """Return the number of training images in batches `first` to `last` (inclusive), of this process and in total.
-
-        Batches beyond the end of the epoch have no images.
-        """
+        """Return the number of training images in batches `first` to `last`, of this process and in total."""
         rank, size = self.process
         start, end = (min(number * self.batch_size, len(self.train)) for number in (first, last + 1))
         sizes = [min(self.batch_size, end - begin) for begin in range(start, end, self.batch_size)]
@@ -295,10 +272,9 @@ class BatchedImages:
         return self._loader(self.val, sampler=indices, batch_size=self.batch_size)
 
     def put_together(self, shares: Sequence[Tensor]) -> Tensor:
-        """Combine the results of all processes for the validation images into one tensor, in the order of the images.
+        """Combine the results of all processes (`shares`) for the validation images, in the order of the images.
 
-        `shares` contains the results of each process, in the order of their ranks. If a process had no image, and
-        therefore got an extra one, the result for this image is dropped.
+        The result for the extra image that a process without an image got is dropped.
         """
         whole = torch.empty(len(self.val), *shares[0].shape[1:], dtype=shares[0].dtype)
         for rank, share in enumerate(shares):
@@ -337,9 +313,8 @@ class BatchedImages:
 class TellOnce:
     """A SIGCHLD handler that raises only one error if several workers die together.
 
-    PyTorch's handler raises an error for each dead worker, at any point of the program. A second error could therefore
-    interrupt the handling of the first. This handler does nothing after the first error. If another worker dies then,
-    PyTorch raises an error only when the program waits for images of that worker.
+    PyTorch's handler raises an error for each dead worker, at any point of the program, so a second error could
+    interrupt the handling of the first. If another worker dies later, the program gets an error when it waits for it.
     """
 
     def __init__(self, tell: Callable[[int, FrameType | None], Any]) -> None:
@@ -353,10 +328,7 @@ class TellOnce:
 
 
 def tell_lost_workers_once() -> None:
-    """Replace PyTorch's handler of dead workers with one that raises only one error (`TellOnce`).
-
-    Call this after workers have been started, because PyTorch installs its handler at that time.
-    """
+    """Replace PyTorch's handler of dead workers, which it installs when they start, with `TellOnce`."""
     if not hasattr(signal, "SIGCHLD") or threading.current_thread() is not threading.main_thread():
         return  # Windows has no such signal, and only the main thread may set handlers
     tell = signal.getsignal(signal.SIGCHLD)
@@ -367,16 +339,11 @@ def tell_lost_workers_once() -> None:
 
 
 def is_worker_lost(error: BaseException) -> bool:
-    """Return whether an error means that a worker process was killed, or had too little shared memory.
-
-    PyTorch states this in the message of its error. If the connection broke while PyTorch was reading from the worker,
-    the error is a ConnectionError or an EOFError.
-    """
-    said = str(error)
-    return isinstance(error, (ConnectionError, EOFError)) or (
-        "DataLoader worker" in said
-        and any(word in said for word in ("killed by signal", "exited unexpectedly", "shared memory", "Bus error"))
-    )
+    """Return whether an error means that a worker process was killed, or had too little shared memory."""
+    if isinstance(error, (ConnectionError, EOFError)):  # the connection broke while PyTorch was reading
+        return True
+    signs = ("killed by signal", "exited unexpectedly", "shared memory", "Bus error")
+    return "DataLoader worker" in str(error) and any(sign in str(error) for sign in signs)
 
 
 def check_guard() -> None:
@@ -394,8 +361,9 @@ def check_guard() -> None:
     with suppress(OSError):
         if "__main__" not in Path(script).read_text(encoding="utf-8", errors="replace"):
             raise VitkitError(
+                "data.main-unguarded",
                 f'{script}: put the call into `if __name__ == "__main__":`, because each process that prepares images '
-                "imports the script; or set workers to 0"
+                "imports the script; or set workers to 0",
             )
 
 
@@ -413,16 +381,9 @@ def quiet_workers() -> Iterator[None]:
 
 
 class _TableImages(Images):
-    """A dataset of the images of a table, optionally with a cache of the decoded and reduced pictures.
+    """The images of a table: decoded for a short side, reduced by the deterministic part of the preprocessing, cached.
 
-    Args:
-        table: the images.
-        preprocess: the model's preprocessing.
-        decoded_side: the argument `short_side` of `decode`.
-        reduce: the deterministic part of the preprocessing, whose result is cached.
-        cache: the cache of reduced pictures, or None.
-        as_levels: whether to return uint8 pixels that are not yet normalised. They take a quarter of the bytes of
-            floats.
+    With `as_levels`, they are uint8 pixels that are not yet normalised, which take a quarter of the bytes of floats.
     """
 
     def __init__(
@@ -447,16 +408,15 @@ class _TableImages(Images):
         return len(self.table.paths)
 
     def _picture(self, index: int) -> Image.Image:
-        """Return the decoded and reduced picture of a row."""
         file = self._place / self.paths[index]
 
         def make() -> Image.Image:
             try:
                 return self._reduce(decode(file, self.decoded_side))
             except UnreadableImageError as error:  # it was readable when the run started
-                raise VitkitError(f"{file}: {error}") from error
+                raise VitkitError(error.code, f"{file}: {error}") from error
             except ShortageError as error:  # PyTorch passes on only errors that it can construct from a message
-                raise VitkitError(str(error)) from error
+                raise VitkitError(error.code, str(error)) from error
 
         return make() if self.cache is None else self.cache.picture(index, file, make)
 
@@ -490,17 +450,15 @@ class TrainingImages(_TableImages):
         as_levels: bool = False,
     ) -> None:
         reduce = partial(preprocess.reduce, short_side=augment.short_side(preprocess))
-        transforms = augment.build_random(preprocess), augment.build_pixels()
         super().__init__(table, preprocess, augment.decoded_side(preprocess), reduce, cache, as_levels=as_levels)
         self.augment, self.seed = augment, seed
-        self.transform, self.transform_pixels = transforms
+        self.transform, self.transform_pixels = augment.build_random(preprocess), augment.build_pixels()
 
     def __getitem__(self, key: tuple[int, ...]) -> tuple[Tensor, int]:
-        return apply_seeded(self._prepared, key[1], self.seed, *key), self.table.labels[key[1]]
+        def augmented(index: int) -> Tensor:  # (C, height, width)
+            return self.transform_pixels(torch.from_numpy(self._to_pixels(self.transform(self._picture(index)))))
 
-    def _prepared(self, index: int) -> Tensor:
-        """Return the augmented image of a row, (C, height, width) float32."""
-        return self.transform_pixels(torch.from_numpy(self._to_pixels(self.transform(self._picture(index)))))
+        return apply_seeded(augmented, key[1], self.seed, *key), self.table.labels[key[1]]
 
 
 class ImageData(BatchedImages):
@@ -573,21 +531,16 @@ class ImageData(BatchedImages):
         if self.normalise_on is None:
             return batch
         levels, labels = batch[0].to(self.normalise_on, non_blocking=True), batch[1]
-        values = self._values  # (C, 256)
+        values = self._values_of_levels  # (C, 256)
         places = levels.int() + 256 * torch.arange(len(values), dtype=torch.int32, device=levels.device)[:, None, None]
         return values.flatten().index_select(0, places.flatten()).view(levels.shape), labels
 
     @cached_property
-    def _values(self) -> Tensor:
-        """The normalised values of the 256 levels of each channel, (C, 256), on the GPU."""
-        values = values_of_levels(self.preprocess.mean, self.preprocess.std)
-        return torch.from_numpy(values).to(self.normalise_on)
+    def _values_of_levels(self) -> Tensor:
+        return torch.from_numpy(values_of_levels(self.preprocess.mean, self.preprocess.std)).to(self.normalise_on)
 
     def _ahead(self, batches: Iterator[Batch], order: Sequence[int]) -> Iterator[Batch]:
-        """Yield the batches, and fetch the shards of the following batches in the background.
-
-        `order` holds the shard number of each remaining image of the epoch.
-        """
+        # `order` holds the shard number of each remaining image of the epoch.
         storage = self.table.storage
         assert isinstance(storage, ShardFolder)
         return fetched_ahead(batches, storage.files(), order, self.batch_size)

@@ -289,8 +289,9 @@ def materialise(name: str) -> Path:
         return folder
     if entry.megabytes and (switch := offline()):
         raise VitkitError(
+            "data.offline",
             f"the data set {entry.name} ({entry.megabytes:,} MB from {entry.host}) is not in the cache, and {switch} "
-            "forbids downloading: use a folder on this machine"
+            "forbids downloading: use a folder on this machine",
         )
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -306,7 +307,23 @@ def materialise(name: str) -> Path:
         finally:
             lock.release()
     except _TROUBLE as error:
-        raise _explained(entry, folder, error) from error
+        reason = str(error) or type(error).__name__
+        if isinstance(error, HTTPError):
+            error.close()
+            reason = f"the server answered {error.code} {error.reason}"
+        elif isinstance(error, URLError):
+            reason = str(error.reason)
+        elif isinstance(error, OSError) and error.errno in _DISK:
+            raise VitkitError(
+                "data.cache-unwritable",
+                f"cannot write the data set {entry.name} to {folder}: {error.strerror}; free some space, or set "
+                "VITKIT_CACHE to another folder",
+            ) from error
+        elif reason.startswith("File not found or corrupted"):  # torchvision's message if the MD5 differs
+            reason = "the file that arrived is not the one that was published (its checksum differs)"
+        raise VitkitError(
+            "data.download-failed", f"could not get {_described(entry)}: {' '.join(reason.split())}; {_advice(entry)}"
+        ) from error
     return folder
 
 
@@ -329,8 +346,9 @@ def _make(entry: DataSet, folder: Path) -> None:
         classes = {image.parent.name for image in images}
         if (len(images), len(classes)) != (entry.images, entry.classes):
             raise VitkitError(
+                "data.download-incomplete",
                 f"{_described(entry)} has {len(images):,} images in {len(classes)} classes, expected "
-                f"{entry.images:,} in {entry.classes}; {_advice(entry)}"
+                f"{entry.images:,} in {entry.classes}; {_advice(entry)}",
             )
         try:
             written.rename(folder)
@@ -339,23 +357,6 @@ def _make(entry: DataSet, folder: Path) -> None:
                 raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def _explained(entry: DataSet, folder: Path, error: BaseException) -> VitkitError:
-    reason = str(error) or type(error).__name__
-    if isinstance(error, HTTPError):
-        error.close()
-        reason = f"the server answered {error.code} {error.reason}"
-    elif isinstance(error, URLError):
-        reason = str(error.reason)
-    elif isinstance(error, OSError) and error.errno in _DISK:
-        return VitkitError(
-            f"cannot write the data set {entry.name} to {folder}: {error.strerror}; free some space, or set "
-            "VITKIT_CACHE to another folder"
-        )
-    elif reason.startswith("File not found or corrupted"):  # torchvision's message if the MD5 differs
-        reason = "the file that arrived is not the one that was published (its checksum differs)"
-    return VitkitError(f"could not get {_described(entry)}: {' '.join(reason.split())}; {_advice(entry)}")
 
 
 def _described(entry: DataSet) -> str:

@@ -42,8 +42,6 @@ from PIL import (  # plugins register themselves; importing all 42 of Pillow's t
 
 MAX_PIXELS = 178_956_970  # Pillow's limit, above which a file may be a decompression bomb
 STRIP = 2**20  # number of pixels that are converted at a time
-_WHITE = (255, 255, 255, 255)
-_RGB_BYTES = 4  # bytes per pixel of an RGB image in Pillow
 _READER_BYTES = {"AVIF": 5, "HEIF": 8}  # bytes per pixel that a reader holds in addition to Pillow's image
 logging.getLogger("PIL").addHandler(logging.NullHandler())  # Pillow's remarks on a file; `why_unreadable` has its own
 
@@ -56,7 +54,6 @@ _TRANSPOSE = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_SIDEWAYS = (5, 6, 7, 8)
 
 
 @dataclass(frozen=True)
@@ -105,15 +102,15 @@ def picture_in(
     try:
         return _picture_in(source, short_side, reserve)
     except (OSError, SyntaxError, ValueError):
-        bare = _without_metadata(source)
-        if bare is None:
+        if (bare := _without_metadata(source)) is None:
             raise
     return _picture_in(bare, short_side, reserve)
 
 
 def _picture_in(source: str | bytes, short_side: int | None, reserve: Callable[[int], None]) -> Picture:
     with QUIET, open_picture(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
-        _check_pixels(image.size)
+        if image.width * image.height > MAX_PIXELS:
+            raise UnsupportedError(f"{image.width}x{image.height} pixels, more than the limit of {MAX_PIXELS:,}")
         if image.format == "TIFF" and _is_raw(image.tag_v2, image.fp):  # type: ignore[attr-defined]
             raise UnsupportedError(_RAW)
         if image.format == "PNG" and _is_shortened(image) and "transparency" in image.info:
@@ -127,13 +124,21 @@ def _picture_in(source: str | bytes, short_side: int | None, reserve: Callable[[
             image.draft(None, (math.ceil(image.width * scale), math.ceil(image.height * scale)))
         samples = _read_samples(image)
         own_bytes = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2}.get(image.mode, 4)
-        working_bytes = _RGB_BYTES + _READER_BYTES.get(str(image.format), 0)
+        working_bytes = 4 + _READER_BYTES.get(str(image.format), 0)
         reserve(image.width * image.height * (own_bytes + working_bytes))
         image.load()
-        width, height = file_size[::-1] if _orientation(image) in _SIDEWAYS else file_size
-        rgb, *doubts = _to_rgb(upright(image), samples, is_png=image.format == "PNG")
-        doubt = "; ".join(filter(None, [*doubts, samples.unread])) or None
-        quality, camera = sum(getattr(image, "quantization", {}).get(0, ())), _camera(image)
+        width, height = file_size[::-1] if _orientation(image) in (5, 6, 7, 8) else file_size
+        rgb, doubt = upright(image), None
+        if not samples.are_bytes and samples.is_shortened:
+            rgb, doubt = _stretch_bytes(rgb, samples)
+        elif not samples.are_bytes:
+            rgb, doubt = _to_grey(rgb, samples, is_png=image.format == "PNG")
+        rgb, hidden = flattened(rgb)
+        doubt = "; ".join(filter(None, [hidden, doubt, samples.unread])) or None
+        quality, camera = sum(getattr(image, "quantization", {}).get(0, ())), ""
+        with contextlib.suppress(Exception):  # unreadable metadata does not make the picture unreadable
+            names = [image.getexif().get(tag) for tag in (ExifTags.Base.Make, ExifTags.Base.Model)]
+            camera = " ".join(str(name).strip("\0 ")[:40] for name in names if name)
         return Picture(rgb, str(image.format), mode, width, height, is_animated, doubt, quality, camera)
 
 
@@ -159,11 +164,6 @@ def why_unreadable(source: str | bytes, error: Exception) -> str:
     return f"damaged ({str(error) or type(error).__name__})"
 
 
-def _check_pixels(size: tuple[int, int]) -> None:
-    if size[0] * size[1] > MAX_PIXELS:
-        raise UnsupportedError(f"{size[0]}x{size[1]} pixels, more than the limit of {MAX_PIXELS:,}")
-
-
 def upright(image: Image.Image) -> Image.Image:
     """Apply the EXIF orientation to a picture."""
     orientation = _orientation(image)
@@ -173,32 +173,13 @@ def upright(image: Image.Image) -> Image.Image:
 def _orientation(image: Image.Image) -> int | None:
     """Return the EXIF orientation of a picture; None if there is none, or if its metadata cannot be read.
 
-    `ImageOps.exif_transpose` is not used, because it also rewrites EXIF data and fails on unusual data.
+    `ImageOps.exif_transpose` would also rewrite EXIF data, and fails on unusual data.
     """
     try:
         orientation: int | None = image.getexif().get(ExifTags.Base.Orientation)
     except Exception:  # unreadable metadata does not make the picture unreadable
         return None
     return orientation
-
-
-def _camera(image: Image.Image) -> str:
-    try:
-        named = [image.getexif().get(tag) for tag in (ExifTags.Base.Make, ExifTags.Base.Model)]
-    except Exception:  # unreadable metadata does not make the picture unreadable
-        return ""
-    return " ".join(str(name).strip("\0 ")[:40] for name in named if name)
-
-
-def _to_rgb(image: Image.Image, samples: Samples, *, is_png: bool) -> tuple[Image.Image, str | None, str | None]:
-    """Return the picture in 8-bit RGB, and the reasons why its brightness and its colours may be wrong, or None."""
-    doubt = None
-    if not samples.are_bytes and samples.is_shortened:
-        image, doubt = _stretch_bytes(image, samples)
-    elif not samples.are_bytes:
-        image, doubt = _to_grey(image, samples, is_png=is_png)
-    rgb, hidden = flattened(image)
-    return rgb, hidden, doubt
 
 
 def flattened(image: Image.Image) -> tuple[Image.Image, str | None]:
@@ -212,7 +193,7 @@ def flattened(image: Image.Image) -> tuple[Image.Image, str | None]:
             flat = Image.new("RGB", image.size)
             for top, strip in _strips(image):  # so that large pictures need little working memory
                 rgba = strip.convert("RGBA")
-                white = Image.new("RGBA", rgba.size, _WHITE)
+                white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
                 flat.paste(Image.alpha_composite(white, rgba).convert("RGB"), (0, top))
             return flat, None
         doubt = "it is transparent everywhere, and read as if it were opaque"
@@ -261,11 +242,7 @@ def open_picture(source: str | Path | BinaryIO) -> ImageFile.ImageFile:
     """Open a picture, from a path or a stream, without reading its pixels.
 
     Pillow reads every accepted format except HEIF, which many phones write. `pillow_heif` is imported when the first
-    HEIF file is opened.
-
-    Raises:
-        UnidentifiedImageError: the file is in none of `FORMATS`.
-        OSError: the file cannot be read.
+    HEIF file is opened. Raise UnidentifiedImageError if the file is in none of `FORMATS`.
     """
     try:
         return Image.open(source, formats=_available())
@@ -299,7 +276,6 @@ def _is_raw(tags: Any, file: Any) -> bool:
 
 
 def _why_unidentified(file: BinaryIO) -> str:
-    """Return why Pillow does not recognise a file: it is no picture, it is damaged, or it is of an unsupported kind."""
     head = file.read(16)
     if head.startswith(_RAW_MARKS) or head[4:12] == b"ftypcrx ":
         return _RAW
@@ -366,7 +342,6 @@ def _is_heif(source: str | Path | BinaryIO) -> bool:
 
 # --- Samples of more than 8 bits --------------------------------------------------------------------------
 
-_USUAL_BITS = (8, 10, 12, 14, 16)
 _SUBFILE, _BITS, _COMPRESSION, _PHOTOMETRIC, _BANDS, _MIN, _MAX = 254, 258, 259, 262, 277, 280, 281  # tags of TIFF
 _SUBFILES, _FORMAT, _SMIN, _SMAX, _NODATA, _DNG = 330, 339, 340, 341, 42113, 50706
 _SENSOR = (32803, 34892)  # photometric interpretations of the numbers of a camera's sensor
@@ -406,33 +381,27 @@ class Samples:
         return self.bits <= 8 and self.kind == "unsigned"
 
 
-def _read_samples(image: ImageFile.ImageFile) -> Samples:
+def _read_samples(image: Any) -> Samples:
     """Return the sample format of an image file whose pixels have not been loaded yet."""
-    wide = image.mode.startswith(("I", "F"))
-    if image.format == "TIFF":
-        return _samples_of_tiff(image, is_grey=wide or image.mode == "L")
-    if not wide and not _is_shortened(image):
-        return Samples()
-    high = hole = None
-    if image.format == "PNG" and wide and image.fp is not None:
-        high, hole = _most_in_png(image.fp), image.info.get("transparency")
-    return Samples(16, high=high, is_shortened=_is_shortened(image), hole=hole)
-
-
-def _samples_of_tiff(image: Any, *, is_grey: bool) -> Samples:
-    tags, is_shortened = image.tag_v2, _is_shortened(image)
-    bands, read = tags.get(_BANDS, 1), len(image.getbands())
+    is_wide, is_shortened = image.mode.startswith(("I", "F")), _is_shortened(image)
+    if image.format != "TIFF":
+        if not is_wide and not is_shortened:
+            return Samples()
+        is_grey_png = image.format == "PNG" and is_wide and image.fp is not None
+        high, hole = (_most_in_png(image.fp), image.info.get("transparency")) if is_grey_png else (None, None)
+        return Samples(16, high=high, is_shortened=is_shortened, hole=hole)
+    tags, read = image.tag_v2, len(image.getbands())
+    bands = tags.get(_BANDS, 1)
     unread = f"it has {bands} bands, of which only {read} can be read" if bands > read else None
-    if not is_grey and not is_shortened:
+    if not is_wide and image.mode != "L" and not is_shortened:
         return Samples(unread=unread)
     bits, kind = _number(tags.get(_BITS)) or 1, _KINDS.get(int(_number(tags.get(_FORMAT)) or 1), "unsigned")
     low, high = (
         next((value for value in map(_number, map(tags.get, keys)) if value is not None), None)
         for keys in ((_SMIN, _MIN), (_SMAX, _MAX))
     )
-    is_wide = bits > 8 or kind != "unsigned"  # Pillow has already inverted narrower samples
+    is_wide, hole = bits > 8 or kind != "unsigned", None  # Pillow has already inverted narrower samples
     is_negative = is_wide and _number(tags.get(_PHOTOMETRIC)) == 0
-    hole = None
     if is_wide and _NODATA in tags:
         try:
             hole = float(str(tags[_NODATA]).strip(" \0").replace(",", "."))
@@ -489,9 +458,24 @@ def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
 
 def _to_grey(image: Image.Image, samples: Samples, *, is_png: bool) -> tuple[Image.Image, str | None]:
     """Convert wide, signed or floating-point samples to 8-bit grey. Return why the brightness may be wrong, too."""
-    low, high, is_finite = _extent(image, samples)
-    if is_png and not _is_unscaled(image, samples):
-        samples = replace(samples, high=None)
+    low, high, is_finite = math.inf, -math.inf, True  # of the finite samples, holes aside
+    for _, strip in _strips(image):
+        values = _values(strip, samples)
+        if values.dtype.kind == "f":
+            finite = values[np.isfinite(values)]
+            holes = 0 if samples.hole is None else int(np.isnan(values).sum())
+            is_finite = is_finite and finite.size + holes == values.size
+            values = finite
+        if values.size:
+            low, high = min(low, float(values.min())), max(high, float(values.max()))
+    low, high = (low, high) if low <= high else (0.0, 0.0)
+    if is_png and samples.high is not None:
+        # The standard says that the significant bits of a PNG are the highest; if so, they state no range.
+        used, significant = 0, int(samples.high).bit_length()
+        for _, strip in _strips(image):
+            used |= int(np.bitwise_or.reduce(np.asarray(strip).astype(np.int64), axis=None))
+        if used >= 2**significant or used % 2 ** (16 - significant) == 0:
+            samples = replace(samples, high=None)
     black, white, doubt = _range(samples, low, high)
     grey = Image.new("L", image.size)
     for top, strip in _strips(image):
@@ -509,7 +493,7 @@ def _to_grey(image: Image.Image, samples: Samples, *, is_png: bool) -> tuple[Ima
 def _stretch_bytes(image: Image.Image, samples: Samples) -> tuple[Image.Image, str | None]:
     """Stretch a picture to the range that its file states, if Pillow has kept only the upper 8 of 16 bits.
 
-    Return the picture, unchanged if the file states no range, and the reason why its brightness may be wrong, or None.
+    Return it unchanged if the file states no range. The second value is why its brightness may be wrong, or None.
     """
     kept = image
     if samples.hole is not None:
@@ -529,10 +513,9 @@ def _stretch_bytes(image: Image.Image, samples: Samples) -> tuple[Image.Image, s
 
 
 def _values(image: Image.Image, samples: Samples) -> npt.NDArray[Any]:
-    """Return the samples of a picture as an array of the numbers in the file.
+    """Return the samples of a picture as an array of the numbers in the file; holes become NaN.
 
-    Pillow returns signed bytes as unsigned ones and unsigned 32-bit numbers as signed ones, so these are reinterpreted.
-    Holes become NaN.
+    Pillow returns signed bytes as unsigned ones, and unsigned 32-bit numbers as signed ones.
     """
     stored = np.asarray(image)
     if samples.kind == "signed" and stored.dtype == np.uint8:
@@ -545,42 +528,27 @@ def _values(image: Image.Image, samples: Samples) -> npt.NDArray[Any]:
         return np.where(stored == samples.hole, np.nan, stored)
 
 
-def _extent(image: Image.Image, samples: Samples) -> tuple[float, float, bool]:
-    """Return the smallest and the largest finite sample, and whether all samples are finite, holes aside."""
-    low, high, is_finite = math.inf, -math.inf, True
-    for _, strip in _strips(image):
-        values = _values(strip, samples)
-        if values.dtype.kind == "f":
-            finite = values[np.isfinite(values)]
-            holes = 0 if samples.hole is None else int(np.isnan(values).sum())
-            is_finite = is_finite and finite.size + holes == values.size
-            values = finite
-        if values.size:
-            low, high = min(low, float(values.min())), max(high, float(values.max()))
-    return (low, high, is_finite) if low <= high else (0.0, 0.0, is_finite)
-
-
 def _range(samples: Samples, low: float, high: float) -> tuple[float, float, str | None]:
-    """Return the numbers that mean black and white, and the reason why they may be wrong, or None.
+    """Return the numbers that mean black and white in a picture with samples from `low` to `high`.
 
-    `low` and `high` are the smallest and the largest sample of the picture.
+    The third value is the reason why they may be wrong, or None.
     """
     if samples.kind == "float" and low >= 0 and high <= 1:
         return 0.0, 1.0, None
-    if samples.kind != "unsigned" and samples.low is not None and samples.high is not None:
-        least, most = samples.low, samples.high
-        is_stated = least < most and least <= low and high <= most
-        if is_stated:
-            return least, most, None
+    least, most = samples.low, samples.high
+    is_stated = samples.kind != "unsigned" and least is not None and most is not None and least < most
+    if is_stated and least <= low and high <= most:  # type: ignore[operator]
+        return least, most, None  # type: ignore[return-value]
+    unstated = f"it does not say which of its numbers, {low:g} to {high:g}, are black and white"
     if samples.kind == "float" or low < 0:
-        return low, high, f"it does not say which of its numbers, {low:g} to {high:g}, are black and white"
+        return low, high, unstated
     bits = _stated_bits(samples, high)
     if bits is not None:
         return 0.0, float(2**bits - 1), None
     if samples.bits > 16:
-        bits = next((usual for usual in _USUAL_BITS if high < 2**usual), None)
+        bits = next((usual for usual in (8, 10, 12, 14, 16) if high < 2**usual), None)
         if bits is None:
-            return low, high, f"it does not say which of its numbers, {low:g} to {high:g}, are black and white"
+            return low, high, unstated
         doubt = f"it does not say how many of its {samples.bits} bits are used; {bits} are enough"
         return 0.0, float(2**bits - 1), doubt
     bits = samples.bits - (samples.kind == "signed")
@@ -595,20 +563,9 @@ def _dark(high: float, bits: int) -> str:
 def _stated_bits(samples: Samples, high: float) -> int | None:
     """Return the number of bits of the largest number that the file states.
 
-    Return None if the file states no largest number, or one that is smaller than `high`, the largest sample. By the
-    TIFF standard, the stated number need not mean white. Therefore only its number of bits is used.
+    Return None if it states none, or one below `high`, the largest sample. By the TIFF standard, the stated number need
+    not mean white, so only its number of bits is used.
     """
     if samples.high is None or samples.high < max(high, 1):
         return None
     return min(int(samples.high).bit_length(), samples.bits)
-
-
-def _is_unscaled(image: Image.Image, samples: Samples) -> bool:
-    """Return whether the significant bits of a PNG's samples are the lowest, not the highest as its standard says."""
-    if samples.high is None:
-        return False
-    used = 0
-    for _, strip in _strips(image):
-        used |= int(np.bitwise_or.reduce(np.asarray(strip).astype(np.int64), axis=None))
-    significant = int(samples.high).bit_length()
-    return used < 2**significant and used % 2 ** (16 - significant) != 0

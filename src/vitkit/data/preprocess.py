@@ -35,8 +35,6 @@ _SCALES = {
     (CLIP_MEAN, CLIP_STD): "CLIP's",
     (HALF[:1], HALF[:1]): "0.5",
 }
-
-
 _REMEDY = "set it with preprocess= or --preprocess, such as resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5"
 
 
@@ -86,15 +84,27 @@ class Preprocess:
             object.__setattr__(self, "size", (self.size, self.size))
         settle_types(self)
         if min(self.size) < 1:
-            raise VitkitError(f"size must be (height, width) in pixels, not {self.size!r:.80}")
+            raise VitkitError(
+                "data.preprocess-invalid", f"size must be (height, width) in pixels, not {self.size!r:.80}"
+            )
         if self.size[0] * self.size[1] > MAX_PIXELS:
-            raise VitkitError(f"size {self.size[0]}x{self.size[1]} is more than the limit of {MAX_PIXELS:,} pixels")
+            raise VitkitError(
+                "data.preprocess-invalid",
+                f"size {self.size[0]}x{self.size[1]} is more than the limit of {MAX_PIXELS:,} pixels",
+            )
         if not LEAST_CROP <= self.crop_pct <= 1:
-            raise VitkitError(f"crop_pct must be from {LEAST_CROP} to 1, not {self.crop_pct!r}")
+            raise VitkitError(
+                "data.preprocess-invalid", f"crop_pct must be from {LEAST_CROP} to 1, not {self.crop_pct!r}"
+            )
         if not len(self.mean) == len(self.std) in (1, 3) or not all(value >= _LEAST_STD for value in self.std):
-            raise VitkitError(f"mean {self.mean} and std {self.std} must have 1 or 3 values, those of std above 0")
+            raise VitkitError(
+                "data.preprocess-invalid",
+                f"mean {self.mean} and std {self.std} must have 1 or 3 values, those of std above 0",
+            )
         if max(map(abs, self.mean + self.std)) >= _LARGEST:
-            raise VitkitError(f"mean {self.mean} and std {self.std} must be for pixels scaled to 0 ... 1")
+            raise VitkitError(
+                "data.preprocess-invalid", f"mean {self.mean} and std {self.std} must be for pixels scaled to 0 ... 1"
+            )
 
     def __call__(self, image: Image.Image) -> npt.NDArray[np.float32]:
         """Convert an RGB picture of any size to (C, height, width) float32."""
@@ -129,12 +139,8 @@ class Preprocess:
     def reduce(self, image: Image.Image, short_side: int | None) -> Image.Image:
         """Reduce a decoded picture to the size that random crops need, or resize and crop it as in evaluation.
 
-        The result does not depend on random numbers, so it can be cached.
-
-        Args:
-            image: the decoded picture. If its short side is not longer than `short_side`, it is returned unchanged.
-            short_side: the short side of the result in pixels (`Augment.short_side`); None if there are no random
-                crops, to resize and crop as in evaluation.
+        The result does not depend on random numbers, so it can be cached. `short_side` is the short side of the result
+        in pixels (`Augment.short_side`), or None without random crops. Smaller pictures are returned unchanged.
         """
         if short_side is None:
             return self.resize(image)
@@ -184,11 +190,8 @@ class Preprocess:
 
     @property
     def before_crop(self) -> tuple[int, int]:
-        """Return the minimum (height, width) of a resized picture before it is cropped.
-
-        A small number is added before rounding down, because 224 / (224 / 242) is slightly less than 242 in floating
-        point.
-        """
+        """Return the minimum (height, width) of a resized picture before it is cropped."""
+        # 224 / (224 / 242) is slightly less than 242 in floating point.
         return math.floor(self.size[0] / self.crop_pct + 1e-6), math.floor(self.size[1] / self.crop_pct + 1e-6)
 
     def kept(self, width: int, height: int) -> float:
@@ -215,21 +218,18 @@ class Preprocess:
             VitkitError: the fields are not those of a preprocessing.
         """
         if not isinstance(fields, dict) or "size" not in fields or not fields.keys() <= cls.__dataclass_fields__.keys():
-            raise VitkitError(f"preprocess must be an object with size, mean, std and so on, not {fields!r:.80}")
+            raise VitkitError(
+                "data.preprocess-invalid",
+                f"preprocess must be an object with size, mean, std and so on, not {fields!r:.80}",
+            )
         return cls(**fields)
 
     def check_known(self, model: str = "this model", remedy: str = _REMEDY) -> None:
-        """Raise an error if the preprocessing is unknown.
-
-        Args:
-            model: the name of the model in the error message.
-            remedy: what to do about it, for the error message; see also `by_conversion`.
-
-        Raises:
-            VitkitError: the preprocessing is unknown; the message has the reason.
-        """
+        """Raise VitkitError if the preprocessing is unknown; `remedy` says what to do about it."""
         if self.unknown:
-            raise VitkitError(f"the preprocessing of {model} is unknown: {self.unknown}; {remedy}")
+            raise VitkitError(
+                "data.preprocess-unknown", f"the preprocessing of {model} is unknown: {self.unknown}; {remedy}"
+            )
 
     def _placement(self, width: int, height: int) -> tuple[int, int, int, int]:
         """Return (height, width, top, left): the size of the resized picture, and where the model's input begins."""
@@ -246,10 +246,8 @@ class Preprocess:
             full_h = int(full_w * height / width)
         elif self.fit == "crop":
             full_w = int(full_h * width / height)
-        return full_h, full_w, self._margin(full_h - h), self._margin(full_w - w)
-
-    def _margin(self, both: int) -> int:
-        return both // 2 if self.floor_crop else round(both / 2)
+        top, left = (both // 2 if self.floor_crop else round(both / 2) for both in (full_h - h, full_w - w))
+        return full_h, full_w, top, left
 
     def _resample(
         self, image: Image.Image, size: tuple[int, int], box: tuple[float, float, float, float] | None = None
@@ -259,10 +257,7 @@ class Preprocess:
 
 @lru_cache(maxsize=8)
 def values_of_levels(mean: tuple[float, ...], std: tuple[float, ...]) -> npt.NDArray[np.float32]:
-    """Return the normalised values of the 256 levels of each channel, (C, 256).
-
-    Looking values up in this table takes a third of the time of computing them.
-    """
+    """Return the normalised values of the 256 levels of each channel, (C, 256); three times as fast as computing."""
     levels = np.arange(256, dtype=np.float32) / np.float32(255)
     centre, spread = np.array(mean, np.float32)[:, None], np.array(std, np.float32)[:, None]
     values: npt.NDArray[np.float32] = (levels - centre) / spread
@@ -279,13 +274,16 @@ def describe(pixels: Mapping[str, Any]) -> str:
     mean, std = tuple(pixels["mean"]), tuple(pixels["std"])
     scale = _SCALES.get((mean, std))
     fit, share = pixels.get("fit", Preprocess.fit), pixels.get("crop_pct", Preprocess.crop_pct)
-    parts = [f"mean {_numbers(mean)}, std {_numbers(std)}" if scale is None else f"mean and std {scale}", fit]
+    parts = [scale_text(mean, std) if scale is None else f"mean and std {scale}", fit]
     parts += [pixels.get("interpolation", Preprocess.interpolation)]
     return ", ".join([*parts, *([f"crop {share:.3f}"] if fit.endswith("crop") else [])])
 
 
-def _numbers(values: Sequence[float]) -> str:
-    return "/".join(f"{value:.4g}" for value in values)
+def scale_text(mean: Sequence[float], std: Sequence[float]) -> str:
+    """Describe a normalisation, such as `mean 0.5/0.5/0.5, std 0.25/0.25/0.25`."""
+    return ", ".join(
+        f"{name} {'/'.join(f'{value:.4g}' for value in values)}" for name, values in (("mean", mean), ("std", std))
+    )
 
 
 # --- Several views of a picture -----------------------------------------------------------------------------------
@@ -300,10 +298,6 @@ class Views:
 
     `flip` adds the mirror image of each view. `crops` adds the four corners of the resized picture to the centre crop.
     Both together give ten views (Krizhevsky et al. 2012, sec. 4.1). The first view is always the model's usual input.
-
-    Attributes:
-        flip: whether each view is also mirrored.
-        crops: whether the corners of the resized picture are used in addition to its centre.
     """
 
     flip: bool
@@ -318,7 +312,7 @@ class Views:
         """
         parts = [part.strip() for part in names.split(",")]
         if not set(parts) <= set(_VIEWS) or len(set(parts)) < len(parts):
-            raise VitkitError(f"--tta {names!r} must be flip, crops, or flip,crops")
+            raise VitkitError("data.views-invalid", f"--tta {names!r} must be flip, crops, or flip,crops")
         return cls("flip" in parts, "crops" in parts)
 
     def __str__(self) -> str:
@@ -335,11 +329,7 @@ class Views:
         return f"mean of {self.count} views ({self})"
 
     def check(self, preprocess: Preprocess, recipe: object) -> None:
-        """Check that the views suit a model.
-
-        Args:
-            preprocess: the preprocessing of the model.
-            recipe: the fields of the model's training recipe; an empty mapping if they are not known.
+        """Check that the views suit a model with this preprocessing and training recipe (empty if unknown).
 
         Raises:
             VitkitError: the model was trained without mirrored pictures because left and right differ, or its
@@ -347,12 +337,14 @@ class Views:
         """
         if self.flip and isinstance(recipe, dict) and recipe.get("hflip") is False:
             raise VitkitError(
-                "leave out --tta flip: this model was trained with --no-hflip, so mirroring may change the class"
+                "data.views-unsuited",
+                "leave out --tta flip: this model was trained with --no-hflip, so mirroring may change the class",
             )
         if self.crops and not preprocess.fit.endswith("crop"):
             raise VitkitError(
+                "data.views-unsuited",
                 f"--tta crops: the preprocessing of this model (fit {preprocess.fit}) shows the whole picture and has "
-                "nothing to crop: leave it out"
+                "nothing to crop: leave it out",
             )
 
     def pixels(self, image: Image.Image, preprocess: Preprocess) -> npt.NDArray[np.float32]:
@@ -366,8 +358,7 @@ class Views:
     def mean(self, answer: _Answer) -> _Answer:
         """Return a function that maps views (B, V, C, height, width) to the mean of their probabilities, (B, K).
 
-        Args:
-            answer: a function that computes probabilities, (n, C, height, width) -> (n, K).
+        `answer` computes probabilities, (n, C, height, width) -> (n, K).
         """
 
         def compute(pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

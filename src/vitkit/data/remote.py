@@ -34,8 +34,7 @@ _FINAL = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionEr
 # HTTP statuses from 401 to 499 after which to retry. Status 400 is also retried, because aiohttp reports it for answers
 # that it cannot read, too.
 _BUSY = (408, 425, 429)
-_HERE = ("file", "local", "memory")  # schemes that need no connection
-_INSTALL = "pip install 'vitkit[remote]'"
+_PART = 2**23  # bytes that are read at a time
 
 
 def read_file(address: str) -> bytes:
@@ -51,11 +50,7 @@ def read_file(address: str) -> bytes:
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A single remote file as a storage. It contains one image, whose key is empty.
-
-    Raises:
-        VitkitError: connections are forbidden (`environment.offline`).
-    """
+    """A single remote file as a storage. It contains one image, whose key is empty."""
 
     name: str
 
@@ -73,10 +68,7 @@ class RemoteFile:
 
 
 def read_part(address: str, start: int, length: int, is_right: Callable[[bytes], bool]) -> bytes:
-    """Read `length` bytes of a remote file, beginning at `start`. Raises the errors of `read_file`.
-
-    If the answer has another length, or `is_right` returns False for it, the bytes are requested again.
-    """
+    """Read `length` bytes of a remote file, beginning at `start`, again if `is_right` returns False for them."""
 
     def read() -> bytes:
         data = bytes(_filesystem(address).cat_file(address, start=start, end=start + length))
@@ -90,22 +82,16 @@ def read_part(address: str, start: int, length: int, is_right: Callable[[bytes],
 
 
 def _download(address: str, file: BinaryIO, received: Callable[[bytes], None]) -> None:
-    """Download a remote file to `file`, and pass each chunk of bytes to `received`, too.
-
-    After a broken connection, the next attempt continues where the previous one ended.
-    """
+    """Download a remote file to `file`, and pass each chunk of bytes to `received`, too."""
 
     def read() -> None:
         with _filesystem(address).open(address, "rb", cache_type="none", block_size=_PART) as source:
-            source.seek(file.tell())
+            source.seek(file.tell())  # the end of the previous attempt
             while part := source.read(_PART):
                 file.write(part)
                 received(part)
 
     _insist(address, read)
-
-
-_PART = 2**23  # bytes
 
 
 @contextlib.contextmanager
@@ -165,18 +151,17 @@ def names_at(address: str) -> set[str]:
 
 
 def check_writable(address: str) -> None:
-    """Refuse an address of a web server, which can only be read.
-
-    Raises:
-        VitkitError: the address is one of a web server.
-    """
+    """Raise VitkitError for an address of a web server, which can only be read."""
     scheme = address.partition(":")[0]
     if scheme in ("http", "https"):
-        raise VitkitError(f"{address}: {scheme}:// can only be read: choose a folder, or object storage such as s3://")
+        raise VitkitError(
+            "data.address-read-only",
+            f"{address}: {scheme}:// can only be read: choose a folder, or object storage such as s3://",
+        )
 
 
 def _insist(address: str, read: Callable[[], T]) -> T:
-    """Call `read`. If it fails, wait and call it again, unless this cannot help or too many attempts have failed."""
+    """Call `read`. If it fails, wait and call it again, unless this cannot help."""
     for wait in (*_WAITS, None):
         try:
             return read()
@@ -184,7 +169,8 @@ def _insist(address: str, read: Callable[[], T]) -> T:
             raise
         except NotImplementedError as error:
             raise VitkitError(
-                f"{address}: this kind of address can only be read: choose a folder, or object storage such as s3://"
+                "data.address-read-only",
+                f"{address}: this kind of address can only be read: choose a folder, or object storage such as s3://",
             ) from error
         except Exception as error:  # each scheme has its own errors
             reason = str(error) or type(error).__name__
@@ -199,9 +185,10 @@ def _insist(address: str, read: Callable[[], T]) -> T:
 
 
 def _refuse_offline(address: str) -> None:
-    if address.partition(":")[0] not in _HERE and (switch := offline()):
+    if address.partition(":")[0] not in ("file", "local", "memory") and (switch := offline()):
         raise VitkitError(
-            f"{address}: {switch} forbids connections to servers: use a copy in a folder, or unset it for this command"
+            "data.offline",
+            f"{address}: {switch} forbids connections to servers: use a copy in a folder, or unset it for this command",
         )
 
 
@@ -227,10 +214,14 @@ def _filesystem_of(scheme: str, process: int) -> AbstractFileSystem:  # noqa: AR
             }
         return fsspec.filesystem(scheme, **options)
     except ImportError as error:
-        raise VitkitError(f"{scheme}:// requires a package that is not installed: {_INSTALL}") from error
+        raise VitkitError(
+            "data.package-missing",
+            f"{scheme}:// requires a package that is not installed: pip install 'vitkit[remote]'",
+        ) from error
     except ValueError as error:
         raise VitkitError(
-            f"{scheme}:// is not a supported kind of address ({error}): use https:// or object storage such as s3://"
+            "data.address-unsupported",
+            f"{scheme}:// is not a supported kind of address ({error}): use https:// or object storage such as s3://",
         ) from error
 
 
@@ -247,10 +238,7 @@ _LEAD = 4  # shards that are fetched before the reader reaches them
 
 
 def copy_of(sha256: str) -> str | None:
-    """Return the path of the local copy of a shard; None if there is none.
-
-    If the copy is being downloaded, wait until the download ends.
-    """
+    """Return the path of the local copy of a shard, after the end of its download; None if there is none."""
     path = f"{_folder()}/{sha256}.tar"
     while not os.path.exists(path):  # noqa: PTH110  # a Path takes three times as long
         if not _is_arriving(f"{path}.part"):
@@ -260,7 +248,7 @@ def copy_of(sha256: str) -> str | None:
 
 
 def fetched_ahead(batches: Iterator[T], shards: _Shards, order: Sequence[int], batch_size: int) -> Iterator[T]:
-    """Yield the remaining batches of an epoch. Meanwhile, a thread fetches the shards that the next ones need.
+    """Yield the remaining batches of an epoch, while a thread fetches the shards that the next ones need.
 
     `order` holds the index of the shard of each remaining image of the epoch.
     """
@@ -278,10 +266,7 @@ def fetched_ahead(batches: Iterator[T], shards: _Shards, order: Sequence[int], b
 
 
 class _Fetcher:
-    """A thread that fetches shards in the order in which they are needed, a few shards ahead.
-
-    It skips shards that cannot be fetched. Their images are then read remotely, one by one.
-    """
+    """A thread that fetches shards in the order of their use, a few ahead. It skips those it cannot get."""
 
     def __init__(self, shards: _Shards, order: Sequence[int]) -> None:
         first_use: dict[int, int] = {}
@@ -315,11 +300,27 @@ class _Fetcher:
 
 def _fetch(address: str, sha256: str, size: int) -> None:
     """Download a shard, unless there is a copy already, another process is fetching it, or there is no space for it."""
-    path, partial = _folder() / f"{sha256}.tar", _folder() / f"{sha256}.tar.part"
+    folder = _folder()
+    path, partial = folder / f"{sha256}.tar", folder / f"{sha256}.tar.part"
     with contextlib.suppress(FileNotFoundError):
         os.utime(path)  # the least recently used copies are deleted first
         return
-    if _is_arriving(partial) or not _make_room(size):
+    if _is_arriving(partial):
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    copies = []
+    for copy in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            stat = copy.stat()
+            copies.append((stat.st_mtime, stat.st_size, copy))
+    used = sum(bytes_used for _, bytes_used, _ in copies)
+    most = min((shutil.disk_usage(folder).free + used) // 2, _LARGEST)
+    for _, bytes_used, copy in sorted(copies):
+        if used + size <= most:
+            break
+        copy.unlink(missing_ok=True)
+        used -= bytes_used
+    if used + size > most:
         return
     partial.unlink(missing_ok=True)  # a killed process may have left it
     try:
@@ -345,22 +346,3 @@ def _is_arriving(partial: str | Path) -> bool:
         return time.time() - os.stat(partial).st_mtime < _STALLED  # noqa: PTH116
     except FileNotFoundError:
         return False
-
-
-def _make_room(size: int) -> bool:
-    """Delete the least recently used copies until `size` more bytes fit; return whether they fit afterwards."""
-    folder = _folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    copies = []
-    for path in folder.iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            seen = path.stat()
-            copies.append((seen.st_mtime, seen.st_size, path))
-    used = sum(bytes_used for _, bytes_used, _ in copies)
-    most = min((shutil.disk_usage(folder).free + used) // 2, _LARGEST)
-    for _, bytes_used, path in sorted(copies):
-        if used + size <= most:
-            break
-        path.unlink(missing_ok=True)
-        used -= bytes_used
-    return used + size <= most

@@ -95,10 +95,7 @@ class PictureRecord:
         return {digest.tobytes(): ROLES[role] for digest, role in zip(self.digests, self.roles.tolist(), strict=True)}
 
     def roles_of(self, contents: Mapping[str, str]) -> dict[str, str | None]:
-        """Return the role of each file in the record, by its path; None for a file that the record does not list.
-
-        `contents` has the first bytes of each file's SHA-256, in hexadecimal, by path.
-        """
+        """Return the role of each file by its path (None if it is not listed), given the digests in hexadecimal."""
         role_of = self.role_of()
         return {path: role_of.get(bytes.fromhex(digest)) for path, digest in contents.items()}
 
@@ -108,8 +105,12 @@ class PictureRecord:
     def thumbnails(self) -> npt.NDArray[np.uint8]:
         """Return the thumbnails (n, 16, 16, 3) in RGB, which are exact enough to recognise copies."""
         result = np.empty((len(self.codes), THUMBNAIL, THUMBNAIL, 3), np.uint8)
-        for span in _spans(len(result)):
-            result[span] = _decode(self.scales[span], self.codes[span])
+        basis, to_rgb = cosines(), np.linalg.inv(_TO_YCC).T.astype(np.float32)
+        for span in _spans(len(result)):  # the inverse of `_encode`
+            means, steps = self.scales[span, :3].astype(np.float32), self.scales[span, 3:].astype(np.float32)
+            spectrum = self.codes[span].reshape(-1, 3, THUMBNAIL, THUMBNAIL) * steps[:, :, None, None]
+            channels = basis.T @ spectrum @ basis + means[:, :, None, None]  # (n, 3, 16, 16)
+            result[span] = np.round(np.moveaxis(channels, 1, -1) @ to_rgb).clip(0, 255).astype(np.uint8)
         return result
 
     def described(self) -> Described:
@@ -128,7 +129,7 @@ class PictureRecord:
         )
 
     def without_keypoints(self) -> PictureRecord:
-        """Return the record without keypoints, like the records of earlier versions of vitkit."""
+        """Return the record without keypoints, as earlier versions of vitkit wrote it."""
         return replace(
             self, counts=0 * self.counts, words=self.words[:0], places=self.places[:0], aspects=0 * self.aspects
         )
@@ -217,8 +218,9 @@ class PictureRecord:
                 about = from_json(file["about"].tobytes())
                 if about["format"] > _FORMAT:
                     raise VitkitError(
+                        "data.record-too-new",
                         f"the record of training pictures in {source} was written by a later version of vitkit: "
-                        "upgrade vitkit"
+                        "upgrade vitkit",
                     )
                 n = file["codes"].shape[-1]  # 0 without thumbnails
                 has_keypoints = "words" in file  # records of earlier versions have none
@@ -240,7 +242,8 @@ class PictureRecord:
             raise
         except (zipfile.BadZipFile, KeyError, TypeError, ValueError, EOFError, OSError) as error:
             raise VitkitError(
-                f"the record of training pictures in {source} is damaged: {error}; restore {source}, or write it again"
+                "data.record-damaged",
+                f"the record of training pictures in {source} is damaged: {error}; restore {source}, or write it again",
             ) from error
         return record
 
@@ -277,10 +280,10 @@ class PictureRecord:
 def make_record(
     facts: Sequence[Facts], labels: Sequence[str], roles: Sequence[str], *, is_whole: bool
 ) -> PictureRecord:
-    """Make the record of the pictures of a run.
+    """Make the record of the readable images of a run.
 
     Args:
-        facts: the `Facts` of each image. All images must be readable.
+        facts: the `Facts` of each image.
         labels: the class name of each image, or its class names joined by `;`.
         roles: the role of each image: train, val or test.
         is_whole: whether these are all pictures that the weights have been trained on.
@@ -320,11 +323,7 @@ def make_record(
 
 
 def to_text(data: bytes, most: int = _MOST_TEXT) -> str:
-    """Encode the bytes of a record as text, for the metadata of a file.
-
-    If the text is longer than `most` characters, keypoints are left out. If it is still too long, thumbnails are left
-    out, too.
-    """
+    """Encode a record as text of at most `most` characters, without keypoints or also thumbnails if necessary."""
     text = base64.b64encode(data).decode()
     if len(text) > most:
         whole = PictureRecord.from_bytes(data, "this model")
@@ -336,24 +335,18 @@ def to_text(data: bytes, most: int = _MOST_TEXT) -> str:
 
 
 def from_text(text: str, source: object) -> bytes:
-    """Decode the text that `to_text` returned; `source` names the origin of the text in messages.
-
-    Raises:
-        VitkitError: the text is damaged.
-    """
+    """Decode the text that `to_text` returned; `source` names its origin in messages."""
     try:
         return base64.b64decode(text, validate=True)
     except ValueError as error:
         raise VitkitError(
-            f"the record of training pictures in {source} is damaged: {error}; restore {source}, or write it again"
+            "data.record-damaged",
+            f"the record of training pictures in {source} is damaged: {error}; restore {source}, or write it again",
         ) from error
 
 
 def _spans(n: int) -> Iterator[slice]:
-    """Divide n thumbnails into slices, at least one, which are processed one at a time to limit the memory.
-
-    While a thumbnail is processed, its coefficients in float32 take 12 kB.
-    """
+    # While a thumbnail is processed, its coefficients in float32 take 12 kB. There is at least one slice.
     return (slice(start, start + _AT_ONCE) for start in range(0, max(n, 1), _AT_ONCE))
 
 
@@ -378,16 +371,6 @@ def _encode(pixels: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float16], npt
     spectrum /= steps.astype(np.float32)[:, :, None]
     codes = np.rint(spectrum, out=spectrum).astype(np.int8).reshape(n, 3, side, side).swapaxes(2, 3)
     return np.hstack([means.astype(np.float16), steps]), codes.reshape(n, 3 * _PIXELS)
-
-
-def _decode(scales: npt.NDArray[np.float16], codes: npt.NDArray[np.int8]) -> npt.NDArray[np.uint8]:
-    """Return the thumbnails (n, 16, 16, 3) that `_encode` encoded."""
-    means, steps = scales[:, :3].astype(np.float32), scales[:, 3:].astype(np.float32)
-    spectrum = codes.reshape(-1, 3, THUMBNAIL, THUMBNAIL) * steps[:, :, None, None]
-    basis = cosines()
-    channels = basis.T @ spectrum @ basis + means[:, :, None, None]  # (n, 3, 16, 16)
-    pixels = np.moveaxis(channels, 1, -1) @ np.linalg.inv(_TO_YCC).T.astype(np.float32)
-    return np.round(pixels).clip(0, 255).astype(np.uint8)
 
 
 @dataclass(frozen=True)
@@ -438,19 +421,17 @@ def find_overlap(
     facts: Sequence[Facts],
     progress: Callable[[int, int], None] | None = None,
 ) -> Overlap:
-    """Search a record for every image of a table.
+    """Search a record for every image of a table, given the `Facts` of each. All images must be readable.
 
-    Args:
-        record: the record of the pictures that were used for some weights.
-        table: the images. All images must be readable.
-        facts: the `Facts` of each image.
-        progress: receives the number of comparisons done and their total.
+    `progress` receives the number of comparisons done and their total.
     """
     if not len(record):
         n = len(facts)
         return Overlap((None,) * n, (None,) * n, (frozenset(),) * n)
     role_of = record.role_of()
-    roles: list[str | None] = [role_of.get(digest[:DIGEST]) for digest in FactTable.of(facts).column("digest")]
+    table_of_facts = FactTable.of(facts)
+    digests = [digest[:DIGEST] for digest in table_of_facts.column("digest")]
+    roles: list[str | None] = [role_of.get(digest) for digest in digests]
     kinds: list[Kind | None] = [None if role is None else "exact" for role in roles]
     touched: list[set[str]] = [set() if role is None else {role} for role in roles]
     rest = [i for i, role in enumerate(roles) if role is None]
@@ -458,7 +439,7 @@ def find_overlap(
     if rest and not record.has_thumbnails:
         looked_for = "exact"
     elif rest:
-        pairs, looked_for = find_known(Described.of(FactTable.of(facts).take(rest)), record.described(), progress)
+        pairs, looked_for = find_known(Described.of(table_of_facts.take(rest)), record.described(), progress)
         if looked_for == "altered" and not record.has_keypoints:
             looked_for = "near"
         for number, j, kind in pairs:
@@ -473,8 +454,8 @@ def find_overlap(
         labels.setdefault(digest.tobytes(), set()).add(record.label_of(j))
     relabelled = frozenset(
         i
-        for i, digest in enumerate(FactTable.of(facts).column("digest"))
-        if digest[:DIGEST] in labels and not labels[digest[:DIGEST]] & {table.name_of(i), UNLABELLED}
+        for i, digest in enumerate(digests)
+        if digest in labels and not labels[digest] & {table.name_of(i), UNLABELLED}
     )
     return Overlap(tuple(roles), tuple(kinds), tuple(map(frozenset, touched)), relabelled, looked_for)
 
@@ -482,9 +463,7 @@ def find_overlap(
 def look_up(record: PictureRecord, table: ImageTable) -> tuple[ImageTable, Overlap]:
     """Search a picture record for the readable images of a table. Return these images and the result of the search.
 
-    Args:
-        record: the record of the pictures that were used for some weights.
-        table: the images. Files that vitkit has not examined before are read.
+    Files that vitkit has not examined before are read.
     """
     with Memory() as memory:
         facts = scan(table.files(), memory, partial(progress, "reading images"))
@@ -516,14 +495,8 @@ def inherit(overlap: Overlap, groups: Sequence[int]) -> tuple[list[str | None], 
       split is lower than the recorded role (from high to low: train, val, test), the image counts as conflicting,
       because results on the lower split would be too good.
 
-    Args:
-        overlap: the result of searching the picture record for the images.
-        groups: a number for each image. Images with the same number must be in the same split.
-
-    Returns:
-        The split of each image, or None if it may be in any split or has conflicting splits; and the indices of the
-        images with conflicting splits. Such an image cannot be in any split, for example because its copies or the
-        images of its group are in different splits.
+    Images with the same number in `groups` must be in the same split. The result is the split of each image, or None if
+    it may be in any split or has conflicting splits, and the indices of the images with conflicting splits.
     """
     # The file of an image is in the record with the same label (fixed), with another one (moving), or not (new).
     standings = [
@@ -561,7 +534,7 @@ def exposures(table: ImageTable, groups: Sequence[int], overlap: Overlap | None)
 
     Args:
         table: the images, each with a split.
-        groups: a number for each image; copies of one picture, and images of one scene, have the same number.
+        groups: a number for each image, which is the same for copies of one picture and images of one scene.
         overlap: the roles of the images before this training; None if the weights have no record.
     """
     rank: dict[str | None, int] = {None: 0, **{role: number for number, role in enumerate(ROLES)}}

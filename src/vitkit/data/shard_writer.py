@@ -24,7 +24,7 @@ import os
 import tarfile
 import zlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
@@ -53,7 +53,6 @@ from vitkit.system.files import (
 from vitkit.system.progress import progress
 
 _BLOCK, _RECORD = 512, 10240  # bytes: a tar consists of blocks, and its length is a multiple of a record
-_MOST_THREADS = 8
 
 
 def write_shards(table: ImageTable, folder: Path, size: int) -> ShardIndex:
@@ -73,8 +72,9 @@ def write_shards(table: ImageTable, folder: Path, size: int) -> ShardIndex:
     for key in table.paths:  # a CSV file may contain others than paths below the data's folder
         if key.startswith(("/", "\\")) or PurePosixPath(key).is_absolute() or ".." in key.split("/"):
             raise VitkitError(
+                "data.path-outside",
                 f"{table.name}: shards name images by their paths below one folder, so {key!r} cannot be stored: move "
-                "the CSV file into a folder above all images, and write paths relative to this folder"
+                "the CSV file into a folder above all images, and write paths relative to this folder",
             )
     address = address_of(folder)
     target = _LocalTarget(folder) if address is None else _RemoteTarget(address)
@@ -82,18 +82,19 @@ def write_shards(table: ImageTable, folder: Path, size: int) -> ShardIndex:
         names = target.names()
         known = ShardFolder(folder).index() if INDEX in names else None
         if known is None and UNFINISHED not in names and names:
-            raise VitkitError(f"{target} is not empty: choose a new folder for the shards")
+            raise VitkitError("data.folder-not-empty", f"{target} is not empty: choose a new folder for the shards")
         plan = _plan(table, size)
         before = known.plan if known is not None else target.plan_begun() if UNFINISHED in names else None
         if before not in (None, plan.digest):
             raise VitkitError(
+                "data.shards-of-others",
                 f"{target} contains shards of other images or labels, or of another --size: choose a new folder, or "
-                "delete this one"
+                "delete this one",
             )
         if known is None:
             target.write(UNFINISHED, to_json({"plan": plan.digest}) + "\n")
         target.tidy()
-        index = _index_of(table, plan, _write_all(plan, target))
+        index = _write_all(plan, target)
         if index != known:
             target.write(INDEX, to_json(index.to_dict()) + "\n")
         target.remove(UNFINISHED)
@@ -117,13 +118,11 @@ class _LocalTarget:
     def names(self) -> set[str]:
         return set() if is_empty(self.path) else {path.name for path in self.path.iterdir()}
 
-    def tidy(self) -> None:
-        """Delete the temporary files of a call that was killed."""
+    def tidy(self) -> None:  # delete the temporary files of a call that was killed
         for _, left in [*unfinished(self.path)]:
             left.unlink()
 
-    def plan_begun(self) -> str:
-        """Return the digest of the plan of an earlier call that was interrupted."""
+    def plan_begun(self) -> str:  # the digest of the plan of a call that was interrupted
         return str(read_json(self.path / UNFINISHED).get("plan"))
 
     def write(self, name: str, text: str) -> None:
@@ -138,7 +137,6 @@ class _LocalTarget:
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[Path]:
-        """Yield a temporary path to write to. It replaces the file if the `with` block succeeds."""
         with replacing(self.path / name) as temporary:
             yield temporary
 
@@ -167,14 +165,15 @@ class _RemoteTarget:
         return names_at(self.address)
 
     def tidy(self) -> None:
-        """Do nothing, because a remote file becomes visible only when it is complete."""
+        pass  # a remote file becomes visible only when it is complete
 
     def plan_begun(self) -> str:
         try:
             return str(from_json(read_file(f"{self.address}/{UNFINISHED}").decode())["plan"])
         except (ValueError, TypeError, KeyError) as error:
             raise VitkitError(
-                f"{self.address}/{UNFINISHED} is damaged: {error}; delete {self.address}, and write the shards again"
+                "data.shards-damaged",
+                f"{self.address}/{UNFINISHED} is damaged: {error}; delete {self.address}, and write the shards again",
             ) from error
 
     def write(self, name: str, text: str) -> None:
@@ -200,58 +199,40 @@ class _RemoteTarget:
 
 @dataclass(frozen=True)
 class _ShardMember:
-    """An image in a shard.
+    """An image in a shard, with the files that follow it."""
 
-    Attributes:
-        row: the image's row in the table.
-        number: the number that is the name of the image's files.
-        offset, length: the position of the image's first byte in the shard, and the number of bytes.
-        after: the names and contents of the files that follow the image in the shard.
-    """
-
-    row: int
-    number: int
-    offset: int
-    length: int
-    after: tuple[tuple[str, bytes], ...]
+    row: int  # in the table
+    number: int  # the name of the image's files
+    offset: int  # of the image's first byte
+    length: int  # bytes
+    after: tuple[tuple[str, bytes], ...]  # the names and contents of the files
 
     @property
     def end(self) -> int:
-        """Return the position after the last file of the image."""
         return self.offset + _padded(self.length) + sum(_BLOCK + _padded(len(data)) for _, data in self.after)
 
 
 @dataclass(frozen=True)
 class _PlannedShard:
-    """The planned content of one shard."""
-
     name: str
     split: str | None
     members: tuple[_ShardMember, ...]
 
     @property
     def size(self) -> int:
-        """Return the size of the shard in bytes: the images, two empty blocks, and padding to whole tar records."""
+        """The size of the shard in bytes: the images, two empty blocks, and padding to whole tar records."""
         return -(-(self.members[-1].end + 2 * _BLOCK) // _RECORD) * _RECORD
 
 
 @dataclass(frozen=True)
 class _ShardPlan:
-    """The plan of all shards, which determines their bytes.
+    """The plan of all shards, which determines their bytes."""
 
-    Attributes:
-        table: the readable images.
-        digests: the SHA-256 of each image.
-        shards: the shards.
-        left_out: the images of the data that are not written, with the reasons.
-        digest: a digest of the other attributes and of the size of a shard.
-    """
-
-    table: ImageTable
-    digests: tuple[bytes, ...]
+    table: ImageTable  # the readable images
+    digests: tuple[bytes, ...]  # the SHA-256 of each image
     shards: tuple[_PlannedShard, ...]
     left_out: tuple[LeftOut, ...]
-    digest: str
+    digest: str  # of the other attributes and of the size of a shard
 
 
 def _plan(table: ImageTable, size: int) -> _ShardPlan:
@@ -265,7 +246,10 @@ def _plan(table: ImageTable, size: int) -> _ShardPlan:
     ]
     left_out += [LeftOut(*row, "left out by the label file") for row in table.left_out]
     if not readable:
-        raise VitkitError(f"no image of {table.name} can be read (first: {left_out[0].key}: {left_out[0].reason})")
+        raise VitkitError(
+            "data.images-unreadable",
+            f"no image of {table.name} can be read (first: {left_out[0].key}: {left_out[0].reason})",
+        )
     table = table.take(readable).compact()
     digests = tuple(facts.take(readable).column("digest"))
     shards = tuple(_divide(table, size))
@@ -293,7 +277,12 @@ def _divide(table: ImageTable, size: int) -> Iterator[_PlannedShard]:
     for number, row in enumerate(order):
         with open_place(table.file(row)) as image:
             length = image.seek(0, os.SEEK_END)
-        after = tuple(_files_after(table, row, f"{number:08}"))
+        names = [table.classes[k] for k in table.classes_of(row)]
+        description = {"classes": names} if table.sets else {"class": names[0]}
+        text = to_json({"key": table.paths[row], **description, "split": table.splits[row]})
+        after = ((f"{number:08}.json", text.encode("utf-8", "surrogateescape")),)
+        if not table.sets:
+            after = ((f"{number:08}.cls", str(table.labels[row]).encode()), *after)
         if members:
             member = _ShardMember(row, number, members[-1].end + _BLOCK, length, after)
             is_other = table.splits[row] != table.splits[members[0].row]
@@ -308,19 +297,6 @@ def _divide(table: ImageTable, size: int) -> Iterator[_PlannedShard]:
     yield _PlannedShard(f"shard-{count:05}.tar", table.splits[members[0].row], tuple(members))
 
 
-def _files_after(table: ImageTable, row: int, number: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the name and content of each file that follows an image.
-
-    These are its class number, unless images may have several classes, and its description as JSON.
-    """
-    names = [table.classes[k] for k in table.classes_of(row)]
-    if not table.sets:
-        yield f"{number}.cls", str(table.labels[row]).encode()
-    described = {"classes": names} if table.sets else {"class": names[0]}
-    text = to_json({"key": table.paths[row], **described, "split": table.splits[row]})
-    yield f"{number}.json", text.encode("utf-8", "surrogateescape")
-
-
 def _padded(length: int) -> int:
     return -(-length // _BLOCK) * _BLOCK
 
@@ -328,20 +304,17 @@ def _padded(length: int) -> int:
 # --- The files ----------------------------------------------------------------------------------------------------
 
 
-_Written = tuple[Shard, tuple[int, ...]]  # a complete shard, and the CRC-32 of each of its images
-
-
-def _write_all(plan: _ShardPlan, target: _LocalTarget | _RemoteTarget) -> list[_Written]:
-    """Write the shards that do not exist yet, several at a time. Return all shards of the plan."""
+def _write_all(plan: _ShardPlan, target: _LocalTarget | _RemoteTarget) -> ShardIndex:
+    """Write the shards that do not exist yet, several at a time. Return the index of all shards of the plan."""
     done, total = array("q", [0] * len(plan.shards)), sum(shard.size for shard in plan.shards)
     is_stopped = Event()
-    with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS)) as pool:
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
         jobs = [
             pool.submit(_complete, plan, shard, target, partial(done.__setitem__, i), is_stopped)
             for i, shard in enumerate(plan.shards)
         ]
         try:
-            waiting: set[Future[_Written]] = set(jobs)
+            waiting: set[Future[tuple[Shard, list[int]]]] = set(jobs)
             while waiting:
                 finished, waiting = wait(waiting, timeout=0.2, return_when=FIRST_EXCEPTION)
                 for job in finished:
@@ -351,41 +324,55 @@ def _write_all(plan: _ShardPlan, target: _LocalTarget | _RemoteTarget) -> list[_
             is_stopped.set()
             pool.shutdown(cancel_futures=True)
             raise
-    return [job.result() for job in jobs]
+    table = plan.table
+    shard_of, offsets, lengths, checks = (array("q", [0] * len(table)) for _ in range(4))
+    for number, (shard, job) in enumerate(zip(plan.shards, jobs, strict=True)):
+        for member, check in zip(shard.members, job.result()[1], strict=True):
+            row = member.row
+            shard_of[row], offsets[row], lengths[row], checks[row] = number, member.offset, member.length, check
+    return ShardIndex(
+        plan=plan.digest,
+        task=table.task.name,
+        classes=table.classes,
+        shards=tuple(job.result()[0] for job in jobs),
+        keys=table.paths,
+        classes_of=tuple(table.classes_of(row) for row in range(len(table))),
+        shard_of=shard_of,
+        offsets=offsets,
+        lengths=lengths,
+        checks=checks,
+        left_out=plan.left_out,
+        earlier=table.earlier,
+        groups=dict(table.groups),
+    )
 
 
 def _complete(
     plan: _ShardPlan, shard: _PlannedShard, target: _LocalTarget | _RemoteTarget, done: partial[None], is_stopped: Event
-) -> _Written:
-    """Write a shard, unless an earlier call has written it correctly, and return it."""
-    known = None
-    with contextlib.suppress(FileNotFoundError), target.reading(shard.name) as path:
-        known = _check(plan, shard, path)
-    if known is None:
-        with target.writing(shard.name) as path:
-            known = _write(plan, shard, path, done, is_stopped)
-    done(shard.size)
-    return known
-
-
-def _check(plan: _ShardPlan, shard: _PlannedShard, path: Path) -> _Written | None:
-    """Read an existing shard and return it; return None if it does not match the plan."""
-    checks = []
-    with path.open("rb") as file:
+) -> tuple[Shard, list[int]]:
+    """Write a shard, unless an earlier call has. Return it, with the CRC-32 of each of its images."""
+    with contextlib.suppress(FileNotFoundError), target.reading(shard.name) as path, path.open("rb") as file:
+        checks = []
         for member in shard.members:
             file.seek(member.offset)
             data = file.read(member.length)
             if hashlib.sha256(data).digest() != plan.digests[member.row]:
-                return None
+                break
             checks.append(zlib.crc32(data))
         file.seek(0)
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        if file.tell() == shard.size:
-            return Shard(shard.name, shard.size, sha256, shard.split), tuple(checks)
-    return None
+        if len(checks) == len(shard.members) and file.tell() == shard.size:
+            done(shard.size)
+            return Shard(shard.name, shard.size, sha256, shard.split), checks
+    with target.writing(shard.name) as path:
+        written = _write(plan, shard, path, done, is_stopped)
+    done(shard.size)
+    return written
 
 
-def _write(plan: _ShardPlan, shard: _PlannedShard, path: Path, done: partial[None], is_stopped: Event) -> _Written:
+def _write(
+    plan: _ShardPlan, shard: _PlannedShard, path: Path, done: partial[None], is_stopped: Event
+) -> tuple[Shard, list[int]]:
     digest, checks = hashlib.sha256(), []
     with path.open("wb") as file:
 
@@ -398,17 +385,21 @@ def _write(plan: _ShardPlan, shard: _PlannedShard, path: Path, done: partial[Non
 
         for member in shard.members:
             if is_stopped.is_set():
-                raise VitkitError("the shards are not complete")  # the error that stopped it is reported instead
+                # The error that stopped it is reported instead.
+                raise VitkitError("data.shards-unfinished", "the shards are not complete")
             place = plan.table.file(member.row)
             try:
                 data = read_place(place)
             except (OSError, UnreadableImageError) as error:
                 raise VitkitError(
+                    "data.image-changed",
                     f"{place} could be read when the command started, but not now ({error}): restore or remove it, "
-                    "and repeat the command"
+                    "and repeat the command",
                 ) from error
             if hashlib.sha256(data).digest() != plan.digests[member.row]:
-                raise VitkitError(f"{place} has changed since it was examined: repeat the command")
+                raise VitkitError(
+                    "data.image-changed", f"{place} has changed since it was examined: repeat the command"
+                )
             put(f"{member.number:08}{PurePosixPath(plan.table.paths[member.row]).suffix.lower()}", data)
             for name, content in member.after:
                 put(name, content)
@@ -417,28 +408,4 @@ def _write(plan: _ShardPlan, shard: _PlannedShard, path: Path, done: partial[Non
         end = bytes(shard.size - shard.members[-1].end)
         file.write(end)
         digest.update(end)
-    return Shard(shard.name, shard.size, digest.hexdigest(), shard.split), tuple(checks)
-
-
-def _index_of(table: ImageTable, plan: _ShardPlan, written: Sequence[_Written]) -> ShardIndex:
-    images = len(plan.table)
-    shard_of, offsets, lengths, checks = (array("q", [0] * images) for _ in range(4))
-    for number, (shard, (_, checks_of_shard)) in enumerate(zip(plan.shards, written, strict=True)):
-        for member, check in zip(shard.members, checks_of_shard, strict=True):
-            row = member.row
-            shard_of[row], offsets[row], lengths[row], checks[row] = number, member.offset, member.length, check
-    return ShardIndex(
-        plan=plan.digest,
-        task=table.task.name,
-        classes=plan.table.classes,
-        shards=tuple(shard for shard, _ in written),
-        keys=plan.table.paths,
-        classes_of=tuple(plan.table.classes_of(row) for row in range(images)),
-        shard_of=shard_of,
-        offsets=offsets,
-        lengths=lengths,
-        checks=checks,
-        left_out=plan.left_out,
-        earlier=plan.table.earlier,
-        groups=dict(plan.table.groups),
-    )
+    return Shard(shard.name, shard.size, digest.hexdigest(), shard.split), checks

@@ -43,29 +43,17 @@ _AGAIN = "write it again with `vitkit shard`"
 
 @dataclass(frozen=True)
 class Shard:
-    """A .tar file of images of one split.
+    """A .tar file of images of one split."""
 
-    Attributes:
-        name: the name of the file.
-        size: the size of the file in bytes.
-        sha256: the SHA-256 of the file as hexadecimal text.
-        split: the split of the images; None if splits are not yet assigned.
-    """
-
-    name: str
-    size: int
-    sha256: str
-    split: str | None
+    name: str  # of the file
+    size: int  # bytes
+    sha256: str  # hexadecimal
+    split: str | None  # None if splits are not yet assigned
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """An image of the data that was not written to the shards.
-
-    Attributes:
-        key, label, split: the image's entries in the table of the data.
-        reason: why it was not written: the error of an unreadable file, or a remark that a label file leaves it out.
-    """
+    """An image of the data that was not written to the shards, because it is unreadable or a label file says so."""
 
     key: str
     label: str
@@ -140,11 +128,7 @@ class ShardIndex:
 
     @classmethod
     def from_json(cls, text: bytes) -> ShardIndex:
-        """Read and validate the content of `shards.json`, which may come from an untrusted source.
-
-        Raises:
-            ValueError: the text is not an index of this version, or contradicts itself; the message is the reason.
-        """
+        """Read `shards.json`, which may come from an untrusted source. ValueError: it is invalid."""
         try:
             stored = from_json(text)
             if stored["format"] != _FORMAT:
@@ -178,7 +162,6 @@ class ShardIndex:
         return index
 
     def _check(self) -> None:
-        """Refuse an index that contradicts itself, or has invalid names or checksums of shards."""
         images = len(self.keys)
         columns = (self.classes_of, self.shard_of, self.offsets, self.lengths, self.checks)
         if images == 0 or any(len(column) != images for column in columns):
@@ -229,22 +212,21 @@ class ShardFolder:
         return self.index().rows.keys()
 
     def index(self) -> ShardIndex:
-        """Return the index.
-
-        Raises:
-            VitkitError: there is no index, it is damaged or of another version, or the server does not answer.
-        """
+        """Return the index. Raise VitkitError if there is none, it is damaged, or the server does not answer."""
         try:
             return _index_at(self.name, None if self.is_afar else _stamp_of(f"{self.name}/{INDEX}"))
         except FileNotFoundError as error:
             raise VitkitError(
-                f"{self.name} has no {INDEX}, because writing was interrupted or the file was removed: {_AGAIN}"
+                "data.shards-incomplete",
+                f"{self.name} has no {INDEX}, because writing was interrupted or the file was removed: {_AGAIN}",
             ) from error
         except OSError as error:
-            raise VitkitError(f"{self.name}/{INDEX} cannot be read: {error.strerror or error}") from error
+            raise VitkitError(
+                "data.shards-unreadable", f"{self.name}/{INDEX} cannot be read: {error.strerror or error}"
+            ) from error
 
     def stamp(self, key: str) -> bytes | None:
-        """Return bytes that change if the image's shard, or its place in it, changes; None if there is none."""
+        """Return bytes that change if the image's shard, or its place in it, changes; None if there is no image."""
         try:
             index = self._recently(INDEX, self.index)
             row = index.rows[key]
@@ -256,8 +238,7 @@ class ShardFolder:
         place = f"({index.offsets[row]}, {index.lengths[row]}, {index.checks[row]})"  # twice as fast as a tuple's text
         return f"{self.name}\0{shard.name}\0{version}\0{place}".encode("utf-8", "surrogateescape")
 
-    def _recently(self, file: str, look: Callable[[], _Looked]) -> _Looked:
-        """Return the result of `look` for a file, or the last one if it is less than a second old."""
+    def _recently(self, file: str, look: Callable[[], _Looked]) -> _Looked:  # or the last result, for a second
         now = time.monotonic()
         checked, result = self._recent.get(file, (-_RECENT, None))
         if result is None or now - checked > _RECENT:
@@ -286,25 +267,26 @@ class ShardFolder:
             if zlib.crc32(data) == check:
                 return io.BytesIO(data)
             _opened.cache_clear()  # the file may have been replaced since it was opened
-        raise UnreadableImageError(f"damaged (it does not have the checksum that {INDEX} lists)")
+        raise UnreadableImageError("data.image-damaged", f"damaged (it does not have the checksum that {INDEX} lists)")
 
     def check_files(self) -> None:
-        """Check that each shard exists and has the listed size. Remote shards are not checked.
-
-        Raises:
-            VitkitError: a shard is missing or has another size.
-        """
+        """Raise VitkitError if a local shard is missing, or does not have the listed size."""
         if self.is_afar:
             return
         for shard in self.index().shards:
             try:
                 size = os.stat(f"{self.name}/{shard.name}").st_size  # noqa: PTH116
             except FileNotFoundError:
-                raise VitkitError(f"{self.name} lacks {shard.name}: copy it there again, or {_AGAIN}") from None
+                raise VitkitError(
+                    "data.shards-incomplete", f"{self.name} lacks {shard.name}: copy it there again, or {_AGAIN}"
+                ) from None
             if size != shard.size:
                 what = "truncated" if size < shard.size else "longer than it was"
                 sizes = f"{size:,} bytes instead of {shard.size:,}"
-                raise VitkitError(f"{self.name}/{shard.name} is {what} ({sizes}): copy it there again, or {_AGAIN}")
+                raise VitkitError(
+                    "data.shards-damaged",
+                    f"{self.name}/{shard.name} is {what} ({sizes}): copy it there again, or {_AGAIN}",
+                )
 
     def files(self) -> list[tuple[str, str, int]]:
         """Return the path or address, the SHA-256 and the number of bytes of each shard."""
@@ -316,9 +298,7 @@ class ShardFolder:
         return [index.shard_of[index.rows[key]] for key in keys]
 
 
-class _OpenFile:
-    """A file that is closed when the last thread has finished reading from it."""
-
+class _OpenFile:  # closed when the last thread has finished reading from it
     __slots__ = ("descriptor",)
 
     def __init__(self, path: str) -> None:
@@ -346,12 +326,11 @@ def _stamp_of(path: str) -> tuple[int, int, int, int]:
 
 
 @lru_cache(maxsize=8)
-def _index_at(folder: str, stamp: tuple[int, ...] | None) -> ShardIndex:
-    """Read the index of a local folder, again if its stamp has changed, or of an address without a stamp."""
+def _index_at(folder: str, stamp: tuple[int, ...] | None) -> ShardIndex:  # an address has no stamp
     try:
         index = ShardIndex.from_json((read_file if stamp is None else read_bytes)(f"{folder}/{INDEX}"))
     except ValueError as error:
-        raise VitkitError(f"{folder}/{INDEX} cannot be used: {error}; {_AGAIN}") from error
+        raise VitkitError("data.shards-damaged", f"{folder}/{INDEX} cannot be used: {error}; {_AGAIN}") from error
     if stamp is None:
         _FOLDERS.add(folder)
     return index
@@ -378,7 +357,7 @@ def _is_at(address: str) -> bool:
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         return False
     except OSError as error:
-        raise VitkitError(f"cannot read {error}") from error  # which begins with the address
+        raise VitkitError("data.shards-unreadable", f"cannot read {error}") from error  # which begins with the address
 
 
 def forget_looks() -> None:
@@ -388,11 +367,7 @@ def forget_looks() -> None:
 
 
 def read_shards(name: str, path: Path, _: LayoutName = "auto") -> ImageTable:
-    """Return the table of the images in a folder of shards, as it was when the shards were written.
-
-    Raises:
-        VitkitError: the index is missing, damaged or of another version, or a shard is missing or truncated.
-    """
+    """Return the table of the images in a folder of shards, as it was when the shards were written."""
     storage = ShardFolder(path if address_of(path) else path.resolve())
     index = storage.index()
     storage.check_files()

@@ -59,12 +59,7 @@ SOURCE_KINDS: dict[str, SourceKind] = {}
 
 
 def register(kind: SourceKind) -> None:
-    """Add a kind of source.
-
-    Raises:
-        ValueError: a kind with this name or suffix exists already, or the kind covers all other folders and there is
-            already one that does.
-    """
+    """Add a kind of source. Raise ValueError if a kind with this name or suffix exists already."""
     taken = {suffix for kind_known in SOURCE_KINDS.values() for suffix in _suffixes(kind_known)}
     if kind.name in SOURCE_KINDS or taken & set(_suffixes(kind)):
         raise ValueError(f"a kind of source named {kind.name!r}, or with one of its suffixes, exists already")
@@ -86,11 +81,7 @@ def kind_of_file(path: str | Path) -> SourceKind | None:
 
 
 def kind_of(path: Path) -> SourceKind | None:
-    """Return the kind of a folder, file or address; None if it does not exist or the file's suffix is unknown.
-
-    Raises:
-        VitkitError: the server of an address does not answer.
-    """
+    """Return the kind of a folder, file or address; None if it does not exist or the file's suffix is unknown."""
     for kind in SOURCE_KINDS.values():
         if kind.marks is not None and kind.marks.are_on(path):
             return kind
@@ -111,19 +102,16 @@ def read_source(data: str | Path, layout: LayoutName = "auto", *, follow_links: 
 
 
 def check_classes(table: ImageTable) -> None:
-    """Refuse a table with a single class if its task needs at least two.
-
-    Raises:
-        VitkitError: the table has too few classes.
-    """
+    """Raise VitkitError if a table has a single class, and its task needs at least two."""
     if len(table.classes) == 1 < table.task.least_classes:
         folder = table.root / table.classes[0]
         inner = [child for child in folder.iterdir() if child.is_dir()] if folder.is_dir() else []
         has_folders = any(not is_passed_over(child.name) for child in inner)
         advice = f": if the folders in it are the classes, use {folder} as the data" if has_folders else ""
         raise VitkitError(
+            "data.class-single",
             f"{table.name} has a single class, {table.classes[0]!r}; a classifier needs at least two{advice}"
-            + "".join(f"; {line}" for line in table.overlooked)
+            + "".join(f"; {line}" for line in table.overlooked),
         )
 
 
@@ -155,14 +143,17 @@ def read_table(data: str | Path, layout: LayoutName = "auto", *, follow_links: b
         if layout == "auto":  # the layout of a named data set is known
             layout = "splits" if DATASETS[str(data)].splits else "classes"
     if layout != "auto" and not kind.has_layout:
-        raise VitkitError(f"--layout {layout} applies to folders, but {data} is a {kind.name}; leave it out")
+        raise VitkitError(
+            "data.option-unsuited", f"--layout {layout} applies to folders, but {data} is a {kind.name}; leave it out"
+        )
     return kind.read(str(data), root, layout, **_links_of(kind, data, follow_links=follow_links))
 
 
-def _links_of(kind: SourceKind, data: str | Path, *, follow_links: bool) -> dict[str, bool]:
-    """Return the argument `follow_links`, which only folders of images accept."""
+def _links_of(kind: SourceKind, data: str | Path, *, follow_links: bool) -> dict[str, bool]:  # only folders accept it
     if follow_links and _suffixes(kind) != ("",):
-        raise VitkitError(f"--follow-links applies to folders, but {data} is a {kind.name}; leave it out")
+        raise VitkitError(
+            "data.option-unsuited", f"--follow-links applies to folders, but {data} is a {kind.name}; leave it out"
+        )
     return {"follow_links": True} if follow_links else {}
 
 
@@ -174,27 +165,30 @@ def find_source(data: str | Path) -> SourceKind | None:
     """
     if not str(data):
         raise VitkitError(
-            'DATA is empty (""): pass a folder ("." is the current one), a CSV file or the name of a data set'
+            "data.source-empty",
+            'DATA is empty (""): pass a folder ("." is the current one), a CSV file or the name of a data set',
         )
     root = Path(data)
     if (kind := kind_of(root)) is not None:
         return kind
     if address := address_of(data):
-        raise VitkitError(f"no {shards.INDEX} at {address}: name a folder there that `vitkit shard` has written")
+        raise VitkitError(
+            "data.shards-missing",
+            f"no {shards.INDEX} at {address}: name a folder there that `vitkit shard` has written",
+        )
     if not root.exists():
         if str(data) in DATASETS:
             return None
         known = ", ".join(sorted(DATASETS))
-        raise VitkitError(f"no such folder: {data} (and no data set of that name; known: {known})")
+        raise VitkitError(
+            "data.source-missing", f"no such folder: {data} (and no data set of that name; known: {known})"
+        )
     expected = " or ".join(known_kind.tells for known_kind in SOURCE_KINDS.values())
-    raise VitkitError(f"{data} is a file; expected {expected}")
+    raise VitkitError("data.source-type", f"{data} is a file; expected {expected}")
 
 
 def read_folders(name: str, root: Path, layout_name: LayoutName, *, follow_links: bool = False) -> ImageTable:
-    """Find the images of a folder with class folders, possibly inside split folders (`layout.understand`).
-
-    A folder with the lists of Roboflow is read by these (`lists.read_lists_of_splits`).
-    """
+    """Find the images of a folder with class folders, possibly inside split folders, or with the lists of Roboflow."""
     if layout_name == "auto" and (table := read_lists_of_splits(name, root)) is not None:
         return table
     overlooked = Overlooked(top=root, follow_links=follow_links)
@@ -215,17 +209,16 @@ def read_unlabelled(data: str | Path, *, follow_links: bool = False) -> ImageTab
         root = named.materialise(str(data))
     kind = kind_of(root)
     if kind is None or kind.read_unlabelled is None:
-        raise VitkitError(f"no such folder or archive of pictures: {data}")
+        raise VitkitError("data.source-missing", f"no such folder or archive of pictures: {data}")
     return kind.read_unlabelled(str(data), root, **_links_of(kind, data, follow_links=follow_links))
 
 
-def _read_unlabelled_folder(name: str, root: Path, *, follow_links: bool = False) -> ImageTable:
-    """Return all pictures below a folder as a table of one class without splits."""
+def read_unlabelled_folder(name: str, root: Path, *, follow_links: bool = False) -> ImageTable:
     overlooked = Overlooked(follow_links=follow_links)
     paths = images_below(root, overlooked)
     if not paths:
         notes = "".join(f"; {line}" for line in overlooked.lines(root))
-        raise VitkitError(f"no images below {name}{notes}")
+        raise VitkitError("data.images-missing", f"no images below {name}{notes}")
     return unlabelled_table(
         name,
         root.resolve(),
@@ -255,7 +248,7 @@ for _row in (
         "a folder with one sub-folder of images per class",
         read_folders,
         has_layout=True,
-        read_unlabelled=_read_unlabelled_folder,
+        read_unlabelled=read_unlabelled_folder,
     ),
     SourceKind("list", "a CSV", read_list, (".csv", ".tsv")),
     SourceKind(

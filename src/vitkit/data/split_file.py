@@ -90,9 +90,9 @@ def split_from_file(path: Path) -> ImageTable:
         if split_to_dict(table)["hash"] != stored["hash"]:
             raise ValueError("its hash does not match its content")
     except FileNotFoundError as error:
-        raise VitkitError(f"no such file: {path}") from error
+        raise VitkitError("data.run-file-missing", f"no such file: {path}") from error
     except (AttributeError, ValueError, KeyError, TypeError) as error:
-        raise VitkitError(f"{path} is damaged: {error}; restore it, or train again") from error
+        raise VitkitError("data.run-damaged", f"{path} is damaged: {error}; restore it, or train again") from error
     return table
 
 
@@ -120,7 +120,7 @@ def groups_from_file(path: Path) -> dict[str, int]:
     except FileNotFoundError:
         return {}
     except (ValueError, TypeError) as error:
-        raise VitkitError(f"{path} is damaged: {error}; restore it, or train again") from error
+        raise VitkitError("data.run-damaged", f"{path} is damaged: {error}; restore it, or train again") from error
 
 
 _OTHER = " (another picture now)"  # appended to an image's path, so that there is no such file
@@ -128,19 +128,12 @@ _OTHER = " (another picture now)"  # appended to an image's path, so that there 
 
 @dataclass(frozen=True)
 class Changes:
-    """The images of a run that have changed since the run started.
+    """The images of a run that have changed since the run started."""
 
-    Attributes:
-        images: the number of images that were checked.
-        what: a description of the checked images, such as `test images`.
-        changed: the paths of files that now hold other pictures.
-        missing: the paths of files that no longer exist.
-    """
-
-    images: int
-    what: str
-    changed: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
+    images: int  # that were checked
+    what: str  # a description of them, such as `test images`
+    changed: tuple[str, ...] = ()  # the paths of files that now hold other pictures
+    missing: tuple[str, ...] = ()  # the paths of files that no longer exist
 
     def __bool__(self) -> bool:
         return bool(self.changed or self.missing)
@@ -166,13 +159,9 @@ class Changes:
         return {"changed": {"images": count, **paths, "text": self.text}}
 
     def refuse(self, remedy: str = "set their new folder with --data-root DIR") -> None:
-        """Raise an error if an image has changed, with a remedy as an alternative to restoring the images.
-
-        Raises:
-            VitkitError: an image has changed or is missing.
-        """
+        """Raise VitkitError if an image has changed or is missing; `remedy` is an alternative to restoring it."""
         if self:
-            raise VitkitError(f"{self.text}; restore the images, or {remedy}")
+            raise VitkitError("data.images-changed", f"{self.text}; restore the images, or {remedy}")
 
 
 def look_over(
@@ -216,11 +205,7 @@ def is_unchanged(file: Place, digest: str | None) -> bool:
 
 
 def refuse_changed(split_file: Path, remedy: str) -> None:
-    """Refuse to continue a run whose images have changed; `remedy` is an alternative to restoring them.
-
-    Raises:
-        VitkitError: an image has changed or is missing, or the folder no longer exists.
-    """
+    """Raise VitkitError if images of a run have changed; `remedy` is an alternative to restoring them."""
     table = images_of_run(split_file)
     look_over(table, read_contents(split_file), None)[1].refuse(remedy)
 
@@ -257,8 +242,9 @@ def locate(table: ImageTable) -> ImageTable:
     if table.name in DATASETS:
         return replace(table, root=named.materialise(table.name))
     raise VitkitError(
+        "data.images-moved",
         f"the images of {table.name} are no longer in {table.root}: set their folder with --data-root DIR or, for "
-        "commands without it, move them back"
+        "commands without it, move them back",
     )
 
 
@@ -270,26 +256,21 @@ def read_contents(split_file: Path) -> dict[str, str]:
             bytes.fromhex(digest)
     except (AttributeError, TypeError, ValueError) as error:
         raise VitkitError(
-            f"{split_file} is damaged: the hashes of its images cannot be read ({error}); restore it, or train again"
+            "data.run-damaged",
+            f"{split_file} is damaged: the hashes of its images cannot be read ({error}); restore it, or train again",
         ) from error
     return contents
 
 
 def groups_of_run(run: Path, table: ImageTable) -> dict[str, int]:
-    """Return the group numbers of a run's images by their current paths. Images without a group are left out.
-
-    `table` has the current paths (`images_of_run`).
-    """
+    """Return the group numbers of a run's images by their current paths, which are those in `table`."""
     groups = groups_from_file(run / GROUPS)
     known = zip(split_from_file(run / SPLIT).paths, table.paths, strict=True) if groups else ()
     return {new: groups[old] for old, new in known if old in groups}
 
 
 def roles_in_run(split_file: Path, record: PictureRecord) -> dict[str, str | None]:
-    """Return the roles of a run's images in a picture record, by path. The role of an image without an entry is None.
-
-    Images without a digest in the split file (`read_contents`) are left out.
-    """
+    """Return the role (or None) of a run's images in a picture record, by path, if the run recorded their digests."""
     return record.roles_of(read_contents(split_file))
 
 
@@ -303,7 +284,9 @@ def move_run(split_file: Path, root: Path) -> None:
     contents, _ = read_contents(split_file), groups_from_file(split_file.with_name(GROUPS))  # may raise
     after = _under(before, root, contents)
     if gone := [path for i, path in enumerate(after.paths) if not is_there(after.file(i))]:
-        raise VitkitError(f"{root} lacks {len(gone)} of the run's {len(after)} images (first: {gone[0]})")
+        raise VitkitError(
+            "data.images-missing", f"{root} lacks {len(gone)} of the run's {len(after)} images (first: {gone[0]})"
+        )
     place = dict(zip(before.paths, after.paths, strict=True))
     moved = {place[old]: digest for old, digest in contents.items() if old in place}
     if (groups := split_file.with_name(GROUPS)).is_file():
@@ -314,7 +297,7 @@ def move_run(split_file: Path, root: Path) -> None:
 
 def _under(table: ImageTable, root: Path, contents: Mapping[str, str]) -> ImageTable:
     if not root.is_dir() and storage_at(root) is None:
-        raise VitkitError(f"--data-root {root}: no such folder")
+        raise VitkitError("data.folder-missing", f"--data-root {root}: no such folder")
     table = replace(table, root=root if address_of(root) else root.resolve(), storage=storage_at(root))
     digests = [digest_of(table.at(path)) for path in table.paths]
     paths = list(table.paths)
@@ -335,7 +318,8 @@ def _under(table: ImageTable, root: Path, contents: Mapping[str, str]) -> ImageT
             paths[i] = path_of.get(contents.get(paths[i], ""), paths[i])
     if all(digests[i] is None and paths[i] == table.paths[i] for i in range(len(paths))):
         raise VitkitError(
-            f"--data-root {root} contains none of the run's {len(table)} images (first: {table.paths[0]})"
+            "data.images-missing",
+            f"--data-root {root} contains none of the run's {len(table)} images (first: {table.paths[0]})",
         )
     for i in lost:  # another picture has taken the place of an image that was not found
         if paths[i] == table.paths[i] and is_there(table.file(i)):
@@ -344,20 +328,14 @@ def _under(table: ImageTable, root: Path, contents: Mapping[str, str]) -> ImageT
 
 
 def exact_copies(table: ImageTable, paths: Sequence[str]) -> dict[str, int]:
-    """Return a number for each of these images, by path, which is equal for files with the same content.
-
-    Files that cannot be read have no number.
-    """
+    """Return a number for each of these images that can be read, by path; it is equal for files of the same content."""
     digests = _digests([table.at(path) for path in paths], "looking for copies")
     number = {digest: i for i, digest in enumerate(dict.fromkeys(digests))}
     return {path: number[digest] for path, digest in zip(paths, digests, strict=True) if digest is not None}
 
 
 def _digests(files: Sequence[Place], task: str) -> list[str | None]:
-    """Return the digest of each file; None if it cannot be read.
-
-    Files with unchanged size and times (`stamp_of`) are not read again.
-    """
+    # A file that cannot be read has no digest. Files with unchanged size and times (`stamp_of`) are not read again.
     digests: list[str | None] = []
     with Memory() as memory:
         stamps = [stamp_of(file) for file in files]

@@ -44,14 +44,8 @@ def deal_sets(
 ) -> list[int]:
     """Assign a split to each group of multi-label images: 0 for train, 1 for val, 2 for test.
 
-    Every class has at least one image in train.
-
-    Args:
-        table: the images.
-        members: the images of each group.
-        shares: the fractions of val and test.
-        rng: the random number generator.
-        have: for each split, the number of images that it already contains, by class and in total (`ALL`).
+    Every class has at least one image in train. `members` are the images of each group, `shares` the fractions of val
+    and test, and `have` the numbers of images that each split already contains, by class and in total (`ALL`).
     """
     counts = [classes_in(table, images) for images in members]
     wants: list[dict[int, float]] = [{}, {}, {}]
@@ -130,13 +124,7 @@ def deal(sizes: Sequence[int], val: int, test: int, trained: int = 0) -> list[st
     Groups of several images are assigned first, the largest first, each to the split that lacks the most images. Copies
     of a picture are therefore mostly in train, and val and test contain many different pictures. Single images then
     fill test, val and train, in this order. At least one group is assigned to train, unless train already has `trained`
-    images of the class.
-
-    Args:
-        sizes: the number of images of each group.
-        val: the desired number of images in val; 0 or less means none.
-        test: the desired number of images in test; 0 or less means none.
-        trained: the number of images of the class that are already in train.
+    images of the class. `sizes` are the numbers of images of the groups; a desired number of 0 or less means none.
     """
     lacking = {"test": test, "val": val, "train": sum(sizes) - val - test}
     names = [""] * len(sizes)
@@ -157,10 +145,9 @@ def deal(sizes: Sequence[int], val: int, test: int, trained: int = 0) -> list[st
 
 
 def sizes_of(images: int, shares: np.ndarray) -> tuple[int, int]:
-    """Return the numbers of images of a class in val and test: at least one each, if there are enough images.
+    """Return the numbers of images of a class in val and test (`shares`): at least one each, if there are enough.
 
-    `shares` are the fractions of val and test. The numbers are rounded to the nearest integer. If there is no test
-    split, the number for val is rounded down instead, as is usual for two splits.
+    The numbers are rounded, except that val without test is rounded down, as is usual for two splits.
     """
     spare = images - 1
     test = min(spare, max(round(images * shares[1]), 1)) if shares[1] else 0
@@ -198,7 +185,9 @@ def split(
     """
     if len(fractions) != 3 or min(fractions) < 0 or fractions[0] <= 0 or not abs(sum(fractions) - 1) <= 1e-6:
         raise VitkitError(
-            f"split must be three fractions (train, val, test) that sum to 1, the first above 0, not {tuple(fractions)}"
+            "data.fractions-invalid",
+            "split must be three fractions (train, val, test) that sum to 1, the first above 0, not "
+            f"{tuple(fractions)}",
         )
     shares = np.array(fractions[1:], dtype=float)
     splits = list(table.splits)
@@ -239,16 +228,13 @@ def split(
 
 
 def check_trainable(table: ImageTable) -> None:
-    """Refuse data that are already split but have no training images.
-
-    Raises:
-        VitkitError: there are no training images.
-    """
+    """Raise VitkitError if data are already split but have no training images."""
     present = [name for name in SPLITS if name in table.splits]
     if present and "train" not in present:
         raise VitkitError(
+            "data.train-empty",
             f"{table.name} has {' and '.join(present)} images and none to train on; add a train split, "
-            "or name a folder of class folders"
+            "or name a folder of class folders",
         )
 
 
@@ -265,7 +251,8 @@ def fold(table: ImageTable, folds: int, seed: int, groups: Sequence[int] | None 
     largest = max(Counter(label for images_of_class in counts for label in images_of_class).values())
     if not 2 <= folds <= largest:
         raise VitkitError(
-            f"folds must be between 2 and {largest}, the number of images or groups in the largest class, not {folds}"
+            "data.folds-invalid",
+            f"folds must be between 2 and {largest}, the number of images or groups in the largest class, not {folds}",
         )
     rng = np.random.default_rng(seed)
     fold_of = [0] * len(table)
@@ -316,7 +303,10 @@ def scenes(table: ImageTable, pattern: str | None, groups: Sequence[int]) -> lis
         what = f"matches no path, such as {table.paths[0]!r}"
         if names[0] is not None:
             what = f"matches {names[0]!r} in every path"
-        raise VitkitError(f"--group-by {pattern!r} {what}; it should match the part of the path that names the scene")
+        raise VitkitError(
+            "data.groups-all-one",
+            f"--group-by {pattern!r} {what}; it should match the part of the path that names the scene",
+        )
     forest, first = Forest(len(table)), dict[tuple[str, str], int]()
     for i, (path, name, group) in enumerate(zip(table.paths, names, groups, strict=True)):
         forest.join(i, group)
@@ -352,7 +342,8 @@ def limit_training(table: ImageTable, limit: int, seed: int) -> ImageTable:
     of_each_class = set(first.values())
     if limit < len(of_each_class):
         raise VitkitError(
-            f"--max-images {limit} is too few to train on: the {len(first)} classes need {len(of_each_class)} images"
+            "data.limit-too-small",
+            f"--max-images {limit} is too few to train on: the {len(first)} classes need {len(of_each_class)} images",
         )
     kept = set(sorted(ranked, key=lambda i: i not in of_each_class)[:limit])
     return table.take([i for i, split_name in enumerate(table.splits) if split_name != "train" or i in kept])
@@ -361,17 +352,13 @@ def limit_training(table: ImageTable, limit: int, seed: int) -> ImageTable:
 def in_proportion(images: Sequence[int], labels: Sequence[int]) -> list[int]:
     """Order images so that any first n of them have about the same proportions of labels as all of them.
 
-    Args:
-        images: the indices of the images. The relative order of images with the same label is preserved.
-        labels: the label of every image of the table.
+    The relative order of images with the same label is preserved. `labels` are those of all images of the table.
     """
     by_class: dict[int, list[int]] = {}
     for i in images:
         by_class.setdefault(labels[i], []).append(i)
-    return [
-        i
-        for _, i in sorted(((depth + 0.5) / len(same), i) for same in by_class.values() for depth, i in enumerate(same))
-    ]
+    ranked = sorted(((n + 0.5) / len(same), i) for same in by_class.values() for n, i in enumerate(same))
+    return [i for _, i in ranked]
 
 
 def held_out_split(table: ImageTable) -> str:

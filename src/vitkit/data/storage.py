@@ -68,11 +68,7 @@ class Checkable(Protocol):
     """A storage of several files, any of which may be missing."""
 
     def check_files(self) -> None:
-        """Check that all files of the storage are there and complete.
-
-        Raises:
-            VitkitError: a file is missing or has another size than it should have.
-        """
+        """Raise VitkitError if a file of the storage is missing, or not complete."""
         ...
 
 
@@ -101,22 +97,13 @@ STORAGES: dict[str, Opener] = {}  # by the suffix of their files; `data.sources`
 
 @dataclass(frozen=True)
 class Marks:
-    """The signs by which a folder or an address is recognised as a certain kind of storage.
+    """The signs by which a folder or an address is recognised as a certain kind of storage."""
 
-    Attributes:
-        files: names of files. A local folder is of this kind if it contains one of them.
-        is_at: a function that returns whether an address is of this kind; None if no address is.
-    """
-
-    files: tuple[str, ...]
-    is_at: Callable[[str], bool] | None = None
+    files: tuple[str, ...]  # a local folder is of this kind if it contains one of them
+    is_at: Callable[[str], bool] | None = None  # whether an address is; None if no address is
 
     def are_on(self, path: Path) -> bool:
-        """Return whether a folder or address is of this kind.
-
-        Raises:
-            VitkitError: a server does not answer.
-        """
+        """Return whether a folder or address is of this kind. Raise VitkitError if a server does not answer."""
         address = address_of(path)
         if address is None:
             return os.path.isdir(path) and any((path / name).is_file() for name in self.files)  # noqa: PTH112  # see `is_there`
@@ -157,11 +144,9 @@ def read_place(place: str | Place) -> bytes:
 
 
 def stored_at(place: str | Place) -> Stored | None:
-    """Return the image in a storage that `place` denotes; None if `place` is a regular file or a folder.
+    """Return the image in a storage that `place` denotes; None if it is a regular file or a folder.
 
-    Raises:
-        UnreadableImageError: the path is a pipe or a device.
-        OSError: the file does not exist or is not accessible.
+    Raises the errors of `open_place`.
     """
     if isinstance(place, Stored):
         return place
@@ -172,16 +157,12 @@ def stored_at(place: str | Place) -> Stored | None:
             raise
         return stored
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise UnreadableImageError("not a regular file")
+        raise UnreadableImageError("data.file-not-regular", "not a regular file")
     return None
 
 
 def below_storage(path: str | Path) -> Stored | None:
-    """Split a path into a storage and a key in it; return None if no part of the path is a storage.
-
-    Raises:
-        VitkitError: the storage cannot be read.
-    """
+    """Split a path into a storage and a key in it; return None if no part of the path is a storage."""
     parts = Path(path).parts
     for count in range(len(parts), 0, -1):
         start = Path(*parts[:count])
@@ -193,10 +174,7 @@ def below_storage(path: str | Path) -> Stored | None:
 
 
 def is_there(place: Place) -> bool:
-    """Return whether an image exists, as a file or in a storage.
-
-    A `Path` would raise an error for names that are too long.
-    """
+    """Return whether an image exists, as a file or in a storage. (A `Path` raises an error for names too long.)"""
     if isinstance(place, Stored):
         return place.key in place.storage.keys()  # noqa: SIM118  # a storage is not a mapping
     if os.path.isfile(place):  # noqa: PTH113  # a Path takes three times as long
@@ -206,10 +184,7 @@ def is_there(place: Place) -> bool:
 
 
 def version_of(place: Place) -> tuple[int, int, int] | None:
-    """Return three numbers, of which at least one changes when the image changes.
-
-    Return None if the image cannot be accessed, or if its storage cannot detect changes.
-    """
+    """Return three numbers, of which one changes when the image changes; None if this cannot be detected."""
     if isinstance(place, Stored):
         stamp = place.storage.stamp(place.key)
         digest = None if stamp is None else hashlib.sha256(stamp).digest()
@@ -258,21 +233,15 @@ class Overlooked:
                 self.hidden.add(str(folder))
 
     def leaves_out(self, link: str, top: str) -> bool:
-        """Return whether a link is not followed; record it if it leads out of the folder with the real path `top`.
-
-        A link to a folder that contains `top` is never followed, because the search might not end.
-        """
+        """Return whether a link is not followed; record it if it leads out of the folder with the real path `top`."""
         target = os.path.realpath(link)
-        if _lies_in(target, top) or (self.follow_links and not _lies_in(top, target)):
+        if _lies_in(target, top) or (self.follow_links and not _lies_in(top, target)):  # the latter might not end
             return False
         self.links.add(link)
         return True
 
     def lines(self, root: Path | None = None) -> list[str]:
-        """Describe the unreadable folders, the folders ignored because of their names, and the links, one line each.
-
-        Paths are relative to `root`, if set.
-        """
+        """Describe the unreadable and hidden folders, and the links, in a line each. Paths are relative to `root`."""
 
         def named_from(folder: str) -> str:
             return folder if root is None else Path(folder).relative_to(root).as_posix()
@@ -299,10 +268,7 @@ def _lies_in(path: str, folder: str) -> bool:
 
 
 def images_below(folder: Path, overlooked: Overlooked) -> list[str]:
-    """List the image files below a folder by their relative paths, with `/` between folders.
-
-    Other files and ignored folders are recorded in `overlooked`.
-    """
+    """List the image files below a folder by their relative paths; record other files and ignored folders."""
     keys = []
     for parent, files in _walk(folder, overlooked):  # strings, since `Path` would double the time
         below = os.path.relpath(parent, folder).replace(os.sep, "/")
@@ -336,7 +302,7 @@ def look_through(path: Path, overlooked: Overlooked, above: tuple[str, ...] = ()
 
 
 def _entries(folder: str, overlooked: Overlooked, top: str) -> tuple[list[str], list[str], list[str]]:
-    """Return the sorted names of the folders to enter, of the files, and of the ignored folders in a folder."""
+    # The sorted names of the folders to enter, of the files, and of the folders that are ignored by name.
     folders, files, passed_over = list[str](), list[str](), list[str]()
     try:
         with os.scandir(folder) as scanned:
@@ -359,15 +325,13 @@ def _entries(folder: str, overlooked: Overlooked, top: str) -> tuple[list[str], 
 def walk(folder: Path, overlooked: Overlooked | None = None) -> Iterator[Path]:
     """Yield every file below a folder, sorted. No folder is entered twice, even if links lead to it.
 
-    Folders that are ignored by name (`is_passed_over`), links out of the folder, and unreadable folders are skipped,
-    and recorded in `overlooked`.
+    Folders that are ignored by name, links out of the folder, and unreadable folders are recorded in `overlooked`.
     """
     for parent, files in _walk(folder, Overlooked() if overlooked is None else overlooked):
         yield from (Path(parent, name) for name in files)
 
 
 def _walk(folder: Path, overlooked: Overlooked) -> Iterator[tuple[str, list[str]]]:
-    """Yield the path of each visited folder, with the sorted names of its files."""
     seen: set[str] = set()
     top = os.path.realpath(overlooked.top or folder)
     waiting = [str(folder)]
@@ -394,50 +358,62 @@ def find_images(sources: Iterable[str], overlooked: Overlooked | None = None) ->
     Raises:
         VitkitError: a source does not exist, or contains no image.
     """
-    overlooked = Overlooked() if overlooked is None else overlooked
-    return [path for source in sources for path in _find(source, overlooked)]
+    overlooked, found = Overlooked() if overlooked is None else overlooked, list[str]()
+    for source in sources:
+        if not source:
+            raise VitkitError(
+                "data.source-empty",
+                'one of the sources is empty (""): pass a file, a folder ("." is the current one) or a pattern',
+            )
+        closed = len(overlooked.closed)
+        if Path(source).exists() or below_storage(source) is not None:
+            paths = _as_named(source, overlooked)
+        else:
+            paths = _matching(source, overlooked)
+        if not paths:
+            unread = list(overlooked.closed.items())[closed:]
+            because = f": {unread[0][0]} cannot be read ({unread[0][1]})" if unread else ""
+            raise VitkitError("data.images-missing", f"no images in {source}{because}")
+        found += sorted(paths, key=natural)
+    return found
 
 
-def _find(source: str, overlooked: Overlooked) -> list[str]:
-    if not source:
-        raise VitkitError(
-            'one of the sources is empty (""): pass a file, a folder ("." is the current one) or a pattern'
-        )
-    closed, paths = len(overlooked.closed), list[str]()
-    if Path(source).exists() or below_storage(source) is not None:
-        paths = _as_named(source, overlooked)
-    else:
-        parts = re.split(r"[/\\]" if os.sep == "\\" else "/", source)
-        above = ("/".join([*parts[:i], ""]) for i in range(1, len(parts)) if glob.has_magic(parts[i]))
-        for folder in (folder for pattern in above for folder in glob.glob(pattern, recursive=True)):  # noqa: PTH207
-            try:
-                os.scandir(folder).close()  # `glob` skips unreadable folders silently
-            except OSError as error:
-                overlooked.close(error)
-        matches = glob.glob(source, recursive=True)  # noqa: PTH207  # keeps the path as the user typed it
-        if not matches and len(overlooked.closed) == closed:
-            raise VitkitError(f"no such file, folder or pattern: {source}")
-        named = Path(source).parts
-        for match in matches:
-            folders = Path(match).parts[: None if Path(match).is_dir() else -1]
-            hidden = [part for part in folders if is_passed_over(part) and part[0] != "." and part not in named]
-            overlooked.hidden.update(match[: match.index(part) + len(part)] for part in hidden[:1])
-            paths += [] if hidden else _as_named(match, overlooked)
-    if not paths:
-        unread = list(overlooked.closed.items())[closed:]
-        because = f": {unread[0][0]} cannot be read ({unread[0][1]})" if unread else ""
-        raise VitkitError(f"no images in {source}{because}")
-    return sorted(paths, key=natural)
+def _matching(pattern: str, overlooked: Overlooked) -> list[str]:
+    parts, closed = re.split(r"[/\\]" if os.sep == "\\" else "/", pattern), len(overlooked.closed)
+    above = ("/".join([*parts[:i], ""]) for i in range(1, len(parts)) if glob.has_magic(parts[i]))
+    for folder in (folder for each in above for folder in glob.glob(each, recursive=True)):  # noqa: PTH207
+        try:
+            os.scandir(folder).close()  # `glob` skips unreadable folders silently
+        except OSError as error:
+            overlooked.close(error)
+    matches = glob.glob(pattern, recursive=True)  # noqa: PTH207  # keeps the path as the user typed it
+    if not matches and len(overlooked.closed) == closed:
+        raise VitkitError("data.source-missing", f"no such file, folder or pattern: {pattern}")
+    paths, named = list[str](), Path(pattern).parts
+    for match in matches:
+        folders = Path(match).parts[: None if Path(match).is_dir() else -1]
+        hidden = [part for part in folders if is_passed_over(part) and part[0] != "." and part not in named]
+        overlooked.hidden.update(match[: match.index(part) + len(part)] for part in hidden[:1])
+        paths += [] if hidden else _as_named(match, overlooked)
+    return paths
 
 
-def _below(source: str, stored: Stored, overlooked: Overlooked) -> list[str]:
-    """Return the images below a place in a storage. If an image is at this place itself, return only this image."""
+def _as_named(source: str, overlooked: Overlooked) -> list[str]:
+    """Return the images in a folder or storage, or in a folder of a storage; or only `source`, if it is a file."""
+    stored = below_storage(source)
+    if stored is None:
+        if not Path(source).is_dir():
+            return [source]
+        files = images_below(Path(source), overlooked)
+        return [os.path.join(source, *file.split("/")) for file in files]  # noqa: PTH118  # keeps the path as typed
     keys = stored.storage.keys()
     if stored.key in keys:
         return [source]
     if isinstance(stored.storage, Checkable):
         stored.storage.check_files()
     above = f"{stored.key}/" if stored.key else ""
+    if above and not any(key.startswith(above) for key in keys):
+        raise VitkitError("data.source-missing", f"no such file or folder in {stored.storage.name}: {stored.key}")
     images = []
     for key in keys:
         *folders, name = key.removeprefix(above).split("/")
@@ -445,25 +421,10 @@ def _below(source: str, stored: Stored, overlooked: Overlooked) -> list[str]:
             continue
         hidden = next((i for i, folder in enumerate(folders, start=1) if is_passed_over(folder)), None)
         if hidden is None:
-            images.append(key)
+            images.append("/".join([source.rstrip("/"), *folders, name]))
         else:
             overlooked.hidden.add("/".join([source.rstrip("/"), *folders[:hidden]]))
-    if not images and above and not any(key.startswith(above) for key in keys):
-        raise VitkitError(f"no such file or folder in {stored.storage.name}: {stored.key}")
-    return [f"{source.rstrip('/')}/{key.removeprefix(above)}" for key in images]
-
-
-def _as_named(source: str, overlooked: Overlooked) -> list[str]:
-    """Return the images in a folder, an archive or shards, or in a folder inside one of these.
-
-    If `source` is a single file, return it unchanged.
-    """
-    if (stored := below_storage(source)) is not None:
-        return _below(source, stored, overlooked)
-    if not Path(source).is_dir():
-        return [source]
-    files = images_below(Path(source), overlooked)
-    return [os.path.join(source, *file.split("/")) for file in files]  # noqa: PTH118  # keeps the path as the user typed it
+    return images
 
 
 def natural(text: str) -> list[tuple[int, str]]:

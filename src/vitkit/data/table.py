@@ -90,7 +90,7 @@ class ImageTable:
         return [place / path for path in self.paths]
 
     def at(self, key: str) -> Place:
-        """Return the `Place` of an image with this key. The image need not exist."""
+        """Return the `Place` of an image with this key, which need not exist."""
         return self.place / key
 
     @property
@@ -99,11 +99,7 @@ class ImageTable:
         return self.root if self.storage is None else Stored(self.storage, "")
 
     def open(self, index: int) -> BinaryIO:
-        """Open an image and return its bytes as a stream.
-
-        Raises:
-            OSError: the image cannot be read.
-        """
+        """Open an image and return its bytes as a stream. Raise OSError if it cannot be read."""
         return open_place(self.file(index))
 
     def lies_among(self, path: Path) -> bool:
@@ -129,13 +125,13 @@ class ImageTable:
         """Return the label of an image as it is written in label files. The label `;` means that it has no class."""
         return self.name_of(index) or self.task.no_class
 
-    def target(self, index: int) -> list[float]:
-        """Return the target (K,) of an image: 1 for each of its classes, 0 for the others."""
-        return _indicator(self.classes_of(index), len(self.classes))
-
     def set_targets(self) -> list[list[float]]:
-        """Return the targets of all `sets`, (S, K). Row s is the target of every image with label s."""
-        return [_indicator(labels, len(self.classes)) for labels in self.sets]
+        """Return the targets of all `sets`, (S, K): 1 for each class. Row s is that of every image with label s."""
+        targets = [[0.0] * len(self.classes) for _ in self.sets]
+        for target, labels in zip(targets, self.sets, strict=True):
+            for label in labels:
+                target[label] = 1.0
+        return targets
 
     def counts(self) -> dict[str, int]:
         """Count the images of each class. An image with several classes counts in each."""
@@ -205,23 +201,14 @@ def unlabelled_table(name: str, root: Path, keys: Sequence[str], **fields: Any) 
 
 
 def refuse_twins(name: str, classes: Sequence[str], rows: Iterable[Row]) -> None:
-    """Refuse two class names that differ but look the same, because people could not distinguish the classes.
-
-    The message shows a character in which they differ, and the first of the `rows` with the second name.
-    """
+    """Raise VitkitError if two class names differ but look the same; the message shows the first row with one."""
     if (twins := alike(classes)) is not None:
         one, other, apart = twins
         example = next((f" (the latter in {path})" for path, label, _ in rows if other in label), "")
         raise VitkitError(
-            f"{name}: the classes {one!r} and {other!r}{example} look the same, and differ in {apart}: rename one"
+            "data.classes-alike",
+            f"{name}: the classes {one!r} and {other!r}{example} look the same, and differ in {apart}: rename one",
         )
-
-
-def _indicator(labels: tuple[int, ...], classes: int) -> list[float]:
-    target = [0.0] * classes
-    for label in labels:
-        target[label] = 1.0
-    return target
 
 
 # --- The task ------------------------------------------------------------------------------------------------
@@ -232,9 +219,7 @@ NO_THRESHOLD = 0.5  # for a class that no validation image has
 
 
 class Task:
-    """A classification task: how labels are written, learned and evaluated.
-
-    This class is the task in which each image has exactly one class.
+    """A classification task: how labels are written, learned and evaluated. In this one, each image has one class.
 
     Attributes:
         name: the name of the task in split.json, model.json and evaluation.json.
@@ -290,11 +275,9 @@ class Task:
         return (), tuple(only for (only,) in indices)
 
     def targets(self, labels: Tensor, sets: Sequence[Sequence[float]]) -> Tensor:  # noqa: ARG002
-        """Return the training targets for labels: class numbers (n,), or in a multi-label task zeros and ones (n, K).
+        """Return the training targets for labels (n,): class numbers (n,), or in a multi-label task 0 and 1 (n, K).
 
-        Args:
-            labels: class numbers (n,), or in a multi-label table the numbers of sets of classes (n,).
-            sets: the targets of each set of classes, (S, K) (`ImageTable.set_targets`).
+        `sets` are the targets of each set of classes, (S, K) (`ImageTable.set_targets`).
         """
         return labels
 
@@ -303,11 +286,7 @@ class Task:
         return None
 
     def check_recipe(self, fields: Mapping[str, Any]) -> None:
-        """Refuse recipe fields that have no meaning for this task.
-
-        Raises:
-            VitkitError: there is such a field; the message says what to do.
-        """
+        """Raise VitkitError for recipe fields that have no meaning for this task."""
 
     def require_single(self, message: str) -> None:
         """Raise VitkitError with this message unless each image has exactly one class."""
@@ -366,17 +345,22 @@ class _MultiLabel(Task):
     def check_recipe(self, fields: Mapping[str, Any]) -> None:
         if fields["teacher"] is not None:
             raise VitkitError(
-                "--teacher: a teacher predicts one class for each image, but these may have several; leave it out"
+                "data.task-multi-label",
+                "--teacher: a teacher predicts one class for each image, but these may have several; leave it out",
             )
         if fields["balance"] == "sampler":
             raise VitkitError(
-                "--balance sampler needs one class for each image, but these may have several; use --balance loss"
+                "data.task-multi-label",
+                "--balance sampler needs one class for each image, but these may have several; use --balance loss",
             )
         if fields["prior"] == "uniform":
-            raise VitkitError("prior uniform needs one class for each image, but these may have several; leave it out")
+            raise VitkitError(
+                "data.task-multi-label",
+                "prior uniform needs one class for each image, but these may have several; leave it out",
+            )
 
     def require_single(self, message: str) -> None:
-        raise VitkitError(message)
+        raise VitkitError("data.task-multi-label", message)
 
     def summary(self, sizes: Sequence[int]) -> str | None:
         counts = f"{sum(size > 1 for size in sizes)} of {len(sizes)} have several, {sizes.count(0)} none"
@@ -394,9 +378,7 @@ def task_of(thresholds: Sequence[float] | None) -> Task:
 
 # --- Class names ----------------------------------------------------------------------------------------------
 
-# Names that are copied from web pages or files may contain zero-width spaces, soft hyphens, byte order marks or
-# fillers. Two names that differ only in such invisible characters look the same to every reader.
-
+# Names that are copied from web pages or files may contain zero-width spaces, soft hyphens or byte order marks.
 # Unicode's property Default_Ignorable_Code_Point, and the empty Braille pattern, which is drawn as a space.
 _INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164"
@@ -419,10 +401,7 @@ def look(name: str) -> str:
 
 
 def unseen_in(name: str) -> str | None:
-    """Describe the first invisible or control character of a name, such as `U+200B ZERO WIDTH SPACE`.
-
-    Return None if there is no such character.
-    """
+    """Describe the first invisible or control character of a name, such as `U+200B ZERO WIDTH SPACE`; or None."""
     kept = {match.start() for match in _SHAPING.finditer(name)}
     for place, character in enumerate(name):
         if _UNFIT.match(character) or (_INVISIBLE.match(character) and place not in kept):
@@ -431,44 +410,33 @@ def unseen_in(name: str) -> str | None:
 
 
 def _code_point(character: str) -> str:
-    """Describe a character, as in `U+200B ZERO WIDTH SPACE`, or a byte of a file name that is not UTF-8."""
     if "\udc80" <= character <= "\udcff":
         return f"the byte 0x{ord(character) - 0xDC00:02X}, which is not UTF-8"
     return f"U+{ord(character):04X} {unicodedata.name(character, '(a control character)')}"
 
 
 def alike(names: Iterable[str]) -> tuple[str, str, str] | None:
-    """Return the first two names that differ but look the same, and describe a character in which they differ.
-
-    Return None if there are no such names.
-    """
+    """Return two names that differ but look the same, and describe a character in which they differ; or None."""
     first: dict[str, str] = {}
     for name in names:
         other = first.setdefault(look(name), name)
         if other != name:
-            differ = [character for character in name + other if (character in name) != (character in other)]
-            return other, name, _code_point(min(differ, key=_visibility, default=" "))
+            differ = [c for c in name + other if (c in name) != (c in other)] or [" "]
+            differ.sort(key=lambda c: (not _INVISIBLE.match(c), not c.isspace(), not unicodedata.combining(c)))
+            return other, name, _code_point(differ[0])  # the one that is hardest to see
     return None
 
 
-def _visibility(character: str) -> int:
-    if _INVISIBLE.match(character):
-        return 0
-    return 1 if character.isspace() else 2 if unicodedata.combining(character) else 3
-
-
 def check_names(classes: Iterable[object]) -> None:
-    """Refuse class names that are not text, that cannot be stored in a file, or that have no visible character.
-
-    Raises:
-        VitkitError: a name is invalid; the message shows it.
-    """
+    """Raise VitkitError if a class name is not text, cannot be stored in a file, or has no visible character."""
     for name in classes:
         try:
             is_text = isinstance(name, str) and name.encode("utf-8", "surrogateescape") is not None
         except UnicodeEncodeError:  # JSON can contain half of a surrogate pair
             is_text = False
         if not is_text:
-            raise VitkitError(f"class names must be text, not {name!r:.80}")
+            raise VitkitError("data.class-name-invalid", f"class names must be text, not {name!r:.80}")
         if not look(str(name)):
-            raise VitkitError(f"class names must contain visible characters, and {name!r:.80} has none")
+            raise VitkitError(
+                "data.class-name-invalid", f"class names must contain visible characters, and {name!r:.80} has none"
+            )

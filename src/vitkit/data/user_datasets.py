@@ -27,29 +27,29 @@ from vitkit.data.doctor.keypoints import find_keypoints, working_copy
 from vitkit.data.file_facts import LEAST_SIDE, THUMBNAIL, Facts
 from vitkit.data.loading import Images, apply_seeded
 from vitkit.data.picture import flattened
-from vitkit.data.preprocess import Interpolation, Preprocess
+from vitkit.data.preprocess import Fit, Interpolation, Preprocess, scale_text
 from vitkit.data.table import ImageTable, alike, check_names
 from vitkit.errors import VitkitError, first_line
 from vitkit.system.progress import progress
 from vitkit.text.arguments import is_number
 
+NAME = "datasets given from Python"
 _LIBRARIES = ("torchvision", "timm")
 _TO_FLOAT = ("ToTensor", "MaybeToTensor", "ConvertImageDtype")  # from 0 to 255 -> from 0 to 1
 _SAME = ("ToImage", "ToPILImage", "PILToTensor", "MaybePILToTensor", "ToPureTensor", "Identity")
-_PATHS = ("samples", "imgs", "images_path")  # attributes in which datasets keep the paths of their pictures
 _TRIED = 3  # pictures with which the preprocessing is checked
 _LEVELS = 1.0  # of 255; the largest mean difference of such a picture
 
 
 @dataclass
 class _Steps:
-    """The preprocessing that a chain of transforms performs, as far as the chain has been read.
+    """What the transforms that have been read so far do.
 
     Attributes:
-        resized: the short side, or the (height, width), to which pictures are resized; None if there was no resize yet.
-        size: (height, width) after the transforms that have been read; None if it depends on the picture.
+        resized: the short side, or the (height, width), to which pictures are resized; None before a resize.
+        size: (height, width) after these transforms; None if it depends on the picture.
         interpolation: the interpolation of the resize.
-        mean, std: the normalisation; None if there was none yet.
+        mean, std: the normalisation; None before it.
         is_float: whether the pixels have been converted to floats from 0 to 1.
     """
 
@@ -61,12 +61,12 @@ class _Steps:
     is_float: bool = False
 
 
-class _UnknownError(Exception):
-    """The preprocessing of a dataset cannot be expressed as a `Preprocess`. The message is the reason."""
+def _unknown(reason: str) -> VitkitError:
+    return VitkitError("data.preprocess-unknown", reason)
 
 
 def read_preprocess(dataset: Any, shape: tuple[int, int, int], item: Callable[[int], Any]) -> Preprocess:
-    """Infer the preprocessing of a dataset of tensors from its transforms.
+    """Infer the preprocessing of a dataset of tensors from its transforms, and check it on the files of some images.
 
     Args:
         dataset: a dataset with its transforms in the attribute `transform`, as in torchvision, or a subset of such a
@@ -78,17 +78,49 @@ def read_preprocess(dataset: Any, shape: tuple[int, int, int], item: Callable[[i
         VitkitError: the preprocessing cannot be determined; the message is the reason, such as `RandomErasing changes
             pictures at random`.
     """
-    try:
-        steps = _Steps()
-        transforms = [*_transforms_of(dataset)]
-        if not transforms:
-            raise _UnknownError("it has no attribute `transform` that describes their preparation")
-        for step in transforms:
-            _read(step, steps)
-        preprocess = _preprocess_of(steps, shape)
-        _try_on_files(dataset, preprocess, item)
-    except _UnknownError as error:
-        raise VitkitError(str(error)) from None
+    transforms, steps = [*_transforms_of(dataset)], _Steps()
+    if not transforms:
+        raise _unknown("it has no attribute `transform` that describes their preparation")
+    for step in transforms:
+        _read(step, steps)
+    channels, size = shape[0], shape[1:]
+    mean, std = (
+        numbers * channels if len(numbers) == 1 else numbers for numbers in (steps.mean or (0.0,), steps.std or (1.0,))
+    )
+    if not len(mean) == len(std) == channels:
+        raise _unknown(f"Normalize has {len(mean)} channels, but the tensors have {channels}")
+    if not steps.is_float:
+        raise _unknown("no transform scales the pixels to 0 ... 1")
+    if steps.resized is None:
+        raise _unknown("it has no Resize, so it is unknown how pictures of other sizes are prepared")
+    if steps.size not in (None, size):
+        raise _unknown(f"its transforms give {steps.size} pixels, but its tensors have {size}")
+    preprocess = Preprocess(size=size, fit="squash", interpolation=steps.interpolation, mean=mean, std=std)
+    if steps.resized != size:
+        full = steps.resized if isinstance(steps.resized, tuple) else (steps.resized, steps.resized)
+        shares = [kept / side for kept, side in zip(size, full, strict=True)]
+        if shares[0] != shares[1] or not shares[0] <= 1:
+            raise _unknown(
+                f"its tensors have {size} pixels, but a crop after Resize({steps.resized}) must keep the same share of "
+                "both sides, at most 1"
+            )
+        fit: Fit = "crop" if isinstance(steps.resized, int) else "squash_crop"
+        preprocess = replace(preprocess, fit=fit, crop_pct=shares[0])
+    for index in np.linspace(0, len(dataset) - 1, _TRIED).astype(int).tolist() if len(dataset) else ():
+        file = _file_of(dataset, index)
+        tensor = None if file is None else item(index)
+        if file is None or not isinstance(tensor, Tensor):
+            continue
+        try:
+            expected = preprocess(decode(file, preprocess.short_side))
+        except VitkitError:  # the file cannot be read
+            continue
+        gap = (np.abs(expected - tensor.numpy()) * np.array(preprocess.std)[:, None, None] * 255).mean()
+        if gap > _LEVELS:
+            raise _unknown(
+                f"its tensor of {file.name} differs from what its transforms give, by {gap:.0f} of 255 levels in the "
+                "mean"
+            )
     return preprocess
 
 
@@ -97,7 +129,7 @@ def read_scale(dataset: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | No
     scales = [(step.mean, step.std) for step in _transforms_of(dataset) if _is(step, "Normalize")]
     try:
         (mean, std), *_ = [(_floats(mean), _floats(std)) for mean, std in scales]
-    except (ValueError, _UnknownError):
+    except ValueError:  # there is no Normalize, or its numbers are damaged
         return None
     return mean, std
 
@@ -106,27 +138,19 @@ def read_scale(dataset: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | No
 
 
 def _transforms_of(dataset: Any) -> Iterator[Any]:
-    """Yield a dataset's transforms in the order of application.
-
-    If the dataset is a subset of another dataset, the transforms of the other dataset come first.
-    """
+    """Yield a dataset's transforms in the order of application; those of the dataset below a subset come first."""
     below = getattr(dataset, "dataset", None)
     if below is not None and below is not dataset:
         yield from _transforms_of(below)
-    transform = getattr(dataset, "transform", None)
-    if transform is not None:
-        yield from _flat(transform)
-
-
-def _flat(transform: Any) -> Iterator[Any]:
-    if _is(transform, "Compose"):
-        for step in transform.transforms:
-            yield from _flat(step)
-    elif isinstance(transform, torch.nn.Sequential):
-        for step in transform:
-            yield from _flat(step)
-    else:
-        yield transform
+    waiting = [getattr(dataset, "transform", None)]
+    while waiting:
+        transform = waiting.pop(0)
+        if _is(transform, "Compose"):
+            waiting = [*transform.transforms, *waiting]
+        elif isinstance(transform, torch.nn.Sequential):
+            waiting = [*transform, *waiting]
+        elif transform is not None:
+            yield transform
 
 
 def _is(step: Any, *names: str) -> bool:
@@ -144,15 +168,15 @@ def _read(step: Any, steps: _Steps) -> None:
         _crop(steps, step.size)
     elif _is(step, *_TO_FLOAT):
         if getattr(step, "dtype", torch.float32) is not torch.float32:
-            raise _UnknownError(f"{name} converts pixels to {step.dtype}, not float32")
+            raise _unknown(f"{name} converts pixels to {step.dtype}, not float32")
         steps.is_float = True
     elif _is(step, "ToDtype"):
         if step.dtype is not torch.float32 or not (step.scale or steps.is_float):
-            raise _UnknownError("ToDtype does not scale the pixels to 0 ... 1")
+            raise _unknown("ToDtype does not scale the pixels to 0 ... 1")
         steps.is_float = True
     elif _is(step, "Normalize"):
         if steps.mean is not None or not steps.is_float:
-            raise _UnknownError("Normalize is applied to something other than pixels from 0 to 1")
+            raise _unknown("Normalize is applied to something other than pixels from 0 to 1")
         steps.mean, steps.std = _floats(step.mean), _floats(step.std)
     elif _is(step, "Grayscale") and int(step.num_output_channels) == 1:
         return  # included in a preprocessing with one channel
@@ -162,30 +186,29 @@ def _read(step: Any, steps: _Steps) -> None:
         _crop(steps, step.crop_size)
         steps.is_float, steps.mean, steps.std = True, _floats(step.mean), _floats(step.std)
     elif name.startswith(("Random", "AutoAugment", "RandAugment", "TrivialAugment", "AugMix", "ColorJitter")):
-        raise _UnknownError(f"{name} changes pictures at random")
+        raise _unknown(f"{name} changes pictures at random")
     else:
-        raise _UnknownError(f"vitkit does not know what the transform {name} does")
+        raise _unknown(f"vitkit does not know what the transform {name} does")
 
 
 def _resize(steps: _Steps, size: Any, interpolation: Any, longest: int | None, antialias: bool | None) -> None:
     if steps.resized is not None or steps.mean is not None:
-        raise _UnknownError("pictures are resized twice, or after the normalisation")
+        raise _unknown("pictures are resized twice, or after the normalisation")
     if longest is not None:
-        raise _UnknownError("Resize with max_size is not supported")
+        raise _unknown("Resize with max_size is not supported")
     if steps.is_float and antialias is False:
-        raise _UnknownError("Resize without antialias is not supported")
-    sides = _sides(size)
-    filter_of = str(getattr(interpolation, "value", interpolation))
-    if filter_of not in ("nearest", "bilinear", "bicubic", "lanczos"):
-        raise _UnknownError(f"Resize with interpolation {filter_of} is not supported")
-    steps.resized = (sides[0], sides[1]) if len(sides) == 2 else sides[0]
+        raise _unknown("Resize without antialias is not supported")
+    sides, name = _sides(size), str(getattr(interpolation, "value", interpolation))
+    if name not in ("nearest", "bilinear", "bicubic", "lanczos"):
+        raise _unknown(f"Resize with interpolation {name} is not supported")
     steps.size = (sides[0], sides[1]) if len(sides) == 2 else None
-    steps.interpolation = filter_of  # type: ignore[assignment]
+    steps.resized = steps.size or sides[0]
+    steps.interpolation = name  # type: ignore[assignment]
 
 
 def _crop(steps: _Steps, size: Any) -> None:
     if steps.resized is None:
-        raise _UnknownError("CenterCrop without Resize before it is not supported")
+        raise _unknown("CenterCrop without Resize before it is not supported")
     sides = _sides(size)
     steps.size = (sides[0], sides[-1])
 
@@ -193,84 +216,28 @@ def _crop(steps: _Steps, size: Any) -> None:
 def _sides(size: Any) -> tuple[int, ...]:
     sides = tuple(size) if isinstance(size, Sequence) else (size,)
     if not 1 <= len(sides) <= 2 or not all(isinstance(side, int) and side > 0 for side in sides):
-        raise _UnknownError(f"the size {size!r:.40} of a transform is not one or two positive whole numbers")
+        raise _unknown(f"the size {size!r:.40} of a transform is not one or two positive whole numbers")
     return sides
 
 
 def _floats(values: Any) -> tuple[float, ...]:
-    values_list = values.tolist() if isinstance(values, (Tensor, np.ndarray)) else values
-    if not isinstance(values_list, Iterable):
-        values_list = (values_list,)
-    numbers = tuple(values_list)
+    numbers = values.tolist() if isinstance(values, (Tensor, np.ndarray)) else values
+    numbers = tuple(numbers) if isinstance(numbers, Iterable) else (numbers,)
     if not all(map(is_number, numbers)):
-        raise _UnknownError("the mean or std of Normalize does not consist of numbers")
+        raise _unknown("the mean or std of Normalize does not consist of numbers")
     return tuple(map(float, numbers))
 
 
-def _preprocess_of(steps: _Steps, shape: tuple[int, int, int]) -> Preprocess:
-    channels, *size = shape
-    mean, std = steps.mean or (0.0,), steps.std or (1.0,)
-    mean, std = (numbers * channels if len(numbers) == 1 else numbers for numbers in (mean, std))
-    if not len(mean) == len(std) == channels:
-        raise _UnknownError(f"Normalize has {len(mean)} channels, but the tensors have {channels}")
-    if not steps.is_float:
-        raise _UnknownError("no transform scales the pixels to 0 ... 1")
-    if steps.resized is None:
-        raise _UnknownError("it has no Resize, so it is unknown how pictures of other sizes are prepared")
-    both = (size[0], size[1])
-    if steps.size not in (None, both):
-        raise _UnknownError(f"its transforms give {steps.size} pixels, but its tensors have {both}")
-    plain = Preprocess(size=both, fit="squash", interpolation=steps.interpolation, mean=mean, std=std)
-    if steps.resized == both:
-        return plain
-    full = steps.resized if isinstance(steps.resized, tuple) else (steps.resized, steps.resized)
-    shares = [kept / side for kept, side in zip(both, full, strict=True)]
-    if shares[0] != shares[1] or not shares[0] <= 1:
-        raise _UnknownError(
-            f"its tensors have {both} pixels, but a crop after Resize({steps.resized}) must keep the same share of "
-            "both sides, at most 1"
-        )
-    return replace(plain, fit="crop" if isinstance(steps.resized, int) else "squash_crop", crop_pct=shares[0])
-
-
-# --- The files -----------------------------------------------------------------------------------------------
-
-
-def _try_on_files(dataset: Any, preprocess: Preprocess, item: Callable[[int], Any]) -> None:
-    """Check that preprocessing the readable files of some images gives the same tensors as the dataset."""
-    for index in np.linspace(0, len(dataset) - 1, _TRIED).astype(int).tolist() if len(dataset) else ():
-        file = _file_of(dataset, index)
-        pixels_of_item = None if file is None else item(index)
-        if file is None or not isinstance(pixels_of_item, Tensor):
-            continue
-        try:
-            expected = preprocess(decode(file, preprocess.short_side))
-        except VitkitError:
-            continue
-        gap = np.abs(expected - pixels_of_item.numpy()) * np.array(preprocess.std)[:, None, None] * 255
-        if gap.mean() > _LEVELS:
-            raise _UnknownError(
-                f"its tensor of {file.name} differs from what its transforms give, by {gap.mean():.0f} of 255 "
-                "levels in the mean"
-            )
-
-
 def _file_of(dataset: Any, index: int) -> Path | None:
-    below = getattr(dataset, "dataset", None)
-    if below is not None:
+    """Return the file of an image of a dataset; None if the dataset does not name it."""
+    if (below := getattr(dataset, "dataset", None)) is not None:
         indices = getattr(dataset, "indices", None)
         return None if indices is None else _file_of(below, int(indices[index]))
-    paths = next(
-        (candidate for name in _PATHS if isinstance(candidate := getattr(dataset, name, None), Sequence)), None
-    )
-    if paths is None or not 0 <= index < len(paths):
-        return None
-    entry = paths[index]
+    lists = (getattr(dataset, name, None) for name in ("samples", "imgs", "images_path"))
+    paths = next((paths for paths in lists if isinstance(paths, Sequence)), ())
+    entry = paths[index] if 0 <= index < len(paths) else None
     entry = entry[0] if isinstance(entry, (tuple, list)) and entry else entry
     return Path(entry) if isinstance(entry, (str, Path)) and Path(entry).is_file() else None
-
-
-NAME = "datasets given from Python"
 
 
 class Labelled(Protocol):
@@ -313,7 +280,9 @@ class Datasets:
     def __post_init__(self) -> None:
         for name, dataset in (("train", self.train), ("val", self.val)):
             if isinstance(dataset, DataLoader):
-                raise VitkitError(f"{name} is a DataLoader: pass its dataset, as in {name}=loader.dataset")
+                raise VitkitError(
+                    "data.dataset-type", f"{name} is a DataLoader: pass its dataset, as in {name}=loader.dataset"
+                )
 
     def names(self) -> tuple[str, ...]:
         """Return the class names.
@@ -323,15 +292,24 @@ class Datasets:
         """
         names = self.class_names if self.class_names is not None else getattr(self.train, "classes", None)
         if names is None:
-            raise VitkitError("train has no attribute `classes`: pass class_names=, in the order of the labels")
+            raise VitkitError(
+                "data.class-names-missing",
+                "train has no attribute `classes`: pass class_names=, in the order of the labels",
+            )
         if isinstance(names, str) or not isinstance(names, Sequence):  # sets have no order
-            raise VitkitError(f"class_names must be a list of names, in the order of the labels, not {names!r}")
+            raise VitkitError(
+                "data.class-names-invalid",
+                f"class_names must be a list of names, in the order of the labels, not {names!r}",
+            )
         named = tuple(map(str, names))
         if len(set(named)) < len(named) or len(named) < 2:
-            raise VitkitError(f"class_names must be two or more different names, not {list(named)}")
+            raise VitkitError(
+                "data.class-names-invalid", f"class_names must be two or more different names, not {list(named)}"
+            )
         if (twins := alike(named)) is not None:
             raise VitkitError(
-                f"class_names: {twins[0]!r} and {twins[1]!r} look the same, and differ in {twins[2]}: rename one"
+                "data.classes-alike",
+                f"class_names: {twins[0]!r} and {twins[1]!r} look the same, and differ in {twins[2]}: rename one",
             )
         check_names(named)
         return named
@@ -348,12 +326,12 @@ class _DatasetImages(Images):
         return len(self.labels)
 
     def item(self, index: int) -> tuple[Image.Image | Tensor, int]:
-        """Return the image and label at an index, after checking that the label has not changed."""
         image, label = item_of(self.images, index, self.name)
         if label != (before := self.labels[index]):
             raise VitkitError(
+                "data.dataset-unstable",
                 f"{self.name}[{index}] has label {label} now, and had {before}: an index must "
-                "always return the same image"
+                "always return the same image",
             )
         return image, label
 
@@ -380,11 +358,12 @@ class TrainingOf(_DatasetImages):
         image, label = self.item(key[1])
         if isinstance(image, Tensor):
             return image, label
-        return apply_seeded(self._prepared, image, self.seed, *key), label
 
-    def _prepared(self, image: Image.Image) -> Tensor:
-        reduced = self.preprocess.reduce(image, self._short_side)
-        return self.transform_pixels(torch.from_numpy(self.preprocess.normalise(self.transform(reduced))))
+        def augmented(image: Image.Image) -> Tensor:
+            reduced = self.preprocess.reduce(image, self._short_side)
+            return self.transform_pixels(torch.from_numpy(self.preprocess.normalise(self.transform(reduced))))
+
+        return apply_seeded(augmented, image, self.seed, *key), label
 
 
 @dataclass(frozen=True)
@@ -429,16 +408,15 @@ class Survey:
     def is_certain(self) -> bool:
         """Return whether all copies among the images can be recognised.
 
-        Copies may be missed if there are tensors. They may also be missed if a dataset returns another image each time
-        it is read, for example a random crop.
+        Copies of tensors may be missed, and those in a dataset that returns another image each time it is read, such as
+        a random crop.
         """
         return not self.shapes and bool(self.contents)
 
     def facts(self, preprocess: Preprocess) -> list[Facts]:
         """Return the `Facts` of each image, by which copies are recognised as for files.
 
-        Args:
-            preprocess: the model's preprocessing. Tensors are assumed to have the same normalisation.
+        Tensors are assumed to have the normalisation of `preprocess`, the model's preprocessing.
         """
         facts = []
         for look in self.looks:
@@ -448,9 +426,10 @@ class Survey:
                 pixels = np.round(np.clip(levels, 0, 255)).astype(np.uint8)
             if pixels.shape[2] != 3:
                 pixels = np.repeat(pixels.mean(axis=2, keepdims=True).round().astype(np.uint8), 3, axis=2)
-            digest, thumbnail = bytes.fromhex(look.digest), pixels.tobytes()
-            size = (look.width, look.height)
-            facts.append(Facts(digest, None, "", "", *size, thumbnail=thumbnail, keypoints=look.keypoints))
+            size, thumbnail = (look.width, look.height), pixels.tobytes()
+            facts.append(
+                Facts(bytes.fromhex(look.digest), None, "", "", *size, thumbnail=thumbnail, keypoints=look.keypoints)
+            )
         return facts
 
     @property
@@ -463,16 +442,12 @@ class Survey:
         """Determine the preprocessing with which the trained model must read files. Return it with notes for the user.
 
         If there are validation images, their transforms decide, because files must be prepared like the images on which
-        the model is evaluated.
+        the model is evaluated. If the transforms cannot be interpreted, `unknown` of the result has the reason.
 
         Args:
             datasets: the datasets of this survey.
             preprocess: the model's preprocessing, which is returned for PIL images. Its size must be that of the
                 tensors (`check`).
-
-        Returns:
-            The preprocessing and the notes. If the transforms cannot be interpreted, the preprocessing's attribute
-            `unknown` has the reason.
         """
         name, dataset = "train", datasets.train
         if datasets.val is not None and "val" in self.table.splits:
@@ -487,22 +462,20 @@ class Survey:
             unknown = f"{name} gave tensors, and {error}"
             note = f"note: the model cannot read files: {unknown}; state how files are prepared with preprocess="
             return replace(preprocess, unknown=unknown), [note]
-        judged, learned = (read.mean, read.std), read_scale(datasets.train)
-        if name == "train" or learned is None or learned == judged:
+        in_val, in_train = (read.mean, read.std), read_scale(datasets.train)
+        if name == "train" or in_train is None or in_train == in_val:
             return read, []
-        theirs, ours = (f"mean {_numbers(mean)}, std {_numbers(std)}" for mean, std in (learned, judged))
-        return read, [f"problem: train normalises by {theirs}, and val by {ours}"]
+        return read, [f"problem: train normalises by {scale_text(*in_train)}, and val by {scale_text(*in_val)}"]
 
     def check(self, preprocess: Preprocess) -> None:
-        """Refuse tensors whose shape differs from the model's input.
-
-        Raises:
-            VitkitError: a tensor has another shape; the message names the first such tensor.
-        """
+        """Raise VitkitError if the shape of a tensor differs from the model's input; the message names the tensor."""
         expected = (len(preprocess.mean), *preprocess.size)
         for (_, shape), where in self.shapes.items():
             if shape != expected:
-                raise VitkitError(f"{where} is a tensor of shape {shape}, but the model expects {expected}: resize it")
+                raise VitkitError(
+                    "data.tensor-shape",
+                    f"{where} is a tensor of shape {shape}, but the model expects {expected}: resize it",
+                )
 
 
 def survey(datasets: Datasets) -> Survey:
@@ -513,26 +486,27 @@ def survey(datasets: Datasets) -> Survey:
     """
     names, labels, splits = datasets.names(), list[int](), list[str]()
     contents, shapes = dict[str, str](), dict[tuple[str, tuple[int, ...]], str]()
-    looks: list[Fingerprint] = []
-    named_datasets = {"train": datasets.train} | ({} if datasets.val is None else {"val": datasets.val})
-    lengths = dict[str, int]()
-    for name, dataset in named_datasets.items():
+    looks, lengths = list[Fingerprint](), dict[str, int]()
+    named = {"train": datasets.train} | ({} if datasets.val is None else {"val": datasets.val})
+    for name, dataset in named.items():
         try:
             lengths[name] = len(dataset)
         except Exception as error:  # the caller's code may raise anything
-            raise VitkitError(f"{name} has no length, which a dataset needs: {first_line(error)}") from error
-    for name, length in lengths.items():
-        if length == 0:
-            raise VitkitError(f"{name} contains no images")
-    for name, dataset in named_datasets.items():
+            raise VitkitError(
+                "data.dataset-length", f"{name} has no length, which a dataset needs: {first_line(error)}"
+            ) from error
+    if empty := [name for name, length in lengths.items() if length == 0]:
+        raise VitkitError("data.images-missing", f"{empty[0]} contains no images")
+    for name, dataset in named.items():
         for index in range(lengths[name]):
             image, label = item_of(dataset, index, name)
             if not 0 <= label < len(names):
                 raise VitkitError(
-                    f"{name}[{index}] has label {label}, but there are {len(names)} classes, numbered from 0"
+                    "data.label-invalid",
+                    f"{name}[{index}] has label {label}, but there are {len(names)} classes, numbered from 0",
                 )
-            contents[f"{name}/{index}"] = _content(image)
-            looks.append(_fingerprint(image, contents[f"{name}/{index}"]))
+            digest = contents[f"{name}/{index}"] = _content(image)
+            looks.append(_fingerprint(image, digest))
             if isinstance(image, Tensor):
                 shapes.setdefault((name, tuple(image.shape)), f"{name}[{index}]")
             labels.append(label)
@@ -540,11 +514,8 @@ def survey(datasets: Datasets) -> Survey:
             progress("reading labels", len(labels), sum(lengths.values()))
     trained = {digest for path, digest in contents.items() if path.startswith("train/")}
     shared = sum(digest in trained for path, digest in contents.items() if path.startswith("val/"))
-    is_fixed = all(
-        _content(item_of(dataset, 0, name)[0]) == contents[f"{name}/0"]
-        for name, dataset in named_datasets.items()
-        if lengths[name]
-    )
+    firsts = {name: _content(item_of(dataset, 0, name)[0]) for name, dataset in named.items()}
+    is_fixed = all(digest == contents[f"{name}/0"] for name, digest in firsts.items())
     table = ImageTable(NAME, Path(), names, tuple(contents), tuple(labels), tuple(splits))
     return Survey(table, shared, contents if is_fixed else {}, shapes, tuple(looks))
 
@@ -563,32 +534,31 @@ def item_of(dataset: Labelled, index: int, name: str) -> tuple[Image.Image | Ten
         if isinstance(image, Image.Image):  # as `decode` converts a file
             if image.mode.startswith(("I", "F")):
                 raise VitkitError(
-                    f"a picture of mode {image.mode}, whose range of numbers is unknown: convert it to 8 bits"
+                    "data.image-mode",
+                    f"a picture of mode {image.mode}, whose range of numbers is unknown: convert it to 8 bits",
                 )
             image = flattened(ImageOps.exif_transpose(image))[0]
     except Exception as error:  # the caller's code may raise anything, even StopIteration, which would end an epoch
-        raise VitkitError(f"{where}: {type(error).__name__}: {first_line(error)}") from error
+        raise VitkitError("data.dataset-item", f"{where}: {type(error).__name__}: {first_line(error)}") from error
     if image is None or label is None:
-        raise VitkitError(f"{where} is {type(item).__name__}, not (image, label)")
+        raise VitkitError("data.dataset-item", f"{where} is {type(item).__name__}, not (image, label)")
     if isinstance(label, (Tensor, np.generic, np.ndarray)) and getattr(label, "ndim", 0) == 0:
         label = label.item()
     if not isinstance(label, int) or isinstance(label, bool):
-        raise VitkitError(f"{where} has label {label!r}: a label must be the number of its class")
+        raise VitkitError("data.label-invalid", f"{where} has label {label!r}: a label must be the number of its class")
     if isinstance(image, Image.Image):
         if not all(image.size):
-            raise VitkitError(f"{where} is a picture without pixels")
+            raise VitkitError("data.image-empty", f"{where} is a picture without pixels")
         return image, label
     if not isinstance(image, Tensor) or not image.is_floating_point() or image.ndim != 3 or image.is_meta:
         what = f"{image.dtype} {tuple(image.shape)}" if isinstance(image, Tensor) else type(image).__name__
-        raise VitkitError(f"{where} is {what}: return PIL images, or float tensors (C, height, width)")
+        raise VitkitError(
+            "data.dataset-item", f"{where} is {what}: return PIL images, or float tensors (C, height, width)"
+        )
     pixels = image.detach().cpu().float()
     if not pixels.isfinite().all():
-        raise VitkitError(f"{where} contains pixels that are not finite")
+        raise VitkitError("data.tensor-not-finite", f"{where} contains pixels that are not finite")
     return pixels, label
-
-
-def _numbers(values: tuple[float, ...]) -> str:
-    return "/".join(f"{value:.4g}" for value in values)
 
 
 def _content(image: Image.Image | Tensor) -> str:
