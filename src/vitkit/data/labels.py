@@ -49,30 +49,22 @@ from vitkit.system.run_files import LABELS
 from vitkit.text.cells import JOINT, by_chance, harmless, restored
 
 EXCLUDED = ""  # the label of a picture that is to be left out
-_TITLES = {
+TITLES = {  # of columns, as people write them
     **dict.fromkeys(("path", "file", "filename", "image"), "path"),
     **dict.fromkeys(("label", "class", "labels"), "label"),
-    **{name: name for name in ("previous", "when", "proposed_by", "suggested", "score")},
 }
+_TITLES = TITLES | {name: name for name in ("previous", "when", "proposed_by", "suggested", "score")}
 _WAIT = 10.0  # seconds to wait for another process; an edit takes milliseconds
 
 
 class Edit(NamedTuple):
-    """A row of a label file, which assigns a label to an image.
+    """A row of a label file, which assigns a label to an image."""
 
-    Attributes:
-        path: the path relative to the data's folder, with `/`, or absolute.
-        label: the new label, with the classes of a multi-label image joined by `;`. `EXCLUDED` leaves the image out.
-        previous: the label before the edit; empty if it is unknown or there was none.
-        when: the time in UTC, such as 2026-11-22T23:15:01.250000Z. Edits that were made together have the same time.
-        proposed_by: the run whose model proposed the label; empty if a person chose it without a proposal.
-    """
-
-    path: str
-    label: str
-    previous: str = ""
-    when: str = ""
-    proposed_by: str = ""
+    path: str  # relative to the data's folder, with `/`, or absolute
+    label: str  # the new label, with several classes joined by `;`; `EXCLUDED` leaves the image out
+    previous: str = ""  # the label before the edit, if it is known
+    when: str = ""  # in UTC, such as 2026-11-22T23:15:01.250000Z; the same for edits that were made together
+    proposed_by: str = ""  # the run whose model proposed the label; empty if a person chose it without a proposal
 
 
 _HEADER = (",".join(Edit._fields) + "\n").encode()  # rows are appended only to files with this header
@@ -80,22 +72,16 @@ _HEADER = (",".join(Edit._fields) + "\n").encode()  # rows are appended only to 
 
 @dataclass(frozen=True)
 class LabelFile:
-    """The rows of a label file.
+    """The rows of a label file. A run's list of suspected label errors (`has_suspects`) is one, too.
 
-    Attributes:
-        name: the name of the file for messages.
-        edits: the rows in order; for each path, the last row counts.
-        lines: the number of the line in which each row begins.
-        has_suspects: whether the file is a run's list of suspected label errors. Its labels are those that the images
-            already have, unless somebody has edited the list.
-        content: the bytes that the rows were read from.
+    The labels in such a list are those that the images already have, unless somebody has edited it.
     """
 
-    name: str
-    edits: tuple[Edit, ...] = ()
-    lines: tuple[int, ...] = ()
+    name: str  # for messages
+    edits: tuple[Edit, ...] = ()  # in order; for each path, the last row counts
+    lines: tuple[int, ...] = ()  # the number of the line in which each row begins
     has_suspects: bool = False
-    content: bytes = field(default=b"", repr=False, compare=False)
+    content: bytes = field(default=b"", repr=False, compare=False)  # from which the rows were read
 
 
 def read_labels(file: str | Path, known: LabelFile | None = None) -> LabelFile:
@@ -144,13 +130,10 @@ def labels_so_far(file: str | Path, known: LabelFile | None = None) -> LabelFile
 
 
 def add_edits(file: str | Path, edits: Iterable[Edit]) -> tuple[Edit, ...]:
-    """Append rows to a label file; create the file if it does not exist. Rows without a time get the current time.
+    """Append rows to a label file, which is created if necessary. Return them with their time: by default, now.
 
     Either all rows are written or none. Processes and threads that add rows at the same time wait for one another. Rows
     are appended without rewriting the file, unless it has other columns or was last written by another program.
-
-    Returns:
-        The rows as they were written, with their time.
 
     Raises:
         VitkitError: the file is not a label file, another process locks the file for more than ten seconds, or a name
@@ -177,18 +160,13 @@ def undo_edits(
 ) -> tuple[Edit, ...]:
     """Remove the rows that were added last to a label file: the last row and those before it with the same time.
 
+    Return the removed rows, which `add_edits` can add again. It raises the same errors.
+
     Args:
         file: the label file.
         may: a function that returns whether a row may be removed, for example to keep the rows of other programs. If
             the last rows may not be removed, the search for rows to remove starts before them. None allows every row.
         known: the result of an earlier `read_labels`. If rows have only been added since then, only these are parsed.
-
-    Returns:
-        The removed rows, which `add_edits` can add again; empty if there was nothing to remove.
-
-    Raises:
-        VitkitError: as for `add_edits`.
-        OSError: the file cannot be written.
     """
     path = Path(file)
     if not path.exists():
@@ -343,21 +321,13 @@ _CHANCE = "chance"  # a column that older lists do not have
 
 
 class Suspect(NamedTuple):
-    """A row of a list of suspected label errors.
+    """A row of a list of suspected label errors."""
 
-    Attributes:
-        path: the path relative to the run's data folder.
-        label: the suspected label, or the correct label if a user has entered it in its place.
-        suggested: the class that the model suggests instead of the suspected label.
-        score: the probability of the suggested class minus that of the label, as text from the file.
-        chance: the probability that the label is correct; None in older lists.
-    """
-
-    path: str
-    label: str
-    suggested: str
-    score: str
-    chance: float | None = None
+    path: str  # relative to the run's data folder
+    label: str  # the suspected label, or the correct label if a user has entered it in its place
+    suggested: str  # the class that the model suggests instead
+    score: str  # the probability of the suggested class minus that of the label, as text from the file
+    chance: float | None = None  # the probability that the label is correct; None in older lists
 
 
 def is_list_of_suspects(file: str | Path) -> bool:
@@ -440,7 +410,7 @@ class PathFinder:
         self._root, self._paths = root, paths
         self._exact: dict[str, list[int]] = {}
         for i, path in enumerate(paths):
-            self._exact.setdefault(self._place(path), []).append(i)
+            self._exact.setdefault(self._absolute(path), []).append(i)
         self._real: dict[str, list[int]] | None = None
         self._parents: dict[str, str] = {}
 
@@ -451,31 +421,31 @@ class PathFinder:
         in their folders and composing accents (NFC), in which operating systems differ.
         """
         for spelling in dict.fromkeys((path, path.strip())):
-            if matches := self._exact.get(self._place(spelling)):
+            if matches := self._exact.get(self._absolute(spelling)):
                 return matches
         if self._real is None:
             self._real = {}
             for i, spelling in enumerate(self._paths):
-                self._real.setdefault(self._followed(self._place(spelling)), []).append(i)
-        return self._real.get(self._followed(self._place(path.strip())), [])
+                self._real.setdefault(self._real_path(self._absolute(spelling)), []).append(i)
+        return self._real.get(self._real_path(self._absolute(path.strip())), [])
 
     def beside(self, path: str) -> str | None:
         """Return the relative path of an image file that is in the folder, but that `find` does not find; or None."""
         for spelling in dict.fromkeys((path, path.strip())):
-            place = Path(self._followed(self._place(spelling), normal=False))
+            place = Path(self._real_path(self._absolute(spelling), normal=False))
             if place.suffix.lower() in SUFFIXES and place.is_relative_to(self._root) and is_there(place):
                 return place.relative_to(self._root).as_posix()
         return None
 
-    def _place(self, path: str) -> str:
+    def _absolute(self, path: str) -> str:
         return os.path.normpath(os.path.join(self._root, path))  # noqa: PTH118  # a Path takes ten times as long
 
-    def _followed(self, place: str, *, normal: bool = True) -> str:
+    def _real_path(self, place: str, *, normal: bool = True) -> str:
         folder, name = os.path.split(place)
         if folder not in self._parents:
             self._parents[folder] = os.path.realpath(folder)
-        followed = os.path.join(self._parents[folder], name)  # noqa: PTH118
-        return unicodedata.normalize("NFC", followed) if normal else followed
+        path = os.path.join(self._parents[folder], name)  # noqa: PTH118
+        return unicodedata.normalize("NFC", path) if normal else path
 
 
 # --- Rows of CSV files ----------------------------------------------------------------------------------------
@@ -483,19 +453,12 @@ class PathFinder:
 
 @dataclass(frozen=True)
 class CsvRows:
-    """The content of a CSV file.
+    """The content of a CSV file."""
 
-    Attributes:
-        titles: the titles of the columns, as in the file.
-        columns: the standard name of each column (`known` of `read_rows`), or its title if there is no standard name.
-        delimiter: a comma, a semicolon, a tab, or the character that the file declares by `sep=`.
-        rows: for each row that is not empty, the number of its first line and its cells by column name.
-    """
-
-    titles: tuple[str, ...]
-    columns: tuple[str, ...]
-    delimiter: str
-    rows: tuple[tuple[int, dict[str, str]], ...]
+    titles: tuple[str, ...]  # of the columns, as in the file
+    columns: tuple[str, ...]  # the standard names (`known` of `read_rows`), or the titles of other columns
+    delimiter: str  # a comma, a semicolon, a tab, or the character that the file declares by `sep=`
+    rows: tuple[tuple[int, dict[str, str]], ...]  # not empty: the number of the first line, and the cells by column
 
 
 def read_rows(name: str, text: TextIO, known: Mapping[str, str], needed: Sequence[str], expected: str) -> CsvRows:

@@ -212,7 +212,7 @@ def understand(name: str, top: Folder, layout: LayoutName) -> FolderLayout:
             f"{name} has no split folders with class folders in them: expected train/, val/ or test/",
         )
     if result is None:
-        _refuse_doubtful(name, top, inner)
+        _refuse_ambiguous(name, top, inner)
     return result or _as_classes(top, inner)
 
 
@@ -238,7 +238,7 @@ def _as_classes(top: Folder, folder: Folder) -> FolderLayout:
     )
 
 
-def _refuse_doubtful(name: str, top: Folder, folder: Folder) -> None:
+def _refuse_ambiguous(name: str, top: Folder, folder: Folder) -> None:
     """Raise VitkitError if folders that would be read as classes may be something else, such as splits."""
     for words, splits in grouped(folder).items():
         if len(splits) > 1:
@@ -250,7 +250,7 @@ def _refuse_doubtful(name: str, top: Folder, folder: Folder) -> None:
                 f"{name}: {named} {like}{held}; put class folders into each of train/, val/ and test/, "
                 "or use --layout classes if these folders are classes",
             )
-    if alike := _agreeing(folder):
+    if alike := _with_same_subfolders(folder):
         folders, names = alike
         raise VitkitError(
             "data.layout-ambiguous",
@@ -269,7 +269,7 @@ def _refuse_doubtful(name: str, top: Folder, folder: Folder) -> None:
             )
 
 
-def _agreeing(folder: Folder) -> tuple[list[Folder], list[str]] | None:
+def _with_same_subfolders(folder: Folder) -> tuple[list[Folder], list[str]] | None:
     """Find folders whose subfolders mostly have the same names. Return them and these names; None if there are none.
 
     Such folders are probably splits, folds or sites rather than classes.
@@ -330,20 +330,20 @@ def _as_splits(name: str, top: Folder, folder: Folder, requested: LayoutName) ->
     )
 
 
-def _is_class(name: str, top: Folder, folder: Folder, lone: SplitFolder, others: Sequence[Folder]) -> bool:
+def _is_class(name: str, top: Folder, folder: Folder, split_folder: SplitFolder, others: Sequence[Folder]) -> bool:
     """Return whether the folder `lone`, which is named like a split, is a class beside the folders `others`."""
-    if lone.outer.has_images:
+    if split_folder.outer.has_images:
         return True
     unlabelled = [split_of_folder(child.name) is not None and not undouble(child).full for child in others]
-    if lone.split == "train" and all(unlabelled):  # unlabelled test images, as in competitions
+    if split_folder.split == "train" and all(unlabelled):  # unlabelled test images, as in competitions
         return False
-    if len(others) > 1 and all(child.is_made_of_folders for child in others) and not _agreeing(folder):
+    if len(others) > 1 and all(child.is_made_of_folders for child in others) and not _with_same_subfolders(folder):
         return True
     beside = listed([below(top, child) for child in others])
     raise VitkitError(
         "data.layout-ambiguous",
-        f"{name}: {below(top, lone.outer)} may be a split or a class: there is no other split with class folders "
-        f"beside it, only {beside}; {_OVERRIDE}",
+        f"{name}: {below(top, split_folder.outer)} may be a split or a class: there is no other split with class "
+        f"folders beside it, only {beside}; {_OVERRIDE}",
     )
 
 
@@ -357,14 +357,14 @@ def _check_splits(name: str, top: Folder, splits: Sequence[SplitFolder], request
     if requested == "splits":
         return
     for split in splits:
-        _refuse_doubtful(name, top, split.inner)
+        _refuse_ambiguous(name, top, split.inner)
     first, *rest = splits
     meant = {item.name: split_of_folder(item.name) for split in splits for item in split.inner.full}
-    doubtful = [item for item in meant if meant[item] is not None]
-    if len({meant[item] for item in doubtful}) > 1:
+    like_splits = [item for item in meant if meant[item] is not None]
+    if len({meant[item] for item in like_splits}) > 1:
         raise VitkitError(
             "data.layout-ambiguous",
-            f"{name}: {listed(sorted(doubtful))} lie inside splits, but look like splits themselves; {_OVERRIDE}",
+            f"{name}: {listed(sorted(like_splits))} lie inside splits, but look like splits themselves; {_OVERRIDE}",
         )
     known = {item.name for item in first.inner.full}
     by_case = {_alike(item): item for item in known}

@@ -2,8 +2,8 @@
 
 Lists come from many programs, so columns are recognised by their titles and by their cells. Whatever could change the
 result is either read or refused: `splits_in` finds the column with the splits under any title, `_separator` finds the
-mark between the classes of an image, and `_refuse_misplaced` finds files that a list calls by other paths. The table of
-a list names every column that is not read (`ImageTable.overlooked`).
+mark between the classes of an image, and `_refuse_other_paths` finds files that a list calls by other paths. The table
+of a list names every column that is not read (`ImageTable.overlooked`).
 """
 
 from __future__ import annotations
@@ -19,18 +19,14 @@ from pathlib import Path, PureWindowsPath
 from typing import NamedTuple
 
 from vitkit.data.file_names import SUFFIXES, why_ignored
-from vitkit.data.labels import CsvRows, read_rows, refuse_encoding
+from vitkit.data.labels import TITLES, CsvRows, read_rows, refuse_encoding
 from vitkit.data.layout import LayoutName, split_of_folder
 from vitkit.data.storage import is_there, walk
-from vitkit.data.table import MULTI_LABEL, SINGLE_LABEL, ImageTable, refuse_twins
+from vitkit.data.table import MULTI_LABEL, SINGLE_LABEL, ImageTable, refuse_lookalikes
 from vitkit.errors import VitkitError
 from vitkit.system.files import regular
 from vitkit.text.cells import JOINT, listed, plural, restored
 
-_COLUMNS = {  # titles of columns that people use
-    **dict.fromkeys(("path", "file", "filename", "image"), "path"),
-    **dict.fromkeys(("label", "class", "labels"), "label"),
-}
 _EXPECTED = "path and label, each once (and may have split and group), or path and a column of 0 and 1 for each class"
 _SPLIT_TITLES = frozenset(  # titles, without spaces and underscores, of columns that hold nothing but splits
     ("subset", "partition", "usage", "traintest", "testtrain", "trainvaltest", "trainvalidtest", "traindevtest", "tvt")
@@ -38,7 +34,7 @@ _SPLIT_TITLES = frozenset(  # titles, without spaces and underscores, of columns
 _VAGUE_TITLES = frozenset(("set", "dataset", "imageset", "phase", "mode", "stage", "fold", "role", "purpose"))
 _GROUP_TITLES = ("group", "groups", "groupid", "patient", "patientid", "subjectid", "caseid", "lesionid")  # best first
 _MISSING = frozenset(("nan", "na", "n/a", "null", "none", "-1", "-", "?", "unlabeled", "unlabelled"))
-_MARKS = ("|", ",", "/", "+", "&", ":", " and ", "_and_", "\t", "\n", "、", "~", " ", "-", "_")
+_SEPARATORS = ("|", ",", "/", "+", "&", ":", " and ", "_and_", "\t", "\n", "、", "~", " ", "-", "_")
 _SPLITS = {  # cells, in addition to the words for folders; the first two are Kaggle's, and `eval` is val beside test
     **dict.fromkeys(("public", "publictest"), "eval"),
     **dict.fromkeys(("private", "privatetest"), "test"),
@@ -46,29 +42,27 @@ _SPLITS = {  # cells, in addition to the words for folders; the first two are Ka
     **dict.fromkeys(("va", "vld"), "val"),
     **dict.fromkeys(("te", "tst"), "test"),
 }
-_TRUTH = {
+_YES_NO = {
     **dict.fromkeys(("1", "1.0", "true", "t", "yes", "y"), True),
     **dict.fromkeys(("0", "0.0", "false", "f", "no", "n"), False),
 }
-_IS = frozenset(("is", "in", "for", "used"))  # words before the split in the title of a column of yes and no
-_BESIDE = "_classes.csv"  # Roboflow's list, in the folder of the images
+_SPLIT_PREFIXES = frozenset(("is", "in", "for", "used"))  # before the split in the title of a column of yes and no
+_ROBOFLOW_LIST = "_classes.csv"  # Roboflow's list, in the folder of the images
 _SEARCHED = 20_000  # files among which a path that does not exist is searched
 
 
 class _Labels(NamedTuple):
-    """The class names of each image, whether an image may have several, and a note on how the labels were read."""
-
-    names: Sequence[Sequence[str]]
-    is_multi: bool
-    note: str = ""
+    names: Sequence[Sequence[str]]  # of the classes of each image
+    is_multi: bool  # whether an image may have several
+    note: str = ""  # how the labels were read
 
 
 def read_list(name: str, file: Path, _: LayoutName = "auto") -> ImageTable:
     """Read the table of the images in a CSV file.
 
-    The columns path and label have one of the titles in `_COLUMNS`; instead of label, there may be a column of 0 and 1
-    for each class. A column with splits may have any title (`splits_in`). Images with the same cell in the column group
-    stay in one split.
+    The columns path and label may have other titles (`labels.TITLES`); instead of label, there may be a column of 0 and
+    1 for each class. A column with splits may have any title (`splits_in`). Images with the same cell in the column
+    group stay in one split.
     """
     rows = _read_rows(name, file)
     split_column, splits = splits_in(name, rows)
@@ -84,7 +78,7 @@ def read_list(name: str, file: Path, _: LayoutName = "auto") -> ImageTable:
         if "\0" in path:
             raise VitkitError("data.null-byte", f"{name}, line {line}: paths must not contain a null byte: {path!r}")
     table = _table_of(name, file.parent, paths, labels, splits)
-    _refuse_misplaced(table)
+    _refuse_other_paths(table)
     groups = {}
     if group_column is not None:
         found = ((path, _cell(cells, group_column)) for path, (_, cells) in zip(paths, rows.rows, strict=True))
@@ -121,12 +115,12 @@ def read_lists_of_splits(name: str, root: Path) -> ImageTable | None:
 
     Return None if the folder does not contain such lists. A single list beside the images is read without splits.
     """
-    if (root / _BESIDE).is_file():
-        return read_list(name, root / _BESIDE)
-    files = {file: split_of_folder(file.parent.name) for file in sorted(root.glob(f"*/{_BESIDE}"))}
+    if (root / _ROBOFLOW_LIST).is_file():
+        return read_list(name, root / _ROBOFLOW_LIST)
+    files = {file: split_of_folder(file.parent.name) for file in sorted(root.glob(f"*/{_ROBOFLOW_LIST}"))}
     if not files or None in files.values():
         return None
-    tables = [replace(read_list(f"{name}/{file.parent.name}/{_BESIDE}", file), name=name) for file in files]
+    tables = [replace(read_list(f"{name}/{file.parent.name}/{_ROBOFLOW_LIST}", file), name=name) for file in files]
     folders = [file.parent.name for file in files]
     words = [named[0] for named in files.values() if named is not None]
     eval_split = "val" if "test" in words else "test"
@@ -140,7 +134,7 @@ def read_lists_of_splits(name: str, root: Path) -> ImageTable | None:
     return replace(
         _table_of(name, root, paths, _Labels(names, any(table.sets for table in tables)), splits),
         folders=(root.resolve(),),
-        layout=f"splits read from {_BESIDE} in {', '.join(f'{folder}/' for folder in folders)}; {tables[0].layout}",
+        layout=f"splits read from {_ROBOFLOW_LIST} in {'/, '.join(folders)}/; {tables[0].layout}",
         overlooked=tuple(dict.fromkeys(line for table in tables for line in table.overlooked)),
     )
 
@@ -151,7 +145,7 @@ def _read_rows(name: str, file: Path) -> CsvRows:
             refuse_encoding(name, data.read(64))
         # Spreadsheets write a byte order mark.
         with open(file, encoding="utf-8-sig", newline="", opener=regular) as text:
-            rows = read_rows(name, text, _COLUMNS, ("path",), _EXPECTED)
+            rows = read_rows(name, text, TITLES, ("path",), _EXPECTED)
     except (UnicodeDecodeError, csv.Error) as error:
         raise VitkitError("data.csv-damaged", f"{name} is not a CSV file in UTF-8: {error}") from error
     except OSError as error:
@@ -197,7 +191,7 @@ def splits_in(name: str, rows: CsvRows) -> tuple[tuple[str, ...], list[str | Non
         rest = next((split for split in ("train", "test", "val") if split not in flags.values()), None)
         splits = []
         for line, cells in rows.rows:
-            named = [split for column, split in flags.items() if _TRUTH.get(_cell(cells, column).lower())]
+            named = [split for column, split in flags.items() if _YES_NO.get(_cell(cells, column).lower())]
             if len(named) > 1 or (not named and rest is None):
                 raise VitkitError(
                     "data.split-invalid",
@@ -253,7 +247,7 @@ def _flag_columns(name: str, rows: CsvRows) -> dict[str, str]:
     for column in rows.columns:
         named = split_of_folder(column)
         cells = {_cell(cells, column).lower() for _, cells in rows.rows}
-        if named is not None and set(named[1]) <= _IS and cells <= {*_TRUTH, ""} and cells != {""}:
+        if named is not None and set(named[1]) <= _SPLIT_PREFIXES and cells <= {*_YES_NO, ""} and cells != {""}:
             flags[column] = "test" if named[0] == "eval" else named[0]
             is_clear |= bool(named[1])
     if len(set(flags.values())) < len(flags):
@@ -350,7 +344,7 @@ def _separator(name: str, labels: set[str], *, is_declared: bool, is_joined: boo
     other labels by a mark that may be a part of their names.
     """
     note = ""
-    for mark in "|," if is_joined else _MARKS:
+    for mark in "|," if is_joined else _SEPARATORS:
         parts = {label: [part.strip() for part in label.split(mark) if part.strip()] for label in labels}
         joined = sorted(label for label in labels if len(parts[label]) > 1)
         whole = [label for label in joined if labels.issuperset(parts[label])]
@@ -376,7 +370,7 @@ def _table_of(name: str, root: Path, paths: Sequence[str], labels: _Labels, spli
     classes = tuple(sorted({label for names in names_of_rows for label in names}))
     if not classes:
         raise VitkitError("data.classes-missing", f"{name} contains no classes: every label is empty")
-    refuse_twins(
+    refuse_lookalikes(
         name, classes, [(path, JOINT.join(names), None) for path, names in zip(paths, labels.names, strict=True)]
     )
     index = {label: i for i, label in enumerate(classes)}
@@ -388,12 +382,12 @@ def _table_of(name: str, root: Path, paths: Sequence[str], labels: _Labels, spli
 # --- Paths ------------------------------------------------------------------------------------------------------
 
 
-def _refuse_misplaced(table: ImageTable) -> None:
+def _refuse_other_paths(table: ImageTable) -> None:
     """Refuse a list none of whose paths exists, if the file of the first path is found under another path."""
     if any(is_there(place) for place in table.files()):
         return
     path = table.paths[0]
-    if (there := next(_elsewhere(table.root, path), None)) is not None:
+    if (there := next(_candidates(table.root, path), None)) is not None:
         raise VitkitError(
             "data.images-elsewhere",
             f"{table.name}: none of its {len(table)} images exists (the first is {path!r:.200}), but {there} does: "
@@ -401,7 +395,7 @@ def _refuse_misplaced(table: ImageTable) -> None:
         )
 
 
-def _elsewhere(root: Path, path: str) -> Iterator[str]:
+def _candidates(root: Path, path: str) -> Iterator[str]:
     """Yield files that a path may mean: with other slashes, with a suffix, or in another folder."""
     name = PureWindowsPath(path).name  # which takes both kinds of slashes
     folders = PureWindowsPath(path).as_posix().rpartition("/")[0].split("/")

@@ -136,24 +136,18 @@ class BatchSampler(Sampler[list[tuple[int, ...]]]):
 
 
 class Images(Dataset[tuple[Tensor, int]]):
-    """A dataset of images whose labels and keys are available without decoding.
-
-    Attributes:
-        labels: the class of each image.
-        paths: the key of each image.
-        shards: the shard number of each image if shards are read remotely; None if any order is equally fast.
-    """
+    """A dataset of images whose labels and keys are available without decoding."""
 
     labels: Sequence[int]
-    paths: Sequence[str]
-    shards: Sequence[int] | None = None
+    paths: Sequence[str]  # keys
+    shards: Sequence[int] | None = None  # shard numbers if shards are read remotely; None if any order is as fast
 
     @abstractmethod
     def __len__(self) -> int: ...
 
 
 class BatchedImages:
-    """Training and validation images in batches.
+    """Training and validation images in batches, of which each process gets its share.
 
     Args:
         train: the training images, indexed by (epoch, index), or by (epoch, index, n) for the n-th repetition in an
@@ -164,14 +158,10 @@ class BatchedImages:
         workers: the number of worker processes that prepare images.
         seed: the seed of the order and of the augmentation.
         balanced: whether every class has the same number of images in an epoch.
-        process: the rank of this process and the number of processes. Each process gets its share of every batch.
-
-    Attributes:
-        cache: the kind of cache for decoded pictures: ram, disk or none.
-        kept_bytes: the estimated bytes of the cached pictures.
+        process: the rank of this process and the number of processes.
     """
 
-    cache, kept_bytes = "none", 0
+    cache, kept_bytes = "none", 0  # the kind of cache for decoded pictures (ram, disk or none), and its estimated size
 
     def __init__(
         self,
@@ -347,13 +337,10 @@ def is_worker_lost(error: BaseException) -> bool:
 
 
 def check_guard() -> None:
-    """Check that processes which prepare images can be started from the script of this program.
+    """Raise VitkitError if worker processes cannot be started, because the script of this program has no guard.
 
     Where Python does not fork (on Windows and macOS, and from Python 3.14 on), each of them imports the script. Without
     a guard, it would do everything that the script does.
-
-    Raises:
-        VitkitError: the script has no guard.
     """
     script = getattr(sys.modules["__main__"], "__file__", None)
     if script is None or multiprocessing.get_start_method() == "fork":
@@ -399,7 +386,7 @@ class _TableImages(Images):
         self.table, self.preprocess, self.decoded_side, self.cache = table, preprocess, decoded_side, cache
         self.labels, self.paths, self.as_levels = table.labels, table.paths, as_levels
         storage = table.storage
-        if isinstance(storage, ShardFolder) and storage.is_afar:
+        if isinstance(storage, ShardFolder) and storage.is_remote:
             self.shards = storage.shards_of(table.paths)
         self._place, self._reduce = table.place, reduce
         self._to_pixels = preprocess.levels if as_levels else preprocess.normalise

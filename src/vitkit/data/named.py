@@ -62,18 +62,13 @@ class TarDownload:
 class Torchvision:
     """A callable that downloads a data set with a class of torchvision.datasets, and writes its images.
 
-    Attributes:
-        kind: the name of the class in torchvision.datasets.
-        splits: for each split of vitkit, the arguments with which the torchvision class loads it. A data set without
-            splits has the single key "".
-        options: further arguments of the torchvision class, for every split.
-        samples: a function that returns a pair for each sample: the image or the path of its file, and the label.
-        names: a function that returns the class names, in the order of the labels.
+    `samples` returns a pair for each sample: the image or the path of its file, and the label. `names` returns the
+    class names, in the order of the labels.
     """
 
-    kind: str
-    splits: Mapping[str, Mapping[str, Any]]
-    options: Mapping[str, Any] = field(default_factory=dict)
+    kind: str  # the name of the class in torchvision.datasets
+    splits: Mapping[str, Mapping[str, Any]]  # the arguments that load each split of vitkit; "" if there are no splits
+    options: Mapping[str, Any] = field(default_factory=dict)  # further arguments for every split
     samples: Callable[[Any], Iterable[tuple[Any, int]]] = lambda data: (data[i] for i in range(len(data)))
     names: Callable[[Any], Sequence[str]] = attrgetter("classes")
 
@@ -129,30 +124,19 @@ def write_digits(_: Path, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class DataSet:
-    """A named data set: its description before the download, and the function that writes its files.
+    """A named data set: its description before the download, and the function that writes its files."""
 
-    Attributes:
-        name: the name that users type; also the name of the folder in the cache.
-        images, classes: the numbers of images and classes, which are checked after the download.
-        splits: the official splits, out of train, val and test; empty if there are none.
-        megabytes: the size of the download (10^6 bytes); 0 if there is none.
-        host: the server that the data set is downloaded from.
-        licence: the licence in a few words; `page` has its text.
-        page: the URL of the page that describes the data set.
-        per_class: the number of images of each class, for computing a split before the download.
-        write: a function that takes two empty folders. It downloads files into the first folder, which is deleted
-            afterwards, and writes the images as `class/image` or `split/class/image` into the second folder.
-    """
-
-    name: str
-    images: int
+    name: str  # as users type it; also the name of the folder in the cache
+    images: int  # the numbers of images and classes are checked after the download
     classes: int
-    splits: tuple[str, ...] = ()
-    megabytes: int = 0
-    host: str = ""
-    licence: str = ""
-    page: str = ""
-    per_class: tuple[int, ...] = ()
+    splits: tuple[str, ...] = ()  # the official ones, out of train, val and test
+    megabytes: int = 0  # the size of the download (10^6 bytes)
+    host: str = ""  # the server that it is downloaded from
+    licence: str = ""  # in a few words; `page` has its text
+    page: str = ""  # the URL of the description
+    per_class: tuple[int, ...] = ()  # the number of images of each class, for computing a split before the download
+    # Takes two empty folders. It downloads files into the first, which is deleted afterwards, and writes the images as
+    # `class/image` or `split/class/image` into the second.
     write: Callable[[Path, Path], None] = field(kw_only=True)
 
 
@@ -247,11 +231,7 @@ DATASETS = _Table({entry.name: entry for entry in _ENTRIES})
 
 
 def register(entry: DataSet) -> None:
-    """Add a data set. Its name can then be used as a source.
-
-    Raises:
-        ValueError: a data set with this name exists already.
-    """
+    """Add a data set, whose name can then be used as a source. Raise ValueError if the name is taken."""
     if entry.name in DATASETS:
         raise ValueError(f"there is a data set {entry.name!r} already")
     DATASETS[entry.name] = entry

@@ -58,28 +58,17 @@ _TRANSPOSE = {
 
 @dataclass(frozen=True)
 class Picture:
-    """A decoded picture with the properties of its file.
+    """A decoded picture with the properties of its file."""
 
-    Attributes:
-        image: the upright picture in RGB.
-        format, mode: Pillow's names for the format and mode of the file.
-        width, height: the size in pixels of the upright picture in the file, even if it was decoded at a smaller scale.
-        is_animated: whether the file has several frames. The first frame was decoded.
-        doubt: why the brightness may be wrong, for example because the file does not state which numbers are black and
-            white; None if there is no doubt.
-        quality: the sum of a JPEG's first quantisation table: the lower, the better; 0 for other formats.
-        camera: the maker and the model of the camera; empty if the file does not name them.
-    """
-
-    image: Image.Image
-    format: str
+    image: Image.Image  # upright, in RGB
+    format: str  # Pillow's names of the format and mode of the file
     mode: str
-    width: int
+    width: int  # pixels of the upright picture in the file, even if it was decoded at a smaller scale
     height: int
-    is_animated: bool
-    doubt: str | None = None
-    quality: int = 0
-    camera: str = ""
+    is_animated: bool  # whether the file has several frames, of which the first was decoded
+    doubt: str | None = None  # why the brightness may be wrong: the file may not state which number is white
+    quality: int = 0  # the sum of a JPEG's first quantisation table: the lower, the better; 0 for other formats
+    camera: str = ""  # the maker and the model; empty if the file does not name them
 
 
 class UnsupportedError(Exception):
@@ -356,25 +345,16 @@ class Samples:
     A file states the number of bits of its samples. It may also state the largest number in use, and whether 0 is black
     or white. If it does not state these, the most likely values are assumed, and the doubt is reported
     (docs/decisions/0015-what-numbers-stand-for.md).
-
-    Attributes:
-        bits: the number of bits per sample.
-        kind: unsigned or signed integers, or floating point.
-        low, high: the smallest and the largest number in use, if the file states them.
-        is_negative: whether 0 is white.
-        is_shortened: whether Pillow returns only the upper 8 of 16 bits.
-        hole: the number that stands for "no data", or for transparent; None if the file states none.
-        unread: what the file contains or states besides, and is not read; None if there is nothing.
     """
 
     bits: int = 8
     kind: Literal["unsigned", "signed", "float"] = "unsigned"
-    low: float | None = None
+    low: float | None = None  # the smallest and the largest number in use, if the file states them
     high: float | None = None
-    is_negative: bool = False
-    is_shortened: bool = False
-    hole: float | None = None
-    unread: str | None = None
+    is_negative: bool = False  # whether 0 is white
+    is_shortened: bool = False  # whether Pillow returns only the upper 8 of 16 bits
+    hole: float | None = None  # the number that stands for "no data", or for transparent
+    unread: str | None = None  # what the file contains or states besides, and is not read
 
     @property
     def are_bytes(self) -> bool:  # which Pillow converts to RGB correctly

@@ -26,18 +26,13 @@ class PictureStore:
             in memory or not at all.
         workers: the number of worker processes that prepare images.
         processes: the number of training processes on this machine.
-
-    Attributes:
-        kind: where pictures are kept: ram, disk or none.
-        bytes: the memory that all of them need.
-        sizes: the (width, height) of the photographs, by file, as far as they are known.
     """
 
     def __init__(
         self, files: Sequence[Place], preprocess: Preprocess, cache: str, *, workers: int, processes: int = 1
     ) -> None:
         self.preprocess, self._files = preprocess, files
-        self.sizes: dict[str, tuple[int, int]] = {}
+        self.sizes: dict[str, tuple[int, int]] = {}  # (width, height) by file, as far as known
         height, width = preprocess.size
         self.bytes = len(files) * 3 * height * width
         kind = choose_cache(cache, self.bytes, workers=workers, processes=processes)
@@ -53,11 +48,8 @@ class PictureStore:
     def keep(self, file: Place, picture: Picture, content: bytes | None) -> None:
         """Keep a photograph that was opened for another purpose.
 
-        Args:
-            file: the file.
-            picture: the picture as it was decoded. Large JPEGs may have been decoded at a smaller scale than is needed
-                here; they are decoded again.
-            content: the bytes of the file; None if they are no longer in memory.
+        A large JPEG that was decoded at a smaller scale than is needed here is decoded again from the bytes of the file
+        (`content`), if they are still in memory.
         """
         image, side = picture.image, self.preprocess.short_side
         is_whole = image.size == (picture.width, picture.height)
@@ -68,11 +60,7 @@ class PictureStore:
                 self.picture(0, file, lambda: self.preprocess.resize(again.image))
 
     def pixels(self, source: Source | Place) -> npt.NDArray[np.float32] | None:
-        """Return a photograph as the model's input, (C, height, width); None if it is not one of the run.
-
-        Raises:
-            UnreadableImageError: the file does not contain a picture.
-        """
+        """Return a photograph as the model's input, (C, height, width); None if it is not one of the run."""
         row = None if isinstance(source, Held) else self._row.get(str(source))
         if row is None or self._kept is None:
             return None

@@ -31,9 +31,7 @@ T = TypeVar("T")
 _WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before each further attempt
 _PATIENCE = 20.0  # seconds without a byte after which an HTTP connection is given up
 _FINAL = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)  # a further attempt cannot help
-# HTTP statuses from 401 to 499 after which to retry. Status 400 is also retried, because aiohttp reports it for answers
-# that it cannot read, too.
-_BUSY = (408, 425, 429)
+_BUSY = (408, 425, 429)  # HTTP statuses from 401 on after which to retry; 400 may be an answer that aiohttp cannot read
 _PART = 2**23  # bytes that are read at a time
 
 
@@ -45,7 +43,7 @@ def read_file(address: str) -> bytes:
         OSError: the file cannot be read, or the server does not answer; the message has the number of attempts.
         VitkitError: a package that the scheme needs is missing, or connections are forbidden (`environment.offline`).
     """
-    return _insist(address, lambda: bytes(_filesystem(address).cat_file(address)))
+    return _with_retries(address, lambda: bytes(_filesystem(address).cat_file(address)))
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ def read_part(address: str, start: int, length: int, is_right: Callable[[bytes],
             raise OSError("the bytes that arrived do not have the listed checksum")
         return data
 
-    return _insist(address, read)
+    return _with_retries(address, read)
 
 
 def _download(address: str, file: BinaryIO, received: Callable[[bytes], None]) -> None:
@@ -91,7 +89,7 @@ def _download(address: str, file: BinaryIO, received: Callable[[bytes], None]) -
                 file.write(part)
                 received(part)
 
-    _insist(address, read)
+    _with_retries(address, read)
 
 
 @contextlib.contextmanager
@@ -124,7 +122,7 @@ def write_file(address: str, content: bytes | PurePath) -> None:
             _filesystem(address).put_file(str(content), address)
 
     try:
-        _insist(address, write)
+        _with_retries(address, write)
     except _FINAL as error:
         raise OSError(f"{address}: {error}") from error
 
@@ -132,18 +130,18 @@ def write_file(address: str, content: bytes | PurePath) -> None:
 def remove_file(address: str) -> None:
     """Delete a remote file, if it exists."""
     with contextlib.suppress(FileNotFoundError):
-        _insist(address, lambda: _filesystem(address).rm_file(address))
+        _with_retries(address, lambda: _filesystem(address).rm_file(address))
 
 
 def names_at(address: str) -> set[str]:
     """Return the names of the files and folders in a remote folder; the empty set if the folder does not exist."""
 
-    def look() -> list[str]:
+    def list_names() -> list[str]:
         _filesystem(address).invalidate_cache()
         return list(_filesystem(address).ls(address, detail=False))
 
     try:
-        listed = _insist(address, look)
+        listed = _with_retries(address, list_names)
     except FileNotFoundError:
         return set()
     folder = address.partition("://")[2].rstrip("/")
@@ -160,7 +158,7 @@ def check_writable(address: str) -> None:
         )
 
 
-def _insist(address: str, read: Callable[[], T]) -> T:
+def _with_retries(address: str, read: Callable[[], T]) -> T:
     """Call `read`. If it fails, wait and call it again, unless this cannot help."""
     for wait in (*_WAITS, None):
         try:
@@ -228,20 +226,19 @@ def _filesystem_of(scheme: str, process: int) -> AbstractFileSystem:  # noqa: AR
 # --- Copies of shards -----------------------------------------------------------------------------------------
 
 # Remote shards are copied to the cache folder before training reaches them. The file name of a copy is the SHA-256 of
-# the shard, which is verified during the download. Every run can therefore use the copy, whatever the address of the
-# shard. Copies never affect results: if a shard has no copy, its images are read remotely, one by one.
+# the shard, so every run can use it, whatever the address. Images without a copy are read remotely, one by one.
 
 _Shards = Sequence[tuple[str, str, int]]  # address, SHA-256 and bytes of each
 _LARGEST = 64 * 2**30  # bytes of all copies, even if more are free
 _STALLED = 30.0  # a copy that has not grown for so many seconds is given up: its process or the server has failed
-_LEAD = 4  # shards that are fetched before the reader reaches them
+_SHARDS_AHEAD = 4  # shards that are fetched before the reader reaches them
 
 
 def copy_of(sha256: str) -> str | None:
     """Return the path of the local copy of a shard, after the end of its download; None if there is none."""
     path = f"{_folder()}/{sha256}.tar"
     while not os.path.exists(path):  # noqa: PTH110  # a Path takes three times as long
-        if not _is_arriving(f"{path}.part"):
+        if not _is_downloading(f"{path}.part"):
             return path if os.path.exists(path) else None  # noqa: PTH110
         time.sleep(0.02)
     return path
@@ -273,7 +270,7 @@ class _Fetcher:
         for place, number in enumerate(order):
             first_use.setdefault(number, place)
         self._uses = [(place, shards[number]) for number, place in first_use.items()]
-        self._lead = _LEAD * len(order) // max(len(first_use), 1)
+        self._lead = _SHARDS_AHEAD * len(order) // max(len(first_use), 1)
         self._place, self._is_closed = 0, False
         self._changed = threading.Condition()
         threading.Thread(target=self._fetch_all, name="vitkit-shards", daemon=True).start()
@@ -305,7 +302,7 @@ def _fetch(address: str, sha256: str, size: int) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.utime(path)  # the least recently used copies are deleted first
         return
-    if _is_arriving(partial):
+    if _is_downloading(partial):
         return
     folder.mkdir(parents=True, exist_ok=True)
     copies = []
@@ -341,7 +338,7 @@ def _folder() -> Path:
     return cache_folder() / "shards"
 
 
-def _is_arriving(partial: str | Path) -> bool:
+def _is_downloading(partial: str | Path) -> bool:
     try:
         return time.time() - os.stat(partial).st_mtime < _STALLED  # noqa: PTH116
     except FileNotFoundError:

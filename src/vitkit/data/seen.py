@@ -38,41 +38,27 @@ _PIXELS = THUMBNAIL**2
 _TO_YCC = np.array([[0.299, 0.587, 0.114], [-0.169, -0.331, 0.5], [0.5, -0.419, -0.081]], np.float32)
 _FINEST = np.array([1.0, 8.0, 8.0], np.float32)  # grey levels; smaller steps do not help to distinguish pictures
 _LARGE, _MOST_RATIO = 2**30, 200  # unpacked bytes, and their ratio to the packed bytes; refused if both are exceeded
-_AT_ONCE = 1024  # thumbnails
+_CHUNK = 1024  # thumbnails
 _ROWS = 64  # coefficients: what a line of a processor's cache holds
 _MOST_TEXT = 64 * 2**20  # characters; a safetensors file takes 100 million in its header
 
 
 @dataclass(frozen=True)
 class PictureRecord:
-    """A record of n pictures. A picture that was used with several labels has one entry per label.
+    """A record of n pictures. A picture that was used with several labels has one entry per label."""
 
-    Attributes:
-        digests: the first 16 bytes of each file's SHA-256, (n, 16).
-        roles: indices into `ROLES`, (n,). If several runs used a picture, its role is the highest one: train, then val,
-            then test.
-        labels: indices into `names`, (n,).
-        names: the distinct labels as text, with the classes of a multi-label picture joined by `;`.
-        scales: for each thumbnail, the means of its three channels, followed by their quantisation steps, (n, 6).
-        codes: the quantised cosine coefficients of each thumbnail, (n, 768); (0, 768) if thumbnails were left out.
-        is_whole: whether the record covers all data that the weights were trained on. It is False if training started
-            from weights without a record.
-        counts: the number of keypoints of each picture, (n,); (0,) if thumbnails were left out.
-        words, places: the keypoints of all pictures, one picture after the other, as in `altered.Described`.
-        aspects: width / height, (n,); 0 in records without keypoints, such as those of earlier versions of vitkit.
-    """
-
-    digests: npt.NDArray[np.uint8]
+    digests: npt.NDArray[np.uint8]  # the first 16 bytes of each file's SHA-256, (n, 16)
+    # (n,), indices into `ROLES`. If several runs used a picture, its role is the highest: train, then val, then test.
     roles: npt.NDArray[np.uint8]
-    labels: npt.NDArray[np.int32]
-    names: tuple[str, ...]
-    scales: npt.NDArray[np.float16]
-    codes: npt.NDArray[np.int8]
-    is_whole: bool
-    counts: npt.NDArray[np.uint8]
-    words: npt.NDArray[np.uint64]
+    labels: npt.NDArray[np.int32]  # (n,), indices into `names`
+    names: tuple[str, ...]  # the distinct labels as text, with the classes of a multi-label picture joined by `;`
+    scales: npt.NDArray[np.float16]  # the means of each thumbnail's channels, then their quantisation steps, (n, 6)
+    codes: npt.NDArray[np.int8]  # quantised cosine coefficients of each thumbnail, (n, 768), or (0, 768) without them
+    is_whole: bool  # False if training started from weights without a record, whose pictures are unknown
+    counts: npt.NDArray[np.uint8]  # the number of keypoints of each picture, (n,), or (0,) without thumbnails
+    words: npt.NDArray[np.uint64]  # the keypoints of all pictures in turn, as in `altered.Described`
     places: npt.NDArray[np.uint16]
-    aspects: npt.NDArray[np.float32]
+    aspects: npt.NDArray[np.float32]  # width / height, (n,); 0 in records without keypoints, as of earlier versions
 
     def __len__(self) -> int:
         return len(self.digests)
@@ -347,7 +333,7 @@ def from_text(text: str, source: object) -> bytes:
 
 def _spans(n: int) -> Iterator[slice]:
     # While a thumbnail is processed, its coefficients in float32 take 12 kB. There is at least one slice.
-    return (slice(start, start + _AT_ONCE) for start in range(0, max(n, 1), _AT_ONCE))
+    return (slice(start, start + _CHUNK) for start in range(0, max(n, 1), _CHUNK))
 
 
 def _encode(pixels: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float16], npt.NDArray[np.int8]]:
@@ -377,23 +363,16 @@ def _encode(pixels: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float16], npt
 class Overlap:
     """The result of searching a picture record for the images of a table.
 
-    Attributes:
-        roles: for each image, its role in the record if the identical file is in the record, and otherwise the highest
-            role of its copies in the record. None if the record contains neither the file nor a copy.
-        kinds: how each image was recognised: `exact`, `near`, `altered` or `mirrored`; None if it was not recognised.
-        touched: for each image, the roles of all its copies in the record. If the identical file is in the record, only
-            that file's role is listed.
-        relabelled: the indices of the images whose identical file is in the record, but only with other labels.
-        looked_for: how far the search got: `altered` if it covered all kinds of copies, `near` if it did not cover
-            altered copies, and `exact` if it covered only identical files. The search stops early if the images are too
-            similar to one another, for example because they are from a fixed camera, or if the record has no thumbnails
-            or no keypoints.
+    The role of an image is that of the identical file in the record, and otherwise the highest role of its copies.
+    `looked_for` is how far the search got: `altered` if it covered all kinds of copies, `near` if it did not cover
+    altered copies, and `exact` if it covered only identical files. The search stops early if the images are too similar
+    to one another, as those from a fixed camera, or if the record has no thumbnails or no keypoints.
     """
 
-    roles: tuple[str | None, ...]
-    kinds: tuple[Kind | None, ...]
-    touched: tuple[frozenset[str], ...]
-    relabelled: frozenset[int] = frozenset()
+    roles: tuple[str | None, ...]  # None if the record contains neither the file nor a copy
+    kinds: tuple[Kind | None, ...]  # how each image was recognised
+    touched: tuple[frozenset[str], ...]  # the role of the identical file, or the roles of all copies
+    relabelled: frozenset[int] = frozenset()  # images whose identical file is in the record, but with other labels
     looked_for: LookedFor = "altered"
 
     @property
@@ -499,31 +478,31 @@ def inherit(overlap: Overlap, groups: Sequence[int]) -> tuple[list[str | None], 
     it may be in any split or has conflicting splits, and the indices of the images with conflicting splits.
     """
     # The file of an image is in the record with the same label (fixed), with another one (moving), or not (new).
-    standings = [
+    states = [
         "new" if kind != "exact" else "moving" if i in overlap.relabelled else "fixed"
         for i, kind in enumerate(overlap.kinds)
     ]
-    touched: dict[tuple[str, int], set[str]] = {}  # the roles of the copies of a group's images of one standing
-    for standing, group, roles in zip(standings, groups, overlap.touched, strict=True):
-        touched.setdefault((standing, group), set()).update(roles)
+    touched: dict[tuple[str, int], set[str]] = {}  # the roles of the copies of a group's images of one state
+    for state, group, roles in zip(states, groups, overlap.touched, strict=True):
+        touched.setdefault((state, group), set()).update(roles)
     kept: list[str | None] = []
-    torn = []
-    for i, (standing, group, role) in enumerate(zip(standings, groups, overlap.roles, strict=True)):
-        if standing == "fixed":
+    conflicting = []
+    for i, (state, group, role) in enumerate(zip(states, groups, overlap.roles, strict=True)):
+        if state == "fixed":
             kept.append(role)
             continue
-        there = touched.get(("fixed", group), set())
-        claims = there | touched.get(("new", group), set())
-        if not there and ("moving", group) in touched:
-            target = highest(*touched["moving", group], *claims)
-            is_torn = False
+        fixed = touched.get(("fixed", group), set())
+        candidates = fixed | touched.get(("new", group), set())
+        if not fixed and ("moving", group) in touched:
+            target = highest(*touched["moving", group], *candidates)
+            is_conflicting = False
         else:
-            chosen = claims if standing == "new" else there
+            chosen = candidates if state == "new" else fixed
             target = next(iter(chosen), None)
-            is_torn = len(chosen) > 1 or highest(role, target) != target
-        kept.append(None if is_torn else target)
-        torn += [i] * is_torn
-    return kept, torn
+            is_conflicting = len(chosen) > 1 or highest(role, target) != target
+        kept.append(None if is_conflicting else target)
+        conflicting += [i] * is_conflicting
+    return kept, conflicting
 
 
 def exposures(table: ImageTable, groups: Sequence[int], overlap: Overlap | None) -> list[str]:

@@ -34,7 +34,7 @@ from threading import Event
 
 from vitkit.data.file_facts import Memory, scan
 from vitkit.data.remote import check_writable, fetched, names_at, read_file, remove_file, write_file
-from vitkit.data.shards import INDEX, UNFINISHED, LeftOut, Shard, ShardFolder, ShardIndex, forget_looks
+from vitkit.data.shards import INDEX, UNFINISHED, LeftOut, Shard, ShardFolder, ShardIndex, clear_caches
 from vitkit.data.splits import SPLITS
 from vitkit.data.storage import UnreadableImageError, open_place, read_place
 from vitkit.data.table import ImageTable
@@ -159,7 +159,7 @@ class _RemoteTarget:
         try:
             yield
         finally:
-            forget_looks()
+            clear_caches()
 
     def names(self) -> set[str]:
         return names_at(self.address)

@@ -35,10 +35,10 @@ VERSION = 1
 _FORMAT = "vitkit shards"
 _SHARD, _SHA256 = re.compile(r"shard-\d{5,9}\.tar"), re.compile(r"[0-9a-f]{64}")
 _FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-_RECENT = 1.0  # seconds
-_Looked = TypeVar("_Looked")
+_BRIEFLY = 1.0  # seconds for which the state of a file is cached
+_Result = TypeVar("_Result")
 _KEPT_OPEN = 64 if hasattr(os, "pread") else 0  # files; none on Windows, where threads would share a position
-_AGAIN = "write it again with `vitkit shard`"
+_WRITE_AGAIN = "write it again with `vitkit shard`"
 
 
 @dataclass(frozen=True)
@@ -63,37 +63,22 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """The content of `shards.json`. Images are in the order of the table from which the shards were written.
+    """The content of `shards.json`. Images are in the order of the table from which the shards were written."""
 
-    Attributes:
-        plan: a digest of everything that determines the shards: the images, their labels and the size of a shard.
-        task: the name of the task: single or multi.
-        classes: the class names.
-        shards: the shards in order.
-        keys: the key of each image.
-        classes_of: the class numbers of each image.
-        shard_of: the shard number of each image.
-        offsets, lengths: the position of each image's first byte in its shard, and its number of bytes.
-        checks: the CRC-32 of each image's bytes.
-        left_out: the images that were left out.
-        earlier: the labels before those that models proposed, as in `ImageTable`.
-        groups: the name of the group of each image that has one, by key, as in `ImageTable`.
-    """
-
-    plan: str
+    plan: str  # a digest of everything that determines the shards: the images, their labels and the size of a shard
     task: TaskName
     classes: tuple[str, ...]
     shards: tuple[Shard, ...]
-    keys: tuple[str, ...]
-    classes_of: tuple[tuple[int, ...], ...]
-    shard_of: array[int]
-    offsets: array[int]
-    lengths: array[int]
-    checks: array[int]
+    keys: tuple[str, ...]  # of the images, as all columns up to `checks`
+    classes_of: tuple[tuple[int, ...], ...]  # class numbers
+    shard_of: array[int]  # shard numbers
+    offsets: array[int]  # the position of the first byte in the shard
+    lengths: array[int]  # bytes
+    checks: array[int]  # CRC-32
     left_out: tuple[LeftOut, ...] = ()
-    earlier: tuple[EarlierLabel, ...] = ()
-    groups: dict[str, str] = field(default_factory=dict)
-    rows: dict[str, int] = field(init=False, repr=False, compare=False)
+    earlier: tuple[EarlierLabel, ...] = ()  # as in `ImageTable`
+    groups: dict[str, str] = field(default_factory=dict)  # as in `ImageTable`
+    rows: dict[str, int] = field(init=False, repr=False, compare=False)  # by key
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", {key: row for row, key in enumerate(self.keys)})
@@ -204,7 +189,7 @@ class ShardFolder:
         return place_text(self.path)
 
     @cached_property
-    def is_afar(self) -> bool:
+    def is_remote(self) -> bool:
         """Return whether the shards are on another machine."""
         return address_of(self.path) is not None
 
@@ -214,11 +199,11 @@ class ShardFolder:
     def index(self) -> ShardIndex:
         """Return the index. Raise VitkitError if there is none, it is damaged, or the server does not answer."""
         try:
-            return _index_at(self.name, None if self.is_afar else _stamp_of(f"{self.name}/{INDEX}"))
+            return _index_at(self.name, None if self.is_remote else _stamp_of(f"{self.name}/{INDEX}"))
         except FileNotFoundError as error:
             raise VitkitError(
                 "data.shards-incomplete",
-                f"{self.name} has no {INDEX}, because writing was interrupted or the file was removed: {_AGAIN}",
+                f"{self.name} has no {INDEX}, because writing was interrupted or the file was removed: {_WRITE_AGAIN}",
             ) from error
         except OSError as error:
             raise VitkitError(
@@ -228,32 +213,32 @@ class ShardFolder:
     def stamp(self, key: str) -> bytes | None:
         """Return bytes that change if the image's shard, or its place in it, changes; None if there is no image."""
         try:
-            index = self._recently(INDEX, self.index)
+            index = self._cached_briefly(INDEX, self.index)
             row = index.rows[key]
             shard = index.shards[index.shard_of[row]]
             file = f"{self.name}/{shard.name}"
-            version = shard.sha256 if self.is_afar else self._recently(shard.name, lambda: _stamp_of(file))
+            version = shard.sha256 if self.is_remote else self._cached_briefly(shard.name, lambda: _stamp_of(file))
         except (KeyError, OSError, VitkitError):
             return None
         place = f"({index.offsets[row]}, {index.lengths[row]}, {index.checks[row]})"  # twice as fast as a tuple's text
         return f"{self.name}\0{shard.name}\0{version}\0{place}".encode("utf-8", "surrogateescape")
 
-    def _recently(self, file: str, look: Callable[[], _Looked]) -> _Looked:  # or the last result, for a second
+    def _cached_briefly(self, file: str, compute: Callable[[], _Result]) -> _Result:
         now = time.monotonic()
-        checked, result = self._recent.get(file, (-_RECENT, None))
-        if result is None or now - checked > _RECENT:
-            result = look()
+        checked, result = self._recent.get(file, (-_BRIEFLY, None))
+        if result is None or now - checked > _BRIEFLY:
+            result = compute()
             self._recent[file] = now, result
-        return cast("_Looked", result)
+        return cast("_Result", result)
 
     def open(self, key: str) -> BinaryIO:
-        index = self._recently(INDEX, self.index)
+        index = self._cached_briefly(INDEX, self.index)
         row = index.rows.get(key)
         if row is None:
             raise FileNotFoundError(f"{self.name} has no image {key!r}")
         shard, check = index.shards[index.shard_of[row]], index.checks[row]
         file, place = f"{self.name}/{shard.name}", (index.offsets[row], index.lengths[row])
-        if self.is_afar:
+        if self.is_remote:
             copy = copy_of(shard.sha256)
             data = None
             if copy is not None:
@@ -271,21 +256,21 @@ class ShardFolder:
 
     def check_files(self) -> None:
         """Raise VitkitError if a local shard is missing, or does not have the listed size."""
-        if self.is_afar:
+        if self.is_remote:
             return
         for shard in self.index().shards:
             try:
                 size = os.stat(f"{self.name}/{shard.name}").st_size  # noqa: PTH116
             except FileNotFoundError:
                 raise VitkitError(
-                    "data.shards-incomplete", f"{self.name} lacks {shard.name}: copy it there again, or {_AGAIN}"
+                    "data.shards-incomplete", f"{self.name} lacks {shard.name}: copy it there again, or {_WRITE_AGAIN}"
                 ) from None
             if size != shard.size:
                 what = "truncated" if size < shard.size else "longer than it was"
                 sizes = f"{size:,} bytes instead of {shard.size:,}"
                 raise VitkitError(
                     "data.shards-damaged",
-                    f"{self.name}/{shard.name} is {what} ({sizes}): copy it there again, or {_AGAIN}",
+                    f"{self.name}/{shard.name} is {what} ({sizes}): copy it there again, or {_WRITE_AGAIN}",
                 )
 
     def files(self) -> list[tuple[str, str, int]]:
@@ -321,8 +306,8 @@ def _read(file: _OpenFile, offset: int, length: int) -> bytes:
 
 
 def _stamp_of(path: str) -> tuple[int, int, int, int]:
-    seen = os.stat(path)  # noqa: PTH116  # half the time of a Path's own
-    return seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
+    status = os.stat(path)  # noqa: PTH116  # half the time of a Path's own
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 @lru_cache(maxsize=8)
@@ -330,7 +315,7 @@ def _index_at(folder: str, stamp: tuple[int, ...] | None) -> ShardIndex:  # an a
     try:
         index = ShardIndex.from_json((read_file if stamp is None else read_bytes)(f"{folder}/{INDEX}"))
     except ValueError as error:
-        raise VitkitError("data.shards-damaged", f"{folder}/{INDEX} cannot be used: {error}; {_AGAIN}") from error
+        raise VitkitError("data.shards-damaged", f"{folder}/{INDEX} cannot be used: {error}; {_WRITE_AGAIN}") from error
     if stamp is None:
         _FOLDERS.add(folder)
     return index
@@ -360,7 +345,7 @@ def _is_at(address: str) -> bool:
         raise VitkitError("data.shards-unreadable", f"cannot read {error}") from error  # which begins with the address
 
 
-def forget_looks() -> None:
+def clear_caches() -> None:
     """Clear the caches of remote indices and of the results of `has_shards`, because a remote folder has changed."""
     _index_at.cache_clear()
     _is_at.cache_clear()
@@ -379,7 +364,7 @@ def read_shards(name: str, path: Path, _: LayoutName = "auto") -> ImageTable:
         overlooked.append(f"{images} left out when the shards were written: {reasons}")
     entries: list[tuple[str, bool]] = []
     with suppress(PermissionError):  # the shards can be read all the same
-        entries = [] if storage.is_afar else entries_in(storage.path)
+        entries = [] if storage.is_remote else entries_in(storage.path)
     if beside := sorted(
         entry for entry, is_file in entries if (not why_ignored(entry) if is_file else not is_passed_over(entry))
     ):
@@ -392,7 +377,7 @@ def read_shards(name: str, path: Path, _: LayoutName = "auto") -> ImageTable:
         paths=index.keys,
         labels=labels,
         splits=index.splits,
-        folders=() if storage.is_afar else (storage.path,),
+        folders=() if storage.is_remote else (storage.path,),
         sets=sets,
         overlooked=tuple(overlooked),
         earlier=index.earlier,

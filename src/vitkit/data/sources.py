@@ -30,28 +30,19 @@ from vitkit.system.files import address_of
 class SourceKind:
     """A kind of source: one way to store labelled images.
 
-    Attributes:
-        name: the name of the kind.
-        tells: a description in a few words. Error messages list the descriptions of all kinds of sources.
-        read: a function (name, path, layout) -> ImageTable that finds the images of a source. It raises VitkitError if
-            the source cannot be understood or has no images; `name` is the name of the source for messages. Functions
-            that read folders also accept `follow_links=True`.
-        suffixes: the file suffixes of this kind, in lower case; empty if a source of this kind is a folder.
-        marks: the files by which a folder of this kind is recognised; None if the suffix of a file decides. A kind with
-            neither marks nor suffixes covers all folders that are of no other kind.
-        has_layout: whether sources of this kind contain folders that may be classes or splits (`--layout`).
-        storage: a function that opens a source as a storage of images; None if each image is a separate file.
-        read_unlabelled: a function (name, path) -> ImageTable that reads all images as one class; None if images of
-            this kind always have labels.
+    A kind with neither suffixes nor marks covers all folders that are of no other kind.
     """
 
     name: str
-    tells: str
+    tells: str  # a description in a few words, for error messages that list all kinds
+    # A function (name, path, layout) that finds the images, or raises VitkitError; `name` is the source in messages.
+    # Functions that read folders also accept `follow_links=True`.
     read: Callable[..., ImageTable]
-    suffixes: tuple[str, ...] = ()
-    has_layout: bool = False
-    marks: Marks | None = None
-    storage: Callable[[Path], Storage] | None = None
+    suffixes: tuple[str, ...] = ()  # of files, in lower case
+    has_layout: bool = False  # whether it contains folders that may be classes or splits (`--layout`)
+    marks: Marks | None = None  # the files by which a folder of this kind is recognised
+    storage: Callable[[Path], Storage] | None = None  # opens it as a storage; None if each image is a separate file
+    # A function (name, path) that reads all images as one class; None if images of this kind always have labels.
     read_unlabelled: Callable[..., ImageTable] | None = None
 
 

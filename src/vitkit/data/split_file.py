@@ -123,7 +123,7 @@ def groups_from_file(path: Path) -> dict[str, int]:
         raise VitkitError("data.run-damaged", f"{path} is damaged: {error}; restore it, or train again") from error
 
 
-_OTHER = " (another picture now)"  # appended to an image's path, so that there is no such file
+_REPLACED = " (another picture now)"  # `images_of_run` appends this to a path, so that there is no such file
 
 
 @dataclass(frozen=True)
@@ -167,22 +167,21 @@ class Changes:
 def look_over(
     table: ImageTable, contents: Mapping[str, str], splits: Sequence[str] | None = None
 ) -> tuple[ImageTable, Changes]:
-    """Check whether the images of a run have changed. All commands that read a run's images call this function.
+    """Check whether the images of a run have changed. Return the table and the changes.
+
+    If a file now holds another picture, the path of its image in the table is replaced by one that does not exist, so
+    that the image counts as unreadable.
 
     Args:
         table: the table of `images_of_run`.
         contents: the digest of each image by its path (`read_contents`). For an image without a digest, only its
             existence is checked.
         splits: the splits to check. Every image is checked if this is None or contains `all`.
-
-    Returns:
-        The table and the changes. If a file now holds another picture, the path of its image in the table is replaced
-        by one that does not exist, so that the image counts as unreadable.
     """
     is_all = splits is None or "all" in splits
     chosen = [i for i, split in enumerate(table.splits) if is_all or split in (splits or ())]
-    gone = {i for i in chosen if table.paths[i].endswith(_OTHER)}  # recognised as another picture by `images_of_run`
-    rest = [i for i in chosen if i not in gone]
+    replaced = {i for i in chosen if table.paths[i].endswith(_REPLACED)}
+    rest = [i for i in chosen if i not in replaced]
     known = [i for i in rest if table.paths[i] in contents]
     digests = _digests([table.file(i) for i in known], "checking whether the images have changed")
     digest_of = dict(zip(known, digests, strict=True))
@@ -192,9 +191,9 @@ def look_over(
         if digest is None and (i in digest_of or not is_there(table.file(i))):
             missing.append(paths[i])
         elif digest is not None and digest != contents[paths[i]]:
-            paths[i] += _OTHER
-            gone.add(i)
-    changed = tuple(paths[i].removesuffix(_OTHER) for i in sorted(gone))
+            paths[i] += _REPLACED
+            replaced.add(i)
+    changed = tuple(paths[i].removesuffix(_REPLACED) for i in sorted(replaced))
     what = "images" if is_all else f"{' and '.join(splits or ())} images"
     return replace(table, paths=tuple(paths)), Changes(len(chosen), what, changed, tuple(missing))
 
@@ -225,7 +224,7 @@ def images_of_run(split_file: Path, root: Path | None = None) -> ImageTable:
     """
     table = split_from_file(split_file)
     if root is not None:
-        return _under(table, root, read_contents(split_file))
+        return _moved_to(table, root, read_contents(split_file))
     return locate(table)
 
 
@@ -282,10 +281,10 @@ def move_run(split_file: Path, root: Path) -> None:
     """
     before = split_from_file(split_file)
     contents, _ = read_contents(split_file), groups_from_file(split_file.with_name(GROUPS))  # may raise
-    after = _under(before, root, contents)
-    if gone := [path for i, path in enumerate(after.paths) if not is_there(after.file(i))]:
+    after = _moved_to(before, root, contents)
+    if missing := [path for i, path in enumerate(after.paths) if not is_there(after.file(i))]:
         raise VitkitError(
-            "data.images-missing", f"{root} lacks {len(gone)} of the run's {len(after)} images (first: {gone[0]})"
+            "data.images-missing", f"{root} lacks {len(missing)} of the run's {len(after)} images (first: {missing[0]})"
         )
     place = dict(zip(before.paths, after.paths, strict=True))
     moved = {place[old]: digest for old, digest in contents.items() if old in place}
@@ -295,7 +294,7 @@ def move_run(split_file: Path, root: Path) -> None:
     write_json(split_file, {**split_to_dict(after), "contents": moved})
 
 
-def _under(table: ImageTable, root: Path, contents: Mapping[str, str]) -> ImageTable:
+def _moved_to(table: ImageTable, root: Path, contents: Mapping[str, str]) -> ImageTable:
     if not root.is_dir() and storage_at(root) is None:
         raise VitkitError("data.folder-missing", f"--data-root {root}: no such folder")
     table = replace(table, root=root if address_of(root) else root.resolve(), storage=storage_at(root))
@@ -323,7 +322,7 @@ def _under(table: ImageTable, root: Path, contents: Mapping[str, str]) -> ImageT
         )
     for i in lost:  # another picture has taken the place of an image that was not found
         if paths[i] == table.paths[i] and is_there(table.file(i)):
-            paths[i] += _OTHER
+            paths[i] += _REPLACED
     return replace(table, paths=tuple(paths))
 
 

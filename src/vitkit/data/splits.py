@@ -317,15 +317,10 @@ def scenes(table: ImageTable, pattern: str | None, groups: Sequence[int]) -> lis
 
 
 def limit_training(table: ImageTable, limit: int, seed: int) -> ImageTable:
-    """Keep at most `limit` training images of a table, and all validation and test images.
+    """Keep at most `limit` training images of a split table, and all validation and test images.
 
     The proportions of the classes stay about the same, and each class keeps at least one image. With the same seed, a
     larger limit keeps all images that a smaller limit keeps, and more.
-
-    Args:
-        table: the images, already split.
-        limit: the largest number of training images.
-        seed: the seed of the random choice.
 
     Raises:
         VitkitError: the limit is too small to keep an image of each class.

@@ -190,36 +190,27 @@ def version_of(place: Place) -> tuple[int, int, int] | None:
         digest = None if stamp is None else hashlib.sha256(stamp).digest()
         return None if digest is None else tuple(int.from_bytes(digest[i : i + 7]) for i in (0, 7, 14))  # type: ignore[return-value]
     try:
-        seen = os.stat(place)  # noqa: PTH116
+        status = os.stat(place)  # noqa: PTH116
     except OSError:
         return None
-    return seen.st_size, seen.st_mtime_ns, seen.st_ino
+    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 # --- Images in folders ----------------------------------------------------------------------------------------
 
-_LOOKED_AT = 10_000  # number of files in a hidden folder that are checked
+_MOST_CHECKED = 10_000  # number of files in a hidden folder that are checked
 
 
 @dataclass
 class Overlooked:
-    """Files and folders that a search for images ignored, and how far the search goes.
+    """Files and folders that a search for images ignored, and how far the search goes."""
 
-    Attributes:
-        ignored: the number of ignored files and folders by reason, such as `not an image format`.
-        closed: the folders that could not be read and may contain images, each with the reason.
-        hidden: folders that are ignored because of their names (`is_passed_over`), but contain images.
-        links: links that were not followed, because they lead out of the searched folder.
-        top: the folder that links may not leave; None for the folder that is searched.
-        follow_links: whether to follow links out of this folder, too.
-    """
-
-    ignored: Counter[str] = field(default_factory=Counter)
-    closed: dict[str, str] = field(default_factory=dict)
-    hidden: set[str] = field(default_factory=set)
-    links: set[str] = field(default_factory=set)
-    top: Path | None = None
-    follow_links: bool = False
+    ignored: Counter[str] = field(default_factory=Counter)  # numbers by reason, such as `not an image format`
+    closed: dict[str, str] = field(default_factory=dict)  # folders that could not be read, with the reasons
+    hidden: set[str] = field(default_factory=set)  # folders with images that are ignored by name (`is_passed_over`)
+    links: set[str] = field(default_factory=set)  # not followed, because they lead out of the searched folder
+    top: Path | None = None  # the folder that links may not leave; None for the folder that is searched
+    follow_links: bool = False  # out of this folder, too
 
     def close(self, error: OSError) -> None:
         """Record a folder that could not be read."""
@@ -228,7 +219,7 @@ class Overlooked:
     def hide(self, folder: str | Path) -> None:
         """Record a folder that is ignored because of its name, but only if it contains images."""
         if str(folder) not in self.hidden:
-            files = islice(walk(Path(folder)), _LOOKED_AT)
+            files = islice(walk(Path(folder)), _MOST_CHECKED)
             if any(why_ignored(file.name) is None for file in files):
                 self.hidden.add(str(folder))
 
@@ -332,14 +323,14 @@ def walk(folder: Path, overlooked: Overlooked | None = None) -> Iterator[Path]:
 
 
 def _walk(folder: Path, overlooked: Overlooked) -> Iterator[tuple[str, list[str]]]:
-    seen: set[str] = set()
+    visited: set[str] = set()
     top = os.path.realpath(overlooked.top or folder)
     waiting = [str(folder)]
     while waiting:
         parent = waiting.pop()
-        if (real := os.path.realpath(parent)) in seen:  # reached a second time through a link
+        if (real := os.path.realpath(parent)) in visited:  # reached a second time through a link
             continue
-        seen.add(real)
+        visited.add(real)
         folders, files, passed_over = _entries(parent, overlooked, top)
         overlooked.ignored.update(f"folder {name}" for name in passed_over)
         yield parent, files
@@ -367,7 +358,7 @@ def find_images(sources: Iterable[str], overlooked: Overlooked | None = None) ->
             )
         closed = len(overlooked.closed)
         if Path(source).exists() or below_storage(source) is not None:
-            paths = _as_named(source, overlooked)
+            paths = _images_of(source, overlooked)
         else:
             paths = _matching(source, overlooked)
         if not paths:
@@ -394,11 +385,11 @@ def _matching(pattern: str, overlooked: Overlooked) -> list[str]:
         folders = Path(match).parts[: None if Path(match).is_dir() else -1]
         hidden = [part for part in folders if is_passed_over(part) and part[0] != "." and part not in named]
         overlooked.hidden.update(match[: match.index(part) + len(part)] for part in hidden[:1])
-        paths += [] if hidden else _as_named(match, overlooked)
+        paths += [] if hidden else _images_of(match, overlooked)
     return paths
 
 
-def _as_named(source: str, overlooked: Overlooked) -> list[str]:
+def _images_of(source: str, overlooked: Overlooked) -> list[str]:
     """Return the images in a folder or storage, or in a folder of a storage; or only `source`, if it is a file."""
     stored = below_storage(source)
     if stored is None:

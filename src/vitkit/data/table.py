@@ -32,49 +32,27 @@ UNLABELLED = "unlabelled"  # the label of a picture whose class is unknown
 
 @dataclass(frozen=True)
 class ImageTable:
-    """A table of labelled images.
+    """A table of labelled images."""
 
-    Attributes:
-        name: the path or name of the data, as the user passed it.
-        root: the folder that contains the images, or the path of the storage.
-        classes: the class names. A label is an index into them, or in a multi-label table an index into `sets`.
-        paths: the key of each image, which is also its name in messages. The key of a file is its path relative to
-            `root`.
-        labels: the label of each image.
-        splits: the split of each image: train, val, test, or None if it is not yet assigned.
-        ignored: the number of ignored files and folders, by reason.
-        empty: the names of class folders without images. They do not become classes.
-        folders: the folders that contain the photographs; nothing may be written below them.
-        sets: the sets of classes in a multi-label table, as sorted tuples of class numbers; empty in a single-label
-            table.
-        layout: one line about the folders or columns that were read as classes and splits; may be empty.
-        overlooked: sentences about files, folders and columns that were left out but may matter.
-        corrections: sentences about the changes that a label file made.
-        unmatched: sentences about rows of a label file that had no effect.
-        left_out: the images that a label file leaves out, with their previous labels.
-        earlier: for each image whose label a model proposed, as a label file records, the label before.
-        storage: the storage that returns the bytes of an image by key; None if the images are files below `root`.
-        groups: the name of the group of each image that has one, by path. The images of a group, such as those of one
-            patient, stay in one split, and are not independent of each other.
-    """
-
-    name: str
-    root: Path
+    name: str  # the path or name of the data, as the user passed it
+    root: Path  # the folder that contains the images, or the path of the storage
     classes: tuple[str, ...]
-    paths: tuple[str, ...]
-    labels: tuple[int, ...]
-    splits: tuple[str | None, ...]
-    ignored: dict[str, int] = field(default_factory=dict)
-    empty: tuple[str, ...] = ()
-    folders: tuple[Path, ...] = ()
-    sets: tuple[tuple[int, ...], ...] = ()
-    layout: str = ""
-    overlooked: tuple[str, ...] = ()
-    corrections: tuple[str, ...] = ()
-    unmatched: tuple[str, ...] = ()
-    left_out: tuple[Row, ...] = ()
-    earlier: tuple[EarlierLabel, ...] = ()
-    storage: Storage | None = None
+    paths: tuple[str, ...]  # the key of each image, also its name in messages; for files, the path relative to `root`
+    labels: tuple[int, ...]  # indices into `classes`, or in a multi-label table into `sets`
+    splits: tuple[str | None, ...]  # train, val, test, or None if not yet assigned
+    ignored: dict[str, int] = field(default_factory=dict)  # the number of ignored files and folders, by reason
+    empty: tuple[str, ...] = ()  # class folders without images, which do not become classes
+    folders: tuple[Path, ...] = ()  # that contain the photographs; nothing may be written below them
+    sets: tuple[tuple[int, ...], ...] = ()  # of classes in a multi-label table, as sorted numbers; or empty
+    layout: str = ""  # one line about the folders or columns that were read as classes and splits
+    overlooked: tuple[str, ...] = ()  # sentences about files, folders and columns that were left out but may matter
+    corrections: tuple[str, ...] = ()  # sentences about the changes that a label file made
+    unmatched: tuple[str, ...] = ()  # sentences about rows of a label file that had no effect
+    left_out: tuple[Row, ...] = ()  # the images that a label file leaves out, with their previous labels
+    earlier: tuple[EarlierLabel, ...] = ()  # the labels before those that models proposed, as a label file records
+    storage: Storage | None = None  # returns the bytes of an image by key; None if the images are files below `root`
+    # The name of the group of each image that has one, by path. The images of a group, such as those of one patient,
+    # stay in one split, and are not independent of each other.
     groups: Mapping[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -164,25 +142,18 @@ class ImageTable:
 
 
 class EarlierLabel(NamedTuple):
-    """The label that an image had before it got its current one.
-
-    Attributes:
-        path: the path of the image.
-        before: the earlier label, as in a label file; `UNLABELLED` if no person had given one.
-        by: the run that had this label, or whose model proposed the current one.
-        digest: the first bytes of the file's SHA-256 as hexadecimal text; empty if unknown.
-    """
+    """The label that an image had before it got its current one."""
 
     path: str
-    before: str
-    by: str
-    digest: str = ""
+    before: str  # as in a label file; `UNLABELLED` if no person had given one
+    by: str  # the run that had this label, or whose model proposed the current one
+    digest: str = ""  # the first bytes of the file's SHA-256 as hexadecimal text; empty if unknown
 
 
 def table_of(name: str, root: Path, rows: Sequence[Row], storage: Storage | None = None) -> ImageTable:
     """Build a single-label table from rows; the classes are the sorted labels."""
     classes = tuple(sorted({row[1] for row in rows}))
-    refuse_twins(name, classes, rows)
+    refuse_lookalikes(name, classes, rows)
     index = {label: i for i, label in enumerate(classes)}
     return ImageTable(
         name=name,
@@ -200,14 +171,14 @@ def unlabelled_table(name: str, root: Path, keys: Sequence[str], **fields: Any) 
     return ImageTable(name, root, (UNLABELLED,), tuple(keys), (0,) * len(keys), (None,) * len(keys), **fields)
 
 
-def refuse_twins(name: str, classes: Sequence[str], rows: Iterable[Row]) -> None:
+def refuse_lookalikes(name: str, classes: Sequence[str], rows: Iterable[Row]) -> None:
     """Raise VitkitError if two class names differ but look the same; the message shows the first row with one."""
-    if (twins := alike(classes)) is not None:
-        one, other, apart = twins
+    if (lookalikes := alike(classes)) is not None:
+        one, other, difference = lookalikes
         example = next((f" (the latter in {path})" for path, label, _ in rows if other in label), "")
         raise VitkitError(
             "data.classes-alike",
-            f"{name}: the classes {one!r} and {other!r}{example} look the same, and differ in {apart}: rename one",
+            f"{name}: the classes {one!r} and {other!r}{example} look the same, and differ in {difference}: rename one",
         )
 
 
@@ -219,39 +190,20 @@ NO_THRESHOLD = 0.5  # for a class that no validation image has
 
 
 class Task:
-    """A classification task: how labels are written, learned and evaluated. In this one, each image has one class.
+    """A classification task: how labels are written, learned and evaluated. In this one, each image has one class."""
 
-    Attributes:
-        name: the name of the task in split.json, model.json and evaluation.json.
-        no_class: the label of an image without any class.
-        least_classes: the smallest number of classes that can be learned.
-        is_sigmoid: whether each class has an independent probability; otherwise the probabilities of all classes sum to
-            1.
-        least_weight: the lower limit of class weights in a balanced loss. It is 1 in the multi-label task, where a
-            class weight balances the images that have a class against those that do not, so frequent classes need no
-            smaller weight.
-        recipe_fields: values of recipe fields that suit the task better than the defaults.
-        accuracy: the name of the accuracy in reports.
-        calibration: the name of the calibration step after training, for progress messages. The step uses the
-            validation images.
-        chosen: a phrase that names the parameters that the calibration step chooses, and the metric that it optimises.
-        conflict: a phrase for messages which says that copies of one image have conflicting labels.
-        too_few_classes: the message for a table in which too few classes remain.
-        description: a sentence for users about the number of classes of an image; empty if none is needed.
-    """
-
-    name: TaskName = "single"
-    no_class = ""
-    least_classes = 2
-    is_sigmoid = False
-    least_weight = 0.0
-    recipe_fields: Mapping[str, Any] = {}
-    accuracy = "accuracy"
-    calibration = "calibrating"
-    chosen = "temperature by log loss"
-    conflict = "in more than one class"
-    too_few_classes = "fewer than two classes are left"
-    description = ""
+    name: TaskName = "single"  # in split.json, model.json and evaluation.json
+    no_class = ""  # the label of an image without any class
+    least_classes = 2  # that can be learned
+    is_sigmoid = False  # each class has an independent probability; otherwise those of all classes sum to 1
+    least_weight = 0.0  # the lower limit of class weights in a balanced loss
+    recipe_fields: Mapping[str, Any] = {}  # values that suit the task better than the defaults
+    accuracy = "accuracy"  # its name in reports
+    calibration = "calibrating"  # on the validation images after training, for progress messages
+    chosen = "temperature by log loss"  # what the calibration chooses, and by which metric
+    conflict = "in more than one class"  # says that copies of one image have conflicting labels
+    too_few_classes = "fewer than two classes are left"  # the message for such a table
+    description = ""  # a sentence for users about the number of classes of an image
 
     def names_in(self, label: str) -> list[str]:
         """Return the names of the classes in a label."""
@@ -306,6 +258,7 @@ class _MultiLabel(Task):
     no_class = JOINT
     least_classes = 1
     is_sigmoid = True
+    # A weight balances the images that have a class against the others, so frequent classes need no smaller weight.
     least_weight = 1.0
     # The exact match is near 0 in early epochs, so the loss ranks epochs better. Label smoothing would raise the many
     # targets of 0, and thereby keep probabilities away from 0.

@@ -43,22 +43,14 @@ _LEVELS = 1.0  # of 255; the largest mean difference of such a picture
 
 @dataclass
 class _Steps:
-    """What the transforms that have been read so far do.
+    """What the transforms that have been read so far do."""
 
-    Attributes:
-        resized: the short side, or the (height, width), to which pictures are resized; None before a resize.
-        size: (height, width) after these transforms; None if it depends on the picture.
-        interpolation: the interpolation of the resize.
-        mean, std: the normalisation; None before it.
-        is_float: whether the pixels have been converted to floats from 0 to 1.
-    """
-
-    resized: int | tuple[int, int] | None = None
-    size: tuple[int, int] | None = None
+    resized: int | tuple[int, int] | None = None  # the short side, or (height, width)
+    size: tuple[int, int] | None = None  # (height, width) after these transforms; None if it depends on the picture
     interpolation: Interpolation = "bilinear"
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
-    is_float: bool = False
+    is_float: bool = False  # whether the pixels have been converted to floats from 0 to 1
 
 
 def _unknown(reason: str) -> VitkitError:
@@ -306,10 +298,11 @@ class Datasets:
             raise VitkitError(
                 "data.class-names-invalid", f"class_names must be two or more different names, not {list(named)}"
             )
-        if (twins := alike(named)) is not None:
+        if (lookalikes := alike(named)) is not None:
             raise VitkitError(
                 "data.classes-alike",
-                f"class_names: {twins[0]!r} and {twins[1]!r} look the same, and differ in {twins[2]}: rename one",
+                f"class_names: {lookalikes[0]!r} and {lookalikes[1]!r} look the same, and differ in {lookalikes[2]}: "
+                "rename one",
             )
         check_names(named)
         return named
@@ -368,41 +361,24 @@ class TrainingOf(_DatasetImages):
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The properties by which copies of an image of a dataset are recognised.
+    """The properties by which copies of an image of a dataset are recognised."""
 
-    Attributes:
-        digest: the SHA-256 of the pixels.
-        width, height: the size of the image in pixels.
-        thumbnail: the thumbnail (16, 16, C), in uint8 for a picture, and in floats for a tensor.
-        keypoints: the result of `keypoints.find_keypoints`; empty if the image is too small.
-    """
-
-    digest: str
+    digest: str  # the SHA-256 of the pixels
     width: int
     height: int
-    thumbnail: npt.NDArray[np.generic]
-    keypoints: bytes
+    thumbnail: npt.NDArray[np.generic]  # (16, 16, C), in uint8 for a picture, and in floats for a tensor
+    keypoints: bytes  # the result of `keypoints.find_keypoints`; empty if the image is too small
 
 
 @dataclass(frozen=True)
 class Survey:
-    """The result of one pass through the user's datasets.
+    """The result of one pass through the user's datasets."""
 
-    Attributes:
-        table: the table of the images, with keys such as `train/0` instead of paths.
-        shared: the number of validation images whose pixels are identical to those of a training image.
-        contents: the digest of each image by its key; empty if a dataset returns another image when an index is read
-            again.
-        shapes: for each shape of tensors, the name of the first image with this shape. The keys are pairs of the
-            dataset, `train` or `val`, and the shape (C, height, width).
-        looks: the fingerprint of each image, in the order of the table.
-    """
-
-    table: ImageTable
-    shared: int
-    contents: dict[str, str]
-    shapes: dict[tuple[str, tuple[int, ...]], str]
-    looks: tuple[Fingerprint, ...] = ()
+    table: ImageTable  # with keys such as `train/0` instead of paths
+    shared: int  # the number of validation images whose pixels are identical to those of a training image
+    contents: dict[str, str]  # digests by key; empty if a dataset returns another image when an index is read again
+    shapes: dict[tuple[str, tuple[int, ...]], str]  # the first image by dataset (train or val) and (C, height, width)
+    looks: tuple[Fingerprint, ...] = ()  # in the order of the table
 
     @property
     def is_certain(self) -> bool:
@@ -419,16 +395,16 @@ class Survey:
         Tensors are assumed to have the normalisation of `preprocess`, the model's preprocessing.
         """
         facts = []
-        for look in self.looks:
-            pixels = look.thumbnail
+        for image in self.looks:
+            pixels = image.thumbnail
             if pixels.dtype != np.uint8:
                 levels = (pixels * np.array(preprocess.std) + np.array(preprocess.mean)) * 255
                 pixels = np.round(np.clip(levels, 0, 255)).astype(np.uint8)
             if pixels.shape[2] != 3:
                 pixels = np.repeat(pixels.mean(axis=2, keepdims=True).round().astype(np.uint8), 3, axis=2)
-            size, thumbnail = (look.width, look.height), pixels.tobytes()
+            size, thumbnail = (image.width, image.height), pixels.tobytes()
             facts.append(
-                Facts(bytes.fromhex(look.digest), None, "", "", *size, thumbnail=thumbnail, keypoints=look.keypoints)
+                Facts(bytes.fromhex(image.digest), None, "", "", *size, thumbnail=thumbnail, keypoints=image.keypoints)
             )
         return facts
 
