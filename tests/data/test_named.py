@@ -99,7 +99,7 @@ def test_interruptions_leave_nothing(cache: Path, monkeypatch: pytest.MonkeyPatc
     def interrupted(raw: Path, root: Path) -> None:
         folder(root, {"a": 1})
         (raw / "archive").touch()
-        raise error
+        raise error("data.interrupted", "interrupted")
 
     monkeypatch.setitem(DATASETS, "pair", pair(interrupted))
     with pytest.raises(error):

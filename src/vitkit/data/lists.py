@@ -279,9 +279,9 @@ def _labels_in(name: str, rows: CsvRows, rest: Sequence[str]) -> _Labels:
         return _Labels(names, any(len(each) != 1 for each in names), note)
     is_declared = any(title.lower() == "labels" for title in rows.titles)
     cells = [_cell(row, "label") for _, row in rows.rows]
-    if (names := _names_of_lists(name, rows, cells)) is not None:
-        several = is_declared or any(len(each) != 1 for each in names)
-        return _Labels(names, several, "labels read as lists" if several else "")
+    if (lists := _names_of_lists(name, rows, cells)) is not None:
+        several = is_declared or any(len(each) != 1 for each in lists)
+        return _Labels(lists, several, "labels read as lists" if several else "")
     names = [MULTI_LABEL.names_in(cell) for cell in cells]
     several = is_declared or any(len(set(each)) > 1 for each in names)
     if not several and (empty := next((i for i, cell in enumerate(cells) if not cell), None)) is not None:

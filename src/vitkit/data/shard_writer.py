@@ -280,17 +280,17 @@ def _divide(table: ImageTable, size: int) -> Iterator[_PlannedShard]:
         names = [table.classes[k] for k in table.classes_of(row)]
         description = {"classes": names} if table.sets else {"class": names[0]}
         text = to_json({"key": table.paths[row], **description, "split": table.splits[row]})
-        after = ((f"{number:08}.json", text.encode("utf-8", "surrogateescape")),)
+        after = [(f"{number:08}.json", text.encode("utf-8", "surrogateescape"))]
         if not table.sets:
-            after = ((f"{number:08}.cls", str(table.labels[row]).encode()), *after)
+            after.insert(0, (f"{number:08}.cls", str(table.labels[row]).encode()))
         if members:
-            member = _ShardMember(row, number, members[-1].end + _BLOCK, length, after)
+            member = _ShardMember(row, number, members[-1].end + _BLOCK, length, tuple(after))
             is_other = table.splits[row] != table.splits[members[0].row]
             if is_other or member.end + 2 * _BLOCK > size:
                 yield _PlannedShard(f"shard-{count:05}.tar", table.splits[members[0].row], tuple(members))
                 members, count = [], count + 1
         if not members:
-            member = _ShardMember(row, number, _BLOCK, length, after)
+            member = _ShardMember(row, number, _BLOCK, length, tuple(after))
         members.append(member)
         if number % 1024 == 0:
             progress("planning shards", number, len(order))

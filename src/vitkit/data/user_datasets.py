@@ -136,7 +136,7 @@ def _transforms_of(dataset: Any) -> Iterator[Any]:
         yield from _transforms_of(below)
     waiting = [getattr(dataset, "transform", None)]
     while waiting:
-        transform = waiting.pop(0)
+        transform: Any = waiting.pop(0)
         if _is(transform, "Compose"):
             waiting = [*transform.transforms, *waiting]
         elif isinstance(transform, torch.nn.Sequential):
