@@ -15,19 +15,14 @@ Floats = npt.NDArray[np.floating[Any]]
 BINS = 15
 _RANGE, _STRENGTHS = (0.05, 20.0), (0.0, 2.0)
 _PRIOR = 0.5  # standard deviation of the priors of ln T and of the strength, which limit the influence of few images
-_EXACT = {"xatol": 1e-6}
+
 _NUMBERS = 2**18  # entries of an array that are processed at a time; they fit into a core's cache
 
 
 def blocks(rows: int, width: int, numbers: int | None = None) -> Iterator[slice]:
-    """Return slices that divide the rows of an array into blocks for row-wise computations.
+    """Return slices that divide an array (rows, width) into blocks of rows, so that intermediate results stay small.
 
-    Blocks keep the memory for intermediate results small.
-
-    Args:
-        rows: number of rows.
-        width: entries per row.
-        numbers: maximum number of entries per block; None for the default.
+    `numbers` is the maximum number of entries per block; None for the default.
     """
     size = max(1, (numbers or _NUMBERS) // max(width, 1))
     return (slice(start, start + size) for start in range(0, rows, size))
@@ -76,9 +71,7 @@ class Reliability:
 def confidence_at(probabilities: npt.NDArray[np.float32], power: float) -> npt.NDArray[np.float64]:
     """Return the highest probability (n,) of each row of `probabilities` (n, K) at another temperature.
 
-    Args:
-        probabilities: class probabilities at the current temperature, (n, K).
-        power: current temperature divided by the other temperature.
+    `power` is the current temperature divided by the other one.
     """
     highest = np.empty(len(probabilities))
     for rows in blocks(*probabilities.shape):
@@ -156,17 +149,22 @@ def calibrate(
         weights: weight of each image, (n,); None weights all equally.
     """
     image_weights = np.ones(len(labels)) if weights is None else weights
-    moves = np.ptp(shift) > 0 if labels.ndim == 1 else shift.any()
+    has_effect = np.ptp(shift) > 0 if labels.ndim == 1 else shift.any()
 
     def cost(log_t: float, strength: float) -> float:
         losses = np.empty(len(logits))
         for rows in blocks(*logits.shape):
-            losses[rows] = _losses(logits[rows] / np.exp(log_t) + strength * shift, labels[rows])
+            z, label = logits[rows] / np.exp(log_t) + strength * shift, labels[rows]
+            if labels.ndim == 1:
+                losses[rows] = -log_softmax(z, axis=1)[np.arange(len(label)), label]
+            else:  # the sum over K binary decisions
+                losses[rows] = -log_expit(np.where(label == 1, z, -z)).sum(axis=1)
         return float(image_weights @ losses + (log_t / _PRIOR) ** 2 / 2 + ((strength - 1) / _PRIOR) ** 2 / 2)
 
     low, high = np.log(_RANGE)
-    if not moves:
-        best = minimize_scalar(lambda log_t: cost(log_t, 1.0), bounds=(low, high), method="bounded", options=_EXACT)
+    if not has_effect:
+        exact = {"xatol": 1e-6}
+        best = minimize_scalar(lambda log_t: cost(log_t, 1.0), bounds=(low, high), method="bounded", options=exact)
         return Calibration(float(np.exp(best.x)))
     both = minimize(lambda pair: cost(*pair), (0.0, 1.0), bounds=((low, high), _STRENGTHS), method="L-BFGS-B")
     return Calibration(float(np.exp(both.x[0])), float(both.x[1]))
@@ -187,13 +185,3 @@ def log_odds(probabilities: Floats, labels: npt.NDArray[np.int64]) -> npt.NDArra
 def to_probabilities(logits: Floats, labels: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
     """Convert logits to probabilities (n, K), by softmax for labels (n,) and by sigmoid for class indicators (n, K)."""
     return np.asarray(softmax(logits, axis=1) if labels.ndim == 1 else expit(logits), dtype=np.float32)
-
-
-def _losses(logits: Floats, labels: npt.NDArray[np.int64]) -> Floats:
-    """Return the negative log-likelihood (n,) of each image's label.
-
-    For class indicators (n, K), this is the sum over the K binary decisions.
-    """
-    if labels.ndim == 1:
-        return -log_softmax(logits, axis=1)[np.arange(len(labels)), labels]
-    return -log_expit(np.where(labels == 1, logits, -logits)).sum(axis=1)

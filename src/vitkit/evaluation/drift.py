@@ -30,8 +30,7 @@ Ints = npt.NDArray[np.int64]
 LEVEL = 0.05
 _DRAWS = 9_999  # random permutations in the test of class shares
 _AT_ONCE = 4_000_000  # counts that are drawn at a time
-_POWER = 0.8  # the probability with which `detectable_rise` detects a change
-_PRECISE = 0.005  # the precision of the share
+
 _FEW_CLASSES = 20  # with more, one permutation test stands for those of all simulated comparisons
 _SIMULATED, _MOST_SIMULATED = 300, 2_000  # comparisons of a share, at least and at most
 _FEW_DRAWS, _LOW = 999, 0.01  # permutations in simulated comparisons, unless the level is as low as this
@@ -63,11 +62,9 @@ class Sample:
         """Return the values of the validation and test images that are recorded in a model folder."""
         distance = None if trust.unknown is None else trust.unknown.known
         validation = cls(trust.held_out.predicted, trust.held_out.doubt, distance)
-        return (
-            validation
-            if trust.tests is None
-            else cls.joined([validation, cls(trust.tests.predicted, trust.tests.doubt)])
-        )
+        if trust.tests is None:
+            return validation
+        return cls.joined([validation, cls(trust.tests.predicted, trust.tests.doubt)])
 
     @classmethod
     def of(
@@ -192,12 +189,12 @@ def detectable_rise(before: Sample, images: int, classes: Sequence[str], level: 
     others = np.delete(p, k) / (1 - p[k])
 
     def is_detected(q: float) -> bool:
-        return _power(counts, np.insert(others * (1 - q), k, q), images, level) >= _POWER
+        return _power(counts, np.insert(others * (1 - q), k, q), images, level) >= 0.8
 
     low, high = float(p[k]), 1.0
     if not is_detected(high):
         return None
-    while high - low > _PRECISE:
+    while high - low > 0.005:
         middle = (low + high) / 2
         low, high = (low, middle) if is_detected(middle) else (middle, high)
     return DetectableRise(classes[k], float(p[k]), high)

@@ -8,7 +8,7 @@ three rounds. The figures with the current labels are reported in addition.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -57,83 +57,48 @@ def evaluate(
         )
     splits = sorted(set(filter(None, table.splits)))
     if split not in ("all", *splits):
-        raise VitkitError(f"{table.name} has no {split} split: choose {', '.join([*splits, 'all'])}")
+        raise VitkitError(
+            "evaluation.split-missing", f"{table.name} has no {split} split: choose {', '.join([*splits, 'all'])}"
+        )
     rows = table if split == "all" else table.of_split(split)
     number_of = align(rows, classifier)
-    probabilities, familiar, answered, unreadable = _predict(classifier, rows, progress, outcomes)
-    if not answered:
-        first = f" (first: {next(iter(unreadable))}: {next(iter(unreadable.values()))})" if unreadable else ""
-        raise VitkitError(f"{table.name} has no readable image in its {split} split below {table.place}{first}")
-    paths = tuple(rows.paths[i] for i in answered)
-    if classifier.thresholds is None:
-        labels = np.array([number_of[rows.labels[i]] for i in answered])  # (n,)
-        return Evaluation(
-            split,
-            classifier.classes,
-            paths,
-            labels,
-            probabilities,
-            unreadable,
-            classifier.temperature,
-            familiar=familiar,
-        )
-    return MultiEvaluation(
-        split=split,
-        classes=classifier.classes,
-        paths=paths,
-        labels=_sets(rows, answered, number_of, len(classifier.classes)),
-        probabilities=probabilities,
-        unreadable=unreadable,
-        thresholds=classifier.thresholds,
-    )
-
-
-def _predict(
-    classifier: Classifier,
-    rows: ImageTable,
-    progress: Callable[[int, int], None] | None,
-    computed: Outcomes | None,
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None, list[int], dict[str, str]]:
-    """Predict the class probabilities of all readable images.
-
-    Returns:
-        - Class probabilities, (n, K).
-        - `Evaluation.familiar`, (n,); None if the classifier has no score for unknown images.
-        - Indices of the n rows that could be predicted.
-        - Reasons why the other rows could not be predicted, by path.
-    """
-    answered: list[int] = []
-    unreadable: dict[str, str] = {}
     K, has_unknown = len(classifier.classes), classifier.unknown is not None
-    outcomes = empty_array((len(rows), K + has_unknown))
+    assessed = empty_array((len(rows), K + has_unknown))  # probabilities, and perhaps `Evaluation.familiar`
+    predicted: list[int] = []  # indices of the n rows that could be predicted
+    unreadable: dict[str, str] = {}
     assessments: Iterable[tuple[str, npt.NDArray[np.float32] | str]]
-    if computed is None:
+    if outcomes is None:
         assessments = classifier.assessments(rows.file(i) for i in range(len(rows)))
     else:
-        assessments = ((path, computed[path]) for path in rows.paths)
+        assessments = ((path, outcomes[path]) for path in rows.paths)
     for i, (_, outcome) in enumerate(assessments):
         if isinstance(outcome, str):
             unreadable[rows.paths[i]] = outcome
         else:
-            outcomes[len(answered)] = outcome
-            answered.append(i)
+            assessed[len(predicted)] = outcome
+            predicted.append(i)
         if progress is not None:
             progress(i + 1, len(rows))
-    unanswered = [path for path, reason in unreadable.items() if reason == NOT_FINITE]
-    if unanswered:  # figures of the remaining images alone would flatter the model
-        raise UnansweredError(
-            f"{NOT_FINITE}. It concerns {len(unanswered)} of {len(rows)} images, first {unanswered[0]}"
-        )
-    outcomes = outcomes[: len(answered)]
-    return outcomes[:, :K], outcomes[:, K] if has_unknown else None, answered, unreadable
-
-
-def _sets(rows: ImageTable, chosen: Sequence[int], number_of: Mapping[int, int], classes: int) -> npt.NDArray[np.int64]:
-    """Return class indicators (n, K) of the chosen rows: 1 where an image has a class, otherwise 0."""
-    labels = np.zeros((len(chosen), classes), dtype=np.int64)
-    for row, i in enumerate(chosen):
-        labels[row, [number_of[label] for label in rows.classes_of(i)]] = 1
-    return labels
+    infinite = [path for path, reason in unreadable.items() if reason == NOT_FINITE]
+    if infinite:  # figures of the remaining images alone would flatter the model
+        about = f"{NOT_FINITE}. It concerns {len(infinite)} of {len(rows)} images, first {infinite[0]}"
+        raise UnansweredError("evaluation.output-not-finite", about)
+    if not predicted:
+        first = f" (first: {next(iter(unreadable))}: {next(iter(unreadable.values()))})" if unreadable else ""
+        message = f"{table.name} has no readable image in its {split} split below {table.place}{first}"
+        raise VitkitError("evaluation.images-unreadable", message)
+    assessed = assessed[: len(predicted)]
+    paths, probabilities = tuple(rows.paths[i] for i in predicted), assessed[:, :K]  # (n,), (n, K)
+    if classifier.thresholds is None:
+        labels = np.array([number_of[rows.labels[i]] for i in predicted])  # (n,)
+        familiar = assessed[:, K] if has_unknown else None
+        about_single = (split, classifier.classes, paths, labels, probabilities, unreadable, classifier.temperature)
+        return Evaluation(*about_single, familiar=familiar)
+    indicators = np.zeros((len(predicted), K), dtype=np.int64)
+    for row, i in enumerate(predicted):
+        indicators[row, [number_of[label] for label in rows.classes_of(i)]] = 1
+    about_multi = (split, classifier.classes, paths, indicators, probabilities, unreadable)
+    return MultiEvaluation(*about_multi, thresholds=classifier.thresholds)
 
 
 def align(rows: ImageTable, classifier: Classifier) -> dict[int, int]:
@@ -147,7 +112,10 @@ def align(rows: ImageTable, classifier: Classifier) -> dict[int, int]:
     unknown = [name for name in present if name not in number]
     if unknown:
         known = ", ".join(classifier.classes[:10]) + (", ..." if len(classifier.classes) > 10 else "")
-        raise VitkitError(f"{rows.name} has classes the model does not know: {', '.join(unknown)} (it knows {known})")
+        raise VitkitError(
+            "evaluation.class-unknown",
+            f"{rows.name} has classes the model does not know: {', '.join(unknown)} (it knows {known})",
+        )
     return {i: number[name] for name, i in present.items()}
 
 
@@ -189,8 +157,9 @@ def tested_images(table: ImageTable, split: str, earlier: LabelsBefore) -> Image
     kept = [i for i, path in enumerate(rows.paths) if path not in untested]
     if len(rows) and not kept:
         raise VitkitError(
+            "evaluation.labels-proposed",
             f"every label of the {split} images of {table.name} was proposed by a model, so they can test none: label "
-            "some of them yourself"
+            "some of them yourself",
         )
     return rows if len(kept) == len(rows) else rows.take(kept)
 
@@ -209,9 +178,6 @@ def with_labels(evaluation: Evaluation, label_of: Mapping[str, str]) -> Evaluati
         if path in names:
             labels[i] = evaluation.label_row([number[name] for name in names[path]])
     return replace(evaluation, labels=labels)
-
-
-# --- Figures -------------------------------------------------------------------------------------------------
 
 
 def earlier_figures(evaluation: Evaluation, earlier: LabelsBefore, seen: Mapping[str, str] | None) -> dict[str, Any]:
@@ -243,7 +209,7 @@ def earlier_figures(evaluation: Evaluation, earlier: LabelsBefore, seen: Mapping
         others = np.arange(len(rights)) - len(rights)  # each is a group of its own
         groups = np.concatenate([np.array(counted.groups), others]) if counted.groups else None
         ends = mean_interval(values, 1.0, Units.of(len(values), groups))
-        alone = accuracy_bounds(counted, Units.of(len(hits), np.array(counted.groups) if counted.groups else None))
+        alone = accuracy_bounds(counted, Units.of_evaluation(counted))
         about["missing_tests"] = {
             "images": len(rights),
             "right": int(rights.sum()),

@@ -37,51 +37,34 @@ from vitkit.text.cells import interval_text, listed
 def figures(evaluation: Evaluation) -> dict[str, Any]:
     """Compute all figures in plain JSON types, `accuracy` first, as in evaluation.json and `vitkit eval --json`."""
     rows: dict[str, dict[str, Any]] = {name: dict(row) for name, row in evaluation.per_class().items()}
+    numbers = {**evaluation.summary(), "chosen_on": list(evaluation.chosen)}
     if isinstance(evaluation, MultiEvaluation):
-        return {
-            **evaluation.summary(),
-            "chosen_on": list(evaluation.chosen),
-            **({"cross_fitted": cross_fitted(evaluation)} if evaluation.chosen else {}),
-            **_intervals(evaluation),
-            **_baseline(evaluation),
-            "absent_classes": list(evaluation.absent),
-            "per_class": rows,
-        }
-    areas = rank_areas(evaluation)
-    for name, row in rows.items():
-        row |= areas[name]
-    roc_areas = [area["roc_auc"] for area in areas.values() if area["roc_auc"] is not None]
-    precisions = [area["average_precision"] for area in areas.values() if area["average_precision"] is not None]
-    return {
-        **evaluation.summary(),
-        "chosen_on": list(evaluation.chosen),
-        "roc_auc": float(np.mean(roc_areas)) if roc_areas else None,
-        "average_precision": float(np.mean(precisions)),
-        "temperature": evaluation.temperature,
-        "ece_before_temperature": evaluation.untempered.ece,
-        **_intervals(evaluation),
-        **_baseline(evaluation),
-        "absent_classes": list(evaluation.absent),
-        "confused": [
+        if evaluation.chosen:
+            numbers["cross_fitted"] = cross_fitted(evaluation)
+    else:
+        areas = rank_areas(evaluation)
+        for name, row in rows.items():
+            row |= areas[name]
+        roc_areas = [area["roc_auc"] for area in areas.values() if area["roc_auc"] is not None]
+        precisions = [area["average_precision"] for area in areas.values() if area["average_precision"] is not None]
+        numbers["roc_auc"] = float(np.mean(roc_areas)) if roc_areas else None
+        numbers["average_precision"] = float(np.mean(precisions))
+        numbers["temperature"] = evaluation.temperature
+        numbers["ece_before_temperature"] = evaluation.untempered.ece
+    numbers["intervals_95"] = {name: list(ends) for name, ends in intervals(evaluation).items()}
+    if evaluation.groups:
+        numbers["independent_groups"] = len(set(evaluation.groups))
+    _, first, counts = np.unique(evaluation.labels, axis=0, return_index=True, return_counts=True)
+    most = int(counts.argmax())  # the most frequent label; the baseline always predicts it
+    label, share = evaluation.label_of(int(first[most])), float(counts[most] / len(evaluation.labels))
+    numbers["baseline"] = {"label": label, "accuracy": share}
+    numbers["absent_classes"] = list(evaluation.absent)
+    if not isinstance(evaluation, MultiEvaluation):
+        numbers["confused"] = [
             {"true": true, "predicted": predicted, "count": count, "share": share}
             for true, predicted, count, share in evaluation.confused(20)
-        ],
-        "per_class": rows,
-    }
-
-
-def _intervals(evaluation: Evaluation) -> dict[str, Any]:
-    bounds = {name: list(ends) for name, ends in intervals(evaluation).items()}
-    grouped = {"independent_groups": len(set(evaluation.groups))} if evaluation.groups else {}
-    return {"intervals_95": bounds, **grouped}
-
-
-def _baseline(evaluation: Evaluation) -> dict[str, Any]:
-    """Return the most frequent label, and the accuracy of always predicting it (`baseline`)."""
-    _, first, counts = np.unique(evaluation.labels, axis=0, return_index=True, return_counts=True)
-    most = int(counts.argmax())
-    label, share = evaluation.label_of(int(first[most])), float(counts[most] / len(evaluation.labels))
-    return {"baseline": {"label": label, "accuracy": share}}
+        ]
+    return {**numbers, "per_class": rows}
 
 
 def rank_areas(evaluation: Evaluation) -> dict[str, dict[str, float | None]]:
@@ -198,10 +181,17 @@ def operating_points(evaluation: Evaluation, balance: Mapping[str, Any] | None) 
     counts, chosen = balance["counts"], balance["prior"]
     if not differ_much(counts) or len(counts) != evaluation.probabilities.shape[1]:
         return None
-    points = {
-        prior: evaluation if prior == chosen else for_prior(evaluation, counts, prior) for prior in ("data", "uniform")
-    }
-    return {"chosen": chosen} | {name: _figures(point) for name, point in points.items()}
+    points: dict[str, Any] = {"chosen": chosen}
+    priors: tuple[Literal["data", "uniform"], ...] = ("data", "uniform")
+    for prior in priors:
+        point = evaluation if prior == chosen else for_prior(evaluation, counts, prior)
+        rows = point.per_class().items()
+        points[prior] = {
+            "accuracy": point.accuracy,
+            "balanced_accuracy": point.balanced_accuracy,
+            "recall": {name: row["recall"] if row["support"] else None for name, row in rows},
+        }
+    return points
 
 
 def for_prior(evaluation: Evaluation, counts: Sequence[int], prior: Literal["data", "uniform"]) -> Evaluation:
@@ -219,15 +209,6 @@ def for_prior(evaluation: Evaluation, counts: Sequence[int], prior: Literal["dat
         logits = log_odds(evaluation.probabilities[rows], labels) + (shares if prior == "data" else -shares)
         probabilities[rows] = to_probabilities(logits, labels)
     return replace(evaluation, probabilities=probabilities)
-
-
-def _figures(evaluation: Evaluation) -> dict[str, Any]:
-    rows = evaluation.per_class().items()
-    return {
-        "accuracy": evaluation.accuracy,
-        "balanced_accuracy": evaluation.balanced_accuracy,
-        "recall": {name: row["recall"] if row["support"] else None for name, row in rows},
-    }
 
 
 DOUBTS: dict[LookedFor, str] = {
@@ -281,7 +262,8 @@ def all_figures(
 ) -> dict[str, Any]:
     """Compute the content of evaluation.json.
 
-    The figures exclude images that the weights had seen. Further entries are `seen` and `headline`.
+    The figures exclude images that the weights had seen. Further entries are `seen` and `headline`, and the main
+    figures `with_seen` and `without_seen` if the weights had seen some images.
 
     Args:
         evaluation: evaluation of all images.
@@ -295,15 +277,25 @@ def all_figures(
     """
     counted = unseen_part(evaluation, seen)
     numbers = figures(evaluation) | _NO_FIGURES if counted is None else figures(counted)
+    numbers = {"accuracy": numbers["accuracy"], **(about or {}), **numbers}
+    roles = {path: role for path in evaluation.paths if (role := (seen or {}).get(path)) is not None}
+    if seen is None or (not roles and doubt == UNRECORDED):
+        numbers["seen"] = None
+    else:
+        numbers["seen"] = {
+            "images": len(roles),
+            "trained_on": sum(role == "train" for role in roles.values()),
+            "chosen_by": sum(role == "val" for role in roles.values()),
+            "paths": list(roles),
+            **({"doubt": doubt} if doubt else {}),
+        }
+    if roles:
+        rest = without(evaluation, roles)
+        numbers |= {"with_seen": _main(evaluation), "without_seen": None if rest is None else _main(rest)}
     points = None if counted is None else operating_points(counted, provenance.get(BALANCE))
-    numbers = {
-        "accuracy": numbers["accuracy"],
-        **(about or {}),
-        **numbers,
-        **_seen_figures(evaluation, seen, doubt),
-        **({} if points is None else {"operating_points": points}),
-        **by_name(provenance),
-    }
+    if points is not None:
+        numbers["operating_points"] = points
+    numbers |= by_name(provenance)
     return {**numbers, "headline": headline_of(numbers).to_dict()}
 
 
@@ -318,13 +310,9 @@ _NO_FIGURES: dict[str, Any] = {
 
 
 def unseen_part(evaluation: Evaluation, seen: Mapping[str, Any] | None) -> Evaluation | None:
-    """Remove from an evaluation the images that the weights had seen; None if no image is left.
+    """Remove the images that the weights had seen, by path; None if no image is left.
 
-    Nothing is removed from an evaluation of the training split, because all of its images were seen.
-
-    Args:
-        evaluation: evaluation of all images.
-        seen: images that the weights had seen, by path. None means unknown; nothing is removed then.
+    Nothing is removed if `seen` is None (unknown), or from the training split, all of whose images were seen.
     """
     return evaluation if evaluation.split == "train" or not seen else without(evaluation, seen)
 
@@ -338,33 +326,6 @@ def counted_part(evaluation: Evaluation, numbers: Mapping[str, Any]) -> Evaluati
     """
     seen = numbers.get("seen") or {"paths": []}
     return unseen_part(evaluation, dict.fromkeys(seen["paths"])) or evaluation
-
-
-def _seen_figures(evaluation: Evaluation, seen: Mapping[str, str] | None, doubt: str = "") -> dict[str, Any]:
-    """Return the entry `seen` of evaluation.json.
-
-    If the weights had seen some images, the main figures are added as `with_seen` and `without_seen`.
-
-    Args:
-        evaluation: evaluation of all images.
-        seen: the images that the weights had seen, as a mapping from path to role (train or val); None if there is no
-            record.
-        doubt: why the weights may have seen more images; empty if `seen` is complete.
-    """
-    roles = {path: role for path in evaluation.paths if (role := (seen or {}).get(path)) is not None}
-    if seen is None or (not roles and doubt == UNRECORDED):
-        return {"seen": None}
-    summary: dict[str, Any] = {
-        "images": len(roles),
-        "trained_on": sum(role == "train" for role in roles.values()),
-        "chosen_by": sum(role == "val" for role in roles.values()),
-        "paths": list(roles),
-        **({"doubt": doubt} if doubt else {}),
-    }
-    if not roles:
-        return {"seen": summary}
-    rest = without(evaluation, roles)
-    return {"seen": summary, "with_seen": _main(evaluation), "without_seen": None if rest is None else _main(rest)}
 
 
 def _main(evaluation: Evaluation) -> dict[str, Any]:
@@ -464,7 +425,7 @@ def gain(first: Evaluation, second: Evaluation, tests: int = 1) -> Gain:
     """
     assert first.paths == second.paths
     before, after = is_right(first), is_right(second)
-    units = Units.of(len(before), np.array(first.groups) if first.groups else None)
+    units = Units.of_evaluation(first)
     halves = (1.0 + after - before) / 2  # from 0 to 1
     low, high = mean_interval(halves, 1.0, units, tests)
     return Gain(

@@ -8,7 +8,7 @@ nor torch.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -121,16 +121,15 @@ class Headline:
 def headline_of(numbers: Mapping[str, Any]) -> Headline:
     """Return the headline figure of an evaluation.
 
-    The figure excludes images that the weights had seen, unless the evaluated split is the training split. Whatever
-    vitkit knows about the figure reaches its reader here: every entry of evaluation.json that limits what the figure
-    says is one of the caveats. For a problem of the data, it is sufficient to report a `Finding` of severity `problem`
-    before the training (see there): a run passes its problems on as the entry `problems`.
+    The figure excludes images that the weights had seen, unless the evaluated split is the training split. Every entry
+    of evaluation.json that limits what the figure says becomes a caveat. A run passes the findings of severity
+    `problem` on as the entry `problems`.
 
     Args:
         numbers: content of evaluation.json or folds.json.
     """
     if isinstance(numbers["accuracy"], Mapping):
-        return _of_folds(numbers)
+        return _headline_of_folds(numbers)
     counted = counted_figures(numbers)
     bounds, missing = counted.get("intervals_95", {}), numbers.get("missing_tests")
     value, images, interval = counted.get("accuracy"), counted.get("images", 0), bounds.get("accuracy")
@@ -142,7 +141,7 @@ def headline_of(numbers: Mapping[str, Any]) -> Headline:
         interval=None if interval is None else tuple(interval),
         images=images,
         split=numbers["split"],
-        caveats=(*_caveats(numbers), *_of_images({**numbers, **counted}, interval[0] if interval else 0.0)),
+        caveats=(*_caveats(numbers), *_caveats_of_images({**numbers, **counted}, interval[0] if interval else 0.0)),
     )
 
 
@@ -155,7 +154,7 @@ def counted_figures(numbers: Mapping[str, Any]) -> Mapping[str, Any]:
     Args:
         numbers: content of evaluation.json. In files of earlier versions, the main figures include seen images.
     """
-    if "folds" in numbers or _is_of_training(numbers) or not _seen(numbers):
+    if "folds" in numbers or numbers["split"] == "train" or not _seen(numbers):
         return numbers
     return numbers["without_seen"] or {}
 
@@ -167,64 +166,52 @@ def value_of(headline: Headline) -> float:
         VitkitError: the weights had seen every image, so there is no value.
     """
     if headline.value is None:
-        raise VitkitError(headline.words)
+        raise VitkitError("evaluation.images-seen", headline.words)
     return headline.value
 
 
-def _of_folds(numbers: Mapping[str, Any]) -> Headline:
-    """Return the headline of a cross-validation: the mean over its folds, with the caveats of every fold."""
+def _headline_of_folds(numbers: Mapping[str, Any]) -> Headline:
+    # The mean over the folds of a cross-validation, with the caveats of every fold.
     mean, folds = numbers["accuracy"]["mean"], [headline_of(fold) for fold in numbers["folds"]]
     if "interval_95" in numbers["accuracy"]:
         low, high = numbers["accuracy"]["interval_95"]
     else:
         margin = numbers["accuracy"]["margin_95"]
         low, high = max(mean - margin, 0.0), min(mean + margin, 1.0)
+    caveats = list(dict.fromkeys(caveat for fold in numbers["folds"] for caveat in _caveats(fold)))
+    if final := numbers.get("final"):
+        every = plural(final["images"], "image", "images")
+        text = f"of the folds' models; the final model was trained on all {every}, so none is left to test it"
+        caveats.insert(0, Caveat("of_folds", text))
+    labels = Counter[str]()  # how many images of all folds have each fold's most frequent label
+    for fold in numbers["folds"]:
+        if baseline := fold.get("baseline"):
+            labels[baseline["label"]] += round(baseline["accuracy"] * fold["images"])
+    images, groups = (sum(fold.get(name, 0) for fold in numbers["folds"]) for name in ("images", "independent_groups"))
+    most = [{"label": label, "accuracy": count / images} for label, count in labels.most_common(1)]
+    together = {"images": images, "independent_groups": groups, "baseline": most[0] if most else None}
     return Headline(
         figure=folds[0].figure,
         value=mean,
         interval=(low, high),
         images=sum(fold.images for fold in folds),
         split=folds[0].split,
-        caveats=(
-            *_of_final(numbers),
-            *dict.fromkeys(caveat for fold in numbers["folds"] for caveat in _caveats(fold)),
-            *_of_images(_joined(numbers["folds"]), low),
-        ),
+        caveats=(*caveats, *_caveats_of_images(together, low)),
         folds=len(folds),
     )
 
 
-def _of_final(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
-    """Yield the caveat that the figures of the folds do not describe the final model; none without a final model."""
-    if final := numbers.get("final"):
-        every = plural(final["images"], "image", "images")
-        yield Caveat(
-            "of_folds", f"of the folds' models; the final model was trained on all {every}, so none is left to test it"
-        )
-
-
 def _seen(numbers: Mapping[str, Any]) -> int:
-    """Return the number of images that the weights are known to have seen."""
+    # The number of images that the weights are known to have seen.
     return int((numbers.get("seen") or {"images": 0})["images"])
 
 
-def _doubt(numbers: Mapping[str, Any]) -> str:
-    """Return why the weights may have seen images of which nothing is recorded; empty if there is no such reason."""
-    seen = numbers.get("seen", {})
-    if seen is None:
-        return "" if _is_of_training(numbers) else UNRECORDED
-    return str(seen.get("doubt", ""))
-
-
-def _is_of_training(numbers: Mapping[str, Any]) -> bool:
-    return bool(numbers["split"] == "train")
-
-
 def _caveats(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
-    """Yield every caveat of an evaluation, the most serious first. A new kind needs an entry here and in `Kind`."""
+    # The most serious come first. A new kind needs an entry here and in `Kind`.
+    is_train = numbers["split"] == "train"
     if numbers["split"] == BY_FOLDS:
         yield Caveat("of_folds", "each tested a head that was trained without it; the model's head was trained on all")
-    if _is_of_training(numbers):
+    if is_train:
         yield Caveat("trained_on", "training images: the figure says nothing about others")
     elif seen := _seen(numbers):
         # In evaluation.json of earlier versions, `with_seen` is missing, and the main figures describe all images.
@@ -234,10 +221,13 @@ def _caveats(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
         else:
             had = f"without {seen} that the weights had seen"
         yield Caveat("seen", f"{had}; with them {with_them:.4f}")
-    if doubt := _doubt(numbers):
+    if (recorded := numbers.get("seen", {})) is None:
+        if not is_train:
+            yield Caveat("unrecorded", UNRECORDED)
+    elif doubt := recorded.get("doubt"):
         yield Caveat("unrecorded", doubt)
     yield from (Caveat("problem", text) for text in numbers.get("problems", ()))
-    yield from _of_labels(numbers)
+    yield from _caveats_of_labels(numbers)
     if changed := numbers.get("changed"):
         yield Caveat("changed", changed["text"])
     unreadable = numbers.get("unreadable", 0) - (changed or {"images": 0})["images"]  # images that changed count twice
@@ -254,13 +244,8 @@ def _caveats(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
         yield Caveat("precision", f"computed in {precision}")
 
 
-def _of_images(counted: Mapping[str, Any], low: float) -> Iterator[Caveat]:
-    """Yield the caveats that the images are not independent, and that their labels are easily guessed.
-
-    Args:
-        counted: the figures of the images that count.
-        low: the lower end of the interval of the accuracy.
-    """
+def _caveats_of_images(counted: Mapping[str, Any], low: float) -> Iterator[Caveat]:
+    # The images are not independent, or always predicting one label is as good as `low`, the accuracy's lower bound.
     images, groups = counted.get("images", 0), counted.get("independent_groups", 0)
     if 0 < groups < images:
         yield Caveat("groups", f"only {groups} of them independent, the others being copies or of the same scenes")
@@ -269,19 +254,8 @@ def _of_images(counted: Mapping[str, Any], low: float) -> Iterator[Caveat]:
         yield Caveat("baseline", f"always answering {baseline['label']!r} gives {baseline['accuracy']:.4f}")
 
 
-def _joined(folds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the numbers of images and independent groups, and the baseline, of all folds together."""
-    right = Counter[str]()
-    for fold in folds:
-        if baseline := fold.get("baseline"):
-            right[baseline["label"]] += round(baseline["accuracy"] * fold["images"])
-    images, groups = (sum(fold.get(name, 0) for fold in folds) for name in ("images", "independent_groups"))
-    most = [{"label": label, "accuracy": count / images} for label, count in right.most_common(1)]
-    return {"images": images, "independent_groups": groups, "baseline": most[0] if most else None}
-
-
-def _of_labels(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
-    """Yield the caveats about labels that have changed since earlier runs, and about their missing test images."""
+def _caveats_of_labels(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
+    # Labels have changed since earlier runs, or test images of these runs are missing.
     if relabelled := numbers.get("relabelled"):
         now = numbers["with_labels_now"]
         labels = plural(len(relabelled["paths"]), "label has", "labels have")
@@ -300,7 +274,7 @@ def describe_labels(numbers: Mapping[str, Any]) -> str | None:
     Args:
         numbers: content of evaluation.json.
     """
-    return "; ".join(caveat.text for caveat in _of_labels(numbers)) or None
+    return "; ".join(caveat.text for caveat in _caveats_of_labels(numbers)) or None
 
 
 def images_in_words(count: int, split: str) -> str:

@@ -34,7 +34,6 @@ TAIL = 0.025
 MOST_BRIER = 2.0
 _CONFIDENT = 0.9  # quantile of the losses that images would have if their second most probable class were true
 _SHARED = 1.4  # factor of margins for folds, which are not independent because they share training images
-_MOST = {"loss": np.inf, "brier": MOST_BRIER}  # highest value of a figure; 1 for all others
 
 
 @dataclass(frozen=True)
@@ -59,6 +58,11 @@ class Units:
             return cls(np.arange(images), images, 1.0)
         _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
         return cls(group, len(sizes), float((sizes**2).sum() / images))
+
+    @classmethod
+    def of_evaluation(cls, evaluation: Evaluation) -> Units:
+        """Return the units of an evaluation's images."""
+        return cls.of(len(evaluation.labels), np.array(evaluation.groups) if evaluation.groups else None)
 
     def variance(self, influence: Floats, imagined: float, least: float = 0.0) -> float:
         """Return the variance of a figure under random weights of the units.
@@ -87,8 +91,7 @@ def intervals(evaluation: Evaluation) -> dict[str, Interval]:
     The intervals cover the figures on an unlimited number of such images. The calibration error is an exception: its
     interval covers the average over samples of the same size. Variation between trainings is not included.
     """
-    n = len(evaluation.labels)
-    units = Units.of(n, np.array(evaluation.groups) if evaluation.groups else None)
+    units = Units.of_evaluation(evaluation)
     rows = metrics_of(evaluation.task.name, len(evaluation.classes))
     return {metric.name: metric.bounds(evaluation, units) for metric in rows if metric.interval}
 
@@ -124,7 +127,8 @@ def fold_intervals(folds: Sequence[Evaluation]) -> dict[str, Interval]:
         below, above = (
             np.hypot(_SHARED * margin / z, between_trainings**0.5) * quantile for margin in (value - low, high - value)
         )
-        bounds[name] = max(float(value - below), 0.0), min(float(value + above), _MOST.get(name, 1.0))
+        most = {"loss": np.inf, "brier": MOST_BRIER}.get(name, 1.0)
+        bounds[name] = max(float(value - below), 0.0), min(float(value + above), most)
     return bounds
 
 
@@ -141,8 +145,24 @@ def hamming_loss_bounds(evaluation: Evaluation, units: Units) -> Interval:
 
 
 def balanced_accuracy_bounds(evaluation: Evaluation, units: Units) -> Interval:
-    """Return the 95 % confidence interval of `balanced_accuracy`."""
-    return balanced_accuracy_interval(evaluation.labels, evaluation.predicted, units)
+    """Return the 95 % confidence interval of `balanced_accuracy`, the mean recall of the classes that occur.
+
+    The images of the imaginary unit are divided equally among these classes.
+    """
+    classes, label = np.unique(evaluation.labels, return_inverse=True)
+    hits = evaluation.labels == evaluation.predicted
+    is_right, k = hits.astype(np.float64), len(classes)
+    part = units.imagined / k
+    images, effect = np.bincount(label) + part, units.effect(hits)
+    ends = []
+    for extreme in (0.0, 1.0):
+        recall = (np.bincount(label, is_right) + part * extreme) / images
+        influence = (is_right - recall[label]) / images[label] / k
+        imagined = float((part * (extreme - recall) / images).sum()) / k
+        mean = float(recall.mean())
+        least = effect * mean * (1 - mean) * float((1 / images).sum()) / k**2
+        ends.append(_quantile(mean, units.variance(influence, imagined, least), 1.0, is_upper=extreme > 0))
+    return ends[0], ends[1]
 
 
 def macro_f1_bounds(evaluation: Evaluation, units: Units) -> Interval:
@@ -156,9 +176,26 @@ def brier_bounds(evaluation: Evaluation, units: Units) -> Interval:
 
 
 def ece_bounds(evaluation: Evaluation, units: Units) -> Interval:
-    """Return the 95 % confidence interval of `ece`."""
-    confidence = evaluation.probabilities.max(axis=1).astype(np.float64)
-    return calibration_interval(confidence, evaluation.labels == evaluation.predicted, units)
+    """Return the 95 % confidence interval of `ece`, the expected calibration error of samples of n images.
+
+    The interval covers the average error of samples of the same size, not the error on an unlimited number of images,
+    because chance makes the error of small samples larger on average.
+
+    The variance of the error has a lower bound, which assumes binomial numbers of correct images in the bins, and
+    includes the design effect (`Units.effect`). For this bound, the fraction of correct images in a bin is smoothed
+    with one imaginary image at the bin's mean confidence. The imaginary unit (`Units.imagined`) adds the effect of one
+    more unit whose images are all wrong instead of correct.
+    """
+    confidence, is_right = evaluation.confidence, evaluation.labels == evaluation.predicted  # (n,)
+    n, bins = len(confidence), bin_of(confidence)
+    images, right, confident = (np.bincount(bins, value, BINS) for value in (np.ones(n), is_right, confidence))
+    error = float(np.abs(right - confident).sum()) / n
+    part = (right + confident / np.maximum(images, 1)) / (images + 1)
+    least = units.effect(is_right) * float((images * part * (1 - part)).sum()) / n**2
+    gap = (right - confident) / np.maximum(images, 1)
+    influence = (np.sign(gap)[bins] * (is_right - confidence) - error) / n
+    margin = float(ndtri(1 - TAIL)) * units.variance(influence, units.imagined / n, least) ** 0.5
+    return max(error - margin, 0.0), min(error + margin, 1.0)
 
 
 def top5_bounds(evaluation: Evaluation, units: Units) -> Interval:
@@ -193,32 +230,12 @@ def mean_interval(values: Floats, most: float, units: Units, tests: int = 1, fac
     between units, if the mean also varies for other reasons.
     """
     ends = []
+    weight = len(values) + units.imagined
     for extreme in (0.0, most):
-        weight = len(values) + units.imagined
         mean = (float(values.sum()) + units.imagined * extreme) / weight
         imagined = units.imagined * (extreme - mean) / weight
         variance = factor * units.variance((values - mean) / weight, imagined)
         ends.append(_quantile(mean, variance, most, is_upper=extreme > 0, tail=TAIL / tests))
-    return ends[0], ends[1]
-
-
-def balanced_accuracy_interval(labels: Ints, predicted: Ints, units: Units) -> Interval:
-    """Return the 95 % confidence interval of the mean recall of the classes that occur.
-
-    The images of the imaginary unit are divided equally among these classes.
-    """
-    classes, label = np.unique(labels, return_inverse=True)
-    is_right, k = (labels == predicted).astype(np.float64), len(classes)
-    part = units.imagined / k
-    images, effect = np.bincount(label) + part, units.effect(labels == predicted)
-    ends = []
-    for extreme in (0.0, 1.0):
-        recall = (np.bincount(label, is_right) + part * extreme) / images
-        influence = (is_right - recall[label]) / images[label] / k
-        imagined = float((part * (extreme - recall) / images).sum()) / k
-        mean = float(recall.mean())
-        least = effect * mean * (1 - mean) * float((1 / images).sum()) / k**2
-        ends.append(_quantile(mean, units.variance(influence, imagined, least), 1.0, is_upper=extreme > 0))
     return ends[0], ends[1]
 
 
@@ -239,7 +256,9 @@ def macro_f1_interval(labels: Ints, predicted: Ints, units: Units) -> Interval:
 def _macro_f1_end(labels: Ints, predicted: Ints, classes: Ints, units: Units, *, is_upper: bool) -> float:
     k = len(classes)
     part = units.imagined / k
-    true, said = (_place(numbers, classes) for numbers in (labels, predicted))  # positions (n,); k for other classes
+    # The position (n,) of each label and prediction in the sorted `classes`; k for other classes.
+    places = [(numbers, np.searchsorted(classes, numbers)) for numbers in (labels, predicted)]
+    true, said = (np.where(np.append(classes, -1)[place] == numbers, place, k) for numbers, place in places)
     support, named, both = (np.bincount(places, minlength=k + 1)[:k] for places in (true, said, true[true == said]))
     images = support + part
     either = support + named + 2 * part
@@ -250,39 +269,6 @@ def _macro_f1_end(labels: Ints, predicted: Ints, classes: Ints, units: Units, *,
     mean = float(f1.mean())
     least = units.effect(labels == predicted) * mean * (1 - mean) * float((1 / images).sum()) / k**2
     return _quantile(mean, units.variance(influence, imagined, least), 1.0, is_upper=is_upper)
-
-
-def _place(labels: Ints, classes: Ints) -> Ints:
-    """Return the position (n,) of each label in the sorted `classes`; `len(classes)` if it is not among them."""
-    place = np.searchsorted(classes, labels)
-    return np.where(np.append(classes, -1)[place] == labels, place, len(classes))
-
-
-def calibration_interval(confidence: Floats, is_right: npt.NDArray[np.bool_], units: Units) -> Interval:
-    """Return the interval of the expected calibration error (`Reliability.ece`) of samples of n images.
-
-    The interval covers the average error of samples of the same size, not the error on an unlimited number of images,
-    because chance makes the error of small samples larger on average.
-
-    The variance of the error has a lower bound, which assumes binomial numbers of correct images in the bins, and
-    includes the design effect (`Units.effect`). For this bound, the fraction of correct images in a bin is smoothed
-    with one imaginary image at the bin's mean confidence. The imaginary unit (`Units.imagined`) adds the effect of one
-    more unit whose images are all wrong instead of correct.
-
-    Args:
-        confidence: probability of the most probable class, (n,).
-        is_right: whether that class is the true one, (n,).
-        units: images, or groups of images.
-    """
-    n, bins = len(confidence), bin_of(confidence)
-    images, right, confident = (np.bincount(bins, value, BINS) for value in (np.ones(n), is_right, confidence))
-    error = float(np.abs(right - confident).sum()) / n
-    part = (right + confident / np.maximum(images, 1)) / (images + 1)
-    least = units.effect(is_right) * float((images * part * (1 - part)).sum()) / n**2
-    gap = (right - confident) / np.maximum(images, 1)
-    influence = (np.sign(gap)[bins] * (is_right - confidence) - error) / n
-    margin = float(ndtri(1 - TAIL)) * units.variance(influence, units.imagined / n, least) ** 0.5
-    return max(error - margin, 0.0), min(error + margin, 1.0)
 
 
 def _quantile(mean: float, variance: float, most: float, *, is_upper: bool, tail: float = TAIL) -> float:

@@ -68,67 +68,29 @@ def choose_next(
     if len(pool) > _MOST:
         pool = np.sort(generator.choice(pool, max(_MOST, count), replace=False))
     label_names = [str(label) for label in labels if label is not None]
-    classes = sorted(set(label_names))
+    classes, number = np.unique(label_names, return_inverse=True)
     if len(classes) < 2 or len(chosen) < PER_CLASS * len(classes):
-        selected = pool[_representative(x[pool], x[chosen], count, seed)]
+        # Prefer pictures near the centre of their cluster, clusters with few labelled pictures, and large clusters.
+        everything = np.concatenate([x[pool], x[chosen]])
+        cluster, distance = _clusters(everything, min(len(chosen) + count, _MOST_CLUSTERS), seed)
+        labelled = np.bincount(cluster[len(pool) :], minlength=cluster.max() + 1)  # in each cluster
+        size = np.bincount(cluster)
+        cluster, distance = cluster[: len(pool)], distance[: len(pool)]
+        order = np.lexsort((distance, -size[cluster], _ranks(cluster, distance) + labelled[cluster]))[:count]
     else:
-        number = {name: k for k, name in enumerate(classes)}
-        y = np.array([number[name] for name in label_names])
-        selected = pool[_unsure(x[pool], x[chosen], y, count, seed)]
-    return [int(i) for i in selected]
+        # Prefer pictures with small margins, from different clusters as far as possible.
+        from sklearn.linear_model import LogisticRegression
 
-
-def _representative(pool: Floats, labelled: Floats, count: int, seed: int) -> npt.NDArray[np.int64]:
-    """Return indices of representative pictures in the pool, the most representative first.
-
-    The order prefers pictures near the centre of their cluster. It also prefers clusters with few labelled pictures and
-    large clusters.
-
-    Args:
-        pool: features of the pictures to choose from, (n, D).
-        labelled: features of the labelled pictures, (m, D).
-        count: number of pictures to choose.
-        seed: seed of the clustering.
-    """
-    everything = np.concatenate([pool, labelled])
-    cluster, distance = _clusters(everything, min(len(labelled) + count, _MOST_CLUSTERS), seed)
-    covered = np.bincount(cluster[len(pool) :], minlength=cluster.max() + 1)
-    size = np.bincount(cluster)
-    cluster, distance = cluster[: len(pool)], distance[: len(pool)]
-    round_number = _ranks(cluster, distance) + covered[cluster]
-    return np.lexsort((distance, -size[cluster], round_number))[:count]
-
-
-def _unsure(pool: Floats, labelled: Floats, y: npt.NDArray[np.int64], count: int, seed: int) -> npt.NDArray[np.int64]:
-    """Return indices of pictures in the pool with small margins, the smallest margin first.
-
-    The pictures are chosen from different clusters as far as possible.
-
-    Args:
-        pool: features of the pictures to choose from, (n, D).
-        labelled: features of the labelled pictures, (m, D).
-        y: class numbers of the labelled pictures, (m,).
-        count: number of pictures to choose.
-        seed: seed of the clustering.
-    """
-    margin = _margins(pool, labelled, y)
-    unsure = np.argsort(margin, kind="stable")[: _SPREAD * count]
-    cluster, distance = _clusters(pool[unsure], min(count, _MOST_CLUSTERS), seed, weights=1 - margin[unsure] + 1e-3)
-    spread = unsure[np.lexsort((margin[unsure], _ranks(cluster, distance)))[:count]]
-    return spread[np.argsort(margin[spread], kind="stable")]
-
-
-def _margins(pool: Floats, labelled: Floats, y: npt.NDArray[np.int64]) -> Floats:
-    """Return the margin (n,) of each picture in the pool, according to a linear head fitted to the labelled pictures.
-
-    The margin is the difference between the two highest probabilities.
-    """
-    from sklearn.linear_model import LogisticRegression
-
-    with QUIET:  # approximate convergence is enough for choosing
-        head = LogisticRegression(C=1 / _PENALTY, max_iter=300).fit(labelled, y)
-    ordered = np.sort(head.predict_proba(pool), axis=1)
-    return np.asarray(ordered[:, -1] - ordered[:, -2])
+        with QUIET:  # approximate convergence is enough for choosing
+            head = LogisticRegression(C=1 / _PENALTY, max_iter=300).fit(x[chosen], number)
+        ordered = np.sort(head.predict_proba(x[pool]), axis=1)
+        margin = ordered[:, -1] - ordered[:, -2]  # between the two highest probabilities
+        unsure = np.argsort(margin, kind="stable")[: _SPREAD * count]
+        weights = 1 - margin[unsure] + 1e-3
+        cluster, distance = _clusters(x[pool][unsure], min(count, _MOST_CLUSTERS), seed, weights)
+        spread = unsure[np.lexsort((margin[unsure], _ranks(cluster, distance)))[:count]]
+        order = spread[np.argsort(margin[spread], kind="stable")]
+    return [int(i) for i in pool[order]]
 
 
 def _clusters(x: Floats, count: int, seed: int, weights: Floats | None = None) -> tuple[npt.NDArray[np.int64], Floats]:

@@ -93,27 +93,27 @@ class LabelNoise:
 
     @classmethod
     def of(
-        cls, probabilities: npt.NDArray[np.floating], labels: Ints, teaches: npt.NDArray[np.bool_] | None = None
+        cls, probabilities: npt.NDArray[np.floating], labels: Ints, is_usable: npt.NDArray[np.bool_] | None = None
     ) -> LabelNoise:
         """Fit the statistical model by maximum likelihood, with and without a fraction of random labels.
 
         Args:
             probabilities: predictions for images that the classifier was not trained on, (n, K).
             labels: classes (n,), or class indicators (n, K).
-            teaches: whether the label of each image may be used to fit the parameters, (n,); None allows all.
+            is_usable: whether the label of each image may be used to fit the parameters, (n,); None allows all.
         """
         most = max(_FITTED // probabilities.shape[1], 1)
-        taught = np.arange(len(labels)) if teaches is None else np.flatnonzero(teaches)
-        kind, known = (_SingleLabelModel if labels.ndim == 1 else _MultiLabelModel), labels[taught]
-        if len(taught) > most:  # enough for three parameters
-            taught = np.sort(np.random.default_rng(0).permutation(taught)[:most])
-        model = kind(probabilities[taught], labels[taught], known)
+        used = np.arange(len(labels)) if is_usable is None else np.flatnonzero(is_usable)
+        kind, known = (_SingleLabelModel if labels.ndim == 1 else _MultiLabelModel), labels[used]
+        if len(used) > most:  # enough for three parameters
+            used = np.sort(np.random.default_rng(0).permutation(used)[:most])
+        model = kind(probabilities[used], labels[used], known)
         without = model.fit([(0.0, 0.0), (-2.0, 0.0)], is_noisy=False)
         noisy = model.fit([(*without[0], -4.0), (*without[0], -1.5)], is_noisy=True)
         ratio = max(2 * (without[1] - noisy[1]), 0.0)
         # The fraction is at the boundary of its range, so the ratio is 0 half of the time (Self and Liang 1987).
         p = float(chdtrc(1, ratio)) / 2 if ratio else 1.0
-        return cls(p, *kind(probabilities, labels, known).verdicts(np.array(noisy[0])))
+        return cls(p, *kind(probabilities, labels, known).judge(np.array(noisy[0])))
 
 
 class _Model(ABC):
@@ -122,12 +122,12 @@ class _Model(ABC):
     Args:
         probabilities: (n, K).
         labels: classes (n,), or class indicators (n, K).
-        taught: labels that determine the class frequencies.
+        known: labels that determine the class frequencies.
     """
 
-    def __init__(self, probabilities: npt.NDArray[np.floating], labels: Ints, taught: Ints) -> None:
+    def __init__(self, probabilities: npt.NDArray[np.floating], labels: Ints, known: Ints) -> None:
         self.probabilities, self.labels = probabilities, labels
-        self.frequency = self._frequency(taught)
+        self.frequency = self._frequency(known)
         self.prior = self._logits(self.frequency)  # (K,)
 
     @abstractmethod
@@ -169,7 +169,19 @@ class _Model(ABC):
         """
 
         def cost(parameters: Floats) -> tuple[float, Floats]:
-            value, gradient = self._cost(parameters)
+            scale, fraction = float(np.exp(parameters[0])), float(expit(parameters[2])) if is_noisy else 0.0
+            # Weak priors around the unchanged probabilities, so that a few labels do not change them much.
+            value = float(parameters[0] ** 2 / 8 + parameters[1] ** 2 / 2)
+            gradient = np.array([parameters[0] / 4, parameters[1], 0.0])
+            for rows in blocks(*self.probabilities.shape, _NUMBERS):
+                calibrated, z = self._calibrated(rows, parameters)
+                label, at_random = self._label(calibrated, rows)
+                mixed = np.maximum((1 - fraction) * label + fraction * at_random, 1e-300)
+                value -= float(np.log(mixed).sum())
+                by_scale, by_prior = self._slopes(-(1 - fraction) * label / mixed, z, calibrated, label, rows)
+                gradient[0] += scale * by_scale
+                gradient[1] += by_prior
+                gradient[2] -= float(((at_random - label) / mixed).sum()) * fraction * (1 - fraction)
             return value, gradient[: len(parameters)]
 
         bounds = _BOUNDS if is_noisy else _BOUNDS[:2]
@@ -177,12 +189,12 @@ class _Model(ABC):
         best = min(results, key=lambda result: float(result.fun))
         return tuple(map(float, best.x)), float(best.fun)
 
-    def verdicts(self, parameters: Floats) -> tuple[Floats, Ints, Floats]:
+    def judge(self, parameters: Floats) -> tuple[Floats, Ints, Floats]:
         """Return `wrong`, `suggested` and `doubt` of `LabelNoise` for fitted parameters."""
         fraction = float(expit(parameters[2]))
         wrong, doubt = np.empty(self.labels.shape), np.empty(self.labels.shape)
         suggested = np.empty(self.labels.shape, dtype=np.int64)
-        for rows in self._blocks():
+        for rows in blocks(*self.probabilities.shape, _NUMBERS):
             calibrated, _ = self._calibrated(rows, parameters)
             label, at_random = self._label(calibrated, rows)
             wrong[rows] = (
@@ -191,30 +203,10 @@ class _Model(ABC):
             suggested[rows], doubt[rows] = self._suggest(calibrated, label, rows)
         return wrong, suggested, doubt
 
-    def _blocks(self) -> list[slice]:
-        images, classes = self.probabilities.shape
-        return list(blocks(images, classes, _NUMBERS))
-
     def _calibrated(self, rows: slice, parameters: Floats) -> tuple[Floats, Floats]:
-        """Return the calibrated probabilities and the logits before calibration, both (rows, K)."""
+        # The calibrated probabilities and the logits before calibration, both (rows, K).
         z = self._logits(self.probabilities[rows].astype(np.float64))
         return self._probabilities(np.exp(parameters[0]) * z + parameters[1] * self.prior), z
-
-    def _cost(self, parameters: Floats) -> tuple[float, Floats]:
-        scale, fraction = float(np.exp(parameters[0])), float(expit(parameters[2])) if len(parameters) > 2 else 0.0
-        # Weak priors around the unchanged probabilities, so that a few labels do not change them much.
-        value = float(parameters[0] ** 2 / 8 + parameters[1] ** 2 / 2)
-        gradient = np.array([parameters[0] / 4, parameters[1], 0.0])
-        for rows in self._blocks():
-            calibrated, z = self._calibrated(rows, parameters)
-            label, at_random = self._label(calibrated, rows)
-            mixed = np.maximum((1 - fraction) * label + fraction * at_random, 1e-300)
-            value -= float(np.log(mixed).sum())
-            by_scale, by_prior = self._slopes(-(1 - fraction) * label / mixed, z, calibrated, label, rows)
-            gradient[0] += scale * by_scale
-            gradient[1] += by_prior
-            gradient[2] -= float(((at_random - label) / mixed).sum()) * fraction * (1 - fraction)
-        return value, gradient
 
 
 class _SingleLabelModel(_Model):
@@ -288,28 +280,34 @@ class _MultiLabelModel(_Model):
 
 
 def find_suspects(
-    probabilities: npt.NDArray[np.floating], labels: Ints, teaches: npt.NDArray[np.bool_] | None = None
+    probabilities: npt.NDArray[np.floating], labels: Ints, is_usable: npt.NDArray[np.bool_] | None = None
 ) -> list[Disagreement]:
     """Find images whose label is likely wrong, the most doubtful first.
 
     Args:
         probabilities: predictions for images that the classifier was not trained on, (n, K).
         labels: classes (n,), or class indicators (n, K).
-        teaches: whether the label of each image may influence the results of other images, (n,); None if all labels
+        is_usable: whether the label of each image may influence the results of other images, (n,); None if all labels
             may.
 
     Returns:
         The longest list of which at most two thirds of the labels are expected to be correct. It is empty if chance
         explains all disagreement.
     """
-    noise = LabelNoise.of(probabilities, labels, teaches) if len(labels) else None
+    noise = LabelNoise.of(probabilities, labels, is_usable) if len(labels) else None
     if noise is None or noise.p >= LEVEL:
         return []
     is_doubtful = noise.doubt > 0
     each = np.where(is_doubtful, noise.wrong, 0.0)  # the most probable label is never listed
     wrong = each if labels.ndim == 1 else each.max(axis=1)
-    may_teach = np.ones(len(labels), np.bool_) if teaches is None else teaches
-    chosen = np.concatenate([_list_of(wrong, group) for group in (may_teach, ~may_teach)])
+    usable = np.ones(len(labels), np.bool_) if is_usable is None else is_usable
+    lists = []  # one for each group of images: the longest one of which few enough labels are correct by chance
+    for images in (np.flatnonzero(usable), np.flatnonzero(~usable)):
+        order = images[np.argsort(-wrong[images], kind="stable")]
+        by_chance = np.cumsum(1 - wrong[order]) / np.arange(1, len(order) + 1)
+        allowed = np.flatnonzero((by_chance <= MOST_BY_CHANCE) & (wrong[order] > 0))
+        lists.append(order[: int(allowed[-1]) + 1] if len(allowed) else order[:0])
+    chosen = np.concatenate(lists)
     chosen = chosen[np.argsort(-wrong[chosen], kind="stable")]
     least = float(wrong[chosen].min()) if len(chosen) else 1.0
     suspects = []
@@ -324,20 +322,8 @@ def find_suspects(
     return suspects
 
 
-def _list_of(wrong: Floats, group: npt.NDArray[np.bool_]) -> Ints:
-    """Return the indices of a group's most doubtful images, the most doubtful first.
-
-    The result is the longest list of which at most two thirds of the labels are expected to be correct.
-    """
-    images = np.flatnonzero(group)
-    order = images[np.argsort(-wrong[images], kind="stable")]
-    by_chance = np.cumsum(1 - wrong[order]) / np.arange(1, len(order) + 1)
-    allowed = np.flatnonzero((by_chance <= MOST_BY_CHANCE) & (wrong[order] > 0))
-    return order[: int(allowed[-1]) + 1] if len(allowed) else order[:0]
-
-
 def probe_out_of_fold(
-    features: Tensor, labels: Tensor, classes: int, seed: int = 0, teaches: npt.NDArray[np.bool_] | None = None
+    features: Tensor, labels: Tensor, classes: int, seed: int = 0, is_usable: npt.NDArray[np.bool_] | None = None
 ) -> Floats | None:
     """Predict the class of each image by a linear probe that was not trained on the image (cross-validation).
 
@@ -346,26 +332,26 @@ def probe_out_of_fold(
         labels: classes (n,), or class indicators (n, K).
         classes: number of classes K.
         seed: seed of the folds.
-        teaches: whether the label of each image may be used for training, (n,); None allows all. Labels of test images
-            must not be used. Otherwise suggestions that a user accepts would carry information about the test labels
-            into the training labels.
+        is_usable: whether the label of each image may be used for training, (n,); None allows all. Labels of test
+            images must not be used. Otherwise suggestions that a user accepts would carry information about the test
+            labels into the training labels.
 
     Returns:
         Probabilities (n, K); None if there are too few images.
     """
     task = SINGLE_LABEL if labels.ndim == 1 else MULTI_LABEL
-    may_teach = np.ones(len(labels), np.bool_) if teaches is None else teaches
-    taught, others = np.flatnonzero(may_teach), np.flatnonzero(~may_teach)
-    known = labels[taught]
-    if len(taught) < 2 * FOLDS or int((known.sum(dim=0) if task.is_sigmoid else known.bincount()).max()) < FOLDS:
+    usable = np.ones(len(labels), np.bool_) if is_usable is None else is_usable
+    used, others = np.flatnonzero(usable), np.flatnonzero(~usable)
+    known = labels[used]
+    if len(used) < 2 * FOLDS or int((known.sum(dim=0) if task.is_sigmoid else known.bincount()).max()) < FOLDS:
         return None
     x = (features - features.mean(dim=0)) / features.std(dim=0).clamp(min=1e-6)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The least populated class")  # its images are predicted nevertheless
         splitter = (KFold if task.is_sigmoid else StratifiedKFold)(FOLDS, shuffle=True, random_state=seed)
         folds = [
-            (taught[seen], np.concatenate([taught[unseen], others[fold::FOLDS]]))
-            for fold, (seen, unseen) in enumerate(splitter.split(taught, known))
+            (used[seen], np.concatenate([used[unseen], others[fold::FOLDS]]))
+            for fold, (seen, unseen) in enumerate(splitter.split(used, known))
         ]
     weights = [(torch.zeros(classes, x.shape[1]), torch.zeros(classes)) for _ in folds]
     y = labels.to(x.dtype) if task.is_sigmoid else labels
@@ -376,11 +362,10 @@ def probe_out_of_fold(
             weights[number] = regress(x[seen], y[seen], penalty, *weights[number])
             weight, bias = weights[number]
             logits[unseen] = x[unseen] @ weight.T + bias
-        loss = regression_loss(logits[taught], y[taught]).item()
-        if loss < least:
-            best, least = logits, loss
-        else:
+        loss = regression_loss(logits[used], y[used]).item()
+        if not loss < least:
             break
+        best, least = logits, loss
     if best is None:
         return None
     return (best.double().sigmoid() if task.is_sigmoid else best.double().softmax(dim=1)).numpy()
@@ -418,11 +403,11 @@ def from_features(table: ImageTable, features: Tensor, labels: Tensor, seed: int
         seed: seed of the folds.
     """
     held_out = held_out_split(table)
-    teaches = np.array([name is None or name != held_out for name in table.splits])
-    probabilities = probe_out_of_fold(features, labels, len(table.classes), seed, teaches)
+    is_usable = np.array([name is None or name != held_out for name in table.splits])
+    probabilities = probe_out_of_fold(features, labels, len(table.classes), seed, is_usable)
     if probabilities is None:
         return []
-    return _named(find_suspects(probabilities, labels.numpy(), teaches), table.paths, table.classes)
+    return _named(find_suspects(probabilities, labels.numpy(), is_usable), table.paths, table.classes)
 
 
 def from_predictions(evaluations: Iterable[Evaluation]) -> list[LabelError]:
@@ -434,7 +419,7 @@ def from_predictions(evaluations: Iterable[Evaluation]) -> list[LabelError]:
     if not all_evaluations:
         return []
     probabilities, labels = all_evaluations[0].probabilities, all_evaluations[0].labels
-    if len(all_evaluations) > 1:
+    if len(all_evaluations) > 1:  # a single one is not copied
         probabilities = np.concatenate([evaluation.probabilities for evaluation in all_evaluations])
         labels = np.concatenate([evaluation.labels for evaluation in all_evaluations])
     paths = [path for evaluation in all_evaluations for path in evaluation.paths]
@@ -442,7 +427,7 @@ def from_predictions(evaluations: Iterable[Evaluation]) -> list[LabelError]:
 
 
 def _named(suspects: Iterable[Disagreement], paths: Sequence[str], classes: Sequence[str]) -> list[LabelError]:
-    """Replace indices and class numbers by paths and class names."""
+    # Replace indices and class numbers by paths and class names.
     errors = []
     for suspect in suspects:
         label, suggested = (

@@ -209,14 +209,10 @@ class Evaluation:
         return tuple(self.classes[i] for i in np.setdiff1d(np.arange(len(self.classes)), self.labels))
 
     def confused(self, most: int) -> list[tuple[str, str, int, float]]:
-        """Return the pairs of classes that are confused most often, the most frequent first.
+        """Return the `most` pairs of classes that are confused most often, the most frequent first.
 
-        Args:
-            most: maximum number of pairs.
-
-        Returns:
-            Tuples of true class, predicted class, number of images with this pair, and their fraction of the images of
-            the true class.
+        They are tuples of true class, predicted class, number of images with this pair, and their fraction of the
+        images of the true class.
         """
         images = self._count(self.labels)
         true, predicted, counts = self.pairs()
@@ -272,7 +268,6 @@ class Evaluation:
         }
 
     def _count(self, labels: npt.NDArray[np.int64]) -> Counts:
-        """Count the images of each class, (K,)."""
         return np.bincount(labels, minlength=len(self.classes))
 
     def pairs(self) -> tuple[Counts, Counts, Counts]:
@@ -305,7 +300,7 @@ def scores(hits: Counts, predicted: Counts, support: Counts) -> tuple[Known, Kno
 
 
 def _mean_of_known(rows: Mapping[str, Mapping[str, float | None]], key: str) -> float:
-    """Return the mean of a figure over the classes for which it is defined; NaN if there are none."""
+    # The mean of a figure over the classes for which it is defined; NaN if there are none.
     known = [value for row in rows.values() if (value := row[key]) is not None]
     return float(np.mean(known)) if known else float("nan")
 
@@ -510,7 +505,22 @@ def best_thresholds(labels: Labels, probabilities: Floats) -> tuple[float, ...]:
         labels: class indicators, (n, K).
         probabilities: (n, K).
     """
-    return tuple(_best_threshold(*column) for column in zip(labels.T, probabilities.T, strict=True))
+    thresholds = []
+    for own, column in zip(labels.T, probabilities.T, strict=True):  # (n,) for one class
+        if not own.any():
+            thresholds.append(NO_THRESHOLD)
+            continue
+        order = np.argsort(-column, kind="stable")
+        values = np.append(column[order].astype(np.float64), 0.0)
+        hits, predicted = np.cumsum(own[order]), np.arange(1, len(own) + 1)
+        f1 = 2 * hits / (predicted + own.sum())
+        f1[values[:-1] == values[1:]] = -1  # images of equal probability are predicted together or not at all
+        if values[-2] == 0:  # a threshold of 0 predicts the class for all images
+            f1[-1] = 2 * hits[-1] / (len(own) + own.sum())
+        middles = (values[:-1] + values[1:]) / 2
+        best = np.flatnonzero(f1 >= f1.max() - 1e-12)
+        thresholds.append(float(middles[best[np.argmin(np.abs(middles[best] - 0.5))]]))
+    return tuple(thresholds)
 
 
 def cross_fitted(evaluation: MultiEvaluation, folds: int = 5, seed: int = 0) -> dict[str, float | None]:
@@ -534,18 +544,3 @@ def cross_fitted(evaluation: MultiEvaluation, folds: int = 5, seed: int = 0) -> 
     )
     keys = ("accuracy", "micro_f1", "macro_f1", "hamming_loss", "balanced_accuracy")
     return {key: evaluated.summary()[key] for key in keys}
-
-
-def _best_threshold(labels: Labels, probabilities: Floats) -> float:
-    if not labels.any():
-        return NO_THRESHOLD
-    order = np.argsort(-probabilities, kind="stable")
-    values = np.append(probabilities[order].astype(np.float64), 0.0)
-    hits, predicted = np.cumsum(labels[order]), np.arange(1, len(labels) + 1)
-    f1 = 2 * hits / (predicted + labels.sum())
-    f1[values[:-1] == values[1:]] = -1  # images of equal probability are predicted together or not at all
-    if values[-2] == 0:  # a threshold of 0 predicts the class for all images
-        f1[-1] = 2 * hits[-1] / (len(labels) + labels.sum())
-    middles = (values[:-1] + values[1:]) / 2
-    best = np.flatnonzero(f1 >= f1.max() - 1e-12)
-    return float(middles[best[np.argmin(np.abs(middles[best] - 0.5))]])

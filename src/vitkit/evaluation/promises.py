@@ -60,15 +60,16 @@ def trust_figures(
     if coverage is not None or accuracy is not None:
         if not is_of_model:
             raise VitkitError(
+                "evaluation.promise-unmeasurable",
                 "--coverage and --accuracy require images that the weights have not seen, each with exactly one of the "
-                "model's classes: leave out these flags, or choose other images"
+                "model's classes: leave out these flags, or choose other images",
             )
         classifier.rules(coverage=coverage, accuracy=accuracy)  # may refuse
     # The validation images made the promises, and the score for unknown images was fitted to them.
     measured = None if is_of_run and evaluation.split != "test" else counted
     figures: dict[str, Any] = {}
     if measured is not None and is_of_model and classifier.held_out is not None:
-        units = _units(measured)
+        units = Units.of_evaluation(measured)
         sets, sure = list[dict[str, Any]](), list[dict[str, Any]]()
         for value in COVERAGES if coverage is None else (coverage,):
             with _refusals(sets, value):
@@ -87,23 +88,36 @@ def trust_figures(
     return figures
 
 
-def _units(evaluation: Evaluation) -> Units:
-    return Units.of(len(evaluation.labels), np.array(evaluation.groups) if evaluation.groups else None)
-
-
 def trust_lines(numbers: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line with the measured values of each promise, and of each level for unknown images.
 
     Args:
         numbers: content of evaluation.json.
     """
-    yield from _promise_lines(numbers)
-    yield from _unknown_lines(numbers)
+    promises = numbers.get("promises", {"coverage": [], "accuracy": []})
+    for row in promises["coverage"]:
+        if "refused" not in row:
+            empty = f", {row['empty']} empty" if row["empty"] else ""
+            yield (
+                f"sets that are to cover {row['requested']:g}: {row['measured']:.4f} (95 %: "
+                f"{interval_text(row['interval_95'])}), {row['mean_size']:.2f} classes on average{empty}"
+            )
+    for row in promises["accuracy"]:
+        if "refused" not in row:
+            line = f"{row['answered']} of {plural(row['images'], 'image', 'images')} answered"
+            if row["measured"] is not None:
+                line += f", accuracy {row['measured']:.4f} (95 %: {interval_text(row['interval_95'])})"
+            yield f"predictions that are to be right {row['requested']:g} of the time: {line}"
+    for row in numbers.get("unknown", {"called": []})["called"]:
+        yield (
+            f"images that --unknown {row['level']:g} calls unknown: {row['measured']:.4f} (95 %: "
+            f"{interval_text(row['interval_95'])})"
+        )
 
 
 @contextmanager
 def _refusals(rows: list[dict[str, Any]], requested: float) -> Iterator[None]:
-    """Catch a `VitkitError` of the `with` block, and append a row with its message to `rows`."""
+    # Catch a `VitkitError` of the `with` block, and append a row with its message.
     try:
         yield
     except VitkitError as error:
@@ -154,40 +168,11 @@ def _accuracy(sure: SureThreshold | None, evaluation: Evaluation) -> dict[str, A
     return {**figures, "measured": float(is_right[answered].mean()), "interval_95": list(bounds)}
 
 
-def _promise_lines(numbers: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line with the measured values of each promise.
-
-    Args:
-        numbers: content of evaluation.json.
-    """
-    promises = numbers.get("promises", {"coverage": [], "accuracy": []})
-    for row in promises["coverage"]:
-        if "refused" not in row:
-            empty = f", {row['empty']} empty" if row["empty"] else ""
-            yield (
-                f"sets that are to cover {row['requested']:g}: {row['measured']:.4f} (95 %: "
-                f"{interval_text(row['interval_95'])}), {row['mean_size']:.2f} classes on average{empty}"
-            )
-    for row in promises["accuracy"]:
-        if "refused" not in row:
-            share = f"{row['answered']} of {plural(row['images'], 'image', 'images')} answered"
-            right = (
-                ""
-                if row["measured"] is None
-                else f", accuracy {row['measured']:.4f} (95 %: {interval_text(row['interval_95'])})"
-            )
-            yield f"predictions that are to be right {row['requested']:g} of the time: {share}{right}"
-
-
 def _unknown_figures(unknown: Unknown, classifier: Classifier, measured: Evaluation | None) -> dict[str, Any]:
-    """Return the entry `unknown` of evaluation.json.
-
-    It describes how the score for unknown images was fitted, and states for each level which fraction of the images in
-    `measured` is called unknown. If `measured` is None, there are no such fractions.
-    """
+    # How the score for unknown images was fitted, and at each level the fraction of `measured` that is called unknown.
     called = []
     if measured is not None and measured.familiar is not None:
-        units, images = _units(measured), len(unknown.known)
+        units, images = Units.of_evaluation(measured), len(unknown.known)
         for level in (level for level in LEVELS if images >= images_needed(level)):
             is_called = (measured.familiar <= level + 1e-6).astype(np.float64)
             figures = {"measured": float(is_called.mean()), "interval_95": list(mean_interval(is_called, 1.0, units))}
@@ -200,16 +185,3 @@ def _unknown_figures(unknown: Unknown, classifier: Classifier, measured: Evaluat
         "limits": [{**asdict(limit), "bounds": list(limit.bounds)} for limit in unknown.limits],
         "called": called,
     }
-
-
-def _unknown_lines(numbers: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line with the fraction of images that are called unknown, for each level.
-
-    Args:
-        numbers: content of evaluation.json.
-    """
-    for row in numbers.get("unknown", {"called": []})["called"]:
-        yield (
-            f"images that --unknown {row['level']:g} calls unknown: {row['measured']:.4f} (95 %: "
-            f"{interval_text(row['interval_95'])})"
-        )

@@ -46,24 +46,21 @@ class Metric:
     least_classes: int = 1
     function: Callable[[Any, Any], float] | None = None
 
-    def of(self, evaluation: object) -> float | None:
+    def of(self, evaluation: Any) -> float | None:
         """Compute the figure of an evaluation; None if the figure is undefined."""
         if self.function is not None:
-            value = self._of_user(evaluation)
+            labels = evaluation.labels if hasattr(evaluation, "labels") else evaluation.targets
+            try:
+                value = float(self.function(labels, evaluation.probabilities))
+            except (TypeError, ValueError, IndexError, ZeroDivisionError) as error:
+                message = f"the metric {self.name} fails: {type(error).__name__}: {error}"
+                raise VitkitError("evaluation.metric-failed", message) from error
         elif self.module:
             compute: Callable[[object], float] = getattr(import_module(self.module), self.name)
             value = compute(evaluation)
         else:
             value = getattr(evaluation, self.name)
         return None if isnan(value) else value
-
-    def _of_user(self, evaluation: Any) -> float:
-        assert self.function is not None
-        labels = evaluation.labels if hasattr(evaluation, "labels") else evaluation.targets
-        try:
-            return float(self.function(labels, evaluation.probabilities))
-        except (TypeError, ValueError, IndexError, ZeroDivisionError) as error:
-            raise VitkitError(f"the metric {self.name} fails: {type(error).__name__}: {error}") from error
 
     def bounds(self, evaluation: object, units: object) -> tuple[float, float]:
         """Compute the 95 % confidence interval of the figure; `units` are `intervals.Units`."""
@@ -108,12 +105,17 @@ def register_metric(name: str, function: Callable[[Any, Any], float], *, several
         VitkitError: the name has other characters, vitkit has a figure with this name, or `function` cannot be called.
     """
     if not isinstance(name, str) or not name.isidentifier():
-        raise VitkitError(f"the name of a metric must be an identifier of letters, digits and _, not {name!r:.80}")
+        raise VitkitError(
+            "evaluation.metric-name",
+            f"the name of a metric must be an identifier of letters, digits and _, not {name!r:.80}",
+        )
     if not callable(function):
-        raise VitkitError(f"metric {name}: expected a function, not {type(function).__name__}")
+        raise VitkitError(
+            "evaluation.metric-not-callable", f"metric {name}: expected a function, not {type(function).__name__}"
+        )
     task: TaskName = "multi" if several_classes else "single"
     if (before := METRICS[task].get(name)) is not None and before.function is None:
-        raise VitkitError(f"vitkit has a metric {name} already: choose another name")
+        raise VitkitError("evaluation.metric-name", f"vitkit has a metric {name} already: choose another name")
     METRICS[task][name] = Metric(name, name.replace("_", " "), tasks=(task,), function=function)
 
 
@@ -144,19 +146,17 @@ def read_figures(file: Path) -> dict[str, Any]:
             fits = _FITS.get(name, lambda _: True)(value)
         if not fits:
             raise VitkitError(
+                "evaluation.figures-damaged",
                 f"{file} is damaged: {name} is {type_of(value)}; delete it, and repeat the evaluation: "
-                f"{resume_command(file.parent)}"
+                f"{resume_command(file.parent)}",
             )
     if figures.get("accuracy") is None and not figures.get("seen"):  # there is no accuracy if all images were seen
         raise VitkitError(
+            "evaluation.figures-damaged",
             f"{file} is damaged: it has no accuracy; delete it, and repeat the evaluation: "
-            f"{resume_command(file.parent)}"
+            f"{resume_command(file.parent)}",
         )
     return figures
-
-
-def _is_seen(seen: dict[str, Any]) -> bool:
-    return type(seen.get("images")) is int and isinstance(seen.get("paths"), list)
 
 
 def _is_pair(value: object) -> bool:
@@ -165,7 +165,10 @@ def _is_pair(value: object) -> bool:
 
 _FITS: dict[str, Callable[[Any], bool]] = {  # checks of other keys that are read
     "images": lambda value: type(value) is int,
-    "seen": lambda value: value is None or (isinstance(value, dict) and _is_seen(value)),
+    "seen": lambda value: (
+        value is None
+        or (isinstance(value, dict) and type(value.get("images")) is int and isinstance(value.get("paths"), list))
+    ),
     **dict.fromkeys(("with_seen", "without_seen"), lambda value: value is None or isinstance(value, dict)),
     "split": lambda value: isinstance(value, str),
     "chosen_on": lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
