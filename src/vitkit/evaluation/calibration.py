@@ -15,7 +15,6 @@ Floats = npt.NDArray[np.floating[Any]]
 BINS = 15
 _RANGE, _STRENGTHS = (0.05, 20.0), (0.0, 2.0)
 _PRIOR = 0.5  # standard deviation of the priors of ln T and of the strength, which limit the influence of few images
-
 _NUMBERS = 2**18  # entries of an array that are processed at a time; they fit into a core's cache
 
 
@@ -30,17 +29,11 @@ def blocks(rows: int, width: int, numbers: int | None = None) -> Iterator[slice]
 
 @dataclass(frozen=True)
 class Reliability:
-    """Accuracy as a function of confidence, in bins of equal width.
+    """Accuracy as a function of confidence, in bins of equal width. Values are 0 in an empty bin."""
 
-    Attributes:
-        counts: number of images in each bin, (bins,).
-        confidence: mean confidence in each bin, (bins,); 0 in an empty bin.
-        accuracy: fraction of correct images in each bin, (bins,); 0 in an empty bin.
-    """
-
-    counts: npt.NDArray[np.int64]
-    confidence: npt.NDArray[np.float64]
-    accuracy: npt.NDArray[np.float64]
+    counts: npt.NDArray[np.int64]  # images in each bin, (bins,)
+    confidence: npt.NDArray[np.float64]  # mean confidence in each bin, (bins,)
+    accuracy: npt.NDArray[np.float64]  # fraction of correct images in each bin, (bins,)
 
     @classmethod
     def of(cls, probabilities: npt.NDArray[np.float32], labels: npt.NDArray[np.int64], bins: int = BINS) -> Reliability:
@@ -89,12 +82,10 @@ def bin_of(confidence: npt.NDArray[np.float64], bins: int = BINS) -> npt.NDArray
 class Calibration:
     """Parameters that turn logits z into calibrated log-odds: z / temperature + strength * shift.
 
-    Attributes:
-        temperature: positive number that the logits are divided by.
-        strength: factor of the shift. The shift corrects for class frequencies that differ between training and use.
+    The shift corrects for class frequencies that differ between training and use.
     """
 
-    temperature: float
+    temperature: float  # above 0
     strength: float = 1.0
 
 
@@ -102,11 +93,8 @@ def fit_temperature(probabilities: Floats, labels: npt.NDArray[np.int64]) -> flo
     """Fit the temperature T > 0 that calibrates held-out probabilities: softmax(logits / T) (sec. 4.2).
 
     T minimises the log loss with a weak prior that T is near 1. Without the prior, a classifier that makes no mistake
-    on these images would get a confidence of 1 for every image.
-
-    Args:
-        probabilities: (n, K), softmax of the logits at temperature 1.
-        labels: true classes, (n,).
+    on these images would get a confidence of 1 for every image. `probabilities` (n, K) are those at temperature 1, and
+    `labels` (n,) the true classes.
     """
     logits = log_odds(probabilities, labels)
     return calibrate(logits, labels, np.zeros(logits.shape[1])).temperature
@@ -118,13 +106,9 @@ def most_rise(
     """Return the largest increase of the calibration error that chance explains, as a 97.5 % quantile.
 
     Even the right temperature can increase the calibration error of a finite sample, compared with temperature 1. The
-    quantile comes from simulated samples for which the fitted temperature is the right one.
-
-    Args:
-        after: confidences at the fitted temperature, (n,). Simulated predictions are correct with these probabilities.
-        before: confidences at temperature 1, (n,).
-        draws: number of simulations.
-        seed: seed of the simulations.
+    quantile comes from simulated samples for which the fitted temperature is the right one: their predictions are
+    correct with the probabilities `after`, the confidences at the fitted temperature, (n,). `before` are the
+    confidences at temperature 1, (n,).
     """
     rng = np.random.default_rng(seed)
     bins = bin_of(after), bin_of(before)

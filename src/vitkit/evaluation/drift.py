@@ -30,7 +30,6 @@ Ints = npt.NDArray[np.int64]
 LEVEL = 0.05
 _DRAWS = 9_999  # random permutations in the test of class shares
 _AT_ONCE = 4_000_000  # counts that are drawn at a time
-
 _FEW_CLASSES = 20  # with more, one permutation test stands for those of all simulated comparisons
 _SIMULATED, _MOST_SIMULATED = 300, 2_000  # comparisons of a share, at least and at most
 _FEW_DRAWS, _LOW = 999, 0.01  # permutations in simulated comparisons, unless the level is as low as this
@@ -46,16 +45,14 @@ _TITLES = {
 class Sample:
     """A model's predictions and scores for images, which are the values that drift tests compare.
 
-    Attributes:
-        predicted: the most probable class of each image, (n,).
-        doubt: 1 minus the probability of this class, (n,).
-        distance: the scores for unfamiliar images, (m,); higher means less familiar. They are recorded only for the
-            validation images, so that m may be smaller than n. None if the model has no such score.
+    The scores for unfamiliar images are recorded only for the validation images, so that m may be smaller than n.
     """
 
-    predicted: Ints
-    doubt: Floats
-    distance: Floats | None = None
+    predicted: Ints  # the most probable class of each image, (n,)
+    doubt: Floats  # 1 minus the probability of this class, (n,)
+    distance: Floats | None = (
+        None  # scores for unfamiliar images, (m,), higher if less familiar; None if there are none
+    )
 
     @classmethod
     def recorded(cls, trust: Trust) -> Sample:
@@ -111,11 +108,7 @@ class DriftTest:
 def drift_tests(before: Sample, now: Sample, classes: Sequence[str], seed: int = 0) -> tuple[DriftTest, ...]:
     """Test whether new images differ from earlier ones in predicted classes, confidence or distance.
 
-    Args:
-        before: the values of the earlier images.
-        now: the values of the new images.
-        classes: the names of the classes.
-        seed: seed of the permutations of the predicted classes.
+    `classes` are the names of the classes, and `seed` is that of the permutations of the predicted classes.
     """
     from scipy.stats import false_discovery_control, ks_2samp
 
@@ -136,7 +129,7 @@ def drift_tests(before: Sample, now: Sample, classes: Sequence[str], seed: int =
 
 
 def _p_of_shares(before: Ints, now: Ints, *, seed: int, draws: int = _DRAWS) -> float:
-    """Return the p-value of a permutation test for equal class shares, with Pearson's chi-squared statistic."""
+    # The p-value of a permutation test for equal class shares, with Pearson's chi-squared statistic.
     both, images, rng = before + now, int(now.sum()), np.random.default_rng(seed)
     least = float(_chi_squared(now, both, images)) * (1 - 1e-12)
     block, extreme = max(1, _AT_ONCE // len(both)), 0
@@ -148,17 +141,11 @@ def _p_of_shares(before: Ints, now: Ints, *, seed: int, draws: int = _DRAWS) -> 
 
 @dataclass(frozen=True)
 class DetectableRise:
-    """The smallest rise of a class's share of the predictions that a comparison usually detects.
+    """The smallest rise of a class's share of the predictions that a comparison usually detects."""
 
-    Attributes:
-        name: the name of the class.
-        before: the share in the earlier images.
-        now: the share in new images that the test of predicted classes detects with a probability of 80 %.
-    """
-
-    name: str
-    before: float
-    now: float
+    name: str  # of the class
+    before: float  # the share in the earlier images
+    now: float  # the share in new images that the test of predicted classes detects with a probability of 80 %
 
 
 def detectable_rise(before: Sample, images: int, classes: Sequence[str], level: float) -> DetectableRise | None:
@@ -166,17 +153,10 @@ def detectable_rise(before: Sample, images: int, classes: Sequence[str], level: 
 
     The rise is that of the class with the median share. The shares of the other classes keep their ratios. A comparison
     detects the rise if the p-value of the test of predicted classes is so low that its adjusted value is at most
-    `level` whatever the other tests say.
+    `level` whatever the other tests say. `images` is the number of new images.
 
-    Args:
-        before: the values of the earlier images.
-        images: the number of new images.
-        classes: the names of the classes.
-        level: the level of the adjusted p-values.
-
-    Returns:
-        The class and its shares; None if no share would be detected, because there are too few images or `level` is
-        too low, or if there is only one class.
+    The result is None if no share would be detected, because there are too few images or `level` is too low, or if
+    there is only one class.
     """
     level /= 2 + (before.distance is not None)
     if level < 1 / (_DRAWS + 1) or len(classes) < 2:
@@ -201,12 +181,10 @@ def detectable_rise(before: Sample, images: int, classes: Sequence[str], level: 
 
 
 def _power(before: Ints, shares: Floats, images: int, level: float) -> float:
-    """Estimate the probability that the test of class shares rejects at `level`, if new images have these shares.
-
-    New images are simulated and tested. With few classes, each simulated sample has a permutation test of its own. With
-    many classes, a single permutation test, with the expected class counts of the new images, gives the critical value
-    for all samples. If the level is too low to estimate this value, the result is 0.
-    """
+    # The probability, by simulation, that the test of class shares rejects at `level` if new images have these shares.
+    # With few classes, each simulated sample has a permutation test of its own. With many classes, a single permutation
+    # test, with the expected class counts of the new images, gives the critical value for all samples. If the level is
+    # too low to estimate this value, the result is 0.
     rng = np.random.default_rng(0)
     if len(before) <= _FEW_CLASSES:
         rows, times = np.unique(rng.multinomial(images, shares, size=_SIMULATED), axis=0, return_counts=True)
@@ -224,7 +202,7 @@ def _power(before: Ints, shares: Floats, images: int, level: float) -> float:
 
 
 def _chi_squared(now: npt.NDArray[Any], both: npt.NDArray[Any], images: int) -> npt.NDArray[np.float64]:
-    """Return Pearson's statistic for the class counts `now` (..., K) of the new images and `both` of all images."""
+    # Pearson's statistic for the class counts `now` (..., K) of the new images and `both` of all images.
     total = both.sum(axis=-1, keepdims=True)
     expected = images * both / np.maximum(total, 1)
     statistic: npt.NDArray[np.float64] = ((now - expected) ** 2 / np.maximum(both, 1)).sum(axis=-1)

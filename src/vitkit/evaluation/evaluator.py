@@ -34,17 +34,10 @@ def evaluate(
     progress: Callable[[int, int], None] | None = None,
     outcomes: Outcomes | None = None,
 ) -> Evaluation:
-    """Run the classifier on every image of a split.
+    """Run the classifier on every image of a split of the table, or of `all`. Classes are matched by name.
 
-    Classes of the table and of the classifier are matched by name.
-
-    Args:
-        classifier: classifier to evaluate.
-        table: labelled images.
-        split: split of the table, or `all`.
-        progress: called with the number of images done and the total; None for no reports.
-        outcomes: the result of `Classifier.assess` for each image, or the reason why there is none, by path. With
-            outcomes, the classifier is not run.
+    `progress` is called with the number of images done and the total. With `outcomes`, the result of
+    `Classifier.assess` for each image or the reason why there is none, by path, the classifier is not run.
 
     Raises:
         VitkitError: the split does not exist or has no readable image; an image has a class that the classifier does
@@ -102,11 +95,7 @@ def evaluate(
 
 
 def align(rows: ImageTable, classifier: Classifier) -> dict[int, int]:
-    """Map the class numbers of the table to those of the classifier, by class name.
-
-    Raises:
-        VitkitError: the classifier does not know some of the classes; the message names all of them.
-    """
+    """Map the class numbers of the table to those of the classifier, by class name. Refuse unknown classes."""
     number = {name: i for i, name in enumerate(classifier.classes)}
     present = {name: i for i, (name, count) in enumerate(rows.counts().items()) if count}
     unknown = [name for name in present if name not in number]
@@ -129,16 +118,8 @@ def evaluate_before(
 ) -> Evaluation:
     """Evaluate with the labels that the images had in earlier runs. The current labels are in `Evaluation.since`.
 
-    Args:
-        classifier: classifier to evaluate.
-        table: images with their current labels.
-        split: split of the table, or `all`.
-        earlier: the earlier labels of the images. Images that no person has labelled are left out.
-        progress: called with the number of images done and the total.
-        outcomes: predictions for the images of `tested_images`, if they were computed before.
-
-    Raises:
-        VitkitError: see `evaluate`; or no image has a label that a person gave.
+    Images that no person has labelled are left out, and it is an error if there are no others. The other arguments are
+    as for `evaluate`.
     """
     now = evaluate(classifier, tested_images(table, split, earlier), split, progress, outcomes)
     number = {path: i for i, path in enumerate(now.paths)}
@@ -147,11 +128,7 @@ def evaluate_before(
 
 
 def tested_images(table: ImageTable, split: str, earlier: LabelsBefore) -> ImageTable:
-    """Return the images of a split (or `all`) whose labels were given by a person, not by a model alone.
-
-    Raises:
-        VitkitError: there is no such image, although the split has images.
-    """
+    """Return the images of a split (or `all`) whose labels were given by a person, not by a model alone."""
     rows = table if split == "all" else table.of_split(split)
     untested = earlier.untested
     kept = [i for i, path in enumerate(rows.paths) if path not in untested]
@@ -183,15 +160,8 @@ def with_labels(evaluation: Evaluation, label_of: Mapping[str, str]) -> Evaluati
 def earlier_figures(evaluation: Evaluation, earlier: LabelsBefore, seen: Mapping[str, str] | None) -> dict[str, Any]:
     """Summarise the labels that have changed since earlier runs, and the test images that are missing.
 
-    Args:
-        evaluation: result of `evaluate_before`.
-        earlier: the labels that the images had in earlier runs, and the test images that are missing.
-        seen: the images that the weights had seen, as a mapping from path to role (train or val). They are excluded.
-            None if this is unknown.
-
-    Returns:
-        Entries of evaluation.json: `relabelled` and the main figures `with_labels_now` if labels have changed, and
-        `missing_tests` if test images are missing.
+    The result has entries of evaluation.json: `relabelled` and the main figures `with_labels_now` if labels have
+    changed, and `missing_tests` if test images are missing. Images that the weights had `seen` are excluded.
     """
     about: dict[str, Any] = {}
     counted = unseen_part(evaluation, seen)

@@ -77,23 +77,16 @@ def rank_areas(evaluation: Evaluation) -> dict[str, dict[str, float | None]]:
 
 
 class Rise(NamedTuple):
-    """The amount by which the model's temperature increases the calibration error, compared with temperature 1.
-
-    Attributes:
-        by: calibration error at the model's temperature minus calibration error at temperature 1.
-        is_chance: whether chance explains the increase.
-    """
+    """The amount by which the model's temperature increases the calibration error, compared with temperature 1."""
 
     by: float
-    is_chance: bool
+    is_chance: bool  # whether chance explains the increase
 
 
 def calibration_rise(evaluation: Evaluation, numbers: Mapping[str, Any]) -> Rise | None:
     """Return the increase of the calibration error by the model's temperature; None if the error did not increase.
 
-    Args:
-        evaluation: an evaluation of the model.
-        numbers: the figures of this evaluation (`figures`).
+    `numbers` are the figures of the evaluation (`figures`).
     """
     if numbers["ece"] is None:
         return None
@@ -138,12 +131,8 @@ def by_name_in_words(provenance: Mapping[str, Any]) -> dict[str, str]:
 def chosen_on(split: str, recipe: Mapping[str, Any], task: Task = SINGLE_LABEL) -> tuple[str, ...]:
     """Describe the choices that a run made on the images of a split; empty unless the split is `val`.
 
-    Each description names the choice and the figure that decided, as in `epoch by val_acc`.
-
-    Args:
-        split: train, val, test or all.
-        recipe: fields of the run's recipe.
-        task: task of the run.
+    Each description names the choice and the figure that decided, as in `epoch by val_acc`. `recipe` are the fields of
+    the run's recipe.
     """
     if split != "val":
         return ()
@@ -166,15 +155,10 @@ SHARES = {"data": "as frequent as in training", "uniform": "all alike"}
 
 
 def operating_points(evaluation: Evaluation, balance: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return accuracy, balanced accuracy and recall per class, for both class priors of `SHARES`.
+    """Return the prior that was chosen, and accuracy, balanced accuracy and recall per class for each of `SHARES`.
 
-    Args:
-        evaluation: evaluation of the model with the prior that was chosen for it.
-        balance: entry `balance` of the model's provenance; None if there is none.
-
-    Returns:
-        The figures by prior, and the prior that was chosen. None if the training classes were nearly balanced, if their
-        frequencies are not recorded, or if images may have several classes.
+    `balance` is the entry of the model's provenance. The result is None if the training classes were nearly balanced,
+    if their frequencies are not recorded, or if images may have several classes.
     """
     if balance is None or isinstance(evaluation, MultiEvaluation):
         return None
@@ -195,12 +179,10 @@ def operating_points(evaluation: Evaluation, balance: Mapping[str, Any] | None) 
 
 
 def for_prior(evaluation: Evaluation, counts: Sequence[int], prior: Literal["data", "uniform"]) -> Evaluation:
-    """Convert an evaluation from one of two class priors to the other one (Saerens et al. 2002, eq. 2.4).
+    """Convert an evaluation from the other class prior to `prior` (Saerens et al. 2002, eq. 2.4).
 
-    Args:
-        evaluation: evaluation for the other prior, which is not `prior`.
-        counts: number of training images of each class.
-        prior: the prior to convert to: class frequencies as in training (`data`) or equal ones (`uniform`).
+    The priors are the class frequencies in training (`data`), of which `counts` are the images, and equal ones
+    (`uniform`).
     """
     shares = np.log(np.maximum(counts, 1))
     probabilities = empty_array(evaluation.probabilities.shape)
@@ -219,14 +201,10 @@ DOUBTS: dict[LookedFor, str] = {
 
 
 def find_seen(record: PictureRecord, table: ImageTable, split: str, *, is_of_run: bool) -> tuple[dict[str, str], str]:
-    """Find the images of a split that must be excluded because the weights had seen them.
+    """Find the images of a split (or `all`) that must be excluded because the weights had seen them.
 
-    Args:
-        record: record of the pictures that were used to train or to select the weights.
-        table: images.
-        split: split to check, or `all`.
-        is_of_run: whether the images belong to the run that trained the weights. If so, images of the `val` split are
-            excluded only if the weights were trained on them, not if they were used to select the weights.
+    If the images belong to the run that trained the weights (`is_of_run`), images of the `val` split are excluded only
+    if the weights were trained on them, not if they were used to select the weights.
 
     Returns:
         A mapping from the path of each excluded image to its role (train or val), and the reason why the weights may
@@ -246,8 +224,8 @@ def doubt_of(record: PictureRecord | None) -> str:
 def seen_of(roles: Mapping[str, str | None], split: str) -> dict[str, str]:
     """Return the images that must be excluded from the figures of a split, as a mapping from path to role.
 
-    Images that were used to train the weights are excluded. Images that were used to select the weights are also
-    excluded, except in the `val` split. For the split `BY_FOLDS`, no images are excluded.
+    These are the images that the weights were trained on and, except in the `val` split, selected by. For the split
+    `BY_FOLDS`, no images are excluded.
     """
     invalid = {"val": ("train",), BY_FOLDS: ()}.get(split, ("train", "val"))
     return {path: role for path, role in roles.items() if role is not None and role in invalid}
@@ -318,12 +296,7 @@ def unseen_part(evaluation: Evaluation, seen: Mapping[str, Any] | None) -> Evalu
 
 
 def counted_part(evaluation: Evaluation, numbers: Mapping[str, Any]) -> Evaluation:
-    """Remove the images that the figures of an evaluation exclude. If all images are excluded, remove none.
-
-    Args:
-        evaluation: evaluation of all images.
-        numbers: result of `all_figures` for this evaluation.
-    """
+    """Remove the images that the figures (`all_figures`) of an evaluation exclude. If all are excluded, remove none."""
     seen = numbers.get("seen") or {"paths": []}
     return unseen_part(evaluation, dict.fromkeys(seen["paths"])) or evaluation
 
@@ -382,19 +355,12 @@ def describe(numbers: Mapping[str, Any]) -> str | None:
 
 @dataclass(frozen=True)
 class Gain:
-    """The difference between two accuracies on the same images.
+    """The difference between two accuracies on the same images."""
 
-    Attributes:
-        mean: accuracy of the second model minus that of the first model.
-        interval: 95 % confidence interval of the difference on an unlimited number of such images.
-        gained: the number of images that only the second model predicts correctly.
-        lost: the number of images that only the first model predicts correctly.
-    """
-
-    mean: float
-    interval: Interval
-    gained: int
-    lost: int
+    mean: float  # accuracy of the second model minus that of the first model
+    interval: Interval  # 95 % confidence interval of the difference on an unlimited number of such images
+    gained: int  # images that only the second model predicts correctly
+    lost: int  # images that only the first model predicts correctly
 
     @property
     def is_certain(self) -> bool:
@@ -415,13 +381,10 @@ class Gain:
 
 
 def gain(first: Evaluation, second: Evaluation, tests: int = 1) -> Gain:
-    """Compute the gain in accuracy of the second evaluation over the first.
+    """Compute the gain in accuracy of the second evaluation over the first, of the same images in the same order.
 
-    Args:
-        first: an evaluation.
-        second: an evaluation of the same images, in the same order.
-        tests: the number of comparisons from which the best one is selected. The interval is widened, so that the
-            intervals of all comparisons hold together with a probability of 95 % (Bonferroni).
+    If the best of several comparisons (`tests`) is selected, the interval is widened, so that the intervals of all
+    comparisons hold together with a probability of 95 % (Bonferroni).
     """
     assert first.paths == second.paths
     before, after = is_right(first), is_right(second)
@@ -451,13 +414,9 @@ def tta_figures(
 ) -> dict[str, Any]:
     """Return the entry `tta` of evaluation.json: the gain and the cost of averaging over views of each image.
 
-    Args:
-        plain: the evaluation with a single view of each image.
-        averaged: the evaluation with several views of each image.
-        seen: the images that the weights had seen, as a mapping from path to role (train or val). They are excluded.
-            None if this is unknown.
-        views: the names of the views, and the number of views.
-        seconds: the time of the evaluation with a single view, and with several views.
+    `plain` is the evaluation with a single view, and `averaged` the one with several. Images that the weights had
+    `seen` are excluded. `views` are the names of the views and their number, and `seconds` the times of the two
+    evaluations.
     """
     before, after = unseen_part(plain, seen), unseen_part(averaged, seen)
     compared: dict[str, Any] = {"plain": None, "gain": None}
@@ -477,8 +436,7 @@ def tta_figures(
 def tta_lines(numbers: Mapping[str, Any]) -> list[str]:
     """Describe the gain and the cost of averaging over views in one line; empty if there is only one view.
 
-    Args:
-        numbers: content of evaluation.json.
+    `numbers` is the content of evaluation.json.
     """
     entry = numbers.get("tta")
     if entry is None:

@@ -18,53 +18,31 @@ from vitkit.text.cells import interval_text, listed, plural
 BY_FOLDS = "cross-validated"  # used as the split if each training image tested a model that was trained without it
 UNRECORDED = "whether the weights had seen these images before is not recorded"
 Kind = Literal[
-    "seen",
-    "unrecorded",
-    "trained_on",
-    "of_folds",
-    "problem",
-    "relabelled",
-    "missing",
-    "changed",
-    "unreadable",
-    "groups",
-    "baseline",
-    "chosen_on",
-    "zero_shot",
-    "tta",
-    "precision",
+    "seen",  # the weights were, or may have been, trained on some of the images or selected by them
+    "unrecorded",  # nothing, or not everything, is recorded of what the weights had seen
+    "trained_on",  # the images are training images
+    "of_folds",  # the figure describes the models of cross-validation folds, not the final one, trained on all images
+    "problem",  # the data have a problem that invalidates results, such as pictures with two different labels
+    "relabelled",  # some labels have changed since an earlier run, and the figure uses the earlier labels
+    "missing",  # test images of an earlier run are missing, and the figure counts them as it predicted them
+    "changed",  # some of the run's images have changed since the training
+    "unreadable",  # some of the images cannot be read, so they do not count
+    "groups",  # some of the images are copies of others, or of the same scene as others
+    "baseline",  # always predicting the most frequent label gives a similar accuracy, or a high one
+    "chosen_on",  # a choice, such as that of the epoch, was made on these images
+    "zero_shot",  # the predictions are based on class names alone
+    "tta",  # the probabilities are means over several views of each image
+    "precision",  # the predictions were not computed in float32
 ]
 _MOSTLY = 0.75  # share of the most frequent label above which the accuracy of always predicting it is always stated
 
 
 @dataclass(frozen=True)
 class Caveat:
-    """A limitation of a figure that its reader must know.
-
-    Attributes:
-        kind: one of these:
-
-            - `seen`: the weights were, or may have been, trained on some of the images or selected by them;
-            - `unrecorded`: nothing, or not everything, is recorded of what the weights had seen;
-            - `trained_on`: the images are training images;
-            - `of_folds`: the figure describes the models of cross-validation folds, while the final model was trained
-              on all images;
-            - `problem`: the data have a problem that invalidates results, such as pictures with two different labels;
-            - `relabelled`: some labels have changed since an earlier run, and the figure uses the earlier labels;
-            - `missing`: test images of an earlier run are missing, and the figure counts them as it predicted them;
-            - `changed`: some of the run's images have changed since the training;
-            - `unreadable`: some of the images cannot be read, so they do not count;
-            - `groups`: some of the images are copies of others, or of the same scene as others;
-            - `baseline`: always predicting the most frequent label gives a similar accuracy, or a high one;
-            - `chosen_on`: a choice, such as that of the epoch, was made on these images;
-            - `zero_shot`: the predictions are based on class names alone;
-            - `tta`: the probabilities are means over several views of each image;
-            - `precision`: the predictions were not computed in float32.
-        text: the caveat in words, for use in parentheses after the figure.
-    """
+    """A limitation of a figure that its reader must know."""
 
     kind: Kind
-    text: str
+    text: str  # for use in parentheses after the figure
 
 
 @dataclass(frozen=True)
@@ -125,8 +103,7 @@ def headline_of(numbers: Mapping[str, Any]) -> Headline:
     of evaluation.json that limits what the figure says becomes a caveat. A run passes the findings of severity
     `problem` on as the entry `problems`.
 
-    Args:
-        numbers: content of evaluation.json or folds.json.
+    `numbers` is the content of evaluation.json or folds.json.
     """
     if isinstance(numbers["accuracy"], Mapping):
         return _headline_of_folds(numbers)
@@ -146,13 +123,10 @@ def headline_of(numbers: Mapping[str, Any]) -> Headline:
 
 
 def counted_figures(numbers: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the main figures and `intervals_95`, which exclude images that the weights had seen.
+    """Return the main figures and `intervals_95` in evaluation.json without images that the weights had seen.
 
     The result is empty if no image is left. Figures of the training split and of a cross-validation are returned
-    unchanged.
-
-    Args:
-        numbers: content of evaluation.json. In files of earlier versions, the main figures include seen images.
+    unchanged. In files of earlier versions, the main figures include seen images.
     """
     if "folds" in numbers or numbers["split"] == "train" or not _seen(numbers):
         return numbers
@@ -160,11 +134,7 @@ def counted_figures(numbers: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def value_of(headline: Headline) -> float:
-    """Return the value of the headline figure.
-
-    Raises:
-        VitkitError: the weights had seen every image, so there is no value.
-    """
+    """Return the value of the headline figure. It is an error if the weights had seen every image."""
     if headline.value is None:
         raise VitkitError("evaluation.images-seen", headline.words)
     return headline.value
@@ -271,8 +241,7 @@ def _caveats_of_labels(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
 def describe_labels(numbers: Mapping[str, Any]) -> str | None:
     """Describe labels that have changed since earlier runs, and their missing test images; None if there are none.
 
-    Args:
-        numbers: content of evaluation.json.
+    `numbers` is the content of evaluation.json.
     """
     return "; ".join(caveat.text for caveat in _caveats_of_labels(numbers)) or None
 

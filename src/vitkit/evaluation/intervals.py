@@ -38,17 +38,12 @@ _SHARED = 1.4  # factor of margins for folds, which are not independent because 
 
 @dataclass(frozen=True)
 class Units:
-    """Independent units of an evaluation: images, or groups of images.
+    """Independent units of an evaluation: images, or groups of images."""
 
-    Attributes:
-        group: number of the unit to which each image belongs, from 0, (n,).
-        count: number of units.
-        imagined: number of images in the imaginary unit, which is added for smoothing. It is 1 if each image is a unit.
-            For groups, it is the size of the group to which an image belongs, averaged over images.
-    """
-
-    group: Ints
-    count: int
+    group: Ints  # number of the unit to which each image belongs, from 0, (n,)
+    count: int  # number of units
+    # Number of images in the imaginary unit, which is added for smoothing: 1 if each image is a unit. For groups, it is
+    # the size of the group to which an image belongs, averaged over images.
     imagined: float
 
     @classmethod
@@ -67,10 +62,8 @@ class Units:
     def variance(self, influence: Floats, imagined: float, least: float = 0.0) -> float:
         """Return the variance of a figure under random weights of the units.
 
-        Args:
-            influence: influence of each image on the figure, (n,).
-            imagined: influence of the imaginary unit.
-            least: lower bound of the contribution of all units except the imaginary one.
+        `influence` (n,) is that of each image on the figure, and `imagined` that of the imaginary unit. `least` is a
+        lower bound of the contribution of the other units.
         """
         total = max(float((np.bincount(self.group, influence) ** 2).sum()), least) + imagined**2
         return total * (self.count + 1) / (self.count + 2)
@@ -104,9 +97,6 @@ def fold_intervals(folds: Sequence[Evaluation]) -> dict[str, Interval]:
     more than their images explain, because trainings differ. Second, folds are not independent, because they share
     training images. No unbiased estimator of the second variance exists (Bengio and Grandvalet 2004). Therefore every
     margin is increased by two fifths, which is enough according to simulations (benchmarks/coverage.py).
-
-    Args:
-        folds: one evaluation per fold, of images that the model of the fold was not trained on.
     """
     whole = pooled(folds)
     task = whole.task.name

@@ -53,22 +53,13 @@ _FITTED = 2**20  # maximum number of probabilities that the parameters are fitte
 
 @dataclass(frozen=True)
 class Disagreement:
-    """An image whose label is likely wrong.
+    """An image whose label is likely wrong."""
 
-    Attributes:
-        index: index of the image.
-        labels: class numbers of the image's label. There is exactly one, unless images may have several classes or
-            none.
-        suggested: class numbers that the classifier suggests instead of `labels`.
-        doubt: probability of the suggestion minus that of the label, in (0, 1].
-        chance: probability that the label is correct nevertheless.
-    """
-
-    index: int
-    labels: tuple[int, ...]
-    suggested: tuple[int, ...]
-    doubt: float
-    chance: float
+    index: int  # of the image
+    labels: tuple[int, ...]  # class numbers; exactly one, unless images may have several classes or none
+    suggested: tuple[int, ...]  # class numbers that the classifier suggests instead
+    doubt: float  # probability of the suggestion minus that of the label, in (0, 1]
+    chance: float  # probability that the label is correct nevertheless
 
 
 @dataclass(frozen=True)
@@ -77,19 +68,12 @@ class LabelNoise:
 
     The arrays are (n,) for n images. If images may have several classes, the arrays are (n, K), with one binary
     decision per class.
-
-    Attributes:
-        p: p-value of the hypothesis that all labels are correct.
-        wrong: probability that each label is wrong.
-        suggested: most probable class other than the label; for a binary decision, the more probable of 0 and 1.
-        doubt: probability of the most probable other class, or of the opposite decision, minus the probability of the
-            label.
     """
 
-    p: float
-    wrong: Floats
-    suggested: Ints
-    doubt: Floats
+    p: float  # p-value of the hypothesis that all labels are correct
+    wrong: Floats  # probability that each label is wrong
+    suggested: Ints  # most probable class other than the label; for a binary decision, the more probable of 0 and 1
+    doubt: Floats  # probability of the most probable other class, or of the opposite decision, minus that of the label
 
     @classmethod
     def of(
@@ -117,16 +101,10 @@ class LabelNoise:
 
 
 class _Model(ABC):
-    """The negative log-likelihood of labels and its gradient, for one task.
-
-    Args:
-        probabilities: (n, K).
-        labels: classes (n,), or class indicators (n, K).
-        known: labels that determine the class frequencies.
-    """
+    """The negative log-likelihood of labels and its gradient, for one task."""
 
     def __init__(self, probabilities: npt.NDArray[np.floating], labels: Ints, known: Ints) -> None:
-        self.probabilities, self.labels = probabilities, labels
+        self.probabilities, self.labels = probabilities, labels  # (n, K); classes (n,), or class indicators (n, K)
         self.frequency = self._frequency(known)
         self.prior = self._logits(self.frequency)  # (K,)
 
@@ -154,12 +132,8 @@ class _Model(ABC):
     def _slopes(self, slope: Floats, z: Floats, calibrated: Floats, label: Floats, rows: slice) -> tuple[float, float]:
         """Return the derivatives of the cost with respect to the logits' scale and the class frequencies' weight.
 
-        Args:
-            slope: derivative of the cost with respect to the logarithm of each label's probability.
-            z: logits, (rows, K).
-            calibrated: calibrated probabilities, (rows, K).
-            label: calibrated probability of each label.
-            rows: slice of the images.
+        `slope` is the derivative with respect to the logarithm of each label's probability, `z` are the logits
+        (rows, K), `calibrated` the calibrated probabilities (rows, K) and `label` those of the labels.
         """
 
     def fit(self, starts: list[tuple[float, ...]], *, is_noisy: bool) -> tuple[tuple[float, ...], float]:
@@ -372,22 +346,15 @@ def probe_out_of_fold(
 
 
 class LabelError(NamedTuple):
-    """A suspected label error, as a row of the list that people review.
+    """A suspected label error, as a row of the list that people review. Several classes are joined by `;`."""
 
-    Attributes:
-        path: path of the image, as in its table.
-        label: labelled class of the image; several classes are joined by `;`.
-        suggested: class that the classifier suggests instead; several classes are joined by `;`.
-        score: probability of the suggestion minus that of the label, in (0, 1].
-        chance: probability that the label is correct nevertheless. The sum over a list is the expected number of
-            correct labels.
-    """
-
-    path: str
+    path: str  # of the image, as in its table
     label: str
-    suggested: str
-    score: float
-    chance: float
+    suggested: str  # by the classifier
+    score: float  # probability of the suggestion minus that of the label, in (0, 1]
+    chance: (
+        float  # that the label is correct nevertheless; the sum over a list is the expected number of correct labels
+    )
 
 
 def from_features(table: ImageTable, features: Tensor, labels: Tensor, seed: int = 0) -> list[LabelError]:

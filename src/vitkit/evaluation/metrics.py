@@ -24,28 +24,16 @@ RATES = np.linspace(0, 1, 201)  # the rates at which the curves of classes are c
 
 @dataclass(frozen=True)
 class ClassCurves:
-    """The curves of one class against all other classes, and the areas below them.
+    """The curves of one class against all other classes, and the areas below them."""
 
-    Attributes:
-        roc_auc: area under the ROC curve; None if there are no images of other classes.
-        average_precision: area under the precision-recall curve, as a step function.
-        true_rates: true positive rate at each false positive rate of `RATES`; None if `roc_auc` is None.
-        precisions: the highest precision at each recall of `RATES` or above it.
-    """
-
-    roc_auc: float | None
-    average_precision: float
-    true_rates: Floats | None
-    precisions: Floats
+    roc_auc: float | None  # area under the ROC curve; None if there are no images of other classes
+    average_precision: float  # area under the precision-recall curve, as a step function
+    true_rates: Floats | None  # true positive rate at each false positive rate of `RATES`; None if `roc_auc` is
+    precisions: Floats  # the highest precision at each recall of `RATES` or above it
 
 
 def class_curves(labels: Ints, scores: Floats) -> dict[int, ClassCurves]:
-    """Return the curves of each class that occurs, by class number.
-
-    Args:
-        labels: true classes, (n,).
-        scores: (n, K); a higher score means that the class is more probable.
-    """
+    """Return the curves of each class that occurs in `labels` (n,), by class number, given its `scores` (n, K)."""
     from sklearn.metrics import auc, roc_curve
 
     n, by_class = len(labels), {}
@@ -244,9 +232,7 @@ class Evaluation:
     def confusion(self, most: int | None = None) -> npt.NDArray[np.int64]:
         """Return the confusion matrix (K, K) of counts; rows are true classes, columns predicted ones.
 
-        Args:
-            most: maximum number of rows and columns. If there are more classes, neighbouring classes are merged. With
-                None, no classes are merged.
+        If there are more than `most` classes, neighbouring classes are merged.
         """
         classes_per_row = 1 if most is None else -(-len(self.classes) // most)
         side = -(-len(self.classes) // classes_per_row)
@@ -256,10 +242,7 @@ class Evaluation:
         return matrix
 
     def per_class(self) -> dict[str, dict[str, Any]]:
-        """Return precision, recall, F1 and support of each class; None where undefined, see `scores`.
-
-        The support is the number of images of a class.
-        """
+        """Return precision, recall, F1 and support (number of images) of each class; None where undefined."""
         hits, support = self._count(self.labels[self.predicted == self.labels]), self._count(self.labels)
         precision, recall, f1 = scores(hits, self._count(self.predicted), support)
         return {
@@ -271,11 +254,7 @@ class Evaluation:
         return np.bincount(labels, minlength=len(self.classes))
 
     def pairs(self) -> tuple[Counts, Counts, Counts]:
-        """Count the images of each pair of true and predicted class that occurs, sorted by the pair.
-
-        Returns:
-            Arrays of true classes, predicted classes and numbers of images, one entry per pair.
-        """
+        """Return the pairs of true and predicted class that occur, sorted: true classes, predicted classes, images."""
         pairs, counts = np.unique(self.labels * len(self.classes) + self.predicted, return_counts=True)
         return *np.divmod(pairs, len(self.classes)), counts
 
@@ -289,12 +268,8 @@ def scores(hits: Counts, predicted: Counts, support: Counts) -> tuple[Known, Kno
     """Return precision, recall and F1 of each class.
 
     Precision is None for a class that is never predicted, recall for a class that no image has, and F1 for a class that
-    is never predicted and that no image has. Averages ignore None.
-
-    Args:
-        hits: number of images of the class for which it is predicted, (K,).
-        predicted: number of images for which the class is predicted, (K,).
-        support: number of images of the class, (K,).
+    is never predicted and that no image has. Averages ignore None. The arguments (K,) are the numbers of images for
+    which each class is predicted correctly, is predicted, and is true.
     """
     return _ratios(hits, predicted), _ratios(hits, support), _ratios(2 * hits, predicted + support)
 
@@ -310,13 +285,7 @@ def _ratios(part: Counts, whole: Counts) -> Known:
 
 
 def grouped(evaluation: Evaluation, number_of: Mapping[str, int]) -> Evaluation:
-    """Add group numbers to an evaluation whose images are not all independent.
-
-    Args:
-        evaluation: evaluation of n images.
-        number_of: group number, by path, of each image that belongs to a group. Images without a number are
-            independent.
-    """
+    """Add group numbers, by path, to an evaluation. Images without a number are independent."""
     known = [number_of.get(path) for path in evaluation.paths]
     numbers = [number for number in known if number is not None]
     if len(set(numbers)) == len(numbers):
@@ -358,15 +327,11 @@ def pooled(folds: Sequence[Evaluation]) -> Evaluation:
 class MultiEvaluation(Evaluation):
     """Predictions of a multi-label classifier on labelled images.
 
-    Members of `Evaluation` that assume one class per image, such as `top5_accuracy`, do not apply.
-
-    Attributes:
-        labels: class indicators (n, K): 1 where an image has a class, otherwise 0.
-        probabilities: (n, K), each from 0 to 1.
-        thresholds: lowest probability at which a class is predicted, (K,).
+    `labels` are class indicators (n, K), and each of the `probabilities` (n, K) is from 0 to 1. Members of `Evaluation`
+    that assume one class per image, such as `top5_accuracy`, do not apply.
     """
 
-    thresholds: tuple[float, ...] = ()
+    thresholds: tuple[float, ...] = ()  # lowest probability at which each class is predicted, (K,)
 
     @property
     def task(self) -> Task:
@@ -446,10 +411,7 @@ class MultiEvaluation(Evaluation):
         return 2 * int((self.predicted & self.labels).sum()) / either if either else float("nan")
 
     def per_class(self) -> dict[str, dict[str, Any]]:
-        """Return precision, recall, F1, support, threshold and average precision per class; None where undefined.
-
-        The support is the number of images of a class.
-        """
+        """Return precision, recall, F1, support, threshold and average precision per class; None where undefined."""
         support, predicted = self.labels.sum(axis=0), self.predicted.sum(axis=0)
         precision, recall, f1 = scores((self.predicted & self.labels).sum(axis=0), predicted, support)
         average_precision = average_precisions(self.labels, self.probabilities)
@@ -479,9 +441,7 @@ class MultiEvaluation(Evaluation):
 def average_precisions(labels: Labels, scores: Floats) -> npt.NDArray[np.float64]:
     """Return the average precision (K,) of each class; NaN for a class that no image has.
 
-    Args:
-        labels: class indicators, (n, K).
-        scores: (n, K); a higher score means that the class is more probable.
+    `labels` are class indicators (n, K), and a higher score (n, K) means that the class is more probable.
     """
     from sklearn.metrics import average_precision_score
 
@@ -499,11 +459,7 @@ def best_thresholds(labels: Labels, probabilities: Floats) -> tuple[float, ...]:
     """Choose the threshold with the best F1 for each class.
 
     Each threshold lies halfway between two neighbouring probabilities. Of several equally good thresholds, the nearest
-    to 0.5 is chosen. A class that no image has gets the threshold 0.5.
-
-    Args:
-        labels: class indicators, (n, K).
-        probabilities: (n, K).
+    to 0.5 is chosen. A class that no image has gets the threshold 0.5. `labels` are class indicators (n, K).
     """
     thresholds = []
     for own, column in zip(labels.T, probabilities.T, strict=True):  # (n,) for one class
@@ -526,12 +482,8 @@ def best_thresholds(labels: Labels, probabilities: Floats) -> tuple[float, ...]:
 def cross_fitted(evaluation: MultiEvaluation, folds: int = 5, seed: int = 0) -> dict[str, float | None]:
     """Return the figures that depend on thresholds, with thresholds chosen by cross-validation.
 
-    The thresholds of each fold are chosen on the other folds, so that no image is tested with thresholds chosen on it.
-
-    Args:
-        evaluation: evaluation of the n images that the classifier's thresholds were chosen on.
-        folds: number of folds.
-        seed: seed of the random folds.
+    The classifier's own thresholds were chosen on these images. Here, those of each fold are chosen on the other folds,
+    so that no image is tested with thresholds chosen on it.
     """
     fold_of = np.random.default_rng(seed).permutation(len(evaluation.labels)) % folds
     predicted = np.zeros_like(evaluation.labels)

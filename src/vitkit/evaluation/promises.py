@@ -89,11 +89,7 @@ def trust_figures(
 
 
 def trust_lines(numbers: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line with the measured values of each promise, and of each level for unknown images.
-
-    Args:
-        numbers: content of evaluation.json.
-    """
+    """Yield a line for each promise and each level for unknown images that were measured, as in evaluation.json."""
     promises = numbers.get("promises", {"coverage": [], "accuracy": []})
     for row in promises["coverage"]:
         if "refused" not in row:

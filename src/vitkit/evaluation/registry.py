@@ -72,11 +72,7 @@ METRICS: dict[TaskName, dict[str, Metric]] = {task: {} for task in TASKS}
 
 
 def register(metric: Metric) -> None:
-    """Register a figure for every task that it applies to.
-
-    Raises:
-        ValueError: a figure with this name exists already.
-    """
+    """Register a figure for every task that it applies to."""
     for task in metric.tasks:
         if metric.name in METRICS[task]:
             raise ValueError(f"there is a figure {metric.name!r} already")
