@@ -12,8 +12,9 @@ from PIL import Image
 import runs
 from vitkit.data import Augment, ImageData, ImageTable, Preprocess
 from vitkit.model import VisionTransformer, config_for
-from vitkit.training import Loop, MicroBatch, Objective, Recipe, fabric_of, freeze_backbone, run, train
+from vitkit.training import Objective, Recipe, fabric_of, freeze_backbone, run, train
 from vitkit.training import fine_tune as search
+from vitkit.training.losses import EpochSums
 
 
 def grey(folder: Path, splits: dict[str, tuple[int, ...]], batch_size: int) -> ImageData:
@@ -120,18 +121,18 @@ def compare(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields:
     losses: list[tuple[int, float]] = []
     tried: list[dict[float, float]] = []
     given: dict[str, Any] = {}
-    note, find_lr = Loop._note, search.find_lr
+    add, find_lr = EpochSums.add, search.find_lr
 
-    def noted(loop: Loop, micro: MicroBatch) -> None:
-        note(loop, micro)
-        losses.append((len(loop.state.sums.losses), float(loop.state.sums.losses[-1])))
+    def noted(sums: EpochSums, *batch: Any) -> None:
+        add(sums, *batch)
+        losses.append((len(sums.losses), float(sums.losses[-1])))
 
     def spied(*args: Any, **options: Any) -> dict[float, float]:
         given.update(vars(args[3]))
         tried.append(find_lr(*args, **options))
         return tried[-1]
 
-    monkeypatch.setattr(Loop, "_note", noted)
+    monkeypatch.setattr(EpochSums, "add", noted)
     monkeypatch.setattr(
         "vitkit.training.stability.has_collapsed", lambda *outcome: False
     )  # what is learned does not matter

@@ -73,12 +73,12 @@ class Clock:
 
     @property
     def elapsed(self) -> float:
-        """Return the seconds spent in training."""
+        """The seconds spent in training."""
         return self.spent + (self._now - self._started)  # the parentheses avoid rounding errors
 
     @property
     def part(self) -> float:
-        """Return the fraction of the time budget after `ahead` that has passed, in [0, 1]; 0 without a budget."""
+        """The fraction of the time budget after `ahead` that has passed, in [0, 1]; 0 without a budget."""
         if not self._budget:
             return 0.0
         left = max(self._budget - self.ahead, 1e-9)  # one step is taken even if no time is left
@@ -86,7 +86,7 @@ class Clock:
 
     @property
     def is_up(self) -> bool:
-        """Return whether the time budget is used up; False without a budget."""
+        """Whether the time budget is used up; False without a budget."""
         return self._budget is not None and self.elapsed >= self._budget
 
 
@@ -146,12 +146,12 @@ class TrainingState:
 
     @property
     def progress(self) -> float:
-        """Return the fraction of the steps or of the time budget that is used up, whichever is larger, in [0, 1]."""
+        """The fraction of the steps or of the time budget that is used up, whichever is larger, in [0, 1]."""
         return min(max(self.step / self.total_steps, self.clock.part), 1.0)
 
     @property
     def lr(self) -> float:
-        """Return the learning rate of the next step."""
+        """The learning rate of the next step."""
         recipe, epochs = self.recipe, self.recipe.epochs
         factor = swa_factor(self.epoch, recipe)
         if factor is None and recipe.step_per == "epoch":
@@ -162,7 +162,7 @@ class TrainingState:
 
     @property
     def kept(self) -> Trained:
-        """Return the model that is validated and saved: the weight average if there is one, else the trained model."""
+        """The model that is validated and saved: the weight average if there is one, else the trained model."""
         return cast(Trained, self.average.model) if self.average is not None and self.average.has_begun else self.model
 
     def next_epoch(self) -> None:
@@ -231,7 +231,6 @@ def in_evaluation(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-_MUCH_WAITING = 0.1  # the log mentions the time spent waiting if it is at least this fraction of an epoch
 _SHOWN = 4  # maximum number of differences in a message
 _DIGITS = 12  # shown of a digest
 
@@ -280,11 +279,7 @@ def has_state(folder: Path) -> bool:
 
 
 def read_newest(folder: Path, identity: Mapping[str, Any], say: Say) -> tuple[dict[str, Any], Path]:
-    """Read the newest undamaged checkpoint of a run that has one (`has_state`), and return its state and its path.
-
-    Raises:
-        VitkitError: all checkpoints are damaged, or the newest that is not belongs to another run than `identity`.
-    """
+    """Read the newest undamaged checkpoint of a run that has one (`has_state`), and return its state and its path."""
     last, before = folder / LAST, folder / BEFORE
     damages: list[DamagedError] = []
     for path in filter(Path.is_file, (last, before)):
@@ -301,12 +296,7 @@ def read_newest(folder: Path, identity: Mapping[str, Any], say: Say) -> tuple[di
 
 
 def read(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Read a training state from a checkpoint file.
-
-    Raises:
-        DamagedError: the file is damaged.
-        VitkitError: the file belongs to another run than `identity`.
-    """
+    """Read a training state from a checkpoint file. Refuse a damaged one, and one of another run than `identity`."""
     try:
         with zipfile.ZipFile(path) as archive:
             if (name := archive.testzip()) is not None:  # torch.load does not compare checksums
@@ -318,23 +308,21 @@ def read(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
         is_of_system = isinstance(error, OSError) and error.errno != errno.EINVAL  # EINVAL: a position outside the file
         if is_of_system or isinstance(error, MemoryError):
             raise
-        raise DamagedError(f"{path} is damaged; delete it to restart the training of this run") from error
+        message = f"{path} is damaged; delete it to restart the training of this run"
+        raise DamagedError("training.checkpoint-damaged", message) from error
     if changed:
         rest = [f"and {len(changed) - _SHOWN} more"] if len(changed) > _SHOWN else []
         differences = "; ".join([*changed[:_SHOWN], *rest])
         raise VitkitError(
+            "training.checkpoint-differs",
             f"{path} belongs to another run, or the recipe was changed since: it has {differences};"
-            " undo the change, or delete the file to restart the training"
+            " undo the change, or delete the file to restart the training",
         )
     return state
 
 
 def save(state: Mapping[str, Any], path: Path) -> None:
-    """Write the state of a training atomically. The previous file is kept as `before.ckpt`.
-
-    Raises:
-        OSError: the file cannot be written; the error names `path`.
-    """
+    """Write the state of a training atomically. The previous file is kept as `before.ckpt`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with replacing(path) as temporary:
@@ -490,8 +478,13 @@ class RunWriter:
         is_best = not state.went_back and self._note_best(epoch, metrics)
         if not state.went_back:
             self.classifier.provenance["metrics"] = {"epoch": epoch, **metrics}
-            if recipe.keep == "every":
-                self._keep_epoch(epoch, state.kept, metrics)
+            if recipe.keep == "every":  # in a folder such as checkpoints/epoch-0001-val_loss=0.5312-val_acc=0.9100
+                checkpoints, name = self.folder / "checkpoints", f"epoch-{epoch:04d}"
+                if self.team.is_main:
+                    for other in checkpoints.glob(f"{name}*"):  # of an interrupted run
+                        shutil.rmtree(other)
+                figures = [f"{figure}={metrics[figure]:.4f}" for figure in ("val_loss", "val_acc") if figure in metrics]
+                self.save(checkpoints / "-".join([name, *figures]), state.kept)
             if is_best or recipe.keep == "last":
                 self.save(self.folder, state.kept)
                 self.has_kept, self.keeps_start = True, False
@@ -506,20 +499,11 @@ class RunWriter:
         shown = [f"{name} {state.metrics[name]:.4f}" for name in names if name in state.metrics]
         line = [f"epoch {epoch + 1:>3}/{recipe.epochs}", *shown, f"lr {state.metrics['lr']:.2e}"]
         line.append(f"{state.clock.elapsed:.0f} s")
-        if waiting is not None and waiting >= _MUCH_WAITING:
+        if waiting is not None and waiting >= 0.1:
             line.append(f"{waiting:.0%} waiting for images")
         self.say("  ".join(line) + ("  *" if is_best else ""))
         if is_stale:
             self.say(f"no better {recipe.monitor} in {recipe.patience} epochs: stopping")
-
-    def _keep_epoch(self, epoch: int, model: Trained, metrics: dict[str, float]) -> None:
-        # The folder has a name such as `checkpoints/epoch-0001-val_loss=0.5312-val_acc=0.9100`.
-        folder, name = self.folder / "checkpoints", f"epoch-{epoch:04d}"
-        if self.team.is_main:
-            for other in folder.glob(f"{name}*"):  # of an interrupted run
-                shutil.rmtree(other)
-        figures = [f"{figure}={metrics[figure]:.4f}" for figure in ("val_loss", "val_acc") if figure in metrics]
-        self.save(folder / "-".join([name, *figures]), model)
 
     def _figures(self, state: TrainingState) -> dict[str, float]:
         # Figures that callbacks have added are left out.
@@ -528,7 +512,7 @@ class RunWriter:
         return {name: state.metrics[name] for name in names if name in state.metrics}
 
     def _note_best(self, epoch: int, metrics: dict[str, float]) -> bool:
-        """Return whether this epoch is the best so far by the recipe's `monitor`, and update the best value."""
+        # Whether this epoch is the best so far by the recipe's `monitor`. The best value is updated.
         value = metrics.get(self.recipe.monitor)
         if value is None:  # without validation images, every epoch counts as the best
             self.last_rise = epoch

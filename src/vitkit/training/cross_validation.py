@@ -11,6 +11,7 @@ its penalty and calibrates it (`probe`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
@@ -45,8 +46,6 @@ from vitkit.training.stages.calibrate import fit_calibration
 from vitkit.training.stages.fit import fit
 from vitkit.training.start import choose_device
 from vitkit.weights import load
-
-_SHOWN = ("accuracy", "balanced_accuracy", "macro_f1", "hamming_loss", "loss")  # the figures that the report shows
 
 
 @dataclass(frozen=True)
@@ -92,28 +91,28 @@ def cross_validate(conclude: Sequence[Callable[[Run], None]], run: Run) -> None:
     trained: dict[Path, Run] = {}
     for folder in folders:
         if not (folder / RECIPE).is_file() or not (folder / SPLIT).is_file():
-            raise VitkitError(f"{folder} contains no run; start the cross-validation again with --force")
+            message = f"{folder} contains no run; start the cross-validation again with --force"
+            raise VitkitError("training.fold-missing", message)
     for number, folder in enumerate(folders, start=1):
         if not all((folder / name).is_file() for name in (EVALUATION, REPORT)):
             say(f"fold {number} of {recipe.folds}")
-            trained[folder] = _train_fold(run, folder, conclude)
+            fold = Run(recipe.replace(folds=None), team=run.team, hooks=run.hooks)
+            fold.recipe, fold.inputs = fold.asked, run.inputs_of_folds.get(folder) or Inputs.read(folder)
+            fold.enter(folder)
+            fold.out_of_fold = OutOfFold.read(folder)  # of a fold that was interrupted
+            if hasattr(run, "blueprint"):
+                fold.blueprint = replace(run.blueprint, recipe=fold.recipe)
+            fold.photographs, fold.features = run.photographs, run.features
+            fit(fold)
+            run.features = fold.features  # those under the initial weights are the same for all folds
+            with reporting(fold):
+                run.team.broadcast_from_main(lambda fold=fold: [stage(fold) for stage in conclude])
+            trained[folder] = fold
     figures: dict[str, FoldFigure] = {}
     stored: dict[str, Any] = {}  # the content of folds.json
     if run.team.is_main:
         results = [trained[each].numbers if each in trained else read_figures(each / EVALUATION) for each in folders]
-        needs_predictions = recipe.method != "probe" and run.out_of_fold is None
-        figures = {} if trained or needs_predictions else _known(run.folder / FOLDS)
-        if not figures:
-            tested = {}
-            for folder, numbers in zip(folders, results, strict=True):
-                is_new = folder in trained
-                evaluation = trained[folder].evaluation if is_new else _evaluated_again(folder, numbers, recipe)
-                if evaluation is not None:
-                    tested[folder] = evaluation
-            figures = figures_of_folds([*tested.values()])
-            if recipe.method != "probe" and tested:  # they will calibrate the final model
-                run.out_of_fold = OutOfFold.of_folds([*tested.values()], [*tested], load(folders[0]).model)
-                run.out_of_fold.write(run.folder)
+        figures = _figures(run, folders, trained, results)
         stored = {name: figure.to_dict() for name, figure in figures.items()} | {"folds": results}
         write_json(run.folder / FOLDS, stored)
         if (unlearned := sum("zero_shot" in numbers for numbers in results)) > 0:
@@ -126,29 +125,48 @@ def cross_validate(conclude: Sequence[Callable[[Run], None]], run: Run) -> None:
         say(f"{headline_of(stored).words}; report: {run.folder / REPORT}")
 
 
-def _train_fold(run: Run, folder: Path, conclude: Sequence[Callable[[Run], None]]) -> Run:
-    """Train and test one fold, and return its run."""
-    fold = Run(run.recipe.replace(folds=None), team=run.team, hooks=run.hooks)
-    fold.recipe, fold.inputs = fold.asked, run.inputs_of_folds.get(folder) or Inputs.read(folder)
-    fold.enter(folder)
-    fold.out_of_fold = OutOfFold.read(folder)  # of a fold that was interrupted
-    if hasattr(run, "blueprint"):
-        fold.blueprint = replace(run.blueprint, recipe=fold.recipe)
-    fold.photographs, fold.features = run.photographs, run.features
-    fit(fold)
-    run.features = fold.features  # those under the initial weights are the same for all folds
-    with reporting(fold):
-        run.team.broadcast_from_main(lambda: [stage(fold) for stage in conclude])
-    return fold
+def _figures(
+    run: Run, folders: Sequence[Path], trained: Mapping[Path, Run], results: Sequence[Mapping[str, Any]]
+) -> dict[str, FoldFigure]:
+    """Return the figures of all folds, and write the predictions that will calibrate the final model, if it needs any.
+
+    `trained` has the folds that this process has trained, and `results` their evaluation.json.
+    """
+    is_probe = run.recipe.method == "probe"
+    if not trained and (is_probe or run.out_of_fold is not None):
+        with suppress(OSError, VitkitError, KeyError, TypeError):  # a damaged folds.json is computed again
+            rows = read_figures(run.folder / FOLDS)
+            rows = {name: row for name, row in rows.items() if name not in ("folds", "final")}
+            bounds = {name: row["interval_95"] for name, row in rows.items()}
+            return {name: FoldFigure(row["mean"], bounds[name] and tuple(bounds[name])) for name, row in rows.items()}
+    tested = {}
+    for folder, numbers in zip(folders, results, strict=True):
+        if folder in trained:
+            evaluation = trained[folder].evaluation
+        else:  # only the images that the initial weights had not seen
+            images = images_of_run(folder / SPLIT)
+            split = held_out_split(images)
+            classifier = load(folder).use(images=len(images.of_split(split)), device=choose_device(run.recipe))
+            earlier = labels_before_run(folder, images)
+            every = evaluate_before(classifier, images, split, earlier, partial(progress, "evaluating"))
+            seen = (numbers.get("seen") or {"paths": ()})["paths"]
+            evaluation = unseen_part(grouped(every, groups_from_file(folder / GROUPS)), dict.fromkeys(seen))
+        if evaluation is not None:
+            tested[folder] = evaluation
+    evaluations = list(tested.values())
+    if not is_probe and tested:
+        run.out_of_fold = OutOfFold.of_folds(evaluations, list(tested), load(folders[0]).model)
+        run.out_of_fold.write(run.folder)
+    return figures_of_folds(evaluations)
 
 
 def _fit_final(run: Run, folders: Sequence[Path]) -> dict[str, Any]:
-    """Train the final model on all images as the finished folds suggest, and return its entry in folds.json."""
+    # Train the final model on all images as the finished folds suggest, and return its entry in folds.json.
     recipe, table = run.recipe.replace(folds=None), run.inputs.table
 
     def choose() -> tuple[Recipe, list[int]]:
-        """Return the recipe, and the best number of epochs of each fold; a head on frozen features has no epochs."""
-        if recipe.method == "probe":
+        # The recipe, and the best number of epochs of each fold.
+        if recipe.method == "probe":  # a head on frozen features has no epochs
             return recipe, []
         kept = [read_description(folder)["provenance"]["metrics"]["epoch"] for folder in folders]
         chosen = recipe
@@ -192,33 +210,10 @@ def median_epochs(best: Sequence[int]) -> int:
     return int(median(best) + 0.5)
 
 
-def _known(file: Path) -> dict[str, FoldFigure]:
-    """Read the figures in folds.json; the result is empty if they must be computed again, as from a damaged file."""
-    try:
-        rows = {name: row for name, row in read_figures(file).items() if name not in ("folds", "final")}
-        bounds = {name: row["interval_95"] for name, row in rows.items()}
-        return {name: FoldFigure(row["mean"], bounds[name] and tuple(bounds[name])) for name, row in rows.items()}
-    except (OSError, VitkitError, KeyError, TypeError):
-        return {}
-
-
-def _evaluated_again(folder: Path, numbers: Mapping[str, Any], recipe: Recipe) -> Evaluation | None:
-    """Evaluate a finished fold again, on the test images that its initial weights had not seen.
-
-    Return None if the initial weights had seen all of them.
-    """
-    images = images_of_run(folder / SPLIT)
-    split = held_out_split(images)
-    classifier = load(folder).use(images=len(images.of_split(split)), device=choose_device(recipe))
-    earlier = labels_before_run(folder, images)
-    evaluation = evaluate_before(classifier, images, split, earlier, partial(progress, "evaluating"))
-    seen = (numbers.get("seen") or {"paths": ()})["paths"]
-    return unseen_part(grouped(evaluation, groups_from_file(folder / GROUPS)), dict.fromkeys(seen))
-
-
 def _write_report(path: Path, recipe: Recipe, figures: Mapping[str, FoldFigure], stored: Mapping[str, Any]) -> None:
-    """Write the HTML report; `stored` is the content of folds.json, which has the figures of each fold."""
-    shown = {name: item for name, item in figures.items() if name in _SHOWN}
+    # Write the HTML report; `stored` is the content of folds.json, which has the figures of each fold.
+    names = ("accuracy", "balanced_accuracy", "macro_f1", "hamming_loss", "loss")
+    shown = {name: item for name, item in figures.items() if name in names}
     rows = [
         [
             f'<a href="fold-{number}/{REPORT}">fold {number}</a>{", zero-shot" if "zero_shot" in item else ""}',
@@ -237,23 +232,21 @@ def _write_report(path: Path, recipe: Recipe, figures: Mapping[str, FoldFigure],
     unseen = "was not trained on it; it is not recorded whether its pretrained weights had seen it"
     if record.is_file() and PictureRecord.from_bytes(record.read_bytes(), record).is_whole:
         unseen = "had not seen it"
-    about_final = []
-    if (final := stored.get("final")) is not None:
-        epochs, length, calibrated = final.get("epochs"), "", "It is not calibrated."
-        if epochs is not None:
-            length = f" for {plural(epochs, 'epoch', 'epochs')}, the median of the folds' best,"
-        if final["temperature"] is not None:
-            value = f"{final['temperature']:.3f}"
-            calibrated = f"Its temperature is {value}, fitted on predictions of models without the image."
-        every = plural(final["images"], "image", "images")
-        about_final.append(f"The model in this folder was trained{length} on all {every}. {calibrated}")
+    final, length, calibrated = stored["final"], "", "It is not calibrated."
+    if (epochs := final.get("epochs")) is not None:
+        length = f" for {plural(epochs, 'epoch', 'epochs')}, the median of the folds' best,"
+    if final["temperature"] is not None:
+        value = f"{final['temperature']:.3f}"
+        calibrated = f"Its temperature is {value}, fitted on predictions of models without the image."
+    every = plural(final["images"], "image", "images")
+    about_final = f"The model in this folder was trained{length} on all {every}. {calibrated}"
     title = f"{name_of(recipe)} on {without_places(recipe).data}, {recipe.folds} folds"
     body = [
         f"<h1>{escape(title)}</h1>",
         first,
         *(f"<p>{escape(caveat.text[0].upper() + caveat.text[1:])}.</p>" for caveat in headline.caveats),
         f"<p>Every image was tested once, by a model that {unseen}.</p>",
-        *(f"<p>{escape(text)}</p>" for text in about_final),
+        f"<p>{escape(about_final)}</p>",
         table(rows, ["", *(name.replace("_", " ") for name in shown), "images"]),
     ]
     write_page(path, title, body)

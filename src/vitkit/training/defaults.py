@@ -120,18 +120,15 @@ OF_VIT: dict[str, Any] = {
 
 
 def check_network(config: NetworkConfig, recipe: Recipe) -> None:
-    """Refuse a recipe for a network of another library if it sets fields that require a Vision Transformer.
-
-    Raises:
-        VitkitError: the recipe sets such a field; the message names it.
-    """
+    """Refuse a recipe for a network of another library if it sets fields that require a Vision Transformer."""
     requested = [name for name, nothing in OF_VIT.items() if getattr(recipe, name) != nothing]
     if recipe.method == "lora":
         requested.insert(0, "method lora")
     if recipe.strategy == "fsdp":
         requested.append("strategy fsdp")
     if requested:
-        raise VitkitError(f"{requested[0]} requires a Vision Transformer, and this is {config.full_name}: leave it out")
+        message = f"{requested[0]} requires a Vision Transformer, and this is {config.full_name}: leave it out"
+        raise VitkitError("training.field-inapplicable", message)
 
 
 def without_fields_of_vits(recipe: Recipe, kept: Sequence[str] = ()) -> tuple[Recipe, list[str]]:
@@ -188,13 +185,14 @@ def config_of(recipe: Recipe, num_classes: int) -> Config:
         VitkitError: the recipe names no model, or the model cannot be built.
     """
     if recipe.model is None:
-        raise VitkitError("the recipe names neither a model nor weights: set one of them")
+        raise VitkitError("training.model-unnamed", "the recipe names neither a model nor weights: set one of them")
     if is_network_name(recipe.model):
         return build.config_of(recipe.model, num_classes, **_size(recipe), **_network_fields(recipe))
     fields = {"init": recipe.init, **_size(recipe), **_rates(recipe), **(recipe.model_fields or {})}
     config = config_for(recipe.model, num_classes, **fields)
     if config.in_channels not in (1, 3):
-        raise VitkitError(f"model.in_channels must be 3, or 1 for grey pictures, not {config.in_channels}")
+        message = f"model.in_channels must be 3, or 1 for grey pictures, not {config.in_channels}"
+        raise VitkitError("training.channels-unsupported", message)
     return config
 
 
@@ -204,16 +202,13 @@ def _network_of_file(recipe: Recipe) -> str | None:
 
 
 def look_at_weights(recipe: Recipe) -> WeightsSource:
-    """Open the weights that a recipe starts from, and download them first if necessary. Call this once per run.
-
-    Raises:
-        VitkitError: the weights cannot be obtained, or the recipe changes a part of the model that they determine.
-    """
+    """Open the weights that a recipe starts from, and download them first if necessary. Call this once per run."""
     name = str(recipe.model)
     if recipe.weights == "auto" and is_hidden(name):
         raise VitkitError(
+            "training.model-ambiguous",
             f"--model {name} names published weights, but there is a file or folder of this name here, too: rename it, "
-            f"or start from it with --weights ./{name}"
+            f"or start from it with --weights ./{name}",
         )
     if recipe.weights == "auto" and is_model_name(name):  # before they are downloaded
         _refuse_others(config_for(name), recipe.model_fields or {}, name)
@@ -223,8 +218,7 @@ def look_at_weights(recipe: Recipe) -> WeightsSource:
 def plan_of(recipe: Recipe, num_classes: int, weights: WeightsSource) -> tuple[Config, LoadPlan]:
     """Return the configuration of a model that starts from these weights, and the plan to load them without their head.
 
-    Raises:
-        VitkitError: the weights cannot be understood, or the recipe changes a part of the model that they determine.
+    A recipe that changes a part of the model that the weights determine is refused.
     """
     changes = recipe.model_fields or {}
     options: dict[str, Any] = {"image_size": recipe.image_size}
@@ -240,7 +234,8 @@ def plan_of(recipe: Recipe, num_classes: int, weights: WeightsSource) -> tuple[C
     if network is not None and loaded != network:
         what = "a Vision Transformer" if loaded is None else ":".join(loaded)
         raise VitkitError(
-            f"--weights {recipe.weights} are of {what}, not of {recipe.model}: change --weights or --model"
+            "training.weights-mismatch",
+            f"--weights {recipe.weights} are of {what}, not of {recipe.model}: change --weights or --model",
         )
     if isinstance(plan.config, NetworkConfig):
         return plan.config.replace(num_classes=num_classes, **_network_fields(recipe)), plan
@@ -251,19 +246,16 @@ def plan_of(recipe: Recipe, num_classes: int, weights: WeightsSource) -> tuple[C
     words = look_for_words(weights)
     if words is None:
         raise VitkitError(
+            "training.text-encoder-missing",
             f"head_from names: {weights_of(recipe)} has no text encoder; use CLIP or SigLIP with both encoders, or "
-            "head_from zero"
+            "head_from zero",
         )
     # The input of such a head is a unit vector in the space of the text encoder.
     return config.replace(representation_size=words.size, representation="unit"), plan
 
 
 def named_plan(recipe: Recipe, name: str, num_classes: int) -> ViTConfig:
-    """Return the configuration that `plan_of` would return for a model's published weights, without opening them.
-
-    Raises:
-        VitkitError: there is no such model, or the recipe changes a part of the model that its weights determine.
-    """
+    """Return the configuration that `plan_of` would return for a model's published weights, without opening them."""
     changes = recipe.model_fields or {}
     config = config_for(name)
     _refuse_others(config, changes, name)
@@ -296,13 +288,15 @@ def _refuse_others(config: ViTConfig, changes: Mapping[str, Any], source: str) -
     for name, value in config.to_dict().items():
         if name != "representation_size" and (wanted := changed.to_dict()[name]) != value:
             raise VitkitError(
+                "training.weights-mismatch",
                 f"{source} has {name} {shown(value)}, so its weights cannot be used with model.{name} "
-                f"{shown(wanted)}: leave it out, or train from scratch with --weights none"
+                f"{shown(wanted)}: leave it out, or train from scratch with --weights none",
             )
     if others.get("representation_size") is not None or others.get("has_logits"):
         raise VitkitError(
+            "training.weights-mismatch",
             "model.representation_size: the new head of pretrained weights is a single linear layer; leave it out, or "
-            "use --weights none"
+            "use --weights none",
         )
 
 
@@ -372,7 +366,6 @@ _MOVES: Condition = (
     lambda recipe: recipe.schedule != "constant" or recipe.warmup > 0,
     "acts only if the learning rate changes",
 )
-_FALLS: Condition = (lambda recipe: recipe.schedule != "constant", "acts only if the learning rate falls")
 _ADAM: Condition = (
     lambda recipe: recipe.optimizer != "sgd",
     "applies to adam and adamw, but the optimizer is {optimizer}",
@@ -382,7 +375,6 @@ _SOFT: Condition = (
     lambda recipe: recipe.distillation != "hard",
     "acts only in soft distillation (--distillation soft)",
 )
-_LORA: Condition = (lambda recipe: recipe.method == "lora", "acts only with method lora, not with {method}")
 _HEAD_AND_MORE: Condition = (
     lambda recipe: recipe.method in ("full", "lora", "probe-sgd", "scratch"),
     "acts only with method full or lora or probe-sgd or scratch, not with {method}",
@@ -393,12 +385,12 @@ ACTS: dict[str, tuple[Condition, ...]] = {
     **dict.fromkeys(_ON_BACKBONE, (_BACKBONE,)),
     **dict.fromkeys(hints_of(Augment), (_PICTURES,)),
     "balance": (_STEPS,),
-    "lora_rank": (_LORA,),
+    "lora_rank": ((lambda recipe: recipe.method == "lora", "acts only with method lora, not with {method}"),),
     "lp_ft": (_HEAD_AND_MORE,),
     "init": ((lambda recipe: recipe.weights == "none", "acts only on random initial weights"),),
     "decay_all": (_STEPS, (lambda recipe: recipe.weight_decay > 0, "needs a weight_decay above 0")),
     "beta2": (_STEPS, _ADAM),
-    "min_lr": (_STEPS, _FALLS),
+    "min_lr": (_STEPS, (lambda recipe: recipe.schedule != "constant", "acts only if the learning rate falls")),
     "step_per": (_STEPS, _MOVES),
     "swa_lr": (_STEPS, (lambda recipe: recipe.swa > 0, "is the learning rate of swa, which is off")),
     "distillation": (_TEACHER,),
@@ -438,7 +430,8 @@ def check_effects(recipe: Recipe, asked: Recipe, table: ImageTable | None = None
     if table is not None and recipe.folds is None and "val" in table.splits:
         for name in ("split", "split_seed"):
             if name in asked.named:
-                raise VitkitError(f"{name} splits the images, but {table.name} is already split: leave it out")
+                message = f"{name} splits the images, but {table.name} is already split: leave it out"
+                raise VitkitError("training.field-without-effect", message)
     reasons = without_effect(recipe, asked)
     by_number = asked.method == "auto" and recipe.method in ("probe", "full")
     chosen = " (method auto chose it by the number of images)" if by_number else ""
@@ -447,7 +440,7 @@ def check_effects(recipe: Recipe, asked: Recipe, table: ImageTable | None = None
         if name == "time" and by_number:  # whoever did not choose the method may still limit its time
             lines.append(f"{name} {reasons[name]}{chosen}")
         elif name in asked.named:
-            raise VitkitError(f"{name} {reasons[name]}{chosen}: leave it out")
+            raise VitkitError("training.field-without-effect", f"{name} {reasons[name]}{chosen}: leave it out")
         else:
             grouped.setdefault(reasons[name], []).append(name)
     return lines + [

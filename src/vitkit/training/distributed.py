@@ -117,7 +117,7 @@ class ProcessGroup:
 
     @property
     def is_main(self) -> bool:
-        """Return whether this is the main process, which writes files and reports to the user."""
+        """Whether this is the main process, which writes files and reports to the user."""
         return self.rank == 0
 
     def broadcast_from_main(self, work: Callable[[], T]) -> T:
@@ -216,10 +216,8 @@ ALONE = ProcessGroup()
 def assemble(devices: int | None, nodes: int | None, accelerator: str = "auto") -> ProcessGroup:
     """Find or start the other processes of this run, and return the group of all processes.
 
-    Args:
-        devices: the number of devices on each machine; None for as many as torchrun or SLURM started processes, or 1.
-        nodes: the number of machines; None for as many as torchrun or SLURM uses, or 1.
-        accelerator: auto, cpu, cuda or mps.
+    `devices` is their number on each machine, and `nodes` that of the machines; None for as many as torchrun or SLURM
+    uses, or 1. The `accelerator` is auto, cpu, cuda or mps.
 
     Raises:
         VitkitError: the machine has fewer devices, or a launcher started a different number of processes or machines.
@@ -229,7 +227,8 @@ def assemble(devices: int | None, nodes: int | None, accelerator: str = "auto") 
         for name, requested, running in (("devices", devices, started[0]), ("nodes", nodes, started[1])):
             if requested not in (None, running):
                 raise VitkitError(
-                    f"--{name} {requested}, but {running} were started by torchrun or SLURM: leave out --{name}"
+                    "training.processes-mismatch",
+                    f"--{name} {requested}, but {running} were started by torchrun or SLURM: leave out --{name}",
                 )
     devices, nodes = started or (devices or 1, nodes or 1)
     if devices * nodes == 1:
@@ -237,13 +236,19 @@ def assemble(devices: int | None, nodes: int | None, accelerator: str = "auto") 
     there = torch.cuda.device_count() if torch.cuda.is_available() else devices
     there = {"cpu": devices, "mps": 1}.get(accelerator, there)
     if devices > there:
-        raise VitkitError(f"--devices {devices}, but this machine has {there}")
+        raise VitkitError("training.devices-missing", f"--devices {devices}, but this machine has {there}")
     if not dist.is_initialized():
         from lightning_fabric import Fabric
 
         with _without_banners():
             Fabric(accelerator=accelerator, devices=devices, num_nodes=nodes, strategy="ddp").launch()
-        atexit.register(_end_communication)
+
+        @atexit.register
+        def end_communication() -> None:  # a thread that is still running would abort the process at exit
+            if dist.is_initialized():
+                dist.destroy_process_group()
+                gc.collect()  # frees process groups in reference cycles
+
     group = dist.new_group(backend="gloo", timeout=_PATIENCE)
     return ProcessGroup(dist.get_rank(), dist.get_world_size(), nodes, group)
 
@@ -300,13 +305,6 @@ def _without_banners() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-def _end_communication() -> None:
-    # A communication thread that is still running would abort the process at exit.
-    if dist.is_initialized():
-        dist.destroy_process_group()
-        gc.collect()  # frees process groups in reference cycles
-
-
 def launched() -> bool:
     """Return whether torchrun or SLURM has started several processes, of which this is one."""
     return math.prod(_started() or (1,)) > 1
@@ -325,7 +323,8 @@ def _started() -> tuple[int, int] | None:
         nodes, tasks = (int(os.environ.get(name, "1")) for name in ("SLURM_NNODES", "SLURM_NTASKS"))
         if tasks > 1 and "SLURM_NTASKS_PER_NODE" not in os.environ:  # machines could run different numbers of processes
             raise VitkitError(
-                f"SLURM started {tasks} tasks by --ntasks: use --ntasks-per-node {max(tasks // nodes, 1)}"
+                "training.processes-mismatch",
+                f"SLURM started {tasks} tasks by --ntasks: use --ntasks-per-node {max(tasks // nodes, 1)}",
             )
         return max(tasks // nodes, 1), nodes
     return None
@@ -334,16 +333,20 @@ def _started() -> tuple[int, int] | None:
 def check_team(recipe: Recipe, team: ProcessGroup) -> None:
     """Refuse settings that are not supported with several processes."""
     if recipe.batch_size < team.size:
-        raise VitkitError(f"batch_size {recipe.batch_size} is too small for {team.size} processes: increase it")
+        message = f"batch_size {recipe.batch_size} is too small for {team.size} processes: increase it"
+        raise VitkitError("training.batch-too-small", message)
     if team.size == 1 or recipe.strategy != "fsdp":
         return
     if recipe.precision == "float16":
-        raise VitkitError("float16 scales gradients, and --strategy fsdp shards them: use ddp, or another --precision")
+        message = "float16 scales gradients, and --strategy fsdp shards them: use ddp, or another --precision"
+        raise VitkitError("training.strategy-unsupported", message)
     if recipe.method == "lora":
-        raise VitkitError("lora needs the whole model in each process: leave out --strategy fsdp")
+        message = "lora needs the whole model in each process: leave out --strategy fsdp"
+        raise VitkitError("training.strategy-unsupported", message)
     for name in ("ema", "swa"):
         if getattr(recipe, name):
-            raise VitkitError(f"{name} averages whole models, but --strategy fsdp shards them: use ddp")
+            message = f"{name} averages whole models, but --strategy fsdp shards them: use ddp"
+            raise VitkitError("training.strategy-unsupported", message)
 
 
 def describe_team(recipe: Recipe, team: ProcessGroup) -> list[str]:
@@ -416,12 +419,10 @@ class GradientSums:
         self._sent.clear()
 
     def add(self, loss: Tensor, *, is_last: bool) -> None:
-        """Add the gradient of a loss. If memory runs out, nothing is added unless the weights are sharded.
+        """Add the gradient of a piece's loss. If memory runs out, nothing is added unless the weights are sharded.
 
-        Args:
-            loss: the mean loss of a piece, multiplied by the number of its images, and divided by the number of images
-                of the whole step in all processes.
-            is_last: whether this is the last piece of the step in this process.
+        `loss` is the mean over the piece, multiplied by the number of its images, and divided by the number of images
+        of the whole step in all processes. `is_last` is true for the last piece of the step in this process.
         """
         if self._team.size > 1:
             self.bad_losses = self.bad_losses + ~loss.detach().isfinite()

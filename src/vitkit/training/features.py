@@ -38,10 +38,8 @@ _BEGAN_FROM = (  # the fields of a recipe that determine the initial model
 class FeatureStore:
     """The features of photographs under the initial weights of a run.
 
-    Args:
-        recipe: the recipe of the run, which determines the weights and the precision.
-        weights: the file of the weights, if it has been opened already; otherwise None.
-        pictures: the decoded photographs of the run; None to read the files.
+    The recipe determines the weights and the precision. `weights` is their file if it has been opened already, and
+    `pictures` are the decoded photographs of the run; without them, the files are read.
     """
 
     def __init__(
@@ -56,9 +54,6 @@ class FeatureStore:
         """Return the features of n images, (n, D) float32. Those that are not known yet are computed.
 
         `what` is the name of this work in the progress display.
-
-        Raises:
-            VitkitError: an image cannot be read.
         """
         missing = [i for i, path in enumerate(table.paths) if path not in self._row_of]
         if missing:
@@ -124,4 +119,4 @@ def _batches(images: Dataset[Any], recipe: Recipe, workers: int) -> Iterator[tup
     except (RuntimeError, ConnectionError, EOFError) as error:
         if not is_worker_lost(error):
             raise
-        raise VitkitError(f"{worker_lost(workers)}; use --workers 0") from error
+        raise VitkitError("training.worker-lost", f"{worker_lost(workers)}; use --workers 0") from error

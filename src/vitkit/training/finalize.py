@@ -47,8 +47,7 @@ Balance = Literal["loss", "sampler", "none"]
 def resolve_balance(balance: Balance | Literal["auto"], counts: Sequence[int]) -> tuple[Balance, str | None]:
     """Decide how the classes are balanced, from the field of the recipe and the training images of each class.
 
-    Returns:
-        The balance, and a message for the user. The message is None unless `auto` has chosen to balance.
+    Return the balance, and a message for the user if `auto` has chosen to balance.
     """
     if balance != "auto":
         return balance, None
@@ -183,20 +182,13 @@ def correction_of(classifier: Classifier) -> PriorCorrection | None:
 
 @dataclass(frozen=True)
 class ValidationFacts:
-    """Information about the validation images of a run that their evaluation does not contain.
+    """Information about the validation images of a run that their evaluation does not contain."""
 
-    Attributes:
-        chosen: descriptions of the choices that the run made with these images, such as `epoch by val_acc`
-            (`evaluation.figures.chosen_on`).
-        groups: the group number, by path, of each image that is not independent of others, such as a copy.
-        seen: the images that the weights had been trained on before the run. The keys are the paths.
-        folds: the number of folds if the predictions are out-of-fold predictions, each by a model that was trained
-            without the image; 0 if the model itself predicted the images.
-    """
-
-    chosen: tuple[str, ...] = ()
-    groups: Mapping[str, int] = field(default_factory=dict)
-    seen: Mapping[str, Any] = field(default_factory=dict)
+    chosen: tuple[str, ...] = ()  # choices that the run made with these images (`evaluation.figures.chosen_on`)
+    groups: Mapping[str, int] = field(default_factory=dict)  # group number, by path, of each copy or dependent image
+    seen: Mapping[str, Any] = field(default_factory=dict)  # images that the weights had been trained on, by path
+    # The number of folds if the predictions are out-of-fold predictions, each by a model that was trained without the
+    # image; 0 if the model itself predicted the images.
     folds: int = 0
 
 
@@ -211,18 +203,12 @@ def calibrate_on(
 ) -> Evaluation | None:
     """Fit the temperature, the strength of the prior correction, the thresholds and the record of held-out predictions.
 
-    Calibrating twice gives the same result.
+    The classifier is changed in place; calibrating twice gives the same result. `evaluate_now` evaluates it on the
+    validation images, if there are any. `fit_unknown` fits the score for unknown images, given the classifier and the
+    paths of the validation images that the weights had not seen; None omits the score.
 
-    Args:
-        classifier: the trained classifier. It is changed in place.
-        evaluate_now: a function that evaluates the classifier on the validation images; None if there are none.
-        facts: information about the validation images.
-        fit_unknown: a function that fits the score for unknown images. It receives the classifier and the paths of the
-            validation images that the weights had not seen. None to omit the score.
-
-    Returns:
-        The evaluation of the validation images after calibration. If no validation image can be read, the temperature
-        is 1 and the result is None.
+    Return the evaluation of the validation images after calibration. If none can be read, the temperature is 1 and the
+    result is None.
     """
     classifier.temperature, classifier.trust = 1.0, None
     if evaluate_now is None:
@@ -254,23 +240,15 @@ def calibrate_on(
     if isinstance(plain, MultiEvaluation):
         classifier.thresholds = best_thresholds(labels, probabilities[known])
         return replace(plain, probabilities=probabilities, thresholds=classifier.thresholds)
-    seen = replace(plain, probabilities=probabilities, temperature=fit.temperature)
-    classifier.trust = _trust(classifier, seen, facts, fit_unknown)
-    return seen
-
-
-def _trust(
-    classifier: Classifier, seen: Evaluation, facts: ValidationFacts, fit_unknown: FitUnknown | None
-) -> bytes | None:
-    # The record from which `vitkit predict` derives guarantees for new images: the predictions in `seen` for
-    # independent images that the initial weights had not seen. It is None if there are no such images.
-    seen = grouped(seen, facts.groups)
-    chosen = _independent(seen, facts.seen)
-    if not len(chosen):
-        return None
-    unknown = None if fit_unknown is None else fit_unknown(classifier, [seen.paths[i] for i in chosen.tolist()])
-    held_out = HeldOut.of(seen.probabilities[chosen], seen.labels[chosen], facts.chosen, facts.folds)
-    return Trust(held_out, unknown).to_bytes()
+    calibrated = replace(plain, probabilities=probabilities, temperature=fit.temperature)
+    # `vitkit predict` derives guarantees for new images from the predictions for images that the weights had not seen.
+    chosen = _independent(grouped(calibrated, facts.groups), facts.seen)
+    if len(chosen):
+        paths = [calibrated.paths[i] for i in chosen.tolist()]
+        unknown = None if fit_unknown is None else fit_unknown(classifier, paths)
+        held_out = HeldOut.of(probabilities[chosen], plain.labels[chosen], facts.chosen, facts.folds)
+        classifier.trust = Trust(held_out, unknown).to_bytes()
+    return calibrated
 
 
 def _independent(evaluation: Evaluation, seen: Mapping[str, Any]) -> npt.NDArray[np.int64]:
@@ -421,4 +399,5 @@ class OutOfFold:
             arrays |= {name: arrays[name].astype(np.int64) for name in ("labels", "fold")}
             return cls(classes, paths, folds=folds, **arrays)
         except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise VitkitError(f"{file} is damaged: {error}; delete it to compute it again with --resume") from error
+            message = f"{file} is damaged: {error}; delete it to compute it again with --resume"
+            raise VitkitError("training.predictions-damaged", message) from error

@@ -66,8 +66,6 @@ from vitkit.training.teacher import Teacher
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-_MUCH = 2**26  # bytes of decoded pictures above which a message is printed
-
 
 def learn(
     run: Run,
@@ -78,13 +76,8 @@ def learn(
 ) -> Classifier:
     """Train the classifier's model on the training images of the run, and return the model that was kept.
 
-    Args:
-        run: the run.
-        classifier: the classifier to train.
-        teacher: the teacher for distillation; None without distillation.
-        data: the images in batches; None to read the run's files.
-        head_images: the images to which the head is fitted before the training, if the recipe requests this (`lp_ft`);
-            None to read the run's files.
+    `teacher` is that of a distillation. Without `data`, the images in batches, and without `head_images`, to which the
+    head is fitted before the training if the recipe requests this (`lp_ft`), the run's files are read.
     """
     recipe, inputs = run.recipe, run.inputs
     data, objective, fabric, spent = prepare_to_learn(run, classifier, teacher, data, head_images)
@@ -105,8 +98,7 @@ def prepare_to_learn(
 ) -> tuple[BatchedImages, Objective, Fabric, float]:
     """Prepare everything for the first step, with the arguments of `learn`.
 
-    Returns:
-        The images, the objective, the device with the precision, and the seconds that fitting the head took.
+    Return the images, the objective, the device with the precision, and the seconds that fitting the head took.
     """
     recipe, table, model = run.recipe, run.inputs.table, classifier.model
     in_train = list(table.of_split("train").counts().values())
@@ -152,7 +144,7 @@ def prepare_to_learn(
 def begin(run: Run, classifier: Classifier, data: BatchedImages) -> Fabric:
     """Prepare the device, the precision and the model for a run, and report how much memory cached pictures occupy."""
     recipe = run.recipe
-    if data.cache == "disk" or (data.cache == "ram" and data.kept_bytes >= _MUCH):
+    if data.cache == "disk" or (data.cache == "ram" and data.kept_bytes >= 2**26):
         place = {"ram": "memory", "disk": "vitkit's cache on disk"}[data.cache]
         run.say(f"decoded pictures are kept in {place}: about {math.ceil(data.kept_bytes / 2**20)} MiB")
     # On CPUs the fused kernel's backward pass is slower than attention written out (docs/log.md).
@@ -196,17 +188,9 @@ def run_training(
 ) -> Classifier:
     """Run the training loop, from the newest checkpoint if there is one, and return the model that was kept.
 
-    Args:
-        run: the run.
-        recipe: the complete recipe.
-        data: the images in batches.
-        classifier: the classifier that is saved.
-        objective: computes the loss and the validation figures.
-        fabric: the device and the precision of the computation.
-        spent: the seconds before the first step, which count towards the time budget.
-        settings: the identity of the run (`checkpoint.identity`). A checkpoint with another identity is refused.
-        trained: the module that is trained; None for the classifier's model.
-        callbacks: callbacks in addition to those of the caller.
+    `trained` is the module that is trained, by default the model of the classifier that is saved. `spent` are the
+    seconds before the first step, which count towards the time budget. `settings` is the identity of the run
+    (`checkpoint.identity`): a checkpoint with another one is refused. `callbacks` are added to those of the caller.
     """
     trained = classifier.model if trained is None else trained
     team, steps = run.team, math.ceil(data.batches / recipe.grad_accum)
@@ -249,7 +233,8 @@ def run_training(
         data.close()
         curves.close(status)
     if not writer.has_kept:
-        raise DivergedError("no epoch led to a usable model: try a lower --lr, a longer --warmup, or more --epochs")
+        message = "no epoch led to a usable model: try a lower --lr, a longer --warmup, or more --epochs"
+        raise DivergedError("training.diverged", message)
     if writer.keeps_start:
         run.say(UNBEATEN)
     return writer.trained() if team.is_main else classifier
@@ -295,13 +280,13 @@ def _reporting_what_is_kept(run: Run, state: TrainingState, writer: RunWriter, w
         if writer.has_kept:
             run.say(f"the best model so far is in {run.folder}")
         kind = DivergedError if isinstance(error, DivergedError) else VitkitError
-        raise kind(str(error).rsplit("VitkitError: ", 1)[-1].strip()) from error
+        raise kind(error.code, str(error).rsplit("VitkitError: ", 1)[-1].strip()) from error
     except (RuntimeError, ConnectionError, EOFError) as error:
         if not workers or not is_worker_lost(error):
             raise
         kept = f"; the best model so far is in {run.folder}" if writer.has_kept else ""
         cure = f"set workers = 0 in {run.folder / RECIPE}, then continue with --resume{kept}"
-        raise VitkitError(f"{worker_lost(workers)}; {cure}") from error
+        raise VitkitError("training.worker-lost", f"{worker_lost(workers)}; {cure}") from error
 
 
 def _load_newest(run: Run, state: TrainingState, writer: RunWriter) -> bool:
@@ -311,7 +296,8 @@ def _load_newest(run: Run, state: TrainingState, writer: RunWriter) -> bool:
         state.load_state_dict(stored)
         writer.load_state_dict(stored["writer"])
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        raise VitkitError(f"{path} is damaged; delete it to train this run from its beginning") from error
+        message = f"{path} is damaged; delete it to train this run from its beginning"
+        raise VitkitError("training.checkpoint-damaged", message) from error
     run.team.gather(None)  # all processes have read the file
     if run.team.is_main and path.name == BEFORE.name:
         path.replace(run.folder / LAST)
@@ -375,7 +361,8 @@ def choose_lr(run: Run, classifier: Classifier, data: BatchedImages, objective: 
     outcome = find_lr(classifier.model, recipe, data, objective, fabric, report_step, run.hooks.optimizer)
     best = min(outcome, key=lambda lr: outcome[lr])
     if not math.isfinite(outcome[best]):
-        raise VitkitError("--find-lr: no learning rate led to a finite loss; give a lower --lr to search around")
+        message = "--find-lr: no learning rate led to a finite loss; give a lower --lr to search around"
+        raise VitkitError("training.diverged", message)
     tried = ", ".join(f"{lr:g}: {loss:.3f}" for lr, loss in outcome.items())
     judges = "validation" if len(data.val) else "training"
     run.say(f"loss on {judges} images after {STEPS} steps by learning rate: {tried}; taking {best:g}")
@@ -396,15 +383,9 @@ def find_lr(
 ) -> dict[float, float]:
     """Return the validation loss after a few steps, by learning rate. It is infinite for rates that diverge.
 
-    Args:
-        model: the model that every short run starts from. Neither the model nor the random state is changed.
-        recipe: the recipe, whose `lr` is the centre of the search.
-        data: the images. The loss is computed on a sample of the validation images or, without any, of the training
-            images.
-        objective: the objective of the run.
-        fabric: the Fabric of this process, without other processes.
-        progress: called with the number of finished steps and their total.
-        make_optimizer: the caller's function that returns the optimiser; None for the recipe's.
+    Every short run starts from `model`; neither the model nor the random state is changed. The recipe's `lr` is the
+    centre of the search. The loss is computed on a sample of the validation images or, without any, of the training
+    images. `progress` is called with the number of finished steps and their total.
     """
     sampled, outcome = data.sample(_JUDGED), {}
     with torch.random.fork_rng():

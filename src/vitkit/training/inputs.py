@@ -65,11 +65,7 @@ class Inputs:
 
     @classmethod
     def read(cls, folder: Path) -> Inputs:
-        """Read the inputs of a run that another process has started.
-
-        Raises:
-            VitkitError: a file is missing or damaged, or the folder of the images no longer exists.
-        """
+        """Read the inputs of a run that another process has started."""
         table, record = images_of_run(folder / SPLIT), folder / RECORD
         pictures = read_bytes(record) if record.is_file() else None
         if pictures is not None:
@@ -86,7 +82,6 @@ class Inputs:
 
     @cached_property
     def record(self) -> PictureRecord | None:
-        """Return `pictures` as a record."""
         return None if self.pictures is None else PictureRecord.from_bytes(self.pictures, "the record of the run")
 
     def seen(self, split: str) -> dict[str, str] | None:

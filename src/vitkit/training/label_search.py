@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,7 +42,7 @@ def frozen_features(run: Run) -> Tensor | None:
         return None
     try:
         weights = run.blueprint.weights
-        source = _unspoilt_weights(recipe, table, weights)
+        source = _unseeing_weights(recipe, table, weights)
         if source is None:
             why = "the weights had been trained on the images, and earlier weights are not available"
             run.say(f"note: only held-out images are searched for label errors: {why}")
@@ -74,16 +73,15 @@ def find_label_errors(run: Run) -> list[LabelError] | None:
     return errors
 
 
-def _unspoilt_weights(recipe: Recipe, table: ImageTable, weights: WeightsSource | None) -> str | None:
+def _unseeing_weights(recipe: Recipe, table: ImageTable, weights: WeightsSource | None) -> str | None:
     """Return the latest weights in the ancestry of a run that had seen none of its images, or None if there are none.
 
     The ancestry consists of the initial weights of the run, `weights`, the initial weights of the earlier run that
     trained them, and so on. Weights without a picture record, such as published weights, are assumed to have seen none
     of the images.
     """
-    source: str | None = weights_of(recipe)
-    passed = set[str]()
-    while source is not None and source not in passed:
+    source, passed = weights_of(recipe), set[str]()
+    while source not in passed:
         try:
             plan = (weights or look(source, use="training")).plan()
         except VitkitError:  # they are no longer available
@@ -94,16 +92,16 @@ def _unspoilt_weights(recipe: Recipe, table: ImageTable, weights: WeightsSource 
         if not overlap.seen():
             return source
         passed.add(source)
-        source, weights = _weights_before(source, plan.provenance), None
+        weights = None
+        if (file := Path(source) / RECIPE).is_file():  # the run that trained these weights
+            began = Recipe.load(file)
+            if began.weights == "none":
+                return None
+            source = weights_of(began)
+        else:
+            before = plan.provenance.get("weights")
+            name = before.get("source") if isinstance(before, Mapping) else None
+            if not isinstance(name, str):
+                return None
+            source = name
     return None
-
-
-def _weights_before(source: str, provenance: Mapping[str, Any]) -> str | None:
-    # The initial weights of the run that trained a model; None if they are unknown or random.
-    recipe = Path(source) / RECIPE
-    if recipe.is_file():
-        began = Recipe.load(recipe)
-        return None if began.weights == "none" else weights_of(began)
-    before = provenance.get("weights")
-    name_before = before.get("source") if isinstance(before, Mapping) else None
-    return name_before if isinstance(name_before, str) else None

@@ -97,6 +97,7 @@ else:
         try:
             base = import_module(package).LightningModule
         except ModuleNotFoundError as error:
-            raise VitkitError(f"{name} needs {package}: pip install {package.replace('_', '-')}") from error
+            message = f"{name} needs {package}: pip install {package.replace('_', '-')}"
+            raise VitkitError("training.package-missing", message) from error
         globals()[name] = type(name, (_FineTuning, base), {"__module__": __name__, "__doc__": _FineTuning.__doc__})
         return globals()[name]

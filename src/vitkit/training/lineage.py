@@ -36,16 +36,12 @@ _FLATTERED = {"test": "inflates results; a second figure leaves them out", "val"
 class RunImages:
     """The readable images of a run, with the results of the data check (`data.doctor`).
 
-    Attributes:
-        table: the readable images.
-        facts: the content digest and the fingerprints of each file.
-        groups: a number for each image. Copies of one picture, and images of one scene, have the same number, and are
-            assigned to the same split.
+    Copies of one picture, and images of one scene, have the same group number, and are assigned to the same split.
     """
 
     table: ImageTable
-    facts: FactTable
-    groups: tuple[int, ...]
+    facts: FactTable  # the content digest and the fingerprints of each file
+    groups: tuple[int, ...]  # the group number of each image
 
     @classmethod
     def of(cls, diagnosis: Diagnosis) -> RunImages:
@@ -66,19 +62,12 @@ class RunImages:
 
 @dataclass(frozen=True)
 class SplitImages:
-    """Images that have been split.
+    """Images that have been split."""
 
-    Attributes:
-        images: the images; their table has the splits.
-        overlap: for each image, whether and in which role the initial weights had seen it.
-        findings: notes on the split for the user.
-        earlier: the labels that the images had in earlier runs, and the missing test images of these runs.
-    """
-
-    images: RunImages
-    overlap: Overlap
-    findings: list[Finding] = field(default_factory=list)
-    earlier: LabelsBefore = UNCHANGED
+    images: RunImages  # their table has the splits
+    overlap: Overlap  # for each image, whether and in which role the initial weights had seen it
+    findings: list[Finding] = field(default_factory=list)  # notes on the split for the user
+    earlier: LabelsBefore = UNCHANGED  # labels that the images had in earlier runs, and missing test images of these
 
     def take(self, indices: Sequence[int]) -> SplitImages:
         """Return the images at these indices."""
@@ -103,18 +92,16 @@ def ancestry_of(recipe: Recipe, weights: bytes | None, teacher: bytes | None) ->
 
 
 def record_of_run(run: str) -> PictureRecord:
-    """Read the record of the images of an earlier run or of a model, given as the recipe field `split_from`.
-
-    Raises:
-        VitkitError: there is no such run, it is a cross-validation, or it has no record.
-    """
+    """Read the record of the images of an earlier run or of a model, given as the recipe field `split_from`."""
     fold = fold_folder(Path(run), 0)
     if (fold / SPLIT).is_file():
-        raise VitkitError(f"split_from {run}: it is a cross-validation; use one of its folds, {fold}")
+        message = f"split_from {run}: it is a cross-validation; use one of its folds, {fold}"
+        raise VitkitError("training.split-unavailable", message)
     record = Path(run) / RECORD
     pictures = read_bytes(record) if record.is_file() else inspect(run).pictures
     if pictures is None:
-        raise VitkitError(f"split_from {run}: it has no record of its pictures ({RECORD}); use a run of `vitkit train`")
+        message = f"split_from {run}: it has no record of its pictures ({RECORD}); use a run of `vitkit train`"
+        raise VitkitError("training.split-unavailable", message)
     return PictureRecord.from_bytes(pictures, run)
 
 
@@ -147,7 +134,17 @@ def divide(images: RunImages, recipe: Recipe, before: PictureRecord, untested: C
     conflicting, findings = list[int](), list[Finding]()
     if in_run is not None:
         kept, conflicting = inherit(in_run, images.groups)
-        findings = _inherited_findings(images.table, in_run, kept, conflicting, source)
+        if conflicting:
+            are = "image is a copy" if len(conflicting) == 1 else "images are copies"
+            text = (
+                f"{len(conflicting)} new or relabelled {are} of pictures in different splits of {source} and left out"
+            )
+            paths = ", ".join(images.table.paths[i] for i in conflicting)
+            findings.append(Finding("warning", f"{text}: {paths}"))
+        if moved := sorted(i for i in in_run.relabelled if kept[i] not in (None, in_run.roles[i])):
+            are = "relabelled image is now a copy" if len(moved) == 1 else "relabelled images are now copies"
+            text = f"{len(moved)} {are} of pictures in another split of {source}, and with them"
+            findings.append(Finding("note", f"{text}: {listed([images.table.paths[i] for i in moved])}"))
         if not any(in_run.roles):
             findings.append(Finding("problem", f"no image is known from {source}: the images are divided anew"))
     kept, dropped = only_trained(images, kept, untested)
@@ -165,7 +162,8 @@ def divide(images: RunImages, recipe: Recipe, before: PictureRecord, untested: C
         findings += _kept_findings(images, table, kept, source)
     if "train" not in table.splits:
         raise VitkitError(
-            f"every picture of {table.name} was held out by {source}, so there is nothing to train on: add photographs"
+            "training.images-missing",
+            f"every picture of {table.name} was held out by {source}, so there is nothing to train on: add photographs",
         )
     return SplitImages(replace(images, table=table), overlap, findings)
 
@@ -190,15 +188,13 @@ def refuse_seen(images: RunImages, recipe: Recipe, before: PictureRecord, what: 
     """Refuse a test of every image if the initial weights or the teacher were trained or selected on some of them.
 
     `what` names the option or the run that demands the test. Return the overlap of the images with the record `before`.
-
-    Raises:
-        VitkitError: the weights or the teacher were trained or selected on some of the images.
     """
     overlap = _compare(images, before, "weights")
     if seen := len(overlap.seen()):
         raise VitkitError(
+            "training.images-seen",
             f"{what} tests every picture, but {_source(recipe)} has seen {seen} of the {len(images.table)} pictures: "
-            f"use other --weights, such as those from which that training started, or do without {what}"
+            f"use other --weights, such as those from which that training started, or do without {what}",
         )
     return overlap
 
@@ -219,7 +215,7 @@ def record_after(split_images: SplitImages, before: PictureRecord, *, has_labels
 
 
 def _source(recipe: Recipe) -> str:
-    """Return the name of the initial weights, or of the teacher if the weights are random, without the folder."""
+    # The name of the initial weights, or of the teacher if the weights are random, without the folder.
     return without_place(weights_of(recipe) if recipe.weights != "none" else str(recipe.teacher))
 
 
@@ -252,24 +248,8 @@ def ancestry_findings(split_images: SplitImages, recipe: Recipe) -> list[Finding
     return findings
 
 
-def _inherited_findings(
-    table: ImageTable, overlap: Overlap, kept: Sequence[str | None], conflicting: Sequence[int], source: str
-) -> list[Finding]:
-    """Report the images that are left out, and the relabelled images that have moved, because of their copies."""
-    findings = []
-    if conflicting:
-        are = "image is a copy" if len(conflicting) == 1 else "images are copies"
-        text = f"{len(conflicting)} new or relabelled {are} of pictures in different splits of {source} and left out"
-        findings.append(Finding("warning", f"{text}: {', '.join(table.paths[i] for i in conflicting)}"))
-    if moved := sorted(i for i in overlap.relabelled if kept[i] not in (None, overlap.roles[i])):
-        are = "relabelled image is now a copy" if len(moved) == 1 else "relabelled images are now copies"
-        text = f"{len(moved)} {are} of pictures in another split of {source}, and with them"
-        findings.append(Finding("note", f"{text}: {listed([table.paths[i] for i in moved])}"))
-    return findings
-
-
 def _kept_findings(images: RunImages, after: ImageTable, kept: Sequence[str | None], source: str) -> list[Finding]:
-    """Report how many images keep the split of an earlier run, and the pictures that are in two of its splits."""
+    # How many images keep the split of an earlier run, and the pictures that are in two of its splits.
     rows = zip(after.splits, kept, images.table.splits, strict=True)
     known = Counter(name for name, inherited, original in rows if original is None and name == inherited)
     if not known:

@@ -71,29 +71,37 @@ def check_hooks(recipe: Recipe, hooks: Hooks) -> None:
     A callback whose attribute `is_optional` is true may remain uncalled. The recipe need not be complete.
     """
     if recipe.method == "probe" and (functions := list(hooks.names())):
-        raise VitkitError(f"method probe takes no steps, so {functions[0]} is never called: set method to full or lora")
+        message = f"method probe takes no steps, so {functions[0]} is never called: set method to full or lora"
+        raise VitkitError("training.hook-unused", message)
     if recipe.teacher is not None and hooks.loss:
-        raise VitkitError("loss cannot be combined with teacher, whose loss it replaces: leave out one of them")
+        message = "loss cannot be combined with teacher, whose loss it replaces: leave out one of them"
+        raise VitkitError("training.hook-conflict", message)
     if recipe.logger in LOGGERS:
         package = LOGGERS[recipe.logger][0]
         if importlib.util.find_spec(package) is None:
-            raise VitkitError(f"--logger {recipe.logger} needs the package {package}: pip install {package}")
+            message = f"--logger {recipe.logger} needs the package {package}: pip install {package}"
+            raise VitkitError("training.package-missing", message)
     for callback in hooks.callbacks:
         if isinstance(callback, type):
-            raise VitkitError(f"callbacks: {callback.__name__} is a class; give an object: {callback.__name__}()")
+            message = f"callbacks: {callback.__name__} is a class; give an object: {callback.__name__}()"
+            raise VitkitError("training.hook-invalid", message)
         if not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
-            raise VitkitError(f"callbacks: {type(callback).__name__} has none of the methods {', '.join(HOOKS)}")
+            message = f"callbacks: {type(callback).__name__} has none of the methods {', '.join(HOOKS)}"
+            raise VitkitError("training.hook-invalid", message)
     for logger in hooks.loggers:
         if not callable(getattr(logger, "log_metrics", None)):
-            raise VitkitError(f"loggers: {type(logger).__name__} has no log_metrics(metrics, step)")
+            message = f"loggers: {type(logger).__name__} has no log_metrics(metrics, step)"
+            raise VitkitError("training.hook-invalid", message)
     if hooks.loggers and recipe.folds is not None:
         raise VitkitError(
-            "loggers: an object can log only one training, but --folds makes several: use the option logger instead"
+            "training.hook-conflict",
+            "loggers: an object can log only one training, but --folds makes several: use the option logger instead",
         )
     has_needed = any(not getattr(callback, "is_optional", False) for callback in hooks.callbacks)
     if recipe.method == "probe" and (has_needed or hooks.loggers or recipe.logger in LOGGERS):
         raise VitkitError(
-            "method probe takes no steps, so callbacks and loggers are never called: use method full or lora"
+            "training.hook-unused",
+            "method probe takes no steps, so callbacks and loggers are never called: use method full or lora",
         )
 
 

@@ -111,17 +111,6 @@ class MicroBatch:
     losses: list[Tensor] = field(default_factory=list)  # for each computed piece, the sum over its images, ()
     hits: list[Tensor] = field(default_factory=list)  # for each computed piece, which images were classified correctly
 
-    def size(self, rows: slice) -> int:
-        return len(self.targets[rows])
-
-    def counted(self, rows: slice) -> int:
-        """Return the number of training images in these rows; 0 for placeholders."""
-        return self.size(rows) if self.training_images else 0
-
-    def ends_with(self, rows: slice) -> bool:
-        """Return whether these rows are the last ones of the step."""
-        return self.is_last and rows.stop >= len(self.targets)
-
     def note(self, loss: Tensor, hits: Tensor) -> None:
         self.losses.append(loss)
         self.hits.append(hits)
@@ -160,14 +149,9 @@ HOOKS = ("on_fit_start", "on_step_end", "on_epoch_end", "on_fit_end")  # the met
 class Loop:
     """The training loop.
 
-    Args:
-        state: the state of the training, which the loop updates. It contains the model and the recipe.
-        objective: the objective, which computes the loss and the validation figures.
-        data: batches of training and validation images.
-        fabric: the device and the precision of the computation (Lightning Fabric).
-        team: the processes that train together.
-        callbacks: objects with some of `HOOKS`, which receive the state.
-        interruption: ends the training when a signal arrives; by default, signals are not handled.
+    It updates `state`, which contains the model and the recipe. The `objective` computes the loss and the validation
+    figures, `fabric` (Lightning Fabric) determines the device and the precision, `callbacks` are objects with some of
+    `HOOKS`, which receive the state, and `interruption` ends the training when a signal arrives.
     """
 
     def __init__(
@@ -303,19 +287,19 @@ class Loop:
     def take_step(self, first: int, batches: Iterable[Batch]) -> None:
         """Update the weights with the mean gradient of some batches. Skip the step if the gradient is not finite.
 
-        Args:
-            first: the number of the first batch of the step in the epoch, from 0.
-            batches: the batches of the step, from the data loader.
+        `first` is the number of the first batch of the step in the epoch, from 0.
         """
         state, model, optimizer = self.state, self.state.model, self.state.optimizer
         images, images_everywhere = self.data.images_in(first, first + state.recipe.grad_accum - 1)
 
         def learn_from(micro: MicroBatch, rows: slice) -> None:
-            counted = micro.counted(rows)
-            with micro.draws(rows), self._statistics.attempt(micro.size(rows)):
+            size = len(micro.targets[rows])
+            counted = size if micro.training_images else 0  # without placeholders
+            with micro.draws(rows), self._statistics.attempt(size):
                 loss, hits = self.loss_of(micro.images[rows], micro.targets[rows])  # the forward pass
                 weighted = state.scaler.scale(loss * (counted / images_everywhere))
-                self.gradients.add(weighted, is_last=micro.ends_with(rows))  # the backward pass
+                is_last = micro.is_last and rows.stop >= len(micro.targets)
+                self.gradients.add(weighted, is_last=is_last)  # the backward pass
             micro.note(loss.detach() * counted, hits[:counted])
 
         state.metrics["lr"] = lr = state.lr
@@ -329,7 +313,9 @@ class Loop:
                 if state.epoch == number == 0:
                     self._tell("draw_first_batch", micro.batch[0])
                 state.pieces.each(len(micro.images), partial(learn_from, micro))  # all rows at once if memory allows
-            self._note(micro)
+            loss = torch.stack(micro.losses).sum()
+            state.sums.add(loss, micro.training_images, micro.hits)
+            self.check.note_loss(loss, state.epoch, state.step)
         gradients = self.gradients.finish()  # the sums over all processes
         if self.team.size > 1:
             self.check.note_team(self.gradients.bad_losses)
@@ -355,7 +341,7 @@ class Loop:
         return self.objective.loss(heads, images, targets), self.objective.hits(heads, targets)
 
     def _prepare(self, batch: Batch, number: int, first: int) -> MicroBatch:
-        """Move a batch to the device, mix its images, and draw the random numbers of dropout."""
+        # Move a batch to the device, mix its images, and draw the random numbers of dropout.
         state, batch = self.state, self.fabric.to_device(batch)
         images, labels = batch
         if images.is_cuda:
@@ -372,12 +358,6 @@ class Loop:
         return MicroBatch(
             images, targets, training_images, batch, is_last, lambda rows: self._draws.using(keys[:, rows])
         )
-
-    def _note(self, micro: MicroBatch) -> None:
-        """Add a batch to the sums of the epoch, and pass its loss to the check for values that are not finite."""
-        loss = torch.stack(micro.losses).sum()
-        self.state.sums.add(loss, micro.training_images, micro.hits)
-        self.check.note_loss(loss, self.state.epoch, self.state.step)
 
     # --- Validation -------------------------------------------------------------------------------
 
