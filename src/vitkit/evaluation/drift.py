@@ -84,20 +84,13 @@ class Sample:
 
 @dataclass(frozen=True)
 class DriftTest:
-    """The result of one two-sample test between earlier and new images.
+    """The result of one two-sample test between earlier and new images."""
 
-    Attributes:
-        name: `classes`, `confidence` or `distance`.
-        p: the p-value of this test alone.
-        adjusted: the p-value adjusted for all tests of the comparison.
-        before, now: a summary of the compared values in words, for the earlier and the new images.
-    """
-
-    name: str
-    p: float
-    adjusted: float
-    before: str
-    now: str
+    name: str  # `classes`, `confidence` or `distance`
+    p: float  # the p-value of this test alone
+    adjusted: float  # the p-value adjusted for all tests of the comparison
+    before: str  # a summary of the compared values in words, for the earlier images
+    now: str  # and for the new images
 
     @property
     def title(self) -> str:

@@ -47,25 +47,15 @@ class Caveat:
 
 @dataclass(frozen=True)
 class Headline:
-    """The main figure of a run or an evaluation.
+    """The main figure of a run or an evaluation."""
 
-    Attributes:
-        figure: `accuracy`, or `exact match` if an image may have several classes.
-        value: value of the figure, 0 to 1; None if the weights had seen every image.
-        interval: 95 % confidence interval; None if there is none.
-        images: number of images that the figure is based on.
-        split: split of these images: train, val, test, all or `BY_FOLDS`.
-        caveats: limitations that a reader of the figure must know.
-        folds: number of folds if the figure is the mean of a cross-validation, else 0.
-    """
-
-    figure: str
-    value: float | None
-    interval: tuple[float, float] | None
-    images: int
-    split: str
-    caveats: tuple[Caveat, ...] = ()
-    folds: int = 0
+    figure: str  # `accuracy`, or `exact match` if an image may have several classes
+    value: float | None  # from 0 to 1; None if the weights had seen every image
+    interval: tuple[float, float] | None  # 95 % confidence interval, if there is one
+    images: int  # number of images that the figure is based on
+    split: str  # of these images: train, val, test, all or `BY_FOLDS`
+    caveats: tuple[Caveat, ...] = ()  # limitations that a reader of the figure must know
+    folds: int = 0  # number of folds if the figure is the mean of a cross-validation, else 0
 
     @property
     def described(self) -> str:

@@ -248,13 +248,13 @@ def _macro_f1_end(labels: Ints, predicted: Ints, classes: Ints, units: Units, *,
     part = units.imagined / k
     # The position (n,) of each label and prediction in the sorted `classes`; k for other classes.
     places = [(numbers, np.searchsorted(classes, numbers)) for numbers in (labels, predicted)]
-    true, said = (np.where(np.append(classes, -1)[place] == numbers, place, k) for numbers, place in places)
-    support, named, both = (np.bincount(places, minlength=k + 1)[:k] for places in (true, said, true[true == said]))
+    true, guess = (np.where(np.append(classes, -1)[place] == numbers, place, k) for numbers, place in places)
+    support, named, both = (np.bincount(places, minlength=k + 1)[:k] for places in (true, guess, true[true == guess]))
     images = support + part
     either = support + named + 2 * part
     f1 = 2 * (both + part * is_upper) / either
     shares, weights = (np.append(parts / either, 0.0) for parts in (f1, np.ones(k)))  # an image counts in two classes
-    influence = (2.0 * (true == said) * weights[true] - shares[true] - shares[said]) / k
+    influence = (2.0 * (true == guess) * weights[true] - shares[true] - shares[guess]) / k
     imagined = float((2 * part * (is_upper - f1) / either).sum()) / k
     mean = float(f1.mean())
     least = units.effect(labels == predicted) * mean * (1 - mean) * float((1 / images).sum()) / k**2

@@ -87,7 +87,7 @@ def choose_next(
         margin = ordered[:, -1] - ordered[:, -2]  # between the two highest probabilities
         unsure = np.argsort(margin, kind="stable")[: _SPREAD * count]
         weights = 1 - margin[unsure] + 1e-3
-        cluster, distance = _clusters(x[pool][unsure], min(count, _MOST_CLUSTERS), seed, weights)
+        cluster, distance = _clusters(x[pool[unsure]], min(count, _MOST_CLUSTERS), seed, weights)
         spread = unsure[np.lexsort((margin[unsure], _ranks(cluster, distance)))[:count]]
         order = spread[np.argsort(margin[spread], kind="stable")]
     return [int(i) for i in pool[order]]

@@ -404,23 +404,23 @@ def _named(suspects: Iterable[Disagreement], paths: Sequence[str], classes: Sequ
     return errors
 
 
-def summary(doubts: Sequence[LabelError]) -> dict[str, float]:
+def summary(errors: Sequence[LabelError]) -> dict[str, float]:
     """Return the number of suspected label errors, and the expected number of correct labels among them."""
-    return {"listed": len(doubts), "expected_by_chance": sum(doubt.chance for doubt in doubts)}
+    return {"listed": len(errors), "expected_by_chance": sum(error.chance for error in errors)}
 
 
-def in_words(doubts: Sequence[LabelError]) -> str:
+def in_words(errors: Sequence[LabelError]) -> str:
     """Describe the suspected label errors in a clause, without a full stop."""
-    if not doubts:
+    if not errors:
         return "no more labels look wrong than chance explains"
-    looks = plural(len(doubts), "label looks wrong", "labels look wrong")
-    return f"{looks}; {by_chance(len(doubts), sum(doubt.chance for doubt in doubts))}"
+    looks = plural(len(errors), "label looks wrong", "labels look wrong")
+    return f"{looks}; {by_chance(len(errors), sum(error.chance for error in errors))}"
 
 
-def write_label_errors(path: Path, doubts: Sequence[LabelError]) -> None:
+def write_label_errors(path: Path, errors: Sequence[LabelError]) -> None:
     """Write a CSV file with the columns path, label, suggested, score and chance."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(LabelError._fields)
-    writer.writerows((*map(harmless, doubt[:3]), f"{doubt.score:.6f}", f"{doubt.chance:.6f}") for doubt in doubts)
+    writer.writerows((*map(harmless, error[:3]), f"{error.score:.6f}", f"{error.chance:.6f}") for error in errors)
     write_text(path, text.getvalue())

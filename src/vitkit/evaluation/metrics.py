@@ -64,35 +64,21 @@ Known = list[float | None]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Predictions of a classifier on labelled images.
+    """Predictions of a classifier on labelled images."""
 
-    Attributes:
-        split: name of the split: train, val, test or all.
-        classes: class names, in the order of the columns of `probabilities`.
-        paths: paths of the images, (n,).
-        labels: true class of each image, (n,).
-        probabilities: (n, K); each row sums to 1.
-        unreadable: the reason, by path, for each image that could not be predicted.
-        temperature: temperature of the classifier; the probabilities include it.
-        groups: group number of each image, (n,); images of the same group are not independent. Empty if all are
-            independent.
-        chosen: descriptions of choices that were made on these images, such as the epoch (`figures.chosen_on`).
-        since: current label, by path, of each image whose label has changed since an earlier run. `labels` contains the
-            earlier labels of these images (`evaluator`).
-        familiar: conformal p-value of each image, (n,): the fraction of held-out images that are no more familiar to
-            the classifier (`inference.unknown`). None if the classifier has no score for unknown images.
-    """
-
-    split: str
-    classes: tuple[str, ...]
-    paths: tuple[str, ...]
-    labels: npt.NDArray[np.int64]
-    probabilities: npt.NDArray[np.float32]
-    unreadable: dict[str, str] = field(default_factory=dict)
-    temperature: float = 1.0
-    groups: tuple[int, ...] = ()
-    chosen: tuple[str, ...] = ()
+    split: str  # train, val, test or all
+    classes: tuple[str, ...]  # names, in the order of the columns of `probabilities`
+    paths: tuple[str, ...]  # of the images, (n,)
+    labels: npt.NDArray[np.int64]  # true class of each image, (n,)
+    probabilities: npt.NDArray[np.float32]  # (n, K); each row sums to 1
+    unreadable: dict[str, str] = field(default_factory=dict)  # why an image could not be predicted, by path
+    temperature: float = 1.0  # of the classifier; the probabilities include it
+    groups: tuple[int, ...] = ()  # group number of each image, (n,); images of a group depend on each other; or empty
+    chosen: tuple[str, ...] = ()  # choices that were made on these images, such as the epoch (`figures.chosen_on`)
+    # Current label, by path, of each image whose label has changed since an earlier run. `labels` has the earlier ones.
     since: Mapping[str, str] = field(default_factory=dict)
+    # Conformal p-value of each image, (n,): the fraction of held-out images that are no more familiar to the classifier
+    # (`inference.unknown`). None if the classifier has no score for unknown images.
     familiar: npt.NDArray[np.float32] | None = None
 
     @property

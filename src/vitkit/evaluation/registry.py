@@ -22,29 +22,16 @@ from vitkit.text.arguments import is_number, type_of
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure of merit of a classifier.
+    """A figure of merit of a classifier."""
 
-    Attributes:
-        name: key in evaluation.json and in printed output.
-        title: name of the figure on pages.
-        module: module with a function called `name`, (evaluation) -> float. If empty, the evaluation has a property
-            called `name`.
-        interval: name of the function that computes the confidence interval, (evaluation, units) -> (low, high), see
-            `intervals`; empty if the figure has no interval.
-        interval_module: module of the function `interval`.
-        tasks: tasks that the figure applies to.
-        least_classes: smallest number of classes for which the figure is meaningful. With fewer, it is left out.
-        function: function of labels and probabilities that a user registered (`register_metric`). It replaces `module`.
-    """
-
-    name: str
-    title: str
-    module: str = ""
-    interval: str = ""
-    interval_module: str = "vitkit.evaluation.intervals"
-    tasks: tuple[TaskName, ...] = tuple(TASKS)
-    least_classes: int = 1
-    function: Callable[[Any, Any], float] | None = None
+    name: str  # key in evaluation.json and in printed output
+    title: str  # on pages
+    module: str = ""  # with a function called `name`, (evaluation) -> float; if empty, the evaluation has this property
+    interval: str = ""  # name of the function (evaluation, units) -> (low, high), the confidence interval, if any
+    interval_module: str = "vitkit.evaluation.intervals"  # module of the function `interval`
+    tasks: tuple[TaskName, ...] = tuple(TASKS)  # that the figure applies to
+    least_classes: int = 1  # for which the figure is meaningful; with fewer, it is left out
+    function: Callable[[Any, Any], float] | None = None  # a user's (`register_metric`), in place of `module`
 
     def of(self, evaluation: Any) -> float | None:
         """Compute the figure of an evaluation; None if the figure is undefined."""

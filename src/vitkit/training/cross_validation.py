@@ -78,12 +78,8 @@ def figures_of_folds(evaluations: Sequence[Evaluation]) -> dict[str, FoldFigure]
 def cross_validate(conclude: Sequence[Callable[[Run], None]], run: Run) -> None:
     """Train and test all folds that are not finished yet, and train the final model on all images.
 
-    `conclude` are the stages of a fold after its training.
-
-    The results of all folds are written to folds.json, and to report.html when the final model is finished.
-
-    Raises:
-        VitkitError: the folder of a fold or the images of a finished fold are missing.
+    `conclude` are the stages of a fold after its training. The results of all folds are written to folds.json, and to
+    report.html when the final model is finished.
     """
     recipe, say = run.recipe, run.say
     assert recipe.folds is not None

@@ -48,7 +48,7 @@ _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _FROM_FIRST = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
 
-def share_out(model: VisionTransformer, device: torch.device, processes: int) -> None:
+def shard_model(model: VisionTransformer, device: torch.device, processes: int) -> None:
     """Shard the weights of a model over the processes (FSDP): each block on its own, and all other weights together."""
     mesh = init_device_mesh(device.type, (processes,))
     for module in (*model.blocks, model):
@@ -195,7 +195,7 @@ class ProcessGroup:
         before = whole.roll(1, dims=0)[self.rank :: self.size]
         return before if len(before) else values
 
-    def agree_on(self, model: nn.Module) -> None:
+    def broadcast_weights(self, model: nn.Module) -> None:
         """Copy the main process's weights to all processes."""
         if self.size > 1:
             for tensor in model.state_dict().values():
@@ -368,8 +368,10 @@ def add_gradients(parameters: Iterable[nn.Parameter], loss: Tensor) -> None:
     """Add the gradient of a loss to the gradients of the parameters, which stay unchanged if memory runs out."""
     trained = list(parameters)
     for parameter, gradient in zip(trained, _gradients_of(loss, trained), strict=True):
-        if gradient is not None:
-            parameter.grad = _laid_as(parameter, gradient) if parameter.grad is None else parameter.grad.add_(gradient)
+        if gradient is not None and parameter.grad is not None:
+            parameter.grad.add_(gradient)
+        elif gradient is not None:
+            parameter.grad = _with_strides_of(parameter, gradient)
 
 
 def _gradients_of(loss: Tensor, parameters: list[nn.Parameter]) -> tuple[Tensor | None, ...]:
@@ -377,7 +379,7 @@ def _gradients_of(loss: Tensor, parameters: list[nn.Parameter]) -> tuple[Tensor 
         return torch.autograd.grad(loss, parameters, allow_unused=True)
 
 
-def _laid_as(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
+def _with_strides_of(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
     # Optimisers need the strides of the parameter. The gradient of a convolution has those of channels-last images.
     return gradient if gradient.stride() == parameter.stride() else torch.empty_like(parameter).copy_(gradient)
 
@@ -474,7 +476,7 @@ class GradientSums:
             sizes = [parameter.numel() for parameter in bucket]
             summed = torch.split(flat[: sum(sizes)], sizes)
             for parameter, part, has_gradient in zip(bucket, summed, have_gradients, strict=True):
-                parameter.grad = _laid_as(parameter, part.view_as(parameter)) if has_gradient else None
+                parameter.grad = _with_strides_of(parameter, part.view_as(parameter)) if has_gradient else None
         if self._buckets:
             self.bad_losses = self._sent[-1][0][-1]
         elif self._team.size > 1:

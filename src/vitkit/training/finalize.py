@@ -74,30 +74,22 @@ def class_weights(counts: Sequence[int], task: Task = SINGLE_LABEL) -> Tensor:
 
 @dataclass(frozen=True)
 class PriorCorrection:
-    """The class prior that a model's predictions assume, and the shift of the head biases that produces this prior.
+    """The class prior that a model's predictions assume, and the shift of the head biases that produces this prior."""
 
-    Attributes:
-        balance: how the training balanced the classes.
-        prior: the class frequencies that the predicted probabilities assume: `data` for those of the training images,
-            or `uniform`.
-        counts: the number of training images of each class.
-        shift: the full correction (K,), to be added to calibrated logits.
-        heads: the names of the corrected heads. These are the heads that learned from labels. A head that learned only
-            from a teacher imitates the teacher's outputs, which do not depend on the weights of the images.
-        strength: the fraction of `shift` that fits the validation images best. In theory it is 1 for a model that has
-            learned the true probabilities. The weights have less effect on a model that has memorised its training
-            images (Byrd & Lipton 2019, arXiv 1812.03372).
-        in_head: the shift (K,) that has been added to the biases of `heads`. It depends on the temperature and on
-            `strength`.
-    """
-
-    balance: Balance
-    prior: Literal["data", "uniform"]
-    counts: tuple[int, ...]
-    shift: tuple[float, ...]
+    balance: Balance  # how the training balanced the classes
+    prior: Literal[
+        "data", "uniform"
+    ]  # the class frequencies that the probabilities assume: those in training, or equal
+    counts: tuple[int, ...]  # training images of each class
+    shift: tuple[float, ...]  # the full correction (K,), to be added to calibrated logits
+    # The corrected heads, which are those that learned from labels. A head that learned only from a teacher imitates
+    # its outputs, which do not depend on the weights of the images.
     heads: tuple[str, ...]
+    # The fraction of `shift` that fits the validation images best. In theory it is 1 for a model that has learned the
+    # true probabilities. The weights have less effect on a model that has memorised its training images (Byrd & Lipton
+    # 2019, arXiv 1812.03372).
     strength: float = 1.0
-    in_head: tuple[float, ...] = ()
+    in_head: tuple[float, ...] = ()  # the shift (K,) that was added to the biases; depends on temperature and strength
 
     def to_dict(self) -> dict[str, Any]:
         return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
@@ -290,25 +282,16 @@ class OutOfFold:
     They calibrate the final model of a cross-validation, which is trained on all images and has none left for its
     calibration. docs/decisions/0046-final-models.md describes the guarantees that follow. The predictions are stored as
     logits without the temperature and the prior correction of the folds' models, because both differ for the final one.
-
-    Attributes:
-        classes: the names of the classes.
-        paths: the paths of the images, (n,).
-        labels: the classes of the images, (n,), or class indicators, (n, K).
-        logits: (n, K), before the temperature and without any correction of the class prior.
-        folds: the number of folds, which is the number of models.
-        fold: the fold of each image, (n,).
-        tested: logits (n, K) of the same images from a nested cross-validation, each by a model that was neither fitted
-            nor selected on the image; None without a nested cross-validation.
-        temperatures: the temperature of the model that predicted each fold in `tested`, (folds,).
     """
 
     classes: tuple[str, ...]
-    paths: tuple[str, ...]
-    labels: npt.NDArray[np.int64]
-    logits: npt.NDArray[np.float32]
-    folds: int
-    fold: npt.NDArray[np.int64]
+    paths: tuple[str, ...]  # (n,)
+    labels: npt.NDArray[np.int64]  # classes (n,), or class indicators (n, K)
+    logits: npt.NDArray[np.float32]  # (n, K), before the temperature and without any correction of the class prior
+    folds: int  # the number of folds, which is the number of models
+    fold: npt.NDArray[np.int64]  # the fold of each image, (n,)
+    # Logits (n, K) of the same images from a nested cross-validation, if there was one, each by a model that was not
+    # fitted or selected on the image, and the temperature of the model that predicted each fold in it, (folds,).
     tested: npt.NDArray[np.float32] | None = None
     temperatures: npt.NDArray[np.float64] | None = None
 

@@ -35,7 +35,7 @@ from vitkit.system.run_files import BEFORE, LAST, RECIPE
 from vitkit.text.cells import plural
 from vitkit.training.adapters import add_low_rank, count_parameters, drop_patches, freeze_backbone
 from vitkit.training.checkpoint import RunWriter, Trained, TrainingState, has_state, identity, read_newest
-from vitkit.training.distributed import fabric_of, share_out
+from vitkit.training.distributed import fabric_of, shard_model
 from vitkit.training.finalize import (
     class_weights,
     log_weights,
@@ -200,9 +200,9 @@ def run_training(
     precision = choose_precision(recipe.precision, recipe.device)
     run.say(f"{length} in {precision}; batch {batch}, lr {recipe.lr:g}{spared}")
     trained.train().to(fabric.device)
-    team.agree_on(trained)
+    team.broadcast_weights(trained)
     if team.size > 1 and recipe.strategy == "fsdp":
-        share_out(vit_of(trained, "strategy fsdp"), fabric.device, team.size)
+        shard_model(vit_of(trained, "strategy fsdp"), fabric.device, team.size)
     guard = StabilityGuard(run.say)
     state = TrainingState(trained, recipe, steps * recipe.epochs, guard, team, run.hooks.optimizer)
     state.clock.spent = state.clock.ahead = spent
@@ -221,7 +221,7 @@ def run_training(
     if choose_compile(recipe, len(data.train)):
         loop.compile_steps()
     if recipe.head_from == "names" and data.has_val:
-        loop.callbacks.insert(0, _JudgeStart(loop.validate, writer))
+        loop.callbacks.insert(0, _EvaluateStart(loop.validate, writer))
     status = "failed"
     try:
         with _reporting_what_is_kept(run, state, writer, data.workers), stop, quiet_workers():
@@ -241,7 +241,7 @@ def run_training(
 
 
 @dataclass
-class _JudgeStart:
+class _EvaluateStart:
     """A callback that evaluates the model before the first step of a new run, and records the figures."""
 
     validate: Callable[[], Any]
@@ -346,7 +346,7 @@ def _draw(run: Run, train: ImageTable, preprocess: Preprocess, images: Tensor, r
 
 FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)  # multiples of the recipe's learning rate
 STEPS, WARMUP = 25, 5
-_JUDGED = 512  # images on which each learning rate is judged
+_SAMPLED = 512  # images on which each learning rate is evaluated
 
 
 def choose_lr(run: Run, classifier: Classifier, data: BatchedImages, objective: Objective) -> tuple[Recipe, float]:
@@ -364,8 +364,8 @@ def choose_lr(run: Run, classifier: Classifier, data: BatchedImages, objective: 
         message = "--find-lr: no learning rate led to a finite loss; give a lower --lr to search around"
         raise VitkitError("training.diverged", message)
     tried = ", ".join(f"{lr:g}: {loss:.3f}" for lr, loss in outcome.items())
-    judges = "validation" if len(data.val) else "training"
-    run.say(f"loss on {judges} images after {STEPS} steps by learning rate: {tried}; taking {best:g}")
+    kind = "validation" if len(data.val) else "training"
+    run.say(f"loss on {kind} images after {STEPS} steps by learning rate: {tried}; taking {best:g}")
     recipe = recipe.replace(lr=best, find_lr=False)
     classifier.provenance["recipe"].update(lr=best, find_lr=False)
     write_text(run.folder / RECIPE, recipe.to_toml())
@@ -387,7 +387,7 @@ def find_lr(
     centre of the search. The loss is computed on a sample of the validation images or, without any, of the training
     images. `progress` is called with the number of finished steps and their total.
     """
-    sampled, outcome = data.sample(_JUDGED), {}
+    sampled, outcome = data.sample(_SAMPLED), {}
     with torch.random.fork_rng():
         for number, factor in enumerate(FACTORS):
             lr = recipe.lr * factor

@@ -106,22 +106,17 @@ def record_of_run(run: str) -> PictureRecord:
 
 
 def divide(images: RunImages, recipe: Recipe, before: PictureRecord, untested: Collection[str] = ()) -> SplitImages:
-    """Assign a split to every image.
+    """Assign a split to every readable image.
 
     Images that an earlier run has used keep the split that they had there. The earlier run is `recipe.split_from` or,
-    if it is not set, the runs that trained the initial weights.
-
-    All other images get a new split. New or relabelled images are left out if their copies or their group are in
-    different splits of the earlier run.
+    if it is not set, the runs that trained the initial weights. All other images get a new split. New or relabelled
+    images are left out if their copies or their group are in different splits of the earlier run.
 
     Args:
         images: the readable images.
         recipe: the resolved recipe.
         before: the record of the images that the initial weights and the teacher were trained on.
         untested: the paths of images whose labels only a model has given. They are training images, or left out.
-
-    Raises:
-        VitkitError: `split_from` is not a run, or there is no image left to train on.
     """
     overlap = _compare(images, before, "weights")
     in_run, source = None, ""

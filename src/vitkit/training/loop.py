@@ -116,7 +116,7 @@ class MicroBatch:
         self.hits.append(hits)
 
 
-class AwaitedBatches:
+class TimedBatches:
     """Iterate over the batches of a data loader, and measure the time spent waiting for them.
 
     A GPU may still be busy meanwhile, so the time in which it is idle is at most as long.
@@ -126,7 +126,7 @@ class AwaitedBatches:
         self._batches, self._began, self._waited = batches, time.perf_counter(), 0.0
         self.largest = 0  # bytes of the images of a batch
 
-    def __iter__(self) -> AwaitedBatches:
+    def __iter__(self) -> TimedBatches:
         return self
 
     def __next__(self) -> Batch:
@@ -202,7 +202,7 @@ class Loop:
         """
         state = self.state
         self.start()
-        self._tell("on_fit_start")
+        self._notify("on_fit_start")
         for epoch in range(state.epoch, state.recipe.epochs):
             if epoch > state.epoch:
                 state.next_epoch()
@@ -210,13 +210,13 @@ class Loop:
                 self.train_epoch()
                 outcome = self.validate()
             except StoppedBetweenSteps:
-                self._tell_settled("on_interrupt")
+                self._notify_before_saving("on_interrupt")
                 raise
             self.judge(outcome)
-            self._tell("on_epoch_end")
+            self._notify("on_epoch_end")
             if self.interruption.after_step(should_stop=state.should_stop, at_once=True).should_stop:
                 break
-        self._tell("on_fit_end")
+        self._notify("on_fit_end")
 
     def start(self) -> None:
         """Start the clock, and store the weights that are restored if the first epoch makes the model unusable."""
@@ -232,11 +232,11 @@ class Loop:
         self.interruption.after_step(at_once=True)  # the end of the previous epoch may have taken long
         if state.is_trained:
             return
-        batches = AwaitedBatches(self.data.train_batches(state.epoch, state.batch))
+        batches = TimedBatches(self.data.train_batches(state.epoch, state.batch))
         for first in range(state.batch, self.data.batches, accumulated):
             self.take_step(first, islice(batches, accumulated))
             state.batch = min(first + accumulated, self.data.batches)
-            self._tell("on_step_end")
+            self._notify("on_step_end")
             should_stop = self.between_steps()
             steps = math.ceil(self.data.batches / accumulated)
             progress(f"epoch {state.epoch + 1}/{state.recipe.epochs}", first // accumulated + 1, steps)
@@ -256,7 +256,7 @@ class Loop:
             should_stop=state.should_stop, should_save=state.should_save, clock=state.clock
         )
         if agreed.should_save:
-            self._tell_settled("on_save")
+            self._notify_before_saving("on_save")
             state.should_save = False
         state.should_stop |= agreed.should_stop
         return agreed.should_stop
@@ -280,7 +280,7 @@ class Loop:
             state.average.update(state.model)
         state.metrics.update(state.sums.over(self.team))
         state.is_trained = True
-        self._tell("on_trained")
+        self._notify("on_trained")
 
     # --- One step ---------------------------------------------------------------------------------
 
@@ -311,7 +311,7 @@ class Loop:
             with self.fabric.autocast():
                 micro = self._prepare(batch, number, first)
                 if state.epoch == number == 0:
-                    self._tell("draw_first_batch", micro.batch[0])
+                    self._notify("draw_first_batch", micro.batch[0])
                 state.pieces.each(len(micro.images), partial(learn_from, micro))  # all rows at once if memory allows
             loss = torch.stack(micro.losses).sum()
             state.sums.add(loss, micro.training_images, micro.hits)
@@ -391,12 +391,12 @@ class Loop:
         if state.went_back:
             state.optimizer.state.clear()
 
-    def _tell_settled(self, hook: str) -> None:
+    def _notify_before_saving(self, hook: str) -> None:
         # Before a checkpoint is written, find out which steps were skipped.
         self.check.resolve_pending()
-        self._tell(hook)
+        self._notify(hook)
 
-    def _tell(self, hook: str, *arguments: Any) -> None:
+    def _notify(self, hook: str, *arguments: Any) -> None:
         for callback in self.callbacks:
             if (method := getattr(callback, hook, None)) is not None:
                 method(*(arguments or (self.state,)))
