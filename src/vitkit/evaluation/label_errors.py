@@ -147,7 +147,7 @@ class _Model(ABC):
             # Weak priors around the unchanged probabilities, so that a few labels do not change them much.
             value = float(parameters[0] ** 2 / 8 + parameters[1] ** 2 / 2)
             gradient = np.array([parameters[0] / 4, parameters[1], 0.0])
-            for rows in blocks(*self.probabilities.shape, _NUMBERS):
+            for rows in blocks(len(self.labels), self.probabilities.shape[1], _NUMBERS):
                 calibrated, z = self._calibrated(rows, parameters)
                 label, at_random = self._label(calibrated, rows)
                 mixed = np.maximum((1 - fraction) * label + fraction * at_random, 1e-300)
@@ -168,7 +168,7 @@ class _Model(ABC):
         fraction = float(expit(parameters[2]))
         wrong, doubt = np.empty(self.labels.shape), np.empty(self.labels.shape)
         suggested = np.empty(self.labels.shape, dtype=np.int64)
-        for rows in blocks(*self.probabilities.shape, _NUMBERS):
+        for rows in blocks(len(self.labels), self.probabilities.shape[1], _NUMBERS):
             calibrated, _ = self._calibrated(rows, parameters)
             label, at_random = self._label(calibrated, rows)
             wrong[rows] = (

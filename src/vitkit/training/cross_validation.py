@@ -92,18 +92,7 @@ def cross_validate(conclude: Sequence[Callable[[Run], None]], run: Run) -> None:
     for number, folder in enumerate(folders, start=1):
         if not all((folder / name).is_file() for name in (EVALUATION, REPORT)):
             say(f"fold {number} of {recipe.folds}")
-            fold = Run(recipe.replace(folds=None), team=run.team, hooks=run.hooks)
-            fold.recipe, fold.inputs = fold.asked, run.inputs_of_folds.get(folder) or Inputs.read(folder)
-            fold.enter(folder)
-            fold.out_of_fold = OutOfFold.read(folder)  # of a fold that was interrupted
-            if hasattr(run, "blueprint"):
-                fold.blueprint = replace(run.blueprint, recipe=fold.recipe)
-            fold.photographs, fold.features = run.photographs, run.features
-            fit(fold)
-            run.features = fold.features  # those under the initial weights are the same for all folds
-            with reporting(fold):
-                run.team.broadcast_from_main(lambda fold=fold: [stage(fold) for stage in conclude])
-            trained[folder] = fold
+            trained[folder] = _train_fold(run, folder, conclude)
     figures: dict[str, FoldFigure] = {}
     stored: dict[str, Any] = {}  # the content of folds.json
     if run.team.is_main:
@@ -119,6 +108,21 @@ def cross_validate(conclude: Sequence[Callable[[Run], None]], run: Run) -> None:
         write_json(run.folder / FOLDS, stored)
         _write_report(run.folder / REPORT, recipe, figures, stored)
         say(f"{headline_of(stored).words}; report: {run.folder / REPORT}")
+
+
+def _train_fold(run: Run, folder: Path, conclude: Sequence[Callable[[Run], None]]) -> Run:
+    fold = Run(run.recipe.replace(folds=None), team=run.team, hooks=run.hooks)
+    fold.recipe, fold.inputs = fold.asked, run.inputs_of_folds.get(folder) or Inputs.read(folder)
+    fold.enter(folder)
+    fold.out_of_fold = OutOfFold.read(folder)  # of a fold that was interrupted
+    if hasattr(run, "blueprint"):
+        fold.blueprint = replace(run.blueprint, recipe=fold.recipe)
+    fold.photographs, fold.features = run.photographs, run.features
+    fit(fold)
+    run.features = fold.features  # those under the initial weights are the same for all folds
+    with reporting(fold):
+        run.team.broadcast_from_main(lambda: [stage(fold) for stage in conclude])
+    return fold
 
 
 def _figures(
