@@ -82,7 +82,7 @@ def test_the_model_itself_unless_another_is_a_twentieth_faster(ratios: dict[str,
 
 def test_every_way_is_measured_in_turn_and_beside_the_model_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(plan, "_PATIENCE", 600.0)
+    monkeypatch.setattr(plan, "_LONGEST", 600.0)
     ratios = _real_measure(build(), torch.float32)
     assert set(ratios) == set(ways(torch.float32)) and ratios["plain"] == 1.0
     assert all(ratio > 0 for ratio in ratios.values())
@@ -94,14 +94,14 @@ _real_measure = plan.measure  # at import, before tests fix it
 @pytest.mark.parametrize("fields", [{"conv_layers": (0, 1)}, {"layers": 1}, {"num_classes": 0}], ids=str)
 def test_measuring_takes_any_model_and_keeps_threads(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "_SECONDS", 0.0)
-    monkeypatch.setattr(plan, "_PATIENCE", 600.0)
+    monkeypatch.setattr(plan, "_LONGEST", 600.0)
     before = torch.get_num_threads()
     assert set(_real_measure(build(**fields))) == set(WAYS)
     assert torch.get_num_threads() == before
 
 
 def test_where_time_is_up_before_it_can_tell_it_is_the_model_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "_PATIENCE", 0.0)
+    monkeypatch.setattr(plan, "_LONGEST", 0.0)
     assert _real_measure(build()) == {"plain": 1.0}
 
 

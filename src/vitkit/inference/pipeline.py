@@ -16,7 +16,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain, islice
 from threading import Event, Lock, local
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -91,7 +91,8 @@ def flow(
         batch_size: the number of images in a batch.
         is_concurrent: whether `compute` may run in several threads at once.
     """
-    batches = _in_batches(sources, batch_size)
+    waiting_sources = iter(sources)
+    batches = iter(lambda: list(islice(waiting_sources, batch_size)), [])  # until there are no more sources
     start = list(islice(batches, 2))
     if len(start) < 2:  # with so few images, each step uses all cores
         with ThreadPoolExecutor() as pool:
@@ -115,12 +116,6 @@ def flow(
             yield from waiting.popleft().result()
 
 
-def _in_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    items = iter(items)
-    while batch := list(islice(items, size)):
-        yield batch
-
-
 def join(sources: list[T], images: list[Images | str], compute: Callable[[Images], Images]) -> list[tuple[T, Row]]:
     """Compute one batch, and return each source with its row of the output or its error message.
 
@@ -128,24 +123,21 @@ def join(sources: list[T], images: list[Images | str], compute: Callable[[Images
     the number of unreadable images.
     """
     readable = [image for image in images if not isinstance(image, str)]
-    filled = readable + readable[:1] * (len(sources) - len(readable))
-    answers = iter(np.asarray(compute(_stack(filled))) if readable else ())
-    return [
-        (source, image if isinstance(image, str) else _if_finite(next(answers)))
-        for source, image in zip(sources, images, strict=True)
-    ]
+    rows: Iterator[npt.NDArray[np.float32]] = iter(())
+    if readable:
+        filled: Any = readable + readable[:1] * (len(sources) - len(readable))
+        if isinstance(filled[0], np.ndarray):
+            batch = np.stack(filled)
+        else:
+            import torch
 
-
-def _stack(images: list[Images]) -> Images:
-    if isinstance(images[0], np.ndarray):
-        return np.stack(images)
-    import torch
-
-    return torch.stack(images)
-
-
-def _if_finite(row: npt.NDArray[np.float32]) -> Row:
-    return row if np.isfinite(row).all() else NOT_FINITE
+            batch = torch.stack(filled)
+        rows = iter(np.asarray(compute(batch)))
+    results = list[tuple[T, Row]]()
+    for source, image in zip(sources, images, strict=True):
+        row = image if isinstance(image, str) else next(rows)
+        results.append((source, row if isinstance(row, str) or np.isfinite(row).all() else NOT_FINITE))
+    return results
 
 
 @contextmanager
@@ -183,5 +175,6 @@ def unless_short(rows: Iterator[tuple[str, T]], batch_size: int) -> Iterator[tup
         if not is_memory_short(error):
             raise
         raise ShortageError(
-            f"there is too little memory for {batch_size} images at a time: free memory, or use smaller batches"
+            "inference.memory-short",
+            f"there is too little memory for {batch_size} images at a time: free memory, or use smaller batches",
         ) from error

@@ -274,10 +274,16 @@ class Columns:
 
     def row(self, prediction: Prediction) -> Row:
         """Return the row of a prediction."""
-        confidence, sure = prediction.confidence, self.rules.sure
+        confidence, sure, sets = prediction.confidence, self.rules.sure, self.rules.sets
         is_rejected = self.reject is not None and confidence is not None and confidence < self.reject
         if sure is not None and confidence is not None:
-            is_rejected |= not sure.answers(_probabilities(prediction)[None])[0]
+            is_rejected |= not sure.answers(_ranking_of(prediction).probabilities[None])[0]
+        contained = None
+        if sets is not None and prediction.error is None:
+            ranking = _ranking_of(prediction)
+            numbers = np.flatnonzero(sets.of(ranking.probabilities[None])[0])
+            order = np.argsort(-ranking.probabilities[numbers], kind="stable")
+            contained = tuple(ranking.classes[i] for i in numbers[order])
         is_unknown = self._is_unknown(prediction.familiar)
         return Row(
             prediction.path,
@@ -286,21 +292,13 @@ class Columns:
             is_rejected or is_unknown,
             prediction.error,
             tuple(prediction.ranking[: self.top]) if self.top > 1 else (),
-            self._set(prediction),
+            contained,
             prediction.familiar,
             is_unknown,
         )
 
     def _is_unknown(self, familiar: float | None) -> bool:
         return self.rules.unknown is not None and familiar is not None and familiar <= self.rules.unknown + _ROUNDING
-
-    def _set(self, prediction: Prediction) -> tuple[str, ...] | None:
-        if self.rules.sets is None or prediction.error is not None:
-            return None
-        probabilities, classes = _probabilities(prediction), _classes(prediction)
-        contained = np.flatnonzero(self.rules.sets.of(probabilities[None])[0])
-        # Limits can differ by class, so a set can contain a class but not a more probable one.
-        return tuple(classes[i] for i in contained[np.argsort(-probabilities[contained], kind="stable")])
 
     def agree_with(self, row: Row) -> bool:
         """Return whether the row of an earlier run is consistent with the present thresholds for withheld labels."""
@@ -314,20 +312,15 @@ class Columns:
         return is_close or row.is_rejected == (row.confidence < self.limit)
 
 
-def _probabilities(prediction: Prediction) -> npt.NDArray[np.float32]:
+def _ranking_of(prediction: Prediction) -> Ranking:
     assert isinstance(prediction.ranking, Ranking)
-    return prediction.ranking.probabilities
+    return prediction.ranking
 
 
 def class_and_doubt(prediction: Prediction) -> tuple[int, float]:
     """Return the number of the most probable class, and 1 minus its probability, exactly (`trust.doubt_of`)."""
-    probabilities = _probabilities(prediction)
+    probabilities = _ranking_of(prediction).probabilities
     return int(probabilities.argmax()), float(doubt_of(probabilities[None])[0])
-
-
-def _classes(prediction: Prediction) -> Sequence[str]:
-    assert isinstance(prediction.ranking, Ranking)
-    return prediction.ranking.classes
 
 
 class RowFormat(Protocol):
@@ -384,7 +377,12 @@ class Csv:
 
     def encode(self, prediction: Prediction) -> str:
         cells = self.columns.row(prediction).cells()
-        return _csv_record([_csv_cell(cells.get(name)) for name in self.names])
+        texts = {
+            name: harmless(cell) if isinstance(cell, str) else f"{cell:.6f}"
+            for name, cell in cells.items()
+            if cell is not None
+        }
+        return _csv_record([texts.get(name) for name in self.names])
 
     def decode(self, record: str) -> Row:
         values = next(csv.reader([record], strict=True))
@@ -396,7 +394,11 @@ class Csv:
             return Row(cells["path"], error=cells["error"])
         rejected = cells.get("rejected")
         name = "" if rejected == JOINT and self.columns.multi else rejected or cells["label"]
-        top = self._top(cells, name) if self.columns.top > 1 else ()
+        top = list[Place]()
+        if self.columns.top > 1:
+            top = [] if 1 in self.columns.ranks else [(name, float(cells["confidence"]))]
+            further = [(cells[f"label_{rank}"], cells[f"confidence_{rank}"]) for rank in self.columns.ranks]
+            top += [(label, float(confidence)) for label, confidence in further if confidence]
         names, familiar = cells.get("set"), cells.get("familiar")
         contained = None if names is None else tuple(filter(None, names.split(JOINT)))
         return Row(
@@ -404,16 +406,11 @@ class Csv:
             name,
             float(cells["confidence"]),
             bool(rejected),
-            top=top,
+            top=tuple(top),
             set=contained,
             familiar=float(familiar) if familiar else None,
             is_unknown=bool(rejected) and cells["label"] == UNKNOWN,
         )
-
-    def _top(self, cells: Mapping[str, Any], name: str) -> tuple[Place, ...]:
-        first = [] if 1 in self.columns.ranks else [(name, float(cells["confidence"]))]
-        further = [(cells[f"label_{rank}"], cells[f"confidence_{rank}"]) for rank in self.columns.ranks]
-        return (*first, *((label, float(confidence)) for label, confidence in further if confidence))
 
     def records(self, stream: BinaryIO) -> Iterator[bytes]:
         record, is_quoted = bytearray(), False
@@ -442,69 +439,51 @@ class JsonLines:
 
     def decode(self, record: str) -> Row:
         row = from_json(record)
-        if not isinstance(row, dict) or set(row) != self._keys(is_readable=row.get("confidence") is not None):
+        if not isinstance(row, dict):
+            raise ValueError("not an object")
+        is_readable = row.get("confidence") is not None
+        optional = {
+            "rejected": self.columns.may_reject,
+            "error": not is_readable,
+            "familiar": is_readable and self.columns.has_familiar,
+            "top": is_readable and self.columns.top > 1,
+            "set": is_readable and self.columns.rules.sets is not None,
+        }
+        if set(row) != {"path", "label", "confidence", *(name for name, is_there in optional.items() if is_there)}:
             raise ValueError("other keys")
         if "top" in row and len(row["top"]) != self.columns.top:
             raise ValueError("another number of classes")
         return Row.from_dict(row)
-
-    def _keys(self, *, is_readable: bool) -> set[str]:
-        keys = {"path", "label", "confidence"}
-        if self.columns.may_reject:
-            keys.add("rejected")
-        if not is_readable:
-            return keys | {"error"}
-        if self.columns.has_familiar:
-            keys.add("familiar")
-        if self.columns.top > 1:
-            keys.add("top")
-        if self.columns.rules.sets is not None:
-            keys.add("set")
-        return keys
 
     def records(self, stream: BinaryIO) -> Iterator[bytes]:
         return (line for line in stream if line.endswith(b"\n"))
 
 
 FORMATS: dict[str, Callable[..., RowFormat]] = {".csv": Csv, ".jsonl": JsonLines}
-
-
 TABLES = (".xlsx", ".parquet")  # files that are written at the end, and cannot be resumed
 _NUMBERS = ("confidence", "familiar")  # prefixes of the names of numeric columns
 
 
 def write_table(out: Path, names: Sequence[str], rows: Iterable[Row]) -> None:
-    """Write rows to an .xlsx or .parquet file atomically.
+    """Write rows to an .xlsx or .parquet file atomically, with columns named as in a .csv file.
 
-    Args:
-        out: the file, which is replaced if it exists.
-        names: the column names, as in a .csv file.
-        rows: the rows.
+    In a .parquet file, columns of confidences and of `familiar` are float64, others are text. Bytes that are not UTF-8
+    become backslash escapes.
 
     Raises:
         VitkitError: there are too many rows for a workbook, or the package for Parquet is not installed.
         OSError: the file cannot be written.
     """
-    write = write_workbook if out.suffix.lower() == ".xlsx" else write_parquet
-    write(out, names, (list(map(row.cells().get, names)) for row in rows))
-
-
-def write_parquet(file: Path, names: Sequence[str], rows: Iterable[Sequence[str | float | None]]) -> None:
-    """Write a table to a Parquet file atomically, with pyarrow; None is an empty cell.
-
-    Columns of confidences and of `familiar` are float64, others are text. Bytes that are not UTF-8 become backslash
-    escapes.
-
-    Raises:
-        VitkitError: pyarrow is not installed.
-        OSError: the file cannot be written.
-    """
+    cells = (list(map(row.cells().get, names)) for row in rows)
+    if out.suffix.lower() == ".xlsx":
+        write_workbook(out, names, cells)
+        return
     check_parquet()
     from pyarrow.parquet import ParquetWriter
 
-    schema, rows = parquet_schema(names), iter(rows)
-    with replacing(file) as temporary, ParquetWriter(str(temporary), schema, compression="zstd") as writer:
-        while group := list(islice(rows, _GROUP)):
+    schema = parquet_schema(names)
+    with replacing(out) as temporary, ParquetWriter(str(temporary), schema, compression="zstd") as writer:
+        while group := list(islice(cells, 100_000)):  # rows that are in memory at a time
             writer.write_table(parquet_table(schema, group))
 
 
@@ -545,15 +524,13 @@ def tally_parquet(folder: Path) -> Tally:
 
 
 def check_parquet() -> None:
-    """Check that Parquet files can be written.
-
-    Raises:
-        VitkitError: pyarrow is not installed.
-    """
+    """Raise a `VitkitError` if pyarrow is not installed."""
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:
-        raise VitkitError("a .parquet file requires pyarrow: pip install 'vitkit[parquet]'") from error
+        raise VitkitError(
+            "inference.package-missing", "a .parquet file requires pyarrow: pip install 'vitkit[parquet]'"
+        ) from error
 
 
 def read_parquet(place: Path, form: Csv) -> Iterator[Row]:
@@ -566,19 +543,12 @@ def read_parquet(place: Path, form: Csv) -> Iterator[Row]:
                 yield from map(form.row_of, batch.to_pylist())
 
 
-_GROUP = 100_000  # rows that are in memory at a time
 _SHOWN = 100  # characters of the first line in an error message
 
 
 def as_utf8(cell: Any) -> Any:
     """Replace the bytes of text that are not UTF-8 by backslash escapes; other values are returned unchanged."""
     return cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell
-
-
-def _csv_cell(cell: str | float | None) -> str | None:
-    if isinstance(cell, str):
-        return harmless(cell)
-    return None if cell is None else f"{cell:.6f}"
 
 
 def _csv_record(cells: Sequence[str | None]) -> str:
@@ -634,22 +604,6 @@ def _computation_of(partial: Path) -> Path:
     return partial.with_name(f"{partial.name}.json")
 
 
-def _read_computation(partial: Path) -> dict[str, Any] | None:
-    """Return how the rows of a partial file were computed; None if this was not recorded."""
-    file = _computation_of(partial)
-    if not file.exists():
-        return None
-    found = read_json(file)
-    if found.pop("merge", 0):  # files of earlier versions have this number
-        raise _misfit(partial, "they were computed with --merge of an earlier version")
-    if {name: type(value) for name, value in found.items()} != _COMPUTATION:
-        raise VitkitError(f"{file} is damaged: start again with --force, or delete it to choose the backend anew")
-    return found
-
-
-_COMPUTATION = {"backend": str, "precision": str, "plan": str}
-
-
 def take_stock(out: Path, form: RowFormat, paths: Sequence[str]) -> Stock:
     """Read the rows of an earlier run from the partial file or, if there is none, from the finished file.
 
@@ -669,8 +623,9 @@ def take_stock(out: Path, form: RowFormat, paths: Sequence[str]) -> Stock:
     for span, row in read_rows(file, form):
         if row.path not in has_row:
             raise VitkitError(
+                "inference.row-unexpected",
                 f"{file} has a row for {row.path}, which is not among the sources: add it, remove its row, "
-                "or start again with --force"
+                "or start again with --force",
             )
         if not form.columns.agree_with(row):
             raise _misfit(file, f"{row.path} has another rejection threshold")
@@ -679,7 +634,18 @@ def take_stock(out: Path, form: RowFormat, paths: Sequence[str]) -> Stock:
             tally.add(row)
         has_row[row.path], size = True, span.stop
     missing = [path for path, is_done in has_row.items() if not is_done]
-    return Stock(missing, file, size, is_in_order, tally, None if file == out else _read_computation(file))
+    computation = None
+    if file != out and (record := _computation_of(file)).exists():
+        computation = read_json(record)
+        if computation.pop("merge", 0):  # files of earlier versions have this number
+            raise _misfit(file, "they were computed with --merge of an earlier version")
+        kinds = {name: type(value) for name, value in computation.items()}
+        if kinds != {"backend": str, "precision": str, "plan": str}:
+            raise VitkitError(
+                "inference.computation-damaged",
+                f"{record} is damaged: start again with --force, or delete it to choose the backend anew",
+            )
+    return Stock(missing, file, size, is_in_order, tally, computation)
 
 
 def read_rows(file: Path, form: RowFormat) -> Iterator[tuple[slice, Row]]:
@@ -742,7 +708,16 @@ def gathering(
     if stock.is_in_order:
         partial.replace(out)
     else:
-        _put_in_order(partial, out, form, paths)
+        number = {path: i for i, path in enumerate(paths)}
+        starts = array("q", bytes(8 * len(paths)))  # the positions of the rows, which are not held in memory
+        for span, row in read_rows(partial, form):
+            starts[number[row.path]] = span.start
+        with partial.open("rb") as rows, replacing(out) as temporary, temporary.open("wb") as ordered:
+            ordered.write(form.header.encode())
+            for start in starts:
+                rows.seek(start)
+                ordered.write(next(form.records(rows)))
+        partial.unlink()
     _computation_of(partial).unlink()
 
 
@@ -755,22 +730,9 @@ def _append(file: FileIO, text: str) -> None:
         raise OSError(error.errno, f"{error.strerror}; --resume continues from there", file.name) from error
 
 
-def _put_in_order(partial: Path, out: Path, form: RowFormat, paths: Sequence[str]) -> None:
-    """Write the rows of `partial` to `out` in the order of `paths`. Only the rows' positions are held in memory."""
-    number = {path: i for i, path in enumerate(paths)}
-    starts = array("q", bytes(8 * len(paths)))
-    for span, row in read_rows(partial, form):
-        starts[number[row.path]] = span.start
-    with partial.open("rb") as rows, replacing(out) as temporary, temporary.open("wb") as file:
-        file.write(form.header.encode())
-        for start in starts:
-            rows.seek(start)
-            file.write(next(form.records(rows)))
-    partial.unlink()
-
-
 def _misfit(file: Path, reason: str) -> VitkitError:
     return VitkitError(
+        "inference.rows-differ",
         f"the rows in {file} do not fit ({reason}): use the model and the --top, --reject, --coverage, --accuracy and "
-        "--unknown of before, or start again with --force"
+        "--unknown of before, or start again with --force",
     )

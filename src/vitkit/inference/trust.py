@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -114,12 +114,13 @@ def class_sets(held_out: HeldOut, coverage: float) -> ClassSets:
             between 0 and 1.
     """
     if not 0 < coverage < 1:
-        raise VitkitError(f"--coverage {coverage} must be above 0 and below 1")
+        raise VitkitError("inference.share-outside", f"--coverage {coverage} must be above 0 and below 1")
     n, needed = len(held_out), images_needed(coverage)
     if n < needed:
         raise VitkitError(
+            "inference.images-too-few",
             f"--coverage {coverage} requires at least {needed} {held_out.kind}, and the run had {n}: "
-            f"every set would contain all classes; at most {n / (n + 1):.3g} is possible"
+            f"every set would contain all classes; at most {n / (n + 1):.3g} is possible",
         )
     return ClassSets(coverage, quantile(held_out.rest, coverage), n)
 
@@ -206,7 +207,6 @@ class SureThreshold:
         return is_sure
 
     def in_words(self) -> str:
-        """Describe the threshold in one line of text."""
         return (
             f"--accuracy {self.accuracy}: predictions with a confidence above {max(self.confidence, 0):.6g} are given, "
             f"which {self.answered} of {self.images} {self.kind} have ({self.share:.1%}), {self.wrong} of them "
@@ -229,12 +229,13 @@ def sure_threshold(held_out: HeldOut, accuracy: float, risk: float = RISK) -> Su
             between 0 and 1.
     """
     if not 0 < accuracy < 1:
-        raise VitkitError(f"--accuracy {accuracy} must be above 0 and below 1")
+        raise VitkitError("inference.share-outside", f"--accuracy {accuracy} must be above 0 and below 1")
     n = len(held_out)
     if n < (needed := answers_needed(accuracy, risk)):
         raise VitkitError(
+            "inference.images-too-few",
             f"--accuracy {accuracy} requires at least {needed} {held_out.kind}, even if all are right, and the run "
-            f"had {n}; at most {_most_accuracy(n, risk):.3g} can be shown"
+            f"had {n}; at most {risk ** (1 / n) if n else 0:.3g} can be shown",
         )
     doubts = np.sort(held_out.doubt)  # ascending: the most confident first
     wrong = np.sort(held_out.doubt[held_out.predicted != held_out.label])
@@ -249,8 +250,9 @@ def sure_threshold(held_out: HeldOut, accuracy: float, risk: float = RISK) -> Su
     if best is None:
         first = int((wrong <= doubts[needed - 1]).sum())
         raise VitkitError(
+            "inference.accuracy-unproven",
             f"--accuracy {accuracy} cannot be promised: of the {needed} most confident {held_out.kind} {first} "
-            f"{'is' if first == 1 else 'are'} wrong, and none of them may be; request a lower accuracy"
+            f"{'is' if first == 1 else 'are'} wrong, and none of them may be; request a lower accuracy",
         )
     return best
 
@@ -258,11 +260,6 @@ def sure_threshold(held_out: HeldOut, accuracy: float, risk: float = RISK) -> Su
 def answers_needed(accuracy: float, risk: float = RISK) -> int:
     """Return the smallest number of answered images that suffices to guarantee an accuracy if all answers are right."""
     return math.ceil(math.log(risk) / math.log(accuracy) - 1e-9)
-
-
-def _most_accuracy(images: int, risk: float = RISK) -> float:
-    """Return the highest accuracy that this number of answered images can guarantee if all answers are right."""
-    return risk ** (1 / images) if images else 0.0
 
 
 def binomial_tail(k: int, n: int, p: float) -> float:
@@ -365,11 +362,7 @@ class Trust:
 
     @classmethod
     def from_bytes(cls, data: bytes, classes: int) -> Trust:
-        """Parse the result of `to_bytes`.
-
-        Args:
-            data: the content of the file.
-            classes: number of the model's classes.
+        """Parse the result of `to_bytes`, for a model with so many classes.
 
         Raises:
             VitkitError: the content is damaged, or a later version of vitkit wrote it.
@@ -378,12 +371,27 @@ class Trust:
         from safetensors.numpy import load
 
         try:
-            about = _header_of(data)
+            length = int.from_bytes(data[:8], "little")  # of the JSON header, which follows these 8 bytes
+            about = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_HEADER])
             if about["format_version"] > _VERSION:
-                raise VitkitError(f"{_STORED} were written by a newer version of vitkit: upgrade vitkit")
+                raise VitkitError(
+                    "inference.record-newer", f"{_STORED} were written by a newer version of vitkit: upgrade vitkit"
+                )
             tensors = load(data)
-            held_out = _held_out(tensors, tuple(about["chosen"]), about.get("folds", 0), classes)
-            tests = _tests(tensors, classes)
+            integers: dict[str, Any] = {name: tensors[f"held_out.{name}"].astype(np.int64) for name in _INTS}
+            floats: dict[str, Any] = {name: tensors[f"held_out.{name}"].astype(np.float64) for name in _FLOATS}
+            _check_arrays([*integers.values()], [*floats.values()], classes)
+            chosen, folds = tuple(about["chosen"]), about.get("folds", 0)
+            if not all(isinstance(text, str) for text in chosen):
+                raise ValueError("chosen must be a list of texts")
+            if type(folds) is not int or folds < 0:
+                raise ValueError(f"the number of folds must be a whole number of at least 0, not {folds}")
+            held_out, tests = HeldOut(**integers, **floats, chosen=chosen, folds=folds), None
+            if "tests.predicted" in tensors:
+                predicted = tensors["tests.predicted"].astype(np.int64)
+                doubt = tensors["tests.doubt"].astype(np.float64)
+                _check_arrays([predicted], [doubt], classes)
+                tests = RecordedTests(predicted, doubt)
             if "unknown" not in about:
                 return cls(held_out, None, tests)
             if (method := str(about["unknown"]["method"])) != METHOD:
@@ -391,16 +399,14 @@ class Trust:
             arrays = {name.removeprefix("unknown."): array for name, array in tensors.items()}
             return cls(held_out, from_arrays(arrays, about["unknown"]), tests)
         except (SafetensorError, KeyError, TypeError, ValueError, RecursionError, OverflowError) as error:
-            raise VitkitError(f"{_STORED} are damaged ({error}): restore the file, or train again") from error
+            raise VitkitError(
+                "inference.record-damaged", f"{_STORED} are damaged ({error}): restore the file, or train again"
+            ) from error
 
 
 @lru_cache(maxsize=8)
 def parsed(data: bytes, classes: int) -> Trust:
-    """Return `Trust.from_bytes(data, classes)`, cached for the last eight models.
-
-    Raises:
-        VitkitError: the content is damaged, or a later version of vitkit wrote it.
-    """
+    """Return `Trust.from_bytes(data, classes)`, cached for the last eight models."""
     return Trust.from_bytes(data, classes)
 
 
@@ -416,32 +422,6 @@ def unused_score(data: bytes | None, classes: int) -> tuple[str, ...]:
             line = f"the model's score for unknown images ({method}) is not used, because vitkit has another one now"
             return (f"{line}: there is no column familiar and no --unknown until you train again",)
     return ()
-
-
-def _header_of(data: bytes) -> Mapping[str, Any]:
-    """Return the metadata that `to_bytes` wrote. A file starts with 8 bytes, the length of its JSON header."""
-    length = int.from_bytes(data[:8], "little")
-    about: Mapping[str, Any] = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_HEADER])
-    return about
-
-
-def _held_out(tensors: Mapping[str, npt.NDArray[Any]], chosen: tuple[str, ...], folds: Any, classes: int) -> HeldOut:
-    integers: dict[str, Any] = {name: tensors[f"held_out.{name}"].astype(np.int64) for name in _INTS}
-    floats: dict[str, Any] = {name: tensors[f"held_out.{name}"].astype(np.float64) for name in _FLOATS}
-    _check_arrays([*integers.values()], [*floats.values()], classes)
-    if not all(isinstance(text, str) for text in chosen):
-        raise ValueError("chosen must be a list of texts")
-    if type(folds) is not int or folds < 0:
-        raise ValueError(f"the number of folds must be a whole number of at least 0, not {folds}")
-    return HeldOut(**integers, **floats, chosen=chosen, folds=folds)
-
-
-def _tests(tensors: Mapping[str, npt.NDArray[Any]], classes: int) -> RecordedTests | None:
-    if "tests.predicted" not in tensors:
-        return None
-    predicted, doubt = tensors["tests.predicted"].astype(np.int64), tensors["tests.doubt"].astype(np.float64)
-    _check_arrays([predicted], [doubt], classes)
-    return RecordedTests(predicted, doubt)
 
 
 def _check_arrays(integers: Sequence[Ints], floats: Sequence[Floats], classes: int) -> None:
@@ -525,7 +505,9 @@ def rules_for(
         return NO_RULES
     if unknown is not None:
         if trust is None or trust.unknown is None:
-            raise VitkitError(f"--unknown requires a model with a score for unknown images: {NOT_FITTED}")
+            raise VitkitError(
+                "inference.record-missing", f"--unknown requires a model with a score for unknown images: {NOT_FITTED}"
+            )
         check_level(trust.unknown, unknown)
     if coverage is None and accuracy is None:
         held_out = None if trust is None else trust.held_out
@@ -537,8 +519,9 @@ def rules_for(
     if trust is None:
         flag = "coverage" if coverage is not None else "accuracy"
         raise VitkitError(
+            "inference.record-missing",
             f"--{flag} requires a model that knows how it predicted held-out images: use one that `vitkit train` "
-            "calibrated on validation images with one class each, or an export of it"
+            "calibrated on validation images with one class each, or an export of it",
         )
     sets = None if coverage is None else class_sets(trust.held_out, coverage)
     sure = None if accuracy is None else sure_threshold(trust.held_out, accuracy)

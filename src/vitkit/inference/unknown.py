@@ -156,13 +156,14 @@ def check_level(unknown: Unknown, level: float) -> None:
         VitkitError: the level is not between 0 and 1, or there are too few held-out images for it.
     """
     if not 0 < level < 1:
-        raise VitkitError(f"--unknown {level} must be above 0 and below 1")
+        raise VitkitError("inference.share-outside", f"--unknown {level} must be above 0 and below 1")
     images = len(unknown.known)
     if images < (needed := images_needed(level)):
         least = math.ceil(1e4 / (images + 1)) / 1e4
         raise VitkitError(
+            "inference.images-too-few",
             f"--unknown {level} requires at least {needed} validation images, and the run had {images}: hardly any "
-            f"image could be called unknown; use {least:g} or more"
+            f"image could be called unknown; use {least:g} or more",
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vitkit.errors import VitkitError
-from vitkit.inference.backends.registry import BACKENDS, MANY, PLANS, PRECISIONS, Backend, backend_names
+from vitkit.inference.backends.registry import BACKENDS, MANY, PLANS, PRECISIONS, backend_names
 from vitkit.system.environment import best_precision, check_precision, choose_device
 
 if TYPE_CHECKING:
@@ -45,8 +45,20 @@ def open_runner(
         VitkitError: there is no such backend, precision, plan or device; the backend is not installed, cannot run the
             model, or does not support the requested device or precision.
     """
-    _check(backend, precision, plan)
-    here = _place(model, device)
+    if backend != "auto" and backend not in BACKENDS:
+        raise VitkitError(
+            "inference.backend-unknown", f"backend must be one of {', '.join(backend_names())}, not {backend!r}"
+        )
+    if precision not in PRECISIONS:
+        raise VitkitError(
+            "inference.precision-unknown", f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}"
+        )
+    if plan not in PLANS:
+        raise VitkitError("inference.plan-unknown", f"plan must be one of {', '.join(PLANS)}, not {plan!r}")
+    if plan != "auto" and backend not in ("auto", "eager"):
+        raise VitkitError("inference.plan-unsupported", f"plan {plan!r} requires backend eager, not {backend}")
+    present = next(model.parameters()).device
+    here = str(present) if device == "auto" and present.type != "cpu" else choose_device(device)
     if backend in BACKENDS and device == "auto" and here.partition(":")[0] not in BACKENDS[backend].devices:
         here = "cpu"
     if precision == "auto":
@@ -56,8 +68,9 @@ def open_runner(
         backend = "eager"
     if backend not in ("auto", "eager"):
         return BACKENDS[backend].open(model, precision, here)
-    for row in _faster(here) if backend == "auto" else ():
-        if images is None or images >= row.auto_from:
+    for row in BACKENDS.values() if backend == "auto" else ():
+        is_worthwhile = images is None or images >= row.auto_from
+        if is_worthwhile and row.auto_on == here.partition(":")[0]:  # it is faster than eager there
             try:
                 return row.open(model, precision, here)
             except (VitkitError, ImportError, RuntimeError):  # it is not installed, or cannot run this model
@@ -67,26 +80,3 @@ def open_runner(
     is_unsaid = precision == "bfloat16"  # in float32, the default is the model itself
     may_measure = is_unsaid if images is None else images >= MANY
     return eager(model, precision, here, plan, may_measure=may_measure)
-
-
-def _check(backend: str, precision: str, plan: str) -> None:
-    """Raise a `VitkitError` if a backend, precision or plan is unknown, or if they cannot be combined."""
-    if backend != "auto" and backend not in BACKENDS:
-        raise VitkitError(f"backend must be one of {', '.join(backend_names())}, not {backend!r}")
-    if precision not in PRECISIONS:
-        raise VitkitError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
-    if plan not in PLANS:
-        raise VitkitError(f"plan must be one of {', '.join(PLANS)}, not {plan!r}")
-    if plan != "auto" and backend not in ("auto", "eager"):
-        raise VitkitError(f"plan {plan!r} requires backend eager, not {backend}")
-
-
-def _place(model: Model, device: str) -> str:
-    """Return torch's name of the device on which to compute."""
-    here = next(model.parameters()).device
-    return str(here) if device == "auto" and here.type != "cpu" else choose_device(device)
-
-
-def _faster(here: str) -> list[Backend]:
-    """Return the backends that are faster than eager on this device, fastest first."""
-    return [row for row in BACKENDS.values() if row.auto_on == here.partition(":")[0]]

@@ -14,8 +14,6 @@ from vitkit.inference.backends.graph_runner import Array, GraphRunner, answer_wi
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_UINT8 = 0  # among the scalar types of PyTorch
-
 
 def from_file(path: Path, precision: str) -> ExecuTorchRunner:
     """Return a runner of a program; precision `auto` is float32.
@@ -24,19 +22,26 @@ def from_file(path: Path, precision: str) -> ExecuTorchRunner:
         VitkitError: ExecuTorch is not installed, the file is damaged, or the precision is not float32.
     """
     if precision not in ("auto", "float32"):
-        raise VitkitError(f"ExecuTorch computes in float32 here, not {precision}: use --precision float32")
+        raise VitkitError(
+            "inference.precision-unsupported",
+            f"ExecuTorch computes in float32 here, not {precision}: use --precision float32",
+        )
     logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # the runtime imports torchao: a warning
     try:
         with without_stderr(), warnings.catch_warnings(action="ignore"):  # that the Python interface is experimental
             runtime = import_module("executorch.runtime")
             load = runtime.Runtime.get().load_program
     except ImportError as error:
-        raise VitkitError("ExecuTorch is not installed: pip install 'vitkit[executorch]'") from error
+        raise VitkitError(
+            "inference.package-missing", "ExecuTorch is not installed: pip install 'vitkit[executorch]'"
+        ) from error
     try:
         with without_stderr():
             return ExecuTorchRunner(load(path, verification=runtime.Verification.InternalConsistency))
     except RuntimeError as error:
-        raise VitkitError(f"{path} cannot be read as a program of ExecuTorch: {first_line(error)}") from error
+        raise VitkitError(
+            "inference.graph-unreadable", f"{path} cannot be read as a program of ExecuTorch: {first_line(error)}"
+        ) from error
 
 
 class ExecuTorchRunner(GraphRunner):
@@ -49,7 +54,7 @@ class ExecuTorchRunner(GraphRunner):
         self._program, self._forward = program, program.load_method("forward")
         facts = self._forward.metadata
         self.batch = facts.input_tensor_meta(0).sizes()[0]
-        self.takes_pixels = facts.input_tensor_meta(0).dtype() == _UINT8
+        self.takes_pixels = facts.input_tensor_meta(0).dtype() == 0  # PyTorch's number of uint8
         self._names = output_names(facts.num_outputs(), takes_pixels=self.takes_pixels)
         widths = {name: facts.output_tensor_meta(i).sizes()[1] for i, name in enumerate(self._names)}
         self.outputs = answer_width(widths)

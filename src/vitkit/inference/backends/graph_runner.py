@@ -83,14 +83,16 @@ class GraphRunner:
             raise
         except Exception as error:  # the types of errors depend on the runtime
             raise VitkitError(
-                f"the backend {self.backend} cannot compute images of shape {images.shape}: {first_line(error)}"
+                "inference.runtime-failed",
+                f"the backend {self.backend} cannot compute images of shape {images.shape}: {first_line(error)}",
             ) from error
         width = answer_width({name: values.shape[-1] for name, values in found.items()})
         is_complete = "logits" in found and all(len(values) == len(images) for values in found.values())
         if not is_complete or width != (self.outputs or width):
             raise VitkitError(
+                "inference.graph-outputs",
                 f"the backend {self.backend} must return logits of shape ({len(images)}, {self.outputs or 'classes'}), "
-                f"not {', '.join(f'{name} {values.shape}' for name, values in found.items())}"
+                f"not {', '.join(f'{name} {values.shape}' for name, values in found.items())}",
             )
         return found
 
@@ -136,7 +138,9 @@ def import_openvino() -> Any:
             # would deadlock: one holds Python's lock, and the other the lock of the variable.
             import_without_telemetry("openvino").Type.f32.to_dtype()
         except ImportError as error:
-            raise VitkitError("OpenVINO is not installed: pip install 'vitkit[export]'") from error
+            raise VitkitError(
+                "inference.package-missing", "OpenVINO is not installed: pip install 'vitkit[export]'"
+            ) from error
     return import_module("openvino")
 
 

@@ -94,7 +94,7 @@ class Until(nn.Module):
         self.module, self.outputs = module, list[Tensor]()
         found = next((inner for name, inner in module.named_modules() if f".{name}".endswith(f".{part}")), None)
         if found is None:
-            raise VitkitError(f"the converted model has no layer {part}")
+            raise VitkitError("inference.layer-missing", f"the converted model has no layer {part}")
         found.register_forward_hook(lambda _part, _inputs, output: self.outputs.append(output))
 
     def forward(self, images: Tensor) -> Tensor:
@@ -222,12 +222,15 @@ def to_onnx(
         import onnx
         import onnxscript  # noqa: F401  # type: ignore[import-untyped]
     except ImportError as error:
-        raise VitkitError(f"{error.name} is not installed: pip install 'vitkit[export]'") from error
+        raise VitkitError(
+            "inference.package-missing", f"{error.name} is not installed: pip install 'vitkit[export]'"
+        ) from error
     size = dtype.itemsize * sum(parameter.numel() for parameter in model.parameters())
     if size > _LARGEST:
         raise VitkitError(
+            "inference.weights-too-large",
             f"the weights take {size / 2**30:.1f} GiB, but an ONNX file can hold at most 2 GiB: use another dtype, or "
-            "OpenVINO"
+            "OpenVINO",
         )
     module, images, inputs, outputs = source(model, batch, span)
     with converting(model):
@@ -244,29 +247,20 @@ def to_onnx(
         assert program is not None
         converted = program.model_proto  # a new copy each time it is read
         for number, node in enumerate(converted.graph.node):
-            node.name = f"{_module_of(node)}/{node.op_type}_{number}"
+            scopes = {entry.key: entry.value for entry in node.metadata_props}.get("pkg.torch.onnx.name_scopes", "['']")
+            *modules, _operation = ast.literal_eval(scopes)
+            node.name = f"{modules[-1] if modules else ''}/{node.op_type}_{number}"
         converted = change(converted)
     nodes, constants = _parts(converted.graph, dtype)
-    values = [
-        onnx.helper.make_tensor_value_info(value.name, kind.elem_type, [batch or "batch", *_sizes(kind)[1:]])
-        for value in (*converted.graph.input, *converted.graph.output)
-        if (kind := value.type.tensor_type)
-    ]
+    values = []
+    for value in (*converted.graph.input, *converted.graph.output):
+        kind = value.type.tensor_type
+        sizes = [batch or "batch", *(dimension.dim_value for dimension in list(kind.shape.dim)[1:])]
+        values.append(onnx.helper.make_tensor_value_info(value.name, kind.elem_type, sizes))
     graph = onnx.helper.make_graph(nodes, "vitkit", values[:1], values[1:], constants)
     made = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", _OPSET)])
     made.ir_version, made.producer_name, made.producer_version = _IR_VERSION, "vitkit", vitkit.__version__
     return made
-
-
-def _sizes(kind: Any) -> list[int]:
-    return [dimension.dim_value for dimension in kind.shape.dim]
-
-
-def _module_of(node: Any) -> str:
-    """Return the name of the innermost module that an ONNX node was converted from."""
-    scopes = next((entry.value for entry in node.metadata_props if entry.key == "pkg.torch.onnx.name_scopes"), "['']")
-    *modules, _operation = ast.literal_eval(scopes)
-    return str(modules[-1]) if modules else ""
 
 
 def to_openvino(
@@ -299,7 +293,16 @@ def to_openvino(
         passes.run_passes(converted)
         converted = change(converted)
     if dtype != torch.float32:
-        _store_as(converted, openvino.Type.f16 if dtype == torch.float16 else openvino.Type.bf16)
+        # The weights are replaced by constants of this type, which are converted back.
+        stored_as = openvino.Type.f16 if dtype == torch.float16 else openvino.Type.bf16
+        for node in converted.get_ordered_ops():
+            is_weight = node.get_type_name() == "Constant" and node.get_element_type() == openvino.Type.f32
+            if is_weight and _is_stored(node.shape):
+                readers = node.output(0).get_target_inputs()
+                stored = openvino.opset13.constant(node.data, dtype=stored_as)
+                back = openvino.opset13.convert(stored, "f32").output(0)
+                for reader in readers:
+                    reader.replace_source_output(back)
     for number, node in enumerate(converted.get_ordered_ops()):
         node.set_friendly_name(f"{node.get_type_name()}_{number}")
         for output in node.outputs():
@@ -380,7 +383,7 @@ def converting(model: Model) -> Iterator[None]:
         raise
     except Exception as error:  # the types of errors depend on the converter
         name = model.config.full_name if isinstance(model, Network) else "the model"
-        raise VitkitError(f"{name} cannot be converted: {first_line(error)}") from error
+        raise VitkitError("inference.conversion-failed", f"{name} cannot be converted: {first_line(error)}") from error
 
 
 # --- The constants of a graph ---------------------------------------------------------------------------------
@@ -426,16 +429,3 @@ def _constant(name: str, value: Any, dtype: torch.dtype, nodes: list[Any]) -> An
     nodes.append(onnx.helper.make_node("Cast", [f"{name}_stored"], [name], name=f"{name}_cast", to=1))
     raw = tensor.view(torch.int16).numpy().tobytes()
     return onnx.helper.make_tensor(f"{name}_stored", kind, list(tensor.shape), raw, raw=True)
-
-
-def _store_as(graph: Any, kind: Any) -> None:
-    """Replace the weights of an OpenVINO graph by constants of another type, which are converted back."""
-    openvino = import_openvino()
-    for node in graph.get_ordered_ops():
-        is_weight = node.get_type_name() == "Constant" and node.get_element_type() == openvino.Type.f32
-        if is_weight and _is_stored(node.shape):
-            readers = node.output(0).get_target_inputs()
-            stored = openvino.opset13.constant(node.data, dtype=kind)
-            converted = openvino.opset13.convert(stored, "f32").output(0)
-            for reader in readers:
-                reader.replace_source_output(converted)

@@ -23,7 +23,9 @@ def import_runtime(module: str) -> Any:
     try:
         return import_module(f"ai_edge_litert.{module}")
     except ImportError as error:
-        raise VitkitError("LiteRT is not installed: pip install 'vitkit[litert]'") from error
+        raise VitkitError(
+            "inference.package-missing", "LiteRT is not installed: pip install 'vitkit[litert]'"
+        ) from error
 
 
 def from_file(path: Path, precision: str) -> LiteRTRunner:
@@ -33,13 +35,19 @@ def from_file(path: Path, precision: str) -> LiteRTRunner:
         VitkitError: LiteRT is not installed, the file is damaged, or the precision is not float32.
     """
     if precision not in ("auto", "float32"):
-        raise VitkitError(f"LiteRT computes in float32 here, not {precision}: use --precision float32")
+        raise VitkitError(
+            "inference.precision-unsupported",
+            f"LiteRT computes in float32 here, not {precision}: use --precision float32",
+        )
     runtime = import_runtime("interpreter")
     try:
         with without_stderr():
             return LiteRTRunner(runtime.Interpreter(str(path), num_threads=threads()))
     except (KeyError, RuntimeError, ValueError) as error:
-        raise VitkitError(f"{path} cannot be read as a LiteRT model: {first_line(error)}; export it again") from error
+        raise VitkitError(
+            "inference.graph-unreadable",
+            f"{path} cannot be read as a LiteRT model: {first_line(error)}; export it again",
+        ) from error
 
 
 class LiteRTRunner(GraphRunner):

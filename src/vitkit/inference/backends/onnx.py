@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from vitkit.model.build import Model
 
 
-_LOG_ERRORS = 3
-
-
 def from_model(model: Model, precision: str) -> Runner:
     """Return a runner of a model in memory, with its present weights.
 
@@ -43,7 +40,10 @@ def from_file(path: Path, precision: str) -> OnnxRunner:
     try:
         return OnnxRunner(path, "float32" if precision == "auto" else precision)
     except _runtime_errors() as error:
-        raise VitkitError(f"{path} cannot be read as an ONNX model: {first_line(error)}; export it again") from error
+        raise VitkitError(
+            "inference.graph-unreadable",
+            f"{path} cannot be read as an ONNX model: {first_line(error)}; export it again",
+        ) from error
 
 
 def import_runtime() -> Any:
@@ -55,7 +55,9 @@ def import_runtime() -> Any:
     try:
         return import_module("onnxruntime")
     except ImportError as error:
-        raise VitkitError("ONNX Runtime is not installed: pip install 'vitkit[export]'") from error
+        raise VitkitError(
+            "inference.package-missing", "ONNX Runtime is not installed: pip install 'vitkit[export]'"
+        ) from error
 
 
 class OnnxRunner(GraphRunner):
@@ -69,7 +71,7 @@ class OnnxRunner(GraphRunner):
         runtime = import_runtime()
         options = runtime.SessionOptions()
         options.intra_op_num_threads = threads()
-        options.log_severity_level = _LOG_ERRORS
+        options.log_severity_level = 3  # errors
         model = source if isinstance(source, bytes) else str(source)
         self._session = runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         given = self._session.get_inputs()[0]
@@ -85,7 +87,10 @@ class OnnxRunner(GraphRunner):
 
 def _check(precision: str) -> None:
     if precision != "float32":
-        raise VitkitError(f"ONNX Runtime computes in float32 here, not {precision}: use --precision float32")
+        raise VitkitError(
+            "inference.precision-unsupported",
+            f"ONNX Runtime computes in float32 here, not {precision}: use --precision float32",
+        )
 
 
 def _runtime_errors() -> tuple[type[Exception], ...]:

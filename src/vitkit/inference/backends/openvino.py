@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from vitkit.model.build import Model
 
 
-_HINTS = {"float32": "f32", "bfloat16": "bf16"}
-
-
 def from_model(model: Model, precision: str) -> OpenVINORunner:
     """Return a runner of a model in memory with its present weights; the first call takes seconds to compile.
 
@@ -44,7 +41,8 @@ def from_file(path: Path, precision: str) -> OpenVINORunner:
         return OpenVINORunner(_core().read_model(path, path.with_suffix(".bin")), precision)
     except (RuntimeError, UnicodeDecodeError) as error:
         raise VitkitError(
-            f"{path} cannot be read as an OpenVINO model: {_first_line(error)}; export it again"
+            "inference.graph-unreadable",
+            f"{path} cannot be read as an OpenVINO model: {_first_line(error)}; export it again",
         ) from error
 
 
@@ -60,7 +58,9 @@ class OpenVINORunner(GraphRunner):
 
     def __init__(self, graph: Any, precision: str) -> None:
         if precision == "bfloat16" and not _has_bfloat16():
-            raise VitkitError("this processor has no bfloat16: use --precision float32")
+            raise VitkitError(
+                "inference.precision-unsupported", "this processor has no bfloat16: use --precision float32"
+            )
         self.precision = precision
         self.takes_pixels = graph.input(0).get_element_type() == import_openvino().Type.u8
         self._names = [output.any_name for output in graph.outputs]
@@ -86,7 +86,7 @@ class OpenVINORunner(GraphRunner):
     def _compile(self, threads: int) -> Any:
         streams = cores() if threads == 1 else 1
         options = {
-            "INFERENCE_PRECISION_HINT": _HINTS[self.precision],
+            "INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16"}[self.precision],
             "INFERENCE_NUM_THREADS": threads * streams,
             "NUM_STREAMS": streams,
         }
@@ -95,7 +95,9 @@ class OpenVINORunner(GraphRunner):
                 try:
                     self._compiled[threads] = _core().compile_model(self._graph, "CPU", options)
                 except (RuntimeError, UnicodeDecodeError) as error:
-                    raise VitkitError(f"OpenVINO cannot compute this model: {_first_line(error)}") from error
+                    raise VitkitError(
+                        "inference.runtime-failed", f"OpenVINO cannot compute this model: {_first_line(error)}"
+                    ) from error
             return self._compiled[threads]
 
 

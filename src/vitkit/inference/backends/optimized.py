@@ -86,7 +86,7 @@ def without_affine(norm: nn.Module) -> nn.Module:
 
 
 @dataclass(frozen=True)
-class Way:
+class Settings:
     """The settings of optimised layers: dtype, device, packing of weights by oneDNN, and kind of attention."""
 
     dtype: torch.dtype
@@ -95,7 +95,7 @@ class Way:
     attend_by: str = "fused"
 
     @property
-    def precise(self) -> Way:
+    def precise(self) -> Settings:
         """Return the same settings in float32."""
         return replace(self, dtype=torch.float32)
 
@@ -105,8 +105,8 @@ class Way:
         return {"fused": _attend_fused, "batch": _attend_written_out, "image": _attend_by_image}[self.attend_by]
 
 
-def freeze(module: nn.Module, way: Way) -> None:
-    """Replace the parameters and buffers of a module by copies in the dtype and on the device of `way`.
+def freeze(module: nn.Module, settings: Settings) -> None:
+    """Replace the parameters and buffers of a module by copies in the dtype and on the device of `settings`.
 
     Convolution kernels are standardised now instead of at each call.
     """
@@ -114,13 +114,13 @@ def freeze(module: nn.Module, way: Way) -> None:
         if isinstance(part, StandardisedConv2d):
             part.weight, part.kind = nn.Parameter(part.kernel()), None
         for name, parameter in list(part.named_parameters(recurse=False)):
-            setattr(part, name, frozen(parameter, way))
+            setattr(part, name, frozen(parameter, settings))
         for name, buffer in list(part.named_buffers(recurse=False)):
-            setattr(part, name, buffer.to(way.device, way.dtype if buffer.is_floating_point() else None))
+            setattr(part, name, buffer.to(settings.device, settings.dtype if buffer.is_floating_point() else None))
 
 
-def frozen(parameter: nn.Parameter, way: Way) -> nn.Parameter:
-    return nn.Parameter(parameter.detach().to(way.device, way.dtype, copy=True), requires_grad=False)
+def frozen(parameter: nn.Parameter, settings: Settings) -> nn.Parameter:
+    return nn.Parameter(parameter.detach().to(settings.device, settings.dtype, copy=True), requires_grad=False)
 
 
 class _Linear(nn.Module):
@@ -129,12 +129,12 @@ class _Linear(nn.Module):
     weight: Tensor
     bias: Tensor
 
-    def __init__(self, weight: Tensor, bias: Tensor, way: Way, act: nn.GELU | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor, settings: Settings, act: nn.GELU | None = None) -> None:
         super().__init__()
-        self.pack, self.act = way.pack, act
-        self.register_buffer("bias", bias.to(way.device, way.dtype, copy=True))
-        weight = weight.to(way.device, way.dtype, copy=True).contiguous()
-        if way.pack:
+        self.pack, self.act = settings.pack, act
+        self.register_buffer("bias", bias.to(settings.device, settings.dtype, copy=True))
+        weight = weight.to(settings.device, settings.dtype, copy=True).contiguous()
+        if settings.pack:
             self.packed = torch.ops.mkldnn._reorder_linear_weight(weight)  # opaque: no buffer
         else:
             self.register_buffer("weight", weight)
@@ -156,8 +156,9 @@ class _Linear(nn.Module):
 def can_pack(dtype: torch.dtype) -> bool:
     """Return whether torch supports oneDNN's matrix product with packed weights in this dtype on this CPU."""
     try:
-        way = Way(dtype, torch.device("cpu"), pack=True)
-        _Linear(torch.ones(16, 16), torch.ones(16), way)(torch.ones(2, 16, dtype=dtype), torch.ones(2, 16, dtype=dtype))
+        settings = Settings(dtype, torch.device("cpu"), pack=True)
+        x = torch.ones(2, 16, dtype=dtype)
+        _Linear(torch.ones(16, 16), torch.ones(16), settings)(x, x.clone())
     except (AttributeError, RuntimeError):
         return False
     return True
@@ -166,15 +167,15 @@ def can_pack(dtype: torch.dtype) -> bool:
 class PreparedPatchEmbed(nn.Module):
     """`PatchEmbed` as a matrix product in float32. The stem of a hybrid computes in the dtype of the layers."""
 
-    def __init__(self, embed: PatchEmbed, way: Way) -> None:
+    def __init__(self, embed: PatchEmbed, settings: Settings) -> None:
         super().__init__()
         self.backbone, self.norm = embed.backbone, embed.norm
-        freeze(self.backbone, way)
-        freeze(self.norm, way.precise)
+        freeze(self.backbone, settings)
+        freeze(self.norm, settings.precise)
         self.size, bias = embed.proj.kernel_size, embed.proj.bias
         bias = embed.proj.weight.new_zeros(embed.proj.out_channels) if bias is None else bias
-        self.linear = _Linear(embed.proj.weight.flatten(1), bias, way.precise)
-        self.dtype = torch.float32 if isinstance(self.backbone, nn.Identity) else way.dtype
+        self.linear = _Linear(embed.proj.weight.flatten(1), bias, settings.precise)
+        self.dtype = torch.float32 if isinstance(self.backbone, nn.Identity) else settings.dtype
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.backbone(images.to(self.dtype)).float()
@@ -187,7 +188,7 @@ class PreparedPatchEmbed(nn.Module):
 class _PreparedBlock(nn.Module):
     """An optimised `Block`, whose `attn` and `mlp` also receive the residual and add it to their output."""
 
-    def __init__(self, block: nn.Module, way: Way, *, is_read_in_part: bool) -> None:
+    def __init__(self, block: nn.Module, settings: Settings, *, is_read_in_part: bool) -> None:
         super().__init__()
         mixing, mlp = branches(block)
         self.order = mixing.order
@@ -195,14 +196,14 @@ class _PreparedBlock(nn.Module):
         self.attn: nn.Module
         if isinstance(mixing.mix, Attention) and mixing.mix.convolve is None:
             self.norm1, folded = _fold(mixing)
-            self.attn = _PreparedAttention(mixing.mix, folded, mixing.scale, way, is_split=is_read_in_part)
+            self.attn = _PreparedAttention(mixing.mix, folded, mixing.scale, settings, is_split=is_read_in_part)
         else:
-            self.attn = _OtherMixing(mixing.mix, mixing.scale, way)
+            self.attn = _OtherMixing(mixing.mix, mixing.scale, settings)
         self.norm2, folded = _fold(mlp)
         assert isinstance(mlp.mix, MLP)
-        self.mlp = _PreparedMLP(mlp.mix, folded, mlp.scale, way)
+        self.mlp = _PreparedMLP(mlp.mix, folded, mlp.scale, settings)
         for norm in (self.norm1, self.norm2):
-            freeze(norm, way.precise)
+            freeze(norm, settings.precise)
 
     def forward(self, x: Tensor, queries: int | None = None, relative: Relative | None = None) -> Tensor:
         def attend(x: Tensor, total: Tensor | None) -> Tensor:
@@ -214,16 +215,16 @@ class _PreparedBlock(nn.Module):
 
 def _fold(branch: Branch) -> tuple[nn.Module, Norm | None]:
     """Return the norm to compute at run time, and the norm whose affine part is folded into the next layer, if any."""
-    return (without_affine(branch.norm), branch.norm) if reads_normalised(branch.order) else (branch.norm, None)
+    return (without_affine(branch.norm), branch.norm) if branch.order == "pre" else (branch.norm, None)
 
 
 class _OtherMixing(nn.Module):
     """A token-mixing layer that has no optimised form, followed by the residual sum."""
 
-    def __init__(self, mix: nn.Module, scale: nn.Module, way: Way) -> None:
+    def __init__(self, mix: nn.Module, scale: nn.Module, settings: Settings) -> None:
         super().__init__()
-        self.mix, self.scale, self.dtype = mix, scale, way.dtype
-        freeze(self, way)
+        self.mix, self.scale, self.dtype = mix, scale, settings.dtype
+        freeze(self, settings)
 
     def forward(self, x: Tensor, residual: Tensor | None, queries: int | None, relative: Relative | None) -> Tensor:
         x = self.scale(self.mix(x.to(self.dtype), queries, relative))
@@ -233,16 +234,18 @@ class _OtherMixing(nn.Module):
 class _PreparedAttention(nn.Module):
     """`Attention` followed by the residual sum, for all tokens or only the first ones."""
 
-    def __init__(self, attention: Attention, norm: Norm | None, scale: nn.Module, way: Way, *, is_split: bool) -> None:
+    def __init__(
+        self, attention: Attention, norm: Norm | None, scale: nn.Module, settings: Settings, *, is_split: bool
+    ) -> None:
         super().__init__()
-        self.heads, self.attend, self.dtype = attention.heads, way.attend, way.dtype
+        self.heads, self.attend, self.dtype = attention.heads, settings.attend, settings.dtype
         self.windows = attention.windows
         weight, bias = qkv_after_norm(attention.qkv, norm, attention.scale)
         self.size = D = weight.shape[1]
         cuts = (0, D, 3 * D) if is_split else (0, 3 * D)
-        self.qkv = nn.ModuleList(_Linear(weight[a:b], bias[a:b], way) for a, b in pairwise(cuts))
+        self.qkv = nn.ModuleList(_Linear(weight[a:b], bias[a:b], settings) for a, b in pairwise(cuts))
         self.norm = without_affine(attention.norm)
-        self.proj = _Linear(*with_scale(attention.proj, scale, attention.norm), way)
+        self.proj = _Linear(*with_scale(attention.proj, scale, attention.norm), settings)
 
     def forward(self, x: Tensor, residual: Tensor | None, queries: int | None, relative: Relative | None) -> Tensor:
         x = x.to(self.dtype)
@@ -265,15 +268,15 @@ class _PreparedAttention(nn.Module):
 class _PreparedMLP(nn.Module):
     """`MLP` followed by the residual sum."""
 
-    def __init__(self, mlp: MLP, norm: Norm | None, scale: nn.Module, way: Way) -> None:
+    def __init__(self, mlp: MLP, norm: Norm | None, scale: nn.Module, settings: Settings) -> None:
         super().__init__()
-        self.dtype = way.dtype
+        self.dtype = settings.dtype
         fused = mlp.act if isinstance(mlp.conv, nn.Identity) and isinstance(mlp.act, nn.GELU) else None
-        self.fc1 = _Linear(*after_norm(mlp.fc1, norm), way, fused)
+        self.fc1 = _Linear(*after_norm(mlp.fc1, norm), settings, fused)
         self.between = nn.Identity() if fused is not None else nn.Sequential(mlp.conv, mlp.act)
-        freeze(self.between, way)
+        freeze(self.between, settings)
         self.norm = without_affine(mlp.norm)
-        self.fc2 = _Linear(*with_scale(mlp.fc2, scale, mlp.norm), way)
+        self.fc2 = _Linear(*with_scale(mlp.fc2, scale, mlp.norm), settings)
 
     def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
         x = self.fc2(self.norm(self.between(self.fc1(x.to(self.dtype)))), residual)
@@ -351,30 +354,30 @@ def prepare(
     if attend is None:
         written_out = dtype == torch.bfloat16 and torch.device(device).type == "cpu"
         attend = ("image" if packs else "batch") if written_out else "fused"
-    way = Way(dtype, torch.device(device), packs, attend)
+    settings = Settings(dtype, torch.device(device), packs, attend)
     with torch.no_grad():
         copied = sharing(model)
         for i, block in enumerate(copied.blocks):
             is_read_in_part = model.config.tokens_read is not None and i == len(copied.blocks) - 1
-            copied.blocks[i] = _PreparedBlock(block, way, is_read_in_part=is_read_in_part)
-        copied.add_module("patch_embed", PreparedPatchEmbed(copied.patch_embed, way))
+            copied.blocks[i] = _PreparedBlock(block, settings, is_read_in_part=is_read_in_part)
+        copied.add_module("patch_embed", PreparedPatchEmbed(copied.patch_embed, settings))
         for name, child in copied.named_children():
             if name not in ("patch_embed", "blocks"):
-                freeze(child, way.precise)
+                freeze(child, settings.precise)
         for name, parameter in list(copied.named_parameters(recurse=False)):
-            setattr(copied, name, frozen(parameter, way.precise))
+            setattr(copied, name, frozen(parameter, settings.precise))
         return OptimizedModel(copied).eval()
 
 
 def plain(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16) -> OptimizedModel:
     """Return a copy on the CPU with its layers in another dtype; heads and rotary positions stay float32."""
-    way = Way(dtype, torch.device("cpu"), pack=False)
+    settings = Settings(dtype, torch.device("cpu"), pack=False)
     with torch.no_grad():
         copied = sharing(model)
         for name, child in copied.named_children():
-            freeze(child, way.precise if name in ("head", "head_dist", "rope") else way)
+            freeze(child, settings.precise if name in ("head", "head_dist", "rope") else settings)
         for name, parameter in list(copied.named_parameters(recurse=False)):
-            setattr(copied, name, frozen(parameter, way))
+            setattr(copied, name, frozen(parameter, settings))
         return OptimizedModel(copied, dtype).eval()
 
 
@@ -408,19 +411,12 @@ _PARTS: dict[type[nn.Module], Set[str]] = {
 
 @dataclass(frozen=True)
 class Branch:
-    """One residual branch of a block.
+    """One residual branch of a block."""
 
-    Attributes:
-        norm: the normalisation layer; `order` determines what it normalises.
-        mix: the layer that mixes tokens (`Attention` or a replacement) or the features of each token (`MLP`).
-        scale: a `LayerScale` or an identity.
-        order: the order of norm, layer and sum; see `in_order`.
-    """
-
-    norm: Norm
-    mix: nn.Module
-    scale: nn.Module
-    order: str
+    norm: Norm  # `order` determines what it normalises
+    mix: nn.Module  # mixes tokens (`Attention` or a replacement) or the features of each token (`MLP`)
+    scale: nn.Module  # a `LayerScale` or an identity
+    order: str  # of norm, layer and sum; see `in_order`
 
 
 def branches(block: nn.Module) -> tuple[Branch, Branch]:
@@ -433,11 +429,6 @@ def branches(block: nn.Module) -> tuple[Branch, Branch]:
     parts: Any = block
     mixing = Branch(parts.norm1, parts.attn, parts.ls1, parts.order)
     return mixing, Branch(parts.norm2, parts.mlp, parts.ls2, parts.order)
-
-
-def reads_normalised(order: str) -> bool:
-    """Return whether a branch normalises its input. The norm's affine part can then be folded into the next layer."""
-    return order == "pre"
 
 
 def in_order(
@@ -470,13 +461,15 @@ def _refuse_other_parts(module: nn.Module, where: str = "block") -> None:
     parts = _PARTS.get(kind)
     if parts is None:
         raise VitkitError(
-            f"the {where} is a {type(module).__name__}, which only --backend eager --precision float32 can compute"
+            "inference.layer-unsupported",
+            f"the {where} is a {type(module).__name__}, which only --backend eager --precision float32 can compute",
         )
     for name, part in module.named_children():
         if name == "parametrizations":
             continue
         if name not in parts:
             raise VitkitError(
-                f"the {where} contains {name!r}, which only --backend eager --precision float32 can compute"
+                "inference.layer-unsupported",
+                f"the {where} contains {name!r}, which only --backend eager --precision float32 can compute",
             )
         _refuse_other_parts(part, f"{where}.{name}")

@@ -24,7 +24,7 @@ PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 PLANS = (  # layout of the weights, and kind of attention (`optimized.prepare`)
     "auto",
     "plain",
-    *(f"{layout}-{way}" for layout in ("folded", "packed") for way in ("fused", "batch", "image")),
+    *(f"{layout}-{kind}" for layout in ("folded", "packed") for kind in ("fused", "batch", "image")),
 )
 MANY = 500  # number of images for which a few seconds of preparation are worthwhile
 
@@ -65,10 +65,15 @@ class Backend:
             VitkitError: a package is missing, or the backend cannot run the model or does not support the device.
         """
         if device.partition(":")[0] not in self.devices:
-            raise VitkitError(f"backend {self.name} supports only {' or '.join(self.devices)}, not {device}")
+            raise VitkitError(
+                "inference.device-unsupported",
+                f"backend {self.name} supports only {' or '.join(self.devices)}, not {device}",
+            )
         missing = [package for package in self.packages if find_spec(package) is None]
         if missing:
-            raise VitkitError(f"backend {self.name} needs {' and '.join(missing)}: {self.hint}")
+            raise VitkitError(
+                "inference.package-missing", f"backend {self.name} needs {' and '.join(missing)}: {self.hint}"
+            )
         opens: Callable[..., Runner] = getattr(import_module(self.module), self.opens)
         if self.devices != ("cpu",):
             return opens(model, precision, device)

@@ -40,9 +40,9 @@ from vitkit.system.files import from_json, write_json
 from vitkit.system.logger import log
 
 GAIN = 1.05  # the minimum speed-up over `plain` that is worth another plan
-_HOPELESS = 0.8  # candidates with a lower speed-up in the first round are not timed again
+_TOO_SLOW = 0.8  # candidates with a lower speed-up in the first round are not timed again
 _SECONDS = 1.0  # duration of the rounds
-_PATIENCE = 5.0  # maximum seconds for the minimum number of rounds, on a busy machine; after that, `plain` is used
+_LONGEST = 5.0  # maximum seconds for the minimum number of rounds, on a busy machine; after that, `plain` is used
 _ROUNDS = (3, 15)  # minimum and maximum number of rounds
 
 
@@ -65,24 +65,31 @@ def choose(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16, *, may
         may_measure: whether there are enough images to spend a second on a measurement.
     """
     facts = _facts(model, dtype)
-    kept = _kept(facts)
-    if kept is None and may_measure:
-        ratios = measure(model, dtype)
-        kept = best(ratios)
-        _keep(facts, kept, ratios)
-        log.warning(_in_words(kept, ratios))
-    return kept or "plain"
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    file = cache_folder() / "plans" / f"{digest[:24]}.json"
+    with suppress(OSError, ValueError):
+        stored = from_json(file.read_text(encoding="utf-8"))
+        if isinstance(stored, dict) and all(stored.get(name) == value for name, value in facts.items()):
+            plan = stored.get("plan")
+            if isinstance(plan, str) and plan in PLANS and plan != "auto":
+                return plan
+    if not may_measure:
+        return "plain"
+    ratios = measure(model, dtype)
+    plan = best(ratios)
+    with suppress(OSError):  # otherwise it is measured again next time
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, {**facts, "plan": plan, "times_as_fast_as_plain": ratios})
+    fastest = sorted(ratios.items(), key=lambda item: -item[1])[:2]
+    listed = ", ".join(f"{name} {ratio:.2f}" for name, ratio in fastest)
+    log.warning(f"plan {plan}, by a stored measurement of this machine (speed-up over plain: {listed})")
+    return plan
 
 
 def best(ratios: Mapping[str, float]) -> str:
     """Return the plan with the largest speed-up over `plain`; `plain` if the speed-up is less than `GAIN`."""
     plan = max(ratios, key=lambda name: ratios[name], default="plain")
     return plan if ratios.get(plan, 0.0) >= GAIN else "plain"
-
-
-def _in_words(plan: str, ratios: Mapping[str, float]) -> str:
-    listed = ", ".join(f"{name} {ratio:.2f}" for name, ratio in sorted(ratios.items(), key=lambda item: -item[1])[:2])
-    return f"plan {plan}, by a stored measurement of this machine (speed-up over plain: {listed})"
 
 
 # --- Measuring ----------------------------------------------------------------------------------------------
@@ -101,7 +108,7 @@ def measure(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16) -> di
     images = torch.randn(BATCH, config.in_channels, *config.image_size, generator=torch.Generator().manual_seed(0))
     began = time.monotonic()
     with crew(is_concurrent=True) as (pool, count, _):
-        rows = list(pool.map(lambda _: _take_turns(candidates, times, images, began), range(count)))
+        rows = list(pool.map(lambda _: _time_plans(candidates, times, images, began), range(count)))
     if any(len(of_core) <= _ROUNDS[0] for of_core in rows):
         return {"plain": 1.0}
     rounds = [each for of_core in rows for each in of_core]
@@ -118,7 +125,7 @@ def _one_of_each_kind(model: VisionTransformer) -> tuple[VisionTransformer, list
 
 
 @torch.inference_mode()
-def _take_turns(
+def _time_plans(
     candidates: Mapping[str, OptimizedModel], times: Sequence[int], images: Tensor, began: float
 ) -> list[dict[str, float]]:
     """Return the seconds per batch of each plan, for each round; an empty list if time runs out.
@@ -128,12 +135,12 @@ def _take_turns(
     racing: dict[str, float] = {}
     for name in [*candidates, *candidates]:  # in the second pass, kernels have been chosen
         racing[name] = _seconds(candidates[name], times, images)
-        if time.monotonic() > began + _PATIENCE:
+        if time.monotonic() > began + _LONGEST:
             return []
     least, most = _ROUNDS
-    running = [name for name, seconds in racing.items() if racing["plain"] / seconds >= _HOPELESS]
+    running = [name for name, seconds in racing.items() if racing["plain"] / seconds >= _TOO_SLOW]
     rounds = [racing]
-    while len(rounds) <= most and time.monotonic() < began + (_PATIENCE if len(rounds) <= least else _SECONDS):
+    while len(rounds) <= most and time.monotonic() < began + (_LONGEST if len(rounds) <= least else _SECONDS):
         rounds.append({name: _seconds(candidates[name], times, images) for name in running})
     return rounds
 
@@ -173,8 +180,8 @@ def _facts(model: VisionTransformer, dtype: torch.dtype) -> dict[str, Any]:
         "batch": BATCH,
         "config": config,
     }
-    plain: dict[str, Any] = json.loads(json.dumps(facts))  # as it will be read from the file
-    return plain
+    as_stored: dict[str, Any] = json.loads(json.dumps(facts))
+    return as_stored
 
 
 def processor() -> str:
@@ -189,36 +196,7 @@ def processor() -> str:
     return f"{fields.get('model name', platform.machine())} {hashlib.sha256(flags.encode()).hexdigest()[:8]}"
 
 
-def _file(facts: Mapping[str, Any]) -> Path:
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    return cache_folder() / "plans" / f"{digest[:24]}.json"
-
-
-def _kept(facts: Mapping[str, Any]) -> str | None:
-    """Return the plan that was stored for these values (`_facts`); None if there is no valid file."""
-    try:
-        kept = from_json(_file(facts).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    if not isinstance(kept, dict) or any(kept.get(name) != value for name, value in facts.items()):
-        return None
-    plan = kept.get("plan")
-    return plan if isinstance(plan, str) and plan in PLANS and plan != "auto" else None
-
-
-def _keep(facts: Mapping[str, Any], plan: str, ratios: Mapping[str, float]) -> None:
-    with suppress(OSError):  # otherwise it is measured again next time
-        file = _file(facts)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, {**facts, "plan": plan, "times_as_fast_as_plain": dict(ratios)})
-
-
-_BATCH = 8  # batch size for the first compilation
 _REPLAYED = 32  # images; a GPU computes larger batches more slowly than Python launches their kernels
-
-
-class _CannotRecordError(Exception):
-    """The kernels of a model cannot be recorded."""
 
 
 class KernelReplay:
@@ -240,16 +218,17 @@ class KernelReplay:
     def __call__(self, images: Tensor) -> Tensor:
         """Return the model's output (B, K) for images (B, C, height, width) on its device."""
         if len(images) <= _REPLAYED and self._can_record:
-            with self._lock, suppress(_CannotRecordError):
-                shape = tuple(images.shape)
-                graph, given, outputs = self._graphs.get(shape) or self._graphs.setdefault(shape, self._record(images))
-                given.copy_(images)
-                graph.replay()
-                return outputs.clone()
+            with self._lock:
+                recorded = self._graphs.get(tuple(images.shape)) or self._record(images)
+                if recorded is not None:
+                    graph, given, outputs = recorded
+                    given.copy_(images)
+                    graph.replay()
+                    return outputs.clone()
         return self._model(images)
 
-    def _record(self, images: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
-        """Record a CUDA graph for the shape of `images`; return the graph, its input tensor and its output tensor."""
+    def _record(self, images: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor] | None:
+        """Record a CUDA graph for the shape of `images`; return the graph, its input and its output, or None."""
         given, graph = images.clone(), torch.cuda.CUDAGraph()
         aside = torch.cuda.Stream(images.device)  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream(images.device))
@@ -261,9 +240,10 @@ class KernelReplay:
         try:
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # other threads may use the GPU
                 outputs = self._model(given)
-        except RuntimeError as error:
+        except RuntimeError:
             self._can_record = False
-            raise _CannotRecordError from error
+            return None
+        self._graphs[tuple(images.shape)] = graph, given, outputs
         return graph, given, outputs
 
 
@@ -288,12 +268,7 @@ def model_on_gpu(
 class TorchRunner:
     """A `Runner` that computes in PyTorch, on the CPU or a GPU.
 
-    Attributes:
-        backend: `eager` or `compile`.
-        precision: `float32`, `bfloat16` or `float16`.
-        is_concurrent: whether several threads may call the runner at once. This is the case on a CPU without
-            compilation.
-        plan: the plan of eager on the CPU, one of `PLANS` except `auto`; empty if no plan applies.
+    Several threads may call a runner of the backend `eager` on the CPU at once.
     """
 
     def __init__(
@@ -338,39 +313,34 @@ def eager(
     """
     if isinstance(model, Network):
         if plan != "auto":
-            raise VitkitError(f"plan {plan!r} requires a Vision Transformer, and this is {model.config.full_name}")
+            raise VitkitError(
+                "inference.plan-unsupported",
+                f"plan {plan!r} requires a Vision Transformer, and this is {model.config.full_name}",
+            )
         return TorchRunner(_copy_on(model, precision, device), "eager", precision, device)
     if device != "cpu":
         if plan not in ("auto", "plain"):
-            raise VitkitError(f"plan {plan!r} is for CPUs, not for {device}")
+            raise VitkitError("inference.plan-unsupported", f"plan {plan!r} is for CPUs, not for {device}")
         return TorchRunner(model_on_gpu(model, precision, device), "eager", precision, device)
     dtype = getattr(torch, precision)
     if plan.startswith("packed") and not can_pack(dtype):
-        raise VitkitError(f"plan {plan!r}: torch does not support packed weights here; use plan 'auto' or 'plain'")
+        raise VitkitError(
+            "inference.plan-unsupported",
+            f"plan {plan!r}: torch does not support packed weights here; use plan 'auto' or 'plain'",
+        )
     if plan == "auto":
-        return _fastest(model, precision, may_measure=may_measure)
+        # Without a measurement, results in float32 should be bitwise equal to those of the model.
+        if precision != "float32" or may_measure:
+            with suppress(VitkitError):  # of a layer that is not vitkit's
+                return _planned(model, precision, choose(model, dtype, may_measure=may_measure))
+        plan = "plain"
     return _planned(model, precision, plan)
 
 
 def _planned(model: VisionTransformer, precision: str, plan: str) -> TorchRunner:
-    """Return a runner that computes according to a plan on the CPU."""
     if precision == "float32" and plan == "plain":
         return TorchRunner(copy.deepcopy(model).eval(), "eager", precision, "cpu")
     return TorchRunner(build(model, plan, getattr(torch, precision)), "eager", precision, "cpu", plan=plan)
-
-
-def _fastest(model: VisionTransformer, precision: str, *, may_measure: bool) -> TorchRunner:
-    """Return a runner of the fastest known plan, or of `plain` if the other plans do not support a layer of the model.
-
-    Without a measurement, the results in float32 should be bitwise equal to those of the model, so the plan is `plain`.
-    """
-    if precision != "float32" or may_measure:
-        try:
-            plan = choose(model, getattr(torch, precision), may_measure=may_measure)
-            return _planned(model, precision, plan)
-        except VitkitError:  # of a layer that is not vitkit's
-            pass
-    return _planned(model, precision, "plain")
 
 
 class InHalfPrecision(nn.Module):
@@ -387,7 +357,6 @@ class InHalfPrecision(nn.Module):
 
 
 def _copy_on(model: Network, precision: str, device: str) -> nn.Module:
-    """Return a copy of a network that computes in a precision on a device."""
     copied = copy.deepcopy(model).to(device).eval()
     return copied if precision == "float32" else InHalfPrecision(copied, getattr(torch, precision), device)
 
@@ -410,8 +379,11 @@ def compiled(model: Model, precision: str, device: str = "cpu") -> TorchRunner:
     runner = TorchRunner(compute, "compile", precision, device)
     config = model.config
     try:
-        runner(torch.zeros(_BATCH, config.in_channels, *config.image_size))
+        runner(torch.zeros(8, config.in_channels, *config.image_size))
     except RuntimeError as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise VitkitError(f"backend compile cannot compile the model on this machine: {reason}; use eager") from error
+        raise VitkitError(
+            "inference.compiler-failed",
+            f"backend compile cannot compile the model on this machine: {reason}; use eager",
+        ) from error
     return runner
