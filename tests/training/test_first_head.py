@@ -122,9 +122,9 @@ def test_what_was_not_learned_is_not_credited_to_training() -> None:
     shuffled = torch.randint(0, 4, (100,), generator=generator)
     held_out = x[100:], y[100:]
     begun = Fit(5 * truth, torch.zeros(4), math.inf, 1.0, 0.05, 1.0)
-    assert choose_head(x[:100], shuffled, held_out, 4, begun=begun) is begun
+    assert choose_head(x[:100], shuffled, held_out, 4, initial=begun) is begun
     wrong = Fit(-truth, torch.zeros(4), math.inf, 9.0, 9.0, 0.0)
-    assert choose_head(x[:100], y[:100], held_out, 4, begun=wrong).penalty < 2
+    assert choose_head(x[:100], y[:100], held_out, 4, initial=wrong).penalty < 2
 
 
 @pytest.mark.parametrize("method", ["probe", "full"])

@@ -7,7 +7,7 @@ from scipy.stats import binomtest, t
 from clouds import far, known
 from vitkit.errors import VitkitError
 from vitkit.training import LEFT_OUT, LabelledFeatures, fit_unknown, make_pictures
-from vitkit.training.unknown import _for_another
+from vitkit.training.unknown import _prediction_interval
 
 
 def test_the_share_that_passes_is_measured_with_its_interval() -> None:
@@ -46,15 +46,15 @@ def test_the_interval_for_another_class_covers_it() -> None:
     for _ in range(rounds):
         angles = np.clip(rng.normal(0.8, 0.2, 6), 0, np.pi / 2)
         *shares, another = np.sin(angles) ** 2
-        low, high = _for_another(np.array(shares), np.full(5, 1e6))
+        low, high = _prediction_interval(np.array(shares), np.full(5, 1e6))
         hits += low <= another <= high
     assert 0.92 < hits / rounds < 0.98
     shares = np.array([0.2, 0.5, 0.4])
     angles = np.arcsin(np.sqrt(shares))
     reach = t.ppf(0.975, 2) * angles.std(ddof=1) * (4 / 3) ** 0.5
     expected = np.sin(np.clip([angles.mean() - reach, angles.mean() + reach], 0, np.pi / 2)) ** 2
-    assert _for_another(shares, np.full(3, 1e6)) == pytest.approx(tuple(expected))
-    low, high = _for_another(np.zeros(4), np.full(4, 10.0))
+    assert _prediction_interval(shares, np.full(3, 1e6)) == pytest.approx(tuple(expected))
+    low, high = _prediction_interval(np.zeros(4), np.full(4, 10.0))
     assert low == 0 < high  # ten images that are all noticed do not show that every image is
 
 

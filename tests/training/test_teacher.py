@@ -46,7 +46,7 @@ def test_a_teacher_sees_what_it_would_see_itself(tmp_path: Path) -> None:
     picture = smooth(16, 16)
     images = torch.from_numpy(student(picture))[None]
     own = torch.from_numpy(teacher.preprocess(picture))[None]
-    assert (teacher._see(images, student) - own).abs().max() <= 1e-5
+    assert (teacher._as_teacher_input(images, student) - own).abs().max() <= 1e-5
     expected = load(tmp_path / "t").logits(own)
     assert torch.allclose(teacher.logits(images, student), expected, atol=1e-4)
 
@@ -55,7 +55,7 @@ def test_a_teacher_of_another_size_gets_pictures_of_its_size(tmp_path: Path) -> 
     teacher = load_teacher(str(saved_teacher(tmp_path / "t")), CLASSES, (48, 32))
     student = Preprocess(size=(48, 32), fit="squash")
     picture = smooth(32, 48)
-    seen = teacher._see(torch.from_numpy(student(picture))[None], student)
+    seen = teacher._as_teacher_input(torch.from_numpy(student(picture))[None], student)
     assert seen.shape == (1, 3, 16, 16)
     assert (seen[0] - torch.from_numpy(teacher.preprocess(picture))).abs().max() < 0.05  # Pillow rounds to bytes
 
@@ -132,7 +132,7 @@ def test_a_cnn_by_name_sees_its_own_pixels_and_answers_by_its_own_names(publishe
     student = Preprocess(size=(224, 224), fit="squash")
     images = torch.from_numpy(student(picture))[None]
     own = official.transforms(resize_size=224)(picture)[None]
-    assert (teacher._see(images, student) - own).abs().max() <= 1e-5
+    assert (teacher._as_teacher_input(images, student) - own).abs().max() <= 1e-5
     with torch.no_grad():
         expected = published.eval()(own)[:, teacher.columns]
     assert torch.allclose(teacher.logits(images, student), expected, rtol=1e-4, atol=1e-4)

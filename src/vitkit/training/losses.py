@@ -133,24 +133,15 @@ class Learning(Protocol):
 
 @dataclass(frozen=True)
 class Objective:
-    """Cross-entropy on every head, or distillation from a teacher.
+    """Cross-entropy on every head, or distillation from a teacher."""
 
-    Attributes:
-        recipe: the recipe, for label smoothing and distillation.
-        classes: the number of classes, K.
-        imitate: computes the teacher's logits (B, K) from the student's images; None without a teacher.
-        class_weights: the weight (K,) of an image of each class; None for equal weights.
-        shift: the correction of the class prior (K,), which is added to the logits in validation, as in the saved
-            model; None for no correction.
-        custom: the caller's loss instead of the built-in one; None if there is none. It computes a scalar from logits
-            (B, K) and labels (B,) or targets (B, K).
-    """
-
-    recipe: Recipe
-    classes: int
-    imitate: Callable[[Tensor], Tensor] | None = None
-    class_weights: Tensor | None = None
+    recipe: Recipe  # with the label smoothing and the kind of distillation
+    classes: int  # the number of classes, K
+    imitate: Callable[[Tensor], Tensor] | None = None  # the teacher's logits (B, K) for the student's images
+    class_weights: Tensor | None = None  # the weight of an image of each class, (K,); None for equal weights
+    # The correction of the class prior, (K,), which is added to the logits in validation, as in the saved model.
     shift: Tensor | None = None
+    # The caller's loss instead of the built-in one: a scalar of logits (B, K) and labels (B,) or targets (B, K).
     custom: Callable[[Tensor, Tensor], Tensor] | None = None
 
     judges_shares = True  # the figures of all shares can be combined
@@ -194,9 +185,15 @@ class Objective:
         for loss in losses:
             if not isinstance(loss, Tensor) or loss.ndim:
                 shape = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-                raise VitkitError(f"loss must return the mean loss of the batch, a tensor of no axes, not {shape}")
+                raise VitkitError(
+                    "training.loss-result",
+                    f"loss must return the mean loss of the batch, a tensor of no axes, not {shape}",
+                )
             if torch.is_grad_enabled() and not loss.requires_grad:
-                raise VitkitError("loss must be computed from the logits, and its result does not depend on them")
+                raise VitkitError(
+                    "training.loss-detached",
+                    "loss must be computed from the logits, and its result does not depend on them",
+                )
         return torch.stack(losses).mean()
 
     @torch.no_grad()

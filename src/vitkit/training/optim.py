@@ -44,23 +44,22 @@ def parameter_groups(
     depth = len(getattr(model, "blocks", ()))
     groups: dict[tuple[float, bool], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            local = name.removeprefix("encoder.").removeprefix("task.")  # the two parts of a pre-training
-            is_table = local.startswith(_NO_DECAY) and ".mlp." not in local  # an MLP of offsets is not a table
-            decays = decay_all or (parameter.ndim > 1 and not is_table)
-            scale = layer_decay ** (depth + 1 - _layer_of(name, model, depth))
-            empty = {"params": [], "weight_decay": weight_decay if decays else 0.0, "lr_scale": scale}
-            groups.setdefault((scale, decays), empty)["params"].append(parameter)
+        if not parameter.requires_grad:
+            continue
+        local = name.removeprefix("encoder.").removeprefix("task.")  # the two parts of a pre-training
+        is_table = local.startswith(_NO_DECAY) and ".mlp." not in local  # an MLP of offsets is not a table
+        decays = decay_all or (parameter.ndim > 1 and not is_table)
+        # As in BEiT and MAE, the embeddings are layer 0, the L blocks are 1 to L, and what follows is L + 1. A table of
+        # relative positions belongs to its block, unless all blocks share one table.
+        match = _BLOCK_PARAMETER.match(name)
+        if match is not None and len(model.get_submodule(match[1])) == depth:  # type: ignore[arg-type]
+            layer = int(match[2]) + 1
+        else:
+            layer = 0 if name.startswith(("patch_embed.", "norm_pre.", *_TOKEN_PARAMETERS)) else depth + 1
+        scale = layer_decay ** (depth + 1 - layer)
+        empty = {"params": [], "weight_decay": weight_decay if decays else 0.0, "lr_scale": scale}
+        groups.setdefault((scale, decays), empty)["params"].append(parameter)
     return [groups[key] for key in sorted(groups, reverse=True)]
-
-
-def _layer_of(name: str, model: nn.Module, depth: int) -> int:
-    """Return 0 for a parameter in the embeddings, 1 to L in the L blocks, and L + 1 after them, as in BEiT and MAE."""
-    match = _BLOCK_PARAMETER.match(name)
-    # A table of relative positions belongs to its block, unless all blocks share one table.
-    if match is not None and len(model.get_submodule(match[1])) == depth:  # type: ignore[arg-type]
-        return int(match[2]) + 1
-    return 0 if name.startswith(("patch_embed.", "norm_pre.", *_TOKEN_PARAMETERS)) else depth + 1
 
 
 def build_optimizer(model: nn.Module, recipe: Recipe, make: MakeOptimizer | None = None) -> torch.optim.Optimizer:
@@ -71,11 +70,19 @@ def build_optimizer(model: nn.Module, recipe: Recipe, make: MakeOptimizer | None
         try:
             optimizer = make(groups)
         except (TypeError, ValueError) as error:
-            raise VitkitError(f"optimizer cannot be created: {type(error).__name__}: {error}") from error
+            raise VitkitError(
+                "training.optimizer-failed", f"optimizer cannot be created: {type(error).__name__}: {error}"
+            ) from error
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise VitkitError(f"optimizer must return a torch.optim.Optimizer, not {type(optimizer).__name__}")
+            raise VitkitError(
+                "training.optimizer-type",
+                f"optimizer must return a torch.optim.Optimizer, not {type(optimizer).__name__}",
+            )
         if [group.get("lr_scale") for group in optimizer.param_groups] != scales:
-            raise VitkitError("optimizer must keep the groups of parameters that it receives, in their order")
+            raise VitkitError(
+                "training.optimizer-groups",
+                "optimizer must keep the groups of parameters that it receives, in their order",
+            )
         return optimizer
     # The fused optimiser takes a step in one kernel. Its rounding differs and it saves little on CPUs (docs/log.md).
     fused = True if all(parameter.is_cuda for group in groups for parameter in group["params"]) else None
@@ -86,7 +93,7 @@ def build_optimizer(model: nn.Module, recipe: Recipe, make: MakeOptimizer | None
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of every group to `lr` times the `lr_scale` of the group (see `parameter_groups`)."""
+    """Set the learning rate of every group to `lr` times its `lr_scale` (see `parameter_groups`)."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group["lr_scale"]
 

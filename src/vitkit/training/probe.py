@@ -51,23 +51,15 @@ _MOST = 5_000  # images that are cross-validated; more hardly change the penalty
 
 @dataclass(frozen=True)
 class Fit:
-    """A fitted head.
+    """A fitted head. Its losses are log losses; figures of the validation images are None if there are none."""
 
-    Attributes:
-        weight, bias: the parameters of the head, (K, D) and (K,), for features that are not standardised.
-        penalty: the penalty, one of PENALTIES; infinite for an initial head that was not fitted.
-        train_loss: the log loss on the training images.
-        val_loss, val_accuracy: the log loss and the accuracy on the validation images; None if there are none.
-        val_map: the mean average precision on the validation images; None unless the data is multi-label.
-    """
-
-    weight: Tensor
-    bias: Tensor
-    penalty: float
+    weight: Tensor  # (K, D), for features that are not standardised
+    bias: Tensor  # (K,)
+    penalty: float  # one of PENALTIES; infinite for an initial head that was not fitted
     train_loss: float
     val_loss: float | None
     val_accuracy: float | None
-    val_map: float | None = None
+    val_map: float | None = None  # the mean average precision of multi-label data
 
     @property
     def figures(self) -> dict[str, float]:
@@ -83,14 +75,9 @@ class Fit:
 
 @dataclass(frozen=True)
 class HeadImages:
-    """The images for fitting a head. Each item of a data set is an image (C, height, width) and a label.
+    """The images for fitting a head. Each item of a data set is an image (C, height, width) and a label."""
 
-    Attributes:
-        train: the training images without augmentation.
-        val: the validation images.
-    """
-
-    train: Dataset[Any]
+    train: Dataset[Any]  # without augmentation
     val: Dataset[Any]
 
 
@@ -123,8 +110,8 @@ def fit_head(run: Run, classifier: Classifier, images: HeadImages, seen: Collect
         run.out_of_fold.write(run.folder)
     seconds = time.monotonic() - started
     run.metrics.truncate(ZERO_SHOT)  # from an interrupted fit
-    heads = [("zero-shot", ZERO_SHOT, best.begun)]
-    if not (is_unbeaten := best.fitted is best.begun):
+    heads = [("zero-shot", ZERO_SHOT, best.initial)]
+    if not (is_unbeaten := best.fitted is best.initial):
         heads.append((f"head fitted, penalty {best.fitted.penalty:g}", 0, best.fitted))
     for what, epoch, fit in heads:
         if fit is not None:
@@ -155,10 +142,10 @@ def start_head(run: Run, classifier: Classifier, images: HeadImages | None) -> f
 
 @dataclass(frozen=True)
 class _BestHead:
-    # `begun` is the head made from the class names, or None if the fit started from zeros. After a cross-validation,
+    # `initial` is the head made from the class names, or None if the fit started from zeros. After a cross-validation,
     # `note` is a line about it, and `predictions` are those for the images that the initial weights had not seen.
     fitted: Fit
-    begun: Fit | None
+    initial: Fit | None
     note: str | None = None
     predictions: OutOfFold | None = None
 
@@ -174,27 +161,26 @@ def _put_best_head(
 ) -> _BestHead:
     """Fit a head to the features of the training images, and copy it into the model.
 
-    The penalty is chosen on the validation images or, if there are none, by cross-validation (`_cross_fit`). The heads
-    of the cross-validation are fitted and tested with the labels of earlier runs.
+    Without validation images, the penalty is chosen by cross-validation, with the labels of earlier runs.
     """
     table = run.inputs.table
     train, val = table.of_split("train"), table.of_split("val")
     x, y = _features(run, classifier, images.train, train, "training images")
     held_out = _features(run, classifier, images.val, val, "validation images") if len(val) else None
     head = [classifier.model.get_parameter(f"head.{name}") for name in ("weight", "bias")]
-    begun = None
+    initial = None
     if run.recipe.head_from == "names":
         weight, bias = (parameter.detach().clone() for parameter in head)
-        begun = _judge(weight, bias, math.inf, (x, y), held_out)
+        initial = _evaluated(weight, bias, math.inf, (x, y), held_out)
     best = None
     if held_out is None:
         tested, tests = _with_earlier_labels(train, x, y, earlier)
         fold_of = folds_of(tested, run.inputs.groups, run.recipe.seed)
         if fold_of is not None:
             is_new = torch.tensor([path not in seen for path in tested.paths])
-            best = _cross_fit((x, y), tests, fold_of, is_new, tested, begun, is_tested=is_tested)
+            best = _cross_fit((x, y), tests, fold_of, is_new, tested, initial, is_tested=is_tested)
     if best is None:
-        best = _BestHead(choose_head(x, y, held_out, len(table.classes), begun=begun), begun)
+        best = _BestHead(choose_head(x, y, held_out, len(table.classes), initial=initial), initial)
     with torch.no_grad():
         for parameter, value in zip(head, (best.fitted.weight, best.fitted.bias), strict=True):
             parameter.copy_(value)
@@ -204,7 +190,7 @@ def _put_best_head(
 def _features(
     run: Run, classifier: Classifier, images: Dataset[Any], table: ImageTable, what: str
 ) -> tuple[Tensor, Tensor]:
-    # The features that the head reads, (n, D), and the labels (n,) or class indicators (n, K).
+    # The input of the head, (n, D), and the labels (n,) or class indicators (n, K).
     if run.features is not None:
         x = run.features.head_features(table, classifier.model.config, what)
         y = torch.tensor(table.labels, dtype=torch.long)
@@ -220,7 +206,7 @@ def choose_head(
     held_out: tuple[Tensor, Tensor] | None,
     classes: int,
     penalty: float = MIDDLE,
-    begun: Fit | None = None,
+    initial: Fit | None = None,
 ) -> Fit:
     """Fit heads with several penalties, and return the head with the lowest log loss on the held-out images.
 
@@ -230,15 +216,15 @@ def choose_head(
         held_out: features and labels of validation images; None if there are none.
         classes: the number of classes, K.
         penalty: the only penalty that is fitted if there are no held-out images.
-        begun: an initial head, such as one made from the class names; None for zeros. The penalty applies to the
+        initial: an initial head, such as one made from the class names; None for zeros. The penalty applies to the
             distance from it. It is returned if no fitted head is better on the held-out images.
     """
-    head = _StandardisedHead(x, classes, begun)
-    best = None if held_out is None else begun
+    head = _StandardisedHead(x, classes, initial)
+    best = None if held_out is None else initial
     for tried in PENALTIES if held_out is not None else (penalty,):
         head.fit(y, tried)
         weight = head.weight / head.scale
-        fitted = _judge(weight, head.bias - weight @ head.mean, tried, (x, y), held_out)
+        fitted = _evaluated(weight, head.bias - weight @ head.mean, tried, (x, y), held_out)
         if best is None or best.val_loss is None or fitted.val_loss is None or fitted.val_loss < best.val_loss:
             best = fitted
         elif fitted.val_loss > _WORSE * best.val_loss:
@@ -250,12 +236,12 @@ def choose_head(
 class _StandardisedHead:
     """A head on standardised features that can be fitted several times. Each fit starts from the previous solution."""
 
-    def __init__(self, x: Tensor, classes: int, begun: Fit | None) -> None:
+    def __init__(self, x: Tensor, classes: int, initial: Fit | None) -> None:
         self.mean, self.scale = x.mean(dim=0), x.std(dim=0).clamp(min=1e-6)
         self.x = (x - self.mean) / self.scale
         self.weight, self.bias = torch.zeros(classes, x.shape[1]), torch.zeros(classes)
-        if begun is not None:
-            self.weight, self.bias = begun.weight * self.scale, begun.bias + begun.weight @ self.mean
+        if initial is not None:
+            self.weight, self.bias = initial.weight * self.scale, initial.bias + initial.weight @ self.mean
         self.anchor = self.weight
 
     def fit(self, y: Tensor, penalty: float) -> None:
@@ -291,30 +277,30 @@ def folds_of(train: ImageTable, groups: Mapping[str, int], seed: int) -> Tensor 
 
 
 def cross_validate_head(
-    x: Tensor, y: Tensor, fold_of: Tensor, classes: int, is_judge: Tensor | None = None, begun: Fit | None = None
+    x: Tensor, y: Tensor, fold_of: Tensor, classes: int, is_counted: Tensor | None = None, initial: Fit | None = None
 ) -> tuple[float, Tensor]:
     """Return the penalty with the lowest cross-validated log loss, and the out-of-fold logits for this penalty, (n, K).
 
-    `x`, `y`, `classes` and `begun` are as for `choose_head`; the penalty is infinite if `begun` is the best. `fold_of`,
-    (n,), is the fold of each image, or -1 for images that are neither trained on nor predicted. `is_judge`, (n,), is
-    whether an image counts in the loss by which the penalty is chosen. If it is None, or if no image that counts has a
-    fold, all images with a fold count.
+    `x`, `y`, `classes` and `initial` are as for `choose_head`; the penalty is infinite if `initial` is the best.
+    `fold_of`, (n,), is the fold of each image, or -1 for images that are neither trained on nor predicted. Images with
+    `is_counted`, (n,), count in the loss by which the penalty is chosen. If it is None, or if no image that counts has
+    a fold, all images with a fold count.
     """
     n, parts = len(fold_of), int(fold_of.max()) + 1
-    judges = fold_of >= 0
-    if is_judge is not None and (is_judge & judges).any():
-        judges = judges & is_judge
-    heads = [_StandardisedHead(x[(fold_of >= 0) & (fold_of != k)], classes, begun) for k in range(parts)]
+    counted = fold_of >= 0
+    if is_counted is not None and (is_counted & counted).any():
+        counted = counted & is_counted
+    heads = [_StandardisedHead(x[(fold_of >= 0) & (fold_of != k)], classes, initial) for k in range(parts)]
     best, least, logits_of_best = math.inf, math.inf, torch.zeros(n, classes)
-    if begun is not None:
-        logits_of_best = x @ begun.weight.T + begun.bias
-        least = regression_loss(logits_of_best[judges], y[judges]).item()
+    if initial is not None:
+        logits_of_best = x @ initial.weight.T + initial.bias
+        least = regression_loss(logits_of_best[counted], y[counted]).item()
     for penalty in PENALTIES:
         logits = torch.zeros(n, classes)
         for k, head in enumerate(heads):
             head.fit(y[(fold_of >= 0) & (fold_of != k)], penalty)
             logits[fold_of == k] = head.logits(x[fold_of == k])
-        loss = regression_loss(logits[judges], y[judges]).item()
+        loss = regression_loss(logits[counted], y[counted]).item()
         if loss < least:
             best, least, logits_of_best = penalty, loss, logits
         elif loss > _WORSE * least:
@@ -364,7 +350,7 @@ def _with_earlier_labels(
 
     Labels that have changed since contain what a model had learned from the other images. A head that is fitted to them
     would know the images that test it. Images that no person has labelled, or whose class no longer exists, are left
-    out. `x` and `y` are as for `cross_validate_head`.
+    out.
     """
     before = {item.path: train.task.names_in(item.before) for item in earlier.changed}
     if not before:
@@ -389,22 +375,25 @@ def _cross_fit(
     fold_of: Tensor,
     is_new: Tensor,
     images: ImageTable,
-    begun: Fit | None,
+    initial: Fit | None,
     *,
     is_tested: bool,
 ) -> _BestHead:
     """Choose the penalty by cross-validation, and fit a head with this penalty to all images.
 
-    With `is_tested`, a nested cross-validation also tests the head. This requires a single-label task, at least three
-    folds, and no initial head `begun`. Also, every image must be in a fold, and the initial weights must not have seen
-    any image (`is_new`, (n,)). Otherwise, the test is omitted.
+    With `is_tested`, a nested cross-validation also tests the head, provided that the task is single-label, there are
+    at least three folds and no `initial` head, and every image is in a fold and new to the initial weights (`is_new`,
+    (n,)).
 
     `whole` is the features and the targets of all training images; `tests` is the same of the n `images` that are
     cross-validated, with their earlier labels. `fold_of`, (n,), is as for `cross_validate_head`.
     """
     classes, (x, y) = len(images.classes), tests
-    penalty, logits = cross_validate_head(x, y, fold_of, classes, is_new, begun)
-    fitted = begun if begun is not None and math.isinf(penalty) else choose_head(*whole, None, classes, penalty, begun)
+    penalty, logits = cross_validate_head(x, y, fold_of, classes, is_new, initial)
+    if initial is not None and math.isinf(penalty):
+        fitted = initial
+    else:
+        fitted = choose_head(*whole, None, classes, penalty, initial)
     is_kept = (fold_of >= 0) & is_new
     judged = is_kept if bool(is_kept.any()) else fold_of >= 0
     loss = regression_loss(logits[judged], y[judged]).item()
@@ -413,10 +402,10 @@ def _cross_fit(
     note = f"chosen by cross-validation of the training images: {reached}, flattered by the selection"
     kept = torch.nonzero(is_kept)[:, 0].tolist()
     if not kept:
-        return _BestHead(fitted, begun, note)
+        return _BestHead(fitted, initial, note)
     parts = int(fold_of.max()) + 1
     tested, temperatures = None, None
-    if is_tested and begun is None and images.task is SINGLE_LABEL and parts > 2 and bool(is_kept.all()):
+    if is_tested and initial is None and images.task is SINGLE_LABEL and parts > 2 and bool(is_kept.all()):
         logits_of_tests, temperatures = nested_cross_validation(x, y, fold_of, classes)
         tested = logits_of_tests.numpy()
     predictions = OutOfFold(
@@ -429,10 +418,10 @@ def _cross_fit(
         tested=tested,
         temperatures=temperatures,
     )
-    return _BestHead(fitted, begun, note, predictions)
+    return _BestHead(fitted, initial, note, predictions)
 
 
-def _judge(
+def _evaluated(
     weight: Tensor, bias: Tensor, penalty: float, train: tuple[Tensor, Tensor], held_out: tuple[Tensor, Tensor] | None
 ) -> Fit:
     losses = [regression_loss(x @ weight.T + bias, y).item() for x, y in (train, *([held_out] if held_out else []))]

@@ -13,7 +13,7 @@ from vitkit.training.recipe import Recipe, bundled
 
 @dataclass(frozen=True)
 class Corpus:
-    """A training set of the paper: its name, and the numbers of its images and classes."""
+    """A training set of the paper."""
 
     title: str
     images: int
@@ -33,15 +33,14 @@ CORPORA = {  # by the last part of the name of a bundled recipe
 
 @dataclass(frozen=True)
 class PaperTraining:
-    """A training of the paper: its complete recipe, the configuration of its model, and its training set."""
+    """A training of the paper."""
 
-    recipe: Recipe
+    recipe: Recipe  # complete
     config: Config
     corpus: Corpus
 
     @property
     def steps(self) -> int:
-        """Return the number of steps of the whole training."""
         return steps_of(self.recipe, self.corpus.images)
 
 
@@ -65,7 +64,9 @@ def paper_training(requested: Recipe) -> PaperTraining:
     elif recipe.model is not None:
         config = named_plan(recipe, recipe.model, corpus.classes)
     else:
-        raise VitkitError(f"{name}: set the model that the weights {recipe.weights} belong to with --model")
+        raise VitkitError(
+            "training.model-missing", f"{name}: set the model that the weights {recipe.weights} belong to with --model"
+        )
     return PaperTraining(spare_patches(recipe, requested.given, config), config, corpus)
 
 

@@ -297,7 +297,61 @@ class Recipe(Machine, Keep, Augment, Pixels, Regularise, Targets, Optimiser, Met
         object.__setattr__(self, "model_fields", _check_model_fields(self.model_fields))
         if self.weights == "auto" and str(self.model).startswith("custom:"):
             object.__setattr__(self, "weights", "none")  # none are published
-        _check(self)
+        # Fields without any effect are refused in `training.defaults`.
+        if self.split[0] <= 0 or min(self.split) < 0 or not abs(sum(self.split) - 1) <= 1e-6:
+            raise VitkitError(
+                "training.split-shares",
+                "split must be the fractions of train, val and test, which sum to 1, the first above 0, "
+                f"not {self.split}",
+            )
+        if self.crop_scale != (0.0, 0.0) and not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
+            raise VitkitError(
+                "training.crop-scale",
+                f"crop_scale must be two fractions of the area, the smaller first, not {self.crop_scale}",
+            )
+        for name, duration in (("time", self.time), ("save_every", self.save_every)):
+            if duration is not None:
+                parse_duration(duration, name)
+        checkpoint_every(self.checkpointing)
+        try:
+            re.compile(self.group_by or "")
+        except re.error as error:
+            raise VitkitError(
+                "training.group-pattern", f"group_by must be a regular expression, not {self.group_by!r}: {error}"
+            ) from error
+        if self.image_size is not None and "image_size" in (self.model_fields or {}):
+            raise VitkitError(
+                "training.field-repeated",
+                "image_size is given twice, as image_size and as model.image_size: leave out one of them",
+            )
+        if self.ema and self.swa:
+            raise VitkitError("training.averages-twice", "ema and swa both average the weights; choose one")
+        if self.split_from is not None and self.folds is not None:
+            raise VitkitError(
+                "training.fields-conflict",
+                "split_from keeps the split of a run, but folds make their own splits; leave out one of them",
+            )
+        if self.swa and self.time:
+            raise VitkitError(
+                "training.fields-conflict",
+                "swa needs the number of epochs, which is unknown with a time budget; leave out swa or time",
+            )
+        if self.head_from == "names" and (self.weights == "none" or self.lp_ft):
+            why = "weights is none: set weights of CLIP or SigLIP, or leave out head_from"
+            if self.lp_ft:
+                why = "lp_ft fits it to photographs: leave out one of them"
+            raise VitkitError(
+                "training.fields-conflict", f"head_from 'names' makes the head from the class names, but {why}"
+            )
+        if self.method == "lora" and self.weights == "none":
+            raise VitkitError(
+                "training.fields-conflict",
+                "method lora adapts pretrained weights; set --weights, or use --method scratch",
+            )
+        if self.method == "scratch" and self.weights not in ("auto", "none"):
+            raise VitkitError(
+                "training.fields-conflict", f"method scratch starts without weights; leave out --weights {self.weights}"
+            )
 
     @classmethod
     def load(cls, source: str | Path) -> Self:
@@ -311,9 +365,12 @@ class Recipe(Machine, Keep, Augment, Pixels, Regularise, Targets, Optimiser, Met
             fields = None if text is None else tomllib.loads(text)
         except (RecursionError, ValueError) as error:
             why = "it is nested too deeply" if isinstance(error, RecursionError) else error
-            raise VitkitError(f"{source} is not valid TOML: {why}") from error
+            raise VitkitError("training.recipe-damaged", f"{source} is not valid TOML: {why}") from error
         if fields is None:
-            raise VitkitError(f"no such recipe: {source} (a TOML file, or one of: {', '.join(sorted(bundled()))})")
+            raise VitkitError(
+                "training.recipe-unknown",
+                f"no such recipe: {source} (a TOML file, or one of: {', '.join(sorted(bundled()))})",
+            )
         with naming(str(source)):
             return cls.of({k: value for k, value in fields.items() if (k, value) not in _RETIRED}, str(source))
 
@@ -396,7 +453,7 @@ def naming(source: str) -> Iterator[None]:
     try:
         yield
     except VitkitError as error:
-        raise VitkitError(f"{source}: {error}") from error
+        raise VitkitError(error.code, f"{source}: {error}") from error
 
 
 def bundled() -> dict[str, str]:
@@ -415,7 +472,9 @@ def parse_duration(text: str, name: str = "time") -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
     seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else 0.0
     if seconds <= 0:
-        raise VitkitError(f"{name} must be a duration such as 90s, 10m or 2h, not {text!r}")
+        raise VitkitError(
+            "training.duration-invalid", f"{name} must be a duration such as 90s, 10m or 2h, not {text!r}"
+        )
     return seconds
 
 
@@ -424,43 +483,11 @@ def checkpoint_every(text: str) -> int:
     if text in ("none", "all"):
         return int(text == "all")
     if not text.isdecimal() or len(text) > 6 or int(text) == 0:
-        raise VitkitError(f"checkpointing must be none, all, or a whole number above 0, not {text!r}")
-    return int(text)
-
-
-def _check(recipe: Recipe) -> None:
-    # Fields without any effect are refused in `training.defaults`.
-    if recipe.split[0] <= 0 or min(recipe.split) < 0 or not abs(sum(recipe.split) - 1) <= 1e-6:
         raise VitkitError(
-            f"split must be the fractions of train, val and test, which sum to 1, the first above 0, not {recipe.split}"
+            "training.checkpointing-invalid",
+            f"checkpointing must be none, all, or a whole number above 0, not {text!r}",
         )
-    if recipe.crop_scale != (0.0, 0.0) and not 0 < recipe.crop_scale[0] <= recipe.crop_scale[1] <= 1:
-        raise VitkitError(f"crop_scale must be two fractions of the area, the smaller first, not {recipe.crop_scale}")
-    for name, duration in (("time", recipe.time), ("save_every", recipe.save_every)):
-        if duration is not None:
-            parse_duration(duration, name)
-    checkpoint_every(recipe.checkpointing)
-    try:
-        re.compile(recipe.group_by or "")
-    except re.error as error:
-        raise VitkitError(f"group_by must be a regular expression, not {recipe.group_by!r}: {error}") from error
-    if recipe.image_size is not None and "image_size" in (recipe.model_fields or {}):
-        raise VitkitError("image_size is given twice, as image_size and as model.image_size: leave out one of them")
-    if recipe.ema and recipe.swa:
-        raise VitkitError("ema and swa both average the weights; choose one")
-    if recipe.split_from is not None and recipe.folds is not None:
-        raise VitkitError("split_from keeps the split of a run, but folds make their own splits; leave out one of them")
-    if recipe.swa and recipe.time:
-        raise VitkitError("swa needs the number of epochs, which is unknown with a time budget; leave out swa or time")
-    if recipe.head_from == "names" and (recipe.weights == "none" or recipe.lp_ft):
-        why = "weights is none: set weights of CLIP or SigLIP, or leave out head_from"
-        if recipe.lp_ft:
-            why = "lp_ft fits it to photographs: leave out one of them"
-        raise VitkitError(f"head_from 'names' makes the head from the class names, but {why}")
-    if recipe.method == "lora" and recipe.weights == "none":
-        raise VitkitError("method lora adapts pretrained weights; set --weights, or use --method scratch")
-    if recipe.method == "scratch" and recipe.weights not in ("auto", "none"):
-        raise VitkitError(f"method scratch starts without weights; leave out --weights {recipe.weights}")
+    return int(text)
 
 
 # --- Fields of the model --------------------------------------------------------------------------------------
@@ -486,12 +513,12 @@ def _hint(name: str) -> Any:
     hints = {**hints_of(ViTConfig), **_ALIASES}
     if name not in hints:
         suggestion = suggest(name, list(hints)) or f"; known: {', '.join(hints)}"
-        raise VitkitError(f"unknown field model.{name}{suggestion}")
+        raise VitkitError("training.model-field-unknown", f"unknown field model.{name}{suggestion}")
     return hints[name]
 
 
 def _shared_fields(changes: Mapping[str, Any]) -> list[str]:
-    # The changed fields that are fields of the recipe, too; its `image_size` is a side, so it takes only squares.
+    # The changed fields that are fields of the recipe, too. Its `image_size` is a side, so it takes only squares.
     is_square = "image_size" in changes and len(set(changes["image_size"])) == 1
     return [name for name in _ALSO_IN_RECIPE if name in changes and (name != "image_size" or is_square)]
 
@@ -507,12 +534,15 @@ def read_sets(texts: Iterable[str], hints: Mapping[str, Any]) -> dict[str, Any]:
         key, equals, value = (part.strip() for part in text.partition("="))
         if not equals or not key:
             raise VitkitError(
-                f"--set {text}: --set expects FIELD=VALUE, as in --set shear=5 or --set model.position=none"
+                "training.set-syntax",
+                f"--set {text}: --set expects FIELD=VALUE, as in --set shear=5 or --set model.position=none",
             )
         if not key.startswith("model."):
             if key not in hints or key == "model_fields":
                 Recipe.check_names([key])
-                raise VitkitError(f"--set {text}: set fields of the model by --set model.FIELD=VALUE")
+                raise VitkitError(
+                    "training.set-syntax", f"--set {text}: set fields of the model by --set model.FIELD=VALUE"
+                )
             _refuse_twice(key, fields, f"--set {key}")
             fields[key] = from_text(key, hints[key], value)
             continue
@@ -540,7 +570,9 @@ def unfold(fields: Mapping[str, Any]) -> dict[str, Any]:
     for place in ("model", "model_fields"):
         if isinstance(fields.get(place), Mapping):
             if not fields[place]:
-                raise VitkitError(f"{place} is empty: set a field in it, or leave it out")
+                raise VitkitError(
+                    "training.model-field-missing", f"{place} is empty: set a field in it, or leave it out"
+                )
             for name, value in unfolded.pop(place).items():
                 _refuse_twice(name, changes, f"model.{name}")
                 changes[name] = value
@@ -548,13 +580,17 @@ def unfold(fields: Mapping[str, Any]) -> dict[str, Any]:
     if "name" in changes:
         if unfolded.get("model") is not None:
             raise VitkitError(
-                f"model is given twice, as {unfolded['model']} and as {changes['name']}: leave out one of them"
+                "training.field-repeated",
+                f"model is given twice, as {unfolded['model']} and as {changes['name']}: leave out one of them",
             )
         unfolded["model"] = changes.pop("name")
     changes = _converted(changes)
     for name in _shared_fields(changes):
         if unfolded.get(name) is not None:
-            raise VitkitError(f"{name} is given twice, as {name} and as model.{name}: leave out one of them")
+            raise VitkitError(
+                "training.field-repeated",
+                f"{name} is given twice, as {name} and as model.{name}: leave out one of them",
+            )
         value = changes.pop(name)
         unfolded[name] = value[0] if name == "image_size" else value
     if changes:
@@ -566,12 +602,16 @@ def _check_model_fields(changes: Any) -> dict[str, Any] | None:
     if changes is None or changes == {}:
         return None
     if not isinstance(changes, Mapping) or not all(isinstance(name, str) for name in changes):
-        raise VitkitError(f"model_fields must be a table of the model's fields, not {type_of(changes)}")
+        raise VitkitError(
+            "training.model-fields-type", f"model_fields must be a table of the model's fields, not {type_of(changes)}"
+        )
     converted = _converted(changes)
     if "num_classes" in converted:
-        raise VitkitError("model.num_classes is determined by the data: leave it out")
+        raise VitkitError("training.model-field-refused", "model.num_classes is determined by the data: leave it out")
     for name in _shared_fields(converted):
-        raise VitkitError(f"{name} is a field of the recipe itself, not one of model_fields")
+        raise VitkitError(
+            "training.model-field-refused", f"{name} is a field of the recipe itself, not one of model_fields"
+        )
     return converted
 
 
@@ -591,7 +631,7 @@ def in_words(changes: Mapping[str, Any]) -> str:
 
 def _refuse_twice(name: str, known_fields: Mapping[str, Any], what: str) -> None:
     if name in known_fields:
-        raise VitkitError(f"{what} is given twice: leave out one of them")
+        raise VitkitError("training.field-repeated", f"{what} is given twice: leave out one of them")
 
 
 def without_places(recipe: Recipe) -> Recipe:

@@ -29,8 +29,9 @@ def load_of_run(path: Path) -> Recipe:
     missing = sorted(unfold(tomllib.loads(recipe.to_toml())).keys() - recipe.given.keys())
     if missing:
         raise VitkitError(
+            "training.field-missing",
             f"{path} lacks {', '.join(missing)}: it is damaged, or an earlier version of vitkit wrote it; restore it, "
-            "continue with that version, or train again"
+            "continue with that version, or train again",
         )
     return recipe
 
@@ -49,7 +50,8 @@ def requested(recipe: Recipe | str | Path | None, data: str | Path | None = None
         asked = Recipe.load(name).updated(asked)
     if asked.data is None:
         raise VitkitError(
-            "no data: name a folder with one sub-folder of images per class, or the sample data set 'digits'"
+            "training.data-missing",
+            "no data: name a folder with one sub-folder of images per class, or the sample data set 'digits'",
         )
     return asked
 
@@ -64,7 +66,9 @@ def with_data(recipe: Recipe | str | Path | None, data: str | Path | None = None
     if data is None:
         return asked
     if "data" in asked.named and asked.data != str(data):
-        raise VitkitError(f"data is given twice, as {data} and as {asked.data}: leave out one of them")
+        raise VitkitError(
+            "training.field-repeated", f"data is given twice, as {data} and as {asked.data}: leave out one of them"
+        )
     return asked.replace(data=str(data))
 
 
@@ -122,15 +126,16 @@ class Hooks:
     def __post_init__(self) -> None:
         for name in ("callbacks", "loggers"):
             if not isinstance(value := getattr(self, name), (list, tuple)):
-                raise VitkitError(f"{name} must be a list of objects, not {type(value).__name__}")
+                raise VitkitError("training.hook-type", f"{name} must be a list of objects, not {type(value).__name__}")
             object.__setattr__(self, name, tuple(value))
         for name in _FUNCTIONS:
             value = getattr(self, name)
             if value is not None and not callable(value):
-                raise VitkitError(f"{name} must be a function, not {value!r:.80}")
+                raise VitkitError("training.hook-type", f"{name} must be a function, not {value!r:.80}")
             if isinstance(value, type) and name != "optimizer":
                 raise VitkitError(
-                    f"{name} is the class {value.__name__}: pass an object of it, such as {value.__name__}()"
+                    "training.hook-type",
+                    f"{name} is the class {value.__name__}: pass an object of it, such as {value.__name__}()",
                 )
 
     def names(self) -> dict[str, str]:
@@ -155,7 +160,10 @@ class Hooks:
         for name in _FUNCTIONS:
             had, has = before.get(name, "none"), now.get(name, "none")
             if had != has:
-                raise VitkitError(f"to resume {folder}, {name} must be the same as at its start: {had}, not {has}")
+                raise VitkitError(
+                    "training.hook-changed",
+                    f"to resume {folder}, {name} must be the same as at its start: {had}, not {has}",
+                )
 
 
 _FUNCTIONS = ("loss", "augment", "optimizer")

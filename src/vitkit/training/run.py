@@ -37,22 +37,15 @@ Stage = Callable[[Run], None]
 
 @dataclass(frozen=True)
 class Stages:
-    """The stages of a kind of run, in order.
+    """The stages of a kind of run, in order."""
 
-    Attributes:
-        prepare: the stages before the training, in the main process. The last one writes what resuming needs into the
-            folder of the run. A resumed run leaves them out.
-        fit: trains, in all processes together.
-        conclude: the stages after the training, in the main process.
-        again: a function that returns the command that continues an interrupted run, given its folder.
-        inputs: a function that reads what the run started from, in processes that have not prepared it. None if the
-            images are datasets of the caller.
-    """
-
+    # Before the training, in the main process. The last stage writes what resuming needs into the folder of the run. A
+    # resumed run leaves them out.
     prepare: tuple[Stage, ...]
-    fit: Stage
-    conclude: tuple[Stage, ...] = ()
-    again: Callable[[Path], str] = resume_command
+    fit: Stage  # in all processes together
+    conclude: tuple[Stage, ...] = ()  # after the training, in the main process
+    again: Callable[[Path], str] = resume_command  # returns the command that continues an interrupted run in a folder
+    # Reads what the run started from, in processes that have not prepared it. None for datasets of the caller.
     inputs: Callable[[Path], Inputs] | None = Inputs.read
 
 
@@ -106,7 +99,10 @@ def train(
         OSError: the folder cannot be written.
     """
     if asked.data is None:
-        raise VitkitError("the recipe names no data: set data to a folder with one sub-folder of images per class")
+        raise VitkitError(
+            "training.data-missing",
+            "the recipe names no data: set data to a folder with one sub-folder of images per class",
+        )
     run = Run(asked, None if out is None else Path(out), hooks=hooks, notes=notes, keeps_pictures=True)
     run.earlier_runs = [Path("runs")] if run.out is None else [Path("runs"), run.out.parent]
     return carry_out(run, TRAINING if asked.folds is None else FOLDS, force=force)
@@ -154,7 +150,6 @@ def continue_run(run: Run, folder: Path, stages: Stages, data_root: Path | None 
 
 
 def _drive(run: Run, stages: Stages, prepare: Callable[[], None], *, is_new: bool) -> Path:
-    """Start the processes, prepare the run in the main process, train in all, and conclude in the main process."""
     check_hooks(run.asked, run.hooks)
     run.team = assemble(run.asked.devices, run.asked.nodes, choose_device(run.asked))
 
@@ -201,11 +196,16 @@ def resume(folder: str | Path, data_root: Path | None = None, *, hooks: Hooks = 
     folder = Path(folder)
     check_run_folder(folder)
     if (folder / PRETRAINING).is_file():
-        raise VitkitError(f"{folder} is a pre-training: vitkit pretrain --resume {folder}")
+        raise VitkitError("training.run-kind", f"{folder} is a pre-training: vitkit pretrain --resume {folder}")
     if run_of_fold(folder) is not None:  # the lock and the final model are those of the cross-validation
-        raise VitkitError(f"{folder} is a fold of a cross-validation: continue that with {resume_command(folder)}")
+        raise VitkitError(
+            "training.run-kind",
+            f"{folder} is a fold of a cross-validation: continue that with {resume_command(folder)}",
+        )
     recipe = load_of_run(folder / RECIPE)
     if recipe.data is None:
-        raise VitkitError(f"{folder} was trained on datasets in Python: pass them to vitkit.train with resume=")
+        raise VitkitError(
+            "training.run-kind", f"{folder} was trained on datasets in Python: pass them to vitkit.train with resume="
+        )
     stages = TRAINING if recipe.folds is None else FOLDS
     return continue_run(Run(recipe, hooks=hooks, keeps_pictures=True), folder, stages, data_root)

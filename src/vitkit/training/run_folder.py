@@ -93,7 +93,9 @@ class Run:
     # Results of `examine`.
     diagnosis: Diagnosis = field(init=False)  # the readable images, their facts, and the problems of the data
     groups: tuple[int, ...] = ()  # a number for each readable image; those with the same number stay in one split
-    torn: Sequence[Finding] = ()  # findings about groups that are in several of the original splits of the data
+    divided_groups: Sequence[
+        Finding
+    ] = ()  # findings about groups that are in several of the original splits of the data
     photographs: PictureStore | None = None  # the decoded pictures; None if they are not kept
 
     # Results of `split`.
@@ -163,17 +165,20 @@ def check_place(out: str | Path | None, table: ImageTable | None, teacher: str |
     folder = Path("runs" if out is None else out)
     if table is not None and table.lies_among(folder):
         raise VitkitError(
-            f"the run would be written among the photographs, in {folder}: choose another folder with --out"
+            "training.out-among-images",
+            f"the run would be written among the photographs, in {folder}: choose another folder with --out",
         )
     if out is None:
         return
     if folder.exists() and not folder.is_dir():
-        raise VitkitError(f"--out {out} is a file; choose a folder that does not exist")
+        raise VitkitError("training.out-is-file", f"--out {out} is a file; choose a folder that does not exist")
     for what, name in (("teacher", teacher), ("weights", weights)):
         if name is None or not folder.is_dir() or not Path(name).exists():
             continue
         if Path(name).resolve().is_relative_to(folder.resolve()):
-            raise VitkitError(f"--out {out} would overwrite the {what} {name}: choose a new name")
+            raise VitkitError(
+                "training.out-overwrites", f"--out {out} would overwrite the {what} {name}: choose a new name"
+            )
 
 
 def check_free(folder: Path, *, force: bool) -> None:
@@ -185,9 +190,14 @@ def check_free(folder: Path, *, force: bool) -> None:
     if not folder.exists() or is_empty(folder):
         return
     if not force:
-        raise VitkitError(f"--out {folder} exists and is not empty: choose a new name, or overwrite it with --force")
+        raise VitkitError(
+            "training.out-not-empty",
+            f"--out {folder} exists and is not empty: choose a new name, or overwrite it with --force",
+        )
     if not any((folder / name).is_file() for name in (RECIPE, REQUEST)):
-        raise VitkitError(f"--out {folder} is neither empty nor a run of vitkit: choose a new name")
+        raise VitkitError(
+            "training.out-not-a-run", f"--out {folder} is neither empty nor a run of vitkit: choose a new name"
+        )
 
 
 def new_run_folder(name: str, hold: ExitStack) -> Path:
@@ -225,7 +235,10 @@ def lock_run(folder: Path, hold: ExitStack) -> None:
     for member in (folder, *folds_in(folder)):
         for name in (LOG, METRICS):
             if (member / name).is_symlink():
-                raise VitkitError(f"{member / name} is a link, but a run appends to it: replace it by the file")
+                raise VitkitError(
+                    "training.file-is-link",
+                    f"{member / name} is a link, but a run appends to it: replace it by the file",
+                )
     sweep(folder)
 
 
@@ -287,7 +300,9 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
         if not all(math.isfinite(row.get(name, math.nan)) for row in rows for name in ("epoch", "step")):
             raise ValueError("a row has no finite epoch or no finite step")
     except (ValueError, TypeError, csv.Error) as error:
-        raise VitkitError(f"{path} is damaged: {error}; delete it to continue without these curves") from error
+        raise VitkitError(
+            "training.metrics-damaged", f"{path} is damaged: {error}; delete it to continue without these curves"
+        ) from error
     return rows
 
 

@@ -160,7 +160,8 @@ class StabilityGuard:
         self.say(f"the {what} is not finite in epoch {epoch + 1}, after {step} steps: step skipped")
         if self._bad_in_a_row >= _IN_A_ROW:
             raise DivergedError(
-                f"the {what} was not finite in {_IN_A_ROW} steps in a row: {_ADVICE}, or --precision float32"
+                "training.not-finite",
+                f"the {what} was not finite in {_IN_A_ROW} steps in a row: {_ADVICE}, or --precision float32",
             )
 
     def judge(self, outcome: ValidationOutcome | None) -> bool:
@@ -176,8 +177,9 @@ class StabilityGuard:
         """Lower the learning rate to a tenth because of `what`. The third time, this is an error."""
         if self.lowered >= _LOWERED:
             raise DivergedError(
+                "training.diverged",
                 f"{what} after epoch {epoch + 1}, even with a {round(1 / self.lr_scale)}th of the learning rate:"
-                f" {_ADVICE}, or check the labels"
+                f" {_ADVICE}, or check the labels",
             )
         self.lowered += 1
         self.say(
@@ -335,13 +337,15 @@ class Pieces:
             # Outside of the handler, because the error keeps tensors alive.
             if self._is_sharded:
                 raise TooLittleMemory(
-                    "out of memory: with --strategy fsdp, lower --batch-size (--grad-accum keeps the images of a step)"
+                    "training.memory-short",
+                    "out of memory: with --strategy fsdp, lower --batch-size (--grad-accum keeps the images of a step)",
                 )
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             if size == 1:
                 raise TooLittleMemory(
-                    "memory is too small to train on one image at a time: use a smaller --model or --image-size"
+                    "training.memory-short",
+                    "memory is too small to train on one image at a time: use a smaller --model or --image-size",
                 )
             self.size = (size + 1) // 2
             self._say(
@@ -357,7 +361,8 @@ def optimizer_in_memory() -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if is_memory_short(error):
             raise TooLittleMemory(
-                "memory is too small for the optimiser: try --optimizer sgd, --method lora or a smaller --model"
+                "training.memory-short",
+                "memory is too small for the optimiser: try --optimizer sgd, --method lora or a smaller --model",
             ) from error
         raise
 

@@ -31,7 +31,6 @@ from vitkit.data.preprocess import HALF, Preprocess, by_conversion
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.inference.pipeline import cores
-from vitkit.language.text_files import TextEncoderInfo
 from vitkit.language.zero_shot import (
     build_images_and_words,
     check_tokenizer,
@@ -75,24 +74,34 @@ def choose_head_start(
     """
     if recipe.head_from == "zero":
         return recipe, []
-    if weights is None or (recipe.head_from == "auto" and weights.is_image_encoder):
+    is_requested = recipe.head_from == "names"
+    if weights is None or (not is_requested and weights.is_image_encoder):
         return recipe.replace(head_from="zero"), []
-    words = None
+    words, why, code = None, None, "training.head-names-unsuitable"
     try:
         words = look_for_words(weights)
+        if words is None and not is_requested:
+            return recipe.replace(head_from="zero"), []
         if words is None:
-            if recipe.head_from == "auto":
-                return recipe.replace(head_from="zero"), []
-            raise VitkitError(
-                "the weights have no text encoder; use CLIP or SigLIP with both encoders, or --set head_from=zero"
-            )
-        check_tokenizer(weights, words)
-        why = _why_zero(recipe, fields, table, words)
+            why = "the weights have no text encoder; use CLIP or SigLIP with both encoders, or --set head_from=zero"
+        else:
+            check_tokenizer(weights, words)
+            if fields.get("lp_ft"):
+                why = "lp_ft fits the head to the photographs"
+            elif "pool" in (recipe.model_fields or {}):
+                why = "model.pool differs from the pooling that the text encoder was trained with"
+            elif table.task.is_sigmoid and not words.is_sigmoid:
+                why = (
+                    "images may have several classes, and these weights were trained with softmax, which gives no "
+                    "probability of each class on its own"
+                )
+            elif not is_requested and (unsuitable := why_no_words(table.classes)) is not None:
+                why = f"the class names are not suitable ({unsuitable}); --set head_from=names uses them anyway"
     except VitkitError as error:
-        why = str(error)
+        why, code = str(error), error.code
     if words is None or why is not None:
-        if recipe.head_from == "names":
-            raise VitkitError(f"--set head_from=names: {why}")
+        if is_requested:
+            raise VitkitError(code, f"--set head_from=names: {why}")
         return recipe.replace(head_from="zero"), [f"the head starts from zero: {why}"]
     (template,) = published_templates(is_sigmoid=words.is_sigmoid)
     pairs = zip(table.classes, spoken(table.classes), strict=True)
@@ -101,40 +110,15 @@ def choose_head_start(
     return recipe.replace(head_from="names", lp_ft=False), [line]
 
 
-def _why_zero(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable, words: TextEncoderInfo) -> str | None:
-    if fields.get("lp_ft"):
-        return "lp_ft fits the head to the photographs"
-    if "pool" in (recipe.model_fields or {}):
-        return "model.pool differs from the pooling that the text encoder was trained with"
-    if table.task.is_sigmoid and not words.is_sigmoid:
-        return (
-            "images may have several classes, and these weights were trained with softmax, which gives no probability "
-            "of each class on its own"
-        )
-    why = why_no_words(table.classes) if recipe.head_from == "auto" else None
-    return None if why is None else f"the class names are not suitable ({why}); --set head_from=names uses them anyway"
-
-
-_LIBRARIES = ("torch", "torchvision", "lightning-fabric", "numpy", "pillow")
-
-
 @dataclass(frozen=True)
 class Blueprint:
-    """The model that a training starts from, without its tensors: no model is built, and no weights are read.
+    """The model that a training starts from, without its tensors: no model is built, and no weights are read."""
 
-    Attributes:
-        recipe: the complete recipe.
-        config: the architecture.
-        preprocess: the preprocessing of images.
-        weights: the file of the initial weights, of which only names and shapes have been read; None if random.
-        plan: the plan for loading the initial weights without their head; None if random.
-    """
-
-    recipe: Recipe
+    recipe: Recipe  # complete
     config: Config
     preprocess: Preprocess
-    weights: WeightsSource | None = None
-    plan: LoadPlan | None = None
+    weights: WeightsSource | None = None  # the initial weights, with only names and shapes read; None if random
+    plan: LoadPlan | None = None  # for loading the initial weights without their head; None if random
 
     @property
     def pictures(self) -> bytes | None:
@@ -143,12 +127,7 @@ class Blueprint:
 
 
 def blueprint_of(recipe: Recipe, classes: Sequence[str], weights: WeightsSource | None = None) -> Blueprint:
-    """Return the blueprint of a recipe's model.
-
-    Args:
-        recipe: the complete recipe.
-        classes: the classes of the model.
-        weights: the weights that the recipe starts from, if they have been opened already.
+    """Return the blueprint of a complete recipe's model, whose initial `weights` may have been opened already.
 
     Raises:
         VitkitError: the model cannot be built, its weights cannot be obtained or understood, or the preprocessing of
@@ -174,14 +153,14 @@ def blueprint_of(recipe: Recipe, classes: Sequence[str], weights: WeightsSource 
 
 @contextmanager
 def _offering_scratch(recipe: Recipe) -> Iterator[None]:
-    # Add this advice to an error, if the weights are chosen automatically.
+    # Offer random weights in an error message, if the weights were chosen automatically.
     try:
         yield
     except VitkitError as error:
         if recipe.weights != "auto" or "--weights none" in str(error):
             raise
         joined = ", with" if str(error).endswith("from scratch") else "; or train from scratch with"
-        raise VitkitError(f"{error}{joined} --weights none") from error
+        raise VitkitError(error.code, f"{error}{joined} --weights none") from error
 
 
 def check_config(config: Config, recipe: Recipe) -> None:
@@ -190,15 +169,14 @@ def check_config(config: Config, recipe: Recipe) -> None:
         check_network(config, recipe)
         check_buildable(config)
     elif recipe.patch_dropout and (why := needs_every_patch(config)) is not None:
-        raise VitkitError(f"--patch-dropout: {why}")
+        raise VitkitError("training.patch-dropout-unsupported", f"--patch-dropout: {why}")
 
 
 def new_classifier(blueprint: Blueprint, table: ImageTable, data_hash: str) -> Classifier:
     """Create the classifier for the classes of a table, with its initial weights. Equal seeds give equal weights.
 
-    With pretrained weights, the new head consists of zeros (paper, app. B.1.1) or is made from the class names.
-
-    The hash of the split images, `data_hash`, is recorded in the classifier.
+    With pretrained weights, the new head consists of zeros (paper, app. B.1.1) or is made from the class names. The
+    hash of the split images, `data_hash`, is recorded in the classifier.
     """
     recipe, config, plan = blueprint.recipe, blueprint.config, blueprint.plan
     torch.manual_seed(mix_seeds(recipe.seed))
@@ -274,15 +252,12 @@ def choose_precision(precision: str, device: str = "auto") -> str:
     return best_precision(device) if precision == "auto" else precision
 
 
-# Training images. An H200 computes S/16 and B/16 60 to 70 microseconds faster if they are compiled, which takes 25 s.
-_WORTH_COMPILING = 500_000
-
-
 def choose_compile(recipe: Recipe, images: int) -> bool:
     """Return whether to compile the training steps on `images` images; by default, in long trainings on a GPU."""
     if recipe.compile != "auto":
         return recipe.compile == "on"
-    if images * recipe.epochs < _WORTH_COMPILING:
+    # An H200 computes an image of S/16 and B/16 60 to 70 microseconds faster if they are compiled, which takes 25 s.
+    if images * recipe.epochs < 500_000:
         return False
     has_compiler = devices.choose_device(recipe.device) == "cuda" and importlib.util.find_spec("triton") is not None
     return has_compiler and recipe.strategy != "fsdp"
@@ -324,7 +299,8 @@ def free_shared_memory() -> int:
 def versions(config: Config | None = None) -> dict[str, str]:
     """Return the versions of Python and of the libraries that a run uses, by name."""
     more = (config.library,) if isinstance(config, NetworkConfig) and config.library != "custom" else ()
-    libraries = {name: importlib.metadata.version(name) for name in dict.fromkeys((*_LIBRARIES, *more))}
+    names = dict.fromkeys(("torch", "torchvision", "lightning-fabric", "numpy", "pillow", *more))
+    libraries = {name: importlib.metadata.version(name) for name in names}
     return {"vitkit": vitkit.__version__, "python": platform.python_version(), **libraries}
 
 
@@ -333,10 +309,7 @@ def resolve_model(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable) 
 
     In the recipe of the blueprint, the fields that depend on the model are set: `head_from`, `lp_ft`, `patch_dropout`.
 
-    Args:
-        recipe: the complete recipe.
-        fields: the fields that the user has set.
-        table: the images, for their classes.
+    `recipe` is complete, and `fields` are those that the user has set.
 
     Raises:
         VitkitError: the model cannot be built, or its weights cannot be obtained or understood.
@@ -345,7 +318,7 @@ def resolve_model(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable) 
         weights = None if recipe.weights == "none" else look_at_weights(recipe)
     except VitkitError as error:
         if recipe.head_from == "names":
-            raise VitkitError(f"--set head_from=names: {error}") from error
+            raise VitkitError(error.code, f"--set head_from=names: {error}") from error
         with _offering_scratch(recipe):
             raise
     recipe, reasons = choose_head_start(recipe, fields, table, weights)

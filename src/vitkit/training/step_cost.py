@@ -56,7 +56,7 @@ _LONG = 30.0  # seconds of a step above which it is estimated from shorter ones
 
 def measure_training(run: Run, devices: int) -> Figures:
     """Measure a training by gradient descent. If several devices divide a batch, the share of one is measured."""
-    recipe, changes = _computable(run.recipe)
+    recipe, changes = _at_full_speed(run.recipe)
     table = run.parts[0].images.table
     classifier = new_classifier(run.blueprint, table, "")
     teacher = None if recipe.teacher is None else load_teacher(recipe.teacher, table.classes, run.config.image_size)
@@ -64,25 +64,25 @@ def measure_training(run: Run, devices: int) -> Figures:
     run.inputs = Inputs(table, "", {}, {})
     data, objective, fabric, _ = prepare_to_learn(run, classifier, teacher)
     data.process = (0, devices)
-    state = _begin(classifier.model, recipe, data, fabric.device, run.hooks)
-    cold, batch = _seconds(lambda: data.batch_again(0, 0))
-    warm, _ = _seconds(lambda: data.batch_again(0, 0))  # its pictures may be cached now
+    state = _initial_state(classifier.model, recipe, data, fabric.device, run.hooks)
+    cold, batch = _timed(lambda: data.batch_again(0, 0))
+    warm, _ = _timed(lambda: data.batch_again(0, 0))  # its pictures may be cached now
     cold, warm = cold / len(batch[0]), warm / len(batch[0])
     network = None if teacher is None else teacher.network
     found = _measure_step(Loop(state, objective, data, fabric), batch, network)
 
     few = fabric.to_device([part[:_FEW] for part in batch])
     with in_evaluation(state.kept), torch.no_grad(), fabric.autocast():
-        check, _ = _seconds(lambda: objective.ask(state.kept, *few).float().sum().item())
+        check, _ = _timed(lambda: objective.ask(state.kept, *few).float().sum().item())
     train, val, check = len(data.train) / devices, data.val_images, check / len(few[0])
     compute = found["seconds_per_step"] / found["images_in_step"]  # the last step of an epoch may have fewer images
 
     def pass_over(reading: float) -> float:
-        return train * _together(compute, reading, data.workers) + val * _together(check, reading, data.workers)
+        return train * _overlapped(compute, reading, data.workers) + val * _overlapped(check, reading, data.workers)
 
     seconds = pass_over(cold) + (recipe.epochs - 1) * pass_over(warm)
     if recipe.lp_ft and classifier.model.head is not None:
-        seconds += (train + val) * _together(check, cold, data.workers)  # a forward pass of all images
+        seconds += (train + val) * _overlapped(check, cold, data.workers)  # a forward pass of all images
     if recipe.folds is not None:
         seconds *= recipe.folds + 1
         found["notes"] += (f"folds {recipe.folds}: the time is that of {recipe.folds + 1} trainings",)
@@ -99,7 +99,7 @@ def measure_training(run: Run, devices: int) -> Figures:
 
 def measure_head(run: Run, devices: int) -> Figures:
     """Measure a training that fits a head to the features of a frozen backbone."""
-    recipe, notes = _computable(run.recipe)
+    recipe, notes = _at_full_speed(run.recipe)
     table = run.parts[0].images.table
     classifier = new_classifier(run.blueprint, table, "")
     model, precision = classifier.model, choose_precision(recipe.precision, recipe.device)
@@ -114,14 +114,14 @@ def measure_head(run: Run, devices: int) -> Figures:
 
     with FlopCounterMode(display=False) as counter:
         features(few)
-    reading, _ = _seconds(lambda: [images[i] for i in range(count)])
+    reading, _ = _timed(lambda: [images[i] for i in range(count)])
     held = sum(each.nbytes for each in model.state_dict().values())
-    peak, seconds = _recorded(partial(features, count), device, held)
+    peak, seconds = _memory_and_time(partial(features, count), device, held)
     compute = max(seconds - reading, 0.0)
-    each = _together(compute / count, reading / count, choose_workers(recipe, run.config.image_size))
+    each = _overlapped(compute / count, reading / count, choose_workers(recipe, run.config.image_size))
     notes += [
         "fitting the head to the features, and the evaluation and the report after it, are not included",
-        *_left_out(recipe),
+        *_excluded_costs(recipe),
     ]
     if devices > 1:
         notes.append("method probe: one of the devices fits the head, and the others wait")
@@ -151,11 +151,12 @@ def measure_head(run: Run, devices: int) -> Figures:
 def measure_on_noise(asked: Recipe, hooks: Hooks) -> Figures:
     """Measure a training of the paper with random weights and images of noise, of the sizes that the paper has."""
     training = paper_training(asked)
-    config, corpus, (recipe, changes) = training.config, training.corpus, _computable(training.recipe)
+    config, corpus, (recipe, changes) = training.config, training.corpus, _at_full_speed(training.recipe)
     if recipe.method not in ("scratch", "full") or recipe.teacher is not None:
         what = f"method {recipe.method}" if recipe.teacher is None else "a teacher"
         raise VitkitError(
-            f"{what} cannot be measured on noise: name the data, as in vitkit train DATA --recipe {asked.source}"
+            "training.data-missing",
+            f"{what} cannot be measured on noise: name the data, as in vitkit train DATA --recipe {asked.source}",
         )
     devices = (recipe.devices or 1) * (recipe.nodes or 1)
     check_team(recipe, ProcessGroup(size=devices))
@@ -170,7 +171,7 @@ def measure_on_noise(asked: Recipe, hooks: Hooks) -> Figures:
     images = min(corpus.images, recipe.max_images or corpus.images)
     sizes: Any = range(images), range(0), None  # a step needs nothing but the number of images
     data = BatchedImages(*sizes, batch_size=recipe.batch_size, workers=0, seed=recipe.seed, process=(0, devices))
-    state = _begin(model, recipe, data, fabric.device, hooks)
+    state = _initial_state(model, recipe, data, fabric.device, hooks)
     loop = Loop(state, Objective(recipe, corpus.classes, custom=hooks.loss), data, fabric)
     share, _ = data.images_in(0, 0)
     pictures = torch.rand(1, config.in_channels, *config.image_size).expand(share, -1, -1, -1)
@@ -190,14 +191,16 @@ def measure_on_noise(asked: Recipe, hooks: Hooks) -> Figures:
 # --- One step -------------------------------------------------------------------------------------------------
 
 
-def _begin(model: Any, recipe: Recipe, data: BatchedImages, device: torch.device, hooks: Hooks) -> TrainingState:
-    """Return the state of a training before its first step, if the model and its optimiser fit into memory."""
+def _initial_state(
+    model: Any, recipe: Recipe, data: BatchedImages, device: torch.device, hooks: Hooks
+) -> TrainingState:
     # The weights and their copy in the safe point, the gradients and the moments of the gradients.
     needed = 5 * 4 * count_parameters(model)[0]
     if device.type == "cpu" and needed > (free := available_memory()):
         raise VitkitError(
+            "training.memory-short",
             f"it does not fit: weights, gradients and moments take {needed / 2**30:,.1f} GiB, and {free / 2**30:,.1f} "
-            "GiB are free; try --method lora or a smaller --model"
+            "GiB are free; try --method lora or a smaller --model",
         )
     model.train().to(device)
     steps = math.ceil(data.batches / recipe.grad_accum) * recipe.epochs
@@ -205,7 +208,6 @@ def _begin(model: Any, recipe: Recipe, data: BatchedImages, device: torch.device
 
 
 def _measure_step(loop: Loop, batch: Batch, teacher: nn.Module | None) -> Figures:
-    """Measure the FLOPs, the memory and the duration of a step."""
     state, device, whole = loop.state, loop.fabric.device, len(batch[0])
     recipe, devices = state.recipe, loop.data.process[1]
     taken = min(recipe.grad_accum, loop.data.batches, 2)  # their gradients are summed: more take the same memory
@@ -217,7 +219,7 @@ def _measure_step(loop: Loop, batch: Batch, teacher: nn.Module | None) -> Figure
 
     def record(count: int) -> tuple[int, float]:
         state.optimizer.zero_grad()  # `held` has no gradients
-        return _recorded(partial(take, count), device, held)
+        return _memory_and_time(partial(take, count), device, held)
 
     loop.start()
     loop.begin_epoch()
@@ -231,7 +233,7 @@ def _measure_step(loop: Loop, batch: Batch, teacher: nn.Module | None) -> Figure
     modules = [module for module in (state.model, state.average, teacher) if module is not None]
     between_steps = [*copies, *moments, *(each for module in modules for each in module.state_dict().values())]
     held = sum(each.nbytes for each in between_steps if isinstance(each, torch.Tensor))
-    notes = _left_out(recipe)
+    notes = _excluded_costs(recipe)
     if devices > 1:
         share = "measured on one device with its share of a batch"
         notes.append(f"{share}; the exchange between {devices} is not included")
@@ -282,9 +284,10 @@ def _measure_on_cpu(
             while fitting > 1 and expected - each * (whole - fitting) > 0.8 * free:
                 fitting //= 2
             raise VitkitError(
+                "training.memory-short",
                 f"it does not fit: a step with {whole:,} images at a time takes about {expected / 2**30:,.1f} GiB, and "
                 f"{free / 2**30:,.1f} GiB are free; try --batch-size {fitting} "
-                f"--grad-accum {math.ceil(whole * recipe.grad_accum / fitting)}"
+                f"--grad-accum {math.ceil(whole * recipe.grad_accum / fitting)}",
             )
         if count < whole and 2 * seconds > _LONG:
             note = f"memory and time of a step are estimated from steps with {earlier} and {count} images"
@@ -292,7 +295,7 @@ def _measure_on_cpu(
     return peak, seconds, []
 
 
-def _recorded(work: Callable[[], Any], device: torch.device, held: int) -> tuple[int, float]:
+def _memory_and_time(work: Callable[[], Any], device: torch.device, held: int) -> tuple[int, float]:
     """Return the most bytes that tensors occupy while `work` runs, and its duration in seconds.
 
     On a CPU, the allocator's record only has the changes during the work, to which the `held` bytes are added.
@@ -305,9 +308,9 @@ def _recorded(work: Callable[[], Any], device: torch.device, held: int) -> tuple
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated(), time.perf_counter() - began
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as record:
-        seconds, _ = _seconds(work)
+        seconds, _ = _timed(work)
     if seconds < _SHORT:  # recording takes a notable part of it
-        seconds, _ = _seconds(work)
+        seconds, _ = _timed(work)
     events = record.profiler.kineto_results.events()
     now = most = 0
     for _, size in sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"):
@@ -316,18 +319,18 @@ def _recorded(work: Callable[[], Any], device: torch.device, held: int) -> tuple
     return held + most, seconds
 
 
-def _seconds(work: Callable[[], Any]) -> tuple[float, Any]:
+def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
     began = time.perf_counter()
     outcome = work()
     return time.perf_counter() - began, outcome
 
 
-def _together(compute: float, reading: float, workers: int) -> float:
-    """Return the seconds for an image, if `workers` other processes read images while the device computes."""
+def _overlapped(compute: float, reading: float, workers: int) -> float:
+    # The seconds for an image, if `workers` other processes read images while the device computes.
     return max(compute, reading / workers) if workers else compute + reading
 
 
-def _computable(recipe: Recipe) -> tuple[Recipe, list[str]]:
+def _at_full_speed(recipe: Recipe) -> tuple[Recipe, list[str]]:
     """Return the recipe with a precision that the device computes at its full speed, and lines about a change."""
     device = environment.choose_device(recipe.device)
     if device != "cpu" or recipe.precision != "bfloat16" or environment.best_precision(device) == "bfloat16":
@@ -336,7 +339,6 @@ def _computable(recipe: Recipe) -> tuple[Recipe, list[str]]:
     return recipe.replace(precision="float32"), [slow]
 
 
-def _left_out(recipe: Recipe) -> list[str]:
-    """Return a line for each cost of a training that is not included."""
-    ends = f"time {recipe.time}: the training may end before its last epoch"
-    return [*([ends] if recipe.time else []), *(["find_lr: the short runs are not counted"] if recipe.find_lr else [])]
+def _excluded_costs(recipe: Recipe) -> list[str]:
+    lines = [f"time {recipe.time}: the training may end before its last epoch"] if recipe.time else []
+    return lines + (["find_lr: the short runs are not counted"] if recipe.find_lr else [])

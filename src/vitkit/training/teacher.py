@@ -43,11 +43,11 @@ class Teacher:
     def logits(self, images: Tensor, student: Preprocess) -> Tensor:
         """Return float32 logits (B, K), in the student's class order, for student images (B, C, height, width)."""
         self.network.to(images.device)
-        seen = self._see(images, student)
+        seen = self._as_teacher_input(images, student)
         with torch.autocast(images.device.type, enabled=False):
             return self.network(seen).float()[:, self.columns.to(images.device)]
 
-    def _see(self, images: Tensor, student: Preprocess) -> Tensor:
+    def _as_teacher_input(self, images: Tensor, student: Preprocess) -> Tensor:
         preprocess = self.preprocess
         if (student.mean, student.std, student.size) == (preprocess.mean, preprocess.std, preprocess.size):
             return images.float()
@@ -85,20 +85,26 @@ def load_teacher(name: str, classes: tuple[str, ...], size: tuple[int, int]) -> 
         logits = teacher.logits(torch.zeros(1, 3, height, width), Preprocess(size=size))
     except (RuntimeError, AssertionError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise VitkitError(f"teacher {name} cannot process the student's {height}x{width} pictures: {reason}") from error
+        raise VitkitError(
+            "training.teacher-failed",
+            f"teacher {name} cannot process the student's {height}x{width} pictures: {reason}",
+        ) from error
     if not logits.isfinite().all():  # hard distillation would treat NaN as a class
         damage = "its output is not finite, so its weights are damaged"
-        raise VitkitError(f"teacher {name}: {damage}; restore them, or use another teacher")
+        raise VitkitError(
+            "training.teacher-not-finite", f"teacher {name}: {damage}; restore them, or use another teacher"
+        )
     return teacher
 
 
 def teacher_of_run(folder: Path, name: str, classes: tuple[str, ...], size: tuple[int, int]) -> Teacher:
-    """Load the teacher of a run. If the run has started, check that the teacher has not changed."""
+    """Load the teacher of a run. If the run has started, check that its weights have not changed."""
     teacher = load_teacher(name, classes, size)
     before = read_description(folder)["provenance"].get("teacher") if is_model_folder(folder) else None
     if before is not None and before["sha256"] != teacher.sha256:
         raise VitkitError(
-            f"the weights of teacher {name} have changed since the start of the run: restore them, or start a new run"
+            "training.teacher-changed",
+            f"the weights of teacher {name} have changed since the start of the run: restore them, or start a new run",
         )
     return teacher
 
@@ -113,16 +119,21 @@ def _load_classifier(name: str, classes: tuple[str, ...]) -> Teacher:
         model = name.partition(":")[0]
         close = [] if is_published else difflib.get_close_matches(model, _torchvision_names(), n=2)
         hint = f" (of torchvision's models, did you mean {' or '.join(close)}?)" if close else ""
-        raise VitkitError(f"teacher: {error}{hint}") from error
+        raise VitkitError(error.code, f"teacher: {error}{hint}") from error
     if len(classifier.preprocess.mean) != 3:
-        raise VitkitError(f"teacher {name} requires grey pictures: choose a teacher of colour pictures")
+        raise VitkitError(
+            "training.teacher-grey", f"teacher {name} requires grey pictures: choose a teacher of colour pictures"
+        )
     classifier.preprocess.check_known(f"teacher {name}", by_conversion(name, "train with --teacher NEW"))
     assert classifier.report is not None
     notes = tuple(f"teacher: {caveat}" for caveat in classifier.report.caveats())
     column_of = {known: i for i, known in enumerate(classifier.classes)}
     for each in classes:
         if each not in column_of:
-            raise VitkitError(f"teacher {name} does not know the class {each}: it must know all of the student's")
+            raise VitkitError(
+                "training.teacher-class-missing",
+                f"teacher {name} does not know the class {each}: it must know all of the student's",
+            )
     columns = torch.tensor([column_of[each] for each in classes])
     return Teacher(classifier.model.eval(), classifier.preprocess, columns, notes, classifier.pictures)
 
@@ -140,18 +151,21 @@ def _load_file(name: str, model: str, file: Path, classes: tuple[str, ...], size
     from vitkit.weights.checkpoint import read_checkpoint
 
     if not file.is_file():
-        raise VitkitError(f"teacher {name}: no such file: {file}")
+        raise VitkitError("training.teacher-missing", f"teacher {name}: no such file: {file}")
     try:
         state = {key: stored.read() for key, stored in read_checkpoint(file).tensors.items()}
     except VitkitError as error:
-        raise VitkitError(f"teacher {name}: {error}") from error
+        raise VitkitError(error.code, f"teacher {name}: {error}") from error
     with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of initial weights, which are replaced
         network = models.get_model(model, weights=None, num_classes=len(classes))
     try:
         network.load_state_dict(state)
     except RuntimeError as error:
         reason = " ".join(str(error).partition(":\n")[2].split())[:200]
-        raise VitkitError(f"teacher {name}: {file} is not a {model} with {len(classes)} classes: {reason}") from error
+        raise VitkitError(
+            "training.teacher-other-model",
+            f"teacher {name}: {file} is not a {model} with {len(classes)} classes: {reason}",
+        ) from error
     preprocess = Preprocess(size=size, mean=IMAGENET_MEAN, std=IMAGENET_STD)
     notes = (f"teacher {name}: assumed: classes in the order of the student, and normalisation as for ImageNet",)
     return Teacher(network.eval(), preprocess, torch.arange(len(classes)), notes)

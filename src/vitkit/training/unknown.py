@@ -16,7 +16,7 @@ with a threshold that accepts 95 % of the known images (fewer if there are few k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -188,17 +188,27 @@ def fit_unknown(
     from scipy.stats import binomtest
 
     if not len(held_out):
-        raise VitkitError("no held-out images: they are required to determine how unfamiliar an image is")
+        raise VitkitError(
+            "training.held-out-missing", "no held-out images: they are required to determine how unfamiliar an image is"
+        )
     unknown = Unknown.fit(train, held_out, seed)
     passed: dict[str, list[npt.NDArray[np.bool_]]] = {}  # which images of each sort or class pass, by kind
     for name, features in made.items():
         if len(features):
             passed.setdefault(name.partition(":")[0], []).append(unknown.passes(features))
     if before is not None:
-        passed[LEFT_OUT] = [
-            Unknown.fit(rest, known, seed).passes(of_class)
-            for rest, known, of_class in _without_each_class(*before, seed)
-        ]
+        # The classes of the held-out images are left out in turn. For each, the score is fitted to the images of the
+        # other classes.
+        trained, tested = before
+        folds = [(trained, tested)] if isinstance(tested, LabelledFeatures) else tested
+        classes, passed[LEFT_OUT] = np.unique(np.concatenate([fold.labels for _, fold in folds])), []
+        for k in np.sort(np.random.default_rng(seed).permutation(classes)[:_CLASSES]).tolist():
+            pairs = [(others.at(others.labels != k), fold.at(fold.labels != k)) for others, fold in folds]
+            known = [(others.features, fold.features) for others, fold in pairs if len(others) and len(fold)]
+            if known:  # otherwise at most one image is left, which has no other one to be compared with
+                of_class = np.concatenate([fold.at(fold.labels == k).features for _, fold in folds])
+                rest = trained.at(trained.labels != k).features
+                passed[LEFT_OUT].append(Unknown.fit(rest, known, seed).passes(of_class))
     limits = list[Limit]()
     for kind, parts in passed.items():
         sizes = np.array([len(part) for part in parts], np.float64)
@@ -207,29 +217,14 @@ def fit_unknown(
             continue
         if kind == LEFT_OUT or len(parts) > 1:
             number = {"classes" if kind == LEFT_OUT else "sorts": len(parts)}
-            limits.append(Limit(kind, float(shares.mean()), _for_another(shares, sizes), images, **number))
+            limits.append(Limit(kind, float(shares.mean()), _prediction_interval(shares, sizes), images, **number))
         else:
             exact = binomtest(int(parts[0].sum()), images).proportion_ci(0.95, "exact")
             limits.append(Limit(kind, float(shares[0]), (float(exact.low), float(exact.high)), images))
     return replace(unknown, limits=tuple(limits))
 
 
-def _without_each_class(
-    train: LabelledFeatures, held_out: HeldOutFeatures, seed: int
-) -> Iterator[tuple[Floats, list[tuple[Floats, Floats]], Floats]]:
-    # For each left-out class: the training images of the other classes, the held-out images of the other classes
-    # as for `Unknown.fit`, and the held-out images of the class.
-    folds = [(train, held_out)] if isinstance(held_out, LabelledFeatures) else held_out
-    classes = np.unique(np.concatenate([fold.labels for _, fold in folds]))
-    for k in np.sort(np.random.default_rng(seed).permutation(classes)[:_CLASSES]).tolist():
-        pairs = [(others.at(others.labels != k), fold.at(fold.labels != k)) for others, fold in folds]
-        known = [(others.features, fold.features) for others, fold in pairs if len(others) and len(fold)]
-        if known:  # otherwise at most one image is left, which has no other one to be compared with
-            of_class = np.concatenate([fold.at(fold.labels == k).features for _, fold in folds])
-            yield train.at(train.labels != k).features, known, of_class
-
-
-def _for_another(shares: npt.NDArray[np.float64], sizes: npt.NDArray[np.float64]) -> tuple[float, float]:
+def _prediction_interval(shares: npt.NDArray[np.float64], sizes: npt.NDArray[np.float64]) -> tuple[float, float]:
     """Return the 95 % prediction interval for the fraction that passes in a class or sort that was not measured.
 
     arcsin sqrt(fraction) is assumed to be normally distributed over classes or sorts. Its variance is taken to be at
@@ -246,7 +241,7 @@ def _for_another(shares: npt.NDArray[np.float64], sizes: npt.NDArray[np.float64]
 
 
 def describe_unknown(unknown: Unknown, kind: str) -> str:
-    """Describe the fractions of unknown images that pass, in a line. `kind` names the held-out images."""
+    """Describe in a line the fractions of unknown images that pass. `kind` names the held-out images."""
     shares = []
     for limit in sorted(unknown.limits, key=lambda limit: limit.is_for_another):  # intervals last
         low, high = limit.bounds
@@ -322,8 +317,7 @@ def _smooth(noise: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _shuffled(image: Pixels, rng: np.random.Generator) -> Pixels:
-    # The image (C, height, width) with its tiles in another order. Pixels at the edges that do not fill a whole tile
-    # stay in place.
+    # The image (C, height, width) with its tiles in another order, except for pixels that do not fill a whole tile.
     channels, height, width = len(image), *(size // _TILES for size in image.shape[1:])
     out, rows, columns = image.copy(), _TILES * height, _TILES * width
     tiles = image[:, :rows, :columns].reshape(channels, _TILES, height, _TILES, width).transpose(1, 3, 0, 2, 4)

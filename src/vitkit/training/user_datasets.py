@@ -77,11 +77,13 @@ def train_on(
         VitkitError: the datasets cannot be trained on, or a field of the recipe only applies to files.
     """
     if refused := [name for name in FILE_FIELDS if name in asked.given and getattr(asked, name) not in (None, False)]:
-        raise VitkitError(f"{refused[0]} applies to files, and a data set in memory has none: leave it out")
+        raise VitkitError(
+            "training.field-refused", f"{refused[0]} applies to files, and a data set in memory has none: leave it out"
+        )
     is_from_scratch = asked.weights == "none" or asked.method == "scratch"
     usual = Recipe(method="scratch" if is_from_scratch else "full", lp_ft=False, cache="none")
     run = Run(usual.updated(asked), None if out is None else Path(out), hooks=hooks)
-    return carry_out(run, _Work(datasets).stages, force=force)
+    return carry_out(run, _DatasetRun(datasets).stages, force=force)
 
 
 def resume_on(datasets: Datasets, folder: Path, hooks: Hooks = NONE) -> Path:
@@ -93,12 +95,14 @@ def resume_on(datasets: Datasets, folder: Path, hooks: Hooks = NONE) -> Path:
     check_run_folder(folder)
     recipe = load_of_run(folder / RECIPE)
     if recipe.data is not None:
-        raise VitkitError(f"{folder} was trained on files, in {recipe.data}: leave out the data set in memory")
-    return continue_run(Run(recipe, hooks=hooks), folder, _Work(datasets).stages)
+        raise VitkitError(
+            "training.run-kind", f"{folder} was trained on files, in {recipe.data}: leave out the data set in memory"
+        )
+    return continue_run(Run(recipe, hooks=hooks), folder, _DatasetRun(datasets).stages)
 
 
 @dataclass
-class _Work:
+class _DatasetRun:
     """The stages of a run on the caller's datasets."""
 
     datasets: Datasets
@@ -114,7 +118,6 @@ class _Work:
         return survey(self.datasets)
 
     def open(self, run: Run) -> None:
-        """Read the labels, complete the recipe, and open the weights."""
         asked, named = run.asked, self.datasets.preprocess
         check_place(run.out, None, asked.teacher, weights_of(asked))
         table = run.source = self.survey.table
@@ -139,7 +142,6 @@ class _Work:
             run.reserve(run.out)
 
     def write(self, run: Run) -> None:
-        """Choose the folder, and write what resuming needs."""
         assert self.preprocess is not None
         with begun_folder(run, "datasets"):
             write_json(run.folder / PREPROCESS, self.preprocess.to_dict())
@@ -150,7 +152,6 @@ class _Work:
                 run.say(f"problem: {shared} validation images are training images too and are not counted")
 
     def fit(self, run: Run) -> None:
-        """Train the model."""
         recipe, table, datasets, team = run.recipe, self.survey.table, self.datasets, run.team
         run.inputs = Inputs(table, self.survey.digest, self.survey.contents, {})
         classifier, teacher = begin_model(run)
@@ -192,11 +193,11 @@ class _Work:
             return
         classifier = run.classifier.use(images=len(val), device=choose_device(run.recipe))
         before = correction_of(classifier)
-        calibrate_on(classifier, lambda: _ask(classifier, val), ValidationFacts(chosen, seen=self.seen))
+        calibrate_on(classifier, lambda: _evaluate(classifier, val), ValidationFacts(chosen, seen=self.seen))
         classifier.save(run.folder)
         if correction_of(classifier) != before:  # the head has changed, of which a backend has a copy
             classifier = classifier.use(images=len(val), device=choose_device(run.recipe))
-        evaluation = replace(_ask(classifier, val), chosen=chosen)
+        evaluation = replace(_evaluate(classifier, val), chosen=chosen)
         run.numbers = all_figures(evaluation, self.seen, classifier.provenance, classifier.computation, self.doubt)
         write_json(run.folder / EVALUATION, run.numbers)
         spoilt = describe(run.numbers)
@@ -210,12 +211,8 @@ class _Work:
 def _seen_images(
     run: Run, classifier: Classifier, teacher: Teacher | None, data_survey: Survey
 ) -> tuple[bytes, dict[str, str], str]:
-    """Find the images that the weights have seen in this run or before, directly or as copies.
-
-    Returns:
-        The record of these images after the run; the roles of the validation images among them, by their names, which
-        replace paths; and why the weights may have seen further images, or an empty text.
-    """
+    # The record of the images that the weights have seen after this run, directly or as copies; the roles of the
+    # validation images among them, by name; and why the weights may have seen further images, or an empty text.
     before = ancestry_of(run.recipe, run.blueprint.pictures, None if teacher is None else teacher.pictures)
     facts, table = data_survey.facts(classifier.preprocess), data_survey.table
     overlap = find_overlap(before, table, facts)
@@ -229,7 +226,7 @@ def _seen_images(
     return record.to_bytes(), seen, doubt_of(before) or doubt
 
 
-def _ask(classifier: Classifier, val: Images) -> Evaluation:
+def _evaluate(classifier: Classifier, val: Images) -> Evaluation:
     batches = torch.utils.data.DataLoader(val, batch_size=64)
     parts: list[Tensor] = []
     with torch.inference_mode():

@@ -74,15 +74,20 @@ class Pretraining(Options):
         defaults = OBJECTIVES[self.objective]
         if self.target not in ("auto", *defaults.targets):
             raise VitkitError(
+                "training.target-unsupported",
                 f"--target must be one of {', '.join(defaults.targets)} with --objective {self.objective}, "
-                f"not {self.target}"
+                f"not {self.target}",
             )
         for name in ("decoder_layers", "decoder_width"):
             if self.objective != "mae" and getattr(self, name) is not None:
-                raise VitkitError(f"--{name.replace('_', '-')}: only --objective mae has a decoder; leave it out")
+                raise VitkitError(
+                    "training.decoder-missing",
+                    f"--{name.replace('_', '-')}: only --objective mae has a decoder; leave it out",
+                )
         if self.decoder_width is not None and self.decoder_width % 32:
             raise VitkitError(
-                f"--decoder-width must be a multiple of 32, for heads of that size, not {self.decoder_width}"
+                "training.decoder-width",
+                f"--decoder-width must be a multiple of 32, for heads of that size, not {self.decoder_width}",
             )
 
     def resolved(self) -> Pretraining:

@@ -169,8 +169,9 @@ class MaskedAutoencoding(PretrainingTask):
         self.visible = int(config.patches * (1 - choices.mask))
         if not 0 < self.visible < config.patches:
             raise VitkitError(
+                "training.mask-share",
                 f"--mask {choices.mask:g} leaves {self.visible} of {config.patches} patches to see: at least one must "
-                "be seen and one hidden"
+                "be seen and one hidden",
             )
         inner = decoder_config(config, choices)
         self.embed = nn.Linear(config.hidden_size, inner.hidden_size)
@@ -245,9 +246,6 @@ def decoder_config(config: ViTConfig, choices: Pretraining) -> ViTConfig:
     )
 
 
-_SIDES = {"colour": 1, "colour-4x4": 4}  # colours along the side of a patch
-
-
 class MaskedPatchPrediction(PretrainingTask):
     """The task of predicting corrupted patches: the [mask] embedding and a layer that predicts colours or pixels.
 
@@ -264,18 +262,21 @@ class MaskedPatchPrediction(PretrainingTask):
     def __init__(self, config: ViTConfig, choices: Pretraining, preprocess: Preprocess) -> None:
         super().__init__()
         assert choices.mask is not None
-        self.config, self.side = config, _SIDES.get(choices.target)
+        self.config = config
+        self.side = {"colour": 1, "colour-4x4": 4}.get(choices.target)  # colours along the side of a patch
         self.number = round(config.patches * choices.mask)
         if not 0 < self.number < config.patches:
             raise VitkitError(
+                "training.mask-share",
                 f"--mask {choices.mask:g} corrupts {self.number} of {config.patches} patches: at least one must be "
-                "corrupted and one not"
+                "corrupted and one not",
             )
         if self.side is not None and any(length % self.side for length in config.patch_size):
             p, q = config.patch_size
             raise VitkitError(
+                "training.patch-indivisible",
                 f"--target {choices.target} divides patches by 4, so their size must be a multiple of 4, not {p}x{q}; "
-                "use --target colour"
+                "use --target colour",
             )
         p, q = config.patch_size
         outputs = p * q * config.in_channels if self.side is None else self.side**2 * _LEVELS**config.in_channels

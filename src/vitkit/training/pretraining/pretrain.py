@@ -23,7 +23,6 @@ from typing import TypeVar
 import tomli_w
 import torch
 from matplotlib.figure import Figure
-from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -64,12 +63,8 @@ from vitkit.training.run_folder import Run, check_place
 from vitkit.training.stability import ValidationOutcome
 from vitkit.training.stages.examine import examine_images
 from vitkit.training.stages.split import limit
-from vitkit.training.stages.write import begun_folder, introduce, tell
+from vitkit.training.stages.write import begun_folder, introduce, say_findings
 from vitkit.training.start import augment_of, blueprint_of, new_classifier
-
-_DEFAULT_MODEL = "vit_tiny_patch16_224"
-_UNLABELLED_SPLIT = (0.95, 0.05, 0.0)  # nothing is tested
-_SHOWN = 8  # images in the report
 
 
 def pretrain(
@@ -125,11 +120,15 @@ def choices_of_run(folder: Path) -> Pretraining:
     file = folder / PRETRAINING
     if not file.is_file():
         hint = f"; continue it with {resume_command(folder)}" if (folder / RECIPE).is_file() else ""
-        raise VitkitError(f"{folder} is not a pre-training of vitkit: it has no {PRETRAINING}{hint}")
+        raise VitkitError(
+            "training.run-kind", f"{folder} is not a pre-training of vitkit: it has no {PRETRAINING}{hint}"
+        )
     try:
         return Pretraining(**tomllib.loads(file.read_text(encoding="utf-8")))
     except (TypeError, ValueError) as error:
-        raise VitkitError(f"{file} is damaged: {error}; correct it, or pre-train again") from error
+        raise VitkitError(
+            "training.run-damaged", f"{file} is damaged: {error}; correct it, or pre-train again"
+        ) from error
 
 
 def resolve_pretraining(asked: Recipe, choices: Pretraining) -> tuple[Pretraining, Recipe]:
@@ -139,12 +138,16 @@ def resolve_pretraining(asked: Recipe, choices: Pretraining) -> tuple[Pretrainin
         VitkitError: a field is about labels or has no effect, or there is no data.
     """
     if asked.data is None:
-        raise VitkitError("no data: pass a folder of images, or the name of a data set such as digits")
+        raise VitkitError(
+            "training.data-missing", "no data: pass a folder of images, or the name of a data set such as digits"
+        )
     if refused := [name for name in LABEL_FIELDS if name in asked.given]:
-        raise VitkitError(f"{refused[0]} concerns labels, and pre-training does not use them: leave it out")
+        raise VitkitError(
+            "training.field-refused", f"{refused[0]} concerns labels, and pre-training does not use them: leave it out"
+        )
     weights = asked.weights if "weights" in asked.given else "none"
     if weights == "none" and asked.model is None:
-        asked = asked.replace(model=_DEFAULT_MODEL)
+        asked = asked.replace(model="vit_tiny_patch16_224")
     fixed = {"weights": weights, "method": "scratch" if weights == "none" else "full", "balance": "none"}
     recipe = Recipe(**OBJECTIVES[choices.objective].recipe).updated(asked).replace(**fixed)
     check_effects(recipe, asked)
@@ -161,7 +164,9 @@ def check_encoder(config: Config, choices: Pretraining) -> ViTConfig:
     """
     flag, why = f"--objective {choices.objective}", None
     if not isinstance(config, ViTConfig):
-        raise VitkitError(f"{flag}: {config.full_name} has no patches to hide; use a Vision Transformer")
+        raise VitkitError(
+            "training.model-unsupported", f"{flag}: {config.full_name} has no patches to hide; use a Vision Transformer"
+        )
     if config.stem is not None:
         why = "hides patches, but the stem of a hybrid sees them from their neighbours; use a plain ViT"
     elif config.distill_token or config.distill_head:
@@ -173,7 +178,7 @@ def check_encoder(config: Config, choices: Pretraining) -> ViTConfig:
     elif choices.objective == "mae" and (needed := needs_every_patch(config)) is not None:
         why = f"{needed}; use --objective masked-patch"
     if why is not None:
-        raise VitkitError(f"{flag}: {why}")
+        raise VitkitError("training.model-unsupported", f"{flag}: {why}")
     return config
 
 
@@ -193,7 +198,7 @@ def network_of(encoder: VisionTransformer, preprocess: Preprocess, choices: Pret
 
 
 def _stages(choices: Pretraining) -> Stages:
-    prepare = (partial(_open, choices), examine_images, _split, partial(_write, choices))
+    prepare = (partial(_open, choices), examine_images, partial(_write, choices))
     return Stages(prepare, partial(_fit, choices), (partial(_report, choices),))
 
 
@@ -210,9 +215,9 @@ def _open(choices: Pretraining, run: Run) -> None:
         except VitkitError as error:
             if not Path(recipe.data).is_dir():
                 raise
-            raise VitkitError(f"{error}; or use every image below it with --unlabelled") from error
+            raise VitkitError(error.code, f"{error}; or use every image below it with --unlabelled") from error
     if len(run.source.classes) == 1 and "split" not in recipe.given:
-        recipe = recipe.replace(split=_UNLABELLED_SPLIT)
+        recipe = recipe.replace(split=(0.95, 0.05, 0.0))  # nothing is tested
     check_team(recipe, run.team)
     check_place(run.out, run.source, None, weights_of(recipe))
     if run.out is not None and run.reserve is not None:
@@ -223,36 +228,30 @@ def _open(choices: Pretraining, run: Run) -> None:
         network_of(VisionTransformer(config), run.blueprint.preprocess, choices, recipe.seed)
 
 
-def _split(run: Run) -> None:
-    """Divide the images as `vitkit train` does."""
+def _write(choices: Pretraining, run: Run) -> None:
+    """Divide the images as `vitkit train` does, and write all inputs of the pre-training into the run folder."""
     run.before = ancestry_of(run.recipe, run.blueprint.pictures, None)
     images = RunImages(run.diagnosis.table, run.diagnosis.facts, run.groups)
     part = divide(images, run.recipe, run.before)
     if run.recipe.max_images is not None:
         part = limit(part, run.recipe.max_images, run.recipe.seed)
-    run.parts = (part,)
-
-
-def _write(choices: Pretraining, run: Run) -> None:
-    """Choose the run folder, and write the recipe, the split and all other inputs of the pre-training into it."""
-    (part,) = run.parts
     with begun_folder(run, f"{run.source.root.name}-{choices.objective}"):
         introduce(run, f"pre-training {name_of(run.recipe)} on {run.source.place} ({choices.objective})")
-        findings = tell(run, [*ancestry_findings(part, run.recipe), *part.findings, *run.diagnosis.findings])
+        findings = [*ancestry_findings(part, run.recipe), *part.findings, *run.diagnosis.findings]
+        findings = say_findings(run, findings)
         write_text(run.folder / PRETRAINING, tomli_w.dumps(choices.to_dict()))
         run.inputs = Inputs.of(part, run.before, findings, has_labels=False)
         run.inputs.write(run.folder, run.recipe, has_labels=False)
 
 
 def _fit(choices: Pretraining, run: Run) -> None:
-    """Train the network of a pre-training, in all processes."""
     recipe, inputs = run.recipe, run.inputs
     run.blueprint = run.team.main_first(lambda: getattr(run, "blueprint", None) or blueprint_of(recipe, ()))
     unlabelled = replace(inputs.table, classes=(), sets=())
     classifier = run.team.main_first(lambda: new_classifier(run.blueprint, unlabelled, inputs.hash))
     classifier.provenance["pretraining"] = choices.to_dict()
     classifier.pictures = inputs.pictures
-    run.say(f"images, without their labels: {_counted(inputs.table)}")
+    run.say(f"images, without their labels: {_image_counts(inputs.table)}")
     network = network_of(vit_of(classifier.model, "pre-training"), classifier.preprocess, choices, recipe.seed)
     data: BatchedImages = data_of(run, classifier, augment_of(recipe))
     data.train = KeyedImages(data.train, recipe.seed, TRAINING_KEYS)
@@ -265,13 +264,12 @@ def _fit(choices: Pretraining, run: Run) -> None:
     run.classifier = run_training(run, recipe, data, classifier, Reconstruction(), fabric, 0.0, settings, network)
 
 
-def _counted(images: ImageTable) -> str:
+def _image_counts(images: ImageTable) -> str:
     counts = {name: f"{len(images.of_split(name))} {name}" for name in SPLITS if name in images.splits}
     return ", ".join(f"{text} (not used)" if name == "test" else text for name, text in counts.items())
 
 
 def _report(choices: Pretraining, run: Run) -> None:
-    """Write the HTML report of the run, and print its main figure."""
     encoder, recipe, images = run.classifier, run.recipe, run.inputs.table
     split, kind, kept_by = ("val", "validation", "the best by val_loss")
     if "val" not in images.splits:
@@ -289,7 +287,7 @@ def _report(choices: Pretraining, run: Run) -> None:
     facts = {
         "objective": f"{choices.objective}: {choices.mask:.0%} of the patches, target {choices.target}",
         "model": f"{parameters:,} parameters, {config.layers} layers, {config.heads} heads, no head",
-        "data": f"{images.root.name}: {_counted(images)} images, without their labels",
+        "data": f"{images.root.name}: {_image_counts(images)} images, without their labels",
         "kept": f"epoch {epoch + 1}, {kept_by}",
         "seed": str(recipe.seed),
         "made with": ", ".join(f"{name} {number}" for name, number in encoder.provenance["versions"].items()),
@@ -298,7 +296,7 @@ def _report(choices: Pretraining, run: Run) -> None:
         f"Some {split} images, evenly spread, with their visible parts and the predictions of the network. Patches "
         "that were predicted normalised are drawn with their mean and contrast."
     )
-    strips = _draw_strips(_strips(choices, run, images.of_split(split)))
+    strips = _draw_strips(choices, run, images.of_split(split))
     body = [
         f"<h1>{escape(title)}</h1>",
         f"<p>{escape(headline)}</p>",
@@ -317,37 +315,32 @@ def _report(choices: Pretraining, run: Run) -> None:
     run.say(f"to train from it: vitkit train {images.name} --weights {run.folder}")
 
 
-def _strips(choices: Pretraining, run: Run, images: ImageTable) -> list[list[Image.Image]]:
-    """Return three pictures of some images: complete, with only its visible patches, and with the predictions."""
+def _draw_strips(choices: Pretraining, run: Run, images: ImageTable) -> Figure:
+    """Draw a column for each of some images: complete, with only its visible patches, and with the predictions."""
     seed, preprocess, model = run.recipe.seed, run.classifier.preprocess, vit_of(run.classifier.model, "pre-training")
     config, network = model.config, network_of(model, preprocess, choices, seed)
     try:
         network.task.load_state_dict(load_file(run.folder / FILLER))
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise VitkitError(f"{run.folder / FILLER} is damaged, so there is no report: {error}") from error
-    keyed, count = KeyedImages(EvaluationImages(images, preprocess), seed, VALIDATION_KEYS), min(_SHOWN, len(images))
+        raise VitkitError(
+            "training.run-damaged", f"{run.folder / FILLER} is damaged, so there is no report: {error}"
+        ) from error
+    keyed, count = KeyedImages(EvaluationImages(images, preprocess), seed, VALIDATION_KEYS), min(8, len(images))
     chosen = [keyed[i * len(keyed) // count] for i in range(count)]
     pixels, keys = torch.stack([picture for picture, _ in chosen]), torch.tensor([key for _, key in chosen])
     filled, hidden = network.eval().fill(pixels, keys)
     visible = patchify(pixels, config.patch_size).masked_fill(hidden[:, :, None], 0.0)  # hidden patches become grey
     visible = unpatchify(visible, config.patch_size, config.image_size)
-    return [
-        [preprocess.picture_of(version.numpy()) for version in versions]
-        for versions in zip(pixels, visible, filled, strict=True)
-    ]
-
-
-def _draw_strips(strips: Sequence[Sequence[Image.Image]]) -> Figure:
-    """Draw a column for each image, with its three pictures below each other."""
     inches, names = 1.3, ("picture", "shown", "filled in")  # the side of a picture, and the rows
-    width, height = inches * max(len(strips), 1) + 0.9, inches * len(names)
+    width, height = inches * max(count, 1) + 0.9, inches * len(names)
     drawn = Figure(figsize=(width, height))
     axis = drawn.add_axes((0, 0, 1, 1))
     axis.set_axis_off()
     for row, name in enumerate(names):
         axis.text(0.1, inches * (row + 0.5), name, fontsize=8, va="center")
-    for column, strip in enumerate(strips):
-        for row, picture in enumerate(strip):
+    for column, versions in enumerate(zip(pixels, visible, filled, strict=True)):
+        for row, version in enumerate(versions):
+            picture = preprocess.picture_of(version.numpy())
             x, y = 0.9 + inches * (column + 0.5), inches * (row + 0.5)
             half_w, half_h = (0.48 * inches * side / max(picture.size) for side in picture.size)
             axis.imshow(picture, interpolation="nearest", extent=(x - half_w, x + half_w, y + half_h, y - half_h))

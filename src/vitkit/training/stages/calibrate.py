@@ -50,7 +50,15 @@ def calibrate(run: Run) -> None:
         if tests is None:
             tested = evaluate_before(classifier, table, split, inputs.earlier, partial(progress, "evaluating"))
         else:
-            tested = _test_by_folds(run, tests)
+            # Each image is predicted by a head that was fitted without its fold. An image whose earlier class no longer
+            # exists has no fold, and counts as a mistake, whatever the final head predicts.
+            plain = replace(classifier, trust=None)  # unfamiliarity is undefined for training images
+            outcomes: dict[str, Any] = dict(zip(tests.paths, tests.probabilities, strict=True))
+            others = [path for path in tested_images(table, "all", inputs.earlier).paths if path not in outcomes]
+            predicted = plain.assessments(table.at(path) for path in others)
+            outcomes |= zip(others, (outcome for _, outcome in predicted), strict=True)
+            tested = evaluate_before(plain, table, "all", inputs.earlier, outcomes=outcomes)
+            tested = replace(tested, split=BY_FOLDS, temperature=1.0)
         run.tested = replace(grouped(tested, inputs.groups), chosen=chosen_on(split, recipe.to_dict(), table.task))
         if tested.split == "test":
             record_tests(classifier, run.tested, inputs.seen("test"))
@@ -86,7 +94,21 @@ def fit_calibration(run: Run, facts: ValidationFacts) -> None:
     run.calibration = calibrate_on(classifier, evaluate_now, facts, fit)
     # A backend contains a copy of the head, which the calibration may have changed.
     run.classifier = classifier if correction_of(classifier) == before else in_use(classifier)
-    _report(run)
+    classifier, seen = run.classifier, run.calibration
+    if classifier.thresholds is None:
+        if seen is None:
+            run.say("no validation images: the confidences are not calibrated (temperature 1)")
+        correction = correction_of(classifier)
+        if correction is not None and any(correction.shift):
+            applied = f"{correction.strength:.2f} of the prior shift is applied"
+            run.say(f"confidences are for classes {SHARES[correction.prior]}: {applied}")
+    elif seen is None:
+        run.say("no validation images to choose thresholds: every class has 0.5")
+    else:
+        run.say(f"temperature {classifier.temperature:.3f}, fitted on {len(seen.labels)} {kind_of(seen)}")
+        few = zip(classifier.classes[:10], classifier.thresholds, strict=False)
+        named = ", ".join(f"{name} {threshold:.3f}" for name, threshold in few)
+        run.say(f"thresholds by F1 on {kind_of(seen)}: {named}{', ...' if len(classifier.classes) > 10 else ''}")
 
 
 def _fit_unknown(
@@ -117,40 +139,6 @@ def _fit_unknown(
     return unknown
 
 
-def _report(run: Run) -> None:
-    classifier, seen = run.classifier, run.calibration
-    if classifier.thresholds is None:
-        if seen is None:
-            run.say("no validation images: the confidences are not calibrated (temperature 1)")
-        correction = correction_of(classifier)
-        if correction is not None and any(correction.shift):
-            applied = f"{correction.strength:.2f} of the prior shift is applied"
-            run.say(f"confidences are for classes {SHARES[correction.prior]}: {applied}")
-    elif seen is None:
-        run.say("no validation images to choose thresholds: every class has 0.5")
-    else:
-        run.say(f"temperature {classifier.temperature:.3f}, fitted on {len(seen.labels)} {kind_of(seen)}")
-        few = zip(classifier.classes[:10], classifier.thresholds, strict=False)
-        named = ", ".join(f"{name} {threshold:.3f}" for name, threshold in few)
-        run.say(f"thresholds by F1 on {kind_of(seen)}: {named}{', ...' if len(classifier.classes) > 10 else ''}")
-
-
 def kind_of(seen: Evaluation) -> str:
     """Return the term for the calibration images in messages, such as `validation images`."""
     return VALIDATION if seen.split == "val" else CROSS_VALIDATED
-
-
-def _test_by_folds(run: Run, tests: Evaluation) -> Evaluation:
-    """Evaluate the predictions for the training images, each by a head that was fitted without the image's fold.
-
-    These are the predictions of the nested cross-validation, `tests`. An image whose earlier class no longer exists has
-    no fold. It counts as a mistake, whatever the final head predicts.
-    """
-    plain = replace(run.classifier, trust=None)  # unfamiliarity is undefined for training images
-    table, earlier = run.table, run.inputs.earlier
-    outcomes: dict[str, Any] = dict(zip(tests.paths, tests.probabilities, strict=True))
-    others = [path for path in tested_images(table, "all", earlier).paths if path not in outcomes]
-    predicted = plain.assessments(table.at(path) for path in others)
-    outcomes |= zip(others, (outcome for _, outcome in predicted), strict=True)
-    evaluation = evaluate_before(plain, table, "all", earlier, outcomes=outcomes)
-    return replace(evaluation, split=BY_FOLDS, temperature=1.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from vitkit.data.doctor.examine import caveats_of
@@ -11,7 +10,6 @@ from vitkit.evaluation.evaluator import earlier_figures, with_labels
 from vitkit.evaluation.figures import all_figures, calibration_rise, describe, doubt_of, unseen_part, without
 from vitkit.evaluation.headline import BY_FOLDS, describe_labels, headline_of
 from vitkit.evaluation.intervals import fold_intervals
-from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.promises import trust_figures, trust_lines
 from vitkit.training.label_search import find_label_errors
 from vitkit.training.run_folder import Run
@@ -39,7 +37,15 @@ def evaluate(run: Run) -> None:
     run.evaluation = unseen_part(tested, seen)
     counted = run.evaluation or tested
     if run.calibration is not None and run.numbers.get("ece") is not None:
-        run.say(_calibrated(run.numbers, run.calibration, counted))
+        rise, rose = calibration_rise(counted, run.numbers), ""
+        if rise is not None:
+            change = "no more" if rise.is_chance else "more"
+            rose = f"; it rose by {rise.by:.4f}, {change} than chance does with {len(counted.labels)} images"
+        temperature, errors = run.numbers["temperature"], [run.numbers[n] for n in ("ece_before_temperature", "ece")]
+        run.say(
+            f"temperature {temperature:.3f}, fitted on {len(run.calibration.labels)} {kind_of(run.calibration)}: "
+            f"calibration error {errors[0]:.4f} -> {errors[1]:.4f} on {counted.split} images{rose}"
+        )
     for line in trust_lines(run.numbers):
         run.say(line)
     suspected = find_label_errors(run)
@@ -54,18 +60,6 @@ def evaluate(run: Run) -> None:
             run.say(f"{label_errors.in_words(suspected)} (among held-out images, according to the model itself)")
     run.label_errors = suspected
     run.numbers["label_errors"] = label_errors.summary(suspected)
-
-
-def _calibrated(numbers: Mapping[str, Any], seen: Evaluation, evaluation: Evaluation) -> str:
-    """Describe how the temperature, which was fitted on `seen`, changed the calibration error of an evaluation."""
-    rise, rose = calibration_rise(evaluation, numbers), ""
-    if rise is not None:
-        change = "no more" if rise.is_chance else "more"
-        rose = f"; it rose by {rise.by:.4f}, {change} than chance does with {len(evaluation.labels)} images"
-    return (
-        f"temperature {numbers['temperature']:.3f}, fitted on {len(seen.labels)} {kind_of(seen)}: calibration error "
-        f"{numbers['ece_before_temperature']:.4f} -> {numbers['ece']:.4f} on {evaluation.split} images{rose}"
-    )
 
 
 def _figures_by_folds(run: Run) -> dict[str, Any]:

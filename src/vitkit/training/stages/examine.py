@@ -25,7 +25,7 @@ def examine_images(run: Run) -> None:
         run.blueprint, _ = resolve_model(run.recipe, run.fields, diagnosis.table)
         run.recipe = run.blueprint.recipe
     run.groups = tuple(scenes(diagnosis.table, run.recipe.group_by, diagnosis.twins))
-    run.torn = () if run.recipe.group_by is None else tuple(check_scenes(diagnosis.table, run.groups))
+    run.divided_groups = () if run.recipe.group_by is None else tuple(check_scenes(diagnosis.table, run.groups))
 
 
 def keep_pictures(run: Run, table: ImageTable, preprocess: Preprocess) -> PictureStore | None:

@@ -66,7 +66,7 @@ def keep_protocol(recipe: Recipe, table: ImageTable, places: Iterable[Path]) -> 
         names = listed([run.name for run in proposers])
         if recipe.folds is not None:
             text = f"--folds: {names} proposed labels of these images, and may have been trained on any of them"
-            raise VitkitError(f"{text}; leave out --folds, so that its split is kept")
+            raise VitkitError("training.folds-untestable", f"{text}; leave out --folds, so that its split is kept")
         recipe = recipe.replace(split_from=str(proposers[0]))
         reasons.append(f"labels that {names} proposed contain what it has learned, so its split is kept")
     if recipe.split_from is None or not is_cross_tested(Path(recipe.split_from)):
@@ -80,9 +80,10 @@ def keep_protocol(recipe: Recipe, table: ImageTable, places: Iterable[Path]) -> 
     }
     if obstacle := next((name for name, is_present in obstacles.items() if is_present), None):
         raise VitkitError(
+            "training.protocol-conflict",
             f"{run} tested every image by a head that was trained without it, which {obstacle} does not allow: use "
             f"--method probe with pretrained weights, or leave out --split-from; the figures of the two runs cannot be "
-            "compared then"
+            "compared then",
         )
     reasons.append(f"every image trains a head, and is tested by one that was trained without it, as in {run}")
     recipe = recipe.replace(method="probe", split=(1.0, 0.0, 0.0))  # no image is set aside

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from vitkit.classifier import Classifier
 from vitkit.data.splits import SPLITS
-from vitkit.data.storage import Place
 from vitkit.evaluation import label_errors
 from vitkit.evaluation.figures import describe
 from vitkit.evaluation.headline import BY_FOLDS, describe_labels, headline_of
-from vitkit.evaluation.metrics import Evaluation, MultiEvaluation
+from vitkit.evaluation.metrics import MultiEvaluation
 from vitkit.explanation import can_explain
 from vitkit.explanation.explanation import explain_mistake
 from vitkit.model_folder import RECORD
@@ -30,7 +28,7 @@ _EXPLAINED = 12  # maximum number of explained mistakes
 def report(run: Run) -> None:
     """Write the predictions, the label errors, evaluation.json, the pictures and the page of a run."""
     classifier, recipe, table, numbers = run.classifier, run.recipe, run.table, run.numbers
-    evaluation = run.evaluation or run.tested
+    evaluation, explained = run.evaluation or run.tested, list[Explained]()
     write_predictions(run.folder / PREDICTIONS, run.tested)
     label_errors.write_label_errors(run.folder / LABEL_ERRORS, run.label_errors)
     best, is_mixed = classifier.provenance["metrics"]["epoch"], bool(recipe.mixup or recipe.cutmix)
@@ -39,6 +37,16 @@ def report(run: Run) -> None:
     for caption, draw in pictures_of(evaluation, laid_out).items():
         run.draw(caption, draw())
     write_json(run.folder / EVALUATION, numbers)
+    is_explained = evaluation.split != BY_FOLDS and can_explain(classifier.model)
+    if is_explained and not isinstance(evaluation, MultiEvaluation):
+        worst = [i for i in evaluation.mistakes(_EXPLAINED) if evaluation.label_of(i) in classifier.classes]
+        plain = replace(classifier, runner=None)  # the maps need the model's gradients
+        for done, i in enumerate(worst, start=1):
+            progress("explaining mistakes", done, len(worst))
+            true, predicted = (evaluation.classes[index[i]] for index in (evaluation.labels, evaluation.predicted))
+            pictures = explain_mistake(plain, table.place / evaluation.paths[i], true, predicted)
+            if not isinstance(pictures, str):  # it may have become unreadable
+                explained.append(Explained(i, f"{true}, taken for {predicted}", pictures))
     noted = (("note", describe_labels(numbers)), ("problem", describe(numbers)))
     write_report(
         run.folder / REPORT,
@@ -52,7 +60,7 @@ def report(run: Run) -> None:
         laid_out=laid_out,
         doubts=run.label_errors,
         recipe=without_places(recipe).to_toml(),
-        explained=_explain_mistakes(classifier, evaluation, table.place),
+        explained=explained,
     )
     loss = "" if numbers["loss"] is None else f" ({numbers['loss']:.4f} log loss)"
     run.say(f"{headline_of(numbers).words}{loss}; report: {run.folder / REPORT}")
@@ -64,26 +72,22 @@ def pictures_for_page(run: Run) -> dict[str, bytes]:
     return {name: run.pictures[name] for name in shown}
 
 
-def _explain_mistakes(classifier: Classifier, evaluation: Evaluation, root: Place) -> list[Explained]:
-    """Explain the worst mistakes of a single-label model, unless it was tested by cross-validation."""
-    if isinstance(evaluation, MultiEvaluation) or evaluation.split == BY_FOLDS or not can_explain(classifier.model):
-        return []
-    chosen = [i for i in evaluation.mistakes(_EXPLAINED) if evaluation.label_of(i) in classifier.classes]
-    plain, explained = replace(classifier, runner=None), []  # the maps need the model's gradients
-    for done, i in enumerate(chosen, start=1):
-        progress("explaining mistakes", done, len(chosen))
-        true, predicted = (evaluation.classes[index[i]] for index in (evaluation.labels, evaluation.predicted))
-        pictures = explain_mistake(plain, root / evaluation.paths[i], true, predicted)
-        if not isinstance(pictures, str):  # it may have become unreadable
-            explained.append(Explained(i, f"{true}, taken for {predicted}", pictures))
-    return explained
-
-
 def _facts(run: Run) -> dict[str, str]:
     classifier, table, rows, record = run.classifier, run.table, run.metrics.rows, run.inputs.record
     config, preprocess = classifier.model.config, classifier.preprocess
     epoch = classifier.provenance["metrics"]["epoch"]
     parameters = sum(parameter.numel() for parameter in classifier.model.parameters())
+    has_val = "val" in table.splits
+    if epoch == ZERO_SHOT:
+        chosen = "zero-shot: no epoch was better on the val images"
+    elif run.recipe.method == "probe" and has_val:
+        chosen = "a head, its penalty chosen by the log loss on val images"
+    elif run.recipe.method == "probe" and classifier.trust is not None:
+        chosen = "a head, its penalty chosen by a cross-validation of the training images"
+    elif run.recipe.method == "probe":
+        chosen = "a head with the middle penalty"
+    else:
+        chosen = f"the best by {run.recipe.monitor}" if has_val and run.recipe.keep != "last" else "the last"
     splits = ", ".join(f"{len(table.of_split(name))} {name}" for name in SPLITS)
     h, w = config.image_size
     pixels = (f"{h}x{w}", preprocess.fit, preprocess.interpolation, f"mean {preprocess.mean}", f"std {preprocess.std}")
@@ -100,7 +104,7 @@ def _facts(run: Run) -> dict[str, str]:
         "model": f"{name_of(run.recipe)}: {parameters:,} parameters, {config.in_words}",
         "data": f"{table.root.name}: {splits} images, {len(table.classes)} classes",
         "pixels": ", ".join(pixels),
-        "training": f"{spent}kept: epoch {epoch + 1}, {_kept_weights(run, epoch)}",
+        "training": f"{spent}kept: epoch {epoch + 1}, {chosen}",
     }
     if before_training:
         facts["zero-shot"] = f"{', '.join(before_training)} with the class names alone, before any training"
@@ -114,17 +118,3 @@ def _facts(run: Run) -> dict[str, str]:
         "data hash": classifier.provenance["data_hash"],
         "made with": ", ".join(f"{name} {number}" for name, number in classifier.provenance["versions"].items()),
     }
-
-
-def _kept_weights(run: Run, epoch: int) -> str:
-    """Describe which weights were saved as the model, and how they were chosen."""
-    recipe, has_val = run.recipe, "val" in run.table.splits
-    if epoch == ZERO_SHOT:
-        return "zero-shot: no epoch was better on the val images"
-    if recipe.method == "probe" and has_val:
-        return "a head, its penalty chosen by the log loss on val images"
-    if recipe.method == "probe" and run.classifier.trust is not None:
-        return "a head, its penalty chosen by a cross-validation of the training images"
-    if recipe.method == "probe":
-        return "a head with the middle penalty"
-    return f"the best by {recipe.monitor}" if has_val and recipe.keep != "last" else "the last"

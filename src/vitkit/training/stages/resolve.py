@@ -40,25 +40,17 @@ _FEWEST = 20  # training images for a cross-validation
 
 @dataclass(frozen=True)
 class ProbeAccuracy:
-    """The cross-validated accuracy of a linear probe on frozen features.
-
-    Attributes:
-        value, interval: the accuracy, and its 95 % interval.
-        images: the number of images that were tested.
-    """
+    """The cross-validated accuracy of a linear probe on frozen features."""
 
     value: float
-    interval: tuple[float, float]
-    images: int
+    interval: tuple[float, float]  # 95 %
+    images: int  # that were tested
 
 
 def probe_accuracy(store: FeatureStore, table: ImageTable, groups: Sequence[int]) -> ProbeAccuracy:
-    """Return the cross-validated accuracy of a linear probe on the training images.
+    """Return the cross-validated accuracy of a linear probe on the training images of a split table.
 
-    Args:
-        store: the features, under weights that have not seen the images.
-        table: the split images.
-        groups: a number for each image; images with the same number are not independent, and stay in one fold.
+    The weights of `store` have not seen the images. Images with the same number in `groups` stay in one fold.
 
     Raises:
         VitkitError: there are too few training images.
@@ -70,7 +62,9 @@ def probe_accuracy(store: FeatureStore, table: ImageTable, groups: Sequence[int]
     train, group_of = table.take(order), [groups[i] for i in order]
     parts = fold_count(train, group_of)
     if len(train) < _FEWEST or parts < 2:
-        raise VitkitError(f"{len(train)} training images are too few to cross-validate a linear probe")
+        raise VitkitError(
+            "training.images-too-few", f"{len(train)} training images are too few to cross-validate a linear probe"
+        )
     x = store.features(train, "trying a head on frozen features")
     y = torch.tensor(train.labels)
     fold_of = torch.tensor(fold(train, parts, seed, group_of))
@@ -110,7 +104,7 @@ def resolve(run: Run) -> None:
             f"(--split {train:g} 0 {test:g} to set test images aside)"
         )
         reasons = [why if reason == NOT_SET_ASIDE else reason for reason in run.reasons]
-        _again(run, asked.replace(method="probe", split=(1.0, 0.0, 0.0)))
+        _complete_again(run, asked.replace(method="probe", split=(1.0, 0.0, 0.0)))
         run.reasons = reasons
         return
     if not _may_become_probe(run):
@@ -125,15 +119,15 @@ def resolve(run: Run) -> None:
         run.reasons.append(f"method full: a head on frozen features is right for only {_in_words(reached)}")
         return
     tested, shares = _tested(run), run.recipe.split
-    _again(run, asked.replace(method="probe"))
+    _complete_again(run, asked.replace(method="probe"))
     if _tested(run) != tested:  # without validation images, large groups may be divided in another way
-        _again(run, asked.replace(method="probe", split=shares))
+        _complete_again(run, asked.replace(method="probe", split=shares))
     why = f"a head on frozen features is right for {_in_words(reached)}, so fine-tuning can gain little"
     run.reasons.insert(0, f"method probe: {why} (--method full does it anyway)")
 
 
-def _again(run: Run, tried: Recipe) -> None:
-    # Complete another recipe for the same images, and split them again. They need not be examined again.
+def _complete_again(run: Run, tried: Recipe) -> None:
+    # Complete another recipe for the same images, and split them again, without examining them again.
     run.tried = tried
     open_data(run)
     if run.diagnosis.table.classes != run.source.classes:

@@ -6,7 +6,7 @@ only a model proposed is never a test image (docs/decisions/0028-label-files.md)
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,27 +37,24 @@ def split_images(run: Run) -> None:
     else:
         if any(images.table.splits):
             text = f"{images.table.name} is already split, but --folds makes its own splits"
-            raise VitkitError(f"{text}: pass a folder of class folders")
+            raise VitkitError("training.already-split", f"{text}: pass a folder of class folders")
         overlap = refuse_seen(images, recipe, before, "--folds")
         parts = _folds(images, overlap, recipe, untested)
         # All images train the final model. Earlier labels only matter where images are tested, which is in the folds.
         trained = replace(images.table, splits=("train",) * len(images.table))
         run.undivided = SplitImages(replace(images, table=trained), overlap)
-    parts = [_with_earlier(part, known) for part in parts]
+    for i, part in enumerate(parts):  # add the labels that the images had in earlier runs
+        table, held_out = part.images.table, held_out_split(part.images.table)
+        tested = table.paths if held_out == "all" else table.of_split(held_out).paths
+        earlier = compare_with_runs(table, part.images.contents, known, tested)
+        # Missing images of classes that were removed do not matter.
+        missing = tuple(item for item in earlier.missing if set(table.task.names_in(item.label)) <= set(table.classes))
+        parts[i] = replace(part, earlier=replace(earlier, missing=missing))
     if recipe.max_images is not None:
         parts = [limit(part, recipe.max_images, recipe.seed) for part in parts]
         run.undivided = run.undivided and limit(run.undivided, recipe.max_images, recipe.seed)
     run.parts = tuple(parts)
     run.findings = (*run.diagnosis.findings, *check_lost(run.source, run.diagnosis.unreadable))
-
-
-def _with_earlier(part: SplitImages, runs: Sequence[Path]) -> SplitImages:
-    """Add the labels that the images had in earlier runs. Missing images of classes that were removed do not matter."""
-    table, split = part.images.table, held_out_split(part.images.table)
-    tested = table.paths if split == "all" else table.of_split(split).paths
-    earlier = compare_with_runs(table, part.images.contents, runs, tested)
-    missing = tuple(item for item in earlier.missing if set(table.task.names_in(item.label)) <= set(table.classes))
-    return replace(part, earlier=replace(earlier, missing=missing))
 
 
 def _folds(images: RunImages, overlap: Overlap, recipe: Recipe, untested: Collection[str]) -> list[SplitImages]:
@@ -78,8 +75,9 @@ def _folds(images: RunImages, overlap: Overlap, recipe: Recipe, untested: Collec
         part = part.take(sorted(set(range(len(table))) - set(dropped))) if dropped else part
         if len(set(part.images.table.of_split("train").labels)) < 2 and not table.sets:
             raise VitkitError(
+                "training.class-alone",
                 f"--folds {recipe.folds}: with {len(table)} images, fold {number + 1} would be trained on one class "
-                "alone: add images, or leave out --folds"
+                "alone: add images, or leave out --folds",
             )
         parts.append(part)
     return parts

@@ -22,8 +22,8 @@ def write_inputs(run: Run) -> None:
     with begun_folder(run, run.source.root.name):
         introduce(run, f"training {name_of(run.recipe)} on {run.source.place}")
         (part,) = run.parts
-        findings = [*ancestry_findings(part, run.recipe), *run.torn, *part.findings, *run.findings]
-        findings = tell(run, [*findings, *check_splits(part.images.table)])
+        findings = [*ancestry_findings(part, run.recipe), *run.divided_groups, *part.findings, *run.findings]
+        findings = say_findings(run, [*findings, *check_splits(part.images.table)])
         run.inputs = Inputs.of(part, run.before, findings)
         run.inputs.write(run.folder, run.recipe)
         if (line := note_shared_tests(run.out, part)) is not None:
@@ -34,7 +34,7 @@ def write_folds(run: Run) -> None:
     """Write the request, the images and the recipe of a cross-validation, and those of each fold into its folder."""
     with begun_folder(run, run.source.root.name):
         introduce(run, f"training {name_of(run.recipe)} on {run.source.place}")
-        findings = tell(run, run.findings)
+        findings = say_findings(run, run.findings)
         for number, part in enumerate(run.parts):
             folder = fold_folder(run.folder, number)
             folder.mkdir(exist_ok=True)  # files that are not of a run stay in it
@@ -77,7 +77,7 @@ def introduce(run: Run, task: str) -> None:
         run.say(reason)
 
 
-def tell(run: Run, findings: Sequence[Finding]) -> list[Finding]:
+def say_findings(run: Run, findings: Sequence[Finding]) -> list[Finding]:
     """Print each finding once, and return the printed findings."""
     findings = list(dict.fromkeys(findings))
     for finding in findings:
