@@ -195,13 +195,15 @@ class Row(NamedTuple):
 
     def cells(self) -> dict[str, str | float | None]:
         """Return the value of each cell by column name; None is an empty cell."""
-        cells: dict[str, str | float | None] = {"path": self.path, "label": self.label, "confidence": self.confidence}
-        cells |= {
+        cells: dict[str, str | float | None] = {
+            "path": self.path,
+            "label": self.label,
+            "confidence": self.confidence,
             "error": self.error,
             "familiar": self.familiar,
             "set": None if self.set is None else JOINT.join(self.set),
+            "rejected": self.name or JOINT if self.is_rejected else None,
         }
-        cells |= {"rejected": self.name or JOINT if self.is_rejected else None}
         for rank, (label, confidence) in enumerate(self.top, 1):
             cells |= {f"label_{rank}": label, f"confidence_{rank}": confidence}
         return cells

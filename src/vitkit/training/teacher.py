@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess, by_conversion
-from vitkit.errors import VitkitError
+from vitkit.errors import VitkitError, first_line
 from vitkit.model_folder import is_model_folder, read_description
 
 
@@ -84,10 +84,9 @@ def load_teacher(name: str, classes: tuple[str, ...], size: tuple[int, int]) -> 
     try:
         logits = teacher.logits(torch.zeros(1, 3, height, width), Preprocess(size=size))
     except (RuntimeError, AssertionError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise VitkitError(
             "training.teacher-failed",
-            f"teacher {name} cannot process the student's {height}x{width} pictures: {reason}",
+            f"teacher {name} cannot process the student's {height}x{width} pictures: {first_line(error)}",
         ) from error
     if not logits.isfinite().all():  # hard distillation would treat NaN as a class
         damage = "its output is not finite, so its weights are damaged"

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitkit.errors import VitkitError
+from vitkit.errors import VitkitError, first_line
 from vitkit.inference.backends.optimized import OptimizedModel, can_pack, plain, prepare, sharing
 from vitkit.inference.backends.registry import PLANS
 from vitkit.inference.pipeline import BATCH, cores, crew
@@ -381,9 +381,8 @@ def compiled(model: Model, precision: str, device: str = "cpu") -> TorchRunner:
     try:
         runner(torch.zeros(8, config.in_channels, *config.image_size))
     except RuntimeError as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise VitkitError(
             "inference.compiler-failed",
-            f"backend compile cannot compile the model on this machine: {reason}; use eager",
+            f"backend compile cannot compile the model on this machine: {first_line(error)}; use eager",
         ) from error
     return runner
