@@ -400,7 +400,7 @@ class Csv:
         if self.columns.top > 1:
             top = [] if 1 in self.columns.ranks else [(name, float(cells["confidence"]))]
             further = [(cells[f"label_{rank}"], cells[f"confidence_{rank}"]) for rank in self.columns.ranks]
-            top += [(label, float(confidence)) for label, confidence in further if confidence]
+            top += [(label, float(confidence)) for label, confidence in further if confidence not in ("", None)]
         names, familiar = cells.get("set"), cells.get("familiar")
         contained = None if names is None else tuple(filter(None, names.split(JOINT)))
         return Row(

@@ -398,6 +398,8 @@ class Trust:
                 return cls(held_out, None, tests, unused=method)
             arrays = {name.removeprefix("unknown."): array for name, array in tensors.items()}
             return cls(held_out, from_arrays(arrays, about["unknown"]), tests)
+        except VitkitError:
+            raise
         except (SafetensorError, KeyError, TypeError, ValueError, RecursionError, OverflowError) as error:
             raise VitkitError(
                 "inference.record-damaged", f"{_STORED} are damaged ({error}): restore the file, or train again"
