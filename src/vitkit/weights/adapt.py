@@ -22,8 +22,6 @@ from vitkit.model.names import NetworkConfig
 from vitkit.model.network import anatomy_of
 from vitkit.weights.origin import shapes_of
 
-_DINOV2_OFFSET = 0.1  # keeps the authors' scale factor from rounding down to a smaller grid
-
 
 def resize_grid(positions: Tensor, old: Pair, new: Pair, convention: PositionResize) -> Tensor:
     """Interpolate the position embeddings of one patch grid to another.
@@ -54,26 +52,23 @@ def resize_grid(positions: Tensor, old: Pair, new: Pair, convention: PositionRes
         return positions
     *leading, _, D = positions.shape
     grid = positions.reshape(-1, *old, D).permute(0, 3, 1, 2).float()  # (B, D, h, w)
-    grid = _interpolate(grid, old, new, convention)  # (B, D, h', w')
-    return grid.permute(0, 2, 3, 1).reshape(*leading, new[0] * new[1], D).to(positions.dtype)
-
-
-def _interpolate(grid: Tensor, old: Pair, new: Pair, convention: PositionResize) -> Tensor:
     if convention == "reference":
-        return F.interpolate(grid, new, mode="bilinear", align_corners=True)
-    if convention == "timm":
-        return F.interpolate(grid, new, mode="bicubic", antialias=True)
-    if convention == "torchvision":
-        return F.interpolate(grid, new, mode="bicubic", align_corners=True)
-    if convention == "huggingface":
-        return F.interpolate(grid, new, mode="bicubic")
-    if convention == "siglip2":
-        return F.interpolate(grid, new, mode="bilinear", antialias=True)
-    if convention in ("linear", "linear_aligned"):
+        grid = F.interpolate(grid, new, mode="bilinear", align_corners=True)
+    elif convention == "timm":
+        grid = F.interpolate(grid, new, mode="bicubic", antialias=True)
+    elif convention == "torchvision":
+        grid = F.interpolate(grid, new, mode="bicubic", align_corners=True)
+    elif convention == "huggingface":
+        grid = F.interpolate(grid, new, mode="bicubic")
+    elif convention == "siglip2":
+        grid = F.interpolate(grid, new, mode="bilinear", antialias=True)
+    elif convention == "dinov2":  # the offset keeps the scale factor from rounding down to a smaller grid
+        scale = [(side + 0.1) / before for side, before in zip(new, old, strict=True)]
+        grid = F.interpolate(grid, scale_factor=scale, mode="bicubic")
+    else:
         square = F.interpolate(grid, (max(new),) * 2, mode="bilinear", align_corners=convention == "linear_aligned")
-        return square[:, :, : new[0], : new[1]]
-    scale = [(side + _DINOV2_OFFSET) / before for side, before in zip(new, old, strict=True)]
-    return F.interpolate(grid, scale_factor=scale, mode="bicubic")
+        grid = square[:, :, : new[0], : new[1]]
+    return grid.permute(0, 2, 3, 1).reshape(*leading, new[0] * new[1], D).to(positions.dtype)  # (..., h' * w', D)
 
 
 def resize_offsets(table: Tensor, old: Pair, new: Pair) -> Tensor:
@@ -206,8 +201,9 @@ def _resize_positions(adapted: Adapted, source: ViTConfig, target: ViTConfig) ->
         return
     if source.position == "relative":
         raise VitkitError(
+            "weights.size-fixed",
             f"relative positions were learned for {source.image_size[0]}x{source.image_size[1]} pixels and cannot be "
-            f"resized: leave image_size unchanged"
+            f"resized: leave image_size unchanged",
         )
     if source.position == "learned_2d":
         for name, axis in (("pos_embed.y", 0), ("pos_embed.x", 1)):
@@ -250,6 +246,7 @@ def adapt_network(
         if bound := [name for name in shapes if before.get(name) != shapes[name]]:
             size = "x".join(map(str, source.image_size))
             raise VitkitError(
-                f"{bound[0]} of {target.full_name} depends on the size of {size} pixels: leave image_size unchanged"
+                "weights.size-fixed",
+                f"{bound[0]} of {target.full_name} depends on the size of {size} pixels: leave image_size unchanged",
             )
     return adapted

@@ -322,7 +322,10 @@ def split_timm(source: str) -> tuple[str, bool]:
     name = source.removeprefix(TIMM)
     if find(name) is None and not is_model_name(name):
         _refuse_unknown_tag(name)
-        raise VitkitError(f"{source}: no published weights have that name; `vitkit models --weights` lists them")
+        raise VitkitError(
+            "weights.name-unknown",
+            f"{source}: no published weights have that name; `vitkit models --weights` lists them",
+        )
     return name, True
 
 
@@ -343,10 +346,14 @@ def meaning_of(name: str, use: Use) -> Meaning | None:
         known = [] if parsed is None else [entry.name for entry in _of_body(parsed["body"])]
         if not known:
             raise VitkitError(
-                f"no weights of {name} are published under that name: it can only be trained from scratch"
+                "weights.weights-unpublished",
+                f"no weights of {name} are published under that name: it can only be trained from scratch",
             )
         wanted = "classifier of ImageNet-1k" if use == "answers" else "backbone to fine-tune"
-        raise VitkitError(f"no published weights of {name} are a {wanted}; use one of these: {', '.join(known)}")
+        raise VitkitError(
+            "weights.weights-unpublished",
+            f"no published weights of {name} are a {wanted}; use one of these: {', '.join(known)}",
+        )
     what = {
         "imagenet1k": "a classifier of ImageNet-1k",
         "imagenet21k": "of ImageNet-21k with its 21,843 classes",
@@ -408,11 +415,13 @@ def _refuse_unknown_tag(name: str) -> None:
         return
     if tags := tags_of(tagged["model"]):
         raise VitkitError(
+            "weights.tag-unknown",
             f"{tagged['model']} has no weights {tagged['tag']!r} in the catalog, only {', '.join(tags)}; newer ones "
-            f"may be on the Hugging Face hub: timm/{name}"
+            f"may be on the Hugging Face hub: timm/{name}",
         )
     if is_model_name(tagged["model"]):
         raise VitkitError(
+            "weights.tag-unknown",
             f"{tagged['model']} has no weights {tagged['tag']!r}: the catalog has no tagged weights of this model; "
-            "`vitkit models --weights` lists all weights"
+            "`vitkit models --weights` lists all weights",
         )

@@ -21,7 +21,7 @@ import struct
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,7 @@ def readers(
         return read
 
     if parts is None:
-        return {name: reader((tensor,), lambda value: value) for name, tensor in tensors.items()}
+        return {name: reader([tensor], lambda value: value) for name, tensor in tensors.items()}
     return {name: reader([tensors[part] for part in names], join) for name, (names, join) in parts.items()}
 
 
@@ -146,7 +146,7 @@ def without_prefixes(tensors: Mapping[str, StoredTensor], path: Path) -> tuple[d
         if _TRAINING_ONLY.match(bare):
             passed_over[name] = "it belongs to the training"
         elif bare in sets.setdefault(prefix, {}):
-            raise VitkitError(f"{path} contains {bare} {ambiguous}")
+            raise VitkitError("weights.sets-ambiguous", f"{path} contains {bare} {ambiguous}")
         else:
             sets[prefix][bare] = tensor
     merged: dict[str, StoredTensor] = {}
@@ -159,23 +159,25 @@ def without_prefixes(tensors: Mapping[str, StoredTensor], path: Path) -> tuple[d
         elif all(_rank(other) < _rank(prefix) for other in taken):
             passed_over[prefix.rstrip(".") or "the set without a prefix"] = f"{taken[0].rstrip('.')} was taken"
         else:
-            raise VitkitError(f"{path} contains {min(same)} {ambiguous}")
+            raise VitkitError("weights.sets-ambiguous", f"{path} contains {min(same)} {ambiguous}")
     return {name: merged[name] for of_set in sets.values() for name in of_set if name in merged}, passed_over
 
 
 def _rank(name: str) -> int:
     """Return the preference among sets of weights: averaged weights, then a teacher, then others, then a student."""
     words = set(re.split(r"[._]", name.lower()))
-    ranks = ({"ema", "swa", "averaged", "average", "avg", "polyak"}, {"teacher", "target"})
-    found = next((rank for rank, of_rank in enumerate(ranks) if words & of_rank), None)
-    return (3 if "student" in words else 2) if found is None else found
+    if words & {"ema", "swa", "averaged", "average", "avg", "polyak"}:
+        return 0
+    if words & {"teacher", "target"}:
+        return 1
+    return 3 if "student" in words else 2
 
 
 _END = struct.Struct("<Q16s")  # size of the embedded bytes, and a name
 _NAME = b"vitkit pictures\n"
 
 
-def tuck_in(path: Path, data: bytes, comment: bytes | None = None) -> None:
+def embed_in_zip(path: Path, data: bytes, comment: bytes | None = None) -> None:
     """Embed bytes, if there are any, in a zip file, and replace the comment of the file unless `comment` is None."""
     with zipfile.ZipFile(path, "a") as archive:
         assert archive.fp is not None
@@ -187,8 +189,8 @@ def tuck_in(path: Path, data: bytes, comment: bytes | None = None) -> None:
         archive.comment = archive.comment if comment is None else comment
 
 
-def tucked_in(path: Path) -> bytes | None:
-    """Return the bytes that `tuck_in` embedded in a zip file; None if there are none."""
+def embedded_in_zip(path: Path) -> bytes | None:
+    """Return the bytes that `embed_in_zip` embedded in a zip file; None if there are none."""
     with zipfile.ZipFile(path) as archive:
         start = archive.start_dir
     with path.open("rb") as file:
@@ -203,7 +205,7 @@ def tucked_in(path: Path) -> bytes | None:
 
 
 def _damaged(path: Path, why: object) -> VitkitError:
-    return VitkitError(f"{path} is damaged: {why}; restore it or download it again")
+    return VitkitError("weights.file-damaged", f"{path} is damaged: {why}; restore it or download it again")
 
 
 _NPY_TYPES = {
@@ -228,7 +230,7 @@ def read_npz(path: Path) -> Checkpoint:
         note = None
     sections = note if isinstance(note, dict) else {}  # what vitkit's export stored, by name
     metadata = {name: json.dumps(value) for name, value in sections.items()}
-    return Checkpoint(path=path, tensors=tensors, metadata=metadata, pictures=tucked_in(path))
+    return Checkpoint(path=path, tensors=tensors, metadata=metadata, pictures=embedded_in_zip(path))
 
 
 def _npz_tensor(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> StoredTensor:
@@ -239,8 +241,9 @@ def _npz_tensor(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -
         begin = stream.tell()
     if dtype.hasobject:
         raise VitkitError(
+            "weights.code-refused",
             f"{path}: {member.filename} contains Python objects, which could run code; it is not read: "
-            "save it as an array of numbers"
+            "save it as an array of numbers",
         )
     if begin + math.prod(shape) * dtype.itemsize != member.file_size:
         raise _damaged(path, f"{member.filename} is not as large as its shape {shape} says")
@@ -266,13 +269,16 @@ def read_safetensors(path: Path, *, full_names: bool = False) -> Checkpoint:
     """Read the header of a safetensors file. Values are read when they are needed."""
     try:
         file: Any = safe_open(path, framework="pt")
-        names: list[str] = file.keys()
-        tensors = {name: _safetensors_tensor(file, name) for name in names}
+        tensors: dict[str, StoredTensor] = {}
+        for name in file.keys():  # noqa: SIM118  # the file is not a mapping
+            view = file.get_slice(name)
+            dtype = _SAFE_TYPES.get(view.get_dtype(), torch.int64)
+            tensors[name] = StoredTensor(tuple(view.get_shape()), dtype, functools.partial(file.get_tensor, name))
         metadata = file.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise _damaged(path, error) from error
     except RuntimeError as error:  # raised by torch if the file cannot be mapped into memory
-        raise VitkitError(f"{path} cannot be opened: {first_line(error)}") from error
+        raise VitkitError("weights.file-unreadable", f"{path} cannot be opened: {first_line(error)}") from error
     pictures = metadata.get(PICTURES)
     tensors, passed_over = (tensors, {}) if full_names else without_prefixes(tensors, path)
     return Checkpoint(
@@ -282,12 +288,6 @@ def read_safetensors(path: Path, *, full_names: bool = False) -> Checkpoint:
         metadata=metadata,
         pictures=None if pictures is None else from_text(pictures, path),
     )
-
-
-def _safetensors_tensor(file: Any, name: str) -> StoredTensor:
-    view = file.get_slice(name)
-    dtype = _SAFE_TYPES.get(view.get_dtype(), torch.int64)
-    return StoredTensor(tuple(view.get_shape()), dtype, lambda: file.get_tensor(name))
 
 
 # Usual keys of the weights in training checkpoints, in order of preference among keys of the same `_rank`.
@@ -307,8 +307,9 @@ def read_torch(path: Path) -> Checkpoint:
     is_zip = zipfile.is_zipfile(path)
     if is_zip and _has_part(path, "/constants.pkl"):
         raise VitkitError(
+            "weights.code-refused",
             f"{path} is a TorchScript archive, whose code is not run: save its weights with "
-            "torch.save(torch.jit.load(path).state_dict(), ...), and use that file"
+            "torch.save(torch.jit.load(path).state_dict(), ...), and use that file",
         )
     try:
         # Authors store their command line with the weights; a Namespace holds plain values and runs no code.
@@ -320,33 +321,32 @@ def read_torch(path: Path) -> Checkpoint:
         match = re.search(r"GLOBAL:? (\S+)|[Uu]nsupported (?:global|class) (\S+)|reduce.* (\S+)", str(error))
         what = f", such as {next(filter(None, match.groups()))}" if match else ""
         raise VitkitError(
+            "weights.code-refused",
             f"{path} contains more than tensors{what}, which could run code; it is not read: save "
-            "the weights alone with torch.save(model.state_dict(), ...)"
+            "the weights alone with torch.save(model.state_dict(), ...)",
         ) from error
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise _damaged(path, next(iter(str(error).splitlines()), type(error).__name__)) from error
+        raise _damaged(path, first_line(error)) from error
     wrappers, state, others = _unwrap(content, path)
-    check = functools.cache(lambda: _check_sums(path) if is_zip else None)
-    tensors, passed_over = without_prefixes(
-        {name: _torch_tensor(tensor, check) for name, tensor in state.items()}, path
-    )
+    check_once = functools.cache(lambda: _check_sums(path) if is_zip else None)
+
+    def read(tensor: Tensor) -> Tensor:
+        check_once()
+        return tensor.detach()
+
+    stored: dict[str, StoredTensor] = {}
+    for name, tensor in state.items():
+        is_plain = tensor.layout == torch.strided and not tensor.is_meta and tensor.dtype in _SAFE_TYPES.values()
+        dtype = tensor.dtype if is_plain else torch.int64
+        stored[name] = StoredTensor(tuple(tensor.shape), dtype, functools.partial(read, tensor))
+    tensors, passed_over = without_prefixes(stored, path)
     return Checkpoint(
         path=path,
         tensors=tensors,
         wrappers=wrappers,
         passed_over=others | passed_over,
-        pictures=tucked_in(path) if is_zip else None,
+        pictures=embedded_in_zip(path) if is_zip else None,
     )
-
-
-def _torch_tensor(tensor: Tensor, check: Callable[[], None]) -> StoredTensor:
-    is_plain = tensor.layout == torch.strided and not tensor.is_meta and tensor.dtype in _SAFE_TYPES.values()
-
-    def read() -> Tensor:
-        check()
-        return tensor.detach()
-
-    return StoredTensor(tuple(tensor.shape), tensor.dtype if is_plain else torch.int64, read)
 
 
 def _check_sums(path: Path) -> None:
@@ -362,12 +362,7 @@ def _check_sums(path: Path) -> None:
 
 
 def _unwrap(content: Any, path: Path) -> tuple[tuple[str, ...], dict[str, Tensor], dict[str, str]]:
-    """Find the weights in the content of a file.
-
-    Returns:
-        The keys under which they stand, the weights by name, and other sets of weights with the reason why they were
-        not taken.
-    """
+    """Return the keys under which the weights stand, the weights by name, and what was not taken, with the reasons."""
     wrappers: tuple[str, ...] = ()
     passed_over, beside = dict[str, str](), list[str]()
     while isinstance(content, Mapping) and not _is_state(content):
@@ -377,18 +372,23 @@ def _unwrap(content: Any, path: Path) -> tuple[tuple[str, ...], dict[str, Tensor
         taken, *others = present
         if others and _preference(taken) == _preference(others[0]):
             places = listed([".".join([*wrappers, str(name)]) for name in present], 6)
-            raise VitkitError(f"{path} contains several sets of weights, {places}: save only one of them")
+            raise VitkitError(
+                "weights.sets-ambiguous", f"{path} contains several sets of weights, {places}: save only one of them"
+            )
         passed_over |= {".".join([*wrappers, str(name)]): f"{taken} was taken" for name in others}
         beside += [str(name) for name in content if name not in present]
         wrappers, content = (*wrappers, str(taken)), content[taken]
     if not isinstance(content, Mapping):
         raise VitkitError(
-            f"{path} does not contain named weights, but a {type(content).__name__}: save model.state_dict()"
+            "weights.tensors-absent",
+            f"{path} does not contain named weights, but a {type(content).__name__}: save model.state_dict()",
         )
     weights = _weights_in(content)
     if not weights and content:
         keys = listed([str(name) for name in content], 6)
-        raise VitkitError(f"{path} contains no tensors by name, but {keys}: save model.state_dict()")
+        raise VitkitError(
+            "weights.tensors-absent", f"{path} contains no tensors by name, but {keys}: save model.state_dict()"
+        )
     beside += [str(name) for name in content if name not in weights]
     if beside:
         passed_over[f"what stands beside the weights ({listed(beside, 6)})"] = "only weights are read"
@@ -396,7 +396,7 @@ def _unwrap(content: Any, path: Path) -> tuple[tuple[str, ...], dict[str, Tensor
 
 
 def _is_state(content: Mapping[Any, Any]) -> bool:
-    """Return whether a mapping is a state dict: names of tensors contain dots, or are those of a single layer."""
+    # The names of tensors contain dots, or are those of a single layer.
     return any("." in name or name == "weight" for name in _weights_in(content))
 
 
@@ -405,7 +405,6 @@ def _weights_in(content: Mapping[Any, Any]) -> dict[str, Tensor]:
 
 
 def _holds_weights(content: Any) -> bool:
-    """Return whether a value is a state dict, or contains one."""
     if not isinstance(content, Mapping):
         return False
     return _is_state(content) or any(map(_holds_weights, content.values()))
@@ -416,9 +415,6 @@ def _preference(name: Any) -> tuple[int, int]:
 
 
 _OPEN_CLIP = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
-_SHARDS = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-_FILE_NAME = r"(?!\.\.?$)[^/\\:\0]+"  # the name of a file, not a path on any system
-_FOLDER_FILES = ("model.safetensors", "pytorch_model.bin", *_OPEN_CLIP)
 
 
 def read_checkpoint(path: Path, *, full_names: bool = False) -> Checkpoint:
@@ -432,50 +428,38 @@ def read_checkpoint(path: Path, *, full_names: bool = False) -> Checkpoint:
     Raises:
         VitkitError: the file does not exist, contains no tensors or is damaged, or reading it would run code.
     """
-    if path.is_dir():
-        return _read_folder(path)
-    if not path.is_file():
-        raise VitkitError(f"no such file or folder: {path}")
-    return _read_file(path, full_names=full_names)
-
-
-def _read_folder(folder: Path) -> Checkpoint:
-    if (folder / "adapter_config.json").is_file():
+    if path.is_file():
+        return _read_file(path, full_names=full_names)
+    if not path.is_dir():
+        raise VitkitError("weights.source-missing", f"no such file or folder: {path}")
+    if (path / "adapter_config.json").is_file():
         raise VitkitError(
-            f"{folder} contains an adapter (adapter_config.json), which changes the weights and is not read: merge it "
-            "into the model with peft's merge_and_unload(), and save that model"
+            "weights.adapter-unsupported",
+            f"{path} contains an adapter (adapter_config.json), which changes the weights and is not read: merge it "
+            "into the model with peft's merge_and_unload(), and save that model",
         )
-    files = _weight_files(folder)
+    files = _weight_files(path)
     tensors: dict[str, StoredTensor] = {}
     for file in files:
         part = _read_file(file)
         if twice := tensors.keys() & part.tensors.keys():
-            raise _damaged(folder, f"{min(twice)} is in several files")
+            raise _damaged(path, f"{min(twice)} is in several files")
         tensors |= part.tensors
-    description = folder / ("open_clip_config.json" if files[0].name in _OPEN_CLIP else "config.json")
+    description = path / ("open_clip_config.json" if files[0].name in _OPEN_CLIP else "config.json")
     config = _read_json(description)
     if config is not None and not isinstance(config.get("model_type", ""), str | None):
         raise _damaged(description, "model_type is not text")
-    processor_config = folder / "processor_config.json"  # whose settings come first, as in transformers
+    processor_config = path / "processor_config.json"  # whose settings come first, as in transformers
     processor = (_read_json(processor_config) or {}).get("image_processor")
     if not isinstance(processor, dict | None):
         raise _damaged(processor_config, "image_processor is not an object")
     if processor is None:
-        processor = _read_json(folder / "preprocessor_config.json")
-    return Checkpoint(
-        path=folder,
-        tensors=tensors,
-        wrappers=part.wrappers,
-        config=config,
-        preprocessor=processor,
-        metadata=part.metadata,
-        passed_over=part.passed_over,
-        pictures=part.pictures,
-    )
+        processor = _read_json(path / "preprocessor_config.json")
+    return replace(part, path=path, tensors=tensors, config=config, preprocessor=processor)
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    for name in _SHARDS:
+    for name in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
         index = _read_json(folder / name)
         if index is not None:
             try:
@@ -485,19 +469,22 @@ def _weight_files(folder: Path) -> list[Path]:
             if not shards:
                 raise _damaged(folder / name, "its weight_map names no file")
             for shard in shards:
-                if not isinstance(shard, str) or re.fullmatch(_FILE_NAME, shard) is None:
+                # The name must be that of a file, and not a path on any system.
+                if not isinstance(shard, str) or not re.fullmatch(r"(?!\.\.?$)[^/\\:\0]+", shard):
                     raise VitkitError(
-                        f"{folder / name} names {shard!r:.200}: expected the names of files in the same folder"
+                        "weights.index-invalid",
+                        f"{folder / name} names {shard!r:.200}: expected the names of files in the same folder",
                     )
             files = [folder / shard for shard in shards]
             missing = [file.name for file in files if not file.is_file()]
             if missing:
                 raise VitkitError(
+                    "weights.shard-missing",
                     f"{folder} is incomplete: it lacks {', '.join(missing)}, which {name} lists; "
-                    "download what is missing"
+                    "download what is missing",
                 )
             return files
-    for name in _FOLDER_FILES:
+    for name in ("model.safetensors", "pytorch_model.bin", *_OPEN_CLIP):
         if (folder / name).is_file():
             return [folder / name]
     endings = ("safetensors", "npz", "pth", "pt", "bin")
@@ -506,10 +493,12 @@ def _weight_files(folder: Path) -> list[Path]:
         return loose
     if loose:
         raise VitkitError(
-            f"{folder} contains several weight files: use one of {', '.join(file.name for file in loose)}"
+            "weights.files-ambiguous",
+            f"{folder} contains several weight files: use one of {', '.join(file.name for file in loose)}",
         )
     raise VitkitError(
-        f"{folder} contains no weights: expected model.json (vitkit), model.safetensors or pytorch_model.bin"
+        "weights.tensors-absent",
+        f"{folder} contains no weights: expected model.json (vitkit), model.safetensors or pytorch_model.bin",
     )
 
 
@@ -529,7 +518,7 @@ def _read_file(path: Path, *, full_names: bool = False) -> Checkpoint:
     with path.open("rb") as file:
         start = file.read(16)
     if not start:
-        raise VitkitError(f"{path} is empty")
+        raise VitkitError("weights.file-damaged", f"{path} is empty")
     if start.startswith(b"PK"):
         is_torch = _has_part(path, "/data.pkl")
         checkpoint = read_torch(path) if is_torch else read_npz(path)
@@ -538,7 +527,9 @@ def _read_file(path: Path, *, full_names: bool = False) -> Checkpoint:
     elif start[:1] == b"\x80" or start[:4] == b"PYTO":
         checkpoint = read_torch(path)
     else:
-        raise VitkitError(f"{path} is not a checkpoint in the format safetensors, PyTorch or .npz")
+        raise VitkitError(
+            "weights.format-unknown", f"{path} is not a checkpoint in the format safetensors, PyTorch or .npz"
+        )
     if not checkpoint.tensors:
-        raise VitkitError(f"{path} contains no tensors")
+        raise VitkitError("weights.tensors-absent", f"{path} contains no tensors")
     return checkpoint

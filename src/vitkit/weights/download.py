@@ -88,8 +88,6 @@ class PartialFile:
 _TIMEOUT = 30.0  # seconds without a byte
 _PAUSES = (0.5, 1.0, 2.0)  # seconds before trying again after an attempt that got no further
 _BLOCK = 1 << 18
-_LOCAL = ("localhost", "127.0.0.1", "::1")
-_ELSEWHERE = "or download it by other means and name the file instead"
 
 
 def fetch_url(url: str, sha256: str | None = None) -> Path:
@@ -125,7 +123,8 @@ def fetch_url(url: str, sha256: str | None = None) -> Path:
             lock.release()
     except OSError as error:
         raise VitkitError(
-            f"cannot write {final}: {error.strerror or error}; set VITKIT_CACHE to use another folder"
+            "weights.cache-unwritable",
+            f"cannot write {final}: {error.strerror or error}; set VITKIT_CACHE to use another folder",
         ) from error
     return final
 
@@ -137,27 +136,31 @@ def cache_path(url: str) -> Path:
         VitkitError: the address is not an https address of a file.
     """
     if not _may_ask(url):
-        raise VitkitError(f"cannot download {url!r}: expected an address that begins with https://")
+        raise VitkitError(
+            "weights.address-invalid", f"cannot download {url!r}: expected an address that begins with https://"
+        )
     parts = urlsplit(url)
     *folders, name = parts.path.split("/")[1:] or [""]
     if parts.query:  # each query may be a different file
         folders.append(hashlib.sha256(parts.query.encode()).hexdigest()[:8])
     if any(re.fullmatch(r"\.*", part) or set(part) & set('\\:*?"<>|') for part in (*folders, name)):
-        raise VitkitError(f"cannot download {url}: expected the address of a file")
+        raise VitkitError("weights.address-invalid", f"cannot download {url}: expected the address of a file")
     return cache_folder() / "weights" / parts.netloc.replace(":", "_") / Path(*folders, name)
 
 
 def _may_ask(url: str) -> bool:
     if not re.fullmatch(r"https?://([\w.-]+|\[[\da-f:]+\])(:\d+)?/[!-~]*", url, re.ASCII):
         return False
-    return url.startswith("https:") or urlsplit(url).hostname in _LOCAL
+    return url.startswith("https:") or urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
 
 
 def refuse_offline(what: str, instead: str) -> None:
     """Raise VitkitError if downloads are forbidden; `instead` says what the user can do."""
     switch = offline()
     if switch:
-        raise VitkitError(f"{what} is not in the cache, and {switch} forbids downloading: {instead}")
+        raise VitkitError(
+            "weights.downloads-forbidden", f"{what} is not in the cache, and {switch} forbids downloading: {instead}"
+        )
 
 
 class _BrokenOffError(Exception):
@@ -178,11 +181,18 @@ def _download(url: str, final: Path, sha256: str | None) -> None:
                 kept = f" ({part.size()} bytes are kept for the next attempt)" if part.size() else ""
                 raise _failure(url, f"{error}{kept}") from error
             time.sleep(_PAUSES[max(failures - 1, 0)])
-    try:
-        _check(url, part, sha256)
-    except VitkitError:
+    kind, expected, actual = "", "", ""
+    with part.path.open("rb") as file:
+        if sha256:
+            kind, expected = "SHA-256", sha256.lower()
+            actual = hashlib.file_digest(file, "sha256").hexdigest()
+        elif md5 := part.version().md5:
+            kind, expected = "MD5", base64.b64decode(md5).hex()
+            actual = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    if not actual.startswith(expected):
         part.delete()
-        raise
+        actual = actual[: len(expected)]
+        raise _failure(url, f"its {kind} is {actual}, expected {expected}, so it was deleted; try again")
     with part.path.open("rb+") as file:
         os.fsync(file.fileno())
     part.path.replace(final)
@@ -263,31 +273,18 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def _check(url: str, part: PartialFile, sha256: str | None) -> None:
-    md5 = part.version().md5
-    with part.path.open("rb") as file:
-        if sha256:
-            kind, expected = "SHA-256", sha256.lower()
-            actual = hashlib.file_digest(file, "sha256").hexdigest()
-        elif md5:
-            kind, expected = "MD5", base64.b64decode(md5).hex()
-            actual = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-        else:
-            return
-    if not actual.startswith(expected):
-        actual = actual[: len(expected)]
-        raise _failure(url, f"its {kind} is {actual}, expected {expected}, so it was deleted; try again")
-
-
 def _failure(url: str, reason: str) -> VitkitError:
-    return VitkitError(f"could not download {url}: {' '.join(reason.split())}; {_ELSEWHERE}")
+    reason = " ".join(reason.split())
+    return VitkitError(
+        "weights.download-failed",
+        f"could not download {url}: {reason}; or download it by other means and name the file instead",
+    )
 
 
 def _said(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-_WORDS = ["tokenizer.json", "spiece.model", "tokenizer_config.json"]  # of text encoders
 _DESCRIPTIONS = [
     "model.json",
     "pictures.npz",
@@ -295,10 +292,8 @@ _DESCRIPTIONS = [
     "preprocessor_config.json",
     "processor_config.json",
     "open_clip_config.json",
-    *_WORDS,
+    *("tokenizer.json", "spiece.model", "tokenizer_config.json"),  # of text encoders
 ]
-_SAFETENSORS = ["*.safetensors", "*.safetensors.index.json"]
-_OTHER_WEIGHTS = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "*.npz"]
 
 
 def fetch_hub(repo_id: str) -> Path:
@@ -311,13 +306,15 @@ def fetch_hub(repo_id: str) -> Path:
         VitkitError: the repository does not exist, is private or gated, or has no weights; the repository is not cached
             and downloads are forbidden; or the hub cannot be reached.
     """
-    folder = _snapshot(repo_id, [*_DESCRIPTIONS, *_SAFETENSORS])
+    folder = _snapshot(repo_id, [*_DESCRIPTIONS, "*.safetensors", "*.safetensors.index.json"])
     if not any(folder.glob("*.safetensors")):
-        folder = _snapshot(repo_id, [*_DESCRIPTIONS, *_OTHER_WEIGHTS])
+        others = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "*.npz"]
+        folder = _snapshot(repo_id, [*_DESCRIPTIONS, *others])
     if not any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin", "*.npz")):
         refuse_offline(repo_id, "download its files elsewhere and name their folder")
         raise VitkitError(
-            f"{repo_id} on the hub has no weights: expected a .safetensors, pytorch_model.bin or .npz file"
+            "weights.tensors-absent",
+            f"{repo_id} on the hub has no weights: expected a .safetensors, pytorch_model.bin or .npz file",
         )
     return folder
 
@@ -337,20 +334,24 @@ def _snapshot(repo_id: str, patterns: list[str]) -> Path:
         )
     except errors.GatedRepoError as error:
         raise VitkitError(
-            f"{repo_id} is gated: accept its terms on https://huggingface.co/{repo_id} and log in with `hf auth login`"
+            "weights.repository-gated",
+            f"{repo_id} is gated: accept its terms on https://huggingface.co/{repo_id} and log in with `hf auth login`",
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise VitkitError(
-            f"the hub has no repository {repo_id}, or it is private: check the name, or log in with `hf auth login`"
+            "weights.repository-unknown",
+            f"the hub has no repository {repo_id}, or it is private: check the name, or log in with `hf auth login`",
         ) from error
     except errors.HFValidationError as error:
-        raise VitkitError(f"{repo_id!r} is not a repository on the hub: expected owner/name") from error
+        raise VitkitError(
+            "weights.repository-unknown", f"{repo_id!r} is not a repository on the hub: expected owner/name"
+        ) from error
     except Exception as error:  # the hub's HTTP library, and so its errors, change from release to release
         refuse_offline(repo_id, "download its files elsewhere and name their folder")
-        reason = first_line(error)
         raise VitkitError(
-            f"could not download {repo_id} from the hub: {reason}; try again, or download its files by other means and "
-            "name their folder instead"
+            "weights.download-failed",
+            f"could not download {repo_id} from the hub: {first_line(error)}; try again, or download its files by "
+            "other means and name their folder instead",
         ) from error
 
 

@@ -58,50 +58,15 @@ def infer(shapes: Mapping[str, Shape], known: Known) -> tuple[ViTConfig, dict[st
     Raises:
         VitkitError: a tensor that is needed to infer the configuration is missing, or the grid is ambiguous.
     """
-    is_learned = known.fields.get("position", "learned_1d") == "learned_1d"
-    for name in ("patch_embed.proj.weight", *(("pos_embed",) if is_learned else ())):
-        if name not in shapes:
-            raise VitkitError(f"{known.theirs(name)} is missing")
-    kernel = shapes["patch_embed.proj.weight"]
-    _check_kernel(kernel, known)
-    layers = depth_of({m[1] for name in shapes if (m := re.match(r"blocks\.(\d+)\.", name))})
-    hidden_size = _vote(shape[0] for name, shape in shapes.items() if shape and _ENCODER_NORM.match(name))
-    if not layers or not hidden_size:
-        raise VitkitError("there are no Transformer blocks")
-    # CLIP normalises embeddings, and its patch embedding has no bias. In any other model, the bias is expected.
-    is_normalised = any(name.startswith("norm_pre.") for name in shapes)
-    fields: dict[str, Any] = {
-        "layers": layers,
-        "hidden_size": hidden_size,
-        "patch_size": kernel[2:],
-        "in_channels": kernel[1],
-        "qkv_bias": any(name.endswith("attn.qkv.bias") for name in shapes),
-        "embed_norm": is_normalised,
-        "patch_bias": "patch_embed.proj.bias" in shapes or not is_normalised,
-        "patch_norm": any(name.startswith("patch_embed.norm.") for name in shapes),
-        "layer_scale": 1e-5 if any(".ls1." in name or ".ls2." in name for name in shapes) else None,
-        "attention_norm": any(".attn.norm." in name for name in shapes),
-        "mlp_norm": any(name.startswith("blocks.") and ".mlp.norm." in name for name in shapes),
-        **_mlp(shapes),
-        **_stem(shapes),
-        "class_token": "cls_token" in shapes,
-        "distill_token": "dist_token" in shapes or "head_dist.weight" in shapes,
-        "distill_head": any(name.startswith("head_dist.") for name in shapes),
-        "registers": shapes["reg_token"][1] if len(shapes.get("reg_token", ())) == 3 else 0,
-    }
+    fields = _encoder(shapes, known)
     fields |= _head(shapes, fields, known)
-    is_deit3 = fields["layer_scale"] and fields["qkv_bias"] and fields["pool"] == "gap" and not fields["fc_norm"]
-    if is_deit3 and not fields["class_token"] and not {"pool", "class_token"} & set(known.fields):
-        # DeiT III and DINOv2 have positions only for patches: without this check they would look mean-pooled.
-        raise VitkitError(f"{known.theirs('cls_token')} is missing; if the model has none, set pool='gap'")
     assumed: dict[str, str] = {}
-    if fields["pool_mlp_size"] == fields["mlp_size"]:
-        fields["pool_mlp_size"] = None
     settings = {name: value for name, value in known.fields.items() if value is not None}
     for name, tensor in _SETTING_BY.items():
         if name in settings and settings[name] != fields[name]:
             raise VitkitError(
-                f"{known.theirs(tensor)}: {name} must be {fields[name]}, as in the weights, not {settings[name]}"
+                "weights.field-contradicted",
+                f"{known.theirs(tensor)}: {name} must be {fields[name]}, as in the weights, not {settings[name]}",
             )
     fields |= settings
     fields["heads"] = _heads(fields, assumed, is_described=known.is_described)
@@ -128,53 +93,95 @@ def _vote(sizes: Iterable[int]) -> int:
     return max(candidates, key=candidates.count, default=0)
 
 
-def _last(shapes: Mapping[str, Shape], pattern: str, axis: int) -> list[int]:
-    return [
-        shape[axis]
-        for name, shape in shapes.items()
-        if re.search(pattern, name) and len(shape) > abs(axis) - (axis < 0)
-    ]
+def _sizes(shapes: Mapping[str, Shape], pattern: str, axis: int) -> list[int]:
+    return [shape[axis] for name, shape in shapes.items() if re.search(pattern, name) and len(shape) > axis]
 
 
-def _mlp(shapes: Mapping[str, Shape]) -> dict[str, Any]:
-    """Infer the kind and size of the MLPs.
-
-    In an ordinary MLP, fc1 has as many outputs as fc2 has inputs. In a gated MLP, fc1 has twice as many.
-    """
-    into = _last(shapes, r"^blocks\.\d+\.mlp\.fc1\.(weight|bias)$", 0)
-    out_of = _last(shapes, r"^blocks\.\d+\.mlp\.fc2\.weight$", 1)
+def _encoder(shapes: Mapping[str, Shape], known: Known) -> dict[str, Any]:
+    """Infer the fields of the patch embedding, the tokens and the layers."""
+    is_learned = known.fields.get("position", "learned_1d") == "learned_1d"
+    for name in ("patch_embed.proj.weight", *(("pos_embed",) if is_learned else ())):
+        if name not in shapes:
+            raise VitkitError("weights.tensor-missing", f"{known.theirs(name)} is missing")
+    kernel, name = shapes["patch_embed.proj.weight"], known.theirs("patch_embed.proj.weight")
+    if len(kernel) != 4 or 0 in kernel:
+        raise VitkitError(
+            "weights.tensor-misshapen",
+            f"{name} must be a convolution kernel with four dimensions, not of shape {kernel}",
+        )
+    if kernel[1] not in (1, 3) and not {"in_channels", "stem"} & set(known.fields) and not known.is_hybrid:
+        raise VitkitError(
+            "weights.tensor-misshapen",
+            f"{name} has {kernel[1]} channels, not 1 or 3: set in_channels={kernel[1]} if this is intended",
+        )
+    if kernel[2] != kernel[3] and known.fields.get("patch_size") is None:  # no published model has such a patch
+        raise VitkitError(
+            "weights.tensor-misshapen",
+            f"{name}: a patch of {kernel[2]}x{kernel[3]} pixels is not square, and nothing confirms this size",
+        )
+    layers = depth_of({m[1] for name in shapes if (m := re.match(r"blocks\.(\d+)\.", name))})
+    hidden_size = _vote(shape[0] for name, shape in shapes.items() if shape and _ENCODER_NORM.match(name))
+    if not layers or not hidden_size:
+        raise VitkitError("weights.tensor-missing", "there are no Transformer blocks")
+    # In an ordinary MLP, fc1 has as many outputs as fc2 has inputs. In a gated MLP, fc1 has twice as many.
+    into = _sizes(shapes, r"^blocks\.\d+\.mlp\.fc1\.(weight|bias)$", 0)
+    out_of = _sizes(shapes, r"^blocks\.\d+\.mlp\.fc2\.weight$", 1)
     plain, gated = [*into, *out_of], [*into, *(2 * size for size in out_of)]
     if not plain:
-        raise VitkitError("the blocks have no MLPs: the checkpoint is incomplete, or not of a Vision Transformer")
+        raise VitkitError(
+            "weights.tensor-missing",
+            "the blocks have no MLPs: the checkpoint is incomplete, or not of a Vision Transformer",
+        )
     is_gated = gated.count(_vote(gated)) > plain.count(_vote(plain))
-    return {
+    # CLIP normalises embeddings, and its patch embedding has no bias. In any other model, the bias is expected.
+    is_normalised = any(name.startswith("norm_pre.") for name in shapes)
+    fields: dict[str, Any] = {
+        "layers": layers,
+        "hidden_size": hidden_size,
+        "patch_size": kernel[2:],
+        "in_channels": kernel[1],
         "mlp_kind": "swiglu" if is_gated else "mlp",
         "mlp_size": _vote(gated) // 2 if is_gated else _vote(plain),
+        "qkv_bias": any(name.endswith("attn.qkv.bias") for name in shapes),
+        "embed_norm": is_normalised,
+        "patch_bias": "patch_embed.proj.bias" in shapes or not is_normalised,
+        "patch_norm": any(name.startswith("patch_embed.norm.") for name in shapes),
+        "layer_scale": 1e-5 if any(".ls1." in name or ".ls2." in name for name in shapes) else None,
+        "attention_norm": any(".attn.norm." in name for name in shapes),
+        "mlp_norm": any(name.startswith("blocks.") and ".mlp.norm." in name for name in shapes),
+        "stem": None,
+        "class_token": "cls_token" in shapes,
+        "distill_token": "dist_token" in shapes or "head_dist.weight" in shapes,
+        "distill_head": any(name.startswith("head_dist.") for name in shapes),
+        "registers": shapes["reg_token"][1] if len(shapes.get("reg_token", ())) == 3 else 0,
     }
-
-
-def _stem(shapes: Mapping[str, Shape]) -> dict[str, Any]:
-    backbone = {name: shape for name, shape in shapes.items() if name.startswith("patch_embed.backbone.")}
-    if not backbone:
-        return {"stem": None}
-    units: dict[int, int] = {}
-    for name in backbone:
-        if match := _STEM_UNIT.match(name):
+    if any(name.startswith("patch_embed.backbone.") for name in shapes):
+        units: dict[int, int] = {}  # of each ResNet stage
+        for match in filter(None, map(_STEM_UNIT.match, shapes)):
             stage, unit = numbered(match[1]), numbered(match[2])
             units[stage] = max(units.get(stage, 0), unit + 1)
-    root = backbone.get("patch_embed.backbone.stem.conv.weight", ())
-    root = root if len(root) == 4 and root[1] in (1, 3) else (64, 3, 7, 7)
-    return {"stem": tuple(units.get(stage, 1) for stage in range(max(units, default=-1) + 1)), "in_channels": root[1]}
+        root = shapes.get("patch_embed.backbone.stem.conv.weight", ())
+        fields["in_channels"] = root[1] if len(root) == 4 and root[1] in (1, 3) else 3
+        fields["stem"] = tuple(units.get(stage, 1) for stage in range(max(units, default=-1) + 1))
+    return fields
 
 
 def _head(shapes: Mapping[str, Shape], fields: Mapping[str, Any], known: Known) -> dict[str, Any]:
+    """Infer the fields of the pooling and the head."""
     has_fc_norm = any(name.startswith("fc_norm.") for name in shapes)
     has_token = known.fields.get("class_token", fields["class_token"])
     pool = "token" if has_token and not has_fc_norm else "gap"
     pool = "map" if any(name.startswith("attn_pool.") for name in shapes) else pool
+    is_deit3 = fields["layer_scale"] and fields["qkv_bias"] and pool == "gap" and not has_fc_norm
+    if is_deit3 and not fields["class_token"] and not {"pool", "class_token"} & set(known.fields):
+        # DeiT III and DINOv2 have positions only for patches: without this check they would look mean-pooled.
+        raise VitkitError(
+            "weights.tensor-missing", f"{known.theirs('cls_token')} is missing; if the model has none, set pool='gap'"
+        )
+    pool_mlp_size = _vote(_sizes(shapes, r"^attn_pool\.mlp\.fc1\.(weight|bias)$", 0))
     return {
         "pool": pool,
-        "pool_mlp_size": _vote(_last(shapes, r"^attn_pool\.mlp\.fc1\.(weight|bias)$", 0)) or None,
+        "pool_mlp_size": pool_mlp_size if pool_mlp_size not in (0, fields["mlp_size"]) else None,
         "fc_norm": has_fc_norm,
         "representation_size": _agreed(shapes, ("pre_logits.fc.weight", "pre_logits.fc.bias"), known) or None,
         "num_classes": _agreed(shapes, ("head.weight", "head.bias", "head_dist.weight", "head_dist.bias"), known),
@@ -187,8 +194,9 @@ def _agreed(shapes: Mapping[str, Shape], names: Sequence[str], known: Known) -> 
     size = _vote(sizes.values())
     if sizes and 2 * list(sizes.values()).count(size) <= len(sizes) and len(sizes) > 1:
         raise VitkitError(
+            "weights.tensor-misshapen",
             " and ".join(f"{known.theirs(name)} ({size})" for name, size in sizes.items())
-            + " must have the same first dimension"
+            + " must have the same first dimension",
         )
     return size
 
@@ -210,28 +218,10 @@ _SETTING_BY = {
 }
 
 
-def _check_kernel(kernel: Shape, known: Known) -> None:
-    """Check the shape of the patch embedding. A patch that is not square must be stated: no published model has one."""
-    name = known.theirs("patch_embed.proj.weight")
-    if len(kernel) != 4 or 0 in kernel:
-        raise VitkitError(f"{name} must be a convolution kernel with four dimensions, not of shape {kernel}")
-    if kernel[1] not in (1, 3) and not {"in_channels", "stem"} & set(known.fields) and not known.is_hybrid:
-        raise VitkitError(
-            f"{name} has {kernel[1]} channels, not 1 or 3: set in_channels={kernel[1]} if this is intended"
-        )
-    if kernel[2] != kernel[3] and known.fields.get("patch_size") is None:
-        raise VitkitError(
-            f"{name}: a patch of {kernel[2]}x{kernel[3]} pixels is not square, and nothing confirms this size"
-        )
-
-
 # The number of heads by (layers, hidden size), for models that are not in the paper: g, G, So400m (arXiv 2106.04560,
 # 2305.13035) and DINOv2's g.
 _LARGER = {(40, 1408): 16, (48, 1664): 16, (27, 1152): 16, (40, 1536): 24}
 _TOKENLESS = {(40, 1536): 16}  # SigLIP 2's g-opt, which has no class token
-
-
-_DEFAULT_LAYERS, _DEFAULT_HEADS = 12, 12  # of the classes of timm and transformers
 
 
 def _heads(fields: Mapping[str, Any], assumed: dict[str, str], *, is_described: bool) -> Any:
@@ -241,15 +231,16 @@ def _heads(fields: Mapping[str, Any], assumed: dict[str, str], *, is_described: 
     others = ("layer_scale", "registers", "embed_norm", "attention_norm", "mlp_norm")
     is_plain = not any(fields[name] for name in others) and fields["stem"] is None
     is_plain = is_plain and fields.get("rotary", "none") == "none"
-    may_have_default = is_plain and layers == _DEFAULT_LAYERS and hidden_size % _DEFAULT_HEADS == 0
+    # The classes of timm and transformers have 12 layers and 12 heads by default.
+    may_have_default = is_plain and layers == 12 and hidden_size % 12 == 0
     known = {(size.layers, size.hidden_size): size.heads for size in VARIANTS.values()} | _LARGER
     known |= {} if fields["class_token"] else _TOKENLESS
     if (layers, hidden_size) in known:
         heads = known[layers, hidden_size]
-        if not is_described and may_have_default and heads != _DEFAULT_HEADS:
+        if not is_described and may_have_default and heads != 12:
             assumed["heads"] = (
                 f"{heads}, as in published models of {hidden_size} features; the default in timm and transformers is "
-                f"{_DEFAULT_HEADS}, with the same tensors: if the model has that, set heads={_DEFAULT_HEADS}"
+                "12, with the same tensors: if the model has that, set heads=12"
             )
         return heads
     heads = max(hidden_size // 64, 1)
@@ -302,7 +293,10 @@ def _grid(shapes: Mapping[str, Shape], fields: dict[str, Any], known: Known, ass
     if "pos_embed" not in shapes:
         result = written or requested if fields.get("position") == "relative_bias" else requested or written
         if result is None:
-            raise VitkitError("there are no learned positions that determine the grid: set image_size=(height, width)")
+            raise VitkitError(
+                "weights.grid-unknown",
+                "there are no learned positions that determine the grid: set image_size=(height, width)",
+            )
         return result
     length = shapes["pos_embed"][1] if len(shapes["pos_embed"]) == 3 else 0
     tokens = int(fields["class_token"]) + int(fields["distill_token"]) + fields["registers"]
@@ -318,22 +312,23 @@ def _grid(shapes: Mapping[str, Shape], fields: dict[str, Any], known: Known, ass
                         f"{grid[0]}x{grid[1]}, as in image_size; to resize positions instead, set grid=({side}, {side})"
                     )
                 return grid
-    raise VitkitError(_no_grid(length, fields, known))
-
-
-def _no_grid(length: int, fields: Mapping[str, Any], known: Known) -> str:
-    """Explain why the position embeddings fit no grid: a token is missing, or the grid is not square."""
+    # A token is missing, or the grid is not square.
     extra = length - math.isqrt(length) ** 2
-    positions = known.theirs("pos_embed")
+    number = f"{known.theirs('pos_embed')} has {length} positions"
     if extra in (1, 2) and not fields["class_token"]:
         lost = [known.theirs(name) for name in ("cls_token", "reg_token")]
         lost = lost[: 1 + (not fields["registers"] and (fields["fc_norm"] or fields["pool"] == "map"))]
-        return f"{' or '.join(lost)} is missing: {positions} has {length} positions, {extra} more than a square"
+        raise VitkitError(
+            "weights.tensor-missing", f"{' or '.join(lost)} is missing: {number}, {extra} more than a square"
+        )
     if extra == 2 and not fields["distill_token"]:
-        return f"{known.theirs('dist_token')} is missing: {positions} has {length} positions, 2 more than a square"
-    return (
-        f"{positions} has {length} positions, which is not a square grid"
-        f"{' with its class token' if fields['class_token'] else ''}: set image_size=(height, width)"
+        raise VitkitError(
+            "weights.tensor-missing", f"{known.theirs('dist_token')} is missing: {number}, 2 more than a square"
+        )
+    raise VitkitError(
+        "weights.grid-unknown",
+        f"{number}, which is not a square grid{' with its class token' if fields['class_token'] else ''}: set "
+        "image_size=(height, width)",
     )
 
 

@@ -19,20 +19,12 @@ from vitkit.model.config import MAX_LAYERS, ViTConfig
 from vitkit.text.cells import listed
 
 if TYPE_CHECKING:
-    from vitkit.weights.checkpoint import StoredTensor
+    from vitkit.weights.checkpoint import Checkpoint, StoredTensor
 
 _GAP = 8  # blocks whose numbers may be missing
 Task = Literal["single", "multi", "regression"]  # what the outputs of a head mean
 Join = Callable[..., Tensor]
 Split = Callable[[Tensor, ViTConfig], tuple[Tensor | None, ...]]
-
-
-def _unjoined(theirs: Tensor) -> Tensor:
-    return theirs
-
-
-def _unsplit(ours: Tensor, _config: ViTConfig) -> tuple[Tensor]:
-    return (ours,)
 
 
 @dataclass(frozen=True)
@@ -46,8 +38,8 @@ class Piece:
     """
 
     theirs: tuple[str, ...]
-    join: Join = _unjoined
-    split: Split = _unsplit
+    join: Join = lambda theirs: theirs
+    split: Split = lambda ours, _config: (ours,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,34 +128,25 @@ def account_for(
         account.used.update(theirs)
         absent = [part for part in theirs if part not in tensors]
         account.missing += [part for part in absent if part not in account.missing]
-        piece = None if absent else layout.pieces.get(name)
-        wrong = {} if piece is None else _wrong_shapes(piece, [tensors[part] for part in theirs], shape, config)
+        wrong: dict[str, str] = {}
+        if not absent and name in layout.pieces:
+            piece, stored = layout.pieces[name], [tensors[part] for part in theirs]
+            parts = piece.split(torch.empty(shape, device="meta"), config)
+            for part, tensor, ours in zip(theirs, stored, parts, strict=False):
+                if ours is not None and _squeezed(ours.shape) != _squeezed(tensor.shape):
+                    wrong[part] = f"expected {tuple(ours.shape)}, not {tensor.shape}"
+            if not wrong and joined_shape(piece, stored) != shape:
+                reasons = (f"expected {tuple(shape)}, not {tensor.shape}" for tensor in stored)
+                wrong = dict(zip(theirs, reasons, strict=True))
+            for part, tensor in zip(theirs, stored, strict=True):
+                if not tensor.dtype.is_floating_point:
+                    wrong[part] = "expected float32, float16 or the like"
         account.misshapen |= wrong
         if absent or wrong:
             account.unfit.append(name)
     known = account.used | set(layout.dropped)
     account.left_over = [name for name in tensors if name not in known]
     return account
-
-
-def _wrong_shapes(piece: Piece, stored: Sequence[StoredTensor], shape: torch.Size, config: ViTConfig) -> dict[str, str]:
-    parts = piece.split(torch.empty(shape, device="meta"), config)
-    wrong = {
-        theirs: f"expected {tuple(part.shape)}, not {tensor.shape}"
-        for theirs, tensor, part in zip(piece.theirs, stored, parts, strict=False)
-        if part is not None and _squeezed(part.shape) != _squeezed(tensor.shape)
-    }
-    integers = {
-        theirs: "expected float32, float16 or the like"
-        for theirs, tensor in zip(piece.theirs, stored, strict=True)
-        if not tensor.dtype.is_floating_point
-    }
-    if not wrong and joined_shape(piece, stored) != shape:
-        wrong = {
-            theirs: f"expected {tuple(shape)}, not {tensor.shape}"
-            for theirs, tensor in zip(piece.theirs, stored, strict=True)
-        }
-    return wrong | integers
 
 
 def joined_shape(piece: Piece, stored: Sequence[StoredTensor | None]) -> torch.Size | None:
@@ -225,10 +208,20 @@ def folded_positions(cls: str, positions: str) -> dict[str, Piece]:
     }
 
 
+def require(checkpoint: Checkpoint, kind: str, *names: str) -> None:
+    """Raise VitkitError if a checkpoint of the given kind lacks one of these tensors."""
+    for name in names:
+        if name not in checkpoint.tensors:
+            raise VitkitError("weights.tensor-missing", f"{checkpoint.path} ({kind}): {name} is missing")
+
+
 def numbered(digits: str) -> int:
     """Convert the block number in a tensor's name to an integer; one beyond the depth of any model is refused."""
     if len(digits) > len(str(MAX_LAYERS)) or int(digits) >= MAX_LAYERS:
-        raise VitkitError(f"a tensor's name has the number {digits:.12}, which exceeds the depth of any model")
+        raise VitkitError(
+            "weights.tensor-misnamed",
+            f"a tensor's name has the number {digits:.12}, which exceeds the depth of any model",
+        )
     return int(digits)
 
 
@@ -238,6 +231,7 @@ def depth_of(digits: Iterable[str]) -> int:
     depth = max(numbers, default=-1) + 1
     if depth > 2 * len(numbers) + _GAP:
         raise VitkitError(
-            f"the tensors of {depth - len(numbers)} blocks of {depth} are missing: the checkpoint is incomplete"
+            "weights.tensor-missing",
+            f"the tensors of {depth - len(numbers)} blocks of {depth} are missing: the checkpoint is incomplete",
         )
     return depth

@@ -6,9 +6,8 @@ requested image size and classes, and `LoadPlan.build` reads the values into a m
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,15 +54,8 @@ from vitkit.weights.origin import (
 )
 from vitkit.weights.preprocessing import PreprocessLike, leaves_open, settings_of
 
-_SIZES = ("image_size", "patch_size")
-_OTHER_SIZE = (
-    "the images have another size than in the training: the temperature was fitted at that size, and --coverage, "
-    "--accuracy and --unknown do not apply"
-)
-_OF_HEAD = ("metrics", "balance", "head", "templates")  # in the provenance
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LoadPlan:
     """A plan for loading a checkpoint whose values have not been read yet.
 
@@ -83,13 +75,17 @@ class LoadPlan:
     read: Mapping[str, Callable[[], Tensor]]
     temperature: float = 1.0
     thresholds: tuple[float, ...] | None = None
-    provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
     pictures: bytes | None = None
     trust: bytes | None = None
     keeps_head: bool = True
 
     def tensors(self) -> tuple[dict[str, Tensor], LoadReport]:
         """Read all tensors. Return them by name, and the report with warnings about their values.
+
+        Weights of zeros, as in a file that was not written completely, give a warning. A head of zeros was never
+        trained, as in some ImageNet-21k files, and gets a note instead. Biases may be zeros. vitkit's own model folders
+        have checksums and are not examined.
 
         Raises:
             VitkitError: a value is NaN or infinite; the message names the tensor.
@@ -101,11 +97,32 @@ class LoadPlan:
                 continue
             spoiled = int((~tensor.isfinite()).sum())
             raise VitkitError(
+                "weights.values-not-finite",
                 f"{report.source}: {report.renamed.get(name, name)} has {spoiled} NaN or infinite values of "
                 f"{tensor.numel()}: the checkpoint is damaged, or was written in a precision that is too narrow for "
-                "it; restore it, or use float32"
+                "it; restore it, or use float32",
             )
-        return tensors, self._report_zeros(tensors)
+        if report.format == "vitkit":
+            return tensors, report
+        head = "head." if isinstance(self.config, ViTConfig) else f"{anatomy_of(self.config).head}."
+        zeros = []
+        for name in report.matched:
+            if name not in tensors or name.endswith(("bias", "running_mean", "num_batches_tracked")):
+                continue
+            # A fused tensor of q, k and v counts if one of the three contains only zeros.
+            parts = tensors[name].chunk(3) if name.endswith("attn.qkv.weight") else (tensors[name],)
+            if tensors[name].is_floating_point() and not all(part.any() for part in parts):
+                zeros.append(name)
+        if f"{head}weight" in zeros:
+            report = replace(report, notes=(*report.notes, UNTRAINED_HEAD))
+        lost = [report.renamed.get(name, name) for name in zeros if not name.startswith((head, "head_dist."))]
+        if lost:
+            warning = (
+                f"only zeros in {listed(lost, 6)}: the checkpoint is damaged, or was not trained; expect wrong "
+                "predictions"
+            )
+            report = replace(report, warnings=(*report.warnings, warning))
+        return tensors, report
 
     def build(self) -> Classifier:
         """Build the classifier, reading the values directly into a model without initial weights.
@@ -114,45 +131,18 @@ class LoadPlan:
             VitkitError: a value is NaN or infinite; the message names the tensor.
         """
         tensors, report = self.tensors()
+        of_head = ("metrics", "balance", "head", "templates")
         return Classifier(
             model=filled(self.config, tensors),
             classes=self.classes,
             preprocess=self.preprocess,
             temperature=self.temperature,
             thresholds=self.thresholds,
-            provenance={k: v for k, v in self.provenance.items() if self.keeps_head or k not in _OF_HEAD},
+            provenance={k: v for k, v in self.provenance.items() if self.keeps_head or k not in of_head},
             report=report,
             pictures=self.pictures,
             trust=self.trust,
         )
-
-    def _report_zeros(self, tensors: Mapping[str, Tensor]) -> LoadReport:
-        """Return the report with a warning if weights are all zeros, as in a file that was not written completely.
-
-        A head of zeros was never trained, as in some ImageNet-21k files, and gets a note instead. Biases may be zeros.
-        vitkit's own model folders have checksums and are not examined.
-        """
-        report = self.report
-        if report.format == "vitkit":
-            return report
-        head = "head." if isinstance(self.config, ViTConfig) else f"{anatomy_of(self.config).head}."
-        weights = [name for name in report.matched if not name.endswith(_MAY_BE_ZEROS) and name in tensors]
-        zeros = []
-        for name in weights:
-            # A fused tensor of q, k and v counts if one of the three contains only zeros.
-            parts = tensors[name].chunk(3) if name.endswith("attn.qkv.weight") else (tensors[name],)
-            if tensors[name].is_floating_point() and not all(part.any() for part in parts):
-                zeros.append(name)
-        if f"{head}weight" in zeros:
-            report = dataclasses.replace(report, notes=(*report.notes, UNTRAINED_HEAD))
-        lost = [report.renamed.get(name, name) for name in zeros if not name.startswith((head, "head_dist."))]
-        if not lost:
-            return report
-        warning = f"only zeros in {listed(lost, 6)}: the checkpoint is damaged, or was not trained"
-        return dataclasses.replace(report, warnings=(*report.warnings, f"{warning}; expect wrong predictions"))
-
-
-_MAY_BE_ZEROS = ("bias", "running_mean", "num_batches_tracked")
 
 
 def target_of(source: Config, num_classes: int | None, size: Pair | None, changes: Mapping[str, Any]) -> Config:
@@ -168,29 +158,32 @@ def target_of(source: Config, num_classes: int | None, size: Pair | None, change
         if size is None:  # the grid stays
             patch = as_pair(changes["patch_size"], "patch_size")
             fields["image_size"] = tuple(n * p * source.stem_stride for n, p in zip(source.grid, patch, strict=True))
-    has_logits = _has_logits(source, changes)
+    has_logits: bool | None = changes.get("has_logits")  # None: neither option asks for a representation layer
+    if "representation_size" in changes:
+        features = changes["representation_size"]
+        if has_logits is not None and has_logits != (features is not None):
+            raise VitkitError(
+                "weights.options-contradictory",
+                f"has_logits {has_logits} and representation_size {features} contradict each other: set only one",
+            )
+        if features not in (None, source.representation_size):
+            there = "none" if source.representation_size is None else f"one of {source.representation_size} features"
+            raise VitkitError(
+                "weights.field-contradicted",
+                f"representation_size {features}: the weights have {there}; leave it out, or use has_logits",
+            )
+        has_logits = features is not None
     if num_classes is not None:
         fields["num_classes"] = num_classes
     is_new_head = num_classes is not None and num_classes != source.num_classes
     if has_logits is False or (has_logits is None and is_new_head):
         fields["representation_size"] = None
     elif has_logits and source.representation_size is None:
-        raise VitkitError("has_logits requires a representation layer, which these weights lack: leave has_logits out")
+        raise VitkitError(
+            "weights.field-contradicted",
+            "has_logits requires a representation layer, which these weights lack: leave has_logits out",
+        )
     return source.replace(**fields)
-
-
-def _has_logits(source: ViTConfig, changes: Mapping[str, Any]) -> bool | None:
-    """Return whether the caller requests the representation layer by either option; None if by none."""
-    has_logits: bool | None = changes.get("has_logits")
-    if "representation_size" not in changes:
-        return has_logits
-    size = changes["representation_size"]
-    if has_logits is not None and has_logits != (size is not None):
-        raise VitkitError(f"has_logits {has_logits} and representation_size {size} contradict each other: set only one")
-    if size not in (None, source.representation_size):
-        there = "none" if source.representation_size is None else f"one of {source.representation_size} features"
-        raise VitkitError(f"representation_size {size}: the weights have {there}; leave it out, or use has_logits")
-    return size is not None
 
 
 def make_plan(
@@ -211,8 +204,15 @@ def make_plan(
         classes = tuple(map(str, range(target.num_classes)))
     new = {*adapted.replaced, *origin.unfit}
     keeps_head = not adapted.replaced and target.num_classes == source.num_classes
-    is_same = keeps_head and all(getattr(target, name, 0) == getattr(source, name, 0) for name in _SIZES)
-    notes = origin.notes if is_same or not keeps_head or origin.trust is None else (*origin.notes, _OTHER_SIZE)
+    sizes = ("image_size", "patch_size")
+    is_same = keeps_head and all(getattr(target, name, 0) == getattr(source, name, 0) for name in sizes)
+    notes = origin.notes
+    if keeps_head and not is_same and origin.trust is not None:
+        other_size = (
+            "the images have another size than in the training: the temperature was fitted at that size, and "
+            "--coverage, --accuracy and --unknown do not apply"
+        )
+        notes = (*notes, other_size)
     thresholds = origin.thresholds
     if origin.task is not None and keeps_head and target.num_classes:
         thresholds, says = _thresholds(name, origin.task, target.num_classes)
@@ -255,8 +255,9 @@ def _thresholds(name: str, task: Task, outputs: int) -> tuple[tuple[float, ...] 
     """
     if task == "regression":
         raise VitkitError(
+            "weights.head-unsupported",
             f"{name}: the head predicts numbers (problem_type regression), not classes: use num_classes=0 for the "
-            "features, or another number of classes for a new head"
+            "features, or another number of classes for a new head",
         )
     if task == "single" and outputs > 1:
         return None, ()
@@ -267,7 +268,7 @@ def _thresholds(name: str, task: Task, outputs: int) -> tuple[tuple[float, ...] 
 def _with_preprocess(plan: LoadPlan, requested: PreprocessLike) -> LoadPlan:
     """Return the plan with the requested preprocessing, and a warning if it is not that of vitkit's own training."""
     settings = settings_of(requested, plan.preprocess)
-    preprocess = dataclasses.replace(plan.preprocess, **{"unknown": "", **settings})
+    preprocess = replace(plan.preprocess, **{"unknown": "", **settings})
     assumed, warnings = dict(plan.report.assumed), plan.report.warnings
     if (open_text := assumed.pop("preprocess", None)) is not None and leaves_open(settings):
         assumed["preprocess"] = f"{open_text}; except for {', '.join(settings)}, as requested"
@@ -279,9 +280,9 @@ def _with_preprocess(plan: LoadPlan, requested: PreprocessLike) -> LoadPlan:
             f"images are preprocessed differently than in its training ({theirs}): expect different predictions",
         )
     notes = (*plan.report.notes, f"preprocess, as requested: {describe(preprocess.to_dict())}")
-    report = dataclasses.replace(plan.report, assumed=assumed, warnings=warnings, notes=notes)
+    report = replace(plan.report, assumed=assumed, warnings=warnings, notes=notes)
     trust = plan.trust if preprocess == plan.preprocess else None  # recorded with the other preprocessing
-    return dataclasses.replace(plan, preprocess=preprocess, report=report, trust=trust)
+    return replace(plan, preprocess=preprocess, report=report, trust=trust)
 
 
 def _preprocess(pixels: Mapping[str, Any], config: Config) -> Preprocess:
@@ -289,11 +290,11 @@ def _preprocess(pixels: Mapping[str, Any], config: Config) -> Preprocess:
     if config.in_channels == 1:
         fields |= {name: tuple(fields[name])[:1] for name in ("mean", "std") if name in fields}
     elif config.in_channels == 3 and len(fields.get("mean", HALF)) == 1:
-        raise VitkitError(f"the preprocessing has a mean of one channel, but the model has {config.in_channels}")
+        raise VitkitError(
+            "weights.channels-mismatched",
+            f"the preprocessing has a mean of one channel, but the model has {config.in_channels}",
+        )
     return Preprocess(size=config.image_size, **fields)
-
-
-_BY_TARGET = ("patch_size", "has_logits", "representation_size")  # options that weights are adapted to
 
 
 @check_arguments
@@ -404,7 +405,7 @@ def inspect(
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WeightsSource:
     """A source of weights whose names and shapes have been read, and from which several plans can be made.
 
@@ -447,10 +448,13 @@ class WeightsSource:
         """Adapt the weights to a request; the arguments and errors are those of `load`."""
         if classes is not None:
             if num_classes not in (None, len(classes)):
-                raise VitkitError(f"{len(classes)} class names, but num_classes is {num_classes}")
+                raise VitkitError(
+                    "weights.options-contradictory", f"{len(classes)} class names, but num_classes is {num_classes}"
+                )
             num_classes = len(classes)
         size = None if image_size is None else as_pair(image_size, "image_size")
-        changes: dict[str, Any] = {name: overrides.pop(name) for name in _BY_TARGET if name in overrides}
+        adaptable = ("patch_size", "has_logits", "representation_size")
+        changes: dict[str, Any] = {name: overrides.pop(name) for name in adaptable if name in overrides}
         if self.network is not None:
             config = config_of(self.network, **overrides)
             assert isinstance(config, NetworkConfig)
@@ -469,8 +473,9 @@ class WeightsSource:
         if isinstance(preprocess, str) and preprocess == "timm" and self.entry is not None:
             if self.entry.timm is None:
                 raise VitkitError(
+                    "weights.preprocess-unknown",
                     f"timm has no weights named {self.entry.name}, so their preprocessing is unknown: pass it as "
-                    "--preprocess"
+                    "--preprocess",
                 )
             preprocess = {name: value for name, value in asdict(self.entry.timm).items() if name != "size"}
         if self.meaning is not None:
@@ -502,7 +507,10 @@ def look(source: str | Path, *, use: Use = "answers", network: str | None = None
         path = path.parent  # the weights file has neither classes nor preprocessing
     is_ours = model_folder.is_model_folder(path)
     if not is_ours and (path / RECIPE).is_file():
-        raise VitkitError(f"the run in {path} has not saved a model yet: continue it with {resume_command(path)}")
+        raise VitkitError(
+            "weights.run-unfinished",
+            f"the run in {path} has not saved a model yet: continue it with {resume_command(path)}",
+        )
     return WeightsSource(
         source=source,
         path=path,
@@ -543,12 +551,14 @@ def locate(source: str | Path) -> tuple[Path, Entry | None]:
         return download.fetch_hub(repository), find(repository)
     entry = find_published(str(source))
     if entry is not None and ONLY_TIMMS.fullmatch(entry.architecture):
-        raise VitkitError(f"{source} is not a model of vitkit: {TIMM}{source} loads it as a network of timm")
+        raise VitkitError(
+            "weights.name-unknown", f"{source} is not a model of vitkit: {TIMM}{source} loads it as a network of timm"
+        )
     if entry is not None:
         return fetch(entry), entry
     if is_hub_id(str(source)):
         return download.fetch_hub(str(source)), None
-    raise VitkitError(missing(str(source)))
+    raise VitkitError("weights.source-missing", missing(str(source)))
 
 
 def is_hidden(name: str) -> bool:
@@ -609,8 +619,9 @@ def create_model(
         return build(config_of(name, num_classes, **options))
     if is_hidden(name):
         raise VitkitError(
+            "weights.name-ambiguous",
             f"{name} names published weights, but there is a file or folder of this name here, too: rename it, or load "
-            f"it as ./{name}"
+            f"it as ./{name}",
         )
     size = options.pop("image_size", None)
     use: Use = "answers" if num_classes is None else "training"

@@ -41,10 +41,8 @@ from vitkit.weights.layout import Layout, Task, account_for
 
 def shapes_of(config: Config) -> Mapping[str, torch.Size]:
     """Return the shapes of the tensors in the state dict of a model of this configuration."""
-    is_registered = (
-        isinstance(config, NetworkConfig) or config.block != "standard"
-    )  # not cached: it may be registered again
-    shapes: Mapping[str, torch.Size] = _shapes_of.__wrapped__(config) if is_registered else _shapes_of(config)
+    may_change = isinstance(config, NetworkConfig) or config.block != "standard"  # its name may be registered again
+    shapes: Mapping[str, torch.Size] = _shapes_of.__wrapped__(config) if may_change else _shapes_of(config)
     return shapes
 
 
@@ -103,39 +101,40 @@ def read_model_folder(
 ) -> SourceWeights:
     refused = [name for name in overrides if name not in _FREE]
     if refused:
-        raise VitkitError(f"{folder} determines {refused[0]}, which cannot be changed on loading: leave it out")
+        raise VitkitError(
+            "weights.field-contradicted",
+            f"{folder} determines {refused[0]}, which cannot be changed on loading: leave it out",
+        )
     try:
         fields = description["config"]
         is_network = isinstance(fields, dict) and "library" in fields
         config = (NetworkConfig if is_network else ViTConfig).from_dict(fields).replace(**overrides)
         stored = checkpoint.tensors
         if isinstance(config, ViTConfig) and config.layers > len(stored):  # checked before so many layers are built
-            raise VitkitError(
+            raise _damaged(
                 f"{model_folder.DESCRIPTION} states {config.layers} layers, but there are only {len(stored)} tensors"
             )
         try:
             shapes = shapes_of(config)
         except VitkitError as error:  # the network cannot be built here: the folder is not damaged
-            raise VitkitError(f"{folder}: {error}") from error
+            raise VitkitError(error.code, f"{folder}: {error}") from error
         wrong = [name for name in {*shapes, *stored} if name not in stored or stored[name].shape != shapes.get(name)]
         if wrong:
-            raise VitkitError(f"{sorted(wrong)[0]} is not what {model_folder.DESCRIPTION} describes")
+            raise _damaged(f"{sorted(wrong)[0]} is not what {model_folder.DESCRIPTION} describes")
         classes = _listed(description, "classes")
         check_names(classes)
         preprocess = Preprocess.from_dict(description["preprocess"])
         if preprocess.size != config.image_size:
-            raise VitkitError(
-                f"preprocess has size {preprocess.size}, but the model has image_size {config.image_size}"
-            )
+            raise _damaged(f"preprocess has size {preprocess.size}, but the model has image_size {config.image_size}")
         if len(preprocess.mean) != config.in_channels:
-            raise VitkitError(
+            raise _damaged(
                 f"preprocess has a mean of {len(preprocess.mean)} channels, but the model has {config.in_channels}"
             )
         pixels = preprocess.to_dict()
         del pixels["size"]
         temperature = description["temperature"]
         if not is_number(temperature) or temperature <= 0:
-            raise VitkitError(f"temperature must be above 0 and finite, not {temperature!r:.80}")
+            raise _damaged(f"temperature must be above 0 and finite, not {temperature!r:.80}")
         return SourceWeights(
             format="vitkit",
             config=config,
@@ -151,50 +150,52 @@ def read_model_folder(
             warnings=model_folder.unfinished(folder),
         )
     except KeyError as error:
-        raise VitkitError(
-            f"{folder} is damaged: {model_folder.DESCRIPTION} has no {error}; restore the file"
-        ) from error
+        raise _damaged(f"{folder} is damaged: {model_folder.DESCRIPTION} has no {error}; restore the file") from error
     except VitkitError as error:
-        raise error if str(folder) in str(error) else VitkitError(f"{folder} is damaged: {error}") from error
+        raise (
+            error if str(folder) in str(error) else VitkitError(error.code, f"{folder} is damaged: {error}")
+        ) from error
+
+
+def _damaged(why: str) -> VitkitError:
+    return VitkitError("weights.folder-damaged", why)
 
 
 def _listed(description: Mapping[str, Any], name: str) -> tuple[Any, ...]:
     if not isinstance(description[name], list):
-        raise VitkitError(f"{name} must be a list, not {description[name]!r:.80}")
+        raise _damaged(f"{name} must be a list, not {description[name]!r:.80}")
     return tuple(description[name])
 
 
 def _check_order(folder: Path, classes: tuple[str, ...]) -> tuple[str, ...]:
-    """Compare the classes with class_indices.json, which training writes next to its model.
-
-    A file with other names, as after classes were renamed, gives a note; the same names in another order are an error.
-    """
+    # Training writes class_indices.json next to its model. A file with other names, as after classes were renamed,
+    # gives a note; the same names in another order are an error.
     beside, _ = model_folder.names_beside(folder, len(classes))
     if beside is None or beside == classes:
         return ()
     if set(beside) == set(classes):
         raise VitkitError(
+            "weights.classes-reordered",
             f"{model_folder.DESCRIPTION} has its classes in another order than {CLASS_INDICES}, so predictions would "
-            "have wrong names: restore the file that was edited"
+            "have wrong names: restore the file that was edited",
         )
     return (f"{CLASS_INDICES} next to the model has other class names: {listed(beside)}",)
 
 
 def _provenance(description: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the stored provenance of the weights, after checking the types of its fields."""
     stored = description["provenance"]
     if not isinstance(stored, dict):
-        raise VitkitError(f"provenance must be an object, not {stored!r:.80}")
+        raise _damaged(f"provenance must be an object, not {stored!r:.80}")
     for name in ("recipe", "metrics", "versions", "balance", "teacher", "head"):
         if not isinstance(stored.get(name, {}), dict):
-            raise VitkitError(f"provenance's {name} must be an object, not {stored[name]!r:.80}")
+            raise _damaged(f"provenance's {name} must be an object, not {stored[name]!r:.80}")
     epoch = stored.get("metrics", {}).get("epoch", 0)
     if not is_number(epoch):
-        raise VitkitError(f"provenance's epoch must be a number, not {epoch!r:.80}")
+        raise _damaged(f"provenance's epoch must be a number, not {epoch!r:.80}")
     of_head = stored.get("head", {}).get("templates", [] if epoch >= 0 else None)
     for templates in (of_head, stored.get("templates", [])):
         if not isinstance(templates, list) or not all(isinstance(template, str) for template in templates):
-            raise VitkitError(f"provenance's templates must be a list of texts, not {templates!r:.80}")
+            raise _damaged(f"provenance's templates must be a list of texts, not {templates!r:.80}")
     balance = stored.get("balance")  # the corrections for balanced training
     if balance is None:
         return stored
@@ -203,11 +204,11 @@ def _provenance(description: Mapping[str, Any]) -> Mapping[str, Any]:
     for name, values in lists.items():
         fits = isinstance(values, list) and len(values) == count and all(map(is_number, values))
         if not fits or (name == "counts" and not all(type(value) is int and value >= 0 for value in values or [])):
-            raise VitkitError(
+            raise _damaged(
                 f"{name!r} in the model's provenance.balance must have a number for each class, not {values!r:.80}"
             )
     if balance.get("prior") not in ("data", "uniform") or not is_number(balance.get("strength")):
-        raise VitkitError(f"the model's provenance.balance is damaged: {dict(balance)!r:.80}")
+        raise _damaged(f"the model's provenance.balance is damaged: {dict(balance)!r:.80}")
     return stored
 
 
@@ -226,8 +227,9 @@ def read_foreign(
 ) -> SourceWeights:
     if "vitkit_version" in checkpoint.metadata:
         raise VitkitError(
+            "weights.description-missing",
             f"{checkpoint.path} contains weights of vitkit without their {model_folder.DESCRIPTION}: "
-            "pass the model folder that contains both"
+            "pass the model folder that contains both",
         )
     checkpoint, layout, removed = _recognise(checkpoint)
     is_described = entry is not None or layout.is_preprocess_known
@@ -245,14 +247,14 @@ def read_foreign(
     try:
         config, inferred = infer(shapes, known)
     except VitkitError as error:
-        misfit = VitkitError(f"{checkpoint.path} ({layout.format}): {error}")
+        misfit = VitkitError(error.code, f"{checkpoint.path} ({layout.format}): {error}")
         raise _by_family(checkpoint, misfit) from error
     account = account_for(checkpoint.tensors, layout, config, shapes_of(config))
     if (account.missing or account.left_over or account.misshapen) and not allow_partial:
         text = f"{checkpoint.path} does not fit ({layout.format}): {account.describe()}"
         if not (account.missing or account.misshapen):
             text += "; if the model works without them: allow_partial=True, or vitkit convert --allow-partial"
-        raise _by_family(checkpoint, VitkitError(text))
+        raise _by_family(checkpoint, VitkitError("weights.tensors-unfit", text))
     assumed = {name: taken for name, taken in layout.assumed.items() if name not in overrides} | inferred
     if layout.format == "timm" and not is_described:
         assumed |= namesakes(config, checkpoint.tensors, overrides)
@@ -269,7 +271,8 @@ def read_foreign(
         notes += ("there is no head: the model returns features",)
     elif classes and len(classes) != config.num_classes:
         raise VitkitError(
-            f"{checkpoint.path} has {len(classes)} class names for a head of {config.num_classes} classes"
+            "weights.classes-mismatched",
+            f"{checkpoint.path} has {len(classes)} class names for a head of {config.num_classes} classes",
         )
     elif layout.classes is None:
         if entry is None:
@@ -307,7 +310,7 @@ def read_foreign(
 def _recognise(checkpoint: Checkpoint) -> tuple[Checkpoint, Layout, str]:
     """Return the layout of a checkpoint, and the prefix that was removed from its names, as of a model within another.
 
-    It is removed if most names share their first word, and none of the layouts has the whole names.
+    A prefix is removed if most names share it, and no layout has the whole names.
     """
 
     def layout_of(candidate: Checkpoint) -> Layout | None:
@@ -328,7 +331,9 @@ def _recognise(checkpoint: Checkpoint) -> tuple[Checkpoint, Layout, str]:
     family = family_of(checkpoint)
     named = f"its tensors are {listed(list(checkpoint.tensors), 4)}: rename them as timm's models do"
     what = f"this is {family}" if family else named
-    raise VitkitError(f"{checkpoint.path} contains no Vision Transformer that vitkit knows; {what}")
+    raise VitkitError(
+        "weights.architecture-unknown", f"{checkpoint.path} contains no Vision Transformer that vitkit knows; {what}"
+    )
 
 
 def _customary(layout: Layout, *, is_tutorials: bool) -> tuple[Mapping[str, Any], str]:
@@ -350,7 +355,13 @@ def _customary(layout: Layout, *, is_tutorials: bool) -> tuple[Mapping[str, Any]
 def _by_family(checkpoint: Checkpoint, error: VitkitError) -> VitkitError:
     """Return an error that names the checkpoint's unsupported family, or `error` if the family is unknown."""
     family = family_of(checkpoint)
-    return error if family is None else VitkitError(f"{checkpoint.path}: this is {family}; it is not supported yet")
+    return (
+        error
+        if family is None
+        else VitkitError(
+            "weights.architecture-unsupported", f"{checkpoint.path}: this is {family}; it is not supported yet"
+        )
+    )
 
 
 # --- Networks of other libraries -------------------------------------------------------------------------------
@@ -371,7 +382,10 @@ def read_network(config: NetworkConfig, source: str | Path | None) -> SourceWeig
     tensors = {_OLD_DENSENET.sub(r"\1\2", name): tensor for name, tensor in checkpoint.tensors.items()}
     head = f"{network.anatomy_of(config).head}.weight"
     if head not in tensors:
-        raise VitkitError(f"{path} is not a {config.full_name}: it has no {head}; it has {listed(list(tensors), 4)}")
+        raise VitkitError(
+            "weights.tensors-unfit",
+            f"{path} is not a {config.full_name}: it has no {head}; it has {listed(list(tensors), 4)}",
+        )
     config = config.replace(num_classes=tensors[head].shape[0])
     expected = shapes_of(config)
     counters = [name for name in expected if name.endswith(_COUNTERS) and name not in tensors]
@@ -388,7 +402,7 @@ def read_network(config: NetworkConfig, source: str | Path | None) -> SourceWeig
     }
     if any(misfits.values()):
         described = "; ".join(f"{what}: {listed(names, 6)}" for what, names in misfits.items() if names)
-        raise VitkitError(f"{path} does not fit {config.full_name}: {described}")
+        raise VitkitError("weights.tensors-unfit", f"{path} does not fit {config.full_name}: {described}")
     pixels, published = published_pixels(config)
     assumed = {} if source is None else {"preprocess": f"{published}, as of what {config.library} publishes"}
     names = (checkpoint.config or {}).get("label_names")
@@ -464,12 +478,18 @@ def _fetch(config: NetworkConfig) -> Path:
     if config.library == "torchvision":
         weights = _torchvision_weights(config)
         if weights is None:
-            raise VitkitError(f"torchvision publishes no weights of {config.name}: train it with --weights none")
+            raise VitkitError(
+                "weights.weights-unpublished",
+                f"torchvision publishes no weights of {config.name}: train it with --weights none",
+            )
         digits = re.search(r"-([0-9a-f]{8,})\.pth$", weights.url)
         return download.fetch_url(weights.url, digits[1] if digits else None)
     published = network.published_by_timm(config)
     if published is None or not published.hf_hub_id:
-        raise VitkitError(f"timm publishes no weights of {config.name}: train it with --weights none, or name a file")
+        raise VitkitError(
+            "weights.weights-unpublished",
+            f"timm publishes no weights of {config.name}: train it with --weights none, or name a file",
+        )
     return download.fetch_hub(published.hf_hub_id)
 
 

@@ -65,25 +65,44 @@ def settings_of(named: PreprocessLike, base: Preprocess) -> dict[str, Any]:
     elif isinstance(named, str):
         named = _parse_settings(named, len(base.mean))
     elif not isinstance(named, Mapping):
-        raise VitkitError(f"preprocess must be text, a mapping, a file or a Preprocess, not {type_of(named)}")
+        raise _invalid(f"preprocess must be text, a mapping, a file or a Preprocess, not {type_of(named)}")
     hints = hints_of(Preprocess)
-    fields = {_known(name): value for name, value in named.items()}
-    sides = {name: _sides(name, fields.pop(name)) for name in _SIDES if name in fields}
-    for name in ("mean", "std"):
-        if name in fields:
-            fields[name] = _of_channels(name, fields[name], len(base.mean))
-    fields = {name: as_typed(name, hints[name], value) for name, value in fields.items()}
+    fields: dict[str, Any] = {}
+    sides: dict[str, Pair] = {}
+    channels = len(base.mean)
+    for name, value in named.items():
+        _check_known(name)
+        values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+        if name in _SIDES:
+            if len(values) not in (1, 2) or not all(type(side) is int and side > 0 for side in values):
+                raise _invalid(f"preprocess: {name} must be one or two numbers of pixels, not {value!r:.40}")
+            sides[name] = (values[0], values[-1])
+            continue
+        if name in ("mean", "std"):  # one number for all channels, or one for each
+            if not values or not all(map(is_number, values)) or max(values) > 1:
+                raise _invalid(
+                    f"preprocess: {name} must be numbers from 0 to 1, the range of the pixels before normalisation, "
+                    f"not {value!r:.60}"
+                )
+            if len(values) not in (1, channels):
+                raise VitkitError(
+                    "weights.channels-mismatched",
+                    f"preprocess: {name} has {len(values)} numbers, but the model has {channels} channels",
+                )
+            value = values * channels if len(values) == 1 else values
+        fields[name] = as_typed(name, hints[name], value)
     for name in ("crop", "size"):
         if name in sides and sides[name] != base.size:
             wanted, reads = (_by(pair) for pair in (sides[name], base.size))
             raise VitkitError(
+                "weights.size-mismatched",
                 f"preprocess: {name} is {wanted}, but the model has {reads} pixels: leave it out, or load the model "
-                "with that image_size"
+                "with that image_size",
             )
     if "resize" in sides:
         fields |= _fit_of(sides["resize"], fields, base.size, is_both=not is_number(named["resize"]))
     elif "crop" in sides:
-        raise VitkitError("preprocess: crop needs resize, too: the length of the short side before the crop")
+        raise _invalid("preprocess: crop needs resize, too: the length of the short side before the crop")
     dataclasses.replace(base, **fields)  # checks the values
     return fields
 
@@ -97,91 +116,92 @@ def leaves_open(settings: Mapping[str, Any]) -> bool:
 
 
 def _parse_settings(text: str, channels: int) -> dict[str, Any]:
-    """Parse the name of a publisher, or settings separated by commas."""
+    # `text` is the name of a publisher, or settings separated by commas.
     text = text.strip()
     theirs = pixels_of(text)
     if theirs is not None:
         means = {name: tuple(theirs[name])[:channels] for name in ("mean", "std") if name in theirs}
         return {**_USUAL, **theirs, **means}
     if text == "timm":
-        raise VitkitError("preprocess='timm' is for published names, MODEL.TAG: for a file use augreg, deit or dinov2")
+        raise VitkitError(
+            "weights.preprocess-unknown",
+            "preprocess='timm' is for published names, MODEL.TAG: for a file use augreg, deit or dinov2",
+        )
     if "=" not in text:
         raise VitkitError(
+            "weights.preprocess-unknown",
             f"preprocess {text!r:.60} is none of {', '.join(pixel_owners())}, timm; expected one of these, a file, or "
-            f"text such as {_EXAMPLE}"
+            f"text such as {_EXAMPLE}",
         )
     pairs: dict[str, str] = {}
     last = ""
     for part in text.split(","):
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if equals and name in pairs:
-            raise VitkitError(f"preprocess sets {name} twice")
+            raise _invalid(f"preprocess sets {name} twice")
         if not equals and not last:
-            raise VitkitError(f"preprocess: {part!r:.60} is not a setting; expected text such as {_EXAMPLE}")
+            raise _invalid(f"preprocess: {part!r:.60} is not a setting; expected text such as {_EXAMPLE}")
         last = name if equals else last
         pairs[last] = value if equals else f"{pairs[last]},{name}"  # mean=0.5,0.4,0.3 has commas of its own
     hints = hints_of(Preprocess)
-    return {
-        name: _sides_in(name, value) if name in _SIDES else from_text(name, hints[_known(name)], value)
-        for name, value in pairs.items()
-    }
+    settings: dict[str, Any] = {}
+    for name, value in pairs.items():
+        _check_known(name)
+        if name not in _SIDES:
+            settings[name] = from_text(name, hints[name], value)
+            continue
+        sides = [side.strip() for side in value.replace("x", ",").split(",")]
+        if len(sides) > 2 or not all(side.isdecimal() and side.isascii() for side in sides):
+            raise _invalid(f"preprocess: {name} must be one or two numbers of pixels, not {value!r:.40}")
+        settings[name] = int(sides[0]) if len(sides) == 1 else (int(sides[0]), int(sides[1]))
+    return settings
 
 
-def _sides_in(name: str, text: str) -> int | Pair:
-    sides = [side.strip() for side in text.replace("x", ",").split(",")]
-    if len(sides) > 2 or not all(side.isdecimal() and side.isascii() for side in sides):
-        raise VitkitError(f"preprocess: {name} must be one or two numbers of pixels, not {text!r:.40}")
-    return int(sides[0]) if len(sides) == 1 else (int(sides[0]), int(sides[1]))
-
-
-def _known(name: str) -> str:
+def _check_known(name: str) -> None:
     if name not in _SIDES and name not in hints_of(Preprocess):
         known = [*_SIDES, *(field for field in hints_of(Preprocess) if field != "size")]
-        raise VitkitError(f"preprocess has no setting {name!r:.40}; it has {', '.join(known)}")
-    return name
+        raise VitkitError(
+            "weights.preprocess-unknown", f"preprocess has no setting {name!r:.40}; it has {', '.join(known)}"
+        )
 
 
 def _read_settings(path: Path) -> Mapping[str, Any]:
-    """Read the settings in a JSON file, or in the file that describes the model of a folder."""
+    """Read the settings in a JSON file, or in a folder with one of `_FILES`.
+
+    The file contains only settings, or is a description by vitkit, transformers, timm or OpenCLIP.
+    """
+    from vitkit.weights.formats import huggingface_described, open_clip, timm
+
     files = [file for name in _FILES if (file := path / name).is_file()] if path.is_dir() else [path]
     if not files:
-        raise VitkitError(f"preprocess: {path} contains none of {', '.join(_FILES)}")
+        raise VitkitError("weights.preprocess-unknown", f"preprocess: {path} contains none of {', '.join(_FILES)}")
     for file in files:
         try:
             written = from_json(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise VitkitError(f"preprocess: {file} cannot be read as JSON: {error}") from error
+            raise _invalid(f"preprocess: {file} cannot be read as JSON: {error}") from error
         if not isinstance(written, dict):
-            raise VitkitError(f"preprocess: {file} must contain a JSON object, not {type_of(written)}")
-        if (settings := _described_settings(written)) is not None:
-            return settings
+            raise _invalid(f"preprocess: {file} must contain a JSON object, not {type_of(written)}")
+        if isinstance(written.get("preprocess"), dict):
+            return dict(written["preprocess"])
+        if isinstance(written.get("image_processor"), dict):
+            written = {"image_processor_type": None, **written["image_processor"]}
+        theirs: Mapping[str, Any] | None = None
+        if {"image_mean", "image_processor_type", "feature_extractor_type"} & written.keys():
+            theirs = huggingface_described.pixels(written)
+        elif "pretrained_cfg" in written:
+            theirs = timm.described_pixels(written)
+        elif "preprocess_cfg" in written:
+            theirs = open_clip.described_pixels(written)
+        elif not {"architectures", "model_type", "architecture", "config", "processor_class"} & written.keys():
+            return written  # it describes no model
+        if theirs is not None:
+            return {**_USUAL, **theirs}
     raise VitkitError(
+        "weights.preprocess-unknown",
         f"preprocess: {files[-1]} describes a model, but not the preprocessing of its images; expected another file, "
-        f"or text such as {_EXAMPLE}"
+        f"or text such as {_EXAMPLE}",
     )
-
-
-def _described_settings(written: dict[str, Any]) -> Mapping[str, Any] | None:
-    """Return the settings in a description by vitkit, transformers, timm or OpenCLIP, or in a file of settings only.
-
-    Return None if the file describes a model but not its preprocessing.
-    """
-    from vitkit.weights.formats import huggingface_described, open_clip, timm
-
-    if isinstance(written.get("preprocess"), dict):
-        return dict(written["preprocess"])
-    if isinstance(written.get("image_processor"), dict):
-        written = {"image_processor_type": None, **written["image_processor"]}
-    if {"image_mean", "image_processor_type", "feature_extractor_type"} & written.keys():
-        theirs = huggingface_described.pixels(written)
-    elif "pretrained_cfg" in written:
-        theirs = timm.described_pixels(written)
-    elif "preprocess_cfg" in written:
-        theirs = open_clip.described_pixels(written)
-    else:
-        of_models = {"architectures", "model_type", "architecture", "config", "processor_class"}
-        return None if of_models & written.keys() else written
-    return None if theirs is None else {**_USUAL, **theirs}
 
 
 def _fit_of(resized: Pair, described: Mapping[str, Any], size: Pair, *, is_both: bool) -> dict[str, Any]:
@@ -190,43 +210,27 @@ def _fit_of(resized: Pair, described: Mapping[str, Any], size: Pair, *, is_both:
     `is_both` is whether the user stated both sides of `resized`.
     """
     if "crop_pct" in described:
-        raise VitkitError("preprocess: resize and crop_pct both set the scale: leave one out")
+        raise _invalid("preprocess: resize and crop_pct both set the scale: leave one out")
     if not is_both and size[0] != size[1]:
-        raise VitkitError(
+        raise _invalid(
             f"preprocess: the model has images of {_by(size)} pixels: set resize to HEIGHTxWIDTH, or set crop_pct"
         )
     shares = [kept / full for kept, full in zip(size, resized, strict=True)]
     if not all(0 < share <= 1 for share in shares) or abs(shares[0] - shares[1]) > 1e-9:
-        raise VitkitError(
+        raise _invalid(
             f"preprocess: resize must be at least {_by(size)} pixels with the same aspect ratio, not {_by(resized)}"
         )
     stretched = "squash" if resized == size else "squash_crop"
     fit = described.get("fit", stretched if is_both else "crop")
     if not str(fit).endswith("crop"):
         if resized != size:
-            raise VitkitError(f"preprocess: fit {fit} already resizes pictures to {_by(size)} pixels: leave out resize")
+            raise _invalid(f"preprocess: fit {fit} already resizes pictures to {_by(size)} pixels: leave out resize")
         return {"fit": fit}
     return {"fit": fit, "crop_pct": shares[0]}
 
 
-def _sides(name: str, value: Any) -> Pair:
-    both = tuple(value) if isinstance(value, (list, tuple)) else (value, value)
-    if len(both) != 2 or not all(type(side) is int and side > 0 for side in both):
-        raise VitkitError(f"preprocess: {name} must be one or two numbers of pixels, not {value!r:.40}")
-    return both[0], both[1]
-
-
-def _of_channels(name: str, value: Any, channels: int) -> Any:
-    """Convert one number for all channels, or one for each, to a tuple with one number per channel."""
-    values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
-    if not values or not all(map(is_number, values)) or max(values) > 1:
-        raise VitkitError(
-            f"preprocess: {name} must be numbers from 0 to 1, the range of the pixels before normalisation, "
-            f"not {value!r:.60}"
-        )
-    if len(values) not in (1, channels):
-        raise VitkitError(f"preprocess: {name} has {len(values)} numbers, but the model has {channels} channels")
-    return values * channels if len(values) == 1 else values
+def _invalid(message: str) -> VitkitError:
+    return VitkitError("weights.preprocess-invalid", message)
 
 
 def _by(size: Pair) -> str:

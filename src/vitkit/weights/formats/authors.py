@@ -13,14 +13,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.errors import VitkitError
 from vitkit.weights.checkpoint import Checkpoint, StoredTensor
 from vitkit.weights.formats import timm_eva as eva
 from vitkit.weights.formats.huggingface_others import BASE, PIXELS, SIDE, SIZE_ASSUMED
-from vitkit.weights.layout import Layout, Piece, folded_positions, joined, same, with_axes
+from vitkit.weights.layout import Layout, Piece, folded_positions, joined, require, same, with_axes
 
 _BLOCK = re.compile(r"blocks\.(\d+)\.(.+)")
 _TRAINING_ONLY = ("mask_token", "local_cls_norm.weight", "local_cls_norm.bias", "lm_head.weight", "lm_head.bias")
@@ -46,9 +45,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
 
 def _dinov3(checkpoint: Checkpoint) -> Layout:
     names = checkpoint.tensors
-    for name in ("storage_tokens", "cls_token", "patch_embed.proj.weight", "rope_embed.periods"):
-        if name not in names:
-            raise VitkitError(f"{checkpoint.path} (DINOv3): {name} is missing")
+    require(checkpoint, "DINOv3", "storage_tokens", "cls_token", "patch_embed.proj.weight", "rope_embed.periods")
     dropped = {name: "of training alone" for name in _TRAINING_ONLY if name in names}
     dropped["rope_embed.periods"] = "it tells the base"
     base = _base_of(checkpoint)
@@ -89,7 +86,9 @@ def _base_of(checkpoint: Checkpoint) -> float:
         return BASE
     base = float(f"{float(periods[-1].abs() ** (n / (n - 1))):.2g}")
     if not torch.allclose(periods, base ** (torch.arange(n) / n).double(), rtol=0.03):
-        raise VitkitError(f"{checkpoint.path} (DINOv3): rope_embed.periods must be powers of one base")
+        raise VitkitError(
+            "weights.tensor-invalid", f"{checkpoint.path} (DINOv3): rope_embed.periods must be powers of one base"
+        )
     return base
 
 
@@ -103,7 +102,9 @@ def _dinov3_pieces(names: Mapping[str, StoredTensor], dropped: Mapping[str, str]
         if "attn.qkv.bias_mask" in parts:  # 0 for the part of k
             bias, mask = f"{ahead}attn.qkv.bias", by_name.pop(f"{ahead}attn.qkv.bias_mask").theirs[0]
             by_name[bias] = Piece(
-                (bias, mask), lambda bias, mask: torch.where(mask == 0, 0, bias), lambda ours, _: (ours, _mask(ours))
+                (bias, mask),
+                lambda bias, mask: torch.where(mask == 0, 0, bias),
+                lambda ours, _: (ours, torch.cat([torch.full_like(ours[: len(ours) // 3], i) for i in (1, 0, 1)])),
             )
         if "mlp.w1.weight" in parts:
             for kind in ("weight", "bias"):
@@ -112,11 +113,6 @@ def _dinov3_pieces(names: Mapping[str, StoredTensor], dropped: Mapping[str, str]
                 by_name |= {f"{ahead}mlp.fc1.{kind}": joined(gate, value), f"{ahead}mlp.fc2.{kind}": same(out)}
         pieces |= by_name
     return pieces
-
-
-def _mask(bias: Tensor) -> Tensor:
-    q, k, v = torch.ones_like(bias).chunk(3)
-    return torch.cat([q, torch.zeros_like(k), v])
 
 
 # --- EVA-02 ---------------------------------------------------------------------------------------------------
@@ -180,9 +176,7 @@ _POOLED = "visual.attn_pool.attn.in_proj_"  # q, k and v in one
 def _perception_encoder(checkpoint: Checkpoint) -> Layout | None:
     """Return the Perception Encoder's layout, derived from timm's. The text encoder is dropped."""
     names = checkpoint.tensors
-    for name in ("visual.positional_embedding", "visual.conv1.weight"):
-        if name not in names:
-            raise VitkitError(f"{checkpoint.path} (Perception Encoder): {name} is missing")
+    require(checkpoint, "Perception Encoder", "visual.positional_embedding", "visual.conv1.weight")
     dropped = {name: "text encoder" for name in names if not name.startswith("visual.")}
     dropped["visual.proj"] = "from the features to the space that images share with texts"
     kept = {name: tensor for name, tensor in names.items() if name not in dropped and not name.startswith(_POOLED)}

@@ -49,9 +49,13 @@ def refuse(config: ViTConfig, to: str, allowed: Mapping[str, tuple[Any, ...]]) -
     for name, value in {**others, **refused}.items():
         is_of_probe = value == "token+gap"  # which the method chooses by default
         hint = ", or train with --set model.pool=token for this layout" if is_of_probe else ""
-        raise VitkitError(
-            f"the {to} layout cannot express {name} {value!r}: the model is not written; use --to folder{hint}"
-        )
+        raise inexpressible(to, f"{name} {value!r}", hint)
+
+
+def inexpressible(to: str, what: str, hint: str = "") -> VitkitError:
+    """Return the error that a format cannot express a property of the model."""
+    message = f"the {to} layout cannot express {what}: the model is not written; use --to folder{hint}"
+    return VitkitError("weights.layout-unsuitable", message)
 
 
 def settled(classifier: Classifier) -> dict[str, Tensor]:
@@ -152,7 +156,8 @@ def write(classifier: Classifier, destination: Path, to: str) -> None:
     thresholds = classifier.thresholds
     if thresholds is not None and not (set(thresholds) == {0.5} and (to == "hf" or len(thresholds) == 1)):
         raise VitkitError(
+            "weights.layout-unsuitable",
             f"the {to} layout has no place for thresholds, and this model may name several classes of an image;\n"
-            "use --to folder or `vitkit export`, or leave the head out: --num-classes 0"
+            "use --to folder or `vitkit export`, or leave the head out: --num-classes 0",
         )
     CHECKPOINT_FORMATS[to].write(classifier, destination)

@@ -20,19 +20,13 @@ from torch import Tensor
 from vitkit.classifier import Classifier
 from vitkit.model.config import ViTConfig
 from vitkit.system.files import replacing, to_json
-from vitkit.weights.checkpoint import Checkpoint, noted, tuck_in
+from vitkit.weights.checkpoint import Checkpoint, embed_in_zip, noted
 from vitkit.weights.formats.export import ours_of, refuse, said, tensors_under
 from vitkit.weights.layout import Layout, Piece, depth_of, numbered, same
 
 _PREFIXES = ("opt/target/", "params/img/", "params/")
-_OLD, _NEW = (
-    ("LayerNorm_2", "MultiHeadDotProductAttention_1", "MlpBlock_3"),
-    (
-        "LayerNorm_1",
-        "MultiHeadDotProductAttention_0",
-        "MlpBlock_0",
-    ),
-)
+_OLD = ("LayerNorm_2", "MultiHeadDotProductAttention_1", "MlpBlock_3")
+_NEW = ("LayerNorm_1", "MultiHeadDotProductAttention_0", "MlpBlock_0")
 _POSITIONS = "Transformer/posembed_input/pos_embedding"  # big_vision has them at the top level
 _BIG_VISION = "Transformer/encoderblock/"
 # The reference implementation evaluates on pictures that are squashed to the size, without a crop.
@@ -113,7 +107,6 @@ def _pieces(
         **_norm("norm", "Transformer/encoder_norm"),
         **_dense("pre_logits.fc", "pre_logits"),
         **_dense("head", "head"),
-        **_stem(stages),
         # SigLIP's attention pooling (arXiv 2303.15343)
         "attn_pool.latent": same("MAPHead_0/probe"),
         **_heads_joined("attn_pool.q", [f"{pooling}/query"]),
@@ -129,6 +122,17 @@ def _pieces(
             pieces |= {ours: _slice(piece, layer, depth) for ours, piece in block.items()}
         else:
             pieces |= _block(f"blocks.{layer}", f"Transformer/encoderblock_{layer}", sublayers)
+    backbone = "patch_embed.backbone"  # the ResNet of a hybrid
+    pieces[f"{backbone}.stem.conv.weight"] = _convolution("conv_root/kernel")
+    pieces |= _group_norm(f"{backbone}.stem.norm", "gn_root")
+    for stage, units in enumerate(stages):
+        for unit in range(units):
+            ours, theirs = f"{backbone}.stages.{stage}.blocks.{unit}", f"block{stage + 1}/unit{unit + 1}"
+            for i in (1, 2, 3):
+                pieces[f"{ours}.conv{i}.weight"] = _convolution(f"{theirs}/conv{i}/kernel")
+                pieces |= _group_norm(f"{ours}.norm{i}", f"{theirs}/gn{i}")
+            pieces[f"{ours}.downsample.conv.weight"] = _convolution(f"{theirs}/conv_proj/kernel")
+            pieces |= _group_norm(f"{ours}.downsample.norm", f"{theirs}/gn_proj")
     return pieces
 
 
@@ -197,21 +201,6 @@ def _convolution(theirs: str) -> Piece:
     )
 
 
-def _stem(stages: Iterable[int]) -> dict[str, Piece]:
-    backbone = "patch_embed.backbone"
-    pieces = {f"{backbone}.stem.conv.weight": _convolution("conv_root/kernel")}
-    pieces |= _group_norm(f"{backbone}.stem.norm", "gn_root")
-    for stage, units in enumerate(stages):
-        for unit in range(units):
-            ours, theirs = f"{backbone}.stages.{stage}.blocks.{unit}", f"block{stage + 1}/unit{unit + 1}"
-            for i in (1, 2, 3):
-                pieces[f"{ours}.conv{i}.weight"] = _convolution(f"{theirs}/conv{i}/kernel")
-                pieces |= _group_norm(f"{ours}.norm{i}", f"{theirs}/gn{i}")
-            pieces[f"{ours}.downsample.conv.weight"] = _convolution(f"{theirs}/conv_proj/kernel")
-            pieces |= _group_norm(f"{ours}.downsample.norm", f"{theirs}/gn_proj")
-    return pieces
-
-
 def _slice(piece: Piece, layer: int, depth: int) -> Piece:
     """Return the `Piece` of one block from a file of big_vision, which stacks all blocks along the first axis.
 
@@ -223,9 +212,6 @@ def _slice(piece: Piece, layer: int, depth: int) -> Piece:
         return tuple(part if part is None else part.expand(depth, *part.shape) for part in parts)
 
     return Piece(piece.theirs, lambda *stacks: piece.join(*(stack[layer] for stack in stacks)), split)
-
-
-_COMMENT = 65535  # bytes that a zip file has room for
 
 
 def write(classifier: Classifier, destination: Path) -> None:
@@ -248,11 +234,11 @@ def write(classifier: Classifier, destination: Path) -> None:
         },
     )
     note = said(classifier)
-    if len(to_json({"vitkit": note}).encode()) > _COMMENT:
+    if len(to_json({"vitkit": note}).encode()) > 65535:  # bytes that a zip file has room for
         del note["classes"]
     comment = to_json({"vitkit": note}).encode()  # other programs ignore it
     arrays = {name: tensor.numpy() for name, tensor in tensors_under(classifier, layout_for(config)).items()}
     with replacing(destination) as temporary:
         with temporary.open("wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
-        tuck_in(temporary, classifier.pictures or b"", comment)
+        embed_in_zip(temporary, classifier.pictures or b"", comment)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from vitkit.data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.weights.checkpoint import Checkpoint, StoredTensor
-from vitkit.weights.formats.export import Files, one, ours_of, refuse, tensors_under, write_folder
+from vitkit.weights.formats.export import Files, inexpressible, one, ours_of, refuse, tensors_under, write_folder
 from vitkit.weights.formats.huggingface_described import (
     activation,
     hidden_act,
@@ -31,15 +31,13 @@ from vitkit.weights.formats.huggingface_described import (
     stated,
 )
 from vitkit.weights.formats.huggingface_towers import tower_files
-from vitkit.weights.layout import Layout, Piece, depth_of, folded_positions, joined, pair, same
+from vitkit.weights.layout import Layout, Piece, depth_of, folded_positions, joined, pair, require, same
 
 _BLOCK = re.compile(
     r"^(?:(vit|deit|dinov2|dinov2_with_registers|ijepa)\.)?(encoder\.layer|layers|encoder\.layers)\.(\d+)\."
     r"(?:attention\.(?:attention\.(?:query|key|value)|output\.dense|[qkvo]_proj)|layernorm_(?:before|after)|norm[12]\.|"
     r"intermediate\.dense|layer_scale[12]\.lambda1)"
 )
-# The gated MLP, in files and in memory: the layer of gate and value, and the layer after their product.
-_GATES = (("weights_in", "weights_out"), ("gate_proj", "up_proj", "down_proj"))
 _IMAGENET = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD, "interpolation": "bicubic"}
 # What the image processor of each family does without a preprocessor_config.json.
 _CUSTOMARY: dict[str, dict[str, Any]] = {
@@ -69,9 +67,8 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     prefix = f"{prefix}." if prefix else ""
     family = _family(names, config, prefix)
     is_folded = family == "dinov2_with_registers"
-    registers = f"{prefix}embeddings.register_tokens"
-    if is_folded and registers not in names:  # without a config.json, nothing else determines their number
-        raise VitkitError(f"{checkpoint.path} (Hugging Face {family}): {registers} is missing")
+    if is_folded:  # without a config.json, nothing else determines the number of registers
+        require(checkpoint, f"Hugging Face {family}", f"{prefix}embeddings.register_tokens")
     depth = depth_of(match[3] for match in matches)
     pieces = _pieces(prefix, layers, depth, names, is_folded=is_folded)
     dropped = {f"{prefix}embeddings.mask_token": "trained to predict masked patches"}
@@ -126,7 +123,10 @@ def _family(names: Mapping[str, StoredTensor], config: Mapping[str, Any], prefix
     written = config.get("model_type")
     if written is not None:
         if written not in _CUSTOMARY:
-            raise VitkitError(f"config.json describes a model of type {written!r}; known: {', '.join(_CUSTOMARY)}")
+            raise VitkitError(
+                "weights.architecture-unsupported",
+                f"config.json describes a model of type {written!r}; known: {', '.join(_CUSTOMARY)}",
+            )
         return str(written)
     if prefix == "vit." and any(name.startswith("decoder.") for name in names):
         return "vit_mae"
@@ -163,34 +163,30 @@ def _pieces(prefix: str, layers: str, depth: int, names: Iterable[str], *, is_fo
     if is_folded:
         pieces |= folded_positions(f"{embeddings}.cls_token", f"{embeddings}.position_embeddings")
     is_new = any(".attention.q_proj." in name for name in names)
-    gate = next((kind for kind in _GATES if any(f".mlp.{kind[0]}." in name for name in names)), ())
-    for layer in range(depth):
-        theirs = f"{layers}.{layer}"
-        pieces |= _block(f"blocks.{layer}", theirs, is_dino=is_dino, is_new=is_new, gate=gate)
-    return pieces
-
-
-def _block(ours: str, theirs: str, *, is_dino: bool, is_new: bool, gate: Sequence[str]) -> dict[str, Piece]:
-    attention = f"{theirs}.attention"
+    # The gated MLP, in files and in memory: the layer of gate and value, and the layer after their product.
+    gates = (("weights_in", "weights_out"), ("gate_proj", "up_proj", "down_proj"))
+    gate = next((kind for kind in gates if any(f".mlp.{kind[0]}." in name for name in names)), ())
     old = ("attention.query", "attention.key", "attention.value", "output.dense")
-    parts = ("q_proj", "k_proj", "v_proj", "o_proj") if is_new else old
-    q, k, v, out = (f"{attention}.{part}" for part in parts)
+    attention = ("q_proj", "k_proj", "v_proj", "o_proj") if is_new else old
     norm1, norm2 = ("norm1", "norm2") if is_dino else ("layernorm_before", "layernorm_after")
     fc1, fc2 = ("mlp.fc1", "mlp.fc2") if is_dino or is_new else ("intermediate.dense", "output.dense")
-    up = (fc1,) if not gate else tuple(f"mlp.{name}" for name in gate[:-1])
-    fc2 = f"mlp.{gate[-1]}" if gate else fc2
-    return {
-        **pair(f"{ours}.norm1", f"{theirs}.{norm1}"),
-        **{f"{ours}.attn.qkv.{part}": joined(*(f"{name}.{part}" for name in (q, k, v))) for part in ("weight", "bias")},
-        **pair(f"{ours}.attn.proj", out),
-        f"{ours}.ls1.gamma": same(f"{theirs}.layer_scale1.lambda1"),
-        **pair(f"{ours}.norm2", f"{theirs}.{norm2}"),
-        **{
-            f"{ours}.mlp.fc1.{part}": joined(*(f"{theirs}.{name}.{part}" for name in up)) for part in ("weight", "bias")
-        },
-        **pair(f"{ours}.mlp.fc2", f"{theirs}.{fc2}"),
-        f"{ours}.ls2.gamma": same(f"{theirs}.layer_scale2.lambda1"),
-    }
+    up = tuple(f"mlp.{name}" for name in gate[:-1]) if gate else (fc1,)
+    down = f"mlp.{gate[-1]}" if gate else fc2
+    for layer in range(depth):
+        ours, theirs = f"blocks.{layer}", f"{layers}.{layer}"
+        *qkv, out = (f"{theirs}.attention.{part}" for part in attention)
+        pieces |= {
+            **pair(f"{ours}.norm1", f"{theirs}.{norm1}"),
+            **pair(f"{ours}.attn.proj", out),
+            f"{ours}.ls1.gamma": same(f"{theirs}.layer_scale1.lambda1"),
+            **pair(f"{ours}.norm2", f"{theirs}.{norm2}"),
+            **pair(f"{ours}.mlp.fc2", f"{theirs}.{down}"),
+            f"{ours}.ls2.gamma": same(f"{theirs}.layer_scale2.lambda1"),
+        }
+        for part in ("weight", "bias"):
+            pieces[f"{ours}.attn.qkv.{part}"] = joined(*(f"{name}.{part}" for name in qkv))
+            pieces[f"{ours}.mlp.fc1.{part}"] = joined(*(f"{theirs}.{name}.{part}" for name in up))
+    return pieces
 
 
 def _fields(family: str, config: Mapping[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:
@@ -212,7 +208,10 @@ def _fields(family: str, config: Mapping[str, Any], checkpoint: Checkpoint) -> d
     if isinstance(patch := config.get("patch_size"), (int, list, tuple)):
         fields["patch_size"] = (patch, patch) if isinstance(patch, int) else tuple(patch)
     if config.get("pooler_act", "tanh") != "tanh" and any("pooler." in name for name in checkpoint.tensors):
-        raise VitkitError(f"config.json: pooler_act {config['pooler_act']!r} is not supported; expected tanh")
+        raise VitkitError(
+            "weights.description-unsupported",
+            f"config.json: pooler_act {config['pooler_act']!r} is not supported; expected tanh",
+        )
     return fields
 
 
@@ -262,10 +261,7 @@ def _files(classifier: Classifier) -> Files:
         },
     )
     if is_dino and config.layer_scale is None:
-        raise VitkitError(
-            "the Hugging Face layout cannot express layer_scale None with this head: the model is not written; "
-            "use --to folder"
-        )
+        raise inexpressible("Hugging Face", "layer_scale None with this head")
     tensors = tensors_under(classifier, layout_for(config))
     if is_dino:
         prefix = f"{family}." if has_head else ""
@@ -329,6 +325,4 @@ def _mlp_ratio(config: ViTConfig) -> int:
         for ratio in range(1, 17):
             if (int(int(config.hidden_size * ratio) * 2 / 3) + 7) // 8 * 8 == config.mlp_size:
                 return ratio
-    raise VitkitError(
-        f"the Hugging Face layout cannot express mlp_size {config.mlp_size}: the model is not written; use --to folder"
-    )
+    raise inexpressible("Hugging Face", f"mlp_size {config.mlp_size}")

@@ -138,15 +138,23 @@ def _unread(
     for name, values in only.items():
         if written.get(name) is not None and written[name] not in values:
             expected = f"; expected {values[0]}" if values else ": leave it out"
-            raise VitkitError(f"{file}: {name} {written[name]!r:.60} is not supported{expected}")
+            raise _unsupported(f"{file}: {name} {written[name]!r:.60} is not supported{expected}")
     names = [name for name, value in written.items() if name not in known | only.keys() and value is not None]
     return (f"{file}: not read, because unknown here: {listed(names, 6)}",) if names else ()
+
+
+def _unsupported(message: str) -> VitkitError:
+    return VitkitError("weights.description-unsupported", message)
+
+
+def _invalid(message: str) -> VitkitError:
+    return VitkitError("weights.description-invalid", message)
 
 
 def activation(name: Any) -> dict[str, str]:
     """Return the fields of the configuration that select transformers' `hidden_act`."""
     if not isinstance(name, str) or name not in _ACTIVATIONS:
-        raise VitkitError(
+        raise _unsupported(
             f"config.json: hidden_act {name!r} is not supported; expected one of {', '.join(_ACTIVATIONS)}"
         )
     return _ACTIVATIONS[name]
@@ -161,7 +169,7 @@ def task_of(config: Mapping[str, Any]) -> Task:
     """Return what the outputs of the head mean, according to `problem_type`."""
     written = or_usual(config, "problem_type", "single_label_classification")
     if written not in _TASKS:
-        raise VitkitError(f"config.json: problem_type {written!r:.60} must be one of {', '.join(_TASKS)}")
+        raise _invalid(f"config.json: problem_type {written!r:.60} must be one of {', '.join(_TASKS)}")
     return _TASKS[written]
 
 
@@ -173,9 +181,9 @@ def labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
             written = {index: label for label, index in (config.get("label2id") or {}).items()}
         by_index = {int(index): str(label) for index, label in written.items()}
     except (AttributeError, TypeError, ValueError) as error:
-        raise VitkitError("config.json: id2label must map numbers to class names") from error
+        raise _invalid("config.json: id2label must map numbers to class names") from error
     if sorted(by_index) != list(range(len(by_index))):
-        raise VitkitError("config.json: id2label must number the classes from 0 without gaps")
+        raise _invalid("config.json: id2label must number the classes from 0 without gaps")
     return tuple(by_index[index] for index in range(len(by_index))) or None
 
 
@@ -189,7 +197,7 @@ def pixels(processor: Mapping[str, Any] | None, family: str = "vit") -> dict[str
     written = _settings(processor, family)
     factor = written["rescale_factor"]
     if not is_number(factor) or abs(factor - 1 / 255) > 1e-9:
-        raise VitkitError(f"{_FILE}: rescale_factor {factor!r:.40} is not supported; expected 1/255")
+        raise _unsupported(f"{_FILE}: rescale_factor {factor!r:.40} is not supported; expected 1/255")
     fields: dict[str, Any] = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
     if written.get("do_normalize", True):
         theirs = {name: written[f"image_{name}"] for name in ("mean", "std")}
@@ -197,8 +205,20 @@ def pixels(processor: Mapping[str, Any] | None, family: str = "vit") -> dict[str
         fields = {name: of_channels(value, f"image_{name}", _FILE) for name, value in theirs.items()}
     resample = written["resample"]
     if type(resample) is not int or resample not in _RESAMPLING:
-        raise VitkitError(f"{_FILE}: resample {resample!r:.40} is not supported; expected 0, 1, 2 or 3")
-    return {**fields, "interpolation": _RESAMPLING[resample], **_fit(written)}
+        raise _unsupported(f"{_FILE}: resample {resample!r:.40} is not supported; expected 0, 1, 2 or 3")
+    fields["interpolation"] = _RESAMPLING[resample]
+    size, is_short_side = _size(written, "size")
+    if not written.get("do_center_crop", False):
+        fit = {"fit": "crop", "crop_pct": 1.0, "floor_crop": True} if is_short_side else {"fit": "squash"}
+        return {**fields, **fit}
+    crop, _ = _size(written, "crop_size")
+    shares = [kept / full for kept, full in zip(crop, size, strict=True)]
+    if shares[0] != shares[1] or shares[0] > 1:
+        raise _invalid(
+            f"{_FILE}: crop_size {crop[0]}x{crop[1]} must not be larger than size {size[0]}x{size[1]}, and must have "
+            "the same aspect ratio"
+        )
+    return {**fields, "fit": "crop" if is_short_side else "squash_crop", "crop_pct": shares[0], "floor_crop": True}
 
 
 def _settings(processor: Mapping[str, Any], family: str) -> dict[str, Any]:
@@ -207,29 +227,15 @@ def _settings(processor: Mapping[str, Any], family: str) -> dict[str, Any]:
     match = None if named is None else re.fullmatch(r"(\w+?)(ImageProcessor|FeatureExtractor)(Fast|Pil)?", str(named))
     kind = _PROCESSOR_OF.get(family, "ViT") if named is None else match[1] if match else ""
     if kind not in PROCESSORS:
-        raise VitkitError(f"{_FILE}: {named!r:.60} is not supported; expected that of {', '.join(PROCESSORS)}")
+        raise _unsupported(f"{_FILE}: {named!r:.60} is not supported; expected that of {', '.join(PROCESSORS)}")
     stated = {name: value for name, value in processor.items() if value is not None}
     return {**_OF_ALL, **PROCESSORS[kind], **stated}
-
-
-def _fit(written: Mapping[str, Any]) -> dict[str, Any]:
-    size, is_short_side = _size(written, "size")
-    if not written.get("do_center_crop", False):
-        return {"fit": "crop", "crop_pct": 1.0, "floor_crop": True} if is_short_side else {"fit": "squash"}
-    crop, _ = _size(written, "crop_size")
-    shares = [kept / full for kept, full in zip(crop, size, strict=True)]
-    if shares[0] != shares[1] or shares[0] > 1:
-        raise VitkitError(
-            f"{_FILE}: crop_size {crop[0]}x{crop[1]} must not be larger than size {size[0]}x{size[1]}, and must have "
-            "the same aspect ratio"
-        )
-    return {"fit": "crop" if is_short_side else "squash_crop", "crop_pct": shares[0], "floor_crop": True}
 
 
 def of_channels(written: Any, name: str, file: str) -> tuple[float, ...]:
     """Return a list of numbers, one for each channel, as a tuple."""
     if not isinstance(written, (list, tuple)) or not written or not all(map(is_number, written)):
-        raise VitkitError(f"{file}: {name} must be a list with one number for each channel, not {written!r:.60}")
+        raise _invalid(f"{file}: {name} must be a list with one number for each channel, not {written!r:.60}")
     return tuple(written)
 
 
@@ -239,7 +245,7 @@ def sides(written: Any, file: str = "config.json") -> tuple[int, int] | None:
         return None
     both = written if isinstance(written, (list, tuple)) else (written, written)
     if len(both) != 2 or not all(type(side) is int and side > 0 for side in both):
-        raise VitkitError(f"{file}: image_size must be one or two numbers of pixels, not {written!r:.40}")
+        raise _invalid(f"{file}: image_size must be one or two numbers of pixels, not {written!r:.40}")
     return both[0], both[1]
 
 
@@ -266,7 +272,7 @@ def _size(written: Mapping[str, Any], name: str) -> tuple[tuple[int, int], bool]
     except VitkitError:
         pair = None
     if pair is None or (is_short_side and name == "crop_size"):
-        raise VitkitError(
+        raise _unsupported(
             f"{_FILE}: {name} {written[name]!r:.60} is not supported; expected one number, height and width"
             + (", or shortest_edge" if name == "size" else "")
         )
@@ -278,7 +284,8 @@ def processor(preprocess: Preprocess) -> dict[str, Any]:
     preprocess.check_known()
     if preprocess.fit == "pad":
         raise VitkitError(
-            "the Hugging Face layout cannot express preprocess.fit 'pad': the model is not written; use --to folder"
+            "weights.layout-unsuitable",
+            "the Hugging Face layout cannot express preprocess.fit 'pad': the model is not written; use --to folder",
         )
     (height, width), (full_height, full_width) = preprocess.size, preprocess.before_crop
     is_cropped = preprocess.fit != "squash"
@@ -288,8 +295,9 @@ def processor(preprocess: Preprocess) -> dict[str, Any]:
     if preprocess.fit == "crop":
         if height != width:
             raise VitkitError(
+                "weights.layout-unsuitable",
                 f"the Hugging Face layout supports only square crops, not {height}x{width}, so nothing was written: "
-                "use another layout, such as --to timm"
+                "use another layout, such as --to timm",
             )
         size = {"shortest_edge": full_height}
     kinds = {"crop": "BitImageProcessor", "squash": "ViTImageProcessor", "squash_crop": "DeiTImageProcessor"}

@@ -16,7 +16,7 @@ from vitkit.data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD
 from vitkit.errors import VitkitError
 from vitkit.weights.checkpoint import Checkpoint, StoredTensor
 from vitkit.weights.formats.huggingface_described import activation, labels, or_usual, sides, stated
-from vitkit.weights.layout import Layout, Piece, depth_of, joined, pair, same, without_keys
+from vitkit.weights.layout import Layout, Piece, depth_of, joined, pair, require, same, without_keys
 
 _BLOCK = re.compile(r"(?P<prefix>beit\.|data2vec_vision\.)?(?P<layers>encoder\.layer|layers)\.(?P<layer>\d+)\.")
 _OF_IMAGES = re.compile(
@@ -46,21 +46,29 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
     family = config.get("model_type") or prefix.rstrip(".").replace("_", "-") or "beit"
     if any(name.startswith("decode_head.") for name in names):
         raise VitkitError(
+            "weights.architecture-unsupported",
             f"{checkpoint.path}: this is {family} for segmentation, which is not supported: "
-            "use a model for classification"
+            "use a model for classification",
         )
     fields = _fields(names, prefix, config)
     dropped = {f"{prefix}embeddings.mask_token": "trained to predict masked patches"}
     dropped |= {name: "it predicts visual tokens of masked patches" for name in names if name.startswith("lm_head.")}
     dropped |= {name: "it follows from the grid" for name in names if name.endswith("relative_position_index")}
     layers = prefix + matches[0]["layers"]
+    size = sides(config.get("image_size"))
+    tables = [tensor.shape[0] for name, tensor in names.items() if name.endswith(_TABLE) and tensor.shape]
+    kernels = (tensor.shape for name, tensor in names.items() if name.endswith("patch_embeddings.projection.weight"))
+    kernel = next(kernels, ())
+    if size is None and tables and len(kernel) == 4:  # the table of biases determines a square patch grid
+        side = (math.isqrt(max(max(tables, key=tables.count) - 3, 0)) + 1) // 2
+        size = (side * kernel[-2], side * kernel[-1]) if side else None
     return Layout(
         **stated(checkpoint, family, _PIXELS, resizes=True),
         format=f"Hugging Face {family}",
         pieces=_pieces(prefix, layers, depth_of(match["layer"] for match in matches), names, fields),
         fields=fields,
         classes=labels(config) if "classifier.weight" in names else None,
-        image_size=sides(config.get("image_size")) or _size_of_table(names),
+        image_size=size,
         assumed={} if checkpoint.config is not None else {"norm_eps": "1e-12", "gelu": "erf"},
         dropped={name: reason for name, reason in dropped.items() if name in names},
     )
@@ -78,10 +86,11 @@ def _fields(names: Mapping[str, StoredTensor], prefix: str, config: Mapping[str,
     is_placed = f"{prefix}embeddings.position_embeddings" in names or config.get("use_absolute_position_embeddings")
     is_pooled = f"{prefix}pooler.layernorm.weight" in names or config.get("use_mean_pooling")
     if not (is_relative or is_placed or config):
-        raise VitkitError(f"{_TABLE} is missing: BEiT has one in every layer, or one for all")
+        raise VitkitError("weights.tensor-missing", f"{_TABLE} is missing: BEiT has one in every layer, or one for all")
     if is_relative and is_placed:
         raise VitkitError(
-            "use_absolute_position_embeddings with relative positions is not supported: vitkit supports one kind"
+            "weights.description-unsupported",
+            "use_absolute_position_embeddings with relative positions is not supported: vitkit supports one kind",
         )
     heads = or_usual(config, "num_attention_heads", tables[0][1] if tables else None)
     return {
@@ -94,15 +103,6 @@ def _fields(names: Mapping[str, StoredTensor], prefix: str, config: Mapping[str,
         **({"position_at": "shared" if is_shared else "every_layer"} if is_relative else {}),
         **({} if heads is None else {"heads": heads}),
     }
-
-
-def _size_of_table(names: Mapping[str, StoredTensor]) -> tuple[int, int] | None:
-    """Infer the image size (height, width) in pixels from a table of biases of a square patch grid; None if unknown."""
-    rows = [tensor.shape[0] for name, tensor in names.items() if name.endswith(_TABLE) and tensor.shape]
-    kernels = (tensor.shape for name, tensor in names.items() if name.endswith("patch_embeddings.projection.weight"))
-    kernel = next(kernels, ())
-    across = math.isqrt(max(max(rows, key=rows.count) - 3, 0)) if rows else 0
-    return ((across + 1) // 2 * kernel[-2], (across + 1) // 2 * kernel[-1]) if across and len(kernel) == 4 else None
 
 
 def _pieces(
@@ -157,13 +157,15 @@ def recognise_dinov3(checkpoint: Checkpoint) -> Layout | None:
     matches = [match for name in names if (match := _DINOV3_BLOCK.match(name))]
     if not matches:
         return None
-    if _REGISTERS not in names:  # models without registers have this tensor, too
-        raise VitkitError(f"{checkpoint.path} (Hugging Face dinov3_vit): {_REGISTERS} is missing")
+    require(checkpoint, "Hugging Face dinov3_vit", _REGISTERS)  # models without registers have this tensor, too
     kernel = names[_KERNEL].shape if _KERNEL in names else ()
     heads = or_usual(config, "num_attention_heads", _HEADS.get(kernel[0] if kernel else 0))
     is_gated = any(".mlp.gate_proj." in name for name in names)
     if (written := config.get("hidden_act", "silu" if is_gated else "gelu")) != "silu" and is_gated:
-        raise VitkitError(f"config.json: a gated MLP with hidden_act {written!r} is not supported; expected silu")
+        raise VitkitError(
+            "weights.description-unsupported",
+            f"config.json: a gated MLP with hidden_act {written!r} is not supported; expected silu",
+        )
     size = sides(config.get("image_size")) or (SIDE, SIDE)
     fields: dict[str, Any] = {
         "rotary": "dinov3",
@@ -203,7 +205,8 @@ def _dinov3_pieces(layers: str, depth: int, names: Mapping[str, StoredTensor], *
     if biases not in (set(), {*"qv"}, {*"qkv"}):
         listed = " and ".join(sorted(biases))
         raise VitkitError(
-            f"biases of {listed} alone are not supported; expected those of q and v, of all three, or none"
+            "weights.architecture-unsupported",
+            f"biases of {listed} alone are not supported; expected those of q and v, of all three, or none",
         )
     pieces = {
         "cls_token": same("embeddings.cls_token"),

@@ -36,7 +36,6 @@ _TYPES = {  # by `model_type` of the whole model, and of the image encoder
     **dict.fromkeys(("clip", "clip_vision_model"), "clip"),
     **dict.fromkeys(("siglip", "siglip_vision_model"), "siglip"),
 }
-_NAFLEX_TYPES = ("siglip2", "siglip2_vision_model")
 _CUSTOMARY: dict[str, dict[str, Any]] = {
     "clip": {"fit": "crop", "crop_pct": 1.0, "interpolation": "bicubic", "mean": CLIP_MEAN, "std": CLIP_STD},
     "siglip": {"fit": "squash", "interpolation": "bicubic", "mean": HALF, "std": HALF},
@@ -46,12 +45,10 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "clip": {"norm_eps": 1e-5, "gelu": "quick"},
     "siglip": {"norm_eps": 1e-6, "gelu": "tanh"},
 }
-_HEADS = 12
 _SAYS = {
     "clip": "quick, as OpenAI trained CLIP; LAION's have the same tensors and the exact GELU: gelu='erf' says so",
     "siglip": "tanh, as SigLIP's authors trained it; gelu='erf' says otherwise",
 }
-_FIELDS = {"norm_eps": "layer_norm_eps", "layers": "num_hidden_layers", "in_channels": "num_channels"}
 _NAMES = {"clip": "CLIP", "siglip": "SigLIP"}
 _BESIDE = {  # what a file of the whole model contains in addition to the image encoder
     r"text_model\.|text_projection\.": "the text encoder",
@@ -76,8 +73,9 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     has_classifier = any(name.startswith("classifier.") for name in names)
     if family == "clip" and has_classifier:
         raise VitkitError(
+            "weights.architecture-unsupported",
             f"{checkpoint.path}: this is CLIPForImageClassification, whose head reads tokens that are not normalised; "
-            "it is not supported: use the CLIP model that it was made from"
+            "it is not supported: use the CLIP model that it was made from",
         )
     pieces = _pieces(prefix, family, depth_of(match[2] for match in matches))
     dropped = {name: reason for name in names for kind, reason in _BESIDE.items() if re.match(kind, name)}
@@ -86,7 +84,9 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
         dropped |= {name: "the classifier reads the mean of the patches" for name in names if name.startswith(ahead)}
     config = None if checkpoint.config is None else checkpoint.config.get("vision_config", checkpoint.config)
     if config is not None and not isinstance(config, Mapping):
-        raise VitkitError(f"config.json: vision_config must be an object, not {config!r:.80}")
+        raise VitkitError(
+            "weights.description-invalid", f"config.json: vision_config must be an object, not {config!r:.80}"
+        )
     if config is not None:
         is_map = bool(config.get("vision_use_head", True))  # a few SigLIP models do not pool by attention
     else:
@@ -132,14 +132,20 @@ def _family(checkpoint: Checkpoint, prefix: str) -> str:
     """Return the family according to config.json, or by tensors that only one family has."""
     kernel = checkpoint.tensors.get(f"{prefix}embeddings.patch_embedding.weight")
     kind = (checkpoint.config or {}).get("model_type")
-    if kind in _NAFLEX_TYPES or (kind is None and kernel is not None and len(kernel.shape) == 2):
-        raise VitkitError(f"{checkpoint.path}: this is {NAFLEX}; it is not supported yet")
+    if kind in ("siglip2", "siglip2_vision_model") or (kind is None and kernel is not None and len(kernel.shape) == 2):
+        raise VitkitError(
+            "weights.architecture-unsupported", f"{checkpoint.path}: this is {NAFLEX}; it is not supported yet"
+        )
     if f"{prefix}embeddings.token_embedding.weight" in checkpoint.tensors:
         raise VitkitError(
-            f"{checkpoint.path}: this is a text encoder alone: use a checkpoint that contains the image encoder"
+            "weights.architecture-unsupported",
+            f"{checkpoint.path}: this is a text encoder alone: use a checkpoint that contains the image encoder",
         )
     if kind is not None and kind not in _TYPES:
-        raise VitkitError(f"config.json describes a model of type {kind!r}; known: {', '.join(_TYPES)}")
+        raise VitkitError(
+            "weights.architecture-unsupported",
+            f"config.json describes a model of type {kind!r}; known: {', '.join(_TYPES)}",
+        )
     if kind is not None:
         return _TYPES[kind]
     clip_names = (f"{prefix}pre_layrnorm.", f"{prefix}embeddings.class_embedding")
@@ -148,10 +154,14 @@ def _family(checkpoint: Checkpoint, prefix: str) -> str:
 
 def _written(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that config.json states, and transformers' default for `heads` if config.json omits it."""
-    fields: dict[str, Any] = {"heads": or_usual(config, "num_attention_heads", _HEADS)}
+    fields: dict[str, Any] = {"heads": or_usual(config, "num_attention_heads", 12)}
     if "hidden_act" in config:
         fields |= activation(config["hidden_act"])
-    for ours, theirs in _FIELDS.items():
+    for ours, theirs in (
+        ("norm_eps", "layer_norm_eps"),
+        ("layers", "num_hidden_layers"),
+        ("in_channels", "num_channels"),
+    ):
         if theirs in config:
             fields[ours] = config[theirs]
     if isinstance(patch := config.get("patch_size"), (int, list, tuple)):
@@ -170,8 +180,19 @@ def _pieces(prefix: str, family: str, depth: int) -> dict[str, Piece]:
     if family == "clip":
         pieces |= {"cls_token": with_axes(f"{embeddings}.class_embedding", 2)}
         pieces |= pair("norm_pre", f"{prefix}pre_layrnorm")  # spelled so in transformers
-    else:
-        pieces |= _pool(f"{prefix}head")
+    else:  # attention pooling: transformers stores q, k and v as one tensor, vitkit q, and k with v
+        pool = f"{prefix}head"
+        pieces |= {
+            "attn_pool.latent": same(f"{pool}.probe"),
+            **pair("attn_pool.proj", f"{pool}.attention.out_proj"),
+            **pair("attn_pool.norm", f"{pool}.layernorm"),
+            **pair("attn_pool.mlp.fc1", f"{pool}.mlp.fc1"),
+            **pair("attn_pool.mlp.fc2", f"{pool}.mlp.fc2"),
+        }
+        for part in ("weight", "bias"):
+            whole = (f"{pool}.attention.in_proj_{part}",)
+            pieces[f"attn_pool.q.{part}"] = Piece(whole, lambda t: t[: t.shape[0] // 3], lambda *_: (None,))
+            pieces[f"attn_pool.kv.{part}"] = Piece(whole, lambda t: t[t.shape[0] // 3 :], lambda *_: (None,))
     for layer in range(depth):
         pieces |= block_pieces(f"blocks.{layer}", f"{prefix}encoder.layers.{layer}")
     return pieces
@@ -187,22 +208,6 @@ def block_pieces(ours: str, theirs: str) -> dict[str, Piece]:
         **pair(f"{ours}.norm2", f"{theirs}.layer_norm2"),
         **pair(f"{ours}.mlp.fc1", f"{theirs}.mlp.fc1"),
         **pair(f"{ours}.mlp.fc2", f"{theirs}.mlp.fc2"),
-    }
-
-
-def _pool(theirs: str) -> dict[str, Piece]:
-    """Return the `Piece`s of attention pooling, whose stored q, k and v are one tensor; ours are q, and k with v."""
-    pieces = {"attn_pool.latent": same(f"{theirs}.probe")}
-    for part in ("weight", "bias"):
-        whole = f"{theirs}.attention.in_proj_{part}"
-        pieces[f"attn_pool.q.{part}"] = Piece((whole,), lambda t: t[: t.shape[0] // 3], lambda *_: (None,))
-        pieces[f"attn_pool.kv.{part}"] = Piece((whole,), lambda t: t[t.shape[0] // 3 :], lambda *_: (None,))
-    return {
-        **pieces,
-        **pair("attn_pool.proj", f"{theirs}.attention.out_proj"),
-        **pair("attn_pool.norm", f"{theirs}.layernorm"),
-        **pair("attn_pool.mlp.fc1", f"{theirs}.mlp.fc1"),
-        **pair("attn_pool.mlp.fc2", f"{theirs}.mlp.fc2"),
     }
 
 

@@ -29,11 +29,6 @@ _BESIDE = {
 _PIXELS = {"fit": "crop", "crop_pct": 1.0, "interpolation": "bicubic", "mean": CLIP_MEAN, "std": CLIP_STD}
 _SIGLIP = {"fit": "squash", "interpolation": "bicubic", "mean": HALF, "std": HALF}
 _FILE = "open_clip_config.json"
-_SAYS = (
-    "erf, as LAION trained its CLIP models; OpenAI's own, DFN's and MetaCLIP's have the same tensors and "
-    "x sigmoid(1.702 x): gelu='quick' says so"
-)
-_SAYS_OF_TIMM = "erf; some of SigLIP's encoders have the same tensors and GELU by tanh: gelu='tanh' says so"
 
 
 def recognise(checkpoint: Checkpoint) -> Layout | None:
@@ -59,6 +54,11 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     }
     for layer in range(depth_of(match[2] for match in matches)):
         pieces |= block_pieces(f"blocks.{layer}", f"visual.transformer.resblocks.{layer}")
+    gelu = (
+        "erf, as LAION trained its CLIP models; OpenAI's own, DFN's and MetaCLIP's have the same tensors and "
+        "x sigmoid(1.702 x): gelu='quick' says so"
+    )
+    described = described_pixels(checkpoint.config)
     return Layout(
         format="OpenCLIP",
         pieces=pieces,
@@ -72,9 +72,9 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
             "position_resize": "timm",
             **_fields(checkpoint.config),
         },
-        assumed={} if _model(checkpoint.config) else {"gelu": _SAYS},
-        preprocess=described_pixels(checkpoint.config) or _PIXELS,
-        is_preprocess_known=described_pixels(checkpoint.config) is not None,
+        assumed={} if _model(checkpoint.config) else {"gelu": gelu},
+        preprocess=described or _PIXELS,
+        is_preprocess_known=described is not None,
         image_size=_size(checkpoint.config),
         dropped=_dropped(checkpoint),
     )
@@ -92,14 +92,16 @@ def _of_timm(checkpoint: Checkpoint) -> Layout | None:
         ours: dataclasses.replace(piece, theirs=tuple(_TRUNK + name for name in piece.theirs))
         for ours, piece in layout.pieces.items()
     }
+    gelu = "erf; some of SigLIP's encoders have the same tensors and GELU by tanh: gelu='tanh' says so"
+    described = described_pixels(checkpoint.config)
     return dataclasses.replace(
         layout,
         format="OpenCLIP",
         pieces=pieces,
-        preprocess=described_pixels(checkpoint.config) or (_SIGLIP if "_siglip_" in named else layout.preprocess),
-        is_preprocess_known=described_pixels(checkpoint.config) is not None,
+        preprocess=described or (_SIGLIP if "_siglip_" in named else layout.preprocess),
+        is_preprocess_known=described is not None,
         image_size=_size(checkpoint.config),
-        assumed={} if named else {"gelu": _SAYS_OF_TIMM},
+        assumed={} if named else {"gelu": gelu},
         dropped={**{f"{_TRUNK}{name}": reason for name, reason in layout.dropped.items()}, **_dropped(checkpoint)},
     )
 
@@ -118,7 +120,7 @@ def _of_images(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Return `vision_cfg` of open_clip_config.json; empty if there is none."""
     vision = or_usual(_model(config) or {}, "vision_cfg", {})
     if not isinstance(vision, Mapping):
-        raise VitkitError(f"{_FILE}: vision_cfg must be a table, not {vision!r:.40}")
+        raise VitkitError("weights.description-invalid", f"{_FILE}: vision_cfg must be a table, not {vision!r:.40}")
     return vision
 
 
@@ -128,16 +130,17 @@ def _fields(config: Mapping[str, Any] | None) -> dict[str, Any]:
     if described is None:
         return {}
     images = _of_images(config)
-    unknown = [name for name in _UNKNOWN if images.get(name)]
-    if unknown:
-        raise VitkitError(f"{_FILE}: {unknown[0]} {images[unknown[0]]!r} is not supported")
+    refused = "attentional_pool no_ln_pre timm_model_name global_average_pool block_type act_kwargs"
+    for name in refused.split():
+        if images.get(name):
+            raise VitkitError("weights.description-unsupported", f"{_FILE}: {name} {images[name]!r} is not supported")
     width, head = (or_usual(images, name, usual) for name, usual in (("width", 768), ("head_width", 64)))
     if not (type(width) is type(head) is int and head > 0 and width > 0 and width % head == 0):
-        raise VitkitError(f"{_FILE}: width {width!r:.40} is not divisible by the head width {head!r:.40}")
+        raise VitkitError(
+            "weights.description-invalid",
+            f"{_FILE}: width {width!r:.40} is not divisible by the head width {head!r:.40}",
+        )
     return {"gelu": "quick" if described.get("quick_gelu") else "erf", "heads": width // head}
-
-
-_UNKNOWN = ("attentional_pool", "no_ln_pre", "timm_model_name", "global_average_pool", "block_type", "act_kwargs")
 
 
 def _size(config: Mapping[str, Any] | None) -> tuple[int, int] | None:
@@ -152,7 +155,10 @@ def described_pixels(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
     fits = {"shortest": "crop", "squash": "squash", "longest": "pad"}
     mode = or_usual(described, "resize_mode", "shortest")
     if not isinstance(mode, str) or mode not in fits:
-        raise VitkitError(f"{_FILE}: resize_mode {mode!r} is not supported; expected one of {list(fits)}")
+        raise VitkitError(
+            "weights.description-unsupported",
+            f"{_FILE}: resize_mode {mode!r} is not supported; expected one of {list(fits)}",
+        )
     return {
         "fit": fits[mode],
         "crop_pct": 1.0,

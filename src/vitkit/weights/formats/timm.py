@@ -20,11 +20,11 @@ from vitkit.errors import VitkitError, first_line
 from vitkit.model.config import ViTConfig
 from vitkit.system.files import replacing, to_json
 from vitkit.text.arguments import is_number
-from vitkit.weights.checkpoint import Checkpoint, noted, tuck_in
+from vitkit.weights.checkpoint import Checkpoint, embed_in_zip, noted
 from vitkit.weights.formats import CHECKPOINT_FORMATS
 from vitkit.weights.formats.export import Files, metadata, one, ours_of, refuse, said, save, tensors_under, write_folder
 from vitkit.weights.formats.huggingface_described import of_channels
-from vitkit.weights.layout import Layout, Piece, same
+from vitkit.weights.layout import Layout, Piece, require, same
 
 FIELDS: dict[str, Any] = {"gelu": "erf", "norm_eps": 1e-6, "position_resize": "timm", "stem_kind": "timm"}
 _IMAGENET = {"fit": "crop", "interpolation": "bicubic", "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
@@ -57,11 +57,10 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     }
     names = {*checkpoint.tensors, *(_ROOT if any(name in checkpoint.tensors for name in _ROOT) else ())}
     architecture = str((checkpoint.config or {}).get("architecture", ""))
-    if re.search(r"_reg\d+_", architecture) and "reg_token" not in names:
-        raise VitkitError(f"{checkpoint.path} (timm): reg_token is missing")
+    if re.search(r"_reg\d+_", architecture):
+        require(checkpoint, "timm", "reg_token")
     described = beside(checkpoint)
     arguments = (checkpoint.config or {}).get("model_args") or {}
-    has_layer_scale = any(name.endswith("ls1.gamma") for name in checkpoint.tensors)
     return Layout(
         format="timm",
         pieces={_our_name(name): Piece((name,)) for name in names},
@@ -75,7 +74,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
             **({"prefix_positions": False} if arguments.get("no_embed_class") is True else {}),
             **described.get("fields", {}),
         },
-        preprocess=described.get("preprocess", _customary(checkpoint, has_layer_scale=has_layer_scale)),
+        preprocess=described.get("preprocess", _customary(checkpoint)),
         is_preprocess_known="preprocess" in described,
         classes=described.get("classes"),
         image_size=described.get("image_size"),
@@ -121,7 +120,8 @@ def _ending(checkpoint: Checkpoint) -> dict[str, Any]:
     is_of_patches = len(positions) == 3 and math.isqrt(positions[1]) ** 2 == positions[1]  # as RADIO's are
     if is_of_patches and "reg_token" not in names:
         raise VitkitError(
-            f"{checkpoint.path} (timm) has neither reg_token nor norm.weight and norm.bias: save the whole state_dict"
+            "weights.tensor-missing",
+            f"{checkpoint.path} (timm) has neither reg_token nor norm.weight and norm.bias: save the whole state_dict",
         )
     is_known = is_of_patches or any(re.match(r"blocks\.\d+\.ls1\.", name) for name in names)
     return {"last_norm": False} if is_known else {}
@@ -179,12 +179,10 @@ def written(checkpoint: Checkpoint) -> dict[str, Any]:
 def described_pixels(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return `pretrained_cfg` of timm's config.json as fields of `Preprocess`; None if it states none of them."""
     pretrained = config.get("pretrained_cfg")
-    if not isinstance(pretrained, Mapping) or all(pretrained.get(name) is None for name in _STATED):
+    stated = ("mean", "std", "interpolation", "crop_pct", "crop_mode")  # timm has a default for each of them
+    if not isinstance(pretrained, Mapping) or all(pretrained.get(name) is None for name in stated):
         return None
     return pixels_of_pretrained(pretrained)
-
-
-_STATED = ("mean", "std", "interpolation", "crop_pct", "crop_mode")  # timm has a default for each of them
 
 
 def pixels_of_pretrained(pretrained: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,10 +215,11 @@ def pixels_of_pretrained(pretrained: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _customary(checkpoint: Checkpoint, *, has_layer_scale: bool) -> dict[str, Any]:
+def _customary(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the usual preprocessing of models in this layout, for a checkpoint without a configuration."""
     if _is_clip(checkpoint):
         return CLIP
+    has_layer_scale = any(name.endswith("ls1.gamma") for name in checkpoint.tensors)
     if has_layer_scale or _is_beit3(checkpoint):  # DeiT III, DINOv2
         return {**_IMAGENET, "crop_pct": 1.0}
     if checkpoint.wrappers:  # DeiT's, MAE's and DINO's authors wrap theirs
@@ -247,7 +246,7 @@ def write(classifier: Classifier, destination: Path) -> None:
                 torch.save(tensors, temporary)
             except RuntimeError as error:  # raised by PyTorch if the disk is full
                 raise OSError(f"cannot write {destination}: {first_line(error)}") from error
-            tuck_in(temporary, classifier.pictures or b"")
+            embed_in_zip(temporary, classifier.pictures or b"")
 
 
 _POOLS_TIMM_FILES = {"token": "token", "gap": "avg", "map": "map"}

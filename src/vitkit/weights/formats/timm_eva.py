@@ -24,7 +24,7 @@ from vitkit.data.preprocess import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMA
 from vitkit.errors import VitkitError
 from vitkit.weights.checkpoint import Checkpoint, StoredTensor
 from vitkit.weights.formats.timm import FIELDS, beside, written
-from vitkit.weights.layout import Layout, Piece, joined, same, without_keys
+from vitkit.weights.layout import Layout, Piece, joined, require, same, without_keys
 
 MLP_PARTS = ("mlp.fc1.weight", "mlp.fc1.bias", "mlp.fc2.weight", "mlp.fc2.bias")
 Names = Mapping[str, StoredTensor]
@@ -73,9 +73,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     family = _family(names, architecture)
     if family is None:
         return None
-    for name in ("patch_embed.proj.weight", *family.needs):
-        if name not in names:
-            raise VitkitError(f"{checkpoint.path} ({family.name}): {name} is missing")
+    require(checkpoint, family.name, "patch_embed.proj.weight", *family.needs)
     described = beside(checkpoint)
     fields = {**written(checkpoint), **described.get("fields", {})}
     size = described.get("image_size")
@@ -109,17 +107,22 @@ def _family(names: Names, architecture: str) -> Family | None:
     if is_scaled and has(names, r"fc_norm\."):
         is_beit = "cls_token" in names  # without its tables, or `recognise_beit` would have recognised it
         table = ("rel_pos_bias.relative_position_bias_table",)
-        return Family("BEiT", {}, _HALF, table) if is_beit else _rope_gap()
+        if is_beit:
+            return Family("BEiT", {}, _HALF, table)
+        fields = {
+            "rotary": "eva", "rotary_base": 10_000.0, "rotary_grid": (16, 16), "position": "none",
+            "pool": "gap", "class_token": False,
+        }  # fmt: skip
+        says = "eva, of base 10000 on a grid of 16x16, because that is timm's vit_*_rope_reg*_gap_256: no tensor tells"
+        assumed = {"rotary": f"{says}; if wrong: rotary=..., rotary_base=..., rotary_grid=..."}
+        return Family("rotary ViT", fields, {**_HALF, "crop_pct": 0.95}, ("reg_token",), 256, assumed)
     if is_scaled:
         return _dinov3(names, architecture)
     if has(names, r"blocks\.\d+\.attn\.(q_bias|v_bias|q_proj\.bias|v_proj\.bias)"):
         return _eva(names, architecture)
-    return _aimv2(names) if has(names, r"blocks\.\d+\.mlp\.fc1_") else None
-
-
-def _aimv2(names: Names) -> Family:
-    """Return the family AIMv2 (arXiv 2411.14402). Its heads have 128 features, which no tensor determines."""
-    fields = {
+    if not has(names, r"blocks\.\d+\.mlp\.fc1_"):
+        return None
+    fields = {  # AIMv2 (arXiv 2411.14402): its heads have 128 features, which no tensor determines
         "norm_kind": "rms", "norm_eps": 1e-5, "proj_bias": False, "class_token": False, "pool": "gap",
         "heads": max(_sizes(names)[1] // 128, 1),
     }  # fmt: skip
@@ -129,7 +132,9 @@ def _aimv2(names: Names) -> Family:
 def _eva(names: Names, architecture: str) -> Family:
     needs = ("cls_token", "pos_embed")
     fields = {"pool": "gap" if has(names, r"fc_norm\.") else "token", "class_token": True}
-    if _is_gated(names):
+    into, out_of = (shapes_like(names, rf"blocks\.\d+\.mlp\.{layer}\.weight$") for layer in ("fc1", "fc2"))
+    gated = [a for a, b in zip(into, out_of, strict=False) if len(a) == len(b) == 2 and a[0] == 2 * b[1]]
+    if has(names, r"blocks\.\d+\.mlp\.fc1_[gx]\.") or 2 * len(gated) > len(into):
         says = "eva, of base 10000 on a grid of 16x16, because that is EVA-02's, at all of its sizes"
         turn = {"rotary": "eva", "rotary_base": 10_000.0, "rotary_grid": (16, 16)}
         assumed = {"rotary": f"{says}: no tensor tells; if wrong: rotary=..., rotary_base=..., rotary_grid=..."}
@@ -189,16 +194,6 @@ def _rope_vit(names: Names) -> Family:
     return Family("RoPE-ViT", fields, {**_IMAGENET, "crop_pct": 0.9}, ("cls_token",), 224, assumed)
 
 
-def _rope_gap() -> Family:
-    fields = {
-        "rotary": "eva", "rotary_base": 10_000.0, "rotary_grid": (16, 16), "position": "none",
-        "pool": "gap", "class_token": False,
-    }  # fmt: skip
-    says = "eva, of base 10000 on a grid of 16x16, because that is timm's vit_*_rope_reg*_gap_256: no tensor tells"
-    assumed = {"rotary": f"{says}; if wrong: rotary=..., rotary_base=..., rotary_grid=..."}
-    return Family("rotary ViT", fields, {**_HALF, "crop_pct": 0.95}, ("reg_token",), 256, assumed)
-
-
 def _dinov3(names: Names, architecture: str) -> Family:
     pool = "token" if "lingbot" in architecture else "gap"
     fields = {
@@ -224,14 +219,6 @@ def has(names: Names, pattern: str) -> bool:
     return any(map(re.compile(pattern).match, names))
 
 
-def _is_gated(names: Names) -> bool:
-    if has(names, r"blocks\.\d+\.mlp\.fc1_[gx]\."):
-        return True
-    into, out_of = (shapes_like(names, rf"blocks\.\d+\.mlp\.{layer}\.weight$") for layer in ("fc1", "fc2"))
-    gated = [a for a, b in zip(into, out_of, strict=False) if len(a) == len(b) == 2 and a[0] == 2 * b[1]]
-    return 2 * len(gated) > len(into)
-
-
 def shapes_like(names: Names, pattern: str) -> list[tuple[int, ...]]:
     return [names[name].shape for name in sorted(names) if re.match(pattern, name)]
 
@@ -253,13 +240,26 @@ def pieces_of(names: Names) -> dict[str, Piece]:
     """
     pieces = {name: same(name) for name in names}
     blocks = {match[1] for name in names if (match := re.match(r"(blocks\.\d+)\.", name))}
-    forms = {block: _parts(block) for block in blocks}
-    used = {  # the ways of storing a part that any block uses
-        i
-        for parts in forms.values()
-        for i, (_, piece) in enumerate(parts)
-        if any(name in names for name in piece.theirs)
-    }
+    forms: dict[str, list[tuple[str, Piece]]] = {}  # for each block, the parts that timm stores in different ways
+    used: set[int] = set()  # the ways that any block uses
+    for block in blocks:
+        table = block.replace("blocks", "rel_pos")
+        q, k, v, gate, value = (
+            f"{block}.{part}" for part in ("attn.q_proj", "attn.k_proj", "attn.v_proj", "mlp.fc1_g", "mlp.fc1_x")
+        )
+        forms[block] = [
+            (f"{block}.attn.qkv.weight", joined(f"{q}.weight", f"{k}.weight", f"{v}.weight")),
+            (f"{block}.attn.qkv.bias", without_keys(f"{q}.bias", f"{v}.bias")),
+            (f"{block}.attn.qkv.bias", without_keys(f"{block}.attn.q_bias", f"{block}.attn.v_bias")),
+            (f"{block}.mlp.fc1.weight", joined(f"{gate}.weight", f"{value}.weight")),
+            (f"{block}.mlp.fc1.bias", joined(f"{gate}.bias", f"{value}.bias")),
+            (f"{block}.ls1.gamma", same(f"{block}.gamma_1")),
+            (f"{block}.ls2.gamma", same(f"{block}.gamma_2")),
+            (f"{table}.table", same(f"{block}.attn.relative_position_bias_table")),
+            (f"{table}.table", same(f"{block}.attn.rel_pos.relative_position_bias_table")),
+            *((f"{table}.{part}", same(f"{block}.attn.rel_pos.{part}")) for part in MLP_PARTS),
+        ]
+        used |= {i for i, (_, piece) in enumerate(forms[block]) if any(name in names for name in piece.theirs)}
     for parts in forms.values():
         for ours, piece in (parts[i] for i in sorted(used)):
             pieces[ours] = piece
@@ -268,30 +268,9 @@ def pieces_of(names: Names) -> dict[str, Piece]:
     return pieces
 
 
-def _parts(block: str) -> list[tuple[str, Piece]]:
-    """Return pairs of vitkit's name and `Piece` for the parts of a block that timm stores in different ways."""
-    table = block.replace("blocks", "rel_pos")
-    q, k, v, gate, value = (
-        f"{block}.{part}" for part in ("attn.q_proj", "attn.k_proj", "attn.v_proj", "mlp.fc1_g", "mlp.fc1_x")
-    )
-    return [
-        (f"{block}.attn.qkv.weight", joined(f"{q}.weight", f"{k}.weight", f"{v}.weight")),
-        (f"{block}.attn.qkv.bias", without_keys(f"{q}.bias", f"{v}.bias")),
-        (f"{block}.attn.qkv.bias", without_keys(f"{block}.attn.q_bias", f"{block}.attn.v_bias")),
-        (f"{block}.mlp.fc1.weight", joined(f"{gate}.weight", f"{value}.weight")),
-        (f"{block}.mlp.fc1.bias", joined(f"{gate}.bias", f"{value}.bias")),
-        (f"{block}.ls1.gamma", same(f"{block}.gamma_1")),
-        (f"{block}.ls2.gamma", same(f"{block}.gamma_2")),
-        (f"{table}.table", same(f"{block}.attn.relative_position_bias_table")),
-        (f"{table}.table", same(f"{block}.attn.rel_pos.relative_position_bias_table")),
-        *((f"{table}.{part}", same(f"{block}.attn.rel_pos.{part}")) for part in MLP_PARTS),
-    ]
-
-
 _AHEAD = "embeds."
 _CHANNELS = 3
 _TABLE, _AXES = f"{_AHEAD}pos_embed", (f"{_AHEAD}pos_embed_y", f"{_AHEAD}pos_embed_x")
-_ALIKE = ". Of images that are not square, naflexvit_base_patch16_par_gap cuts its positions out of a square's instead"
 # The C-RADIOv3 models whose positions are resized with aligned corners, as (registers, hidden size).
 _ALIGNED = {"naflexvit_base_patch16_radio_v3": (7, 768), "naflexvit_huge_patch16_radio_v3": (7, 1280)}
 
@@ -303,10 +282,20 @@ def recognise_naflex(checkpoint: Checkpoint) -> Layout | None:
         return None
     architecture = str((checkpoint.config or {}).get("architecture", ""))
     family = _family_naflex(names, architecture)
-    for name in (f"{_AHEAD}proj.weight", *family.needs):
-        if name not in names:
-            raise VitkitError(f"{checkpoint.path} (timm, {family.name}): {name} is missing")
-    patch = _patch(checkpoint)
+    require(checkpoint, f"timm, {family.name}", f"{_AHEAD}proj.weight", *family.needs)
+    shape = names[f"{_AHEAD}proj.weight"].shape
+    patch = math.isqrt(shape[1] // _CHANNELS) if len(shape) == 2 else 0  # pixels
+    if not patch or _CHANNELS * patch * patch != shape[1]:
+        raise VitkitError(
+            "weights.tensor-misshapen",
+            f"{checkpoint.path} (timm): {_AHEAD}proj.weight must take the numbers of a square patch of {_CHANNELS} "
+            f"channels, not be of shape {shape}",
+        )
+    trained_size = None  # (height, width) in pixels of the grid of the position embeddings
+    if _TABLE in names and len(names[_TABLE].shape) == 4:
+        trained_size = names[_TABLE].shape[1] * patch, names[_TABLE].shape[2] * patch
+    elif all(name in names and len(names[name].shape) == 3 for name in _AXES):
+        trained_size = names[_AXES[0]].shape[1] * patch, names[_AXES[1]].shape[1] * patch
     described = beside(checkpoint)
     fields = {**written(checkpoint), **described.get("fields", {})}
     if "gelu" in family.fields:  # timm's config.json does not state it
@@ -317,8 +306,13 @@ def recognise_naflex(checkpoint: Checkpoint) -> Layout | None:
         "image_size": f"{size[0]}x{size[1]} pixels, of every image: {family.name} can take each at a size of its own, "
         "which is not used; image_size=... says another",
         "position_resize": f"{resize}, because that is {family.name}'s in timm: no tensor tells; if wrong: "
-        f"position_resize=...{_ALIKE if resize == 'timm' else ''}",
+        "position_resize=...",
     }
+    if resize == "timm":
+        assumed["position_resize"] += (
+            ". Of images that are not square, naflexvit_base_patch16_par_gap cuts its positions out of a square's "
+            "instead"
+        )
     return Layout(
         format=f"timm ({family.name})",
         pieces=_pieces(names, patch),
@@ -326,7 +320,7 @@ def recognise_naflex(checkpoint: Checkpoint) -> Layout | None:
         preprocess=described.get("preprocess", family.pixels),
         is_preprocess_known="preprocess" in described,
         classes=described.get("classes"),
-        image_size=_trained_size(names, patch),
+        image_size=trained_size,
         pixel_size=size,
         assumed={name: text for name, text in assumed.items() if name not in fields},
     )
@@ -376,33 +370,11 @@ def _pieces(names: Names, patch: int) -> dict[str, Piece]:
     return pieces
 
 
-def _patch(checkpoint: Checkpoint) -> int:
-    """Return the side of the square patches in pixels."""
-    shape = checkpoint.tensors[f"{_AHEAD}proj.weight"].shape
-    side = math.isqrt(shape[1] // _CHANNELS) if len(shape) == 2 else 0
-    if not side or _CHANNELS * side * side != shape[1]:
-        raise VitkitError(
-            f"{checkpoint.path} (timm): {_AHEAD}proj.weight must take the numbers of a square patch of {_CHANNELS} "
-            f"channels, not be of shape {shape}"
-        )
-    return side
-
-
-def _trained_size(names: Names, side: int) -> tuple[int, int] | None:
-    """Return the image size (height, width) in pixels of the position embeddings' grid; None if it is unknown."""
-    if _TABLE in names and len(names[_TABLE].shape) == 4:
-        return names[_TABLE].shape[1] * side, names[_TABLE].shape[2] * side
-    if all(name in names and len(names[name].shape) == 3 for name in _AXES):
-        return names[_AXES[0]].shape[1] * side, names[_AXES[1]].shape[1] * side
-    return None
-
-
 BEIT_PIXELS = {**_HALF, "crop_pct": 0.9}
 _TABLE_BEIT = (
     r"(blocks\.(?P<layer>\d+)\.attn\.(rel_pos\.)?|rel_pos_bias\.|shared_rel_pos\.)relative_position_bias_table$"
 )
 _MLP = r"(blocks\.(?P<layer>\d+)\.attn\.rel_pos|shared_rel_pos)\.(?P<part>mlp\.fc[12]\.(weight|bias))$"
-_SIDE = 224  # of images, if neither a tensor nor a file next to the weights determines it
 
 
 def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
@@ -412,11 +384,10 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
     if not (is_table or is_mlp) or not has(names, r"blocks\.\d+\.norm[12]\.") or has(names, r"(layers|stages)\."):
         return None
     name = "timm (BEiT)" if is_table else "timm (ViT with relative positions)"
-    if "patch_embed.proj.weight" not in names:
-        raise VitkitError(f"{checkpoint.path} ({name}): patch_embed.proj.weight is missing")
+    require(checkpoint, name, "patch_embed.proj.weight")
     architecture = str((checkpoint.config or {}).get("architecture", ""))
-    if "cls_token" not in names and (is_table or "_cls" in architecture):
-        raise VitkitError(f"{checkpoint.path} ({name}): cls_token is missing")
+    if is_table or "_cls" in architecture:
+        require(checkpoint, name, "cls_token")
     described = beside(checkpoint)
     settings = {**written(checkpoint), **described.get("fields", {})}
     if is_table:
@@ -451,8 +422,8 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
         pieces[ours] = same(theirs)
     size = _size_of_tables(names) if is_table else described.get("image_size")
     if size is None:
-        size = (_SIDE, _SIDE)
-        assumed["image_size"] = f"{_SIDE} pixels, as timm has the family: no tensor tells; image_size=... does"
+        size = (224, 224)
+        assumed["image_size"] = "224 pixels, as timm has the family: no tensor tells; image_size=... does"
     return Layout(
         format=name,
         pieces=pieces,
@@ -498,7 +469,9 @@ def _size_of_tables(names: Names) -> tuple[int, int]:
     across = math.isqrt(max(offsets, 0))
     if across * across != offsets or across % 2 == 0:
         raise VitkitError(
-            f"the relative position tables have {offsets} offsets, which is not the number for a square grid of patches"
+            "weights.tensor-misshapen",
+            f"the relative position tables have {offsets} offsets, which is not the number for a square grid of "
+            "patches",
         )
     kernel = names["patch_embed.proj.weight"].shape
     return (across + 1) // 2 * kernel[-2], (across + 1) // 2 * kernel[-1]

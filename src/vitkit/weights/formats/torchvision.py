@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
-from vitkit.weights.checkpoint import Checkpoint, StoredTensor
+from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.layout import Layout, Piece, depth_of, pair, same
 
 FIELDS: dict[str, Any] = {
@@ -36,16 +35,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
         return None
     mlp = ("linear_1", "linear_2") if any(".mlp.linear_" in name for name in checkpoint.tensors) else ("0", "3")
     depth = depth_of(layers)
-    return Layout(
-        format="torchvision",
-        pieces=_pieces(depth, mlp),
-        fields=FIELDS,
-        preprocess=_customary(checkpoint.tensors, depth - 1),
-    )
-
-
-def _pieces(depth: int, mlp: tuple[str, str]) -> dict[str, Piece]:
-    pieces = {
+    pieces: dict[str, Piece] = {
         "cls_token": same("class_token"),
         "pos_embed": same("encoder.pos_embedding"),
         **pair("patch_embed.proj", "conv_proj"),
@@ -64,20 +54,14 @@ def _pieces(depth: int, mlp: tuple[str, str]) -> dict[str, Piece]:
             **pair(f"{ours}.mlp.fc1", f"{theirs}.mlp.{mlp[0]}"),
             **pair(f"{ours}.mlp.fc2", f"{theirs}.mlp.{mlp[1]}"),
         }
-    return pieces
-
-
-def _customary(tensors: Mapping[str, StoredTensor], last_layer: int) -> dict[str, Any]:
-    """Return the preprocessing of torchvision's weights, which depends on the size of the model.
-
-    Models above 224 pixels, or with patches of 14 pixels, are those of SWAG, which are evaluated without a crop.
-    """
     positions, kernel = (
-        tensors[n].shape if n in tensors else () for n in ("encoder.pos_embedding", "conv_proj.weight")
+        checkpoint.tensors[name].shape if name in checkpoint.tensors else ()
+        for name in ("encoder.pos_embedding", "conv_proj.weight")
     )
-    is_large = last_layer >= 23
     side = math.isqrt(max(positions[1] - 1, 0)) * kernel[-1] if len(positions) == 3 and len(kernel) == 4 else 224
-    is_swag = side > 224 or (len(kernel) == 4 and kernel[-1] == 14)
-    if is_swag:
-        return {**PIXELS, "crop_pct": 1.0, "interpolation": "bicubic"}
-    return {**PIXELS, "crop_pct": 224 / 242} if is_large and kernel[-1:] == (16,) else PIXELS
+    preprocess: dict[str, Any] = PIXELS
+    if side > 224 or (len(kernel) == 4 and kernel[-1] == 14):  # SWAG's models, which are evaluated without a crop
+        preprocess = {**PIXELS, "crop_pct": 1.0, "interpolation": "bicubic"}
+    elif depth >= 24 and kernel[-1:] == (16,):  # vit_l_16
+        preprocess = {**PIXELS, "crop_pct": 224 / 242}
+    return Layout(format="torchvision", pieces=pieces, fields=FIELDS, preprocess=preprocess)
