@@ -88,8 +88,9 @@ def check_parts(model: Model) -> None:
     for name, part in model.named_modules():
         if _kind(part) is not described.get(name) and not _kind(part).__module__.startswith("vitkit."):
             raise VitkitError(
+                "model.part-replaced",
                 f"{name} of the model was replaced, which its configuration does not describe; nothing was written: "
-                "save model.state_dict(), and replace the part again after loading"
+                "save model.state_dict(), and replace the part again after loading",
             )
 
 
@@ -106,24 +107,21 @@ def filled(config: Config, weights: Mapping[str, Tensor]) -> Model:
     if isinstance(config, ViTConfig):
         with torch.device("meta"):
             model = VisionTransformer(config)
-        model.load_state_dict({name: _in_row_order(weight) for name, weight in weights.items()}, assign=True)
+        # Tensors from some files have other strides than new tensors, even along axes of length one. Gradients have the
+        # strides of new tensors, and the fused optimiser on GPUs requires the same strides for weights and gradients.
+        tensors = {
+            name: weight
+            if weight.stride() == torch.empty(weight.shape, device="meta").stride()
+            else weight.clone(memory_format=torch.contiguous_format)
+            for name, weight in weights.items()
+        }
+        model.load_state_dict(tensors, assign=True)
         model.rebuild_tables()
         return model
     with torch.random.fork_rng():  # not all networks can be built without initial weights, which are replaced here
         network = Network(config)
     network.network.load_state_dict(weights)
     return network
-
-
-def _in_row_order(weight: Tensor) -> Tensor:
-    """Return the tensor with the strides that a new tensor of its shape has, even along axes of length one.
-
-    Tensors from some files have other strides. Gradients have the strides of new tensors, and the fused optimiser on
-    GPUs requires the same strides for weights and gradients.
-    """
-    if weight.stride() == torch.empty(weight.shape, device="meta").stride():
-        return weight
-    return weight.clone(memory_format=torch.contiguous_format)
 
 
 def vit_of(model: object, what: str) -> VisionTransformer:
@@ -140,7 +138,7 @@ def vit_of(model: object, what: str) -> VisionTransformer:
         return model
     config = getattr(model, "config", None)
     name = config.full_name if isinstance(config, NetworkConfig) else type(model).__name__
-    raise VitkitError(f"{what} requires a Vision Transformer, and this is {name}")
+    raise VitkitError("model.vit-required", f"{what} requires a Vision Transformer, and this is {name}")
 
 
 UNTRAINED_HEAD = "the head is all zeros: until it is trained, all classes are equally likely"
@@ -234,7 +232,8 @@ class LoadReport:
             lines.append(f"{len(self.renamed)} renamed")
         lines += [f"resized {it.name}: {_by(it.old)} to {_by(it.new)} ({it.convention})" for it in self.resized]
         lines += [f"new {name}: {reason}" for name, reason in self.replaced.items()]
-        lines += _grouped("dropped", self.dropped)
+        for reason in dict.fromkeys(self.dropped.values()):
+            lines.append(f"dropped {listed([name for name, why in self.dropped.items() if why == reason])}: {reason}")
         lines += [f"missing {name}" for name in self.missing]
         lines += [f"left over {name}" for name in self.left_over]
         lines += [f"assumed {name}: {value}" for name, value in self.assumed.items()]
@@ -244,15 +243,6 @@ class LoadReport:
 
 def _by(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape))
-
-
-def _grouped(verb: str, reasons: Mapping[str, str]) -> list[str]:
-    """Return one line of text for each distinct reason, with the names that have this reason."""
-    lines = []
-    for reason in dict.fromkeys(reasons.values()):
-        names = [name for name in reasons if reasons[name] == reason]
-        lines.append(f"{verb} {listed(names)}: {reason}")
-    return lines
 
 
 # --- Features -----------------------------------------------------------------------------------------------------
@@ -271,9 +261,14 @@ def read_features(model: Model, images: Tensor, what: Features) -> Tensor:
         VitkitError: the model does not have the tokens that `what` requires.
     """
     if isinstance(model, Network):
-        return _of_network(model, images, what)
+        if what != "head":
+            raise VitkitError(
+                "model.tokens-missing", f"{model.config.full_name} has no tokens, which {what} requires: use head"
+            )
+        with torch.inference_mode():
+            return model.forward_features(images).clone()
     if what == "class" and not model.config.class_token:
-        raise VitkitError("the model has no class token: use mean, patches or head")
+        raise VitkitError("model.tokens-missing", "the model has no class token: use mean, patches or head")
     with torch.inference_mode():
         tokens = model.forward_features(images)  # (B, N, D)
         if what == "head":
@@ -294,7 +289,9 @@ def with_features(model: Model) -> Model:
         VitkitError: the model has no head.
     """
     if model.head is None:
-        raise VitkitError("the model has no head, so there are no logits: train one, or load with num_classes")
+        raise VitkitError(
+            "model.head-missing", "the model has no head, so there are no logits: train one, or load with num_classes"
+        )
     wide = copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
     holder, names = (wide.network, [wide.anatomy.head]) if isinstance(wide, Network) else (wide, ["head", "head_dist"])
     for parent, _, name in (each.rpartition(".") for each in names):
@@ -311,10 +308,3 @@ def classes_and_features(model: Model) -> tuple[int, int]:
     """
     head = model.head
     return (head.classes, head.in_features) if isinstance(head, FeatureHead) else (model.config.num_classes, 0)
-
-
-def _of_network(model: Network, images: Tensor, what: Features) -> Tensor:
-    if what != "head":
-        raise VitkitError(f"{model.config.full_name} has no tokens, which {what} requires: use head")
-    with torch.inference_mode():
-        return model.forward_features(images).clone()

@@ -34,68 +34,72 @@ def as_pair(value: Any, name: str) -> Pair:
     if not (
         isinstance(pair, (tuple, list)) and len(pair) == 2 and all(type(side) is int and side > 0 for side in pair)
     ):
-        raise VitkitError(f"{name} must be a positive whole number or a pair (height, width), not {value!r}")
+        raise _invalid(f"{name} must be a positive whole number or a pair (height, width), not {value!r}")
     return pair[0], pair[1]
 
 
-def _check_values(config: ViTConfig) -> None:
+def _invalid(message: str) -> VitkitError:
+    return VitkitError("model.value-invalid", message)
+
+
+def _conflict(message: str) -> VitkitError:
+    return VitkitError("model.fields-incompatible", message)
+
+
+def _indivisible(message: str) -> VitkitError:
+    return VitkitError("model.size-not-divisible", message)
+
+
+def _too_large(message: str) -> VitkitError:
+    return VitkitError("model.size-too-large", message)
+
+
+def _check_sizes(config: ViTConfig) -> None:
     for name in ("in_channels", "layers", "hidden_size", "heads", "mlp_size", "relative_size"):
         if getattr(config, name) < 1:
-            raise VitkitError(f"{name} must be at least 1, not {getattr(config, name)}")
-    _check_extent(config)
-    for name in ("num_classes", "registers"):
-        if getattr(config, name) < 0:
-            raise VitkitError(f"{name} must be 0 (none) or more, not {getattr(config, name)}")
-    for name in ("dropout", "attention_dropout", "position_dropout", "drop_path"):
-        if not 0.0 <= getattr(config, name) < 1.0:
-            raise VitkitError(f"{name} must be in [0, 1), not {getattr(config, name)}")
-    if config.norm_eps <= 0:
-        raise VitkitError(f"norm_eps must be positive, not {config.norm_eps}")
-    if config.representation_size is not None and config.representation_size < 1:
-        raise VitkitError(
-            f"representation_size must be a positive whole number or None, not {config.representation_size!r}"
-        )
-    if config.hidden_size % config.heads:
-        raise VitkitError(f"hidden_size {config.hidden_size} is not divisible by heads {config.heads}")
-    _check_patches(config)
-    _check_tokens(config)
-    _check_positions(config)
-    _check_rotary(config)
-    _check_attention(config)
-    _check_norms(config)
-
-
-def _check_extent(config: ViTConfig) -> None:
-    """Refuse implausibly large sizes, before anything is allocated."""
+            raise _invalid(f"{name} must be at least 1, not {getattr(config, name)}")
+    # Implausibly large sizes are refused before anything is allocated.
     if config.layers > MAX_LAYERS:
-        raise VitkitError(f"layers must be at most {MAX_LAYERS}, not {config.layers}")
+        raise _too_large(f"layers must be at most {MAX_LAYERS}, not {config.layers}")
     sizes = ("in_channels", "hidden_size", "heads", "mlp_size", "num_classes", "registers", "representation_size")
     for name in (*sizes, "pool_mlp_size", "relative_size"):
         if (getattr(config, name) or 0) > MAX_SIZE:
-            raise VitkitError(f"{name} must be at most {MAX_SIZE}, not {getattr(config, name)}")
+            raise _too_large(f"{name} must be at most {MAX_SIZE}, not {getattr(config, name)}")
     if max(config.image_size) > MAX_SIDE or config.patches > MAX_SIZE:
-        raise VitkitError(
+        raise _too_large(
             f"image_size {_times(config.image_size)} is too large: at most {MAX_SIDE} pixels a side and {MAX_SIZE} "
             "patches"
         )
     if max(config.stem or (), default=0) > MAX_LAYERS:
-        raise VitkitError(f"stem must have at most {MAX_LAYERS} units in a stage, not {max(config.stem or ())}")
-
-
-def _check_patches(config: ViTConfig) -> None:
-    if config.stem is not None and (len(config.stem) > 4 or not all(units > 0 for units in config.stem)):
-        raise VitkitError(
-            f"stem must list the residual units of 1 to 4 stages, each number at least 1, not {config.stem}"
+        raise _too_large(f"stem must have at most {MAX_LAYERS} units in a stage, not {max(config.stem or ())}")
+    for name in ("num_classes", "registers"):
+        if getattr(config, name) < 0:
+            raise _invalid(f"{name} must be 0 (none) or more, not {getattr(config, name)}")
+    for name in ("dropout", "attention_dropout", "position_dropout", "drop_path"):
+        if not 0.0 <= getattr(config, name) < 1.0:
+            raise _invalid(f"{name} must be in [0, 1), not {getattr(config, name)}")
+    if config.norm_eps <= 0:
+        raise _invalid(f"norm_eps must be positive, not {config.norm_eps}")
+    if config.representation_size is not None and config.representation_size < 1:
+        raise _invalid(
+            f"representation_size must be a positive whole number or None, not {config.representation_size!r}"
         )
+    if config.hidden_size % config.heads:
+        raise _indivisible(f"hidden_size {config.hidden_size} is not divisible by heads {config.heads}")
+
+
+def _check_tokens(config: ViTConfig) -> None:
+    if config.stem is not None and (len(config.stem) > 4 or not all(units > 0 for units in config.stem)):
+        raise _invalid(f"stem must list the residual units of 1 to 4 stages, each number at least 1, not {config.stem}")
     if not all(0 <= layer < config.layers for layer in config.conv_layers):
-        raise VitkitError(f"conv_layers must be layers from 0 to {config.layers - 1}, not {config.conv_layers}")
+        raise _invalid(f"conv_layers must be layers from 0 to {config.layers - 1}, not {config.conv_layers}")
     if config.pool == "token" and config.layers - 1 in config.conv_layers:
-        raise VitkitError(
+        raise _conflict(
             f"conv_layers {config.conv_layers} must not contain the last layer: without attention there, the class "
             "token receives nothing from the patches"
         )
     if config.conv_layers and config.position in RELATIVE:
-        raise VitkitError(
+        raise _conflict(
             f"conv_layers cannot be combined with position {config.position!r}, which acts inside attention"
         )
     sides = [-(-side // config.stem_stride) for side in config.image_size]
@@ -103,104 +107,92 @@ def _check_patches(config: ViTConfig) -> None:
         whole = f"image_size {_times(config.image_size)}"
         if config.stem is not None:
             whole += f" gives a feature map of {sides[0]}x{sides[1]}, which"
-        raise VitkitError(f"{whole} is not divisible by patch_size {_times(config.patch_size)}")
-
-
-def _check_tokens(config: ViTConfig) -> None:
+        raise _indivisible(f"{whole} is not divisible by patch_size {_times(config.patch_size)}")
     if config.pool in ("token", "token+gap") and not config.class_token:
-        raise VitkitError(f"pool {config.pool!r} needs class_token=True: it reads the class token")
+        raise _conflict(f"pool {config.pool!r} needs class_token=True: it reads the class token")
     if config.distill_head and not config.distill_token:
-        raise VitkitError("distill_head needs distill_token=True: the second head reads the distillation token")
+        raise _conflict("distill_head needs distill_token=True: the second head reads the distillation token")
     if config.distill_token and config.pool != "token":
-        raise VitkitError(f"distill_token needs pool='token', not {config.pool!r}")
+        raise _conflict(f"distill_token needs pool='token', not {config.pool!r}")
     if config.distill_token and config.representation_size is not None:
-        raise VitkitError("representation_size cannot be combined with distill_token: DeiT has no representation layer")
+        raise _conflict("representation_size cannot be combined with distill_token: DeiT has no representation layer")
     for name in ("pool_heads", "pool_mlp_size"):
         if getattr(config, name) is not None and getattr(config, name) < 1:
-            raise VitkitError(f"{name} must be at least 1 or None, not {getattr(config, name)}")
+            raise _invalid(f"{name} must be at least 1 or None, not {getattr(config, name)}")
     if config.pool == "map" and config.hidden_size % (config.pool_heads or 1):
-        raise VitkitError(f"hidden_size {config.hidden_size} is not divisible by pool_heads {config.pool_heads}")
+        raise _indivisible(f"hidden_size {config.hidden_size} is not divisible by pool_heads {config.pool_heads}")
     if config.pool != "map" and (config.pool_heads is not None or config.pool_mlp_size is not None):
-        raise VitkitError(f"pool_heads and pool_mlp_size apply only to pool 'map', not to {config.pool!r}")
+        raise _conflict(f"pool_heads and pool_mlp_size apply only to pool 'map', not to {config.pool!r}")
     if config.pool == "map" and config.mlp_kind != "mlp":
-        raise VitkitError(f"pool 'map' has its own MLP, so it cannot be combined with mlp_kind {config.mlp_kind!r}")
+        raise _conflict(f"pool 'map' has its own MLP, so it cannot be combined with mlp_kind {config.mlp_kind!r}")
     if config.fc_norm and (config.distill_head or config.pool == "token+gap"):
-        raise VitkitError("fc_norm normalises one vector: it cannot be combined with distill_head or token+gap")
+        raise _conflict("fc_norm normalises one vector: it cannot be combined with distill_head or token+gap")
 
 
 def _check_positions(config: ViTConfig) -> None:
     for position, divisor in (("learned_2d", 2), ("sincos_1d", 2), ("sincos_2d", 4)):
         if config.position == position and config.hidden_size % divisor:
-            raise VitkitError(
+            raise _indivisible(
                 f"position {position!r} requires a hidden_size divisible by {divisor}, not {config.hidden_size}"
             )
     if config.position in RELATIVE[1:] and config.prefix_tokens > 1:
-        raise VitkitError(f"position {config.position!r} supports at most one token before the patches")
+        raise _conflict(f"position {config.position!r} supports at most one token before the patches")
     if config.position in RELATIVE and config.position_at == "input":
-        raise VitkitError(
+        raise _conflict(
             f"position {config.position!r} acts inside attention: position_at must be every_layer or shared, not input"
         )
     if not config.prefix_positions and config.position in ("sincos_1d", *RELATIVE):
-        raise VitkitError(f"prefix_positions=False has no meaning with position {config.position!r}")
-
-
-def _check_rotary(config: ViTConfig) -> None:
+        raise _conflict(f"prefix_positions=False has no meaning with position {config.position!r}")
     if config.rotary == "none":
         return
     if config.head_size % 4:
-        raise VitkitError(f"rotary {config.rotary!r} needs a head size divisible by 4, not {config.head_size}")
+        raise _indivisible(f"rotary {config.rotary!r} needs a head size divisible by 4, not {config.head_size}")
     if config.rotary_base <= 0:
-        raise VitkitError(f"rotary_base must be positive, not {config.rotary_base}")
+        raise _invalid(f"rotary_base must be positive, not {config.rotary_base}")
     if config.rotary_grid is not None and max(config.rotary_grid) > MAX_SIDE:
-        raise VitkitError(f"rotary_grid {_times(config.rotary_grid)} is too large: at most {MAX_SIDE} a side")
+        raise _too_large(f"rotary_grid {_times(config.rotary_grid)} is too large: at most {MAX_SIDE} a side")
     if config.rotary in ("mixed", "dinov3") and (config.rotary_grid is not None or config.rotary_offset):
-        raise VitkitError(f"rotary_grid and rotary_offset have no meaning with rotary {config.rotary!r}")
+        raise _conflict(f"rotary_grid and rotary_offset have no meaning with rotary {config.rotary!r}")
     if config.position in RELATIVE:
-        raise VitkitError(f"rotary cannot be combined with position {config.position!r}: both act inside attention")
+        raise _conflict(f"rotary cannot be combined with position {config.position!r}: both act inside attention")
     if config.conv_layers or config.projection == "conv":
-        raise VitkitError("rotary cannot be combined with conv_layers or projection 'conv'")
+        raise _conflict("rotary cannot be combined with conv_layers or projection 'conv'")
 
 
-def _check_attention(config: ViTConfig) -> None:
+def _check_layers(config: ViTConfig) -> None:
     if config.block != "standard" and config.block not in BLOCKS:
         raise VitkitError(
+            "model.name-unregistered",
             f"no encoder layer {config.block!r} is registered in this program: call "
-            f"vitkit.register_block({config.block!r}, ...) first"
+            f"vitkit.register_block({config.block!r}, ...) first",
         )
-    _check_windows(config)
-
-
-def _check_windows(config: ViTConfig) -> None:
     kind = config.attention
     if kind != "window" and (config.window_size is not None or config.global_layers):
-        raise VitkitError(f"window_size and global_layers apply only to attention 'window', not to {kind!r}")
+        raise _conflict(f"window_size and global_layers apply only to attention 'window', not to {kind!r}")
     if not all(0 <= layer < config.layers for layer in config.global_layers):
-        raise VitkitError(f"global_layers must be layers from 0 to {config.layers - 1}, not {config.global_layers}")
+        raise _invalid(f"global_layers must be layers from 0 to {config.layers - 1}, not {config.global_layers}")
     if kind in ("axial", "window") and config.position == "relative":
-        raise VitkitError(
+        raise _conflict(
             f"attention {kind!r} cannot be combined with position 'relative', whose offsets run over the sequence: "
             "take relative_bias or relative_mlp"
         )
     if kind == "axial" and config.layers % 2:
-        raise VitkitError(
+        raise _conflict(
             f"attention 'axial' needs an even number of layers, not {config.layers}: they attend within rows and "
             "within columns in turn"
         )
     if kind == "axial" and config.conv_layers:
-        raise VitkitError("attention 'axial' cannot be combined with conv_layers, as its layers come in pairs")
-
-
-def _check_norms(config: ViTConfig) -> None:
+        raise _conflict("attention 'axial' cannot be combined with conv_layers, as its layers come in pairs")
     if config.fc_norm and config.norm == "post":
-        raise VitkitError("fc_norm cannot be combined with norm 'post', whose last block has normalised its output")
+        raise _conflict("fc_norm cannot be combined with norm 'post', whose last block has normalised its output")
     if config.norm == "res-post" and config.layer_scale is not None:
-        raise VitkitError("layer_scale cannot be combined with norm 'res-post', whose norms scale each branch already")
+        raise _conflict("layer_scale cannot be combined with norm 'res-post', whose norms scale each branch already")
     if config.mlp_norm and config.mlp_kind == "conv":
-        raise VitkitError("mlp_norm cannot be combined with mlp_kind 'conv'")
+        raise _conflict("mlp_norm cannot be combined with mlp_kind 'conv'")
     if not config.last_norm and (config.norm == "post" or config.fc_norm):
-        raise VitkitError("last_norm=False has no effect with norm 'post' or fc_norm, which have no last norm")
+        raise _conflict("last_norm=False has no effect with norm 'post' or fc_norm, which have no last norm")
     if config.attention_norm and config.conv_layers:
-        raise VitkitError("attention_norm cannot be combined with conv_layers, which have no attention")
+        raise _conflict("attention_norm cannot be combined with conv_layers, which have no attention")
 
 
 def _times(pair: Pair) -> str:
@@ -280,35 +272,34 @@ def canonical(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     fields: dict[str, Any] = {}
     for name, value in options.items():
-        for field, field_value in _translate(name, value).items():
+        changes: dict[str, Any] = {}
+        if name in _REFUSED:
+            if value is not None and not (name.endswith("_rate") and value == 0):
+                raise VitkitError("model.option-unsupported", f"{name} is not supported: {_REFUSED[name]}")
+        elif name == "drop_rate":
+            if value != 0:
+                raise VitkitError(
+                    "model.option-unsupported",
+                    "drop_rate is dropout before the head in timm, which these models do not have: use dropout (timm's "
+                    "proj_drop_rate), position_dropout or attention_dropout",
+                )
+        elif name in _LAYERS:
+            changes = _fields_of_layer(name, value)
+        elif name == "drop_ratio":
+            changes = {"dropout": value, "position_dropout": value}
+        elif name == "global_pool":
+            if value not in _POOLS:
+                raise _invalid(f"global_pool must be one of {', '.join(_POOLS)}, not {value!r}; or use pool")
+            changes = {"pool": _POOLS[value]}
+        else:
+            changes = {_SAME.get(name, name): value}
+        for field, field_value in changes.items():
             if field in fields:
-                raise VitkitError(f"{name} and another option both set {field}: give one of them")
+                raise VitkitError(
+                    "model.option-repeated", f"{name} and another option both set {field}: give one of them"
+                )
             fields[field] = field_value
     return fields
-
-
-def _translate(name: str, value: Any) -> dict[str, Any]:
-    """Return the fields of `ViTConfig` that one option sets, with their values."""
-    if name in _REFUSED:
-        if value is None or (name.endswith("_rate") and value == 0):
-            return {}
-        raise VitkitError(f"{name} is not supported: {_REFUSED[name]}")
-    if name in _LAYERS:
-        return _fields_of_layer(name, value)
-    if name == "drop_ratio":
-        return {"dropout": value, "position_dropout": value}
-    if name == "drop_rate":
-        if value == 0:
-            return {}
-        raise VitkitError(
-            "drop_rate is dropout before the head in timm, which these models do not have: use dropout (timm's "
-            "proj_drop_rate), position_dropout or attention_dropout"
-        )
-    if name == "global_pool":
-        if value not in _POOLS:
-            raise VitkitError(f"global_pool must be one of {', '.join(_POOLS)}, not {value!r}; or use pool")
-        return {"pool": _POOLS[value]}
-    return {_SAME.get(name, name): value}
 
 
 def _fields_of_layer(option: str, layer: Any) -> dict[str, Any]:
@@ -336,7 +327,7 @@ def _fields_of_layer(option: str, layer: Any) -> dict[str, Any]:
     names, advice = _OTHERS[option]
     if not isinstance(kind, str):
         name = f"{kind.__module__}.{name}" if isinstance(kind, type) else f"an object of {name}: pass the class"
-    raise VitkitError(f"{option} must be one of {names}, not {name}{extra}; {advice}")
+    raise VitkitError("model.option-unsupported", f"{option} must be one of {names}, not {name}{extra}; {advice}")
 
 
 Features = Literal["head", "class", "mean", "patches"]  # what `build.read_features` returns
@@ -448,7 +439,10 @@ class ViTConfig:
         settle_types(self)
         if self.class_token is None:
             object.__setattr__(self, "class_token", reads_token(self.pool))
-        _check_values(self)
+        _check_sizes(self)
+        _check_tokens(self)
+        _check_positions(self)
+        _check_layers(self)
 
     @property
     def stem_stride(self) -> int:
@@ -517,7 +511,8 @@ class ViTConfig:
         depth = self.layers
         if not -depth <= layer < depth:
             raise VitkitError(
-                f"there is no layer {layer}: layers are numbered 0 to {depth - 1}, or -{depth} to -1 from the end"
+                "model.layer-missing",
+                f"there is no layer {layer}: layers are numbered 0 to {depth - 1}, or -{depth} to -1 from the end",
             )
         return layer % depth
 
@@ -537,7 +532,7 @@ class ViTConfig:
             VitkitError: a field is unknown, or no model can be built with its value.
         """
         if not isinstance(fields, dict):
-            raise VitkitError(f"the configuration must be an object, not {fields!r:.80}")
+            raise VitkitError("model.config-damaged", f"the configuration must be an object, not {fields!r:.80}")
         if fields.get("parallel") == "none":  # models of earlier versions have this field, too
             fields = {name: value for name, value in fields.items() if name != "parallel"}
         _refuse_unknown(fields, {})
@@ -585,7 +580,7 @@ def override(config: ViTConfig, **overrides: Any) -> ViTConfig:
     for name in aliases:
         for field in _ALIASES[name]:
             if field in overrides:
-                raise VitkitError(f"{name} and {field} set the same field: give one of them")
+                raise VitkitError("model.option-repeated", f"{name} and {field} set the same field: give one of them")
     for name, value in overrides.items():
         if name not in PAIRS:  # they may be one number; see `as_pair`
             as_typed(name, hints_of(ViTConfig)[name], value)
@@ -593,11 +588,11 @@ def override(config: ViTConfig, **overrides: Any) -> ViTConfig:
     changes = {**_dependent_fields(config, overrides), **overrides}
     if "mlp_ratio" in aliases:
         if not is_number(aliases["mlp_ratio"]):
-            raise VitkitError(f"mlp_ratio must be a finite number, not {aliases['mlp_ratio']!r}")
+            raise _invalid(f"mlp_ratio must be a finite number, not {aliases['mlp_ratio']!r}")
         changes["mlp_size"] = int(round(hidden_size * aliases["mlp_ratio"], 6))
     for name in ("distilled", "has_logits"):
         if type(aliases.get(name, False)) is not bool:
-            raise VitkitError(f"{name} must be True or False, not {aliases[name]!r}")
+            raise _invalid(f"{name} must be True or False, not {aliases[name]!r}")
     if "distilled" in aliases:
         changes["distill_token"] = changes["distill_head"] = aliases["distilled"]
     if "has_logits" in aliases:
@@ -632,9 +627,15 @@ def _refuse_unknown(fields: dict[str, Any], aliases: dict[str, tuple[str, ...]])
     known = [*(field.name for field in dataclasses.fields(ViTConfig)), *aliases]
     for name in fields:
         if name == "classifier":
-            raise VitkitError("classifier is called pool now: use pool, which chooses the tokens that the head reads")
+            raise VitkitError(
+                "model.option-unknown",
+                "classifier is called pool now: use pool, which chooses the tokens that the head reads",
+            )
         if name not in known:
-            raise VitkitError(f"unknown model option {name!r}{suggest(name, known)}; known: {', '.join(known)}")
+            raise VitkitError(
+                "model.option-unknown",
+                f"unknown model option {name!r}{suggest(name, known)}; known: {', '.join(known)}",
+            )
 
 
 def suggest(name: str, known: list[str]) -> str:

@@ -421,7 +421,18 @@ def _reference(model: nn.Module, patches: nn.Conv2d) -> None:
     """Initialise as the authors' Flax modules do: Xavier in the encoder, LeCun for patches, zeros for the head."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            _reference_linear(name, module)
+            _zero_bias(module)
+            if name in ("head", "head_dist"):
+                nn.init.zeros_(module.weight)
+            elif name == "pre_logits.fc":
+                _lecun_normal(module.weight)
+            elif name.endswith("attn.qkv"):
+                for part in module.weight.chunk(3):  # q, k and v one by one: the fan-out of the whole matrix is 3D
+                    nn.init.xavier_uniform_(part)
+            else:
+                nn.init.xavier_uniform_(module.weight)
+                if ".mlp." in name and module.bias is not None:
+                    nn.init.normal_(module.bias, std=1e-6)
         elif isinstance(module, nn.GroupNorm) and name.endswith("norm3"):
             nn.init.zeros_(module.weight)  # so that each residual unit of the stem begins as the identity
     _lecun_normal(patches.weight)
@@ -431,21 +442,6 @@ def _reference(model: nn.Module, patches: nn.Conv2d) -> None:
             nn.init.zeros_(parameter)
         else:
             nn.init.normal_(parameter, std=0.02)
-
-
-def _reference_linear(name: str, linear: nn.Linear) -> None:
-    _zero_bias(linear)
-    if name in ("head", "head_dist"):
-        nn.init.zeros_(linear.weight)
-    elif name == "pre_logits.fc":
-        _lecun_normal(linear.weight)
-    elif name.endswith("attn.qkv"):
-        for part in linear.weight.chunk(3):  # q, k and v one by one: for the whole matrix, the fan-out would be 3D
-            nn.init.xavier_uniform_(part)
-    else:
-        nn.init.xavier_uniform_(linear.weight)
-        if ".mlp." in name and linear.bias is not None:
-            nn.init.normal_(linear.bias, std=1e-6)
 
 
 def _lecun_normal(weight: Tensor) -> None:
@@ -468,7 +464,10 @@ class Layers(nn.Sequential):
     def forward(self, x: Tensor, apply: Callable[[int, Tensor], Tensor] | None = None) -> Tensor:
         """Apply all layers in turn, each by `apply(i, x)` if given, which also adds the positions of layer i."""
         if apply is None and self.positions_in_layers:
-            raise VitkitError("these layers use positions, which blocks(tokens) would leave out: use encode(tokens)")
+            raise VitkitError(
+                "model.positions-missing",
+                "these layers use positions, which blocks(tokens) would leave out: use encode(tokens)",
+            )
         for i, block in enumerate(self):
             x = block(x) if apply is None else apply(i, x)
         return x

@@ -88,7 +88,7 @@ def config_for(name: str, num_classes: int | None = None, **overrides: Any) -> V
         known = suggest(name, list_models())
         if "/" in name:
             known = f" ({'it contains no model' if Path(name).exists() else 'there is no such run or model folder'})"
-        raise VitkitError(f"unknown model {name!r}{known}; `vitkit models` lists them")
+        raise VitkitError("model.name-unknown", f"unknown model {name!r}{known}; `vitkit models` lists them")
     size = VARIANTS[parsed["size"]]
     in21k = parsed["suffix"] == "_in21k"
     distilled = parsed["distilled"] is not None
@@ -192,16 +192,22 @@ class NetworkConfig:
         object.__setattr__(self, "image_size", as_pair(self.image_size, "image_size"))
         settle_types(self)
         if self.library not in LIBRARIES:
-            raise VitkitError(f"library must be {' or '.join(LIBRARIES)}, not {self.library!r:.80}")
+            raise VitkitError(
+                "model.value-invalid", f"library must be {' or '.join(LIBRARIES)}, not {self.library!r:.80}"
+            )
         for name, least in (("in_channels", 1), ("num_classes", 0)):
             if not least <= getattr(self, name) <= MAX_SIZE:
-                raise VitkitError(f"{name} must be from {least} to {MAX_SIZE}, not {getattr(self, name)}")
+                raise VitkitError(
+                    "model.value-invalid", f"{name} must be from {least} to {MAX_SIZE}, not {getattr(self, name)}"
+                )
         if max(self.image_size) > MAX_SIDE:
-            raise VitkitError(f"image_size {self.image_size} is too large: at most {MAX_SIDE} pixels a side")
+            raise VitkitError(
+                "model.size-too-large", f"image_size {self.image_size} is too large: at most {MAX_SIDE} pixels a side"
+            )
         for name in ("dropout", "drop_path"):
             rate = getattr(self, name)
             if rate is not None and not 0 <= rate < 1:
-                raise VitkitError(f"{name} must be at least 0 and below 1, not {rate}")
+                raise VitkitError("model.value-invalid", f"{name} must be at least 0 and below 1, not {rate}")
 
     @property
     def full_name(self) -> str:
@@ -224,7 +230,9 @@ class NetworkConfig:
         for name in changes:
             if name not in known:
                 why = "exists only in Vision Transformers" if name in of_vit else f"is unknown{suggest(name, known)}"
-                raise VitkitError(f"model option {name!r} {why}; {self.full_name} has {', '.join(known)}")
+                raise VitkitError(
+                    "model.option-unknown", f"model option {name!r} {why}; {self.full_name} has {', '.join(known)}"
+                )
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -240,7 +248,10 @@ class NetworkConfig:
         """
         known = {field.name for field in dataclasses.fields(cls)}
         if not isinstance(fields, dict) or not {"library", "name"} <= fields.keys() <= known:
-            raise VitkitError(f"the configuration must be an object with library and name, not {fields!r:.120}")
+            raise VitkitError(
+                "model.config-damaged",
+                f"the configuration must be an object with library and name, not {fields!r:.120}",
+            )
         return cls(**fields)
 
 

@@ -50,11 +50,36 @@ def build_network(config: NetworkConfig) -> nn.Module:
         VitkitError: the library is not installed or has no such network, or the configuration sets a rate of dropout or
             stochastic depth for which the network has no layer.
     """
-    create = {"torchvision": _from_torchvision, "timm": _from_timm, "custom": _registered}[config.library]
+    num_classes = max(config.num_classes, 1)
+    network: nn.Module
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # about initial weights
-        network = _with_linear_head(create(config, max(config.num_classes, 1)))
-    _set_rates(network, config)
+        if config.library == "torchvision":
+            network = _from_torchvision(config, num_classes)
+        elif config.library == "timm":
+            network = _from_timm(config, num_classes)
+        elif config.name in _BIT and config.name not in NETWORKS:
+            network = ResNet(config.in_channels, _BIT[config.name], num_classes)
+        else:
+            network = build_registered(config.name, num_classes, config.in_channels, config.image_size)
+    # A head that is a 1x1 convolution of pooled features, as in BiT's ResNets, becomes a linear layer.
+    classifier_of: Any = getattr(network, "get_classifier", None)
+    head = None if classifier_of is None else classifier_of()
+    if isinstance(head, nn.Conv2d) and head.kernel_size == (1, 1):
+        _put(network, next(name for name, module in network.named_modules() if module is head), _PointwiseHead.of(head))
+    for name, rate in (("dropout", config.dropout), ("drop_path", config.drop_path)):
+        if rate is None:  # the library's default stays
+            continue
+        layers = _layers(network)[name]
+        largest = max((getattr(layer, field) for layer, field in layers), default=0.0)
+        if rate and not largest and not (name == "dropout" and layers):
+            if config.library == "timm" and name == "dropout":
+                continue  # timm applies it without a layer
+            raise VitkitError(
+                "model.option-unsupported", f"{config.full_name} has no {name}: leave it out, or set it to 0"
+            )
+        for layer, field in layers:
+            setattr(layer, field, rate * getattr(layer, field) / largest if name == "drop_path" and largest else rate)
     return network
 
 
@@ -62,16 +87,20 @@ def _from_torchvision(config: NetworkConfig, num_classes: int) -> nn.Module:
     from torchvision import models
 
     if config.name not in (names := names_of("torchvision")):
-        raise VitkitError(_unknown(config, names))
+        raise VitkitError("model.name-unknown", _unknown(config, names))
     if config.in_channels != 3:
-        raise VitkitError(f"{config.full_name} requires images of 3 channels, not {config.in_channels}")
+        raise VitkitError(
+            "model.channels-unsupported", f"{config.full_name} requires images of 3 channels, not {config.in_channels}"
+        )
     options: dict[str, Any] = {"num_classes": num_classes}
     if config.name in ("googlenet", "inception_v3"):
         options["aux_logits"] = False  # auxiliary classifiers, which only serve training
     if config.name.startswith("vit_"):
         height, width = config.image_size
         if height != width:
-            raise VitkitError(f"{config.full_name} requires square images, not {height}x{width}")
+            raise VitkitError(
+                "model.image-size-unsupported", f"{config.full_name} requires square images, not {height}x{width}"
+            )
         options["image_size"] = height
     network: nn.Module = models.get_model(config.name, weights=None, **options)
     return network
@@ -81,7 +110,7 @@ def _from_timm(config: NetworkConfig, num_classes: int) -> nn.Module:
     timm = import_timm()
     name = config.name.partition(".")[0]
     if not timm.is_model(name):
-        raise VitkitError(_unknown(config, names_of("timm")))
+        raise VitkitError("model.name-unknown", _unknown(config, names_of("timm")))
     options: dict[str, Any] = {"num_classes": num_classes}
     if config.in_channels != 3:
         options["in_chans"] = config.in_channels
@@ -90,25 +119,16 @@ def _from_timm(config: NetworkConfig, num_classes: int) -> nn.Module:
     if config.dropout:
         options["drop_rate"] = config.dropout
     try:
-        network: nn.Module = _sized(timm, name, config, options)
+        network: nn.Module
+        try:
+            network = timm.create_model(name, img_size=config.image_size, **options)
+        except TypeError:  # the model takes no image size
+            network = timm.create_model(name, **options)
     except (TypeError, RuntimeError, AssertionError) as error:
-        raise VitkitError(f"timm does not build {name} with {options}: {first_line(error)}") from error
+        raise VitkitError(
+            "model.network-not-buildable", f"timm does not build {name} with {options}: {first_line(error)}"
+        ) from error
     return network
-
-
-def _registered(config: NetworkConfig, num_classes: int) -> nn.Module:
-    if config.name in _BIT and config.name not in NETWORKS:
-        return ResNet(config.in_channels, _BIT[config.name], num_classes)
-    network: nn.Module = build_registered(config.name, num_classes, config.in_channels, config.image_size)
-    return network
-
-
-def _sized(timm: Any, name: str, config: NetworkConfig, options: dict[str, Any]) -> Any:
-    """Create a network of timm. If the model accepts an image size, use that of the configuration."""
-    try:
-        return timm.create_model(name, img_size=config.image_size, **options)
-    except TypeError:
-        return timm.create_model(name, **options)
 
 
 def names_of(library: str) -> list[str]:
@@ -135,7 +155,7 @@ def import_timm() -> Any:
     try:
         import timm
     except ImportError as error:
-        raise VitkitError("timm is not installed: pip install 'vitkit[lab]'") from error
+        raise VitkitError("model.library-missing", "timm is not installed: pip install 'vitkit[lab]'") from error
     return timm
 
 
@@ -163,13 +183,13 @@ def published_by_timm(config: NetworkConfig) -> Any:
     """
     timm = import_timm()
     if not timm.is_model(config.name.partition(".")[0]):
-        raise VitkitError(_unknown(config, names_of("timm")))
+        raise VitkitError("model.name-unknown", _unknown(config, names_of("timm")))
     try:
         return timm.get_pretrained_cfg(config.name)
     except RuntimeError as error:
         if "." not in config.name:
             return None
-        raise VitkitError(f"{config.full_name}: {first_line(error)}") from error
+        raise VitkitError("model.tag-unknown", f"{config.full_name}: {first_line(error)}") from error
 
 
 def _unknown(config: NetworkConfig, names: list[str]) -> str:
@@ -179,21 +199,6 @@ def _unknown(config: NetworkConfig, names: list[str]) -> str:
 
 
 # --- Rates ----------------------------------------------------------------------------------------------------
-
-
-def _set_rates(network: nn.Module, config: NetworkConfig) -> None:
-    """Set the rates of a network's dropout and stochastic depth layers; None in `config` leaves them unchanged."""
-    for name, rate in (("dropout", config.dropout), ("drop_path", config.drop_path)):
-        if rate is None:
-            continue
-        layers = _layers(network)[name]
-        largest = max((getattr(layer, field) for layer, field in layers), default=0.0)
-        if rate and not largest and not (name == "dropout" and layers):
-            if config.library == "timm" and name == "dropout":
-                continue  # timm applies it without a layer
-            raise VitkitError(f"{config.full_name} has no {name}: leave it out, or set it to 0")
-        for layer, field in layers:
-            setattr(layer, field, rate * getattr(layer, field) / largest if name == "drop_path" and largest else rate)
 
 
 def check_rates(config: NetworkConfig) -> None:
@@ -261,18 +266,6 @@ class _PointwiseHead(nn.Linear):
         super()._load_from_state_dict(state_dict, prefix, *settings)
 
 
-def _with_linear_head(network: nn.Module) -> nn.Module:
-    """Replace a head that is a 1x1 convolution of pooled features, as in BiT's ResNets, by a linear layer."""
-    classifier_of: Any = getattr(network, "get_classifier", None)
-    head = None if classifier_of is None else classifier_of()
-    if isinstance(head, nn.Conv2d) and head.kernel_size == (1, 1):
-        _put(network, next(name for name, module in network.named_modules() if module is head), _PointwiseHead.of(head))
-    return network
-
-
-_POOLS = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
-
-
 class NetworkAnatomy(NamedTuple):
     """The head and the last feature map of a network.
 
@@ -323,7 +316,14 @@ class Network(nn.Module):
 
     def forward_features(self, images: Tensor) -> Tensor:
         """Compute the input of the head for images: (B, C, height, width) -> (B, F)."""
-        return _bare(self.network, self.anatomy.head)(images)
+        # A copy without the head computes it. Only the modules that contain the head are copied, and the original does
+        # not change, so that several threads may use it.
+        bare = module = _shallow_copy(self.network)
+        *parents, last = self.anatomy.head.split(".")
+        for name in parents:
+            module._modules[name] = module = _shallow_copy(module.get_submodule(name))
+        module._modules[last] = nn.Identity()
+        return bare(images)
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         """Compute the logits of features: (B, F) -> (B, K). With `pre_logits`, return the features unchanged."""
@@ -354,23 +354,22 @@ def _anatomy_of(config: NetworkConfig) -> NetworkAnatomy:
             logits = network(torch.empty(1, config.in_channels, height, width, device="meta"))
     except (RuntimeError, ValueError, AssertionError, TypeError) as error:
         raise VitkitError(
-            f"{config.full_name} does not support images of {height}x{width} pixels: {first_line(error)}"
+            "model.image-size-unsupported",
+            f"{config.full_name} does not support images of {height}x{width} pixels: {first_line(error)}",
         ) from error
     for module, inputs, output in calls:
         if isinstance(module, nn.Linear) and output is logits and output.shape == (1, config.num_classes):
             return NetworkAnatomy(names[module], inputs[0].shape[-1], _last_map(calls, names, config.image_size))
-    raise VitkitError(f"{config.full_name} {_misfit(logits, config.num_classes)}")
-
-
-def _misfit(logits: Any, num_classes: int) -> str:
-    """Explain why a network's output cannot be that of a linear head with `num_classes` classes."""
+    K = config.num_classes
     if not isinstance(logits, Tensor):
-        return f"returns a {type(logits).__name__}, expected logits (B, K): a tensor with a row for each image"
-    if logits.ndim != 2:
-        return f"returns a tensor of shape {tuple(logits.shape)} for one image, expected (1, {num_classes})"
-    if logits.shape[1] != num_classes:
-        return f"has {logits.shape[1]} outputs, expected {num_classes}: one for each class"
-    return "does not end in a single linear layer, so its number of classes cannot be changed"
+        why = f"returns a {type(logits).__name__}, expected logits (B, K): a tensor with a row for each image"
+    elif logits.ndim != 2:
+        why = f"returns a tensor of shape {tuple(logits.shape)} for one image, expected (1, {K})"
+    elif logits.shape[1] != K:
+        why = f"has {logits.shape[1]} outputs, expected {K}: one for each class"
+    else:
+        why = "does not end in a single linear layer, so its number of classes cannot be changed"
+    raise VitkitError("model.head-unsupported", f"{config.full_name} {why}")
 
 
 _Call = tuple[nn.Module, tuple[Any, ...], Any]  # of a module, with its inputs and its output
@@ -382,10 +381,11 @@ def _last_map(calls: list[_Call], names: dict[nn.Module, str], image: tuple[int,
     A feature map (B, channels, h, w) has the aspect ratio of the image. Other 4-D outputs, such as tokens by attention
     head, do not.
     """
+    pools = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
     last = None
     for module, _, output in calls:
         shape = output.shape if isinstance(output, Tensor) else ()
-        if len(shape) == 4 and shape[2] * shape[3] > 1 and not isinstance(module, _POOLS):
+        if len(shape) == 4 and shape[2] * shape[3] > 1 and not isinstance(module, pools):
             is_map = abs(shape[2] * image[1] - shape[3] * image[0]) <= max(image)  # not (B, h, w, channels)
             last = names[module] if is_map else None
         elif len(shape) == 3 and shape[1] > 1:  # tokens, which still have positions
@@ -409,21 +409,6 @@ def _shapes_of(config: NetworkConfig) -> dict[str, tuple[int, ...]]:
     if config.num_classes == 0:
         _put(network, head, nn.Identity())
     return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-
-
-def _bare(network: nn.Module, head: str) -> nn.Module:
-    """Return a copy of a network without its head; all other modules are shared with the original.
-
-    Only the modules that contain the head are copied (shallowly). The original does not change, so several threads may
-    use it.
-    """
-    bare = _shallow_copy(network)
-    *parents, last = head.split(".")
-    module = bare
-    for name in parents:
-        module._modules[name] = module = _shallow_copy(module.get_submodule(name))
-    module._modules[last] = nn.Identity()
-    return bare
 
 
 def _shallow_copy(module: nn.Module) -> nn.Module:

@@ -81,9 +81,13 @@ def register_block(name: str, build: Callable[..., nn.Module]) -> None:
 
 def _check(name: str, build: object) -> None:
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name, re.ASCII):
-        raise VitkitError(f"a registered name must consist of letters, digits, _, - and ., not {name!r:.80}")
+        raise VitkitError(
+            "model.name-invalid", f"a registered name must consist of letters, digits, _, - and ., not {name!r:.80}"
+        )
     if not callable(build):
-        raise VitkitError(f"{name}: expected a function or a module, not {type(build).__name__}")
+        raise VitkitError(
+            "model.factory-invalid", f"{name}: expected a function or a module, not {type(build).__name__}"
+        )
 
 
 def build_registered(name: str, num_classes: int, in_channels: int, image_size: tuple[int, int]) -> Any:
@@ -97,18 +101,26 @@ def build_registered(name: str, num_classes: int, in_channels: int, image_size: 
     build = NETWORKS.get(name)
     if build is None:
         raise VitkitError(
-            f"no network {name!r} is registered in this program: call vitkit.register_model({name!r}, ...) first"
+            "model.name-unregistered",
+            f"no network {name!r} is registered in this program: call vitkit.register_model({name!r}, ...) first",
         )
     if isinstance(build, nn.Module):
         return copy.deepcopy(build)
     sizes = {"num_classes": num_classes, "in_channels": in_channels, "image_size": image_size}
     known = {key: value for key, value in sizes.items() if key in _parameters(build)}
-    try:
-        network = build(**known) if known or not _requires_one(build) else build(num_classes)
+    parameters = inspect.signature(build).parameters.values()
+    required = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+    try:  # an only required parameter of another name receives the number of classes
+        network = build(num_classes) if not known and len(required) == 1 else build(**known)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise VitkitError(f"custom:{name} cannot be built: {type(error).__name__}: {error}") from error
+        raise VitkitError(
+            "model.network-not-buildable", f"custom:{name} cannot be built: {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(network, nn.Module):
-        raise VitkitError(f"custom:{name}: its function returned {type(network).__name__}, expected an nn.Module")
+        raise VitkitError(
+            "model.factory-invalid",
+            f"custom:{name}: its function returned {type(network).__name__}, expected an nn.Module",
+        )
     return network
 
 
@@ -125,21 +137,18 @@ def build_registered_block(config: Any, layer: int) -> Any:
 
     block = BLOCKS[config.block](config, layer)
     if not isinstance(block, nn.Module):
-        raise VitkitError(f"block {config.block!r}: expected an nn.Module, not {type(block).__name__}")
+        raise VitkitError(
+            "model.factory-invalid", f"block {config.block!r}: expected an nn.Module, not {type(block).__name__}"
+        )
     takes = frozenset({"queries", "relative"} & _parameters(block.forward))
     if "relative" not in takes and (config.rotary != "none" or "relative" in config.position):
         raise VitkitError(
+            "model.fields-incompatible",
             f"block {config.block!r} takes no relative positions: add the parameter relative to its forward, or leave "
-            "out rotary and relative positions"
+            "out rotary and relative positions",
         )
     block.takes = takes  # type: ignore[assignment]  # no module
     return block
-
-
-def _requires_one(function: Callable[..., Any]) -> bool:
-    """Return whether a function has exactly one required parameter, which then receives the number of classes."""
-    parameters = inspect.signature(function).parameters.values()
-    return sum(parameter.default is parameter.empty for parameter in parameters) == 1
 
 
 def _parameters(function: Callable[..., Any]) -> set[str]:

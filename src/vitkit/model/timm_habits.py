@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -43,37 +43,23 @@ class AttentionHabits:
 _BLIND = ("torch.distributed.", "torch.utils.", "vitkit.profiling.", "vitkit.serving.")
 
 
-def _is_watched(part: nn.Module) -> bool:
-    """Return whether a user may see the tokens in a part, by a hook or because the part is of a class of their own."""
-    if not type(part).__module__.startswith(("vitkit.", "torch.")):
-        return True
-    return _has_hooks((part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks))
-
-
-def _has_global_hooks() -> bool:
-    """Return whether hooks are registered for all modules."""
-    return _has_hooks(
-        (
-            module._global_forward_hooks,
-            module._global_forward_pre_hooks,
-            module._global_backward_hooks,
-            module._global_backward_pre_hooks,
-        )
-    )
-
-
-def _has_hooks(every: Sequence[Mapping[int, Any]]) -> bool:
-    return any(not str(hook.__module__).startswith(_BLIND) for hooks in every if hooks for hook in hooks.values())
-
-
 class TimmHabits:
     """A mixin with the attributes and methods of timm's Vision Transformers, for `VisionTransformer`."""
 
     @property
     def is_observed(self: Any) -> bool:
         """Whether hooks or a user's modules may look into the last block or at its output: it computes all tokens."""
-        parts = (self.blocks, self.norm, *self.blocks[-1].modules())
-        return _has_global_hooks() or any(map(_is_watched, parts))
+        hooks = [
+            module._global_forward_hooks,
+            module._global_forward_pre_hooks,
+            module._global_backward_hooks,
+            module._global_backward_pre_hooks,
+        ]
+        for part in (self.blocks, self.norm, *self.blocks[-1].modules()):
+            if not type(part).__module__.startswith(("vitkit.", "torch.")):
+                return True
+            hooks += [part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks]
+        return any(not str(hook.__module__).startswith(_BLIND) for each in hooks if each for hook in each.values())
 
     @property
     def num_features(self: Any) -> int:
@@ -105,8 +91,9 @@ class TimmHabits:
     def __prepare_scriptable__(self) -> None:
         """Raise an error: TorchScript's compiler calls this method, and TorchScript is not supported."""
         raise VitkitError(
+            "model.torchscript-unsupported",
             "torch.jit.script does not understand this model, and PyTorch has deprecated TorchScript: use "
-            "torch.export.export(model, (images,)), or vitkit export --to torch, which also stores the preprocessing"
+            "torch.export.export(model, (images,)), or vitkit export --to torch, which also stores the preprocessing",
         )
 
     def get_classifier(self: Any) -> Any:
@@ -127,7 +114,10 @@ class TimmHabits:
         """
         changes = {} if global_pool is None else canonical({"global_pool": global_pool})
         if changes.get("pool") == "map" and self.config.pool != "map":
-            raise VitkitError("global_pool 'map' needs layers that this model does not have: use token or avg")
+            raise VitkitError(
+                "model.option-unsupported",
+                "global_pool 'map' needs layers that this model does not have: use token or avg",
+            )
         changes |= {"num_classes": num_classes, "representation_size": None}
         self.config = self.config.replace(class_token=self.config.class_token, **changes)  # the tokens stay the same
         first = next(self.parameters())
@@ -177,22 +167,24 @@ class TimmHabits:
             VitkitError: the model has no such layer, or `output_fmt` is unknown.
         """
         if output_fmt not in ("NCHW", "NLC"):
-            raise VitkitError(f"output_fmt must be NCHW or NLC, not {output_fmt!r}")
+            raise VitkitError("model.value-invalid", f"output_fmt must be NCHW or NLC, not {output_fmt!r}")
         depth = self.config.layers
         wanted = range(depth) if indices is None else indices
         if isinstance(wanted, int):
             if not 0 < wanted <= depth:
-                raise VitkitError(f"indices must be from 1 to {depth}, the number of layers, not {wanted}")
+                raise VitkitError(
+                    "model.value-invalid", f"indices must be from 1 to {depth}, the number of layers, not {wanted}"
+                )
             wanted = range(depth - wanted, depth)
         wanted = sorted({i % depth if -depth <= i < depth else i for i in wanted})  # `forward_layers` refuses others
         last = wanted[-1] if stop_early and wanted else depth - 1
         *outputs, end = self.forward_layers(x, [*wanted, last])
         outputs = [self.norm(tokens) if norm else tokens for tokens in outputs]
-        layers = [self._as_timm(tokens, output_fmt, return_prefix_tokens) for tokens in outputs]
+        layers: list[Any] = []
+        P = self.config.prefix_tokens
+        for tokens in outputs:
+            prefix, patches = torch.split(tokens, [P, tokens.shape[1] - P], dim=1)
+            if output_fmt == "NCHW":
+                patches = patches.transpose(1, 2).reshape(len(patches), -1, *self.config.grid)  # (B, D, h, w)
+            layers.append((patches, prefix) if return_prefix_tokens else patches)
         return layers if intermediates_only else (self.norm(end), layers)
-
-    def _as_timm(self: Any, tokens: Tensor, output_fmt: str, with_prefix: bool) -> Tensor | tuple[Tensor, Tensor]:
-        prefix, patches = torch.split(tokens, [p := self.config.prefix_tokens, tokens.shape[1] - p], dim=1)
-        if output_fmt == "NCHW":
-            patches = patches.transpose(1, 2).reshape(len(patches), -1, *self.config.grid)  # (B, D, h, w)
-        return (patches, prefix) if with_prefix else patches

@@ -78,4 +78,4 @@ def check(config: ViTConfig, who: str) -> None:
         VitkitError: a field has an unsupported value; the message names the field and the value.
     """
     if reason := reason_against(config, who):
-        raise VitkitError(reason)
+        raise VitkitError("model.option-unsupported", reason)

@@ -207,7 +207,9 @@ class VisionTransformer(TimmHabits, nn.Module):
     def __init__(self, config: ViTConfig | None = None, **overrides: Any) -> None:
         super().__init__()
         if config is not None and not isinstance(config, ViTConfig):
-            raise VitkitError(f"config must be a ViTConfig, not {config!r:.80}: pass sizes as in img_size=224")
+            raise VitkitError(
+                "model.value-invalid", f"config must be a ViTConfig, not {config!r:.80}: pass sizes as in img_size=224"
+            )
         if config is None or overrides:
             config = override(config or ViTConfig(), **overrides)
         self.config = config
@@ -294,8 +296,9 @@ class VisionTransformer(TimmHabits, nn.Module):
         expected = (self.config.in_channels, *self.config.image_size)
         if images.ndim != 4 or tuple(images.shape[1:]) != expected:
             raise VitkitError(
+                "model.images-misshapen",
                 f"the model expects images of shape (batch, {', '.join(map(str, expected))}), but received "
-                f"{tuple(images.shape)}; resize them, or create the model with another image_size"
+                f"{tuple(images.shape)}; resize them, or create the model with another image_size",
             )
         return self.patch_embed(images)
 
