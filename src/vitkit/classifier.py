@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
     Sources = str | Path | InMemory | Iterable[str | Path | InMemory | Held | Stored]
 
-_LARGEST_BATCH = 10**6
-
 
 class Outputs(NamedTuple):
     """The outputs of a model for images: the logits (B, K), and the features that the head reads (B, D)."""
@@ -128,31 +126,43 @@ class Classifier:
 
     def __post_init__(self) -> None:
         if not hasattr(self.model, "config"):
-            raise VitkitError(f"model must be a model from vitkit.create_model, not {type_of(self.model)}")
+            raise VitkitError(
+                "classifier.argument-invalid",
+                f"model must be a model from vitkit.create_model, not {type_of(self.model)}",
+            )
         if not isinstance(self.preprocess, Preprocess):
-            raise VitkitError(f"preprocess must be a Preprocess, not {type_of(self.preprocess)}")
+            raise VitkitError(
+                "classifier.argument-invalid", f"preprocess must be a Preprocess, not {type_of(self.preprocess)}"
+            )
         for name, values in (("classes", self.classes), ("thresholds", self.thresholds or ())):
             if not isinstance(values, (list, tuple)):
-                raise VitkitError(f"{name} must be a list, not {type_of(values)}")
+                raise VitkitError("classifier.argument-invalid", f"{name} must be a list, not {type_of(values)}")
         if not all(map(is_number, self.thresholds or ())):
-            raise VitkitError(f"thresholds must be numbers, not {self.thresholds!r:.80}")
+            raise VitkitError(
+                "classifier.thresholds-invalid", f"thresholds must be numbers, not {self.thresholds!r:.80}"
+            )
         if len(self.classes) != self.model.config.num_classes:
             raise VitkitError(
+                "classifier.classes-mismatched",
                 f"classes must have one name for each of the model's {self.model.config.num_classes} logits, "
-                f"not {len(self.classes)} names"
+                f"not {len(self.classes)} names",
             )
         check_names(self.classes)
         if len(set(self.classes)) != len(self.classes):
-            raise VitkitError("class names must be different")
+            raise VitkitError("classifier.classes-repeated", "class names must be different")
         if type(self.temperature) not in (int, float) or not 0 < self.temperature < math.inf:
-            raise VitkitError(f"temperature must be above 0 and finite, not {self.temperature!r:.80}")
+            raise VitkitError(
+                "classifier.temperature-invalid",
+                f"temperature must be above 0 and finite, not {self.temperature!r:.80}",
+            )
         if self.thresholds is not None and len(self.thresholds) != len(self.classes):
             raise VitkitError(
+                "classifier.thresholds-invalid",
                 f"thresholds must have one number for each of the {len(self.classes)} classes, "
-                f"not {len(self.thresholds)} numbers"
+                f"not {len(self.thresholds)} numbers",
             )
         if not all(0 <= threshold <= 1 for threshold in self.thresholds or ()):
-            raise VitkitError(f"thresholds must be from 0 to 1, not {self.thresholds}")
+            raise VitkitError("classifier.thresholds-invalid", f"thresholds must be from 0 to 1, not {self.thresholds}")
         self.model.eval()
 
     # The following methods are the public functions of these names, so that the core does not depend on the verbs.
@@ -186,7 +196,10 @@ class Classifier:
             VitkitError: this classifier was not opened from weights, or the training is not possible.
         """
         if self.report is None:
-            raise VitkitError("this classifier was not opened from weights: save it to a folder, and open that")
+            raise VitkitError(
+                "classifier.source-missing",
+                "this classifier was not opened from weights: save it to a folder, and open that",
+            )
         if not isinstance(recipe, vitkit.Recipe):
             recipe = vitkit.Recipe() if recipe is None else vitkit.Recipe.load(recipe)
         return vitkit.train(data, recipe.replace(weights=self.report.source), out=out).classifier
@@ -251,8 +264,9 @@ class Classifier:
         chosen = choose_device(device)
         if self.runner is not None:
             raise VitkitError(
+                "classifier.backend-fixed",
                 "the classifier cannot be moved after use(...), whose backend has a copy of the weights: call to(...) "
-                "before use(...)"
+                "before use(...)",
             )
         self.model.to(chosen)
         return self
@@ -333,12 +347,8 @@ class Classifier:
         return other
 
     def _by(self, runner: Runner | None, *, has_features: bool = False) -> Classifier:
-        """Return a copy of this classifier with another runner; None computes logits with the model itself.
-
-        Copying leaves the model in its current mode, whereas creating a new instance would switch the model to
-        evaluation mode.
-        """
-        other = copy.copy(self)
+        """Return a copy of this classifier with another runner; None computes logits with the model itself."""
+        other = copy.copy(self)  # a new instance would switch the model to evaluation mode
         other.runner, other.runner_has_features = runner, has_features
         return other
 
@@ -445,7 +455,9 @@ class Classifier:
 
         sources = list(sources_of(image))
         if len(sources) != 1:
-            raise VitkitError(f"read takes one image, not {len(sources)}: call it for each of them")
+            raise VitkitError(
+                "classifier.images-several", f"read takes one image, not {len(sources)}: call it for each of them"
+            )
         return torch.from_numpy(self.pixels(sources[0]))
 
     def pixels(self, source: Source | Path) -> npt.NDArray[np.float32]:
@@ -456,12 +468,6 @@ class Classifier:
         """
         kept = None if self.pictures_kept is None else self.pictures_kept.pixels(source)
         return self._prepared(source, self.preprocess) if kept is None else kept
-
-    def _pixels_of_views(self, source: Source) -> npt.NDArray[np.float32]:
-        """Read a picture as model input: (C, height, width), or (V, C, height, width) for V views."""
-        return self._prepared(
-            source, self.preprocess if self.views is None else partial(self.views.pixels, preprocess=self.preprocess)
-        )
 
     def _prepared(
         self, source: Source | Path, prepare: Callable[[Image.Image], npt.NDArray[np.float32]]
@@ -516,8 +522,10 @@ class Classifier:
                 valid.
         """
         self._check_classes()
-        compute = self.answer if self.views is None else self.views.mean(self.answer)
-        return self._map(self._pixels_of_views, compute, images, batch_size)
+        if self.views is None:
+            return self._map(partial(self._prepared, prepare=self.preprocess), self.answer, images, batch_size)
+        prepare = partial(self.views.pixels, preprocess=self.preprocess)  # (V, C, height, width) for V views
+        return self._map(partial(self._prepared, prepare=prepare), self.views.mean(self.answer), images, batch_size)
 
     @check_arguments
     def assessments(
@@ -544,7 +552,10 @@ class Classifier:
 
     def _check_classes(self) -> None:
         if not self.classes:
-            raise VitkitError("the model has no head, so there are no classes: train one, or load with num_classes")
+            raise VitkitError(
+                "classifier.head-missing",
+                "the model has no head, so there are no classes: train one, or load with num_classes",
+            )
 
     @check_arguments
     def embed(
@@ -558,13 +569,14 @@ class Classifier:
 
         The arguments are those of `features` and `stream`.
         """
-        plain = self._by(None)
-        return plain._map(plain._tensor, lambda batch: self.features(batch, what, precision), images, batch_size)
-
-    def _tensor(self, source: Source) -> Tensor:
         import torch
 
-        return torch.from_numpy(self.pixels(source))
+        plain = self._by(None)
+
+        def read(source: Source) -> Tensor:
+            return torch.from_numpy(plain.pixels(source))
+
+        return plain._map(read, lambda batch: self.features(batch, what, precision), images, batch_size)
 
     def _map(
         self,
@@ -573,8 +585,11 @@ class Classifier:
         images: Sources,
         batch_size: int | None,
     ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
-        if batch_size is not None and not 1 <= batch_size <= _LARGEST_BATCH:
-            raise VitkitError(f"batch_size must be at least 1 and at most {_LARGEST_BATCH:,}, not {batch_size}")
+        if batch_size is not None and not 1 <= batch_size <= 10**6:
+            raise VitkitError(
+                "classifier.batch-size-invalid",
+                f"batch_size must be at least 1 and at most 1,000,000, not {batch_size}",
+            )
         is_concurrent = self.device.type == "cpu" if self.runner is None else self.runner.is_concurrent
         batch_size = batch_size or (BATCH if is_concurrent else BATCH_ALONE)
         batch_size = max(1, batch_size // (1 if self.views is None else self.views.count))
@@ -627,8 +642,9 @@ class Classifier:
         requested = coverage is not None or accuracy is not None or unknown is not None
         if requested and self.views is not None:
             raise VitkitError(
+                "classifier.views-uncalibrated",
                 "--coverage, --accuracy and --unknown were fitted to single views of validation images, which --tta "
-                "changes: leave out --tta, or these flags"
+                "changes: leave out --tta, or these flags",
             )
         return rules_for(
             self.held_out if requested else None,
@@ -677,11 +693,11 @@ class Classifier:
         check_parts(self.model)
         if self.preprocess.size != self.model.config.image_size:
             wanted, reads = self.preprocess.size, self.model.config.image_size
-            raise VitkitError(f"preprocess has size {wanted}, but the model expects {reads}: nothing was written")
-        model_folder.write(Path(folder), stored_weights(self.model), self._description(), self.pictures, self.trust)
-
-    def _description(self) -> dict[str, Any]:
-        return {
+            raise VitkitError(
+                "classifier.size-mismatched",
+                f"preprocess has size {wanted}, but the model expects {reads}: nothing was written",
+            )
+        description = {
             "task": self.task,
             "classes": list(self.classes),
             "config": self.model.config.to_dict(),
@@ -690,6 +706,7 @@ class Classifier:
             **({} if self.thresholds is None else {"thresholds": list(self.thresholds)}),
             "provenance": self.provenance,
         }
+        model_folder.write(Path(folder), stored_weights(self.model), description, self.pictures, self.trust)
 
 
 def _preprocessed(images: Tensor | npt.NDArray[np.floating[Any]]) -> Tensor:
@@ -705,7 +722,8 @@ def _preprocessed(images: Tensor | npt.NDArray[np.floating[Any]]) -> Tensor:
     if not isinstance(images, torch.Tensor) or not images.is_floating_point():
         what = f"a tensor of {images.dtype}" if isinstance(images, torch.Tensor) else type_of(images)
         raise VitkitError(
+            "classifier.images-unprepared",
             f"preprocessed images are a float tensor (B, C, height, width), not {what}: prepare a picture with `read`, "
-            "or pass pictures to `predict`"
+            "or pass pictures to `predict`",
         )
     return images.float()

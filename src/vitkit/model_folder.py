@@ -49,12 +49,17 @@ def write(
     Raises:
         OSError: the disk is full or not writable; the folder then holds its previous content.
     """
+    from safetensors.torch import save
+
     folder.mkdir(parents=True, exist_ok=True)
     _recover(folder)
     beside = {name: data for name, data in ((RECORD, pictures), (TRUST, trust)) if data is not None}
     try:
         with replacing(folder / WEIGHTS) as temporary:
-            hashes = {"weights_sha256": _write_weights(temporary, weights)}
+            tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
+            content = save(tensors, {"vitkit_version": vitkit.__version__})
+            temporary.write_bytes(content)
+            hashes = {"weights_sha256": hashlib.sha256(content).hexdigest()}
             for name, data in beside.items():
                 write_bytes(_next(folder, name), data)
                 hashes[_BESIDE[name]] = hashlib.sha256(data).hexdigest()
@@ -85,13 +90,25 @@ def read_description(folder: Path) -> dict[str, Any]:
     names = [name for name in (DESCRIPTION, _NEXT) if (folder / name).is_file()]
     if not names or not weights.is_file():
         missing = DESCRIPTION if not names else WEIGHTS
-        raise VitkitError(f"{folder} is not a model folder: it has no {missing}")
+        raise VitkitError("model.folder-incomplete", f"{folder} is not a model folder: it has no {missing}")
     weights_hash = _sha256(weights)
     for name in names:
         description = _parse(folder / name)
-        if description.get("weights_sha256") == weights_hash:
-            return _with_known_task(folder, description)
-    raise VitkitError(f"{weights} is damaged: its content does not match {DESCRIPTION}: restore it or train again")
+        if description.get("weights_sha256") != weights_hash:
+            continue
+        task, thresholds = description.get("task", "single"), description.get("thresholds")
+        is_list = isinstance(thresholds, list) and all(isinstance(threshold, (int, float)) for threshold in thresholds)
+        if (task, is_list) not in (("single", False), ("multi", True)):
+            raise VitkitError(
+                "model.folder-damaged",
+                f"{folder / DESCRIPTION} is damaged: task must be 'single' without thresholds or 'multi' with a list "
+                f"of them, not {task!r} with {thresholds!r}; restore it or train again",
+            )
+        return description
+    raise VitkitError(
+        "model.folder-damaged",
+        f"{weights} is damaged: its content does not match {DESCRIPTION}: restore it or train again",
+    )
 
 
 def version_of(folder: Path) -> str:
@@ -144,8 +161,9 @@ def _read_beside(folder: Path, name: str, description: Mapping[str, Any]) -> byt
                 return data
     state = "is damaged" if (folder / name).is_file() else "is gone"
     raise VitkitError(
+        "model.folder-damaged",
         f"{folder / name} {state}: it {_CONTENT[name]}; restore it, or remove {_BESIDE[name]} "
-        f"from {DESCRIPTION} to use the model without it"
+        f"from {DESCRIPTION} to use the model without it",
     )
 
 
@@ -155,11 +173,7 @@ def _next(folder: Path, name: str) -> Path:
 
 
 def _recover(folder: Path) -> None:
-    """Complete or undo an interrupted save.
-
-    If the new weights are already in place, the new description replaces the old one. Otherwise the new description is
-    deleted.
-    """
+    """Complete an interrupted save if the new weights are in place; otherwise delete the new description."""
     pending, weights = folder / _NEXT, folder / WEIGHTS
     if not pending.is_file():
         _drop_next(folder)
@@ -191,39 +205,18 @@ def _drop_next(folder: Path) -> None:
         _next(folder, name).unlink(missing_ok=True)
 
 
-def _write_weights(path: Path, weights: Mapping[str, Tensor]) -> str:
-    """Write the weights, and return the SHA-256 of the file."""
-    from safetensors.torch import save
-
-    content = save(
-        {name: tensor.contiguous() for name, tensor in weights.items()}, {"vitkit_version": vitkit.__version__}
-    )
-    path.write_bytes(content)
-    return hashlib.sha256(content).hexdigest()
-
-
-def _with_known_task(folder: Path, description: dict[str, Any]) -> dict[str, Any]:
-    task, thresholds = description.get("task", "single"), description.get("thresholds")
-    is_list = isinstance(thresholds, list) and all(isinstance(threshold, (int, float)) for threshold in thresholds)
-    if (task, is_list) not in (("single", False), ("multi", True)):
-        raise VitkitError(
-            f"{folder / DESCRIPTION} is damaged: task must be 'single' without thresholds or 'multi' with a list of "
-            f"them, not {task!r} with {thresholds!r}; restore it or train again"
-        )
-    return description
-
-
 def _parse(path: Path) -> dict[str, Any]:
     try:
         description = from_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise VitkitError(f"{path} is damaged: {error}; restore it or train again") from error
+        raise VitkitError("model.folder-damaged", f"{path} is damaged: {error}; restore it or train again") from error
     version = description.get("format_version") if isinstance(description, dict) else None
     if not isinstance(version, int):
-        raise VitkitError(f"{path} is not a vitkit model description: it has no format_version")
+        raise VitkitError("model.folder-damaged", f"{path} is not a vitkit model description: it has no format_version")
     if version > FORMAT_VERSION:
         raise VitkitError(
-            f"{path} has format version {version}, this vitkit reads up to {FORMAT_VERSION}: upgrade vitkit"
+            "model.version-newer",
+            f"{path} has format version {version}, this vitkit reads up to {FORMAT_VERSION}: upgrade vitkit",
         )
     return description
 
