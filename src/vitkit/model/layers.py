@@ -373,14 +373,9 @@ class AttentionPool(nn.Module):
 
 @torch.no_grad()
 def initialise(model: nn.Module, patches: nn.Conv2d, how: Literal["trunc_normal", "reference"]) -> None:
-    """Draw initial values of all parameters from torch's global generator.
+    """Draw initial values of all parameters from torch's global generator. `patches` projects the patches.
 
     A model on the meta device stays unchanged.
-
-    Args:
-        model: a Vision Transformer.
-        patches: the layer of the model that projects patches.
-        how: the initialisation; see `ViTConfig.init`.
     """
     if patches.weight.is_meta:
         return

@@ -67,7 +67,7 @@ class Checkpoint:
         config: the content of `config.json` (or OpenCLIP's file) next to the weights.
         preprocessor: the settings of transformers' image processor next to the weights.
         metadata: the metadata of a safetensors file, or the sections that vitkit stored in the comment of an `.npz`.
-        passed_over: other sets of weights in the file, each with the reason why it was not chosen.
+        ignored: other sets of weights in the file, each with the reason why it was not chosen.
         pictures: the record of the pictures that the weights were trained on (`data.seen`), if vitkit wrote the file.
     """
 
@@ -77,7 +77,7 @@ class Checkpoint:
     config: Mapping[str, Any] | None = None
     preprocessor: Mapping[str, Any] | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
-    passed_over: Mapping[str, str] = field(default_factory=dict)
+    ignored: Mapping[str, str] = field(default_factory=dict)
     pictures: bytes | None = None
 
 
@@ -112,22 +112,22 @@ def read_all(read: Mapping[str, Callable[[], Tensor]]) -> dict[str, Tensor]:
     return {name: read_one() for name, read_one in read.items()}
 
 
-def noted(checkpoint: Checkpoint) -> dict[str, Any]:
+def stored_note(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the note that vitkit's export stored with the tensors: configuration, preprocessing, image size, classes.
 
     The dictionary is empty if there is no such note.
     """
     try:
-        said = from_json(checkpoint.metadata["vitkit"])
-        pixels = {name: tuple(item) if isinstance(item, list) else item for name, item in said["preprocess"].items()}
+        stored = from_json(checkpoint.metadata["vitkit"])
+        pixels = {name: tuple(item) if isinstance(item, list) else item for name, item in stored["preprocess"].items()}
         note: dict[str, Any] = {
-            "fields": {**said["config"], "patch_size": tuple(said["patch_size"])},
+            "fields": {**stored["config"], "patch_size": tuple(stored["patch_size"])},
             "preprocess": pixels,
-            "image_size": tuple(said["image_size"]),
+            "image_size": tuple(stored["image_size"]),
         }
     except (ValueError, KeyError, TypeError, AttributeError):  # no note, or another program's
         return {}
-    return {**note, "classes": tuple(said["classes"])} if "classes" in said else note
+    return {**note, "classes": tuple(stored["classes"])} if "classes" in stored else note
 
 
 def without_prefixes(tensors: Mapping[str, StoredTensor], path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
@@ -138,13 +138,13 @@ def without_prefixes(tensors: Mapping[str, StoredTensor], path: Path) -> tuple[d
     """
     ambiguous = "under several prefixes, and it is not clear which one to use: save only one of them"
     sets: dict[str, dict[str, StoredTensor]] = {}
-    passed_over: dict[str, str] = {}
+    ignored: dict[str, str] = {}
     for name, tensor in tensors.items():
         bare = _INNER_WRAPPER.sub("", name)
         prefix = match[0] if (match := _PREFIX.match(bare)) else ""
         bare = bare.removeprefix(prefix)
         if _TRAINING_ONLY.match(bare):
-            passed_over[name] = "it belongs to the training"
+            ignored[name] = "it belongs to the training"
         elif bare in sets.setdefault(prefix, {}):
             raise VitkitError("weights.sets-ambiguous", f"{path} contains {bare} {ambiguous}")
         else:
@@ -157,10 +157,10 @@ def without_prefixes(tensors: Mapping[str, StoredTensor], path: Path) -> tuple[d
             merged |= sets[prefix]
             taken.append(prefix)
         elif all(_rank(other) < _rank(prefix) for other in taken):
-            passed_over[prefix.rstrip(".") or "the set without a prefix"] = f"{taken[0].rstrip('.')} was taken"
+            ignored[prefix.rstrip(".") or "the set without a prefix"] = f"{taken[0].rstrip('.')} was taken"
         else:
             raise VitkitError("weights.sets-ambiguous", f"{path} contains {min(same)} {ambiguous}")
-    return {name: merged[name] for of_set in sets.values() for name in of_set if name in merged}, passed_over
+    return {name: merged[name] for of_set in sets.values() for name in of_set if name in merged}, ignored
 
 
 def _rank(name: str) -> int:
@@ -280,11 +280,11 @@ def read_safetensors(path: Path, *, full_names: bool = False) -> Checkpoint:
     except RuntimeError as error:  # raised by torch if the file cannot be mapped into memory
         raise VitkitError("weights.file-unreadable", f"{path} cannot be opened: {first_line(error)}") from error
     pictures = metadata.get(PICTURES)
-    tensors, passed_over = (tensors, {}) if full_names else without_prefixes(tensors, path)
+    tensors, ignored = (tensors, {}) if full_names else without_prefixes(tensors, path)
     return Checkpoint(
         path=path,
         tensors=tensors,
-        passed_over=passed_over,
+        ignored=ignored,
         metadata=metadata,
         pictures=None if pictures is None else from_text(pictures, path),
     )
@@ -339,12 +339,12 @@ def read_torch(path: Path) -> Checkpoint:
         is_plain = tensor.layout == torch.strided and not tensor.is_meta and tensor.dtype in _SAFE_TYPES.values()
         dtype = tensor.dtype if is_plain else torch.int64
         stored[name] = StoredTensor(tuple(tensor.shape), dtype, functools.partial(read, tensor))
-    tensors, passed_over = without_prefixes(stored, path)
+    tensors, ignored = without_prefixes(stored, path)
     return Checkpoint(
         path=path,
         tensors=tensors,
         wrappers=wrappers,
-        passed_over=others | passed_over,
+        ignored=others | ignored,
         pictures=embedded_in_zip(path) if is_zip else None,
     )
 
@@ -364,7 +364,7 @@ def _check_sums(path: Path) -> None:
 def _unwrap(content: Any, path: Path) -> tuple[tuple[str, ...], dict[str, Tensor], dict[str, str]]:
     """Return the keys under which the weights stand, the weights by name, and what was not taken, with the reasons."""
     wrappers: tuple[str, ...] = ()
-    passed_over, beside = dict[str, str](), list[str]()
+    ignored, beside = dict[str, str](), list[str]()
     while isinstance(content, Mapping) and not _is_state(content):
         present = sorted((name for name in content if _holds_weights(content[name])), key=_preference)
         if not present:
@@ -375,7 +375,7 @@ def _unwrap(content: Any, path: Path) -> tuple[tuple[str, ...], dict[str, Tensor
             raise VitkitError(
                 "weights.sets-ambiguous", f"{path} contains several sets of weights, {places}: save only one of them"
             )
-        passed_over |= {".".join([*wrappers, str(name)]): f"{taken} was taken" for name in others}
+        ignored |= {".".join([*wrappers, str(name)]): f"{taken} was taken" for name in others}
         beside += [str(name) for name in content if name not in present]
         wrappers, content = (*wrappers, str(taken)), content[taken]
     if not isinstance(content, Mapping):
@@ -391,8 +391,8 @@ def _unwrap(content: Any, path: Path) -> tuple[tuple[str, ...], dict[str, Tensor
         )
     beside += [str(name) for name in content if name not in weights]
     if beside:
-        passed_over[f"what stands beside the weights ({listed(beside, 6)})"] = "only weights are read"
-    return wrappers, weights, passed_over
+        ignored[f"what stands beside the weights ({listed(beside, 6)})"] = "only weights are read"
+    return wrappers, weights, ignored
 
 
 def _is_state(content: Mapping[Any, Any]) -> bool:

@@ -321,6 +321,21 @@ def fetch_hub(repo_id: str) -> Path:
 
 def _snapshot(repo_id: str, patterns: list[str]) -> Path:
     from huggingface_hub import errors, snapshot_download
+    from tqdm import tqdm  # type: ignore[import-untyped]
+
+    report = receiver()  # the hub's library downloads in threads
+
+    class Reporting(tqdm):  # type: ignore[misc]
+        """A progress bar that draws nothing and reports to `progress`."""
+
+        def __init__(self, *args: Any, **fields: Any) -> None:
+            super().__init__(*args, **{**fields, "file": io.StringIO(), "disable": False})
+
+        def update(self, n: float | None = 1) -> bool | None:
+            shown = super().update(n)
+            if self.unit == "B":  # others count files
+                report(f"downloading {repo_id}", int(self.n), int(self.total or 0))
+            return shown
 
     try:
         return Path(
@@ -329,7 +344,7 @@ def _snapshot(repo_id: str, patterns: list[str]) -> Path:
                 allow_patterns=patterns,
                 ignore_patterns=["*/*"],  # other formats, other precisions
                 local_files_only=offline() is not None,
-                tqdm_class=_reporting(f"downloading {repo_id}"),
+                tqdm_class=Reporting,
             )
         )
     except errors.GatedRepoError as error:
@@ -353,22 +368,3 @@ def _snapshot(repo_id: str, patterns: list[str]) -> Path:
             f"could not download {repo_id} from the hub: {first_line(error)}; try again, or download its files by "
             "other means and name their folder instead",
         ) from error
-
-
-def _reporting(what: str) -> type[Any]:
-    """Return a progress bar class for the hub's library that draws nothing and reports to `progress`."""
-    from tqdm import tqdm  # type: ignore[import-untyped]
-
-    report = receiver()  # the hub's library downloads in threads
-
-    class Reporting(tqdm):  # type: ignore[misc]
-        def __init__(self, *args: Any, **fields: Any) -> None:
-            super().__init__(*args, **{**fields, "file": io.StringIO(), "disable": False})
-
-        def update(self, n: float | None = 1) -> bool | None:
-            shown = super().update(n)
-            if self.unit == "B":  # others count files
-                report(what, int(self.n), int(self.total or 0))
-            return shown
-
-    return Reporting

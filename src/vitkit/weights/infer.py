@@ -20,8 +20,6 @@ from vitkit.model.names import VARIANTS
 from vitkit.weights.layout import depth_of, numbered
 
 Shape = tuple[int, ...]
-_ENCODER_NORM = re.compile(r"(blocks\.\d+\.norm[12]|norm|fc_norm)\.")
-_STEM_UNIT = re.compile(r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,14 +48,7 @@ class Known:
 
 
 def infer(shapes: Mapping[str, Shape], known: Known) -> tuple[ViTConfig, dict[str, str]]:
-    """Infer the configuration from the shapes of the tensors, which are given by vitkit's names.
-
-    Returns:
-        The configuration, and a description of each assumed field.
-
-    Raises:
-        VitkitError: a tensor that is needed to infer the configuration is missing, or the grid is ambiguous.
-    """
+    """Infer the configuration from the shapes of the tensors by vitkit's names; also describe each assumed field."""
     fields = _encoder(shapes, known)
     fields |= _head(shapes, fields, known)
     assumed: dict[str, str] = {}
@@ -120,7 +111,8 @@ def _encoder(shapes: Mapping[str, Shape], known: Known) -> dict[str, Any]:
             f"{name}: a patch of {kernel[2]}x{kernel[3]} pixels is not square, and nothing confirms this size",
         )
     layers = depth_of({m[1] for name in shapes if (m := re.match(r"blocks\.(\d+)\.", name))})
-    hidden_size = _vote(shape[0] for name, shape in shapes.items() if shape and _ENCODER_NORM.match(name))
+    norms = re.compile(r"(blocks\.\d+\.norm[12]|norm|fc_norm)\.")
+    hidden_size = _vote(shape[0] for name, shape in shapes.items() if shape and norms.match(name))
     if not layers or not hidden_size:
         raise VitkitError("weights.tensor-missing", "there are no Transformer blocks")
     # In an ordinary MLP, fc1 has as many outputs as fc2 has inputs. In a gated MLP, fc1 has twice as many.
@@ -157,7 +149,8 @@ def _encoder(shapes: Mapping[str, Shape], known: Known) -> dict[str, Any]:
     }
     if any(name.startswith("patch_embed.backbone.") for name in shapes):
         units: dict[int, int] = {}  # of each ResNet stage
-        for match in filter(None, map(_STEM_UNIT.match, shapes)):
+        unit_name = re.compile(r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.")
+        for match in filter(None, map(unit_name.match, shapes)):
             stage, unit = numbered(match[1]), numbered(match[2])
             units[stage] = max(units.get(stage, 0), unit + 1)
         root = shapes.get("patch_embed.backbone.stem.conv.weight", ())
@@ -221,7 +214,6 @@ _SETTING_BY = {
 # The number of heads by (layers, hidden size), for models that are not in the paper: g, G, So400m (arXiv 2106.04560,
 # 2305.13035) and DINOv2's g.
 _LARGER = {(40, 1408): 16, (48, 1664): 16, (27, 1152): 16, (40, 1536): 24}
-_TOKENLESS = {(40, 1536): 16}  # SigLIP 2's g-opt, which has no class token
 
 
 def _heads(fields: Mapping[str, Any], assumed: dict[str, str], *, is_described: bool) -> Any:
@@ -234,7 +226,8 @@ def _heads(fields: Mapping[str, Any], assumed: dict[str, str], *, is_described: 
     # The classes of timm and transformers have 12 layers and 12 heads by default.
     may_have_default = is_plain and layers == 12 and hidden_size % 12 == 0
     known = {(size.layers, size.hidden_size): size.heads for size in VARIANTS.values()} | _LARGER
-    known |= {} if fields["class_token"] else _TOKENLESS
+    if not fields["class_token"]:
+        known[40, 1536] = 16  # SigLIP 2's g-opt
     if (layers, hidden_size) in known:
         heads = known[layers, hidden_size]
         if not is_described and may_have_default and heads != 12:
@@ -300,8 +293,8 @@ def _grid(shapes: Mapping[str, Shape], fields: dict[str, Any], known: Known, ass
         return result
     length = shapes["pos_embed"][1] if len(shapes["pos_embed"]) == 3 else 0
     tokens = int(fields["class_token"]) + int(fields["distill_token"]) + fields["registers"]
-    said = fields.get("prefix_positions")  # if the format determines it
-    for prefix in dict.fromkeys((tokens, 0)) if said is None else (tokens if said else 0,):
+    has_prefix = fields.get("prefix_positions")  # if the format determines it
+    for prefix in dict.fromkeys((tokens, 0)) if has_prefix is None else (tokens if has_prefix else 0,):
         side = math.isqrt(max(length - prefix, 0))
         candidates = [written, requested, (side, side)]
         for grid in candidates:
@@ -332,7 +325,7 @@ def _grid(shapes: Mapping[str, Shape], fields: dict[str, Any], known: Known, ass
     )
 
 
-def namesakes(config: ViTConfig, names: Collection[str], settled: Collection[str]) -> dict[str, str]:
+def ambiguous_fields(config: ViTConfig, names: Collection[str], settled: Collection[str]) -> dict[str, str]:
     """Return assumptions about the architecture of a checkpoint with timm's tensor names and no configuration.
 
     Several architectures have tensors with the same names and shapes, so one of them is assumed. The result maps fields

@@ -35,7 +35,7 @@ from vitkit.weights.catalog import Entry, class_names, unique
 from vitkit.weights.checkpoint import Checkpoint, read_checkpoint, readers
 from vitkit.weights.formats import CHECKPOINT_FORMATS, pixels_of, readable
 from vitkit.weights.formats.timm import TUTORIALS, pixels_of_pretrained
-from vitkit.weights.infer import Known, infer, namesakes
+from vitkit.weights.infer import Known, ambiguous_fields, infer
 from vitkit.weights.layout import Layout, Task, account_for
 
 
@@ -93,13 +93,12 @@ class SourceWeights:
 
 # --- Model folders ---------------------------------------------------------------------------------------------
 
-_FREE = ("dropout", "attention_dropout", "position_dropout", "drop_path", "position_resize")
-
 
 def read_model_folder(
     folder: Path, description: Mapping[str, Any], checkpoint: Checkpoint, overrides: Mapping[str, Any]
 ) -> SourceWeights:
-    refused = [name for name in overrides if name not in _FREE]
+    free = ("dropout", "attention_dropout", "position_dropout", "drop_path", "position_resize")
+    refused = [name for name in overrides if name not in free]
     if refused:
         raise VitkitError(
             "weights.field-contradicted",
@@ -257,13 +256,13 @@ def read_foreign(
         raise _by_family(checkpoint, VitkitError("weights.tensors-unfit", text))
     assumed = {name: taken for name, taken in layout.assumed.items() if name not in overrides} | inferred
     if layout.format == "timm" and not is_described:
-        assumed |= namesakes(config, checkpoint.tensors, overrides)
+        assumed |= ambiguous_fields(config, checkpoint.tensors, overrides)
     pixels, pixel_size = layout.preprocess, layout.pixel_size
     if entry is not None:
         pixel_size = entry.preprocess.size
         pixels = {k: v for k, v in dataclasses.asdict(entry.preprocess).items() if k != "size"}
     notes: tuple[str, ...] = (f"taken from {'.'.join(checkpoint.wrappers)}",) if checkpoint.wrappers else ()
-    notes += tuple(f"{name} was ignored: {reason}" for name, reason in checkpoint.passed_over.items()) + layout.notes
+    notes += tuple(f"{name} was ignored: {reason}" for name, reason in checkpoint.ignored.items()) + layout.notes
     notes += (f"the prefix {removed} of the names was removed",) if removed else ()
     classes, beside, source = layout.classes or (), None, None
     if not config.num_classes:
@@ -366,10 +365,6 @@ def _by_family(checkpoint: Checkpoint, error: VitkitError) -> VitkitError:
 
 # --- Networks of other libraries -------------------------------------------------------------------------------
 
-_AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")  # the auxiliary classifiers of GoogLeNet and Inception
-_COUNTERS = "num_batches_tracked"  # missing in files of torch before 0.4.1
-_OLD_DENSENET = re.compile(r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\.\w+)$")
-
 
 def read_network(config: NetworkConfig, source: str | Path | None) -> SourceWeights:
     """Read the weights of another library's network, with their preprocessing and class names.
@@ -379,7 +374,8 @@ def read_network(config: NetworkConfig, source: str | Path | None) -> SourceWeig
     path = Path(source) if source is not None else _fetch(config)
     checkpoint = read_checkpoint(path)
     # Old files of DenseNet have an additional dot in some names.
-    tensors = {_OLD_DENSENET.sub(r"\1\2", name): tensor for name, tensor in checkpoint.tensors.items()}
+    old = re.compile(r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\.\w+)$")
+    tensors = {old.sub(r"\1\2", name): tensor for name, tensor in checkpoint.tensors.items()}
     head = f"{network.anatomy_of(config).head}.weight"
     if head not in tensors:
         raise VitkitError(
@@ -388,9 +384,10 @@ def read_network(config: NetworkConfig, source: str | Path | None) -> SourceWeig
         )
     config = config.replace(num_classes=tensors[head].shape[0])
     expected = shapes_of(config)
-    counters = [name for name in expected if name.endswith(_COUNTERS) and name not in tensors]
-    reason = "of a classifier at the side, which training alone looks at"
-    aside = {name: reason for name in tensors if name.startswith(_AUXILIARY)}
+    # Files of torch before 0.4.1 lack counters.
+    counters = [name for name in expected if name.endswith("num_batches_tracked") and name not in tensors]
+    reason = "of a classifier at the side, which training alone looks at"  # of GoogLeNet and Inception
+    aside = {name: reason for name in tensors if name.startswith(("aux1.", "aux2.", "AuxLogits."))}
     misfits = {
         "missing": [name for name in expected if name not in tensors and name not in counters],
         "left over": [name for name in tensors if name not in expected and name not in aside],

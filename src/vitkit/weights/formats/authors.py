@@ -48,7 +48,15 @@ def _dinov3(checkpoint: Checkpoint) -> Layout:
     require(checkpoint, "DINOv3", "storage_tokens", "cls_token", "patch_embed.proj.weight", "rope_embed.periods")
     dropped = {name: "of training alone" for name in _TRAINING_ONLY if name in names}
     dropped["rope_embed.periods"] = "it tells the base"
-    base = _base_of(checkpoint)
+    # The n periods are base ** (i / n) for i = 0, ..., n - 1, stored in bfloat16. The first is 1 for any base.
+    base, periods = BASE, checkpoint.tensors["rope_embed.periods"].read().double().flatten()
+    n = len(periods)
+    if n > 1:
+        base = float(f"{float(periods[-1].abs() ** (n / (n - 1))):.2g}")
+        if not torch.allclose(periods, base ** (torch.arange(n) / n).double(), rtol=0.03):
+            raise VitkitError(
+                "weights.tensor-invalid", f"{checkpoint.path} (DINOv3): rope_embed.periods must be powers of one base"
+            )
     features = names["patch_embed.proj.weight"].shape[:1]
     pairs = names["rope_embed.periods"].shape  # frequencies of each axis
     fields: dict[str, Any] = {
@@ -73,23 +81,6 @@ def _dinov3(checkpoint: Checkpoint) -> Layout:
         },
         dropped=dropped,
     )
-
-
-def _base_of(checkpoint: Checkpoint) -> float:
-    """Compute the base of the n rotary periods, base ** (i / n) for i = 0, ..., n - 1, stored in bfloat16.
-
-    With fewer than two periods, the result is the usual base, because the first period is 1 for any base.
-    """
-    periods = checkpoint.tensors["rope_embed.periods"].read().double().flatten()
-    n = len(periods)
-    if n < 2:
-        return BASE
-    base = float(f"{float(periods[-1].abs() ** (n / (n - 1))):.2g}")
-    if not torch.allclose(periods, base ** (torch.arange(n) / n).double(), rtol=0.03):
-        raise VitkitError(
-            "weights.tensor-invalid", f"{checkpoint.path} (DINOv3): rope_embed.periods must be powers of one base"
-        )
-    return base
 
 
 def _dinov3_pieces(names: Mapping[str, StoredTensor], dropped: Mapping[str, str]) -> dict[str, Piece]:
@@ -234,7 +225,6 @@ DINO_PIXELS = {
 }
 # Blocks may be in chunks, as in training: chunk, then layer.
 _BLOCK_DINO = re.compile(r"^(blocks\.(?:\d+\.)?(\d+)\.)(.+)")
-_RENAMED_DINO = {".mlp.w12.": ".mlp.fc1.", ".mlp.w3.": ".mlp.fc2."}
 
 
 def recognise_dino(checkpoint: Checkpoint) -> Layout | None:
@@ -248,7 +238,11 @@ def recognise_dino(checkpoint: Checkpoint) -> Layout | None:
     # Tensors that only some blocks have, and registers, are expected, too: they may be missing.
     expected = ["register_tokens", *(block + part for block in blocks for part in parts)]
     absent = [name for name in expected if name not in names]
-    pieces = {_our_name(name): same(name) for name in (*absent, *names)}
+    pieces = {}
+    for name in (*absent, *names):
+        ours = "reg_token" if name == "register_tokens" else name
+        ours = ours.replace(".mlp.w12.", ".mlp.fc1.").replace(".mlp.w3.", ".mlp.fc2.")
+        pieces[_BLOCK_DINO.sub(r"blocks.\2.\3", ours)] = same(name)
     has_registers = "register_tokens" in names
     if has_registers:
         pieces |= folded_positions("cls_token", "pos_embed")
@@ -263,11 +257,3 @@ def recognise_dino(checkpoint: Checkpoint) -> Layout | None:
     dropped = {name: "trained to predict masked patches" for name in names if name == "mask_token"}
     dropped |= {name: "DINOv2's projection head" for name in names if name.startswith(("dino_head.", "ibot_head."))}
     return Layout(format="DINOv2", pieces=pieces, fields=fields, preprocess=DINO_PIXELS, dropped=dropped)
-
-
-def _our_name(name: str) -> str:
-    if name == "register_tokens":
-        return "reg_token"
-    for theirs, ours in _RENAMED_DINO.items():
-        name = name.replace(theirs, ours)
-    return _BLOCK_DINO.sub(r"blocks.\2.\3", name)

@@ -70,14 +70,14 @@ def settled(classifier: Classifier) -> dict[str, Tensor]:
     return tensors
 
 
-def ours_of(classifier: Classifier) -> VisionTransformer:
+def model_of(classifier: Classifier) -> VisionTransformer:
     """Return the classifier's model; a network of another library, which has other tensors, is refused."""
     return vit_of(classifier.model, "a checkpoint of another layout")
 
 
 def tensors_under(classifier: Classifier, layout: Layout) -> dict[str, Tensor]:
     """Return the model's tensors under a layout's names."""
-    config, tensors = ours_of(classifier).config, {}
+    config, tensors = model_of(classifier).config, {}
     for name, ours in settled(classifier).items():
         if name not in layout.pieces:
             tensors[name] = ours.contiguous()
@@ -89,9 +89,9 @@ def tensors_under(classifier: Classifier, layout: Layout) -> dict[str, Tensor]:
     return tensors
 
 
-def said(classifier: Classifier) -> dict[str, Any]:
+def export_note(classifier: Classifier) -> dict[str, Any]:
     """Return the note that is stored with the tensors: the facts that tensors do not determine, as JSON types."""
-    config = ours_of(classifier).config
+    config = model_of(classifier).config
     fields = ("gelu", "position_resize", "heads", "pool", "in_channels")
     return {
         "config": {name: getattr(config, name) for name in fields},

@@ -20,8 +20,8 @@ from torch import Tensor
 from vitkit.classifier import Classifier
 from vitkit.model.config import ViTConfig
 from vitkit.system.files import replacing, to_json
-from vitkit.weights.checkpoint import Checkpoint, embed_in_zip, noted
-from vitkit.weights.formats.export import ours_of, refuse, said, tensors_under
+from vitkit.weights.checkpoint import Checkpoint, embed_in_zip, stored_note
+from vitkit.weights.formats.export import export_note, model_of, refuse, tensors_under
 from vitkit.weights.layout import Layout, Piece, depth_of, numbered, same
 
 _PREFIXES = ("opt/target/", "params/img/", "params/")
@@ -51,7 +51,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     stacked = any(name.startswith(_BIG_VISION) for name in tensors)
     is_big_vision = stacked or prefix.startswith("params") or ("pos_embedding" in tensors and _POSITIONS not in tensors)
     is_folded = is_big_vision and _POSITIONS not in tensors  # big_vision adds the class token's position to the token
-    note = noted(checkpoint)
+    note = stored_note(checkpoint)
     heads = [
         tensor.shape[-2]
         for name, tensor in tensors.items()
@@ -215,7 +215,7 @@ def _slice(piece: Piece, layer: int, depth: int) -> Piece:
 
 
 def write(classifier: Classifier, destination: Path) -> None:
-    config = ours_of(classifier).config
+    config = model_of(classifier).config
     refuse(
         config,
         "npz",
@@ -233,7 +233,7 @@ def write(classifier: Classifier, destination: Path) -> None:
             "prefix_positions": (True,) if config.class_token else (True, False),
         },
     )
-    note = said(classifier)
+    note = export_note(classifier)
     if len(to_json({"vitkit": note}).encode()) > 65535:  # bytes that a zip file has room for
         del note["classes"]
     comment = to_json({"vitkit": note}).encode()  # other programs ignore it

@@ -20,15 +20,15 @@ from vitkit.data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.weights.checkpoint import Checkpoint, StoredTensor
-from vitkit.weights.formats.export import Files, inexpressible, one, ours_of, refuse, tensors_under, write_folder
+from vitkit.weights.formats.export import Files, inexpressible, model_of, one, refuse, tensors_under, write_folder
 from vitkit.weights.formats.huggingface_described import (
     activation,
+    described_layout,
     hidden_act,
     labels,
-    or_usual,
+    or_default,
     processor,
     sides,
-    stated,
 )
 from vitkit.weights.formats.huggingface_towers import tower_files
 from vitkit.weights.layout import Layout, Piece, depth_of, folded_positions, joined, pair, require, same
@@ -81,7 +81,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     namesake = "; ViTMSN has the same tensors and 1e-6: norm_eps=1e-6 says so" if family == "vit" else ""
     assumed = {"norm_eps": f"{_eps(family):g}{namesake}", "gelu": "erf"}
     return Layout(
-        **stated(checkpoint, family, _CUSTOMARY[family], resizes=family.startswith("dinov2")),
+        **described_layout(checkpoint, family, _CUSTOMARY[family], resizes=family.startswith("dinov2")),
         format=f"Hugging Face {family}",
         pieces=pieces,
         fields=_fields(family, config, checkpoint),
@@ -201,7 +201,7 @@ def _fields(family: str, config: Mapping[str, Any], checkpoint: Checkpoint) -> d
         "position_resize": "timm" if family == "dinov2_with_registers" else "huggingface",
     }
     if checkpoint.config is not None:
-        fields["heads"] = or_usual(config, "num_attention_heads", 12)  # transformers' default
+        fields["heads"] = or_default(config, "num_attention_heads", 12)  # transformers' default
     for ours, theirs in _WRITTEN.items():
         if theirs in config:
             fields[ours] = config[theirs]
@@ -237,7 +237,7 @@ def write(classifier: Classifier, destination: Path) -> None:
 
 
 def _files(classifier: Classifier) -> Files:
-    config = ours_of(classifier).config
+    config = model_of(classifier).config
     if config.embed_norm or config.pool == "map":
         return tower_files(classifier)
     family = family_of(config)
@@ -281,7 +281,7 @@ _CLASSES = {
 
 
 def _config(classifier: Classifier, family: str) -> dict[str, Any]:
-    config = ours_of(classifier).config
+    config = model_of(classifier).config
     architecture = _CLASSES[family][config.num_classes > 0] + ("WithTeacher" if config.distill_head else "")
     described: dict[str, Any] = {
         "architectures": [architecture],
@@ -301,8 +301,15 @@ def _config(classifier: Classifier, family: str) -> dict[str, Any]:
         "label2id": {name: i for i, name in enumerate(classifier.classes)},
     }
     if family.startswith("dinov2"):
+        ratio, rest = divmod(config.mlp_size, config.hidden_size)
+        if config.mlp_kind == "swiglu":
+            # transformers takes 2/3 of hidden size times ratio, and rounds it up to a multiple of eight.
+            sizes = [(int(int(config.hidden_size * ratio) * 2 / 3) + 7) // 8 * 8 for ratio in range(1, 17)]
+            ratio, rest = (sizes.index(config.mlp_size) + 1, 0) if config.mlp_size in sizes else (0, 1)
+        if rest:
+            raise inexpressible("Hugging Face", f"mlp_size {config.mlp_size}")
         described |= {
-            "mlp_ratio": _mlp_ratio(config),
+            "mlp_ratio": ratio,
             "use_swiglu_ffn": config.mlp_kind == "swiglu",
             "layerscale_value": config.layer_scale,
         }
@@ -311,18 +318,3 @@ def _config(classifier: Classifier, family: str) -> dict[str, Any]:
     if family == "dinov2_with_registers":
         described["num_register_tokens"] = config.registers
     return described
-
-
-def _mlp_ratio(config: ViTConfig) -> int:
-    """Return the MLP ratio that gives this MLP size in transformers.
-
-    For gated MLPs, transformers takes 2/3 of hidden size times ratio, and rounds it up to a multiple of eight.
-    """
-    if config.mlp_kind == "mlp":
-        if config.mlp_size % config.hidden_size == 0:
-            return config.mlp_size // config.hidden_size
-    else:
-        for ratio in range(1, 17):
-            if (int(int(config.hidden_size * ratio) * 2 / 3) + 7) // 8 * 8 == config.mlp_size:
-                return ratio
-    raise inexpressible("Hugging Face", f"mlp_size {config.mlp_size}")

@@ -100,7 +100,9 @@ _PROCESSOR_OF = {
 }
 
 
-def stated(checkpoint: Checkpoint, family: str, usual: Mapping[str, Any], *, resizes: bool = False) -> dict[str, Any]:
+def described_layout(
+    checkpoint: Checkpoint, family: str, usual: Mapping[str, Any], *, resizes: bool = False
+) -> dict[str, Any]:
     """Return fields of `Layout` that the files next to the tensors state: pixels, task, notes.
 
     `family` is the `model_type` of the model, `usual` the preprocessing without a file that describes it, and `resizes`
@@ -167,7 +169,7 @@ def hidden_act(config: ViTConfig) -> str:
 
 def task_of(config: Mapping[str, Any]) -> Task:
     """Return what the outputs of the head mean, according to `problem_type`."""
-    written = or_usual(config, "problem_type", "single_label_classification")
+    written = or_default(config, "problem_type", "single_label_classification")
     if written not in _TASKS:
         raise _invalid(f"config.json: problem_type {written!r:.60} must be one of {', '.join(_TASKS)}")
     return _TASKS[written]
@@ -223,7 +225,7 @@ def pixels(processor: Mapping[str, Any] | None, family: str = "vit") -> dict[str
 
 def _settings(processor: Mapping[str, Any], family: str) -> dict[str, Any]:
     """Return the settings with the defaults of the image processor."""
-    named = or_usual(processor, "image_processor_type", processor.get("feature_extractor_type"))
+    named = or_default(processor, "image_processor_type", processor.get("feature_extractor_type"))
     match = None if named is None else re.fullmatch(r"(\w+?)(ImageProcessor|FeatureExtractor)(Fast|Pil)?", str(named))
     kind = _PROCESSOR_OF.get(family, "ViT") if named is None else match[1] if match else ""
     if kind not in PROCESSORS:
@@ -249,7 +251,7 @@ def sides(written: Any, file: str = "config.json") -> tuple[int, int] | None:
     return both[0], both[1]
 
 
-def or_usual(config: Mapping[str, Any], name: str, usual: Any) -> Any:
+def or_default(config: Mapping[str, Any], name: str, usual: Any) -> Any:
     """Return a field of config.json, or the library's default `usual` if the field is null or missing."""
     value = config.get(name)
     return usual if value is None else value

@@ -15,7 +15,7 @@ from typing import Any
 from vitkit.data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD
 from vitkit.errors import VitkitError
 from vitkit.weights.checkpoint import Checkpoint, StoredTensor
-from vitkit.weights.formats.huggingface_described import activation, labels, or_usual, sides, stated
+from vitkit.weights.formats.huggingface_described import activation, described_layout, labels, or_default, sides
 from vitkit.weights.layout import Layout, Piece, depth_of, joined, pair, require, same, without_keys
 
 _BLOCK = re.compile(r"(?P<prefix>beit\.|data2vec_vision\.)?(?P<layers>encoder\.layer|layers)\.(?P<layer>\d+)\.")
@@ -63,7 +63,7 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
         side = (math.isqrt(max(max(tables, key=tables.count) - 3, 0)) + 1) // 2
         size = (side * kernel[-2], side * kernel[-1]) if side else None
     return Layout(
-        **stated(checkpoint, family, _PIXELS, resizes=True),
+        **described_layout(checkpoint, family, _PIXELS, resizes=True),
         format=f"Hugging Face {family}",
         pieces=_pieces(prefix, layers, depth_of(match["layer"] for match in matches), names, fields),
         fields=fields,
@@ -92,13 +92,13 @@ def _fields(names: Mapping[str, StoredTensor], prefix: str, config: Mapping[str,
             "weights.description-unsupported",
             "use_absolute_position_embeddings with relative positions is not supported: vitkit supports one kind",
         )
-    heads = or_usual(config, "num_attention_heads", tables[0][1] if tables else None)
+    heads = or_default(config, "num_attention_heads", tables[0][1] if tables else None)
     return {
         "position": "relative_bias" if is_relative else "learned_1d" if is_placed else "none",
         "position_resize": "huggingface",
         "class_token": True,
         "pool": "gap" if is_pooled and "lm_head.weight" not in names else "token",
-        "norm_eps": or_usual(config, "layer_norm_eps", 1e-12),
+        "norm_eps": or_default(config, "layer_norm_eps", 1e-12),
         **activation(config.get("hidden_act", "gelu")),
         **({"position_at": "shared" if is_shared else "every_layer"} if is_relative else {}),
         **({} if heads is None else {"heads": heads}),
@@ -159,7 +159,7 @@ def recognise_dinov3(checkpoint: Checkpoint) -> Layout | None:
         return None
     require(checkpoint, "Hugging Face dinov3_vit", _REGISTERS)  # models without registers have this tensor, too
     kernel = names[_KERNEL].shape if _KERNEL in names else ()
-    heads = or_usual(config, "num_attention_heads", _HEADS.get(kernel[0] if kernel else 0))
+    heads = or_default(config, "num_attention_heads", _HEADS.get(kernel[0] if kernel else 0))
     is_gated = any(".mlp.gate_proj." in name for name in names)
     if (written := config.get("hidden_act", "silu" if is_gated else "gelu")) != "silu" and is_gated:
         raise VitkitError(
@@ -169,11 +169,11 @@ def recognise_dinov3(checkpoint: Checkpoint) -> Layout | None:
     size = sides(config.get("image_size")) or (SIDE, SIDE)
     fields: dict[str, Any] = {
         "rotary": "dinov3",
-        "rotary_base": or_usual(config, "rope_theta", BASE),
+        "rotary_base": or_default(config, "rope_theta", BASE),
         "position": "none",
         "class_token": True,
         "pool": "token",
-        "norm_eps": or_usual(config, "layer_norm_eps", 1e-5),
+        "norm_eps": or_default(config, "layer_norm_eps", 1e-5),
         **({"gelu": "erf"} if is_gated else activation(written)),
         **({} if heads is None else {"heads": heads}),
     }
@@ -183,7 +183,7 @@ def recognise_dinov3(checkpoint: Checkpoint) -> Layout | None:
     }
     depth = depth_of(match["layer"] for match in matches)
     return Layout(
-        **stated(checkpoint, "dinov3_vit", PIXELS, resizes=True),
+        **described_layout(checkpoint, "dinov3_vit", PIXELS, resizes=True),
         format="Hugging Face dinov3_vit",
         pieces=_dinov3_pieces(matches[0]["ahead"], depth, names, is_gated=is_gated),
         fields=fields,

@@ -18,15 +18,15 @@ from vitkit.data.preprocess import CLIP_MEAN, CLIP_STD, HALF
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.weights.checkpoint import Checkpoint
-from vitkit.weights.formats.export import Files, one, ours_of, refuse, tensors_under
+from vitkit.weights.formats.export import Files, model_of, one, refuse, tensors_under
 from vitkit.weights.formats.huggingface_described import (
     activation,
+    described_layout,
     hidden_act,
     labels,
-    or_usual,
+    or_default,
     processor,
     sides,
-    stated,
 )
 from vitkit.weights.layout import Layout, Piece, depth_of, joined, pair, same, with_axes
 from vitkit.weights.origin import NAFLEX
@@ -102,13 +102,13 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
         **({} if config is None else _written(config)),
     }
     return Layout(
-        **stated(checkpoint, family, _CUSTOMARY[family]),
+        **described_layout(checkpoint, family, _CUSTOMARY[family]),
         format=f"Hugging Face {_NAMES[family]}",
         pieces=pieces,
         fields=fields,
         assumed={} if config is not None else {"norm_eps": f"{fields['norm_eps']:g}", "gelu": _SAYS[family]},
         classes=labels(checkpoint.config or {}) if has_classifier else None,
-        image_size=None if config is None else sides(or_usual(config, "image_size", 224)),
+        image_size=None if config is None else sides(or_default(config, "image_size", 224)),
         dropped=dropped,
     )
 
@@ -154,7 +154,7 @@ def _family(checkpoint: Checkpoint, prefix: str) -> str:
 
 def _written(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that config.json states, and transformers' default for `heads` if config.json omits it."""
-    fields: dict[str, Any] = {"heads": or_usual(config, "num_attention_heads", 12)}
+    fields: dict[str, Any] = {"heads": or_default(config, "num_attention_heads", 12)}
     if "hidden_act" in config:
         fields |= activation(config["hidden_act"])
     for ours, theirs in (
@@ -213,7 +213,7 @@ def block_pieces(ours: str, theirs: str) -> dict[str, Piece]:
 
 def tower_files(classifier: Classifier) -> Files:
     """Return the tensors of the image encoder, which has no head, and the JSON files that describe them."""
-    config = ours_of(classifier).config
+    config = model_of(classifier).config
     family = family_of(config)
     is_clip = family == "clip"
     refuse(
@@ -240,7 +240,7 @@ def tower_files(classifier: Classifier) -> Files:
     )
     tensors = tensors_under(classifier, layout_for(config))
     if not is_clip:  # a `Piece` maps a single tensor of vitkit, so it cannot write q, k and v as one
-        ours = ours_of(classifier).state_dict()
+        ours = model_of(classifier).state_dict()
         for part in ("weight", "bias"):
             qkv = [ours[f"attn_pool.q.{part}"], ours[f"attn_pool.kv.{part}"]]
             tensors[f"head.attention.in_proj_{part}"] = torch.cat(qkv)

@@ -15,7 +15,7 @@ from vitkit.data.preprocess import CLIP_MEAN, CLIP_STD, HALF
 from vitkit.errors import VitkitError
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.formats import timm
-from vitkit.weights.formats.huggingface_described import of_channels, or_usual, sides
+from vitkit.weights.formats.huggingface_described import of_channels, or_default, sides
 from vitkit.weights.layout import Layout, Piece, depth_of, pair, same, with_axes
 
 _BLOCK = re.compile(r"^(visual\.)?transformer\.resblocks\.(\d+)\.(?:ln_[12]|attn|mlp)\.")
@@ -118,7 +118,7 @@ def _model(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 def _of_images(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Return `vision_cfg` of open_clip_config.json; empty if there is none."""
-    vision = or_usual(_model(config) or {}, "vision_cfg", {})
+    vision = or_default(_model(config) or {}, "vision_cfg", {})
     if not isinstance(vision, Mapping):
         raise VitkitError("weights.description-invalid", f"{_FILE}: vision_cfg must be a table, not {vision!r:.40}")
     return vision
@@ -134,7 +134,7 @@ def _fields(config: Mapping[str, Any] | None) -> dict[str, Any]:
     for name in refused.split():
         if images.get(name):
             raise VitkitError("weights.description-unsupported", f"{_FILE}: {name} {images[name]!r} is not supported")
-    width, head = (or_usual(images, name, usual) for name, usual in (("width", 768), ("head_width", 64)))
+    width, head = (or_default(images, name, usual) for name, usual in (("width", 768), ("head_width", 64)))
     if not (type(width) is type(head) is int and head > 0 and width > 0 and width % head == 0):
         raise VitkitError(
             "weights.description-invalid",
@@ -153,7 +153,7 @@ def described_pixels(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if not isinstance(described, Mapping):
         return None
     fits = {"shortest": "crop", "squash": "squash", "longest": "pad"}
-    mode = or_usual(described, "resize_mode", "shortest")
+    mode = or_default(described, "resize_mode", "shortest")
     if not isinstance(mode, str) or mode not in fits:
         raise VitkitError(
             "weights.description-unsupported",
@@ -162,9 +162,9 @@ def described_pixels(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return {
         "fit": fits[mode],
         "crop_pct": 1.0,
-        "interpolation": or_usual(described, "interpolation", "bicubic"),
-        "mean": of_channels(or_usual(described, "mean", CLIP_MEAN), "mean", _FILE),
-        "std": of_channels(or_usual(described, "std", CLIP_STD), "std", _FILE),
+        "interpolation": or_default(described, "interpolation", "bicubic"),
+        "mean": of_channels(or_default(described, "mean", CLIP_MEAN), "mean", _FILE),
+        "std": of_channels(or_default(described, "std", CLIP_STD), "std", _FILE),
     }
 
 

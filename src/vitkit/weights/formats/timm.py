@@ -20,9 +20,19 @@ from vitkit.errors import VitkitError, first_line
 from vitkit.model.config import ViTConfig
 from vitkit.system.files import replacing, to_json
 from vitkit.text.arguments import is_number
-from vitkit.weights.checkpoint import Checkpoint, embed_in_zip, noted
+from vitkit.weights.checkpoint import Checkpoint, embed_in_zip, stored_note
 from vitkit.weights.formats import CHECKPOINT_FORMATS
-from vitkit.weights.formats.export import Files, metadata, one, ours_of, refuse, said, save, tensors_under, write_folder
+from vitkit.weights.formats.export import (
+    Files,
+    export_note,
+    metadata,
+    model_of,
+    one,
+    refuse,
+    save,
+    tensors_under,
+    write_folder,
+)
 from vitkit.weights.formats.huggingface_described import of_channels
 from vitkit.weights.layout import Layout, Piece, require, same
 
@@ -59,7 +69,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     architecture = str((checkpoint.config or {}).get("architecture", ""))
     if re.search(r"_reg\d+_", architecture):
         require(checkpoint, "timm", "reg_token")
-    described = beside(checkpoint)
+    described = description_of(checkpoint)
     arguments = (checkpoint.config or {}).get("model_args") or {}
     return Layout(
         format="timm",
@@ -127,9 +137,9 @@ def _ending(checkpoint: Checkpoint) -> dict[str, Any]:
     return {"last_norm": False} if is_known else {}
 
 
-def beside(checkpoint: Checkpoint) -> dict[str, Any]:
+def description_of(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the description stored with the tensors: timm's config.json, or the note of vitkit's export."""
-    if note := noted(checkpoint):
+    if note := stored_note(checkpoint):
         return note
     config = checkpoint.config or {}
     pretrained = config.get("pretrained_cfg")
@@ -240,7 +250,7 @@ def write(classifier: Classifier, destination: Path) -> None:
     tensors, _ = _files(classifier)
     with replacing(destination) as temporary:
         if destination.suffix == ".safetensors":
-            save(tensors, temporary, destination, {**metadata(classifier), "vitkit": to_json(said(classifier))})
+            save(tensors, temporary, destination, {**metadata(classifier), "vitkit": to_json(export_note(classifier))})
         else:
             try:
                 torch.save(tensors, temporary)
@@ -259,7 +269,7 @@ _HYBRIDS = {
 
 
 def _files(classifier: Classifier) -> Files:
-    config = ours_of(classifier).config
+    config = model_of(classifier).config
     refuse(
         config,
         "timm",
@@ -278,8 +288,16 @@ def _files(classifier: Classifier) -> Files:
     )
     preprocess = classifier.preprocess
     preprocess.check_known()
+    if config.stem is not None:  # a timm model of the same class, from which `model_args` states the differences
+        architecture = _HYBRIDS[config.stem]
+    elif config.distill_token:
+        architecture = "deit_base_distilled_patch16_224"
+    elif config.embed_norm:
+        architecture = f"vit_base_patch16_clip_{'quickgelu_' if config.gelu == 'quick' else ''}224"
+    else:
+        architecture = "vit_giant_patch14_dinov2" if config.mlp_kind == "swiglu" else "vit_base_patch16_224"
     described = {
-        "architecture": _architecture(config),
+        "architecture": architecture,
         "num_classes": config.num_classes,
         "num_features": config.hidden_size,
         "global_pool": _POOLS_TIMM_FILES[config.pool],
@@ -298,17 +316,6 @@ def _files(classifier: Classifier) -> Files:
         },
     }
     return tensors_under(classifier, layout_for(config)), {"config.json": described}
-
-
-def _architecture(config: ViTConfig) -> str:
-    """Return the name of a timm model of the same class, from which `model_args` states the differences."""
-    if config.stem is not None:
-        return _HYBRIDS[config.stem]
-    if config.distill_token:
-        return "deit_base_distilled_patch16_224"
-    if config.embed_norm:
-        return "vit_base_patch16_clip_quickgelu_224" if config.gelu == "quick" else "vit_base_patch16_clip_224"
-    return "vit_giant_patch14_dinov2" if config.mlp_kind == "swiglu" else "vit_base_patch16_224"
 
 
 def _arguments(config: ViTConfig) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from typing import Any
 from vitkit.data.preprocess import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD
 from vitkit.errors import VitkitError
 from vitkit.weights.checkpoint import Checkpoint, StoredTensor
-from vitkit.weights.formats.timm import FIELDS, beside, written
+from vitkit.weights.formats.timm import FIELDS, description_of, written
 from vitkit.weights.layout import Layout, Piece, joined, require, same, without_keys
 
 MLP_PARTS = ("mlp.fc1.weight", "mlp.fc1.bias", "mlp.fc2.weight", "mlp.fc2.bias")
@@ -74,7 +74,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     if family is None:
         return None
     require(checkpoint, family.name, "patch_embed.proj.weight", *family.needs)
-    described = beside(checkpoint)
+    described = description_of(checkpoint)
     fields = {**written(checkpoint), **described.get("fields", {})}
     size = described.get("image_size")
     assumed = dict(family.assumed)
@@ -296,7 +296,7 @@ def recognise_naflex(checkpoint: Checkpoint) -> Layout | None:
         trained_size = names[_TABLE].shape[1] * patch, names[_TABLE].shape[2] * patch
     elif all(name in names and len(names[name].shape) == 3 for name in _AXES):
         trained_size = names[_AXES[0]].shape[1] * patch, names[_AXES[1]].shape[1] * patch
-    described = beside(checkpoint)
+    described = description_of(checkpoint)
     fields = {**written(checkpoint), **described.get("fields", {})}
     if "gelu" in family.fields:  # timm's config.json does not state it
         fields["gelu"] = family.fields["gelu"]
@@ -388,7 +388,7 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
     architecture = str((checkpoint.config or {}).get("architecture", ""))
     if is_table or "_cls" in architecture:
         require(checkpoint, name, "cls_token")
-    described = beside(checkpoint)
+    described = description_of(checkpoint)
     settings = {**written(checkpoint), **described.get("fields", {})}
     if is_table:
         is_shared = not has(names, r"blocks\.\d+\.attn\.(rel_pos\.)?relative_position_bias_table$")
