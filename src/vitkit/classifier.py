@@ -126,43 +126,31 @@ class Classifier:
 
     def __post_init__(self) -> None:
         if not hasattr(self.model, "config"):
-            raise VitkitError(
-                "classifier.argument-invalid",
-                f"model must be a model from vitkit.create_model, not {type_of(self.model)}",
-            )
+            raise _invalid(f"model must be a model from vitkit.create_model, not {type_of(self.model)}")
         if not isinstance(self.preprocess, Preprocess):
-            raise VitkitError(
-                "classifier.argument-invalid", f"preprocess must be a Preprocess, not {type_of(self.preprocess)}"
-            )
+            raise _invalid(f"preprocess must be a Preprocess, not {type_of(self.preprocess)}")
         for name, values in (("classes", self.classes), ("thresholds", self.thresholds or ())):
             if not isinstance(values, (list, tuple)):
-                raise VitkitError("classifier.argument-invalid", f"{name} must be a list, not {type_of(values)}")
+                raise _invalid(f"{name} must be a list, not {type_of(values)}")
         if not all(map(is_number, self.thresholds or ())):
-            raise VitkitError(
-                "classifier.thresholds-invalid", f"thresholds must be numbers, not {self.thresholds!r:.80}"
-            )
+            raise _invalid(f"thresholds must be numbers, not {self.thresholds!r:.80}")
         if len(self.classes) != self.model.config.num_classes:
-            raise VitkitError(
-                "classifier.classes-mismatched",
+            raise _invalid(
                 f"classes must have one name for each of the model's {self.model.config.num_classes} logits, "
-                f"not {len(self.classes)} names",
+                f"not {len(self.classes)} names"
             )
         check_names(self.classes)
         if len(set(self.classes)) != len(self.classes):
-            raise VitkitError("classifier.classes-repeated", "class names must be different")
+            raise _invalid("class names must be different")
         if type(self.temperature) not in (int, float) or not 0 < self.temperature < math.inf:
-            raise VitkitError(
-                "classifier.temperature-invalid",
-                f"temperature must be above 0 and finite, not {self.temperature!r:.80}",
-            )
+            raise _invalid(f"temperature must be above 0 and finite, not {self.temperature!r:.80}")
         if self.thresholds is not None and len(self.thresholds) != len(self.classes):
-            raise VitkitError(
-                "classifier.thresholds-invalid",
+            raise _invalid(
                 f"thresholds must have one number for each of the {len(self.classes)} classes, "
-                f"not {len(self.thresholds)} numbers",
+                f"not {len(self.thresholds)} numbers"
             )
         if not all(0 <= threshold <= 1 for threshold in self.thresholds or ()):
-            raise VitkitError("classifier.thresholds-invalid", f"thresholds must be from 0 to 1, not {self.thresholds}")
+            raise _invalid(f"thresholds must be from 0 to 1, not {self.thresholds}")
         self.model.eval()
 
     # The following methods are the public functions of these names, so that the core does not depend on the verbs.
@@ -408,12 +396,11 @@ class Classifier:
         unknown = self.unknown
         if unknown is None:
             return self.answer
-        see = self.seeing()
+        compute = self.seeing()
 
         def assess(pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-            logits, features = see(pixels)
-            familiar = unknown.of(features)[:, None]
-            return np.concatenate([self.calibrated(logits), familiar], axis=1, dtype=np.float32)
+            logits, features = compute(pixels)
+            return np.concatenate([self.calibrated(logits), unknown.of(features)[:, None]], axis=1, dtype=np.float32)
 
         return assess
 
@@ -646,12 +633,8 @@ class Classifier:
                 "--coverage, --accuracy and --unknown were fitted to single views of validation images, which --tta "
                 "changes: leave out --tta, or these flags",
             )
-        return rules_for(
-            self.held_out if requested else None,
-            coverage=coverage,
-            accuracy=accuracy,
-            unknown=unknown,
-        )
+        held_out = self.held_out if requested else None
+        return rules_for(held_out, coverage=coverage, accuracy=accuracy, unknown=unknown)
 
     @check_arguments
     def explain(
@@ -709,12 +692,12 @@ class Classifier:
         model_folder.write(Path(folder), stored_weights(self.model), description, self.pictures, self.trust)
 
 
-def _preprocessed(images: Tensor | npt.NDArray[np.floating[Any]]) -> Tensor:
-    """Return preprocessed images as a float32 tensor.
+def _invalid(message: str) -> VitkitError:
+    return VitkitError("classifier.field-invalid", message)
 
-    Raises:
-        VitkitError: `images` are of another type, such as numbers from 0 to 255.
-    """
+
+def _preprocessed(images: Tensor | npt.NDArray[np.floating[Any]]) -> Tensor:
+    """Return preprocessed images as a float32 tensor; refuse other types, such as numbers from 0 to 255."""
     import torch
 
     if isinstance(images, np.ndarray):

@@ -99,16 +99,12 @@ def read_description(folder: Path) -> dict[str, Any]:
         task, thresholds = description.get("task", "single"), description.get("thresholds")
         is_list = isinstance(thresholds, list) and all(isinstance(threshold, (int, float)) for threshold in thresholds)
         if (task, is_list) not in (("single", False), ("multi", True)):
-            raise VitkitError(
-                "model.folder-damaged",
+            raise _damaged(
                 f"{folder / DESCRIPTION} is damaged: task must be 'single' without thresholds or 'multi' with a list "
-                f"of them, not {task!r} with {thresholds!r}; restore it or train again",
+                f"of them, not {task!r} with {thresholds!r}; restore it or train again"
             )
         return description
-    raise VitkitError(
-        "model.folder-damaged",
-        f"{weights} is damaged: its content does not match {DESCRIPTION}: restore it or train again",
-    )
+    raise _damaged(f"{weights} is damaged: its content does not match {DESCRIPTION}: restore it or train again")
 
 
 def version_of(folder: Path) -> str:
@@ -160,10 +156,9 @@ def _read_beside(folder: Path, name: str, description: Mapping[str, Any]) -> byt
             if hashlib.sha256(data).hexdigest() == expected:
                 return data
     state = "is damaged" if (folder / name).is_file() else "is gone"
-    raise VitkitError(
-        "model.folder-damaged",
+    raise _damaged(
         f"{folder / name} {state}: it {_CONTENT[name]}; restore it, or remove {_BESIDE[name]} "
-        f"from {DESCRIPTION} to use the model without it",
+        f"from {DESCRIPTION} to use the model without it"
     )
 
 
@@ -205,14 +200,18 @@ def _drop_next(folder: Path) -> None:
         _next(folder, name).unlink(missing_ok=True)
 
 
+def _damaged(message: str) -> VitkitError:
+    return VitkitError("model.folder-damaged", message)
+
+
 def _parse(path: Path) -> dict[str, Any]:
     try:
         description = from_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise VitkitError("model.folder-damaged", f"{path} is damaged: {error}; restore it or train again") from error
+        raise _damaged(f"{path} is damaged: {error}; restore it or train again") from error
     version = description.get("format_version") if isinstance(description, dict) else None
     if not isinstance(version, int):
-        raise VitkitError("model.folder-damaged", f"{path} is not a vitkit model description: it has no format_version")
+        raise _damaged(f"{path} is not a vitkit model description: it has no format_version")
     if version > FORMAT_VERSION:
         raise VitkitError(
             "model.version-newer",
