@@ -43,7 +43,7 @@ from vitkit.model.layers import (
 )
 from vitkit.model.position import Relative, Rotary, build_positions
 from vitkit.model.registry import build_registered_block
-from vitkit.model.timm_habits import AttentionHabits, TimmHabits
+from vitkit.model.timm_interface import TimmAttention, TimmModel
 from vitkit.model.windows import windows_of
 
 
@@ -71,7 +71,7 @@ class PatchEmbed(nn.Module):
         return self.norm(x.flatten(2).transpose(1, 2))  # (B, h*w, D)
 
 
-class Attention(AttentionHabits, nn.Module):
+class Attention(TimmAttention, nn.Module):
     """Multi-head self-attention (app. A, eqs. 5-8), of all tokens or within windows (app. D.6)."""
 
     def __init__(self, config: ViTConfig, patches_read: bool = True, layer: int = 0) -> None:
@@ -184,7 +184,7 @@ def build_block(config: ViTConfig, layer: int) -> nn.Module:
     return Block(config, layer) if config.block == "standard" else build_registered_block(config, layer)
 
 
-class VisionTransformer(TimmHabits, nn.Module):
+class VisionTransformer(TimmModel, nn.Module):
     """The Vision Transformer: images (B, C, height, width), normalised as the weights expect, to class logits (B, K).
 
         >>> import torch

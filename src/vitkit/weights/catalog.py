@@ -307,12 +307,12 @@ class Meaning:
     Attributes:
         entry: the weights.
         size: the (height, width) in the model name, in pixels.
-        says: a line for the user about the chosen weights and the reason.
+        note: a line for the user about the chosen weights and the reason.
     """
 
     entry: Entry
     size: Pair
-    says: str
+    note: str
 
 
 def split_timm(source: str) -> tuple[str, bool]:
@@ -364,11 +364,11 @@ def meaning_of(name: str, use: Use) -> Meaning | None:
     size = config_for(name).image_size
     resized = "" if entry.preprocess.size == size else f", its positions resized to {size[0]} pixels"
     body = entry.name.partition(".")[0].rpartition("_")[0]
-    says = (
+    note = (
         f"{entry.name} ({entry.licence}), {what}{resized}; {name} names no tag: "
         f"`vitkit models {body} --weights` lists others"
     )
-    return Meaning(entry, size, says)
+    return Meaning(entry, size, note)
 
 
 def weights_for(model: str, use: Use) -> Entry | None:

@@ -325,11 +325,11 @@ def _grid(shapes: Mapping[str, Shape], fields: dict[str, Any], known: Known, ass
     )
 
 
-def ambiguous_fields(config: ViTConfig, names: Collection[str], settled: Collection[str]) -> dict[str, str]:
+def ambiguous_fields(config: ViTConfig, names: Collection[str], stated: Collection[str]) -> dict[str, str]:
     """Return assumptions about the architecture of a checkpoint with timm's tensor names and no configuration.
 
     Several architectures have tensors with the same names and shapes, so one of them is assumed. The result maps fields
-    of `ViTConfig` that the user has not set (`settled`) to sentences for the user.
+    of `ViTConfig` that the user has not set (`stated`) to sentences for the user.
     """
     # SigLIP's and I-JEPA's models are mean-pooled without class token, LayerScale and registers.
     is_tokenless = not (config.class_token or config.layer_scale or config.registers) and config.pool == "gap"
@@ -370,4 +370,4 @@ def ambiguous_fields(config: ViTConfig, names: Collection[str], settled: Collect
             "pos_embedding.pos_embedding takes another as an argument, which is not stored in files: set qk_scale=... "
             "if it is different"
         )
-    return {field: text for field, text in assumed.items() if field not in settled}
+    return {field: text for field, text in assumed.items() if field not in stated}

@@ -479,7 +479,7 @@ class WeightsSource:
                 )
             preprocess = {name: value for name, value in asdict(self.entry.timm).items() if name != "size"}
         if self.meaning is not None:
-            origin = replace(origin, assumed={"weights": self.meaning.says, **origin.assumed})
+            origin = replace(origin, assumed={"weights": self.meaning.note, **origin.assumed})
         if size is None and "patch_size" not in changes:
             size = origin.pixel_size if self.meaning is None else self.meaning.size
         target = target_of(origin.config, num_classes, size, changes)

@@ -151,9 +151,9 @@ def read_model_folder(
     except KeyError as error:
         raise _damaged(f"{folder} is damaged: {model_folder.DESCRIPTION} has no {error}; restore the file") from error
     except VitkitError as error:
-        raise (
-            error if str(folder) in str(error) else VitkitError(error.code, f"{folder} is damaged: {error}")
-        ) from error
+        if str(folder) in str(error):
+            raise
+        raise VitkitError(error.code, f"{folder} is damaged: {error}") from error
 
 
 def _damaged(why: str) -> VitkitError:

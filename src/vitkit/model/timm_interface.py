@@ -13,7 +13,7 @@ from vitkit.errors import VitkitError
 from vitkit.model.config import canonical
 
 
-class AttentionHabits:
+class TimmAttention:
     """A mixin with the attributes of timm's attention, for `Attention`.
 
     Scripts for timm set `fused_attn` to False in order to read attention matrices with hooks.
@@ -39,11 +39,11 @@ class AttentionHabits:
         self.fused = fused
 
 
-# Modules whose hooks read no tokens: of sharded weights, of counted operations, and of requests that are given up.
-_BLIND = ("torch.distributed.", "torch.utils.", "vitkit.profiling.", "vitkit.serving.")
+# Python modules whose hooks read no tokens: sharded weights, counted operations, requests that are given up.
+_WITHOUT_TOKENS = ("torch.distributed.", "torch.utils.", "vitkit.profiling.", "vitkit.serving.")
 
 
-class TimmHabits:
+class TimmModel:
     """A mixin with the attributes and methods of timm's Vision Transformers, for `VisionTransformer`."""
 
     @property
@@ -59,7 +59,9 @@ class TimmHabits:
             if not type(part).__module__.startswith(("vitkit.", "torch.")):
                 return True
             hooks += [part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks]
-        return any(not str(hook.__module__).startswith(_BLIND) for each in hooks if each for hook in each.values())
+        return any(
+            not str(hook.__module__).startswith(_WITHOUT_TOKENS) for each in hooks if each for hook in each.values()
+        )
 
     @property
     def num_features(self: Any) -> int:
