@@ -125,12 +125,17 @@ def _silent(function: _Function, values: _Values) -> None:
 def _train(function: _Function, values: _Values, *, dry_run: bool, price: float | None, as_json: bool) -> None:
     if not dry_run:
         if price is not None or as_json:
-            raise VitkitError(f"{'--json' if price is None else '--price'} belongs to --dry-run: add it")
+            raise VitkitError(
+                "cli.option-missing", f"{'--json' if price is None else '--price'} belongs to --dry-run: add it"
+            )
         _silent(function, values)
         return
     for name in ("resume", "data_root"):
         if values.pop(name, None):
-            raise VitkitError(f"--dry-run writes nothing, so it does not go with {_flags_of(name)[0]}: leave out one")
+            raise VitkitError(
+                "cli.option-conflict",
+                f"--dry-run writes nothing, so it does not go with {_flags_of(name)[0]}: leave out one",
+            )
     from vitkit.verbs.dry_run import dry_run as measured
 
     _answer(measured, values | ({} if price is None else {"price": price}), as_json=as_json)
@@ -169,7 +174,10 @@ def _predict(function: _Function, values: _Values, *, as_json: bool) -> int:
 
 def _embed(function: _Function, values: _Values) -> None:
     if not {"out", "near", "text"} & values.keys():
-        raise VitkitError("name the file to write: --out FILE.npz; or what to search for: --near IMAGE or --text TEXT")
+        raise VitkitError(
+            "cli.option-missing",
+            "name the file to write: --out FILE.npz; or what to search for: --near IMAGE or --text TEXT",
+        )
     _answer(function, values)
 
 
@@ -183,7 +191,8 @@ def _explain(function: _Function, values: _Values, *, anatomy: bool) -> int:
     usual = {"method": None, "style": "overlay", "target": "top", "layer": None}
     if any(values.pop(name, default) != default for name, default in usual.items()):
         raise VitkitError(
-            "--anatomy shows the model, not a prediction: leave out --method, --style, --target and --layer"
+            "cli.option-conflict",
+            "--anatomy shows the model, not a prediction: leave out --method, --style, --target and --layer",
         )
     show(_call(drawn, values), as_json=False)
     return 0
@@ -430,7 +439,9 @@ def _recipe(source: str | None, flags: _Values, sets: Sequence[str]) -> _Values:
 
     fields = read_sets(sets, hints_of(Recipe))
     if twice := next((name for name in fields if name in flags), None):
-        raise VitkitError(f"{twice} is given twice, by {_flags_of(twice)[0]} and by --set: leave out one of them")
+        raise VitkitError(
+            "cli.option-twice", f"{twice} is given twice, by {_flags_of(twice)[0]} and by --set: leave out one of them"
+        )
     if not flags and not fields:
         return {} if source is None else {"recipe": source}
     recipe = Recipe.of({**flags, **fields})

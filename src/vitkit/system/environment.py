@@ -57,10 +57,13 @@ def private(folder: Path) -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         seen = folder.stat()
     except OSError as error:
-        raise VitkitError(f"cannot create {folder}: {error.strerror}; set VITKIT_STATE to another folder") from error
+        raise VitkitError(
+            "system.folder-unwritable", f"cannot create {folder}: {error.strerror}; set VITKIT_STATE to another folder"
+        ) from error
     if hasattr(os, "getuid") and (seen.st_uid != os.getuid() or seen.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
         raise VitkitError(
-            f"{folder} belongs to another user, or other users may write to it: make it private (chmod 700)"
+            "system.folder-shared",
+            f"{folder} belongs to another user, or other users may write to it: make it private (chmod 700)",
         )
     return folder
 
@@ -86,7 +89,9 @@ def choose_device(device: str = "auto") -> str:
     if device == "auto":
         return "cuda" if "cuda" in available else "cpu"
     if device not in available:
-        raise VitkitError(f"--device {device}: this machine has none; available: {', '.join(available)}")
+        raise VitkitError(
+            "system.device-missing", f"--device {device}: this machine has none; available: {', '.join(available)}"
+        )
     return device
 
 
@@ -117,7 +122,9 @@ def best_precision(device: str = "auto") -> str:
 def check_precision(precision: str, device: str) -> None:
     """Refuse `float16` on a processor, where PyTorch computes it more slowly than float32."""
     if precision == "float16" and device.partition(":")[0] == "cpu":
-        raise VitkitError("precision float16 is for GPUs: on a processor, use float32 or bfloat16")
+        raise VitkitError(
+            "system.precision-unsupported", "precision float16 is for GPUs: on a processor, use float32 or bfloat16"
+        )
 
 
 def processor_precision() -> str:

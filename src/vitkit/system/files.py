@@ -67,7 +67,10 @@ def place_text(path: Path) -> str:
 def check_here(path: Path) -> None:
     """Refuse an address as an output path. Without this check, s3://bucket/run would create a local folder `s3:`."""
     if (address := address_of(path)) is not None:
-        raise VitkitError(f"{address} is on another machine: choose a path on this one, and copy the result there")
+        raise VitkitError(
+            "system.path-remote",
+            f"{address} is on another machine: choose a path on this one, and copy the result there",
+        )
 
 
 def regular(name: str, flags: int) -> int:
@@ -195,7 +198,7 @@ def exclusive(path: Path, place: Path | None = None, wait: float = 0.0) -> Itera
     check_here(path)
     place = place or path.with_name(fitting(f".{path.name}", ".lock"))
     if place.is_symlink():
-        raise VitkitError(f"{place} is a link, and vitkit writes no lock through it: remove it")
+        raise VitkitError("system.lock-is-link", f"{place} is a link, and vitkit writes no lock through it: remove it")
     lock = FileLock(place, timeout=max(wait, _TRIAL), poll_interval=0.01)
     try:
         lock.acquire()
@@ -204,7 +207,8 @@ def exclusive(path: Path, place: Path | None = None, wait: float = 0.0) -> Itera
         with suppress(OSError, ValueError):
             name = read_text(_holder_file(place))
         raise VitkitError(
-            f"{path} is being written by {name or 'another process'}: wait until it is done, or choose another path"
+            "system.path-locked",
+            f"{path} is being written by {name or 'another process'}: wait until it is done, or choose another path",
         ) from error
     try:
         with suppress(OSError):  # the work itself will report a full disk
@@ -530,10 +534,11 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = from_json(read_text(path))
     except ValueError as error:
-        raise VitkitError(f"{path} is damaged: {error}; restore or replace it") from error
+        raise VitkitError("system.json-damaged", f"{path} is damaged: {error}; restore or replace it") from error
     if not isinstance(value, dict):
         raise VitkitError(
-            f"{path} is damaged: expected a JSON object, not {type(value).__name__}; restore or replace it"
+            "system.json-damaged",
+            f"{path} is damaged: expected a JSON object, not {type(value).__name__}; restore or replace it",
         )
     return value
 

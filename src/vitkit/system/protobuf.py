@@ -21,7 +21,7 @@ def fields_of(message: memoryview) -> Iterator[tuple[int, memoryview | None]]:
         if kind == _BYTES:
             length, position = _varint(message, position)
             if length > len(message) - position:
-                raise VitkitError("it is cut off")
+                raise VitkitError("system.protobuf-truncated", "it is cut off")
             yield number, message[position : position + length]
             position += length
         elif kind == _VARINT:
@@ -30,10 +30,10 @@ def fields_of(message: memoryview) -> Iterator[tuple[int, memoryview | None]]:
         elif kind in (_EIGHT_BYTES, _FOUR_BYTES):
             position += 8 if kind == _EIGHT_BYTES else 4
             if position > len(message):
-                raise VitkitError("it is cut off")
+                raise VitkitError("system.protobuf-truncated", "it is cut off")
             yield number, None
         else:
-            raise VitkitError("it is not a protocol buffer")
+            raise VitkitError("system.protobuf-invalid", "it is not a protocol buffer")
 
 
 def _varint(message: memoryview, position: int) -> tuple[int, int]:
@@ -41,10 +41,10 @@ def _varint(message: memoryview, position: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 64, 7):
         if position >= len(message):
-            raise VitkitError("it is cut off")
+            raise VitkitError("system.protobuf-truncated", "it is cut off")
         byte = message[position]
         value |= (byte & 127) << shift
         position += 1
         if byte < 128:
             return value, position
-    raise VitkitError("it is not a protocol buffer")
+    raise VitkitError("system.protobuf-invalid", "it is not a protocol buffer")

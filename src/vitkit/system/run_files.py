@@ -75,15 +75,22 @@ def check_run_folder(folder: Path) -> None:
     if (folder / RECIPE).is_file():
         return
     if not folder.is_dir():
-        raise VitkitError(f"there is no folder {folder}: name a run folder, such as runs/NAME-1")
+        raise VitkitError("system.run-missing", f"there is no folder {folder}: name a run folder, such as runs/NAME-1")
     if (folder / REQUEST).is_file():
         raise VitkitError(
+            "system.run-empty",
             f"the run in {folder} was stopped before its first step, so there is nothing to continue: repeat the "
-            "command that started it, with --force"
+            "command that started it, with --force",
         )
     if is_empty(folder):
-        raise VitkitError(f"{folder} is empty, so there is nothing to continue: start a training with --out {folder}")
-    raise VitkitError(f"{folder} is not a run folder: it has no {RECIPE}; name a run folder, such as runs/NAME-1")
+        raise VitkitError(
+            "system.run-empty",
+            f"{folder} is empty, so there is nothing to continue: start a training with --out {folder}",
+        )
+    raise VitkitError(
+        "system.run-missing",
+        f"{folder} is not a run folder: it has no {RECIPE}; name a run folder, such as runs/NAME-1",
+    )
 
 
 def resume_command(folder: Path) -> str:

@@ -123,7 +123,7 @@ class Options(metaclass=_Documented):
         """Convert the fields to their types, and check their ranges. No option is an empty text."""
         settle_types(self)
         if (empty := next((name for name, value in self.to_dict().items() if value == ""), None)) is not None:
-            raise VitkitError(f'{empty} is empty (""): leave it out')
+            raise VitkitError("text.path-empty", f'{empty} is empty (""): leave it out')
 
     @classmethod
     def check_names(cls, names: Iterable[str]) -> None:
@@ -135,11 +135,11 @@ class Options(metaclass=_Documented):
         known = hints_of(cls)
         for name in names:
             if name in cls.renamed:
-                raise VitkitError(f"{name} is called {cls.renamed[name]} now")
+                raise VitkitError("text.field-renamed", f"{name} is called {cls.renamed[name]} now")
             if name not in known:
                 close = difflib.get_close_matches(name, known, n=1)
                 advice = f" (did you mean {close[0]}?)" if close else f"; known: {', '.join(known)}"
-                raise VitkitError(f"unknown field {name!r}{advice}")
+                raise VitkitError("text.field-unknown", f"unknown field {name!r}{advice}")
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with changed fields, which also count as `given`.
@@ -251,7 +251,8 @@ def _refuse_fields(signature: inspect.Signature, hints: Mapping[str, Any], given
                 if isinstance(owner, type) and issubclass(owner, Options) and name in hints_of(owner):
                     kind = owner.__name__
                     raise WrongTypeError(
-                        f"{name} is a field of vitkit.{kind}: pass {parameter}=vitkit.{kind}({name}=...)"
+                        "text.field-misplaced",
+                        f"{name} is a field of vitkit.{kind}: pass {parameter}=vitkit.{kind}({name}=...)",
                     )
 
 
@@ -325,16 +326,16 @@ def as_typed(name: str, hint: Any, value: Any) -> Any:
             break
     else:
         if type(value) is int and abs(value) > _LARGEST_WHOLE and {int, float} & set(kinds):
-            raise VitkitError(f"{name} must be a number between -2^63 and 2^63")
+            raise VitkitError("text.value-outside", f"{name} must be a number between -2^63 and 2^63")
         others = [kind for kind in kinds if kind is not NoneType]
         message = f"{name} must be {one_of(tuple(dict.fromkeys(map(_expected, others))))}, not {type_of(value)}"
         is_choice = isinstance(value, str) and any(get_origin(kind) is Literal for kind in others)
-        raise VitkitError(message) if is_choice else WrongTypeError(message)
+        raise VitkitError("text.value-wrong", message) if is_choice else WrongTypeError("text.value-wrong", message)
     for mark in marks:
         if isinstance(mark, Between) and not mark.low <= taken <= mark.high:
-            raise VitkitError(f"{name} must be {mark.in_words}, not {taken:g}")
+            raise VitkitError("text.value-outside", f"{name} must be {mark.in_words}, not {taken:g}")
         if isinstance(mark, Only) and (other := [field for field in taken.given if field not in mark.names]):
-            raise VitkitError(f"{other[0]} has no effect here: leave it out")
+            raise VitkitError("text.option-unused", f"{other[0]} has no effect here: leave it out")
     return taken
 
 
@@ -434,12 +435,12 @@ def is_number(value: Any) -> bool:
 def path_text(path: object, what: str) -> str:
     """Return a path that is not empty as text; `what` names it in error messages."""
     if not isinstance(path, (str, os.PathLike)):
-        raise WrongTypeError(f"{what} must be a path, not {type_of(path)}")
+        raise WrongTypeError("text.type-wrong", f"{what} must be a path, not {type_of(path)}")
     text = os.fsdecode(path)
     if not text:
-        raise VitkitError(f'{what} is empty (""): pass a path ("." is the current folder)')
+        raise VitkitError("text.path-empty", f'{what} is empty (""): pass a path ("." is the current folder)')
     if "\0" in text:
-        raise VitkitError(f"{what} has a null byte: {text!r:.80}")
+        raise VitkitError("text.path-invalid", f"{what} has a null byte: {text!r:.80}")
     return text
 
 

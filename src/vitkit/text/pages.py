@@ -151,7 +151,7 @@ def as_file(draw: Callable[[], Figure], kind: str, fonts: Fonts = "sans") -> byt
     from matplotlib import rc_context
 
     if fonts not in get_args(Fonts):
-        raise VitkitError(f"fonts must be {' or '.join(get_args(Fonts))}, not {fonts!r}")
+        raise VitkitError("text.value-wrong", f"fonts must be {' or '.join(get_args(Fonts))}, not {fonts!r}")
     metadata: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     with rc_context(_AS_TEXT | (_LATEX if fonts == "latex" else {})):
         content = _saved(draw(), kind[1:], dpi=_PRINTED_DPI, metadata=metadata.get(kind))
@@ -185,11 +185,11 @@ def choose_picture(pictures: Mapping[str, Callable[[], Figure]], name: str | Non
     `what` names the kind of the result in messages.
     """
     if not pictures:
-        raise VitkitError(f"{what} has no picture")
+        raise VitkitError("text.picture-missing", f"{what} has no picture")
     if name is None:
         return next(iter(pictures.values()))
     if name not in pictures:
-        raise VitkitError(f"{what} has no picture {name!r}: choose from {', '.join(pictures)}")
+        raise VitkitError("text.picture-missing", f"{what} has no picture {name!r}: choose from {', '.join(pictures)}")
     return pictures[name]
 
 
@@ -209,7 +209,9 @@ def written_as(target: Path, kinds: tuple[str, ...], *, or_folder: bool = False)
     """
     kind = target.suffix.lower()
     if kind not in kinds:
-        raise VitkitError(f"{target} must {'be a folder, or ' if or_folder else ''}end in {', '.join(kinds)}")
+        raise VitkitError(
+            "text.suffix-wrong", f"{target} must {'be a folder, or ' if or_folder else ''}end in {', '.join(kinds)}"
+        )
     return kind
 
 

@@ -55,7 +55,10 @@ Cell = str | float | None
 def check_rows(rows: int) -> None:
     """Check that a table fits into a sheet."""
     if rows >= ROWS:
-        raise VitkitError(f"a sheet has at most {ROWS - 1:,} rows below its header, not {rows:,}: write a .csv instead")
+        raise VitkitError(
+            "text.table-long",
+            f"a sheet has at most {ROWS - 1:,} rows below its header, not {rows:,}: write a .csv instead",
+        )
 
 
 def write_workbook(file: Path, header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:

@@ -73,7 +73,7 @@ def anatomy(
 
     names, notes = source_names(sources), Notes()
     if out is None:
-        raise VitkitError("no folder to write to: add --out DIR")
+        raise VitkitError("verbs.out-missing", "no folder to write to: add --out DIR")
     folder = Path(out)
     with opened(model, names, (folder,), notes, preprocess, compute, force=force) as (classifier, paths):
         network = vit_of(classifier.model, "an anatomy")
@@ -109,7 +109,7 @@ def _draw(model: VisionTransformer, images: Tensor | None, remarks: list[str], o
         write_bytes(out / f"{name}.png", png)
         pieces += [f"<h2>{name.replace('_', ' ')}</h2><p>{part.description}</p>", image(name, png, "png")]
     if not arrays:
-        raise VitkitError("; ".join(remarks))
+        raise VitkitError("verbs.figures-missing", "; ".join(remarks))
     with replacing(out / "anatomy.npz") as temporary, temporary.open("wb") as file:
         np.savez(file, **arrays)
     remarks += _contrast(arrays)
@@ -140,7 +140,9 @@ def _read_images(classifier: Classifier, paths: list[str]) -> tuple[Tensor | Non
             remarks.append(f"{without_place(path)}: {error}")
         progress("reading", done, len(chosen))
     if not images:
-        raise VitkitError(f"none of the {len(chosen)} images can be read; the first: {remarks[0]}")
+        raise VitkitError(
+            "verbs.images-unreadable", f"none of the {len(chosen)} images can be read; the first: {remarks[0]}"
+        )
     which = "" if chosen is paths else f" of {len(paths)}, evenly spread"
     return torch.stack(images), [*remarks, f"{plural(len(images), 'image', 'images')}{which}"]
 

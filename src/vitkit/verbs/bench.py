@@ -114,9 +114,13 @@ def bench(
     folder, notes = path_of(out), Notes()
     if export:
         if not isinstance(model, (str, Path)) or not Path(model).exists():
-            raise VitkitError("--export needs the path of a model: a run, a model folder or a checkpoint")
+            raise VitkitError(
+                "verbs.model-not-file", "--export needs the path of a model: a run, a model folder or a checkpoint"
+            )
         if requested or wanted != ["float32", "bfloat16"] or device not in ("auto", "cpu"):
-            raise VitkitError("--export compares files: leave out --backends, --precisions and --device")
+            raise VitkitError(
+                "verbs.option-conflict", "--export compares files: leave out --backends, --precisions and --device"
+            )
         with _exclusive_out(folder, force=force):
             return bench_formats(model, sizes, rounds, folder, notes)
     with _exclusive_out(folder, force=force):
@@ -161,7 +165,10 @@ def _numbers(sizes: str | int | Sequence[int]) -> list[int]:
         parts = [str(size) for size in ([sizes] if isinstance(sizes, int) else sizes)]
     if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
         text = sizes if isinstance(sizes, str) else ",".join(parts)
-        raise VitkitError(f"--batch-sizes {text!r} must be whole numbers above 0, separated by commas, such as 1,8,32")
+        raise VitkitError(
+            "verbs.option-invalid",
+            f"--batch-sizes {text!r} must be whole numbers above 0, separated by commas, such as 1,8,32",
+        )
     return sorted(set(map(int, parts)))
 
 
@@ -172,12 +179,13 @@ def _exclusive_out(out: Path | None, *, force: bool) -> Iterator[None]:
         yield
         return
     if out.exists() and not out.is_dir():
-        raise VitkitError(f"--out {out} is a file; choose a folder")
+        raise VitkitError("verbs.out-kind", f"--out {out} is a file; choose a folder")
     with exclusive_in(out):
         written = [name for name in (TABLE, PICTURE) if (out / name).exists()]
         if written and not force:
             raise VitkitError(
-                f"--out {out} contains {written[0]}: choose another folder, or use --force to overwrite it"
+                "verbs.out-exists",
+                f"--out {out} contains {written[0]}: choose another folder, or use --force to overwrite it",
             )
         yield
 
@@ -224,7 +232,7 @@ def _open(
     rest = open_backends(model, [pair for pair in wanted if pair != ("eager", "float32")], images, device)
     if backends is not None and rest.missing:
         name, reason = next(iter(rest.missing.items()))
-        raise VitkitError(f"--backends {name.split()[0]} does not work here: {reason}")
+        raise VitkitError("verbs.backend-unavailable", f"--backends {name.split()[0]} does not work here: {reason}")
     return Opened([*first.contenders, *rest.contenders], {**first.memory, **rest.memory}, rest.missing)
 
 

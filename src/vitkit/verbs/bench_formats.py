@@ -61,7 +61,7 @@ def bench_formats(model: str | Path, batches: Sequence[int], rounds: int, out: P
     with tempfile.TemporaryDirectory() as folder:
         exports = dict(_exports(model, Path(folder), missing))
         if not exports:
-            raise VitkitError(f"no format works here: {next(iter(missing.values()))}")
+            raise VitkitError("verbs.format-unavailable", f"no format works here: {next(iter(missing.values()))}")
         for name, reason in missing.items():
             note(f"{name} is left out: {reason}")
         facts = {name: _facts(name, result) for name, result in exports.items()}

@@ -43,9 +43,13 @@ def check_cluster(compute: Compute, out: Path | None, model: object) -> None:
     if compute.cluster is None:
         return
     if out is None:
-        raise VitkitError("--cluster requires --out, which every machine of the cluster can write")
+        raise VitkitError(
+            "verbs.option-missing", "--cluster requires --out, which every machine of the cluster can write"
+        )
     if not isinstance(model, (str, Path)):
-        raise VitkitError("--cluster requires a model that other machines can open: pass its folder or name")
+        raise VitkitError(
+            "verbs.model-not-file", "--cluster requires a model that other machines can open: pass its folder or name"
+        )
 
 
 @contextmanager
@@ -62,14 +66,18 @@ def parquet_folder(out: Path, folders: Iterable[str], *, force: bool) -> Iterato
             something other than Parquet files.
     """
     if out.suffix.lower() != ".parquet":
-        raise VitkitError(f"--out {out} must end in .parquet: --cluster writes a folder of Parquet files")
+        raise VitkitError(
+            "verbs.out-suffix", f"--out {out} must end in .parquet: --cluster writes a folder of Parquet files"
+        )
     check_here(out)
     if not out.parent.is_dir():
-        raise VitkitError(f"--out {out}: there is no folder {out.parent}")
+        raise VitkitError("verbs.folder-missing", f"--out {out}: there is no folder {out.parent}")
     check_outside("--out", out, folders)
     with exclusive_out(out, force=force):
         if out.is_dir() and (others := sorted(set(out.iterdir()) - set(parquet_files(out)))):
-            raise VitkitError(f"--out {out} contains other files ({others[0].name}): choose a new name")
+            raise VitkitError(
+                "verbs.out-not-empty", f"--out {out} contains other files ({others[0].name}): choose a new name"
+            )
         with staged(out) as temporary:
             temporary.mkdir()
             yield temporary
@@ -125,11 +133,15 @@ def write_by_ray(
         except RayError as error:
             cause = getattr(error, "cause", None) or error
             if isinstance(cause, VitkitError):
-                raise VitkitError(str(cause)) from error
-            raise VitkitError(f"a worker of the Ray cluster failed: {first_line(cause)}") from error
+                raise VitkitError(cause.code, str(cause)) from error
+            raise VitkitError(
+                "verbs.worker-failed", f"a worker of the Ray cluster failed: {first_line(cause)}"
+            ) from error
     written = sum(pyarrow.parquet.read_metadata(file).num_rows for file in parquet_files(folder))
     if written != len(paths):
-        raise VitkitError(f"Ray has written {written} rows for {len(paths)} images: repeat the command")
+        raise VitkitError(
+            "verbs.rows-missing", f"Ray has written {written} rows for {len(paths)} images: repeat the command"
+        )
     return computation
 
 
@@ -166,8 +178,9 @@ class _Job:
             os.chdir(self.folder)
         except OSError as error:
             raise VitkitError(
+                "verbs.worker-failed",
                 f"a worker cannot open the folder {self.folder} ({error.strerror}): "
-                "every machine needs it under this path"
+                "every machine needs it under this path",
             ) from error
         limit_cores(self.cores)
         return self.start(computation)
@@ -197,7 +210,7 @@ def _ray() -> Iterator[Any]:
         import ray
         import ray.data
     except ImportError as error:
-        raise VitkitError("--cluster ray requires Ray: pip install 'vitkit[ray]'") from error
+        raise VitkitError("verbs.package-missing", "--cluster ray requires Ray: pip install 'vitkit[ray]'") from error
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     ray.data.DataContext.get_current().enable_progress_bars = False
     if ray.is_initialized():

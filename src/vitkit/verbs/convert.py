@@ -109,17 +109,21 @@ def convert(
 def _check_place(destination: Path, kind: str) -> None:
     form = CHECKPOINT_FORMATS.get(kind)
     if form is not None and not form.is_folder and destination.suffix not in form.suffixes:
-        raise VitkitError(f"{destination} must end in {' or '.join(form.suffixes)}")
+        raise VitkitError("verbs.out-suffix", f"{destination} must end in {' or '.join(form.suffixes)}")
     if not destination.parent.is_dir():
-        raise VitkitError(f"{destination}: there is no folder {destination.parent}")
+        raise VitkitError("verbs.folder-missing", f"{destination}: there is no folder {destination.parent}")
 
 
 def _check_free(destination: Path, *, force: bool) -> None:
     is_taken = destination.is_file() or (destination.is_dir() and any(destination.iterdir()))
     if is_taken and not force:
-        raise VitkitError(f"{destination} exists: choose a new name, or use --force to overwrite it")
+        raise VitkitError(
+            "verbs.out-exists", f"{destination} exists: choose a new name, or use --force to overwrite it"
+        )
     if is_taken and destination.is_dir() and not _is_model(destination):
-        raise VitkitError(f"{destination} contains something other than a model: choose a new name")
+        raise VitkitError(
+            "verbs.out-not-empty", f"{destination} contains something other than a model: choose a new name"
+        )
 
 
 def _is_model(folder: Path) -> bool:
@@ -140,7 +144,7 @@ def _write(classifier: Classifier, destination: Path, kind: str) -> None:
             _compare(classifier, written, kind)
             _put(written, destination)
         except VitkitError as error:
-            raise VitkitError(str(error).replace(str(written), str(destination))) from error
+            raise VitkitError(error.code, str(error).replace(str(written), str(destination))) from error
         except OSError as error:
             if error.filename is not None:
                 error.filename = str(error.filename).replace(str(written), str(destination))
@@ -170,10 +174,12 @@ def _compare(classifier: Classifier, written: Path, kind: str) -> None:
     try:
         plan = inspect(written, **options)
     except VitkitError as error:
-        raise VitkitError(f"nothing was written, because it could not be read back: {error}") from error
+        raise VitkitError(error.code, f"nothing was written, because it could not be read back: {error}") from error
     wanted = stored_weights(classifier.model) if kind == VITKIT else settled(classifier)
     wrong = [name for name, tensor in wanted.items() if name not in plan.read or not plan.read[name]().equal(tensor)]
     if plan.thresholds != classifier.thresholds:
         wrong.append("thresholds")
     if wrong:
-        raise VitkitError(f"nothing was written to {written}, because {wrong[0]} differs when it is read back")
+        raise VitkitError(
+            "verbs.tensor-differs", f"nothing was written to {written}, because {wrong[0]} differs when it is read back"
+        )

@@ -121,18 +121,27 @@ def doctor(
         given = {"--labels": labels, "--data-root": data_root, "--preprocess": preprocess}
         others = [flag for flag, value in given.items() if value is not None]
         if others or layout != "auto":
-            raise VitkitError(f"--against compares unlabelled photographs: leave out {(others or ['--layout'])[0]}")
+            raise VitkitError(
+                "verbs.option-conflict",
+                f"--against compares unlabelled photographs: leave out {(others or ['--layout'])[0]}",
+            )
         return compare_with_run(against, data, out, level, follow_links=follow_links, force=force)
     if level != _LEVEL:
-        raise VitkitError("--level is the level of the tests with --against: add --against RUN, or leave it out")
+        raise VitkitError(
+            "verbs.option-missing",
+            "--level is the level of the tests with --against: add --against RUN, or leave it out",
+        )
     if is_list_of_suspects(data):
         if layout != "auto" or follow_links or preprocess is not None:
             raise VitkitError(
-                f"{data} lists suspected label errors: leave out --layout, --follow-links and --preprocess"
+                "verbs.option-conflict",
+                f"{data} lists suspected label errors: leave out --layout, --follow-links and --preprocess",
             )
         return _review_labels(Path(data), out, labels, data_root, force=force)
     if data_root is not None:
-        raise VitkitError("--data-root is only for the label_errors.csv of a run: leave it out")
+        raise VitkitError(
+            "verbs.option-conflict", "--data-root is only for the label_errors.csv of a run: leave it out"
+        )
     from vitkit.data.corrections import read_corrected
     from vitkit.data.doctor.examine import examine
     from vitkit.reporting.dataset_report import write_checkup
@@ -241,8 +250,9 @@ def _review_labels(
     split = next((folder / SPLIT for folder in (run, *folds_in(run)) if (folder / SPLIT).is_file()), None)
     if split is None:
         raise VitkitError(
+            "verbs.run-missing",
             f"{file} is not in the folder of its run, which records where the pictures are: "
-            "pass the file in that folder"
+            "pass the file in that folder",
         )
     table = split_from_file(split)
     finder, decided, notes = PathFinder(table.root, table.paths), set[int](), [*_relabelled(run)]

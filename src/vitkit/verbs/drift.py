@@ -74,7 +74,7 @@ def compare_with_run(
     from vitkit.evaluation.drift import Sample, detectable_rise, drift_tests, shares_of
 
     if not 0 < level < 1:
-        raise VitkitError(f"--level {level} must be above 0 and below 1")
+        raise VitkitError("verbs.option-invalid", f"--level {level} must be above 0 and below 1")
     names, notes = source_names(photos), Notes()
     if out is not None:
         check_out(out, (".html",), source_folders(names))
@@ -203,7 +203,10 @@ def _trust_of(classifier: Classifier, model: str | Path | Classifier, notes: Not
 
     trust = None if classifier.task == "multi" else classifier.held_out
     if trust is None:
-        raise VitkitError(f"{_name_of(model)} has no record of validation images to compare with: use {NOT_FITTED}")
+        raise VitkitError(
+            "verbs.record-missing",
+            f"{_name_of(model)} has no record of validation images to compare with: use {NOT_FITTED}",
+        )
     if folds := trust.held_out.folds:
         notes(
             f"each image of the run was predicted by a model of the other folds (of {folds}), and the photographs by "
@@ -246,5 +249,8 @@ def _read(
         unfamiliar = sorted(unfamiliar, key=lambda pair: pair[0])[:_SHOWN]
         parts.append(sample)
     if not parts:
-        raise VitkitError(f"none of the {len(paths)} images can be read; the first: {next(iter(errors.values()))}")
+        raise VitkitError(
+            "verbs.images-unreadable",
+            f"none of the {len(paths)} images can be read; the first: {next(iter(errors.values()))}",
+        )
     return Sample.joined(parts), tuple(photo for _, photo in unfamiliar), errors

@@ -94,7 +94,10 @@ def dry_run(
     from vitkit.training.run_folder import Run, check_free
 
     if launched():
-        raise VitkitError("a dry run measures one device: start it without torchrun or srun; --devices divides a batch")
+        raise VitkitError(
+            "verbs.process-group",
+            "a dry run measures one device: start it without torchrun or srun; --devices divides a batch",
+        )
     if data is None and asked.data is None and is_of_paper(asked.source):
         with _explaining_shortage():
             return _result(step_cost.measure_on_noise(asked, hooks), price)
@@ -120,11 +123,13 @@ def _explaining_shortage() -> Iterator[None]:
     try:
         yield
     except TooLittleMemory as error:
-        raise VitkitError(f"it does not fit: {error}") from error
+        raise VitkitError(error.code, f"it does not fit: {error}") from error
     except (RuntimeError, MemoryError) as error:
         if not is_memory_short(error):
             raise
-        raise VitkitError(f"it does not fit: {first_line(error)}; try a smaller --batch-size") from error
+        raise VitkitError(
+            "verbs.memory-short", f"it does not fit: {first_line(error)}; try a smaller --batch-size"
+        ) from error
 
 
 def _result(found: dict[str, Any], price: float | None) -> Result:

@@ -209,12 +209,13 @@ def embed(
     if text is not None:
         _check_text(text, near, what, is_divided=shard is not None or compute.cluster is not None)
     if held and labels is not None:
-        raise VitkitError("--labels requires files, and these are pictures in memory")
+        raise VitkitError("verbs.pictures-in-memory", "--labels requires files, and these are pictures in memory")
     out, near = path_of(out), path_of(near)
     check_cluster(compute, out, model)
     if (held or near is not None) and (shard is not None or compute.cluster is not None):
         raise VitkitError(
-            "--shard and --cluster require files, and --near needs all features: pass files, and leave out --near"
+            "verbs.option-conflict",
+            "--shard and --cluster require files, and --near needs all features: pass files, and leave out --near",
         )
     _check(None if compute.cluster is not None else out, near, what, names)
     notes = Notes()
@@ -227,7 +228,7 @@ def embed(
             label_of = labels_by_path(paths, str(labels), source_folders(names), notes)
             paths = list(label_of)
         if not paths:
-            raise VitkitError("there is no image to embed: pass some images")
+            raise VitkitError("verbs.images-missing", "there is no image to embed: pass some images")
         paths = list(of_shard(paths, shard))
     if compute.cluster is not None:
         assert out is not None and isinstance(model, (str, Path))
@@ -337,22 +338,30 @@ class _FeatureCollector:
 
 def _check(out: Path | None, near: Path | None, what: str, sources: list[str]) -> None:
     if near is not None and what == "patches":
-        raise VitkitError("--near compares one vector per image: use --what head, class or mean, not patches")
+        raise VitkitError(
+            "verbs.option-conflict", "--near compares one vector per image: use --what head, class or mean, not patches"
+        )
     if near is not None and not near.is_file():
-        raise VitkitError(f"--near {near}: no such file")
+        raise VitkitError("verbs.file-missing", f"--near {near}: no such file")
     if out is not None:
         check_out(out, (".npz",), source_folders(sources))
 
 
 def _check_text(text: str, near: Path | str | None, what: Features, *, is_divided: bool) -> None:
     if not text.strip():
-        raise VitkitError("the text to search for is empty")
+        raise VitkitError("verbs.text-empty", "the text to search for is empty")
     if near is not None:
-        raise VitkitError("--text and --near are two ways to search for images: use only one of them")
+        raise VitkitError(
+            "verbs.option-conflict", "--text and --near are two ways to search for images: use only one of them"
+        )
     if what != "head":
-        raise VitkitError(f"--text compares the vectors of CLIP or SigLIP: leave out --what {what}")
+        raise VitkitError(
+            "verbs.option-conflict", f"--text compares the vectors of CLIP or SigLIP: leave out --what {what}"
+        )
     if is_divided:
-        raise VitkitError("--text needs the features of all images: leave out --shard and --cluster")
+        raise VitkitError(
+            "verbs.option-conflict", "--text needs the features of all images: leave out --shard and --cluster"
+        )
 
 
 def _embed(classifier: Classifier, images: Sequence[Source], what: Features, batch_size: int) -> _FeatureCollector:
@@ -361,7 +370,10 @@ def _embed(classifier: Classifier, images: Sequence[Source], what: Features, bat
         collected.add(path, outcome)
         progress("embedding", done, len(images))
     if not collected.paths:
-        raise VitkitError(f"none of the {len(images)} images can be read; the first: {collected.errors[0][1]}")
+        raise VitkitError(
+            "verbs.images-unreadable",
+            f"none of the {len(images)} images can be read; the first: {collected.errors[0][1]}",
+        )
     return collected
 
 
@@ -386,7 +398,7 @@ def _write(out: Path, collected: _FeatureCollector, what: str, labels: tuple[str
 def _query(classifier: Classifier, near: Path, what: Features) -> npt.NDArray[Any]:
     ((_, query),) = classifier.embed([near], what)
     if isinstance(query, str):
-        raise VitkitError(f"--near {near}: {query}")
+        raise VitkitError("verbs.images-unreadable", f"--near {near}: {query}")
     return query
 
 

@@ -260,7 +260,8 @@ def evaluate(
     check_cluster(compute, out, model)
     if compute.cluster is not None and tta is not None:
         raise VitkitError(
-            "--tta cannot be combined with --cluster, because it measures how long the images take: leave it out"
+            "verbs.option-conflict",
+            "--tta cannot be combined with --cluster, because it measures how long the images take: leave it out",
         )
     return request.evaluate(out, Notes(), force=force)
 
@@ -305,18 +306,23 @@ class _EvaluationRequest:
         if self.data is not None:
             if self.data_root is not None:
                 raise VitkitError(
-                    f"--data-root sets the folder of the run's own images: leave out --data-root, or {self.data}"
+                    "verbs.option-conflict",
+                    f"--data-root sets the folder of the run's own images: leave out --data-root, or {self.data}",
                 )
             return None
         from vitkit.data.split_file import images_of_run
 
         if self.layout != "auto" or self.follow_links:
             flag = "--follow-links" if self.follow_links else f"--layout {self.layout}"
-            raise VitkitError(f"{flag} applies to the folders of DATA: pass DATA, or leave out the flag")
+            raise VitkitError(
+                "verbs.option-conflict", f"{flag} applies to the folders of DATA: pass DATA, or leave out the flag"
+            )
         if folder is None:
-            raise VitkitError("a classifier in memory has no record of its data: pass the data")
+            raise VitkitError("verbs.record-missing", "a classifier in memory has no record of its data: pass the data")
         if not (folder / SPLIT).is_file():
-            raise VitkitError(f"{folder} has no record of its data; pass the data: vitkit eval {folder} DATA")
+            raise VitkitError(
+                "verbs.record-missing", f"{folder} has no record of its data; pass the data: vitkit eval {folder} DATA"
+            )
         return images_of_run(folder / SPLIT, self.data_root)
 
     def _table(self, run_table: ImageTable | None, note: Say) -> ImageTable:
@@ -610,8 +616,9 @@ def _check_order(classifier: Classifier, run_table: ImageTable) -> None:
     """
     if set(classifier.classes) == set(run_table.classes) and tuple(classifier.classes) != run_table.classes:
         raise VitkitError(
+            "verbs.class-order",
             f"model.json has its classes in another order than {SPLIT}, so predictions would get wrong names: restore "
-            "the file that was edited"
+            "the file that was edited",
         )
 
 

@@ -152,13 +152,17 @@ def explain(
             written to.
     """
     if style == "paper" and method in ("heads", "all"):
-        raise VitkitError(f"--style paper shows one map of each image: use a single method, not {method}")
+        raise VitkitError(
+            "verbs.option-conflict", f"--style paper shows one map of each image: use a single method, not {method}"
+        )
     method = method or ("rollout" if style == "paper" else "gradient")
     names = source_names(sources)
     if out is None:
-        raise VitkitError("no folder to write to: add --out DIR")
+        raise VitkitError("verbs.out-missing", "no folder to write to: add --out DIR")
     if not names:
-        raise VitkitError("no images to explain: add SRC..., or --anatomy to explain the model itself")
+        raise VitkitError(
+            "verbs.images-missing", "no images to explain: add SRC..., or --anatomy to explain the model itself"
+        )
     folder, notes = Path(out), Notes()
     opening = opened(model, names, (folder, folder / _IMAGES), notes, preprocess, compute, force=force)
     with opening as (classifier, paths):

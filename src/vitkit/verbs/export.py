@@ -122,10 +122,15 @@ def export(
 
     if with_preprocess and (runtime not in FORMATS or not FORMATS[runtime].can_take_pixels(precision)):
         what = f"--precision {INT8}" if precision == INT8 else f"--to {runtime}"
-        raise VitkitError(f"--with-preprocess cannot be combined with {what}: leave one of them out")
+        raise VitkitError(
+            "verbs.option-conflict", f"--with-preprocess cannot be combined with {what}: leave one of them out"
+        )
     if runtime in ELSEWHERE:
         if not dynamic_batch:
-            raise VitkitError(f"--no-dynamic-batch cannot be combined with --to {runtime}: leave one of them out")
+            raise VitkitError(
+                "verbs.option-conflict",
+                f"--no-dynamic-batch cannot be combined with --to {runtime}: leave one of them out",
+            )
         ELSEWHERE[runtime].check(precision)
         check_replaceable(out, ELSEWHERE[runtime], force=force)
     else:
@@ -240,7 +245,9 @@ def _card(classifier: Classifier, place: Path | None, out: Path) -> str:
 def _size_of(size: str | int | tuple[int, int]) -> tuple[int, int]:
     text = ",".join(map(str, size)) if isinstance(size, tuple) else str(size)
     if re.fullmatch(r"[1-9]\d*([,x][1-9]\d*)?", text) is None:
-        raise VitkitError(f"--image-size {text} must be one number of pixels, or height,width such as 384,512")
+        raise VitkitError(
+            "verbs.option-invalid", f"--image-size {text} must be one number of pixels, or height,width such as 384,512"
+        )
     sides = [int(side) for side in re.split("[,x]", text)]
     return sides[0], sides[-1]
 
@@ -250,18 +257,22 @@ def _destination(model: Path | None, to: Runtime | None, out: Path | None) -> tu
     if out is None:
         if to is None:
             names, ends = one_of(tuple(_SUFFIXES)), one_of(tuple(_SUFFIXES.values()))
-            raise VitkitError(f"name the runtime: --to {names}; or the file to write: --out FILE{ends}")
+            raise VitkitError(
+                "verbs.out-missing", f"name the runtime: --to {names}; or the file to write: --out FILE{ends}"
+            )
         if model is None:
-            raise VitkitError(f"a classifier in memory has no name: name a file with --out FILE{_SUFFIXES[to]}")
+            raise VitkitError(
+                "verbs.out-missing", f"a classifier in memory has no name: name a file with --out FILE{_SUFFIXES[to]}"
+            )
         return to, Path((model.stem if model.is_file() else model.name) + _SUFFIXES[to])
     if to is None:
         to = next((name for name, suffix in _SUFFIXES.items() if out.suffix == suffix), None)
         if to is None:
-            raise VitkitError(f"--out {wrong_suffix(out, tuple(_SUFFIXES.values()))}")
+            raise VitkitError("verbs.out-suffix", f"--out {wrong_suffix(out, tuple(_SUFFIXES.values()))}")
     if out.suffix != _SUFFIXES[to]:
-        raise VitkitError(f"--out {out} must end in {_SUFFIXES[to]} for --to {to}")
+        raise VitkitError("verbs.out-suffix", f"--out {out} must end in {_SUFFIXES[to]} for --to {to}")
     if not out.parent.is_dir():
-        raise VitkitError(f"--out {out}: there is no folder {out.parent}")
+        raise VitkitError("verbs.folder-missing", f"--out {out}: there is no folder {out.parent}")
     return to, out
 
 
@@ -271,11 +282,15 @@ def _load(
     if not isinstance(model, (str, Path)):
         if size is not None:
             raise VitkitError(
-                "the size of a classifier in memory is fixed: leave out --image-size, or load it with image_size"
+                "verbs.model-in-memory",
+                "the size of a classifier in memory is fixed: leave out --image-size, or load it with image_size",
             )
         return open_model(model, note, "cpu", preprocess)
     if is_exported(model):
-        raise VitkitError(f"{model} is already an exported file: export the model folder that it was made from")
+        raise VitkitError(
+            "verbs.model-exported",
+            f"{model} is already an exported file: export the model folder that it was made from",
+        )
     return load_noting(model, note, size, preprocess)
 
 

@@ -102,7 +102,8 @@ def info(
     if not isinstance(model, (str, Path)):
         if options:
             raise VitkitError(
-                "the size, heads and preprocessing of a classifier in memory are fixed: leave such options out"
+                "verbs.model-in-memory",
+                "the size, heads and preprocessing of a classifier in memory are fixed: leave such options out",
             )
         return _result("classifier", describe(model.model.config), _origin(model), shapes=shapes)
     name = str(model)
@@ -110,7 +111,10 @@ def info(
         from vitkit.model.build import config_of
 
         if preprocess is not None:
-            raise VitkitError(f"{name} is the name of a model without weights: --preprocess requires a checkpoint")
+            raise VitkitError(
+                "verbs.option-conflict",
+                f"{name} is the name of a model without weights: --preprocess requires a checkpoint",
+            )
         return _result(name, describe(config_of(name, **options)), None, shapes=shapes)
     plan = _inspect(name, allow_partial=allow_partial, **options)
     return _result(name, describe(plan.config), _origin(plan), shapes=shapes)
@@ -136,7 +140,9 @@ def _result(name: str, cost: ModelInfo, origin: ClassifierInfo | None, *, shapes
 
 def _inspect(source: str, **options: Any) -> LoadPlan:
     if is_exported(source) and Path(source).is_file():
-        raise VitkitError(f"{source} is an exported file: use the model folder that it was made from")
+        raise VitkitError(
+            "verbs.model-exported", f"{source} is an exported file: use the model folder that it was made from"
+        )
     from vitkit.weights import inspect
     from vitkit.weights.catalog import tags_of
 

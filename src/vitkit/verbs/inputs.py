@@ -150,7 +150,10 @@ def split_sources(sources: Sources) -> tuple[list[str], list[Held]]:
         elif isinstance(source, Held):
             held.append(source)
     if names and held:
-        raise VitkitError(f"files and pictures in memory cannot be mixed: {names[0]} is a file, {held[0].name} is not")
+        raise VitkitError(
+            "verbs.pictures-in-memory",
+            f"files and pictures in memory cannot be mixed: {names[0]} is a file, {held[0].name} is not",
+        )
     return names, held
 
 
@@ -162,7 +165,10 @@ def source_names(sources: str | Path | Iterable[str | Path]) -> list[str]:
     """
     names, held = split_sources(sources)
     if held:
-        raise VitkitError("pass image files: only vitkit.predict and vitkit.embed accept pictures in memory")
+        raise VitkitError(
+            "verbs.pictures-in-memory",
+            "pass image files: only vitkit.predict and vitkit.embed accept pictures in memory",
+        )
     return names
 
 
@@ -226,7 +232,8 @@ def read_list(listed: str) -> Iterator[str]:
         for number, data in enumerate(stream):
             if b"\0" in data:
                 raise VitkitError(
-                    f"{what} is not a list: expected a UTF-8 text file with a path or an address on each line"
+                    "verbs.list-unreadable",
+                    f"{what} is not a list: expected a UTF-8 text file with a path or an address on each line",
                 )
             data = data if number else data.removeprefix(b"\xef\xbb\xbf")
             line = data.decode("utf-8", "surrogateescape").removesuffix("\n").removesuffix("\r")
@@ -234,14 +241,14 @@ def read_list(listed: str) -> Iterator[str]:
                 is_empty = False
                 yield line
     except OSError as error:
-        raise VitkitError(f"{what}: {error.strerror or error}") from error
+        raise VitkitError("verbs.list-unreadable", f"{what}: {error.strerror or error}") from error
     if is_empty:
-        raise VitkitError(f"{what} lists no image: expected a path or an address on each line")
+        raise VitkitError("verbs.list-empty", f"{what} lists no image: expected a path or an address on each line")
 
 
 def _standard_input(what: str) -> BinaryIO:
     if sys.stdin is None:
-        raise VitkitError(f"{what}: standard input is closed")
+        raise VitkitError("verbs.input-closed", f"{what}: standard input is closed")
     return sys.stdin.buffer
 
 
@@ -272,7 +279,7 @@ def piped_picture() -> Stored:
         VitkitError: standard input is closed or empty.
     """
     if not (content := _standard_input("-").read()):
-        raise VitkitError("-: expected the bytes of a picture on standard input, which is empty")
+        raise VitkitError("verbs.input-empty", "-: expected the bytes of a picture on standard input, which is empty")
     return Stored(_Piped(content), "")
 
 
@@ -310,7 +317,7 @@ def labels_by_path(paths: Sequence[str], labels: str | Path, folders: Sequence[s
         note(f"{excluded} of {len(paths)} images are left out by {labels}")
     kept = {path: label_of.get(i, "") for i, path in enumerate(paths) if label_of.get(i) != EXCLUDED}
     if not kept:
-        raise VitkitError(f"{labels} leaves out every image")
+        raise VitkitError("verbs.images-missing", f"{labels} leaves out every image")
     return kept
 
 
@@ -335,7 +342,7 @@ def check_suffix(out: Path, suffixes: Collection[str]) -> None:
         VitkitError: the suffix is not allowed.
     """
     if out.suffix.lower() not in suffixes:
-        raise VitkitError(f"--out {place_text(out)} must end in {' or '.join(suffixes)}")
+        raise VitkitError("verbs.out-suffix", f"--out {place_text(out)} must end in {' or '.join(suffixes)}")
 
 
 def check_out(out: Path, suffixes: Collection[str], folders: Iterable[str]) -> None:
@@ -347,9 +354,9 @@ def check_out(out: Path, suffixes: Collection[str], folders: Iterable[str]) -> N
     check_suffix(out, suffixes)
     check_here(out)
     if not out.parent.is_dir():
-        raise VitkitError(f"--out {out}: there is no folder {out.parent}")
+        raise VitkitError("verbs.folder-missing", f"--out {out}: there is no folder {out.parent}")
     if out.is_dir():
-        raise VitkitError(f"--out {out} is a folder; choose a file")
+        raise VitkitError("verbs.out-kind", f"--out {out} is a folder; choose a file")
     check_outside("--out", out, folders)
 
 
@@ -365,7 +372,9 @@ def exclusive_out(out: Path | None, *, force: bool) -> Iterator[None]:
         return
     with exclusive(out):
         if out.exists() and not force:
-            raise VitkitError(f"--out {out} exists: choose a new name, or use --force to overwrite it")
+            raise VitkitError(
+                "verbs.out-exists", f"--out {out} exists: choose a new name, or use --force to overwrite it"
+            )
         yield
 
 
@@ -391,10 +400,10 @@ def exclusive_out_folder(
         return
     check_outside(flag, path, folders)
     if path.exists() and not path.is_dir():
-        raise VitkitError(f"{flag} {path} is a file; choose a folder")
+        raise VitkitError("verbs.out-kind", f"{flag} {path} is a file; choose a folder")
     with exclusive_in(path):
         if not may_hold and not is_empty(path):
-            raise VitkitError(f"{flag} {path} is not empty: choose a new folder, {or_else}")
+            raise VitkitError("verbs.out-not-empty", f"{flag} {path} is not empty: choose a new folder, {or_else}")
         yield
 
 
@@ -406,7 +415,10 @@ def check_outside(flag: str, path: Path, folders: Iterable[str]) -> None:
     """
     for folder in folders:
         if path.resolve().is_relative_to(Path(folder).resolve()):
-            raise VitkitError(f"{flag} {path} lies in the source {folder}: nothing is written next to the photographs")
+            raise VitkitError(
+                "verbs.out-in-source",
+                f"{flag} {path} lies in the source {folder}: nothing is written next to the photographs",
+            )
 
 
 def check_apart(flag: str, out: Path, paths: Iterable[str]) -> None:
@@ -430,7 +442,9 @@ def check_apart(flag: str, out: Path, paths: Iterable[str]) -> None:
             continue
         images = sum(why_ignored(file.name) is None for file in place.iterdir())
         if place == target or (place != Path.cwd() and images > 1):
-            raise VitkitError(f"{flag} {out} lies in {folder}: nothing is written next to the photographs")
+            raise VitkitError(
+                "verbs.out-in-source", f"{flag} {out} lies in {folder}: nothing is written next to the photographs"
+            )
 
 
 def of_shard(items: Sequence[T], shard: str | None) -> Sequence[T]:
@@ -445,10 +459,15 @@ def of_shard(items: Sequence[T], shard: str | None) -> Sequence[T]:
         return items
     match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", shard)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise VitkitError(f"--shard must be a part such as 2/8, from 1/8 to 8/8, not {shard!r:.40}")
+        raise VitkitError(
+            "verbs.option-invalid", f"--shard must be a part such as 2/8, from 1/8 to 8/8, not {shard!r:.40}"
+        )
     number, count = int(match[1]), int(match[2])
     if count > len(items):
-        raise VitkitError(f"--shard {shard} divides {plural(len(items), 'image', 'images')}: use at most as many parts")
+        raise VitkitError(
+            "verbs.option-invalid",
+            f"--shard {shard} divides {plural(len(items), 'image', 'images')}: use at most as many parts",
+        )
     return items[len(items) * (number - 1) // count : len(items) * number // count]
 
 
@@ -462,7 +481,7 @@ def split_choices(flag: str, names: str | Sequence[str], known: Sequence[str]) -
     known = [name for name in known if name != "auto"]
     for part in parts or [""]:
         if part not in known:
-            raise VitkitError(f"{flag} {part!r} is none of {', '.join(known)}")
+            raise VitkitError("verbs.option-invalid", f"{flag} {part!r} is none of {', '.join(known)}")
     return list(dict.fromkeys(parts))
 
 
@@ -488,7 +507,7 @@ def open_named(
     """
     if names.classes is None:
         if names.templates:
-            raise VitkitError("--template requires classes by name: add --classes")
+            raise VitkitError("verbs.option-missing", "--template requires classes by name: add --classes")
         return open_model(model, note, preprocess=preprocess)
     words = open_images_and_words(model, note, preprocess)
     classifier = words.classifier(named_classes(names.classes), names.templates)
@@ -530,7 +549,8 @@ def open_for_labels(
         problems += [f"images of {listed(unnamed, 6)}, which are not named"] if unnamed else []
         if problems:
             raise VitkitError(
-                f"--classes must name the classes of the images: {table.name} has {' and '.join(problems)}"
+                "verbs.names-differ",
+                f"--classes must name the classes of the images: {table.name} has {' and '.join(problems)}",
             )
         _note_names(classifier, note)
         return replace(classifier, classes=tuple(label_of[name] for name in classifier.classes))
@@ -555,7 +575,10 @@ def open_images_and_words(
     from vitkit.language.zero_shot import read_images_and_words
 
     if not isinstance(model, (str, Path)):
-        raise VitkitError("text requires the files of CLIP or SigLIP, not a classifier in memory: pass their folder")
+        raise VitkitError(
+            "verbs.model-in-memory",
+            "text requires the files of CLIP or SigLIP, not a classifier in memory: pass their folder",
+        )
     words = read_images_and_words(model, preprocess=preprocess)
     assert words.images.report is not None
     for caveat in words.images.report.caveats():
@@ -581,7 +604,9 @@ def named_classes(classes: str | Sequence[str]) -> list[str]:
     is_path = os.sep in classes or "/" in classes or bool(path.suffix)
     if is_path and os.path.exists(classes):  # noqa: PTH110  # Path.exists fails for text that is too long for a path
         kinds = ", ".join(_LISTS)
-        raise VitkitError(f"--classes {classes} is not a list of classes: expected a {kinds} file, or names")
+        raise VitkitError(
+            "verbs.names-invalid", f"--classes {classes} is not a list of classes: expected a {kinds} file, or names"
+        )
     return _names_in_text(classes, "--classes")
 
 
@@ -594,12 +619,14 @@ def _read_names(path: Path) -> str:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise VitkitError(f"--classes {path}: cannot be read: {error}") from error
+        raise VitkitError("verbs.names-unreadable", f"--classes {path}: cannot be read: {error}") from error
     refuse_encoding(f"--classes {path}", data)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise VitkitError(f"--classes {path}: cannot be read: it is not in UTF-8 ({error.reason})") from error
+        raise VitkitError(
+            "verbs.names-unreadable", f"--classes {path}: cannot be read: it is not in UTF-8 ({error.reason})"
+        ) from error
 
 
 def _names_in_text(text: str, what: str) -> list[str]:
@@ -613,7 +640,9 @@ def _names_in_text(text: str, what: str) -> list[str]:
         rows = csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
         names = [name.strip() for row in rows for name in row]
     except csv.Error as error:
-        raise VitkitError(f"{what} {text!r:.60}: a quote is not closed, or is inside a name ({error})") from error
+        raise VitkitError(
+            "verbs.names-invalid", f"{what} {text!r:.60}: a quote is not closed, or is inside a name ({error})"
+        ) from error
     if names and all(len(name) > 1 and _QUOTES.get(name[0]) == name[-1] for name in names if name):
         names = [name[1:-1].strip() for name in names if name]
     return _check_separators(names, what)
@@ -629,12 +658,14 @@ def _names_in_table(text: str, what: str) -> list[str]:
         header = next(iter(text.splitlines()), "")
         rows = list(csv.reader(io.StringIO(text), delimiter=max(",;\t", key=header.count), strict=True))
     except csv.Error as error:
-        raise VitkitError(f"{what} is not a CSV file: {error}") from error
+        raise VitkitError("verbs.names-invalid", f"{what} is not a CSV file: {error}") from error
     rows = [[cell.strip() for cell in row] for row in rows if any(cell.strip() for cell in row)]
     titles = [title.lower() for title in rows[0]] if rows else []
     column = next((titles.index(name) for name in _COLUMNS if name in titles), None)
     if column is None and any(len([cell for cell in row if cell]) > 1 for row in rows):
-        raise VitkitError(f"{what} needs a column called class, label or name; it has: {', '.join(rows[0])}")
+        raise VitkitError(
+            "verbs.names-invalid", f"{what} needs a column called class, label or name; it has: {', '.join(rows[0])}"
+        )
     cells = [row[0] for row in rows] if column is None else [row[column] for row in rows[1:] if len(row) > column]
     return _check_separators(list(dict.fromkeys(filter(None, cells))), what)
 
@@ -647,16 +678,20 @@ def _names_in_json(text: str, what: str) -> list[str]:
         value = from_json(text)
         names = list(numbered_names(value)) if isinstance(value, dict) else value
     except (ValueError, TypeError, AttributeError) as error:
-        raise VitkitError(f"{what} cannot be read as class names: {error}") from error
+        raise VitkitError("verbs.names-invalid", f"{what} cannot be read as class names: {error}") from error
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise VitkitError(f"{what} contains no classes: expected a list, or an object that maps numbers to names")
+        raise VitkitError(
+            "verbs.names-invalid",
+            f"{what} contains no classes: expected a list, or an object that maps numbers to names",
+        )
     return _check_separators(names, what)
 
 
 def _check_separators(names: list[str], what: str) -> list[str]:
     if (joined := next((name for name in names if JOINT in name), None)) is not None:
         raise VitkitError(
-            f"{what}: {joined!r} contains a semicolon, which class names must not contain: list its parts separately"
+            "verbs.names-invalid",
+            f"{what}: {joined!r} contains a semicolon, which class names must not contain: list its parts separately",
         )
     return names
 

@@ -68,12 +68,14 @@ def find_photographs(model: Path | None, data: str | None, layout: LayoutName, r
         found = Photographs(images_of_run(model / SPLIT, root), contents, model)
     else:
         raise VitkitError(
-            "INT8 needs the photographs of a run: name a run folder, or a folder with train/ and val/ as --data"
+            "verbs.images-missing",
+            "INT8 needs the photographs of a run: name a run folder, or a folder with train/ and val/ as --data",
         )
     for split, use in (("train", "calibrate"), ("val", "judge")):
         if split not in found.table.splits:
             raise VitkitError(
-                f"INT8 needs {split} images to {use} it, and {found.table.name} has none: use another precision"
+                "verbs.images-missing",
+                f"INT8 needs {split} images to {use} it, and {found.table.name} has none: use another precision",
             )
     return found
 

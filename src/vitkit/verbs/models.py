@@ -47,7 +47,8 @@ def models(pattern: str = "*", *, weights: bool = False) -> Result:
     if (library := pattern.partition(":")[0]) in LIBRARIES:
         if weights:
             raise VitkitError(
-                f"{pattern}: the weights of {library} have the names of its networks; leave out --weights"
+                "verbs.option-conflict",
+                f"{pattern}: the weights of {library} have the names of its networks; leave out --weights",
             )
         found = _find_networks(pattern)
         remark = "networks that do not end in one linear layer are refused when they are built"
@@ -68,9 +69,10 @@ def models(pattern: str = "*", *, weights: bool = False) -> Result:
 
         instead = suggest(pattern) if ONLY_TIMMS.fullmatch(pattern.partition(".")[0]) else ""
         raise VitkitError(
+            "verbs.name-unknown",
             f"no model's name matches {pattern!r}{instead}; `vitkit models` lists all {len(list_models())}, and "
             "`vitkit models PATTERN --weights` and `vitkit models 'timm:PATTERN'` search published weights and timm's "
-            "networks"
+            "networks",
         )
     rows = [_sizes(name) for name in names]
     heading = ["name", "layers", "hidden", "MLP", "heads", "patches", "classes", "parameters"]
@@ -98,7 +100,8 @@ def _find_networks(pattern: str) -> tuple[str, ...]:
     matches = tuple(f"{library}:{name}" for name in known if fnmatch.fnmatch(name, part) or part in name)
     if not matches:
         raise VitkitError(
-            f"no network of {library} matches {part!r}; `vitkit models '{library}:*'` lists all {len(known)}"
+            "verbs.name-unknown",
+            f"no network of {library} matches {part!r}; `vitkit models '{library}:*'` lists all {len(known)}",
         )
     return matches
 
@@ -109,8 +112,9 @@ def _find_weights(pattern: str) -> tuple[Entry, ...]:
     entries = search(pattern)
     if not entries:
         raise VitkitError(
+            "verbs.name-unknown",
             f"no published weights match {pattern!r}; `vitkit models --weights` lists all {len(names())}, and any "
-            "OWNER/NAME of the Hugging Face hub may be tried"
+            "OWNER/NAME of the Hugging Face hub may be tried",
         )
     return tuple(entries)
 

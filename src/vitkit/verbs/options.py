@@ -61,7 +61,9 @@ class Compute(Options):
         """
         name, colon, number = (self.cluster or "ray").partition(":")
         if name != "ray" or (colon and not (number.isdecimal() and 0 < int(number) < 10**5)):
-            raise VitkitError(f"cluster must be ray, or ray:N for N processes, not {self.cluster!r:.60}")
+            raise VitkitError(
+                "verbs.option-invalid", f"cluster must be ray, or ray:N for N processes, not {self.cluster!r:.60}"
+            )
         return int(number) if colon else None
 
 

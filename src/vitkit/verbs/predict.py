@@ -284,13 +284,13 @@ def predict(
         _check_out(out, folders, resume=resume, force=force)
     if listed == "-" and out is None:
         if shard is not None:
-            raise VitkitError("@- is answered line by line, so --shard requires --out")
+            raise VitkitError("verbs.option-missing", "@- is answered line by line, so --shard requires --out")
         return _answer_lines(request, notes)
     if out is not None and listed is not None and out.resolve() == Path(listed).resolve():
-        raise VitkitError(f"--out {out} is the list of images: choose another file")
+        raise VitkitError("verbs.out-in-source", f"--out {out} is the list of images: choose another file")
     paths, is_whole = request.paths(notes)  # before the model is loaded, so that a missing file is reported at once
     if held and shard is not None:
-        raise VitkitError("--shard requires files, and these are pictures in memory")
+        raise VitkitError("verbs.pictures-in-memory", "--shard requires files, and these are pictures in memory")
     paths = list(of_shard(paths, shard))
     if pictures is not None:
         check_apart("--pictures", pictures, paths)
@@ -402,22 +402,30 @@ class _PredictCommand:
         """Raise an error for arguments that are not allowed, before anything is opened."""
         if self.held and (resume or pictures is not None):
             flag = "--resume" if resume else "--pictures"
-            raise VitkitError(f"{flag} requires files, and these are pictures in memory")
+            raise VitkitError("verbs.pictures-in-memory", f"{flag} requires files, and these are pictures in memory")
         is_on_cluster = self.compute.cluster is not None
         if is_on_cluster and (self.held or resume or pictures is not None):
             flag = "pictures in memory" if self.held else "--resume" if resume else "--pictures"
-            raise VitkitError(f"--cluster cannot be combined with {flag}: leave out one of them")
+            raise VitkitError(
+                "verbs.option-conflict", f"--cluster cannot be combined with {flag}: leave out one of them"
+            )
         if "-" in self.files and (len(self.files) > 1 or resume or pictures is not None or is_on_cluster):
             raise VitkitError(
-                "- is one picture on standard input: pass it alone, without --resume, --pictures and --cluster"
+                "verbs.option-conflict",
+                "- is one picture on standard input: pass it alone, without --resume, --pictures and --cluster",
             )
         if self.listed is not None and len(self.files) > 1:
-            raise VitkitError(f"@{self.listed} lists the images: pass no other images, or leave it out")
+            raise VitkitError(
+                "verbs.option-conflict", f"@{self.listed} lists the images: pass no other images, or leave it out"
+            )
         if not (self.files or self.held):
-            raise VitkitError("there is no image: pass files, folders or patterns, or @FILE for a list")
+            raise VitkitError(
+                "verbs.images-missing", "there is no image: pass files, folders or patterns, or @FILE for a list"
+            )
         if self.listed is not None and pictures is not None:
             raise VitkitError(
-                f"--pictures cannot be combined with @{self.listed}: pass the files, folders or patterns themselves"
+                "verbs.option-conflict",
+                f"--pictures cannot be combined with @{self.listed}: pass the files, folders or patterns themselves",
             )
 
     def paths(self, note: Say) -> tuple[list[str], bool]:
@@ -467,8 +475,9 @@ class _PredictCommand:
                 prepared = use(**kept)
             except VitkitError as error:
                 raise VitkitError(
+                    error.code,
                     f"the rows in {stock.file} were computed by {earlier}, which is not possible here ({error}): "
-                    "choose another way with --backend, or start again with --force"
+                    "choose another way with --backend, or start again with --force",
                 ) from error
         else:
             prepared = use(self.compute.backend, self.compute.precision)
@@ -549,20 +558,26 @@ def _difference(classifier: Classifier, answered: Sequence[tuple[int, float]]) -
 
 def _check_out(out: Path | None, folders: Sequence[str], *, resume: bool, force: bool) -> None:
     if resume and force:
-        raise VitkitError("--resume continues an existing file and --force overwrites it: use only one of them")
+        raise VitkitError(
+            "verbs.option-conflict",
+            "--resume continues an existing file and --force overwrites it: use only one of them",
+        )
     if out is None:
         if resume:
-            raise VitkitError("--resume requires --out, the file to continue")
+            raise VitkitError("verbs.option-missing", "--resume requires --out, the file to continue")
         return
     if (address := address_of(out)) is not None:
         if resume:
-            raise VitkitError(f"--out {address}: --resume needs a file of this machine")
+            raise VitkitError("verbs.resume-impossible", f"--out {address}: --resume needs a file of this machine")
         check_writable(address)
         check_suffix(out, (*FORMATS, *TABLES))
         return
     check_out(out, (*FORMATS, *TABLES), folders)
     if resume and _is_table(out):
-        raise VitkitError(f"--resume cannot continue {out}, which is written only at the end: use a .csv file")
+        raise VitkitError(
+            "verbs.resume-impossible",
+            f"--resume cannot continue {out}, which is written only at the end: use a .csv file",
+        )
 
 
 @contextmanager
@@ -578,7 +593,9 @@ def _held(out: Path | None, *, may_exist: bool) -> Iterator[Path | None]:
         return
     folder, _, name = address.rpartition("/")
     if not may_exist and name in names_at(folder):
-        raise VitkitError(f"--out {address} exists: choose a new name, or use --force to overwrite it")
+        raise VitkitError(
+            "verbs.out-exists", f"--out {address} exists: choose a new name, or use --force to overwrite it"
+        )
     scratch, is_kept = Path(mkdtemp(prefix="vitkit-")), False
     try:
         yield scratch / name
@@ -586,7 +603,9 @@ def _held(out: Path | None, *, may_exist: bool) -> Iterator[Path | None]:
             write_file(address, scratch / name)
         except (OSError, VitkitError) as error:
             is_kept = True
-            raise VitkitError(f"{error}; the rows are in {scratch / name}") from error
+            raise VitkitError(
+                getattr(error, "code", "verbs.upload-failed"), f"{error}; the rows are in {scratch / name}"
+            ) from error
     finally:
         if not is_kept:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -597,9 +616,14 @@ def _check_free(out: Path | None, *, may_exist: bool) -> None:
         return
     if out.exists():
         resuming = "" if _is_table(out) else " use --resume to add missing images,"
-        raise VitkitError(f"--out {out} exists: choose a new name,{resuming} or use --force to overwrite it")
+        raise VitkitError(
+            "verbs.out-exists", f"--out {out} exists: choose a new name,{resuming} or use --force to overwrite it"
+        )
     if partial_of(out).exists():
-        raise VitkitError(f"{partial_of(out)} is incomplete: use --resume to continue it, or --force to start again")
+        raise VitkitError(
+            "verbs.out-exists",
+            f"{partial_of(out)} is incomplete: use --resume to continue it, or --force to start again",
+        )
 
 
 def _exclusive_pictures(
@@ -615,7 +639,8 @@ def _take_stock(classifier: Classifier, out: Path, form: RowFormat, paths: Seque
     if stock.file is not None:
         if not _is_same_model(classifier, stock.file, form, source):
             raise VitkitError(
-                f"the rows in {stock.file} were written by another model: use that model, or --force to start again"
+                "verbs.rows-foreign",
+                f"the rows in {stock.file} were written by another model: use that model, or --force to start again",
             )
         log.info(f"{stock.tally.images} of {len(paths)} images are in {stock.file}")
     return stock

@@ -153,12 +153,17 @@ def pretrain(
     """
     if resume is not None:
         if (data, recipe, out, force) != (None, None, None, False) or pretraining.given:
-            raise VitkitError("--resume takes everything from the run: leave out the data and the other flags")
+            raise VitkitError(
+                "verbs.option-conflict",
+                "--resume takes everything from the run: leave out the data and the other flags",
+            )
         from vitkit.training.pretraining import pretrain as run
 
         return PretrainingRun(run.resume_pretraining(resume, path_of(data_root), hooks=hooks))
     if data_root is not None:
-        raise VitkitError("--data-root says where the images of a run are now: it requires --resume")
+        raise VitkitError(
+            "verbs.option-missing", "--data-root says where the images of a run are now: it requires --resume"
+        )
     asked = with_data(recipe, data)
     if asked.data is not None:
         check_data(asked.data)

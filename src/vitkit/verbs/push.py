@@ -75,9 +75,11 @@ def push(
     """
     name = repository.removeprefix(HUB)
     if not is_hub_id(name):
-        raise VitkitError(f"{repository!r} names no repository: write {HUB}OWNER/NAME")
+        raise VitkitError("verbs.repository-invalid", f"{repository!r} names no repository: write {HUB}OWNER/NAME")
     if dry_run is None and (reason := offline()) is not None:
-        raise VitkitError(f"{reason} forbids uploading: unset it, or write the files with --dry-run FOLDER")
+        raise VitkitError(
+            "verbs.upload-forbidden", f"{reason} forbids uploading: unset it, or write the files with --dry-run FOLDER"
+        )
     notes = Notes()
     classifier = open_model(model, notes)
     run = Path(model) if Path(model).is_dir() else None
@@ -93,7 +95,7 @@ def push(
         folder = Path(dry_run)
         with exclusive(folder):
             if folder.is_file() or (folder.is_dir() and not is_empty(folder)):
-                raise VitkitError(f"--dry-run {folder} exists: choose a new name")
+                raise VitkitError("verbs.out-exists", f"--dry-run {folder} exists: choose a new name")
             files = _write(folder, classifier, card, with_record=with_record)
         return _result(name, files, folder, None, notes)
     with tempfile.TemporaryDirectory() as place:
@@ -142,13 +144,13 @@ def _said_by_the_hub(name: str) -> Iterator[None]:
     try:
         yield
     except errors.LocalTokenNotFoundError as error:
-        raise VitkitError(f"{name} was not published: log in with `hf auth login`") from error
+        raise VitkitError("verbs.upload-forbidden", f"{name} was not published: log in with `hf auth login`") from error
     except Exception as error:  # the hub's HTTP library, and with it the errors, change between releases
         status = getattr(getattr(error, "response", None), "status_code", None)
         if status in (401, 403):
             message = f"the hub does not let you write to {name}: log in with `hf auth login`, or choose another owner"
-            raise VitkitError(message) from error
-        raise VitkitError(f"{name} was not published: {first_line(error)}") from error
+            raise VitkitError("verbs.upload-forbidden", message) from error
+        raise VitkitError("verbs.upload-failed", f"{name} was not published: {first_line(error)}") from error
 
 
 def _hub_card(repository: str, model: Classifier, run: Path | None, licence: str | None) -> str:

@@ -98,7 +98,7 @@ class Result:
             VitkitError: this kind of result has no table.
         """
         if self._rows is None:
-            raise VitkitError(f"{self._kind} has no table; to_dict() returns what it has")
+            raise VitkitError("verbs.table-missing", f"{self._kind} has no table; to_dict() returns what it has")
         return [dict(row) for row in self._rows]
 
     def to_pandas(self) -> Any:
@@ -111,7 +111,9 @@ class Result:
         try:
             import pandas
         except ImportError as error:
-            raise VitkitError("to_pandas requires pandas (pip install pandas); rows() works without it") from error
+            raise VitkitError(
+                "verbs.package-missing", "to_pandas requires pandas (pip install pandas); rows() works without it"
+            ) from error
         return pandas.DataFrame(rows)
 
     def to_latex(self, caption: str | None = None, label: str | None = None) -> str:

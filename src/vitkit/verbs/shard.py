@@ -102,8 +102,8 @@ def shard(
 def _bytes_in(size: str) -> int:
     match = _SIZE.fullmatch(size.strip())
     if match is None:
-        raise VitkitError(f"--size must be a size such as 256MB or 1GB, not {size!r}")
+        raise VitkitError("verbs.option-invalid", f"--size must be a size such as 256MB or 1GB, not {size!r}")
     number = round(float(match[1]) * _BYTES[match[2]])
     if not _LEAST <= number <= _MOST:
-        raise VitkitError(f"--size {size} must be from 10kB to 8GB")
+        raise VitkitError("verbs.option-invalid", f"--size {size} must be from 10kB to 8GB")
     return number

@@ -212,14 +212,19 @@ def train(
     datasets = None if data is None or isinstance(data, (str, Path)) else data
     if resume is not None:
         if (data, recipe, out, force) != (datasets, None, None, False):
-            raise VitkitError("--resume takes everything from the run: leave out the data and the other flags")
+            raise VitkitError(
+                "verbs.option-conflict",
+                "--resume takes everything from the run: leave out the data and the other flags",
+            )
         from vitkit.training import resume_on, run
 
         if datasets is not None:
             return TrainingRun(resume_on(datasets, Path(resume), hooks))
         return TrainingRun(run.resume(resume, path_of(data_root), hooks=hooks))
     if data_root is not None:
-        raise VitkitError("--data-root says where the images of a run are now: it requires --resume")
+        raise VitkitError(
+            "verbs.option-missing", "--data-root says where the images of a run are now: it requires --resume"
+        )
     if isinstance(data, (str, Path, NoneType)):
         asked, notes = request_on_files(recipe, data)
         from vitkit.training import run
