@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
@@ -13,22 +15,20 @@ from vitkit.inference.backends.registry import BACKENDS, PRECISIONS
 from vitkit.model.names import is_model_name, is_network_name
 from vitkit.system.environment import DeviceName
 from vitkit.system.files import exclusive_in
-from vitkit.system.progress import Progress, Say, silent
+from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import aligned
 from vitkit.text.pages import table
-from vitkit.verbs.bench_formats import PICTURE, TABLE, bench_formats, short_rate, write_results
+from vitkit.verbs.bench_formats import PICTURE, TABLE, bench_formats, table_cells, write_results
 from vitkit.verbs.inputs import open_model, path_of, split_choices
 from vitkit.verbs.result import Notes, Result
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from torch import Tensor
 
     from vitkit.classifier import Classifier
     from vitkit.model.build import Model
-    from vitkit.profiling.speed import Opened
 
 
 _RATIO = "times_eager_float32"
@@ -107,7 +107,17 @@ def bench(
     """
     from vitkit.inference.backends.registry import PRECISIONS, backend_names
 
-    sizes = _numbers(batch_sizes)
+    if isinstance(batch_sizes, str):
+        parts = [part.strip() for part in batch_sizes.split(",")]
+    else:
+        parts = list(map(str, [batch_sizes] if isinstance(batch_sizes, int) else batch_sizes))
+    if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
+        text = batch_sizes if isinstance(batch_sizes, str) else ",".join(parts)
+        raise VitkitError(
+            "verbs.option-invalid",
+            f"--batch-sizes {text!r} must be whole numbers above 0, separated by commas, such as 1,8,32",
+        )
+    sizes = sorted(set(map(int, parts)))
     requested = None if backends is None else split_choices("--backends", backends, backend_names())
     wanted = split_choices("--precisions", precisions, PRECISIONS)
     name = str(model) if isinstance(model, (str, Path)) else "classifier"
@@ -123,17 +133,36 @@ def bench(
             )
         with _exclusive_out(folder, force=force):
             return bench_formats(model, sizes, rounds, folder, notes)
+    import torch
+
+    from vitkit.model.build import config_of
+    from vitkit.profiling.speed import random_model
+
     with _exclusive_out(folder, force=force):
-        built = _model(model, notes)
-        opened = _open(built, requested, wanted, min(sizes), device)
-        for left_out, reason in opened.missing.items():
+        has_weights = not isinstance(model, (str, Path)) or Path(model).exists()
+        if not has_weights and (is_model_name(name) or is_network_name(name)):
+            built = random_model(config_of(name))
+        else:
+            built = open_model(model, notes, "cpu").model
+        results, missing = _measure(built, requested, wanted, sizes, rounds, device)
+        for left_out, reason in missing.items():
             notes(f"{left_out} is left out: {reason}")
-        results = tuple(row for batch in sizes for row in _measure(built, opened, batch, rounds, device))
         if folder is not None:
             write_results(folder, results, chart(_panels(name, results)))
-    machine, headings = _machine(), [heading for heading, _ in COLUMNS.values()]
-    cells = [_cells(row) for row in results]
-    hardware = machine["gpu"] or f"{machine['processor']}, {machine['threads']} threads"
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    machine = {
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "gpu": gpu,
+        "threads": torch.get_num_threads(),
+        "torch": str(torch.__version__),
+    }
+    headings = [heading for heading, _ in COLUMNS.values()]
+    cells = [
+        table_cells(row | {"name": f"{row['name'].removeprefix('vitkit ')} {row['precision']}"}, COLUMNS)
+        for row in results
+    ]
+    hardware = gpu or f"{machine['processor']}, {machine['threads']} threads"
     title = f"{name} on {hardware}, torch {machine['torch']}, {rounds} rounds"
     ceilings = dict.fromkeys((row["precision"], row["batch"], row["ceiling_gflops"]) for row in results)
     legend = [
@@ -144,7 +173,13 @@ def bench(
         ),
         *([f"{folder / TABLE}, {folder / PICTURE}"] if folder is not None else []),
     ]
-    found = {"model": name, "machine": machine, "rounds": rounds, "results": results, "missing": dict(opened.missing)}
+    found = {
+        "model": name,
+        "machine": machine,
+        "rounds": rounds,
+        "results": tuple(results),
+        "missing": missing,
+    }
     written = {"out": folder, "notes": tuple(notes.lines)}
     shown = {"title": title, "headings": headings, "cells": cells, "legend": legend}
     return Result(
@@ -156,20 +191,6 @@ def bench(
         pictures={"Images per second": lambda: chart(_panels(name, results))},
         html=lambda: f"<p>{escape(title)}</p>{table([list(map(escape, row)) for row in cells], headings)}",
     )
-
-
-def _numbers(sizes: str | int | Sequence[int]) -> list[int]:
-    if isinstance(sizes, str):
-        parts = [part.strip() for part in sizes.split(",")]
-    else:
-        parts = [str(size) for size in ([sizes] if isinstance(sizes, int) else sizes)]
-    if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
-        text = sizes if isinstance(sizes, str) else ",".join(parts)
-        raise VitkitError(
-            "verbs.option-invalid",
-            f"--batch-sizes {text!r} must be whole numbers above 0, separated by commas, such as 1,8,32",
-        )
-    return sorted(set(map(int, parts)))
 
 
 @contextmanager
@@ -190,50 +211,36 @@ def _exclusive_out(out: Path | None, *, force: bool) -> Iterator[None]:
         yield
 
 
-def _model(model: str | Path | Classifier, note: Say) -> Model:
-    is_name = is_model_name(str(model)) or is_network_name(str(model))
-    if isinstance(model, (str, Path)) and is_name and not Path(model).exists():
-        from vitkit.model.build import config_of
-        from vitkit.profiling.speed import random_model
-
-        return random_model(config_of(str(model)))
-    return open_model(model, note, "cpu").model
-
-
-def _measure(model: Model, opened: Opened, batch: int, rounds: int, device: str) -> Iterator[dict[str, Any]]:
-    """Time the opened backends, and yield a row for each of them."""
-    import torch
-
-    from vitkit.profiling.speed import compare, row
-    from vitkit.system.environment import choose_device
-
-    target = torch.device(choose_device(device))
-    speeds = compare(model, opened.contenders, _images(model, batch), batch, rounds, target)
-    eager = next(speed for speed in speeds if (speed.name, speed.precision) == ("vitkit eager", "float32"))
-    for contender, speed in zip(opened.contenders, speeds, strict=True):
-        yield row(speed, {_RATIO: eager}) | {"memory_mib": round(opened.memory[contender.key] / 2**20)}
-
-
-def _open(
+def _measure(
     model: Model,
     backends: list[str] | None,
     precisions: list[str],
-    batch: int,
+    sizes: list[int],
+    rounds: int,
     device: str,
-) -> Opened:
-    """Open eager float32, which is the reference, and then the requested backends."""
-    from vitkit.inference.backends.registry import BACKENDS
-    from vitkit.profiling.speed import Opened, open_backends
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Time eager float32, the reference, and the requested backends; return rows, and why some were left out."""
+    import torch
 
-    images = _images(model, batch)
+    from vitkit.inference.backends.registry import BACKENDS
+    from vitkit.profiling.speed import compare, open_backends, row
+    from vitkit.system.environment import choose_device
+
+    images = _images(model, min(sizes))
     first = open_backends(model, [("eager", "float32")], images, device)
-    names = backends or list(BACKENDS)
-    wanted = [(backend, precision) for backend in names for precision in precisions]
+    wanted = [(backend, precision) for backend in backends or BACKENDS for precision in precisions]
     rest = open_backends(model, [pair for pair in wanted if pair != ("eager", "float32")], images, device)
     if backends is not None and rest.missing:
         name, reason = next(iter(rest.missing.items()))
         raise VitkitError("verbs.backend-unavailable", f"--backends {name.split()[0]} does not work here: {reason}")
-    return Opened([*first.contenders, *rest.contenders], {**first.memory, **rest.memory}, rest.missing)
+    contenders, memory = [*first.contenders, *rest.contenders], {**first.memory, **rest.memory}
+    target, rows = torch.device(choose_device(device)), []
+    for batch in sizes:
+        speeds = compare(model, contenders, _images(model, batch), batch, rounds, target)
+        eager = next(speed for speed in speeds if (speed.name, speed.precision) == ("vitkit eager", "float32"))
+        for contender, speed in zip(contenders, speeds, strict=True):
+            rows.append(row(speed, {_RATIO: eager}) | {"memory_mib": round(memory[contender.key] / 2**20)})
+    return rows, dict(rest.missing)
 
 
 def _images(model: Model, batch: int) -> Tensor:
@@ -245,28 +252,10 @@ def _images(model: Model, batch: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(1))
 
 
-def _machine() -> dict[str, Any]:
-    import os
-    import platform
-
-    import torch
-
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    processor = {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count(), "gpu": gpu}
-    return processor | {"threads": torch.get_num_threads(), "torch": str(torch.__version__)}
-
-
 def _panels(model: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
     """Group the rows by batch size; the keys are the titles of the panels."""
     batches = dict.fromkeys(row["batch"] for row in rows)
     return {f"{model}, batch {batch}": [row for row in rows if row["batch"] == batch] for batch in batches}
-
-
-def _cells(row: dict[str, Any]) -> list[str]:
-    low, median, high = (short_rate(row[f"images_per_s{part}"]) for part in ("_q1", "", "_q3"))
-    name = f"{row['name'].removeprefix('vitkit ')} {row['precision']}"
-    row = row | {"name": name, "images_per_s": median, "quartiles": f"{low}-{high}"}
-    return ["" if row[name] is None else form.format(row[name]) for name, (_, form) in COLUMNS.items()]
 
 
 _BAR, _HEAD = 0.24, 0.9  # inches
@@ -282,41 +271,36 @@ def chart(panels: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     Args:
         panels: a mapping from the title of each panel to its rows, which `vitkit.profiling.speed.row` returns.
     """
+    from vitkit.reporting.plots import BLUE, GREY, ORANGE
     from vitkit.text.pages import new_figure
 
     heights = [_HEAD + _BAR * (len(rows) + 2) for rows in panels.values()]
     figure = new_figure(9, sum(heights))
     axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axis, (title, rows) in zip(axes, panels.items(), strict=True):
-        _panel(axis, title, rows)
+        ceilings = {row["precision"]: row["images_per_s"] / row["share_of_ceiling"] for row in rows}
+        bars = [(f"{row['name']} {row['precision']}", row) for row in rows]
+        bars.sort(key=lambda bar: bar[1]["images_per_s"])
+        for y, (_, row) in enumerate(bars):
+            rate, low, high = (row[f"images_per_s{part}"] for part in ("", "_q1", "_q3"))
+            axis.barh(
+                y,
+                rate,
+                color=BLUE if row["name"].startswith("vitkit") else ORANGE,
+                hatch="///" if row["precision"] == "float32" else "",
+                edgecolor="white",
+                xerr=[[max(rate - low, 0)], [max(high - rate, 0)]],
+                error_kw={"ecolor": "black", "capsize": 2, "lw": 1},
+            )
+            axis.annotate(f" {rate:.4g}", (max(high, rate), y), va="center", fontsize=8)
+        names = [name for name, _ in bars]
+        for y, (precision, rate) in enumerate(sorted(ceilings.items(), key=lambda item: item[1]), start=len(bars)):
+            axis.barh(y, rate, color=GREY, hatch="///" if precision == "float32" else "", edgecolor="white")
+            axis.annotate(f" {rate:.4g}", (rate, y), va="center", fontsize=8)
+            names.append(f"matrix products alone, {precision}")
+        axis.set_yticks(range(len(names)), names, fontsize=8)
+        axis.margins(x=0.12)
+        axis.set_xlabel("images per second")
+        axis.set_title(title, fontsize=10, loc="left")
+        axis.spines[["top", "right"]].set_visible(False)
     return figure
-
-
-def _panel(axis: Axes, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    from vitkit.reporting.plots import BLUE, GREY, ORANGE
-
-    ceilings = {row["precision"]: row["images_per_s"] / row["share_of_ceiling"] for row in rows}
-    bars = [(f"{row['name']} {row['precision']}", row) for row in rows]
-    bars.sort(key=lambda bar: bar[1]["images_per_s"])
-    for y, (_, row) in enumerate(bars):
-        rate, low, high = (row[f"images_per_s{part}"] for part in ("", "_q1", "_q3"))
-        axis.barh(
-            y,
-            rate,
-            color=BLUE if row["name"].startswith("vitkit") else ORANGE,
-            hatch="///" if row["precision"] == "float32" else "",
-            edgecolor="white",
-            xerr=[[max(rate - low, 0)], [max(high - rate, 0)]],
-            error_kw={"ecolor": "black", "capsize": 2, "lw": 1},
-        )
-        axis.annotate(f" {rate:.4g}", (max(high, rate), y), va="center", fontsize=8)
-    names = [name for name, _ in bars]
-    for y, (precision, rate) in enumerate(sorted(ceilings.items(), key=lambda item: item[1]), start=len(bars)):
-        axis.barh(y, rate, color=GREY, hatch="///" if precision == "float32" else "", edgecolor="white")
-        axis.annotate(f" {rate:.4g}", (rate, y), va="center", fontsize=8)
-        names.append(f"matrix products alone, {precision}")
-    axis.set_yticks(range(len(names)), names, fontsize=8)
-    axis.margins(x=0.12)
-    axis.set_xlabel("images per second")
-    axis.set_title(title, fontsize=10, loc="left")
-    axis.spines[["top", "right"]].set_visible(False)

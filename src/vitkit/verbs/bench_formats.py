@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -53,19 +53,44 @@ def bench_formats(model: str | Path, batches: Sequence[int], rounds: int, out: P
     Raises:
         VitkitError: no format works here.
     """
+    import numpy as np
     import torch
 
+    from vitkit.exporting import load_exported
     from vitkit.profiling.speed import interleave
+    from vitkit.verbs.export import export
 
-    missing: dict[str, str] = {}
+    exports: dict[str, Result] = {}
+    missing: dict[str, str] = {}  # the reason why an export failed, by name
     with tempfile.TemporaryDirectory() as folder:
-        exports = dict(_exports(model, Path(folder), missing))
+        wanted = [(form, precision) for form in FORMATS.values() if form.is_input for precision in _PRECISIONS]
+        for done, (form, precision) in enumerate(wanted):
+            name = f"{form.name} {precision}"
+            progress(f"exporting {name}", done, len(wanted))
+            place = Path(folder) / precision / f"model{form.suffix}"
+            place.parent.mkdir(exist_ok=True)
+            try:
+                exports[name] = export(model, form.name, place, precision=precision, progress=receiver())
+            except VitkitError as error:
+                missing[name] = str(error)
         if not exports:
             raise VitkitError("verbs.format-unavailable", f"no format works here: {next(iter(missing.values()))}")
         for name, reason in missing.items():
             note(f"{name} is left out: {reason}")
-        facts = {name: _facts(name, result) for name, result in exports.items()}
-        opened = {name: _open(result.file, facts[name]) for name, result in exports.items()}
+        opened, facts = dict[str, Exported](), dict[str, dict[str, Any]]()
+        for name, result in exports.items():
+            outcome, accuracy = result.outcome, result.outcome.accuracy
+            begun = time.perf_counter()
+            file = opened[name] = load_exported(result.file)
+            height, width = file.preprocess.size
+            file.answer(np.zeros((1, len(file.preprocess.mean), height, width), np.float32))
+            facts[name] = {
+                "file": name,
+                "accuracy": None if accuracy is None else accuracy.after,
+                "agreement": outcome.comparison.agreement if accuracy is None else accuracy.agreement,
+                "megabytes": outcome.size / 1e6,
+                "start_s": time.perf_counter() - begun,
+            }
         rows, pixels = [], next(iter(opened.values())).preprocess
         for batch in batches:
             shape = (batch, len(pixels.mean), *pixels.size)
@@ -77,7 +102,7 @@ def bench_formats(model: str | Path, batches: Sequence[int], rounds: int, out: P
                 rows.append(facts[name] | {"batch": batch} | speed)
     compared_on = next(iter(exports.values())).compared_on
     title = f"{model}, exported to each format and compared on {compared_on}"
-    cells, headings = list(map(_cells, rows)), [heading for heading, _ in COLUMNS.values()]
+    cells, headings = [table_cells(row, COLUMNS) for row in rows], [heading for heading, _ in COLUMNS.values()]
     if out is not None:
         write_results(out, rows, _chart(str(model), rows))
     written = [] if out is None else [f"{out / TABLE}, {out / PICTURE}"]
@@ -92,50 +117,12 @@ def bench_formats(model: str | Path, batches: Sequence[int], rounds: int, out: P
     )
 
 
-def _exports(model: str | Path, folder: Path, missing: dict[str, str]) -> Iterator[tuple[str, Result]]:
-    """Yield the name and the result of each export; fill in the reasons for those that fail."""
-    from vitkit.verbs.export import export
-
-    wanted = [(form, precision) for form in FORMATS.values() if form.is_input for precision in _PRECISIONS]
-    for done, (form, precision) in enumerate(wanted):
-        name = f"{form.name} {precision}"
-        progress(f"exporting {name}", done, len(wanted))
-        place = folder / precision
-        place.mkdir(exist_ok=True)
-        try:
-            yield (
-                name,
-                export(model, form.name, place / f"model{form.suffix}", precision=precision, progress=receiver()),
-            )
-        except VitkitError as error:
-            missing[name] = str(error)
-
-
-def _facts(name: str, result: Result) -> dict[str, Any]:
-    outcome = result.outcome
-    accuracy = None if outcome.accuracy is None else outcome.accuracy.after
-    agreement = outcome.comparison.agreement if outcome.accuracy is None else outcome.accuracy.agreement
-    return {"file": name, "accuracy": accuracy, "agreement": agreement, "megabytes": outcome.size / 1e6}
-
-
-def _open(path: Path, facts: dict[str, Any]) -> Exported:
-    """Open a file, and record how long this and the first image take."""
-    import numpy as np
-
-    from vitkit.exporting import load_exported
-
-    begun = time.perf_counter()
-    opened = load_exported(path)
-    height, width = opened.preprocess.size
-    opened.answer(np.zeros((1, len(opened.preprocess.mean), height, width), np.float32))
-    facts["start_s"] = time.perf_counter() - begun
-    return opened
-
-
-def _cells(row: Mapping[str, Any]) -> list[str]:
-    low, median, high = (short_rate(row[f"images_per_s{part}"]) for part in ("_q1", "", "_q3"))
+def table_cells(row: Mapping[str, Any], columns: Mapping[str, tuple[str, str]]) -> list[str]:
+    """Return the cells of a row in these columns, with the speed as the median and the quartiles."""
+    rates = (row[f"images_per_s{part}"] for part in ("_q1", "", "_q3"))
+    low, median, high = (f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}" for rate in rates)
     shown = dict(row) | {"images_per_s": median, "quartiles": f"{low}-{high}"}
-    return ["" if shown[name] is None else form.format(shown[name]) for name, (_, form) in COLUMNS.items()]
+    return ["" if shown[name] is None else form.format(shown[name]) for name, (_, form) in columns.items()]
 
 
 def write_results(out: Path, rows: Sequence[Mapping[str, Any]], figure: Figure) -> None:
@@ -151,11 +138,6 @@ def write_results(out: Path, rows: Sequence[Mapping[str, Any]], figure: Figure) 
         writer.writeheader()
         writer.writerows(rows)
     save_figure(figure, out / PICTURE)
-
-
-def short_rate(rate: float) -> str:
-    """Return a speed with about three digits."""
-    return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def _chart(model: str, rows: Sequence[Mapping[str, Any]]) -> Figure:

@@ -54,17 +54,7 @@ def check_cluster(compute: Compute, out: Path | None, model: object) -> None:
 
 @contextmanager
 def parquet_folder(out: Path, folders: Iterable[str], *, force: bool) -> Iterator[Path]:
-    """Lock `out`, and yield a temporary folder for Parquet files, which takes its place after the `with` block.
-
-    Args:
-        out: the folder, whose name ends in .parquet.
-        folders: the folders of the images, in which no output may be written.
-        force: whether to replace a file or folder of this name.
-
-    Raises:
-        VitkitError: `out` cannot be written there, exists although `force` is False, or is a folder that contains
-            something other than Parquet files.
-    """
+    """Lock `out`, and yield a temporary folder for Parquet files, which takes its place after the `with` block."""
     if out.suffix.lower() != ".parquet":
         raise VitkitError(
             "verbs.out-suffix", f"--out {out} must end in .parquet: --cluster writes a folder of Parquet files"
@@ -154,26 +144,15 @@ def computed_on_cluster(computation: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class _Job:
-    """What is sent to a worker.
-
-    Attributes:
-        start: see `write_by_ray`.
-        folder: the working directory, to which relative paths refer.
-        cores: the number of cores that a worker uses.
-        schema: the columns of the rows.
-    """
+    """What is sent to a worker."""
 
     start: Start
-    folder: str
-    cores: int
-    schema: Any
+    folder: str  # the working directory, to which relative paths refer
+    cores: int  # that a worker uses
+    schema: Any  # the columns of the rows
 
     def begin(self, computation: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Rows]:
-        """Open the model in a process of the cluster.
-
-        Raises:
-            VitkitError: the model cannot be opened there, or the working directory does not exist there.
-        """
+        """Open the model in a process of the cluster."""
         try:
             os.chdir(self.folder)
         except OSError as error:

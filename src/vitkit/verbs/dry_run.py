@@ -136,6 +136,12 @@ def _result(found: dict[str, Any], price: float | None) -> Result:
     recipe: Recipe = found["recipe"]
     steps, seconds, notes = found["steps"], found["seconds"], found["notes"]
     flops = found["flops_per_image"] * found["images"] * found["epochs"]  # without validation
+    if seconds >= 86_400:
+        duration = f"{seconds / 86_400:,.1f} days"
+    elif seconds >= 3_600:
+        duration = f"{seconds / 3_600:,.1f} hours"
+    else:
+        duration = f"{seconds / 60:,.1f} minutes" if seconds >= 60 else f"{seconds:.2g} seconds"
     cost = None if price is None else price * found["devices"] * seconds / 3_600
     batch = recipe.batch_size * recipe.grad_accum
     of_batch = f"{steps:,} steps of {batch:,}" if steps else "no steps, a head is fitted to features"
@@ -150,17 +156,9 @@ def _result(found: dict[str, Any], price: float | None) -> Result:
         f"  images  {amount}: {of_batch}; {found['val_images']:,} to validate",
         f"  FLOPs   {flops:.4g}; {found['flops_per_image'] / 1e9:,.3f} G for a training image",
         f"  memory  {found['peak_memory'] / 2**30:,.2f} GiB of tensors in {step}",
-        f"  time    {_duration(seconds)}; {rate}, {reading}{paid}",
+        f"  time    {duration}; {rate}, {reading}{paid}",
         *(f"note: {note}" for note in notes),
     ]
     facts = {name: found[name] for name in _MEASURED} | {"price": price, "flops": flops, "cost": cost}
     fields = {name: value for name, value in asdict(recipe).items() if value is not None}
     return Result("dry_run", lines, facts, json=facts | {"recipe": fields})
-
-
-def _duration(seconds: float) -> str:
-    if seconds >= 86_400:
-        return f"{seconds / 86_400:,.1f} days"
-    if seconds >= 60:
-        return f"{seconds / 3_600:,.1f} hours" if seconds >= 3_600 else f"{seconds / 60:,.1f} minutes"
-    return f"{seconds:.2g} seconds"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from vitkit.errors import VitkitError
 from vitkit.inference.prediction import parquet_files, tally_parquet
 from vitkit.model.config import Features
-from vitkit.system.files import empty_array
+from vitkit.system.files import empty_array, replacing
 from vitkit.system.progress import Progress, ignore, progress, silent
 from vitkit.text.arguments import Between, Only, check_arguments
 from vitkit.text.cells import harmless, plural, record
@@ -205,23 +205,17 @@ def embed(
             or `out` exists or is being written by another process.
         OSError: `out` cannot be written.
     """
-    names, held = split_sources(sources)
-    if text is not None:
-        _check_text(text, near, what, is_divided=shard is not None or compute.cluster is not None)
-    if held and labels is not None:
-        raise VitkitError("verbs.pictures-in-memory", "--labels requires files, and these are pictures in memory")
+    names, in_memory = split_sources(sources)
     out, near = path_of(out), path_of(near)
+    is_divided = shard is not None or compute.cluster is not None
     check_cluster(compute, out, model)
-    if (held or near is not None) and (shard is not None or compute.cluster is not None):
-        raise VitkitError(
-            "verbs.option-conflict",
-            "--shard and --cluster require files, and --near needs all features: pass files, and leave out --near",
-        )
-    _check(None if compute.cluster is not None else out, near, what, names)
+    _check_options(text, near, what, has_labels=labels is not None, in_memory=bool(in_memory), is_divided=is_divided)
+    if out is not None and compute.cluster is None:
+        check_out(out, (".npz",), source_folders(names))
     notes = Notes()
     label_of: dict[str, str] | None = None
-    if held:
-        paths = [picture.name for picture in held]
+    if in_memory:
+        paths = [picture.name for picture in in_memory]
     else:
         paths, _ = find_pictures(names, notes)
         if labels is not None:
@@ -239,6 +233,8 @@ def embed(
             tally = tally_parquet(folder)
         counts, how = (tally.images, tally.unreadable), computed_on_cluster(computation)
         return Embeddings(*counts, what, how, partial(_read_folder, out), out, (), tuple(notes.lines))
+    import numpy as np
+
     with exclusive_out(out, force=force):
         query = None
         if text is None:
@@ -248,15 +244,31 @@ def embed(
             query = words.vectors([text])[0].numpy()
             classifier = words.images.to(compute.device)
         classifier.preprocess.check_known()
-        collected = _embed(classifier, held or paths, what, compute.batch_size or _BATCH)
-        known_labels = None if label_of is None else tuple(label_of[path] for path in collected.paths)
+        read, features, errors = _embed(classifier, in_memory or paths, what, compute.batch_size or _BATCH)
+        known_labels = None if label_of is None else tuple(label_of[path] for path in read)
         if out is not None:
-            _write(out, collected, what, known_labels)
+            more: dict[str, Any] = {} if known_labels is None else {"labels": np.array(known_labels, dtype=str)}
+            with replacing(out) as temporary, temporary.open("wb") as file:
+                np.savez(
+                    file,
+                    paths=np.array(read),
+                    features=features,
+                    what=np.array(what),
+                    unreadable=np.array([path for path, _ in errors], dtype=str),
+                    errors=np.array([reason for _, reason in errors], dtype=str),
+                    **more,
+                )
     if near is not None:
-        query = _query(classifier, near, what)
-    nearest = () if query is None else _nearest(query, collected, top)
-    vectors = Vectors(tuple(collected.paths), collected.features, dict(collected.errors), known_labels)
-    counts, shape = (len(paths), len(collected.errors)), "x".join(map(str, vectors.features.shape))
+        ((_, found),) = classifier.embed([near], what)
+        if isinstance(found, str):
+            raise VitkitError("verbs.images-unreadable", f"--near {near}: {found}")
+        query = found
+    nearest: tuple[tuple[str, float], ...] = ()
+    if query is not None:  # sort by cosine similarity
+        similarity = features @ query / (np.linalg.norm(features, axis=1) * np.linalg.norm(query))
+        nearest = tuple((read[i], float(similarity[i])) for i in np.argsort(-similarity, kind="stable")[:top])
+    vectors = Vectors(tuple(read), features, dict(errors), known_labels)
+    counts, shape = (len(paths), len(errors)), "x".join(map(str, vectors.features.shape))
     how = f"eager, float32: {shape} features"
     return Embeddings(*counts, what, how, lambda: vectors, out, nearest, tuple(notes.lines))
 
@@ -305,107 +317,57 @@ class _ClusterJob:
         return {"backend": "eager", "precision": "float32", "plan": ""}, compute
 
 
-class _FeatureCollector:
-    """A collector of features in one array, which is allocated when the first features are added.
-
-    Attributes:
-        paths: the images that could be read.
-        errors: the path of each image that could not be read, with the reason.
-    """
-
-    def __init__(self, images: int) -> None:
-        self.paths: list[str] = []
-        self.errors: list[tuple[str, str]] = []
-        self._images = images
-        self._array: npt.NDArray[Any] | None = None
-
-    def add(self, path: str, outcome: npt.NDArray[Any] | str) -> None:
-        if isinstance(outcome, str):
-            self.errors.append((path, outcome))
-            return
-        if self._array is None:
-            self._array = empty_array((self._images, *outcome.shape))
-        self._array[len(self.paths)] = outcome
-        self.paths.append(path)
-
-    @property
-    def features(self) -> npt.NDArray[Any]:
-        """The features of `paths`, (n, ...)."""
-        import numpy as np
-
-        return np.empty((0, 0), np.float32) if self._array is None else self._array[: len(self.paths)]
-
-
-def _check(out: Path | None, near: Path | None, what: str, sources: list[str]) -> None:
+def _check_options(
+    text: str | None, near: Path | None, what: Features, *, has_labels: bool, in_memory: bool, is_divided: bool
+) -> None:
+    if text is not None:
+        if not text.strip():
+            raise VitkitError("verbs.text-empty", "the text to search for is empty")
+        if near is not None:
+            raise VitkitError(
+                "verbs.option-conflict", "--text and --near are two ways to search for images: use only one of them"
+            )
+        if what != "head":
+            raise VitkitError(
+                "verbs.option-conflict", f"--text compares the vectors of CLIP or SigLIP: leave out --what {what}"
+            )
+        if is_divided:
+            raise VitkitError(
+                "verbs.option-conflict", "--text needs the features of all images: leave out --shard and --cluster"
+            )
+    if in_memory and has_labels:
+        raise VitkitError("verbs.pictures-in-memory", "--labels requires files, and these are pictures in memory")
+    if (in_memory or near is not None) and is_divided:
+        raise VitkitError(
+            "verbs.option-conflict",
+            "--shard and --cluster require files, and --near needs all features: pass files, and leave out --near",
+        )
     if near is not None and what == "patches":
         raise VitkitError(
             "verbs.option-conflict", "--near compares one vector per image: use --what head, class or mean, not patches"
         )
     if near is not None and not near.is_file():
         raise VitkitError("verbs.file-missing", f"--near {near}: no such file")
-    if out is not None:
-        check_out(out, (".npz",), source_folders(sources))
 
 
-def _check_text(text: str, near: Path | str | None, what: Features, *, is_divided: bool) -> None:
-    if not text.strip():
-        raise VitkitError("verbs.text-empty", "the text to search for is empty")
-    if near is not None:
-        raise VitkitError(
-            "verbs.option-conflict", "--text and --near are two ways to search for images: use only one of them"
-        )
-    if what != "head":
-        raise VitkitError(
-            "verbs.option-conflict", f"--text compares the vectors of CLIP or SigLIP: leave out --what {what}"
-        )
-    if is_divided:
-        raise VitkitError(
-            "verbs.option-conflict", "--text needs the features of all images: leave out --shard and --cluster"
-        )
-
-
-def _embed(classifier: Classifier, images: Sequence[Source], what: Features, batch_size: int) -> _FeatureCollector:
-    collected = _FeatureCollector(len(images))
+def _embed(
+    classifier: Classifier, images: Sequence[Source], what: Features, batch_size: int
+) -> tuple[list[str], npt.NDArray[Any], list[tuple[str, str]]]:
+    """Return the paths of the images that can be read, their features (n, ...), and the others with the reasons."""
+    paths: list[str] = []
+    errors: list[tuple[str, str]] = []
+    features: npt.NDArray[Any] | None = None
     for done, (path, outcome) in enumerate(classifier.embed(images, what, batch_size), start=1):
-        collected.add(path, outcome)
+        if isinstance(outcome, str):
+            errors.append((path, outcome))
+        else:
+            if features is None:
+                features = empty_array((len(images), *outcome.shape))
+            features[len(paths)] = outcome
+            paths.append(path)
         progress("embedding", done, len(images))
-    if not collected.paths:
+    if features is None:
         raise VitkitError(
-            "verbs.images-unreadable",
-            f"none of the {len(images)} images can be read; the first: {collected.errors[0][1]}",
+            "verbs.images-unreadable", f"none of the {len(images)} images can be read; the first: {errors[0][1]}"
         )
-    return collected
-
-
-def _write(out: Path, collected: _FeatureCollector, what: str, labels: tuple[str, ...] | None) -> None:
-    import numpy as np
-
-    from vitkit.system.files import replacing
-
-    more: dict[str, Any] = {} if labels is None else {"labels": np.array(labels, dtype=str)}
-    with replacing(out) as temporary, temporary.open("wb") as file:
-        np.savez(
-            file,
-            paths=np.array(collected.paths),
-            features=collected.features,
-            what=np.array(what),
-            unreadable=np.array([path for path, _ in collected.errors], dtype=str),
-            errors=np.array([reason for _, reason in collected.errors], dtype=str),
-            **more,
-        )
-
-
-def _query(classifier: Classifier, near: Path, what: Features) -> npt.NDArray[Any]:
-    ((_, query),) = classifier.embed([near], what)
-    if isinstance(query, str):
-        raise VitkitError("verbs.images-unreadable", f"--near {near}: {query}")
-    return query
-
-
-def _nearest(query: npt.NDArray[Any], collected: _FeatureCollector, top: int) -> tuple[tuple[str, float], ...]:
-    """Return the `top` images most similar to `query`, with their cosine similarities, the most similar first."""
-    import numpy as np
-
-    vectors = collected.features
-    similarity = vectors @ query / (np.linalg.norm(vectors, axis=1) * np.linalg.norm(query))
-    return tuple((collected.paths[i], float(similarity[i])) for i in np.argsort(-similarity, kind="stable")[:top])
+    return paths, features[: len(paths)], errors

@@ -1,14 +1,9 @@
-"""`vitkit.evaluate`: evaluate a classifier on labelled images.
-
-The verb is `evaluate`. It returns an `EvaluationResult`, which contains the figures. The result also provides the
-figures as lines of text, and the path of the HTML report.
-"""
+"""`vitkit.evaluate`: evaluate a classifier on labelled images."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
@@ -108,17 +103,30 @@ class EvaluationResult(Result):
 
     def lines(self) -> list[str]:
         """Return all figures with their intervals, the images that were left out, and the headline."""
-        from vitkit.evaluation.figures import tta_lines
+        from vitkit.evaluation.figures import SHARES, tta_lines
         from vitkit.evaluation.promises import trust_lines
+        from vitkit.text.pages import decimals
 
         lines = [f"{self.evaluated} of {place_text(self.root)} ({self.computed})"]
-        lines += [
-            *self._summary_lines(),
-            *tta_lines(self.figures),
-            *_operating_lines(self.figures),
-            *trust_lines(self.figures),
-            *self._class_lines(),
-        ]
+        for name, cross_fitted in self.figures.get("cross_fitted", {}).items():
+            lines.append(f"{name:18} {decimals(cross_fitted)} with cross-fitted thresholds")
+        for name, value, interval in self._summary():
+            lines.append(f"{name:18} {value:.4f}" + (f" (95 %: {interval})" if interval else ""))
+        lines += tta_lines(self.figures)
+        points = self.figures.get("operating_points", {})  # accuracies for other frequencies of the classes
+        for name, shares in SHARES.items():
+            if point := points.get(name):
+                chosen = " (chosen)" if name == points["chosen"] else ""
+                lines.append(
+                    f"for classes {shares}: accuracy {point['accuracy']:.4f}, "
+                    f"balanced {point['balanced_accuracy']:.4f}{chosen}"
+                )
+        lines += trust_lines(self.figures)
+        width = max(5, *map(len, self.evaluation.classes))
+        lines += ["", f"{'class':{width}}  precision  recall     F1  images"]
+        for name, row in self.figures["per_class"].items():
+            precision, recall, f1 = (decimals(row[key]) for key in ("precision", "recall", "f1"))
+            lines.append(f"{name:{width}}  {precision:>9}  {recall:>6}  {f1:>5}  {row['support']:6}")
         lines += [f"note: left out {path}: {reason}" for path, reason in self.evaluation.unreadable.items()]
         report = "" if self.report is None else f"; report: {self.report}"
         return [*lines, "", f"{self.headline.words}{report}"]
@@ -132,14 +140,6 @@ class EvaluationResult(Result):
             return f"{every} {split} images"
         return f"{counted} of {every} {split} images, without {every - counted} that the weights had seen,"
 
-    def _summary_lines(self) -> Iterator[str]:
-        from vitkit.text.pages import decimals
-
-        for name, value in self.figures.get("cross_fitted", {}).items():
-            yield f"{name:18} {decimals(value)} with cross-fitted thresholds"
-        for name, value, interval in self._summary():
-            yield f"{name:18} {value:.4f}" + (f" (95 %: {interval})" if interval else "")
-
     def _summary(self) -> Iterator[tuple[str, float, str]]:
         """Yield the name, the value and the 95 % interval of each main figure. The interval is text, or empty."""
         from vitkit.text.cells import interval_text
@@ -148,16 +148,6 @@ class EvaluationResult(Result):
             if isinstance(value := self.figures[name], float):
                 bounds = self.figures["intervals_95"].get(name)
                 yield name, value, "" if bounds is None else interval_text(bounds)
-
-    def _class_lines(self) -> Iterator[str]:
-        from vitkit.text.pages import decimals
-
-        width = max(5, *map(len, self.evaluation.classes))
-        yield ""
-        yield f"{'class':{width}}  precision  recall     F1  images"
-        for name, row in self.figures["per_class"].items():
-            precision, recall, f1 = (decimals(row[key]) for key in ("precision", "recall", "f1"))
-            yield f"{name:{width}}  {precision:>9}  {recall:>6}  {f1:>5}  {row['support']:6}"
 
     def __repr__(self) -> str:
         return f"<EvaluationResult: {self.headline.words}>"
@@ -291,13 +281,30 @@ class _EvaluationRequest:
 
     def open(self, note: Say) -> tuple[Classifier, ImageTable, ImageTable | None]:
         """Return the model, the images to evaluate, and the images that the run recorded (None with `data`)."""
+        from vitkit.data.corrections import correct, read_corrected
+        from vitkit.data.labels import read_labels
+
         opened = open_for_labels(self.model, self.names, note, self.preprocess)
         run_table = self._of_run()
-        table = self._table(run_table, note)
+        if run_table is None:
+            assert self.data is not None
+            table = read_corrected(
+                self.data, self.labels, self.layout, follow_links=self.follow_links, may_be_one_class=True
+            )
+        else:
+            table = run_table if self.labels is None else correct(run_table, read_labels(self.labels), may_add=False)
+        for line in (*table.overlooked, *table.unmatched, *table.corrections):
+            note(line)
         classifier = opened(table)
         classifier.preprocess.check_known()
-        if run_table is not None and self.names.classes is None:
-            _check_order(classifier, run_table)
+        classes = tuple(classifier.classes)
+        recorded = classes if run_table is None or self.names.classes is not None else run_table.classes
+        if set(classes) == set(recorded) and classes != recorded:
+            raise VitkitError(
+                "verbs.class-order",
+                f"model.json has its classes in another order than {SPLIT}, so predictions would get wrong names: "
+                "restore the file that was edited",
+            )
         return classifier, table, run_table
 
     def _of_run(self) -> ImageTable | None:
@@ -325,47 +332,33 @@ class _EvaluationRequest:
             )
         return images_of_run(folder / SPLIT, self.data_root)
 
-    def _table(self, run_table: ImageTable | None, note: Say) -> ImageTable:
-        """Return the images of the run or of `data`, with labels from the label file if there is one."""
-        from vitkit.data.corrections import correct, read_corrected
-        from vitkit.data.labels import read_labels
-
-        if run_table is None:
-            assert self.data is not None
-            table = read_corrected(
-                self.data, self.labels, self.layout, follow_links=self.follow_links, may_be_one_class=True
-            )
-        else:
-            table = run_table if self.labels is None else correct(run_table, read_labels(self.labels), may_add=False)
-        for line in (*table.overlooked, *table.unmatched, *table.corrections):
-            note(line)
-        return table
-
     def evaluate(self, out: Path | None, notes: Notes, *, force: bool) -> EvaluationResult:
         """Compute the figures, and write the report."""
         from vitkit.data.splits import held_out_split
-        from vitkit.evaluation.evaluator import tested_images
-        from vitkit.evaluation.figures import tta_figures
+        from vitkit.evaluation.evaluator import earlier_figures, tested_images
+        from vitkit.evaluation.figures import all_figures, tta_figures
         from vitkit.evaluation.promises import trust_figures
 
         folder, tta, is_of_run = self.folder, self.tta, self.data is None
-        with ExitStack() as hold:
-            classifier, table, run_table = self.open(notes)
-            if tta is not None:
-                promises = self.promises
-                classifier.with_views(tta).rules(coverage=promises.coverage, accuracy=promises.accuracy)  # may refuse
-            hold.enter_context(_exclusive_out(out, table, force=force))  # before anything is computed
+        classifier, table, run_table = self.open(notes)
+        if tta is not None:
+            promises = self.promises
+            classifier.with_views(tta).rules(coverage=promises.coverage, accuracy=promises.accuracy)  # may refuse
+        lock = exclusive_out_folder(
+            "--out", out, _folders_of(table), "or use --force to overwrite its files", may_hold=force
+        )
+        with lock:  # before anything is computed
             if out is not None:
                 _ = classifier.model  # which the report needs; an exported file is refused here
             changes = None
             if run_table is not None and folder is not None:
                 table, changes = _look_over(folder, table, self.split, self.data_root, notes)
-                if held_out_split(table) == "all":
-                    _note_folds(folder, notes)
             name = self.split or held_out_split(table)
             earlier = _labels_before(folder, run_table, table, name, changes)
             if self.shard is not None:
-                table = _of_shard(table, name, self.shard)
+                tested = [i for i, split in enumerate(table.splits) if name in ("all", split)]
+                left_out = set(tested) - set(of_shard(tested, self.shard))
+                table = table.take([i for i in range(len(table)) if i not in left_out])
                 notes(f"the figures are those of the images in part {self.shard} alone")
             computation, outcomes = None, None
             if self.compute.cluster is not None and len(rows := tested_images(table, name, earlier)):
@@ -402,17 +395,23 @@ class _EvaluationRequest:
                 outcome, seconds_of_views = evaluate_by(classifier)
                 about = tta_figures(plain, outcome, seen, views, (seconds, seconds_of_views))
             about |= {"problems": problems} if (problems := self._problems(outcome, table)) else {}
-            about |= computation or {}
-            numbers = _figures(classifier, outcome, earlier, seen, caveat, changes, about)
+            further = classifier.computation | ({} if changes is None else changes.to_dict())
+            further |= earlier_figures(outcome, earlier, seen) | about | (computation or {})
+            numbers = all_figures(outcome, seen, classifier.provenance, further, caveat)
             findings = _findings(outcome, numbers)
             for finding in findings:
                 notes(finding)
-            report = None if out is None else _write(out, classifier, outcome, table, numbers, findings)
+            report = None
+            if out is not None:
+                from vitkit.reporting.evaluation_report import write_evaluation
+
+                write_evaluation(out, classifier, outcome, table, numbers, findings, partial(progress, "laying out"))
+                report = out / REPORT
         computed = classifier.computed if computation is None else computed_on_cluster(computation)
         return EvaluationResult(outcome, numbers, table.root, computed, report, tuple(notes.lines))
 
     def _outcomes_of_cluster(self, out: Path, rows: ImageTable) -> tuple[Mapping[str, Any], Outcomes]:
-        """Run the model on a cluster, and return how the outputs were computed, and the output for each image.
+        """Run the model on a cluster; return how the outputs were computed, and the output for each image.
 
         The outputs are written to Parquet files next to `out`, which are deleted. A large array is a temporary file.
         """
@@ -439,8 +438,8 @@ class _EvaluationRequest:
     def on_worker(self, images: int, computation: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Rows]:
         """Open the model in a process of a cluster, see `cluster.write_by_ray`."""
         classifier, table, _ = self.open(ignore)
-        way = computation or {"backend": self.compute.backend, "precision": self.compute.precision}
-        classifier = classifier.use(way["backend"], way["precision"], images, device=self.compute.device)
+        how = computation or {"backend": self.compute.backend, "precision": self.compute.precision}
+        classifier = classifier.use(how["backend"], how["precision"], images, device=self.compute.device)
 
         def compute(paths: Iterable[str]) -> Iterator[Cells]:
             names = list(paths)
@@ -457,33 +456,10 @@ class _EvaluationRequest:
         if self.data is None and self.folder is not None:
             problems = caveats_of(read_findings(self.folder / FINDINGS))
         if (self.labels is not None or (self.data is not None and _is_list(table))) and evaluation.accuracy == 1:
-            problems.append(_OWN_ANSWERS)
+            problems.append(
+                "every label equals the prediction, as if the labels had been made from predictions of this model"
+            )
         return problems
-
-
-_OWN_ANSWERS = "every label equals the prediction, as if the labels had been made from predictions of this model"
-
-
-def _write(
-    out: Path,
-    classifier: Classifier,
-    outcome: Evaluation,
-    table: ImageTable,
-    numbers: dict[str, Any],
-    findings: list[str],
-) -> Path:
-    """Write the report and the files next to it, and return the report's path."""
-    from vitkit.reporting.evaluation_report import write_evaluation
-
-    write_evaluation(out, classifier, outcome, table, numbers, findings, partial(progress, "laying out"))
-    return out / REPORT
-
-
-def _of_shard(table: ImageTable, split: str, shard: str) -> ImageTable:
-    """Return a table that has only one part of the images of a split, and all images of other splits."""
-    tested = [i for i, name in enumerate(table.splits) if split in ("all", name)]
-    left_out = set(tested) - set(of_shard(tested, shard))
-    return table.take([i for i in range(len(table)) if i not in left_out])
 
 
 def _evaluated(
@@ -526,7 +502,7 @@ def _labels_before(
     run_table: ImageTable | None,
     table: ImageTable,
     split: str,
-    changes: Changes | None = None,
+    changes: Changes | None,
 ) -> LabelsBefore:
     """Compare the labels of the images in a split with those that the run had, and with those before any proposal."""
     from vitkit.data.earlier_labels import compare_with_runs, digests_of_run, runs_of
@@ -559,33 +535,20 @@ def seen_images(
     return find_seen(PictureRecord.from_bytes(classifier.pictures, source), table, split, is_of_run=is_of_run)
 
 
-def _figures(
-    classifier: Classifier,
-    outcome: Evaluation,
-    earlier: LabelsBefore,
-    seen: dict[str, str] | None,
-    caveat: str,
-    changes: Changes | None,
-    further: dict[str, Any],
-) -> dict[str, Any]:
-    from vitkit.evaluation.evaluator import earlier_figures
-    from vitkit.evaluation.figures import all_figures
-
-    about = classifier.computation | ({} if changes is None else changes.to_dict())
-    about |= earlier_figures(outcome, earlier, seen) | further
-    return all_figures(outcome, seen, classifier.provenance, about, caveat)
-
-
 def _look_over(
     folder: Path, table: ImageTable, split: str | None, root: Path | None, note: Say
 ) -> tuple[ImageTable, Changes]:
     """Leave out the images of the run that have changed or are missing, with a note.
+
+    If the model was trained on all images of the run, another note contains the cross-validated figures.
 
     Raises:
         VitkitError: every image has changed or is missing.
     """
     from vitkit.data.split_file import look_over, read_contents
     from vitkit.data.splits import held_out_split
+    from vitkit.evaluation.registry import read_figures
+    from vitkit.system.run_files import EVALUATION, FOLDS
 
     # Under another root, images are recognised by their content, whatever their paths are.
     contents = read_contents(folder / SPLIT) if root is None else {}
@@ -594,36 +557,12 @@ def _look_over(
         if len(changes.changed) + len(changes.missing) == changes.images:
             changes.refuse()
         note(f"{changes.text}; they are left out")
-    return table, changes
-
-
-def _note_folds(folder: Path, note: Say) -> None:
-    """Report the cross-validated figures with `note`, because the final model was trained on all images."""
-    from vitkit.evaluation.registry import read_figures
-    from vitkit.system.run_files import EVALUATION, FOLDS
-
     file = next((file for name in (FOLDS, EVALUATION) if (file := folder / name).is_file()), None)
-    headline = None if file is None else headline_of(read_figures(file))
-    if headline is not None and (headline.folds or headline.split == BY_FOLDS):
-        note(f"this model was trained on all images of the run; cross-validated: {headline.words}")
-
-
-def _check_order(classifier: Classifier, run_table: ImageTable) -> None:
-    """Check that the classes of the model are in the same order as in the run's split.json.
-
-    Raises:
-        VitkitError: the orders differ, because model.json or split.json was edited.
-    """
-    if set(classifier.classes) == set(run_table.classes) and tuple(classifier.classes) != run_table.classes:
-        raise VitkitError(
-            "verbs.class-order",
-            f"model.json has its classes in another order than {SPLIT}, so predictions would get wrong names: restore "
-            "the file that was edited",
-        )
-
-
-def _exclusive_out(out: Path | None, table: ImageTable, *, force: bool) -> AbstractContextManager[None]:
-    return exclusive_out_folder("--out", out, _folders_of(table), _OR_FORCE, may_hold=force)
+    if held_out_split(table) == "all" and file is not None:
+        headline = headline_of(read_figures(file))
+        if headline.folds or headline.split == BY_FOLDS:
+            note(f"this model was trained on all images of the run; cross-validated: {headline.words}")
+    return table, changes
 
 
 def _folders_of(table: ImageTable) -> list[str]:
@@ -640,44 +579,22 @@ def _is_list(table: ImageTable) -> bool:
     return table.storage is None and kind_of_file(table.name) is not None
 
 
-_OR_FORCE = "or use --force to overwrite its files"
-_SHOWN = 10  # names of absent classes
-
-
 def _findings(outcome: Evaluation, numbers: dict[str, Any]) -> list[str]:
     """Return remarks on the figures as sentences, for example about classes without images."""
     from vitkit.evaluation.figures import counted_part, describe
     from vitkit.evaluation.headline import describe_labels
-
-    sentences = [describe_labels(numbers), describe(numbers)]
-    return [*_absent(counted_part(outcome, numbers)), *filter(None, sentences)]
-
-
-def _absent(outcome: Evaluation) -> list[str]:
     from vitkit.evaluation.metrics import MultiEvaluation
 
-    if not outcome.absent:
-        return []
-    names = ", ".join(outcome.absent[:_SHOWN]) + (", ..." if len(outcome.absent) > _SHOWN else "")
-    there = len(outcome.classes) - len(outcome.absent)
-    absent = f"no image of {len(outcome.absent)} of the model's {len(outcome.classes)} classes: {names}"
-    areas = "mAP" if isinstance(outcome, MultiEvaluation) else "areas"
-    scored = sum(row["f1"] is not None for row in outcome.per_class().values())
-    f1 = f"macro F1 over the {scored} that occur or are predicted"
-    return [f"{absent}; balanced accuracy and {areas} are means over the {there} that occur, {f1}"]
-
-
-def _operating_lines(numbers: dict[str, Any]) -> list[str]:
-    """Return a line with the accuracies for classes as frequent as in training, and one for equally frequent classes.
-
-    The list is empty if the figures do not contain these accuracies.
-    """
-    from vitkit.evaluation.figures import SHARES
-
-    points = numbers.get("operating_points", {})
-    return [
-        f"for classes {shares}: accuracy {points[name]['accuracy']:.4f}, "
-        f"balanced {points[name]['balanced_accuracy']:.4f}{' (chosen)' if name == points['chosen'] else ''}"
-        for name, shares in SHARES.items()
-        if name in points
-    ]
+    sentences = [sentence for sentence in (describe_labels(numbers), describe(numbers)) if sentence]
+    counted = counted_part(outcome, numbers)
+    if not counted.absent:
+        return sentences
+    names = ", ".join(counted.absent[:10]) + (", ..." if len(counted.absent) > 10 else "")
+    present = len(counted.classes) - len(counted.absent)
+    areas = "mAP" if isinstance(counted, MultiEvaluation) else "areas"
+    scored = sum(row["f1"] is not None for row in counted.per_class().values())
+    absent = (
+        f"no image of {len(counted.absent)} of the model's {len(counted.classes)} classes: {names}; balanced accuracy "
+        f"and {areas} are means over the {present} that occur, macro F1 over the {scored} that occur or are predicted"
+    )
+    return [absent, *sentences]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -13,7 +13,7 @@ from vitkit.errors import VitkitError
 from vitkit.exporting.elsewhere import ELSEWHERE, Elsewhere
 from vitkit.exporting.formats import FORMATS, INT8, PRECISIONS, Format, is_exported, wrong_suffix
 from vitkit.exporting.packages import PACKAGES, Package, package_of
-from vitkit.system.progress import Progress, Say, silent
+from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import one_of
 from vitkit.verbs.inputs import PREPROCESS, check_outside, load_noting, open_model, path_of
@@ -148,7 +148,20 @@ def export(
         pictures = choose_pictures(place, named, layout, root)
     check_outside("--out", out, map(str, pictures.folders))
     notes = Notes()
-    classifier = _load(model, pixels, preprocess, notes)
+    if not isinstance(model, (str, Path)):
+        if pixels is not None:
+            raise VitkitError(
+                "verbs.model-in-memory",
+                "the size of a classifier in memory is fixed: leave out --image-size, or load it with image_size",
+            )
+        classifier = open_model(model, notes, "cpu", preprocess)
+    elif is_exported(model):
+        raise VitkitError(
+            "verbs.model-exported",
+            f"{model} is already an exported file: export the model folder that it was made from",
+        )
+    else:
+        classifier = load_noting(model, notes, pixels, preprocess)
     if runtime in ELSEWHERE:
         return _export_elsewhere(classifier, runtime, out, pictures, notes, precision=precision, force=force)
     batch = form.batch if dynamic_batch else 1
@@ -160,26 +173,17 @@ def export(
     (height, width), sizes = classifier.preprocess.size, "any batch" if batch is None else f"batch {batch}"
     written = f"{out}: {outcome.size / 1e6:.1f} MB in {outcome.seconds:.1f} s "
     written += f"(weights {precision}, {height}x{width} pixels, {sizes})"
-    lines = [
-        f"compared on {pictures.what} with the model in float32:",
-        f"  {form.runtime}, {outcome.precision}: {_figures(outcome.comparison)}",
-    ]
-    if outcome.in_bfloat16 is not None:
-        lines.append(f"  {form.runtime}, bfloat16, as vitkit predict uses it here: {_figures(outcome.in_bfloat16)}")
-    if outcome.accuracy is not None:
-        lines.append(f"  {_change(outcome.accuracy)}")
-    if outcome.tested is not None:
-        lines.append(f"on test images, which chose nothing here: {_change(outcome.tested)}")
-    if outcome.kept:
-        lines.append(f"in floating point, because they are sensitive: {', '.join(outcome.kept)}")
-    speeds = dict(outcome.images_per_s)
-    if speeds:
-        lines.append(f"images per second here: {', '.join(f'{name} {rate:.0f}' for name, rate in speeds.items())}")
     facts = {"file": out, "compared_on": pictures.what, "outcome": outcome, "to": runtime, "precision": precision}
     facts |= {"image_size": (height, width), "batch": batch, "notes": tuple(notes.lines)}
     json = {"file": out, "compared_on": pictures.what, **dataclasses.asdict(outcome)}
-    closing = [] if precision != INT8 else _slower(speeds)
-    return Result("export", [*lines, written, *_USES.get(runtime, ()), *closing], facts, json=json, summary=written)
+    lines, speeds = _outcome_lines(outcome, form.runtime, pictures.what), dict(outcome.images_per_s)
+    lines += [written, *_USES.get(runtime, ())]
+    if precision == INT8:
+        fastest = max((name for name in speeds if name != "file"), key=lambda name: speeds[name])
+        if speeds["file"] <= speeds[fastest]:
+            ratio = speeds[fastest] / speeds["file"]
+            lines.append(f"On this machine, INT8 is not faster: {fastest} computes {ratio:.2f} times as fast.")
+    return Result("export", lines, facts, json=json, summary=written)
 
 
 def _export_elsewhere(
@@ -214,32 +218,23 @@ def _export_elsewhere(
 
 
 def _write(classifier: Classifier, place: Path | None, out: Path, pictures: Pictures, **options: Any) -> Outcome:
+    """Write a file, or a package with a model card, which has the recorded figures of a model folder."""
     if package_of(out) is None:
         from vitkit.exporting.writing import export as write
 
         return write(classifier, out, pictures, **options)
-    from vitkit.exporting.packages import write_package
-
-    return write_package(classifier, out, pictures, _card(classifier, place, out), runtime=_runtime, **options)
-
-
-def _runtime() -> Path:
-    """Return the archive of ONNX Runtime Web, downloading it if necessary."""
-    from vitkit.exporting.packages import RUNTIME_SHA256, RUNTIME_URL
-    from vitkit.weights.download import fetch_url
-
-    return fetch_url(RUNTIME_URL, RUNTIME_SHA256)
-
-
-def _card(classifier: Classifier, place: Path | None, out: Path) -> str:
-    """Return the model card, with the recorded figures if the model is in a run or model folder."""
     import vitkit
+    from vitkit.exporting.packages import RUNTIME_SHA256, RUNTIME_URL, write_package
     from vitkit.model_folder import DESCRIPTION, version_of
     from vitkit.reporting.model_card import model_card_text
+    from vitkit.weights.download import fetch_url
 
     if place is None or not (place / DESCRIPTION).is_file():
-        return model_card_text(out.stem, classifier, vitkit.__version__)
-    return model_card_text(out.stem, classifier, version_of(place), place)
+        card = model_card_text(out.stem, classifier, vitkit.__version__)
+    else:
+        card = model_card_text(out.stem, classifier, version_of(place), place)
+    runtime = partial(fetch_url, RUNTIME_URL, RUNTIME_SHA256)  # the archive of ONNX Runtime Web, if it is needed
+    return write_package(classifier, out, pictures, card, runtime=runtime, **options)
 
 
 def _size_of(size: str | int | tuple[int, int]) -> tuple[int, int]:
@@ -276,22 +271,22 @@ def _destination(model: Path | None, to: Runtime | None, out: Path | None) -> tu
     return to, out
 
 
-def _load(
-    model: str | Path | Classifier, size: tuple[int, int] | None, preprocess: PreprocessLike | None, note: Say
-) -> Classifier:
-    if not isinstance(model, (str, Path)):
-        if size is not None:
-            raise VitkitError(
-                "verbs.model-in-memory",
-                "the size of a classifier in memory is fixed: leave out --image-size, or load it with image_size",
-            )
-        return open_model(model, note, "cpu", preprocess)
-    if is_exported(model):
-        raise VitkitError(
-            "verbs.model-exported",
-            f"{model} is already an exported file: export the model folder that it was made from",
-        )
-    return load_noting(model, note, size, preprocess)
+def _outcome_lines(outcome: Outcome, runtime: str, images: str) -> list[str]:
+    lines = [
+        f"compared on {images} with the model in float32:",
+        f"  {runtime}, {outcome.precision}: {_figures(outcome.comparison)}",
+    ]
+    if outcome.in_bfloat16 is not None:
+        lines.append(f"  {runtime}, bfloat16, as vitkit predict uses it here: {_figures(outcome.in_bfloat16)}")
+    if outcome.accuracy is not None:
+        lines.append(f"  {_change(outcome.accuracy)}")
+    if outcome.tested is not None:
+        lines.append(f"on test images, which chose nothing here: {_change(outcome.tested)}")
+    if outcome.kept:
+        lines.append(f"in floating point, because they are sensitive: {', '.join(outcome.kept)}")
+    if speeds := dict(outcome.images_per_s):
+        lines.append(f"images per second here: {', '.join(f'{name} {rate:.0f}' for name, rate in speeds.items())}")
+    return lines
 
 
 def _figures(comparison: LogitComparison) -> str:
@@ -310,12 +305,3 @@ def _change(change: AccuracyChange) -> str:
         f"(95 %: {-high:+.1f} to {-low:+.1f} points); {change.agreement:.1%} get the same classes "
         f"(95 %: {first:.1%} to {last:.1%})"
     )
-
-
-def _slower(speeds: Mapping[str, float]) -> list[str]:
-    """Return a line if a backend in floating point is faster here than the file in INT8."""
-    fastest = max((name for name in speeds if name != "file"), key=lambda name: speeds[name])
-    if speeds["file"] > speeds[fastest]:
-        return []
-    ratio = speeds[fastest] / speeds["file"]
-    return [f"On this machine, INT8 is not faster: {fastest} computes {ratio:.2f} times as fast."]

@@ -2,11 +2,7 @@
 
 Models are opened by path, by name or from memory. Images are found in files, in folders and by patterns. Outputs are
 never written next to the photographs, are locked while they are written, and replace existing files only with `force`.
-`split_choices` splits lists of choices.
-
-`named_classes` reads names of classes from text or from a file. `open_named` opens a classifier of these classes, and
-`open_for_labels` also checks that the names are the classes of labelled images.
-"""
+`split_choices` splits lists of choices."""
 
 from __future__ import annotations
 
@@ -79,8 +75,15 @@ def open_model(
     from vitkit.classifier import Classifier
 
     if isinstance(model, Classifier):
-        placed = model if device in (None, "auto") else _copy_on(model, device)
-        return _with_preprocess(placed, preprocess, note)
+        if device not in (None, "auto"):
+            from vitkit.exporting.loading import Exported
+            from vitkit.system.environment import choose_device
+
+            if isinstance(model, Exported):
+                model = model.to(device)
+            elif model.device.type != choose_device(device):
+                model = replace(model, model=copy.deepcopy(model.model), runner=None).to(device)
+        return _with_preprocess(model, preprocess, note)
     if is_exported(model):
         from vitkit.exporting import load_exported
         from vitkit.inference.trust import unused_score
@@ -110,17 +113,6 @@ def _with_preprocess(classifier: Classifier, preprocess: PreprocessLike | None, 
     return other
 
 
-def _copy_on(classifier: Classifier, device: str) -> Classifier:
-    from vitkit.exporting.loading import Exported
-    from vitkit.system.environment import choose_device
-
-    if isinstance(classifier, Exported):
-        return classifier.to(device)
-    if classifier.device.type == choose_device(device):
-        return classifier
-    return replace(classifier, model=copy.deepcopy(classifier.model), runner=None).to(device)
-
-
 def load_noting(
     source: str | Path, note: Say, image_size: tuple[int, int] | None = None, preprocess: PreprocessLike | None = None
 ) -> Classifier:
@@ -135,11 +127,7 @@ def load_noting(
 
 
 def split_sources(sources: Sources) -> tuple[list[str], list[Held]]:
-    """Split sources into paths and patterns as text, and pictures in memory. One of the two lists is empty.
-
-    Raises:
-        VitkitError: a source is neither a path nor a picture, or the sources contain both.
-    """
+    """Split sources into paths and patterns as text, and pictures in memory. One of the two lists is empty."""
     from vitkit.data.in_memory import Held, sources_of
 
     names: list[str] = []
@@ -158,11 +146,7 @@ def split_sources(sources: Sources) -> tuple[list[str], list[Held]]:
 
 
 def source_names(sources: str | Path | Iterable[str | Path]) -> list[str]:
-    """Return one or several paths or patterns as a list of text.
-
-    Raises:
-        VitkitError: a source is not a path, or is empty.
-    """
+    """Return one or several paths or patterns as a list of text; refuse pictures in memory."""
     names, held = split_sources(sources)
     if held:
         raise VitkitError(
@@ -173,11 +157,7 @@ def source_names(sources: str | Path | Iterable[str | Path]) -> list[str]:
 
 
 def path_of(path: str | Path | None) -> Path | None:
-    """Convert a path from a caller to a `Path`; None stays None.
-
-    Raises:
-        VitkitError: `path` is not a path, or is empty.
-    """
+    """Convert a path from a caller to a `Path`; None stays None."""
     return None if path is None else Path(path_text(path, "a file or folder"))
 
 
@@ -197,17 +177,8 @@ def check_data(data: str | Path) -> None:
 def find_pictures(sources: Iterable[str], note: Say, *, follow_links: bool = False) -> tuple[list[str], bool]:
     """Find all images that are given as files, are in folders, or match patterns.
 
-    Args:
-        sources: files, folders and patterns.
-        note: called with a line about folders that cannot be read, one about ignored folders with images, and one about
-            links out of the folders.
-        follow_links: whether to follow such links.
-
-    Returns:
-        The paths, and whether all folders could be read.
-
-    Raises:
-        VitkitError: a source does not exist, or contains no image.
+    `note` is called with a line about folders that cannot be read, one about ignored folders with images, and one about
+    links out of the folders. The result is the paths, and whether all folders could be read.
     """
     from vitkit.data.storage import Overlooked, find_images
 
@@ -222,9 +193,6 @@ def read_list(listed: str) -> Iterator[str]:
     """Yield the images that a file lists, or those of standard input, as they arrive, if `listed` is `-`.
 
     Each line is a path or an address. Empty lines are ignored, and spaces at the ends of a line belong to the path.
-
-    Raises:
-        VitkitError: the file cannot be read, is not a text file, or lists nothing.
     """
     what, is_empty = f"@{listed}", True
     try:
@@ -273,11 +241,7 @@ class _Piped:
 
 
 def piped_picture() -> Stored:
-    """Return the picture whose bytes standard input contains.
-
-    Raises:
-        VitkitError: standard input is closed or empty.
-    """
+    """Return the picture whose bytes standard input contains."""
     if not (content := _standard_input("-").read()):
         raise VitkitError("verbs.input-empty", "-: expected the bytes of a picture on standard input, which is empty")
     return Stored(_Piped(content), "")
@@ -291,14 +255,8 @@ def listed_source(line: str) -> str | Stored:
 def labels_by_path(paths: Sequence[str], labels: str | Path, folders: Sequence[str], note: Say) -> dict[str, str]:
     """Read a label file, and return the label of each picture by path, without excluded pictures.
 
-    Args:
-        paths: the paths of the pictures; a picture without a row has an empty label.
-        labels: the label file, whose paths are absolute or relative to one of the folders.
-        folders: the folders that were searched for pictures; the current folder if there are none.
-        note: called with a line about rows that match no picture, and about excluded pictures.
-
-    Raises:
-        VitkitError: the file is not a label file, or excludes every picture.
+    The label is empty for a picture without a row. Paths in the label file are absolute, or relative to one of the
+    `folders` that were searched for pictures, or to the current folder if there are none.
     """
     from vitkit.data.labels import EXCLUDED, PathFinder, read_labels
     from vitkit.text.cells import listed
@@ -336,21 +294,13 @@ def source_folders(sources: Iterable[str]) -> list[str]:
 
 
 def check_suffix(out: Path, suffixes: Collection[str]) -> None:
-    """Check that the suffix of an output file is one of `suffixes`.
-
-    Raises:
-        VitkitError: the suffix is not allowed.
-    """
+    """Check that the suffix of an output file is one of `suffixes`."""
     if out.suffix.lower() not in suffixes:
         raise VitkitError("verbs.out-suffix", f"--out {place_text(out)} must end in {' or '.join(suffixes)}")
 
 
 def check_out(out: Path, suffixes: Collection[str], folders: Iterable[str]) -> None:
-    """Check that an output file has an allowed suffix, and a folder that exists and is outside the source folders.
-
-    Raises:
-        VitkitError: the file cannot be written there.
-    """
+    """Check that an output file has an allowed suffix, and a folder that exists and is outside the source folders."""
     check_suffix(out, suffixes)
     check_here(out)
     if not out.parent.is_dir():
@@ -362,11 +312,7 @@ def check_out(out: Path, suffixes: Collection[str], folders: Iterable[str]) -> N
 
 @contextmanager
 def exclusive_out(out: Path | None, *, force: bool) -> Iterator[None]:
-    """Lock an output file while it is written, and refuse to overwrite it without `force`; do nothing for None.
-
-    Raises:
-        VitkitError: another process is writing the file, or the file exists and `force` is False.
-    """
+    """Lock an output file while it is written, and refuse to overwrite it without `force`; do nothing for None."""
     if out is None:
         yield
         return
@@ -384,16 +330,8 @@ def exclusive_out_folder(
 ) -> Iterator[None]:
     """Lock an output folder, which must lie outside the source folders, while files are written to it.
 
-    Args:
-        flag: the flag that names the folder, for messages.
-        path: the folder, which may be missing. If it is None, nothing is done.
-        folders: the source folders.
-        or_else: the end of the message about a folder that is not empty, after "choose a new folder, ".
-        may_hold: whether the folder may already contain files.
-
-    Raises:
-        VitkitError: the path is a file, lies in a source folder, or is a folder that must be empty but is not; or
-            another process is writing to it.
+    Nothing is done if `path` is None. Unless `may_hold`, the folder must be missing or empty; the message otherwise
+    contains `flag`, and ends in `or_else`.
     """
     if path is None:
         yield
@@ -408,11 +346,7 @@ def exclusive_out_folder(
 
 
 def check_outside(flag: str, path: Path, folders: Iterable[str]) -> None:
-    """Refuse an output inside a source folder.
-
-    Raises:
-        VitkitError: the output lies in one of the folders.
-    """
+    """Refuse an output inside a source folder."""
     for folder in folders:
         if path.resolve().is_relative_to(Path(folder).resolve()):
             raise VitkitError(
@@ -425,14 +359,6 @@ def check_apart(flag: str, out: Path, paths: Iterable[str]) -> None:
     """Refuse a folder of results among photographs: the folder of a photograph, or one in a folder of several.
 
     A folder in the current folder is always accepted, unless photographs lie in it.
-
-    Args:
-        flag: the flag that names the folder, for messages.
-        out: the folder.
-        paths: the photographs.
-
-    Raises:
-        VitkitError: the folder lies among photographs.
     """
     target = out.resolve()
     above = {target, *target.parents}
@@ -451,9 +377,6 @@ def of_shard(items: Sequence[T], shard: str | None) -> Sequence[T]:
     """Return the items that belong to a part such as `2/8`: the second of eight runs of consecutive items.
 
     The sizes of the parts differ by at most one. None stands for all items.
-
-    Raises:
-        VitkitError: the text does not have this form, there is no part with this number, or a part would be empty.
     """
     if shard is None:
         return items
@@ -472,11 +395,7 @@ def of_shard(items: Sequence[T], shard: str | None) -> Sequence[T]:
 
 
 def split_choices(flag: str, names: str | Sequence[str], known: Sequence[str]) -> list[str]:
-    """Return the choices from a list, or from text with commas between them, without repetitions.
-
-    Raises:
-        VitkitError: a choice is unknown or `auto`, or no choice is passed.
-    """
+    """Return the choices from a list, or from text with commas between them, without repetitions."""
     parts = [part.strip() for part in names.split(",")] if isinstance(names, str) else list(names)
     known = [name for name in known if name != "auto"]
     for part in parts or [""]:
@@ -495,12 +414,6 @@ def open_named(
     preprocess: PreprocessLike | None = None,
 ) -> Classifier:
     """Open a classifier with the model's own classes, or make one for classes of which only the names are given.
-
-    Args:
-        model: a model as for `open_model`; with names of classes, one that has a text encoder.
-        names: the names of the classes, and the sentences in which they are put.
-        note: called with a line about each assumption, and with a line about how probabilities are computed.
-        preprocess: the preprocessing to use; None for the one that the model specifies or that is assumed for it.
 
     Raises:
         VitkitError: the model cannot be loaded or has no text encoder, or `templates` are passed without `classes`.
@@ -523,13 +436,9 @@ def open_for_labels(
 ) -> Callable[[ImageTable], Classifier]:
     """Open a model for labelled images, and return a function that makes the classifier for a table of images.
 
-    If there are no names, the model's own classes are used. Otherwise, the model must have a text encoder, and they
-    must name exactly the classes of the images. If each image has one label, the probabilities are then a softmax over
-    these classes, even for SigLIP.
-
-    Raises:
-        VitkitError: the model cannot be loaded, or has no text encoder. The returned function raises this error if a
-            named class has no image, or if a class of the images is not named.
+    If there are no names, the model's own classes are used. Otherwise, the model must have a text encoder, and the
+    names must be exactly the classes of the images. If each image has one label, the probabilities are then a softmax
+    over these classes, even for SigLIP.
     """
     if names.classes is None:
         opened = open_named(model, names, note, preprocess)
@@ -567,11 +476,7 @@ def _note_names(classifier: Classifier, note: Say) -> None:
 def open_images_and_words(
     model: str | Path | Classifier, note: Say, preprocess: PreprocessLike | None = None
 ) -> ImagesAndWords:
-    """Open a model of images and text, and note each assumption about it.
-
-    Raises:
-        VitkitError: the model cannot be loaded, or has no text encoder.
-    """
+    """Open a model of images and text, and note each assumption about it."""
     from vitkit.language.zero_shot import read_images_and_words
 
     if not isinstance(model, (str, Path)):
@@ -598,35 +503,46 @@ def named_classes(classes: str | Sequence[str]) -> list[str]:
     """
     if not isinstance(classes, str):
         return list(classes)
-    path = Path(classes)
-    if path.suffix.lower() in _LISTS:
-        return _LISTS[path.suffix.lower()](_read_names(path), f"--classes {classes}")
-    is_path = os.sep in classes or "/" in classes or bool(path.suffix)
-    if is_path and os.path.exists(classes):  # noqa: PTH110  # Path.exists fails for text that is too long for a path
-        kinds = ", ".join(_LISTS)
+    what, path = "--classes", Path(classes)
+    kind = path.suffix.lower()
+    if kind in _LISTS:
+        try:
+            data = path.read_bytes()
+            refuse_encoding(f"--classes {path}", data)
+            text = data.decode("utf-8-sig")
+        except OSError as error:
+            raise VitkitError("verbs.names-unreadable", f"--classes {path}: cannot be read: {error}") from error
+        except UnicodeDecodeError as error:
+            raise VitkitError(
+                "verbs.names-unreadable", f"--classes {path}: cannot be read: it is not in UTF-8 ({error.reason})"
+            ) from error
+        what, lines = f"--classes {classes}", [line.strip() for line in text.splitlines() if line.strip()]
+        if kind == ".json":
+            names = _names_in_json(text, what)
+        elif kind == ".txt":
+            names = lines if len(lines) != 1 else _names_in_text(lines[0], what)
+        else:
+            names = _names_in_table(text, what)
+    else:
+        is_path = os.sep in classes or "/" in classes or bool(path.suffix)
+        if is_path and os.path.exists(classes):  # noqa: PTH110  # Path.exists fails for text too long for a path
+            raise VitkitError(
+                "verbs.names-invalid",
+                f"--classes {classes} is not a list of classes: expected a {', '.join(_LISTS)} file, or names",
+            )
+        names = _names_in_text(classes, what)
+    if (joined := next((name for name in names if JOINT in name), None)) is not None:
         raise VitkitError(
-            "verbs.names-invalid", f"--classes {classes} is not a list of classes: expected a {kinds} file, or names"
+            "verbs.names-invalid",
+            f"{what}: {joined!r} contains a semicolon, which class names must not contain: list its parts separately",
         )
-    return _names_in_text(classes, "--classes")
+    return names
 
 
+_LISTS = (".txt", ".csv", ".tsv", ".json")
 _COLUMNS = ("class", "label", "name", "classes", "labels", "names")
 _WIDE = {0xFF0C: ",", 0x3001: ",", 0xFF1B: ";"}  # commas and the semicolon of Chinese and Japanese
 _QUOTES = {"'": "'", "\u2018": "\u2019", "\u201c": "\u201d"}  # in addition to those of CSV
-
-
-def _read_names(path: Path) -> str:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise VitkitError("verbs.names-unreadable", f"--classes {path}: cannot be read: {error}") from error
-    refuse_encoding(f"--classes {path}", data)
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise VitkitError(
-            "verbs.names-unreadable", f"--classes {path}: cannot be read: it is not in UTF-8 ({error.reason})"
-        ) from error
 
 
 def _names_in_text(text: str, what: str) -> list[str]:
@@ -645,12 +561,7 @@ def _names_in_text(text: str, what: str) -> list[str]:
         ) from error
     if names and all(len(name) > 1 and _QUOTES.get(name[0]) == name[-1] for name in names if name):
         names = [name[1:-1].strip() for name in names if name]
-    return _check_separators(names, what)
-
-
-def _names_in_lines(text: str, what: str) -> list[str]:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return _names_in_text(lines[0], what) if len(lines) == 1 else _check_separators(lines, what)
+    return names
 
 
 def _names_in_table(text: str, what: str) -> list[str]:
@@ -667,7 +578,7 @@ def _names_in_table(text: str, what: str) -> list[str]:
             "verbs.names-invalid", f"{what} needs a column called class, label or name; it has: {', '.join(rows[0])}"
         )
     cells = [row[0] for row in rows] if column is None else [row[column] for row in rows[1:] if len(row) > column]
-    return _check_separators(list(dict.fromkeys(filter(None, cells))), what)
+    return list(dict.fromkeys(filter(None, cells)))
 
 
 def _names_in_json(text: str, what: str) -> list[str]:
@@ -684,16 +595,4 @@ def _names_in_json(text: str, what: str) -> list[str]:
             "verbs.names-invalid",
             f"{what} contains no classes: expected a list, or an object that maps numbers to names",
         )
-    return _check_separators(names, what)
-
-
-def _check_separators(names: list[str], what: str) -> list[str]:
-    if (joined := next((name for name in names if JOINT in name), None)) is not None:
-        raise VitkitError(
-            "verbs.names-invalid",
-            f"{what}: {joined!r} contains a semicolon, which class names must not contain: list its parts separately",
-        )
     return names
-
-
-_LISTS = {".txt": _names_in_lines, ".csv": _names_in_table, ".tsv": _names_in_table, ".json": _names_in_json}

@@ -50,16 +50,9 @@ class Photographs:
 
 
 def find_photographs(model: Path | None, data: str | None, layout: LayoutName, root: Path | None) -> Photographs:
-    """Find the photographs that INT8 requires.
+    """Find the photographs that INT8 requires: those in `data`, or else those of the run in the folder `model`.
 
-    Args:
-        model: the run folder; None if the model is in memory.
-        data: a source with training and validation images, in place of those of the run.
-        layout: how to interpret the folders of `data`.
-        root: the folder that now contains the run's images.
-
-    Raises:
-        VitkitError: there are none, or they lack training or validation images.
+    If the run's images have been moved, they are in `root` now.
     """
     if data is not None:
         found = Photographs(read_source(data, layout), {}, None)
@@ -81,16 +74,7 @@ def find_photographs(model: Path | None, data: str | None, layout: LayoutName, r
 
 
 def prepare_int8(classifier: Classifier, photographs: Photographs, max_drop: float) -> Int8:
-    """Return what `exporting.export` requires for INT8.
-
-    Args:
-        classifier: the classifier to export.
-        photographs: the photographs that calibrate and test it.
-        max_drop: the largest accepted loss of accuracy, from 0 to 1.
-
-    Raises:
-        VitkitError: none of the training images can be read.
-    """
+    """Return what `exporting.export` requires for INT8; `max_drop` is the largest accepted loss of accuracy, 0 to 1."""
     pixels, _ = read_pictures(classifier, photographs.choose("train", IMAGES))
     tests = photographs.choose("test") if "test" in photographs.table.splits else None
     return Int8(torch.stack(pixels).numpy(), partial(_refit, classifier, photographs), tests, max_drop)
@@ -102,11 +86,11 @@ def _refit(classifier: Classifier, photographs: Photographs, exported: Exported)
     seen, _ = seen_images(classifier, run or "the model", table, "val", is_of_run=run is not None)
     groups = {} if run is None else groups_from_file(run / GROUPS)
     facts = ValidationFacts(() if before is None else before.held_out.chosen, groups, seen or {})
-    fit = partial(_fit_unknown, table) if classifier.unknown is not None else None
+
+    def fit_unknown(exported: Classifier, held_out: Sequence[str]) -> Unknown | None:
+        return fit_to_images(exported, table, held_out, None, seed=0, progress=partial(progress, "unknown images"))
+
+    fit = None if classifier.unknown is None else fit_unknown
     calibrate_on(exported, partial(evaluate, exported, table, "val", partial(progress, "calibrating")), facts, fit)
     if before is None:  # the model promises nothing, and neither does the file
         exported.trust = None
-
-
-def _fit_unknown(table: ImageTable, exported: Classifier, held_out: Sequence[str]) -> Unknown | None:
-    return fit_to_images(exported, table, held_out, None, seed=0, progress=partial(progress, "unknown images"))

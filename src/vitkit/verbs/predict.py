@@ -1,8 +1,4 @@
-"""`vitkit.predict`: classify images, in memory or into a file that can be resumed.
-
-The verb is `predict`, which returns `Predictions`. `_is_same_model` checks whether the same model wrote the rows of an
-interrupted file.
-"""
+"""`vitkit.predict`: classify images, in memory or into a file that can be resumed."""
 
 from __future__ import annotations
 
@@ -90,8 +86,6 @@ Writer = Callable[[RowFormat, int], Write]  # called once with the format of the
 
 # What receives the rows instead of the result if there is no `out`: the command line prints them as they are computed.
 WRITER: ContextVar[Writer | None] = ContextVar("writer", default=None)
-
-_SHOWN = 20  # rows in a notebook
 
 
 @dataclass(frozen=True, repr=False)
@@ -190,7 +184,12 @@ class Predictions(Result):
     def _repr_html_(self) -> str:
         from vitkit.text.pages import table
 
-        rows = [[escape(cell) for cell in _cells(row)] for row in islice(self, _SHOWN)]
+        rows = []
+        for row in islice(self, 20):
+            label = row.label if row.error is None else row.error
+            label = f"rejected: {row.name}" if label is None else label
+            confidence = "" if row.confidence is None else f"{row.confidence:.4f}"
+            rows.append([escape(row.path), escape(label), confidence])
         more = f"<p>... and {self.images - len(rows)} more</p>" if self.images > len(rows) > 0 else ""
         return f"<p>{escape(self.lines()[0])}</p>" + table(rows, ("path", "label", "confidence")) + more
 
@@ -263,12 +262,12 @@ def predict(
     """
     out, pictures = path_of(out), path_of(pictures)
     check_cluster(compute, out, model)
-    files, held = split_sources(sources)
+    files, in_memory = split_sources(sources)
     listed = next((name[1:] for name in files if name.startswith("@")), None)
     request = _PredictCommand(
         model=model,
         files=tuple(files),
-        held=tuple(held),
+        in_memory=tuple(in_memory),
         listed=listed,
         lines=tuple(read_list("-")) if listed == "-" and out is not None else None,
         names=names,
@@ -278,10 +277,10 @@ def predict(
         top=top,
         compute=compute,
     )
-    request.check(resume=resume, pictures=pictures)
+    request.check(out, pictures, resume=resume, force=force)
     notes, folders = Notes(), [] if listed is not None else source_folders(files)
-    if compute.cluster is None:
-        _check_out(out, folders, resume=resume, force=force)
+    if compute.cluster is None and out is not None:
+        _check_out(out, folders, resume=resume)
     if listed == "-" and out is None:
         if shard is not None:
             raise VitkitError("verbs.option-missing", "@- is answered line by line, so --shard requires --out")
@@ -289,7 +288,7 @@ def predict(
     if out is not None and listed is not None and out.resolve() == Path(listed).resolve():
         raise VitkitError("verbs.out-in-source", f"--out {out} is the list of images: choose another file")
     paths, is_whole = request.paths(notes)  # before the model is loaded, so that a missing file is reported at once
-    if held and shard is not None:
+    if in_memory and shard is not None:
         raise VitkitError("verbs.pictures-in-memory", "--shard requires files, and these are pictures in memory")
     paths = list(of_shard(paths, shard))
     if pictures is not None:
@@ -308,30 +307,42 @@ def predict(
             computation = write_by_ray(start, paths, schema, folder, compute)
             tally = tally_parquet(folder)
         return _result(tally, computed_on_cluster(computation), out, notes, Csv(columns), is_whole=is_whole)
-    may_exist = resume or force
-    requested = out
-    with _exclusive_pictures(pictures, folders, may_exist=may_exist), _held(requested, may_exist=may_exist) as out:
+    may_exist, requested = resume or force, out
+    or_else = "continue it with --resume, or overwrite it with --force"
+    locked_pictures = exclusive_out_folder("--pictures", pictures, folders, or_else, may_hold=may_exist)
+    with locked_pictures, _output_file(requested, may_exist=may_exist) as out:
         classifier, columns = request.open(notes)
         gathered = None if _is_table(out) else out  # the file that grows row by row
         form = FORMATS[".csv" if gathered is None else gathered.suffix.lower()](columns)
         stock = Stock(paths)
         if out is not None and resume:
-            stock = _take_stock(classifier, out, form, paths, request.source)
+            stock = take_stock(out, form, paths)
+            if stock.file is not None:
+                _check_same_model(classifier, stock.file, form, request.source)
+                log.info(f"{stock.tally.images} of {len(paths)} images are in {stock.file}")
         classifier = request.prepared(classifier, len(paths), notes, stock)
-        album = None if pictures is None else _open_album(pictures, folders, paths)
+        album = None
+        if pictures is not None:
+            from vitkit.reporting.plots import Album
+
+            album = Album(pictures, folders, paths)
         receiver = WRITER.get() if out is None else None
-        rows_show_progress = receiver is not None
-        reporting = reporting_to(silent) if rows_show_progress else nullcontext()
-        with reporting, _writing(gathered, form, paths, stock, classifier, receiver) as write:
+        writing: AbstractContextManager[Write | None]
+        if gathered is not None:
+            writing = gathering(gathered, form, paths, stock, classifier.computation)
+        else:
+            writing = nullcontext(None if receiver is None else receiver(form, len(paths)))
+        reporting = nullcontext() if receiver is None else reporting_to(silent)  # the rows show the progress
+        with reporting, writing as write:
             if album is not None and stock.file is not None:
                 album.complete(row for _, row in read_rows(stock.file, form))
             # If rows cannot be written, closing ends the threads at once, not only when the exception is deleted.
-            images = held or map(request.source, stock.missing)
+            images = in_memory or map(request.source, stock.missing)
             with closing(classifier.predict(images, compute.batch_size)) as predictions:
                 answered = list[tuple[int, float]]() if columns.rules.sure is not None else None
                 rows = _answer(predictions, columns, album, write, stock.tally, len(paths), answered)
-            if answered and (difference := _difference(classifier, answered)) is not None:
-                notes(difference)
+            if answered:
+                _note_difference(classifier, answered, notes)
         if out is not None and gathered is None:
             write_table(out, Csv(columns).names, rows)
     return _result(stock.tally, classifier.computed, requested, notes, form, is_whole=is_whole, kept=rows)
@@ -353,8 +364,8 @@ def _answer_lines(request: _PredictCommand, notes: Notes) -> Predictions:
         while group := list(islice(new, request.compute.batch_size or 1)):
             predictions = classifier.predict(map(request.source, group), request.compute.batch_size)
             rows += _answer(predictions, columns, None, write, tally, 0, answered)
-    if answered and (difference := _difference(classifier, answered)) is not None:
-        notes(difference)
+    if answered:
+        _note_difference(classifier, answered, notes)
     return _result(tally, classifier.computed, None, notes, form, is_whole=True, kept=rows)
 
 
@@ -377,20 +388,14 @@ def _result(
 class _PredictCommand:
     """The arguments of `predict` that affect the rows. They can be sent to other processes.
 
-    Most fields are arguments of `predict` under the same names. The others describe the images:
-
-    Attributes:
-        files: the files, folders and patterns.
-        held: the pictures in memory.
-        listed: the file that lists the images, or `-` for standard input; None if there is no list.
-        lines: the images that standard input lists; None if `listed` is not `-`, or if they are answered one by one.
+    Most fields are arguments of `predict` under the same names. The others describe the images.
     """
 
     model: str | Path | Classifier
-    files: tuple[str, ...]
-    held: tuple[Held, ...]
-    listed: str | None
-    lines: tuple[str, ...] | None
+    files: tuple[str, ...]  # files, folders and patterns
+    in_memory: tuple[Held, ...]
+    listed: str | None  # the file that lists the images, or `-` for standard input
+    lines: tuple[str, ...] | None  # of standard input; None if they are answered one by one
     names: Names
     promises: Promises
     preprocess: str | PreprocessLike | None
@@ -398,14 +403,14 @@ class _PredictCommand:
     top: int
     compute: Compute
 
-    def check(self, *, resume: bool, pictures: Path | None) -> None:
+    def check(self, out: Path | None, pictures: Path | None, *, resume: bool, force: bool) -> None:
         """Raise an error for arguments that are not allowed, before anything is opened."""
-        if self.held and (resume or pictures is not None):
+        if self.in_memory and (resume or pictures is not None):
             flag = "--resume" if resume else "--pictures"
             raise VitkitError("verbs.pictures-in-memory", f"{flag} requires files, and these are pictures in memory")
         is_on_cluster = self.compute.cluster is not None
-        if is_on_cluster and (self.held or resume or pictures is not None):
-            flag = "pictures in memory" if self.held else "--resume" if resume else "--pictures"
+        if is_on_cluster and (self.in_memory or resume or pictures is not None):
+            flag = "pictures in memory" if self.in_memory else "--resume" if resume else "--pictures"
             raise VitkitError(
                 "verbs.option-conflict", f"--cluster cannot be combined with {flag}: leave out one of them"
             )
@@ -418,7 +423,7 @@ class _PredictCommand:
             raise VitkitError(
                 "verbs.option-conflict", f"@{self.listed} lists the images: pass no other images, or leave it out"
             )
-        if not (self.files or self.held):
+        if not (self.files or self.in_memory):
             raise VitkitError(
                 "verbs.images-missing", "there is no image: pass files, folders or patterns, or @FILE for a list"
             )
@@ -427,11 +432,18 @@ class _PredictCommand:
                 "verbs.option-conflict",
                 f"--pictures cannot be combined with @{self.listed}: pass the files, folders or patterns themselves",
             )
+        if resume and force:
+            raise VitkitError(
+                "verbs.option-conflict",
+                "--resume continues an existing file and --force overwrites it: use only one of them",
+            )
+        if resume and out is None:
+            raise VitkitError("verbs.option-missing", "--resume requires --out, the file to continue")
 
     def paths(self, note: Say) -> tuple[list[str], bool]:
         """Return the names of the images without repetitions, and whether all folders could be read."""
-        if self.held:
-            return [picture.name for picture in self.held], True
+        if self.in_memory:
+            return [picture.name for picture in self.in_memory], True
         if self.listed is not None:
             return list(dict.fromkeys(read_list(self.listed) if self.lines is None else self.lines)), True
         if self.files == ("-",):
@@ -490,17 +502,17 @@ class _PredictCommand:
         """Open the model in a process of a cluster, see `cluster.write_by_ray`."""
         request = self
         if computation is not None:
-            way = self.compute.replace(backend=computation["backend"], precision=computation["precision"])
-            request = replace(self, compute=way)
+            compute = self.compute.replace(backend=computation["backend"], precision=computation["precision"])
+            request = replace(self, compute=compute)
         classifier, columns = request.open(ignore)
         classifier = request.prepared(classifier, images, ignore)
         names = Csv(columns).names
 
-        def compute(paths: Iterable[str]) -> Iterator[Cells]:
+        def rows(paths: Iterable[str]) -> Iterator[Cells]:
             for prediction in classifier.predict(map(self.source, paths), self.compute.batch_size):
                 yield list(map(columns.row(prediction).cells().get, names))
 
-        return classifier.computation, compute
+        return classifier.computation, rows
 
 
 def _answer(
@@ -532,11 +544,10 @@ def _answer(
     return kept
 
 
-def _difference(classifier: Classifier, answered: Sequence[tuple[int, float]]) -> str | None:
-    """Return a note if photographs differ from the validation and test images, so that promises may not hold.
+def _note_difference(classifier: Classifier, answered: Sequence[tuple[int, float]], note: Say) -> None:
+    """Note if photographs differ from the validation and test images, so that promises may not hold.
 
-    The classes and the confidences are compared, as by `vitkit doctor --against`. The result is None if they do not
-    differ.
+    The classes and the confidences are compared, as by `vitkit doctor --against`.
     """
     import numpy as np
 
@@ -547,25 +558,15 @@ def _difference(classifier: Classifier, answered: Sequence[tuple[int, float]]) -
     predicted, doubt = zip(*answered, strict=True)
     now = Sample(np.array(predicted), np.array(doubt))
     tests = [test for test in drift_tests(before, now, classifier.classes) if test.adjusted <= LEVEL]
-    if not tests:
-        return None
-    images = plural(len(answered), "photograph differs", "photographs differ")
-    return (
-        f"{images} from the images of the run ({', '.join(test.title for test in tests)}), so --accuracy promises "
-        "nothing about them: `vitkit doctor PHOTOS --against RUN` shows how they differ"
-    )
-
-
-def _check_out(out: Path | None, folders: Sequence[str], *, resume: bool, force: bool) -> None:
-    if resume and force:
-        raise VitkitError(
-            "verbs.option-conflict",
-            "--resume continues an existing file and --force overwrites it: use only one of them",
+    if tests:
+        images = plural(len(answered), "photograph differs", "photographs differ")
+        note(
+            f"{images} from the images of the run ({', '.join(test.title for test in tests)}), so --accuracy promises "
+            "nothing about them: `vitkit doctor PHOTOS --against RUN` shows how they differ"
         )
-    if out is None:
-        if resume:
-            raise VitkitError("verbs.option-missing", "--resume requires --out, the file to continue")
-        return
+
+
+def _check_out(out: Path, folders: Sequence[str], *, resume: bool) -> None:
     if (address := address_of(out)) is not None:
         if resume:
             raise VitkitError("verbs.resume-impossible", f"--out {address}: --resume needs a file of this machine")
@@ -581,14 +582,27 @@ def _check_out(out: Path | None, folders: Sequence[str], *, resume: bool, force:
 
 
 @contextmanager
-def _held(out: Path | None, *, may_exist: bool) -> Iterator[Path | None]:
+def _output_file(out: Path | None, *, may_exist: bool) -> Iterator[Path | None]:
     """Lock and yield the file to write. For an address, yield a temporary file, and upload it at the end.
 
     If the upload fails, the temporary file is kept, and the error message contains its path.
     """
-    if out is None or (address := address_of(out)) is None:
-        with nullcontext() if out is None else exclusive(out):
-            _check_free(out, may_exist=may_exist)
+    if out is None:
+        yield None
+        return
+    if (address := address_of(out)) is None:
+        with exclusive(out):
+            if out.exists() and not may_exist:
+                resuming = "" if _is_table(out) else " use --resume to add missing images,"
+                raise VitkitError(
+                    "verbs.out-exists",
+                    f"--out {out} exists: choose a new name,{resuming} or use --force to overwrite it",
+                )
+            if partial_of(out).exists() and not may_exist:
+                raise VitkitError(
+                    "verbs.out-exists",
+                    f"{partial_of(out)} is incomplete: use --resume to continue it, or --force to start again",
+                )
             yield out
         return
     folder, _, name = address.rpartition("/")
@@ -603,94 +617,28 @@ def _held(out: Path | None, *, may_exist: bool) -> Iterator[Path | None]:
             write_file(address, scratch / name)
         except (OSError, VitkitError) as error:
             is_kept = True
-            raise VitkitError(
-                getattr(error, "code", "verbs.upload-failed"), f"{error}; the rows are in {scratch / name}"
-            ) from error
+            code = error.code if isinstance(error, VitkitError) else "verbs.upload-failed"
+            raise VitkitError(code, f"{error}; the rows are in {scratch / name}") from error
     finally:
         if not is_kept:
             shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _check_free(out: Path | None, *, may_exist: bool) -> None:
-    if out is None or may_exist:
-        return
-    if out.exists():
-        resuming = "" if _is_table(out) else " use --resume to add missing images,"
-        raise VitkitError(
-            "verbs.out-exists", f"--out {out} exists: choose a new name,{resuming} or use --force to overwrite it"
-        )
-    if partial_of(out).exists():
-        raise VitkitError(
-            "verbs.out-exists",
-            f"{partial_of(out)} is incomplete: use --resume to continue it, or --force to start again",
-        )
-
-
-def _exclusive_pictures(
-    pictures: Path | None, folders: Sequence[str], *, may_exist: bool
-) -> AbstractContextManager[None]:
-    or_else = "continue it with --resume, or overwrite it with --force"
-    return exclusive_out_folder("--pictures", pictures, folders, or_else, may_hold=may_exist)
-
-
-def _take_stock(classifier: Classifier, out: Path, form: RowFormat, paths: Sequence[str], source: Source) -> Stock:
-    """Return the rows that this model wrote earlier; raise an error if another model wrote them."""
-    stock = take_stock(out, form, paths)
-    if stock.file is not None:
-        if not _is_same_model(classifier, stock.file, form, source):
-            raise VitkitError(
-                "verbs.rows-foreign",
-                f"the rows in {stock.file} were written by another model: use that model, or --force to start again",
-            )
-        log.info(f"{stock.tally.images} of {len(paths)} images are in {stock.file}")
-    return stock
-
-
-def _open_album(folder: Path, sources: Sequence[str], paths: Sequence[str]) -> Album:
-    from vitkit.reporting.plots import Album
-
-    return Album(folder, sources, paths)
-
-
-@contextmanager
-def _writing(
-    out: Path | None,
-    form: RowFormat,
-    paths: Sequence[str],
-    stock: Stock,
-    classifier: Classifier,
-    writer: Writer | None,
-) -> Iterator[Write | None]:
-    """Yield a function that is called with each prediction, or None if the rows are kept in memory."""
-    if out is not None:
-        with gathering(out, form, paths, stock, classifier.computation) as write:
-            yield write
-    else:
-        yield None if writer is None else writer(form, len(paths))
 
 
 def _is_table(out: Path | None) -> bool:
     return out is not None and out.suffix.lower() in TABLES
 
 
-def _cells(row: Row) -> tuple[str, str, str]:
-    label = row.label if row.error is None else row.error
-    rejected = f"rejected: {row.name}" if label is None else label
-    return row.path, rejected, "" if row.confidence is None else f"{row.confidence:.4f}"
-
-
 _SAME = 1e-3  # probabilities of the same model differ less than this between machines and batch sizes
 _COMPARED = 8  # rows that are compared, and classes of each
 
 
-def _is_same_model(classifier: Classifier, file: Path, form: RowFormat, source: Source) -> bool:
-    """Return whether the rows of a file were written by this classifier.
+def _check_same_model(classifier: Classifier, file: Path, form: RowFormat, source: Source) -> None:
+    """Refuse to continue a file whose rows another model wrote.
 
-    The first readable image is classified again. The result is True if the new label and confidence agree with its row,
-    or if no row can be compared. Otherwise, the same model may have computed the rows with another backend or
+    The first readable image is classified again. The model is the same if the new label and confidence agree with its
+    row, or if no row can be compared. Otherwise, the same model may have computed the rows with another backend or
     precision. Therefore up to `_COMPARED` images are classified again, and their logits are compared with those of the
-    rows. The result is True if the mean difference is at most twice the largest change of a logit that rounding to
-    bfloat16 causes.
+    rows. The mean difference must be at most twice the largest change of a logit that rounding to bfloat16 causes.
     """
     rows: list[tuple[str, float]] = []
     exact: list[Prediction] = []
@@ -701,25 +649,26 @@ def _is_same_model(classifier: Classifier, file: Path, form: RowFormat, source: 
         if prediction.confidence is None:
             continue
         if not rows and prediction.label == row.name and abs(prediction.confidence - row.confidence) <= _SAME:
-            return True
+            return
         rows.append((row.name, row.confidence))
         exact.append(prediction)
         if len(rows) == _COMPARED:
             break
     if not rows:
-        return True
-    rounded = classifier.use("eager", "bfloat16", images=len(exact)).predict(
-        [source(prediction.path) for prediction in exact]
-    )
-    noise = max(_noise(prediction, other) for prediction, other in zip(exact, rounded, strict=True))
+        return
+    images = [source(prediction.path) for prediction in exact]
+    rounded = classifier.use("eager", "bfloat16", images=len(exact)).predict(images)
+    noise = _SAME
+    for prediction, other in zip(exact, rounded, strict=True):
+        of_class = dict(other.ranking)
+        for name, probability in prediction.ranking[:_COMPARED]:
+            noise = max(noise, abs(_logit(probability) - _logit(of_class[name])))
     distances = [_distance(classifier, *row, prediction) for row, prediction in zip(rows, exact, strict=True)]
-    return sum(distances) / len(distances) <= 2 * max(noise, _SAME)
-
-
-def _noise(exact: Prediction, rounded: Prediction) -> float:
-    """Return the largest change of a logit that rounding to bfloat16 causes, among an image's most probable classes."""
-    other = dict(rounded.ranking)
-    return max(abs(_logit(probability) - _logit(other[name])) for name, probability in exact.ranking[:_COMPARED])
+    if sum(distances) / len(distances) > 2 * noise:
+        raise VitkitError(
+            "verbs.rows-foreign",
+            f"the rows in {file} were written by another model: use that model, or --force to start again",
+        )
 
 
 def _distance(classifier: Classifier, name: str, confidence: float, prediction: Prediction) -> float:

@@ -17,7 +17,6 @@ from vitkit.verbs.result import Result
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(kB|KB|MB|GB)")
 _BYTES = {"kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-_LEAST, _MOST = 10**4, 8 * 10**9  # bytes of a shard
 
 
 @check_arguments
@@ -73,7 +72,12 @@ def shard(
     from vitkit.data.sources import has_no_folders, read_unlabelled
 
     target, labels = Path(path_text(folder, "the folder")), path_of(labels)
-    most = _bytes_in(size)
+    match = _SIZE.fullmatch(size.strip())
+    if match is None:
+        raise VitkitError("verbs.option-invalid", f"--size must be a size such as 256MB or 1GB, not {size!r}")
+    most = round(float(match[1]) * _BYTES[match[2]])
+    if not 10**4 <= most <= 8 * 10**9:
+        raise VitkitError("verbs.option-invalid", f"--size {size} must be from 10kB to 8GB")
     if labels is None and layout == "auto" and has_no_folders(data, follow_links=follow_links):
         table = read_unlabelled(data, follow_links=follow_links)
     else:
@@ -97,13 +101,3 @@ def shard(
     json = {"folder": target, "images": images, "classes": index.classes, "shards": rows, "left_out": left_out}
     facts = {"folder": target, "place": place, "images": images, "index": index, "notes": tuple(notes)}
     return Result("shard", lines, facts, json={**json, "notes": notes}, rows=rows)
-
-
-def _bytes_in(size: str) -> int:
-    match = _SIZE.fullmatch(size.strip())
-    if match is None:
-        raise VitkitError("verbs.option-invalid", f"--size must be a size such as 256MB or 1GB, not {size!r}")
-    number = round(float(match[1]) * _BYTES[match[2]])
-    if not _LEAST <= number <= _MOST:
-        raise VitkitError("verbs.option-invalid", f"--size {size} must be from 10kB to 8GB")
-    return number

@@ -230,17 +230,15 @@ def train(
         from vitkit.training import run
 
         return TrainingRun(run.train(asked, out, force=force, notes=notes, hooks=hooks))
-    from vitkit.training import train_on
+    from vitkit.training import FILE_FIELDS, train_on
 
-    return TrainingRun(train_on(data, _on_datasets(recipe), out, force=force, hooks=hooks))
+    asked = with_data(recipe)
+    asked = asked.without([name for name in FILE_FIELDS if asked.given.get(name)])  # set by a recipe file
+    return TrainingRun(train_on(data, asked, out, force=force, hooks=hooks))
 
 
 def request_on_files(recipe: str | Path | Recipe | None, data: str | Path | None) -> tuple[Recipe, list[str]]:
-    """Return the recipe of a training on files, and lines about it.
-
-    Raises:
-        VitkitError: the data or the recipe do not exist.
-    """
+    """Return the recipe of a training on files, and lines about it."""
     asked = requested(recipe, data)
     check_data(str(asked.data))
     if asked.source not in bundled():
@@ -250,14 +248,6 @@ def request_on_files(recipe: str | Path | Recipe | None, data: str | Path | None
     # A published recipe may have fields that the model does not have.
     kept, left_out = without_fields_of_vits(asked, asked.named)
     return kept, [*departures(asked), *left_out]
-
-
-def _on_datasets(recipe: str | Path | Recipe | None) -> Recipe:
-    """Return the recipe of a training on datasets; fields of a file that are about files are ignored."""
-    from vitkit.training import FILE_FIELDS
-
-    asked = with_data(recipe)
-    return asked.without([name for name in FILE_FIELDS if asked.given.get(name)])
 
 
 class LiveCurves:
