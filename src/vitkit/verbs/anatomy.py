@@ -69,7 +69,13 @@ def anatomy(
         VitkitError: the model cannot be loaded, there is no figure that can be drawn, none of the images can be read,
             or `out` cannot be written to.
     """
+    import numpy as np
+
+    from vitkit.explanation.draw import to_png
+    from vitkit.explanation.model_analysis import row_and_column_contrast
     from vitkit.model.build import vit_of
+    from vitkit.model.layers import evaluating
+    from vitkit.text.pages import image, write_page
 
     names, notes = source_names(sources), Notes()
     if out is None:
@@ -78,7 +84,32 @@ def anatomy(
     with opened(model, names, (folder,), notes, preprocess, compute, force=force) as (classifier, paths):
         network = vit_of(classifier.model, "an anatomy")
         images, remarks = _read_images(classifier, paths)
-        arrays = _draw(network, images, remarks, folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        pieces: list[str] = []
+        arrays: dict[str, Any] = {}
+        for name, part in _parts(network, images).items():
+            try:
+                with evaluating(network):
+                    values = part.compute()
+                png = to_png(part.draw(values))
+            except VitkitError as error:  # not every model has every part
+                remarks.append(f"no {name}: {error}")
+                continue
+            arrays[name] = values
+            write_bytes(folder / f"{name}.png", png)
+            pieces += [f"<h2>{name.replace('_', ' ')}</h2><p>{part.description}</p>", image(name, png, "png")]
+        if not arrays:
+            raise VitkitError("verbs.figures-missing", "; ".join(remarks))
+        with replacing(folder / "anatomy.npz") as temporary, temporary.open("wb") as file:
+            np.savez(file, **arrays)
+        if "positions" in arrays:
+            row, column, neither = row_and_column_contrast(arrays["positions"])
+            remarks.append(
+                f"position similarity: {row:.2f} in the same row, {column:.2f} in the same column, "
+                f"{neither:.2f} in neither"
+            )
+        head = ["<h1>Anatomy</h1>", *(f"<p>{escape(line)}</p>" for line in remarks)]
+        write_page(folder / "index.html", "vitkit explain: anatomy", [*head, *pieces])
     page = folder / "index.html"
     drawn = f"{', '.join(arrays)}: {page}"
     facts = {"page": page, "arrays": arrays, "remarks": tuple(remarks), "notes": tuple(notes.lines)}
@@ -86,43 +117,8 @@ def anatomy(
     return Result("anatomy", [*remarks, drawn], facts, json=json, summary=drawn)
 
 
-def _draw(model: VisionTransformer, images: Tensor | None, remarks: list[str], out: Path) -> dict[str, Any]:
-    """Draw the figures that the model supports into the folder `out`, and return their values by name."""
-    import numpy as np
-
-    from vitkit.explanation.draw import to_png
-    from vitkit.model.layers import evaluating
-    from vitkit.text.pages import image, write_page
-
-    out.mkdir(parents=True, exist_ok=True)
-    pieces: list[str] = []
-    arrays: dict[str, Any] = {}
-    for name, part in _parts(model, images).items():
-        try:
-            with evaluating(model):
-                values = part.compute()
-            png = to_png(part.draw(values))
-        except VitkitError as error:  # not every model has every part
-            remarks.append(f"no {name}: {error}")
-            continue
-        arrays[name] = values
-        write_bytes(out / f"{name}.png", png)
-        pieces += [f"<h2>{name.replace('_', ' ')}</h2><p>{part.description}</p>", image(name, png, "png")]
-    if not arrays:
-        raise VitkitError("verbs.figures-missing", "; ".join(remarks))
-    with replacing(out / "anatomy.npz") as temporary, temporary.open("wb") as file:
-        np.savez(file, **arrays)
-    remarks += _contrast(arrays)
-    head = ["<h1>Anatomy</h1>", *(f"<p>{escape(line)}</p>" for line in remarks)]
-    write_page(out / "index.html", "vitkit explain: anatomy", [*head, *pieces])
-    return arrays
-
-
 def _read_images(classifier: Classifier, paths: list[str]) -> tuple[Tensor | None, list[str]]:
-    """Return at most `_MOST_IMAGES` preprocessed images, (B, C, height, width), and remarks.
-
-    If there are no paths, None is returned instead of the images.
-    """
+    """Return at most `_MOST_IMAGES` preprocessed images, (B, C, height, width), and remarks."""
     import torch
 
     from vitkit.data.decode import UnreadableImageError
@@ -172,13 +168,9 @@ def _parts(model: VisionTransformer, images: Tensor | None) -> dict[str, _Anatom
             anatomy.position_grid,
         ),
     }
-    return parts if images is None else parts | _parts_of_images(model, images)
-
-
-def _parts_of_images(model: VisionTransformer, images: Tensor) -> dict[str, _AnatomyPart]:
-    from vitkit.explanation import model_analysis as anatomy
-
-    return {
+    if images is None:
+        return parts
+    return parts | {
         "attention_distance": _AnatomyPart(
             "How far each head looks on average: heads with low dots see the neighbourhood, with high dots the whole "
             "picture.",
@@ -204,15 +196,3 @@ def _parts_of_images(model: VisionTransformer, images: Tensor) -> dict[str, _Ana
             anatomy.layer_grid,
         ),
     }
-
-
-def _contrast(arrays: dict[str, Any]) -> list[str]:
-    """Return a line on whether the position embeddings reflect rows and columns."""
-    from vitkit.explanation.model_analysis import row_and_column_contrast
-
-    if "positions" not in arrays:
-        return []
-    row, column, neither = row_and_column_contrast(arrays["positions"])
-    return [
-        f"position similarity: {row:.2f} in the same row, {column:.2f} in the same column, {neither:.2f} in neither"
-    ]

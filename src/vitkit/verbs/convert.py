@@ -80,13 +80,26 @@ def convert(
     """
     destination = Path(destination)
     kind = to or kind_of(destination)
-    _check_place(destination, kind)
+    form = CHECKPOINT_FORMATS.get(kind)
+    if form is not None and not form.is_folder and destination.suffix not in form.suffixes:
+        raise VitkitError("verbs.out-suffix", f"{destination} must end in {' or '.join(form.suffixes)}")
+    if not destination.parent.is_dir():
+        raise VitkitError("verbs.folder-missing", f"{destination}: there is no folder {destination.parent}")
     from vitkit.weights import load
 
     overrides: dict[str, Any] = {"heads": heads, "preprocess": preprocess}
     overrides = {name: value for name, value in overrides.items() if value is not None}
     with exclusive(destination):
-        _check_free(destination, force=force)
+        is_taken = destination.is_file() or (destination.is_dir() and any(destination.iterdir()))
+        if is_taken and not force:
+            raise VitkitError(
+                "verbs.out-exists", f"{destination} exists: choose a new name, or use --force to overwrite it"
+            )
+        model_files = {*model_folder.FILES, *_OF_OTHERS}
+        if destination.is_dir() and not {path.name for path in destination.iterdir()} <= model_files:
+            raise VitkitError(
+                "verbs.out-not-empty", f"{destination} contains something other than a model: choose a new name"
+            )
         classifier = load(source, num_classes, image_size, allow_partial=allow_partial, **overrides)
         _write(classifier, destination, kind)
     assert classifier.report is not None
@@ -106,31 +119,6 @@ def convert(
     return Result("convert", [*lines, written], {**facts, "report": classifier.report}, summary=written)
 
 
-def _check_place(destination: Path, kind: str) -> None:
-    form = CHECKPOINT_FORMATS.get(kind)
-    if form is not None and not form.is_folder and destination.suffix not in form.suffixes:
-        raise VitkitError("verbs.out-suffix", f"{destination} must end in {' or '.join(form.suffixes)}")
-    if not destination.parent.is_dir():
-        raise VitkitError("verbs.folder-missing", f"{destination}: there is no folder {destination.parent}")
-
-
-def _check_free(destination: Path, *, force: bool) -> None:
-    is_taken = destination.is_file() or (destination.is_dir() and any(destination.iterdir()))
-    if is_taken and not force:
-        raise VitkitError(
-            "verbs.out-exists", f"{destination} exists: choose a new name, or use --force to overwrite it"
-        )
-    if is_taken and destination.is_dir() and not _is_model(destination):
-        raise VitkitError(
-            "verbs.out-not-empty", f"{destination} contains something other than a model: choose a new name"
-        )
-
-
-def _is_model(folder: Path) -> bool:
-    """Return whether a folder contains only files of a model, and may therefore be overwritten."""
-    return {path.name for path in folder.iterdir()} <= {*model_folder.FILES, *_OF_OTHERS}
-
-
 def _write(classifier: Classifier, destination: Path, kind: str) -> None:
     """Write a model next to the destination, compare what can be read back, and put it in place.
 
@@ -142,26 +130,21 @@ def _write(classifier: Classifier, destination: Path, kind: str) -> None:
         try:
             write(classifier, written, kind)
             _compare(classifier, written, kind)
-            _put(written, destination)
+            before = written.with_name(fitting(written.name, ".before"))
+            if destination.is_dir():
+                destination.replace(before)
+            try:
+                written.replace(destination)
+            except OSError:
+                if before.is_dir():
+                    before.replace(destination)
+                raise
         except VitkitError as error:
             raise VitkitError(error.code, str(error).replace(str(written), str(destination))) from error
         except OSError as error:
             if error.filename is not None:
                 error.filename = str(error.filename).replace(str(written), str(destination))
             raise
-
-
-def _put(written: Path, destination: Path) -> None:
-    """Move a file or folder to its place. A folder that is there is put back if this fails."""
-    before = written.with_name(fitting(written.name, ".before"))
-    if destination.is_dir():
-        destination.replace(before)
-    try:
-        written.replace(destination)
-    except OSError:
-        if before.is_dir():
-            before.replace(destination)
-        raise
 
 
 def _compare(classifier: Classifier, written: Path, kind: str) -> None:

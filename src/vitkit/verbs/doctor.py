@@ -1,12 +1,10 @@
 """`vitkit.doctor`: check a data set for problems before training, or review the suspected label errors of a run.
 
-The verb is `doctor`. Its result is about a data set, about the label_errors.csv of a run, or about photographs that are
-compared with the images of a run.
+Photographs without labels are compared with the images of a run in `drift`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
 from contextlib import suppress
 from html import escape
 from pathlib import Path
@@ -28,12 +26,9 @@ from vitkit.verbs.result import Result
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
     from vitkit.data.doctor.examine import Diagnosis
-    from vitkit.data.labels import Suspect
-    from vitkit.data.table import ImageTable
     from vitkit.weights.preprocessing import PreprocessLike
 
 
-_BAR = 40  # characters of the longest bar
 _PIXELS = Preprocess(size=(224, 224))  # what a model reads if nothing else is stated
 _LEVEL = 0.05  # of the tests with `against`
 
@@ -163,19 +158,29 @@ def doctor(
 
 def _checkup(diagnosis: Diagnosis, out: Path | None) -> Result:
     """Return the contents of a data set, and the findings, the worst first."""
+    from vitkit.data.storage import natural
     from vitkit.reporting.dataset_report import pictures_of
 
     images, figures, pictures = diagnosis.table, diagnosis.to_dict(), pictures_of(diagnosis)
     about = f"{images.name}: {len(images)} images in {len(images.classes)} classes"
     sizes = (("width", "pixels"), ("height", "pixels"), ("aspect", "width / height"))
+    counts = figures["classes"]
+    width, most = max(map(len, counts)), max(counts.values())
     lines = [
         f"{about}, {images.place}",
         *([images.layout] if images.layout else []),
-        *_count_lines(figures["classes"]),
+        *(
+            f"  {name:{width}}  {counts[name]:6}  {'#' * max(1, round(40 * counts[name] / most))}"
+            for name in sorted(counts, key=natural)
+        ),
         *([f"splits   {_counted(figures['splits'])}"] if figures["splits"] else []),
         f"formats  {_counted(figures['formats'])}",
         f"colours  {_counted(figures['modes'])}",
-        *(_range_line(name, figures[name], unit) for name, unit in sizes),
+        *(
+            f"{name:7}  {figures[name]['min']:g} to {figures[name]['max']:g}, "
+            f"median {figures[name]['median']:g} ({unit})"
+            for name, unit in sizes
+        ),
         *(map(str, diagnosis.findings) if diagnosis.findings else ["nothing wrong was found"]),
         *([f"with pictures: {out}"] if out is not None else []),
     ]
@@ -185,37 +190,23 @@ def _checkup(diagnosis: Diagnosis, out: Path | None) -> Result:
 
         findings = "".join(finding(str(each)) for each in diagnosis.findings) or "<p>Nothing wrong was found.</p>"
         caption, draw = next(iter(pictures.items()))
-        counts = [[escape(name), str(count)] for name, count in figures["classes"].items()]
+        cells = [[escape(name), str(count)] for name, count in counts.items()]
         chart = image(caption, to_png(draw()), "png")
-        return f"<p>{escape(about)}</p>" + findings + chart + table(counts, ("class", "images"))
+        return f"<p>{escape(about)}</p>" + findings + chart + table(cells, ("class", "images"))
 
     return Result(
         "doctor",
         lines,
         {"diagnosis": diagnosis, "out": out, "is_trustworthy": not diagnosis.has_problems},
         json=figures,
-        rows=[{"class": name, "images": count} for name, count in figures["classes"].items()],
+        rows=[{"class": name, "images": count} for name, count in counts.items()],
         pictures=pictures,
         html=html,
     )
 
 
-def _count_lines(counts: dict[str, int]) -> list[str]:
-    from vitkit.data.storage import natural
-
-    width, most = max(map(len, counts)), max(counts.values())
-    return [
-        f"  {name:{width}}  {counts[name]:6}  {'#' * max(1, round(_BAR * counts[name] / most))}"
-        for name in sorted(counts, key=natural)
-    ]
-
-
 def _counted(counts: dict[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in counts.items())
-
-
-def _range_line(name: str, summary: dict[str, float], unit: str) -> str:
-    return f"{name:7}  {summary['min']:g} to {summary['max']:g}, median {summary['median']:g} ({unit})"
 
 
 _LISTED = 20  # suspects in the printed table
@@ -229,11 +220,7 @@ def _review_labels(
     *,
     force: bool,
 ) -> Result:
-    """Return the undecided suspects of a label_errors.csv; write a page with their pictures if `out` is not None.
-
-    Raises:
-        VitkitError: there is no run next to the list, the run's images are missing, or `out` cannot be written.
-    """
+    """Return the undecided suspects of a label_errors.csv; write a page with their pictures if `out` is not None."""
     from vitkit.data.corrections import CurrentLabels
     from vitkit.data.labels import (
         PathFinder,
@@ -255,7 +242,10 @@ def _review_labels(
             "pass the file in that folder",
         )
     table = split_from_file(split)
-    finder, decided, notes = PathFinder(table.root, table.paths), set[int](), [*_relabelled(run)]
+    finder, decided, notes = PathFinder(table.root, table.paths), set[int](), list[str]()
+    with suppress(OSError, ValueError, AttributeError, KeyError, TypeError):  # a run may have no figures
+        if sentence := describe_labels(from_json(read_text(run / EVALUATION))):  # about test labels that have changed
+            notes.append(sentence)
     if labels is not None:
         label_file = read_labels(labels)
         decided = {i for path in decisions_since(label_file, run) for i in finder.find(path)}
@@ -263,10 +253,19 @@ def _review_labels(
         current.take(label_file)
         notes += current.lines(without_place(label_file.name))
     rows = read_suspects(file)
-    suspects = tuple(row for row in rows if not _is_decided(row, finder.find(row.path), table, decided))
-    images, judged = [i for suspect in suspects for i in finder.find(suspect.path)], held_out_split(table)
-    done, held_out = len(rows) - len(suspects), sum(table.splits[i] == judged for i in images)
-    changed = _changed(set(images), table, split, data_root)
+    suspects, images = [], []
+    for row in rows:
+        found = finder.find(row.path)
+        # A person has decided on an image by the label file, or by another label in the list.
+        if not any(i in decided or table.name_of(i) != row.label for i in found):
+            suspects.append(row)
+            images += found
+    done, tested = len(rows) - len(suspects), held_out_split(table)
+    held_out, changed = sum(table.splits[i] == tested for i in images), ""
+    if data_root is not None or table.root.exists():
+        current = images_of_run(split, data_root).take(sorted(set(images)))
+        _, changes = look_over(current, read_contents(split) if data_root is None else {}, None)
+        changed = changes.text if changes else ""
     consequence = (
         f"{plural(held_out, 'of these images is', 'of these images are')} held out: if one gets another label, the "
         "test figure keeps counting its previous label, and if it is left out, it counts as the run predicted it"
@@ -295,10 +294,10 @@ def _review_labels(
         *([_advice(run, table.name, str(run), consequence)] if shown else []),
         *([f"with pictures: {out}"] if out is not None else []),
     ]
-    found = {"run": run, "data": table.name, "images": len(table), "decided": done, "held_out": held_out}
-    facts = {**found, "file": file, "suspects": suspects, "changed": changed, "notes": tuple(notes), "out": out}
+    counts = {"run": run, "data": table.name, "images": len(table), "decided": done, "held_out": held_out}
+    facts = {**counts, "file": file, "suspects": tuple(suspects), "changed": changed, "notes": tuple(notes), "out": out}
     json = {
-        **found,
+        **counts,
         "expected_by_chance": expected_by_chance(suspects),
         **({"changed": changed} if changed else {}),
         "notes": notes,
@@ -319,31 +318,3 @@ def _advice(run: Path, data: str, name: str, consequence: str) -> str:
         f"To correct some, {how}, and train again: vitkit train {data} --labels COPY.csv --split-from {name}. "
         f"{consequence}"
     )
-
-
-def _changed(images: Collection[int], table: ImageTable, split: Path, data_root: Path | None) -> str:
-    """Return a description of the images whose content has changed; empty if none has, or if they are missing."""
-    from vitkit.data.split_file import images_of_run, look_over, read_contents
-
-    if data_root is None and not table.root.exists():
-        return ""
-    current = images_of_run(split, data_root).take(sorted(images))
-    _, changes = look_over(current, read_contents(split) if data_root is None else {}, None)
-    return changes.text if changes else ""
-
-
-def _relabelled(run: Path) -> Iterator[str]:
-    """Yield a sentence on test labels that have changed, if the figures of the run mention such labels."""
-    with suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
-        sentence = describe_labels(from_json(read_text(run / EVALUATION)))
-        if sentence is not None:
-            yield sentence
-
-
-def _is_decided(suspect: Suspect, images: list[int], table: ImageTable, decided: set[int]) -> bool:
-    """Return whether a person has decided on a suspected label error.
-
-    The suspect is decided if the label file has a decision about its image (`data.labels.decisions_since`), or if its
-    label in the list differs from the label in the run.
-    """
-    return any(i in decided or table.name_of(i) != suspect.label for i in images)

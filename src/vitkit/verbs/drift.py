@@ -25,7 +25,7 @@ from vitkit.verbs.result import Notes, Result
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
-    from vitkit.evaluation.drift import DetectableRise, Sample
+    from vitkit.evaluation.drift import Sample
     from vitkit.inference.trust import Trust
 
 _BLOCK = 256  # images whose scores are computed at a time
@@ -103,7 +103,15 @@ def compare_with_run(
         different = [test.title for test in tests if test.adjusted <= level]
         verdict = _verdict(_name_of(model), len(sample), trust, different)
         rise = detectable_rise(before, len(sample), classes, level)
-        detection = _detection(rise)
+        if rise is None:
+            detection = (
+                "which rise of a class would be detected is unknown: there is one class, too few images, or a low level"
+            )
+        else:
+            detection = (
+                f"8 of 10 such comparisons detect that the share of {rise.name} rises from {rise.before:.1%} to "
+                f"{ceil(1000 * rise.now) / 10:.1f}%; smaller changes are often missed"
+            )
         earlier, now = shares_of(before, classes), shares_of(sample, classes)
         shares = {name: (earlier[name], now[name]) for name in classes}
         if out is not None:
@@ -161,14 +169,7 @@ def compare_with_run(
 
 
 def _verdict(model: str, images: int, trust: Trust, different: Sequence[str]) -> str:
-    """Return the result of a comparison in a sentence.
-
-    Args:
-        model: the name of the model.
-        images: the number of photographs.
-        trust: the record of the model's predictions.
-        different: the titles of the tests with a significant difference.
-    """
+    """Return the result of a comparison in a sentence; `different` are the titles of the significant tests."""
     validation = len(trust.held_out)
     compared = f"the {plural(validation, 'validation image', 'validation images')} of {model}"
     if trust.tests:
@@ -179,26 +180,12 @@ def _verdict(model: str, images: int, trust: Trust, different: Sequence[str]) ->
     return f"no difference between {photographs} and {compared} was found"
 
 
-def _detection(rise: DetectableRise | None) -> str:
-    """Return a sentence on how far the fraction of one class must rise until 8 of 10 comparisons detect it."""
-    if rise is None:
-        return "which rise of a class would be detected is unknown: there is one class, too few images, or a low level"
-    return (
-        f"8 of 10 such comparisons detect that the share of {rise.name} rises from {rise.before:.1%} to "
-        f"{ceil(1000 * rise.now) / 10:.1f}%; smaller changes are often missed"
-    )
-
-
 def _name_of(model: str | Path | Classifier) -> str:
     return Path(model).resolve().name if isinstance(model, (str, Path)) else "the model"
 
 
 def _trust_of(classifier: Classifier, model: str | Path | Classifier, notes: Notes) -> Trust:
-    """Return the record of the model's predictions for its validation and test images.
-
-    Raises:
-        VitkitError: the model has no such record.
-    """
+    """Return the record of the model's predictions for its validation and test images."""
     from vitkit.inference.trust import NOT_FITTED
 
     trust = None if classifier.task == "multi" else classifier.held_out

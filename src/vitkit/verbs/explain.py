@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -166,7 +166,9 @@ def explain(
     folder, notes = Path(out), Notes()
     opening = opened(model, names, (folder, folder / _IMAGES), notes, preprocess, compute, force=force)
     with opening as (classifier, paths):
-        root = _common_root(paths, source_folders(names))
+        # relative to which the paths of images are unique
+        folders = {os.path.abspath(source) for source in source_folders(names)}  # noqa: PTH100
+        root = common_folder(folders | {os.path.dirname(os.path.abspath(path)) for path in paths})  # noqa: PTH100, PTH120
         result = _explain_images(classifier, paths, root, folder, (method, target, layer), style)
     return replace(result, notes=tuple(notes.lines))
 
@@ -182,12 +184,7 @@ def opened(
     *,
     force: bool,
 ) -> Iterator[tuple[Classifier, list[str]]]:
-    """Find images, lock the folder that will explain them, the first of `places`, and open the model.
-
-    Raises:
-        VitkitError: an image does not exist, a place lies among the images, the folder is not empty and `force` is
-            False, or the model cannot be loaded.
-    """
+    """Find images, lock the folder that will explain them, the first of `places`, and open the model."""
     for place in places:
         check_outside("--out", place, source_folders(names))
     paths = list(dict.fromkeys(find_pictures(names, notes)[0]))
@@ -209,8 +206,11 @@ def _explain_images(
     style: Style,
 ) -> Explanations:
     """Write the explanation of each image to a separate folder."""
+    from urllib.parse import quote_from_bytes
+
     from vitkit.data.decode import UnreadableImageError
-    from vitkit.text.pages import write_page
+    from vitkit.explanation.draw import paper_sheet, thumbnail, to_png
+    from vitkit.text.pages import as_file, image, write_page
 
     method = choices[0]
     rows: list[str] = []
@@ -226,11 +226,15 @@ def _explain_images(
         (out / place).mkdir(parents=True, exist_ok=True)
         explanation.save(out / place)
         result.explained[path] = out / place
-        rows.append(
-            _row(explanation, path, place)
-            if len(explanation.methods) == 1
-            else _block(explanation, path, place, has_texts=not rows)
-        )
+        name, title = escape(without_place(path)), f"{escape(explanation.target)} {explanation.probability:.3f}"
+        link = f"{quote_from_bytes(os.fsencode(place.as_posix()))}/index.html"  # file names may not be UTF-8
+        if len(explanation.methods) == 1:
+            shown = thumbnail(explanation.overlay(explanation.methods[0], _THUMBNAIL), _THUMBNAIL)
+            picture = f'<a href="{link}">{image(without_place(path), shown, "jpeg")}</a>'
+            rows.append(f"<figure>{picture}<figcaption>{title}<br>{name}</figcaption></figure>")
+        else:
+            heading = f'<h2>{title} <span class="soft">{name}</span></h2>'
+            rows.append(heading + explanation.thumbnails(link, has_texts=not rows))
         if style == "paper" and len(pairs) < _MOST_IN_SHEET:
             pairs.append(_pair(explanation, method))
         progress("explaining", done, len(paths))
@@ -241,9 +245,13 @@ def _explain_images(
     head = [f"<h1>{title}</h1>", f"<p>{result.count}</p>", *unreadable]
     page, sheet = out / "index.html", None
     if pairs:
-        sheet, shown = _draw_sheet(pairs, out)
+        figure, sheet = paper_sheet(pairs), out / "attention.png"
+        for kind in (".svg", ".pdf"):
+            write_bytes(sheet.with_suffix(kind), as_file(lambda: figure, kind))
+        png = to_png(figure)
+        write_bytes(sheet, png)
         which = "" if len(pairs) == len(rows) else f" (the first {len(pairs)} of {len(rows)} images)"
-        head += [f"<p>Input and attention, as in the paper's Figure 6{which}</p>", shown]
+        head += [f"<p>Input and attention, as in the paper's Figure 6{which}</p>", image("attention", png, "png")]
     body = rows if method == "all" else [f'<div class="row">{"".join(rows)}</div>']
     write_page(page, f"vitkit explain: {method}", [*head, *body])
     return replace(result, page=page, sheet=sheet)
@@ -264,46 +272,3 @@ def _pixels(low: float, high: float, size: int) -> tuple[int, int]:
     """Round the ends of an interval to whole pixels from 0 to `size` that are at least one pixel apart."""
     first = min(max(round(low), 0), size - 1)
     return first, max(min(round(high), size), first + 1)
-
-
-def _draw_sheet(pairs: list[tuple[Image.Image, Image.Image]], out: Path) -> tuple[Path, str]:
-    """Write attention.png, .svg and .pdf, and return the path and the HTML of attention.png."""
-    from vitkit.explanation.draw import paper_sheet, to_png
-    from vitkit.text.pages import as_file, image
-
-    figure = paper_sheet(pairs)
-    for kind in (".svg", ".pdf"):
-        write_bytes(out / f"attention{kind}", as_file(lambda: figure, kind))
-    png = to_png(figure)
-    write_bytes(out / "attention.png", png)
-    return out / "attention.png", image("attention", png, "png")
-
-
-def _common_root(paths: Iterable[str], folders: Iterable[str]) -> str:
-    """Return the common parent of all images and folders, relative to which the paths of images are unique."""
-    roots = {os.path.abspath(folder) for folder in folders}  # noqa: PTH100
-    return common_folder(roots | {os.path.dirname(os.path.abspath(path)) for path in paths})  # noqa: PTH100, PTH120
-
-
-def _row(explanation: Explanation, path: str, place: Path) -> str:
-    """Return the HTML of a thumbnail that links to the page of its image."""
-    from vitkit.explanation.draw import thumbnail
-    from vitkit.text.pages import image
-
-    shown = thumbnail(explanation.overlay(explanation.methods[0], _THUMBNAIL), _THUMBNAIL)
-    picture = image(without_place(path), shown, "jpeg")
-    name = f"{escape(explanation.target)} {explanation.probability:.3f}<br>{escape(without_place(path))}"
-    return f'<figure><a href="{_link(place)}">{picture}</a><figcaption>{name}</figcaption></figure>'
-
-
-def _block(explanation: Explanation, path: str, place: Path, *, has_texts: bool) -> str:
-    """Return the HTML of the photograph and a thumbnail for each method, below the name of the image."""
-    title = f"{escape(explanation.target)} {explanation.probability:.3f}"
-    heading = f'<h2>{title} <span class="soft">{escape(without_place(path))}</span></h2>'
-    return heading + explanation.thumbnails(_link(place), has_texts=has_texts)
-
-
-def _link(place: Path) -> str:
-    from urllib.parse import quote_from_bytes
-
-    return f"{quote_from_bytes(os.fsencode(place.as_posix()))}/index.html"  # file names may not be UTF-8

@@ -116,79 +116,65 @@ def info(
                 f"{name} is the name of a model without weights: --preprocess requires a checkpoint",
             )
         return _result(name, describe(config_of(name, **options)), None, shapes=shapes)
-    plan = _inspect(name, allow_partial=allow_partial, **options)
+    if is_exported(name) and Path(name).is_file():
+        raise VitkitError(
+            "verbs.model-exported", f"{name} is an exported file: use the model folder that it was made from"
+        )
+    from vitkit.weights import inspect
+    from vitkit.weights.catalog import tags_of
+
+    if "/" not in name and "." not in name and not Path(name).exists() and not tags_of(name):
+        config_for(name)  # probably a misspelt model name: raises an error that suggests similar ones
+    plan = inspect(name, allow_partial=allow_partial, **options)
     return _result(name, describe(plan.config), _origin(plan), shapes=shapes)
 
 
 def _result(name: str, cost: ModelInfo, origin: ClassifierInfo | None, *, shapes: bool) -> Result:
-    lines = _cost_lines(name, cost)
+    mebibytes = {dtype: size / 2**20 for dtype, size in cost.weight_bytes.items()}
+    kept = cost.activation_bytes / 2**20
+    executed = f"  GMACs executed  {cost.gmacs_executed:.3f}   (the last block computes only what the head reads)"
+    lines = [
+        name,
+        f"  parameters      {cost.parameters:,}",
+        f"  GMACs           {cost.gmacs:.3f}   ({2 * cost.gmacs:.3f} GFLOPs, for one image)",
+        *([] if isinstance(cost.config, NetworkConfig) else [executed]),
+        f"  weights         {mebibytes['float32']:.1f} MiB in float32, {mebibytes['bfloat16']:.1f} in bfloat16",
+        f"  activations     {kept:.1f} MiB kept for the backward pass, for one image in float32",
+    ]
     if origin is not None and origin.report is not None:
         lines += ["", "weights", *(f"  {line}" for line in origin.report.lines())]
     lines += _field_lines("configuration", cost.config.to_dict())
     if origin is not None:
         lines += _field_lines("preprocess", origin.preprocess.to_dict())
         lines += _field_lines("provenance", origin.provenance) if origin.provenance else []
-        lines += ["", f"classes ({len(origin.classes)})", f"  {_shorten(origin.classes)}"] if origin.classes else []
+        more = f" ... and {len(origin.classes) - 20} more" if len(origin.classes) > 20 else ""
+        if origin.classes:
+            lines += ["", f"classes ({len(origin.classes)})", f"  {', '.join(origin.classes[:20])}{more}"]
+    if shapes:
+        lines += ["", f"{'stage':28}  {'shape':>14}  {'times':>5}  {'parameters':>12}  {'MMACs':>10}"]
+        for stage in cost.stages:
+            shape = "x".join(map(str, stage.shape))
+            lines.append(
+                f"{stage.name:28}  {shape:>14}  {stage.times:>5}  {stage.parameters * stage.times:>12,}"
+                f"  {stage.macs * stage.times / 1e6:>10,.1f}"
+            )
     return Result(
         "info",
-        lines + (_stage_lines(cost) if shapes else []),
+        lines,
         {"name": name, "cost": cost, "origin": origin},
         json={"name": name, **({} if origin is None else origin.to_dict()), **cost.to_dict()},
         summary=f"{name}, {cost.parameters:,} parameters, {cost.gmacs:.3f} GMACs",
     )
 
 
-def _inspect(source: str, **options: Any) -> LoadPlan:
-    if is_exported(source) and Path(source).is_file():
-        raise VitkitError(
-            "verbs.model-exported", f"{source} is an exported file: use the model folder that it was made from"
-        )
-    from vitkit.weights import inspect
-    from vitkit.weights.catalog import tags_of
-
-    if "/" not in source and "." not in source and not Path(source).exists() and not tags_of(source):
-        config_for(source)  # probably a misspelt model name: raises an error that suggests similar ones
-    return inspect(source, **options)
-
-
 def _origin(known: LoadPlan | Classifier) -> ClassifierInfo:
     return ClassifierInfo(known.classes, known.preprocess, known.temperature, dict(known.provenance), known.report)
 
 
-def _shorten(names: tuple[str, ...], most: int = 20) -> str:
-    return ", ".join(names[:most]) + (f" ... and {len(names) - most} more" if len(names) > most else "")
-
-
-def _cost_lines(name: str, cost: ModelInfo) -> list[str]:
-    mebibytes = {dtype: size / 2**20 for dtype, size in cost.weight_bytes.items()}
-    kept = cost.activation_bytes / 2**20
-    is_network = isinstance(cost.config, NetworkConfig)
-    executed = f"  GMACs executed  {cost.gmacs_executed:.3f}   (the last block computes only what the head reads)"
-    return [
-        name,
-        f"  parameters      {cost.parameters:,}",
-        f"  GMACs           {cost.gmacs:.3f}   ({2 * cost.gmacs:.3f} GFLOPs, for one image)",
-        *([] if is_network else [executed]),
-        f"  weights         {mebibytes['float32']:.1f} MiB in float32, {mebibytes['bfloat16']:.1f} in bfloat16",
-        f"  activations     {kept:.1f} MiB kept for the backward pass, for one image in float32",
-    ]
-
-
 def _field_lines(title: str, fields: dict[str, Any]) -> list[str]:
-    width = max(map(len, fields), default=0)
-    return ["", title, *(f"  {name:{width}}  {_value_text(value)}" for name, value in fields.items())]
-
-
-def _value_text(value: Any) -> str:
-    return ", ".join(f"{key} {item}" for key, item in value.items()) if isinstance(value, dict) else str(value)
-
-
-def _stage_lines(cost: ModelInfo) -> list[str]:
-    lines = ["", f"{'stage':28}  {'shape':>14}  {'times':>5}  {'parameters':>12}  {'MMACs':>10}"]
-    for stage in cost.stages:
-        shape = "x".join(map(str, stage.shape))
-        lines.append(
-            f"{stage.name:28}  {shape:>14}  {stage.times:>5}  {stage.parameters * stage.times:>12,}"
-            f"  {stage.macs * stage.times / 1e6:>10,.1f}"
-        )
+    width, lines = max(map(len, fields), default=0), ["", title]
+    for name, value in fields.items():
+        is_dict = isinstance(value, dict)
+        text = ", ".join(f"{key} {item}" for key, item in value.items()) if is_dict else str(value)
+        lines.append(f"  {name:{width}}  {text}")
     return lines

@@ -50,11 +50,28 @@ def models(pattern: str = "*", *, weights: bool = False) -> Result:
                 "verbs.option-conflict",
                 f"{pattern}: the weights of {library} have the names of its networks; leave out --weights",
             )
-        found = _find_networks(pattern)
+        from vitkit.model.network import names_of
+
+        part = pattern.partition(":")[2]
+        known = [name for name in names_of(library) if not is_model_name(name)]
+        found = tuple(f"{library}:{name}" for name in known if fnmatch.fnmatch(name, part) or part in name)
+        if not found:
+            raise VitkitError(
+                "verbs.name-unknown",
+                f"no network of {library} matches {part!r}; `vitkit models '{library}:*'` lists all {len(known)}",
+            )
         remark = "networks that do not end in one linear layer are refused when they are built"
         return _result(found, "networks", [*found, remark], None)
     if weights:
-        rows = [_facts(entry) for entry in _find_weights(pattern)]
+        from vitkit.weights import catalog
+
+        rows = [_facts(entry) for entry in catalog.search(pattern)]
+        if not rows:
+            raise VitkitError(
+                "verbs.name-unknown",
+                f"no published weights match {pattern!r}; `vitkit models --weights` lists all {len(catalog.names())}, "
+                "and any OWNER/NAME of the Hugging Face hub may be tried",
+            )
         heading = [*("name", "family", "data", "licence", "gated", "million", "GMACs", "pixels", "timm's")]
         heading += ["classes", "top-1", "source"]
         lines = aligned([heading, *map(_weights_cells, rows)])
@@ -74,7 +91,13 @@ def models(pattern: str = "*", *, weights: bool = False) -> Result:
             "`vitkit models PATTERN --weights` and `vitkit models 'timm:PATTERN'` search published weights and timm's "
             "networks",
         )
-    rows = [_sizes(name) for name in names]
+    rows = []
+    for name in names:
+        c = config_for(name)
+        sizes = {"layers": c.layers, "hidden_size": c.hidden_size, "mlp_size": c.mlp_size, "heads": c.heads}
+        patches = f"{c.grid[0]}x{c.grid[1]}"
+        parameters = count_parameters(c)
+        rows.append({"name": name, **sizes, "patches": patches, "classes": c.num_classes, "parameters": parameters})
     heading = ["name", "layers", "hidden", "MLP", "heads", "patches", "classes", "parameters"]
     cells = [[f"{v:,}" if k == "parameters" else str(v) for k, v in row.items()] for row in rows]
     return _result(names, "models", aligned([heading, *cells]), rows)
@@ -90,47 +113,6 @@ def _result(
     summary = f"{len(names)} {what}, {names[0]} ... {names[-1]}"
     json = {"models": list(names)} if json is None else json
     return Result("models", lines, {"names": tuple(names)}, json=json, rows=rows, summary=summary)
-
-
-def _find_networks(pattern: str) -> tuple[str, ...]:
-    from vitkit.model.network import names_of
-
-    library, _, part = pattern.partition(":")
-    known = [name for name in names_of(library) if not is_model_name(name)]
-    matches = tuple(f"{library}:{name}" for name in known if fnmatch.fnmatch(name, part) or part in name)
-    if not matches:
-        raise VitkitError(
-            "verbs.name-unknown",
-            f"no network of {library} matches {part!r}; `vitkit models '{library}:*'` lists all {len(known)}",
-        )
-    return matches
-
-
-def _find_weights(pattern: str) -> tuple[Entry, ...]:
-    from vitkit.weights.catalog import names, search
-
-    entries = search(pattern)
-    if not entries:
-        raise VitkitError(
-            "verbs.name-unknown",
-            f"no published weights match {pattern!r}; `vitkit models --weights` lists all {len(names())}, and any "
-            "OWNER/NAME of the Hugging Face hub may be tried",
-        )
-    return tuple(entries)
-
-
-def _sizes(name: str) -> dict[str, Any]:
-    c = config_for(name)
-    return {
-        "name": name,
-        "layers": c.layers,
-        "hidden_size": c.hidden_size,
-        "mlp_size": c.mlp_size,
-        "heads": c.heads,
-        "patches": f"{c.grid[0]}x{c.grid[1]}",
-        "classes": c.num_classes,
-        "parameters": count_parameters(c),
-    }
 
 
 def count_parameters(config: ViTConfig) -> int:

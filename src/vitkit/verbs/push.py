@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,8 +21,6 @@ from vitkit.verbs.result import Notes, Result
 from vitkit.weights.catalog import HUB, find_published, is_hub_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vitkit.classifier import Classifier
 
 CARD = "README.md"  # which the hub shows
@@ -123,26 +120,16 @@ def _write(folder: Path, classifier: Classifier, card: str, *, with_record: bool
 
 def _upload(folder: Path, name: str, progress: Progress, *, private: bool) -> str:
     """Create the repository if it does not exist, upload the files in one commit, and return the commit's address."""
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, errors
 
     hub = HfApi()
-    with _said_by_the_hub(name):
+    try:
         progress(f"uploading {name}", 0, 1)
         hub.create_repo(name, private=private or None, exist_ok=True)
         commit = hub.upload_folder(
             repo_id=name, folder_path=folder, commit_message="Publish a model with vitkit", delete_patterns=["*.npz"]
         )
         progress(f"uploading {name}", 1, 1)
-    return str(commit.commit_url)
-
-
-@contextmanager
-def _said_by_the_hub(name: str) -> Iterator[None]:
-    """Convert any error of the hub to a VitkitError with a one-line message."""
-    from huggingface_hub import errors
-
-    try:
-        yield
     except errors.LocalTokenNotFoundError as error:
         raise VitkitError("verbs.upload-forbidden", f"{name} was not published: log in with `hf auth login`") from error
     except Exception as error:  # the hub's HTTP library, and with it the errors, change between releases
@@ -151,17 +138,11 @@ def _said_by_the_hub(name: str) -> Iterator[None]:
             message = f"the hub does not let you write to {name}: log in with `hf auth login`, or choose another owner"
             raise VitkitError("verbs.upload-forbidden", message) from error
         raise VitkitError("verbs.upload-failed", f"{name} was not published: {first_line(error)}") from error
+    return str(commit.commit_url)
 
 
 def _hub_card(repository: str, model: Classifier, run: Path | None, licence: str | None) -> str:
-    """Return the model card of a repository, which begins with the metadata that the hub reads.
-
-    Args:
-        repository: the name of the repository, as owner/name.
-        model: the model.
-        run: the folder of the model, with the evaluation and split of its run if there are any.
-        licence: the licence of the model by its identifier on the hub; None if it is not known.
-    """
+    """Return the model card of a repository, which begins with the metadata that the hub reads."""
     fields = [
         *([] if licence is None else [f"license: {licence.lower()}"]),
         "library_name: vitkit",
@@ -174,20 +155,15 @@ def _hub_card(repository: str, model: Classifier, run: Path | None, licence: str
     made_with = "" if run is None else version_of(run)
     card = model_card_text(f"hf:{repository}", model, made_with or vitkit.__version__, run)
     weights = model.provenance.get("weights", {})
-    parts = [
-        ["---", *fields, "---", ""],
-        [card],
-        ["## Licence", "", _licence_in_words(licence, str(weights.get("source") or "")), ""],
-        _about_other_libraries(repository, str(model.provenance.get("recipe", {}).get("model", ""))),
-    ]
-    return "\n".join(line for part in parts for line in part).rstrip() + "\n"
-
-
-def _licence_in_words(licence: str | None, source: str) -> str:
+    source = str(weights.get("source") or "")
     began = f"The training started from {markdown_text(Path(source).name)}. " if source else ""
     if licence is None:
-        return f"{began}The licence of the weights was not stated: ask before you use them."
-    return f"{began}The weights are published under {markdown_text(licence)}. The photographs are not included."
+        rights = f"{began}The licence of the weights was not stated: ask before you use them."
+    else:
+        rights = f"{began}The weights are published under {markdown_text(licence)}. The photographs are not included."
+    lines = ["---", *fields, "---", "", card, "## Licence", "", rights, ""]
+    lines += _about_other_libraries(repository, str(model.provenance.get("recipe", {}).get("model", "")))
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _about_other_libraries(repository: str, model: str) -> list[str]:
