@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Container, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, NoReturn, get_args, get_origin
 
 import typer
@@ -106,23 +105,13 @@ class _Command(TyperCommand):
         formatter = ctx.make_formatter()
         self.format_usage(ctx, formatter)
         self.format_help_text(ctx, formatter)
-        panels, further = self._panels(ctx, is_complete)
-        for name, rows in panels.items():
-            with formatter.section(name):
-                formatter.write_dl(rows, col_max=26)
-        if further:
-            formatter.write(f"\n{further} more flags: {ctx.command_path} --help-all\n")
-        return str(formatter.getvalue())
-
-    def _panels(self, ctx: Any, is_complete: bool) -> tuple[dict[str, list[tuple[str, str]]], int]:
-        """Return the help rows (flag, text) of each panel, and the number of flags that are not shown."""
-        panels, shown = dict[str, list[tuple[str, str]]](), self.get_params(ctx)
-        further, common = 0, (*VERBS[str(self.name)].common, "help")
-        is_short = len(common) > 1 and not is_complete
+        shown, common = self.get_params(ctx), (*VERBS[str(self.name)].common, "help")
+        is_short, left_out = len(common) > 1 and not is_complete, 0
         if is_short:
             flags = {each.name: each for each in shown if isinstance(each, TyperOption)}
-            further = len(flags) - len(common)
+            left_out = len(flags) - len(common)
             shown = [each for each in shown if each.name not in flags] + [flags[str(name)] for name in common]
+        panels: dict[str, list[tuple[str, str]]] = {}  # rows of a flag and its text
         for each in shown:
             flag, text = each.get_help_record(ctx) or ("", "")
             text = re.sub(r"\[default: \((.*?)\)", r"[default: \1", text)
@@ -134,7 +123,12 @@ class _Command(TyperCommand):
             panels.setdefault(panel, []).append((flag, text))
         if is_complete and self.name == "train":
             panels["Fields of the recipe that only --set changes"] = fields_of_set()
-        return panels, further
+        for name, rows in panels.items():
+            with formatter.section(name):
+                formatter.write_dl(rows, col_max=26)
+        if left_out:
+            formatter.write(f"\n{left_out} more flags: {ctx.command_path} --help-all\n")
+        return str(formatter.getvalue())
 
 
 class _Commands(Mapping[str, Any]):
@@ -237,7 +231,10 @@ def main() -> None:
 def _end(error: BaseException, arguments: list[str]) -> NoReturn:
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         sys.exit(130)
-    say(f"error: {_shortened(_with_flag(_describe(error), arguments))}", file=sys.stderr)
+    message = _with_flag(_describe(error), arguments)
+    if len(message) > _LONGEST:  # names from a damaged or hostile file may be very long
+        message = f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}"
+    say(f"error: {message}", file=sys.stderr)
     if isinstance(error, typer.TyperException):
         verb = next((argument for argument in arguments if not argument.startswith("-")), "")
         say(f"see: vitkit {f'{verb} ' if verb in VERBS else ''}--help", file=sys.stderr)
@@ -272,31 +269,27 @@ def _advice(option: str, context: Any) -> str | None:
     return advice if advice and is_of_command else None
 
 
-def _shortened(text: str) -> str:
-    """Limit the length of a message, because names from a damaged or hostile file may be very long."""
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
-
-
 def _with_flag(message: str, arguments: list[str]) -> str:
     """Replace a parameter name at the beginning of a message with the parameter's flag, if the user passed it.
 
     For a command that sets a field of the recipe only with --set, `--weights none` becomes `--set weights=none`.
     """
     flags = inspect.signature(function_of(arguments[0])).parameters if arguments and arguments[0] in VERBS else {}
+
+    def as_set(flag: re.Match[str]) -> str:
+        from vitkit.text.arguments import hints_of
+        from vitkit.training.recipe import Recipe
+
+        name = flag[1].replace("-", "_")
+        is_set_only = name in hints_of(Recipe) and name not in flags
+        return f"--set {name}={flag[2].replace(' ', ',')}" if is_set_only else flag[0]
+
     if "sets" in flags:
-        message = re.sub(r"--([a-z][a-z-]*) ([a-z0-9./]+(?: [0-9.]+)*)", partial(_as_set, flags), message)
+        message = re.sub(r"--([a-z][a-z-]*) ([a-z0-9./]+(?: [0-9.]+)*)", as_set, message)
     name = re.split(r"[^a-z_0-9]", message, maxsplit=1)[0]
     flag = f"--{name.replace('_', '-')}"
     passed = {argument.partition("=")[0] for argument in arguments}
     return flag + message[len(name) :] if flag in passed else message
-
-
-def _as_set(flags: Container[str], flag: re.Match[str]) -> str:
-    from vitkit.text.arguments import hints_of
-    from vitkit.training.recipe import Recipe
-
-    name = flag[1].replace("-", "_")
-    return f"--set {name}={flag[2].replace(' ', ',')}" if name in hints_of(Recipe) and name not in flags else flag[0]
 
 
 def _describe(error: BaseException) -> str:

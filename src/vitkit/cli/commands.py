@@ -15,9 +15,9 @@ import io
 import re
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
@@ -33,7 +33,7 @@ from vitkit.text.cells import JOINT
 
 if TYPE_CHECKING:
     from vitkit.inference.prediction import Columns, Prediction, RowFormat
-    from vitkit.verbs.predict import Predictions, Write, Writer
+    from vitkit.verbs.predict import Predictions, Write
 
 _Function = Callable[..., Any]
 _Values = dict[str, Any]
@@ -85,10 +85,17 @@ class Verb:
 
     @property
     def sentence(self) -> str:
-        """The first sentence of the help. It is read from the source file without importing the module."""
-        return _sentence_of(
-            Path(vitkit.__file__).parent.joinpath(*self.module.split(".")).with_suffix(".py"), self.name
-        )
+        """The first sentence of the help, the function's docstring.
+
+        The source file is searched as text, because importing or parsing it would take longer.
+        """
+        file = Path(vitkit.__file__).parent.joinpath(*self.module.split(".")).with_suffix(".py")
+        text = file.read_text(encoding="utf-8")
+        begun = text.index('    """', text.index(f"\ndef {self.name}(")) + len('    """')
+        paragraph = " ".join(text[begun : text.index('"""', begun)].partition("\n\n")[0].split())
+        shown = re.sub(r"`(\w+)`", lambda match: _flags_of(match[1])[0], paragraph)
+        sentence, stop, _ = shown.partition(". ")
+        return sentence + stop.strip()
 
     def function(self) -> Callable[..., None]:
         """Return the function that typer calls, with the signature of the command."""
@@ -97,9 +104,13 @@ class Verb:
         parameters = [*offered.plain, *offered.fields]
         names = [parameter.name for parameter in parameters]
         place = names.index(self.ahead) if self.ahead else len(offered.plain)
-        parameters[place:place] = [
-            _switch(name, text, is_number=name in self.numbers) for name, text in self.switches.items()
-        ]
+        for name, text in reversed(self.switches.items()):
+            if name in self.numbers:
+                option = typer.Option(*_flags_of(name), help=text, metavar=_WORDS[float], min=0)
+                parameters.insert(place, _parameter(name, float | None, option, default=None))
+            else:
+                option = typer.Option(*_flags_of(name), help=text)
+                parameters.insert(place, _parameter(name, bool, option, default=False))
 
         def command(**values: Any) -> None:
             switches = {name: values.pop(name) for name in self.switches}
@@ -113,8 +124,13 @@ class Verb:
 
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        # The description, without the paragraphs for callers from Python.
+        text = (inspect.getdoc(inspect.unwrap(function)) or "").partition("\nArgs:\n")[0].rstrip()
+        paragraphs = [part for part in text.split("\n\n") if not part.startswith(" ") and "`vitkit." not in part]
+        shown = "\n\n".join(paragraphs).replace("On the command line: ", "Example: ")
+        shown = re.sub(r"(Example: .*)`\.$", r"\1`", shown)
         fields = {each.name: _flags_of(each.name)[0] for each in offered.fields}
-        command.__doc__ = _description_of(function, fields | _spelling(function, self.flags))
+        command.__doc__ = _in_flags(shown, fields | _spelling(function, self.flags))
         return command
 
 
@@ -150,15 +166,24 @@ def _doctor(function: _Function, values: _Values, *, as_json: bool) -> int:
 def _predict(function: _Function, values: _Values, *, as_json: bool) -> int:
     """Predict, print the rows (unless they are written to a file) and a summary, and return the exit code.
 
-    The exit code is 1 if any image or folder could not be read.
+    The exit code is 1 if any image or folder could not be read. If the prediction is interrupted and can be resumed,
+    the command for this is printed.
     """
     out = values.get("out")
+    from vitkit.inference.prediction import partial_of
     from vitkit.verbs.predict import WRITER
 
-    with _resumable(out), Bar(as_json=as_json) as bar:
-        before = WRITER.set((_json_writer if as_json else _writer)(bar))
+    with Bar(as_json=as_json) as bar:
+        before = WRITER.set(partial(_begin_rows, bar, as_json))
         try:
             result: Predictions = function(**values, progress=bar)
+        except (Interrupted, ShortageError):
+            if out is not None and partial_of(out).exists():
+                words = [word for word in sys.argv[1:] if word not in ("--force", "--resume")]
+                words.insert(words.index("predict") + 1, "--resume")
+                bar.stop()
+                say(f"to continue: {shlex.join(['vitkit', *words])}")
+            raise
         finally:
             WRITER.reset(before)
     if as_json and out is not None:
@@ -376,30 +401,30 @@ _ENVIRONMENT = {"token": "VITKIT_TOKEN"}
 
 @dataclass(frozen=True)
 class _Offered:
-    """What a command offers: parameters of its function, and fields of classes of options.
+    """What a command offers: parameters of its function, and fields of classes of options."""
 
-    Attributes:
-        plain: the parameters of the function as arguments and flags.
-        fields: the fields as flags.
-        owners: the class of options of a parameter of the function, by name.
-    """
-
-    plain: list[inspect.Parameter] = field(default_factory=list)
-    fields: list[inspect.Parameter] = field(default_factory=list)
-    owners: dict[str, type[Options]] = field(default_factory=dict)
+    plain: list[inspect.Parameter] = field(default_factory=list)  # parameters of the function
+    fields: list[inspect.Parameter] = field(default_factory=list)  # as flags
+    owners: dict[str, type[Options]] = field(default_factory=dict)  # of the fields, by parameter of the function
 
     @classmethod
     def of(cls, function: _Function, verb: Verb) -> _Offered:
         """Read the signature, the docstring and the classes of options of a function."""
         offered, hints = cls(), hints_of(function)
         written = _spelling(function, verb.flags)
-        entries = _entries(inspect.getdoc(inspect.unwrap(function)) or "")
+        doc = inspect.getdoc(inspect.unwrap(function)) or ""
+        section = re.split(r"\n\n(?=\S)", doc.partition("\nArgs:\n")[2])[0]
+        _, *parts = re.split(r"^ {4}(\w+): ", section, flags=re.MULTILINE)
+        entries = {name: " ".join(text.split()) for name, text in zip(parts[::2], parts[1::2], strict=True)}
         for parameter in inspect.signature(inspect.unwrap(function)).parameters.values():
             name = parameter.name
             kinds, marks = alternatives(hints[name])
-            text = next((mark for mark in marks if isinstance(mark, str)), _as_help(entries.get(name, ""), written))
+            text = re.split(r"(?<=\.)\s+(?=[A-Z`])", entries.get(name, ""))[0]  # the first sentence
+            text = _in_flags(text if text.startswith("`") else text[:1].upper() + text[1:], written)
+            text = next((mark for mark in marks if isinstance(mark, str)), text)
             owner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Options)), None)
-            kind = next((kind for kind in kinds if _is_typed(kind)), None)
+            typed = (str, int, float, bool, Path, Sequence[str])  # kinds of values that can be typed as text
+            kind = next((kind for kind in kinds if kind in typed or get_origin(kind) is Literal), None)
             if name in verb.exclude or (owner is None and kind is None):
                 continue
             if kind is not None:
@@ -416,36 +441,27 @@ class _Offered:
         return offered
 
     def arguments(self, values: _Values) -> _Values:
-        """Return the arguments of the function: the values that the user has set, so that its defaults apply to others.
-
-        Raises:
-            VitkitError: a field of a recipe is unknown, is given twice, or has a wrong value.
-        """
+        """Return the values that the user has set, as arguments of the function, whose defaults apply to others."""
         given = {name: value for name, value in values.items() if value is not None}
         fields = {name: given.pop(name) for name in (each.name for each in self.fields) if name in given}
         for name, owner in self.owners.items():
             own = {field: fields[field] for field in hints_of(owner) if field in fields}
             if name == "recipe":
-                given |= _recipe(given.pop(name, None), own, given.pop("sets", ()))
+                from vitkit.training.recipe import Recipe, read_sets
+
+                own_sets = read_sets(given.pop("sets", ()), hints_of(Recipe))
+                if twice := next((field for field in own_sets if field in own), None):
+                    raise VitkitError(
+                        "cli.option-twice",
+                        f"{twice} is given twice, by {_flags_of(twice)[0]} and by --set: leave out one of them",
+                    )
+                if own or own_sets:
+                    recipe = Recipe.of({**own, **own_sets})
+                    given[name] = Recipe.load(given[name]).updated(recipe) if name in given else recipe
             elif own:
                 given[name] = owner(**own)
         none = {parameter.name for parameter in self.plain if parameter.default is None}
         return {name: value for name, value in given.items() if not (value is False and name in none)}
-
-
-def _recipe(source: str | None, flags: _Values, sets: Sequence[str]) -> _Values:
-    """Return the argument `recipe` with fields of a file, of flags and of --set; nothing if there are none."""
-    from vitkit.training.recipe import Recipe, read_sets
-
-    fields = read_sets(sets, hints_of(Recipe))
-    if twice := next((name for name in fields if name in flags), None):
-        raise VitkitError(
-            "cli.option-twice", f"{twice} is given twice, by {_flags_of(twice)[0]} and by --set: leave out one of them"
-        )
-    if not flags and not fields:
-        return {} if source is None else {"recipe": source}
-    recipe = Recipe.of({**flags, **fields})
-    return {"recipe": recipe if source is None else Recipe.load(source).updated(recipe)}
 
 
 def _plain(parameter: inspect.Parameter, kind: Any, text: str, verb: Verb) -> inspect.Parameter:
@@ -473,7 +489,8 @@ def _plain(parameter: inspect.Parameter, kind: Any, text: str, verb: Verb) -> in
 def _field(owner: type[Options], name: str, text: str) -> inspect.Parameter:
     """Return a field of a class of options as a flag."""
     (kind, *_), _ = alternatives(hints_of(owner)[name])
-    written, panel = _flags_of(name), _panel(owner, name)
+    declaring = next(base for base in owner.__mro__ if name in inspect.get_annotations(base))
+    written, panel = _flags_of(name), (declaring.__doc__ or "").partition(".")[0]
     settings: dict[str, Any] = {"help": text, "show_default": _show(getattr(owner(), name), owner, name)}
     settings |= {"metavar": _METAVARS.get(name) or _word(kind), "rich_help_panel": panel}
     if name == "model":
@@ -509,50 +526,9 @@ def fields_of_set() -> list[tuple[str, str]]:
     return rows
 
 
-def _panel(owner: type[Options], name: str) -> str:
-    """Return the heading of a field in the help: the docstring of the class that declares it."""
-    declaring = next(base for base in owner.__mro__ if name in inspect.get_annotations(base))
-    return (declaring.__doc__ or "").partition(".")[0]
-
-
-def _is_typed(kind: Any) -> bool:
-    """Return whether values of a kind can be typed as text."""
-    return kind in (str, int, float, bool, Path, Sequence[str]) or get_origin(kind) is Literal
-
-
 def _list_of(kind: Any) -> Any:
     is_list = kind in (Sequence[str], tuple[str, ...])
     return list[str] if is_list else kind
-
-
-def _switch(name: str, text: str, *, is_number: bool = False) -> inspect.Parameter:
-    """Return a flag that is not a parameter of the function, such as --json."""
-    if is_number:
-        option = typer.Option(*_flags_of(name), help=text, metavar=_WORDS[float], min=0)
-        return _parameter(name, float | None, option, default=None)
-    return _parameter(name, bool, typer.Option(*_flags_of(name), help=text), default=False)
-
-
-def _description_of(function: Callable[..., Any], written: Mapping[str, str]) -> str:
-    """Return the description in a command's help, without the paragraphs for callers from Python."""
-    text = (inspect.getdoc(inspect.unwrap(function)) or "").partition("\nArgs:\n")[0].rstrip()
-    paragraphs = [part for part in text.split("\n\n") if not part.startswith(" ") and "`vitkit." not in part]
-    shown = "\n\n".join(paragraphs).replace("On the command line: ", "Example: ")
-    shown = re.sub(r"(Example: .*)`\.$", r"\1`", shown)
-    return _in_flags(shown, written)
-
-
-def _sentence_of(file: Path, name: str) -> str:
-    """Return the first sentence of a function's docstring.
-
-    The file is searched as text, because importing or parsing it would take longer.
-    """
-    text = file.read_text(encoding="utf-8")
-    begun = text.index('    """', text.index(f"\ndef {name}(")) + len('    """')
-    paragraph = " ".join(text[begun : text.index('"""', begun)].partition("\n\n")[0].split())
-    shown = re.sub(r"`(\w+)`", lambda match: _flags_of(match[1])[0], paragraph)
-    sentence, stop, _ = shown.partition(". ")
-    return sentence + stop.strip()
 
 
 def _flags_of(name: str) -> tuple[str, ...]:
@@ -573,18 +549,6 @@ def _spelling(function: Callable[..., Any], flags: Collection[str]) -> dict[str,
 def _in_flags(text: str, written: Mapping[str, str]) -> str:
     """Replace parameters in backticks with their spelling on the command line, and remove all other backticks."""
     return re.sub(r"`([^`]+)`", lambda match: written.get(match[1], match[1]), text)
-
-
-def _entries(doc: str) -> dict[str, str]:
-    """Return the entry of each parameter under `Args:`, as one line."""
-    section = re.split(r"\n\n(?=\S)", doc.partition("\nArgs:\n")[2])[0]
-    parts = re.split(r"^ {4}(\w+): ", section, flags=re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in zip(parts[1::2], parts[2::2], strict=True)}
-
-
-def _as_help(entry: str, written: Mapping[str, str]) -> str:
-    sentence = re.split(r"(?<=\.)\s+(?=[A-Z`])", entry)[0]
-    return _in_flags(sentence if sentence.startswith("`") else sentence[:1].upper() + sentence[1:], written)
 
 
 def _parameter(name: str, kind: Any, info: Any, default: Any) -> inspect.Parameter:
@@ -624,65 +588,27 @@ def _show(default: Any, owner: type[Options], name: str) -> str | bool:
 # --- Predictions, which are printed while they are computed ---------------------------------------------------
 
 
-@contextmanager
-def _resumable(out: Path | None) -> Iterator[None]:
-    """If a prediction in the `with` block is interrupted, print the command that resumes it.
+def _begin_rows(bar: Bar, as_json: bool, form: RowFormat, images: int) -> Write:
+    """Remove the bar, and return a function that prints a prediction to stdout: as a row, or as JSON lines.
 
-    Interruptions are signals, too little memory, and too many open files. Nothing is printed if there is no incomplete
-    output file that can be resumed.
-
-    Args:
-        out: the output of the prediction; None if there is none.
+    For a single image on a terminal, the function prints the probabilities of all classes as a bar chart instead.
     """
-    from vitkit.inference.prediction import partial_of
-
-    try:
-        yield
-    except (Interrupted, ShortageError):
-        if out is None or not partial_of(out).exists():
-            raise
-        words = [word for word in sys.argv[1:] if word not in ("--force", "--resume")]
-        words.insert(words.index("predict") + 1, "--resume")
-        say(f"to continue: {shlex.join(['vitkit', *words])}")
-        raise
-
-
-def _writer(bar: Bar) -> Writer:
-    """Return a writer that prints rows to stdout, after removing the bar.
-
-    For a single image on a terminal, the writer prints the probabilities of all classes as a bar chart instead.
-    """
-
-    def begin(form: RowFormat, images: int) -> Write:
-        bar.stop()
-        if images == 1 and sys.stdout.isatty():
-            return lambda prediction: _print_all(prediction, form.columns)
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors=HARMLESS)  # file names may not be UTF-8
-        sys.stdout.write(form.header)
-        return lambda prediction: print(form.encode(prediction), end="", flush=True)
-
-    return begin
-
-
-def _json_writer(bar: Bar) -> Writer:
-    """Return a writer that prints JSON lines to stdout."""
     from vitkit.inference.prediction import JsonLines
 
-    def begin(form: RowFormat, images: int) -> Write:  # noqa: ARG001
-        bar.stop()
+    bar.stop()
+    if as_json:
         lines = JsonLines(form.columns)
         return lambda prediction: print(lines.encode(prediction), end="", flush=True)
-
-    return begin
+    if images == 1 and sys.stdout.isatty():
+        return lambda prediction: _print_all(prediction, form.columns)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors=HARMLESS)  # file names may not be UTF-8
+    sys.stdout.write(form.header)
+    return lambda prediction: print(form.encode(prediction), end="", flush=True)
 
 
 def _print_all(prediction: Prediction, columns: Columns) -> None:
-    """Print the probability of every class for one image.
-
-    Further lines contain the label for a multi-label model, the score for unknown images, the reason why the label is
-    withheld, and the prediction set, if they exist.
-    """
+    """Print the probability of every class for one image, and what else the row contains."""
     say(prediction.path if prediction.error is None else f"{prediction.path}: {prediction.error}")
     width = max((len(label) for label, _ in prediction.ranking), default=0)
     for label, confidence in prediction.ranking:
