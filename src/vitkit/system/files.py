@@ -344,10 +344,7 @@ def is_empty(folder: Path) -> bool:
 
 
 def _holder_file(place: Path) -> Path:
-    """Return the file that names the process that holds a lock.
-
-    This is the lock file itself, except on Windows, where other processes cannot read a locked file.
-    """
+    """Return the lock file, which names its process; on Windows another file, as locked files cannot be read there."""
     return place.with_name(place.name + _HOLDER_SUFFIX) if environment.IS_WINDOWS else place
 
 
@@ -367,13 +364,18 @@ def append_bytes(path: Path, data: bytes) -> None:
         OSError: the data cannot be written; the file is unchanged.
     """
     mend_append(path)
-    size, note = path.stat().st_size if path.exists() else 0, _note_of(path)
+    size, journal = path.stat().st_size if path.exists() else 0, _journal_of(path)
     try:
-        with open(note, "wb", opener=regular) as file:
+        with open(journal, "wb", opener=regular) as file:
             file.write(f"{size}\n".encode() + data)
             file.flush()
             os.fsync(file.fileno())
-        _flush_folder(path.parent)
+        with suppress(OSError):  # not every system opens folders
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
         with open(path, "ab", opener=regular) as file:
             file.write(data)
             file.flush()
@@ -381,18 +383,18 @@ def append_bytes(path: Path, data: bytes) -> None:
     except BaseException:
         if path.exists():
             cut_off(path, size)
-        note.unlink(missing_ok=True)
+        journal.unlink(missing_ok=True)
         raise
-    note.unlink(missing_ok=True)
+    journal.unlink(missing_ok=True)
 
 
 def read_appended(path: Path) -> bytes:
     """Read a file to which another process may be appending (`append_bytes`), without incomplete data at its end."""
     while True:
         before = _stamp(path)
-        data, adding = read_bytes(path), _noted(path)
+        data, adding = read_bytes(path), _read_journal(path)
         if adding is not None and adding[0] <= len(data):
-            return data[: adding[0]] if _is_half(data, *adding) else data
+            return data[: adding[0]] if _is_incomplete(data, *adding) else data
         if _stamp(path) == before:
             return data
 
@@ -410,27 +412,27 @@ def mend_append(path: Path) -> None:
 
     A file that was edited by hand after the crash is left unchanged.
     """
-    adding = _noted(path)
-    if adding is not None and path.exists() and _is_half(read_bytes(path), *adding):
+    adding = _read_journal(path)
+    if adding is not None and path.exists() and _is_incomplete(read_bytes(path), *adding):
         cut_off(path, adding[0])
     with suppress(OSError):
-        _note_of(path).unlink(missing_ok=True)
+        _journal_of(path).unlink(missing_ok=True)
 
 
-def _note_of(path: Path) -> Path:
+def _journal_of(path: Path) -> Path:
     return path.with_name(fitting(f".{path.name}", ".adding"))
 
 
-def _noted(path: Path) -> tuple[int, bytes] | None:
+def _read_journal(path: Path) -> tuple[int, bytes] | None:
     """Read the journal of `append_bytes`: the former size of the file, and the data to add; None if incomplete."""
     try:
-        size, is_whole, data = read_bytes(_note_of(path)).partition(b"\n")
+        size, is_whole, data = read_bytes(_journal_of(path)).partition(b"\n")
         return (int(size), data) if is_whole else None
     except (OSError, ValueError):
         return None
 
 
-def _is_half(content: bytes, size: int, data: bytes) -> bool:
+def _is_incomplete(content: bytes, size: int, data: bytes) -> bool:
     """Return whether a file, which had this size before, ends with an incomplete copy of the data."""
     tail = content[size:]
     return 0 < len(tail) < len(data) and data.startswith(tail)
@@ -439,15 +441,6 @@ def _is_half(content: bytes, size: int, data: bytes) -> bool:
 def _stamp(path: Path) -> tuple[int, int, int]:
     seen = path.stat()
     return seen.st_size, seen.st_mtime_ns, seen.st_ino
-
-
-def _flush_folder(folder: Path) -> None:
-    with suppress(OSError):  # not every system opens folders
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def common_folder(folders: Collection[str]) -> str:

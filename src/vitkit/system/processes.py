@@ -86,7 +86,7 @@ class _SignalHandlers:
                 return
             caller = caller.f_back
         self.received = number
-        _let_go(number)
+        _detach_terminal(number)
         raise Interrupted(number)
 
     def _answer_unraisable(self, unraisable: Any) -> None:
@@ -135,7 +135,7 @@ class Deferral:
                 return
             raise Interrupted(number)
         self.received, self._since = number, time.monotonic()
-        _let_go(number)
+        _detach_terminal(number)
 
 
 def _listen(handler: _Handler) -> dict[int, Any]:
@@ -203,13 +203,10 @@ def detached() -> dict[str, Any]:
     return {"start_new_session": True}
 
 
-def _let_go(number: int) -> None:
-    """If the signal is SIGHUP, redirect the streams of the closed terminal to the null device.
-
-    Without this, the program could not end cleanly, because writing to the terminal would fail.
-    """
+def _detach_terminal(number: int) -> None:
     if number != getattr(signal, "SIGHUP", None):
         return
+    # The terminal was closed: without this, writing to it would fail, and the program could not end cleanly.
     with suppress(OSError):
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in _TERMINALS:

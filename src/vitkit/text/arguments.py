@@ -51,11 +51,7 @@ from vitkit.text.cells import one_of
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-_NAMED = (
-    "Classifier",
-    "Datasets",
-    "Preprocess",
-)  # classes that are checked by name, because importing them takes seconds
+_NAMED = ("Classifier", "Datasets", "Preprocess")  # checked by name, because importing these classes takes seconds
 _LARGEST_WHOLE, _LARGEST = 2**63, 1e300  # a comparison with the second excludes NaN and infinity
 
 
@@ -127,11 +123,7 @@ class Options(metaclass=_Documented):
 
     @classmethod
     def check_names(cls, names: Iterable[str]) -> None:
-        """Refuse names that are not fields.
-
-        Raises:
-            VitkitError: a name is unknown; a similar name is suggested.
-        """
+        """Refuse names that are not fields, and suggest a similar field."""
         known = hints_of(cls)
         for name in names:
             if name in cls.renamed:

@@ -68,9 +68,6 @@ def sentence(text: str) -> str:
     return begun if begun.endswith((".", "!", "?")) else f"{begun}."
 
 
-_DASH = "\N{EN DASH}"  # between the ends of an interval
-
-
 def plural(count: int, one: str, more: str) -> str:
     """Return a number with its noun, such as `1 file` or `2 files`."""
     return f"{count} {one if count == 1 else more}"
@@ -105,4 +102,4 @@ def interval_text(bounds: Sequence[float], decimals: int = 3) -> str:
     """Format an interval, with its ends rounded outwards so that it never looks narrower than it is."""
     unit = 10**decimals
     low, high = (round(bound * unit, 6) for bound in bounds)
-    return f"{math.floor(low) / unit:.{decimals}f}{_DASH}{math.ceil(high) / unit:.{decimals}f}"
+    return f"{math.floor(low) / unit:.{decimals}f}\N{EN DASH}{math.ceil(high) / unit:.{decimals}f}"

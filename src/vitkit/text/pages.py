@@ -290,7 +290,7 @@ class Live:
 
 
 def write_page(path: Path, title: str, body: Sequence[str], live: Live | None = None) -> None:
-    """Write an HTML page, completely or not at all.
+    """Write an HTML page with a table of contents if it has several sections, completely or not at all.
 
     The page's Content-Security-Policy forbids all requests, and all scripts except those of the page itself.
 
@@ -311,25 +311,20 @@ def write_page(path: Path, title: str, body: Sequence[str], live: Live | None = 
         f'<meta http-equiv="Content-Security-Policy" content="{allowed}">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{styles}</style>\n'
     )
-    parts = [f"<main>\n{_with_contents(chr(10).join(body))}\n</main>"]
+    content, numbers = "\n".join(body), itertools.count(1)
+    titles = _SECTION.findall(content)
+    content = _SECTION.sub(lambda match: f'<h2 id="part-{next(numbers)}">{match[1]}</h2>', content)
+    if len(titles) >= _LISTED:
+        links = "".join(f'<li><a href="#part-{number}">{title}</a></li>' for number, title in enumerate(titles, 1))
+        before, heading, rest = content.partition('<h2 id="part-1">')
+        contents = f'<nav class="contents" aria-label="Contents"><ul>{links}</ul></nav>'
+        content = f"{before}{contents}\n{heading}{rest}"
+    parts = [f"<main>\n{content}\n</main>"]
     if live is not None:
         if "</script" in live.script.lower():
             raise ValueError("the script would end its own element")
         parts += [f"{DATA}{script_data(live.data)}</script>", f'<script type="module">{live.script}</script>']
     write_text(path, head + "\n".join(parts) + "\n</html>\n")
-
-
-def _with_contents(body: str) -> str:
-    """Add anchors to the sections of a page, and a table of contents if there are at least `_LISTED` sections."""
-    titles = _SECTION.findall(body)
-    numbers = itertools.count(1)
-    named = _SECTION.sub(lambda match: f'<h2 id="part-{next(numbers)}">{match[1]}</h2>', body)
-    if len(titles) < _LISTED:
-        return named
-    links = "".join(f'<li><a href="#part-{number}">{title}</a></li>' for number, title in enumerate(titles, 1))
-    contents = f'<nav class="contents" aria-label="Contents"><ul>{links}</ul></nav>'
-    before, heading, rest = named.partition('<h2 id="part-1">')
-    return f"{before}{contents}\n{heading}{rest}"
 
 
 def folded(title: str, content: str) -> str:
