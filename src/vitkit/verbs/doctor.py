@@ -5,6 +5,7 @@ Photographs without labels are compared with the images of a run in `drift`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from html import escape
 from pathlib import Path
@@ -26,6 +27,8 @@ from vitkit.verbs.result import Result
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
     from vitkit.data.doctor.examine import Diagnosis
+    from vitkit.data.labels import Suspect
+    from vitkit.data.table import ImageTable
     from vitkit.weights.preprocessing import PreprocessLike
 
 
@@ -221,15 +224,7 @@ def _review_labels(
     force: bool,
 ) -> Result:
     """Return the undecided suspects of a label_errors.csv; write a page with their pictures if `out` is not None."""
-    from vitkit.data.corrections import CurrentLabels
-    from vitkit.data.labels import (
-        PathFinder,
-        chance_in_words,
-        decisions_since,
-        expected_by_chance,
-        read_labels,
-        read_suspects,
-    )
+    from vitkit.data.labels import chance_in_words, expected_by_chance, read_suspects
     from vitkit.data.split_file import images_of_run, look_over, read_contents, split_from_file
     from vitkit.data.splits import held_out_split
 
@@ -242,24 +237,12 @@ def _review_labels(
             "pass the file in that folder",
         )
     table = split_from_file(split)
-    finder, decided, notes = PathFinder(table.root, table.paths), set[int](), list[str]()
+    rows, notes = read_suspects(file), list[str]()
     with suppress(OSError, ValueError, AttributeError, KeyError, TypeError):  # a run may have no figures
         if sentence := describe_labels(from_json(read_text(run / EVALUATION))):  # about test labels that have changed
             notes.append(sentence)
-    if labels is not None:
-        label_file = read_labels(labels)
-        decided = {i for path in decisions_since(label_file, run) for i in finder.find(path)}
-        current = CurrentLabels(table)
-        current.take(label_file)
-        notes += current.lines(without_place(label_file.name))
-    rows = read_suspects(file)
-    suspects, images = [], []
-    for row in rows:
-        found = finder.find(row.path)
-        # A person has decided on an image by the label file, or by another label in the list.
-        if not any(i in decided or table.name_of(i) != row.label for i in found):
-            suspects.append(row)
-            images += found
+    suspects, images, remarks = _undecided(rows, table, run, labels)
+    notes += remarks
     done, tested = len(rows) - len(suspects), held_out_split(table)
     held_out, changed = sum(table.splits[i] == tested for i in images), ""
     if data_root is not None or table.root.exists():
@@ -295,7 +278,7 @@ def _review_labels(
         *([f"with pictures: {out}"] if out is not None else []),
     ]
     counts = {"run": run, "data": table.name, "images": len(table), "decided": done, "held_out": held_out}
-    facts = {**counts, "file": file, "suspects": tuple(suspects), "changed": changed, "notes": tuple(notes), "out": out}
+    facts = {**counts, "file": file, "suspects": suspects, "changed": changed, "notes": tuple(notes), "out": out}
     json = {
         **counts,
         "expected_by_chance": expected_by_chance(suspects),
@@ -304,6 +287,33 @@ def _review_labels(
         "suspects": [suspect._asdict() for suspect in suspects],
     }
     return Result("doctor", lines, {**facts, "is_trustworthy": True, "consequence": consequence}, json=json)
+
+
+def _undecided(
+    rows: Sequence[Suspect], table: ImageTable, run: Path, labels: Path | None
+) -> tuple[tuple[Suspect, ...], list[int], list[str]]:
+    """Return the suspects on which no person has decided, their images, and notes about the label file.
+
+    A person decides on an image by the label file, or by another label in the list.
+    """
+    from vitkit.data.corrections import CurrentLabels
+    from vitkit.data.labels import PathFinder, decisions_since, read_labels
+
+    finder, decided, notes = PathFinder(table.root, table.paths), set[int](), list[str]()
+    if labels is not None:
+        label_file = read_labels(labels)
+        decided = {i for path in decisions_since(label_file, run) for i in finder.find(path)}
+        current = CurrentLabels(table)
+        current.take(label_file)
+        notes += current.lines(without_place(label_file.name))
+    suspects: list[Suspect] = []
+    images: list[int] = []
+    for row in rows:
+        found = finder.find(row.path)
+        if not any(i in decided or table.name_of(i) != row.label for i in found):
+            suspects.append(row)
+            images += found
+    return tuple(suspects), images, notes
 
 
 def _advice(run: Path, data: str, name: str, consequence: str) -> str:
