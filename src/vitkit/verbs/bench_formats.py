@@ -77,7 +77,8 @@ def bench_formats(model: str | Path, batches: Sequence[int], rounds: int, out: P
             raise VitkitError("verbs.format-unavailable", f"no format works here: {next(iter(missing.values()))}")
         for name, reason in missing.items():
             note(f"{name} is left out: {reason}")
-        opened, facts = dict[str, Exported](), dict[str, dict[str, Any]]()
+        opened: dict[str, Exported] = {}
+        facts: dict[str, dict[str, Any]] = {}
         for name, result in exports.items():
             outcome, accuracy = result.outcome, result.outcome.accuracy
             begun = time.perf_counter()
