@@ -104,7 +104,7 @@ class Verb:
         parameters = [*offered.plain, *offered.fields]
         names = [parameter.name for parameter in parameters]
         place = names.index(self.ahead) if self.ahead else len(offered.plain)
-        for name, text in reversed(self.switches.items()):
+        for name, text in reversed(list(self.switches.items())):
             if name in self.numbers:
                 option = typer.Option(*_flags_of(name), help=text, metavar=_WORDS[float], min=0)
                 parameters.insert(place, _parameter(name, float | None, option, default=None))

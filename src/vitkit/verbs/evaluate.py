@@ -396,7 +396,8 @@ class _EvaluationRequest:
                 about = tta_figures(plain, outcome, seen, views, (seconds, seconds_of_views))
             about |= {"problems": problems} if (problems := self._problems(outcome, table)) else {}
             further = classifier.computation | ({} if changes is None else changes.to_dict())
-            further |= earlier_figures(outcome, earlier, seen) | about | (computation or {})
+            further |= earlier_figures(outcome, earlier, seen) | about
+            further |= computation or {}
             numbers = all_figures(outcome, seen, classifier.provenance, further, caveat)
             findings = _findings(outcome, numbers)
             for finding in findings:
