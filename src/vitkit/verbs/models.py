@@ -74,7 +74,16 @@ def models(pattern: str = "*", *, weights: bool = False) -> Result:
             )
         heading = [*("name", "family", "data", "licence", "gated", "million", "GMACs", "pixels", "timm's")]
         heading += ["classes", "top-1", "source"]
-        lines = aligned([heading, *map(_weights_cells, rows)])
+        cells = []
+        for row in rows:
+            size = "" if row["parameters"] is None else f"{row['parameters'] / 1e6:.1f}"
+            gmacs = "" if row["gmacs"] is None else f"{row['gmacs']:.1f}"
+            top1 = "" if row["top1"] is None else f"{row['top1']:.2f}"
+            gated = {True: "yes", False: "no", None: ""}[row["gated"]]
+            source = "" if row["source"] is None else f"{row['measured']}; {row['source']}"
+            facts = [row["name"], row["family"], row["data"], row["licence"], gated, size, gmacs, str(row["pixels"])]
+            cells.append([*facts, row["timm_pixels"] or "", row["classes"], top1, source])
+        lines = aligned([heading, *cells])
         if others := sum(row["timm_pixels"] == "other" for row in rows):
             lines.append(
                 f"{others} have the preprocessing of their authors, which differs from timm's: timm:NAME uses timm's"
@@ -168,13 +177,3 @@ def _facts(entry: Entry) -> dict[str, Any]:
         "paper": entry.paper or None,
         "where": entry.url or f"hub:{entry.hub}",
     }
-
-
-def _weights_cells(row: dict[str, Any]) -> list[str]:
-    size = "" if row["parameters"] is None else f"{row['parameters'] / 1e6:.1f}"
-    gmacs = "" if row["gmacs"] is None else f"{row['gmacs']:.1f}"
-    top1 = "" if row["top1"] is None else f"{row['top1']:.2f}"
-    gated = {True: "yes", False: "no", None: ""}[row["gated"]]
-    source = "" if row["source"] is None else f"{row['measured']}; {row['source']}"
-    facts = [row["name"], row["family"], row["data"], row["licence"], gated, size, gmacs, str(row["pixels"])]
-    return [*facts, row["timm_pixels"] or "", row["classes"], top1, source]

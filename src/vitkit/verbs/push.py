@@ -162,35 +162,29 @@ def _hub_card(repository: str, model: Classifier, run: Path | None, licence: str
     else:
         rights = f"{began}The weights are published under {markdown_text(licence)}. The photographs are not included."
     lines = ["---", *fields, "---", "", card, "## Licence", "", rights, ""]
-    lines += _about_other_libraries(repository, str(model.provenance.get("recipe", {}).get("model", "")))
-    return "\n".join(lines).rstrip() + "\n"
+    is_vit = is_model_name(str(model.provenance.get("recipe", {}).get("model", "")))
+    usage = _IN_PYTHON + (_IN_OTHER_LIBRARIES if is_vit else "")
+    return "\n".join(lines) + "\n" + usage.replace("REPOSITORY", f"hf:{repository}")
 
 
-def _about_other_libraries(repository: str, model: str) -> list[str]:
-    """Return the lines on using the model in Python and, for a Vision Transformer, in other libraries."""
-    in_python = [
-        "## In Python",
-        "",
-        "```python",
-        "import vitkit",
-        "",
-        f'classifier = vitkit.load("hf:{repository}")',
-        'prediction = next(classifier.predict("photo.jpg"))',
-        "```",
-        "",
-    ]
-    if not is_model_name(model):
-        return in_python
-    return [
-        *in_python,
-        "## In timm and transformers",
-        "",
-        "`vitkit convert` writes the layouts of other libraries:",
-        "",
-        f"    vitkit convert hf:{repository} model.safetensors --to timm",
-        f"    vitkit convert hf:{repository} transformers-model --to hf",
-        "",
-        "timm loads the file by `timm.create_model(NAME, num_classes=N, checkpoint_path='model.safetensors')`,",
-        "transformers the folder by `AutoModelForImageClassification.from_pretrained('transformers-model')`. The",
-        "conversion divides the head by the temperature, so that their probabilities are calibrated, too.",
-    ]
+_IN_PYTHON = """## In Python
+
+```python
+import vitkit
+
+classifier = vitkit.load("REPOSITORY")
+prediction = next(classifier.predict("photo.jpg"))
+```
+"""
+_IN_OTHER_LIBRARIES = """
+## In timm and transformers
+
+`vitkit convert` writes the layouts of other libraries:
+
+    vitkit convert REPOSITORY model.safetensors --to timm
+    vitkit convert REPOSITORY transformers-model --to hf
+
+timm loads the file by `timm.create_model(NAME, num_classes=N, checkpoint_path='model.safetensors')`,
+transformers the folder by `AutoModelForImageClassification.from_pretrained('transformers-model')`. The
+conversion divides the head by the temperature, so that their probabilities are calibrated, too.
+"""
