@@ -6,7 +6,7 @@ models: size, operations, and images per second in prediction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from html import escape
@@ -16,12 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import vitkit
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation import images_in_words
-from vitkit.experiments.comparison_request import (
-    STRESSES,
-    ExperimentFolder,
-    arguments_of,
-    fields_of_request,
-)
+from vitkit.experiments.comparison_request import STRESSES, ExperimentFolder, arguments_of, fields_of_request
 from vitkit.model_folder import WEIGHTS
 from vitkit.system import Progress, log, read_json, silent, without_place, write_json, write_text
 from vitkit.text import Between, aligned, check_arguments, interval_text, is_number, plural
@@ -29,28 +24,18 @@ from vitkit.training import Recipe
 from vitkit.verbs import Result, check_data, csv_table
 
 if TYPE_CHECKING:
+    import torch
+
     from vitkit.classifier import Classifier
     from vitkit.experiments.comparison_plan import Plan
 
 
 COMPARISON, TABLE, PAGE = "comparison.json", "comparison.csv", "comparison.html"
 _TABLE_KEYS = (  # columns of comparison.csv, one row per run
-    *(
-        "model",
-        "seed",
-        "fraction",
-        "training_images",
-        "accuracy",
-        "loss",
-        "ece",
-        "epochs",
-        "seconds",
-        "train_images_per_s",
-    ),
-    *("epochs_to_90", "seconds_to_90", "epochs_to_best", "seconds_to_best", "peak_memory", "training_flops", "folder"),
-    *("split", "images", "caveats"),
+    *("model", "seed", "fraction", "training_images", "accuracy", "loss", "ece", "epochs", "seconds"),
+    *("train_images_per_s", "epochs_to_90", "seconds_to_90", "epochs_to_best", "seconds_to_best", "peak_memory"),
+    *("training_flops", "folder", "split", "images", "caveats"),
 )
-
 
 HEADINGS = {
     "name": "model",
@@ -173,10 +158,8 @@ def compare(
         return suite(named, models, {**rest, "devices": devices, **fields}, out, compare, resume=resume)
     arguments = arguments_of(sources[0] if sources else None, models, source, seeds, fractions, budget, stress)
     with ExitStack() as hold:
-        if resume:
-            folder, plan = _planned_before(out, arguments, fields, hold)
-        else:
-            folder, plan = _planned(out, arguments, fields, hold)
+        start = _resume if resume else _plan
+        folder, plan = start(out, arguments, fields, hold)
         from vitkit.experiments.comparison_runs import make_all
 
         try:
@@ -188,7 +171,7 @@ def compare(
             job.model: f"{job.described}: {diverged[job.folder]}" for job in plan.jobs if job.folder in diverged
         }:
             if len(lost) == len(plan.models):
-                raise VitkitError("; ".join(lost.values()))
+                raise VitkitError("experiments.training-diverged", "; ".join(lost.values()))
             notes = [f"{name} is left out of what follows: {why}" for name, why in lost.items()]
             for note in notes:
                 log.info(note)
@@ -201,13 +184,13 @@ def compare(
         return _conclude(plan, folder, arguments["stress"] or plan.arguments["stress"])
 
 
-def _planned(
+def _plan(
     out: str | Path | None, arguments: dict[str, Any], fields: dict[str, Any], hold: ExitStack
 ) -> tuple[Path, Plan]:
     """Plan a comparison in a new folder, which stays locked until `hold` is closed, and write the plan into it."""
     for name in ("data", "models"):
         if arguments[name] is None:
-            raise VitkitError(f"no {name}: vitkit compare DATA --models NAME,NAME")
+            raise VitkitError("experiments.argument-missing", f"no {name}: vitkit compare DATA --models NAME,NAME")
     check_data(arguments["data"])
     from vitkit.data import read_corrected
     from vitkit.experiments.comparison_plan import make_plan
@@ -227,8 +210,8 @@ def _planned(
     return folder, plan
 
 
-def _planned_before(
-    out: str | Path | None, arguments: Mapping[str, Any], fields: Mapping[str, Any], hold: ExitStack
+def _resume(
+    out: str | Path | None, arguments: dict[str, Any], fields: dict[str, Any], hold: ExitStack
 ) -> tuple[Path, Plan]:
     """Lock the folder of an earlier comparison, read its plan, and refuse arguments that differ from those of then."""
     from vitkit.experiments.comparison_plan import Plan
@@ -243,13 +226,17 @@ def _planned_before(
     for name in ("data", "models", "recipe", "seeds", "fractions", "budget"):
         if arguments[name] not in (usual[name], plan.arguments[name]):
             raise VitkitError(
+                "experiments.argument-changed",
                 f"--{name} {arguments[name]}: the comparison in {out} was started with {plan.arguments[name]}; "
-                "leave it out"
+                "leave it out",
             )
     for name, value in fields.items():
         if (list(value) if isinstance(value, tuple) else value) != before.get(name):
             was = before.get(name, "none given")
-            raise VitkitError(f"{name} {value}: the comparison in {out} was started with {was}; leave it out")
+            raise VitkitError(
+                "experiments.argument-changed",
+                f"{name} {value}: the comparison in {out} was started with {was}; leave it out",
+            )
     return folder, plan
 
 
@@ -306,7 +293,6 @@ def _conclude(plan: Plan, folder: Path, stress: Sequence[str]) -> Result:
 
 
 def _result(folder: Path, figures: dict[str, Any]) -> Result:
-    """Return the result of a comparison, as `compare` describes it."""
     from vitkit.reporting import pictures_of
     from vitkit.text import table
 
@@ -353,7 +339,10 @@ def costs_of(plan: Plan, out: Path, device: str) -> dict[str, dict[str, Any]]:
     Each model is loaded from its first run on the largest fraction of the data. The speeds are measured in rounds that
     alternate between the models. They are stored in a file, so that a resumed comparison does not repeat them.
     """
-    from vitkit.profiling import describe
+    import torch
+
+    from vitkit.profiling import describe, interleave, stopwatch_for
+    from vitkit.system import choose_device
     from vitkit.weights import load
 
     folders = {job.model: out / job.folder for job in reversed(plan.jobs) if job.fraction == plan.fractions[-1]}
@@ -362,7 +351,16 @@ def costs_of(plan: Plan, out: Path, device: str) -> dict[str, dict[str, Any]]:
     with suppress(OSError, VitkitError):  # then they are measured again
         speeds = read_json(out / SPEEDS)
     if speeds.keys() != classifiers.keys() or not all(map(is_number, speeds.values())):
-        speeds = _speeds(classifiers, device)
+        place = torch.device(choose_device(device))
+
+        def predicting(classifier: Classifier) -> Callable[[], torch.Tensor]:
+            model, (height, width) = classifier.model.to(place), classifier.preprocess.size
+            images = torch.zeros(BATCH, len(classifier.preprocess.mean), height, width, device=place)
+            return torch.inference_mode()(lambda: model(images))
+
+        works = {name: predicting(classifier) for name, classifier in classifiers.items()}
+        times = interleave(works, ROUNDS, stopwatch=stopwatch_for(place))
+        speeds = {name: timing.rate(BATCH).median for name, timing in times.items()}
         write_json(out / SPEEDS, speeds)
     costs = {}
     for name, folder in folders.items():
@@ -374,21 +372,3 @@ def costs_of(plan: Plan, out: Path, device: str) -> dict[str, dict[str, Any]]:
             "predict_images_per_s": speeds[folder.name],
         }
     return costs
-
-
-def _speeds(classifiers: Mapping[str, Classifier], device: str) -> dict[str, float]:
-    import torch
-
-    from vitkit.profiling import interleave, stopwatch_for
-    from vitkit.system import choose_device
-
-    place = torch.device(choose_device(device))
-
-    def predicting(classifier: Classifier) -> Callable[[], torch.Tensor]:
-        model, (height, width) = classifier.model.to(place), classifier.preprocess.size
-        images = torch.zeros(BATCH, len(classifier.preprocess.mean), height, width, device=place)
-        return torch.inference_mode()(lambda: model(images))
-
-    works = {name: predicting(classifier) for name, classifier in classifiers.items()}
-    times = interleave(works, ROUNDS, stopwatch=stopwatch_for(place))
-    return {name: timing.rate(BATCH).median for name, timing in times.items()}

@@ -36,28 +36,18 @@ from vitkit.text import interval_text, restored
 from vitkit.training import read_metrics
 
 GOAL = 0.9  # the time to this validation accuracy is reported
-_POINTS = 100  # percentage points per unit of accuracy
-Answers = dict[tuple[str, int], npt.NDArray[np.bool_]]  # by (model, seed): whether each image is classified correctly
+Answers = dict[tuple[str, int], npt.NDArray[np.bool_]]  # by (model, seed): whether each image is correct, (n,)
 
 
 @dataclass(frozen=True)
 class Judged:
-    """The test predictions of all runs that were trained on the same fraction of the data.
+    """The predictions for n test images of all runs that were trained on the same fraction of the data."""
 
-    Attributes:
-        fraction: the fraction of the training images.
-        paths: the sorted paths of the n test images.
-        labels: the labels of the test images.
-        answers: for each pair (model, seed), a boolean array (n,): whether the run classifies each image correctly.
-        units: the statistically independent units: single images, or groups of related images.
-        split: the name of the held-out split.
-    """
-
-    fraction: float
-    paths: tuple[str, ...]
-    labels: tuple[str, ...]
+    fraction: float  # of the training images
+    paths: tuple[str, ...]  # of the test images, sorted
+    labels: tuple[str, ...]  # of the test images
     answers: Answers
-    units: Units
+    units: Units  # the statistically independent units: single images, or groups of related images
     split: str = "test"
 
     @property
@@ -80,14 +70,24 @@ def read_judged(plan: Plan, out: Path, fraction: float, judging: JudgingImages) 
     answers: Answers = {}
     known: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     for job in (job for job in plan.jobs if job.fraction == fraction):
-        paths, labels, is_right = _answers(out / job.folder / PREDICTIONS)
+        file = out / job.folder / PREDICTIONS
+        try:
+            with file.open(encoding="utf-8", errors="surrogateescape", newline="") as text:
+                rows = sorted((restored(row["path"]), row["label"], row["predicted"]) for row in csv.DictReader(text))
+        except (KeyError, TypeError, csv.Error, FileNotFoundError) as error:
+            raise VitkitError(
+                "experiments.predictions-damaged",
+                f"{file} is missing or damaged: delete its folder, then continue with --resume",
+            ) from error
+        paths, labels = tuple(path for path, _, _ in rows), tuple(label for _, label, _ in rows)
         if known not in (None, (paths, labels)):
             raise VitkitError(
+                "experiments.test-images-differ",
                 f"{out / job.folder} predicted other images than the runs before it: restore images that were moved or "
-                "changed, delete this folder, and continue with --resume"
+                "changed, delete this folder, and continue with --resume",
             )
         known = (paths, labels)
-        answers[job.model, job.seed] = is_right
+        answers[job.model, job.seed] = np.array([label == predicted for _, label, predicted in rows])
     assert known is not None
     kept = [place for place, path in enumerate(known[0]) if path not in judging.left_out]
     paths, labels = (tuple(values[place] for place in kept) for values in known)
@@ -98,29 +98,13 @@ def read_judged(plan: Plan, out: Path, fraction: float, judging: JudgingImages) 
     return Judged(fraction, paths, labels, answers, units, judging.split)
 
 
-def _answers(file: Path) -> tuple[tuple[str, ...], tuple[str, ...], npt.NDArray[np.bool_]]:
-    """Read a run's predictions: the paths, the labels, and whether each prediction is correct, all sorted by path."""
-    try:
-        with file.open(encoding="utf-8", errors="surrogateescape", newline="") as text:
-            rows = sorted((restored(row["path"]), row["label"], row["predicted"]) for row in csv.DictReader(text))
-    except (KeyError, TypeError, csv.Error, FileNotFoundError) as error:
-        raise VitkitError(f"{file} is missing or damaged: delete its folder, then continue with --resume") from error
-    return tuple(r[0] for r in rows), tuple(r[1] for r in rows), np.array([r[1] == r[2] for r in rows])
-
-
 @dataclass(frozen=True)
 class JudgedFamily:
-    """The models that were trained on one fraction of the data, prepared for joint statistical tests.
-
-    Attributes:
-        judged: the predictions of the models' runs.
-        family: the models. Several models that share the same runs occur once.
-        place: the index in `family` of each model, by name.
-    """
+    """The models that were trained on one fraction of the data, prepared for joint statistical tests."""
 
     judged: Judged
-    family: Family
-    place: dict[str, int]
+    family: Family  # models that share the same runs occur once
+    place: dict[str, int]  # the index of each model in `family`
 
 
 def families_of(plan: Plan, judged: Sequence[Judged]) -> list[JudgedFamily]:
@@ -191,14 +175,8 @@ def of_model(
     """Return the numbers of a model on the largest fraction of the data, summarised over its seeds.
 
     Accuracy, loss and calibration error are means; durations, training speed and memory are medians. The accuracies on
-    all fractions are in `by_fraction`.
-
-    Args:
-        name: the name of the model.
-        plan: the plan of the comparison.
-        out: the folder of the comparison.
-        families: all models at each fraction of the data, the smallest fraction first.
-        costs: the size, operations and speed of the model, as in `costs_of`.
+    all fractions are in `by_fraction`. `families` are all models at each fraction, the smallest fraction first, and
+    `costs` the size, operations and speed of this model, as in `costs_of`.
     """
     of_fraction = {family.judged.fraction: family.judged for family in families}
     runs = [of_run(job, out, costs["gmacs"], of_fraction[job.fraction]) for job in plan.jobs if job.model == name]
@@ -276,7 +254,7 @@ def verdict(a: str, b: str, recipe: Difference, trained: Difference, seeds: int,
     first, second, of_recipe, of_trained = (a, b, recipe, trained)
     if recipe.mean < 0:
         first, second, of_recipe, of_trained = (b, a, recipe.reversed(), trained.reversed())
-    better, needed = f"{first} is better than {second} here", _POINTS * recipe.needed
+    better, needed = f"{first} is better than {second} here", 100 * recipe.needed
     alone = "" if seeds > 1 else "; one seed: this applies to these trained models, not to other trainings"
     if seeds > 1 and recipe.is_distinguished:
         return f"{better}, also with other seeds: {_gain(of_recipe)}"
@@ -300,8 +278,8 @@ def verdict(a: str, b: str, recipe: Difference, trained: Difference, seeds: int,
 
 
 def _gain(difference: Difference) -> str:
-    low, high = (_POINTS * end for end in difference.interval)
-    return f"+{_POINTS * difference.mean:.1f} points, 95 % {low:.1f} to {high:.1f}"
+    low, high = (100 * end for end in difference.interval)
+    return f"+{100 * difference.mean:.1f} points, 95 % {low:.1f} to {high:.1f}"
 
 
 # --- All models together ----------------------------------------------------------------------------------
@@ -314,10 +292,10 @@ def best_of(plan: Plan, models: JudgedFamily) -> dict[str, Any]:
     """
     winner, family = models.family.winner(), models.family
     name = next(name for name in plan.models if models.place[name] == winner.index)
-    bounds = f"(95 %: {interval_text([_POINTS * end for end in winner.interval], 1)})"
-    shown = f"{name} is the best here: {_POINTS * winner.measured:.1f} %"
+    bounds = f"(95 %: {interval_text([100 * end for end in winner.interval], 1)})"
+    shown = f"{name} is the best here: {100 * winner.measured:.1f} %"
     if family.models > 1:
-        shown += f" measured, {_POINTS * winner.corrected:.1f} % expected {bounds} after correction for its selection"
+        shown += f" measured, {100 * winner.corrected:.1f} % expected {bounds} after correction for its selection"
         shown += f" as the best of {family.models}"
     else:
         shown += f" {bounds}"
@@ -338,9 +316,7 @@ def luck_of(plan: Plan, models: JudgedFamily) -> dict[str, Any] | None:
         return None
     variances = np.maximum(family.seed_variance - family.chance_variance, 0.0)  # (M,)
     trainings = family.models * family.seeds
-    shown = (
-        f"the seed changes the accuracy by {_POINTS * float(variances.mean()) ** 0.5:.1f} points (standard deviation)"
-    )
+    shown = f"the seed changes the accuracy by {100 * float(variances.mean()) ** 0.5:.1f} points (standard deviation)"
     if family.models > 1:
         shown += f", estimated from all {trainings} trainings"
     return {
@@ -356,7 +332,7 @@ def findings_of(models: Sequence[dict[str, Any]], judged: Judged, judging: Judgi
     if not lost:
         return judging.findings()
     are = "is" if len(lost) == 1 else "are"
-    always = f"always predicting the most frequent class ({_POINTS * judged.chance:.1f} %)"
+    always = f"always predicting the most frequent class ({100 * judged.chance:.1f} %)"
     return [*judging.findings(), f"{', '.join(lost)} {are} not distinguished from chance: {always}"]
 
 
@@ -383,10 +359,7 @@ def _drop(picture: Image.Image, part: float, rng: np.random.Generator) -> Image.
 
 
 def _shuffle(picture: Image.Image, side: float, rng: np.random.Generator) -> Image.Image:
-    """Divide a picture into `side` rows and `side` columns of equal cells, and permute the cells.
-
-    Remaining pixels at the right and lower edges stay in place.
-    """
+    # The pixels at the right and lower edges that fill no cell stay in place.
     pixels, k = np.array(picture), int(side)
     h, w = (length // k for length in pixels.shape[:2])
     whole = pixels[: h * k, : w * k]
@@ -396,16 +369,13 @@ def _shuffle(picture: Image.Image, side: float, rng: np.random.Generator) -> Ima
     return Image.fromarray(pixels)
 
 
-def _smooth(picture: Image.Image, width: float, _: np.random.Generator) -> Image.Image:
+def _remove_texture(picture: Image.Image, width: float, _: np.random.Generator) -> Image.Image:
     reach = max(round(width / 200 * min(picture.size)), round(width / 2))  # at least 1, 2, 3 pixels in small pictures
     return picture.filter(ImageFilter.MedianFilter(2 * reach + 1))
 
 
 def _paste(picture: Image.Image, part: float, rng: np.random.Generator) -> Image.Image:
-    """Fill a rectangle at a random position with random colours.
-
-    The rectangle covers the fraction `part` of the picture's area, and has the picture's aspect ratio.
-    """
+    # The rectangle covers the fraction `part` of the picture's area, and has the picture's aspect ratio.
     pixels = np.array(picture)
     height, width = (max(round(side * part**0.5), 1) for side in pixels.shape[:2])
     top, left = (int(rng.integers(0, s - length + 1)) for s, length in zip(pixels.shape, (height, width), strict=False))
@@ -420,17 +390,13 @@ def _compress(picture: Image.Image, lost: float, _: np.random.Generator) -> Imag
         return opened.convert("RGB")
 
 
-def _blur(picture: Image.Image, sigma: float, _: np.random.Generator) -> Image.Image:
-    return picture.filter(ImageFilter.GaussianBlur(sigma / 100 * min(picture.size)))
-
-
 CHANGES: dict[str, _Change] = {
     "occlusion": _drop,
     "shuffle": _shuffle,
-    "texture": _smooth,
+    "texture": _remove_texture,
     "patch": _paste,
     "jpeg": _compress,
-    "blur": _blur,
+    "blur": lambda picture, sigma, _: picture.filter(ImageFilter.GaussianBlur(sigma / 100 * min(picture.size))),
 }
 
 
@@ -460,9 +426,6 @@ def variants(picture: Image.Image, names: Sequence[str], key: str) -> Iterator[I
     for name in names:
         for strength in STRESSES[name].strengths[1:]:
             yield changed(picture, name, strength, key)
-
-
-_STRESSED = "stress"  # a folder next to the runs
 
 
 def stress_figures(plan: Plan, out: Path, judged: Judged, names: Sequence[str], device: str) -> list[dict[str, Any]]:
@@ -508,11 +471,10 @@ def _answers_under_stress(
     Returns:
         Arrays (n,) by key: the empty string for unchanged pictures, otherwise stress and strength, such as `blur 2`.
     """
-    file = out / _STRESSED / f"{Path(folder).name}.json"
+    file = out / "stress" / f"{Path(folder).name}.json"
     keys = ["", *(f"{name} {strength:g}" for name in names for strength in STRESSES[name].strengths[1:])]
-    stored: dict[
-        str, Any
-    ] = {}  # for each key, a character for each image: 1 if it is classified correctly, otherwise 0
+    # For each key, a character for each image: 1 if it is classified correctly, otherwise 0.
+    stored: dict[str, Any] = {}
     with suppress(OSError, VitkitError):  # then the answers are computed again
         stored = read_json(file)
     if not all(isinstance(stored.get(key), str) and len(stored[key]) == len(paths) for key in keys):

@@ -31,7 +31,7 @@ from vitkit.training import (
 
 
 def check_weights_name(start: Run) -> None:
-    """Check that the initial weights have the architecture of the model that is named in the recipe."""
+    """Refuse initial weights with another architecture than the model that is named in the recipe."""
     recipe = start.recipe
     if recipe.weights in ("auto", "none") or recipe.model is None or not is_model_name(recipe.model):
         return
@@ -41,38 +41,24 @@ def check_weights_name(start: Run) -> None:
     for field in ("layers", "hidden_size", "heads", "patch_size"):
         if field not in (recipe.model_fields or {}) and getattr(named, field) != getattr(config, field):
             raise VitkitError(
+                "experiments.weights-unlike-model",
                 f"{recipe.model} has {field} {getattr(named, field)}, but the weights {weights_of(recipe)} "
-                f"have {field} {getattr(config, field)}: use the name of the model that these weights belong to"
+                f"have {field} {getattr(config, field)}: use the name of the model that these weights belong to",
             )
-
-
-RECIPES = ".toml"  # the suffix of a requested model that has its own recipe
-_WHOLE = 1.0
 
 
 @dataclass(frozen=True)
 class ComparisonJob:
-    """One training of a comparison.
+    """One training of a comparison."""
 
-    Attributes:
-        model: the name of the model in the comparison.
-        seed: the seed of the training.
-        fraction: the fraction of the training images.
-        images: the number of training images.
-        fields: the fields of the recipe.
-        folder: the folder of the run, relative to the folder of the comparison.
-        pretraining: the fields of the pre-training that provides the initial weights; None without pre-training.
-        flops: the FLOPs of the training; None if they are not known before it starts.
-    """
-
-    model: str
+    model: str  # its name in the comparison
     seed: int
-    fraction: float
+    fraction: float  # of the training images
     images: int
-    fields: dict[str, Any]
-    folder: str
-    pretraining: dict[str, Any] | None = None
-    flops: float | None = None
+    fields: dict[str, Any]  # of the recipe
+    folder: str  # of the run, relative to the folder of the comparison
+    pretraining: dict[str, Any] | None = None  # the fields of the pre-training that gives the initial weights
+    flops: float | None = None  # None if they are not known before the training
 
     def __post_init__(self) -> None:
         if (place := PurePath(self.folder)).is_absolute() or ".." in place.parts or not place.parts:
@@ -81,31 +67,21 @@ class ComparisonJob:
     @property
     def described(self) -> str:
         """The training in words: model, seed, and fraction of the images."""
-        part = "" if self.fraction == _WHOLE else f", {self.fraction:.3g} of the images"
+        part = "" if self.fraction == 1.0 else f", {self.fraction:.3g} of the images"
         return f"{self.model}, seed {self.seed}{part}"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All trainings of a comparison, and a hash of the images that they are tested on.
+    """All trainings of a comparison."""
 
-    Attributes:
-        arguments: data, models, recipe, seeds, fractions, budget and stress, in plain JSON types.
-        models: the names of the models, in the requested order.
-        seeds: the seeds of the trainings.
-        fractions: the fractions of the training images, the smallest first.
-        jobs: the trainings in the order in which they run. Models with equal configurations share their trainings.
-        test_hash: the hash of the test images and their labels.
-        notes: notes for the user, one line each.
-    """
-
-    arguments: dict[str, Any]
+    arguments: dict[str, Any]  # data, models, recipe, seeds, fractions, budget and stress, in plain JSON types
     models: tuple[str, ...]
     seeds: tuple[int, ...]
-    fractions: tuple[float, ...]
-    jobs: tuple[ComparisonJob, ...]
-    test_hash: str
-    notes: tuple[str, ...]
+    fractions: tuple[float, ...]  # of the training images, the smallest first
+    jobs: tuple[ComparisonJob, ...]  # in the order in which they run; equal configurations share their trainings
+    test_hash: str  # of the test images and their labels
+    notes: tuple[str, ...]  # for the user, one line each
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan in plain JSON types."""
@@ -131,49 +107,47 @@ class Plan:
 def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
     """Plan a comparison: resolve the training of every model, without training anything.
 
-    Args:
-        arguments: data, models, recipe, seeds, fractions, budget and stress, as in `compare`.
-        fields: the fields of the recipe, for all models.
-
-    Raises:
-        VitkitError: a model cannot be built, cannot be trained on these images, or would be tested on other images than
-            the first model.
+    `arguments` are data, models, recipe, seeds, fractions, budget and stress, as in `compare`; `fields` are those of
+    the recipe, for all models.
     """
     names, fractions = names_of(arguments["models"]), fractions_of(arguments["fractions"])
     budget = budget_of(arguments["budget"], fields)
     shared = {*fields} if budget is None else {*fields, budget[0]}
     entries: list[_Candidate] = []
+    labels: list[str] = []
     notes: list[str] = []
-    labels = [_label(name) for name in names]
     for place, name in enumerate(names):
         receiver()("checking the models", place, len(names))
-        label, before = labels[place], labels[:place].count(labels[place])
-        label = f"{label} ({before + 1})" if before else label
-        asked, left_out = without_fields_of_vits(_requested(name, arguments, fields, budget))
+        label, recipe = _request_of(name, arguments, fields, budget)
+        labels.append(label)
+        if labels.count(label) > 1:
+            label = f"{label} ({labels.count(label)})"
+        asked, left_out = without_fields_of_vits(recipe)
         notes += [f"{label}: {reason}" for reason in left_out]
         try:
             start = prepared(asked).released()
             check_weights_name(start)
             idle = without_effect(start.recipe, asked)
         except VitkitError as error:
-            raise VitkitError(f"{name}: {error}") from error
+            raise VitkitError(error.code, f"{name}: {error}") from error
         if arguments["stress"]:
             start.source.task.require_single(
                 "--stress requires one class per picture, but these may have several: leave it out"
             )
         (part,) = start.parts
-        judged_by = hash_of_images(part, held_out_split(part.images.table))
-        if entries and judged_by != entries[0].judged_by:
+        test_hash = hash_of_images(part, held_out_split(part.images.table))
+        if entries and test_hash != entries[0].test_hash:
             raise VitkitError(
+                "experiments.test-images-differ",
                 f"{label} starts from a run that was trained on some of this data, so it needs the split of that run "
                 f"and would be tested on other images than {entries[0].label}: pass the run as --split-from, or choose "
-                "other weights"
+                "other weights",
             )
-        entries.append(_Candidate(label, asked.set_fields(), idle, start, part, judged_by))
+        entries.append(_Candidate(label, asked.set_fields(), idle, start, part, test_hash))
     first = entries[0]
     for field in shared:
         if all(field in entry.idle for entry in entries):
-            raise VitkitError(f"{field} {first.idle[field]}: leave it out")
+            raise VitkitError("experiments.argument-unused", f"{field} {first.idle[field]}: leave it out")
     notes += [
         f"{name}: {field} is ignored: it {reason}"
         for name, entry in zip(labels, entries, strict=True)
@@ -189,7 +163,7 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
         try:
             limit_training(first.split_images.images.table, _count(first.images, fractions[0]), seed)
         except VitkitError as error:
-            raise VitkitError(f"--fractions {fractions[0]:g}: {error}") from error
+            raise VitkitError(error.code, f"--fractions {fractions[0]:g}: {error}") from error
     jobs, notes_on_jobs = _jobs(entries, fractions, seeds, budget)
     notes += notes_on_jobs
     if len(seeds) == 1:
@@ -197,54 +171,38 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
             "one seed: intervals and verdicts include the choice of images, but not the variation between trainings"
         )
     return Plan(
-        dict(arguments), tuple(entry.label for entry in entries), seeds, fractions, jobs, first.judged_by, tuple(notes)
+        dict(arguments), tuple(entry.label for entry in entries), seeds, fractions, jobs, first.test_hash, tuple(notes)
     )
-
-
-def _label(name: str) -> str:
-    """Return the name that a requested model has in the comparison, without the path of its recipe or weights."""
-    if name.endswith(RECIPES):
-        return Path(name).stem
-    model, at, weights = name.partition("@")
-    return f"{model}{at}{without_place(weights) if weights else ''}"
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A model to compare, with the resolved settings of its training on all images.
-
-    Attributes:
-        label: the name of the model in the comparison.
-        fields: the fields of its recipe.
-        idle: the fields that have no effect, and the reasons.
-        start: the resolved training.
-        split_images: the images with their splits.
-        judged_by: the hash of the held-out images, on which the model is tested.
-    """
+    """A model to compare, with the resolved settings of its training on all images."""
 
     label: str
-    fields: dict[str, Any]
-    idle: dict[str, str]
+    fields: dict[str, Any]  # of the recipe
+    idle: dict[str, str]  # the fields that have no effect, and the reasons
     start: Run
     split_images: SplitImages
-    judged_by: str
+    test_hash: str  # the hash of the held-out images, on which the model is tested
 
     @property
-    def images(self) -> int:
-        """The number of training images."""
+    def images(self) -> int:  # for training
         return self.split_images.images.table.splits.count("train")
 
 
-def _requested(
+def _request_of(
     name: str, arguments: Mapping[str, Any], fields: Mapping[str, Any], budget: tuple[str, str] | None
-) -> Recipe:
-    """Return the requested recipe of one model's training, from its own recipe or the shared one."""
-    is_file = name.endswith(RECIPES)
+) -> tuple[str, Recipe]:
+    """Return the label of a requested model (NAME, NAME@WEIGHTS or RECIPE.toml) and the requested recipe."""
+    is_file = name.endswith(".toml")
     if is_file and arguments["recipe"] is not None:
-        raise VitkitError(f"{name} is a recipe itself: leave out --recipe {arguments['recipe']}")
+        raise VitkitError(
+            "experiments.recipe-twice", f"{name} is a recipe itself: leave out --recipe {arguments['recipe']}"
+        )
     model, at, weights = ("", "", "") if is_file else name.partition("@")
     if at and not weights:
-        raise VitkitError(f"{name}: @ must be followed by weights, or by the word none")
+        raise VitkitError("experiments.models-invalid", f"{name}: @ must be followed by weights, or by the word none")
     fields_of_run = {
         **fields,
         "data": arguments["data"],
@@ -257,7 +215,8 @@ def _requested(
     if not model and not is_file:
         asked = asked.without(["model"])
     refuse_divided(asked.set_fields())
-    return asked.replace(split_seed=asked.seed_of_split)
+    label = Path(name).stem if is_file else f"{model}{at}{without_place(weights) if weights else ''}"
+    return label, asked.replace(split_seed=asked.seed_of_split)
 
 
 def _count(images: int, fraction: float) -> int:
@@ -267,7 +226,7 @@ def _count(images: int, fraction: float) -> int:
 def _jobs(
     entries: Sequence[_Candidate], fractions: Sequence[float], seeds: Sequence[int], budget: tuple[str, str] | None
 ) -> tuple[tuple[ComparisonJob, ...], list[str]]:
-    """Return all trainings, ordered by fraction and seed, and notes about the budget."""
+    # The trainings are ordered by fraction and seed; the notes are about the budget.
     folders: dict[tuple[str, float, int], str] = {}
     jobs, notes = [], []
     # Models with the same complete recipe share their trainings.
@@ -296,8 +255,8 @@ def _jobs(
         for seed in seeds:
             key = (f"{configurations[place]} {fields.get('epochs')}", fraction, seed)
             folder = folders.setdefault(key, f"runs/{fitting(name, f'-{fraction:g}-seed{seed}')}")
-            job_fields = {**fields, "seed": seed}
-            jobs.append(ComparisonJob(entry.label, seed, fraction, images, job_fields, folder, None, flops))
+            own = {**fields, "seed": seed}
+            jobs.append(ComparisonJob(entry.label, seed, fraction, images, own, folder, None, flops))
     jobs.sort(key=lambda job: (job.fraction, job.seed))  # all models of one seed are trained one after another
     return tuple(jobs), list(dict.fromkeys(notes))
 

@@ -23,7 +23,10 @@ def names_of(models: str | Sequence[str]) -> list[str]:
     """Return the requested models as a list; a string is split at its commas."""
     names = [str(name).strip() for name in (models.split(",") if isinstance(models, str) else models)]
     if not names or not all(names):
-        raise VitkitError("--models must be names separated by commas, such as vit_tiny_patch16_224,NAME@WEIGHTS")
+        raise VitkitError(
+            "experiments.models-invalid",
+            "--models must be names separated by commas, such as vit_tiny_patch16_224,NAME@WEIGHTS",
+        )
     return names
 
 
@@ -36,7 +39,8 @@ def fractions_of(fractions: str | float | Sequence[float]) -> tuple[float, ...]:
         values = []
     if not values or not all(0 < part <= 1 for part in values):
         raise VitkitError(
-            f"--fractions must be fractions of 1 separated by commas, such as 0.1,0.3,1, not {fractions!r}"
+            "experiments.fractions-invalid",
+            f"--fractions must be fractions of 1 separated by commas, such as 0.1,0.3,1, not {fractions!r}",
         )
     return tuple(values)
 
@@ -51,17 +55,23 @@ def budget_of(budget: str | None, fields: Mapping[str, object]) -> tuple[str, st
         return None
     kind, equals, amount = budget.partition("=")
     if kind not in ("epochs", "time", "flops") or not equals:
-        raise VitkitError(f"--budget must be epochs=N, time=T (90s, 10m, 2h) or flops=F, not {budget!r}")
+        raise VitkitError(
+            "experiments.budget-invalid",
+            f"--budget must be epochs=N, time=T (90s, 10m, 2h) or flops=F, not {budget!r}",
+        )
     other = "time" if kind == "time" else "epochs"
     if other in fields:
-        raise VitkitError(f"--budget {budget} and --{other} {fields[other]} both limit the training: use only one")
+        raise VitkitError(
+            "experiments.budget-twice",
+            f"--budget {budget} and --{other} {fields[other]} both limit the training: use only one",
+        )
     try:
         is_valid = kind == "time" or (1 <= int(amount) <= 1e9 if kind == "epochs" else 1 <= float(amount) <= 1e30)
     except ValueError:
         is_valid = False
     if not is_valid:
         wanted = {"epochs": "a whole number above 0", "flops": "a number such as 1e15"}[kind]
-        raise VitkitError(f"--budget {kind}= must be {wanted}, not {amount!r}")
+        raise VitkitError("experiments.budget-invalid", f"--budget {kind}= must be {wanted}, not {amount!r}")
     return kind, amount
 
 
@@ -96,18 +106,17 @@ def fields_of_request(recipe: str | Path | Recipe | None, what: str) -> tuple[st
         return (None if recipe is None else str(recipe)), {}
     fields = {name: getattr(recipe, name) for name in recipe.named}
     if refused := [name for name in NOT_COMPARED if name in fields]:
-        raise VitkitError(f"{refused[0]} cannot be set for {what}: leave it out")
+        raise VitkitError("experiments.field-refused", f"{refused[0]} cannot be set for {what}: leave it out")
     return recipe.source, fields
 
 
 def refuse_divided(fields: Mapping[str, Any]) -> None:
-    """Refuse fields that split one training into several.
-
-    Raises:
-        VitkitError: such a field is set.
-    """
+    """Refuse fields that split one training into several."""
     if divided := next((field for field in ("folds", "devices", "nodes") if fields.get(field) is not None), None):
-        raise VitkitError(f"{divided} splits one training into several processes or runs: leave it out to compare")
+        raise VitkitError(
+            "experiments.field-refused",
+            f"{divided} splits one training into several processes or runs: leave it out to compare",
+        )
 
 
 PLANNED = "the plan"  # the source of the fields of a planned training, which the user has not set for it
@@ -121,15 +130,10 @@ def recipe_of(source: str | None, fields: Mapping[str, Any]) -> Recipe:
 
 @dataclass(frozen=True)
 class ExperimentFolder:
-    """Access to the folders of comparisons or experiments, which are locked while they are in use.
+    """Access to the folders of comparisons or experiments, which are locked while they are in use."""
 
-    Attributes:
-        plan: the name of the file that contains the plan; it is the first file written to a folder.
-        what: the word for the content of a folder in messages, such as `comparison`.
-    """
-
-    plan: str
-    what: str
+    plan: str  # the name of the file with the plan, which is written first
+    what: str  # the word for the content of a folder in messages, such as `comparison`
 
     def reserve(self, out: str | Path, hold: ExitStack) -> Path:
         """Lock an empty or new folder until `hold` is closed."""
@@ -137,20 +141,24 @@ class ExperimentFolder:
         if (Path(out) / self.plan).is_file():
             article = "an" if self.what[0] in "aeiou" else "a"
             raise VitkitError(
-                f"--out {out} contains {article} {self.what}: continue it with --resume, or choose a new name"
+                "experiments.folder-taken",
+                f"--out {out} contains {article} {self.what}: continue it with --resume, or choose a new name",
             )
         if not is_empty(Path(out)):
-            raise VitkitError(f"--out {out} is not empty: choose a new name")
+            raise VitkitError("experiments.folder-taken", f"--out {out} is not empty: choose a new name")
         return Path(out)
 
     def lock(self, out: str | Path | None, hold: ExitStack) -> Path:
         """Lock the folder of an interrupted comparison or experiment, which contains a plan, until `hold` is closed."""
         if out is None:
-            raise VitkitError(f"--resume requires --out, the folder of the {self.what} to continue")
+            raise VitkitError(
+                "experiments.argument-missing", f"--resume requires --out, the folder of the {self.what} to continue"
+            )
         if not (Path(out) / self.plan).is_file():
             raise VitkitError(
+                "experiments.plan-missing",
                 f"--out {out} contains no {self.what} to continue: it has no {self.plan}; name the folder of an "
-                f"earlier {self.what}, or leave out --resume"
+                f"earlier {self.what}, or leave out --resume",
             )
         hold.enter_context(exclusive_in(Path(out)))
         return Path(out)
@@ -158,14 +166,16 @@ class ExperimentFolder:
     def read(self, folder: Path) -> dict[str, Any]:
         """Read the plan from a folder."""
         try:
-            stored: dict[str, Any] = dict(from_json((folder / self.plan).read_text(encoding="utf-8")))
+            return dict(from_json((folder / self.plan).read_text(encoding="utf-8")))
         except (ValueError, TypeError) as error:
             raise self.damaged(folder) from error
-        return stored
 
     def damaged(self, folder: Path) -> VitkitError:
         """Create the error for a plan that cannot be read."""
-        return VitkitError(f"{folder / self.plan} is damaged: start the {self.what} again in another folder")
+        return VitkitError(
+            "experiments.plan-damaged",
+            f"{folder / self.plan} is damaged: start the {self.what} again in another folder",
+        )
 
 
 # --- Stress ---------------------------------------------------------------------------------------------------
@@ -175,21 +185,13 @@ GRID = 14  # patches along a side, as in a picture of 224 pixels with patches of
 
 @dataclass(frozen=True)
 class Stress:
-    """One way to make pictures harder to classify.
-
-    Attributes:
-        name: the name by which users request it.
-        title: the name in headings.
-        unit: the unit of the strength.
-        about: a sentence that describes the change.
-        strengths: the strengths in ascending order; the first leaves pictures unchanged.
-    """
+    """One way to make pictures harder to classify."""
 
     name: str
-    title: str
-    unit: str
+    title: str  # in headings
+    unit: str  # of the strength
     about: str
-    strengths: tuple[float, ...]
+    strengths: tuple[float, ...]  # ascending; the first leaves pictures unchanged
 
 
 STRESSES: dict[str, Stress] = {
@@ -247,5 +249,5 @@ def stresses_of(names: str | Sequence[str]) -> tuple[str, ...]:
     chosen = tuple(dict.fromkeys(part for part in parts if part))
     for name in chosen:
         if name not in STRESSES:
-            raise VitkitError(f"--stress {name!r} is none of {', '.join(STRESSES)}")
+            raise VitkitError("experiments.stress-unknown", f"--stress {name!r} is none of {', '.join(STRESSES)}")
     return chosen

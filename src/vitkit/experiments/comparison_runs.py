@@ -53,9 +53,17 @@ from vitkit.system import (
 from vitkit.training import DivergedError, Recipe, clear, load_of_run, resume, train
 
 COSTS, _DIGESTS = "costs", "digests"  # folders next to the runs, with a file for each run
-_SEALED = (RECIPE, SPLIT, GROUPS, METRICS, PREDICTIONS, EVALUATION, DESCRIPTION)  # the last has the weights' digest
+_CHECKED_FILES = (
+    RECIPE,
+    SPLIT,
+    GROUPS,
+    METRICS,
+    PREDICTIONS,
+    EVALUATION,
+    DESCRIPTION,
+)  # the last has the weights' digest
 # Fields that distinguish the runs of a comparison and are not changed when a recipe is resolved.
-_TELLING = ("seed", "max_images", "model", "model_fields", "method", "epochs")
+_IDENTIFYING = ("seed", "max_images", "model", "model_fields", "method", "epochs")
 
 
 def _digests_file(job: ComparisonJob, out: Path) -> Path:
@@ -63,40 +71,23 @@ def _digests_file(job: ComparisonJob, out: Path) -> Path:
 
 
 def _read_digests(folder: Path) -> dict[str, str]:
-    files = {name: folder / name for name in _SEALED if (folder / name).is_file()}
+    files = {name: folder / name for name in _CHECKED_FILES if (folder / name).is_file()}
     return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
 
 
-def _check_run(job: ComparisonJob, out: Path) -> None:
-    """Check that the files in a finished run's folder have not changed since its training."""
-    folder = out / job.folder
-    expected = from_json(_digests_file(job, out).read_text(encoding="utf-8"))
-    now = _read_digests(folder)
-    if changed := [name for name in _SEALED if now.get(name) != expected.get(name)]:
-        raise VitkitError(
-            f"{folder / changed[0]} has changed since the training: it was edited, or belongs to another run; restore "
-            f"it, or delete {folder} and continue with --resume"
-        )
-    read_description(folder)  # compares the weights with their digest
-
-
 def make(job: ComparisonJob, out: Path) -> None:
-    """Train a job or resume its training, and measure its peak memory.
-
-    Raises:
-        VitkitError: the job cannot be trained, or its folder contains another run.
-        Interrupted: a signal stopped the training.
-    """
+    """Train a job or resume its training, and measure its peak memory."""
     folder, fields = out / job.folder, job.fields
     is_begun, is_measured = (folder / RECIPE).is_file(), (folder / REPORT).is_file()
     if is_begun:
         expected, recipe = Recipe.of(fields, PLANNED), load_of_run(folder / RECIPE)
-        for name in _TELLING:
+        for name in _IDENTIFYING:
             wanted, there = getattr(expected, name), getattr(recipe, name)
             if name in fields and wanted is not None and wanted != there:
                 raise VitkitError(
+                    "experiments.run-changed",
                     f"{folder} contains a run with {name} {there}, but the comparison expects {wanted}: restore the "
-                    f"original run, or delete {folder} and continue with --resume"
+                    f"original run, or delete {folder} and continue with --resume",
                 )
     can_measure = _reset_peak_memory()
     if job.pretraining is not None and not is_begun:
@@ -118,7 +109,6 @@ def make(job: ComparisonJob, out: Path) -> None:
 
 
 def _finish(begin: Callable[..., Path], go_on: Callable[..., Path], fields: dict[str, Any], folder: Path) -> None:
-    """Resume the run in a folder if the folder contains a recipe; otherwise, start a run there."""
     if (folder / RECIPE).is_file():
         with muted():
             go_on(folder)
@@ -131,27 +121,25 @@ def _finish(begin: Callable[..., Path], go_on: Callable[..., Path], fields: dict
 
 
 def make_all(jobs: Sequence[ComparisonJob], out: Path, devices: int) -> dict[str, str]:
-    """Train all jobs that are not finished. If one diverges, the others are still trained.
+    """Train all jobs that are not finished, and return the error messages of those that diverged, by folder.
 
-    Args:
-        jobs: one job for each folder.
-        out: the folder of the comparison.
-        devices: the number of jobs that are trained at a time. If there are several, each has its own process.
-
-    Returns:
-        The error messages of the trainings that diverged, by folder.
-
-    Raises:
-        VitkitError: a job cannot be trained, files of a finished run have changed, or images have changed since the
-            first runs. The remaining jobs can be trained later.
-        Interrupted: a signal stopped the trainings.
+    `jobs` has one job for each folder. With several `devices`, each job is trained in its own process. After an error
+    or a signal, the remaining jobs can be trained later.
     """
     done = [job for job in jobs if (out / job.folder / REPORT).is_file() and _digests_file(job, out).is_file()]
     left = [job for job in jobs if job not in done]
     if done:
         log.info(f"{len(done)} of {len(jobs)} runs are finished already")
         for job in done:
-            _check_run(job, out)
+            folder = out / job.folder
+            expected, now = from_json(_digests_file(job, out).read_text(encoding="utf-8")), _read_digests(folder)
+            if changed := [name for name in _CHECKED_FILES if now.get(name) != expected.get(name)]:
+                raise VitkitError(
+                    "experiments.run-changed",
+                    f"{folder / changed[0]} has changed since the training: it was edited, or belongs to another run; "
+                    f"restore it, or delete {folder} and continue with --resume",
+                )
+            read_description(folder)  # compares the weights with their digest
         if left:
             refuse_changed(out / done[0].folder / SPLIT, "start again in another folder")
     diverged: dict[str, str] = {}
@@ -159,11 +147,11 @@ def make_all(jobs: Sequence[ComparisonJob], out: Path, devices: int) -> dict[str
     images_done, images_left = 0, sum(job.images for job in left)
 
     def ended(job: ComparisonJob, why: str | None) -> None:
-        """Report a run that ended, with the remaining time as estimated from the numbers of training images."""
         nonlocal number, images_done, images_left
         images_done, images_left = images_done + job.images, images_left - job.images
         seconds = (time.monotonic() - began) / images_done * images_left
-        rest = f"; about {_in_words(seconds)} left" if images_left else ""
+        duration = f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
+        rest = f"; about {f'{seconds:.0f} s' if seconds < 90 else duration} left" if images_left else ""
         if why is not None:
             diverged[job.folder] = why
         outcome = headline_of(read_figures(out / job.folder / EVALUATION)).words if why is None else why
@@ -181,24 +169,15 @@ def make_all(jobs: Sequence[ComparisonJob], out: Path, devices: int) -> dict[str
         except DivergedError as error:
             why = str(error)
         except VitkitError as error:
-            raise VitkitError(f"run {number} of {len(jobs)} ({job.described}): {error}") from error
+            raise VitkitError(error.code, f"run {number} of {len(jobs)} ({job.described}): {error}") from error
         ended(job, why)
     return diverged
-
-
-def _in_words(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
 def _make_side_by_side(
     jobs: Sequence[ComparisonJob], out: Path, devices: int, ended: Callable[[ComparisonJob, str | None], None]
 ) -> None:
-    """Train jobs in several processes, each on its own GPU or its share of the cores.
-
-    `ended` is called with each finished job, and with each job whose training diverged and the reason.
-    """
+    # Each process has its own GPU or its share of the cores.
     count = min(devices, len(jobs))
     workers = [
         Worker(__name__, environment=environment, is_detached=True)  # this process forwards Ctrl-C
@@ -225,7 +204,7 @@ def _make_side_by_side(
         for done, future in enumerate(as_completed(asked), start=1):
             job, answer = asked[future], future.result()
             if answer["error"] is not None and not answer["is_past_help"]:
-                raise VitkitError(f"{job.described}: {answer['error']}")
+                raise VitkitError("experiments.run-failed", f"{job.described}: {answer['error']}")
             ended(job, answer["error"])
             if done < len(jobs):
                 receiver()("training", done, len(jobs))
@@ -238,7 +217,6 @@ def _make_side_by_side(
 
 
 def _environments(count: int, device: str) -> list[dict[str, str]]:
-    """Return the environment variables of each worker, which select its GPU and its number of threads."""
     threads = max((os.cpu_count() or 1) // count, 1)
     environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
     if choose_device(device) != "cuda":
@@ -247,13 +225,12 @@ def _environments(count: int, device: str) -> list[dict[str, str]]:
 
     there = torch.cuda.device_count()
     if count > there:
-        raise VitkitError(f"--devices {count}, but this machine has {there}")
+        raise VitkitError("experiments.devices-missing", f"--devices {count}, but this machine has {there}")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(there)))).split(",")
     return [environment | {"CUDA_VISIBLE_DEVICES": visible[number]} for number in range(count)]
 
 
 def _make(question: tuple[ComparisonJob, Path]) -> dict[str, Any]:
-    """Train a job in a worker, and return the error message or None, and whether the training diverged."""
     try:
         make(*question)
     except (VitkitError, OSError, RuntimeError) as error:
@@ -268,9 +245,6 @@ def _make(question: tuple[ComparisonJob, Path]) -> dict[str, Any]:
 # With a GPU, the peak is the maximum that torch has allocated on it. Otherwise, it is the peak resident memory of the
 # process, including libraries, which can be reset only on Linux.
 
-_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-_RESET_PEAK = "5"  # see proc(5)
-
 
 def _reset_peak_memory() -> bool:
     """Reset the peak memory, and return whether it can be measured. Unused memory is returned to the system first."""
@@ -283,20 +257,20 @@ def _reset_peak_memory() -> bool:
     with suppress(OSError, AttributeError, TypeError):  # the last: on Windows
         ctypes.CDLL(None).malloc_trim(0)
     try:
-        _CLEAR.write_text(_RESET_PEAK, encoding="ascii")
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak, see proc(5)
     except OSError:
         return False
     return True
 
 
 def _peak_memory() -> int | None:
-    """Return the peak memory in bytes since the reset; None if it cannot be measured."""
     import torch
 
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() or None  # 0 if the training used another device
     with suppress(OSError):
-        match = re.search(r"^VmHWM:\s+(\d+) kB$", _STATUS.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+        status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
+        match = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
         return None if match is None else int(match[1]) * 1024
     return None
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import vitkit
 from vitkit.errors import Interrupted, VitkitError
@@ -23,12 +23,8 @@ from vitkit.system import labelled, log, write_json, write_text
 from vitkit.text import aligned, plural, sentence
 from vitkit.verbs import Result, csv_table
 
-if TYPE_CHECKING:
-    pass
-
 PLAN, SUITE, TABLE, PAGE = "suite-plan.json", "suite.json", "suite.csv", "suite.html"
 PLACE = ExperimentFolder(PLAN, "comparison")
-_COMPARISON_PLAN = "plan.json"  # in the folder of each data set's comparison
 _SHARED = "shared with another name"  # the trainings of a model with the same configuration
 _TESTED = (3, 5)  # minimum numbers of models and data sets for a test of ranks
 
@@ -77,32 +73,41 @@ def suite(
 ) -> Result:
     """Compare models on several data sets, all of which are checked before the first training.
 
-    Args:
-        data: the data sets; empty with `resume`.
-        models: the names of the models; None with `resume`.
-        options: the other arguments of `vitkit.compare`.
-        out: the folder; by default the next runs/compare-all-N.
-        compare: the function that compares on one data set.
-        resume: continue the comparison in `out`.
+    `options` are the other arguments of `vitkit.compare`, and `compare` is the function that compares on one data set.
+    With `resume`, `data` is empty and `models` is None.
     """
     from vitkit.training import new_run_folder
 
     with ExitStack() as hold:
         if resume:
             if data or models is not None:
-                raise VitkitError("--resume uses the data and models of --out: leave them out")
+                raise VitkitError(
+                    "experiments.argument-changed", "--resume uses the data and models of --out: leave them out"
+                )
             folder = PLACE.lock(out, hold)
             begun = PLACE.read(folder)
         else:
-            begun = _planned(data, models, options)
+            begun = _plan(data, models, options)
             folder = new_run_folder("compare-all", hold) if out is None else PLACE.reserve(out, hold)
             folder.mkdir(parents=True, exist_ok=True)
             write_json(folder / PLAN, begun)
         try:
             labels, contents = begun["labels"], []
-            folders = {label: _folder_of(place, label) for place, label in enumerate(labels)}
+            folders = {
+                label: f"{number}-{re.sub(r'[^A-Za-z0-9._-]+', '-', label)}" for number, label in enumerate(labels, 1)
+            }
+            fields = {name: value for name, value in begun["options"].items() if value is not None}
+            recipe = fields.pop("recipe", None)
+            names = ("seeds", "budget", "fractions", "stress", "devices")
+            own = {name: fields.pop(name) for name in names if name in fields}
             for source, label in zip(begun["data"], labels, strict=True):
-                contents.append(_compare_on(source, label, folder / folders[label], begun, compare).figures)
+                place = folder / folders[label]
+                with labelled(label):
+                    if (place / "plan.json").is_file():
+                        done = compare(resume=True, out=place, devices=own["devices"])
+                    else:
+                        done = compare(source, begun["models"], recipe_of(recipe, fields), out=place, **own)
+                contents.append(done.figures)
         except Interrupted:
             log.info(f"to continue: vitkit compare --resume --out {folder}")
             raise
@@ -116,16 +121,16 @@ def suite(
         return result
 
 
-def _planned(data: Sequence[str], models: str | Sequence[str] | None, options: Mapping[str, Any]) -> dict[str, Any]:
+def _plan(data: Sequence[str], models: str | Sequence[str] | None, options: Mapping[str, Any]) -> dict[str, Any]:
     """Check all models on all data sets, print the costs of the trainings, and return the plan in JSON types."""
     from vitkit.experiments.comparison_plan import make_plan
     from vitkit.experiments.comparison_request import arguments_of, names_of
     from vitkit.verbs import check_data
 
     if models is None:
-        raise VitkitError("no models: vitkit compare DATA DATA --models NAME,NAME")
+        raise VitkitError("experiments.argument-missing", "no models: vitkit compare DATA DATA --models NAME,NAME")
     if len({os.path.realpath(source) for source in data}) < len(data):
-        raise VitkitError("a data set is given twice: leave out one of them")
+        raise VitkitError("experiments.data-twice", "a data set is given twice: leave out one of them")
     settings = dict(options)
     shared = {name: settings.pop(name) for name in ("recipe", "seeds", "fractions", "budget", "stress")}
     settings.pop("devices")
@@ -137,7 +142,7 @@ def _planned(data: Sequence[str], models: str | Sequence[str] | None, options: M
         try:
             plan = make_plan(arguments_of(source, models, **shared), settings)
         except VitkitError as error:
-            raise VitkitError(f"{source}: {error}") from error
+            raise VitkitError(error.code, f"{source}: {error}") from error
         for name in plan.models:
             flops = [job.flops for job in plan.runs() if job.model == name]
             known = [value for value in flops if value is not None]
@@ -155,25 +160,7 @@ def _planned(data: Sequence[str], models: str | Sequence[str] | None, options: M
     }
 
 
-def _compare_on(source: str, label: str, folder: Path, begun: Mapping[str, Any], compare: Callable[..., Any]) -> Any:
-    """Compare the models on one data set, or resume this comparison if it was started before."""
-
-    options = {name: value for name, value in begun["options"].items() if value is not None}
-    if (folder / _COMPARISON_PLAN).is_file():
-        with labelled(label):
-            return compare(resume=True, out=folder, devices=options["devices"])
-    own = {name: options.pop(name) for name in ("seeds", "budget", "fractions", "stress", "devices") if name in options}
-    recipe = recipe_of(options.pop("recipe", None), options)
-    with labelled(label):
-        return compare(source, begun["models"], recipe, out=folder, **own)
-
-
-def _folder_of(place: int, label: str) -> str:
-    return f"{place + 1}-{re.sub(r'[^A-Za-z0-9._-]+', '-', label)}"
-
-
 def _result(folder: Path, figures: dict[str, Any]) -> Result:
-    """Return the result of a comparison on several data sets, as `vitkit.compare` describes it."""
     from vitkit.reporting import draw_suite
     from vitkit.text import table
 
@@ -209,9 +196,7 @@ def _result(folder: Path, figures: dict[str, Any]) -> Result:
 def figures_of(labels: Sequence[str], contents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the results of each model, both on each data set and over all data sets.
 
-    Args:
-        labels: the names of the data sets.
-        contents: the content of comparison.json for each data set.
+    `labels` are the names of the data sets, and `contents` the content of comparison.json for each.
     """
     from scipy.stats import rankdata
 
@@ -240,11 +225,23 @@ def figures_of(labels: Sequence[str], contents: Sequence[Mapping[str, Any]]) -> 
         is_whole = len(cells) == len(labels)
         known = [value for value in flops[name] if value is not None]
         is_known = len(known) == len(flops[name]) > 0
+        mean = None
+        if is_whole:
+            # The interval for the uncertainty from images and seeds is derived from the intervals of the N data sets
+            # (Zou and Donner 2008). The distance from the mean to the lower end is the square root of the sum of
+            # squares of the data sets' distances to their lower ends, divided by N. The distance to the upper end is
+            # computed separately in the same way, because the intervals are asymmetric.
+            accuracy = statistics.mean(cell["accuracy"] for cell in cells)
+            below, above = (
+                sum((cell["interval"][end] - cell["accuracy"]) ** 2 for cell in cells) ** 0.5 / len(cells)
+                for end in (0, 1)
+            )
+            mean = {"accuracy": accuracy, "interval": [accuracy - below, accuracy + above]}
         rows.append(
             {
                 "name": name,
                 "by_data": by_name[name],
-                "mean": _mean(cells) if is_whole else None,
+                "mean": mean,
                 "mean_rank": statistics.mean(cell["rank"] for cell in cells) if is_whole else None,
                 "wins": sum(cell["wins"] for cell in cells),
                 "losses": sum(cell["losses"] for cell in cells),
@@ -256,22 +253,7 @@ def figures_of(labels: Sequence[str], contents: Sequence[Mapping[str, Any]]) -> 
     return {"data": list(labels), "seeds": seeds, "models": rows, "sentences": _sentences(labels, rows, len(seeds))}
 
 
-def _mean(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the mean accuracy over the data sets, with a 95 % interval for the uncertainty from images and seeds.
-
-    The interval is derived from the intervals of the N data sets (Zou and Donner 2008). The distance from the mean to
-    the lower end is the square root of the sum of squares of the data sets' distances to their lower ends, divided by
-    N. The distance to the upper end is computed separately in the same way, because the intervals are asymmetric.
-    """
-    mean = statistics.mean(cell["accuracy"] for cell in cells)
-    below, above = (
-        sum((cell["interval"][end] - cell["accuracy"]) ** 2 for cell in cells) ** 0.5 / len(cells) for end in (0, 1)
-    )
-    return {"accuracy": mean, "interval": [mean - below, mean + above]}
-
-
 def _sentences(labels: Sequence[str], rows: Sequence[Mapping[str, Any]], seeds: int) -> list[str]:
-    """Return sentences with the conclusions from the table and their limitations."""
     of = "as recipes if shown, otherwise as trained" if seeds > 1 else "as trained, with one seed"
     said = []
     for row in rows:

@@ -47,21 +47,12 @@ _FEWEST = 20  # minimum number of test images; if fewer than 40 images are held 
 
 @dataclass(frozen=True)
 class JudgingImages:
-    """The test images of a comparison.
+    """The test images of a comparison."""
 
-    Attributes:
-        split: the held-out split: `test` if it exists, otherwise `val`, otherwise `all` for all images.
-        held_out: the number of images in the held-out split.
-        seen: for each model, the paths of the held-out images that its weights had seen. Models whose weights had seen
-            none are omitted.
-        chosen_on: the settings that the trainings chose by means of these images, such as the best epoch. Empty if
-            `split` is test, because nothing is chosen on test images.
-    """
-
-    split: str
-    held_out: int
-    seen: Mapping[str, frozenset[str]]
-    chosen_on: tuple[str, ...] = ()
+    split: str  # `test` if it exists, otherwise `val`, otherwise `all` for all images
+    held_out: int  # the number of images in this split
+    seen: Mapping[str, frozenset[str]]  # by model, the paths of those that its weights had seen, if there are any
+    chosen_on: tuple[str, ...] = ()  # what the trainings chose by means of these images, such as the best epoch
 
     @property
     def left_out(self) -> frozenset[str]:
@@ -72,11 +63,6 @@ class JudgingImages:
     def left(self) -> int:
         """The number of held-out images that are not left out."""
         return self.held_out - len(self.left_out)
-
-    @property
-    def described(self) -> str:
-        """A description of the images, such as `359 test images`."""
-        return images_in_words(self.left, self.split)
 
     @property
     def _who(self) -> str:
@@ -105,13 +91,15 @@ class JudgingImages:
             return
         if self.split == "all":
             raise VitkitError(
+                "experiments.test-images-few",
                 f"no images are held out for the test, and {self.held_out - self.left} of {self.held_out} are trained "
-                "on: hold out some, or add images"
+                "on: hold out some, or add images",
             )
         raise VitkitError(
+            "experiments.test-images-few",
             f"{plural(self.left, 'image is', 'images are')} left for the test, which is too few: of "
             f"{images_in_words(self.held_out, self.split)} {self._who}; use other weights, or hold out photographs "
-            "that none of the models was trained on and that are not copies of training images"
+            "that none of the models was trained on and that are not copies of training images",
         )
 
 
@@ -132,11 +120,10 @@ def before_training(entries: Iterable[tuple[str, SplitImages]]) -> JudgingImages
 
 
 def after_training(runs: Iterable[tuple[str, Path]], test_hash: str) -> JudgingImages:
-    """Choose the test images for finished runs. Each run has a record of the images that its weights have seen.
+    """Choose the test images for finished runs, which are pairs of model name and run folder.
 
-    Args:
-        runs: pairs of model name and run folder.
-        test_hash: the hash of the comparison's test images (`hash_of_images`); a run with other images is refused.
+    Each run has a record of the images that its weights have seen. `test_hash` is the hash of the comparison's test
+    images (`hash_of_images`); a run with other images is refused.
     """
     seen: dict[str, frozenset[str]] = {}
     chosen: dict[str, None] = {}
@@ -146,7 +133,10 @@ def after_training(runs: Iterable[tuple[str, Path]], test_hash: str) -> JudgingI
         split = held_out_split(table)
         chosen_images = [i for i, name in enumerate(table.splits) if split in ("all", name)]
         if _hash_of((table.name_of(i), contents.get(table.paths[i], "")) for i in chosen_images) != test_hash:
-            raise VitkitError(f"{folder} was tested on other images than the comparison started with: start a new one")
+            raise VitkitError(
+                "experiments.test-images-differ",
+                f"{folder} was tested on other images than the comparison started with: start a new one",
+            )
         held_out = len(chosen_images)
         if (pictures := read_record(folder, read_description(folder))) is not None:
             roles = roles_in_run(folder / SPLIT, PictureRecord.from_bytes(pictures, folder))
@@ -176,26 +166,20 @@ def _hash_of(rows: Iterable[tuple[str, str]]) -> str:
 class Subject:
     """A model, and the images on which something is measured.
 
-    Attributes:
-        classifier: the model.
-        table: the readable images, with splits. Held-out images that the weights had seen are left out, unless the
-            weights had seen all held-out images.
-        judging: the test images.
-        units: the statistically independent units of the test images: single images, or groups of related images.
-        seeds: the seeds for random draws.
-        findings: notes about the model and the images.
+    The table has the readable images with their splits. Held-out images that the weights had seen are left out, unless
+    the weights had seen all of them.
     """
 
     classifier: Classifier
     table: ImageTable
     judging: JudgingImages
-    units: Units
-    seeds: Sequence[int]
-    findings: Sequence[str]
+    units: Units  # the independent units of the test images: single images, or groups of related images
+    seeds: Sequence[int]  # for random draws
+    findings: Sequence[str]  # about the model and the images
 
     @property
     def held_out(self) -> str:
-        """The split to test on: `test` if it exists, otherwise `val`, otherwise `all` for all images."""
+        """The split to test on, as in `JudgingImages`."""
         return held_out_split(self.table)
 
     def features(self, images: ImageTable, what: str) -> npt.NDArray[np.float64]:
@@ -207,7 +191,7 @@ class Subject:
         paths = images.files()
         for path, outcome in self.classifier.embed(paths, "head"):
             if isinstance(outcome, str):
-                raise VitkitError(f"{path}: {outcome}")
+                raise VitkitError("experiments.image-unreadable", f"{path}: {outcome}")
             parts.append(outcome)
             receiver()(f"features of {what}", len(parts), len(paths))
         return np.stack(parts).astype(np.float64)
@@ -216,7 +200,10 @@ class Subject:
         """Return at most `most` preprocessed held-out images, (B, C, height, width), and lines that describe them."""
         images = self.table.of_split(self.held_out)
         if not len(images):
-            raise VitkitError(f"no images are held out (of {len(self.table)} in all): hold out some, or add images")
+            raise VitkitError(
+                "experiments.test-images-few",
+                f"no images are held out (of {len(self.table)} in all): hold out some, or add images",
+            )
         count = min(len(images), most)
         chosen = [images.file(i * len(images) // count) for i in range(count)]
         read = [self.classifier.read(file) for file in chosen]
@@ -225,14 +212,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Measured:
-    """The result of a measurement.
-
-    Attributes:
-        headings, rows: the headings and the rows of the table.
-        numbers: the entries that are written to lab.json.
-        lines: remarks, one line each.
-        arrays: arrays for the pictures, by name.
-    """
+    """The result of a measurement: a table, the entries of lab.json, remarks, and arrays for the pictures."""
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]

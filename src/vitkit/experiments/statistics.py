@@ -27,27 +27,18 @@ from vitkit.evaluation import TAIL, Interval, Units, mean_interval
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 LEVEL = 2 * TAIL
-_STEPS = 8  # iterations that find the ends of an accuracy's interval
 DRAWS = 20_000  # random draws of errors; the resolution of p-values is 1 / DRAWS
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference in accuracy between two models.
+    """The difference in accuracy between two models."""
 
-    Attributes:
-        mean: accuracy of the first model minus that of the second.
-        interval: 95 % interval of the difference, for this pair alone.
-        p_alone: p-value of no difference, for this pair alone.
-        p: p-value adjusted for all pairs that are compared; if it is below LEVEL, the two models differ.
-        needed: the smallest difference that would be significant after the adjustment for all pairs.
-    """
-
-    mean: float
-    interval: Interval
-    p_alone: float
-    p: float
-    needed: float
+    mean: float  # accuracy of the first model minus that of the second
+    interval: Interval  # 95 %, for this pair alone
+    p_alone: float  # p-value of no difference, for this pair alone
+    p: float  # adjusted for all pairs that are compared; below LEVEL, the two models differ
+    needed: float  # the smallest difference that would be significant after the adjustment
 
     def reversed(self) -> Difference:
         """Return the difference with the two models exchanged."""
@@ -69,19 +60,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class Winner:
-    """The best of several models. Its accuracy is corrected, because it was selected on these images and seeds.
-
-    Attributes:
-        index: index of the model.
-        measured: the measured accuracy of the model.
-        corrected: the accuracy after the correction for the selection.
-        interval: 95 % interval of the model's true accuracy.
-    """
+    """The best of several models. Its accuracy is corrected, because it was selected on these images and seeds."""
 
     index: int
     measured: float
     corrected: float
-    interval: Interval
+    interval: Interval  # 95 %, of the model's true accuracy
 
 
 class Family:
@@ -178,9 +162,7 @@ class Family:
     def _with_seeds(self, variance: Floats, freedom: float) -> Floats:
         """Add errors that are due to the seeds to those that are due to the images.
 
-        Args:
-            variance: variance between seeds of each model, (M,).
-            freedom: degrees of freedom of all models' variances together.
+        The variance (M,) is that of each model between seeds, and `freedom` that of all models' variances together.
         """
         rng, scale = np.random.default_rng(1), self._scale(self.accuracy)
         variance = np.maximum(variance, (variance / scale).mean() * scale)
@@ -194,12 +176,10 @@ class Family:
         return rate * (1 - rate)
 
     def differences(self, pairs: Sequence[tuple[int, int]], *, of_recipes: bool = True) -> list[Difference]:
-        """Compare the models of each pair, with p-values that are adjusted for all pairs.
+        """Compare the models of each pair of indices, with p-values that are adjusted for all pairs.
 
-        Args:
-            pairs: pairs of model indices.
-            of_recipes: True compares the recipes, which includes the variance between seeds. False compares only these
-                trained models. With one seed, the variance between seeds is unknown and counts as 0.
+        Unless `of_recipes`, only these trained models are compared, not their recipes, which vary between seeds. With
+        one seed, the variance between seeds is unknown and counts as 0.
         """
         if not pairs:
             return []
@@ -241,7 +221,7 @@ class Family:
         )
         by_seeds = max((both / images) ** 2 - 1, 0.0)
         ends = (float(self.accuracy[model]),) * 2
-        for _ in range(_STEPS if by_seeds else 1):  # until the ends agree with the variance at the ends
+        for _ in range(8 if by_seeds else 1):  # until the ends agree with the variance at the ends
             factors = [1 + by_seeds * max(float(self._scale(end)) / scale, 1.0) for end in ends]
             (low, _), (_, high) = (mean_interval(values, 1.0, self.units, factor=factor) for factor in factors)
             ends = (low, high)

@@ -32,29 +32,15 @@ TUNING: dict[str, Any] = {"method": "full", "lp_ft": False, "patch_dropout": 0.0
 
 @dataclass(frozen=True)
 class AblationVariant:
-    """One of the configurations that an ablation trains.
-
-    Attributes:
-        label: the name of the variant in tables.
-        fields: the fields of the recipe that differ from the base recipe. The entry `model_fields` contains the fields
-            of the model that differ.
-        paper: the paper's number for this variant, as printed; None if the paper has none.
-        times: factors by which numeric fields of the recipe, such as lr and epochs, are multiplied.
-        after: the label of an earlier variant, whose run with the same seed provides the initial weights; None if the
-            variant does not start from another.
-        pretraining: the fields of a pre-training (`vitkit pretrain`) that precedes the training. It uses the same
-            training images and the same seed. Empty without pre-training.
-        usual: default values for recipe fields that the user leaves unset. They replace the defaults of the training
-            method.
-    """
+    """One of the configurations that an ablation trains."""
 
     label: str
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    paper: str | None = None
-    times: Mapping[str, float] = field(default_factory=dict)
-    after: str | None = None
-    pretraining: Mapping[str, Any] = field(default_factory=dict)
-    usual: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Any] = field(default_factory=dict)  # of the recipe, where they differ from the base recipe
+    paper: str | None = None  # the paper's number, as printed
+    times: Mapping[str, float] = field(default_factory=dict)  # factors of numeric fields, such as lr and epochs
+    after: str | None = None  # the label of an earlier variant, whose run with the same seed gives the initial weights
+    pretraining: Mapping[str, Any] = field(default_factory=dict)  # with the same images and seed, before the training
+    usual: Mapping[str, Any] = field(default_factory=dict)  # replace the defaults of the training method
 
 
 def of_model(label: str, paper: str | None = None, **fields: Any) -> AblationVariant:
@@ -64,78 +50,46 @@ def of_model(label: str, paper: str | None = None, **fields: Any) -> AblationVar
 
 @dataclass(frozen=True)
 class PaperFigure:
-    """A figure of the paper, which is redrawn next to the result of an experiment.
+    """A figure of the paper, which is redrawn next to the result of an experiment."""
 
-    Attributes:
-        caption: the caption, which names the paper's figure and table.
-        x, y: the labels of the axes.
-        lines: for each line, by name, its points (x, percent) in the order of x.
-        ticks: positions on the x axis by label; empty for numeric labels.
-    """
-
-    caption: str
+    caption: str  # names the paper's figure and table
     x: str
     y: str
-    lines: Mapping[str, Sequence[tuple[float, float]]]
-    ticks: Mapping[str, float] = field(default_factory=dict)
+    lines: Mapping[str, Sequence[tuple[float, float]]]  # the points (x, percent) of each line, in the order of x
+    ticks: Mapping[str, float] = field(default_factory=dict)  # positions on the x axis by label; empty: numeric labels
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """A question, and the answer of the paper or of another source.
-
-    Attributes:
-        name: the name by which users request the experiment.
-        question: the question in one line.
-        source: the section of the paper, or the other article, that treats the question.
-        says: the result that the source reports.
-        differs: how the `small` preset differs from the source's experiment.
-        recipe: the bundled recipe with the published hyper-parameters for the `paper` preset; None if the source
-            publishes none.
-        picture: the kind of picture that shows the result.
-        drawn_lines: for pictures of the kind `computation`, the lines to draw: the labels of the variants that each
-            line connects, by the name of the line.
-        printed: the paper's figure, which is redrawn next to the result; None if there is none.
-    """
+    """A question, and the answer of the paper or of another source."""
 
     name: str
     question: str
-    source: str
-    says: str
-    differs: str
-    recipe: str | None = None
+    source: str  # the section of the paper, or the other article
+    says: str  # the result that the source reports
+    differs: str  # how the `small` preset differs from the source's experiment
+    recipe: str | None = None  # the bundled recipe with the published hyper-parameters, for the `paper` preset
     picture: Literal["dots", "curves", "computation", "few-shot", "attention", "sizes", "none"] = "dots"
-    drawn_lines: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    drawn_lines: Mapping[str, Sequence[str]] = field(default_factory=dict)  # labels that a line of computation connects
     printed: PaperFigure | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ablation(Experiment):
-    """Variants that are trained in the same way with the same seeds, and tested on the same images.
+    """Variants that are trained in the same way with the same seeds, and tested on the same images."""
 
-    Attributes:
-        variants: function that takes the base configuration and returns the variants.
-        against: the label of the variant that the others are compared with.
-        better: labels of the variants that are better than `against` according to the source.
-        column: the heading of the column with the paper's numbers (`AblationVariant.paper`).
-    """
-
-    variants: Callable[[ViTConfig], Sequence[AblationVariant]]
-    against: str
-    better: tuple[str, ...] = ()
-    column: str = ""
+    variants: Callable[[ViTConfig], Sequence[AblationVariant]]  # from the base configuration
+    against: str  # the label of the variant that the others are compared with
+    better: tuple[str, ...] = ()  # labels of the variants that are better according to the source
+    column: str = ""  # the heading of the column with the paper's numbers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement(Experiment):
-    """A quantity that is measured on an existing model.
-
-    Attributes:
-        module, function: the name of the module, and of its function that takes a `Subject` and returns a `Measured`.
-    """
+    """A quantity that is measured on an existing model."""
 
     module: str
-    function: str
+    function: str  # of this module, from a `Subject` to a `Measured`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +103,6 @@ class Costs(Experiment):
 
 
 LAB, PAGE = "lab.json", "lab.html"
-_LEVEL = 0.05  # significance level of the tests of all pairs together
 
 
 def result_of(
@@ -163,13 +116,22 @@ def result_of(
 ) -> Result:
     """Return the result of an experiment, as `vitkit.lab` describes it."""
     keys = [heading or "variant" for heading in headings]
-    pictures = _pictures(experiment, figures, folder, arrays or {})
+    pictures: dict[str, Callable[[], Figure]]  # as in the paper, by caption
+    if figures.get("preset") == "paper" and folder is None:  # only the cost was computed
+        pictures = {}
+    elif isinstance(experiment, Measurement) and experiment.picture == "attention":
+        pictures = import_module(experiment.module).attention_pictures(figures, arrays or {})
+    else:
+        from vitkit.reporting import draw_lines, pictures_of_experiment
+
+        pictures = pictures_of_experiment(experiment.picture, figures, experiment.drawn_lines)
+        if (printed := experiment.printed) is not None:
+            pictures[printed.caption] = lambda: draw_lines(printed.lines, printed.x, printed.y, printed.ticks)
     source = f"the source ({experiment.source}): {experiment.says}"
     facts = {"experiment": experiment, "figures": figures, "headings": tuple(headings), "cells": tuple(cells)}
     facts |= {"remarks": tuple(remarks), "folder": folder, "page": None if folder is None else folder / PAGE}
 
     def page() -> str:
-        """Return the body of the page."""
         from vitkit.text import command, figure, table, to_svg, wide
 
         first, *others = remarks
@@ -208,27 +170,6 @@ def result_of(
     )
 
 
-def _pictures(
-    experiment: Experiment,
-    figures: dict[str, Any],
-    folder: Path | None,
-    arrays: Mapping[str, npt.NDArray[np.floating]],
-) -> dict[str, Callable[[], Figure]]:
-    """Return functions that plot a result as in the paper, by caption; empty if only the cost was computed."""
-    if figures.get("preset") == "paper" and folder is None:
-        return {}
-    if isinstance(experiment, Measurement) and experiment.picture == "attention":
-        panels: dict[str, Callable[[], Figure]]
-        panels = import_module(experiment.module).attention_pictures(figures, arrays)
-        return panels
-    from vitkit.reporting import draw_lines, pictures_of_experiment
-
-    pictures = pictures_of_experiment(experiment.picture, figures, experiment.drawn_lines)
-    if (printed := experiment.printed) is not None:
-        pictures[printed.caption] = lambda: draw_lines(printed.lines, printed.x, printed.y, printed.ticks)
-    return pictures
-
-
 def table_of(ablation: Ablation, figures: dict[str, Any]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     """Return the headings and rows of an ablation's table."""
     pairs = {pair["a"]: pair for pair in figures["pairs"]}
@@ -260,7 +201,7 @@ def outcome_of(pair: Mapping[str, Any], seeds: int) -> Literal[-1, 0, 1]:
     for all pairs. With one seed, only these trained models are compared.
     """
     test = pair if seeds > 1 else pair["trained"]
-    if test["p"] >= _LEVEL:
+    if test["p"] >= 0.05:
         return 0
     return 1 if pair["difference"] > 0 else -1
 

@@ -46,19 +46,13 @@ _TABLE_8: dict[str, dict[str, str]] = {
 }
 
 
-def _variants_position(base: ViTConfig) -> tuple[AblationVariant, ...]:
-    labels: dict[str, Position] = {
-        "none": "none",
-        "learned 1-D": "learned_1d",
-        "learned 2-D": "learned_2d",
-        "relative": "relative",
-        "sin-cos 2-D": "sincos_2d",
-    }
-    return tuple(
-        of_model(label, _TABLE_8.get(position, {}).get(base.position_at), position=position)
-        for label, position in labels.items()
-    )
-
+_POSITIONS: dict[str, Position] = {
+    "none": "none",
+    "learned 1-D": "learned_1d",
+    "learned 2-D": "learned_2d",
+    "relative": "relative",
+    "sin-cos 2-D": "sincos_2d",
+}
 
 POSITION = Ablation(
     name="position",
@@ -71,7 +65,10 @@ POSITION = Ablation(
         "Sinusoids are not in the paper's table"
     ),
     recipe="paper-vit-b16-jft",
-    variants=_variants_position,
+    variants=lambda base: tuple(
+        of_model(label, _TABLE_8.get(position, {}).get(base.position_at), position=position)
+        for label, position in _POSITIONS.items()
+    ),
     against="none",
     better=("learned 1-D", "learned 2-D", "relative"),
     column="5-shot ImageNet, B/16, %",
@@ -97,7 +94,7 @@ POOLING = Ablation(
 )
 
 
-def _variants(base: ViTConfig) -> tuple[AblationVariant, ...]:
+def _shapes(base: ViTConfig) -> tuple[AblationVariant, ...]:
     height, width = base.patch_size
     finer = base.stem is None and not (height % 2 or width % 2)
     return (
@@ -118,7 +115,7 @@ SHAPE = Ablation(
     says="depth helps most, less so after 16 layers; width least; smaller patches help without more parameters",
     differs="Figure 8 has curves of the 5-shot accuracy on ImageNet against compute, without numbers",
     recipe="paper-vit-b16-jft",
-    variants=_variants,
+    variants=_shapes,
     against="as it is",
     picture="computation",
     drawn_lines={
@@ -189,17 +186,18 @@ def _resnet_like(base: ViTConfig) -> dict[str, Any]:
     return {"model": network, "image_size": base.image_size[0]}
 
 
-def _variants_hybrid(base: ViTConfig) -> tuple[AblationVariant, ...]:
+def _hybrids(base: ViTConfig) -> tuple[AblationVariant, ...]:
     stems: dict[str, tuple[int, ...]] = {_ROOT: (), _STAGE: (2,)}
     fitting: dict[str, dict[str, Any]] = {}
     for label, stem in stems.items():
         patch = tuple(side // stride_of(stem) for side in base.patch_size)
-        divides = all(experiment % stride_of(stem) == 0 for experiment in base.patch_size)
+        divides = all(side % stride_of(stem) == 0 for side in base.patch_size)
         if base.stem is None and divides:
             fitting[label] = {"stem": stem, "patch_size": patch}
     if not fitting:
         raise VitkitError(
-            "the hybrids of this experiment reduce images by a factor of 4: use a --model with patches of 4, 8, ..."
+            "experiments.model-unsuitable",
+            "the hybrids of this experiment reduce images by a factor of 4: use a --model with patches of 4, 8, ...",
         )
     whole = [of_model("patches"), *(of_model(label, **fields) for label, fields in fitting.items())]
     whole.append(AblationVariant(_RESNET, _resnet_like(base)))
@@ -251,7 +249,7 @@ HYBRID = Ablation(
         "models of about 0.8 M parameters are trained from scratch, for all epochs and for a third of them"
     ),
     recipe="paper-vit-b16-jft",
-    variants=_variants_hybrid,
+    variants=_hybrids,
     against="patches",
     picture="computation",
     drawn_lines={
@@ -326,16 +324,6 @@ _TRAINED, _SAME = "trained", "tuned on, the same size"
 _LESS = {"epochs": 1 / 3, "lr": 1 / 3}
 
 
-def _variants_resolution(base: ViTConfig) -> tuple[AblationVariant, ...]:
-    height, width = base.image_size
-    twice = {"model_fields": {"image_size": (2 * height, 2 * width)}}
-    return (
-        AblationVariant(_TRAINED),
-        AblationVariant(_SAME, TUNING, times=_LESS, after=_TRAINED),
-        AblationVariant("tuned on, twice the side", {**TUNING, **twice}, times=_LESS, after=_TRAINED),
-    )
-
-
 RESOLUTION = Ablation(
     name="resolution",
     question="Does it help to fine-tune at a higher resolution than in pre-training?",
@@ -345,29 +333,25 @@ RESOLUTION = Ablation(
         "the paper has no table for this; here a small model is trained and then fine-tuned on the same images, for a "
         "third of the epochs; a higher resolution adds nothing to pictures that are smaller (the digits are 8x8)"
     ),
-    variants=_variants_resolution,
+    variants=lambda base: (
+        AblationVariant(_TRAINED),
+        AblationVariant(_SAME, TUNING, times=_LESS, after=_TRAINED),
+        AblationVariant(
+            "tuned on, twice the side",
+            {**TUNING, "model_fields": {"image_size": tuple(2 * side for side in base.image_size)}},
+            times=_LESS,
+            after=_TRAINED,
+        ),
+    ),
     against=_SAME,
 )
 
 
-_NONE, _LONGER = "none", "none, twice the epochs"
-_EPOCHS = 20
-
-
-def _first(label: str, paper: str | None = None, **fields: Any) -> AblationVariant:
+def _pretrained(label: str, paper: str | None = None, **fields: Any) -> AblationVariant:
     from vitkit.training import PRESETS  # imports torch, which the list of experiments does not need
 
     from_scratch = {name: getattr(Recipe(), name) for name in PRESETS["full"] if name not in TUNING}
-    return AblationVariant(label, TUNING, paper, pretraining={**fields, "epochs": _EPOCHS}, usual=from_scratch)
-
-
-def _variants_pretraining(base: ViTConfig) -> tuple[AblationVariant, ...]:  # noqa: ARG001  # the variants do not depend on it
-    return (
-        AblationVariant(_NONE, paper="77.9"),
-        AblationVariant(_LONGER, times={"epochs": 2}),
-        _first("masked patches", "79.9", objective="masked-patch"),
-        _first("MAE", "83.6", objective="mae"),
-    )
+    return AblationVariant(label, TUNING, paper, pretraining={**fields, "epochs": 20}, usual=from_scratch)
 
 
 PRETRAINING = Ablation(
@@ -383,8 +367,13 @@ PRETRAINING = Ablation(
         "of the experiment for 20 epochs, even if --max-images limits the labelled ones; the training has the recipe "
         "of the one from scratch, and the pre-training takes additional time"
     ),
-    variants=_variants_pretraining,
-    against=_NONE,
+    variants=lambda _: (
+        AblationVariant("none", paper="77.9"),
+        AblationVariant("none, twice the epochs", times={"epochs": 2}),
+        _pretrained("masked patches", "79.9", objective="masked-patch"),
+        _pretrained("MAE", "83.6", objective="mae"),
+    ),
+    against="none",
     better=("masked patches", "MAE"),
     column="ImageNet, %",
 )
@@ -428,7 +417,10 @@ def measure_few_shot(subject: Subject) -> Measured:
     there = int(counts.min())
     if there == 0:
         name = table.classes[int(counts.argmin())]
-        raise VitkitError(f"the class {name!r} has no training image to learn it from: add some, or leave it out")
+        raise VitkitError(
+            "experiments.class-empty",
+            f"the class {name!r} has no training image to learn it from: add some, or leave it out",
+        )
     rows: list[list[str]] = []
     numbers: list[dict[str, Any]] = []
     for shots in [number for number in SHOTS if number <= there]:
@@ -446,17 +438,13 @@ def measure_few_shot(subject: Subject) -> Measured:
     headings = ["images a class", "accuracy", "95 %", f"over {plural(len(subject.seeds), 'draw', 'draws')}"]
     chance = 100 / len(table.classes)
     first, last = numbers[0], numbers[-1]
-    few = f"with {_images(first['shots'])} a class, the accuracy is {100 * first['accuracy']:.1f} %"
-    many = f"with {_images(last['shots'])}, it is {100 * last['accuracy']:.1f} %"
+    few = f"with {plural(first['shots'], 'image', 'images')} a class, the accuracy is {100 * first['accuracy']:.1f} %"
+    many = f"with {plural(last['shots'], 'image', 'images')}, it is {100 * last['accuracy']:.1f} %"
     lines = [
         f"{few}; {many}",
         f"{len(test)} {subject.held_out} images of {len(table.classes)} classes; chance {chance:.1f} %",
     ]
     return Measured(headings, rows, {"few_shot": numbers, "chance": chance / 100}, lines)
-
-
-def _images(number: int) -> str:
-    return f"{number} image{'' if number == 1 else 's'}"
 
 
 def fit_on(
@@ -474,8 +462,7 @@ def fit_on(
     scale = float(((x - x.mean(axis=0)) ** 2).mean()) or 1.0
     targets = np.where(labels[:, None] == np.arange(classes), 1.0, -1.0)
     ridge = RidgeCV(alphas=[scale * penalty for penalty in PENALTIES]).fit(x, targets)
-    predicted: npt.NDArray[np.integer] = ridge.predict(others).argmax(axis=1)
-    return predicted
+    return ridge.predict(others).argmax(axis=1)
 
 
 def draw(labels: npt.NDArray[np.integer], shots: int, seed: int) -> npt.NDArray[np.integer]:
@@ -486,14 +473,11 @@ def draw(labels: npt.NDArray[np.integer], shots: int, seed: int) -> npt.NDArray[
     import numpy as np
 
     order = np.random.default_rng(seed).permutation(len(labels))
-    rank = {label: order[labels[order] == label][:shots] for label in np.unique(labels)}
-    return np.sort(np.concatenate(list(rank.values())))
+    return np.sort(np.concatenate([order[labels[order] == label][:shots] for label in np.unique(labels)]))
 
 
 MOST_IMAGES = 128  # the number of images that the paper averages over
 LEAST_LAYERS = 5  # with fewer layers, the smallest possible p-value exceeds 5 %
-_LEVEL = 0.05
-_FAR = 0.5  # threshold relative to the distance of a head that attends to all patches equally
 
 ATTENTION_DISTANCE = Measurement(
     name="attention-distance",
@@ -535,7 +519,7 @@ def measure_attention_distance(subject: Subject) -> Measured:
             rows.append([str(layer), *pixels, f"{row.mean() / everywhere:.2f}"])
     layers = np.flatnonzero(np.isfinite(distance).all(axis=1))
     first, last = distance[layers[0]], distance[layers[-1]]
-    far = int((first > _FAR * everywhere).sum())
+    far = int((first > everywhere / 2).sum())
     trend = trend_with_depth(distance[layers].mean(axis=1))
     lines = [
         f"{trend}; {first.mean():.1f} pixels in the first layer, {last.mean():.1f} in the last",
@@ -559,9 +543,8 @@ def attention_pictures(
 ) -> dict[str, Callable[[], Figure]]:
     """Return functions that plot the panels of the paper's Figure 7, by caption. Panels without data are omitted.
 
-    Args:
-        figures: the content of lab.json.
-        arrays: `filters` (n, height, width, C) and `positions` (h, w, h, w), if the model has them.
+    `figures` is the content of lab.json. `arrays` are `filters` (n, height, width, C) and `positions` (h, w, h, w), if
+    the model has them.
     """
     import numpy as np
 
@@ -576,10 +559,10 @@ def attention_pictures(
         pictures["Position embeddings (Figure 7, centre)"] = lambda: position_grid(similarity)
     distance = np.array(figures["attention_distance"], dtype=np.float32)  # (L, H)
 
-    def cloud() -> Figure:
-        return by_head(distance, "Each head", "mean distance, pixels", figures["everywhere"])
-
-    return pictures | {"Attention distance (Figure 7, right)": cloud}
+    pictures["Attention distance (Figure 7, right)"] = lambda: by_head(
+        distance, "Each head", "mean distance, pixels", figures["everywhere"]
+    )
+    return pictures
 
 
 def trend_with_depth(distance: npt.NDArray[np.floating]) -> str:
@@ -595,7 +578,7 @@ def trend_with_depth(distance: npt.NDArray[np.floating]) -> str:
         return "the distance is the same in all layers"
     tau, p = kendalltau(range(len(distance)), distance)
     figures = f"(Kendall's tau {tau:+.2f} over {len(distance)} layers, p = {p:.2g})"
-    if p < _LEVEL:
+    if p < 0.05:
         return f"the distance {'grows' if tau > 0 else 'falls'} with depth {figures}"
     return f"no significant change of the distance with depth {figures}"
 
@@ -676,8 +659,3 @@ EXPERIMENTS: dict[str, Experiment] = {
         ATTENTION_DISTANCE,
     )
 }
-
-
-def names() -> tuple[str, ...]:
-    """Return the names of all experiments, in the order of the table."""
-    return tuple(EXPERIMENTS)

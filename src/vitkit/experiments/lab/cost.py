@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from vitkit.training import PaperTraining, Recipe, paper_training
 from vitkit.verbs import Result
 
 BATCH, ROUNDS = 16, 5
-_TIMES = (1, 2)  # of the images' side
 
 # Table 2: thousand TPUv3-core-days of the pre-training, and top-1 accuracy on ImageNet; the recipe, if it is published.
 TABLE_2: dict[str, tuple[str | None, float, str]] = {
@@ -31,19 +31,20 @@ TABLE_2: dict[str, tuple[str | None, float, str]] = {
 def measure_costs(experiment: Costs, models: str, side: int) -> Result:
     """Time a forward pass of each model on images of `side` and of twice as many pixels a side, in turn.
 
-    Args:
-        experiment: the experiment.
-        models: the names of the models, separated by commas.
-        side: the side of the smaller images in pixels.
-
-    Raises:
-        VitkitError: a model cannot be built for these images.
+    `models` are names separated by commas.
     """
-    built = {(name, times * side): _model(name, times * side) for name in names_of(models) for times in _TIMES}
-    works = {
-        f"{name} at {pixels} pixels": lambda model=model, pixels=pixels: _forward(model, pixels)
-        for (name, pixels), model in built.items()
-    }
+    built: dict[tuple[str, int], Model] = {}
+    works: dict[str, Callable[[], Tensor]] = {}
+    for name, pixels in itertools.product(names_of(models), (side, 2 * side)):
+        network = split_network(name)
+        if network is None:
+            model = random_model(config_for(name, image_size=pixels))
+        else:
+            model = random_model(NetworkConfig(library=network[0], name=network[1], image_size=(pixels, pixels)))
+        built[name, pixels] = model
+        works[f"{name} at {pixels} pixels"] = torch.inference_mode()(
+            lambda model=model, pixels=pixels: model(torch.zeros(BATCH, 3, pixels, pixels))
+        )
     timings = dict(zip(built, interleave(works, ROUNDS).values(), strict=True))
     rows, entries = [], []
     for (name, pixels), model in built.items():
@@ -54,7 +55,7 @@ def measure_costs(experiment: Costs, models: str, side: int) -> Result:
         cells = [name, f"{pixels}x{pixels}", f"{info.parameters:,}", f"{info.gmacs:.3g}", f"{speed.median:,.0f}"]
         rows.append((*cells, f"{speed.low:,.0f} to {speed.high:,.0f}", f"{info.activation_bytes / 2**20:.2f}"))
     headings = ("", "images", "parameters", "GMACs", "images/s", "quartiles", "MiB an image in training")
-    sizes = (side, 2 * side) if len(entries) > len(_TIMES) else ()
+    sizes = (side, 2 * side) if len(entries) > 2 else ()  # with several models
     remarks = [fastest_of([each for each in entries if each["image_size"] == pixels]) for pixels in sizes]
     for small, large in zip(entries[::2], entries[1::2], strict=True):
         slower, more = small["images_per_s"] / large["images_per_s"], large["gmacs"] / small["gmacs"]
@@ -62,19 +63,6 @@ def measure_costs(experiment: Costs, models: str, side: int) -> Result:
     remarks.append(f"batches of {BATCH} images, {ROUNDS} rounds in turn, float32, {torch.get_num_threads()} threads")
     figures = {"experiment": experiment.name, "preset": "small", "models": entries}
     return result_of(experiment, figures, headings, tuple(rows), tuple(remarks))
-
-
-def _model(name: str, side: int) -> Model:
-    network = split_network(name)
-    if network is None:
-        return random_model(config_for(name, image_size=side))
-    return random_model(NetworkConfig(library=network[0], name=network[1], image_size=(side, side)))
-
-
-@torch.inference_mode()
-def _forward(model: Model, side: int) -> Tensor:
-    logits: Tensor = model(torch.zeros(BATCH, 3, side, side))
-    return logits
 
 
 def fastest_of(entries: Sequence[Mapping[str, Any]]) -> str:

@@ -8,9 +8,10 @@ paired: with the same seed, all models are pre-trained on the same images.
 from __future__ import annotations
 
 import csv
+import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitkit.data import ImageTable, held_out_split, read_source, split_from_file
+from vitkit.data import held_out_split, read_source, split_from_file
 from vitkit.errors import VitkitError
 from vitkit.evaluation import images_in_words
 from vitkit.experiments.comparison_figures import Judged, JudgedFamily, families_of, pairs_of, read_judged
@@ -39,8 +40,6 @@ SIZES = (1 / 9, 1 / 3, 1.0)  # fractions of the pre-training images
 SHOTS = 5  # images of each class, as in Figure 4
 RESNET = "custom:bit_resnet_micro"  # about as large as the ViT
 HALVES = ("upstream.csv", "downstream.csv")  # lists of the images in each half of the classes
-_FEWEST_CLASSES = 4  # minimum for two classes in each half
-_PRETRAINING = ", pre-training"  # suffix of a model's name in the label of its pre-training
 _LESS = {"epochs": 1 / 3, "lr": 1 / 3}  # factors for a fine-tuning, relative to the pre-training
 
 
@@ -55,8 +54,7 @@ class Transfer:
 def halve(data: str, folder: Path) -> Transfer:
     """Split a source of images into two sources with different classes, and write a CSV list of each into `folder`.
 
-    Every second class goes into the source for the pre-training, and the other classes go into the source for the
-    evaluation.
+    Every second class is for the pre-training, and the others are for the evaluation.
 
     Raises:
         VitkitError: there are fewer than four classes, an image can have several classes, or the images are in an
@@ -64,10 +62,11 @@ def halve(data: str, folder: Path) -> Transfer:
     """
     table = read_source(data)
     table.task.require_single(f"{data}: images with several classes each cannot be halved by class; set --upstream")
-    if len(table.classes) < _FEWEST_CLASSES or table.storage is not None:
+    if len(table.classes) < 4 or table.storage is not None:
         why = "its images are in an archive" if table.storage is not None else f"it has {len(table.classes)} classes"
         raise VitkitError(
-            f"{data} cannot be halved by class, since {why}: set the images to pre-train on with --upstream"
+            "experiments.data-not-halved",
+            f"{data} cannot be halved by class, since {why}: set the images to pre-train on with --upstream",
         )
     for half, name in enumerate(HALVES):
         rows = [i for i in range(len(table)) if table.labels[i] % 2 == half]
@@ -82,30 +81,21 @@ def plan_sizes(
     transfer: Transfer,
     models: str,
     base: Mapping[str, Any],
-    fields_of: Any,
+    fields_of: Callable[[Mapping[str, Any], AblationVariant], Mapping[str, Any]],
     seeds: int,
     here: str,
 ) -> tuple[Plan, list[dict[str, Any]], list[int]]:
-    """Plan all pre-trainings and fine-tunings, without training anything.
+    """Plan all pre-trainings and fine-tunings: the plan, a description of each model, and the images of each part.
 
-    Args:
-        transfer: the two sources of images.
-        models: the names of the models, separated by commas.
-        base: the recipe that all trainings share, without a model.
-        fields_of: a function (base, variant) that returns the recipe of a variant. It raises an error if the user has
-            set a field that the experiment varies.
-        seeds: the number of trainings of each model on each part.
-        here: the placeholder that stands for the experiment's folder in paths of weights.
-
-    Returns:
-        The plan, a description of each model, and the number of images of each part.
-
-    Raises:
-        VitkitError: a model cannot be built or trained on these images, or some pictures are in both sources.
+    `models` are names separated by commas, and `base` is the recipe that all trainings share, without a model.
+    `fields_of` (base, variant) returns the recipe of a variant; it raises an error if the user has set a field that the
+    experiment varies. `here` stands for the experiment's folder in paths of weights.
     """
     names, seed = names_of(models), base.get("seed", 0)
     if len(set(names)) < len(names):
-        raise VitkitError(f"--model {','.join(names)} has a model twice: leave out one of them")
+        raise VitkitError(
+            "experiments.model-twice", f"--model {','.join(names)} has a model twice: leave out one of them"
+        )
     side = next((config_for(name).image_size[0] for name in names if not is_network_name(name)), None)
     first: tuple[Run, Run] | None = None
     described, notes, jobs = [], [], []
@@ -119,13 +109,20 @@ def plan_sizes(
         try:
             starts = [prepared(asked.complete({"data": data})) for data in (transfer.upstream, transfer.downstream)]
         except VitkitError as error:
-            raise VitkitError(f"{name}: {error}") from error
+            raise VitkitError(error.code, f"{name}: {error}") from error
         first = first or (starts[0], starts[1])
-        described.append(_described(name, starts[1]))
-        images = [_training_images(start) for start in starts]
-        _check_enough(transfer.upstream, images[0], starts[0].config.num_classes)
-        for size in SIZES:
-            count = max(round(size * images[0]), 1)
+        info = describe(starts[1].config)
+        described.append({"name": name, "parameters": info.parameters, "gmacs": info.gmacs})
+        images = [_split_images(start).images.table.splits.count("train") for start in starts]
+        classes = starts[0].config.num_classes
+        if images[0] < (least := math.ceil((classes - 0.5) / SIZES[0])):  # the smallest part has one of each class
+            raise VitkitError(
+                "experiments.images-few",
+                f"{transfer.upstream} has {images[0]} training images, and a ninth of them cannot have one of each of "
+                f"its {classes} classes: pre-train on at least {least}",
+            )
+        counts = [max(round(size * images[0]), 1) for size in SIZES]
+        for size, count in zip(SIZES, counts, strict=True):
             subset = {"max_images": count} if count < images[0] else {}
             epochs = {"epochs": max(round(starts[0].recipe.epochs / size), 1)}  # the same number of steps for each part
             upstream = {**shared, **subset, **epochs, "data": transfer.upstream, "method": starts[0].recipe.method}
@@ -135,21 +132,19 @@ def plan_sizes(
                 weights = {"data": transfer.downstream, "weights": f"{here}/{folder}-pretrained"}
                 tuned = fields_of(shared, AblationVariant(name, {**TUNING, **weights}, times=_LESS))
                 tuned = without_fields_of_vits(Recipe.of(tuned, PLANNED))[0].set_fields()
-                before = ComparisonJob(
-                    f"{name}{_PRETRAINING}",
-                    run_seed,
-                    size,
-                    count,
-                    {**upstream, "seed": run_seed},
-                    f"{folder}-pretrained",
-                )
-                jobs += [
-                    before,
-                    ComparisonJob(name, run_seed, size, images[1], {**tuned, "seed": run_seed}, folder),
-                ]
+                before, after = ({**fields, "seed": run_seed} for fields in (upstream, tuned))
+                label, encoder = f"{name}, pre-training", f"{folder}-pretrained"
+                jobs.append(ComparisonJob(label, run_seed, size, count, before, encoder))
+                jobs.append(ComparisonJob(name, run_seed, size, images[1], after, folder))
     assert first is not None
     upstream_images, downstream = map(_split_images, first)
-    _check_apart(upstream_images, downstream, transfer)
+    known = set(upstream_images.images.contents.values())
+    if shared_pictures := sum(content in known for content in downstream.images.contents.values()):
+        raise VitkitError(
+            "experiments.sources-overlap",
+            f"{shared_pictures} pictures are in both {transfer.upstream} and {transfer.downstream}: pre-train on other "
+            "images",
+        )
     notes += [note for start in first for note in (*start.source.unmatched, *start.source.corrections)]
     jobs.sort(key=lambda job: (job.seed, job.fraction))
     plan = Plan(
@@ -161,7 +156,7 @@ def plan_sizes(
         hash_of_images(downstream, held_out_split(downstream.images.table)),
         tuple(dict.fromkeys(notes)),
     )
-    return plan, described, [max(round(size * _training_images(first[0])), 1) for size in SIZES]
+    return plan, described, counts
 
 
 def _split_images(start: Run) -> SplitImages:
@@ -169,49 +164,10 @@ def _split_images(start: Run) -> SplitImages:
     return images
 
 
-def _training_images(start: Run) -> int:
-    return _split_images(start).images.table.splits.count("train")
-
-
-def _check_enough(upstream: str, images: int, classes: int) -> None:
-    """Check that the smallest part of a source can contain an image of each class.
-
-    Raises:
-        VitkitError: the source has too few images.
-    """
-    least = math.ceil((classes - 0.5) / SIZES[0])
-    if images < least:
-        raise VitkitError(
-            f"{upstream} has {images} training images, and a ninth of them cannot have one of each of its {classes} "
-            f"classes: pre-train on at least {least}"
-        )
-
-
-def _described(name: str, start: Run) -> dict[str, Any]:
-    from vitkit.profiling import describe
-
-    info = describe(start.config)
-    return {"name": name, "parameters": info.parameters, "gmacs": info.gmacs}
-
-
-def _check_apart(upstream: SplitImages, downstream: SplitImages, transfer: Transfer) -> None:
-    """Check that the sources share no pictures, because models must not be evaluated on pictures of their pre-training.
-
-    Raises:
-        VitkitError: a picture is in both sources.
-    """
-    known = set(upstream.images.contents.values())
-    if shared := sum(content in known for content in downstream.images.contents.values()):
-        raise VitkitError(
-            f"{shared} pictures are in both {transfer.upstream} and {transfer.downstream}: pre-train on other images"
-        )
-
-
 # --- The result -------------------------------------------------------------------------------------------
 
 
 def conclude(experiment: PretrainingSizes, plan: Plan, begun: Mapping[str, Any], out: Path) -> Result:
-    """Compute the result of the experiment from its finished trainings."""
     tuning = replace(plan, jobs=tuple(job for job in plan.jobs if job.model in plan.models))
     judging = after_training(((job.model, out / job.folder) for job in tuning.jobs), plan.test_hash)
     judging.check()
@@ -219,10 +175,18 @@ def conclude(experiment: PretrainingSizes, plan: Plan, begun: Mapping[str, Any],
     families = families_of(tuning, judged)
     few = [_few_shot_family(tuning, out, each) for each in judged]
     counts = begun["images"]
-    models = [
-        {**row, "by_size": _by_size(row["name"], place, counts, families, few)}
-        for place, row in enumerate(begun["variants"])
-    ]
+    models = []
+    for place, row in enumerate(begun["variants"]):
+        by_size = [
+            {
+                "fraction": size,
+                "images": count,
+                "fine_tuned": _measured(family.family, family.place[row["name"]]),
+                "few_shot": _measured(shots, place),
+            }
+            for size, count, family, shots in zip(SIZES, counts, families, few, strict=True)
+        ]
+        models.append({**row, "by_size": by_size})
     pairs = [pair for family in families for pair in pairs_of(tuning, family)]
     figures = {
         **{name: begun[name] for name in ("vitkit", "experiment", "command")},
@@ -246,60 +210,47 @@ def conclude(experiment: PretrainingSizes, plan: Plan, begun: Mapping[str, Any],
     return _shown(experiment, figures, out)
 
 
-def _by_size(
-    name: str, place: int, counts: Sequence[int], families: Sequence[JudgedFamily], few: Sequence[Family]
-) -> list[dict[str, Any]]:
-    rows = []
-    for size, count, family, shots in zip(SIZES, counts, families, few, strict=True):
-        fine_tuned = _measured(family.family, family.place[name])
-        rows.append({"fraction": size, "images": count, "fine_tuned": fine_tuned, "few_shot": _measured(shots, place)})
-    return rows
-
-
 def _measured(family: Family, place: int) -> dict[str, Any]:
     return {"accuracy": float(family.accuracy[place]), "interval": list(map(float, family.interval(place)))}
 
 
 def _few_shot_family(plan: Plan, out: Path, judged: Judged) -> Family:
-    """Evaluate the frozen features of each pre-trained model by least squares on `SHOTS` images of each class."""
-    right = [
-        [
-            _few_shot(out / f"{job.folder}-pretrained", split_from_file(out / job.folder / SPLIT), judged, job.seed)
-            for job in sorted(plan.jobs, key=lambda job: job.seed)
-            if job.model == name and job.fraction == judged.fraction
-        ]
-        for name in plan.models
-    ]
-    return Family(np.array(right), judged.units)
-
-
-def _few_shot(run: Path, table: ImageTable, judged: Judged, seed: int) -> npt.NDArray[np.bool_]:
-    """Fit least squares to a run's frozen features; return whether each test image is classified correctly, (n,)."""
+    # Least squares on the frozen features of `SHOTS` images of each class evaluates each pre-trained model.
     from vitkit.weights import load
 
-    classifier = load(run)
-    train = table.of_split("train")
-    labels = np.array(train.labels)
-    chosen = draw(labels, SHOTS, seed)
-    places = [*(train.file(int(i)) for i in chosen), *(table.at(path) for path in judged.paths)]
-    features = []
-    for path, outcome in classifier.embed(places, "head"):
-        if isinstance(outcome, str):
-            raise VitkitError(f"{path}: {outcome}")
-        features.append(outcome)
-        receiver()("features of frozen models", len(features), len(places))
-    x = np.stack(features).astype(np.float64)
-    known = [table.classes.index(name) for name in judged.labels]
-    is_right: npt.NDArray[np.bool_] = fit_on(
-        x[: len(chosen)], labels[chosen], x[len(chosen) :], len(table.classes)
-    ) == np.array(known)
-    return is_right
+    right: dict[str, list[npt.NDArray[np.bool_]]] = {name: [] for name in plan.models}
+    for name, job in itertools.product(plan.models, sorted(plan.jobs, key=lambda job: job.seed)):
+        if job.model != name or job.fraction != judged.fraction:
+            continue
+        classifier, table = load(out / f"{job.folder}-pretrained"), split_from_file(out / job.folder / SPLIT)
+        train = table.of_split("train")
+        labels = np.array(train.labels)
+        chosen = draw(labels, SHOTS, job.seed)
+        places = [*(train.file(int(i)) for i in chosen), *(table.at(path) for path in judged.paths)]
+        features = []
+        for path, outcome in classifier.embed(places, "head"):
+            if isinstance(outcome, str):
+                raise VitkitError("experiments.image-unreadable", f"{path}: {outcome}")
+            features.append(outcome)
+            receiver()("features of frozen models", len(features), len(places))
+        x = np.stack(features).astype(np.float64)  # (n, D)
+        predicted = fit_on(x[: len(chosen)], labels[chosen], x[len(chosen) :], len(table.classes))
+        right[name].append(predicted == np.array([table.classes.index(label) for label in judged.labels]))
+    return Family(np.array(list(right.values())), judged.units)  # (M, S, n)
 
 
 def _sentence(plan: Plan, counts: Sequence[int], families: Sequence[JudgedFamily], judged: Sequence[Judged]) -> str:
-    """Return a sentence about the best model, and about the models whose accuracy depends on the number of images."""
     of_recipes = len(plan.seeds) > 1
-    best = [f"pre-trained on {counts[i]} images, {_best(families[i], plan, of_recipes)}" for i in (0, -1)]
+    best = []
+    for i in (0, -1):
+        family, place = families[i].family, families[i].place
+        first = int(family.accuracy.argmax())
+        others = [(first, other) for other in range(family.models) if other != first]
+        tests = family.differences(others, of_recipes=of_recipes)
+        name = "no model"
+        if all(test.is_distinguished for test in tests):
+            name = next(name for name in plan.models if place[name] == first)
+        best.append(f"pre-trained on {counts[i]} images, {name} is better than all others")
     changes = {}
     for name in plan.models:
         right = np.stack([each.of(name) for each in judged])  # (sizes, S, n)
@@ -312,25 +263,12 @@ def _sentence(plan: Plan, counts: Sequence[int], families: Sequence[JudgedFamily
 def changes_in_words(changes: Mapping[str, float], fewest: int) -> str:
     """Return a sentence on how accuracies change if models are pre-trained on all images instead of the smallest part.
 
-    Args:
-        changes: the significant changes in accuracy, by the name of the model.
-        fewest: the number of images of the smallest part.
+    `changes` are the significant changes in accuracy by model, and `fewest` is the number of images of that part.
     """
     if not changes:
         return "for no model, more images change the accuracy significantly"
     said = (f"{name} {'gains' if by > 0 else 'loses'} {100 * abs(by):.1f} points" for name, by in changes.items())
     return f"with all images instead of {fewest}, {', '.join(said)}"
-
-
-def _best(models: JudgedFamily, plan: Plan, of_recipes: bool) -> str:
-    family, place = models.family, models.place
-    best = int(family.accuracy.argmax())
-    others = [(best, other) for other in range(family.models) if other != best]
-    name = next(name for name in plan.models if place[name] == best)
-    tests = family.differences(others, of_recipes=of_recipes)
-    if all(test.is_distinguished for test in tests):
-        return f"{name} is better than all others"
-    return "no model is better than all others"
 
 
 def _shown(experiment: PretrainingSizes, figures: dict[str, Any], out: Path) -> Result:

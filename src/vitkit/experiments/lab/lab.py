@@ -39,7 +39,7 @@ from vitkit.experiments.lab import (
     result_of,
     table_of,
 )
-from vitkit.experiments.lab.ablations import EXPERIMENTS, names
+from vitkit.experiments.lab.ablations import EXPERIMENTS
 from vitkit.model import ViTConfig, config_for, is_network_name, suggest
 from vitkit.system import Progress, log, receiver, silent, without_place, write_json
 from vitkit.text import Between, check_arguments, plural
@@ -47,10 +47,7 @@ from vitkit.training import Recipe, bundled_name, naming, requested, to_table, u
 from vitkit.verbs import Result
 
 Preset = Literal["small", "paper"]
-EPOCHS = 15
-_SMALL: dict[str, Any] = {"weights": "none", "epochs": EPOCHS, "batch_size": 32}
-_MODEL = "vit_micro_patch4_32"  # for photographs, at 32 px; data with its own recipe uses the model of that recipe
-_SIDES = {True: 16, False: 32}  # image size of the models of `data-size`; True: the data has its own recipe
+_SMALL: dict[str, Any] = {"weights": "none", "epochs": 15, "batch_size": 32}
 
 
 def base_fields(
@@ -62,21 +59,27 @@ def base_fields(
     """
     if preset == "paper":
         return requested(recipe_of(published_recipe(ablation), fields), data).set_fields()
-    model = {} if bundled_name(data) is not None else {"model": _MODEL}
+    # Data with its own recipe uses the model of that recipe.
+    model = {} if bundled_name(data) is not None else {"model": "vit_micro_patch4_32"}
     return requested(Recipe.of({**model, **_SMALL, **fields}), data).set_fields()
 
 
 def published_recipe(ablation: Experiment) -> str:
     """Return the name of the bundled recipe with the published hyper-parameters."""
     if ablation.recipe is None:
-        raise VitkitError(f"{ablation.name} has no published recipe; leave out --preset paper")
+        raise VitkitError(
+            "experiments.recipe-missing", f"{ablation.name} has no published recipe; leave out --preset paper"
+        )
     return ablation.recipe
 
 
 def base_config(fields: Mapping[str, Any]) -> ViTConfig:
     """Return the configuration of the model that the variants modify."""
     if is_network_name(str(fields["model"])):
-        raise VitkitError(f"{fields['model']}: an ablation requires a Vision Transformer; set one with --model")
+        raise VitkitError(
+            "experiments.model-unsuitable",
+            f"{fields['model']}: an ablation requires a Vision Transformer; set one with --model",
+        )
     size = {} if fields.get("image_size") is None else {"image_size": fields["image_size"]}
     return config_for(str(fields["model"]), **size, **(fields.get("model_fields") or {}))
 
@@ -84,10 +87,8 @@ def base_config(fields: Mapping[str, Any]) -> ViTConfig:
 def variant_fields(base: Mapping[str, Any], shared: Mapping[str, Any], variant: AblationVariant) -> dict[str, Any]:
     """Return the recipe of one variant.
 
-    Args:
-        base: the recipe that all variants share.
-        shared: the fields that the user has set, none of which may be varied by the experiment.
-        variant: the variant.
+    `base` is the recipe that all variants share. The experiment may vary none of the fields that the user has set
+    (`shared`).
     """
     changed, model = unfold(shared), dict(base.get("model_fields") or {})
     varied = dict(variant.fields)
@@ -96,10 +97,10 @@ def variant_fields(base: Mapping[str, Any], shared: Mapping[str, Any], variant: 
     changes = varied.pop("model_fields", {})
     for name in changes:
         if name in (changed.get("model_fields") or {}):
-            raise VitkitError(f"model.{name} is varied by this experiment: leave it out")
+            raise VitkitError("experiments.field-varied", f"model.{name} is varied by this experiment: leave it out")
     for name in sorted(varied.keys() - {"model", "image_size"}):  # which choose the model that is varied
         if name in changed:
-            raise VitkitError(f"{name} is varied by this experiment: leave it out")
+            raise VitkitError("experiments.field-varied", f"{name} is varied by this experiment: leave it out")
     fields = {**variant.usual, **base, **varied, "model_fields": {**model, **changes}}
     for name, factor in variant.times.items():
         value = fields.get(name, getattr(Recipe(), name))
@@ -131,7 +132,7 @@ if TYPE_CHECKING:
 
     ExperimentName: TypeAlias = str  # choices are known when the table has been read
 else:
-    ExperimentName = Literal[names()]
+    ExperimentName = Literal[tuple(EXPERIMENTS)]
 
 PLAN = "lab-plan.json"  # the planned trainings, written before the first one
 PLACE = ExperimentFolder(PLAN, "experiment")
@@ -141,7 +142,7 @@ DATA = "digits"
 @check_arguments
 def lab(
     name: Annotated[
-        ExperimentName | None, f"The experiment: {', '.join(names())}; without a name, they are listed."
+        ExperimentName | None, f"The experiment: {', '.join(EXPERIMENTS)}; without a name, they are listed."
     ] = None,
     data: str | Path | None = None,
     recipe: str | Path | Recipe | None = None,
@@ -200,66 +201,60 @@ def lab(
     refuse_divided(fields)
     if resume:
         if name is not None or data is not None or model is not None or upstream is not None or fields:
-            raise VitkitError("--resume uses the arguments of --out: leave out all other arguments")
-        return _take_up(out)
+            raise VitkitError(
+                "experiments.argument-changed", "--resume uses the arguments of --out: leave out all other arguments"
+            )
+        return _resume(out)
     if name is None:
         if data is not None or model is not None or upstream is not None or out is not None or fields:
-            raise VitkitError(f"no experiment is named: write one of {', '.join(names())}, or leave out all arguments")
+            raise VitkitError(
+                "experiments.experiment-missing",
+                f"no experiment is named: write one of {', '.join(EXPERIMENTS)}, or leave out all arguments",
+            )
         width = max(map(len, EXPERIMENTS))
         rows = [{"name": each.name, "question": each.question, "source": each.source} for each in EXPERIMENTS.values()]
         lines = [f"{row['name'].ljust(width)}  {row['question']} ({row['source']})" for row in rows]
         listed = {row["name"]: {"question": row["question"], "source": row["source"]} for row in rows}
         return Result("lab", lines, {"experiments": tuple(EXPERIMENTS.values())}, json=listed, rows=rows)
     if name not in EXPERIMENTS:
-        raise VitkitError(f"no experiment {name!r}{suggest(name, list(names()))}; there are: {', '.join(names())}")
+        raise VitkitError(
+            "experiments.experiment-unknown",
+            f"no experiment {name!r}{suggest(name, list(EXPERIMENTS))}; there are: {', '.join(EXPERIMENTS)}",
+        )
     experiment = EXPERIMENTS[name]
     if upstream is not None and not isinstance(experiment, PretrainingSizes):
-        raise VitkitError(f"{name} does not use --upstream, which applies only to data-size: leave it out")
+        raise VitkitError(
+            "experiments.argument-unused",
+            f"{name} does not use --upstream, which applies only to data-size: leave it out",
+        )
     if preset == "paper" and data is None:
         idle: dict[str, Any] = {"out": out, "upstream": upstream}
         idle |= {} if isinstance(experiment, Ablation) else {"model": model, **fields}
         if without_effect := next((field for field, value in idle.items() if value is not None), None):
             raise VitkitError(
-                f"{name} only computes a cost without data, so {without_effect} has no effect: leave it out"
+                "experiments.argument-unused",
+                f"{name} only computes a cost without data, so {without_effect} has no effect: leave it out",
             )
     if isinstance(experiment, PretrainingSizes):
         return _transfer(experiment, data, upstream, model, preset, seeds, fields, out)
     if isinstance(experiment, Costs):
-        if data is not None or fields.keys() - {"image_size"}:
-            field = "--data" if data is not None else min(fields.keys() - {"image_size"})
-            raise VitkitError(f"{name} times models without images or training, so {field} has no effect; leave it out")
-        return _cost(experiment, model, preset, fields, out)
+        return _cost(experiment, data, model, preset, fields, out)
     if isinstance(experiment, Measurement):
-        if fields.keys() - {"seed"}:
-            field = min(fields.keys() - {"seed"})
-            raise VitkitError(f"{name} measures a model without training, so {field} has no effect; leave it out")
-        return _measure(experiment, data, model, preset, seeds, int(fields.get("seed", 0)), out)
+        return _measure(experiment, data, model, preset, seeds, fields, out)
     assert isinstance(experiment, Ablation)
     shared: dict[str, Any] = {**fields} if model is None else {**fields, "model": str(model)}
     if preset == "paper" and data is None:
         return foresee(experiment, shared)
-    return _ablate(experiment, str(data or DATA), preset, seeds, shared, out)
+    data = str(data or DATA)
+    with ExitStack() as hold:
+        folder = None if out is None else PLACE.reserve(out, hold)
+        plan, variants = plan_ablation(experiment, data, preset, seeds, shared)
+        command = _command(experiment, data, {"preset": preset, "seeds": seeds, **shared})
+        folder = folder or _next(experiment, hold)
+        return _begin(experiment, folder, plan, {"command": command, "variants": variants})
 
 
 # --- Trainings ------------------------------------------------------------------------------------------------
-
-
-def _ablate(
-    ablation: Ablation,
-    data: str,
-    preset: Preset,
-    seeds: int,
-    fields: Mapping[str, Any],
-    out: str | Path | None,
-) -> Result:
-    with ExitStack() as hold:
-        folder = None if out is None else PLACE.reserve(out, hold)
-        plan, variants = plan_ablation(ablation, data, preset, seeds, fields)
-        for note in plan.notes:
-            log.info(note)
-        folder = folder or _next(ablation, hold)
-        command = _command(ablation, data, {"preset": preset, "seeds": seeds, **fields})
-        return _begin(ablation, folder, plan, {"command": command, "variants": variants})
 
 
 def _transfer(
@@ -278,7 +273,7 @@ def _transfer(
         return foresee_sizes(experiment)
     source = str(data or DATA)
     base = base_fields(experiment, source, preset, shared)
-    side = _SIDES[bundled_name(source) is not None]
+    side = 32 if bundled_name(source) is None else 16  # data with its own recipe, such as the digits, is small
     names = str(models or f"vit_micro_patch4_{side},vit_micro_r_s4_{side},{RESNET}")
     with ExitStack() as hold:
         folder = PLACE.reserve(out, hold) if out is not None else _next(experiment, hold)
@@ -292,22 +287,21 @@ def _transfer(
             for file in folder.glob("*.csv"):
                 file.unlink()
             raise
-        for note in plan.notes:
-            log.info(note)
         options = {"model": models, "upstream": upstream, "preset": preset, "seeds": seeds, **shared}
         command = _command(experiment, source, {name: value for name, value in options.items() if value is not None})
         return _begin(experiment, folder, plan, {"command": command, "variants": variants, "images": images})
 
 
 def _begin(experiment: Experiment, folder: Path, plan: Plan, described: Mapping[str, Any]) -> Result:
-    """Write the plan, run its trainings, and return the result."""
     begun = {"vitkit": vitkit.__version__, "experiment": experiment.name, **described}
     write_json(folder / PLAN, {**begun, "plan": plan.to_dict()})
+    for note in plan.notes:
+        log.info(note)
     log.info(f"{plural(len(plan.runs()), 'run', 'runs')}, in {folder}")
-    return _go_on(experiment, folder, plan, begun)
+    return _finish(experiment, folder, plan, begun)
 
 
-def _take_up(out: str | Path | None) -> Result:
+def _resume(out: str | Path | None) -> Result:
     from vitkit.experiments.comparison_plan import Plan
 
     with ExitStack() as hold:
@@ -317,19 +311,21 @@ def _take_up(out: str | Path | None) -> Result:
             plan, experiment = Plan.from_dict(begun.pop("plan")), EXPERIMENTS[begun["experiment"]]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise PLACE.damaged(folder) from error
-        return _go_on(experiment, folder, plan, begun)
+        return _finish(experiment, folder, plan, begun)
 
 
-def _go_on(experiment: Experiment, folder: Path, plan: Plan, begun: Mapping[str, Any]) -> Result:
+def _finish(experiment: Experiment, folder: Path, plan: Plan, begun: Mapping[str, Any]) -> Result:
     from vitkit.experiments.comparison_runs import make_all
 
     try:
-        past_help = make_all(in_folder(plan, folder).runs(), folder, 1)
+        diverged = make_all(in_folder(plan, folder).runs(), folder, 1)
     except Interrupted:
         log.info(f"to continue: vitkit lab --resume --out {folder}")
         raise
-    if past_help:
-        raise VitkitError("; ".join(f"{folder / run}: {why}" for run, why in past_help.items()))
+    if diverged:
+        raise VitkitError(
+            "experiments.training-diverged", "; ".join(f"{folder / run}: {why}" for run, why in diverged.items())
+        )
     if isinstance(experiment, PretrainingSizes):
         from vitkit.experiments.lab.data_size import conclude
 
@@ -354,18 +350,27 @@ def _measure(
     model: str | Path | None,
     preset: Preset,
     seeds: int,
-    seed: int,
+    fields: Mapping[str, Any],
     out: str | Path | None,
 ) -> Result:
     from vitkit.experiments.judging import subject_of
 
+    if idle := fields.keys() - {"seed"}:
+        raise VitkitError(
+            "experiments.argument-unused",
+            f"{measurement.name} measures a model without training, so {min(idle)} has no effect; leave it out",
+        )
     if preset == "paper":
-        raise VitkitError(f"{measurement.name} trains nothing and has no recipe: set the model to measure with --model")
+        raise VitkitError(
+            "experiments.recipe-missing",
+            f"{measurement.name} trains nothing and has no recipe: set the model to measure with --model",
+        )
     if model is None:
         raise VitkitError(
-            f"{measurement.name} measures a model: set a run, a checkpoint or published weights with --model"
+            "experiments.argument-missing",
+            f"{measurement.name} measures a model: set a run, a checkpoint or published weights with --model",
         )
-    source = str(data or DATA)
+    source, seed = str(data or DATA), int(fields.get("seed", 0))
     with ExitStack() as hold:
         folder = None if out is None else PLACE.reserve(out, hold)
         subject = subject_of(str(model), source, seeds, seed)
@@ -388,6 +393,7 @@ def _measure(
 
 def _cost(
     experiment: Costs,
+    data: str | Path | None,
     models: str | Path | None,
     preset: Preset,
     fields: Mapping[str, Any],
@@ -395,9 +401,15 @@ def _cost(
 ) -> Result:
     from vitkit.experiments.lab.cost import foresee_costs, measure_costs
 
+    if data is not None or fields.keys() - {"image_size"}:
+        idle = "--data" if data is not None else min(fields.keys() - {"image_size"})
+        raise VitkitError(
+            "experiments.argument-unused",
+            f"{experiment.name} times models without images or training, so {idle} has no effect; leave it out",
+        )
     if preset == "paper":
         return foresee_costs(experiment)
-    side = int(fields.get("image_size") or _SIDES[False])
+    side = int(fields.get("image_size") or 32)
     names = str(models or f"vit_micro_patch4_{side},vit_micro_r_s4_{side},custom:bit_resnet_micro")
     with ExitStack() as hold:
         folder = None if out is None else PLACE.reserve(out, hold)
@@ -440,7 +452,6 @@ def _command(experiment: Experiment, data: str | None, options: Mapping[str, Any
 
 
 HERE = "{folder}"  # placeholder for the experiment's folder, which may be moved
-_OUTCOMES = {1: "held", 0: "not shown", -1: "the other way round"}
 
 
 def plan_ablation(
@@ -456,7 +467,7 @@ def plan_ablation(
     base = base_fields(ablation, data, preset, shared)
     variants = ablation.variants(base_config(base))
     seed = base.get("seed", 0)
-    jobs, remarks, notes, judged_by, images, classes = [], [], [], None, 0, 0
+    jobs, remarks, notes, test_hash, images, classes = [], [], [], None, 0, 0
     folders: dict[str, str] = {}
     entries: list[tuple[str, SplitImages]] = []
     for place, variant in enumerate(variants):
@@ -471,7 +482,7 @@ def plan_ablation(
                 start = prepared(asked)
                 (split_images,) = start.parts
                 entries.append((variant.label, split_images))
-                judged_by = judged_by or hash_of_images(split_images, held_out_split(split_images.images.table))
+                test_hash = test_hash or hash_of_images(split_images, held_out_split(split_images.images.table))
                 images, config = split_images.images.table.splits.count("train"), start.config
                 images, classes = min(images, start.recipe.max_images or images), config.num_classes
                 check_effects(start.recipe, asked)
@@ -483,7 +494,7 @@ def plan_ablation(
             else:
                 config = base_config(fields).replace(num_classes=classes)
         except VitkitError as error:
-            raise VitkitError(f"{variant.label}: {error}") from error
+            raise VitkitError(error.code, f"{variant.label}: {error}") from error
         info = describe(config)
         remarks.append(_described(variant, info.parameters, info.gmacs))
         folders[variant.label] = f"runs/{place + 1}-{re.sub(r'[^a-z0-9]+', '-', variant.label.lower()).strip('-')}"
@@ -494,7 +505,7 @@ def plan_ablation(
             before = pretraining_fields(run_fields, variant) if variant.pretraining else None
             jobs.append(ComparisonJob(variant.label, run_seed, 1.0, images, run_fields, folder, before))
     jobs.sort(key=lambda job: job.seed)  # all variants of one seed are trained one after another
-    assert judged_by is not None
+    assert test_hash is not None
     judging = before_training(entries)
     judging.check()
     notes += judging.findings()
@@ -504,7 +515,7 @@ def plan_ablation(
         tuple(range(seed, seed + seeds)),
         (1.0,),
         tuple(jobs),
-        judged_by,
+        test_hash,
         tuple(dict.fromkeys(notes)),
     )
     return plan, remarks
@@ -586,10 +597,11 @@ def pairs_against(against: str, labels: Sequence[str], judged: Judged) -> list[d
 
 def claims_of(ablation: Ablation, pairs: Sequence[Mapping[str, Any]], seeds: int) -> list[dict[str, str]]:
     """Return each claim of the source with its outcome here, by the test of the verdicts (`outcome_of`)."""
+    outcomes = {1: "held", 0: "not shown", -1: "the other way round"}
     return [
         {
             "claim": f"{quoted(pair['a'])} is better than {quoted(pair['b'])}",
-            "outcome": _OUTCOMES[outcome_of(pair, seeds)],
+            "outcome": outcomes[outcome_of(pair, seeds)],
         }
         for pair in pairs
         if pair["a"] in ablation.better
