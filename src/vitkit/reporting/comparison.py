@@ -27,8 +27,6 @@ from vitkit.reporting.plots import BLUE, GREY, ORANGE, STYLES, in_legend
 from vitkit.text.cells import interval_text, plural, sentence
 from vitkit.text.pages import figure, finding, folded, new_figure, table, to_png, whole_numbers, wide, write_page
 
-_POINTS = 100  # percentage points in 1
-
 _ABOUT = (
     "Accuracy, calibration error and log loss are means over seeds; the other figures are medians. Epochs and seconds "
     "to 90 % and to the best refer to validation accuracy. Training speed includes validation. Prediction is timed for "
@@ -39,7 +37,6 @@ _ABOUT = (
 _SIZE, _ROW = (4.9, 3.5), 0.22  # inches of a picture, and of a row of its legend
 _LONG, _LONGEST = 22, 52  # maximum length of a name in a legend with two columns, and with one
 _MOST_BELOW = 44  # characters of all names below a picture; longer names are slanted
-_GOAL = 0.9
 _BY_EPOCH, _BY_DATA, _BY_COMPUTATION = "Accuracy by epoch", "Accuracy by data", "Accuracy by computation"
 _FINE = tuple(tuple(step / parts for step in range(parts, 10 * parts)) for parts in (10, 5, 2, 1))
 _STEPS = (*_FINE, (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,))
@@ -51,23 +48,41 @@ Model = Mapping[str, Any]
 def write_comparison(
     path: Path, figures: Mapping[str, Any], headings: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> None:
-    """Write the page about a comparison.
+    """Write the page about a comparison into the HTML file `path`.
 
-    Args:
-        path: the HTML file.
-        figures: the content of comparison.json.
-        headings: the headings of the table of models.
-        rows: the rows of the table, one for each model.
+    `figures` is the content of comparison.json. The table of models has these `headings`, and a row for each model.
     """
     models = figures["models"]
     names, *values = zip(*rows, strict=True)  # a column for each model, because there are more values than models
     lines = [[escape(heading), *map(escape, cells)] for heading, cells in zip(headings[1:], values, strict=True)]
+    best, luck = figures["best"], figures["luck"]
+    of = "the only model"
+    if best["of"] > 1:
+        of = (
+            f"the best of {best['of']}. Its measured accuracy of {100 * best['measured']:.1f} % is too optimistic, "
+            "because it was selected on the same images"
+        )
+    bounds = interval_text([100 * end for end in best["interval"]], 1)
+    seeds, images = len(figures["seeds"]), images_in_words(figures["test_images"], figures["split"])
+    chosen = f", which were used to choose {', '.join(figures['chosen_on'])}" if figures.get("chosen_on") else ""
+    over = f"both the {seeds} seeds and the images" if seeds > 1 else "the images, with one seed"
+    tests = (
+        f"All models are evaluated on the same {images}{chosen}. Intervals take into account {over}. p is adjusted for "
+        "all pairs with the same fraction of the data; below 0.05, two models can be distinguished. “As trained” "
+        "compares only these trained models on other images of this kind, not what other seeds would give."
+    )
+    headline = (
+        f'<p><span class="figure">{100 * best["expected"]:.1f} %</span> expected accuracy of '
+        f'{escape(best["model"])}, {of} <span class="soft">(95 %: {bounds})</span></p>'
+    )
+    if luck is not None:
+        headline += f'<p class="soft">{escape(sentence(luck["sentence"]))}</p>'
     body = [
         f"<h1>Which model for {escape(figures['data'])}?</h1>",
-        _headline(figures),
+        headline,
         *map(finding, figures["findings"]),
         "<h2>Which is better</h2>",
-        f"<p>{escape(_describe_tests(figures))}</p>",
+        f"<p>{escape(tests)}</p>",
         "<ul>",
         *(f"<li>{escape(sentence(pair['verdict']))}</li>" for pair in figures["pairs"]),
         "</ul>",
@@ -93,45 +108,18 @@ def write_comparison(
     write_page(path, f"Which model for {figures['data']}?", body)
 
 
-def _headline(figures: Mapping[str, Any]) -> str:
-    best, luck = figures["best"], figures["luck"]
-    bounds = interval_text([_POINTS * end for end in best["interval"]], 1)
-    of = "the only model"
-    if best["of"] > 1:
-        of = (
-            f"the best of {best['of']}. Its measured accuracy of {_POINTS * best['measured']:.1f} % is too optimistic, "
-            "because it was selected on the same images"
-        )
-    moved = "" if luck is None else f'<p class="soft">{escape(sentence(luck["sentence"]))}</p>'
-    return (
-        f'<p><span class="figure">{_POINTS * best["expected"]:.1f} %</span> expected accuracy of '
-        f'{escape(best["model"])}, {of} <span class="soft">(95 %: {bounds})</span></p>{moved}'
-    )
-
-
-def _describe_tests(figures: Mapping[str, Any]) -> str:
-    seeds, images = len(figures["seeds"]), images_in_words(figures["test_images"], figures["split"])
-    chosen = f", which were used to choose {', '.join(figures['chosen_on'])}" if figures.get("chosen_on") else ""
-    over = f"both the {seeds} seeds and the images" if seeds > 1 else "the images, with one seed"
-    return (
-        f"All models are evaluated on the same {images}{chosen}. Intervals take into account {over}. p is adjusted for "
-        "all pairs with the same fraction of the data; below 0.05, two models can be distinguished. “As trained” "
-        "compares only these trained models on other images of this kind, not what other seeds would give."
-    )
-
-
 def _pair_table(pairs: Sequence[Mapping[str, Any]]) -> str:
     has_fractions = len({pair["fraction"] for pair in pairs}) > 1
     rows = []
     for pair in sorted(pairs, key=lambda pair: -pair["fraction"]):
-        low, high = (_POINTS * end for end in pair["interval"])
-        of_trained = [_POINTS * end for end in pair["trained"]["interval"]]
-        needed = "-" if pair["needed"] is None else f"{_POINTS * pair['needed']:.1f}"
+        low, high = (100 * end for end in pair["interval"])
+        of_trained = [100 * end for end in pair["trained"]["interval"]]
+        needed = "-" if pair["needed"] is None else f"{100 * pair['needed']:.1f}"
         rows.append(
             [
                 f"{escape(pair['a'])} &minus; {escape(pair['b'])}",
                 *([f"{pair['fraction']:g}"] if has_fractions else []),
-                f"{_POINTS * pair['difference']:+.1f}",
+                f"{100 * pair['difference']:+.1f}",
                 f"{low:+.1f} to {high:+.1f}",
                 needed,
                 f"{pair['p']:.3f}",
@@ -149,7 +137,7 @@ def _run_table(models: Sequence[Mapping[str, Any]]) -> str:
             f'<a href="{escape(run["folder"])}/report.html">{escape(model["name"])}</a>',
             str(run["seed"]),
             str(run["training_images"]),
-            f"{_POINTS * run['accuracy']:.1f} %",
+            f"{100 * run['accuracy']:.1f} %",
             "-" if run["loss"] is None else f"{run['loss']:.3f}",
             "-" if run["epochs"] is None else str(run["epochs"]),
             "-" if run["seconds"] is None else f"{run['seconds']:.0f}",
@@ -191,40 +179,28 @@ def _pictures(models: Sequence[Model]) -> list[str]:
         ),
     }
     drawn = {caption: draw() for caption, draw in pictures_of(models).items()}
-    if _BY_EPOCH in drawn:
-        about[_BY_EPOCH] += "".join(f" {sentence(text)}" for text in _reached(models))
-    return [_picture(caption, picture, about[caption]) for caption, picture in drawn.items()]
-
-
-def _reached(models: Sequence[Model]) -> list[str]:
-    """State for each model but the best how many epochs it and the best need to reach its highest accuracy.
-
-    Accuracies are those on validation images, as means over seeds.
-    """
-    means = {}
+    means = {}  # over seeds, the accuracy on validation images by epoch
     for model in models:
         curves = [dict(run["curve"]) for run in _whole(model)]
         epochs = sorted(set.intersection(*map(set, curves))) if curves else []
         if epochs:
             means[model["name"]] = {epoch: sum(curve[epoch] for curve in curves) / len(curves) for epoch in epochs}
-    if len(means) < 2:
-        return []
-    best = max(means, key=lambda name: max(means[name].values()))
-    said = []
+    best = max(means, key=lambda name: max(means[name].values()), default=None)
     for name, curve in means.items():
-        if name != best:
+        if best is not None and name != best:
             highest = max(curve.values())
             there = next(epoch for epoch, value in curve.items() if value == highest)
             first = next(epoch for epoch, value in means[best].items() if value >= highest)
-            said.append(
-                f"{best} reaches {_POINTS * highest:.1f} %, the best accuracy of {name}, after "
+            reached = (
+                f"{best} reaches {100 * highest:.1f} %, the best accuracy of {name}, after "
                 f"{plural(first, 'epoch', 'epochs')}; {name} needs {plural(there, 'epoch', 'epochs')}"
             )
-    return said
+            about[_BY_EPOCH] += f" {sentence(reached)}"
+    return [_picture(caption, picture, about[caption]) for caption, picture in drawn.items()]
 
 
 def _learning_curves(models: Sequence[Model]) -> Figure:
-    """Plot validation accuracy by epoch on the largest fraction of the data: thin lines are seeds, thick their mean."""
+    # On the largest fraction of the data; thin lines are seeds, thick ones their mean.
     figure, axis = _new_axes([model["name"] for model in models])
     for place, model in enumerate(models):
         style = _style(place)
@@ -238,14 +214,13 @@ def _learning_curves(models: Sequence[Model]) -> Figure:
         epochs = [epoch for epoch, _ in curves[0][:shared]]
         marker = "." if shared < 15 else ""
         axis.plot(epochs, mean, **style, linewidth=2, marker=marker, label=in_legend(model["name"], _LONGEST))
-    if any(value >= _GOAL for model in models for run in _whole(model) for _, value in run["curve"]):
-        axis.axhline(_GOAL, color=GREY, linewidth=0.8, linestyle=":", label=_percent(_GOAL))
+    if any(value >= 0.9 for model in models for run in _whole(model) for _, value in run["curve"]):
+        axis.axhline(0.9, color=GREY, linewidth=0.8, linestyle=":", label=_percent(0.9))
     whole_numbers(axis.xaxis)
     return _finish(figure, axis, "epoch", "validation accuracy")
 
 
 def _by_images(models: Sequence[Model]) -> Figure:
-    """Plot accuracy by the number of training images, with 95 % intervals."""
     figure, axis = _new_axes([model["name"] for model in models])
     for place, model in enumerate(models):
         images = {run["fraction"]: run["training_images"] for run in model["runs"]}
@@ -268,7 +243,6 @@ def by_compute(models: Sequence[Model]) -> Figure:
 
 
 def _by_strength(models: Sequence[Model], stress: Mapping[str, Any]) -> Figure:
-    """Plot accuracy by the strength of a stress, that is, of a change to the pictures, with 95 % intervals."""
     figure, axis = _new_axes([model["name"] for model in models])
     for place, model in enumerate(models):
         measured = stress["models"][model["name"]]
@@ -293,13 +267,12 @@ def draw_suite(figures: Mapping[str, Any]) -> Figure:
 
 
 def _whole(model: Model) -> list[Mapping[str, Any]]:
-    """Return a model's runs on the largest fraction of the data, without runs that have no learning curve."""
+    # The runs on the largest fraction of the data that have a learning curve.
     last = model["by_fraction"][-1]["fraction"]
     return [run for run in model["runs"] if run["fraction"] == last and run["curve"]]
 
 
 def _style(place: int) -> dict[str, Any]:
-    """Return the colour and line style of the curve with this number."""
     colour, line = STYLES[place % len(STYLES)]
     return {"color": colour, "linestyle": line}
 
@@ -319,7 +292,7 @@ def _bars(
     place: int,
     **style: Any,
 ) -> None:
-    """Draw a line with 95 % intervals as error bars. `place` is the number of the line, which determines its style."""
+    # The number of the line, `place`, determines its style.
     below = [max(value - low, 0.0) for value, (low, _) in zip(y, intervals, strict=True)]
     above = [max(high - value, 0.0) for value, (_, high) in zip(y, intervals, strict=True)]
     marker = _MARKERS[place % len(_MARKERS)]
@@ -328,7 +301,6 @@ def _bars(
 
 
 def _logarithmic(axis: Axes, values: set[int]) -> None:
-    """Make the axis logarithmic, with ticks at these values."""
     axis.set_xscale("log")
     axis.set_xticks(sorted(values))
     axis.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
@@ -355,19 +327,16 @@ def _powers_of_ten(axis: Axes) -> None:
 
 
 def _percent(value: float, _place: int | None = None) -> str:
-    """Return the label of a tick with up to four digits, such as `72.5 %` for 0.725."""
-    return f"{_POINTS * value:.4g} %"
+    return f"{100 * value:.4g} %"
 
 
 def _new_axes(names: Sequence[str], width: float = _SIZE[0]) -> tuple[Figure, Axes]:
-    """Return a figure and its axes, with room below the axes for a legend with these names."""
     columns = 2 if max(map(len, names)) <= _LONG else 1
     figure = new_figure(width, _SIZE[1] + _ROW * -(-len(names) // columns))
     return figure, figure.subplots()
 
 
 def _finish(figure: Figure, axis: Axes, x: str, y: str) -> Figure:
-    """Label the axes, show y as percentages, and put the legend below the axes."""
     axis.set(xlabel=x, ylabel=y)
     axis.yaxis.set_major_formatter(FuncFormatter(_percent))
     axis.grid(alpha=0.25)
@@ -382,8 +351,6 @@ def _finish(figure: Figure, axis: Axes, x: str, y: str) -> Figure:
 # --- Experiments of the lab -----------------------------------------------------------------------------------
 
 _Figures = Mapping[str, Any]
-_WIDTH = 16  # characters of a line below the paper's figures
-_DOT_ROW = 0.42  # inches of a variant in a picture of dots
 
 
 def pictures_of_experiment(
@@ -406,21 +373,20 @@ def pictures_of_experiment(
         case "few-shot":
             return {"Accuracy by images per class": lambda: _few_shot(figures)}
         case "sizes":
-            captions = {
-                "Fine-tuned (Figure 3)": "fine_tuned",
-                f"{figures['shots']} images per class (Figure 4)": "few_shot",
+            return {
+                "Fine-tuned (Figure 3)": partial(_by_size, figures, "fine_tuned"),
+                f"{figures['shots']} images per class (Figure 4)": partial(_by_size, figures, "few_shot"),
             }
-            return {caption: partial(_by_size, figures, key) for caption, key in captions.items()}
     raise ValueError(kind)
 
 
 def _dots(figures: _Figures) -> Figure:
-    """Draw the accuracy of each variant with its 95 % interval, and in a second panel the paper's numbers, if any."""
+    # The accuracy of each variant with its 95 % interval, and in a second panel the paper's numbers, if any.
     variants = figures["variants"]
     matches = [re.match(r"\d+(\.\d+)?", variant["paper"] or "") for variant in variants]
     published = [None if match is None else float(match[0]) for match in matches]
     panels = 2 if any(value is not None for value in published) else 1
-    drawn = new_figure(4.6 + 0.8 * (panels - 1), 1.1 + _DOT_ROW * len(variants))
+    drawn = new_figure(4.6 + 0.8 * (panels - 1), 1.1 + 0.42 * len(variants))
     axes = drawn.subplots(1, panels, squeeze=False, sharey=True, width_ratios=(2, 1)[:panels])[0]
     places = range(len(variants))
     accuracies = [variant["accuracy"] for variant in variants]
@@ -436,7 +402,7 @@ def _dots(figures: _Figures) -> Figure:
     if panels == 2:
         there = [(value, place) for place, value in enumerate(published) if value is not None]
         axes[1].plot(*zip(*there, strict=True), "D", color=ORANGE, markersize=6)
-        column = textwrap.fill(figures.get("column") or "accuracy, %", _WIDTH)
+        column = textwrap.fill(figures.get("column") or "accuracy, %", 16)
         axes[1].set_xlabel(f"in the paper:\n{column}", fontsize=9)
         axes[1].margins(x=0.25)
         axes[1].xaxis.set_major_locator(MaxNLocator(2))
@@ -447,12 +413,12 @@ def _dots(figures: _Figures) -> Figure:
 
 
 def _as_models(variants: Sequence[_Figures]) -> list[dict[str, Any]]:
-    """Convert variants of an experiment to the format that the drawing functions of comparisons read."""
+    # In the format that the drawing functions of comparisons read.
     return [_line(variant["label"], [variant]) for variant in variants]
 
 
 def _line(name: str, variants: Sequence[_Figures]) -> dict[str, Any]:
-    """Convert several variants to one model of a comparison, with their positions in place of fractions of the data."""
+    # Several variants become one model of a comparison, with their positions in place of fractions of the data.
     parts = [
         {"fraction": place, **{key: variant[key] for key in ("accuracy", "interval")}}
         for place, variant in enumerate(variants)
@@ -462,7 +428,7 @@ def _line(name: str, variants: Sequence[_Figures]) -> dict[str, Any]:
 
 
 def _by_computation(variants: Sequence[_Figures], lines: Mapping[str, Sequence[str]]) -> Figure:
-    """Plot accuracy by the FLOPs of a training (Figures 5 and 8). Each entry of `lines` becomes a line."""
+    # Figures 5 and 8 of the paper.
     by_label = {variant["label"]: variant for variant in variants}
     models = []
     for name, labels in lines.items():
@@ -483,7 +449,7 @@ def _few_shot(figures: _Figures) -> Figure:
 
 
 def _by_size(figures: _Figures, key: str) -> Figure:
-    """Plot accuracy by the number of pre-training images (Figures 3 and 4); `key` is `fine_tuned` or `few_shot`."""
+    # Figures 3 and 4 of the paper.
     drawn, axis = _new_axes([model["name"] for model in figures["models"]])
     for place, model in enumerate(figures["models"]):
         parts = model["by_size"]

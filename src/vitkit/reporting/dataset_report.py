@@ -17,7 +17,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from vitkit.data.decode import UnreadableImageError, decode
-from vitkit.data.doctor.examine import Copies, Diagnosis
+from vitkit.data.doctor.examine import Diagnosis
 from vitkit.data.labels import Suspect, chance_in_words
 from vitkit.data.splits import SPLITS
 from vitkit.data.storage import Place
@@ -33,12 +33,7 @@ _SUSPECTS = 300  # photographs; more would slow browsers down
 
 
 def write_checkup(path: Path, diagnosis: Diagnosis) -> None:
-    """Write the page about the check-up of a data set.
-
-    Args:
-        path: the HTML file.
-        diagnosis: the diagnosis of the data set.
-    """
+    """Write the page about the check-up of a data set into the HTML file `path`."""
     images = diagnosis.table
     kinds = {
         "format": Counter(diagnosis.facts.column("format")),
@@ -50,18 +45,29 @@ def write_checkup(path: Path, diagnosis: Diagnosis) -> None:
         found = ", ".join(f"{count} {value}" for value, count in counts.most_common())
         files.append([kind, escape(found or "none")])
     unreadable = [[escape(file), escape(reason)] for file, reason in diagnosis.unreadable.items()]
-    summary = f'<span class="figure">{len(images)}</span> images in {len(images.classes)} classes'
     body = [
         f"<h1>{escape(without_place(images.name))}</h1>",
-        f"<p>{summary}</p>",
+        f'<p><span class="figure">{len(images)}</span> images in {len(images.classes)} classes</p>',
         *([f"<p>{escape(images.layout)}</p>"] if images.layout else []),
         *[finding(str(problem)) for problem in diagnosis.findings],
         *(figure(caption, to_png(draw())) for caption, draw in pictures_of(diagnosis).items()),
         "<h2>Files</h2>",
         table(files),
         *(["<h2>Unreadable</h2>", table(unreadable)] if unreadable else []),
-        *_galleries(images, diagnosis.copies),
     ]
+    conflicts = [group for group in diagnosis.copies if group.is_conflict]
+    leaks = [group for group in diagnosis.copies if group.is_leak and not group.is_conflict]
+    others = [group for group in diagnosis.copies if not group.is_leak and not group.is_conflict]
+    kinds_of_copies = {"One picture, two classes": conflicts, "One picture, two splits": leaks, "Copies": others}
+    for title, groups in kinds_of_copies.items():
+        if groups:
+            more = f" (the first {_SHOWN} of {len(groups)})" if len(groups) > _SHOWN else ""
+            body.append(f"<h2>{title}{more}</h2>")
+        for group in groups[:_SHOWN]:
+            cells = [_cell(images, i) for i in group.images[:_IN_A_ROW]]
+            left = len(group.images) - _IN_A_ROW
+            rest = f"<p>and {left} more</p>" if left > 0 else ""
+            body.append(f'<p class="soft">{group.kind}</p><div class="row">{"".join(cells)}</div>{rest}')
     write_page(path, f"{without_place(images.name)}: check-up", body)
 
 
@@ -74,27 +80,6 @@ def pictures_of(diagnosis: Diagnosis) -> dict[str, Callable[[], Figure]]:
         "Images per class": lambda: plots.class_counts(by_split or {"images": images.counts()}, images.classes),
         "Sizes": lambda: plots.sizes(sizes),
     }
-
-
-def _galleries(images: ImageTable, copies: Sequence[Copies]) -> list[str]:
-    conflicts = [group for group in copies if group.is_conflict]
-    leaks = [group for group in copies if group.is_leak and not group.is_conflict]
-    others = [group for group in copies if not group.is_leak and not group.is_conflict]
-    pieces = []
-    for title, groups in (
-        ("One picture, two classes", conflicts),
-        ("One picture, two splits", leaks),
-        ("Copies", others),
-    ):
-        if groups:
-            more = f" (the first {_SHOWN} of {len(groups)})" if len(groups) > _SHOWN else ""
-            pieces.append(f"<h2>{title}{more}</h2>")
-        for group in groups[:_SHOWN]:
-            cells = [_cell(images, i) for i in group.images[:_IN_A_ROW]]
-            others_of_group = len(group.images) - _IN_A_ROW
-            rest = f"<p>and {others_of_group} more</p>" if others_of_group > 0 else ""
-            pieces.append(f'<p class="soft">{group.kind}</p><div class="row">{"".join(cells)}</div>{rest}')
-    return pieces
 
 
 def _cell(images: ImageTable, index: int) -> str:
@@ -160,8 +145,7 @@ def write_drift(
         path: the HTML file.
         verdict: the result in a sentence.
         tests: the rows of the table that `vitkit.doctor` returns.
-        shares: for each class, the fraction of the earlier images and the fraction of the photographs for which the
-            class is predicted.
+        shares: for each class, the fractions of the earlier images and of the photographs that are predicted as it.
         unfamiliar: the paths of the photographs that differ most from the earlier images, with the lines of their
             captions.
         notes: remarks on the comparison.
@@ -173,6 +157,14 @@ def write_drift(
         f"If these photographs came about like the validation and test images, a value of at most {level:g} in the "
         f"column <em>adjusted p</em> would occur in at most {100 * level:g}% of such comparisons."
     )
+    rows = []
+    for name, (before, now) in sorted(shares.items(), key=lambda item: -abs(item[1][1] - item[1][0]))[:_CLASSES]:
+        bars = "<br>".join(  # whose lengths are the shares
+            f'<meter min="0" max="1" value="{share:.4f}" aria-label="{escape(name)}, {when}"></meter>'
+            for share, when in ((before, "before"), (now, "now"))
+        )
+        rows.append([f"{escape(name)}<br>{bars}", f"{before:.1%}", f"{now:.1%}"])
+    more = len(shares) - len(rows)
     pictures = thumbnails((Path(file) for file, _ in unfamiliar), _THUMBNAIL)
     body = [
         "<h1>Are these the photographs that the model was made for?</h1>",
@@ -183,7 +175,8 @@ def write_drift(
         table_of_tests(tests),
         f"<p>{meaning} {escape(detection[:1].upper() + detection[1:])}.</p>",
         "<h2>Predicted classes</h2>",
-        *_shares(shares),
+        table(rows, ["class", "before", "now"]),
+        *([f"<p>and {more} more classes, whose shares differ less</p>"] if more else []),
         "<h2>Photographs that differ most</h2>",
         f"<p>{_ORDER}</p>",
         gallery([(picture, "", lines) for picture, (_, lines) in zip(pictures, unfamiliar, strict=True)]),
@@ -201,18 +194,3 @@ def table_of_tests(tests: Sequence[Mapping[str, Any]]) -> str:
         compared = f"before: {escape(row['before'])}<br>now: {escape(row['now'])}"
         rows.append([f'{title}<br><span class="soft">{compared}</span>', p])
     return table(rows, ["", "adjusted p"])
-
-
-def _shares(shares: Mapping[str, tuple[float, float]]) -> list[str]:
-    """Return the HTML table of the classes, sorted by decreasing change of their shares."""
-    ordered = sorted(shares.items(), key=lambda item: -abs(item[1][1] - item[1][0]))[:_CLASSES]
-    rows = []
-    for name, (before, now) in ordered:
-        bars = "<br>".join(  # whose lengths are the shares
-            f'<meter min="0" max="1" value="{share:.4f}" aria-label="{escape(name)}, {when}"></meter>'
-            for share, when in ((before, "before"), (now, "now"))
-        )
-        rows.append([f"{escape(name)}<br>{bars}", f"{before:.1%}", f"{now:.1%}"])
-    more = len(shares) - len(rows)
-    rest = [f"<p>and {more} more classes, whose shares differ less</p>"] if more else []
-    return [table(rows, ["class", "before", "now"]), *rest]

@@ -75,12 +75,6 @@ def script() -> str:
     return "".join(_with_needs("report", set()))
 
 
-@cache
-def styles() -> str:
-    """Return the style sheet of the views."""
-    return static("views.css")
-
-
 def _with_needs(name: str, done: set[str]) -> list[str]:
     done.add(name)
     text = static(f"{name}.js")
@@ -129,43 +123,49 @@ def write_report(
     """
     photographs = ReportPhotographs.of(evaluation, root, doubts, laid_out)
     rest = {caption: png for caption, png in pictures.items() if caption not in (CONFUSION, CONFIDENCE, POINTS)}
+    classes, join = evaluation.classes, "and" if isinstance(evaluation, MultiEvaluation) else "or"
+    task = f"{', '.join(classes[:-1])} {join} {classes[-1]}?" if len(classes) > 1 else classes[0]
+    if len(classes) > 5:
+        task = f"{', '.join(classes[:5])} {join} {len(classes) - 5} more classes?"
+    caveats = []
+    if evaluation.chosen:
+        what = ", ".join(evaluation.chosen)
+        text = f"all figures here are too optimistic, because the validation images were also used to choose ({what})"
+        caveats = [finding(f"note: {text}; only the figures on a test split are not affected by such choices")]
+    points = []
+    if laid_out is not None:
+        drawn = [] if POINTS not in pictures else [image(POINTS, pictures[POINTS], "png", DRAWN)]
+        text = (
+            "Images that look similar to the model are close together (t-SNE). A ring around a point marks a mistake."
+        )
+        points = [f"<h2>{escape(POINTS)}</h2>", f"<p>{text}</p>", _view("embedding", *drawn)]
     body = [
-        f"<h1>{escape(_task(evaluation))}</h1>",
+        f"<h1>{escape(task)}</h1>",
         f'<p class="soft">{escape(title)}</p>',
         headline(numbers),
-        *_caveat(evaluation),
+        *caveats,
         *shown_findings(findings),
         *_classes(evaluation, numbers),
         *_confusion(evaluation, numbers, pictures.get(CONFUSION)),
         *confidence(evaluation, numbers, pictures.get(CONFIDENCE)),
-        *([] if root is None else _gallery_of(evaluation, photographs, path.parent)),
+        *([] if root is None else _photographs(evaluation, photographs, path.parent)),
         *_explained(explained, photographs),
-        *([] if root is None else _doubted(doubts, photographs)),
-        *_points(POINTS, laid_out, pictures.get(POINTS)),
+        *([] if root is None else _label_errors(doubts, photographs)),
+        *points,
         *_figures(evaluation, numbers),
         *_operating_table(numbers),
         *_promises(numbers),
         *_unknown(numbers),
-        *[figure(caption, picture, is_photograph=caption in _PHOTOGRAPHS) for caption, picture in rest.items()],
+        *[figure(caption, picture, is_photograph=caption == _SEEN) for caption, picture in rest.items()],
         "<h2>The run</h2>",
         table([[escape(name), escape(value)] for name, value in facts.items()]),
         *(["<h2>Recipe</h2>", folded("The complete recipe", listing(recipe))] if recipe else []),
     ]
     data = _data(evaluation, numbers, photographs, laid_out, doubts if root is not None else ())
-    write_page(path, title, body, Live(styles(), script(), data))
+    write_page(path, title, body, Live(static("views.css"), script(), data))
 
 
-_NAMED = 5  # classes in the title of a report
-_PHOTOGRAPHS = ("What the model sees in training",)  # captions of pictures that are not drawn
-
-
-def _task(evaluation: Evaluation) -> str:
-    """Return the title of the page, such as `daisy, rose or tulip?`."""
-    classes = evaluation.classes
-    join = "and" if isinstance(evaluation, MultiEvaluation) else "or"
-    if len(classes) > _NAMED:
-        return f"{', '.join(classes[:_NAMED])} {join} {len(classes) - _NAMED} more classes?"
-    return f"{', '.join(classes[:-1])} {join} {classes[-1]}?" if len(classes) > 1 else classes[0]
+_SEEN = "What the model sees in training"  # the caption of a picture that consists of photographs
 
 
 def pictures_of(evaluation: Evaluation, laid_out: LaidOut | None) -> dict[str, Callable[[], Figure]]:
@@ -199,7 +199,6 @@ def _data(
     laid_out: LaidOut | None,
     doubts: Sequence[LabelError],
 ) -> dict[str, Any]:
-    """Return the data of the interactive views."""
     shown = photographs.listed
     is_multi = isinstance(evaluation, MultiEvaluation)
     kind = "all" if is_multi or (evaluation.predicted == evaluation.labels).all() else "wrong"
@@ -314,7 +313,7 @@ def _class_table(rows: Mapping[str, Mapping[str, Any]], most: int, heads: Sequen
 
 
 def _operating_table(numbers: Mapping[str, Any]) -> list[str]:
-    """Compare the results for the class frequencies in training with those for equal frequencies, if measured."""
+    # The results for the class frequencies in training beside those for equal frequencies, if measured.
     points = numbers.get("operating_points")
     if points is None:
         return []
@@ -332,7 +331,7 @@ def _operating_table(numbers: Mapping[str, Any]) -> list[str]:
 
 
 def _promises(numbers: Mapping[str, Any]) -> list[str]:
-    """Return the measured coverage of prediction sets, and accuracy of confident predictions; empty if not measured."""
+    # The measured coverage of prediction sets, and accuracy of confident predictions.
     entry = numbers.get("promises")
     if entry is None:
         return []
@@ -382,12 +381,11 @@ def _promises(numbers: Mapping[str, Any]) -> list[str]:
 
 
 def _kind(entry: Mapping[str, Any]) -> str:
-    """Return the kind of images that the values in `entry` are based on, such as `validation images`."""
     return CROSS_VALIDATED if entry.get("folds") else VALIDATION
 
 
 def _unknown(numbers: Mapping[str, Any]) -> list[str]:
-    """Return the section on how well the model notices images of none of its classes; empty if it has no score."""
+    # How well the model notices images of none of its classes.
     entry = numbers.get("unknown")
     if entry is None:
         return []
@@ -405,13 +403,22 @@ def _unknown(numbers: Mapping[str, Any]) -> list[str]:
         rows = []
         for row in entry["limits"]:
             low, high = row["bounds"]
-            some = "mostly missed" if low >= _MISSED else "some are missed"
-            rows.append(
-                [
-                    *(escape(row["kind"]), f"{row['share']:.0%}", interval_text(row["bounds"])),
-                    *("mostly noticed" if high <= _NOTICED else some, _basis(row, _kind(entry))),
-                ]
-            )
+            noticed = "mostly missed" if low >= 0.5 else "some are missed"
+            if high <= 0.2:
+                noticed = "mostly noticed"
+            basis = f"{row['images']} pictures made from {_kind(entry)}"
+            if row["classes"]:
+                basis = (
+                    f"{row['images']} images of {row['classes']} classes, each left out in turn, by the initial "
+                    "weights; the interval is for another class"
+                )
+            elif row.get("sorts"):
+                basis = (
+                    f"{row['images']} pictures of {row['sorts']} sorts made from {_kind(entry)}; the interval is for "
+                    "another sort"
+                )
+            share = f"{row['share']:.0%}"
+            rows.append([escape(row["kind"]), share, interval_text(row["bounds"]), noticed, basis])
         words = ["noticed or missed", "measured on"]
         heads = ["images", "pass as known", "95 % interval", *words]
         body += [f"<p>{caught}</p>", wide(table(rows, heads, words))]
@@ -429,30 +436,13 @@ def _unknown(numbers: Mapping[str, Any]) -> list[str]:
     return body
 
 
-_MISSED, _NOTICED = 0.5, 0.2  # limits of the fraction that passes as known
-
-
-def _basis(limit: Mapping[str, Any], kind: str) -> str:
-    if limit["classes"]:
-        return (
-            f"{limit['images']} images of {limit['classes']} classes, each left out in turn, by the initial weights; "
-            "the interval is for another class"
-        )
-    if limit.get("sorts"):
-        return (
-            f"{limit['images']} pictures of {limit['sorts']} sorts made from {kind}; the interval is for another sort"
-        )
-    return f"{limit['images']} pictures made from {kind}"
-
-
-_PAIRS, _CLASSES, _LEAST_COVERED = 20, 1_000, 20  # rows without a script
+_CLASSES, _LEAST_COVERED = 1_000, 20  # rows without a script
 _OTHER_TITLES = {  # titles of figures that are not in the registry of metrics
     "ece_before_temperature": "the calibration error at temperature 1",
     "temperature": "temperature",
     "roc_auc": "area under the ROC curve, mean over classes",
     "average_precision": "average precision, mean over classes",
 }
-_NAMES = {"val": "validation images", "all": "all images"}
 
 
 def _view(name: str, *content: str) -> str:
@@ -480,17 +470,7 @@ def headline(numbers: Mapping[str, Any]) -> str:
     )
 
 
-def _caveat(evaluation: Evaluation) -> list[str]:
-    """Return a warning if something was chosen on the evaluated images; otherwise an empty list."""
-    if not evaluation.chosen:
-        return []
-    what = ", ".join(evaluation.chosen)
-    text = f"all figures here are too optimistic, because the validation images were also used to choose ({what})"
-    return [finding(f"note: {text}; only the figures on a test split are not affected by such choices")]
-
-
 def _classes(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
-    """Return the section with a table of all classes; for multi-label models, also the section of thresholds."""
     more = len(evaluation.classes) - _CLASSES
     left = [f"<p>The first {_CLASSES:,} classes; {more:,} more are in the page's data.</p>"] if more > 0 else []
     if not isinstance(evaluation, MultiEvaluation):
@@ -507,7 +487,6 @@ def _classes(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
 
 
 def _confusion(evaluation: Evaluation, numbers: Mapping[str, Any], drawn: bytes | None) -> list[str]:
-    """Return the section with the confusion matrix; empty for multi-label models."""
     if isinstance(evaluation, MultiEvaluation):
         return []
     if not numbers["confused"]:
@@ -515,7 +494,7 @@ def _confusion(evaluation: Evaluation, numbers: Mapping[str, Any], drawn: bytes 
     else:
         pairs = [
             [escape(pair["true"]), escape(pair["predicted"]), str(pair["count"]), f"{100 * pair['share']:.1f} %"]
-            for pair in numbers["confused"][:_PAIRS]
+            for pair in numbers["confused"][:20]
         ]
         heads = ["true", "predicted", "images", "of the true class"]
         words = ["<h3>Most often confused</h3>", wide(table(pairs, heads))]
@@ -535,46 +514,52 @@ def confidence(evaluation: Evaluation, numbers: Mapping[str, Any], drawn: bytes 
         rows.append([f"{100 * at:.0f} %", f"{100 * answered / n:.1f} %", part, str(answered - right)])
     heads = ["minimum confidence", "images kept", "of those right", "mistakes left"]
     picture = [] if drawn is None else [image("Confidence and accuracy", drawn, "png", DRAWN)]
+    explained = []
+    if (rise := calibration_rise(evaluation, numbers)) is not None:
+        before, after = numbers["ece_before_temperature"], numbers["ece"]
+        why = (
+            "such a rise can occur by chance even if the temperature is right"
+            if rise.is_chance
+            else "this is more than chance explains, so these images differ from those that the temperature was fitted "
+            "on, or it was fitted on too few"
+        )
+        text = (
+            f"The temperature increased the calibration error from {before:.4f} to {after:.4f}: with "
+            f"{plural(n, 'image', 'images')}, {why}. The temperature minimises the log loss on the validation images. "
+            "It usually also reduces the calibration error on other images, but not always, because that error is "
+            "noisy."
+        )
+        explained = [f"<p>{escape(text)}</p>"]
     return [
         "<h2>Confidence</h2>",
-        *_rise(evaluation, numbers),
+        *explained,
         _view("reliability", *picture),
         "<h3>Rejecting uncertain predictions</h3>",
         _view("threshold", wide(table(rows, heads))),
     ]
 
 
-def _rise(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
-    """Return a paragraph that explains why the temperature increased the calibration error; empty if it did not."""
-    rise = calibration_rise(evaluation, numbers)
-    if rise is None:
-        return []
-    before, after, n = numbers["ece_before_temperature"], numbers["ece"], len(evaluation.labels)
-    why = (
-        f"with {plural(n, 'image', 'images')}, such a rise can occur by chance even if the temperature is right"
-        if rise.is_chance
-        else f"with {plural(n, 'image', 'images')}, this is more than chance explains, so these images differ from "
-        "those that the temperature was fitted on, or it was fitted on too few"
-    )
-    text = (
-        f"The temperature increased the calibration error from {before:.4f} to {after:.4f}: {why}. The temperature "
-        "minimises the log loss on the validation images. It usually also reduces the calibration error on other "
-        "images, but not always, because that error is noisy."
-    )
-    return [f"<p>{escape(text)}</p>"]
-
-
-def _gallery_of(evaluation: Evaluation, photographs: ReportPhotographs, folder: Path) -> list[str]:
-    """Return the section of photographs with their predictions. Without a script, it shows the worst mistakes."""
+def _photographs(evaluation: Evaluation, photographs: ReportPhotographs, folder: Path) -> list[str]:
+    # Without a script, the section shows the worst mistakes.
     n, here, listed = len(evaluation.paths), len(photographs.of_images), len(photographs.listed)
     held = [] if here == n else [f"this page contains the photographs of {here:,} of {n:,} images"]
     held += [] if listed == n else [f"{listed:,} images are listed, and the others are left out"]
     words = f"<p>{'; '.join(held).capitalize()}.</p>" if held else ""
-    cells = [
-        (photographs.of_images[i], f'data-image="{photographs.place(i)}"', _lines(evaluation, i))
-        for i in photographs.first
-        if i in photographs.of_images
-    ]
+    cells = []
+    for i in photographs.first:
+        if i not in photographs.of_images:
+            continue
+        true, said = evaluation.labels[i], evaluation.predicted[i]
+        if isinstance(evaluation, MultiEvaluation):
+            sets = ([name for name, has in zip(evaluation.classes, one, strict=True) if has] for one in (true, said))
+            label, predicted = (", ".join(names) or "none" for names in sets)
+        else:
+            label = evaluation.classes[true]
+            predicted = f"{evaluation.classes[said]} {100 * evaluation.probabilities[i].max():.1f} %"
+        now = evaluation.since.get(evaluation.paths[i])  # if the label has changed since earlier runs
+        since = [] if now is None else [f"now: {now}"]
+        lines = (f"your label: {label}", *since, f"predicted: {predicted}", evaluation.paths[i])
+        cells.append((photographs.of_images[i], f'data-image="{photographs.place(i)}"', lines))
     head = ""
     if not isinstance(evaluation, MultiEvaluation):
         head = "<h3>The most confident mistakes</h3>" if cells else "<p>The model made no mistakes.</p>"
@@ -587,21 +572,8 @@ def _gallery_of(evaluation: Evaluation, photographs: ReportPhotographs, folder: 
     return ["<h2>Photographs</h2>", words, *studio, _view("gallery", head, gallery(cells))]
 
 
-def _lines(evaluation: Evaluation, i: int) -> tuple[str, ...]:
-    if isinstance(evaluation, MultiEvaluation):
-        both = (evaluation.labels[i], evaluation.predicted[i])
-        sets = (", ".join(name for name, has in zip(evaluation.classes, each, strict=True) if has) for each in both)
-        true, said = (names or "none" for names in sets)
-    else:
-        true, said = evaluation.classes[evaluation.labels[i]], evaluation.classes[evaluation.predicted[i]]
-        said += f" {100 * evaluation.probabilities[i].max():.1f} %"
-    now = evaluation.since.get(evaluation.paths[i])  # if the label has changed since earlier runs
-    since = [] if now is None else [f"now: {now}"]
-    return f"your label: {true}", *since, f"predicted: {said}", evaluation.paths[i]
-
-
 def _explained(mistakes: Sequence[Explained], photographs: ReportPhotographs) -> list[str]:
-    """Return the section with the worst mistakes and the picture regions that led to these mistakes."""
+    # The worst mistakes, and the picture regions that led to them.
     if not mistakes:
         return []
     pieces = ["<h2>Where the mistakes come from</h2>"]
@@ -616,8 +588,7 @@ def _explained(mistakes: Sequence[Explained], photographs: ReportPhotographs) ->
     return pieces
 
 
-def _doubted(doubts: Sequence[LabelError], photographs: ReportPhotographs) -> list[str]:
-    """Return the section of suspected label errors."""
+def _label_errors(doubts: Sequence[LabelError], photographs: ReportPhotographs) -> list[str]:
     if not doubts:
         return []
     chance = by_chance(len(doubts), sum(error.chance for error in doubts))
@@ -633,22 +604,9 @@ def _doubted(doubts: Sequence[LabelError], photographs: ReportPhotographs) -> li
     return ["<h2>Labels to look at</h2>", f"<p>{words}</p>", _view("doubts", gallery(cells))]
 
 
-def _points(caption: str, laid_out: LaidOut | None, drawn: bytes | None) -> list[str]:
-    """Return the section that shows images as points in the plane; empty if `laid_out` is None."""
-    if laid_out is None:
-        return []
-    words = "Images that look similar to the model are close together (t-SNE). A ring around a point marks a mistake."
-    return [
-        f"<h2>{escape(caption)}</h2>",
-        f"<p>{words}</p>",
-        _view("embedding", *([] if drawn is None else [image(caption, drawn, "png", DRAWN)])),
-    ]
-
-
 def _figures(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
-    """Return the section with all metrics and intervals; empty for multi-label models, which have them in the head."""
     if isinstance(evaluation, MultiEvaluation):
-        return []
+        return []  # its metrics are in the headline
     rows = []
     names = {name: metric.title for name, metric in METRICS["single"].items()} | _OTHER_TITLES
     for key, name in names.items():
@@ -656,5 +614,5 @@ def _figures(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
             bounds = numbers["intervals_95"].get(key)
             interval = "" if bounds is None else interval_text(bounds, 4)
             rows.append([escape(name), f"{numbers[key]:.4f}", interval])
-    of = _NAMES.get(evaluation.split, f"{evaluation.split} images")
+    of = {"val": "validation images", "all": "all images"}.get(evaluation.split, f"{evaluation.split} images")
     return [f"<h2>Figures of {escape(of)}</h2>", wide(table(rows, ["", "", "95 % interval"]))]

@@ -44,11 +44,7 @@ class CardFacts(Protocol):
 def model_card_text(name: str, model: CardFacts, made_with: str, run: Path | None = None) -> str:
     """Return a model card in Markdown: the model, its training data and its accuracy, without local paths.
 
-    Args:
-        name: the name of the model.
-        model: a `Classifier`, or another object with the same attributes (`CardFacts`).
-        made_with: the version of vitkit that wrote the model.
-        run: the run folder with its evaluation and split; None if there is none.
+    `made_with` is the version of vitkit that wrote the model, and `run` the run folder with its evaluation and split.
 
     Raises:
         VitkitError: the evaluation of the run is damaged.
@@ -68,7 +64,7 @@ def model_card_text(name: str, model: CardFacts, made_with: str, run: Path | Non
             *(f"- {markdown_text(each)}" for each in model.classes[:_LISTED]),
             *([f"- and {more} more"] if more > 0 else []),
         ],
-        _about_training(model.provenance, {} if run is None else _counts(run / SPLIT)),
+        _about_training(model.provenance, run),
         _about_figures(figures),
         _about_unknown(figures),
         [
@@ -83,15 +79,12 @@ def model_card_text(name: str, model: CardFacts, made_with: str, run: Path | Non
     return "\n".join(line for part in parts for line in [*part, ""]).rstrip() + "\n"
 
 
-def _counts(file: Path) -> dict[str, int]:
-    """Return the number of photographs of each split in a split.json; empty if the file is missing or invalid."""
-    with suppress(OSError, VitkitError, AttributeError, TypeError):
-        splits = read_json(file).get("splits", {})
-        return {name: sum(len(images) for images in by_class.values()) for name, by_class in splits.items()}
-    return {}
-
-
-def _about_training(provenance: Mapping[str, Any], counts: Mapping[str, int]) -> list[str]:
+def _about_training(provenance: Mapping[str, Any], run: Path | None) -> list[str]:
+    counts: dict[str, int] = {}
+    if run is not None:
+        with suppress(OSError, VitkitError, AttributeError, TypeError):  # if split.json is missing or invalid
+            splits = read_json(run / SPLIT).get("splits", {})
+            counts = {name: sum(len(images) for images in by_class.values()) for name, by_class in splits.items()}
     recipe = provenance.get("recipe", {})
     rows = {
         "model": recipe.get("model"),

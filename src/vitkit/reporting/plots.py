@@ -83,10 +83,7 @@ def draw_curve(
     mixed, and the legend says so.
     """
     key = {"loss": "loss", "accuracy": "acc"}[measure]
-    for part, label, colour in (
-        ("train", "training (batches as seen)", BLUE),
-        ("val", "validation", ORANGE),
-    ):
+    for part, label, colour in (("train", "training (batches as seen)", BLUE), ("val", "validation", ORANGE)):
         name = f"{part}_{key}"
         points = [(row["epoch"] + 1, row[name]) for row in rows if name in row]
         if is_mixed and name == "train_acc":
@@ -180,12 +177,8 @@ def ranking(
     """Plot the ROC and precision-recall curves of each class against the rest.
 
     If there are more than 12 classes, only the five with the lowest average precision and the mean of all are shown.
-
-    Args:
-        by_class: curves of the classes that occur, by class number.
-        labels: true classes, (n,).
-        probabilities: predicted class probabilities, (n, K).
-        classes: the K class names.
+    `by_class` has the curves of the classes that occur by number. The true `labels` are (n,), the `probabilities`
+    (n, K).
     """
     figure = new_figure(10.5, 4.4)
     roc, recall = figure.subplots(1, 2)
@@ -225,13 +218,8 @@ def embedding(
     """Plot images as points, with a colour and marker for each class; mistakes have a black edge.
 
     Up to 12 classes have a legend. If there are more, the names of the largest classes are written among their points.
-
-    Args:
-        points: the positions of the images in the plane, (n, 2).
-        labels: true classes, (n,).
-        is_right: whether each image is classified correctly, (n,).
-        classes: the class names.
-        images: the number of images from which the points were sampled.
+    The points are (n, 2); the true `labels` and `is_right` are (n,). `images` is the number of images from which the
+    points were sampled.
     """
     present, number, counts = np.unique(labels, return_inverse=True, return_counts=True)
     has_legend = len(present) <= _MOST_LINES
@@ -284,10 +272,7 @@ def sizes(pixels: Sequence[tuple[int, int]]) -> Figure:
 
 
 def _label_classes(axis: Axes, classes: Sequence[str]) -> bool:
-    """Write the class names along the x axis, and return True.
-
-    If there are so many classes that their names would overlap, write no names, and return False.
-    """
+    # Returns whether the x axis has the names of the classes, which would overlap if there were too many.
     if len(classes) > _MOST_NAMED:
         axis.set_xlabel("class")
         return False
@@ -345,19 +330,12 @@ def classified(picture: Image.Image, label: str, confidence: float, *, is_reject
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """A photograph embedded in a page.
+    """A photograph embedded in a page."""
 
-    Attributes:
-        data: the content of an image file; empty if the photograph cannot be read.
-        kind: the format of the file, png or jpeg.
-        is_tiny: whether the photograph is so small that it should be enlarged with visible pixels.
-        reason: why the photograph cannot be read.
-    """
-
-    data: bytes = b""
-    kind: str = "jpeg"
-    is_tiny: bool = False
-    reason: str = ""
+    data: bytes = b""  # of an image file; empty if the photograph cannot be read
+    kind: str = "jpeg"  # or png
+    is_tiny: bool = False  # whether it should be enlarged with visible pixels
+    reason: str = ""  # why the photograph cannot be read
 
     @property
     def address(self) -> str | None:
@@ -391,16 +369,15 @@ def gallery(photographs: Sequence[tuple[Thumbnail, str, Sequence[str]]]) -> str:
 
     A photograph has a thumbnail, attributes for its `img` element, and the lines of its caption.
     """
-    return f'<div class="row">{"".join(_cell(*photograph) for photograph in photographs)}</div>'
-
-
-def _cell(shown: Thumbnail, attributes: str, lines: Sequence[str]) -> str:
-    caption = "<br>".join(escape(line) for line in lines)
-    if not shown.data:
-        return f"<figure><p>{escape(shown.reason)}</p><figcaption>{caption}</figcaption></figure>"
-    tiny = ' class="tiny"' if shown.is_tiny else ""
-    picture = image(lines[-1], shown.data, shown.kind, f"{attributes}{tiny}".strip())
-    return f"<figure>{picture}<figcaption>{caption}</figcaption></figure>"
+    cells = []
+    for shown, attributes, lines in photographs:
+        picture = f"<p>{escape(shown.reason)}</p>"
+        if shown.data:
+            tiny = ' class="tiny"' if shown.is_tiny else ""
+            picture = image(lines[-1], shown.data, shown.kind, f"{attributes}{tiny}".strip())
+        caption = "<br>".join(map(escape, lines))
+        cells.append(f"<figure>{picture}<figcaption>{caption}</figcaption></figure>")
+    return f'<div class="row">{"".join(cells)}</div>'
 
 
 def embedded_size(shown: Thumbnail) -> int:

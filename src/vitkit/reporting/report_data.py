@@ -84,7 +84,7 @@ def images_data(evaluation: Evaluation, shown: Numbers) -> dict[str, Any]:
     labels, predicted = evaluation.labels[shown], evaluation.predicted[shown]
     if isinstance(evaluation, MultiEvaluation):
         rows = evaluation.probabilities[shown]
-        sure = [
+        confidences = [
             float(row[said == 1].min()) if said.any() else 1 - float(row.max())
             for row, said in zip(rows, predicted, strict=True)
         ]
@@ -92,7 +92,7 @@ def images_data(evaluation: Evaluation, shown: Numbers) -> dict[str, Any]:
             name: [np.flatnonzero(one).tolist() for one in each]
             for name, each in (("true", labels), ("said", predicted))
         }
-        return {**common, **sets, "confidence": [round(one, 6) for one in sure]}
+        return {**common, **sets, "confidence": [round(one, 6) for one in confidences]}
     return {
         **common,
         "true": labels.tolist(),
@@ -142,17 +142,16 @@ def threshold_data(evaluation: Evaluation) -> dict[str, Any]:
 
     For each confidence threshold, these are the number of images at or above it, and how many of them are correct.
     """
-    sure = confidence(evaluation)
+    confidences = confidence(evaluation)
     is_right = evaluation.predicted == evaluation.labels
-    answered, right = (_reaching(values) for values in (sure, sure[is_right]))
-    return {"images": len(sure), "answered": answered, "right": right}
+    answered, right = (_reaching(values) for values in (confidences, confidences[is_right]))
+    return {"images": len(confidences), "answered": answered, "right": right}
 
 
 def _reaching(values: npt.NDArray[np.floating[Any]]) -> list[int]:
     """Return, for evenly spaced thresholds from 0 to 1, the number of values that are at least as large."""
     at = np.arange(_STEPS + 1) / _STEPS
-    counts: list[int] = (len(values) - np.searchsorted(np.sort(values), at, side="left")).tolist()
-    return counts
+    return (len(values) - np.searchsorted(np.sort(values), at, side="left")).tolist()
 
 
 def class_thresholds(evaluation: MultiEvaluation) -> dict[str, Any] | None:
@@ -209,7 +208,7 @@ def doubts_data(
 
 
 def _text(name: str) -> str:
-    """Replace the characters of a name that UTF-8 cannot encode, because file names may contain such characters."""
+    # File names may contain characters that UTF-8 cannot encode.
     return name.encode(errors="replace").decode()
 
 
@@ -222,7 +221,7 @@ def data_of_report(page: Path) -> dict[str, Any]:
     try:
         text = read_text(page, "surrogateescape")
     except OSError as error:
-        raise VitkitError(f"{page.parent.name} has no {page.name} yet") from error
+        raise VitkitError("reporting.page-missing", f"{page.parent.name} has no {page.name} yet") from error
     _, mark, rest = text.partition(DATA)
     try:
         data = from_json(rest.partition("</script>")[0]) if mark else None
@@ -230,42 +229,29 @@ def data_of_report(page: Path) -> dict[str, Any]:
         data = None
     if not isinstance(data, dict) or "images" not in data:
         raise VitkitError(
-            f"the {page.name} of {page.parent.name} contains no data to show: write a new one with vitkit eval"
+            "reporting.page-empty",
+            f"the {page.name} of {page.parent.name} contains no data to show: write a new one with vitkit eval",
         )
     return {name: value for name, value in data.items() if name not in ("photographs", "doubts")}
 
 
 class Explained(NamedTuple):
-    """A mistake, with the regions of the picture that speak for the true and the predicted class.
+    """A mistake, with the regions of the picture that speak for the true and the predicted class."""
 
-    Attributes:
-        image: index of the image in the evaluation.
-        title: the true and the predicted class.
-        pictures: caption and JPEG of each picture; the photograph is the first.
-    """
-
-    image: int
-    title: str
-    pictures: Sequence[tuple[str, bytes]]
+    image: int  # its index in the evaluation
+    title: str  # the true and the predicted class
+    pictures: Sequence[tuple[str, bytes]]  # captions and JPEGs; the photograph is the first
 
 
 @dataclass(frozen=True)
 class ReportPhotographs:
-    """The photographs of a report.
+    """The photographs of a report."""
 
-    Attributes:
-        root: the folder or storage that paths are relative to; None if the images are not files.
-        listed: the indices of the images that the page lists, in ascending order.
-        first: the indices of the images that the page shows even without a script.
-        of_images: the photographs that the page contains, by index of the image.
-        of_doubts: the photographs of the first suspected label errors, in order.
-    """
-
-    root: Place | None
-    listed: npt.NDArray[np.int64]
-    first: Sequence[int]
-    of_images: Mapping[int, Thumbnail]
-    of_doubts: Sequence[Thumbnail]
+    root: Place | None  # the folder or storage that paths are relative to; None if the images are not files
+    listed: npt.NDArray[np.int64]  # the indices of the images that the page lists, ascending
+    first: Sequence[int]  # the indices of the images that the page shows even without a script
+    of_images: Mapping[int, Thumbnail]  # by index of the image
+    of_doubts: Sequence[Thumbnail]  # of the first suspected label errors, in order
 
     @classmethod
     def of(
@@ -373,8 +359,6 @@ def lay_out(features: npt.NDArray[np.float32], seed: int = 0) -> npt.NDArray[np.
     if n < _FEWEST_POINTS or not np.isfinite(features).all() or np.allclose(features, features[0]):
         return None
     reduced = PCA(min(_COMPONENTS, n - 1, features.shape[1]), random_state=seed).fit_transform(features)
-    perplexity = min(30.0, (n - 1) / 3)
-    tsne = TSNE(init="pca", perplexity=perplexity, random_state=seed)
+    tsne = TSNE(init="pca", perplexity=min(30.0, (n - 1) / 3), random_state=seed)
     with threadpool_limits(1):  # with so few points, more threads only wait for each other
-        points: npt.NDArray[np.float32] = tsne.fit_transform(reduced)
-    return points.astype(np.float32)
+        return tsne.fit_transform(reduced).astype(np.float32)
