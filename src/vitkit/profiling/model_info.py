@@ -30,19 +30,12 @@ from vitkit.model.windows import windows_of
 
 @dataclass
 class ForwardCost:
-    """The cost of one forward pass.
+    """The cost of one forward pass."""
 
-    Attributes:
-        macs: multiply-accumulates of all matrix products and convolutions.
-        kept_bytes: bytes of the tensors that autograd keeps for the backward pass, without the parameters.
-        shapes: shape of each module's output without the batch dimension, by module name.
-        macs_of: multiply-accumulates of each module including its submodules, by module name.
-    """
-
-    macs: int = 0
-    kept_bytes: int = 0
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    macs_of: dict[str, int] = field(default_factory=dict)
+    macs: int = 0  # multiply-accumulates of all matrix products and convolutions
+    kept_bytes: int = 0  # of the tensors that autograd keeps for the backward pass, without the parameters
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of modules' outputs, without the batch dimension
+    macs_of: dict[str, int] = field(default_factory=dict)  # of each module including its submodules
 
 
 def measure(model: nn.Module, images: Tensor) -> ForwardCost:
@@ -70,10 +63,7 @@ def measure_any(model: nn.Module, images: Tensor) -> ForwardCost:
 
 
 def _pass_flops(model: nn.Module, images: Tensor, measured: ForwardCost, counter: AbstractContextManager[Any]) -> None:
-    """Run a forward pass, and record in `measured` the modules' output shapes and the tensors that autograd keeps.
-
-    The context manager `counter` counts the matrix products.
-    """
+    """Run a forward pass, and record in `measured` the modules' output shapes and the tensors that autograd keeps."""
     kept: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -139,7 +129,7 @@ class _Kernel(torch.autograd.Function):
 
 
 def _stand_in(shape: Sequence[int], *inputs: Tensor, kept: Sequence[Tensor] = (), keeps_output: bool = False) -> Tensor:
-    """Return an output of this shape, for whose backward pass these tensors are kept."""
+    # An output of this shape, for whose backward pass these tensors are kept.
     return _Kernel.apply(shape, kept, keeps_output, *inputs)
 
 
@@ -174,7 +164,7 @@ def _mean(x: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Tensor:
 
 
 def _scale(left: Tensor, right: Tensor | float) -> Tensor:
-    """Stand for a product or quotient, which keeps a factor if the other one is a tensor that needs a gradient."""
+    # A product or quotient keeps a factor if the other one is a tensor that needs a gradient.
     if not isinstance(right, Tensor):
         return _stand_in(left.shape, left)
     kept = (*([right] if left.requires_grad else []), *([left] if right.requires_grad else []))
@@ -184,21 +174,6 @@ def _scale(left: Tensor, right: Tensor | float) -> Tensor:
 
 def _reduced(x: Tensor, dims: Sequence[int]) -> list[int]:
     return [1 if dim in dims else side for dim, side in enumerate(x.shape)]
-
-
-def _layer_norm(x: Tensor, _shape: Any, weight: Tensor, **_: Any) -> Tensor:
-    mean, deviation = (x.new_empty(x.shape[:-1]) for _ in range(2))
-    return _stand_in(x.shape, x, weight, kept=(x.contiguous(), mean, deviation, weight))
-
-
-def _rms_norm(x: Tensor, _shape: Any, weight: Tensor, *_: Any, **__: Any) -> Tensor:
-    """Stand for RMSNorm as torch computes it on CPUs: the input and the normalised input are kept."""
-    return _stand_in(x.shape, x, weight, kept=(x.contiguous(), x.new_empty(x.shape[:-1]), x.new_empty(x.shape), weight))
-
-
-def _group_norm(x: Tensor, groups: int, weight: Tensor, *_: Any, **__: Any) -> Tensor:
-    mean, deviation = (x.new_empty(len(x), groups) for _ in range(2))
-    return _stand_in(x.shape, x, weight, kept=(x, mean, deviation, weight))
 
 
 class _FusedAttention(torch.autograd.Function):
@@ -230,9 +205,15 @@ _STAND_INS: dict[Any, Callable[..., Tensor]] = {
     Tensor.sub: lambda left, right: _stand_in(left.shape, left, right),
     Tensor.mean: _mean,
     Tensor.var: lambda x, dims, **_: _stand_in(_reduced(x, dims), x, kept=(x,)),
-    F.layer_norm: _layer_norm,
-    F.rms_norm: _rms_norm,
-    F.group_norm: _group_norm,
+    F.layer_norm: lambda x, _shape, weight, **_: _stand_in(  # keeps mean and deviation of each token
+        x.shape, x, weight, kept=(x.contiguous(), x.new_empty(x.shape[:-1]), x.new_empty(x.shape[:-1]), weight)
+    ),
+    F.rms_norm: lambda x, _shape, weight, *_, **__: _stand_in(  # keeps the normalised input, too, on CPUs
+        x.shape, x, weight, kept=(x.contiguous(), x.new_empty(x.shape[:-1]), x.new_empty(x.shape), weight)
+    ),
+    F.group_norm: lambda x, groups, weight, *_, **__: _stand_in(
+        x.shape, x, weight, kept=(x, x.new_empty(len(x), groups), x.new_empty(len(x), groups), weight)
+    ),
     torch.cat: _concatenate,
     Tensor.add: _add,
     F.gelu: lambda x, **_: _stand_in(x.shape, x, kept=(x,)),
@@ -243,17 +224,13 @@ _STAND_INS: dict[Any, Callable[..., Tensor]] = {
 
 @dataclass(frozen=True)
 class CostStage:
-    """A step of the forward pass: the shape of its output, its parameters, and its multiply-accumulates.
-
-    Attributes:
-        times: number of layers that contain this step; the other values are for one layer.
-    """
+    """A step of the forward pass: the shape of its output, its parameters, and its multiply-accumulates."""
 
     name: str
     shape: tuple[int, ...]
     parameters: int = 0
     macs: int = 0
-    times: int = 1
+    times: int = 1  # number of layers that contain this step; the other values are for one layer
 
 
 @dataclass(frozen=True)
@@ -296,7 +273,12 @@ def describe(config: Config) -> ModelInfo:
             network = build(config).eval().to("meta")
         assert isinstance(network, Network)
         measured = measure_any(network, torch.empty(1, config.in_channels, *config.image_size, device="meta"))
-        return _info(network, measured, measured, _parts(network, measured))
+        stages = [CostStage("image", (*config.image_size, config.in_channels))]
+        for name, part in network.network.named_children():  # those that the forward pass uses, named as in the library
+            if (shape := measured.shapes.get(f"network.{name}")) is not None:
+                parameters = sum(parameter.numel() for parameter in part.parameters())
+                stages.append(CostStage(name, shape, parameters, measured.macs_of.get(f"network.{name}", 0)))
+        return _info(network, measured, measured, stages)
     model = _build(config)
     executed, full = _measure(config, shortcut=True), _measure(config, shortcut=False)
     return _info(model, full, executed, _stages(model, full))
@@ -313,18 +295,6 @@ def _info(model: Model, full: ForwardCost, executed: ForwardCost, stages: list[C
         activation_bytes=full.kept_bytes,
         stages=stages,
     )
-
-
-def _parts(model: Network, measured: ForwardCost) -> list[CostStage]:
-    """Return a stage for each direct submodule that is used in the forward pass, named as in the library."""
-    config = model.config
-    parts = [CostStage("image", (*config.image_size, config.in_channels))]
-    for name, part in model.network.named_children():
-        shape, path = measured.shapes.get(f"network.{name}"), f"network.{name}"
-        if shape is not None:
-            parameters = sum(parameter.numel() for parameter in part.parameters())
-            parts.append(CostStage(name, shape, parameters, measured.macs_of.get(path, 0)))
-    return parts
 
 
 def _measure(config: ViTConfig, *, shortcut: bool) -> ForwardCost:
@@ -357,13 +327,21 @@ def _build(config: ViTConfig) -> VisionTransformer:
         return VisionTransformer(config).eval()
 
 
-_TOKENS = ("cls_token", "dist_token", "reg_token", "pos_embed")
-
-
 def _stages(model: VisionTransformer, measured: ForwardCost) -> list[CostStage]:
-    """Return the stages of the forward pass. Their costs add up to that of the model. Equal layers share one stage."""
-    config, stage = model.config, _Walker(model, measured)
-    count = sum(p.numel() for name, p in model.named_parameters() if name.startswith(_TOKENS))
+    # Their costs add up to that of the model. Equal layers share one stage.
+    config, stage = model.config, _StageFactory(model, measured)
+    tokens = ("cls_token", "dist_token", "reg_token", "pos_embed")
+    count = sum(p.numel() for name, p in model.named_parameters() if name.startswith(tokens))
+    relative = []
+    if model.rel_pos is not None:  # the tables or the network of relative positions
+        macs = 0
+        if config.position == "relative_mlp":  # the network is evaluated in every layer, even if it is shared
+            offsets = (2 * config.grid[0] - 1) * (2 * config.grid[1] - 1)
+            macs = config.layers * offsets * config.relative_size * (2 + config.heads)
+        tables = [tuple(table.shape) for name, table in model.rel_pos.named_parameters() if name == "0.table"]
+        shape = tables[0] if tables else (config.heads, config.tokens, config.tokens)
+        parameters = sum(parameter.numel() for parameter in model.rel_pos.parameters())
+        relative = [CostStage("relative positions", shape, parameters, macs)]
     walk = [
         [CostStage("image", (*config.image_size, config.in_channels))],
         stage("ResNet stem", "patch_embed.backbone"),
@@ -372,7 +350,7 @@ def _stages(model: VisionTransformer, measured: ForwardCost) -> list[CostStage]:
         [CostStage("tokens, positions added", (config.tokens, config.hidden_size), count)],
         stage("norm before the layers", "norm_pre"),
         stage("rotary frequencies", "rope", (config.layers, config.heads, config.head_size // 2)),
-        _relative(stage),
+        relative,
         *_layers(stage),
         stage("norm", "norm", (config.tokens, config.hidden_size), always=True),
         stage("attention pooling", "attn_pool"),
@@ -385,21 +363,7 @@ def _stages(model: VisionTransformer, measured: ForwardCost) -> list[CostStage]:
     return [one for stages in walk for one in stages]
 
 
-def _relative(stage: _Walker) -> list[CostStage]:
-    """Return a stage for the tables or the network of relative positions; an empty list if the model has neither."""
-    model, config = stage.model, stage.model.config
-    if model.rel_pos is None:
-        return []
-    macs = 0
-    if config.position == "relative_mlp":  # the network is evaluated in every layer, even if it is shared
-        offsets = (2 * config.grid[0] - 1) * (2 * config.grid[1] - 1)
-        macs = config.layers * offsets * config.relative_size * (2 + config.heads)
-    shape = next((tuple(tensor.shape) for name, tensor in model.rel_pos.named_parameters() if name == "0.table"), None)
-    parameters = sum(tensor.numel() for tensor in model.rel_pos.parameters())
-    return [CostStage("relative positions", shape or (config.heads, config.tokens, config.tokens), parameters, macs)]
-
-
-def _layers(stage: _Walker) -> list[list[CostStage]]:
+def _layers(stage: _StageFactory) -> list[list[CostStage]]:
     config = stage.model.config
     H, N, D_h = config.heads, config.tokens, config.head_size
     attending = [layer for layer in range(config.layers) if layer not in config.conv_layers]
@@ -409,6 +373,16 @@ def _layers(stage: _Walker) -> list[list[CostStage]]:
     variant = stage.rest(f"blocks.{attending[0]}.attn", ("convolve", "qkv", "norm", "proj")) if attending else None
     if variant is not None:  # another kind of attention, whose cost was measured
         products = variant.macs
+    attention = []  # eqs. 6-7: a stage for attention over all tokens, and one for each kind of windows
+    P = config.prefix_tokens
+    for windows, times in Counter(windows_of(config, layer) for layer in attending).items():
+        if windows is None:
+            attention.append(CostStage("attention, per head", (H, N, N), macs=products, times=times))
+        else:
+            W, S = math.prod(windows.windows), math.prod(windows.size)
+            macs = 2 * config.hidden_size * (W * S * (P + S) + P * N)
+            name = f"attention within {windows.size[0]} x {windows.size[1]} patches, per head"
+            attention.append(CostStage(name, (H, W, S, P + S), macs=macs, times=times))
     return [
         stage.layers("norm 1", "norm1"),
         stage.layers("depthwise convolution", "attn.depthwise"),
@@ -416,7 +390,7 @@ def _layers(stage: _Walker) -> list[list[CostStage]]:
         *(stage.layers(f"convolution of {part}", f"attn.convolve.{part}") for part in "qkv"),
         [replace(one, macs=3 * N * config.hidden_size**2) for one in stage.layers("q, k, v", "attn.qkv")],
         [CostStage("q of each head (k, v alike)", (H, N, D_h), times=len(attending))] if attending else [],
-        _attention_stages(stage, attending, products),
+        attention,
         [replace(variant, times=len(attending), macs=0)] if variant is not None else [],
         stage.layers("norm of the joined heads", "attn.norm"),
         stage.layers("attention out", "attn.proj", attending),
@@ -430,27 +404,8 @@ def _layers(stage: _Walker) -> list[list[CostStage]]:
     ]
 
 
-def _attention_stages(stage: _Walker, layers: Sequence[int], products: int) -> list[CostStage]:
-    """Return the stages of eqs. 6-7, one for attention over all tokens and one for each kind of windows.
-
-    Attention over all tokens takes `products` multiply-accumulates per layer.
-    """
-    config, P = stage.model.config, stage.model.config.prefix_tokens
-    stages = []
-    for windows, times in Counter(windows_of(config, layer) for layer in layers).items():
-        if windows is None:
-            shape: tuple[int, ...] = (config.heads, config.tokens, config.tokens)
-            stages.append(CostStage("attention, per head", shape, macs=products, times=times))
-        else:
-            W, S = math.prod(windows.windows), math.prod(windows.size)
-            macs = 2 * config.hidden_size * (W * S * (P + S) + P * config.tokens)
-            name = f"attention within {windows.size[0]} x {windows.size[1]} patches, per head"
-            stages.append(CostStage(name, (config.heads, W, S, P + S), macs=macs, times=times))
-    return stages
-
-
 @dataclass(frozen=True)
-class _Walker:
+class _StageFactory:
     """A factory of stages for the modules of a model; modules that the model lacks have no stage."""
 
     model: VisionTransformer

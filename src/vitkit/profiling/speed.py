@@ -42,16 +42,11 @@ def compare(
     rounds: int,
     device: torch.device | None = None,
 ) -> list[Speed]:
-    """Time the contenders in turn, together with the ceilings of their precisions.
+    """Time the contenders, which have different keys, in turn, together with the ceilings of their precisions.
 
-    Args:
-        model: the float32 model on the images' device; drift is measured from its logits.
-        contenders: contenders with different keys.
-        images: (B, C, height, width) float32; B is a multiple of `batch`. Times are measured on the first batch, and
-            drift is measured on all images.
-        batch: the batch size.
-        rounds: the number of rounds.
-        device: the device on which the contenders compute; the default is the images' device.
+    The float32 model is on the device of the images (B, C, height, width), float32; the contenders compute on `device`,
+    by default the same. B is a multiple of `batch`. Times are measured on the first batch, and drift from the model's
+    logits on all images.
     """
     device = device or images.device
     first, reference = images[:batch], in_batches(model, images, batch)
@@ -73,45 +68,29 @@ def compare(
 
 @dataclass(frozen=True)
 class Contender:
-    """One implementation of the computation of logits.
+    """One implementation of the computation of logits."""
 
-    Attributes:
-        name: the name of the implementation, for example `vitkit openvino`.
-        precision: the precision of the layers, `float32` or `bfloat16`.
-        run: a function from images (B, C, height, width), float32, to logits (B, K).
-        same_weights: whether it uses the model's weights, so that its logits can be compared with the model's.
-    """
-
-    name: str
-    precision: str
-    run: Callable[[Tensor], Tensor]
-    same_weights: bool = True
+    name: str  # for example `vitkit openvino`
+    precision: str  # of the layers, `float32` or `bfloat16`
+    run: Callable[[Tensor], Tensor]  # from images (B, C, height, width), float32, to logits (B, K)
+    same_weights: bool = True  # whether it uses the model's weights, so that its logits can be compared
 
     @property
     def key(self) -> str:
-        """The name and the precision."""
         return f"{self.name} {self.precision}"
 
 
 @dataclass(frozen=True)
 class Speed:
-    """The speed of one contender at one batch size.
-
-    Attributes:
-        name, precision, batch: the contender, and the number of images per batch.
-        timing: seconds per batch, by round.
-        ceiling: seconds that only the matrix products of the batch take in this precision, in the same rounds.
-        gflops_ceiling: speed of the ceiling in 10^9 operations per second; a multiply-accumulate counts as two.
-        drift: the difference from the model's logits; None if the contender has other weights.
-    """
+    """The speed of one contender at one batch size."""
 
     name: str
     precision: str
     batch: int
-    timing: Timing
-    ceiling: Timing
-    gflops_ceiling: float
-    drift: Drift | None
+    timing: Timing  # per batch
+    ceiling: Timing  # of only the matrix products of the batch in this precision, in the same rounds
+    gflops_ceiling: float  # 10^9 operations per second of the ceiling; a multiply-accumulate counts as two
+    drift: Drift | None  # from the model's logits; None if the contender has other weights
 
     @property
     def images_per_s(self) -> Quartiles:
@@ -126,16 +105,10 @@ class Speed:
 
 @dataclass(frozen=True)
 class Drift:
-    """The difference between a contender's logits and the model's logits in float32.
+    """The difference between a contender's logits and the model's logits in float32."""
 
-    Attributes:
-        largest: the largest absolute difference over all images and classes.
-        agreement: the fraction of images with the same most probable class, in [0, 1].
-        images: the number of images.
-    """
-
-    largest: float
-    agreement: float
+    largest: float  # absolute difference over all images and classes
+    agreement: float  # the fraction of images with the same most probable class, in [0, 1]
     images: int
 
 
@@ -171,10 +144,7 @@ def random_model(config: Config, seed: int = 0) -> Model:
 def row(speed: Speed, ratios: Mapping[str, Speed | None]) -> dict[str, Any]:
     """Return the results of a contender as plain values, for a table or JSON.
 
-    Args:
-        speed: the results.
-        ratios: the results of other contenders, by column name. The column contains the median speedup of `speed` over
-            the other contender.
+    `ratios` are the results of other contenders, by the name of a column that contains the median speedup over them.
     """
     rate, drift = speed.images_per_s, speed.drift
     values: dict[str, Any] = {
@@ -199,34 +169,22 @@ def row(speed: Speed, ratios: Mapping[str, Speed | None]) -> dict[str, Any]:
 
 
 def _round(value: float) -> float:
-    """Round to four significant digits, because times are not more precise."""
-    return float(f"{value:.4g}")
+    return float(f"{value:.4g}")  # times are not more precise
 
 
 @dataclass(frozen=True)
 class Opened:
-    """The backends that work on this machine, and the reasons why others do not.
+    """The backends that work on this machine, and the reasons why others do not."""
 
-    Attributes:
-        contenders: the working backends, in the requested order.
-        memory: for the `Contender.key` of each working backend, the bytes by which the memory of the process grew when
-            the backend was opened and first used.
-        missing: for each other backend and its precision, such as `onnx float32`, the reason why it does not work.
-    """
-
-    contenders: list[Contender]
-    memory: Mapping[str, int]
-    missing: Mapping[str, str]
+    contenders: list[Contender]  # in the requested order
+    memory: Mapping[str, int]  # by `Contender.key`, the bytes by which the process grew at the backend's first use
+    missing: Mapping[str, str]  # reasons by backend and precision, such as `onnx float32`
 
 
 def open_backends(model: Model, wanted: Sequence[tuple[str, str]], images: Tensor, device: str = "auto") -> Opened:
     """Open the requested pairs of backend and precision that work on this machine.
 
-    Args:
-        model: the model.
-        wanted: pairs of backend and precision.
-        images: (B, C, height, width); each backend computes them once.
-        device: the device of the backends.
+    Each backend computes the images (B, C, height, width) once.
     """
     from vitkit.inference.backends import open_runner
 
@@ -265,7 +223,6 @@ def on_cpu(work: Work) -> float:
 
 
 def _on_cuda(work: Work) -> float:
-    """Return the seconds between two CUDA events before and after the work."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
     begin.record()
@@ -370,9 +327,15 @@ class Ceiling:
     def __init__(self, config: Config, images: int, precision: str, device: torch.device) -> None:
         needed = products(config, images)
         self.macs = sum(product.macs * times for product, times in needed.items())
-        dtype = getattr(torch, precision)
+        stopwatch = stopwatch_for(device)
+        self._works: list[tuple[Work, int]] = []
         with torch.inference_mode():
-            self._works = [(_fastest(_ways(product, dtype, device), device), n) for product, n in needed.items()]
+            for product, times in needed.items():
+                ways = _ways(product, getattr(torch, precision), device)
+                for work in ways:
+                    work()
+                fastest = min(ways, key=lambda work: min(stopwatch(work) for _ in range(5)))
+                self._works.append((fastest, times))
 
     @torch.inference_mode()
     def __call__(self) -> None:
@@ -400,13 +363,6 @@ def _ways(product: Product, dtype: torch.dtype, device: torch.device) -> list[Wo
     return ways
 
 
-def _fastest(ways: list[Work], device: torch.device, tries: int = 5) -> Work:
-    stopwatch = stopwatch_for(device)
-    for work in ways:
-        work()
-    return min(ways, key=lambda work: min(stopwatch(work) for _ in range(tries)))
-
-
 class Product(NamedTuple):
     """A batch of `batch` matrix products (rows, inner) @ (inner, columns); attention has one per image and head."""
 
@@ -422,13 +378,9 @@ class Product(NamedTuple):
 
 
 def products(config: Config, images: int = 1) -> Counter[Product]:
-    """Count the matrix products of one forward pass, by their shape.
+    """Count the matrix products of one forward pass of a batch of images, by their shape.
 
     A convolution counts as the product of its unfolded patches with its weights.
-
-    Args:
-        config: the configuration of the model.
-        images: number of images in the batch.
     """
     with torch.device("meta"):
         model = build(config).eval()
