@@ -38,41 +38,23 @@ _POOLS = {"argmax": "largest", "eos": "end", "last": "last", "first": "first"}
 
 @dataclass(frozen=True)
 class TextEncoder:
-    """A text encoder, and the parameters for comparing its vectors with those of images.
-
-    Attributes:
-        tower: the text encoder.
-        projection: the matrix (P, D) that projects the image encoder's output to the shared embedding space; None if
-            the output is in that space already.
-        scale: the factor of the cosine similarities in the logits.
-        bias: the constant added to the logits.
-        is_sigmoid: whether training used a sigmoid loss for each pair of image and text (SigLIP), or a softmax over all
-            pairs of a batch (CLIP).
-        clean: the normalisation of texts before the tokenizer.
-        assumed: the values that were assumed for properties that the file does not state, by property.
-    """
+    """A text encoder, and the parameters for comparing its vectors with those of images."""
 
     tower: TextTower
-    projection: Tensor | None
-    scale: float
-    bias: float
-    is_sigmoid: bool
-    clean: Clean
-    assumed: Mapping[str, str]
+    projection: Tensor | None  # (P, D), of the image encoder's output to the shared space; None if it is there already
+    scale: float  # the factor of the cosine similarities in the logits
+    bias: float  # added to the logits
+    is_sigmoid: bool  # trained with a sigmoid for each pair (SigLIP), not a softmax over the pairs of a batch (CLIP)
+    clean: Clean  # the normalisation of texts before the tokenizer
+    assumed: Mapping[str, str]  # values of properties that the file does not state
 
 
 @dataclass(frozen=True)
 class TextEncoderInfo:
-    """The properties of a text encoder that follow from the names and shapes of its tensors.
+    """The properties of a text encoder that follow from the names and shapes of its tensors; see `TextEncoder`."""
 
-    Attributes:
-        size: P, the dimension of the embedding space shared by images and texts.
-        context: the number of tokens per text.
-        is_sigmoid, clean: see `TextEncoder`.
-    """
-
-    size: int
-    context: int
+    size: int  # P, the dimension of the embedding space shared by images and texts
+    context: int  # the number of tokens per text
     is_sigmoid: bool
     clean: Clean
 
@@ -80,9 +62,7 @@ class TextEncoderInfo:
 def read_text_encoder(checkpoint: Checkpoint, gelu: str) -> TextEncoder:
     """Read the text encoder of a checkpoint with an image encoder and a text encoder.
 
-    Args:
-        checkpoint: the checkpoint.
-        gelu: the variant of GELU in the image encoder. The text encoder has the same unless the file says otherwise.
+    The text encoder has the image encoder's variant of GELU, `gelu`, unless the file says otherwise.
 
     Raises:
         VitkitError: there is no text encoder, or a tensor is missing, unexpected, of the wrong shape or not finite.
@@ -90,11 +70,14 @@ def read_text_encoder(checkpoint: Checkpoint, gelu: str) -> TextEncoder:
     layout = _layout(checkpoint)
     if layout is None:
         raise VitkitError(
-            f"{checkpoint.path} has no text encoder: texts and class names require CLIP or SigLIP with both encoders"
+            "language.encoder-missing",
+            f"{checkpoint.path} has no text encoder: texts and class names require CLIP or SigLIP with both encoders",
         )
     scale = _number(checkpoint, "logit_scale", torch.exp)
     if scale is None:
-        raise VitkitError(f"{checkpoint.path}: logit_scale is missing; use the publisher's file")
+        raise VitkitError(
+            "language.tensors-unlike", f"{checkpoint.path}: logit_scale is missing; use the publisher's file"
+        )
     bias = _number(checkpoint, "logit_bias")
     projection = None if layout.projection is None else _read(checkpoint, same(layout.projection))
     tower = _tower(checkpoint, layout, gelu)
@@ -145,14 +128,44 @@ def _number(checkpoint: Checkpoint, name: str, of: Callable[[Tensor], Tensor] = 
     value = of(checkpoint.tensors[name].read().float())
     if value.numel() != 1 or not value.isfinite().all():
         raise VitkitError(
-            f"{checkpoint.path}: {name} is not a single number in the usual range; use the publisher's file"
+            "language.tensor-invalid",
+            f"{checkpoint.path}: {name} is not a single number in the usual range; use the publisher's file",
         )
     return float(value)
 
 
 def _tower(checkpoint: Checkpoint, layout: _TextLayout, gelu: str) -> TextTower:
     shapes = {ours: _shape(checkpoint, piece) for ours, piece in layout.pieces.items()}
-    config = _config(checkpoint, layout, shapes, gelu)
+
+    def size(name: str, axis: int) -> int:
+        shape = shapes.get(name)
+        if shape is None or len(shape) <= axis:
+            theirs = " + ".join(layout.pieces[name].theirs)
+            raise VitkitError(
+                "language.tensors-unlike",
+                f"{checkpoint.path}: {theirs} of the text encoder is missing or has a wrong shape; use the publisher's "
+                "file",
+            )
+        return shape[axis]
+
+    hidden_size = size("token_embed.weight", 1)
+    usual = _HEADS.get(hidden_size, max(hidden_size // 64, 1))
+    fields = {"heads": usual, "gelu": gelu, "norm_eps": 1e-5, **layout.written}
+    heads = fields["heads"]
+    if type(heads) is not int or heads < 1 or hidden_size % heads:
+        raise VitkitError(
+            "language.config-unsupported",
+            f"{checkpoint.path}: the text encoder's {hidden_size} features cannot be divided into {heads!r} heads",
+        )
+    config = TextConfig(
+        vocabulary=size("token_embed.weight", 0),
+        context=size("pos_embed", 0),
+        layers=depth_of(m[1] for name in layout.pieces if (m := re.match(r"blocks\.(\d+)\.", name))),
+        hidden_size=hidden_size,
+        mlp_size=size("blocks.0.mlp.fc1.weight", 0),
+        projection_size=size("head.weight", 0),
+        **fields,
+    )
     with torch.device("meta"):
         tower = TextTower(config)
     expected = {name: tensor.shape for name, tensor in tower.state_dict().items()}
@@ -162,11 +175,12 @@ def _tower(checkpoint: Checkpoint, layout: _TextLayout, gelu: str) -> TextTower:
     over = [name for name in checkpoint.tensors if re.match(layout.pattern, name) and name not in known]
     unlike = [name for name, shape in expected.items() if shapes[name] != shape]
     wrong = [" + ".join(theirs[name]) for name in unlike if not {*theirs[name]} & {*missing}]
-    problems = (("missing", missing), ("left over", over), ("of another shape", wrong))
     if missing or over or wrong:
+        problems = (("missing", missing), ("left over", over), ("of another shape", wrong))
         said = "; ".join(f"{what}: {listed(names, 6)}" for what, names in problems if names)
         raise VitkitError(
-            f"{checkpoint.path}: the tensors of the text encoder do not fit together: {said}; use the publisher's file"
+            "language.tensors-unlike",
+            f"{checkpoint.path}: the tensors of the text encoder do not fit together: {said}; use the publisher's file",
         )
     tower.load_state_dict({name: _read(checkpoint, layout.pieces[name]) for name in expected}, assign=True)
     return tower.eval()
@@ -180,41 +194,10 @@ def _read(checkpoint: Checkpoint, piece: Piece) -> Tensor:
     tensor = piece.join(*(checkpoint.tensors[name].read() for name in piece.theirs)).float().clone()
     if not tensor.isfinite().all():
         raise VitkitError(
-            f"{checkpoint.path}: {' + '.join(piece.theirs)} contains NaN or infinite values; use the publisher's file"
+            "language.tensor-invalid",
+            f"{checkpoint.path}: {' + '.join(piece.theirs)} contains NaN or infinite values; use the publisher's file",
         )
     return tensor
-
-
-def _config(
-    checkpoint: Checkpoint, layout: _TextLayout, shapes: Mapping[str, torch.Size | None], gelu: str
-) -> TextConfig:
-    def size(name: str, axis: int) -> int:
-        shape = shapes.get(name)
-        if shape is None or len(shape) <= axis:
-            theirs = " + ".join(layout.pieces[name].theirs)
-            raise VitkitError(
-                f"{checkpoint.path}: {theirs} of the text encoder is missing or has a wrong shape; use the publisher's "
-                "file"
-            )
-        return shape[axis]
-
-    hidden_size = size("token_embed.weight", 1)
-    usual = _HEADS.get(hidden_size, max(hidden_size // 64, 1))
-    fields = {"heads": usual, "gelu": gelu, "norm_eps": 1e-5, **layout.written}
-    heads = fields["heads"]
-    if type(heads) is not int or heads < 1 or hidden_size % heads:
-        raise VitkitError(
-            f"{checkpoint.path}: the text encoder's {hidden_size} features cannot be divided into {heads!r} heads"
-        )
-    return TextConfig(
-        vocabulary=size("token_embed.weight", 0),
-        context=size("pos_embed", 0),
-        layers=depth_of(m[1] for name in layout.pieces if (m := re.match(r"blocks\.(\d+)\.", name))),
-        hidden_size=hidden_size,
-        mlp_size=size("blocks.0.mlp.fc1.weight", 0),
-        projection_size=size("head.weight", 0),
-        **fields,
-    )
 
 
 def _hugging_face(checkpoint: Checkpoint) -> _TextLayout:
@@ -224,8 +207,9 @@ def _hugging_face(checkpoint: Checkpoint) -> _TextLayout:
     is_siglip = "visual_projection.weight" not in names
     if is_siglip and "logit_bias" not in names:  # otherwise a SigLIP would be mistaken for a CLIP
         raise VitkitError(
+            "language.tensors-unlike",
             f"{checkpoint.path} has neither logit_bias (SigLIP) nor visual_projection.weight (CLIP): use a complete "
-            "CLIP or SigLIP checkpoint"
+            "CLIP or SigLIP checkpoint",
         )
     pieces = {
         "token_embed.weight": same(_HF_EMBEDDING),
@@ -240,10 +224,15 @@ def _hugging_face(checkpoint: Checkpoint) -> _TextLayout:
     if checkpoint.config is not None:
         config = checkpoint.config.get("text_config") or {}
         if not isinstance(config, Mapping):
-            raise VitkitError(f"config.json: text_config must be an object, not {config!r:.40}")
+            raise VitkitError(
+                "language.config-invalid", f"config.json: text_config must be an object, not {config!r:.40}"
+            )
         act = activation(config.get("hidden_act", "gelu_pytorch_tanh" if is_siglip else "quick_gelu"))
         if "gelu" not in act:
-            raise VitkitError(f"config.json: hidden_act {config['hidden_act']!r} of a text encoder is not supported")
+            raise VitkitError(
+                "language.config-unsupported",
+                f"config.json: hidden_act {config['hidden_act']!r} of a text encoder is not supported",
+            )
         written |= {
             "heads": config.get("num_attention_heads", 12 if is_siglip else 8),  # transformers' defaults
             **act,
@@ -252,7 +241,10 @@ def _hugging_face(checkpoint: Checkpoint) -> _TextLayout:
         end = config.get("eos_token_id", 49407)
         if not is_siglip and end != 2:  # old transformers wrote 2 by mistake, which means the largest id
             if type(end) is not int:
-                raise VitkitError(f"config.json: text_config eos_token_id must be a whole number, not {end!r:.40}")
+                raise VitkitError(
+                    "language.config-invalid",
+                    f"config.json: text_config eos_token_id must be a whole number, not {end!r:.40}",
+                )
             written |= {"pool": "end", "end": end}
     pattern = r"text_(model|projection)\.(?!embeddings\.position_ids$)"
     projection = None if is_siglip else "visual_projection.weight"
@@ -278,37 +270,39 @@ def _open_clip(checkpoint: Checkpoint) -> _TextLayout:
         block = open_clip.block_pieces(f"blocks.{layer}", f"{blocks}{layer}")
         pieces |= {ours: piece for ours, piece in block.items() if ".ls" not in ours}
     is_siglip = "logit_bias" in names
-    written, clean = _open_clip_fields(checkpoint, is_siglip=is_siglip)
+    written: dict[str, Any]
+    clean: Clean
+    model = (checkpoint.config or {}).get("model_cfg")
+    if isinstance(model, Mapping):
+        config = model.get("text_cfg") or {}
+        unknown = [name for name in _UNKNOWN if config.get(name)]
+        pool = config.get("pool_type", "argmax")
+        if unknown or pool not in _POOLS:
+            name = unknown[0] if unknown else "pool_type"
+            raise VitkitError(
+                "language.config-unsupported",
+                f"open_clip_config.json: text_cfg {name} {config.get(name)!r} is not supported",
+            )
+        is_tanh = (config.get("act_kwargs") or {}).get("approximate") == "tanh"
+        written = {
+            "heads": config.get("heads", 8),
+            "gelu": "quick" if model.get("quick_gelu") else "tanh" if is_tanh else "erf",
+            "norm_eps": (config.get("norm_kwargs") or {}).get("eps", 1e-5),
+            "is_causal": not config.get("no_causal_mask", False),
+            "pool": _POOLS[pool],
+            "end": config.get("eos_id", 2) if pool == "eos" else None,
+        }
+        is_canonical = (config.get("tokenizer_kwargs") or {}).get("clean") == "canonicalize"
+        clean = "canonical" if is_canonical else "lower" if is_siglip else "none"
+    else:
+        written = {"is_causal": not is_siglip, "pool": "last" if is_siglip else "largest"}
+        written |= {"norm_eps": 1e-6} if is_siglip else {}
+        clean = "canonical" if is_siglip else "none"
     written["projection_bias"] = has_bias
     plain, linear = "visual.proj", "visual.head.proj.weight"
     projection = next((name for name in (plain, linear) if name in names), None)
     parts = r"token_embedding\.|transformer\.|ln_final\.|text_projection|positional_embedding$|cls_emb"
     return _TextLayout(pieces, written, projection, projection == plain, rf"{re.escape(ahead)}({parts})", clean)
-
-
-def _open_clip_fields(checkpoint: Checkpoint, *, is_siglip: bool) -> tuple[dict[str, Any], Clean]:
-    """Return the fields of TextConfig and the normalisation of texts from open_clip_config.json, or the defaults."""
-    model = (checkpoint.config or {}).get("model_cfg")
-    if not isinstance(model, Mapping):
-        usual = {"is_causal": not is_siglip, "pool": "last" if is_siglip else "largest"}
-        return (usual | {"norm_eps": 1e-6} if is_siglip else usual), "canonical" if is_siglip else "none"
-    config = model.get("text_cfg") or {}
-    unknown = [name for name in _UNKNOWN if config.get(name)]
-    pool = config.get("pool_type", "argmax")
-    if unknown or pool not in _POOLS:
-        name = unknown[0] if unknown else "pool_type"
-        raise VitkitError(f"open_clip_config.json: text_cfg {name} {config.get(name)!r} is not supported")
-    is_tanh = (config.get("act_kwargs") or {}).get("approximate") == "tanh"
-    written = {
-        "heads": config.get("heads", 8),
-        "gelu": "quick" if model.get("quick_gelu") else "tanh" if is_tanh else "erf",
-        "norm_eps": (config.get("norm_kwargs") or {}).get("eps", 1e-5),
-        "is_causal": not config.get("no_causal_mask", False),
-        "pool": _POOLS[pool],
-        "end": config.get("eos_id", 2) if pool == "eos" else None,
-    }
-    clean = (config.get("tokenizer_kwargs") or {}).get("clean")
-    return written, "canonical" if clean == "canonicalize" else "lower" if is_siglip else "none"
 
 
 class TextTower(nn.Module):
@@ -342,38 +336,26 @@ class TextTower(nn.Module):
 
 
 def _causal(q: Tensor, k: Tensor, _scale: float) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return q, k and an attention mask (L, L) that prevents tokens from attending to later ones."""
-    L = q.shape[2]
+    L = q.shape[2]  # tokens do not attend to later ones
     return q, k, torch.full((L, L), -torch.inf, dtype=q.dtype, device=q.device).triu(1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig:
-    """The structure of a text encoder.
+    """The structure of a text encoder."""
 
-    Attributes:
-        vocabulary: the number of tokens.
-        context: L, the number of tokens per text.
-        is_causal: whether a token attends only to itself and earlier tokens (CLIP), or to all tokens (SigLIP).
-        pool: the token whose output represents the text: `largest` (the token with the largest id), `end` (the first
-            token with the id `end`), `last` or `first`.
-        end: the id of the token that ends a text; only used if `pool` is `end`.
-        projection_size: P, the dimension of the text vectors.
-        projection_bias: whether the projection has a bias.
-    """
-
-    vocabulary: int
-    context: int
+    vocabulary: int  # the number of tokens
+    context: int  # L, the number of tokens per text
     layers: int
     hidden_size: int
     heads: int
     mlp_size: int
     norm_eps: float
     gelu: Literal["erf", "tanh", "quick"]
-    is_causal: bool
-    pool: Literal["largest", "end", "last", "first"]
+    is_causal: bool  # whether a token attends only to itself and earlier ones (CLIP), or to all (SigLIP)
+    pool: Literal["largest", "end", "last", "first"]  # the token read: of the largest id, the first of id `end`, ...
     end: int | None = None
-    projection_size: int
+    projection_size: int  # P, the dimension of the text vectors
     projection_bias: bool
 
 

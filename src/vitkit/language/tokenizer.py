@@ -29,46 +29,36 @@ _BEGIN, _END = "<|startoftext|>", "<|endoftext|>"  # the tokens that begin and e
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A tokenizer that pads or truncates all texts to the context length of the text encoder.
+    """A tokenizer that pads or truncates all texts to the context length of the text encoder."""
 
-    Attributes:
-        encode: a function that returns the ids of a text, including its start and end tokens, without padding.
-        end: the id of the end token; None if `encode` adds none.
-        padding: the id of the padding token.
-        context: the number of ids per text.
-        is_padded_left: whether the padding comes before the text.
-    """
-
-    encode: Callable[[str], list[int]]
-    end: int | None
-    padding: int
-    context: int
-    is_padded_left: bool = False
+    encode: Callable[[str], list[int]]  # the ids of a text, including its start and end tokens, without padding
+    end: int | None  # the id of the end token; None if `encode` adds none
+    padding: int  # the id of the padding token
+    context: int  # the number of ids per text
+    is_padded_left: bool = False  # whether the padding comes before the text
 
     def __call__(self, texts: Sequence[str]) -> list[list[int]]:
-        return [self._ids(text) for text in texts]
-
-    def _ids(self, text: str) -> list[int]:
-        if len(text) > MOST_CHARACTERS:
-            raise VitkitError(
-                f"a text of {len(text):,} characters is too long ({text[:40]!r} ...): at most {MOST_CHARACTERS:,} are "
-                "allowed"
-            )
-        with _panics_as_errors():
-            ids = self.encode(text)
-        if len(ids) > self.context:
-            ids = [*ids[: self.context - 1], self.end] if ids[-1] == self.end is not None else ids[: self.context]
-        filling = [self.padding] * (self.context - len(ids))
-        return filling + ids if self.is_padded_left else ids + filling
+        rows = []
+        for text in texts:
+            if len(text) > MOST_CHARACTERS:
+                raise VitkitError(
+                    "language.text-too-long",
+                    f"a text of {len(text):,} characters is too long ({text[:40]!r} ...): at most {MOST_CHARACTERS:,} "
+                    "are allowed",
+                )
+            with _panics_as_errors():
+                ids = self.encode(text)
+            if len(ids) > self.context:
+                ids = [*ids[: self.context - 1], self.end] if ids[-1] == self.end is not None else ids[: self.context]
+            filling = [self.padding] * (self.context - len(ids))
+            rows.append(filling + ids if self.is_padded_left else ids + filling)
+        return rows
 
 
 def read_tokenizer(folder: Path, context: int, clean: Clean) -> Tokenizer:
-    """Read the tokenizer that is stored next to the weights.
+    """Read the tokenizer that is stored next to the weights, for texts of `context` ids.
 
-    Args:
-        folder: the folder of the weights.
-        context: the number of ids per text.
-        clean: the normalisation of texts for `tokenizer.json`: `none` (CLIP), `lower` (SigLIP 2), or `canonical`.
+    `clean` is the normalisation of texts for `tokenizer.json`: `none` (CLIP), `lower` (SigLIP 2), or `canonical`.
 
     Raises:
         VitkitError: there is no tokenizer, it is damaged, or the library that reads it is not installed.
@@ -83,13 +73,18 @@ def read_tokenizer(folder: Path, context: int, clean: Clean) -> Tokenizer:
             if (folder / _OPEN_CLIP_CONFIG).is_file():
                 return _from_open_clip(folder, read_json(folder / _OPEN_CLIP_CONFIG), context)
     except ImportError as error:
-        raise VitkitError(f"reading words needs the library {error.name}: pip install 'vitkit[text]'") from error
+        raise VitkitError(
+            "language.library-missing", f"reading words needs the library {error.name}: pip install 'vitkit[text]'"
+        ) from error
     except VitkitError:
         raise
     except Exception as error:  # the libraries raise many types
-        raise VitkitError(f"{folder}: its tokenizer is damaged: {first_line(error)}; download it again") from error
+        raise VitkitError(
+            "language.tokenizer-damaged", f"{folder}: its tokenizer is damaged: {first_line(error)}; download it again"
+        ) from error
     raise VitkitError(
-        f"{folder} has no tokenizer: expected tokenizer.json or spiece.model beside the weights, as published"
+        "language.tokenizer-missing",
+        f"{folder} has no tokenizer: expected tokenizer.json or spiece.model beside the weights, as published",
     )
 
 
@@ -97,22 +92,20 @@ def check_size(path: Path) -> None:
     """Refuse a file that is far larger than any published tokenizer."""
     if (size := path.stat().st_size) > _MOST_BYTES:
         raise VitkitError(
-            f"{path} has {size:,} bytes, but a tokenizer at most {_MOST_BYTES:,}: use the publisher's file"
+            "language.tokenizer-too-large",
+            f"{path} has {size:,} bytes, but a tokenizer at most {_MOST_BYTES:,}: use the publisher's file",
         )
 
 
 @contextmanager
 def _panics_as_errors() -> Iterator[None]:
-    """Convert panics of the library tokenizers, which do not derive from Exception, to `VitkitError`.
-
-    It panics, for example, if a regular expression takes too long.
-    """
+    # Panics of the library tokenizers do not derive from Exception. It panics if a regular expression takes too long.
     try:
         yield
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise VitkitError(f"the tokenizer cannot be used: {first_line(error)}") from error
+        raise VitkitError("language.tokenizer-damaged", f"the tokenizer cannot be used: {first_line(error)}") from error
 
 
 def _from_json(path: Path, settings: dict[str, Any], context: int, clean: Clean) -> Tokenizer:
@@ -126,45 +119,41 @@ def _from_json(path: Path, settings: dict[str, Any], context: int, clean: Clean)
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(_CLEANED[clean](text)).ids)
 
-    _check_whole(path, tokenizer, settings)
+    # It must add the start and end token, and split texts into words, as in the training of the text encoder.
+    is_clip = tokenizer.token_to_id(_BEGIN) is not None and tokenizer.token_to_id(_END) is not None
+    named_end = _END if is_clip else _named(settings.get("eos_token"), "<eos>")
+    tokens = tokenizer.encode("a photo").tokens
+    lost = [_BEGIN] if is_clip and tokens[0] != _BEGIN else []
+    has_end = is_clip or (tokenizer.token_to_id(named_end) is not None and settings.get("add_eos_token") is not False)
+    if tokens[-1] != named_end and has_end:
+        lost.append(named_end)
+    if lost:
+        raise VitkitError(
+            "language.tokenizer-unlike",
+            f"{path} adds no {' and no '.join(lost)} to a text, unlike in the training of the text encoder: its "
+            "post_processor is missing or a different one; use the publisher's file",
+        )
+    if is_clip:
+        words = [word for text in ("a", "photo") for word in tokenizer.encode(text).tokens[1:-1]]
+        if tokenizer.encode("A  Photo").tokens != [_BEGIN, *words, _END]:
+            raise VitkitError(
+                "language.tokenizer-unlike",
+                f"{path} does not split texts into lower-case words, as CLIP does: its normalizer or pre_tokenizer is "
+                "missing or a different one; use the publisher's file",
+            )
     padding = tokenizer.token_to_id(_named(settings.get("pad_token"), _END if clean == "none" else "<pad>"))
     end = tokenizer.token_to_id(_named(settings.get("eos_token"), _END if clean == "none" else "<eos>"))
     is_left = settings.get("padding_side") == "left"
     return Tokenizer(encode, end, 0 if padding is None else padding, context, is_left)
 
 
-def _check_whole(path: Path, tokenizer: Any, settings: dict[str, Any]) -> None:
-    """Check that a tokenizer.json adds the start and end token, and splits texts into words, as in the training."""
-    is_clip = tokenizer.token_to_id(_BEGIN) is not None and tokenizer.token_to_id(_END) is not None
-    begin = _BEGIN if is_clip else None
-    end = _END if is_clip else _named(settings.get("eos_token"), "<eos>")
-    tokens = tokenizer.encode("a photo").tokens
-    lost = [token for token, place in ((begin, 0), (end, -1)) if token is not None and tokens[place] != token]
-    if not is_clip and (tokenizer.token_to_id(end) is None or settings.get("add_eos_token") is False):
-        lost = []
-    if lost:
-        raise VitkitError(
-            f"{path} adds no {' and no '.join(lost)} to a text, unlike in the training of the text encoder: its "
-            "post_processor is missing or a different one; use the publisher's file"
-        )
-    if not is_clip:
-        return
-    words = [tokenizer.encode(word).tokens[1:-1] for word in ("a", "photo")]
-    if tokenizer.encode("A  Photo").tokens != [_BEGIN, *words[0], *words[1], _END]:
-        raise VitkitError(
-            f"{path} does not split texts into lower-case words, as CLIP does: its normalizer or pre_tokenizer is "
-            "missing or a different one; use the publisher's file"
-        )
-
-
 def _named(written: Any, usual: str) -> str:
-    """Return a token's text from tokenizer_config.json, where it is a string or an object; `usual` if it is not set."""
+    # In tokenizer_config.json, a token is a string or an object.
     name = written.get("content") if isinstance(written, dict) else written
     return str(name) if name else usual
 
 
 def _from_pieces(path: Path, context: int) -> Tokenizer:
-    """Read SigLIP's vocabulary, `spiece.model`."""
     from sentencepiece import SentencePieceProcessor
 
     check_size(path)
@@ -192,26 +181,28 @@ _CLEANED: dict[Clean, Callable[[str], str]] = {"none": str, "lower": str.lower, 
 
 
 def _from_open_clip(folder: Path, config: Mapping[str, Any], context: int) -> Tokenizer:
-    """Return OpenCLIP's own tokenizer, which is part of the package open_clip, as a configuration describes it."""
     model = config.get("model_cfg")
     described = model.get("text_cfg") if isinstance(model, Mapping) else None
     texts = described if isinstance(described, Mapping) else {}
     if named := texts.get("hf_tokenizer_name"):
         raise VitkitError(
-            f"{folder} has no tokenizer: put the tokenizer.json of {named} beside {_OPEN_CLIP_CONFIG}, which names it"
+            "language.tokenizer-missing",
+            f"{folder} has no tokenizer: put the tokenizer.json of {named} beside {_OPEN_CLIP_CONFIG}, which names it",
         )
     settings = dict(texts.get("tokenizer_kwargs") or {})
     kind = settings.pop("clean", "lower")
     if settings or kind not in ("lower", "whitespace", "canonicalize"):
         said = next(iter(settings), f"clean {kind!r}")
         raise VitkitError(
-            f"{_OPEN_CLIP_CONFIG}: tokenizer_kwargs {said} is not supported; put the tokenizer.json beside it"
+            "language.config-unsupported",
+            f"{_OPEN_CLIP_CONFIG}: tokenizer_kwargs {said} is not supported; put the tokenizer.json beside it",
         )
     try:
         from open_clip.tokenizer import SimpleTokenizer
     except ImportError as error:
         raise VitkitError(
-            f"{folder} has OpenCLIP's own tokenizer, which needs the library open_clip: pip install open_clip_torch"
+            "language.library-missing",
+            f"{folder} has OpenCLIP's own tokenizer, which needs the library open_clip: pip install open_clip_torch",
         ) from error
     library = SimpleTokenizer(clean=kind)
     begin, end = library.sot_token_id, library.eot_token_id

@@ -48,7 +48,6 @@ SEVEN = (
 _HALF = ("vision_model.", "visual.")  # prefixes of an image encoder that was trained with a text encoder
 _OF_TWO = re.compile(r"_(clip|siglip)_")  # in timm's names of such models
 _BATCH = 64  # texts at a time
-_THRESHOLD = 0.5
 
 _SYNSET = re.compile(r"n\d{8}")
 # A word has two letters in a row, because `b2` means nothing. Beyond ASCII, one letter can be a word.
@@ -100,8 +99,9 @@ def read_images_and_words(source: str | Path, **overrides: Any) -> ImagesAndWord
     path, _ = locate(split_timm(str(source))[0])
     if path.is_file() and path.parent.name and (path.parent / "model.json").is_file():
         raise VitkitError(
+            "language.encoder-missing",
             f"{source} is a classifier without a text encoder: class names and search require CLIP or SigLIP with both "
-            "encoders"
+            "encoders",
         )
     weights = look(source)
     return build_images_and_words(weights, weights.plan(0, **overrides))
@@ -118,8 +118,9 @@ def build_images_and_words(weights: WeightsSource, plan: LoadPlan) -> ImagesAndW
     projection = words.projection if words.projection is not None else torch.eye(model.config.hidden_size)
     if tuple(projection.shape) != (size, model.config.hidden_size):
         raise VitkitError(
+            "language.tensors-unlike",
             f"{source}: the image encoder must give {size} features, as the text encoder does, not {len(projection)}; "
-            "use the publisher's file"
+            "use the publisher's file",
         )
     config = model.config.replace(representation_size=size, representation="unit")
     shared = filled(config, {**_copied(model), "pre_logits.fc.weight": projection})
@@ -151,16 +152,17 @@ class ImagesAndWords:
                 tokens = torch.tensor(self.tokenizer(texts[start : start + _BATCH]))
                 if int(tokens.max()) >= tower.config.vocabulary:
                     raise VitkitError(
+                        "language.tokenizer-unlike",
                         "the tokenizer belongs to another model: the text encoder lacks some of its tokens; use the "
-                        "tokenizer that was published with the weights"
+                        "tokenizer that was published with the weights",
                     )
                 ends = torch.eq(tokens, tower.config.end or 0).int().argmax(dim=1)
-                if (
-                    tower.config.pool == "end" and not ends.all()
-                ):  # all texts would be read at their first token and be equal
+                # Without this token, all texts would be read at their first token and be equal.
+                if tower.config.pool == "end" and not ends.all():
                     raise VitkitError(
+                        "language.tokenizer-unlike",
                         f"the tokenizer belongs to another model: its texts do not end in token {tower.config.end}, "
-                        "which the text encoder reads; use the tokenizer that was published with the weights"
+                        "which the text encoder reads; use the tokenizer that was published with the weights",
                     )
                 vectors.append(unit(tower(tokens)))
         return torch.cat(vectors)
@@ -188,37 +190,52 @@ class ImagesAndWords:
             VitkitError: a name or template is invalid, two names have the same tokens, a softmax has only one class, or
                 a sigmoid is requested for a model that was trained with a softmax.
         """
-        names = _checked(classes)
+        names = tuple(name.strip() for name in classes if name.strip())
+        if not names:
+            raise VitkitError(
+                "language.classes-empty", "--classes contains no class: expected names separated by commas"
+            )
+        for name in names:
+            if (unseen := unseen_in(name)) is not None:
+                raise VitkitError(
+                    "language.class-invisible", f"--classes: {name!r} contains {unseen}, which is invisible: remove it"
+                )
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise VitkitError("language.classes-alike", f"--classes contains {twice[0]!r} twice")
+        if (twins := alike(names)) is not None:
+            raise VitkitError(
+                "language.classes-alike",
+                f"--classes: {twins[0]!r} and {twins[1]!r} look the same, and differ in {twins[2]}: leave one out",
+            )
         templates = tuple(templates) or published_templates(is_sigmoid=self.words.is_sigmoid)
         one = not self.words.is_sigmoid if one is None else one
         if not one and not self.words.is_sigmoid:
             raise VitkitError(
+                "language.sigmoid-untrained",
                 "this model was trained with softmax, which gives no probability of each class on its own: leave out "
-                "one=False"
+                "one=False",
             )
         bare = vit_of(self.images.model, "classes by name")
         head = self.head(names, templates)
-        self._check_apart(names, templates)
-        if one and len(names) == 1:
-            raise VitkitError(
-                f"--classes has only {names[0]!r}, which would be the prediction for every image with probability 1; "
-                "add other classes, or rank the images with vitkit embed --text"
-            )
-        model = filled(bare.config.replace(num_classes=len(names)), {**_copied(bare), **head})
-        thresholds = None if one else (_THRESHOLD,) * len(names)
-        provenance = {**self.images.provenance, "templates": list(templates)}
-        return replace(self.images, model=model, classes=names, thresholds=thresholds, provenance=provenance)
-
-    def _check_apart(self, names: Sequence[str], templates: Sequence[str]) -> None:
-        """Refuse names with the same tokens, such as `C` and `C++` if the tokenizer removes punctuation."""
         first: dict[tuple[tuple[int, ...], ...], str] = {}
-        for name in names:
+        for name in names:  # `C` and `C++` have the same tokens if the tokenizer removes punctuation
             ids = self.tokenizer([template.replace("{}", name) for template in templates])
             if (other := first.setdefault(tuple(map(tuple, ids)), name)) != name:
                 raise VitkitError(
+                    "language.classes-alike",
                     f"--classes: {other!r} and {name!r} have the same tokens in this model, which reads "
-                    f"{self.tokenizer.context} tokens, often without case and punctuation: choose other words"
+                    f"{self.tokenizer.context} tokens, often without case and punctuation: choose other words",
                 )
+        if one and len(names) == 1:
+            raise VitkitError(
+                "language.classes-few",
+                f"--classes has only {names[0]!r}, which would be the prediction for every image with probability 1; "
+                "add other classes, or rank the images with vitkit embed --text",
+            )
+        model = filled(bare.config.replace(num_classes=len(names)), {**_copied(bare), **head})
+        thresholds = None if one else (0.5,) * len(names)
+        provenance = {**self.images.provenance, "templates": list(templates)}
+        return replace(self.images, model=model, classes=names, thresholds=thresholds, provenance=provenance)
 
     def head(self, texts: Sequence[str], templates: Sequence[str]) -> dict[str, Tensor]:
         """Return the weight (K, P) and the bias (K,) of a head that classifies image vectors of length 1.
@@ -227,7 +244,10 @@ class ImagesAndWords:
         """
         for template in templates:
             if template.count("{}") != 1:
-                raise VitkitError(f"--template {template!r} must contain {{}} exactly once, for the name of the class")
+                raise VitkitError(
+                    "language.template-invalid",
+                    f"--template {template!r} must contain {{}} exactly once, for the name of the class",
+                )
         return {
             "head.weight": self.words.scale * self.of_classes(texts, templates),
             "head.bias": torch.full((len(texts),), self.words.bias),
@@ -243,23 +263,6 @@ def _copied(model: Model) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in stored_weights(model).items()}
 
 
-def _checked(classes: Sequence[str]) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in classes if name.strip())
-    if not names:
-        raise VitkitError("--classes contains no class: expected names separated by commas")
-    for name in names:
-        if (unseen := unseen_in(name)) is not None:
-            raise VitkitError(f"--classes: {name!r} contains {unseen}, which is invisible: remove it")
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise VitkitError(f"--classes contains {twice[0]!r} twice")
-    if (twins := alike(names)) is not None:
-        raise VitkitError(
-            f"--classes: {twins[0]!r} and {twins[1]!r} look the same, and differ in {twins[2]}: leave one out"
-        )
-    return names
-
-
 def look_for_words(weights: WeightsSource) -> TextEncoderInfo | None:
     """Describe the text encoder of a model without reading tensor data; None if the model has none.
 
@@ -271,7 +274,10 @@ def look_for_words(weights: WeightsSource) -> TextEncoderInfo | None:
     info = inspect_text_encoder(checkpoint)
     name = split_timm(weights.source)[0]
     if info is None and (_OF_TWO.search(name) or any(tensor.startswith(_HALF) for tensor in checkpoint.tensors)):
-        raise VitkitError(f"{weights.source} is the image encoder of CLIP or SigLIP without its text encoder")
+        raise VitkitError(
+            "language.encoder-missing",
+            f"{weights.source} is the image encoder of CLIP or SigLIP without its text encoder",
+        )
     return info
 
 
