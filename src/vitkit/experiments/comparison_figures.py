@@ -336,6 +336,21 @@ def findings_of(models: Sequence[dict[str, Any]], judged: Judged, judging: Judgi
     return [*judging.findings(), f"{', '.join(lost)} {are} not distinguished from chance: {always}"]
 
 
+def facts_of_test(plan: Plan, judged: Judged, judging: JudgingImages) -> dict[str, Any]:
+    """Return what every experiment of the lab says about its test."""
+    return {
+        "seeds": list(plan.seeds),
+        "split": judging.split,
+        "chosen_on": list(judging.chosen_on),
+        "test_images": len(judged.paths),
+        "left_out": judging.to_dict(),
+        "findings": judging.findings(),
+        "test_hash": plan.test_hash,
+        "chance": judged.chance,
+        "notes": list(plan.notes),
+    }
+
+
 # --- Accuracy under stress ------------------------------------------------------------------------------------
 
 # Each picture is resized to one size for all models, and then corrupted with increasing strength. Afterwards, each

@@ -227,11 +227,15 @@ def _jobs(
     entries: Sequence[_Candidate], fractions: Sequence[float], seeds: Sequence[int], budget: tuple[str, str] | None
 ) -> tuple[tuple[ComparisonJob, ...], list[str]]:
     # The trainings are ordered by fraction and seed; the notes are about the budget.
+    from vitkit.profiling import describe
+
     folders: dict[tuple[str, float, int], str] = {}
     jobs, notes = [], []
     # Models with the same complete recipe share their trainings.
     configurations = [replace(entry.start.recipe, seed=0).to_toml() for entry in entries]
-    flops_of_image = [passes_of(entry.start.recipe.method) * forward_flops(entry.start) for entry in entries]
+    flops_of_image = [  # a multiply-accumulate counts as two
+        passes_of(entry.start.recipe.method) * (2e9 * describe(entry.start.config).gmacs) for entry in entries
+    ]
     for fraction, (place, entry) in itertools.product(fractions, enumerate(entries)):
         name = f"{place + 1}-{re.sub(r'[^A-Za-z0-9._-]+', '-', entry.label)}"
         images, recipe = _count(entry.images, fraction), entry.start.recipe
@@ -264,10 +268,3 @@ def _jobs(
 def passes_of(method: str) -> int:
     """Return the cost of a training step of this method, in forward passes; a full backward pass counts as two."""
     return {"probe": 1, "probe-sgd": 1, "lora": 2}.get(method, 3)  # lora has no gradients of the large matrices
-
-
-def forward_flops(start: Run) -> float:
-    """Return the FLOPs of a forward pass of one image; a multiply-accumulate counts as two."""
-    from vitkit.profiling import describe
-
-    return 2e9 * describe(start.config).gmacs

@@ -132,16 +132,10 @@ def build_images_and_words(weights: WeightsSource, plan: LoadPlan) -> ImagesAndW
 
 @dataclass(frozen=True)
 class ImagesAndWords:
-    """A model that maps images and texts into one embedding space.
+    """A model that maps images and texts into one embedding space."""
 
-    Attributes:
-        images: the image encoder, as a classifier without classes. Its vectors have length 1.
-        words: the text encoder, with the scale and bias that turn cosines into logits.
-        tokenizer: the tokenizer of the text encoder.
-    """
-
-    images: Classifier
-    words: TextEncoder
+    images: Classifier  # the image encoder, as a classifier without classes; its vectors have length 1
+    words: TextEncoder  # with the scale and bias that turn cosines into logits
     tokenizer: Tokenizer
 
     def vectors(self, texts: Sequence[str]) -> Tensor:

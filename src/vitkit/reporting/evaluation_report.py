@@ -72,13 +72,13 @@ def static(name: str) -> str:
 @cache
 def script() -> str:
     """Return the script of the report, as one module without imports."""
-    return "".join(_with_needs("report", set()))
+    return "".join(_with_imports("report", set()))
 
 
-def _with_needs(name: str, done: set[str]) -> list[str]:
+def _with_imports(name: str, done: set[str]) -> list[str]:
     done.add(name)
     text = static(f"{name}.js")
-    before = [piece for need in _IMPORT.findall(text) if need not in done for piece in _with_needs(need, done)]
+    before = [piece for need in _IMPORT.findall(text) if need not in done for piece in _with_imports(need, done)]
     code, exported = _EXPORT.sub("", _IMPORT.sub("", text)), ", ".join(_EXPORTED.findall(text))
     return [
         *before,
@@ -156,16 +156,16 @@ def write_report(
         *_operating_table(numbers),
         *_promises(numbers),
         *_unknown(numbers),
-        *[figure(caption, picture, is_photograph=caption == _SEEN) for caption, picture in rest.items()],
+        *[
+            figure(caption, picture, is_photograph=caption == "What the model sees in training")
+            for caption, picture in rest.items()
+        ],
         "<h2>The run</h2>",
         table([[escape(name), escape(value)] for name, value in facts.items()]),
         *(["<h2>Recipe</h2>", folded("The complete recipe", listing(recipe))] if recipe else []),
     ]
     data = _data(evaluation, numbers, photographs, laid_out, doubts if root is not None else ())
     write_page(path, title, body, Live(static("views.css"), script(), data))
-
-
-_SEEN = "What the model sees in training"  # the caption of a picture that consists of photographs
 
 
 def pictures_of(evaluation: Evaluation, laid_out: LaidOut | None) -> dict[str, Callable[[], Figure]]:

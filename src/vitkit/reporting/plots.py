@@ -380,11 +380,6 @@ def gallery(photographs: Sequence[tuple[Thumbnail, str, Sequence[str]]]) -> str:
     return f'<div class="row">{"".join(cells)}</div>'
 
 
-def embedded_size(shown: Thumbnail) -> int:
-    """Return the number of characters that a thumbnail takes up in a page."""
-    return 4 * -(-len(shown.data) // 3)  # base64
-
-
 class Album:
     """A folder of pictures, one for each readable image.
 

@@ -23,7 +23,7 @@ from vitkit.errors import VitkitError
 from vitkit.evaluation.calibration import Reliability
 from vitkit.evaluation.label_errors import LabelError
 from vitkit.evaluation.metrics import Evaluation, MultiEvaluation
-from vitkit.reporting.plots import Thumbnail, embedded_size, thumbnails
+from vitkit.reporting.plots import Thumbnail, thumbnails
 from vitkit.system.files import from_json, read_text
 from vitkit.text.cells import JOINT
 from vitkit.text.pages import DATA
@@ -271,7 +271,7 @@ class ReportPhotographs:
         kept: dict[int, Thumbnail] = {}
         spent = 0
         for i, picture in zip(chosen, thumbnails(root / evaluation.paths[i] for i in chosen), strict=True):
-            spent += embedded_size(picture)
+            spent += 4 * -(-len(picture.data) // 3)  # characters in base64
             if spent > _BYTES and i not in first:
                 break
             kept[i] = picture

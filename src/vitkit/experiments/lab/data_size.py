@@ -22,7 +22,14 @@ import numpy.typing as npt
 from vitkit.data import held_out_split, read_source, split_from_file
 from vitkit.errors import VitkitError
 from vitkit.evaluation import images_in_words
-from vitkit.experiments.comparison_figures import Judged, JudgedFamily, families_of, pairs_of, read_judged
+from vitkit.experiments.comparison_figures import (
+    Judged,
+    JudgedFamily,
+    facts_of_test,
+    families_of,
+    pairs_of,
+    read_judged,
+)
 from vitkit.experiments.comparison_plan import ComparisonJob, Plan
 from vitkit.experiments.comparison_request import PLANNED, names_of
 from vitkit.experiments.judging import after_training, hash_of_images
@@ -196,15 +203,7 @@ def conclude(experiment: PretrainingSizes, plan: Plan, begun: Mapping[str, Any],
         "models": models,
         "pairs": pairs,
         "shots": SHOTS,
-        "seeds": list(plan.seeds),
-        "split": judging.split,
-        "chosen_on": list(judging.chosen_on),
-        "test_images": len(judged[-1].paths),
-        "left_out": judging.to_dict(),
-        "findings": judging.findings(),
-        "test_hash": plan.test_hash,
-        "chance": judged[-1].chance,
-        "notes": list(plan.notes),
+        **facts_of_test(plan, judged[-1], judging),
         "differs": experiment.differs,
     }
     return _shown(experiment, figures, out)

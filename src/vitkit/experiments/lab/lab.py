@@ -116,14 +116,6 @@ _OF_BOTH = (  # fields that a pre-training shares with the training: model, prep
 )
 
 
-def pretraining_fields(fields: Mapping[str, Any], variant: AblationVariant) -> dict[str, Any]:
-    """Return the recipe of the pre-training that precedes a variant's training, which has these fields.
-
-    The pre-training uses all training images, even if `max_images` limits those of the training.
-    """
-    return {**{name: fields[name] for name in _OF_BOTH if name in fields}, "logger": "none", **variant.pretraining}
-
-
 if TYPE_CHECKING:
     from vitkit.experiments.comparison_figures import Judged
     from vitkit.experiments.comparison_plan import Plan
@@ -317,8 +309,13 @@ def _resume(out: str | Path | None) -> Result:
 def _finish(experiment: Experiment, folder: Path, plan: Plan, begun: Mapping[str, Any]) -> Result:
     from vitkit.experiments.comparison_runs import make_all
 
+    jobs = []
+    for job in plan.runs():
+        weights = str(job.fields["weights"])
+        weights = str(folder / weights.removeprefix(f"{HERE}/")) if weights.startswith(HERE) else weights
+        jobs.append(replace(job, fields={**job.fields, "weights": weights}))
     try:
-        diverged = make_all(in_folder(plan, folder).runs(), folder, 1)
+        diverged = make_all(jobs, folder, 1)
     except Interrupted:
         log.info(f"to continue: vitkit lab --resume --out {folder}")
         raise
@@ -502,7 +499,10 @@ def plan_ablation(
             if variant.after is not None:
                 fields = {**fields, "weights": f"{HERE}/{folders[variant.after]}-seed{run_seed}"}
             folder, run_fields = f"{folders[variant.label]}-seed{run_seed}", {**fields, "seed": run_seed}
-            before = pretraining_fields(run_fields, variant) if variant.pretraining else None
+            before = None
+            if variant.pretraining:  # with all training images, even if `max_images` limits those of the training
+                both = {name: run_fields[name] for name in _OF_BOTH if name in run_fields}
+                before = {**both, "logger": "none", **variant.pretraining}
             jobs.append(ComparisonJob(variant.label, run_seed, 1.0, images, run_fields, folder, before))
     jobs.sort(key=lambda job: job.seed)  # all variants of one seed are trained one after another
     assert test_hash is not None
@@ -521,23 +521,13 @@ def plan_ablation(
     return plan, remarks
 
 
-def in_folder(plan: Plan, folder: Path) -> Plan:
-    """Replace the placeholder `HERE` in the paths of initial weights by the folder of the experiment."""
-    jobs = []
-    for job in plan.jobs:
-        weights = str(job.fields["weights"])
-        source = str(folder / weights.removeprefix(f"{HERE}/")) if weights.startswith(HERE) else weights
-        jobs.append(replace(job, fields={**job.fields, "weights": source}))
-    return replace(plan, jobs=tuple(jobs))
-
-
 def _described(variant: AblationVariant, parameters: int, gmacs: float) -> dict[str, Any]:
     return {"label": variant.label, "paper": variant.paper, "parameters": parameters, "gmacs": gmacs}
 
 
 def figures_of(ablation: Ablation, plan: Plan, described: Sequence[Mapping[str, Any]], out: Path) -> dict[str, Any]:
     """Compute the results of an ablation from its finished runs, in plain JSON types."""
-    from vitkit.experiments.comparison_figures import of_run, read_judged
+    from vitkit.experiments.comparison_figures import facts_of_test, of_run, read_judged
     from vitkit.experiments.judging import after_training
 
     judging = after_training(((job.model, out / job.folder) for job in plan.jobs), plan.test_hash)
@@ -556,15 +546,7 @@ def figures_of(ablation: Ablation, plan: Plan, described: Sequence[Mapping[str, 
         "variants": variants,
         "pairs": pairs,
         "claims": claims_of(ablation, pairs, len(plan.seeds)),
-        "seeds": list(plan.seeds),
-        "split": judging.split,
-        "chosen_on": list(judging.chosen_on),
-        "test_images": len(judged.paths),
-        "left_out": judging.to_dict(),
-        "findings": judging.findings(),
-        "test_hash": plan.test_hash,
-        "chance": judged.chance,
-        "notes": list(plan.notes),
+        **facts_of_test(plan, judged, judging),
     }
 
 
