@@ -145,7 +145,10 @@ def test_explanations_end_when_the_server_stops(server: Server, ask: Asking, mon
     stopping.start()
     for own in asked:
         answer = own.result()
-        assert (answer.status_code, answer.json()) == (503, {"error": "the server is closing"})
+        assert (answer.status_code, answer.json()) == (
+            503,
+            {"error": "the server is closing", "code": "serving.server-closing"},
+        )
     stopping.join(60)
     assert not stopping.is_alive()
 

@@ -26,7 +26,6 @@ from vitkit.serving.questions import BadRequestError, read_body, settle_options
 from vitkit.serving.service import CONTENT_TYPE, OPTIONS, Embedded, Service, described
 from vitkit.system import to_json
 
-_AGAIN = "1"  # seconds to wait before retrying
 _LARGE = 2**20  # bytes of a body; larger ones are parsed in a thread
 _Handle = Callable[[Request], Awaitable[Response]]
 
@@ -35,7 +34,7 @@ def make_application(service: Service) -> FastAPI:
     """Create the application with the routes of a service."""
     app = FastAPI(title="vitkit", version=vitkit.__version__, docs_url=None, redoc_url=None)
     app.openapi_version = "3.0.3"  # the version that the bundled page reads
-    app.add_exception_handler(HTTPException, _as_json)
+    app.add_exception_handler(HTTPException, _refuse_http)
     routes = _Routes(service)
     for path, handle, form, summary in (
         ("/predict", routes.predict, PredictionsForm, "Classify pictures"),
@@ -76,7 +75,7 @@ class _Routes:
         uploads, options = await _question(self._service, request)
         form = options.get("format", "json")
         if form not in ("json", "png"):
-            raise BadRequestError(400, f"format must be json or png, not {form!r:.80}")
+            raise BadRequestError("serving.option-invalid", 400, f"format must be json or png, not {form!r:.80}")
         if form == "png":
             return Response(await self._service.draw(uploads, options), media_type="image/png")
         return await asyncio.to_thread(_json, await self._service.explain(uploads, options))
@@ -120,11 +119,7 @@ def _pieces(embedded: Embedded) -> Iterator[bytes]:
 
 
 async def _question(service: Service, request: Request) -> tuple[Any, dict[str, str]]:
-    """Read the pictures and options of a request.
-
-    Raises:
-        BadRequestError: the server cannot accept a request at present, or the request is malformed.
-    """
+    """Read the pictures and options of a request."""
     service.check_open(request.scope["path"])
     body, kind = await request.body(), request.headers.get("content-type", "")
     if len(body) > _LARGE:
@@ -144,14 +139,15 @@ def _counted(service: Service, path: str, handle: _Handle) -> _Handle:
         try:
             response = await handle(request)
         except BadRequestError as error:
-            response = _refused(error.status, str(error))
+            response = _refused(error.code, error.status, str(error))
         except ClientDisconnect:
-            response = _refused(400, "the connection was closed before the whole request arrived")
+            reason = "the connection was closed before the whole request arrived"
+            response = _refused("serving.request-incomplete", 400, reason)
         except Exception as error:
             if type(error).__module__ == "vitkit.serving.guard":
                 raise
             logging.getLogger(__name__).exception("error: %s cannot be answered", path)
-            response = _refused(500, "internal error: see the output of the server")
+            response = _refused("serving.internal-error", 500, "internal error: see the output of the server")
         if service.is_closing:
             response.headers["connection"] = "close"
         requests.labels(path, str(response.status_code)).inc()
@@ -161,14 +157,15 @@ def _counted(service: Service, path: str, handle: _Handle) -> _Handle:
     return counted
 
 
-async def _as_json(_: Request, error: Exception) -> Response:
+async def _refuse_http(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _refused(error.status_code, error.detail.lower(), error.headers)
+    code = {404: "serving.route-missing", 405: "serving.method-wrong"}.get(error.status_code, "serving.request-wrong")
+    return _refused(code, error.status_code, error.detail.lower(), error.headers)
 
 
-def _refused(status: int, reason: str, headers: Mapping[str, str] | None = None) -> Response:
-    again = {"retry-after": _AGAIN} if status == 503 else {}
-    return _json({"error": reason}, status, {**(headers or {}), **again})
+def _refused(code: str, status: int, reason: str, headers: Mapping[str, str] | None = None) -> Response:
+    again = {"retry-after": "1"} if status == 503 else {}  # seconds
+    return _json({"error": reason, "code": code}, status, {**(headers or {}), **again})
 
 
 def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -181,9 +178,14 @@ class _Form(BaseModel):
 
 
 class RefusedRequest(_Form):
-    """The answer to a request that was refused: the reason."""
+    """The answer to a request that was refused.
+
+    `error` says what is wrong, and may be reworded. `code` names the reason, such as `serving.image-missing`, and stays
+    the same.
+    """
 
     error: str
+    code: str
 
 
 class Place(_Form):

@@ -13,10 +13,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
-
-_Observe = Callable[["Work", int, float], None]  # work, size of the batch, seconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +50,10 @@ class Workers:
         most: the maximum number of waiting items.
         begin: called first in each thread. If it raises an exception, the constructor raises the exception, too.
         observe: called after each batch with the kind of computation, the number of items and the duration in seconds.
+
+    Attributes:
+        waiting: the number of waiting items.
+        working: the number of items that are being answered.
     """
 
     def __init__(
@@ -61,10 +63,13 @@ class Workers:
         wait: float,
         most: int,
         begin: Callable[[], None],
-        observe: _Observe,
+        observe: Callable[[Work, int, float], None],
     ) -> None:
         self._wait, self.most, self._observe = wait, most, observe
-        self._state = _SharedState()
+        self._changed = threading.Condition()  # protects the following attributes, which the threads share
+        self._queues: dict[Work, deque[_Question]] = {}  # waiting items in the order of their arrival
+        self.waiting = self.working = 0
+        self._is_closed = False
         self._threads = [threading.Thread(target=self._run, args=(begin,), daemon=True) for _ in range(count)]
         self._begun = threading.Barrier(count + 1)
         self._failed: list[BaseException] = []
@@ -75,22 +80,8 @@ class Workers:
             self.close()
             raise self._failed[0]
 
-    @property
-    def waiting(self) -> int:
-        """The number of waiting items."""
-        return self._state.waiting
-
-    @property
-    def working(self) -> int:
-        """The number of items that are being answered."""
-        return self._state.working
-
     async def ask(self, work: Work, contents: Sequence[Any]) -> list[Any]:
         """Answer the items of a request, and return the answers in order.
-
-        Args:
-            work: the kind of computation.
-            contents: the items.
 
         Raises:
             FullError: too many items are waiting already.
@@ -99,35 +90,34 @@ class Workers:
         loop = asyncio.get_running_loop()
         request = _PendingRequest([None] * len(contents), loop, loop.create_future(), len(contents))
         now = time.monotonic()
-        state = self._state
-        with state.changed:
-            if state.is_closed:
+        with self._changed:
+            if self._is_closed:
                 raise ClosedError
-            if state.waiting + len(contents) > self.most:
+            if self.waiting + len(contents) > self.most:
                 raise FullError
-            queue = state.queues.setdefault(work, deque())
+            queue = self._queues.setdefault(work, deque())
             queue.extend(_Question(content, now, request, place) for place, content in enumerate(contents))
-            state.waiting += len(contents)
-            state.changed.notify_all()
+            self.waiting += len(contents)
+            self._changed.notify_all()
         return await request.future
 
     def cancel(self) -> None:
         """Accept no more requests, and answer the waiting ones with `ClosedError`. Batches in progress are finished."""
-        with self._state.changed:
-            self._state.is_closed = True
-            refused = [question for queue in self._state.queues.values() for question in queue]
-            self._state.queues.clear()
-            self._state.waiting = 0
-            self._state.changed.notify_all()
+        with self._changed:
+            self._is_closed = True
+            refused = [question for queue in self._queues.values() for question in queue]
+            self._queues.clear()
+            self.waiting = 0
+            self._changed.notify_all()
         for question in refused:
             question.request.error = ClosedError()
         self._give_answers(refused)
 
     def close(self) -> None:
         """Accept no more requests, answer the waiting ones, and end the threads."""
-        with self._state.changed:
-            self._state.is_closed = True
-            self._state.changed.notify_all()
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
         for thread in self._threads:
             thread.join()
 
@@ -145,102 +135,71 @@ class Workers:
             began = time.monotonic()
             _answer(work, questions)
             self._observe(work, len(questions), time.monotonic() - began)
-            with self._state.changed:
-                self._state.working -= len(questions)
+            with self._changed:
+                self.working -= len(questions)
             self._give_answers(questions)
 
     def _take(self) -> tuple[Work, list[_Question]] | None:
         """Wait for the next batch and remove its items from the queue; return None if no more items will arrive."""
-        state = self._state
-        with state.changed:
+        with self._changed:
             while True:
-                waiting = [kind for kind, queue in state.queues.items() if queue]
-                work = min(waiting, key=lambda kind: state.queues[kind][0].came, default=None)
+                waiting = [kind for kind, queue in self._queues.items() if queue]
+                work = min(waiting, key=lambda kind: self._queues[kind][0].came, default=None)
                 if work is None:
-                    if state.is_closed:
+                    if self._is_closed:
                         return None
-                    state.changed.wait()
+                    self._changed.wait()
                     continue
-                queue = state.queues[work]
+                queue = self._queues[work]
                 left = queue[0].came + self._wait - time.monotonic()
-                if len(queue) >= work.most or left <= 0 or state.is_closed:
+                if len(queue) >= work.most or left <= 0 or self._is_closed:
                     taken = [queue.popleft() for _ in range(min(work.most, len(queue)))]
-                    state.waiting -= len(taken)
+                    self.waiting -= len(taken)
                     questions = [question for question in taken if not question.request.future.done()]
                     if not questions:  # the clients have disconnected
                         continue
-                    state.working += len(questions)
+                    self.working += len(questions)
                     return work, questions
-                state.changed.wait(left)
+                self._changed.wait(left)
 
     def _give_answers(self, questions: Sequence[_Question]) -> None:
         """Complete the requests whose items are now all answered. Each event loop is woken only once."""
         complete = dict[asyncio.AbstractEventLoop, list[_PendingRequest]]()
-        with self._state.changed:
+        with self._changed:
             for question in questions:
                 question.request.left -= 1
                 if not question.request.left:
                     complete.setdefault(question.request.loop, []).append(question.request)
+
+        def set_results(requests: Sequence[_PendingRequest]) -> None:  # in the thread of the event loop
+            for request in requests:
+                if request.future.done():
+                    continue
+                if request.error is not None:
+                    request.future.set_exception(request.error)
+                else:
+                    request.future.set_result(request.answers)
+
         for loop, requests in complete.items():
             with suppress(RuntimeError):  # the loop is closed, and its clients have disconnected
-                loop.call_soon_threadsafe(_settle, requests)
-
-
-@dataclass
-class _SharedState:
-    """The state that the threads share.
-
-    Attributes:
-        changed: the condition that protects the other attributes.
-        queues: waiting items by kind of work, in the order of their arrival.
-        waiting: the number of waiting items.
-        working: the number of items that are being answered.
-        is_closed: whether the workers take no more requests.
-    """
-
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    queues: dict[Work, deque[_Question]] = field(default_factory=dict)
-    waiting: int = 0
-    working: int = 0
-    is_closed: bool = False
+                loop.call_soon_threadsafe(set_results, requests)
 
 
 @dataclass
 class _PendingRequest:
-    """A request that waits for the answers to its items.
-
-    Attributes:
-        answers: the answers so far, in the order of the items.
-        loop: the event loop of the request.
-        future: receives all answers, or the error.
-        left: the number of items that are not answered yet.
-        error: the exception that an item raised, or None.
-    """
-
-    answers: list[Any]
+    answers: list[Any]  # in the order of the items
     loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[list[Any]]
-    left: int
-    error: Exception | None = None
+    future: asyncio.Future[list[Any]]  # receives all answers, or the error
+    left: int  # the number of items that are not answered yet
+    error: Exception | None = None  # that an item raised
 
 
 @dataclass
 class _Question:
     content: Any
-    came: float
+    came: float  # time.monotonic()
     request: _PendingRequest
-    place: int
-
-
-def _settle(requests: Sequence[_PendingRequest]) -> None:
-    """Set the results of the requests' futures. This must run in the thread of the requests' event loop."""
-    for request in requests:
-        if request.future.done():
-            continue
-        if request.error is not None:
-            request.future.set_exception(request.error)
-        else:
-            request.future.set_result(request.answers)
+    place: int  # among the items of the request
 
 
 def _answer(work: Work, questions: Sequence[_Question]) -> None:

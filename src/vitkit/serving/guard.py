@@ -104,7 +104,13 @@ class Listener(socket.socket):
 
     def __init__(self, *kind: Any) -> None:
         super().__init__(*kind)
-        self._most = _most_connections()
+        self._most = _CONNECTIONS
+        with suppress(ImportError):  # Windows has no such limit
+            import resource
+
+            files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            if files != resource.RLIM_INFINITY:
+                self._most = min(_CONNECTIONS, files - min(_FILES, files // 2))
         self._accepted: list[socket.socket] = []  # those that are open, and at times some that have been closed
         self._last_line = -math.inf
 
@@ -126,15 +132,6 @@ class Listener(socket.socket):
             self._last_line = time.monotonic()
             _log.warning("%d connections are open: further ones are refused (503)", self._most)
         raise ConnectionAbortedError
-
-
-def _most_connections() -> int:
-    try:
-        import resource
-    except ImportError:  # Windows
-        return _CONNECTIONS
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _CONNECTIONS if files == resource.RLIM_INFINITY else min(_CONNECTIONS, files - min(_FILES, files // 2))
 
 
 def keep_others_off(listener: socket.socket) -> None:
@@ -188,23 +185,31 @@ def check_token(token: str) -> str:
         VitkitError: the token is too short, too long or has other characters than letters, digits and . _ ~ -.
     """
     if not _TOKEN.fullmatch(token):
-        raise VitkitError("--token must be 16 to 512 characters, each a letter, a digit or one of . _ ~ -")
+        raise VitkitError(
+            "serving.token-invalid", "--token must be 16 to 512 characters, each a letter, a digit or one of . _ ~ -"
+        )
     return token
 
 
 class Guard:
-    """An ASGI application that passes accepted requests to another application. Refusals are JSON: `{"error": ...}`.
+    """An ASGI application that passes accepted requests to another application.
+
+    Refusals are JSON: `{"error": MESSAGE, "code": CODE}`.
 
     Args:
         application: receives the accepted requests.
         rules: the requests to accept.
         count: called with the status of each refusal.
+
+    Attributes:
+        cookie: the name of the cookie that stores the token.
     """
 
     def __init__(self, application: _Application, rules: Rules, count: Callable[[int], None] = lambda _: None) -> None:
         self._application, self.rules, self._count = application, rules, count
         self._held = 0  # bytes
-        self._key = None if rules.token is None else _Key(rules.token)
+        self._token = (rules.token or "").encode()
+        self.cookie = f"vitkit-{hashlib.sha256(self._token).hexdigest()[:8]}"  # all ports of a host share cookies
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -213,88 +218,31 @@ class Guard:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-        headers = _read_headers(scope["headers"])
-        if (moved := self._admitted_to(scope, headers)) is not None:
-            await _answer(send, 303, "the token is kept in a cookie", moved)
+        headers: dict[str, str] = {}
+        for name, value in scope["headers"]:  # repeated headers are joined, so that a check sees all of them
+            key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+            headers[key] = f"{headers[key]}; {text}" if key in headers else text
+        if (moved := self._redirection(scope, headers)) is not None:
+            await _answer(send, 303, {"error": "the token is kept in a cookie"}, moved)
             return
         refusal = self._refuse(scope, headers)
         if refusal is not None:
             self._count(refusal.status)
             await _refuse(refusal, headers, receive, send)
             return
-        await self._let_through(scope, headers, receive, send)
+        body, is_begun = _Body(self, receive), False
 
-    @property
-    def cookie(self) -> str:
-        """The name of the cookie that stores the token."""
-        assert self._key is not None
-        return self._key.cookie
+        async def send_with_headers(message: Message) -> None:
+            nonlocal is_begun
+            if not is_begun and body.refusal is not None:
+                return  # the application's answer to the exception that the refusal raised
+            if message["type"] == "http.response.start":
+                is_begun = True
+                message = {**message, "headers": _with_ours(message.get("headers", ()))}
+            await send(message)
 
-    # --- Who asks ---------------------------------------------------------------------------------------
-
-    def _refuse(self, scope: MutableMapping[str, Any], headers: dict[str, str]) -> _Refusal | None:
-        """Check the head of a request, and return the reason to refuse it; None if it is accepted."""
-        length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > self.rules.most_bytes:
-            return self._too_large()
-        if "content-length" in headers and "transfer-encoding" in headers:  # a proxy may have read another length
-            return _Refusal(400, "a request may have content-length or transfer-encoding, not both")
-        if scope["path"] in self.rules.open_paths and scope["method"] in _SAFE:
-            return None
-        if not self._is_ours(headers.get("host")):
-            name = f"{headers.get('host') or 'nothing'!r:.100}"
-            return _Refusal(421, f"this server is not called {name}: add a name with vitkit serve --allow-host NAME")
-        if _is_foreign(scope["method"], headers):
-            return _Refusal(403, "requests from pages of other sites are refused")
-        if not self._has_token(headers):
-            return _Refusal(401, "a token is needed: in the header Authorization: Bearer TOKEN")
-        return None
-
-    def _is_ours(self, host: str | None) -> bool:
-        name = _name_in(host or "")
-        if name in self.rules.names:
-            return True
-        with suppress(ValueError):
-            return self.rules.any_address and ipaddress.ip_address(name) is not None
-        return False
-
-    def _has_token(self, headers: dict[str, str]) -> bool:
-        if self._key is None:
-            return True
-        kind, _, token = headers.get("authorization", "").partition(" ")
-        bearer = token.strip() if kind.lower() == "bearer" else ""
-        return self._key.matches(bearer) or self._key.matches(_cookie(headers.get("cookie", ""), self._key.cookie))
-
-    def _admitted_to(
-        self, scope: MutableMapping[str, Any], headers: dict[str, str]
-    ) -> list[tuple[bytes, bytes]] | None:
-        """Return the headers of a redirection if a page is opened with the right `?token=`; otherwise None.
-
-        The redirection sets the cookie and removes the token from the URL.
-        """
-        if self._key is None or scope["method"] not in _SAFE or b"token=" not in scope["query_string"]:
-            return None
-        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        tokens = [value for name, value in query if name == "token"]
-        if not any(map(self._key.matches, tokens)) or not self._is_ours(headers.get("host")):
-            return None
-        rest = urlencode([(name, value) for name, value in query if name != "token"])
-        path = "/" + scope.get("raw_path", scope["path"].encode()).decode("latin-1").lstrip("/\\")  # //x is a host
-        kept = f"{self._key.cookie}={self._key.token}; Path=/; HttpOnly; SameSite=Lax"
-        return [(b"location", f"{path}{'?' if rest else ''}{rest}".encode("latin-1")), (b"set-cookie", kept.encode())]
-
-    # --- How much ---------------------------------------------------------------------------------------
-
-    def _too_large(self) -> _Refusal:
-        return _Refusal(413, f"a request may have {self.rules.most_bytes / 2**20:.4g} MiB at most")
-
-    async def _let_through(
-        self, scope: MutableMapping[str, Any], headers: dict[str, str], receive: Receive, send: Send
-    ) -> None:
-        body = _Body(self, receive)
-        exchange = _Exchange(body, send)
         try:
-            await self._application(scope, body.receive, exchange.send)
+            await self._application(scope, body.receive, send_with_headers)
         except Exception:
             if body.refusal is None:
                 raise
@@ -302,40 +250,94 @@ class Guard:
             self._held -= body.size
         if body.refusal is not None:
             self._count(body.refusal.status)
-        if body.refusal is not None and not exchange.is_begun:
-            await _refuse(body.refusal, headers, receive, send)
+            if not is_begun:
+                await _refuse(body.refusal, headers, receive, send)
+
+    # --- Origin and token -------------------------------------------------------------------------------
+
+    def _refuse(self, scope: MutableMapping[str, Any], headers: dict[str, str]) -> _Refusal | None:
+        """Check the head of a request, and return the reason to refuse it; None if it is accepted."""
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > self.rules.most_bytes:
+            return self._too_large()
+        if "content-length" in headers and "transfer-encoding" in headers:  # a proxy may have read another length
+            reason = "a request may have content-length or transfer-encoding, not both"
+            return _Refusal("serving.length-ambiguous", 400, reason)
+        if scope["path"] in self.rules.open_paths and scope["method"] in _SAFE:
+            return None
+        if not self._is_ours(headers.get("host")):
+            name = f"{headers.get('host') or 'nothing'!r:.100}"
+            reason = f"this server is not called {name}: add a name with vitkit serve --allow-host NAME"
+            return _Refusal("serving.host-unknown", 421, reason)
+        if _is_foreign(scope["method"], headers):
+            return _Refusal("serving.origin-foreign", 403, "requests from pages of other sites are refused")
+        if self.rules.token is not None and not self._has_token(headers):
+            reason = "a token is needed: in the header Authorization: Bearer TOKEN"
+            return _Refusal("serving.token-missing", 401, reason)
+        return None
+
+    def _is_ours(self, host: str | None) -> bool:
+        """Return whether a Host header has one of the server's names; its port may be any."""
+        host = host or ""
+        if host.startswith("["):
+            name, closing, rest = host[1:].partition("]")
+            name = name.lower() if closing and (not rest or rest.startswith(":")) else ""
+        else:
+            name, _, port = host.partition(":")
+            name = name.lower().removesuffix(".") if not port or port.isdecimal() else ""
+        if name in self.rules.names:
+            return True
+        with suppress(ValueError):
+            return self.rules.any_address and ipaddress.ip_address(name) is not None
+        return False
+
+    def _has_token(self, headers: dict[str, str]) -> bool:
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and self._matches(token.strip()):
+            return True
+        with suppress(CookieError):
+            morsel = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
+            return morsel is not None and self._matches(morsel.value)
+        return False
+
+    def _matches(self, token: str) -> bool:
+        return hmac.compare_digest(token.encode("utf-8", "surrogateescape"), self._token)
+
+    def _redirection(
+        self, scope: MutableMapping[str, Any], headers: dict[str, str]
+    ) -> list[tuple[bytes, bytes]] | None:
+        """Return the headers of a redirection if a page is opened with the right `?token=`; otherwise None.
+
+        The redirection sets the cookie and removes the token from the URL.
+        """
+        if self.rules.token is None or scope["method"] not in _SAFE or b"token=" not in scope["query_string"]:
+            return None
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        tokens = [value for name, value in query if name == "token"]
+        if not any(map(self._matches, tokens)) or not self._is_ours(headers.get("host")):
+            return None
+        rest = urlencode([(name, value) for name, value in query if name != "token"])
+        path = "/" + scope.get("raw_path", scope["path"].encode()).decode("latin-1").lstrip("/\\")  # //x is a host
+        kept = f"{self.cookie}={self.rules.token}; Path=/; HttpOnly; SameSite=Lax"
+        return [(b"location", f"{path}{'?' if rest else ''}{rest}".encode("latin-1")), (b"set-cookie", kept.encode())]
+
+    # --- Size -------------------------------------------------------------------------------------------
+
+    def _too_large(self) -> _Refusal:
+        reason = f"a request may have {self.rules.most_bytes / 2**20:.4g} MiB at most"
+        return _Refusal("serving.request-large", 413, reason)
 
     def hold(self, size: int, body: int) -> _Refusal | None:
-        """Add received bytes to the total size of all bodies.
+        """Add `size` received bytes to the total of all bodies; return a refusal if this is too much.
 
-        Args:
-            size: number of bytes that were just received.
-            body: number of bytes of this body that were received so far.
-
-        Returns:
-            A refusal if the body or the total is too large; otherwise None.
+        `body` is the number of bytes of this body so far.
         """
         self._held += size
         if body > self.rules.most_bytes:
             return self._too_large()
         if self._held > self.rules.most_held:
-            return _Refusal(503, "too much data is being received: try again later")
+            return _Refusal("serving.server-busy", 503, "too much data is being received: try again later")
         return None
-
-
-class _Key:
-    """A token.
-
-    Attributes:
-        cookie: the name of the cookie that stores the token.
-    """
-
-    def __init__(self, token: str) -> None:
-        self.token, self._secret = token, token.encode()
-        self.cookie = f"vitkit-{hashlib.sha256(self._secret).hexdigest()[:8]}"  # all ports of a host share cookies
-
-    def matches(self, token: str) -> bool:
-        return hmac.compare_digest(token.encode("utf-8", "surrogateescape"), self._secret)
 
 
 class _RefusedError(Exception):
@@ -344,6 +346,7 @@ class _RefusedError(Exception):
 
 @dataclass(frozen=True)
 class _Refusal:
+    code: str
     status: int
     reason: str
 
@@ -372,7 +375,8 @@ class _Body:
             async with asyncio.timeout_at(self._began + self._guard.rules.seconds + self.size / _SLOWEST):
                 message = await self._receive()
         except TimeoutError:
-            self.refusal = _Refusal(408, f"the request did not come within {self._guard.rules.seconds:g} seconds")
+            reason = f"the request did not come within {self._guard.rules.seconds:g} seconds"
+            self.refusal = _Refusal("serving.request-slow", 408, reason)
             raise _RefusedError from None
         if message["type"] == "http.request":
             size = len(message.get("body", b""))
@@ -382,49 +386,6 @@ class _Body:
         if self.refusal is not None:
             raise _RefusedError
         return message
-
-
-class _Exchange:
-    """Send the answer of an application, with common headers added.
-
-    If the request was refused while its body was read, the application's answer is discarded.
-
-    Attributes:
-        is_begun: whether the application has begun to answer.
-    """
-
-    def __init__(self, body: _Body, send: Send) -> None:
-        self._body, self._send = body, send
-        self.is_begun = False
-
-    async def send(self, message: Message) -> None:
-        if not self.is_begun and self._body.refusal is not None:
-            return  # the application's answer to the refusal's exception
-        if message["type"] == "http.response.start":
-            self.is_begun = True
-            message = {**message, "headers": _with_ours(message.get("headers", ()))}
-        await self._send(message)
-
-
-def _read_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Return headers by name in lower case.
-
-    The values of a repeated header are joined by `; `, so that a check cannot see only one of them.
-    """
-    values: dict[str, str] = {}
-    for name, value in headers:
-        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
-        values[key] = f"{values[key]}; {text}" if key in values else text
-    return values
-
-
-def _name_in(host: str) -> str:
-    """Return the host name in a Host header, without the port; an empty string if the header is malformed."""
-    if host.startswith("["):
-        name, closing, rest = host[1:].partition("]")
-        return name.lower() if closing and (not rest or rest.startswith(":")) else ""
-    name, _, port = host.partition(":")
-    return name.lower().removesuffix(".") if not port or port.isdecimal() else ""
 
 
 def _is_foreign(method: str, headers: dict[str, str]) -> bool:
@@ -442,27 +403,19 @@ def _is_foreign(method: str, headers: dict[str, str]) -> bool:
     return scheme not in ("http", "https") or host != headers.get("host", "").lower()
 
 
-def _cookie(header: str, name: str) -> str:
-    try:
-        morsel = SimpleCookie(header).get(name)
-    except CookieError:
-        return ""
-    return "" if morsel is None else morsel.value
-
-
 def _with_ours(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     sent = list(headers)
     names = {name.lower() for name, _ in sent}
     return sent + [(name, value) for name, value in _HEADERS.items() if name not in names]
 
 
-async def _answer(send: Send, status: int, reason: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
-    """Send a JSON answer that contains a reason.
+async def _answer(send: Send, status: int, answer: dict[str, str], headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    """Send a JSON answer.
 
     If the status is an error (400 or higher), the caller must end the answer later by sending an empty part of the
     body. The client receives the whole text at once, but the connection stays open until the answer ends.
     """
-    body = json.dumps({"error": reason}).encode()
+    body = json.dumps(answer).encode()
     sent = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *headers]
     sent += [(b"www-authenticate", b"Bearer")] if status == 401 else []
     sent += [(b"retry-after", str(_AGAIN).encode())] if status == 503 else []
@@ -475,7 +428,8 @@ async def _refuse(refusal: _Refusal, headers: dict[str, str], receive: Receive, 
 
     This is necessary because many clients read the answer only after they have sent the whole body.
     """
-    await _answer(send, refusal.status, refusal.reason, [(b"connection", b"close")])
+    answer = {"error": refusal.reason, "code": refusal.code}
+    await _answer(send, refusal.status, answer, [(b"connection", b"close")])
     if "expect" not in headers and refusal.status != 408:
         with suppress(TimeoutError):
             async with asyncio.timeout(_LINGER):

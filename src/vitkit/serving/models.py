@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float32]
 _NAMED = re.compile(r"([\w.-]+)=(.+)", re.DOTALL)
 _DIGITS = 12  # of a version
-_CORES_PER_EXPLAINER = 4
 
 _WHAT: tuple[Features, ...] = get_args(Features)
 
@@ -60,11 +59,13 @@ def open_models(named: Sequence[str | Path | Classifier], compute: Compute) -> S
         classifier = open_model(source, Notes(), compute.device)
         classifier.preprocess.check_known()
         if not classifier.classes:
-            raise VitkitError(f"{source} has no head, so there are no classes to answer with: train one")
+            reason = f"{source} has no head, so there are no classes to answer with: train one"
+            raise VitkitError("serving.head-missing", reason)
         classifier = classifier.use(compute.backend, compute.precision, None, device=compute.device)
         model = ServedModel(name, classifier, compute.batch_size)
         if any((other.name, other.version) == (name, model.version) for other in models):
-            raise VitkitError(f"{name} is given twice with the same weights and classes: leave one out")
+            reason = f"{name} is given twice with the same weights and classes: leave one out"
+            raise VitkitError("serving.model-repeated", reason)
         models.append(model)
     return ServedModels(tuple(models))
 
@@ -116,7 +117,7 @@ class ServedModels:
     @property
     def explainers(self) -> int:
         """The number of threads that compute explanations: fewer than cores, so that predictions need not wait."""
-        return max(1, cores() // _CORES_PER_EXPLAINER) if self._is_concurrent else 1
+        return max(1, cores() // 4) if self._is_concurrent else 1
 
     def begin_to_explain(self) -> None:
         """Prepare the current thread for computing explanations: set its number of torch threads."""
@@ -199,7 +200,6 @@ class ServedModel:
     def to_dict(self) -> dict[str, Any]:
         """Return the model's entry in the answer of /models."""
         classifier = self.classifier
-        able = ["predict", "explain", "embed"] if self.is_whole else ["predict"]
         return {
             "name": self.name,
             "version": self.version,
@@ -209,7 +209,7 @@ class ServedModel:
             "precision": classifier.precision,
             "image_size": list(classifier.preprocess.size),
             "batch": self.batch,
-            "answers": able,
+            "answers": ["predict", "explain", "embed"] if self.is_whole else ["predict"],
         }
 
     def in_words(self) -> str:
@@ -220,12 +220,12 @@ class ServedModel:
     # --- In threads ---------------------------------------------------------------------------------------
 
     def _predict(self, questions: Sequence[tuple[Upload, Columns]]) -> list[dict[str, Any]]:
-        doubts, rows = self._rows([upload for upload, _ in questions], self._assess)
+        notes, rows = self._rows([upload for upload, _ in questions], self._assess)
         answers = []
-        for (_, columns), doubt, (path, row) in zip(questions, doubts, rows, strict=True):
+        for (_, columns), note, (path, row) in zip(questions, notes, rows, strict=True):
             prediction = self.classifier.prediction(path, row)
             answer = columns.row(prediction).to_dict(may_reject=columns.may_reject)
-            answers.append(answer if doubt is None else {**answer, "note": f"perhaps darker or lighter: {doubt}"})
+            answers.append(answer if note is None else {**answer, "note": f"perhaps darker or lighter: {note}"})
         return answers
 
     def _embed(self, uploads: Sequence[Upload], what: Features) -> list[dict[str, Any]]:
@@ -243,21 +243,20 @@ class ServedModel:
     def _rows(self, uploads: Sequence[Upload], compute: Any) -> tuple[list[str | None], list[tuple[str, Array | str]]]:
         """Read pictures, and compute a result for each of them.
 
-        Returns:
-            Two lists with an entry for each picture. The first contains a warning about the brightness, or None. The
-            second contains the path, together with the result or with an error message.
+        Returns two lists with an entry for each picture: a warning about the brightness, or None; and the path with
+        the result or an error message.
         """
-        doubts, images = list[str | None](), list[Array | str]()
+        notes, images = list[str | None](), list[Array | str]()
         for upload in uploads:
             try:
                 with picture_of(upload.path, self.classifier.preprocess.short_side, upload.content) as picture:
                     images.append(self.classifier.preprocess(picture.image))
-                    doubts.append(picture.doubt)
+                    notes.append(picture.doubt)
             except UnreadableImageError as error:
                 images.append(str(error))
-                doubts.append(None)
+                notes.append(None)
         with self._turn:
-            return doubts, join([upload.path for upload in uploads], images, compute)
+            return notes, join([upload.path for upload in uploads], images, compute)
 
     def _explain(self, question: ToExplain) -> Explanation:
         from vitkit.explanation import explain
@@ -266,7 +265,19 @@ class ServedModel:
 
     @cached_property
     def _explained(self) -> Explainable:
-        return _ExplainedClassifier(self.classifier, _watched(self.classifier.model, self._is_abandoned), self._turn)
+        """The classifier with a copy of its model that shares the weights, and whose computation can be cancelled."""
+        from vitkit.explanation import twin
+        from vitkit.model import Attention
+
+        def check_abandoned(*_: object) -> None:
+            if self._is_abandoned.is_set():
+                raise ClosedError
+
+        model = twin(self.classifier.model, Attention)
+        for module in model.modules():
+            module._forward_pre_hooks = OrderedDict(module._forward_pre_hooks)  # the copy shares them with the original
+            module.register_forward_pre_hook(check_abandoned)
+        return _ExplainedClassifier(self.classifier, model, self._turn)
 
 
 @dataclass(frozen=True)
@@ -281,17 +292,9 @@ class ToExplain:
 
 @dataclass(frozen=True)
 class _ExplainedClassifier:
-    """A classifier and a copy of its model, from which explanations are computed.
-
-    Attributes:
-        classifier: the classifier whose predictions are explained.
-        model: a copy of the classifier's model that shares the weights.
-        turn: the lock that is held only while the classifier computes probabilities.
-    """
-
     classifier: Classifier
-    model: Model
-    turn: AbstractContextManager[Any]
+    model: Model  # a copy of the classifier's model
+    turn: AbstractContextManager[Any]  # the lock that is held only while the classifier computes probabilities
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -310,27 +313,6 @@ class _ExplainedClassifier:
             return self.classifier.probabilities(images)
 
 
-def _watched(model: Model, is_abandoned: Event) -> Model:
-    """Return a copy of a model whose computation can be cancelled. The copy shares the model's weights.
-
-    Args:
-        model: the model.
-        is_abandoned: once this event is set, the next layer raises `ClosedError`.
-    """
-    from vitkit.explanation import twin
-    from vitkit.model import Attention
-
-    def look(*_: object) -> None:
-        if is_abandoned.is_set():
-            raise ClosedError
-
-    copied = twin(model, Attention)
-    for module in copied.modules():
-        module._forward_pre_hooks = OrderedDict(module._forward_pre_hooks)  # the copy shares them with the original
-        module.register_forward_pre_hook(look)
-    return copied
-
-
 def version_of(classifier: Classifier) -> str:
     """Return the first digits of a SHA-256 over a model. Copies of a model have the same hash.
 
@@ -342,27 +324,22 @@ def version_of(classifier: Classifier) -> str:
 
         parts = [path.read_bytes() for path in format_of(classifier.path).files(classifier.path)]
     else:
-        parts = _content_of(classifier)
+        from vitkit.model import stored_weights
+
+        description = {
+            "classes": list(classifier.classes),
+            "config": classifier.model.config.to_dict(),
+            "preprocess": classifier.preprocess.to_dict(),
+            "temperature": classifier.temperature,
+            "thresholds": classifier.thresholds,
+        }
+        parts = [to_json(description).encode("utf-8", "surrogateescape")]
+        for name, tensor in sorted(stored_weights(classifier.model).items()):
+            values = tensor.detach().cpu().contiguous()
+            parts += [f"{name} {values.dtype}".encode(), values.view(-1).numpy().tobytes()]
+        parts += [] if classifier.trust is None else [classifier.trust]
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "big"))
         digest.update(part)
     return digest.hexdigest()[:_DIGITS]
-
-
-def _content_of(classifier: Classifier) -> list[bytes]:
-    from vitkit.model import stored_weights
-
-    description = {
-        "classes": list(classifier.classes),
-        "config": classifier.model.config.to_dict(),
-        "preprocess": classifier.preprocess.to_dict(),
-        "temperature": classifier.temperature,
-        "thresholds": classifier.thresholds,
-    }
-    weights = sorted(stored_weights(classifier.model).items())
-    parts = [to_json(description).encode("utf-8", "surrogateescape")]
-    for name, tensor in weights:
-        values = tensor.detach().cpu().contiguous()
-        parts += [f"{name} {values.dtype}".encode(), values.view(-1).numpy().tobytes()]
-    return parts if classifier.trust is None else [*parts, classifier.trust]

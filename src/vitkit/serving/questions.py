@@ -21,16 +21,16 @@ from vitkit.system import from_json
 
 _PLAIN = ("application/octet-stream", "")
 _LONGEST = 255  # characters of a name
-_LONGEST_VALUE = 1000
+_LONGEST_VALUE = 1000  # characters of an option
 _MOST_PARTS = 2**16  # maximum number of parts of a body, since even an empty part takes time
 
 
 class BadRequestError(Exception):
-    """A request that is refused, with the HTTP status of the refusal."""
+    """A request that is refused, with the code of the reason and the HTTP status of the refusal."""
 
-    def __init__(self, status: int, reason: str) -> None:
+    def __init__(self, code: str, status: int, reason: str) -> None:
         super().__init__(reason)
-        self.status = status
+        self.code, self.status = code, status
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,10 @@ def read_body(kind: str, body: bytes) -> tuple[list[Upload], dict[str, str]]:
     elif name.startswith(b"image/") or name.decode("latin-1") in _PLAIN:
         uploads, options = [Upload("image", body)] if body else [], {}
     else:
-        raise BadRequestError(415, "send pictures as multipart/form-data, application/json with base64, or image/*")
+        reason = "send pictures as multipart/form-data, application/json with base64, or image/*"
+        raise BadRequestError("serving.type-unknown", 415, reason)
     if not uploads:
-        raise BadRequestError(400, "there is no picture in the request")
+        raise BadRequestError("serving.image-missing", 400, "there is no picture in the request")
     return uploads, options
 
 
@@ -84,12 +85,14 @@ def settle_options(query: bytes, options: Mapping[str, str], known: Collection[s
     settled = dict(options)
     for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
         if settled.setdefault(name, value) != value:
-            raise BadRequestError(400, f"{name!r:.80} has two values")
+            raise BadRequestError("serving.option-repeated", 400, f"{name!r:.80} has two values")
     for name, value in settled.items():
         if name not in known:
-            raise BadRequestError(400, f"there is no option {name!r:.80}: expected {', '.join(known)}")
+            reason = f"there is no option {name!r:.80}: expected {', '.join(known)}"
+            raise BadRequestError("serving.option-unknown", 400, reason)
         if len(value) > _LONGEST_VALUE:
-            raise BadRequestError(400, f"{name} is longer than {_LONGEST_VALUE} characters")
+            reason = f"{name} is longer than {_LONGEST_VALUE} characters"
+            raise BadRequestError("serving.option-invalid", 400, reason)
     return settled
 
 
@@ -103,7 +106,8 @@ def whole_number(options: Mapping[str, str], name: str, least: int, default: int
     if text is None:
         return default
     if not text.isascii() or not text.isdecimal() or len(text) > 9 or int(text) < least:
-        raise BadRequestError(400, f"{name} must be a whole number from {least} on, not {text!r:.80}")
+        reason = f"{name} must be a whole number from {least} on, not {text!r:.80}"
+        raise BadRequestError("serving.option-invalid", 400, reason)
     return int(text)
 
 
@@ -121,13 +125,13 @@ def part_of_one(options: Mapping[str, str], name: str) -> float | None:
     except ValueError:
         number = math.nan
     if not 0 <= number <= 1:
-        raise BadRequestError(400, f"{name} must be from 0 to 1, not {text!r:.80}")
+        raise BadRequestError("serving.option-invalid", 400, f"{name} must be from 0 to 1, not {text!r:.80}")
     return number
 
 
 def _check_count(parts: int) -> None:
     if parts > _MOST_PARTS:
-        raise BadRequestError(413, f"a request may have {_MOST_PARTS:,} parts at most")
+        raise BadRequestError("serving.request-large", 413, f"a request may have {_MOST_PARTS:,} parts at most")
 
 
 # --- Multipart --------------------------------------------------------------------------------------------
@@ -178,30 +182,29 @@ class _FormParts:
             return
         name = _text(disposition.get(b"name", b""))
         if len(content) > 2**12:
-            raise BadRequestError(400, f"the field {name!r:.80} is too long; a picture needs a file name")
+            reason = f"the field {name!r:.80} is too long; a picture needs a file name"
+            raise BadRequestError("serving.option-invalid", 400, reason)
         if self.options.setdefault(name, text := _text(content)) != text:
-            raise BadRequestError(400, f"{name!r:.80} has two values")
+            raise BadRequestError("serving.option-repeated", 400, f"{name!r:.80} has two values")
 
     def on_end(self) -> None:
         self.is_whole = True
 
 
-_CALLED = ("part_begin", "header_field", "header_value", "header_end", "part_data", "part_end", "end")
-
-
 def _read_multipart(boundary: bytes, body: bytes) -> tuple[list[Upload], dict[str, str]]:
     parts = _FormParts()
-    callbacks: Any = {f"on_{name}": getattr(parts, f"on_{name}") for name in _CALLED}
+    callbacks: Any = {name: getattr(parts, name) for name in dir(parts) if name.startswith("on_")}
+    if not boundary:
+        raise BadRequestError("serving.body-damaged", 400, "multipart/form-data has no boundary")
     try:
-        if not boundary:
-            raise BadRequestError(400, "multipart/form-data has no boundary")
         parser = MultipartParser(boundary, callbacks)
         parser.write(body)
         parser.finalize()
     except FormParserError as error:
-        raise BadRequestError(400, f"the multipart body is damaged: {str(error)[:80]!r}") from error
+        reason = f"the multipart body is damaged: {str(error)[:80]!r}"
+        raise BadRequestError("serving.body-damaged", 400, reason) from error
     if not parts.is_whole:
-        raise BadRequestError(400, "the multipart body is cut short")
+        raise BadRequestError("serving.body-damaged", 400, "the multipart body is cut short")
     return parts.uploads, parts.options
 
 
@@ -216,32 +219,33 @@ def _read_json(body: bytes) -> tuple[list[Upload], dict[str, str]]:
     try:
         question = from_json(body)
     except ValueError as error:
-        raise BadRequestError(400, f"the body is no JSON: {str(error)[:80]}") from error
+        reason = f"the body is no JSON: {str(error)[:80]}"
+        raise BadRequestError("serving.body-damaged", 400, reason) from error
     if not isinstance(question, dict):
-        raise BadRequestError(400, "the body must be a JSON object with image or images")
+        raise BadRequestError("serving.body-damaged", 400, "the body must be a JSON object with image or images")
     images = question.pop("images", [])
     if not isinstance(images, list):
-        raise BadRequestError(400, "images must be a list")
+        raise BadRequestError("serving.image-invalid", 400, "images must be a list")
     _check_count(len(images))
     if "image" in question:
         images = [question.pop("image"), *images]
     options = {}
     for name, value in question.items():
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-            raise BadRequestError(400, f"{name!r:.80} must be text or a number")
+            raise BadRequestError("serving.option-invalid", 400, f"{name!r:.80} must be text or a number")
         options[name] = str(value)
-    return [_from_json(image, place) for place, image in enumerate(images)], options
-
-
-def _from_json(image: object, place: int) -> Upload:
-    path: object = f"image {place + 1}"
-    if isinstance(image, dict) and image.keys() <= {"path", "data"}:
-        path, image = image.get("path", path), image.get("data")
-    if not isinstance(image, str) or not isinstance(path, str):
-        raise BadRequestError(400, f'image {place + 1} must be base64 text, or {{"path": ..., "data": base64 text}}')
-    data = image.partition(",")[2] if image.startswith("data:") else image
-    try:
-        content = base64.b64decode(data.encode("ascii").translate(None, b" \r\n\t"), validate=True)
-    except (binascii.Error, UnicodeEncodeError) as error:
-        raise BadRequestError(400, f"image {place + 1} is not base64") from error
-    return Upload(path[:_LONGEST].encode("utf-8", "replace").decode(), content)
+    uploads = []
+    for number, image in enumerate(images, 1):
+        path: object = f"image {number}"
+        if isinstance(image, dict) and image.keys() <= {"path", "data"}:
+            path, image = image.get("path", path), image.get("data")
+        if not isinstance(image, str) or not isinstance(path, str):
+            reason = f'image {number} must be base64 text, or {{"path": ..., "data": base64 text}}'
+            raise BadRequestError("serving.image-invalid", 400, reason)
+        data = image.partition(",")[2] if image.startswith("data:") else image
+        try:
+            content = base64.b64decode(data.encode("ascii").translate(None, b" \r\n\t"), validate=True)
+        except (binascii.Error, UnicodeEncodeError) as error:
+            raise BadRequestError("serving.image-invalid", 400, f"image {number} is not base64") from error
+        uploads.append(Upload(path[:_LONGEST].encode("utf-8", "replace").decode(), content))
+    return uploads, options

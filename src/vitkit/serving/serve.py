@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 _OPEN = frozenset({"/health", "/ready"})  # for health checks
 _PACKAGES = ("fastapi", "uvicorn", "python_multipart", "prometheus_client", "swagger_ui_bundle")
 _TICK = 0.2  # seconds between checks for a signal
-_MOST_PORT = 65535
 
 _KEPT = 75  # seconds to keep an idle connection
 _LAST = 20  # seconds to answer accepted requests when the server stops
@@ -88,13 +87,14 @@ def serve(
             missing.
     """
     if not 0 <= max_wait <= 10_000:
-        raise VitkitError(f"--max-wait {max_wait} must be from 0 to 10000 milliseconds")
+        raise VitkitError("serving.wait-invalid", f"--max-wait {max_wait} must be from 0 to 10000 milliseconds")
     named: list[Any] = list(models) if isinstance(models, (list, tuple)) else [models]
     if not named:
-        raise VitkitError("name a model to serve")
+        raise VitkitError("serving.model-missing", "name a model to serve")
     missing = [package for package in _PACKAGES if find_spec(package) is None]
     if missing:
-        raise VitkitError(f"serving needs {', '.join(missing)}: pip install 'vitkit[serve]'")
+        reason = f"serving needs {', '.join(missing)}: pip install 'vitkit[serve]'"
+        raise VitkitError("serving.package-missing", reason)
     from vitkit.serving.guard import check_token, is_loopback, new_token, rules_of
     from vitkit.serving.models import open_models
     from vitkit.serving.service import Service
@@ -118,14 +118,13 @@ def serve(
 
 def _listen(host: str, port: int) -> socket.socket:
     """Return a socket that is bound to the address, but does not listen for connections yet."""
-    if not 0 <= port <= _MOST_PORT:
-        raise VitkitError(f"--port {port} must be from 0 to {_MOST_PORT}")
+    if not 0 <= port <= 65535:
+        raise VitkitError("serving.port-invalid", f"--port {port} must be from 0 to 65535")
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
-        raise VitkitError(
-            f"--host {host} is not an address of this machine: use 127.0.0.1, or 0.0.0.0 for all its addresses"
-        ) from error
+        reason = f"--host {host} is not an address of this machine: use 127.0.0.1, or 0.0.0.0 for all its addresses"
+        raise VitkitError("serving.host-invalid", reason) from error
     family, kind, protocol, _, address = sorted(addresses, key=lambda entry: entry[0] != socket.AF_INET)[0]
     from vitkit.serving.guard import Listener, keep_others_off
 
@@ -136,9 +135,8 @@ def _listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         listener.close()
         reason = getattr(error, "strerror", None) or str(error)
-        raise VitkitError(
-            f"cannot listen at {host}, port {port} ({reason}): choose another --port, 0 for any"
-        ) from error
+        message = f"cannot listen at {host}, port {port} ({reason}): choose another --port, 0 for any"
+        raise VitkitError("serving.port-taken", message) from error
     return listener
 
 

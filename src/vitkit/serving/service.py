@@ -7,8 +7,9 @@ This module does not depend on HTTP. It defines the options of each route with t
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -78,27 +79,11 @@ _ONE = {
 
 
 def described(path: str) -> dict[str, Any]:
-    """Return the OpenAPI description of the request to a route that takes pictures.
-
-    Args:
-        path: the path of the route, such as `/predict`.
-    """
-    options = OPTIONS[path]
-    said = [
-        {"name": name, "in": "query", "description": help_text, "schema": _TEXT} for name, help_text in options.items()
-    ]
-    return {"requestBody": _asking(options), "parameters": said}
-
-
-def _asking(options: Iterable[str]) -> dict[str, Any]:
-    """Return the OpenAPI description of request bodies with pictures and options.
-
-    Pictures are sent as files of a form, as base64 in JSON, or as one plain file.
-    """
-    fields = dict.fromkeys(options, _TEXT)
+    """Return the OpenAPI description of the request to a route that takes pictures, such as `/predict`."""
+    fields = dict.fromkeys(OPTIONS[path], _TEXT)
     files = {"image": {"type": "array", "items": _BINARY}}
     images = {"image": _ONE, "images": {"type": "array", "items": _ONE}}
-    return {
+    body = {
         "required": True,
         "description": "Pictures; the options may be sent with them instead of in the address.",
         "content": {
@@ -107,6 +92,11 @@ def _asking(options: Iterable[str]) -> dict[str, Any]:
             "image/*": {"schema": _BINARY},
         },
     }
+    parameters = [
+        {"name": name, "in": "query", "description": help_text, "schema": _TEXT}
+        for name, help_text in OPTIONS[path].items()
+    ]
+    return {"requestBody": body, "parameters": parameters}
 
 
 @dataclass(frozen=True)
@@ -160,19 +150,16 @@ class Service:
         self._rankings, self._features = _Budget(_MOST_RANKED, "classes"), _Budget(most_numbers, "numbers")
 
     def check_open(self, path: str) -> None:
-        """Refuse a request that cannot be accepted at present, before its pictures are read.
-
-        Args:
-            path: the path of the route.
+        """Check that a route can accept a request at present, before its pictures are read.
 
         Raises:
             BadRequestError: the server is closing, or the queue is full.
         """
         if self.is_closing:
-            raise BadRequestError(503, _CLOSING)
+            raise BadRequestError("serving.server-closing", 503, _CLOSING)
         workers = self.explainers if path == "/explain" else self.workers
         if workers.waiting >= workers.most:
-            raise BadRequestError(503, _LATER)
+            raise BadRequestError("serving.queue-full", 503, _LATER)
 
     async def predict(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> dict[str, Any]:
         """Classify pictures; return a row for each of them, with the fields that `vitkit predict` writes."""
@@ -183,7 +170,7 @@ class Service:
         try:
             rules = model.classifier.rules(coverage=coverage, accuracy=accuracy, unknown=unknown)
         except VitkitError as error:
-            raise BadRequestError(400, str(error)) from error
+            raise BadRequestError(error.code, 400, str(error)) from error
         is_multi = model.classifier.task == "multi"
         columns = Columns(top, part_of_one(options, "reject"), is_multi, rules, model.has_unknown)
         named = self._rankings.take(len(uploads), top, "ask for fewer classes (top)")
@@ -201,7 +188,8 @@ class Service:
         wanted = options.get("what", "head")
         what = next((known for known in model.embedding if known == wanted), None)
         if what is None:
-            raise BadRequestError(400, f"what must be one of {', '.join(model.embedding)}, not {wanted!r:.80}")
+            reason = f"what must be one of {', '.join(model.embedding)}, not {wanted!r:.80}"
+            raise BadRequestError("serving.option-invalid", 400, reason)
         numbers = self._features.take(len(uploads), model.numbers_of(what), "ask for their mean (what=mean)")
         try:
             rows = await self._ask(self.workers, model.embedding[what], uploads)
@@ -251,28 +239,33 @@ class Service:
     async def _explain(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> tuple[ServedModel, Explanation]:
         model = self._whole(options)
         if len(uploads) > 1:
-            raise BadRequestError(400, f"one picture at a time is explained, not {len(uploads)}")
+            reason = f"one picture at a time is explained, not {len(uploads)}"
+            raise BadRequestError("serving.images-too-many", 400, reason)
+        layer = options.get("layer")
+        if layer is not None and not re.fullmatch("-?[0-9]{1,4}", layer):
+            raise BadRequestError("serving.option-invalid", 400, f"layer must be a whole number, not {layer!r:.80}")
         method, target = options.get("method", "gradient"), options.get("target", "top")
-        question = ToExplain(uploads[0], method, target, _layer(options))
+        question = ToExplain(uploads[0], method, target, None if layer is None else int(layer))
         (explanation,) = await self._ask(self.explainers, model.explaining, [question])
         self.metrics.images.labels(model.name, "answered").inc()
         return model, explanation
 
     async def _ask(self, workers: Workers, work: Work, questions: Sequence[Any]) -> list[Any]:
         if len(questions) > workers.most:
-            raise BadRequestError(413, f"a request may have {workers.most} pictures at most, not {len(questions)}")
+            reason = f"a request may have {workers.most} pictures at most, not {len(questions)}"
+            raise BadRequestError("serving.images-too-many", 413, reason)
         try:
             return await workers.ask(work, questions)
         except FullError:
-            raise BadRequestError(503, _LATER) from None
+            raise BadRequestError("serving.queue-full", 503, _LATER) from None
         except ClosedError:
-            raise BadRequestError(503, _CLOSING) from None
+            raise BadRequestError("serving.server-closing", 503, _CLOSING) from None
         except ShortageError as error:
-            raise BadRequestError(503, str(error)) from error
+            raise BadRequestError(error.code, 503, str(error)) from error
         except (UnansweredError, UnreadableImageError) as error:
-            raise BadRequestError(422, str(error)) from error
+            raise BadRequestError(error.code, 422, str(error)) from error
         except VitkitError as error:
-            raise BadRequestError(400, str(error)) from error
+            raise BadRequestError(error.code, 400, str(error)) from error
 
     def _counted(self, model: ServedModel, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         unread = sum("error" in row for row in rows)
@@ -287,13 +280,14 @@ class Service:
         if model is None:
             known = ", ".join(f"{model.name} ({model.version})" for model in self.shelf.models)
             requested = " ".join(f"{text!r:.80}" for text in (name, version) if text is not None)
-            raise BadRequestError(404, f"there is no model {requested}: expected {known}")
+            raise BadRequestError("serving.model-unknown", 404, f"there is no model {requested}: expected {known}")
         return model
 
     def _whole(self, options: Mapping[str, str]) -> ServedModel:
         model = self._model(options)
         if not model.is_whole:
-            raise BadRequestError(400, f"{model.name} is an exported file, which can only predict")
+            reason = f"{model.name} is an exported file, which can only predict"
+            raise BadRequestError("serving.model-exported", 400, reason)
         return model
 
 
@@ -311,23 +305,16 @@ class _Budget:
     def take(self, pictures: int, numbers_each: int, otherwise: str) -> int:
         """Reserve room for the values of an answer, and return their number, which must be passed to `give_back` later.
 
-        Args:
-            pictures: number of pictures in the request.
-            numbers_each: number of values per picture.
-            otherwise: advice for the error message.
-
-        Raises:
-            BadRequestError: the answer is too large, or too many answers are in memory at present.
+        `otherwise` is advice for the error message if the answer is too large.
         """
         count = pictures * numbers_each
         if count > self._most:
             fits = self._most // numbers_each
             fewer = f"send at most {plural(fits, 'picture', 'pictures')} at a time, or " if fits else ""
-            raise BadRequestError(
-                413, f"the answer would have {count:,} {self._what}, and may have {self._most:,}: {fewer}{otherwise}"
-            )
+            size = f"{count:,} {self._what}, and may have {self._most:,}"
+            raise BadRequestError("serving.answer-large", 413, f"the answer would have {size}: {fewer}{otherwise}")
         if self._taken + count > _AT_A_TIME * self._most:
-            raise BadRequestError(503, _LATER)
+            raise BadRequestError("serving.queue-full", 503, _LATER)
         self._taken += count
         return count
 
@@ -338,15 +325,6 @@ class _Budget:
 
 def _named(model: ServedModel) -> dict[str, Any]:
     return {"model": model.name, "version": model.version}
-
-
-def _layer(options: Mapping[str, str]) -> int | None:
-    if (text := options.get("layer")) is None:
-        return None
-    digits = text.removeprefix("-")
-    if not digits.isascii() or not digits.isdecimal() or len(digits) > 4:
-        raise BadRequestError(400, f"layer must be a whole number, not {text!r:.80}")
-    return int(text)
 
 
 _PARTS = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)

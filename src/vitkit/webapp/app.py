@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -28,11 +28,6 @@ from vitkit.text import visible
 from vitkit.webapp import folders
 from vitkit.webapp.photographs import ChangedError, GoneError
 from vitkit.webapp.workspace import Workspace
-
-if TYPE_CHECKING:
-    from fastapi import APIRouter
-
-    from vitkit.webapp.workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -120,13 +115,8 @@ def _create_page(tabs: Sequence[Tab], about: Mapping[str, Any], *, is_chooser: b
         is_chooser: whether this is the page for choosing a workspace, which requests no photographs.
     """
     app = FastAPI(title="vitkit studio", docs_url=None, redoc_url=None, openapi_url=None, default_response_class=_Json)
-    app.add_exception_handler(VitkitError, _refuse)
-    app.add_exception_handler(GoneError, _refuse_gone)
-    app.add_exception_handler(ChangedError, _refuse_changed)
-    app.add_exception_handler(HTTPException, _refuse_http)
-    app.add_exception_handler(RequestValidationError, _refuse_form)
-    app.add_exception_handler(OSError, _refuse_system)
-    app.add_exception_handler(Exception, _fail)
+    for kind in (VitkitError, HTTPException, RequestValidationError, OSError, Exception):
+        app.add_exception_handler(kind, _refuse)
 
     @app.get("/")
     def page() -> Response:
@@ -144,47 +134,30 @@ def _create_page(tabs: Sequence[Tab], about: Mapping[str, Any], *, is_chooser: b
     return app
 
 
-def _line(status: int, text: str) -> Response:
-    return _Json({"error": visible(text)}, status)
-
-
-def _refuse(request: Request, error: Exception) -> Response:  # noqa: ARG001
-    return _line(400, str(error))
-
-
-def _refuse_gone(request: Request, error: Exception) -> Response:  # noqa: ARG001
-    return _line(410, str(error))
-
-
-def _refuse_changed(request: Request, error: Exception) -> Response:  # noqa: ARG001
-    return _line(409, str(error))
-
-
-def _refuse_http(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    nothing = f"there is nothing at {request.url.path}"
-    return _line(error.status_code, nothing if error.status_code == 404 else str(error.detail))
-
-
-def _refuse_form(request: Request, error: Exception) -> Response:  # noqa: ARG001
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    return _line(422, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
-
-
-def _refuse_system(request: Request, error: Exception) -> Response:  # noqa: ARG001
-    assert isinstance(error, OSError)
-    try:
-        Path.cwd()
-    except FileNotFoundError:
-        return _line(410, "the folder in which the studio was started is gone: start the studio in another one")
-    where = f"{error.filename}: " if error.filename else ""
-    return _line(500, f"{where}{error.strerror or first_line(error)}")
-
-
-def _fail(request: Request, error: Exception) -> Response:  # noqa: ARG001
-    """Answer an unexpected exception with one line for the page. The server logs the traceback."""
-    return _line(500, f"something went wrong in the studio ({type(error).__name__}: {first_line(error)})")
+def _refuse(request: Request, error: Exception) -> Response:
+    """Answer an exception with a line for the page and the code of the reason."""
+    if isinstance(error, VitkitError):
+        status = 410 if isinstance(error, GoneError) else 409 if isinstance(error, ChangedError) else 400
+        code, reason = error.code, str(error)
+    elif isinstance(error, HTTPException):
+        status, code, reason = error.status_code, "webapp.request-wrong", str(error.detail)
+        if status == 404:
+            code, reason = "webapp.route-missing", f"there is nothing at {request.url.path}"
+    elif isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        status, code, reason = 422, "webapp.field-invalid", f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    elif isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        status, code, reason = 500, "webapp.system-error", f"{where}{error.strerror or first_line(error)}"
+        try:
+            Path.cwd()
+        except FileNotFoundError:
+            status, code = 410, "webapp.folder-missing"
+            reason = "the folder in which the studio was started is gone: start the studio in another one"
+    else:  # the server logs the traceback
+        status, code = 500, "webapp.internal-error"
+        reason = f"something went wrong in the studio ({type(error).__name__}: {first_line(error)})"
+    return _Json({"error": visible(reason), "code": code}, status)
 
 
 # --- The choice of a workspace --------------------------------------------------------------------------------
@@ -236,7 +209,14 @@ class Studio:
 
         @routes.post("/open")
         def open_(choice: _Choice) -> dict[str, Any]:
-            workspace = self._opened(self._source(choice))
+            source: str | Path = choice.name
+            if choice.kind == "folder":
+                source = folders.chosen(choice.name, self._runs).path
+            elif choice.kind == "run":
+                source = Workspace(Path(), self._runs, Path()).run_folder(choice.name)
+            elif choice.name not in {entry["name"] for entry in _named()}:
+                raise VitkitError("webapp.dataset-unknown", f"there is no data set {choice.name!r}")
+            workspace = self._opened(source)
             self._show(workspace)
             return {"name": workspace.name}
 
@@ -246,15 +226,6 @@ class Studio:
             return {}
 
         return routes
-
-    def _source(self, choice: _Choice) -> str | Path:
-        if choice.kind == "folder":
-            return folders.chosen(choice.name, self._runs).path
-        if choice.kind == "run":
-            return Workspace(Path(), self._runs, Path()).run_folder(choice.name)
-        if choice.name not in {entry["name"] for entry in _named()}:
-            raise VitkitError(f"there is no data set {choice.name!r}")
-        return choice.name
 
 
 def _named() -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import tempfile
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +18,6 @@ from vitkit.data import (
     EXCLUDED,
     MULTI_LABEL,
     UNLABELLED,
-    Diagnosis,
     ImageTable,
     Suspect,
     UnreadableImageError,
@@ -36,7 +34,7 @@ from vitkit.model_folder import DESCRIPTION
 from vitkit.system import LABEL_ERRORS, SPLIT, to_json
 from vitkit.text import restored
 from vitkit.webapp.likeness import Background, Likeness, next_labels, run_vitkit
-from vitkit.webapp.photographs import Doubts, Photographs, State, Suggested, Thumbnails, stamp_of
+from vitkit.webapp.photographs import Doubts, Photographs, State, Suggested, Thumbnails, check_number, until_changed
 from vitkit.webapp.workspace import Workspace
 
 _FILES = 500  # photographs that are passed by name; if there are more, the whole folder is predicted
@@ -62,11 +60,27 @@ class Suggestions:
             VitkitError: there is no run, or every photograph has a class.
         """
         if not run:
-            raise VitkitError("no model is trained on these photographs yet: train one first")
+            reason = "no model is trained on these photographs yet: train one first"
+            raise VitkitError("webapp.model-missing", reason)
         numbers = [i for i, label in enumerate(state.labels) if label == UNLABELLED]
         if not numbers:
-            raise VitkitError("every photograph has a class already")
-        self.work.start((state.version, run), lambda: self._predict(state, run, numbers))
+            raise VitkitError("webapp.class-everywhere", "every photograph has a class already")
+
+        def predict() -> _Found:
+            files = {str(state.table.file(i)): i for i in numbers}
+            sources = list(files) if len(files) <= _FILES else [str(self.workspace.photographs)]
+            with tempfile.TemporaryDirectory() as folder:
+                out = Path(folder) / "suggestions.csv"
+                run_vitkit(["predict", str(self.workspace.run_folder(run)), *sources], out)
+                with out.open(encoding="utf-8", errors="surrogateescape", newline="") as text:
+                    rows = [{name: restored(cell or "") for name, cell in row.items()} for row in csv.DictReader(text)]
+            return {
+                files[row["path"]]: (row["label"], float(row["confidence"]))
+                for row in rows
+                if row["path"] in files and row["label"] and row["confidence"]
+            }
+
+        self.work.start((state.version, run), predict)
 
     def to_dict(self, state: State, run: str) -> dict[str, Any]:
         """Return the progress, and the suggestions for photographs that still have no class.
@@ -82,20 +96,6 @@ class Suggestions:
         shown = None if known is None else open_items
         return {**self.work.to_dict(), "run": run, "version": state.version, "found": shown}
 
-    def _predict(self, state: State, run: str, numbers: list[int]) -> _Found:
-        files = {str(state.table.file(i)): i for i in numbers}
-        sources = list(files) if len(files) <= _FILES else [str(self.workspace.photographs)]
-        with tempfile.TemporaryDirectory() as folder:
-            out = Path(folder) / "suggestions.csv"
-            run_vitkit(["predict", str(self.workspace.run_folder(run)), *sources], out)
-            with out.open(encoding="utf-8", errors="surrogateescape", newline="") as text:
-                rows = [{name: restored(cell or "") for name, cell in row.items()} for row in csv.DictReader(text)]
-        return {
-            files[row["path"]]: (row["label"], float(row["confidence"]))
-            for row in rows
-            if row["path"] in files and row["label"] and row["confidence"]
-        }
-
 
 def diagnose(state: State) -> dict[str, Any]:
     """Check the photographs with their current labels as `vitkit doctor` does, without excluded photographs.
@@ -110,24 +110,17 @@ def diagnose(state: State) -> dict[str, Any]:
     kept = [i for i, label in enumerate(state.labels) if label != EXCLUDED]
     rows = [(table.paths[i], state.labels[i], table.splits[i]) for i in kept]
     if not rows:
-        raise VitkitError("all photographs are left out")
+        raise VitkitError("webapp.photographs-excluded", "all photographs are left out")
     labelled = {row[1] for row in rows} - {UNLABELLED}
     if len(labelled) < 2:  # too few classes: the doctor treats the photographs as unlabelled
         rows = [(path, UNLABELLED, None) for path, _, _ in rows]
     diagnosis = examine(table_of(table.name, table.root, rows, table.storage))
-    return _by_number(diagnosis, {path: i for i, path in enumerate(table.paths)})
-
-
-def _by_number(diagnosis: Diagnosis, number: dict[str, int]) -> dict[str, Any]:
-    table = diagnosis.table
-    copies = [
-        {
-            "images": [number[table.paths[i]] for i in entry.images],
-            "leak": entry.is_leak,
-            "conflict": entry.is_conflict and len({table.name_of(i) for i in entry.images} - {UNLABELLED}) > 1,
-        }
-        for entry in diagnosis.copies
-    ]
+    number, kept_table = {path: i for i, path in enumerate(table.paths)}, diagnosis.table
+    copies = []
+    for entry in diagnosis.copies:
+        names = {kept_table.name_of(i) for i in entry.images} - {UNLABELLED}
+        images = [number[kept_table.paths[i]] for i in entry.images]
+        copies.append({"images": images, "leak": entry.is_leak, "conflict": entry.is_conflict and len(names) > 1})
     findings = [
         {"severity": entry.severity, "text": entry.text} for entry in diagnosis.findings if UNLABELLED not in entry.text
     ]
@@ -143,7 +136,7 @@ def doubted(workspace: Workspace, table: ImageTable) -> dict[int, dict[str, Any]
     doubts = doubts_of(workspace, table)
     number = {path: i for i, path in enumerate(table.paths)} if doubts.suspects else {}
     split = workspace.runs / doubts.run / SPLIT
-    contents = _contents_of(split, stamp_of(split)) if doubts.suspects else {}
+    contents = _contents_of(split) if doubts.suspects else {}
     return {
         number[path]: {"label": item.label, "suggested": item.suggested, "score": item.score, "run": doubts.run}
         for path, item in doubts.suspects.items()
@@ -159,26 +152,29 @@ def doubts_of(workspace: Workspace, table: ImageTable) -> Doubts:
     for name, _ in _runs_of(workspace, table):
         folder = workspace.runs / name
         if (file := folder / LABEL_ERRORS).exists():
-            suspects = _suspects_in(file, stamp_of(file))
+            suspects = _suspects_in(file)
             decided = decisions_since(workspace.said.read(), folder) if suspects else {}
             return Doubts(name, suspects, frozenset(suspects.keys() & decided.keys()))
     return Doubts()
 
 
-@lru_cache(maxsize=4)
-def _contents_of(split: Path, changed: str) -> Mapping[str, str]:  # noqa: ARG001  # a changed file is read again
+@until_changed
+def _contents_of(split: Path) -> Mapping[str, str]:
     try:
         return read_contents(split)
     except VitkitError:
         return {}
 
 
-@lru_cache(maxsize=4)
-def _suspects_in(file: Path, changed: str) -> Mapping[str, Suspect]:  # noqa: ARG001  # a changed file is read again
+@until_changed
+def _suspects_in(file: Path) -> Mapping[str, Suspect]:
     try:
         return {item.path: item for item in read_suspects(file)}
     except (OSError, VitkitError):
         return {}
+
+
+_table_of = until_changed(split_from_file, 8)
 
 
 def splits_of(workspace: Workspace, table: ImageTable) -> tuple[list[str | None], str]:
@@ -194,11 +190,6 @@ def splits_of(workspace: Workspace, table: ImageTable) -> tuple[list[str | None]
     return list(table.splits), ""
 
 
-@lru_cache(maxsize=8)
-def _table_of(split: Path, changed: str) -> ImageTable:  # noqa: ARG001
-    return split_from_file(split)
-
-
 def _runs_of(workspace: Workspace, table: ImageTable) -> Iterator[tuple[str, ImageTable]]:
     """Yield the name and the image table of each run that was trained on these photographs, newest first.
 
@@ -206,8 +197,7 @@ def _runs_of(workspace: Workspace, table: ImageTable) -> Iterator[tuple[str, Ima
     """
     for name in workspace.run_names():
         try:
-            file = workspace.runs / name / SPLIT
-            known = _table_of(file, stamp_of(file))
+            known = _table_of(workspace.runs / name / SPLIT)
         except (VitkitError, OSError):
             continue
         if known.root == table.root:
@@ -287,14 +277,15 @@ def router(workspace: Workspace) -> APIRouter:
         splits, run = splits_of(workspace, state.table)
         doubts = {str(i): answer for i, answer in doubted(workspace, state.table).items()}
         notes = [state.table.layout, *state.table.overlooked] if state.table.layout else list(state.table.overlooked)
-        answer: dict[str, Any] = {
+        answer = {
             "paths": state.table.paths,
             "splits": splits,
             "split_of": run,
             "doubts": doubts,
             "notes": notes,
+            "multi": state.table.task is MULTI_LABEL,
+            **_labels(photographs, state),
         }
-        answer |= {"multi": state.table.task is MULTI_LABEL, **_labels(photographs, state)}
         return Response(to_json(answer), media_type="application/json")  # FastAPI would validate thousands of rows
 
     @routes.get("/labels")
@@ -305,7 +296,7 @@ def router(workspace: Workspace) -> APIRouter:
     def label(said: Said) -> dict[str, Any]:
         text = UNLABELLED if said.label is None else said.label
         doubts = doubts_of(workspace, photographs.read().table)
-        by = Suggested(workspace.run_folder(said.run).name, tuple(said.suggested)) if said.run else None
+        by = Suggested(workspace.run_folder(said.run).name, frozenset(said.suggested)) if said.run else None
         return _labels(photographs, photographs.label(said.version, said.images, text, doubts, by))
 
     @routes.post("/accept")
@@ -372,7 +363,7 @@ def _add_searches(routes: APIRouter, photographs: Photographs, workspace: Worksp
     @routes.get("/alike/{number}")
     def alike(number: int) -> dict[str, Any]:
         state = photographs.read()
-        _check(state, number)
+        check_number(number, len(state.table))
         return {"version": state.version, "images": likeness.alike(state.table, number)}
 
     @routes.post("/suggest")
@@ -431,11 +422,6 @@ def _unreadable(error: UnreadableImageError) -> Response:
     return Response(drawn, media_type="image/svg+xml", headers={"Cache-Control": "no-cache", "X-Unreadable": message})
 
 
-def _check(state: State, number: int) -> None:
-    if not 0 <= number < len(state.table):
-        raise VitkitError("there is no such photograph")
-
-
 def _labels(photographs: Photographs, state: State) -> dict[str, Any]:
     """Return the classes and labels, and whether undo and redo are possible.
 
@@ -445,14 +431,15 @@ def _labels(photographs: Photographs, state: State) -> dict[str, Any]:
     labels = set(state.labels) - {EXCLUDED, UNLABELLED}
     names = state.table.task.label_names([answer["name"] for answer in classes], labels)
     number = {UNLABELLED: -1, EXCLUDED: -2} | {name: i for i, name in enumerate(names)}
-    said = photographs.workspace.said
-    undo = {"can_undo": said.can_undo, "can_redo": said.can_redo}
-    answer: dict[str, Any] = {"version": state.version, "classes": classes, "names": names}
-    answer |= {"unmatched": state.unmatched, "news": said.news(), "decided": _decided(photographs.workspace, state)}
-    return {**answer, **undo, "labels": [number[label] for label in state.labels]}
-
-
-def _decided(workspace: Workspace, state: State) -> list[int]:
-    """Return the numbers of the photographs whose suspected label error the user has decided about."""
-    decided = doubts_of(workspace, state.table).decided
-    return [i for i, path in enumerate(state.table.paths) if path in decided] if decided else []
+    said, decided = photographs.workspace.said, doubts_of(photographs.workspace, state.table).decided
+    return {
+        "version": state.version,
+        "classes": classes,
+        "names": names,
+        "unmatched": state.unmatched,
+        "news": said.news(),
+        "decided": [i for i, path in enumerate(state.table.paths) if path in decided],
+        "can_undo": said.can_undo,
+        "can_redo": said.can_redo,
+        "labels": [number[label] for label in state.labels],
+    }

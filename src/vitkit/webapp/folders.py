@@ -39,18 +39,11 @@ _RESERVED = re.compile(r"con|prn|aux|nul|com[0-9]|lpt[0-9]", re.IGNORECASE)  # d
 
 @dataclass(frozen=True)
 class PhotoFolder:
-    """A folder or an archive of photographs that users can choose on the page.
-
-    Attributes:
-        path: the path of the folder or archive.
-        title: the name shown to users, relative to the folder in which the studio was started.
-        images: the number of photographs in the folder and its subfolders; None if they were not counted. Archives are
-            not opened to count their photographs.
-    """
+    """A folder or an archive of photographs that users can choose on the page."""
 
     path: Path
-    title: str
-    images: int | None
+    title: str  # relative to the folder in which the studio was started
+    images: int | None  # in the folder and its subfolders; None for an archive, which is not opened to count them
 
     @property
     def identifier(self) -> str:
@@ -116,9 +109,8 @@ def new_folder(runs: Path, name: str, photographs: Path | None = None) -> Path:
     """
     uploads = runs.parent / UPLOADS
     if photographs is not None and uploads.resolve().is_relative_to(photographs):
-        raise VitkitError(
-            f"{uploads} lies among the photographs, where nothing is written: start the studio in another folder"
-        )
+        reason = f"{uploads} lies among the photographs, where nothing is written: start the studio in another folder"
+        raise VitkitError("webapp.folder-inside-photographs", reason)
     uploads.mkdir(parents=True, exist_ok=True)
     base = _part(name) or "photographs"
     for number in itertools.count(1):
@@ -162,12 +154,14 @@ def target_in(folder: Path, name: str, suffixes: Collection[str] = SUFFIXES | ST
     parts = [part for part in PurePosixPath(name.replace("\\", "/")).parts if part not in ("/", ".")]
     kept = [_part(part) for part in parts]
     if not parts or ".." in parts or not all(kept):
-        raise VitkitError(f"{name!r} is not a valid name for an uploaded file: rename the file")
+        reason = f"{name!r} is not a valid name for an uploaded file: rename the file"
+        raise VitkitError("webapp.upload-invalid", reason)
     if any(map(is_passed_over, parts[:-1])) or parts[-1].startswith("._"):
-        raise VitkitError(f"{name} was written by a system or file server: it is left out")
+        reason = f"{name} was written by a system or file server: it is left out"
+        raise VitkitError("webapp.upload-invalid", reason)
     if Path(kept[-1]).suffix.lower() not in suffixes:
         wanted = "a picture or an archive of pictures" if ".png" in suffixes else f"a file with {', '.join(suffixes)}"
-        raise VitkitError(f"{kept[-1]} is not {wanted}: it is left out")
+        raise VitkitError("webapp.upload-invalid", f"{kept[-1]} is not {wanted}: it is left out")
     *above, name = kept
     if len(above) > _MOST_FOLDERS:  # the outer folders become one, so that paths stay different
         above = [_part("_".join(above[: 1 - _MOST_FOLDERS])), *above[1 - _MOST_FOLDERS :]]
@@ -195,38 +189,36 @@ async def receive(
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        _check_new(target)
         partial = target.with_name(f"{target.name}{f'.{upload}' if upload else ''}.part")
-        return await _receive(target, partial, chunks, offset, is_last=is_last)
+        if (partial.stat().st_size if offset and partial.exists() else 0) != offset:
+            reason = f"a part of {target.name} is missing: send the whole file again"
+            raise VitkitError("webapp.upload-incomplete", reason)
+        size = offset
+        try:
+            with partial.open("ab" if offset else "wb") as file:
+                async for chunk in chunks:
+                    size += len(chunk)
+                    if size > _MOST:
+                        raise VitkitError("webapp.upload-large", f"{target.name} is larger than {_MOST // 2**30} GiB")
+                    file.write(chunk)
+            if not size:
+                raise VitkitError("webapp.upload-empty", f"{target.name} is empty")
+            _check_new(target)  # another upload may have been faster
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        if is_last:
+            partial.replace(target)
+        return size
     except OSError as error:
-        raise VitkitError(f"cannot write {target.name}: {error.strerror or 'the system refused it'}") from error
-
-
-async def _receive(target: Path, partial: Path, chunks: AsyncIterator[bytes], offset: int, *, is_last: bool) -> int:
-    _check_new(target)
-    if (partial.stat().st_size if offset and partial.exists() else 0) != offset:
-        raise VitkitError(f"a part of {target.name} is missing: send the whole file again")
-    size = offset
-    try:
-        with partial.open("ab" if offset else "wb") as file:
-            async for chunk in chunks:
-                size += len(chunk)
-                if size > _MOST:
-                    raise VitkitError(f"{target.name} is larger than {_MOST // 2**30} GiB")
-                file.write(chunk)
-        if not size:
-            raise VitkitError(f"{target.name} is empty")
-        _check_new(target)  # another upload may have been faster
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    if is_last:
-        partial.replace(target)
-    return size
+        reason = f"cannot write {target.name}: {error.strerror or 'the system refused it'}"
+        raise VitkitError("webapp.upload-unwritable", reason) from error
 
 
 def _check_new(target: Path) -> None:
     if target.exists():
-        raise VitkitError(f"{target.name} exists already: it is not overwritten")
+        raise VitkitError("webapp.file-exists", f"{target.name} exists already: it is not overwritten")
 
 
 def _part(name: str) -> str:
@@ -285,7 +277,8 @@ def router(runs: Path, photographs: Path | None = None) -> APIRouter:
     ) -> dict[str, Any]:
         folder = next((sent.path for sent in sent_folders(runs) if sent.identifier == identifier), None)
         if folder is None:
-            raise VitkitError("photographs can only be sent to a folder that was made for them")
+            reason = "photographs can only be sent to a folder that was made for them"
+            raise VitkitError("webapp.folder-unknown", reason)
         target = target_in(folder, name)
         size = await receive(target, request.stream(), offset, is_last=last, upload=upload)
         return {"name": target.name, "bytes": size}
@@ -311,4 +304,4 @@ def chosen(identifier: str, runs: Path, photographs: Path | None = None) -> Phot
     for folder in offered(runs, photographs):
         if folder.identifier == identifier:
             return folder
-    raise VitkitError("this folder is no longer there: choose another one")
+    raise VitkitError("webapp.folder-missing", "this folder is no longer there: choose another one")

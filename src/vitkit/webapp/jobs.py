@@ -61,33 +61,19 @@ _LARGEST = 2**31  # job and process numbers are smaller
 
 @dataclass(frozen=True)
 class Job:
-    """A training in the queue.
+    """A training in the queue. Times are in seconds since 1970."""
 
-    Attributes:
-        number: a number that increases with each request.
-        run: the name of the run folder that the training writes.
-        arguments: the command line after `vitkit`.
-        folder: the working directory of the process.
-        request: the content of the page's request, for display.
-        queued: the time of the request in seconds since 1970.
-        started: the time when the process started; 0 if it has not started yet.
-        ended: the time when the process ended; 0 if it has not ended yet.
-        process: the process id.
-        birth: the start time of the process as the system reports it (`system.processes.birth_of`); empty if unknown.
-        code: the exit code of the process; None while it runs, or if no runner existed when it ended.
-    """
-
-    number: int
-    run: str
-    arguments: tuple[str, ...]
-    folder: str
-    request: dict[str, Any]
+    number: int  # increases with each request
+    run: str  # the name of the run folder that the training writes
+    arguments: tuple[str, ...]  # the command line after `vitkit`
+    folder: str  # the working directory of the process
+    request: dict[str, Any]  # the content of the page's request, for display
     queued: float
-    started: float = 0.0
-    ended: float = 0.0
+    started: float = 0.0  # 0 if the process has not started yet
+    ended: float = 0.0  # 0 if the process has not ended yet
     process: int = 0
-    birth: str = ""
-    code: int | None = None
+    birth: str = ""  # the start time of the process as the system reports it (`system.processes.birth_of`), if known
+    code: int | None = None  # of the exit; None while the process runs, or if no runner existed when it ended
 
 
 class Jobs:
@@ -111,8 +97,25 @@ class Jobs:
         """Read every file of the queue; the value is None if a file is not a valid job."""
         jobs: dict[Path, Job | None] = {}
         for file in sorted(self.folder.glob("*.json")):
-            with suppress(FileNotFoundError):  # it was just removed from the queue
-                jobs[file] = _read_job(file)
+            jobs[file] = None
+            try:
+                stored = from_json(read_text(file))
+                job = Job(request=stored.pop("asked"), **stored)
+                settle_types(job, exclude=("request",))
+            except FileNotFoundError:  # it was just removed from the queue
+                del jobs[file]
+                continue
+            except (OSError, ValueError, TypeError, KeyError, AttributeError, VitkitError):
+                continue
+            if (
+                isinstance(job.request, dict)
+                and 0 < job.number < _LARGEST
+                and 0 <= job.process < _LARGEST
+                and min(job.queued, job.started, job.ended) >= 0
+                and Path(job.run).name == job.run != ""
+                and file.name == f"{job.number:06}.json"
+            ):
+                jobs[file] = job
         return jobs
 
     def notes(self) -> list[str]:
@@ -251,7 +254,7 @@ class Jobs:
         job = self.last().get(run)
         if job is None or not self.can_stop(job):
             where = "was not started by this studio: stop it where it was started" if is_held(self.runs / run) else ""
-            raise VitkitError(f"{run} {where or 'is not running'}")
+            raise VitkitError("webapp.run-not-running", f"{run} {where or 'is not running'}")
         if not job.started:
             (self.folder / f"{job.number:06}.json").unlink(missing_ok=True)
             self.give_back(run)
@@ -267,8 +270,9 @@ class Jobs:
         job = self.last().get(run)
         if job is None or self.state(run, job) != "failed" or (self.runs / run / RECIPE).is_file():
             raise VitkitError(
+                "webapp.run-not-failed",
                 f"{run} cannot be removed from the list: only a run that failed before it began can be; "
-                f"delete its folder {self.runs / run} instead"
+                f"delete its folder {self.runs / run} instead",
             )
         for failed in self.all():
             if failed.run == run:
@@ -287,72 +291,43 @@ def work(runs: Path) -> None:
     try:
         with exclusive(jobs.state_folder, jobs.state_folder / _LOCK, wait=_PATIENCE):
             while (job := next((waiting for waiting in jobs.all() if not waiting.started), None)) is not None:
-                _wait_for_others(jobs)
                 _run(jobs, job)
     except VitkitError:
         return
-
-
-def _wait_for_others(jobs: Jobs) -> None:
-    """Wait for trainings that are still running although their runner was killed."""
-    for job in jobs.all():
-        if job.started and not job.ended:
-            while is_held(jobs.runs / job.run) or jobs.is_starting(job):
-                time.sleep(_POLLING)
-            jobs.write(replace(job, ended=time.time()))
 
 
 def command(job: Job) -> list[str]:
     """Return the command line of a job's process.
 
     Raises:
-        VitkitError: the job is not a training that the studio could have started.
+        VitkitError: the job is not a training that the studio could have started: its arguments do not train in the
+            job's run folder, or have other flags than those of the Train tab.
     """
-    if not _is_training(job):
-        raise VitkitError(f"{shlex.join(job.arguments)!r:.200} is not a training of the studio: it is not run")
-    return python("vitkit", *job.arguments)
-
-
-def _is_training(job: Job) -> bool:
-    """Return whether a job's arguments train in the job's run folder and use only flags that the Train tab uses."""
     verb, *rest = job.arguments or ("",)
     sources = rest[:1] if rest and not rest[0].startswith("-") else []
     flags, values = rest[len(sources) :: 2], rest[len(sources) + 1 :: 2]
-    if verb != "train" or len(flags) != len(values) or any(value.startswith("-") for value in values):
-        return False
-    is_known = set(flags) == {"--resume"} if not sources else {"--out"} <= set(flags) <= _FLAGS
-    options = dict(zip(flags, values, strict=True))
+    options = dict(zip(flags, values, strict=False))
     folder = Path(options.get("--out", options.get("--resume", "")))
-    is_included = options.get("--recipe") in (None, *bundled())
-    return is_known and is_included and len(options) == len(flags) and folder.name == job.run
-
-
-def _read_job(file: Path) -> Job | None:
-    """Read a job; return None if the file is not a valid record of one.
-
-    Raises:
-        FileNotFoundError: the file was removed.
-    """
-    try:
-        stored = from_json(read_text(file))
-        job = Job(request=stored.pop("asked"), **stored)
-        settle_types(job, exclude=("request",))
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, VitkitError):
-        return None
-    is_valid = (
-        isinstance(job.request, dict)
-        and 0 < job.number < _LARGEST
-        and 0 <= job.process < _LARGEST
-        and min(job.queued, job.started, job.ended) >= 0
-        and Path(job.run).name == job.run != ""
-        and file.name == f"{job.number:06}.json"
+    is_training = (
+        verb == "train"
+        and len(options) == len(flags) == len(values)
+        and not any(value.startswith("-") for value in values)
+        and ({"--out"} <= set(flags) <= _FLAGS if sources else flags == ["--resume"])
+        and options.get("--recipe") in (None, *bundled())
+        and folder.name == job.run
     )
-    return job if is_valid else None
+    if not is_training:
+        reason = f"{shlex.join(job.arguments)!r:.200} is not a training of the studio: it is not run"
+        raise VitkitError("webapp.job-foreign", reason)
+    return python("vitkit", *job.arguments)
 
 
 def _run(jobs: Jobs, job: Job) -> None:
+    for other in jobs.all():  # that are still running although their runner was killed
+        if other.started and not other.ended:
+            while is_held(jobs.runs / other.run) or jobs.is_starting(other):
+                time.sleep(_POLLING)
+            jobs.write(replace(other, ended=time.time()))
     if not (jobs.folder / f"{job.number:06}.json").exists():
         return  # it was removed from the queue meanwhile
     try:

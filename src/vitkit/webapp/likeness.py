@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from PIL import Image
 
-from vitkit.data import EXCLUDED, UNLABELLED, ImageTable, Place, UnreadableImageError, read_place
+from vitkit.data import EXCLUDED, UNLABELLED, ImageTable, UnreadableImageError, read_place
 from vitkit.errors import VitkitError, first_line
 from vitkit.system import cache_folder, python, receiver, replacing, reporting_to
 from vitkit.webapp.photographs import State, stamp_of, thumbnail
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    Floats = npt.NDArray[np.float32]
 
 T = TypeVar("T")
 _SETTLED = 2.0  # seconds of a stage after which its speed can be estimated
@@ -80,27 +81,22 @@ class Background(Generic[T]):
         return {"running": self.is_running, **progress, "error": self._error}
 
     def _run(self, work: Callable[[], T]) -> None:
+        def report(what: str, done: int, total: int | None) -> None:
+            if what != self._progress[0]:
+                self._since = time.monotonic()
+            self._progress = (what, done, total)
+
         try:
-            with reporting_to(self._tell):
+            with reporting_to(report):
                 self._result = work()
         except (VitkitError, OSError) as error:
             self._error = first_line(error)
         except Exception as error:  # an exception in a thread reaches nobody else
             self._error = f"{type(error).__name__}: {first_line(error)}"
 
-    def _tell(self, what: str, done: int, total: int | None) -> None:
-        if what != self._progress[0]:
-            self._since = time.monotonic()
-        self._progress = (what, done, total)
-
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Floats = npt.NDArray[np.float32]
 
 COLOURS = Offer("colours", "their colours and shapes", "colours")  # needs no weights
+_NOT_YET = "the features of the photographs have not been computed yet: wait until they are"
 _PROGRESS = re.compile(r"(?P<what>[^:\r\n]+): (?P<done>\d+)(?: of (?P<total>\d+))?")
 
 
@@ -131,13 +127,24 @@ class Likeness:
         if best_eyes(self.workspace) is None and way:
             self._chosen = COLOURS if way == COLOURS.source else smallest_download()
             if self._chosen is None:
-                raise VitkitError("downloads are forbidden here: start the studio with --weights FILE")
+                reason = "downloads are forbidden here: start the studio with --weights FILE"
+                raise VitkitError("webapp.download-forbidden", reason)
         eyes = self.eyes()
         if eyes is None:
-            raise VitkitError("no model that computes features is on this machine: choose how to compare photographs")
+            reason = "no model that computes features is on this machine: choose how to compare photographs"
+            raise VitkitError("webapp.model-missing", reason)
         out = self._place(table, eyes)
+
+        def embed() -> Path:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            if eyes == COLOURS:
+                _write_colours(table, out)
+            else:
+                run_vitkit(["embed", eyes.source, str(self.workspace.photographs), "--force"], out)
+            return out
+
         if not out.is_file():
-            self.work.start(out, lambda: self._embed(eyes, out, table))
+            self.work.start(out, embed)
 
     def features(self, table: ImageTable) -> tuple[tuple[int, ...], Floats] | None:
         """Return the indices of the n readable photographs, and their features scaled to unit length (n, D).
@@ -177,10 +184,10 @@ class Likeness:
 
         features = self.features(table)
         if features is None:
-            raise VitkitError("the features of the photographs have not been computed yet: wait until they are")
+            raise VitkitError("webapp.features-missing", _NOT_YET)
         numbers, vectors = features
         if number not in numbers:
-            raise VitkitError("this photograph cannot be read")
+            raise VitkitError("webapp.photograph-unreadable", "this photograph cannot be read")
         similarity = vectors @ vectors[numbers.index(number)]
         return [numbers[i] for i in np.argsort(-similarity, kind="stable")]
 
@@ -206,54 +213,33 @@ class Likeness:
             digest.update(f"{path}\0{stamp_of(table.file(i))}\n".encode("utf-8", "surrogateescape"))
         return cache_folder() / "features" / f"{digest.hexdigest()[:40]}.npz"
 
-    def _embed(self, eyes: Offer, out: Path, table: ImageTable) -> Path:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        if eyes == COLOURS:
-            _write_colours(table, out)
-            return out
-        run_vitkit(["embed", eyes.source, str(self.workspace.photographs), "--force"], out)
-        return out
-
-
-_GRID = 8  # cells per side of a grid whose mean colours are features
-_COMPONENTS = 32
-
 
 def _write_colours(table: ImageTable, out: Path) -> None:
-    """Write features that need no model: principal components of local mean colours and edge orientations."""
+    """Write features that need no model: 32 principal components of local mean colours and edge orientations."""
     import numpy as np
 
     paths, rows = [], []
     for i in range(len(table)):
         with contextlib.suppress(UnreadableImageError, OSError):
             with Image.open(io.BytesIO(thumbnail(table.file(i)))) as picture:
-                rows.append(_colours_of(picture))
+                small = picture.convert("RGB").resize((8, 8), Image.Resampling.BOX)
+                grey = np.asarray(picture.convert("L").resize((64, 64), Image.Resampling.BOX), np.float32) / 255
+            down, right = np.gradient(grey)
+            angle, strength = np.arctan2(down, right) % np.pi, np.hypot(down, right)
+            cells = [(slice(y, y + 16), slice(x, x + 16)) for y in range(0, 64, 16) for x in range(0, 64, 16)]
+            edges = [np.histogram(angle[cell], 8, (0, np.pi), weights=strength[cell])[0] for cell in cells]
+            colours = np.asarray(small, np.float32).ravel() / 255
+            rows.append(np.concatenate([colours, *edges]).astype(np.float32))
             paths.append(str(table.file(i)))
         receiver()("comparing colours", i + 1, len(table))
     if not rows:
-        raise VitkitError("none of the photographs can be read")
+        raise VitkitError("webapp.photograph-unreadable", "none of the photographs can be read")
     features = np.stack(rows)
     features -= features.mean(0)
     features /= np.maximum(features.std(0), 1e-6)
     left, sizes, _ = np.linalg.svd(features, full_matrices=False)
     with replacing(out) as temporary, temporary.open("wb") as file:
-        np.savez(file, paths=np.array(paths), features=(left * sizes)[:, :_COMPONENTS].astype(np.float32))
-
-
-def _colours_of(picture: Image.Image) -> Floats:
-    import numpy as np
-
-    small = picture.convert("RGB").resize((_GRID, _GRID), Image.Resampling.BOX)
-    grey = np.asarray(picture.convert("L").resize((64, 64), Image.Resampling.BOX), np.float32) / 255
-    down, right = np.gradient(grey)
-    angle, strength = np.arctan2(down, right) % np.pi, np.hypot(down, right)
-    edges = [
-        np.histogram(angle[y : y + 16, x : x + 16], 8, (0, np.pi), weights=strength[y : y + 16, x : x + 16])[0]
-        for y in range(0, 64, 16)
-        for x in range(0, 64, 16)
-    ]
-    colours = np.asarray(small, np.float32).ravel() / 255
-    return np.concatenate([colours, np.concatenate(edges)]).astype(np.float32)
+        np.savez(file, paths=np.array(paths), features=(left * sizes)[:, :32].astype(np.float32))
 
 
 def run_vitkit(arguments: list[str], out: Path) -> None:
@@ -281,7 +267,8 @@ def run_vitkit(arguments: list[str], out: Path) -> None:
             elif line.startswith("error: "):
                 said = line.removeprefix("error: ").strip()
         if process.wait() not in (0, 1) or not out.is_file():  # 1: some images cannot be read, as their rows say
-            raise VitkitError(said or f"vitkit {arguments[0]} ended with {process.returncode}")
+            reason = said or f"vitkit {arguments[0]} ended with {process.returncode}"
+            raise VitkitError("webapp.command-failed", reason)
     finally:
         if process.poll() is None:
             with contextlib.suppress(OSError):
@@ -305,7 +292,7 @@ def next_labels(
         VitkitError: the features are not computed yet, or every photograph has a class or is a copy of one that has.
     """
     if seen is None:
-        raise VitkitError("the features of the photographs have not been computed yet: wait until they are")
+        raise VitkitError("webapp.features-missing", _NOT_YET)
     from vitkit.evaluation import choose_next
 
     numbers, features = seen
@@ -313,7 +300,8 @@ def next_labels(
     rows = [row for row, i in enumerate(numbers) if state.labels[i] != EXCLUDED and i not in repeated]
     labels = [None if (label := state.labels[numbers[row]]) == UNLABELLED else label for row in rows]
     if None not in labels:
-        raise VitkitError("every photograph has a class already, or is a copy of one that has")
+        reason = "every photograph has a class already, or is a copy of one that has"
+        raise VitkitError("webapp.class-everywhere", reason)
     chosen = choose_next(features[rows], labels, count)
     return {"images": [numbers[rows[i]] for i in chosen]}
 
@@ -325,7 +313,10 @@ def _repeated(state: State) -> set[int]:
     """
     by_size: dict[int, list[int]] = {}
     for i in range(len(state.table)):
-        by_size.setdefault(_size_of(state.table.file(i)), []).append(i)
+        place, size = state.table.file(i), -1  # for images in archives
+        with contextlib.suppress(OSError):
+            size = place.stat().st_size if isinstance(place, Path) else -1
+        by_size.setdefault(size, []).append(i)
     repeated: set[int] = set()
     for same in by_size.values():
         if len(same) == 1:
@@ -338,11 +329,3 @@ def _repeated(state: State) -> set[int]:
                     repeated.add(i)
                 seen.add(digest)
     return repeated
-
-
-def _size_of(place: Place) -> int:
-    """Return the size of a file; -1 for an image in an archive or a file that cannot be accessed."""
-    try:
-        return place.stat().st_size if isinstance(place, Path) else -1
-    except OSError:
-        return -1

@@ -10,7 +10,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
-from PIL import Image
 from starlette.concurrency import run_in_threadpool
 
 from vitkit.data import picture_of
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from vitkit.classifier import Classifier
+    from vitkit.inference import Prediction
 
 
 _SIDE = 1200  # pixels of the longer side of a picture that is shown
@@ -32,7 +32,6 @@ _KEPT = 2  # models
 _SHOWN = 20  # classes
 _LIVE = 5  # classes of an answer to a frame of a camera
 _WITH_METHODS = tuple(name for name in METHODS if name != HEADS)  # one map each
-_LEVELS = 255
 
 
 class Models:
@@ -47,32 +46,49 @@ class Models:
 
     def names(self) -> list[str]:
         """Return the names of the runs that have a model, newest first."""
-        folder = self._workspace.runs
-        return [name for name in self._workspace.run_names() if (folder / name / DESCRIPTION).is_file()]
+        return self._workspace.model_names()
 
     def see(self, run: str, content: bytes) -> dict[str, Any]:
-        """Return the prediction for a picture, the picture for display, and the available explanation methods."""
+        """Return the prediction for a picture, the picture for display, and the available explanation methods.
+
+        The grid of patches is None if the model has no attention that can be shown.
+        """
+        from vitkit.explanation import attending, can_explain, methods_for
+        from vitkit.model import VisionTransformer
+
         with self._lock:
-            classifier = self._open(run)
+            classifier, prediction = self._predict(run, content)
             with picture_of("the picture", None, content) as picture:
-                shown, size, doubt = _shown(picture.image), picture.image.size, picture.doubt
-            box = _parts(classifier.preprocess.box(*size), size)
-            prediction = classifier.prediction(run, _row(classifier, content))
-        if prediction.error is not None:
-            raise VitkitError(prediction.error)
-        top = [{"label": label, "confidence": probability} for label, probability in prediction.ranking[:_SHOWN]]
-        answer = {"label": prediction.label, "confidence": prediction.confidence, "top": top, "note": doubt or ""}
-        answer["familiar"] = prediction.familiar
-        more = {"classes": len(classifier.classes), "multi": classifier.task == "multi"}
-        return {**answer, **more, "picture": shown, "size": list(size), "box": box, **_able(classifier)}
+                small, size, note = picture.image.copy(), picture.image.size, picture.doubt
+        small.thumbnail((_SIDE, _SIDE))
+        data = io.BytesIO()
+        small.save(data, "JPEG", quality=88)
+        model, is_multi = classifier.model, classifier.task == "multi"
+        methods = methods_for(is_network=not isinstance(model, VisionTransformer))
+        names = [name for name in _WITH_METHODS if name in methods]
+        names = [name for name in names if not (is_multi and methods[name].of_rivals)]
+        if not can_explain(model):
+            names = [name for name in names if name == "occlusion"]
+        has_grid = isinstance(model, VisionTransformer) and attending(model.config)
+        return {
+            "label": prediction.label,
+            "confidence": prediction.confidence,
+            "top": [{"label": label, "confidence": share} for label, share in prediction.ranking[:_SHOWN]],
+            "note": note or "",
+            "familiar": prediction.familiar,
+            "classes": len(classifier.classes),
+            "multi": is_multi,
+            "picture": "data:image/jpeg;base64," + base64.b64encode(data.getvalue()).decode(),
+            "size": list(size),
+            "box": _parts(classifier.preprocess.box(*size), size),
+            "methods": [{"name": name, "tells": methods[name].tells} for name in names],
+            "grid": list(model.config.grid) if has_grid else None,
+        }
 
     def answer(self, run: str, content: bytes) -> dict[str, Any]:
         """Return the most probable classes of a camera frame, with its familiarity."""
         with self._lock:
-            classifier = self._open(run)
-            prediction = classifier.prediction(run, _row(classifier, content))
-        if prediction.error is not None:
-            raise VitkitError(prediction.error)
+            classifier, prediction = self._predict(run, content)
         chosen = (prediction.label or "").split(JOINT) if classifier.task == "multi" else [prediction.label]
         top = [
             {"label": label, "confidence": confidence, "chosen": label in chosen}
@@ -87,7 +103,7 @@ class Models:
         The result contains a grid of values from 0 to 255, and the area of the picture that the grid covers.
         """
         if method not in _WITH_METHODS:
-            raise VitkitError(f"{method!r} is none of {', '.join(_WITH_METHODS)}")
+            raise VitkitError("webapp.method-unknown", f"{method!r} is none of {', '.join(_WITH_METHODS)}")
         with self._lock:
             explanation = self._open(run).explain(content, method, target)
         values, box = explanation.maps[method], _parts(explanation.box, explanation.photograph.size)
@@ -100,23 +116,36 @@ class Models:
 
     def patch(self, run: str, content: bytes, row: int, column: int) -> dict[str, Any]:
         """Return the attention from one patch to all patches, for each layer and head, as grids of values 0 to 255."""
+        import torch
+
         from vitkit.explanation import attending, patch_attention
         from vitkit.model import vit_of
 
         with self._lock:
             classifier = self._open(run)
             model = vit_of(classifier.model, "attention")
-            images, _ = _pixels(classifier, content)
+            images = torch.from_numpy(_pixels(classifier, content)[None])  # (1, C, height, width)
             weights = patch_attention(model, images, row, column).numpy()
         layers = [[_levels(head) for head in layer] for layer in weights]
         return {"layers": layers, "numbers": attending(model.config)}
+
+    def _predict(self, run: str, content: bytes) -> tuple[Classifier, Prediction]:
+        from vitkit.inference import join
+
+        classifier = self._open(run)
+        ((_, row),) = join(["the picture"], [_pixels(classifier, content)], classifier.assess)
+        prediction = classifier.prediction(run, row)
+        if prediction.error is not None:
+            raise VitkitError("webapp.photograph-unreadable", prediction.error)
+        return classifier, prediction
 
     def _open(self, run: str) -> Classifier:
         from vitkit.weights import load
 
         folder = self._workspace.run_folder(run)
         if not (folder / DESCRIPTION).is_file():
-            raise VitkitError(f"{run} has no model yet: the first one is saved after the first epoch")
+            reason = f"{run} has no model yet: the first one is saved after the first epoch"
+            raise VitkitError("webapp.model-missing", reason)
         key = (run, (folder / DESCRIPTION).stat().st_mtime_ns)
         if key not in self._kept:
             self._kept[key] = load(folder)
@@ -132,43 +161,9 @@ def models_of(workspace: Workspace) -> Models:
     return Models(workspace)
 
 
-def _pixels(classifier: Classifier, content: bytes) -> tuple[Any, Any]:
-    """Preprocess a picture for the model; return the pixels (1, C, height, width) as a tensor and as a NumPy array."""
-    import torch
-
+def _pixels(classifier: Classifier, content: bytes) -> npt.NDArray[np.float32]:  # (C, height, width)
     with picture_of("the picture", classifier.preprocess.short_side, content) as picture:
-        batch = classifier.preprocess(picture.image)[None]
-    return torch.from_numpy(batch), batch
-
-
-def _row(classifier: Classifier, content: bytes) -> npt.NDArray[np.float32] | str:
-    from vitkit.inference import join
-
-    (pixels,) = _pixels(classifier, content)[1]
-    ((_, row),) = join(["the picture"], [pixels], classifier.assess)
-    return row
-
-
-def _able(classifier: Classifier) -> dict[str, Any]:
-    """Return the available explanation methods with a description of their maps, and the grid of patches.
-
-    The grid is None if the model has no attention that can be shown.
-    """
-    from vitkit.explanation import attending, can_explain, methods_for
-    from vitkit.model import VisionTransformer
-
-    model = classifier.model
-    is_vit = isinstance(model, VisionTransformer)
-    known = methods_for(is_network=not is_vit)
-    names = [name for name in _WITH_METHODS if name in known]
-    if not can_explain(model):
-        names = [name for name in names if name == "occlusion"]
-    if classifier.task == "multi":
-        names = [name for name in names if not known[name].of_rivals]
-    methods = [{"name": name, "tells": known[name].tells} for name in names]
-    if not isinstance(model, VisionTransformer) or not attending(model.config):
-        return {"methods": methods, "grid": None}
-    return {"methods": methods, "grid": list(model.config.grid)}
+        return classifier.preprocess(picture.image)
 
 
 def _levels(values: npt.NDArray[np.float32]) -> list[list[int]]:
@@ -177,7 +172,7 @@ def _levels(values: npt.NDArray[np.float32]) -> list[list[int]]:
 
     positive = np.maximum(values, 0)
     most = float(positive.max())
-    levels: list[list[int]] = np.round(positive * (_LEVELS / most if most > 0 else 0)).astype(int).tolist()
+    levels: list[list[int]] = np.round(positive * (255 / most if most > 0 else 0)).astype(int).tolist()
     return levels
 
 
@@ -185,15 +180,6 @@ def _parts(box: tuple[float, float, float, float], size: tuple[int, int]) -> lis
     """Convert a box (left, top, right, bottom) from pixels to fractions of the picture's width and height."""
     width, height = size
     return [box[0] / width, box[1] / height, box[2] / width, box[3] / height]
-
-
-def _shown(picture: Image.Image) -> str:
-    """Return a picture for the page, as a data URL."""
-    small = picture.copy()
-    small.thumbnail((_SIDE, _SIDE))
-    data = io.BytesIO()
-    small.save(data, "JPEG", quality=88)
-    return "data:image/jpeg;base64," + base64.b64encode(data.getvalue()).decode()
 
 
 def router(workspace: Workspace) -> APIRouter:
@@ -227,5 +213,5 @@ async def picture_in(request: Request) -> bytes:
     """
     content = await request.body()
     if not content:
-        raise VitkitError("there is no picture: choose one, drop it here, or paste it")
+        raise VitkitError("webapp.picture-missing", "there is no picture: choose one, drop it here, or paste it")
     return content

@@ -16,9 +16,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from fastapi import Request, Response
 from PIL import Image
 
 from vitkit.data import (
@@ -48,13 +50,29 @@ from vitkit.system import cache_folder, from_json, read_text, write_bytes, write
 from vitkit.text import JOINT
 from vitkit.webapp.workspace import Workspace
 
+_LONGEST = 200  # characters of a class's name
+_T = TypeVar("_T")
+
 
 def stamp_of(file: Place) -> str:
     """Return a text that changes whenever a file changes; empty if the file does not exist."""
     return " ".join(map(str, version_of(file) or ()))
 
 
-_LONGEST = 200  # characters of a class's name
+def until_changed(read: Callable[[Path], _T], size: int = 4) -> Callable[[Path], _T]:
+    """Make a function of a file keep its last results, and read a file again only when the file has changed."""
+    read_version = lru_cache(maxsize=size)(lambda file, _: read(file))
+    return lambda file: read_version(file, stamp_of(file))
+
+
+def check_number(number: int, count: int) -> None:
+    """Check that a list of `count` photographs has a photograph with this number.
+
+    Raises:
+        VitkitError: the list has no such number.
+    """
+    if not 0 <= number < count:
+        raise VitkitError("webapp.photograph-unknown", "there is no such photograph")
 
 
 class ChangedError(VitkitError):
@@ -67,17 +85,11 @@ class GoneError(VitkitError):
 
 @dataclass(frozen=True)
 class Doubts:
-    """The suspected label errors that are shown with the photographs.
+    """The suspected label errors that are shown with the photographs."""
 
-    Attributes:
-        run: the run that found the label errors; empty if there is none.
-        suspects: the suspected label errors, by the path of the photograph.
-        decided: the paths of the photographs whose label was confirmed, changed or excluded since the run.
-    """
-
-    run: str = ""
-    suspects: Mapping[str, Suspect] = field(default_factory=dict)
-    decided: frozenset[str] = frozenset()
+    run: str = ""  # that found them; empty if there is none
+    suspects: Mapping[str, Suspect] = field(default_factory=dict)  # by the path of the photograph
+    decided: frozenset[str] = frozenset()  # paths whose label was confirmed, changed or excluded since the run
 
     def is_open(self, path: str, label: str) -> bool:
         """Return whether a photograph's label is suspected to be wrong and nobody has decided about it yet."""
@@ -87,33 +99,20 @@ class Doubts:
 
 @dataclass(frozen=True)
 class State:
-    """The photographs and their labels at one moment.
+    """The photographs and their labels at one moment."""
 
-    Attributes:
-        version: the version of the list of photographs. While it stays the same, a number refers to the same
-            photograph.
-        table: the photographs on disk.
-        labels: the label of each photograph: a class, `UNLABELLED`, or `EXCLUDED`.
-        unmatched: lines about rows of the label file that match no photograph.
-    """
-
-    version: str
+    version: str  # of the list of photographs; while it stays the same, a number refers to the same photograph
     table: ImageTable
-    labels: tuple[str, ...]
-    unmatched: tuple[str, ...] = ()
+    labels: tuple[str, ...]  # of each photograph: a class, UNLABELLED, or EXCLUDED
+    unmatched: tuple[str, ...] = ()  # lines about rows of the label file that match no photograph
 
 
 @dataclass(frozen=True)
 class Suggested:
-    """Photographs for which the page suggested the class that the user chooses.
-
-    Attributes:
-        run: the run whose model suggests the class.
-        numbers: the numbers of the photographs.
-    """
+    """Photographs, by number, for which the page suggested the class that the user chooses, and the suggesting run."""
 
     run: str
-    numbers: tuple[int, ...]
+    numbers: frozenset[int]
 
 
 class Photographs:
@@ -151,7 +150,11 @@ class Photographs:
             check_folder(self.workspace.photographs)
             if self._table is None or relist:
                 self._table = photographs_in(self.workspace.photographs)
-                self._version, self._state = _version_of(self._table), None
+                digest = hashlib.sha256(os.fsencode(self._table.root))
+                for i, path in enumerate(self._table.paths):
+                    digest.update(os.fsencode(f"\0{path}\0{stamp_of(self._table.file(i))}"))
+                # The version is part of the URL of pictures, so that browsers never show a cached picture of another.
+                self._version, self._state = digest.hexdigest()[:16], None
                 self._labels = CurrentLabels(self._table)
             file = self.workspace.said.read()
             if self._state is None or self._state[0] is not file:
@@ -172,8 +175,7 @@ class Photographs:
         table = self._table if version == self._version else None  # without the lock, to avoid waiting
         if table is None:
             table = self._current(version, (number,)).table
-        if not 0 <= number < len(table):
-            raise VitkitError("there is no such photograph")
+        check_number(number, len(table))
         return table.file(number)
 
     def label(
@@ -206,17 +208,18 @@ class Photographs:
         with self._lock:
             state = self._current(version, [*numbers, *(suggested.numbers if suggested else ())])
             label = label if label in (EXCLUDED, UNLABELLED) else checked_name(label, state.table.task)
-            doubts = doubts or Doubts()
-            chosen = [
-                i
-                for i in dict.fromkeys(numbers)
-                if state.labels[i] != label or doubts.is_open(state.table.paths[i], label)
-            ]
-            check_there([state.table.file(i) for i in chosen])
-            edits = [_edit(state, i, label, doubts) for i in chosen]
-            if suggested is not None:
-                shown = {state.table.paths[i] for i in suggested.numbers}
-                edits = [edit._replace(proposed_by=suggested.run) if edit.path in shown else edit for edit in edits]
+            doubts, edits = doubts or Doubts(), []
+            for i in dict.fromkeys(numbers):
+                path, before = state.table.paths[i], state.labels[i]
+                if before == label and not doubts.is_open(path, label):
+                    continue
+                by = ""
+                if suggested is not None and i in suggested.numbers:
+                    by = suggested.run
+                elif doubts.is_open(path, before) and label in (doubts.suspects[path].suggested, EXCLUDED):
+                    by = doubts.run  # a label that was changed since the run is no longer suspected
+                edits.append(Edit(path, label, "" if before == UNLABELLED else before, proposed_by=by))
+            check_there([state.table.at(edit.path) for edit in edits])
             return self._add(edits)
 
     def accept(self, version: str, run: str, groups: Sequence[tuple[str, Sequence[int]]]) -> State:
@@ -261,7 +264,7 @@ class Photographs:
                 check_there([state.table.at(edit.path) for edit in edits])
                 state = self._add(edits)
             elif old not in names:
-                raise VitkitError(f"there is no class {old!r}")
+                raise VitkitError("webapp.class-unknown", f"there is no class {old!r}")
             self._keep([new if name == old else name for name in names])
             return state
 
@@ -275,7 +278,7 @@ class Photographs:
             name = checked_name(name)
             names = self._names(self.read())
             if name in names:
-                raise VitkitError(f"there is a class {name!r} already")
+                raise VitkitError("webapp.class-repeated", f"there is a class {name!r} already")
             self._keep([*names, name])
 
     def remove_class(self, name: str) -> None:
@@ -286,7 +289,8 @@ class Photographs:
         """
         with self._lock:
             if name in self._counts(state := self.read()):
-                raise VitkitError(f"photographs have the class {name!r}: give them another, or merge the class")
+                reason = f"photographs have the class {name!r}: give them another, or merge the class"
+                raise VitkitError("webapp.class-used", reason)
             self._keep([kept for kept in self._names(state) if kept != name])
 
     def undo(self) -> State:
@@ -344,9 +348,10 @@ class Photographs:
     def _current(self, version: str, numbers: Sequence[int]) -> State:
         state = self.read()
         if version != state.version:
-            raise ChangedError("the photographs in the folder have changed: load them again")
-        if not all(0 <= i < len(state.table) for i in numbers):
-            raise VitkitError("there is no such photograph")
+            reason = "the photographs in the folder have changed: load them again"
+            raise ChangedError("webapp.photographs-changed", reason)
+        for number in numbers:
+            check_number(number, len(state.table))
         return state
 
     # --- The order of the classes -------------------------------------------------------------------------
@@ -375,13 +380,6 @@ class Photographs:
 _CLASSES = "classes.json"
 
 
-def _edit(state: State, number: int, label: str, doubts: Doubts) -> Edit:
-    path, before = state.table.paths[number], state.labels[number]
-    is_shown = doubts.is_open(path, before)  # a label that was changed since the run is no longer suspected
-    by = doubts.run if is_shown and label in (doubts.suspects[path].suggested, EXCLUDED) else ""
-    return Edit(path, label, "" if before == UNLABELLED else before, proposed_by=by)
-
-
 def check_there(files: Sequence[Place]) -> None:
     """Check that photographs exist, so that no label is written for a missing one.
 
@@ -391,7 +389,8 @@ def check_there(files: Sequence[Place]) -> None:
     gone = [file for file in files if not is_there(file)]
     if gone:
         more = f", and {len(gone) - 1} more" if len(gone) > 1 else ""
-        raise GoneError(f"{gone[0]} is no longer there{more}: nothing was written; search for the photographs again")
+        reason = f"{gone[0]} is no longer there{more}: nothing was written; search for the photographs again"
+        raise GoneError("webapp.photograph-missing", reason)
 
 
 def checked_name(name: str, task: Task = SINGLE_LABEL) -> str:
@@ -402,25 +401,15 @@ def checked_name(name: str, task: Task = SINGLE_LABEL) -> str:
     """
     name = bare(name).strip()
     if not name or len(name) > _LONGEST or any(not character.isprintable() for character in name):
-        raise VitkitError(f"the name of a class must have 1 to {_LONGEST} printable characters")
+        reason = f"the name of a class must have 1 to {_LONGEST} printable characters"
+        raise VitkitError("webapp.class-invalid", reason)
     if name.lower() == UNLABELLED:
-        raise VitkitError(f"{name!r} is reserved for photographs without a class: choose another name")
+        reason = f"{name!r} is reserved for photographs without a class: choose another name"
+        raise VitkitError("webapp.class-invalid", reason)
     if task.refuses(name):
-        raise VitkitError(
-            f"the name of a class must not contain {JOINT!r}, which separates classes: choose another name"
-        )
+        reason = f"the name of a class must not contain {JOINT!r}, which separates classes: choose another name"
+        raise VitkitError("webapp.class-invalid", reason)
     return name
-
-
-def _version_of(table: ImageTable) -> str:
-    """Return a hash that changes whenever the folder, the list of photographs or a file changes.
-
-    The hash is part of the URL of pictures, so that browsers never show the cached picture of another file.
-    """
-    digest = hashlib.sha256(os.fsencode(table.root))
-    for i, path in enumerate(table.paths):
-        digest.update(os.fsencode(f"\0{path}\0{stamp_of(table.file(i))}"))
-    return digest.hexdigest()[:16]
 
 
 def photographs_in(folder: Path) -> ImageTable:
@@ -436,7 +425,9 @@ def check_folder(folder: Path) -> None:
         VitkitError: the folder or archive is gone.
     """
     if not folder.exists():
-        raise VitkitError(f"{folder} is no longer there: restore it, or open other photographs")
+        raise VitkitError(
+            "webapp.folder-missing", f"{folder} is no longer there: restore it, or open other photographs"
+        )
 
 
 SIDE = 256  # pixels of the longer side of a thumbnail
@@ -471,6 +462,19 @@ class Thumbnails:
         async with self._turn:
             return await asyncio.get_running_loop().run_in_executor(self._pool, _shrunk, file, _LARGE)
 
+    async def respond(self, file: Place, request: Request, *, large: bool) -> Response:
+        """Answer a request with the thumbnail of a file, or with the picture at screen size.
+
+        Raises:
+            VitkitError: the file does not contain a picture.
+        """
+        try:
+            made = await (self.get_large(file) if large else self.get(file, request.is_disconnected))
+        except UnreadableImageError as error:
+            raise VitkitError(error.code, f"the photograph cannot be read: {error}") from error
+        headers = {"Cache-Control": "private, max-age=600"}
+        return Response(status_code=204) if made is None else Response(made, media_type="image/jpeg", headers=headers)
+
 
 def thumbnail(file: Place) -> bytes:
     """Return the thumbnail of a file from the cache. If it is not cached, make it and try to cache it.
@@ -478,8 +482,10 @@ def thumbnail(file: Place) -> bytes:
     Raises:
         UnreadableImageError: the file does not contain a picture.
     """
-    kept = _place(file)
-    if kept is not None:
+    kept = None
+    if stamp := stamp_of(file):  # a path that changes whenever the file does
+        name = hashlib.sha256(os.fsencode(f"{file}\0{stamp}")).hexdigest()[:40]
+        kept = cache_folder() / _FOLDER / name[:2] / f"{name}.jpg"
         with contextlib.suppress(OSError):
             return kept.read_bytes()
     made = _shrunk(file, SIDE)
@@ -488,19 +494,6 @@ def thumbnail(file: Place) -> bytes:
             kept.parent.mkdir(parents=True, exist_ok=True)
             write_bytes(kept, made)
     return made
-
-
-def _place(file: Place) -> Path | None:
-    """Return the path of a file's thumbnail in the cache; None if the file does not exist.
-
-    The path changes whenever the file does.
-    """
-    stamp = stamp_of(file)
-    if not stamp:
-        return None
-    known = os.fsencode(f"{file}\0{stamp}")
-    name = hashlib.sha256(known).hexdigest()[:40]
-    return cache_folder() / _FOLDER / name[:2] / f"{name}.jpg"
 
 
 def _shrunk(file: Place, side: int) -> bytes:
@@ -512,4 +505,4 @@ def _shrunk(file: Place, side: int) -> bytes:
             image.save(data, "JPEG", quality=82)
             return data.getvalue()
     except OSError as error:
-        raise UnreadableImageError(str(error)) from error
+        raise UnreadableImageError("webapp.photograph-unreadable", str(error)) from error

@@ -15,9 +15,10 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,14 @@ from fastapi.responses import FileResponse, HTMLResponse
 from pydantic import BaseModel, Field
 from starlette.background import BackgroundTask
 
-from vitkit.data import Edit, Overlooked, UnreadableImageError, add_edits, has_no_folders, images_below
+from vitkit.data import Edit, Overlooked, add_edits, has_no_folders, images_below
 from vitkit.errors import VitkitError
 from vitkit.inference import UNKNOWN
-from vitkit.model_folder import DESCRIPTION
 from vitkit.system import from_json, read_text, write_json
 from vitkit.text import check_rows, harmless, restored, write_workbook
 from vitkit.webapp.folders import PhotoFolder, chosen, new_folder
 from vitkit.webapp.likeness import Background, run_vitkit
-from vitkit.webapp.photographs import Thumbnails, checked_name, photographs_in
+from vitkit.webapp.photographs import Thumbnails, check_number, checked_name, photographs_in
 from vitkit.webapp.workspace import Workspace, label_file_of
 
 _TOP = 3  # classes that are shown for a photograph
@@ -44,41 +44,24 @@ _SHEET_MOST = 2_000  # photographs on a contact sheet
 
 @dataclass(frozen=True)
 class Answers:
-    """The description of a set of predictions: the run, the folder, and the corrections.
+    """The description of a set of predictions: the run, the folder, and the corrections."""
 
-    Attributes:
-        number: a number that increases with each request.
-        run: the run.
-        folder: the folder or archive of the photographs.
-        title: the name of the folder on the page.
-        when: the time of the request in seconds since 1970.
-        corrections: classes that people chose instead of the predicted ones, by row number as text.
-    """
-
-    number: int
+    number: int  # increases with each request
     run: str
-    folder: str
-    title: str
-    when: float
-    corrections: dict[str, str] = field(default_factory=dict)
+    folder: str  # or archive of the photographs
+    title: str  # of the folder on the page
+    when: float  # seconds since 1970
+    corrections: dict[str, str] = field(default_factory=dict)  # classes that people chose, by row number as text
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The prediction for a photograph.
-
-    Attributes:
-        path: the path of the photograph.
-        ranking: the most probable classes with their probabilities, the best first; empty if there is an error.
-        error: the reason why the photograph cannot be read; empty if it can.
-        familiar: the fraction of known images that look no more familiar. A low value means that the photograph is
-            strange. None if the model has no such score.
-    """
+    """The prediction for a photograph."""
 
     path: str
-    ranking: tuple[tuple[str, float], ...]
-    error: str = ""
-    familiar: float | None = None
+    ranking: tuple[tuple[str, float], ...]  # the most probable classes, the best first; empty if there is an error
+    error: str = ""  # the reason why the photograph cannot be read
+    familiar: float | None = None  # the fraction of known images that look no more familiar, if the model has a score
 
 
 class StoredPredictions:
@@ -102,7 +85,7 @@ class StoredPredictions:
         """
         item = self._read(self.folder / f"{number:06}.json")
         if item is None:
-            raise VitkitError("there is no such prediction")
+            raise VitkitError("webapp.predictions-unknown", "there is no such prediction")
         return item
 
     def rows(self, item: Answers) -> list[Answer]:
@@ -111,9 +94,23 @@ class StoredPredictions:
         Raises:
             VitkitError: the file with the predictions is gone or damaged.
         """
-        if self._kept is None or self._kept[0] != item.number:
-            self._kept = item.number, list(_answers(self.folder / f"{item.number:06}.csv"))
-        return self._kept[1]
+        if self._kept is not None and self._kept[0] == item.number:
+            return self._kept[1]
+        named = [("label", "confidence"), *((f"label_{i}", f"confidence_{i}") for i in range(1, _TOP + 1))]
+        answers, file = [], self.folder / f"{item.number:06}.csv"
+        try:
+            with file.open(encoding="utf-8", errors="surrogateescape", newline="") as text:
+                for cells in csv.DictReader(text):
+                    row = {name: restored(cell or "") for name, cell in cells.items()}
+                    ranking = [(row[label], float(row[value])) for label, value in named if row.get(value)]
+                    familiar = row.get("familiar") or row.get("unknown")  # files of earlier versions
+                    share = float(familiar) if familiar else None
+                    answers.append(Answer(row["path"], tuple(ranking[:_TOP]), row["error"], share))
+        except (OSError, csv.Error, KeyError, ValueError) as error:
+            reason = "the file with these predictions is gone or damaged: predict the folder again"
+            raise VitkitError("webapp.predictions-damaged", reason) from error
+        self._kept = item.number, answers
+        return answers
 
     def label(self, item: Answers, number: int) -> str:
         """Return the class of a row: the correction, or else the predicted class; empty if it has neither."""
@@ -156,19 +153,6 @@ class StoredPredictions:
         return item if file.name == f"{item.number:06}.json" and isinstance(item.corrections, dict) else None
 
 
-def _answers(file: Path) -> Iterator[Answer]:
-    try:
-        with file.open(encoding="utf-8", errors="surrogateescape", newline="") as text:
-            for cells in csv.DictReader(text):
-                row = {name: restored(cell or "") for name, cell in cells.items()}
-                named = [("label", "confidence"), *((f"label_{i}", f"confidence_{i}") for i in range(1, _TOP + 1))]
-                ranking = [(row[label], float(row[value])) for label, value in named if row.get(value)]
-                familiar = row.get("familiar") or row.get("unknown")  # files of earlier versions
-                yield Answer(row["path"], tuple(ranking[:_TOP]), row["error"], float(familiar) if familiar else None)
-    except (OSError, csv.Error, KeyError, ValueError) as error:
-        raise VitkitError("the file with these predictions is gone or damaged: predict the folder again") from error
-
-
 # --- Exports and additions to the data ------------------------------------------------------------------------
 
 
@@ -203,15 +187,6 @@ def table_of(
     return [*header, *(["familiar"] if has_familiar else [])], rows
 
 
-def _csv_of(header: Sequence[str], rows: Sequence[Sequence[str | float | None]]) -> bytes:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    for row in rows:
-        writer.writerow(harmless(cell) if isinstance(cell, str) else cell for cell in row)
-    return text.getvalue().encode("utf-8", "surrogateescape")
-
-
 def contact_sheet(stored: StoredPredictions, item: Answers, withhold: float, unknown: float = 0.0) -> bytes:
     """Return a self-contained page with a thumbnail and the class of each photograph, to print or to send.
 
@@ -223,29 +198,22 @@ def contact_sheet(stored: StoredPredictions, item: Answers, withhold: float, unk
 
     rows = stored.rows(item)
     if len(rows) > _SHEET_MOST:
-        raise VitkitError(f"a contact sheet has at most {_SHEET_MOST:,} photographs, not {len(rows):,}")
-    _, table = table_of(stored, item, withhold, unknown)
+        reason = f"a contact sheet has at most {_SHEET_MOST:,} photographs, not {len(rows):,}"
+        raise VitkitError("webapp.photographs-too-many", reason)
+    captions: list[tuple[str, ...]] = []
+    for path, label, confidence, _, is_withheld, correction, error, *_ in table_of(stored, item, withhold, unknown)[1]:
+        if error:
+            captions.append((str(error), str(path)))
+            continue
+        sure = "corrected" if correction else f"{100 * float(confidence or 0):.0f} %"
+        captions.append(("withheld" if is_withheld and label is None else str(label), sure, str(path)))
     pictures = thumbnails((Path(row.path) for row in rows), 160)
-    shown = [(picture, "", _caption(cells)) for picture, cells in zip(pictures, table, strict=True)]
+    shown = [(picture, "", caption) for picture, caption in zip(pictures, captions, strict=True)]
     title = f"{item.title}: what {item.run} sees"
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "sheet.html"
-        write_page(page, title, [f"<h1>{_escaped(title)}</h1>", f"<p>{len(rows)} photographs</p>", gallery(shown)])
+        write_page(page, title, [f"<h1>{escape(title)}</h1>", f"<p>{len(rows)} photographs</p>", gallery(shown)])
         return page.read_bytes()  # bytes, because names of files need not be UTF-8
-
-
-def _caption(cells: Sequence[str | float | None]) -> tuple[str, ...]:
-    path, label, confidence, _, is_withheld, correction, error = cells[:7]
-    if error:
-        return str(error), str(path)
-    sure = "corrected" if correction else f"{100 * float(confidence or 0):.0f} %"
-    return ("withheld" if is_withheld and label is None else str(label), sure, str(path))
-
-
-def _escaped(text: str) -> str:
-    from html import escape
-
-    return escape(text)
 
 
 def _is_inside(workspace: Workspace, item: Answers) -> bool:
@@ -273,8 +241,8 @@ def add_to_data(
         VitkitError: a row does not exist.
     """
     rows = stored.rows(item)
-    if not all(0 <= number < len(rows) for number in numbers):
-        raise VitkitError("there is no such photograph")
+    for number in numbers:
+        check_number(number, len(rows))
     root, is_inside = Path(item.folder), _is_inside(workspace, item)
     base = workspace.photographs if is_inside else root
     edits = []
@@ -304,19 +272,15 @@ def join_data(workspace: Workspace, stored: StoredPredictions, item: Answers, nu
     Raises:
         VitkitError: a row does not exist, no row has a class, or the folder cannot be created (`_join`).
     """
-    rows = stored.rows(item)
-    if not all(0 <= number < len(rows) for number in numbers):
-        raise VitkitError("there is no such photograph")
-    labels = {
-        Path(_below(rows[number].path, item.folder)).as_posix(): (
-            label,
-            "" if str(number) in item.corrections else item.run,
-        )
-        for number in dict.fromkeys(numbers)
-        if (label := stored.label(item, number))
-    }
+    rows, labels = stored.rows(item), {}
+    for number in numbers:
+        check_number(number, len(rows))
+        if label := stored.label(item, number):
+            by = "" if str(number) in item.corrections else item.run
+            labels[Path(_below(rows[number].path, item.folder)).as_posix()] = (label, by)
     if not labels:
-        raise VitkitError("none of these photographs has a class: there is nothing to add")
+        reason = "none of these photographs has a class: there is nothing to add"
+        raise VitkitError("webapp.class-missing", reason)
     folder = _join(workspace, Path(item.folder), labels)
     return PhotoFolder(folder, folder.name, None).to_dict()
 
@@ -352,12 +316,10 @@ def router(workspace: Workspace) -> APIRouter:
 
     @routes.get("")
     def show() -> dict[str, Any]:
-        folder = workspace.runs
-        models = [name for name in workspace.run_names() if (folder / name / DESCRIPTION).is_file()]
         done = [
             {"number": item.number, "run": item.run, "title": item.title, "when": item.when} for item in stored.all()
         ]
-        return {"models": models, "done": done}
+        return {"models": workspace.model_names(), "done": done}
 
     @routes.post("")
     def start(request: PredictionRequest) -> dict[str, Any]:
@@ -382,23 +344,16 @@ def router(workspace: Workspace) -> APIRouter:
     @routes.get("/{number}/thumbnail/{row}")
     async def show_thumbnail(number: int, row: int, request: Request, large: bool = False) -> Response:
         rows = stored.rows(stored.get(number))
-        if not 0 <= row < len(rows):
-            raise VitkitError("there is no such photograph")
-        file = Path(rows[row].path)
-        try:
-            made = await (thumbnails.get_large(file) if large else thumbnails.get(file, request.is_disconnected))
-        except UnreadableImageError as error:
-            raise VitkitError(f"the photograph cannot be read: {error}") from error
-        headers = {"Cache-Control": "private, max-age=600"}
-        return Response(status_code=204) if made is None else Response(made, media_type="image/jpeg", headers=headers)
+        check_number(row, len(rows))
+        return await thumbnails.respond(Path(rows[row].path), request, large=large)
 
     thumbnails = Thumbnails()
 
     @routes.post("/{number}/correct")
     def correct(number: int, correction: Correction) -> dict[str, Any]:
         item = stored.get(number)
-        if not all(0 <= i < len(stored.rows(item)) for i in correction.numbers):
-            raise VitkitError("there is no such photograph")
+        for row in correction.numbers:
+            check_number(row, len(stored.rows(item)))
         label = checked_name(correction.label) if correction.label else ""
         return {"corrections": stored.correct(number, correction.numbers, label)}
 
@@ -413,9 +368,14 @@ def router(workspace: Workspace) -> APIRouter:
     @routes.get("/{number}/table.csv")
     def send_csv(number: int, withhold: float = 0.0, unknown: float = 0.0) -> Response:
         item = stored.get(number)
-        return Response(
-            _csv_of(*table_of(stored, item, withhold, unknown)), media_type="text/csv", headers=_attached("csv", item)
-        )
+        header, rows = table_of(stored, item, withhold, unknown)
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(header)
+        for row in rows:
+            writer.writerow(harmless(cell) if isinstance(cell, str) else cell for cell in row)
+        content = text.getvalue().encode("utf-8", "surrogateescape")
+        return Response(content, media_type="text/csv", headers=_attached("csv", item))
 
     @routes.get("/{number}/table.xlsx")
     def send_workbook(number: int, withhold: float = 0.0, unknown: float = 0.0) -> FileResponse:
@@ -462,23 +422,37 @@ def _join(workspace: Workspace, others: Path, labels: Mapping[str, tuple[str, st
     photographs = workspace.photographs
     for folder in (photographs, others):
         if not folder.exists():
-            raise VitkitError(f"{folder} is no longer there")
+            raise VitkitError("webapp.folder-missing", f"{folder} is no longer there")
         if not folder.is_dir():
-            raise VitkitError(f"{folder.name} is an archive: unpack it to add photographs to its data")
+            reason = f"{folder.name} is an archive: unpack it to add photographs to its data"
+            raise VitkitError("webapp.folder-invalid", reason)
     target = new_folder(workspace.runs, photographs.name, photographs)
     unfinished, file = target.with_name(f".{target.name}"), label_file_of(target)
     is_taken = file.exists()
     try:
         if is_taken:
-            raise VitkitError(f"{file} exists, and may belong to other photographs: rename it first")
-        places = _places(photographs, others.name, labels)
+            reason = f"{file} exists, and may belong to other photographs: rename it first"
+            raise VitkitError("webapp.file-exists", reason)
+        if has_no_folders(photographs):
+            places = {path: f"{others.name}-{path}".replace("/", "-") for path in labels}
+        else:  # in a subfolder of their own
+            names = itertools.chain([others.name], (f"{others.name}-{number}" for number in itertools.count(2)))
+            added = next(name for name in names if not (photographs / name).exists())
+            places = {path: f"{added}/{path}" for path in labels}
         for path in images_below(photographs, Overlooked()):
             _link(photographs / path, unfinished / path)
         for path, place in places.items():
             _link(others / path, unfinished / place)
-        _check_read(unfinished, places.values())
-        last = {edit.path: edit for edit in (_relative(edit, photographs) for edit in workspace.said.read().edits)}
-        edits = [Edit(edit.path, edit.label, edit.previous, proposed_by=edit.proposed_by) for edit in last.values()]
+        if not set(places.values()) <= set(photographs_in(unfinished).paths):
+            reason = "the studio's photographs are divided into folders such as train and val, so others cannot be"
+            advice = "write only the label file of the others, or copy them into the folder of the training photographs"
+            raise VitkitError("webapp.folder-split", f"{reason} added: {advice}")
+        last: dict[str, Edit] = {}
+        for edit in workspace.said.read().edits:
+            named = Path(edit.path)
+            relative = named.relative_to(photographs).as_posix() if named.is_relative_to(photographs) else edit.path
+            last[relative] = Edit(relative, edit.label, edit.previous, proposed_by=edit.proposed_by)
+        edits = list(last.values())
         edits += [Edit(places[path], label, proposed_by=by) for path, (label, by) in labels.items()]
         file.parent.mkdir(parents=True, exist_ok=True)
         add_edits(file, edits)
@@ -490,55 +464,20 @@ def _join(workspace: Workspace, others: Path, labels: Mapping[str, tuple[str, st
         if not is_taken:
             file.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise VitkitError(f"cannot write {target}: {error.strerror or error}") from error
+            reason = f"cannot write {target}: {error.strerror or error}"
+            raise VitkitError("webapp.folder-unwritable", reason) from error
         raise
     return target
 
 
-def _places(photographs: Path, name: str, paths: Iterable[str]) -> dict[str, str]:
-    """Return the new path of each added photograph.
-
-    Added photographs get a separate subfolder, unless the studio's photographs are in no subfolders.
-    """
-    if has_no_folders(photographs):
-        return {path: f"{name}-{path}".replace("/", "-") for path in paths}
-    added = _new_name(photographs, name)
-    return {path: f"{added}/{path}" for path in paths}
-
-
-def _check_read(folder: Path, added: Iterable[str]) -> None:
-    """Check that the added photographs are read as part of the data.
-
-    Raises:
-        VitkitError: some added photographs would be ignored, because the data are divided into folders such as `train`
-            and `val`.
-    """
-    if not set(added) <= set(photographs_in(folder).paths):
-        raise VitkitError(
-            "the studio's photographs are divided into folders such as train and val, so others cannot be added: "
-            "write only the label file of the others, or copy them into the folder of the training photographs"
-        )
-
-
-def _new_name(folder: Path, name: str) -> str:
-    """Return an unused name for a subfolder of `folder`: `name`, or `name` with a number."""
-    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-    return next(candidate for candidate in names if not (folder / candidate).exists())
-
-
 def _link(source: Path, target: Path) -> None:
     if not source.exists():
-        raise VitkitError(f"{source} is no longer there: predict the folder again")
+        raise VitkitError("webapp.photograph-missing", f"{source} is no longer there: predict the folder again")
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists():
-        raise VitkitError(f"two photographs would be called {target.name}: rename one of them")
+        reason = f"two photographs would be called {target.name}: rename one of them"
+        raise VitkitError("webapp.photograph-repeated", reason)
     with suppress(OSError):  # another file system, or one without links
         os.link(source, target)
         return
     shutil.copy2(source, target)
-
-
-def _relative(edit: Edit, folder: Path) -> Edit:
-    """Make the path of a label-file row relative to `folder`; return it unchanged if it is not below `folder`."""
-    path = Path(edit.path)
-    return edit._replace(path=path.relative_to(folder).as_posix()) if path.is_relative_to(folder) else edit

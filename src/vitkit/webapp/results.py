@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -19,7 +17,6 @@ from vitkit.data import (
     Place,
     Suspect,
     Task,
-    UnreadableImageError,
     chance_in_words,
     decisions_since,
     is_unchanged,
@@ -32,7 +29,7 @@ from vitkit.evaluation import BY_FOLDS, counted_figures, headline_of, read_figur
 from vitkit.reporting import data_of_report
 from vitkit.system import EVALUATION, FOLDS, LABEL_ERRORS, REPORT, SPLIT
 from vitkit.text import JOINT
-from vitkit.webapp.photographs import Thumbnails, check_there, checked_name, stamp_of
+from vitkit.webapp.photographs import Thumbnails, check_number, check_there, checked_name, stamp_of, until_changed
 from vitkit.webapp.workspace import Workspace
 
 What = Literal["keep", "relabel", "exclude"]
@@ -43,7 +40,7 @@ AGAIN = {  # what training again does, by `is_cross_tested`
         "requires to train only the last layer of the model that this run began from."
     ),
 }
-MOST = 300  # maximum number of suspected label errors on a page
+_MOST = 300  # maximum number of suspected label errors on a page
 _BESIDE = ("balanced_accuracy", "loss")  # figures next to the headline
 
 
@@ -73,18 +70,11 @@ def figures_in(folder: Path) -> dict[str, Any]:
         beside = {name: value["mean"] if quoted.folds else value for name, value in beside.items()}
     except (OSError, VitkitError, TypeError, KeyError, AttributeError):
         return {}  # the file is just being written, or is damaged
-    figures = {
-        "figure": quoted.figure,
-        "accuracy": quoted.value,
-        **beside,
-        "images": quoted.images,
-        "split": quoted.split,
-    }
-    caveats = [caveat.text for caveat in quoted.caveats]
+    figures = {"figure": quoted.figure, "accuracy": quoted.value, **beside}
     return {
-        "figures": figures,
+        "figures": {**figures, "images": quoted.images, "split": quoted.split},
         "interval": None if quoted.interval is None else list(quoted.interval),
-        "caveats": caveats,
+        "caveats": [caveat.text for caveat in quoted.caveats],
     }
 
 
@@ -93,36 +83,16 @@ def is_cross_tested(folder: Path) -> bool:
     return figures_in(folder).get("figures", {}).get("split") == BY_FOLDS
 
 
+_report_data = until_changed(data_of_report)
+
+
 def data_of(folder: Path) -> dict[str, Any]:
     """Return the data of the interactive views in a run's report.
 
     Raises:
         VitkitError: the run has no report with data.
     """
-    page = folder / REPORT
-    return _read(page, page.stat().st_mtime_ns if page.is_file() else 0)
-
-
-@lru_cache(maxsize=4)
-def _read(page: Path, changed: int) -> dict[str, Any]:  # noqa: ARG001  # a new report is read again
-    return data_of_report(page)
-
-
-@dataclass(frozen=True)
-class _RunPhotographs:
-    """The photographs of a run.
-
-    Attributes:
-        root: the folder of the photographs.
-        places: the file of each photograph, by its path relative to `root`.
-        contents: the digest of each photograph's content when the run began, by the same relative path.
-        task: whether a photograph may have several classes.
-    """
-
-    root: Path
-    places: dict[str, Place]
-    contents: dict[str, str]
-    task: Task
+    return _report_data(folder / REPORT)
 
 
 def file_of(folder: Path, path: str) -> Place:
@@ -131,26 +101,28 @@ def file_of(folder: Path, path: str) -> Place:
     Raises:
         VitkitError: the run lists no such path, or the file was deleted or changed after the run recorded it.
     """
-    files = _files(folder)
-    place = files.places.get(path)
+    photographs = _read_split(folder / SPLIT)
+    place = photographs.places.get(path)
     if place is None:
-        raise VitkitError("there is no such photograph")
-    if not is_unchanged(place, files.contents.get(path)):
-        raise VitkitError(
-            f"{path} is no longer the photograph that {folder.name} recorded: the file was changed or deleted"
-        )
+        raise VitkitError("webapp.photograph-unknown", "there is no such photograph")
+    if not is_unchanged(place, photographs.contents.get(path)):
+        reason = f"{path} is no longer the photograph that {folder.name} recorded: the file was changed or deleted"
+        raise VitkitError("webapp.photograph-changed", reason)
     return place
 
 
-def _files(folder: Path) -> _RunPhotographs:
-    split = folder / SPLIT
+class _RunPhotographs(NamedTuple):
+    root: Path  # the folder of the photographs
+    places: dict[str, Place]  # the file of each photograph, by its path relative to the root
+    contents: dict[str, str]  # the digest of each photograph's content when the run began, by the same path
+    task: Task
+
+
+@until_changed
+def _read_split(split: Path) -> _RunPhotographs:
     if not split.is_file():
-        raise VitkitError(f"{folder.name} does not say where its photographs are: it has no {SPLIT}")
-    return _read_files(split, split.stat().st_mtime_ns)
-
-
-@lru_cache(maxsize=4)
-def _read_files(split: Path, changed: int) -> _RunPhotographs:  # noqa: ARG001
+        reason = f"{split.parent.name} does not say where its photographs are: it has no {split.name}"
+        raise VitkitError("webapp.split-missing", reason)
     table = split_from_file(split)
     places = {path: table.file(i) for i, path in enumerate(table.paths)}
     return _RunPhotographs(table.root, places, read_contents(split), table.task)
@@ -166,7 +138,7 @@ def agreement(first: Path, second: Path) -> dict[str, Any]:
         `listed`, the number of images in each report; `shared`, the number of images in both reports; and, among the
         shared images, the numbers that each run (`right`) and only this run (`only`) classifies correctly.
     """
-    right = [_right(data_of(run), _contents(run), _seen(run)) for run in (first, second)]
+    right = [_correctness(run) for run in (first, second)]
     shared = right[0].keys() & right[1].keys()
     both = [(right[0][path], right[1][path]) for path in shared]
     return {
@@ -177,38 +149,23 @@ def agreement(first: Path, second: Path) -> dict[str, Any]:
     }
 
 
-def _contents(folder: Path) -> dict[str, str]:
-    """Return an identifier of each image of a run, by path: the digest of its content, or otherwise its location."""
-    files = _files(folder)
-    return {path: str(file) for path, file in files.places.items()} | read_contents(folder / SPLIT)
+def _correctness(folder: Path) -> dict[tuple[str, str], bool]:
+    """Return whether a run classifies each held-out image correctly, by path and content.
 
-
-def _right(data: dict[str, Any], contents: dict[str, str], seen: set[str]) -> dict[tuple[str, str], bool]:
-    """Return whether each image is classified correctly, by path and content. Classes are compared by name.
-
-    Args:
-        data: the data of the run's report.
-        contents: an identifier of each image, by path.
-        seen: paths of images to leave out.
+    Without a digest, the content is given by the location. Classes are compared by name.
     """
-    images = data["images"]
-    names = images["classes"]
+    images, photographs, seen = data_of(folder)["images"], _read_split(folder / SPLIT), ()
+    with suppress(OSError, VitkitError):  # reports of earlier versions include images that the weights had seen
+        seen = (read_figures(folder / EVALUATION).get("seen") or {"paths": ()})["paths"]
+    contents = {path: str(file) for path, file in photographs.places.items()} | photographs.contents
 
-    def named(numbers: int | list[int]) -> list[str]:
-        return sorted(names[i] for i in (numbers if isinstance(numbers, list) else [numbers]))
+    def names(numbers: int | list[int]) -> list[str]:
+        return sorted(images["classes"][i] for i in (numbers if isinstance(numbers, list) else [numbers]))
 
     rows = zip(images["path"], images["true"], images["said"], strict=True)
-    return {(path, contents.get(path, "")): named(true) == named(said) for path, true, said in rows if path not in seen}
-
-
-def _seen(folder: Path) -> set[str]:
-    """Return the paths of the held-out images that a run's weights had seen.
-
-    Reports of earlier versions of vitkit include these images.
-    """
-    with suppress(OSError, VitkitError):
-        return set((read_figures(folder / EVALUATION).get("seen") or {"paths": ()})["paths"])
-    return set()
+    return {
+        (path, contents.get(path, "")): names(true) == names(said) for path, true, said in rows if path not in set(seen)
+    }
 
 
 # --- Suspected label errors ---------------------------------------------------------------------------------
@@ -218,10 +175,11 @@ def suspects_of(workspace: Workspace, folder: Path) -> dict[str, Any]:
     """Return a run's suspected label errors, the most suspicious first, with the users' decisions since the run."""
     suspects = _suspects(folder)
     said = {path: edit.label for path, edit in decisions_since(workspace.said.read(), folder).items()}
-    rows = [
-        {**item._asdict(), "said": said.get(item.path), "state": _state(item, said.get(item.path))}
-        for item in suspects[:MOST]
-    ]
+    rows = []
+    for item in suspects[:_MOST]:
+        label = said.get(item.path)
+        state = "open" if label is None else "excluded" if label == EXCLUDED else "relabelled"
+        rows.append({**item._asdict(), "said": label, "state": "kept" if label == item.label else state})
     about = {"why_not": _why_not(workspace, folder), "version": stamp_of(folder / LABEL_ERRORS)}
     about["again"] = AGAIN[is_cross_tested(folder)]
     return {"total": len(suspects), "chance": chance_in_words(suspects), "suspects": rows, **about}
@@ -246,41 +204,29 @@ def decide(
     """
     suspects = _suspects(folder)
     if version != stamp_of(folder / LABEL_ERRORS) or not all(0 <= i < len(suspects) for i in numbers):
-        raise VitkitError("the list of suspected label errors has changed: load it again")
+        raise VitkitError("webapp.suspects-changed", "the list of suspected label errors has changed: load it again")
     decisions = []
     for item in (suspects[i] for i in dict.fromkeys(numbers)):
         new = {"keep": item.label, "relabel": label or item.suggested, "exclude": EXCLUDED}[what]
-        decisions.append(_NewLabel(item.path, item.label, item.suggested, new))
+        decisions.append((item.path, item.label, item.suggested, new))
     _write(workspace, folder, decisions)
 
 
-class _NewLabel(NamedTuple):
-    """The label that a person gives a photograph whose label and prediction are shown beside each other.
-
-    Attributes:
-        path: the path of the photograph, as the run lists it.
-        label: its label in the run.
-        shown: the class that the model predicts or suggests.
-        new: the label that the person chose.
-    """
-
-    path: str
-    label: str
-    shown: str
-    new: str
-
-
-def _write(workspace: Workspace, folder: Path, decisions: Sequence[_NewLabel]) -> None:
+def _write(workspace: Workspace, folder: Path, decisions: Sequence[tuple[str, str, str, str]]) -> None:
     """Write labels that people gave to photographs of a run; those that follow the model are marked as proposed by it.
+
+    A decision has the path of the photograph, its label in the run, the class that the model predicts or suggests, and
+    the new label.
 
     Raises:
         VitkitError: a name is not valid for a class, the run was trained on photographs other than those of the studio,
             or a photograph is no longer the one whose label and prediction were shown.
     """
     if reason := _why_not(workspace, folder):
-        raise VitkitError(reason)
-    known, task, edits = {item.path: item.label for item in workspace.said.read().edits}, _files(folder).task, []
-    check_there([workspace.photographs / own.path for own in decisions])
+        raise VitkitError("webapp.photographs-foreign", reason)
+    known, task = {item.path: item.label for item in workspace.said.read().edits}, _read_split(folder / SPLIT).task
+    edits = []
+    check_there([workspace.photographs / path for path, *_ in decisions])
     for path, label, shown, new in decisions:
         file_of(folder, path)
         chosen = new if new in (EXCLUDED, label) else checked_name(new, task)
@@ -315,13 +261,11 @@ def correct(workspace: Workspace, folder: Path, version: str, number: int, label
     """
     images = data_of(folder)["images"]
     if version != stamp_of(folder / REPORT) or not 0 <= number < len(images["path"]):
-        raise VitkitError("the report of this run has changed: load it again")
-    true, shown = (_joined(images["classes"], images[name][number]) for name in ("true", "said"))
-    _write(workspace, folder, [_NewLabel(images["path"][number], true, shown, label)])
-
-
-def _joined(classes: Sequence[str], numbers: int | list[int]) -> str:
-    return JOINT.join(classes[i] for i in (numbers if isinstance(numbers, list) else [numbers]))
+        raise VitkitError("webapp.report-changed", "the report of this run has changed: load it again")
+    classes = [images[name][number] for name in ("true", "said")]
+    numbers = [known if isinstance(known, list) else [known] for known in classes]
+    true, shown = (JOINT.join(images["classes"][i] for i in known) for known in numbers)
+    _write(workspace, folder, [(images["path"][number], true, shown, label)])
 
 
 def suspect_path(folder: Path, number: int) -> str:
@@ -331,8 +275,7 @@ def suspect_path(folder: Path, number: int) -> str:
         VitkitError: the list has no such position.
     """
     suspects = _suspects(folder)
-    if not 0 <= number < len(suspects):
-        raise VitkitError("there is no such photograph")
+    check_number(number, len(suspects))
     return suspects[number].path
 
 
@@ -341,15 +284,9 @@ def _suspects(folder: Path) -> list[Suspect]:
     return read_suspects(file) if file.is_file() else []
 
 
-def _state(suspect: Suspect, said: str | None) -> str:
-    if said is None:
-        return "open"
-    return "excluded" if said == EXCLUDED else "kept" if said == suspect.label else "relabelled"
-
-
 def _why_not(workspace: Workspace, folder: Path) -> str:
     """Return the reason why the labels of this run cannot be edited in this studio; empty if they can."""
-    if _files(folder).root.resolve() == workspace.photographs.resolve():
+    if _read_split(folder / SPLIT).root.resolve() == workspace.photographs.resolve():
         return ""
     return f"{folder.name} was trained on other photographs than those of this studio: its labels are not changed here"
 
@@ -398,16 +335,15 @@ def router(workspace: Workspace) -> APIRouter:
     def send_report(name: str) -> FileResponse:
         page = workspace.run_folder(name) / REPORT
         if not page.is_file():
-            raise VitkitError(f"{name} has no report yet")
+            raise VitkitError("webapp.report-missing", f"{name} has no report yet")
         return FileResponse(page, filename=f"{name}.html")
 
     @routes.get("/runs/{name}/photographs/{number}")
     async def show_photograph(name: str, number: int, request: Request, large: bool = False) -> Response:
         folder = workspace.run_folder(name)
         paths = data_of(folder)["images"]["path"]
-        if not 0 <= number < len(paths):
-            raise VitkitError("there is no such photograph")
-        return await _picture(file_of(folder, paths[number]), request, large=large)
+        check_number(number, len(paths))
+        return await thumbnails.respond(file_of(folder, paths[number]), request, large=large)
 
     @routes.get("/runs/{name}/labels")
     def show_labels(name: str) -> dict[str, Any]:
@@ -422,7 +358,7 @@ def router(workspace: Workspace) -> APIRouter:
     @routes.get("/runs/{name}/suspects/{number}")
     async def show_suspect(name: str, number: int, request: Request, large: bool = False) -> Response:
         folder = workspace.run_folder(name)
-        return await _picture(file_of(folder, suspect_path(folder, number)), request, large=large)
+        return await thumbnails.respond(file_of(folder, suspect_path(folder, number)), request, large=large)
 
     @routes.get("/runs/{name}/suspects")
     def show_suspects(name: str) -> dict[str, Any]:
@@ -433,13 +369,5 @@ def router(workspace: Workspace) -> APIRouter:
         folder = workspace.run_folder(name)
         decide(workspace, folder, said.version, said.numbers, said.what, said.label)
         return suspects_of(workspace, folder)
-
-    async def _picture(file: Any, request: Request, *, large: bool) -> Response:
-        try:
-            made = await (thumbnails.get_large(file) if large else thumbnails.get(file, request.is_disconnected))
-        except UnreadableImageError as error:
-            raise VitkitError(f"the photograph cannot be read: {error}") from error
-        headers = {"Cache-Control": "private, max-age=600"}
-        return Response(status_code=204) if made is None else Response(made, media_type="image/jpeg", headers=headers)
 
     return routes

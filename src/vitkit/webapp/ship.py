@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 
 from vitkit.errors import VitkitError
 from vitkit.exporting import FORMATS, PACKAGES, RUNTIME_MEGABYTES, RUNTIME_URL, Format, Package
-from vitkit.model_folder import DESCRIPTION, version_of
+from vitkit.model_folder import version_of
 from vitkit.reporting import model_card_text
 from vitkit.webapp.likeness import Background
 from vitkit.webapp.workspace import Workspace
@@ -21,11 +21,6 @@ from vitkit.weights import cache_path
 EXPORTS = "exports"  # below the folder of runs
 CARD = "MODEL_CARD.md"
 _KINDS: dict[str, Format | Package] = {**PACKAGES, **FORMATS}
-
-
-def shippable(workspace: Workspace) -> list[str]:
-    """Return the names of the runs that have a model, newest first."""
-    return [name for name in workspace.run_names() if (workspace.runs / name / DESCRIPTION).is_file()]
 
 
 def write_export(workspace: Workspace, run: str, to: str) -> dict[str, Any]:
@@ -42,17 +37,16 @@ def write_export(workspace: Workspace, run: str, to: str) -> dict[str, Any]:
 
     folder = _folder(workspace, run)
     if to not in _KINDS:
-        raise VitkitError(f"{to!r} is none of {', '.join(_KINDS)}")
+        raise VitkitError("webapp.format-unknown", f"{to!r} is none of {', '.join(_KINDS)}")
     place = workspace.runs / EXPORTS
     place.mkdir(parents=True, exist_ok=True)
     result = vitkit.export(folder, to, place / f"{run}{_KINDS[to].suffix}", force=True)
     outcome = result.outcome
-    compared = outcome.comparison
     return {
         "run": run,
         "to": to,
         "compared_on": result.compared_on.partition(" of ")[0],
-        "agreement": compared.agreement,
+        "agreement": outcome.comparison.agreement,
         "precision": outcome.precision,
         "lines": result.lines()[:-1],
     }
@@ -72,19 +66,19 @@ def exported(workspace: Workspace, run: str) -> list[dict[str, Any]]:
 
 def offered() -> list[dict[str, Any]]:
     """Return the kinds of files that a model can be exported to, with the megabytes to download first for each kind."""
-    return [
-        {
-            "name": kind.name,
-            "title": kind.title if isinstance(kind, Package) else kind.runtime,
-            "is_package": isinstance(kind, Package),
-            "megabytes": RUNTIME_MEGABYTES if _needs_download(kind) else 0,
-        }
-        for kind in _KINDS.values()
-    ]
-
-
-def _needs_download(kind: Format | Package) -> bool:
-    return isinstance(kind, Package) and kind.needs_runtime and not cache_path(RUNTIME_URL).is_file()
+    offers = []
+    for kind in _KINDS.values():
+        is_package = isinstance(kind, Package)
+        needs_download = isinstance(kind, Package) and kind.needs_runtime and not cache_path(RUNTIME_URL).is_file()
+        offers.append(
+            {
+                "name": kind.name,
+                "title": kind.title if isinstance(kind, Package) else kind.runtime,
+                "is_package": is_package,
+                "megabytes": RUNTIME_MEGABYTES if needs_download else 0,
+            }
+        )
+    return offers
 
 
 def export_file(workspace: Workspace, name: str) -> Path:
@@ -93,10 +87,10 @@ def export_file(workspace: Workspace, name: str) -> Path:
     Raises:
         VitkitError: no run has an exported file with this name.
     """
-    for run in shippable(workspace):
+    for run in workspace.model_names():
         if any(name == file["name"] for form in exported(workspace, run) for file in form["files"]):
             return workspace.runs / EXPORTS / name
-    raise VitkitError(f"there is no exported file {name!r}")
+    raise VitkitError("webapp.file-unknown", f"there is no exported file {name!r}")
 
 
 def serve_command(workspace: Workspace, run: str) -> str:
@@ -114,8 +108,8 @@ def card_of(workspace: Workspace, run: str) -> str:
 
 
 def _folder(workspace: Workspace, run: str) -> Path:
-    if run not in shippable(workspace):
-        raise VitkitError(f"there is no run {run!r} with a model")
+    if run not in workspace.model_names():
+        raise VitkitError("webapp.run-unknown", f"there is no run {run!r} with a model")
     return workspace.runs / run
 
 
@@ -134,7 +128,7 @@ def router(workspace: Workspace) -> APIRouter:
 
     @routes.get("/models")
     def show_models() -> dict[str, Any]:
-        return {"models": shippable(workspace), "formats": offered()}
+        return {"models": workspace.model_names(), "formats": offered()}
 
     @routes.get("/model")
     def show_model(run: str) -> dict[str, Any]:

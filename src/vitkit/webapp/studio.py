@@ -64,7 +64,7 @@ def studio(
             label file would lie among the photographs, or the port is taken.
     """
     if any(importlib.util.find_spec(name) is None for name in _NEEDED):
-        raise VitkitError("the studio needs a web server: pip install 'vitkit[studio]'")
+        raise VitkitError("webapp.package-missing", "the studio needs a web server: pip install 'vitkit[studio]'")
     from vitkit.serving import is_loopback, new_token, rules_of
     from vitkit.webapp.app import Studio
     from vitkit.webapp.workspace import open_workspace
@@ -77,8 +77,10 @@ def studio(
     place = workspace.runs if workspace is not None else Path("runs" if runs is None else runs).absolute()
     token = None if is_loopback(host) else new_token()
     with _listen(host, port) as listener:
-        number = listener.getsockname()[1]
-        link = f"http://{_called(host)}:{number}/{f'?token={token}' if token else ''}"
+        name = f"[{host}]" if ":" in host else host
+        if host in (EVERY_ADDRESS, "::"):
+            name = socket.gethostname()
+        link = f"http://{name}:{listener.getsockname()[1]}/{f'?token={token}' if token else ''}"
         if workspace is None:
             log.info(f"studio: {link}")
             log.info(f"choose a folder in the page; runs: {place}; Ctrl-C ends the studio, but not trainings")
@@ -88,31 +90,15 @@ def studio(
         _serve(Studio(workspace, place, opened), listener, rules_of(host, token), link if show else None)
 
 
-def _has_screen() -> bool:
-    """Return whether a browser would open in a window instead of in this terminal."""
-    named = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
-    return sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in named)
-
-
-def _called(host: str) -> str:
-    """Return the host to use in a link. If `host` stands for all addresses, this is the machine's name."""
-    if host in (EVERY_ADDRESS, "::"):
-        return socket.gethostname()
-    return f"[{host}]" if ":" in host else host
-
-
 def _listen(host: str, port: int | None) -> socket.socket:
-    """Return a socket that listens at the port. If `port` is None, it listens at the first free port.
-
-    Raises:
-        VitkitError: this machine does not have the address, or the port is taken.
-    """
+    """Return a socket that listens at the port. If `port` is None, it listens at the first free port."""
     from vitkit.serving import Listener, keep_others_off
 
     try:
         family = socket.getaddrinfo(host, port or STUDIO_PORT, type=socket.SOCK_STREAM)[0][0]
     except OSError as error:
-        raise VitkitError(f"--host {host} is not an address of this machine ({error.strerror})") from error
+        reason = f"--host {host} is not an address of this machine ({error.strerror})"
+        raise VitkitError("webapp.host-invalid", reason) from error
     for number in (port,) if port is not None else (*range(STUDIO_PORT, STUDIO_PORT + _TRIED), 0):
         listener = Listener(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio: no delay for short answers
         keep_others_off(listener)
@@ -125,9 +111,9 @@ def _listen(host: str, port: int | None) -> socket.socket:
         else:
             return listener
     at_port = "" if port is None else f", port {port}"
-    raise VitkitError(
-        f"cannot listen at {host}{at_port}: {(last.strerror or str(last)).lower()}; use another --host or --port"
-    ) from last
+    reason = (last.strerror or str(last)).lower()
+    message = f"cannot listen at {host}{at_port}: {reason}; use another --host or --port"
+    raise VitkitError("webapp.port-taken", message) from last
 
 
 def _serve(application: Studio, listener: socket.socket, rules: Rules, link: str | None) -> None:
@@ -138,12 +124,13 @@ def _serve(application: Studio, listener: socket.socket, rules: Rules, link: str
     class StudioServer(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
-            if link is not None and _has_screen():
+            names = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")  # without one, the browser would open in this terminal
+            has_screen = sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in names)
+            if link is not None and has_screen:
                 threading.Thread(target=webbrowser.open, args=(link,), daemon=True).start()
 
-    guarded = Guard(application, rules)
     config = uvicorn.Config(
-        guarded,
+        Guard(application, rules),
         http=Connection,
         ws="none",
         lifespan="off",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +19,6 @@ from pydantic import BaseModel, Field
 
 from vitkit.data import DATASETS, EXCLUDED, UNLABELLED, CurrentLabels
 from vitkit.errors import VitkitError
-from vitkit.model_folder import DESCRIPTION
 from vitkit.system import LOG, METRICS, PICTURES, RECIPE, REPORT, cache_folder, offline, read_text
 from vitkit.training import bundled, read_metrics
 from vitkit.webapp.folders import Upload, receive, target_in
@@ -38,21 +38,13 @@ _PUBLISHED = (  # common models of each size, the smallest first; the command li
 
 @dataclass(frozen=True)
 class Offer:
-    """A model to start a training from.
+    """A model to start a training from."""
 
-    Attributes:
-        source: the value for `--weights`.
-        title: the name shown to users.
-        kind: `run`, `file` or `published`; `colours` for features that need no model (`likeness.COLOURS`).
-        is_here: whether the model is on this machine, so that it need not be downloaded.
-        megabytes: the size of the model in MiB if it is published; otherwise 0.
-    """
-
-    source: str
-    title: str
-    kind: str
-    is_here: bool = True
-    megabytes: int = 0
+    source: str  # the value for --weights
+    title: str  # shown to users
+    kind: str  # run, file or published; colours for features that need no model (likeness.COLOURS)
+    is_here: bool = True  # on this machine, so that it need not be downloaded
+    megabytes: int = 0  # the size in MiB if it is published
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields for the page, as plain JSON types."""
@@ -63,9 +55,17 @@ class Offer:
 def offers(workspace: Workspace) -> list[Offer]:
     """Return the models that a training can start from, beginning with models on this machine.
 
-    Models that would have to be downloaded are left out if downloads are forbidden.
+    Files are the weights that the user named, those in the current folder, and those that a page sent. Models that
+    would have to be downloaded are left out if downloads are forbidden.
     """
-    return [*_files(workspace), *_runs(workspace), *_published()]
+    named = [Offer(item, Path(item).name, "file") for item in workspace.weights]
+    known = {str(Path(item.source).resolve()) for item in named}
+    sent = _sent(workspace)
+    places = [Path.cwd(), *([sent] if sent.is_dir() else [])]
+    files = sorted(item for place in places for item in place.iterdir() if item.suffix in _SUFFIXES and item.is_file())
+    found = [Offer(str(item), item.name, "file") for item in files if str(item.resolve()) not in known]
+    runs = [Offer(str(workspace.runs / name), f"run {name}", "run") for name in workspace.model_names()]
+    return [*named, *found, *runs, *_published()]
 
 
 def offered(workspace: Workspace, source: str) -> Offer:
@@ -77,7 +77,7 @@ def offered(workspace: Workspace, source: str) -> Offer:
     for offer in offers(workspace):
         if offer.source == source:
             return offer
-    raise VitkitError(f"{source!r} is not among the available models")
+    raise VitkitError("webapp.model-unknown", f"{source!r} is not among the available models")
 
 
 def best_eyes(workspace: Workspace) -> Offer | None:
@@ -94,24 +94,9 @@ def smallest_download() -> Offer | None:
     return next((offer for offer in _published() if not offer.is_here), None)
 
 
-def _files(workspace: Workspace) -> list[Offer]:
-    """Return the weights that the user named, those that were sent by a page, and those in the current folder."""
-    named = [Offer(item, Path(item).name, "file") for item in workspace.weights]
-    known = {str(Path(item.source).resolve()) for item in named}
-    sent = _sent(workspace)
-    places = [Path.cwd(), *([sent] if sent.is_dir() else [])]
-    lying = sorted(item for place in places for item in place.iterdir() if item.suffix in _SUFFIXES and item.is_file())
-    return named + [Offer(str(item), item.name, "file") for item in lying if str(item.resolve()) not in known]
-
-
 def _sent(workspace: Workspace) -> Path:
     """Return the folder of weights that a page sent, which lies beside the folder of runs."""
     return workspace.runs.parent / "weights"
-
-
-def _runs(workspace: Workspace) -> list[Offer]:
-    names = [name for name in workspace.run_names() if (workspace.runs / name / DESCRIPTION).is_file()]
-    return [Offer(str(workspace.runs / name), f"run {name}", "run") for name in names]
 
 
 def _published() -> list[Offer]:
@@ -171,7 +156,7 @@ def router(workspace: Workspace) -> APIRouter:
     @routes.post("/start")
     def start(request: TrainingRequest) -> dict[str, Any]:
         arguments, notes = _arguments(workspace, request)
-        name = jobs.reserve(_safe(workspace.name))
+        name = jobs.reserve(re.sub(r"[^\w.-]+", "_", workspace.name).strip("._")[:60] or "run")  # safe in URLs
         try:
             jobs.add(name, [*arguments, "--out", str(workspace.runs / name)], request.model_dump())
         except BaseException:
@@ -189,16 +174,18 @@ def router(workspace: Workspace) -> APIRouter:
     @routes.get("/runs/{name}")
     def show_run(name: str) -> dict[str, Any]:
         job = _job(workspace, jobs, name)
-        folder = workspace.runs / name
+        folder, metrics = workspace.runs / name, list[dict[str, float]]()
+        with suppress(VitkitError, OSError):  # the last row is just being written
+            metrics = read_metrics(folder / METRICS)
         said = _tail(folder / LOG) or ([] if job is None else _tail(jobs.log(job)))
-        figures = {**_summary(workspace, jobs, name, job), "metrics": _metrics(folder), "log": said}
+        figures = {**_summary(workspace, jobs, name, job), "metrics": metrics, "log": said}
         return {**figures, "samples": (folder / PICTURES[_SAMPLES]).is_file(), "report": (folder / REPORT).is_file()}
 
     @routes.get("/runs/{name}/samples")
     def show_samples(name: str) -> FileResponse:
         picture = workspace.run_folder(name) / PICTURES[_SAMPLES]
         if not picture.is_file():
-            raise VitkitError(f"{name} has no such picture yet")
+            raise VitkitError("webapp.picture-missing", f"{name} has no such picture yet")
         return FileResponse(picture, headers={"Cache-Control": "no-cache"})
 
     @routes.post("/runs/{name}/stop")
@@ -218,7 +205,8 @@ def router(workspace: Workspace) -> APIRouter:
         folder, before = workspace.run_folder(name), jobs.last().get(name)
         state = jobs.state(name, before)
         if state != "stopped" or not jobs.can_resume(name):
-            raise VitkitError(f"{name} is {state}: only a stopped training with a checkpoint can be continued")
+            reason = f"{name} is {state}: only a stopped training with a checkpoint can be continued"
+            raise VitkitError("webapp.run-not-stopped", reason)
         jobs.add(name, ("train", "--resume", str(folder)), {} if before is None else before.request)
         return {"run": name}
 
@@ -226,53 +214,42 @@ def router(workspace: Workspace) -> APIRouter:
 
 
 def _arguments(workspace: Workspace, request: TrainingRequest) -> tuple[list[str], list[str]]:
-    """Return the arguments of `vitkit` for a request, and lines about labels that match no photograph.
-
-    Raises:
-        VitkitError: there are too few labels, or the request names something that was not offered.
-    """
+    """Return the arguments of `vitkit` for a request, and lines about labels that match no photograph."""
     labels = CurrentLabels(photographs_in(workspace.photographs))
     labels.take(workspace.said.read())
     if len(set(labels.labels) - {EXCLUDED, UNLABELLED}) < 2:
-        raise VitkitError("a classifier requires at least two classes: label photographs of two classes first (Data)")
-    arguments = ["train", str(workspace.photographs)]
+        reason = "a classifier requires at least two classes: label photographs of two classes first (Data)"
+        raise VitkitError("webapp.classes-too-few", reason)
+    photographs, is_scratch = workspace.photographs, request.weights == _NONE or request.method == "scratch"
+    arguments = ["train", str(photographs)]
     if workspace.labels.is_file():
         arguments += ["--labels", str(workspace.labels)]
-    if request.weights == _NONE or request.method == "scratch":
-        arguments += [*_recipe_of(workspace.photographs), "--weights", _NONE, "--method", "scratch"]
+    if is_scratch:
+        # A named data set is trained from scratch by the recipe that `vitkit train NAME` uses.
+        is_named = photographs.parent == (cache_folder() / "data").resolve() and photographs.name in DATASETS
+        if is_named and photographs.name in bundled():
+            arguments += ["--recipe", photographs.name]
+        arguments += ["--weights", _NONE, "--method", "scratch"]
     else:
         arguments += ["--weights", offered(workspace, request.weights).source, "--method", request.method]
     if request.time:
         if not _DURATION.fullmatch(request.time):
-            raise VitkitError(f"{request.time!r} is not a duration: write it as 90s, 10m or 2h")
+            reason = f"{request.time!r} is not a duration: write it as 90s, 10m or 2h"
+            raise VitkitError("webapp.time-invalid", reason)
         arguments += ["--time", request.time]
     if request.split_from:
         before = workspace.run_folder(request.split_from)
-        is_scratch = request.weights == _NONE or request.method == "scratch"
         if is_cross_tested(before) and (
             is_scratch or request.method not in ("auto", "probe") or offered(workspace, request.weights).kind == "run"
         ):
             raise VitkitError(
+                "webapp.run-cross-tested",
                 f"{before.name} tested every photograph by a last layer that was trained without it. To test in the "
                 "same way, train only the last layer (or choose Automatic), and begin from a model that does not know "
-                "the photographs; or draw a new split, whose figures cannot be compared"
+                "the photographs; or draw a new split, whose figures cannot be compared",
             )
         arguments += ["--split-from", str(before)]
     return arguments, labels.lines(workspace.labels.name)
-
-
-def _recipe_of(photographs: Path) -> list[str]:
-    """Return the flag `--recipe` with its value for a named data set; empty if it has no bundled recipe.
-
-    `vitkit train NAME` uses the same recipe for a training from scratch.
-    """
-    is_named = photographs.parent == (cache_folder() / "data").resolve() and photographs.name in DATASETS
-    return ["--recipe", photographs.name] if is_named and photographs.name in bundled() else []
-
-
-def _safe(name: str) -> str:
-    """Turn the name of a folder into a name for a run that is safe in URLs."""
-    return re.sub(r"[^\w.-]+", "_", name).strip("._")[:60] or "run"
 
 
 def _names(workspace: Workspace, more: Iterable[str]) -> list[str]:
@@ -282,40 +259,31 @@ def _names(workspace: Workspace, more: Iterable[str]) -> list[str]:
 
 
 def _job(workspace: Workspace, jobs: Jobs, name: str) -> Job | None:
-    """Return the last job of a run in the queue; None if the run was trained elsewhere.
-
-    Raises:
-        VitkitError: there is no such run.
-    """
+    """Return the last job of a run in the queue; None if the run was trained elsewhere."""
     last = jobs.last()
     if name not in _names(workspace, last):
-        raise VitkitError(f"there is no run {name!r}")
+        raise VitkitError("webapp.run-unknown", f"there is no run {name!r}")
     return last.get(name)
 
 
 def _summary(workspace: Workspace, jobs: Jobs, name: str, job: Job | None) -> dict[str, Any]:
     folder, state = workspace.runs / name, jobs.state(name, job)
-    shown = figures_in(folder)
-    why = jobs.why_failed(job) if state == "failed" and job is not None else ""
-    begun = job.started or job.queued if job is not None else _time(folder / RECIPE)
-    figures = {"figures": shown.get("figures", {}), "caveats": shown.get("caveats", [])}
-    summary = {"name": name, "state": state, **figures, "why": why, "begun": begun}
-    able = {"can_resume": jobs.can_resume(name), "can_stop": jobs.can_stop(job)}
-    return {**summary, "asked": job.request if job is not None else {}, **able}
-
-
-def _time(file: Path) -> float:
-    try:
-        return file.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
-def _metrics(folder: Path) -> list[dict[str, float]]:
-    try:
-        return read_metrics(folder / METRICS)
-    except (VitkitError, OSError):
-        return []  # the last row is just being written
+    shown, begun = figures_in(folder), 0.0
+    if job is not None:
+        begun = job.started or job.queued
+    elif (folder / RECIPE).is_file():
+        begun = (folder / RECIPE).stat().st_mtime
+    return {
+        "name": name,
+        "state": state,
+        "figures": shown.get("figures", {}),
+        "caveats": shown.get("caveats", []),
+        "why": jobs.why_failed(job) if state == "failed" and job is not None else "",
+        "begun": begun,
+        "asked": job.request if job is not None else {},
+        "can_resume": jobs.can_resume(name),
+        "can_stop": jobs.can_stop(job),
+    }
 
 
 def _tail(file: Path) -> list[str]:

@@ -28,21 +28,9 @@ from vitkit.data import (
     undo_edits,
 )
 from vitkit.errors import VitkitError
+from vitkit.model_folder import DESCRIPTION
 from vitkit.system import RECIPE, SPLIT, fitting, from_json, private, read_text, state_folder, write_json
 from vitkit.text import plural
-
-
-@dataclass(frozen=True)
-class _Step:
-    """A step that was undone.
-
-    Attributes:
-        rows: the rows that were removed from the label file.
-        last: for each picture in `rows`, its last remaining row in the label file; None if it has none.
-    """
-
-    rows: tuple[Edit, ...]
-    last: dict[str, Edit | None]
 
 
 class Labels:
@@ -61,7 +49,8 @@ class Labels:
         self._known: LabelFile | None = None
         self._written: dict[Edit, None] = {}
         self._foreign: set[Edit] = set()
-        self._undone: list[_Step] = []
+        # Undone steps: the rows that were removed, and the last remaining row of each of their pictures, if any.
+        self._undone: list[tuple[tuple[Edit, ...], dict[str, Edit | None]]] = []
         self._is_overtaken = False
         self._news: list[str] = []
 
@@ -78,7 +67,19 @@ class Labels:
             except FileNotFoundError:
                 stamp = None
             if self._known is None or stamp != self._stamp:
-                self._check_there()
+                path = str(self.file)
+                try:
+                    seen = [name for name in from_json(read_text(self._seen)) if isinstance(name, str)]
+                except (OSError, ValueError, TypeError):
+                    seen = []
+                if stamp is not None and path not in seen:
+                    self._seen.parent.mkdir(parents=True, exist_ok=True)
+                    write_json(self._seen, [*seen, path])
+                elif stamp is None and path in seen:  # otherwise all photographs would appear to be unlabelled
+                    reason = (
+                        f"the label file {path} is gone: restore it, or delete {self._seen} to start without labels"
+                    )
+                    raise VitkitError("webapp.labels-missing", reason)
                 self._take(labels_so_far(self.file, self._known))
                 self._stamp = stamp
             assert self._known is not None
@@ -122,7 +123,7 @@ class Labels:
                 if newer:
                     self._news.append(f"{_photographs(len(newer))} a newer label by somebody else, which holds")
                 rows = tuple(edit for edit in taken if self._key(edit) not in newer)
-                self._undone += [_Step(rows, last)] if rows else []
+                self._undone += [(rows, last)] if rows else []
                 self._is_overtaken = False
 
     def redo(self) -> None:
@@ -135,15 +136,17 @@ class Labels:
             now = self.read()
             if not self._undone:
                 if self._is_overtaken:
-                    raise VitkitError("nothing is redone: other labels were added since the undo")
+                    raise VitkitError(
+                        "webapp.step-outdated", "nothing is redone: other labels were added since the undo"
+                    )
                 return
-            step = self._undone.pop()
-            last = self._last(now, step.rows)
-            rows = [edit for edit in step.rows if last[self._key(edit)] == step.last[self._key(edit)]]
-            newer = len({self._key(edit) for edit in step.rows}) - len({self._key(edit) for edit in rows})
+            undone, before = self._undone.pop()
+            last = self._last(now, undone)
+            rows = [edit for edit in undone if last[self._key(edit)] == before[self._key(edit)]]
+            newer = len({self._key(edit) for edit in undone}) - len({self._key(edit) for edit in rows})
             text = f"{_photographs(newer)} a newer label, which holds" if newer else ""
             if not rows:
-                raise VitkitError(f"nothing is redone: {text}")
+                raise VitkitError("webapp.step-outdated", f"nothing is redone: {text}")
             if text:
                 self._news.append(f"redone, but {text}")
             self._written |= dict.fromkeys(add_edits(self.file, rows))
@@ -191,34 +194,11 @@ class Labels:
             if back:
                 self._written |= dict.fromkeys(add_edits(self.file, back))
                 self._known = labels_so_far(self.file)
-            rows = plural(len(lost), "row that was written here was", "rows that were written here were")
-            over = (
-                f"; of {_photographs(len(lost) - len(back), 'the newer label holds')}" if len(back) < len(lost) else ""
-            )
+            rows, newer = plural(len(lost), "row that was written here was", "rows that were written here were"), ""
+            if len(back) < len(lost):
+                newer = f"; of {_photographs(len(lost) - len(back), 'the newer label holds')}"
             self._news.append(
-                f"{rows} no longer in {self.file} after it was saved elsewhere; {len(back)} of them put back{over}"
-            )
-
-    def _check_there(self) -> None:
-        """Record that the label file exists, or raise an error if it existed before and is gone.
-
-        Without this check, all photographs would appear to be unlabelled.
-
-        Raises:
-            VitkitError: the file is gone.
-        """
-        path = str(self.file)
-        try:
-            seen = [name for name in from_json(read_text(self._seen)) if isinstance(name, str)]
-        except (OSError, ValueError, TypeError):
-            seen = []
-        if self.file.exists():
-            if path not in seen:
-                self._seen.parent.mkdir(parents=True, exist_ok=True)
-                write_json(self._seen, [*seen, path])
-        elif path in seen:
-            raise VitkitError(
-                f"the label file {path} is gone: restore it, or delete {self._seen} to start without labels"
+                f"{rows} no longer in {self.file} after it was saved elsewhere; {len(back)} of them put back{newer}"
             )
 
 
@@ -268,7 +248,7 @@ class Workspace:
             VitkitError: no run has this name.
         """
         if name not in self.run_names():  # a name in this list cannot lead out of the folder
-            raise VitkitError(f"there is no run {name!r} in {self.runs}")
+            raise VitkitError("webapp.run-unknown", f"there is no run {name!r} in {self.runs}")
         return self.runs / name
 
     def run_names(self) -> list[str]:
@@ -277,6 +257,10 @@ class Workspace:
             return []
         runs = [run for run in self.runs.iterdir() if (run / RECIPE).is_file() and not run.name.startswith(".")]
         return [run.name for run in sorted(runs, key=lambda run: (run / RECIPE).stat().st_mtime, reverse=True)]
+
+    def model_names(self) -> list[str]:
+        """List the names of the runs that have a model, the newest first."""
+        return [name for name in self.run_names() if (self.runs / name / DESCRIPTION).is_file()]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that the page shows, as plain JSON types."""
@@ -325,59 +309,47 @@ def open_workspace(
         source = materialise(str(source))
     folder_or_run, first_run = Path(source), ""
     if not folder_or_run.exists():
-        raise VitkitError(
-            f"no such folder: {source}; name a folder of photographs, a data set such as digits, or a run"
-        )
+        reason = f"no such folder: {source}; name a folder of photographs, a data set such as digits, or a run"
+        raise VitkitError("webapp.folder-missing", reason)
     if not folder_or_run.is_dir() and storage_at(folder_or_run) is None:
-        raise VitkitError(f"{source} is a file; name a folder of photographs, a .zip or .tar of one, or a run")
+        reason = f"{source} is a file; name a folder of photographs, a .zip or .tar of one, or a run"
+        raise VitkitError("webapp.folder-invalid", reason)
     if (folder_or_run / RECIPE).is_file():
         run = folder_or_run.resolve()
         folder = run.parent if runs is None else folder
         if run.parent != folder.resolve():
-            raise VitkitError(f"the run {source} does not lie in --runs {folder}: leave --runs out")
-        first_run, folder_or_run = run.name, _photographs_of(folder_or_run)
+            reason = f"the run {source} does not lie in --runs {folder}: leave --runs out"
+            raise VitkitError("webapp.runs-invalid", reason)
+        if not (folder_or_run / SPLIT).is_file():
+            reason = f"{folder_or_run} does not record what it was trained on: it has no {SPLIT}; name the photographs"
+            raise VitkitError("webapp.split-missing", reason)
+        root = folder_or_run / split_from_file(folder_or_run / SPLIT).root  # the root may be absolute
+        if not root.is_dir() and storage_at(root) is None:
+            advice = "open the folder of photographs instead of the run"
+            reason = f"the photographs of {folder_or_run} are no longer in {root}: {advice}"
+            raise VitkitError("webapp.folder-missing", reason)
+        first_run, folder_or_run = run.name, root
     photographs = folder_or_run.resolve()
     file = label_file_of(photographs) if labels is None else Path(labels)
-    _check(photographs, folder, file)
+    for flag, path in (("--runs", folder), ("--labels", file)):
+        if path.resolve().is_relative_to(photographs):
+            raise VitkitError(
+                "webapp.folder-inside-photographs",
+                f"{flag} {path} lies among the photographs in {photographs}, where nothing is written: name another "
+                f"place with {flag}, or start the studio in another folder",
+            )
+    if file.suffix.lower() != ".csv":
+        raise VitkitError("webapp.labels-invalid", f"--labels {file} must end in .csv")
+    if file.is_dir():
+        raise VitkitError("webapp.labels-invalid", f"--labels {file} is a folder; name a file")
+    if folder.exists() and not folder.is_dir():
+        raise VitkitError("webapp.runs-invalid", f"--runs {folder} is a file; name a folder")
     return Workspace(photographs, _absolute(folder), _absolute(file), weights, first_run)
 
 
 def label_file_of(photographs: Path) -> Path:
     """Return the default label file of a folder of photographs, `labels/NAME.csv` in the current folder."""
     return Path("labels", f"{photographs.name or 'photographs'}.csv").absolute()
-
-
-def _photographs_of(run: Path) -> Path:
-    """Return the folder of photographs that a run was trained on.
-
-    Raises:
-        VitkitError: the folder is gone, or the run was not trained on a folder.
-    """
-    if not (run / SPLIT).is_file():
-        raise VitkitError(f"{run} does not record what it was trained on: it has no {SPLIT}; name the photographs")
-    root = split_from_file(run / SPLIT).root
-    if not root.is_absolute():
-        root = run / root
-    if not root.is_dir() and storage_at(root) is None:
-        raise VitkitError(
-            f"the photographs of {run} are no longer in {root}: open the folder of photographs instead of the run"
-        )
-    return root
-
-
-def _check(photographs: Path, runs: Path, labels: Path) -> None:
-    for flag, path in (("--runs", runs), ("--labels", labels)):
-        if path.resolve().is_relative_to(photographs):
-            raise VitkitError(
-                f"{flag} {path} lies among the photographs in {photographs}, where nothing is written: name another "
-                f"place with {flag}, or start the studio in another folder"
-            )
-    if labels.suffix.lower() != ".csv":
-        raise VitkitError(f"--labels {labels} must end in .csv")
-    if labels.is_dir():
-        raise VitkitError(f"--labels {labels} is a folder; name a file")
-    if runs.exists() and not runs.is_dir():
-        raise VitkitError(f"--runs {runs} is a file; name a folder")
 
 
 def _absolute(path: Path) -> Path:
