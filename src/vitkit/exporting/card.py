@@ -53,9 +53,10 @@ def check(path: Path, content: bytes, *beside: bytes, start: int = 0) -> None:
     try:
         place, digits = _digest(content, beside, start)
     except ValueError as error:
-        raise VitkitError(f"{path} is damaged: {error}; export it again") from error
+        raise VitkitError("exporting.file-damaged", f"{path} is damaged: {error}; export it again") from error
     if content[place] != digits:
-        raise VitkitError(f"{path} is damaged: its content does not match its checksum; export it again")
+        reason = f"{path} is damaged: its content does not match its checksum; export it again"
+        raise VitkitError("exporting.file-damaged", reason)
 
 
 def _digest(content: bytes, beside: Iterable[bytes], start: int) -> tuple[slice, bytes]:
@@ -210,9 +211,8 @@ class Card:
             fields: dict[str, Any] = from_json(text)
             version = fields["format_version"]
             if version > _VERSION:
-                raise VitkitError(
-                    f"{path} was exported by vitkit {fields['vitkit_version']}: upgrade vitkit to read it"
-                )
+                reason = f"{path} was exported by vitkit {fields['vitkit_version']}: upgrade vitkit to read it"
+                raise VitkitError("exporting.file-newer", reason)
             if (fields["task"] == "multi") != ("thresholds" in fields):
                 raise ValueError(f"task {fields['task']} does not go with its thresholds")
             card = cls(
@@ -229,13 +229,11 @@ class Card:
             card.check()
             return card
         except VitkitError as error:
-            raise VitkitError(
-                str(error) if str(path) in str(error) else f"{path} is damaged: {error}; export it again"
-            ) from error
+            reason = str(error) if str(path) in str(error) else f"{path} is damaged: {error}; export it again"
+            raise VitkitError(error.code, reason) from error
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-            raise VitkitError(
-                f"{path} is damaged: its description cannot be read ({error}); export it again"
-            ) from error
+            reason = f"{path} is damaged: its description cannot be read ({error}); export it again"
+            raise VitkitError("exporting.file-damaged", reason) from error
 
     def check(self) -> None:
         """Check that the values are valid.

@@ -69,7 +69,7 @@ class LogitComparison:
             Refused: it differs from the model; the message names the images.
         """
         if faults := self.faults():
-            raise Refused(f"{'; '.join(faults)} ({images})")
+            raise Refused("exporting.logits-differ", f"{'; '.join(faults)} ({images})")
 
     def faults(self) -> list[str]:
         """Return the reasons for refusing the file; empty if it is accepted. NaN in any compared value is a reason."""
@@ -108,9 +108,10 @@ def compare(ours: Tensor, theirs: Tensor, card: Card, dtype: str | None = None) 
         Refused: the shapes differ, or the file's logits are not finite.
     """
     if ours.shape != theirs.shape:
-        raise Refused(f"the file returns logits of shape {tuple(theirs.shape)} instead of {tuple(ours.shape)}")
+        reason = f"the file returns logits of shape {tuple(theirs.shape)} instead of {tuple(ours.shape)}"
+        raise Refused("exporting.logits-differ", reason)
     if ours.isfinite().all() and not theirs.isfinite().all():
-        raise Refused("the file returns logits that are not finite")
+        raise Refused("exporting.logits-differ", "the file returns logits that are not finite")
     ours, theirs, dtype = ours.double(), theirs.double(), dtype or card.dtype
     tiny = torch.finfo(torch.float32).tiny
     difference = theirs - ours  # (B, K)

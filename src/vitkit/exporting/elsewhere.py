@@ -32,9 +32,8 @@ if TYPE_CHECKING:
 UNVERIFIED = ".unverified"
 _STATIC = Path(__file__).parent / "static"
 _SCRIPTS = ("model.py", "verify.py")
-_GUIDE, _EXPECTED = "model.json", "expected.npz"
+_EXPECTED = "expected.npz"
 _IMAGES = 32  # stored pictures
-_REFUSED = 1  # exit status of `verify.py` if the outputs differ
 
 
 @dataclass(frozen=True)
@@ -96,14 +95,33 @@ def write_folder(
         VitkitError: the model cannot be converted, or the folder exists and `force` is False.
         OSError: the disk is full or not writable.
     """
+    import numpy as np
+    import torch
+
+    from vitkit.exporting.card import Card, instructions
+    from vitkit.exporting.comparison import NOISE, Refused
+    from vitkit.exporting.writing import read_pictures
+
     with exclusive(out), staged(out) as folder:
         check_replaceable(out, kind, force=force)
         folder.mkdir()
         kind.write(classifier, folder, pictures, precision)
-        _write_check(classifier, folder, pictures, kind, precision)
+        images = torch.stack(read_pictures(classifier, pictures)[0][:_IMAGES])
+        logits, most = classifier.logits(images).numpy(), np.float32(NOISE[precision])
+        np.savez_compressed(folder / _EXPECTED, images=images.numpy(), logits=logits, largest_error=most)
+        guide = instructions(Card.of(classifier, precision))
+        (folder / "model.json").write_text(f"{guide}\n", encoding="utf-8")
+        shutil.copyfile(_STATIC / f"{kind.name}.py", folder / "model.py")
+        shutil.copyfile(_STATIC / "verify.py", folder / "verify.py")
         is_verified = kind.is_here()
         if is_verified:
-            _verify(folder)
+            command = python_script(folder / "verify.py")
+            ran = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # a script of vitkit
+            if ran.returncode:
+                last = (ran.stderr.strip() or ran.stdout.strip() or "no reason given").splitlines()[-1]
+                differs = ran.returncode == 1 and "Traceback" not in ran.stderr  # as `verify.py` says
+                error = Refused if differs else VitkitError
+                raise error("exporting.check-failed", f"the model could not be verified: {last}")
         verified, unverified = kind.places(out)
         for earlier in (verified, unverified):
             if earlier.is_dir():
@@ -119,38 +137,9 @@ def check_replaceable(out: Path, kind: Elsewhere, *, force: bool) -> None:
     """
     for path in kind.places(out):
         if path.exists() and not force:
-            raise VitkitError(f"{path} exists: choose a new name, or --force to write over it")
+            raise VitkitError("exporting.file-exists", f"{path} exists: choose a new name, or --force to write over it")
         if path.exists() and not all((path / name).is_file() for name in (*_SCRIPTS, _EXPECTED)):
-            raise VitkitError(f"{path} was not written by vitkit export: choose a new name")
-
-
-def _write_check(classifier: Classifier, folder: Path, pictures: Pictures, kind: Elsewhere, precision: str) -> None:
-    """Write what is needed to call and to verify the model: scripts, instructions, and expected logits."""
-    import numpy as np
-    import torch
-
-    from vitkit.exporting.card import Card, instructions
-    from vitkit.exporting.comparison import NOISE
-    from vitkit.exporting.writing import read_pictures
-
-    images = torch.stack(read_pictures(classifier, pictures)[0][:_IMAGES])
-    logits, most = classifier.logits(images).numpy(), np.float32(NOISE[precision])
-    np.savez_compressed(folder / _EXPECTED, images=images.numpy(), logits=logits, largest_error=most)
-    guide = instructions(Card.of(classifier, precision))
-    (folder / _GUIDE).write_text(f"{guide}\n", encoding="utf-8")
-    shutil.copyfile(_STATIC / f"{kind.name}.py", folder / "model.py")
-    shutil.copyfile(_STATIC / "verify.py", folder / "verify.py")
-
-
-def _verify(folder: Path) -> None:
-    from vitkit.exporting.comparison import Refused
-
-    command = python_script(folder / "verify.py")
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # a script of vitkit
-    if ran.returncode:
-        last = (ran.stderr.strip() or ran.stdout.strip() or "no reason given").splitlines()[-1]
-        error = Refused if ran.returncode == _REFUSED and "Traceback" not in ran.stderr else VitkitError
-        raise error(f"the model could not be verified: {last}")
+            raise VitkitError("exporting.folder-foreign", f"{path} was not written by vitkit export: choose a new name")
 
 
 def _write_coreml(classifier: Classifier, folder: Path, _pictures: Pictures, precision: str) -> None:

@@ -82,6 +82,5 @@ def open_file(path: Path, precision: str) -> tuple[GraphRunner, str]:
     try:
         return runner, str(runner.constant(CARD))
     except RuntimeError as error:
-        raise VitkitError(
-            f"{path} is not a program written by vitkit: {first_line(error)}; write one with `vitkit export`"
-        ) from error
+        reason = f"{path} is not a program written by vitkit: {first_line(error)}; write one with `vitkit export`"
+        raise VitkitError("exporting.file-foreign", reason) from error

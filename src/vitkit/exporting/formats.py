@@ -152,10 +152,12 @@ def check_writable(
         VitkitError: it has no such precision, or a package is missing; the message names the extra that installs it.
     """
     if precision not in precisions:
-        raise VitkitError(f"--to {name} stores weights in {one_of(precisions)}, not {precision}")
+        reason = f"--to {name} stores weights in {one_of(precisions)}, not {precision}"
+        raise VitkitError("exporting.precision-unsupported", reason)
     if missing := [package for package in packages if find_spec(package) is None]:
         subject = "INT8" if missing == ["nncf"] else f"--to {name}"
-        raise VitkitError(f"{subject} needs {' and '.join(missing)}: pip install 'vitkit[{extra}]'")
+        reason = f"{subject} needs {' and '.join(missing)}: pip install 'vitkit[{extra}]'"
+        raise VitkitError("exporting.package-missing", reason)
 
 
 FORMATS: dict[str, Format] = {}
@@ -191,7 +193,7 @@ def format_of(path: Path) -> Format:
     for form in FORMATS.values():
         if path.suffix.lower() == form.suffix:
             return form
-    raise VitkitError(wrong_suffix(path))
+    raise VitkitError("exporting.suffix-unknown", wrong_suffix(path))
 
 
 def wrong_suffix(path: Path, possible: tuple[str, ...] | None = None) -> str:

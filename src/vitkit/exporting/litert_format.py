@@ -49,21 +49,21 @@ def read_card(path: Path) -> str:
     schema, content = import_runtime("schema_py_generated"), path.read_bytes()
     try:
         if content[4:8] != _IDENTIFIER:
-            raise VitkitError("it is not a LiteRT model")
+            raise VitkitError("exporting.file-foreign", "it is not a LiteRT model")
         model = schema.Model.GetRootAs(content)
         _screen(model, schema.BuiltinOperator)
         entries = [model.Metadata(i) for i in range(model.MetadataLength())]
         cards = [model.Buffers(entry.Buffer()).DataAsNumpy() for entry in entries if entry.Name() == CARD.encode()]
         if len(cards) != 1:
-            raise VitkitError("it does not state its classes and preprocessing")
+            raise VitkitError("exporting.file-foreign", "it does not state its classes and preprocessing")
         card = bytes(cards[0])
         text = card.decode()
     except VitkitError as error:
-        raise VitkitError(
-            f"{path} is not a LiteRT file written by vitkit: {error}; write one with `vitkit export`"
-        ) from error
+        reason = f"{path} is not a LiteRT file written by vitkit: {error}; write one with `vitkit export`"
+        raise VitkitError(error.code, reason) from error
     except (AttributeError, IndexError, TypeError, ValueError, struct.error) as error:  # of offsets that lead nowhere
-        raise VitkitError(f"{path} is damaged: it cannot be read as a LiteRT model; export it again") from error
+        reason = f"{path} is damaged: it cannot be read as a LiteRT model; export it again"
+        raise VitkitError("exporting.file-damaged", reason) from error
     before, _card, after = content.rpartition(card)
     seal.check(path, card, before, after)
     return text
@@ -72,17 +72,17 @@ def read_card(path: Path) -> str:
 def _screen(model: Any, operators: Any) -> None:
     """Check that a model consists of one graph, contains its weights, and has only operations that vitkit writes."""
     if model.SubgraphsLength() != 1:
-        raise VitkitError(f"it has {model.SubgraphsLength()} graphs instead of one")
+        raise VitkitError("exporting.file-foreign", f"it has {model.SubgraphsLength()} graphs instead of one")
     is_elsewhere = any(model.Buffers(i).Offset() for i in range(model.BuffersLength()))
     if is_elsewhere or not model.ExternalBuffersIsNone() or not model.ExternalBufferGroupsIsNone():
-        raise VitkitError("its weights are outside of the model")
+        raise VitkitError("exporting.file-foreign", "its weights are outside of the model")
     names = {code: name for name, code in vars(operators).items() if isinstance(code, int)}
     for i in range(model.OperatorCodesLength()):
         operation = model.OperatorCodes(i)
         # Codes above 126 did not fit into the older of both fields. The runtime takes the larger one.
         name = names.get(max(operation.BuiltinCode(), operation.DeprecatedBuiltinCode()), "of an unknown number")
         if name.encode() not in _OPERATIONS:
-            raise VitkitError(f"it has the operation {name}, which vitkit does not write")
+            raise VitkitError("exporting.file-foreign", f"it has the operation {name}, which vitkit does not write")
 
 
 def convert(model: Model, storage: Storage) -> bytes:

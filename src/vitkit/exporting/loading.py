@@ -37,10 +37,12 @@ class Exported(Classifier):
         K, D = len(self.card.classes), self.card.features
         if runner.outputs != K + D:
             expected = f"{K} classes and {D} features" if D else f"{K} classes"
-            raise VitkitError(f"{path} is damaged: it has {runner.outputs} logits for {expected}; export it again")
+            reason = f"{path} is damaged: it has {runner.outputs} logits for {expected}; export it again"
+            raise VitkitError("exporting.file-damaged", reason)
         self.runner_has_features = D > 0
         if runner.batch is not None and runner.batch < 1:
-            raise VitkitError(f"{path} is damaged: its batch size is {runner.batch}; export it again")
+            reason = f"{path} is damaged: its batch size is {runner.batch}; export it again"
+            raise VitkitError("exporting.file-damaged", reason)
         self.runner: GraphRunner = runner
         self.runner.to_pixels = self.card.preprocess.levels_of
         self.classes, self.preprocess = self.card.classes, self.card.preprocess
@@ -57,8 +59,9 @@ class Exported(Classifier):
             VitkitError: always.
         """
         raise VitkitError(
+            "exporting.model-missing",
             f"{self.path} is an exported file, which can only predict: for this, use the model folder that it "
-            "was made from"
+            "was made from",
         )
 
     def to(self, device: str = "auto") -> Exported:
@@ -68,7 +71,8 @@ class Exported(Classifier):
             VitkitError: `device` is neither `auto` nor `cpu`.
         """
         if device not in ("auto", "cpu"):
-            raise VitkitError(f"{self.path} runs on the CPU, by {self._form.backend}: leave out --device {device}")
+            reason = f"{self.path} runs on the CPU, by {self._form.backend}: leave out --device {device}"
+            raise VitkitError("exporting.device-unsupported", reason)
         return self
 
     def probabilities(self, images: Tensor) -> Tensor:
@@ -122,10 +126,12 @@ class Exported(Classifier):
         """
         self.to(device)
         if plan != "auto":
-            raise VitkitError(f"plan {plan!r} is for the model itself, not for the exported file {self.path}")
+            reason = f"plan {plan!r} is for the model itself, not for the exported file {self.path}"
+            raise VitkitError("exporting.plan-unsupported", reason)
         if backend not in ("auto", self._form.backend):
             raise VitkitError(
-                f"{self.path} runs by the backend {self._form.backend}, not {backend}: leave out --backend {backend}"
+                "exporting.backend-unsupported",
+                f"{self.path} runs by the backend {self._form.backend}, not {backend}: leave out --backend {backend}",
             )
         if precision in ("auto", self.runner.precision):
             return self
@@ -152,13 +158,14 @@ def load_exported(path: str | Path, precision: str = "auto") -> Exported:
     path = Path(path)
     inputs = tuple(form.suffix for form in FORMATS.values() if form.is_input)
     if not is_exported(path):
-        raise VitkitError(wrong_suffix(path, inputs))
+        raise VitkitError("exporting.suffix-unknown", wrong_suffix(path, inputs))
     form = format_of(path)
     if not form.is_input:
         raise VitkitError(
+            "exporting.format-unreadable",
             f"{path} is a file for {form.runtime}, which vitkit writes but does not open: name the model folder that "
-            f"it was made from, or export that to {one_of(inputs)}"
+            f"it was made from, or export that to {one_of(inputs)}",
         )
     if not path.is_file():
-        raise VitkitError(f"no such file: {path}")
+        raise VitkitError("exporting.file-missing", f"no such file: {path}")
     return Exported(path, *form.open(path, precision))

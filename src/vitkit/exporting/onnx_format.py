@@ -52,16 +52,15 @@ def read_card(path: Path) -> str:
     try:
         _screen(memoryview(content), _MODEL, cards)
         if not cards:
-            raise VitkitError("it does not state its classes and preprocessing")
+            raise VitkitError("exporting.file-foreign", "it does not state its classes and preprocessing")
         if len(cards) > 1:
-            raise VitkitError("it states its classes and preprocessing twice")
+            raise VitkitError("exporting.file-foreign", "it states its classes and preprocessing twice")
         text = str(cards[0], "utf-8")
     except UnicodeDecodeError as error:
-        raise VitkitError(f"{path} is damaged: {error}; export it again") from error
+        raise VitkitError("exporting.file-damaged", f"{path} is damaged: {error}; export it again") from error
     except VitkitError as error:
-        raise VitkitError(
-            f"{path} is not an ONNX file written by vitkit: {error}; write one with `vitkit export`"
-        ) from error
+        reason = f"{path} is not an ONNX file written by vitkit: {error}; write one with `vitkit export`"
+        raise VitkitError(error.code, reason) from error
     seal.check(path, content, start=content.rindex(cards[0]))
     return text
 
@@ -69,23 +68,25 @@ def read_card(path: Path) -> str:
 def _screen(message: memoryview, allowed: dict[int, Any], cards: list[memoryview]) -> None:
     for number, value in fields_of(message):
         if number not in allowed:
-            raise VitkitError(f"it has a field {number}, which vitkit does not write")
+            raise VitkitError("exporting.file-foreign", f"it has a field {number}, which vitkit does not write")
         kind = allowed[number]
         if kind is None:
             continue
         if not isinstance(value, memoryview):
-            raise VitkitError(f"its field {number} has the wrong type")
+            raise VitkitError("exporting.file-foreign", f"its field {number} has the wrong type")
         if isinstance(kind, dict):
             _screen(value, kind, cards)
         elif kind == "operation" and bytes(value) not in _OPERATIONS:
-            raise VitkitError(f"it has the operation {str(bytes(value)[:40])[1:]}, which vitkit does not write")
+            reason = f"it has the operation {str(bytes(value)[:40])[1:]}, which vitkit does not write"
+            raise VitkitError("exporting.file-foreign", reason)
         elif kind == "domain" and len(value):
-            raise VitkitError(f"it has operations of the domain {str(bytes(value)[:40])[1:]}, not of ONNX alone")
+            reason = f"it has operations of the domain {str(bytes(value)[:40])[1:]}, not of ONNX alone"
+            raise VitkitError("exporting.file-foreign", reason)
         elif kind == "metadata":
             entry = dict(fields_of(value))
             name, card = entry.get(1), entry.get(2)
             if set(entry) != {1, 2} or name is None or card is None or bytes(name) != CARD.encode():
-                raise VitkitError("it has metadata that vitkit does not write")
+                raise VitkitError("exporting.file-foreign", "it has metadata that vitkit does not write")
             cards.append(card)
 
 

@@ -76,17 +76,17 @@ def read_card(path: Path) -> str:
     weights = path.with_suffix(".bin")
     if not weights.is_file():
         raise VitkitError(
-            f"{path} has no weights: there is no file {weights}; copy it into this folder, or export the model again"
+            "exporting.weights-missing",
+            f"{path} has no weights: there is no file {weights}; copy it into this folder, or export the model again",
         )
     content = path.read_bytes()
     try:
         card = _screen(content, weights.stat().st_size)
     except VitkitError as error:
-        raise VitkitError(
-            f"{path} is not an OpenVINO model written by vitkit: {error}; write one with `vitkit export`"
-        ) from error
+        reason = f"{path} is not an OpenVINO model written by vitkit: {error}; write one with `vitkit export`"
+        raise VitkitError(error.code, reason) from error
     except (ET.ParseError, ValueError) as error:
-        raise VitkitError(f"{path} is damaged: {error}; export it again") from error
+        raise VitkitError("exporting.file-damaged", f"{path} is damaged: {error}; export it again") from error
     seal.check(path, content, weights.read_bytes())
     return card
 
@@ -99,47 +99,46 @@ def _screen(content: bytes, weights: int) -> str:
         weights: size of the .bin file in bytes. All constants must lie within the file.
     """
     if not content.startswith(_BEGINNING):
-        raise VitkitError("it does not start like a model that vitkit wrote")
+        raise VitkitError("exporting.file-foreign", "it does not start like a model that vitkit wrote")
     if b"<!" in content or b"<?" in content[2:]:
-        raise VitkitError("its XML contains a document type, a comment or a processing instruction")
+        reason = "its XML contains a document type, a comment or a processing instruction"
+        raise VitkitError("exporting.file-foreign", reason)
     root = ET.fromstring(content.decode())  # noqa: S314  # see above
     _check_places(root, root.tag)
     layers = root.findall("layers/layer")
     for layer in layers:
-        _check_layer(layer, weights)
+        kind, version = layer.attrib["type"], layer.attrib["version"]
+        if (kind, version) not in _ALLOWED:
+            raise VitkitError("exporting.file-foreign", f"it has the operation {kind[:40]!r} of {version[:40]!r}")
+        data = [dict(element.attrib) for element in layer.findall("data")]
+        if len(data) > 1 or (data and not set(data[0]) <= _DATA):
+            reason = f"its operation {kind!r} has attributes that vitkit does not write"
+            raise VitkitError("exporting.file-foreign", reason)
+        if kind == "Const":
+            start, size = (int(data[0].get(name, -1)) if data else -1 for name in ("offset", "size"))
+            if start < 0 or size < 0 or start + size > weights:
+                reason = "its .bin file is too short, so it belongs to another export"
+                raise VitkitError("exporting.file-foreign", reason)
     ids = [layer.get("id") for layer in layers]
-    if len(set(ids)) < len(ids) or not {
-        edge.get(end) for edge in root.findall("edges/edge") for end in ("from-layer", "to-layer")
-    } <= set(ids):
-        raise VitkitError("it connects operations that it does not contain")
+    connected = {edge.get(end) for edge in root.findall("edges/edge") for end in ("from-layer", "to-layer")}
+    if len(set(ids)) < len(ids) or not connected <= set(ids):
+        raise VitkitError("exporting.file-foreign", "it connects operations that it does not contain")
     cards = root.findall(f"rt_info/{CARD}")
     if len(cards) != 1:
-        raise VitkitError("it does not state its classes and preprocessing")
+        raise VitkitError("exporting.file-foreign", "it does not state its classes and preprocessing")
     return cards[0].attrib["value"]
 
 
 def _check_places(element: ET.Element, place: str) -> None:
     if place not in _PLACES:
-        raise VitkitError(f"it has an element {place[:60]!r}")
+        raise VitkitError("exporting.file-foreign", f"it has an element {place[:60]!r}")
     required, optional = _PLACES[place]
     has = set(element.keys())
     if not required <= has or (optional is not None and not has <= required | optional):
-        raise VitkitError(f"its element {place!r} has unexpected attributes: {', '.join(sorted(has))}")
+        reason = f"its element {place!r} has unexpected attributes: {', '.join(sorted(has))}"
+        raise VitkitError("exporting.file-foreign", reason)
     for child in element:
         _check_places(child, f"{place}/{child.tag}")
-
-
-def _check_layer(layer: ET.Element, weights: int) -> None:
-    kind = layer.attrib["type"], layer.attrib["version"]
-    if kind not in _ALLOWED:
-        raise VitkitError(f"it has the operation {kind[0][:40]!r} of {kind[1][:40]!r}")
-    data = [dict(element.attrib) for element in layer.findall("data")]
-    if len(data) > 1 or (data and not set(data[0]) <= _DATA):
-        raise VitkitError(f"its operation {kind[0]!r} has attributes that vitkit does not write")
-    if kind[0] == "Const":
-        start, size = (int(data[0].get(name, -1)) if data else -1 for name in ("offset", "size"))
-        if start < 0 or size < 0 or start + size > weights:
-            raise VitkitError("its .bin file is too short, so it belongs to another export")
 
 
 def convert(model: Model, storage: Storage) -> Any:

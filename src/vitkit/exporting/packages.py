@@ -16,7 +16,7 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from vitkit.exporting.card import Card
     from vitkit.exporting.pictures import Pictures
     from vitkit.exporting.writing import Int8, Outcome
-    from vitkit.inference.unknown import Unknown
 
 
 @dataclass(frozen=True)
@@ -59,13 +58,6 @@ PACKAGES = {
     "zip": Package("zip", ".zip", "Everything in one archive"),
 }
 _MODEL = "model.onnx"
-_LABELS, _HOW_TO, _CARD, _SCRIPT, _REQUIREMENTS = (
-    "labels.txt",
-    "HOW-TO.md",
-    "MODEL_CARD.md",
-    "predict.py",
-    "requirements.txt",
-)
 _DECODER = ("picture.py", "file_names.py")  # modules of `data` that the script imports
 _OLDEST = "onnxruntime>=1.22\nnumpy>=2\npillow>=11.3\npillow-heif>=1\n"
 _STATIC = Path(__file__).parent / "static"
@@ -116,7 +108,7 @@ def write_package(
     unrecorded = replace(classifier, pictures=None)  # the record of training images is of no use to a receiver
     with tempfile.TemporaryDirectory() as folder, exclusive(out):
         if out.exists() and not force:
-            raise VitkitError(f"{out} exists: choose a new name, or --force to write over it")
+            raise VitkitError("exporting.file-exists", f"{out} exists: choose a new name, or --force to write over it")
         outcome = export(unrecorded, Path(folder) / _MODEL, pictures, batch=batch, precision=precision, int8=int8)
         onnx = (Path(folder) / _MODEL).read_bytes()
         with replacing(out) as temporary:
@@ -124,7 +116,8 @@ def write_package(
                 card = Card.from_json(read_card(Path(folder) / _MODEL), out)  # INT8 has its own temperature
                 _write_html(temporary, out.stem, onnx, card, about, archive)
                 if read_model(temporary) != onnx:
-                    raise VitkitError(f"{out} does not contain the model that was written: is the disk full?")
+                    reason = f"{out} does not contain the model that was written: is the disk full?"
+                    raise VitkitError("exporting.file-incomplete", reason)
             else:
                 unrecorded.save(Path(folder) / "model")
                 _write_zip(temporary, out.stem, onnx, Path(folder) / "model", classifier, about)
@@ -134,11 +127,11 @@ def write_package(
 def _write_zip(path: Path, name: str, onnx: bytes, model: Path, classifier: Classifier, about: str) -> None:
     """Write the archive, in which all files are in one folder `name`, and check that it can be read back."""
     texts = {
-        _HOW_TO: Template((_STATIC / _HOW_TO).read_text(encoding="utf-8")).substitute(name=name),
-        _CARD: about,
-        _LABELS: "".join(f"{label}\n" for label in classifier.classes),
-        _SCRIPT: (_STATIC / _SCRIPT).read_text(encoding="utf-8"),
-        _REQUIREMENTS: _OLDEST,
+        "HOW-TO.md": Template((_STATIC / "HOW-TO.md").read_text(encoding="utf-8")).substitute(name=name),
+        "MODEL_CARD.md": about,
+        "labels.txt": "".join(f"{label}\n" for label in classifier.classes),
+        "predict.py": (_STATIC / "predict.py").read_text(encoding="utf-8"),
+        "requirements.txt": _OLDEST,
         **{name: (_STATIC.parents[1] / "data" / name).read_text(encoding="utf-8") for name in _DECODER},
     }
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -149,7 +142,8 @@ def _write_zip(path: Path, name: str, onnx: bytes, model: Path, classifier: Clas
             archive.write(part, f"{name}/model/{part.name}")
     with zipfile.ZipFile(path) as archive:
         if (damaged := archive.testzip()) is not None or archive.read(f"{name}/{_MODEL}") != onnx:
-            raise VitkitError(f"{path} cannot be read back ({damaged or _MODEL}): is the disk full?")
+            reason = f"{path} cannot be read back ({damaged or _MODEL}): is the disk full?"
+            raise VitkitError("exporting.file-incomplete", reason)
 
 
 # --- The page -------------------------------------------------------------------------------------------------
@@ -178,32 +172,24 @@ _PART = '<script type="text/plain" data-part="{}">'
 
 
 def _write_html(path: Path, name: str, onnx: bytes, card: Card, about: str, runtime: Path) -> None:
-    """Write the page of a model.
-
-    Args:
-        path: the file to write.
-        name: the name of the model, the title of the page.
-        onnx: the content of the model's ONNX file.
-        card: the card of the ONNX file.
-        about: a text about the model, such as its model card; empty if there is none.
-        runtime: the archive from `RUNTIME_URL`.
-
-    Raises:
-        VitkitError: the page would be larger than `LARGEST`, or `runtime` is not the expected archive.
-    """
+    """Write the page of a model; `runtime` is the archive from `RUNTIME_URL`."""
     script, wasm = _runtime(runtime)
-    parts = {"worker": script + _worker(), "wasm": wasm, "model": onnx}
+    texts = [(_STATIC / file).read_text(encoding="utf-8") for file in ("pixels.js", "unknown.js", "worker.js")]
+    worker = f"(() => {{\n{''.join(texts)}}})();\n".encode()  # a scope, because the runtime defines short global names
+    parts = {"worker": script + worker, "wasm": wasm, "model": onnx}
     packed = {part: gzip.compress(content, _LEVELS.get(part, 9), mtime=0) for part, content in parts.items()}
     size = sum(4 * len(content) // 3 for content in packed.values())
     if size > LARGEST:
         raise VitkitError(
+            "exporting.page-large",
             f"the page would have {size / 1e6:.0f} MB, more than browsers open ({LARGEST / 1e6:.0f} MB): "
-            "use --precision float16, or export a .zip"
+            "use --precision float16, or export a .zip",
         )
     with path.open("w", encoding="utf-8", newline="\n") as file:
         file.write(_opening(name, card, about, size))
         for part, content in packed.items():
-            for block in _blocks(content):
+            for start in range(0, len(content), _BLOCK):
+                block = base64.b64encode(content[start : start + _BLOCK]).decode()
                 file.write(f"{_PART.format(part)}{block}</script>\n")
         file.write(f"<script>{_script()}</script>\n</html>\n")
 
@@ -223,9 +209,9 @@ def read_model(path: Path) -> bytes:
                     content = base64.b64decode(line[len(begin) : -len(end)], validate=True)
                     blocks.append(unpacked.decompress(content))
     except (ValueError, zlib.error) as error:
-        raise VitkitError(f"{path} is damaged: {error}") from error
+        raise VitkitError("exporting.file-damaged", f"{path} is damaged: {error}") from error
     if not unpacked.eof:
-        raise VitkitError(f"{path} is not a page with a model, or is damaged")
+        raise VitkitError("exporting.file-damaged", f"{path} is not a page with a model, or is damaged")
     return b"".join(blocks)
 
 
@@ -240,25 +226,16 @@ def _runtime(archive: Path) -> tuple[bytes, bytes]:
             members = [files.extractfile(name) for name in (_RUNTIME_SCRIPT, _WASM)]
             script, wasm = ((file or io.BytesIO()).read() for file in members)
     except (KeyError, OSError, tarfile.TarError) as error:
-        raise VitkitError(f"{archive} is not ONNX Runtime Web {RUNTIME_VERSION}: delete it and try again") from error
+        reason = f"{archive} is not ONNX Runtime Web {RUNTIME_VERSION}: delete it and try again"
+        raise VitkitError("exporting.runtime-damaged", reason) from error
     body, begin, exports = script.decode().rpartition("export{")
     names = exports.partition("}")[0].split(",")
     if not begin or not all(re.fullmatch(r"[\w$]+ as [\w$]+", name) for name in names):
-        raise VitkitError(f"{archive} is not ONNX Runtime Web {RUNTIME_VERSION}: delete it and try again")
+        reason = f"{archive} is not ONNX Runtime Web {RUNTIME_VERSION}: delete it and try again"
+        raise VitkitError("exporting.runtime-damaged", reason)
     pairs = (name.split(" as ") for name in names)
     body = body.replace("import.meta.url", "self.location.href")
     return f"{body}const ort={{{','.join(f'{outer}:{inner}' for inner, outer in pairs)}}};\n".encode(), wasm
-
-
-def _worker() -> bytes:
-    """Return the worker's scripts in a separate scope, because the runtime defines short global names."""
-    texts = [(_STATIC / file).read_text(encoding="utf-8") for file in ("pixels.js", "unknown.js", "worker.js")]
-    return f"(() => {{\n{''.join(texts)}}})();\n".encode()
-
-
-def _blocks(content: bytes) -> Iterator[str]:
-    for start in range(0, len(content), _BLOCK):
-        yield base64.b64encode(content[start : start + _BLOCK]).decode()
 
 
 def _script() -> str:
@@ -267,17 +244,26 @@ def _script() -> str:
 
 def _opening(name: str, card: Card, about: str, size: int) -> str:
     """Return the beginning of the page, which precedes the embedded files."""
+    from vitkit.inference.trust import parsed
+
     styles = (_STATIC / "page.css").read_text(encoding="utf-8")
     policy = (
         f"default-src 'none'; script-src '{source_hash(_script())}' blob: 'wasm-unsafe-eval'; worker-src blob:; "
         f"style-src '{source_hash(styles)}'; img-src blob: data:; media-src blob:; base-uri 'none'; form-action 'none'"
     )
     height, width = card.preprocess.size
-    data = _data(card)
+    data: dict[str, Any] = json.loads(replace(card, trust=None).to_json())
+    data |= {
+        "preprocess": data["preprocess"] | {"columns_first": columns_first()}
+    }  # the order in which Pillow resamples
+    unknown = None if card.trust is None else parsed(card.trust, len(card.classes)).unknown
+    if unknown is not None and card.features:  # as `unknown.js` reads it
+        points, nearest = unknown.neighbours.points, unknown.neighbours.nearest
+        data["unknown"] = {"points": _bytes(points), "nearest": nearest, "known": _bytes(unknown.known)}
     many = f"{len(card.classes):,} classes" if len(card.classes) != 1 else "one class"
     several = " A photograph may show several of them, or none." if card.thresholds is not None else ""
     described = f"<details><summary>About the model</summary><pre>{escape(about)}</pre></details>" if about else ""
-    return _filled(
+    return Template((_STATIC / "page.html").read_text(encoding="utf-8")).substitute(
         name=escape(name),
         policy=policy,
         styles=styles,
@@ -293,25 +279,6 @@ def _opening(name: str, card: Card, about: str, size: int) -> str:
         licence=escape((_STATIC / "onnxruntime.LICENSE").read_text(encoding="utf-8")),
         card=script_data(data),
     )
-
-
-def _data(card: Card) -> dict[str, Any]:
-    """Return the data that the page's scripts need.
-
-    These are the card, the order in which Pillow resamples rows and columns, and the score for unknown images.
-    """
-    from vitkit.inference.trust import parsed
-
-    data: dict[str, Any] = json.loads(replace(card, trust=None).to_json())
-    data |= {"preprocess": data["preprocess"] | {"columns_first": columns_first()}}
-    unknown = None if card.trust is None else parsed(card.trust, len(card.classes)).unknown
-    return data if unknown is None or not card.features else data | {"unknown": _score(unknown)}
-
-
-def _score(unknown: Unknown) -> dict[str, Any]:
-    """Return the parameters of the score for unknown images, in the format that `unknown.js` reads."""
-    points, nearest = unknown.neighbours.points, unknown.neighbours.nearest
-    return {"points": _bytes(points), "nearest": nearest, "known": _bytes(unknown.known)}
 
 
 def _bytes(array: npt.NDArray[Any]) -> dict[str, Any]:
@@ -330,12 +297,5 @@ def columns_first() -> bool:
     from PIL import Image
 
     picture = Image.frombytes("L", (30, 97), hashlib.shake_128(b"").digest(30 * 97))
-    whole, rows_first = (
-        picture.resize((18, 58)),
-        picture.resize((18, 97)).resize((18, 58)),
-    )
-    return whole.tobytes() != rows_first.tobytes()
-
-
-def _filled(**values: str) -> str:
-    return Template((_STATIC / "page.html").read_text(encoding="utf-8")).substitute(values)
+    rows_first = picture.resize((18, 97)).resize((18, 58))
+    return picture.resize((18, 58)).tobytes() != rows_first.tobytes()

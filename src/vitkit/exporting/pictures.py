@@ -58,20 +58,22 @@ def choose_pictures(
     if data is not None:
         return _held_out(read_source(data, layout), {})
     if layout != "auto":
-        raise VitkitError(f"--layout {layout} applies to the folders of --data: name --data, or leave out the flag")
+        reason = f"--layout {layout} applies to the folders of --data: name --data, or leave out the flag"
+        raise VitkitError("exporting.data-missing", reason)
     if model is None and root is not None:
-        raise VitkitError("--data-root applies to the images of a run: name a run folder as the model")
+        reason = "--data-root applies to the images of a run: name a run folder as the model"
+        raise VitkitError("exporting.run-missing", reason)
     if model is None:
-        return _made_up("no photographs were named")
+        return _synthetic("no photographs were named")
     split = Path(model) / SPLIT
     if root is not None:
         return _held_out(images_of_run(split, root), {})
     if not split.is_file():
-        return _made_up("no photographs were named")
+        return _synthetic("no photographs were named")
     try:
         return _held_out(images_of_run(split), read_contents(split))
     except VitkitError as error:  # the run has moved to another machine
-        return _made_up(str(error))
+        return _synthetic(str(error))
 
 
 def pictures_of(table: ImageTable, split: str | None, contents: Mapping[str, str], most: int = _MOST) -> Pictures:
@@ -106,15 +108,14 @@ def _held_out(table: ImageTable, contents: Mapping[str, str]) -> Pictures:
     return pictures_of(table, next((split for split in ("val", "test") if split in table.splits), None), contents)
 
 
-def _made_up(reason: str) -> Pictures:
-    return Pictures(f"{_SYNTHETIC} synthetic images ({reason})", tuple(map(_blobs, range(_SYNTHETIC))))
-
-
-def _blobs(seed: int) -> Image.Image:
-    """Generate a picture of smooth colour patches with some noise, of random size and aspect ratio."""
-    rng = np.random.default_rng(seed)
-    width, height = (int(side) for side in rng.integers(200, 500, 2))
-    coarse = rng.integers(0, 256, (*rng.integers(2, 12, 2), 3), dtype=np.uint8)
-    smooth = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
-    grain = rng.integers(-20, 21, (height, width, 3), dtype=np.int16)
-    return Image.fromarray(np.clip(np.asarray(smooth) + grain, 0, 255).astype(np.uint8))
+def _synthetic(reason: str) -> Pictures:
+    """Generate pictures of smooth colour patches with some noise, of random sizes and aspect ratios."""
+    pictures = []
+    for seed in range(_SYNTHETIC):
+        rng = np.random.default_rng(seed)
+        width, height = (int(side) for side in rng.integers(200, 500, 2))
+        coarse = rng.integers(0, 256, (*rng.integers(2, 12, 2), 3), dtype=np.uint8)
+        smooth = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+        grain = rng.integers(-20, 21, (height, width, 3), dtype=np.int16)
+        pictures.append(Image.fromarray(np.clip(np.asarray(smooth) + grain, 0, 255).astype(np.uint8)))
+    return Pictures(f"{_SYNTHETIC} synthetic images ({reason})", tuple(pictures))

@@ -59,8 +59,12 @@ class _InNumbersOf(nn.Module):
 
 def convert(model: Model, storage: Storage) -> ExportedProgram:
     """Trace a model; see `Format.convert`."""
-    dtype, copied = getattr(torch, storage.precision), _copy_of(model)
-    classes, features = classes_and_features(model)
+    dtype, (classes, features) = getattr(torch, storage.precision), classes_and_features(model)
+    if features:  # a copy with the hooks
+        copied = copy.deepcopy(model)
+    else:
+        copied = build(model.config)
+        copied.load_state_dict(model.state_dict())
     parts = InParts(copied, classes) if features else copied
     part = parts if storage.span.until is None else Until(parts, storage.span.until)
     wrapped = _InNumbersOf(part.to(dtype), dtype).eval().requires_grad_(requires_grad=False)
@@ -75,15 +79,6 @@ def save(graph: ExportedProgram, path: Path, card: str) -> None:
     written = BytesIO()
     torch.export.save(graph, written, extra_files={_CARD_FILE: to_json(described)})
     path.write_bytes(written.getbuffer())
-
-
-def _copy_of(model: Model) -> Model:
-    """Return a copy of the model. Hooks are copied only if the model also computes features."""
-    if classes_and_features(model)[1]:
-        return copy.deepcopy(model)
-    copied = build(model.config)
-    copied.load_state_dict(model.state_dict())
-    return copied
 
 
 def open_file(path: Path, precision: str) -> tuple[GraphRunner, str]:

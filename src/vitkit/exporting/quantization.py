@@ -44,7 +44,7 @@ def quantize(storage: Storage, graph: Any) -> Any:
         preset=nncf.QuantizationPreset.MIXED,
         model_type=nncf.ModelType.TRANSFORMER,
         subset_size=len(inputs),
-        ignored_scope=nncf.IgnoredScope(patterns=list(map(_operations_of, storage.keep))),
+        ignored_scope=nncf.IgnoredScope(patterns=[rf"(__module\.)?{re.escape(name)}[./].*" for name in storage.keep]),
         advanced_parameters=nncf.AdvancedQuantizationParameters(
             smooth_quant_alphas=smoothing,
             disable_bias_correction=True,  # it hardly changes the error, and fails for some graphs
@@ -56,11 +56,6 @@ def stored_in(storage: Storage) -> torch.dtype:
     """Return the dtype of the weights that are not in INT8."""
     dtype: torch.dtype = torch.float32 if storage.precision == INT8 else getattr(torch, storage.precision)
     return dtype
-
-
-def _operations_of(module: str) -> str:
-    """Return a pattern for the names of all operations in a module, in graphs of ONNX and of OpenVINO."""
-    return rf"(__module\.)?{re.escape(module)}[./].*"
 
 
 def layers(module: nn.Module) -> dict[str, nn.Module]:
@@ -108,15 +103,16 @@ def _rounded(layer: nn.Module) -> Iterator[None]:
     exact = weight.clone()
     step = weight.abs().flatten(1).amax(dim=1).clamp_min(1e-12).reshape(-1, *[1] * (weight.ndim - 1)) / 127
     weight.copy_((weight / step).round() * step)
-    hook = layer.register_forward_pre_hook(lambda _layer, inputs: (_on_grid(inputs[0]), *inputs[1:]))
+
+    def round_input(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        x = inputs[0]
+        low, high = x.min().clamp_max(0), x.max().clamp_min(0)
+        step = ((high - low) / 255).clamp_min(1e-12)
+        return ((x / step).round() * step, *inputs[1:])
+
+    hook = layer.register_forward_pre_hook(round_input)
     try:
         yield
     finally:
         hook.remove()
         weight.copy_(exact)
-
-
-def _on_grid(x: Tensor) -> Tensor:
-    low, high = x.min().clamp_max(0), x.max().clamp_min(0)
-    step = ((high - low) / 255).clamp_min(1e-12)
-    return (x / step).round() * step

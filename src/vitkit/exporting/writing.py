@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,7 +20,6 @@ from torch import Tensor
 
 from vitkit.classifier import Classifier
 from vitkit.data.decode import UnreadableImageError
-from vitkit.data.storage import Place
 from vitkit.errors import VitkitError
 from vitkit.exporting.card import Card, instructions
 from vitkit.exporting.comparison import COSINE, AccuracyChange, LogitComparison, Refused, accuracy_change, compare
@@ -37,6 +36,7 @@ from vitkit.profiling.speed import interleave
 from vitkit.system.files import exclusive, staged
 from vitkit.system.progress import progress
 
+_COMPARED = ("classes", "preprocess", "temperature", "thresholds", "dtype", "vitkit_version", "trust", "features")
 _BATCH = 8
 _FEATURES = 16  # images whose features are compared
 _ROUNDING = 1e-9  # of the difference of two accuracies
@@ -124,11 +124,13 @@ def export(
     form, card = format_of(out), Card.of(classifier, precision)
     form.check(precision)
     if not classifier.classes:
-        raise VitkitError("the model has no head, so there is nothing to predict: train one, or load with num_classes")
+        reason = "the model has no head, so there is nothing to predict: train one, or load with num_classes"
+        raise VitkitError("exporting.head-missing", reason)
     pixels = None
     if with_preprocess:
         if not form.can_take_pixels(precision):
-            raise VitkitError(f"a {form.suffix} file with weights in {precision} cannot take pixels")
+            reason = f"a {form.suffix} file with weights in {precision} cannot take pixels"
+            raise VitkitError("exporting.pixels-unsupported", reason)
         scale, is_multi = card.preprocess, card.thresholds is not None
         pixels = Pixels(scale.mean, scale.std, card.temperature, is_multi)
     storage = Storage(precision, form.batch or batch, None if int8 is None else int8.images, span=Span(pixels))
@@ -143,7 +145,14 @@ def export(
             guide = instructions(trial.card, takes_pixels=with_preprocess, file=temporary)
             form.guide(temporary).write_text(f"{guide}\n", encoding="utf-8")
         size = sum(file.stat().st_size for file in form.written(temporary))
-        speeds = _speeds(exported, classifier, trial.images, is_int8=int8 is not None)
+        batch_of = torch.stack(trial.images[:_BATCH])
+        contenders = {"file": exported, "eager float32": classifier.use("eager", "float32", device="cpu")}
+        if int8 is not None:
+            fastest = classifier.use(device="cpu")
+            contenders.setdefault(f"{fastest.backend} {fastest.precision}", fastest)
+        works = {name: partial(contender.logits, batch_of) for name, contender in contenders.items()}
+        times = interleave(works, _ROUNDS, least=0, limit=_SECONDS)
+        speeds = {name: timing.rate(len(batch_of)).median for name, timing in times.items()}
     return replace(outcome, size=size, images_per_s=speeds)
 
 
@@ -191,29 +200,23 @@ class _Trial:
         return self.open()
 
     def open(self) -> Exported:
-        """Open the file, and check its card. Files in INT8 are computed as `vitkit predict` would compute them here.
-
-        Raises:
-            Refused: the file cannot be read back, or its card differs.
-        """
+        """Open the file, and check its card. Files in INT8 are computed as `vitkit predict` would compute them here."""
         try:
             precision = self.card.dtype if not self.form.is_input else "auto" if self.card.dtype == INT8 else "float32"
             exported = Exported(self.path, *self.form.open(self.path, precision))
         except VitkitError as error:
-            reason = error.__cause__
-            if not isinstance(reason, VitkitError):
-                raise Refused(f"the written file cannot be read back: {error}") from error
-            suffix = self.path.suffix
-            raise Refused(f"the model cannot be exported to {suffix}: {reason}; try another format") from error
-        _check_card(self.card, exported.card)
+            cause = error.__cause__
+            if not isinstance(cause, VitkitError):
+                raise Refused(error.code, f"the written file cannot be read back: {error}") from error
+            reason = f"the model cannot be exported to {self.path.suffix}: {cause}; try another format"
+            raise Refused(cause.code, reason) from error
+        for name in _COMPARED:
+            if getattr(self.card, name) != getattr(exported.card, name):
+                raise Refused("exporting.card-differs", f"the {name} in the file differs from the model's")
         return exported
 
     def verify(self, exported: Exported, storage: Storage) -> Outcome:
-        """Compare the file with the model in float32, and in bfloat16 if its runtime would choose that.
-
-        Raises:
-            Refused: the predictions differ.
-        """
+        """Compare the file with the model in float32, and in bfloat16 if its runtime would choose that."""
         images = read_pictures(exported, self.pictures)[0]
         theirs = _answers(exported, images, "asking the file")
         try:
@@ -221,11 +224,21 @@ class _Trial:
             comparison.check(self.pictures.what)
         except Refused as error:
             place = explain_difference(self.form, self.model, storage, self.images, self.path)
-            raise Refused(f"the file does not predict as the model does: {error}; {place}") from error
-        if storage.span.pixels is not None:
-            _check_probabilities(exported, images)
-        if self.card.features:
-            _check_features(self.classifier, exported, images)
+            raise Refused(error.code, f"the file does not predict as the model does: {error}; {place}") from error
+        pixels = torch.stack(images[:_FEATURES]).numpy()
+        if storage.span.pixels is not None:  # the file computes probabilities itself
+            difference = np.abs(exported.answer(pixels) - exported.runner.probabilities(pixels)).max()
+            if not difference <= _ROUNDED:
+                reason = f"the file computes other probabilities than its logits have: up to {difference:.2g}"
+                raise Refused("exporting.probabilities-differ", reason)
+        if self.card.features:  # from which unknown images are recognised
+            known, found = (
+                torch.from_numpy(each.seeing()(pixels).features.copy()) for each in (self.classifier, exported)
+            )
+            cosine = F.cosine_similarity(known.double(), found.double(), dim=1).min().item()
+            if not cosine >= COSINE:
+                reason = f"the file computes other features than the model: cosine {cosine:.6f} is below {COSINE}"
+                raise Refused("exporting.features-differ", reason)
         quick, in_bfloat16 = load_exported(self.path) if self.form.is_input else exported, None
         if quick.precision == "bfloat16" != exported.runner.precision:
             rounded = _answers(quick, images, "asking the file in bfloat16")
@@ -234,8 +247,9 @@ class _Trial:
                 in_bfloat16.check(self.pictures.what)
             except Refused as error:
                 raise Refused(
+                    error.code,
                     "in bfloat16, which `vitkit predict` would use here, the file does not predict as the model does: "
-                    f"{error}"
+                    f"{error}",
                 ) from error
         return self.outcome(exported, theirs, comparison, in_bfloat16=in_bfloat16)
 
@@ -247,13 +261,10 @@ class _Trial:
 
 
 def _quantise(trial: _Trial, storage: Storage, int8: Int8) -> tuple[Exported, Outcome]:
-    """Write the file in INT8, with so many layers in floating point that its accuracy is close enough to the model's.
-
-    Raises:
-        Refused: the accuracy falls too far in every attempt.
-    """
+    """Write the file in INT8, with enough layers in floating point for an accuracy that is close to the model's."""
     if trial.truth is None:
-        raise VitkitError("INT8 is judged by its accuracy on validation images, and these have other classes")
+        reason = "INT8 is judged by its accuracy on validation images, and these have other classes"
+        raise VitkitError("exporting.classes-unknown", reason)
     changes, most = [], int8.max_drop + _ROUNDING
     for attempt in _attempts(trial, storage):
         exported = trial.write(attempt)
@@ -272,13 +283,19 @@ def _quantise(trial: _Trial, storage: Storage, int8: Int8) -> tuple[Exported, Ou
     else:
         best = max(changes, key=lambda change: change.after)
         raise Refused(
+            "exporting.accuracy-lost",
             f"in INT8, the accuracy falls from {best.before:.1%} to {best.after:.1%} on {trial.pictures.what}, even if "
             f"the {len(attempt.keep)} most sensitive layers stay in floating point: use --precision float16, or allow "
-            "more with --max-drop"
+            "more with --max-drop",
         )
     trial.form.save(trial.graph, trial.path, trial.card.to_json())
     exported = trial.open()
-    tested = None if int8.tests is None else _tested(trial, exported, int8.tests)
+    tested = None
+    if int8.tests is not None:
+        images, read = read_pictures(trial.classifier, int8.tests)
+        logits = [_answers(each, images, "testing") for each in (trial.classifier, exported)]
+        truth = _truth(int8.tests, read, trial.card.classes)
+        tested = accuracy_change(*logits, truth, trial.model_card, trial.card)
     kept = tuple(name.removeprefix("model.") for name in attempt.keep[2:])
     comparison = compare(trial.plain, theirs, trial.card)
     return exported, trial.outcome(exported, theirs, comparison, tested=tested, kept=kept)
@@ -298,26 +315,6 @@ def _attempts(trial: _Trial, storage: Storage) -> Iterator[Storage]:
         count *= 2
 
 
-def _tested(trial: _Trial, exported: Exported, pictures: Pictures) -> AccuracyChange | None:
-    """Compare the accuracies on test images."""
-    images, read = read_pictures(trial.classifier, pictures)
-    ours, theirs = (_answers(each, images, "testing") for each in (trial.classifier, exported))
-    truth = _truth(pictures, read, trial.card.classes)
-    return accuracy_change(ours, theirs, truth, trial.model_card, trial.card)
-
-
-def _speeds(exported: Exported, classifier: Classifier, images: list[Tensor], *, is_int8: bool) -> dict[str, float]:
-    """Return the images per second of the file, the model, and, for INT8, the fastest backend in floating point."""
-    batch = torch.stack(images[:_BATCH])
-    contenders = {"file": exported, "eager float32": classifier.use("eager", "float32", device="cpu")}
-    if is_int8:
-        fastest = classifier.use(device="cpu")
-        contenders.setdefault(f"{fastest.backend} {fastest.precision}", fastest)
-    works = {name: partial(contender.logits, batch) for name, contender in contenders.items()}
-    times = interleave(works, _ROUNDS, least=0, limit=_SECONDS)
-    return {name: timing.rate(len(batch)).median for name, timing in times.items()}
-
-
 def check_free(files: Sequence[Path], *, force: bool) -> None:
     """Check that the files of an export can be created.
 
@@ -327,11 +324,12 @@ def check_free(files: Sequence[Path], *, force: bool) -> None:
     """
     for path in files:
         if path.is_dir():
-            raise VitkitError(f"--out {path} is a folder; name a file")
+            raise VitkitError("exporting.file-invalid", f"--out {path} is a folder; name a file")
         if path.exists() and not force:
-            raise VitkitError(f"{path} exists: choose a new name, or --force to write over it")
+            raise VitkitError("exporting.file-exists", f"{path} exists: choose a new name, or --force to write over it")
         if path.exists() and not files[-1].exists():
-            raise VitkitError(f"{path} exists and does not belong to an exported {files[-1].name}: choose a new name")
+            reason = f"{path} exists and does not belong to an exported {files[-1].name}: choose a new name"
+            raise VitkitError("exporting.file-exists", reason)
 
 
 @contextmanager
@@ -372,9 +370,16 @@ def read_pictures(classifier: Classifier, pictures: Pictures) -> tuple[list[Tens
     Raises:
         VitkitError: none of the pictures can be read.
     """
-    read = {i: image for i, picture in enumerate(pictures.those) if (image := _read(classifier, picture)) is not None}
+    read: dict[int, Tensor] = {}
+    for i, picture in enumerate(pictures.those):
+        with suppress(UnreadableImageError):
+            if isinstance(picture, Image.Image):
+                read[i] = torch.from_numpy(classifier.preprocess(picture))
+            else:
+                read[i] = classifier.read(picture)
     if not read:
-        raise VitkitError(f"none of the {pictures.what} can be read: name other images with --data")
+        reason = f"none of the {pictures.what} can be read: name other images with --data"
+        raise VitkitError("exporting.images-unreadable", reason)
     return list(read.values()), list(read)
 
 
@@ -386,15 +391,6 @@ def _truth(pictures: Pictures, read: Sequence[int], classes: Sequence[str]) -> T
     if not set().union(*names) <= set(classes):
         return None
     return torch.tensor([[name in of_picture for name in classes] for of_picture in names])
-
-
-def _read(classifier: Classifier, picture: Place | Image.Image) -> Tensor | None:
-    if isinstance(picture, Image.Image):
-        return torch.from_numpy(classifier.preprocess(picture))
-    try:
-        return classifier.read(picture)
-    except UnreadableImageError:
-        return None
 
 
 def _answers(classifier: Classifier, images: list[Tensor], what: str) -> Tensor:
@@ -409,39 +405,3 @@ def _answers(classifier: Classifier, images: list[Tensor], what: str) -> Tensor:
         done += len(batch)
         progress(what, done, len(images))
     return torch.cat(rows)
-
-
-def _check_probabilities(exported: Exported, images: list[Tensor]) -> None:
-    """Check that the probabilities which a file computes itself follow from its logits.
-
-    Raises:
-        Refused: a probability differs.
-    """
-    pixels = torch.stack(images[:_FEATURES]).numpy()
-    difference = np.abs(exported.answer(pixels) - exported.runner.probabilities(pixels)).max()
-    if not difference <= _ROUNDED:
-        raise Refused(f"the file computes other probabilities than its logits have: up to {difference:.2g}")
-
-
-def _check_features(classifier: Classifier, exported: Classifier, images: list[Tensor]) -> None:
-    """Check that a file computes the features from which unknown images are recognised.
-
-    Raises:
-        Refused: the cosine similarity between the file's and the model's features of an image is too low.
-    """
-    pixels = torch.stack(images[:_FEATURES]).numpy()
-    ours, theirs = (torch.from_numpy(each.seeing()(pixels).features.copy()) for each in (classifier, exported))
-    cosine = F.cosine_similarity(ours.double(), theirs.double(), dim=1).min().item()
-    if not cosine >= COSINE:
-        raise Refused(f"the file computes other features than the model: cosine {cosine:.6f} is below {COSINE}")
-
-
-def _check_card(ours: Card, theirs: Card) -> None:
-    """Check that the card of a file describes the model.
-
-    Raises:
-        Refused: a field differs.
-    """
-    for name in ("classes", "preprocess", "temperature", "thresholds", "dtype", "vitkit_version", "trust", "features"):
-        if getattr(ours, name) != getattr(theirs, name):
-            raise Refused(f"the {name} in the file differs from the model's")
