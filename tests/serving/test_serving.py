@@ -188,6 +188,39 @@ def test_answers_have_the_promised_forms(client: httpx.Client, folder: Path) -> 
         assert told == f"there is no option 'nothing': expected {', '.join(known)}"
 
 
+def test_errors_have_codes_beside_their_messages(client: httpx.Client, folder: Path) -> None:
+    own = {"files": files(folder, "0.png")}
+    for (method, path, more), status, code in (
+        (("POST", "/predict", {}), 400, "serving.image-missing"),
+        (("POST", "/predict", {"json": {"image": 3}}), 400, "serving.image-invalid"),
+        (("POST", "/predict", {"content": "[", "headers": {"content-type": "application/json"}}), 400,
+         "serving.body-damaged"),
+        (("POST", "/predict", {"content": "<p>", "headers": {"content-type": "text/html"}}), 415,
+         "serving.type-unknown"),
+        (("POST", "/predict?top=x", own), 400, "serving.option-invalid"),
+        (("POST", "/predict?nothing=1", own), 400, "serving.option-unknown"),
+        (("POST", "/predict?top=1&top=2", own), 400, "serving.option-repeated"),
+        (("POST", "/predict?model=nothing", own), 404, "serving.model-unknown"),
+        (("POST", "/explain?layer=x", own), 400, "serving.option-invalid"),
+        (("GET", "/predict", {}), 405, "serving.method-wrong"),
+        (("GET", "/nothing", {}), 404, "serving.route-missing"),
+        (("GET", "/models", {"headers": {"host": "evil.example"}}), 421, "serving.host-unknown"),
+        (("POST", "/predict", {"headers": {"origin": "http://evil.example"}}), 403, "serving.origin-foreign"),
+    ):  # fmt: skip
+        answer = client.request(method, path, **more)
+        found = answers.RefusedRequest.model_validate(answer.json(), strict=True)
+        assert (answer.status_code, found.code) == (status, code), path
+    schema = client.get("/openapi.json").json()["components"]["schemas"]["RefusedRequest"]
+    assert schema["required"] == ["error", "code"]
+
+
+def test_the_guide_names_only_codes_that_exist() -> None:
+    guide = (Path(__file__).parents[2] / "docs/guide/serving.md").read_text()
+    sources = "".join(file.read_text() for file in Path(answers.__file__).parent.glob("*.py"))
+    named = set(re.findall(r"`(serving\.[a-z-]+)`", guide))
+    assert len(named) > 10 and named <= set(re.findall(r'"(serving\.[a-z-]+)"', sources))
+
+
 def test_the_page_loads_nothing_from_elsewhere(client: httpx.Client) -> None:
     page = client.get("/", follow_redirects=True)
     assert page.url.path == "/docs"

@@ -117,7 +117,7 @@ def test_classes_are_added_renamed_and_merged(client: TestClient, place: Workspa
         ("classes/rename", {"old": "red", "new": ""}),
     ):
         answer = client.post(f"/api/data/{path}", json=body)
-        assert (answer.status_code, list(answer.json())) == (400, ["error"]), body
+        assert (answer.status_code, list(answer.json())) == (400, ["error", "code"]), body
         assert "\n" not in answer.json()["error"]
 
 
@@ -157,7 +157,10 @@ def test_what_is_wrong_changes_nothing(client: TestClient, place: Workspace) -> 
     )
     for body in wrong:
         answer = client.post("/api/data/labels", json={"version": version, **body})
-        assert answer.status_code in (400, 409, 422)
+        codes = {
+            400: "webapp.photograph-unknown", 409: "webapp.photographs-changed", 422: "webapp.field-invalid"
+        }  # fmt: skip
+        assert answer.json()["code"] == codes[answer.status_code]
         assert isinstance(answer.json()["error"], str)
         assert not place.labels.exists()
 

@@ -164,7 +164,8 @@ def test_a_report_that_was_tampered_with_leads_to_no_other_file(client: TestClie
     try:
         page.write_text(kept.replace(json.dumps(path), '"../runs/first/curves.png"'))
         answer = client.get("/api/results/runs/second/photographs/0")
-        assert (answer.status_code, answer.json()) == (400, {"error": "there is no such photograph"})
+        expected = {"error": "there is no such photograph", "code": "webapp.photograph-unknown"}
+        assert (answer.status_code, answer.json()) == (400, expected)
         page.write_text("<html>")
         assert "contains no data" in client.get("/api/results/runs/second").json()["error"]
     finally:

@@ -218,6 +218,8 @@ def test_a_folder_that_was_deleted_is_named_in_a_line(tmp_path: Path, monkeypatc
     here.rmdir()
     answer = client.get("/api/train/offers")
     assert answer.status_code == 410 and "in which the studio was started is gone" in answer.json()["error"]
+    assert answer.json()["code"] == "webapp.folder-missing"
+    assert client.get("/api/nothing").json()["code"] == "webapp.route-missing"
 
 
 # --- Photographs in an archive or in shards ---------------------------------------------------------

@@ -35,21 +35,15 @@ _FIELD = re.compile(rb'(?:"|&quot;)checksum(?:"|&quot;): (?:"|&quot;)([0-9a-f]{6
 def sealed(content: bytes, *beside: bytes, start: int = 0) -> bytes:
     """Compute the checksum of a file, and return the content of the file with the checksum filled in.
 
-    Args:
-        content: content that contains one card, whose checksum is zeros.
-        beside: contents of further files that the checksum includes.
-        start: position in the content where the search for the checksum's field starts.
+    The content has one card, whose checksum is zeros; its field is searched from `start` on. The checksum includes the
+    files in `beside`.
     """
     place, digits = _digest(content, beside, start)
     return content[: place.start] + digits + content[place.stop :]
 
 
 def check(path: Path, content: bytes, *beside: bytes, start: int = 0) -> None:
-    """Check that the content of a file matches its checksum; the arguments are those of `sealed`.
-
-    Raises:
-        VitkitError: the content does not match.
-    """
+    """Check that the content of a file matches its checksum; the arguments are those of `sealed`."""
     try:
         place, digits = _digest(content, beside, start)
     except ValueError as error:
@@ -64,9 +58,6 @@ def _digest(content: bytes, beside: Iterable[bytes], start: int) -> tuple[slice,
 
     The checksum is a SHA-256 of the content, with zeros in place of the checksum, and of the files in `beside`. Each
     part is preceded by its length.
-
-    Raises:
-        ValueError: the content has no checksum, or several.
     """
     matches = list(_FIELD.finditer(content, start))
     if len(matches) != 1:
@@ -83,10 +74,7 @@ def _digest(content: bytes, beside: Iterable[bytes], start: int) -> tuple[slice,
 def instructions(card: Card, *, takes_pixels: bool = False, file: Path | None = None) -> str:
     """Return JSON that says what a program must do before and after it calls an exported model.
 
-    Args:
-        card: the card of the file.
-        takes_pixels: whether the file takes pixels and returns probabilities.
-        file: the exported file, whose name and SHA-256 are added.
+    If `takes_pixels`, the file takes pixels and returns probabilities. The name and the SHA-256 of `file` are added.
     """
     (height, width), channels = card.preprocess.size, len(card.preprocess.mean)
     activation = "softmax" if card.thresholds is None else "sigmoid"

@@ -223,12 +223,8 @@ def accuracy_change(
 ) -> AccuracyChange | None:
     """Compare the accuracy of a file with that of its model; None if the classes of the images are unknown.
 
-    Args:
-        ours: the logits (B, K) of the model.
-        theirs: the logits (B, K) of the file.
-        truth: whether each image has each class, (B, K); or None.
-        card: the card of the model, with its thresholds.
-        of_file: the card of the file; its thresholds may differ.
+    `ours` and `theirs` are the logits (B, K) of the model and of the file, `truth` says whether each image has each
+    class (B, K), and the cards of both have their thresholds.
     """
     from vitkit.evaluation import Units, mean_interval
 

@@ -41,11 +41,7 @@ _OPERATIONS = frozenset(  # none calls another graph or reads anything but its i
 
 
 def read_card(path: Path) -> str:
-    """Return the card of a file, after checking that the file contains only a graph of operations of vitkit.
-
-    Raises:
-        VitkitError: the file contains anything else, or is damaged.
-    """
+    """Return the card of a file, after checking that the file contains only a graph of operations of vitkit."""
     schema, content = import_runtime("schema_py_generated"), path.read_bytes()
     try:
         if content[4:8] != _IDENTIFIER:

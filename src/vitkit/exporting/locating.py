@@ -27,15 +27,8 @@ _DEPTH = 3  # of modules in other networks, such as `network.layer1.0`
 def explain_difference(form: Format, model: Model, storage: Storage, images: list[Tensor], path: Path) -> str:
     """Describe where the outputs of a file and of its model begin to differ, and which precision works.
 
-    Parts of the model, each one from the input to a layer, are written in the same way as the file, and compared. The
-    layer is found by bisection.
-
-    Args:
-        form: the format of the file.
-        model: the model, in float32.
-        storage: how the file stores it.
-        images: preprocessed images, each (C, height, width).
-        path: a file that may be overwritten.
+    Parts of the model, each one from the input to a layer, are written in the same way as the file, and compared on
+    images (C, height, width). The layer is found by bisection. The file at `path` may be overwritten.
     """
     sample = torch.stack(images[:_IMAGES])
     outputs = _outputs(model, sample)  # in the order of the computation

@@ -42,11 +42,7 @@ _MODEL: dict[int, Any] = {1: None, 2: None, 3: None, 7: _GRAPH, 8: {1: "domain",
 
 
 def read_card(path: Path) -> str:
-    """Return the card of a file, after checking that the file contains only a graph written by vitkit.
-
-    Raises:
-        VitkitError: the file contains anything else, or is damaged.
-    """
+    """Return the card of a file, after checking that the file contains only a graph written by vitkit."""
     content = path.read_bytes()
     cards: list[memoryview] = []
     try:

@@ -68,11 +68,7 @@ _BEGINNING = b'<?xml version="1.0"?>\n<net '
 
 
 def read_card(path: Path) -> str:
-    """Return the card of a model (.xml and .bin), after checking that the files contain only a graph written by vitkit.
-
-    Raises:
-        VitkitError: the files contain anything else or are damaged, or the .bin is missing.
-    """
+    """Return the card of a model (.xml and .bin), after checking that the files contain only a graph of vitkit."""
     weights = path.with_suffix(".bin")
     if not weights.is_file():
         raise VitkitError(
@@ -94,9 +90,7 @@ def read_card(path: Path) -> str:
 def _screen(content: bytes, weights: int) -> str:
     """Check that the graph has only known elements and operations, and return the card.
 
-    Args:
-        content: content of the .xml file.
-        weights: size of the .bin file in bytes. All constants must lie within the file.
+    All constants must lie within the .bin file, which has `weights` bytes.
     """
     if not content.startswith(_BEGINNING):
         raise VitkitError("exporting.file-foreign", "it does not start like a model that vitkit wrote")

@@ -195,11 +195,7 @@ def _write_html(path: Path, name: str, onnx: bytes, card: Card, about: str, runt
 
 
 def read_model(path: Path) -> bytes:
-    """Return the ONNX file that an exported HTML page contains.
-
-    Raises:
-        VitkitError: the file is not such a page, or is damaged.
-    """
+    """Return the ONNX file that an exported HTML page contains."""
     begin, end = _PART.format("model").encode(), b"</script>\n"
     unpacked, blocks = zlib.decompressobj(wbits=_GZIP), []
     try:

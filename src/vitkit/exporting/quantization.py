@@ -77,9 +77,7 @@ def ends(module: nn.Module) -> tuple[str, ...]:
 def by_sensitivity(module: nn.Module, images: Array) -> list[str]:
     """Return the names of the layers between the ends, the one first whose quantisation alone changes the output most.
 
-    Args:
-        module: the module that is converted; its weights are restored.
-        images: calibration images (n, C, height, width).
+    The images are calibration images (n, C, height, width). The weights of the module are restored.
     """
     sample = torch.from_numpy(images[:_RANKED_ON])
     plain, kept = _first(module(sample)), ends(module)

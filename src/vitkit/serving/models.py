@@ -47,12 +47,7 @@ _WHAT: tuple[Features, ...] = get_args(Features)
 
 
 def open_models(named: Sequence[str | Path | Classifier], compute: Compute) -> ServedModels:
-    """Open models by their sources, each optionally prefixed with a name: NAME=SOURCE.
-
-    Raises:
-        VitkitError: a model cannot be loaded, does not work with the backend, has no classes, or is given twice under
-            the same name.
-    """
+    """Open models by their sources, each optionally prefixed with a name: NAME=SOURCE."""
     models = list[ServedModel]()
     for entry in named:
         name, source = split_name(entry)

@@ -150,11 +150,7 @@ class Service:
         self._rankings, self._features = _Budget(_MOST_RANKED, "classes"), _Budget(most_numbers, "numbers")
 
     def check_open(self, path: str) -> None:
-        """Check that a route can accept a request at present, before its pictures are read.
-
-        Raises:
-            BadRequestError: the server is closing, or the queue is full.
-        """
+        """Check that a route can accept a request at present, before its pictures are read."""
         if self.is_closing:
             raise BadRequestError("serving.server-closing", 503, _CLOSING)
         workers = self.explainers if path == "/explain" else self.workers
@@ -294,9 +290,7 @@ class Service:
 class _Budget:
     """A limit on the total number of values in all answers that are in memory.
 
-    Args:
-        most: the maximum number for one answer; all answers together may have four times as many.
-        what: the word for the values in error messages.
+    One answer may have `most` values, and all answers together four times as many. `what` is the word for them.
     """
 
     def __init__(self, most: int, what: str) -> None:

@@ -9,7 +9,7 @@ To add a tab:
 1. A row in `app.TABS`: its name, its title and its purpose in one line.
 2. `NAME.py` with `router(workspace: Workspace) -> APIRouter`, whose paths begin with `/api/NAME`. Handlers that
    compute or read files are plain `def` functions, which run in threads. Errors that users can fix raise
-   `VitkitError`; the page shows them as a line.
+   `VitkitError`; the answer is `{"error": MESSAGE, "code": CODE}`, and the page shows the message as a line.
 3. `static/NAME.js` with `export async function show(main, studio)`, which fills the element `main`. It may return a
    function that is called when the user leaves the tab. `studio` is the answer of `/api/studio`, with two additions:
    `where` is the part of the URL after the tab's name (`#train/again:RUN`), and `goto(tab, where)` opens another

@@ -93,12 +93,7 @@ class _Files(StaticFiles):
 
 
 def create_app(workspace: Workspace, *, can_choose: bool = False) -> FastAPI:
-    """Create the application of one workspace.
-
-    Args:
-        workspace: the workspace.
-        can_choose: whether the page offers to open another workspace, which requires `Studio`.
-    """
+    """Create the application of one workspace. `can_choose` offers to open another one, which requires `Studio`."""
     app = _create_page(TABS, {**workspace.to_dict(), "can_choose": can_choose})
     app.include_router(folders.router(workspace.runs, workspace.photographs))
     for tab in TABS:
@@ -109,10 +104,7 @@ def create_app(workspace: Workspace, *, can_choose: bool = False) -> FastAPI:
 def _create_page(tabs: Sequence[Tab], about: Mapping[str, Any], *, is_chooser: bool = False) -> FastAPI:
     """Create an application that serves the page and its files, without the routes of tabs.
 
-    Args:
-        tabs: the tabs of the page.
-        about: further fields in the answer of `/api/studio`.
-        is_chooser: whether this is the page for choosing a workspace, which requests no photographs.
+    `about` are further fields in the answer of `/api/studio`. The chooser requests no photographs.
     """
     app = FastAPI(title="vitkit studio", docs_url=None, redoc_url=None, openapi_url=None, default_response_class=_Json)
     for kind in (VitkitError, HTTPException, RequestValidationError, OSError, Exception):
@@ -174,12 +166,9 @@ class _Choice(BaseModel):
 
 
 class Studio:
-    """The studio as an ASGI application. One workspace is open at a time.
+    """The studio as an ASGI application. One workspace is open at a time; without one, the user chooses.
 
-    Args:
-        workspace: the workspace to begin with; None to let the user choose.
-        runs: the folder of runs.
-        opened: a function that opens the workspace of a folder, a run or a named data set.
+    `opened` opens the workspace of a folder, a run or a named data set.
     """
 
     def __init__(self, workspace: Workspace | None, runs: Path, opened: Callable[[str | Path], Workspace]) -> None:

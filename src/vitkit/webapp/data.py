@@ -54,11 +54,7 @@ class Suggestions:
         self.work: Background[_Found] = Background()
 
     def start(self, state: State, run: str) -> None:
-        """Start to predict the photographs without a class, unless a prediction is running.
-
-        Raises:
-            VitkitError: there is no run, or every photograph has a class.
-        """
+        """Start to predict the photographs without a class, unless a prediction is running."""
         if not run:
             reason = "no model is trained on these photographs yet: train one first"
             raise VitkitError("webapp.model-missing", reason)
@@ -83,13 +79,9 @@ class Suggestions:
         self.work.start((state.version, run), predict)
 
     def to_dict(self, state: State, run: str) -> dict[str, Any]:
-        """Return the progress, and the suggestions for photographs that still have no class.
+        """Return the progress, and the suggestions of a run for photographs that still have no class.
 
         The suggestions are None until they are computed for this run and list of photographs.
-
-        Args:
-            state: the photographs with their current labels.
-            run: the run whose model suggests the classes; empty if there is none.
         """
         known = self.work.result((state.version, run))
         open_items = {str(i): item for i, item in (known or {}).items() if state.labels[i] == UNLABELLED}
@@ -102,9 +94,6 @@ def diagnose(state: State) -> dict[str, Any]:
 
     Returns:
         The findings, the copies and the unreadable photographs. Photographs are given by number.
-
-    Raises:
-        VitkitError: all photographs are excluded, or none of them can be read.
     """
     table = state.table
     kept = [i for i, label in enumerate(state.labels) if label != EXCLUDED]
@@ -211,12 +200,7 @@ _MANY = 1_000_000
 class Said(BaseModel):
     """A request to set the class of photographs.
 
-    Attributes:
-        version: the version of the list that the numbers refer to.
-        images: the numbers of the photographs.
-        label: a class, the empty string to exclude the photographs, or None to remove their class.
-        run: the run that suggested this class for the photographs in `suggested`; empty if there are none.
-        suggested: the photographs for which the page showed this class as a suggestion.
+    `run` suggested this class for the photographs in `suggested`. A label of "" excludes, and None removes the class.
     """
 
     version: str = Field(max_length=64)

@@ -97,15 +97,9 @@ def _title(path: Path, start: Path) -> str:
 
 
 def new_folder(runs: Path, name: str, photographs: Path | None = None) -> Path:
-    """Create an empty folder for uploads, with an unused name.
+    """Create an empty folder for uploads in `uploads`, next to the folder of runs.
 
-    Args:
-        runs: the folder of runs. `uploads`, which contains the new folder, lies next to it.
-        name: the requested name. A number is appended, so that the name is unused.
-        photographs: the folder of photographs of the studio, if there is one.
-
-    Raises:
-        VitkitError: the new folder would lie among the photographs of the studio.
+    A number is appended to the name, so that it is unused. `photographs` are those of the studio, if there is one.
     """
     uploads = runs.parent / UPLOADS
     if photographs is not None and uploads.resolve().is_relative_to(photographs):
@@ -145,12 +139,7 @@ def _by_class(folder: Path) -> dict[str, int]:
 
 
 def target_in(folder: Path, name: str, suffixes: Collection[str] = SUFFIXES | STORAGES.keys()) -> Path:
-    """Return the path at which an uploaded file is stored. The name of the file may contain folders.
-
-    Raises:
-        VitkitError: the name leads out of the folder, or its suffix is none of `suffixes`, by default those of pictures
-            and archives.
-    """
+    """Return the path at which an uploaded file is stored. The name of the file may contain folders."""
     parts = [part for part in PurePosixPath(name.replace("\\", "/")).parts if part not in ("/", ".")]
     kept = [_part(part) for part in parts]
     if not parts or ".." in parts or not all(kept):
@@ -171,21 +160,10 @@ def target_in(folder: Path, name: str, suffixes: Collection[str] = SUFFIXES | ST
 async def receive(
     target: Path, chunks: AsyncIterator[bytes], offset: int = 0, *, is_last: bool = True, upload: str = ""
 ) -> int:
-    """Write a part of an uploaded file. The file gets its final name when the last part has arrived.
+    """Write a part of an uploaded file, and return the size of the file so far.
 
-    Args:
-        target: the file.
-        chunks: the bytes of the part.
-        offset: the position of the part in the file; parts arrive in order.
-        is_last: whether the file ends with this part.
-        upload: letters and digits that the parts of one upload share, so that two files of one name do not mix.
-
-    Returns:
-        The size of the file so far.
-
-    Raises:
-        VitkitError: the file is empty or too large, exists already or cannot be written, or a part is missing. The
-            message contains no path.
+    Parts arrive in order; the file gets its final name when the last one has arrived. The parts of one upload share
+    the letters and digits `upload`, so that two files of one name do not mix. Error messages contain no path.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -250,12 +228,7 @@ class NewFolder(BaseModel):
 
 
 def router(runs: Path, photographs: Path | None = None) -> APIRouter:
-    """Return the routes that list folders and receive photographs.
-
-    Args:
-        runs: the folder of runs, next to which uploads are stored.
-        photographs: the folder of photographs of the studio, if one is open.
-    """
+    """Return the routes that list folders and receive photographs. `photographs` are those of an open studio."""
     routes = APIRouter(prefix="/api/folders")
 
     @routes.get("")
@@ -296,11 +269,7 @@ def offered(runs: Path, photographs: Path | None = None) -> list[PhotoFolder]:
 
 
 def chosen(identifier: str, runs: Path, photographs: Path | None = None) -> PhotoFolder:
-    """Return an offered folder by its identifier.
-
-    Raises:
-        VitkitError: no folder with this identifier is offered any more.
-    """
+    """Return an offered folder by its identifier."""
     for folder in offered(runs, photographs):
         if folder.identifier == identifier:
             return folder

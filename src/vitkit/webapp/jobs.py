@@ -77,11 +77,7 @@ class Job:
 
 
 class Jobs:
-    """The queue of trainings of one folder of runs.
-
-    Args:
-        runs: the folder that contains the run folders.
-    """
+    """The queue of trainings of one folder of runs."""
 
     def __init__(self, runs: Path) -> None:
         self.runs, self.state_folder = runs, state_of_runs(runs)
@@ -246,11 +242,7 @@ class Jobs:
         return job is not None and (not job.started or (not job.ended and is_same(job.process, job.birth)))
 
     def stop(self, run: str) -> None:
-        """Ask the process of a run to stop and save a checkpoint, or remove a waiting job from the queue.
-
-        Raises:
-            VitkitError: the run is not running, or this queue did not start it.
-        """
+        """Ask the process of a run to stop and save a checkpoint, or remove a waiting job from the queue."""
         job = self.last().get(run)
         if job is None or not self.can_stop(job):
             where = "was not started by this studio: stop it where it was started" if is_held(self.runs / run) else ""
@@ -262,11 +254,7 @@ class Jobs:
         request_stop(job.process, self.stop_file(job))
 
     def forget(self, run: str) -> None:
-        """Remove a failed run from the queue, and delete its empty folder. Runs with results are never removed.
-
-        Raises:
-            VitkitError: the run has not failed, or its folder contains a recipe.
-        """
+        """Remove a failed run from the queue, and delete its empty folder. Runs with results are never removed."""
         job = self.last().get(run)
         if job is None or self.state(run, job) != "failed" or (self.runs / run / RECIPE).is_file():
             raise VitkitError(
@@ -282,11 +270,7 @@ class Jobs:
 
 
 def work(runs: Path) -> None:
-    """Run one job after the other until the queue is empty. If another runner is working, run no job.
-
-    Args:
-        runs: the folder of runs that the queue belongs to.
-    """
+    """Run one job after the other until the queue is empty. If another runner is working, run no job."""
     jobs = Jobs(runs)
     try:
         with exclusive(jobs.state_folder, jobs.state_folder / _LOCK, wait=_PATIENCE):

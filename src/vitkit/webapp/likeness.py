@@ -50,11 +50,9 @@ class Background(Generic[T]):
         self._key: object = None
 
     def start(self, key: object, work: Callable[[], T]) -> None:
-        """Start a task, unless one is running.
+        """Start a task, unless one is running. It reports its progress to `vitkit.system.progress.progress`.
 
-        Args:
-            key: identifies the input of the task; `result` returns the result only for an equal key.
-            work: the task, which reports its progress to `vitkit.system.progress.progress`.
+        `result` returns the result only for a key that is equal to this one.
         """
         with self._lock:
             if self.is_running:
@@ -116,13 +114,8 @@ class Likeness:
     def start(self, table: ImageTable, way: str = "") -> None:
         """Start to compute the features, unless they exist or are being computed.
 
-        Args:
-            table: the photographs.
-            way: what to do if no model is on this machine: `download` downloads the smallest model, and `colours`
-                computes features without a model. Empty if the user has not chosen.
-
-        Raises:
-            VitkitError: no model is on this machine and no way was chosen, or downloads are forbidden.
+        If no model is on this machine, `way` says what to do: `download` downloads the smallest model, and `colours`
+        computes features without a model.
         """
         if best_eyes(self.workspace) is None and way:
             self._chosen = COLOURS if way == COLOURS.source else smallest_download()
@@ -175,11 +168,7 @@ class Likeness:
         return self._kept[1], self._kept[2]
 
     def alike(self, table: ImageTable, number: int) -> list[int]:
-        """Return the indices of all readable photographs, sorted by decreasing similarity to photograph `number`.
-
-        Raises:
-            VitkitError: the features are not computed yet, or photograph `number` cannot be read.
-        """
+        """Return the indices of all readable photographs, sorted by decreasing similarity to photograph `number`."""
         import numpy as np
 
         features = self.features(table)
@@ -246,9 +235,6 @@ def run_vitkit(arguments: list[str], out: Path) -> None:
     """Run a vitkit command that writes the new file `out` in another process, and report its progress.
 
     If this function is interrupted, it stops the process. Images that cannot be read are no failure.
-
-    Raises:
-        VitkitError: the command failed; the message is the error message of the command.
     """
     process = subprocess.Popen(  # noqa: S603  # vitkit's own command, and what was offered
         python("vitkit", *arguments, "--out", str(out)),
@@ -283,13 +269,7 @@ def next_labels(
 ) -> dict[str, Any]:
     """Return the indices of the unlabelled photographs that are most useful to label next, best first.
 
-    Args:
-        state: the photographs with their current labels.
-        seen: the indices of the readable photographs, and their features (n, D); None if not computed yet.
-        count: the number of photographs to return.
-
-    Raises:
-        VitkitError: the features are not computed yet, or every photograph has a class or is a copy of one that has.
+    `seen` has the indices of the readable photographs and their features (n, D); it is None if they are not computed.
     """
     if seen is None:
         raise VitkitError("webapp.features-missing", _NOT_YET)

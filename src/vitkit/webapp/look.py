@@ -206,11 +206,7 @@ def router(workspace: Workspace) -> APIRouter:
 
 
 async def picture_in(request: Request) -> bytes:
-    """Return the body of a request, which is a picture.
-
-    Raises:
-        VitkitError: the request is empty.
-    """
+    """Return the body of a request, which is a picture."""
     content = await request.body()
     if not content:
         raise VitkitError("webapp.picture-missing", "there is no picture: choose one, drop it here, or paste it")

@@ -66,11 +66,7 @@ def until_changed(read: Callable[[Path], _T], size: int = 4) -> Callable[[Path],
 
 
 def check_number(number: int, count: int) -> None:
-    """Check that a list of `count` photographs has a photograph with this number.
-
-    Raises:
-        VitkitError: the list has no such number.
-    """
+    """Check that a list of `count` photographs has a photograph with this number."""
     if not 0 <= number < count:
         raise VitkitError("webapp.photograph-unknown", "there is no such photograph")
 
@@ -137,14 +133,9 @@ class Photographs:
         threading.Thread(target=read, daemon=True).start()
 
     def read(self, *, relist: bool = False) -> State:
-        """Return the current photographs and labels.
+        """Return the current photographs and labels; `relist` lists the folder again.
 
-        Args:
-            relist: whether to list the folder again instead of using the last list. The label file is always read
-                again if it has changed.
-
-        Raises:
-            VitkitError: there are no photographs, their folder is gone, or the label file is damaged.
+        The label file is always read again if it has changed.
         """
         with self._lock:
             check_folder(self.workspace.photographs)
@@ -166,12 +157,7 @@ class Photographs:
             return self._state[1]
 
     def file(self, version: str, number: int) -> Place:
-        """Return the file of a photograph.
-
-        Raises:
-            ChangedError: the list has changed since that version.
-            VitkitError: the list has no photograph with this number.
-        """
+        """Return the file of a photograph."""
         table = self._table if version == self._version else None  # without the lock, to avoid waiting
         if table is None:
             table = self._current(version, (number,)).table
@@ -189,21 +175,8 @@ class Photographs:
         """Give photographs a class. `EXCLUDED` leaves them out, and `UNLABELLED` removes their class.
 
         A photograph that already has the class normally gets no row in the label file. But if its label is suspected
-        to be wrong, it gets a row, which confirms the label.
-
-        Args:
-            version: the version of the list that `numbers` refer to.
-            numbers: the numbers of the photographs.
-            label: the class.
-            doubts: the suspected label errors that are shown with the photographs. If the user chooses the proposed
-                class for such a photograph, or excludes it, the label is recorded as proposed by the run.
-            suggested: the photographs for which the page showed this class as the suggestion of a run. Their labels are
-                recorded as proposed by this run.
-
-        Raises:
-            VitkitError: the name is not valid for a class.
-            ChangedError: the list has changed since that version.
-            GoneError: a photograph no longer exists.
+        to be wrong, it gets a row, which confirms the label. A label is recorded as proposed by a run if the user
+        chooses the class that the run suggested, or excludes a photograph whose label the run suspects.
         """
         with self._lock:
             state = self._current(version, [*numbers, *(suggested.numbers if suggested else ())])
@@ -223,19 +196,9 @@ class Photographs:
             return self._add(edits)
 
     def accept(self, version: str, run: str, groups: Sequence[tuple[str, Sequence[int]]]) -> State:
-        """Give photographs without a class the classes that a run suggests, in one step.
+        """Give photographs without a class the classes that a run suggests, in one step; ignore the others.
 
-        Photographs that already have a class are ignored.
-
-        Args:
-            version: the version of the list that the numbers refer to.
-            run: the run, which is recorded as having proposed the labels.
-            groups: each class with the numbers of its photographs.
-
-        Raises:
-            VitkitError: a name is not valid for a class.
-            ChangedError: the list has changed since that version.
-            GoneError: a photograph no longer exists.
+        `groups` has each class with the numbers of its photographs.
         """
         with self._lock:
             state = self._current(version, [i for _, numbers in groups for i in numbers])
@@ -249,12 +212,7 @@ class Photographs:
             return self._add([Edit(state.table.paths[i], label, proposed_by=run) for i, label in labels.items()])
 
     def rename(self, old: str, new: str) -> State:
-        """Rename a class. If another class already has the new name, merge both classes.
-
-        Raises:
-            VitkitError: there is no class `old`, or the new name is not valid for a class.
-            GoneError: a photograph of the class no longer exists.
-        """
+        """Rename a class. If another class already has the new name, merge both classes."""
         with self._lock:
             state = self.read()
             new = checked_name(new)
@@ -269,11 +227,7 @@ class Photographs:
             return state
 
     def add_class(self, name: str) -> None:
-        """Add a class that no photograph has yet.
-
-        Raises:
-            VitkitError: the class exists already, or the name is not valid for a class.
-        """
+        """Add a class that no photograph has yet."""
         with self._lock:
             name = checked_name(name)
             names = self._names(self.read())
@@ -282,11 +236,7 @@ class Photographs:
             self._keep([*names, name])
 
     def remove_class(self, name: str) -> None:
-        """Remove a class that no photograph has.
-
-        Raises:
-            VitkitError: a photograph has the class.
-        """
+        """Remove a class that no photograph has."""
         with self._lock:
             if name in self._counts(state := self.read()):
                 reason = f"photographs have the class {name!r}: give them another, or merge the class"
@@ -308,11 +258,7 @@ class Photographs:
             return state
 
     def redo(self) -> State:
-        """Redo the step that was undone last in this session, except for photographs with newer labels.
-
-        Raises:
-            VitkitError: all photographs of the step have newer labels, or labels were added since the undo.
-        """
+        """Redo the step that was undone last in this session, except for photographs with newer labels."""
         with self._lock:
             self.workspace.said.redo()
             return self.read()
@@ -381,11 +327,7 @@ _CLASSES = "classes.json"
 
 
 def check_there(files: Sequence[Place]) -> None:
-    """Check that photographs exist, so that no label is written for a missing one.
-
-    Raises:
-        GoneError: a photograph does not exist.
-    """
+    """Check that photographs exist, so that no label is written for a missing one."""
     gone = [file for file in files if not is_there(file)]
     if gone:
         more = f", and {len(gone) - 1} more" if len(gone) > 1 else ""
@@ -394,11 +336,7 @@ def check_there(files: Sequence[Place]) -> None:
 
 
 def checked_name(name: str, task: Task = SINGLE_LABEL) -> str:
-    """Return the name of a class in the form in which it is stored, without surrounding white space.
-
-    Raises:
-        VitkitError: the name is empty, too long or reserved, or contains characters that are not allowed.
-    """
+    """Return the name of a class in the form in which it is stored, without surrounding white space."""
     name = bare(name).strip()
     if not name or len(name) > _LONGEST or any(not character.isprintable() for character in name):
         reason = f"the name of a class must have 1 to {_LONGEST} printable characters"
@@ -419,11 +357,7 @@ def photographs_in(folder: Path) -> ImageTable:
 
 
 def check_folder(folder: Path) -> None:
-    """Check that the photographs are still where the studio was opened.
-
-    Raises:
-        VitkitError: the folder or archive is gone.
-    """
+    """Check that the photographs are still where the studio was opened."""
     if not folder.exists():
         raise VitkitError(
             "webapp.folder-missing", f"{folder} is no longer there: restore it, or open other photographs"
@@ -443,31 +377,19 @@ class Thumbnails:
         self._turn = asyncio.Semaphore(2 * cores())
 
     async def get(self, file: Place, is_left: Callable[[], Awaitable[bool]]) -> bytes | None:
-        """Return the thumbnail of a file as JPEG; None if `is_left` reports that the client has disconnected.
-
-        Raises:
-            UnreadableImageError: the file does not contain a picture.
-        """
+        """Return the thumbnail of a file as JPEG; None if `is_left` reports that the client has disconnected."""
         async with self._turn:
             if await is_left():
                 return None
             return await asyncio.get_running_loop().run_in_executor(self._pool, thumbnail, file)
 
     async def get_large(self, file: Place) -> bytes:
-        """Return a picture at screen size as JPEG, without a cache.
-
-        Raises:
-            UnreadableImageError: the file does not contain a picture.
-        """
+        """Return a picture at screen size as JPEG, without a cache."""
         async with self._turn:
             return await asyncio.get_running_loop().run_in_executor(self._pool, _shrunk, file, _LARGE)
 
     async def respond(self, file: Place, request: Request, *, large: bool) -> Response:
-        """Answer a request with the thumbnail of a file, or with the picture at screen size.
-
-        Raises:
-            VitkitError: the file does not contain a picture.
-        """
+        """Answer a request with the thumbnail of a file, or with the picture at screen size."""
         try:
             made = await (self.get_large(file) if large else self.get(file, request.is_disconnected))
         except UnreadableImageError as error:
@@ -477,11 +399,7 @@ class Thumbnails:
 
 
 def thumbnail(file: Place) -> bytes:
-    """Return the thumbnail of a file from the cache. If it is not cached, make it and try to cache it.
-
-    Raises:
-        UnreadableImageError: the file does not contain a picture.
-    """
+    """Return the thumbnail of a file from the cache. If it is not cached, make it and try to cache it."""
     kept = None
     if stamp := stamp_of(file):  # a path that changes whenever the file does
         name = hashlib.sha256(os.fsencode(f"{file}\0{stamp}")).hexdigest()[:40]

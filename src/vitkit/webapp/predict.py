@@ -78,22 +78,14 @@ class StoredPredictions:
         return sorted(filter(None, map(self._read, self.folder.glob("*.json"))), key=lambda item: -item.number)
 
     def get(self, number: int) -> Answers:
-        """Return the description of a set of predictions.
-
-        Raises:
-            VitkitError: no set of predictions has this number.
-        """
+        """Return the description of a set of predictions."""
         item = self._read(self.folder / f"{number:06}.json")
         if item is None:
             raise VitkitError("webapp.predictions-unknown", "there is no such prediction")
         return item
 
     def rows(self, item: Answers) -> list[Answer]:
-        """Return the prediction for each photograph in a set.
-
-        Raises:
-            VitkitError: the file with the predictions is gone or damaged.
-        """
+        """Return the prediction for each photograph in a set."""
         if self._kept is not None and self._kept[0] == item.number:
             return self._kept[1]
         named = [("label", "confidence"), *((f"label_{i}", f"confidence_{i}") for i in range(1, _TOP + 1))]
@@ -161,13 +153,8 @@ def table_of(
 ) -> tuple[list[str], list[list[str | float | None]]]:
     """Return the header and the rows of a table of predictions, one row for each photograph.
 
-    If the model has a score for unknown images, the familiarity is the last column.
-
-    Args:
-        stored: the predictions of the workspace.
-        item: the set of predictions.
-        withhold: the smallest confidence at which a predicted class is shown. Corrected classes are always shown.
-        unknown: if `Answer.familiar` is at most this value, the class is shown as `?`, unless it was corrected.
+    A predicted class is withheld below the confidence `withhold`, and shown as `?` if the familiarity is at most
+    `unknown`; corrected classes are always shown. The familiarity, if there is one, is the last column.
     """
     answers = stored.rows(item)
     has_familiar = any(row.familiar is not None for row in answers)
@@ -188,11 +175,7 @@ def table_of(
 
 
 def contact_sheet(stored: StoredPredictions, item: Answers, withhold: float, unknown: float = 0.0) -> bytes:
-    """Return a self-contained page with a thumbnail and the class of each photograph, to print or to send.
-
-    Raises:
-        VitkitError: there are too many photographs for a page.
-    """
+    """Return a self-contained page with a thumbnail and the class of each photograph, to print or to send."""
     from vitkit.reporting import gallery, thumbnails
     from vitkit.text import write_page
 
@@ -227,18 +210,12 @@ def _below(path: str, folder: str) -> str:
 def add_to_data(
     workspace: Workspace, stored: StoredPredictions, item: Answers, numbers: Sequence[int]
 ) -> dict[str, Any]:
-    """Write the classes of photographs into a label file.
+    """Write the classes of photographs into a label file; return what was added, for the page.
 
     Photographs in the studio's folder are added to its label file if they have no class yet or if a person corrected
     the predicted class. Photographs of another folder are added to the label file of that folder, `labels/FOLDER.csv`,
     which the studio uses when it opens the folder. Predicted classes that nobody corrected are recorded as proposed by
     the run.
-
-    Returns:
-        The number of added photographs, the label file, and the folder of the photographs, for the page.
-
-    Raises:
-        VitkitError: a row does not exist.
     """
     rows = stored.rows(item)
     for number in numbers:
@@ -264,14 +241,7 @@ def add_to_data(
 
 
 def join_data(workspace: Workspace, stored: StoredPredictions, item: Answers, numbers: Sequence[int]) -> dict[str, Any]:
-    """Create a folder with the studio's photographs and with predicted photographs of another folder.
-
-    Returns:
-        The description of the new folder for the page (`PhotoFolder.to_dict`).
-
-    Raises:
-        VitkitError: a row does not exist, no row has a class, or the folder cannot be created (`_join`).
-    """
+    """Create a folder with photographs of the studio and predicted ones of another folder, and describe it."""
     rows, labels = stored.rows(item), {}
     for number in numbers:
         check_number(number, len(rows))
@@ -410,14 +380,7 @@ def _attached(suffix: str, item: Answers) -> dict[str, str]:
 def _join(workspace: Workspace, others: Path, labels: Mapping[str, tuple[str, str]]) -> Path:
     """Create a folder with the studio's photographs and other photographs, write its label file, and return its path.
 
-    Args:
-        workspace: the workspace whose photographs are joined.
-        others: the folder of the other photographs.
-        labels: the photographs of `others` to add, by relative path: the class of each photograph, and the run that
-            proposed the class or an empty text.
-
-    Raises:
-        VitkitError: the photographs lie in an archive, the new folder would lie among them, or the disk is full.
+    `labels` has the photographs of `others` to add, by relative path: the class, and the run that proposed it or "".
     """
     photographs = workspace.photographs
     for folder in (photographs, others):

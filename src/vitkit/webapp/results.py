@@ -87,20 +87,12 @@ _report_data = until_changed(data_of_report)
 
 
 def data_of(folder: Path) -> dict[str, Any]:
-    """Return the data of the interactive views in a run's report.
-
-    Raises:
-        VitkitError: the run has no report with data.
-    """
+    """Return the data of the interactive views in a run's report."""
     return _report_data(folder / REPORT)
 
 
 def file_of(folder: Path, path: str) -> Place:
-    """Return the file of a photograph that the run lists under this path.
-
-    Raises:
-        VitkitError: the run lists no such path, or the file was deleted or changed after the run recorded it.
-    """
+    """Return the file of a photograph that the run lists under this path."""
     photographs = _read_split(folder / SPLIT)
     place = photographs.places.get(path)
     if place is None:
@@ -190,17 +182,8 @@ def decide(
 ) -> None:
     """Write decisions about suspected label errors into the label file.
 
-    Args:
-        workspace: the workspace with the label file.
-        folder: the folder of the run.
-        version: the version of the run's list of suspects that `numbers` refer to.
-        numbers: positions in the list.
-        what: `keep` if the labels are right, `relabel` to change them, or `exclude` to leave the photographs out.
-        label: the new class for `relabel`; empty for the suggested one.
-
-    Raises:
-        VitkitError: the list has changed, the name is not valid for a class, or the run was trained on photographs
-            other than those of the studio.
+    The numbers are positions in the version `version` of the run's list of suspects. `what` is `keep` if the labels are
+    right, `relabel` to change them (to `label`, or to the suggested class if it is empty), or `exclude`.
     """
     suspects = _suspects(folder)
     if version != stamp_of(folder / LABEL_ERRORS) or not all(0 <= i < len(suspects) for i in numbers):
@@ -217,10 +200,6 @@ def _write(workspace: Workspace, folder: Path, decisions: Sequence[tuple[str, st
 
     A decision has the path of the photograph, its label in the run, the class that the model predicts or suggests, and
     the new label.
-
-    Raises:
-        VitkitError: a name is not valid for a class, the run was trained on photographs other than those of the studio,
-            or a photograph is no longer the one whose label and prediction were shown.
     """
     if reason := _why_not(workspace, folder):
         raise VitkitError("webapp.photographs-foreign", reason)
@@ -247,17 +226,9 @@ def labels_of(workspace: Workspace, folder: Path) -> dict[str, Any]:
 
 
 def correct(workspace: Workspace, folder: Path, version: str, number: int, label: str) -> None:
-    """Write the label of a photograph in a run's report into the label file.
+    """Write the label of a photograph in a run's report into the label file; an empty label leaves it out.
 
-    Args:
-        workspace: the workspace with the label file.
-        folder: the folder of the run.
-        version: the version of the run's report that `number` refers to.
-        number: the position of the photograph in the report.
-        label: the label; empty to leave the photograph out.
-
-    Raises:
-        VitkitError: the report has changed, the name is not valid for a class, or see `_write`.
+    The number is a position in the version `version` of the report.
     """
     images = data_of(folder)["images"]
     if version != stamp_of(folder / REPORT) or not 0 <= number < len(images["path"]):
@@ -269,11 +240,7 @@ def correct(workspace: Workspace, folder: Path, version: str, number: int, label
 
 
 def suspect_path(folder: Path, number: int) -> str:
-    """Return the path of the photograph at a position in a run's list of suspected label errors.
-
-    Raises:
-        VitkitError: the list has no such position.
-    """
+    """Return the path of the photograph at a position in a run's list of suspected label errors."""
     suspects = _suspects(folder)
     check_number(number, len(suspects))
     return suspects[number].path
@@ -292,14 +259,7 @@ def _why_not(workspace: Workspace, folder: Path) -> str:
 
 
 class Decision(BaseModel):
-    """A decision about suspected label errors; see `decide`.
-
-    Attributes:
-        version: the version of the list.
-        numbers: positions in the list.
-        what: `keep`, `relabel` or `exclude`.
-        label: the new class for `relabel`; empty for the suggested one.
-    """
+    """A decision about suspected label errors; see `decide`."""
 
     version: str = Field(max_length=100)
     numbers: list[int] = Field(max_length=10_000)

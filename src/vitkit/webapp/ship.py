@@ -24,15 +24,7 @@ _KINDS: dict[str, Format | Package] = {**PACKAGES, **FORMATS}
 
 
 def write_export(workspace: Workspace, run: str, to: str) -> dict[str, Any]:
-    """Export a run's model to a format, and compare the file with the model.
-
-    Returns:
-        The format and the result of the comparison, for the page.
-
-    Raises:
-        VitkitError: the run or the format does not exist, or the file predicts differently from the model. Such a file
-            is deleted.
-    """
+    """Export a run's model to a format, and compare the file with the model; describe the result for the page."""
     import vitkit
 
     folder = _folder(workspace, run)
@@ -82,11 +74,7 @@ def offered() -> list[dict[str, Any]]:
 
 
 def export_file(workspace: Workspace, name: str) -> Path:
-    """Return the path of an exported file, by its name.
-
-    Raises:
-        VitkitError: no run has an exported file with this name.
-    """
+    """Return the path of an exported file, by its name."""
     for run in workspace.model_names():
         if any(name == file["name"] for form in exported(workspace, run) for file in form["files"]):
             return workspace.runs / EXPORTS / name

@@ -69,11 +69,7 @@ def offers(workspace: Workspace) -> list[Offer]:
 
 
 def offered(workspace: Workspace, source: str) -> Offer:
-    """Return the offer with this source. The page can use only offered sources, not arbitrary files.
-
-    Raises:
-        VitkitError: no offer has this source.
-    """
+    """Return the offer with this source. The page can use only offered sources, not arbitrary files."""
     for offer in offers(workspace):
         if offer.source == source:
             return offer
@@ -123,11 +119,8 @@ _SAMPLES = "What the model sees in training"
 class TrainingRequest(BaseModel):
     """A request for a training.
 
-    Attributes:
-        weights: the `source` of an `Offer`, that is, of a model on the page; `none` to train from scratch.
-        method: the training method.
-        time: a time budget such as 10m; empty for none.
-        split_from: the run whose split is kept; empty for none.
+    `weights` is the `source` of an `Offer`, or `none` to train from scratch. `time` is a budget such as 10m.
+    `split_from` is the run whose split is kept.
     """
 
     weights: str = Field(max_length=4000)

@@ -36,10 +36,8 @@ from vitkit.text import plural
 class Labels:
     """The label file of a workspace. Several threads may use the same instance.
 
-    Args:
-        file: the label file, which need not exist yet.
-        root: the folder of photographs.
-        seen: the file in which the studio records the label files that it has found, to notice if one is gone later.
+    The file need not exist yet. In `seen`, the studio records the label files that it has found, to notice if one is
+    gone later.
     """
 
     def __init__(self, file: Path, root: Path, seen: Path) -> None:
@@ -55,11 +53,7 @@ class Labels:
         self._news: list[str] = []
 
     def read(self) -> LabelFile:
-        """Return the current content of the label file. Only rows that were added since the last call are parsed.
-
-        Raises:
-            VitkitError: the file is damaged, or it existed before and is gone.
-        """
+        """Return the current content of the label file. Only rows that were added since the last call are parsed."""
         with self._lock:
             try:
                 status = self.file.stat()
@@ -127,11 +121,7 @@ class Labels:
                 self._is_overtaken = False
 
     def redo(self) -> None:
-        """Repeat the step that was undone last, except for photographs that have newer labels.
-
-        Raises:
-            VitkitError: all photographs of the step have newer labels, or labels were added since the undo.
-        """
+        """Repeat the step that was undone last, except for photographs that have newer labels."""
         with self._lock:
             now = self.read()
             if not self._undone:
@@ -242,11 +232,7 @@ class Workspace:
         return state_of_runs(self.runs)
 
     def run_folder(self, name: str) -> Path:
-        """Return the folder of a run. The name may come from the browser.
-
-        Raises:
-            VitkitError: no run has this name.
-        """
+        """Return the folder of a run. The name may come from the browser."""
         if name not in self.run_names():  # a name in this list cannot lead out of the folder
             raise VitkitError("webapp.run-unknown", f"there is no run {name!r} in {self.runs}")
         return self.runs / name
@@ -277,9 +263,6 @@ def state_of_runs(runs: Path) -> Path:
     """Return this user's state folder for a folder of runs.
 
     The state folder lies outside of the folder of runs, which may belong to another user.
-
-    Raises:
-        VitkitError: other users may write to the state folder.
     """
     place = os.path.realpath(runs)
     digest = hashlib.sha256(os.fsencode(place)).hexdigest()[:16]
