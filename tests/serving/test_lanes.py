@@ -71,7 +71,7 @@ def test_explanations_keep_no_prediction_waiting(server: Server, ask: Asking, mo
 
     monkeypatch.setattr(ServedModel, "_explain", slow)
     service = server._service
-    at_work = service.shelf.explainers
+    at_work = service.models.explainers
     asked = [ask("/explain?method=all") for _ in range(at_work)]
     until(lambda: service.explainers.working == at_work)  # more at once could wait, and the last one be refused
     asked += [ask("/explain?method=all") for _ in range(3)]
@@ -138,7 +138,7 @@ def test_explanations_end_when_the_server_stops(server: Server, ask: Asking, mon
 
     monkeypatch.setattr(explanation, "explain", endless)
     service = server._service
-    asked = [ask("/explain") for _ in range(service.shelf.explainers + 2)]
+    asked = [ask("/explain") for _ in range(service.models.explainers + 2)]
     assert begun.wait(60)
     until(lambda: service.explainers.waiting == 2)
     stopping = threading.Thread(target=server.stop, daemon=True)
@@ -224,7 +224,7 @@ def test_what_waits_is_refused_when_workers_are_cancelled() -> None:
 
 def numbers(server: Server) -> int:
     """Of a picture's patches."""
-    config = server._service.shelf.models[0].classifier.model.config
+    config = server._service.models.models[0].classifier.model.config
     return int(config.patches * config.hidden_size)
 
 

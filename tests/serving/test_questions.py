@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitkit.serving import BadRequestError, part_of_one, read_body, settle_options, whole_number
+from vitkit.serving import BadRequestError, merge_options, part_of_one, read_body, whole_number
 
 BOUND = b"xXx"
 FORM = "multipart/form-data; boundary=xXx"
@@ -122,13 +122,13 @@ def test_no_body_breaks_its_reading(kind: str, body: bytes) -> None:
 
 
 def test_options_come_from_the_address_or_the_body_and_agree() -> None:
-    assert settle_options(b"top=3&model=a%20b", {"reject": "0.5"}, ("top", "model", "reject")) == {
+    assert merge_options(b"top=3&model=a%20b", {"reject": "0.5"}, ("top", "model", "reject")) == {
         "top": "3", "model": "a b", "reject": "0.5",
     }  # fmt: skip
-    assert settle_options(b"top=3", {"top": "3"}, ("top",)) == {"top": "3"}
+    assert merge_options(b"top=3", {"top": "3"}, ("top",)) == {"top": "3"}
     for query, beside in ((b"top=3", {"top": "4"}), (b"top=3&top=4", {}), (b"tops=3", {}), (b"", {"file": "x"})):
         with pytest.raises(BadRequestError):
-            settle_options(query, beside, ("top",))
+            merge_options(query, beside, ("top",))
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "x", "1.5", "", "1e3", "٣", "9" * 5000])

@@ -352,7 +352,7 @@ def test_redo_does_not_overwrite_a_decision_of_the_results_tab(client: TestClien
     version = everything(client)["version"]
     ask(client, "labels", version=version, images=[0], label="red")
     ask(client, "undo")
-    place.said.add([Edit("blue/img1.png", "blue", "blue")])  # kept, as Results writes it
+    place.label_file.add([Edit("blue/img1.png", "blue", "blue")])  # kept, as Results writes it
     assert everything(client)["can_redo"] is False
     answer = client.post("/api/data/redo")  # of a page that was open before
     assert answer.status_code == 400 and "other labels were added since the undo" in answer.json()["error"]

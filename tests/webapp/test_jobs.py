@@ -105,20 +105,20 @@ def test_of_two_runners_one_works(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -
 def test_a_runner_is_started_with_a_job_or_where_there_is_none(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[int] = []
     monkeypatch.setattr(Jobs, "_start_runner", lambda self: started.append(1))
-    jobs.see_to_queue()
+    jobs.start_waiting()
     assert not started  # there is nothing to do
     jobs.add("a-1", ("0.5",), {})
-    jobs.see_to_queue()
+    jobs.start_waiting()
     assert len(started) == 2
     thread = threading.Thread(target=work, args=(jobs.runs,))
     thread.start()
     until(lambda: jobs.is_worked_on)
     jobs.add("a-2", ("0",), {})
     for _ in range(20):  # as a page asks, each second
-        jobs.see_to_queue()
+        jobs.start_waiting()
     assert len(started) == 3
     thread.join()
-    jobs.see_to_queue()
+    jobs.start_waiting()
     assert len(started) == 3
 
 

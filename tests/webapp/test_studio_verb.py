@@ -272,7 +272,7 @@ def test_doubtful_labels_of_a_run_of_an_archive_are_judged(place: Workspace) -> 
     assert str(file_of(run, "red/img1.png")) == f"{place.photographs}/red/img1.png"
     assert suspects_of(place, run)["why_not"] == ""
     decide(place, run, stamp_of(run / "label_errors.csv"), [0], "relabel")
-    assert [(own.path, own.label) for own in place.said.read().edits] == [("red/img1.png", "blue")]
+    assert [(own.path, own.label) for own in place.label_file.read().edits] == [("red/img1.png", "blue")]
 
 
 def test_an_archive_of_pictures_alone_has_no_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

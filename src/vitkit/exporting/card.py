@@ -127,29 +127,18 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Card:
-    """The description of an exported model: how to prepare its input, and how to read its output.
+    """The description of an exported model: how to prepare its input, and how to read its output."""
 
-    Attributes:
-        classes: class names, in the order of the logits.
-        preprocess: the conversion of a picture to the model's input.
-        temperature: the divisor of the logits.
-        thresholds: one threshold per class for a multi-label model, otherwise None.
-        dtype: the dtype in which the weights are stored.
-        vitkit_version: the version of vitkit that exported the model.
-        pictures: the serialised record of the training images (`data.seen`); None if there is none.
-        trust: the serialised predictions of held-out images (`inference.trust`); None if there are none.
-        features: the number of features that the file returns after the logits; 0 if it returns only logits.
-    """
-
-    classes: tuple[str, ...]
-    preprocess: Preprocess
-    temperature: float
-    thresholds: tuple[float, ...] | None
-    dtype: str
-    vitkit_version: str = vitkit.__version__
-    pictures: bytes | None = None
+    classes: tuple[str, ...]  # class names, in the order of the logits
+    preprocess: Preprocess  # the conversion of a picture to the model's input
+    temperature: float  # the divisor of the logits
+    thresholds: tuple[float, ...] | None  # one threshold per class for a multi-label model, otherwise None
+    dtype: str  # the dtype in which the weights are stored
+    vitkit_version: str = vitkit.__version__  # the version of vitkit that exported the model
+    pictures: bytes | None = None  # the serialised record of the training images (`data.seen`); None if there is none
+    # The serialised predictions of held-out images (`inference.trust`); None if there are none
     trust: bytes | None = None
-    features: int = 0
+    features: int = 0  # the number of features that the file returns after the logits; 0 if it returns only logits
 
     @classmethod
     def of(cls, classifier: Classifier, dtype: str) -> Card:

@@ -38,27 +38,16 @@ _IMAGES = 32  # stored pictures
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A runtime that may not exist on this machine.
+    """A runtime that may not exist on this machine."""
 
-    Attributes:
-        name: the name by which users request it.
-        runtime: its full name.
-        suffix: the suffix of the folder.
-        place: the machines on which it runs.
-        packages: the packages that write the model.
-        extra: the extra of vitkit that installs them.
-        write: a function that writes the model into a folder.
-        is_here: a function that returns whether the runtime can verify the model on this machine.
-    """
-
-    name: str
-    runtime: str
-    suffix: str
-    place: str
-    packages: tuple[str, ...]
-    extra: str
-    write: Callable[[Classifier, Path, Pictures, str], None]
-    is_here: Callable[[], bool]
+    name: str  # the name by which users request it
+    runtime: str  # its full name
+    suffix: str  # the suffix of the folder
+    place: str  # the machines on which it runs
+    packages: tuple[str, ...]  # the packages that write the model
+    extra: str  # the extra of vitkit that installs them
+    write: Callable[[Classifier, Path, Pictures, str], None]  # a function that writes the model into a folder
+    is_here: Callable[[], bool]  # a function that returns whether the runtime can verify the model on this machine
     precisions: tuple[str, ...] = ("float32", "float16")
 
     def check(self, precision: str) -> None:

@@ -27,59 +27,37 @@ PRECISIONS = ("float32", "bfloat16", "float16", INT8)  # in which weights are st
 
 @dataclass(frozen=True)
 class Storage:
-    """How a file stores a model.
+    """How a file stores a model."""
 
-    Attributes:
-        precision: the precision of the weights, one of `PRECISIONS`. In INT8, layers also compute in it.
-        batch: the fixed number of images per batch that the file accepts; None for any number.
-        images: training images (n, C, height, width), from which INT8 takes the ranges of activations; None otherwise.
-        keep: the modules of `folded(model)` that stay in floating point in INT8.
-        smooth: whether INT8 moves outliers of activations into the weights first.
-        span: where the graph in the file begins and ends.
-    """
-
-    precision: str = "float32"
-    batch: int | None = None
+    precision: str = "float32"  # the precision of the weights, one of `PRECISIONS`. In INT8, layers also compute in it.
+    batch: int | None = None  # the fixed number of images per batch that the file accepts; None for any number
+    # Training images (n, C, height, width), from which INT8 takes the ranges of activations; None otherwise
     images: Array | None = None
-    keep: tuple[str, ...] = ()
-    smooth: bool = False
-    span: Span = WHOLE
+    keep: tuple[str, ...] = ()  # the modules of `folded(model)` that stay in floating point in INT8
+    smooth: bool = False  # whether INT8 moves outliers of activations into the weights first
+    span: Span = WHOLE  # where the graph in the file begins and ends
 
 
 @dataclass(frozen=True)
 class Format:
-    """A file format for exported models.
+    """A file format for exported models."""
 
-    Attributes:
-        name: the name by which users request the format.
-        runtime: the name of the runtime for which such files are written.
-        suffix: the suffix of the file.
-        backend: the name of the backend that computes such files, the `backend` of their runners.
-        module: the module with the functions `convert`, `save` and `open_file`, which the methods of this class call.
-        precisions: the precisions in which the format stores weights.
-        packages: the packages that write and run such files.
-        extra: the extra of vitkit that installs the packages.
-        beside: suffixes of further files that belong to the exported file.
-        has_guide: whether a file `NAME.SUFFIX.json` says what an app must do (`card.instructions`).
-        batch: the fixed number of images per batch, if the format requires one.
-        int8: whether INT8 takes the ranges of activations from calibration images (`static`), or at run time from each
-            image (`dynamic`).
-        is_input: whether files of users are opened as models. Otherwise, only files that were just written are opened,
-            for comparing them with the model, and are computed in the dtype of their weights.
-    """
-
-    name: str
-    runtime: str
-    suffix: str
-    backend: str
-    module: str
-    precisions: tuple[str, ...] = ("float32",)
-    packages: tuple[str, ...] = ()
-    extra: str = "export"
-    beside: tuple[str, ...] = ()
-    has_guide: bool = False
-    batch: int | None = None
+    name: str  # the name by which users request the format
+    runtime: str  # the name of the runtime for which such files are written
+    suffix: str  # the suffix of the file
+    backend: str  # the name of the backend that computes such files, the `backend` of their runners
+    module: str  # the module with the functions `convert`, `save` and `open_file`, which the methods of this class call
+    precisions: tuple[str, ...] = ("float32",)  # the precisions in which the format stores weights
+    packages: tuple[str, ...] = ()  # the packages that write and run such files
+    extra: str = "export"  # the extra of vitkit that installs the packages
+    beside: tuple[str, ...] = ()  # suffixes of further files that belong to the exported file
+    has_guide: bool = False  # whether a file `NAME.SUFFIX.json` says what an app must do (`card.instructions`)
+    batch: int | None = None  # the fixed number of images per batch, if the format requires one
+    # Whether INT8 takes the ranges of activations from calibration images (`static`), or at run time from each image
+    # (`dynamic`)
     int8: Literal["static", "dynamic"] = "static"
+    # Whether files of users are opened as models. Otherwise, only files that were just written are opened, for
+    # comparing them with the model, and are computed in the dtype of their weights.
     is_input: bool = True
 
     def files(self, path: Path) -> list[Path]:

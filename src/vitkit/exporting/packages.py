@@ -38,19 +38,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Package:
-    """A kind of package.
+    """A kind of package."""
 
-    Attributes:
-        name: the name by which users request it.
-        suffix: the suffix of its file.
-        title: a short description for lists.
-        needs_runtime: whether such a package contains ONNX Runtime Web (`RUNTIME_URL`).
-    """
-
-    name: str
-    suffix: str
-    title: str
-    needs_runtime: bool = False
+    name: str  # the name by which users request it
+    suffix: str  # the suffix of its file
+    title: str  # a short description for lists
+    needs_runtime: bool = False  # whether such a package contains ONNX Runtime Web (`RUNTIME_URL`)
 
 
 PACKAGES = {

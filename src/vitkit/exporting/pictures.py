@@ -23,19 +23,12 @@ _SYNTHETIC = 64
 
 @dataclass(frozen=True)
 class Pictures:
-    """Images, as files or in memory.
+    """Images, as files or in memory."""
 
-    Attributes:
-        what: description of the images for users.
-        those: the images.
-        folders: the folders that are searched for photographs; no file may be written there.
-        names: the names of the classes of each image; None if they are unknown.
-    """
-
-    what: str
-    those: tuple[Place | Image.Image, ...]
-    folders: tuple[Path, ...] = ()
-    names: tuple[frozenset[str], ...] | None = None
+    what: str  # description of the images for users
+    those: tuple[Place | Image.Image, ...]  # the images
+    folders: tuple[Path, ...] = ()  # the folders that are searched for photographs; no file may be written there
+    names: tuple[frozenset[str], ...] | None = None  # the names of the classes of each image; None if they are unknown
 
 
 def choose_pictures(

@@ -45,7 +45,7 @@ class _ProgramRunner(GraphRunner):
         return dict(zip(output_names(len(parts), takes_pixels=False), (part.numpy() for part in parts), strict=True))
 
 
-class _InNumbersOf(nn.Module):
+class _InDtype(nn.Module):
     """A model in another dtype, whose input and outputs stay float32."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
@@ -67,7 +67,7 @@ def convert(model: Model, storage: Storage) -> ExportedProgram:
         copied.load_state_dict(model.state_dict())
     parts = InParts(copied, classes) if features else copied
     part = parts if storage.span.until is None else Until(parts, storage.span.until)
-    wrapped = _InNumbersOf(part.to(dtype), dtype).eval().requires_grad_(requires_grad=False)
+    wrapped = _InDtype(part.to(dtype), dtype).eval().requires_grad_(requires_grad=False)
     with converting(model):
         return traced(wrapped, example(model, storage.batch), storage.batch)
 

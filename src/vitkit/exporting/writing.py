@@ -46,20 +46,14 @@ _ROUNDS, _SECONDS = 5, 5.0  # timings of each contender, and the time after whic
 
 @dataclass(frozen=True)
 class Int8:
-    """The images and settings with which a model is quantised.
+    """The images and settings with which a model is quantised."""
 
-    Attributes:
-        images: preprocessed training images (n, C, height, width), which determine the ranges of activations.
-        refit: a function that fits what predictions need beside the weights to the quantised model: the temperature,
-            the thresholds, and the record of held-out predictions.
-        tests: labelled images on which nothing was chosen; None if there are none.
-        max_drop: the largest accepted loss of accuracy on the images of the comparison, from 0 to 1.
-    """
-
-    images: Array
+    images: Array  # preprocessed training images (n, C, height, width), which determine the ranges of activations
+    # A function that fits what predictions need beside the weights to the quantised model: the temperature, the
+    # thresholds, and the record of held-out predictions
     refit: Callable[[Exported], None]
-    tests: Pictures | None = None
-    max_drop: float = 0.01
+    tests: Pictures | None = None  # labelled images on which nothing was chosen; None if there are none
+    max_drop: float = 0.01  # the largest accepted loss of accuracy on the images of the comparison, from 0 to 1
 
 
 @dataclass(frozen=True)
@@ -157,21 +151,11 @@ def export(
 
 
 class _Trial:
-    """A file that is being written, and what it is compared with.
-
-    Attributes:
-        model_card: the card of the model.
-        card: the card of the file; in INT8, the values that are fitted again differ from the model's.
-        model: the model, with features if the card has them.
-        images: the preprocessed images of the comparison, each (C, height, width).
-        plain: the logits (B, K) that the model computes for them in float32.
-        truth: whether each image has each class, (B, K); None if this is unknown.
-        seconds: the time that writing took.
-    """
+    """A file that is being written, and what it is compared with."""
 
     def __init__(self, classifier: Classifier, form: Format, path: Path, card: Card, pictures: Pictures) -> None:
         self.classifier, self.form, self.path, self.pictures = classifier, form, path, pictures
-        self.model_card, self.card = card, card
+        self.model_card, self.card = card, card  # in INT8, the file's card has values that are fitted again
         self.model = with_features(classifier.model) if card.features else classifier.model
         self.seconds = 0.0
 
@@ -180,15 +164,15 @@ class _Trial:
         return read_pictures(self.classifier, self.pictures)
 
     @property
-    def images(self) -> list[Tensor]:
+    def images(self) -> list[Tensor]:  # of the comparison, preprocessed, each (C, height, width)
         return self._read[0]
 
     @cached_property
-    def truth(self) -> Tensor | None:
+    def truth(self) -> Tensor | None:  # whether each image has each class, (B, K), if this is known
         return _truth(self.pictures, self._read[1], self.card.classes)
 
     @cached_property
-    def plain(self) -> Tensor:
+    def plain(self) -> Tensor:  # the logits (B, K) of the model in float32
         return _answers(self.classifier, self.images, "asking the model")
 
     def write(self, storage: Storage) -> Exported:

@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from swagger_ui_bundle import swagger_ui_path
 
 import vitkit
-from vitkit.serving.questions import BadRequestError, read_body, settle_options
+from vitkit.serving.questions import BadRequestError, merge_options, read_body
 from vitkit.serving.service import CONTENT_TYPE, OPTIONS, Embedded, Service, described
 from vitkit.system import to_json
 
@@ -81,7 +81,7 @@ class _Routes:
         return await asyncio.to_thread(_json, await self._service.explain(uploads, options))
 
     async def models(self, _: Request) -> Response:
-        return _json({"models": [model.to_dict() for model in self._service.shelf.models]})
+        return _json({"models": [model.to_dict() for model in self._service.models.models]})
 
     async def health(self, _: Request) -> Response:
         return _json({"status": "ok"})
@@ -126,7 +126,7 @@ async def _question(service: Service, request: Request) -> tuple[Any, dict[str, 
         uploads, beside = await asyncio.to_thread(read_body, kind, body)
     else:
         uploads, beside = read_body(kind, body)
-    return uploads, settle_options(request.scope["query_string"], beside, OPTIONS[request.scope["path"]])
+    return uploads, merge_options(request.scope["query_string"], beside, OPTIONS[request.scope["path"]])
 
 
 def _counted(service: Service, path: str, handle: _Handle) -> _Handle:

@@ -19,17 +19,12 @@ from typing import Any
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """A kind of computation. Only items for the same computation are put into one batch.
+    """A kind of computation. Only items for the same computation are put into one batch."""
 
-    Attributes:
-        name: the name of the model.
-        most: the maximum size of a batch.
-        answer: a function that takes a batch of items and returns their answers in the same order. It is called from
-            several threads.
-    """
-
-    name: str
-    most: int
+    name: str  # the name of the model
+    most: int  # the maximum size of a batch
+    # A function that takes a batch of items and returns their answers in the same order. It is called from several
+    # threads.
     answer: Callable[[Sequence[Any]], Sequence[Any]]
 
 

@@ -73,27 +73,19 @@ _FULL = (
 
 @dataclass(frozen=True)
 class Rules:
-    """The requests that a server accepts.
+    """The requests that a server accepts."""
 
-    Attributes:
-        names: host names, without ports, that requests may be addressed to.
-        any_address: whether requests may also be addressed to any IP address. This is safe, because DNS rebinding
-            requires a name.
-        token: the secret that each request needs; None if requests need none. It is sent in the header `Authorization:
-            Bearer` or in a cookie. The browser receives the cookie when it opens a page with `?token=`.
-        open_paths: paths that are answered without the token and under any host name, since they reveal nothing.
-        most_bytes: the maximum size of a body.
-        most_held: the maximum total size of all bodies that are being read or answered at a time.
-        seconds: the time limit for a body; the limit is extended while a large body arrives steadily.
-    """
-
-    names: frozenset[str]
+    names: frozenset[str]  # host names, without ports, that requests may be addressed to
+    # Whether requests may also be addressed to any IP address. This is safe, because DNS rebinding requires a name.
     any_address: bool = False
+    # The secret that each request needs; None if requests need none. It is sent in the header `Authorization: Bearer`
+    # or in a cookie. The browser receives the cookie when it opens a page with `?token=`.
     token: str | None = field(default=None, repr=False)
+    # Paths that are answered without the token and under any host name, since they reveal nothing
     open_paths: frozenset[str] = frozenset()
-    most_bytes: int = 64 * 2**20
-    most_held: int = 512 * 2**20
-    seconds: float = 20.0
+    most_bytes: int = 64 * 2**20  # the maximum size of a body
+    most_held: int = 512 * 2**20  # the maximum total size of all bodies that are being read or answered at a time
+    seconds: float = 20.0  # the time limit for a body; the limit is extended while a large body arrives steadily
 
 
 class Listener(socket.socket):
@@ -352,18 +344,13 @@ class _Refusal:
 
 
 class _Body:
-    """The body of a request. Size and duration are checked while the application reads the body.
-
-    Attributes:
-        size: the number of bytes received.
-        refusal: why the body was refused, or None.
-    """
+    """The body of a request. Size and duration are checked while the application reads the body."""
 
     def __init__(self, guard: Guard, receive: Receive) -> None:
         self._guard, self._receive = guard, receive
         self._began = asyncio.get_running_loop().time()
         self._is_whole = False
-        self.size = 0
+        self.size = 0  # bytes received
         self.refusal: _Refusal | None = None
 
     async def receive(self) -> Message:
@@ -438,7 +425,7 @@ async def _refuse(refusal: _Refusal, headers: dict[str, str], receive: Receive, 
     await send({"type": "http.response.body", "body": b""})
 
 
-class _Whole:
+class _Buffered:
     """A transport that sends all data of one iteration of the event loop together.
 
     The head and the body of an answer are written separately. Two separate sends would delay the body, because each
@@ -452,7 +439,7 @@ class _Whole:
         self._transport, self._loop = transport, loop
         self._written: list[bytes] = []
         self._size = 0  # bytes written so far
-        self._patience: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def write(self, data: bytes) -> None:
         """Send the data together with everything else that is written in this iteration of the event loop."""
@@ -470,19 +457,19 @@ class _Whole:
             written, self._written = b"".join(self._written), []
             self._transport.write(written)
             self._size += len(written)
-            self._watch()
+            self._start_timer()
 
-    def _watch(self) -> None:
+    def _start_timer(self) -> None:
         """Start the time limit for taking some of the data, if there are any left and it has not been started."""
-        if self._patience is None and (left := self._transport.get_write_buffer_size()):
-            self._patience = self._loop.call_later(READ_SECONDS, self._look, self._size - left)
+        if self._timer is None and (left := self._transport.get_write_buffer_size()):
+            self._timer = self._loop.call_later(READ_SECONDS, self._check_taken, self._size - left)
 
-    def _look(self, taken: int) -> None:
-        self._patience = None
+    def _check_taken(self, taken: int) -> None:
+        self._timer = None
         if self._size - self._transport.get_write_buffer_size() == taken:
             self._transport.abort()
         else:
-            self._watch()
+            self._start_timer()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -491,20 +478,20 @@ class _Whole:
 class Connection(H11Protocol):
     """An HTTP connection of uvicorn that is closed if the head of a request does not arrive within a time limit."""
 
-    _patience: asyncio.TimerHandle | None = None
+    _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the time limit for the first head."""
-        super().connection_made(_Whole(transport, self.loop))  # type: ignore[arg-type]
-        self._patience = self.loop.call_later(HEAD_SECONDS, self._give_up)
+        super().connection_made(_Buffered(transport, self.loop))  # type: ignore[arg-type]
+        self._timer = self.loop.call_later(HEAD_SECONDS, self._give_up)
 
     def data_received(self, data: bytes) -> None:
         """Stop the time limit when a head is complete, and start the time limit of the next head."""
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
             self._stop_waiting()
-        elif self._patience is None:
-            self._patience = self.loop.call_later(HEAD_SECONDS, self._give_up)
+        elif self._timer is None:
+            self._timer = self.loop.call_later(HEAD_SECONDS, self._give_up)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the time limit."""
@@ -512,11 +499,11 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def _stop_waiting(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _give_up(self) -> None:
-        self._patience = None
+        self._timer = None
         if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
             self.transport.close()

@@ -140,15 +140,10 @@ class ServedModel:
         runner = classifier.runner
         self.is_concurrent = runner is not None and runner.is_concurrent
         self.batch = batch or (BATCH if self.is_concurrent else BATCH_ALONE)
-        self._turn: AbstractContextManager[Any] = nullcontext() if self.is_concurrent else Lock()
+        self._lock: AbstractContextManager[Any] = nullcontext() if self.is_concurrent else Lock()
         self._assess = classifier.assessing()
         self._is_abandoned = Event()
         self.predicting = Work(name, self.batch, self._predict)
-
-    @property
-    def has_unknown(self) -> bool:
-        """Whether the model has a score for unknown images."""
-        return self.classifier.unknown is not None
 
     @property
     def expected_shares(self) -> dict[str, float]:
@@ -189,7 +184,7 @@ class ServedModel:
     def begin(self) -> None:
         """Warm up the backend in this thread."""
         means, (height, width) = self.classifier.preprocess.mean, self.classifier.preprocess.size
-        with self._turn:
+        with self._lock:
             self._assess(np.zeros((self.batch, len(means), height, width), np.float32))
 
     def to_dict(self) -> dict[str, Any]:
@@ -207,7 +202,7 @@ class ServedModel:
             "answers": ["predict", "explain", "embed"] if self.is_whole else ["predict"],
         }
 
-    def in_words(self) -> str:
+    def description(self) -> str:
         """Describe the model in one line."""
         classes = plural(len(self.classifier.classes), "class", "classes")
         return f"{self.name} ({self.version}): {classes}, {self.classifier.computed}"
@@ -250,7 +245,7 @@ class ServedModel:
             except UnreadableImageError as error:
                 images.append(str(error))
                 notes.append(None)
-        with self._turn:
+        with self._lock:
             return notes, join([upload.path for upload in uploads], images, compute)
 
     def _explain(self, question: ToExplain) -> Explanation:
@@ -272,7 +267,7 @@ class ServedModel:
         for module in model.modules():
             module._forward_pre_hooks = OrderedDict(module._forward_pre_hooks)  # the copy shares them with the original
             module.register_forward_pre_hook(check_abandoned)
-        return _ExplainedClassifier(self.classifier, model, self._turn)
+        return _ExplainedClassifier(self.classifier, model, self._lock)
 
 
 @dataclass(frozen=True)
@@ -289,7 +284,7 @@ class ToExplain:
 class _ExplainedClassifier:
     classifier: Classifier
     model: Model  # a copy of the classifier's model
-    turn: AbstractContextManager[Any]  # the lock that is held only while the classifier computes probabilities
+    lock: AbstractContextManager[Any]  # the lock that is held only while the classifier computes probabilities
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -304,7 +299,7 @@ class _ExplainedClassifier:
         return self.classifier.task
 
     def probabilities(self, images: Tensor) -> Tensor:
-        with self.turn:
+        with self.lock:
             return self.classifier.probabilities(images)
 
 

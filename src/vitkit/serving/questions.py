@@ -1,6 +1,6 @@
 """Read pictures and options from the body of a request, which may be multipart, JSON or a plain file.
 
-`read_body` reads the pictures; `settle_options` merges the options of the URL and of the body. Nothing is written to
+`read_body` reads the pictures; `merge_options` merges the options of the URL and of the body. Nothing is written to
 disk.
 """
 
@@ -35,23 +35,14 @@ class BadRequestError(Exception):
 
 @dataclass(frozen=True)
 class Upload:
-    """A received picture.
+    """A received picture."""
 
-    Attributes:
-        path: the name that the sender gives the picture; it is not a path on this machine.
-        content: the content of the file.
-    """
-
-    path: str
-    content: bytes = field(repr=False)
+    path: str  # the name that the sender gives the picture; it is not a path on this machine
+    content: bytes = field(repr=False)  # the content of the file
 
 
 def read_body(kind: str, body: bytes) -> tuple[list[Upload], dict[str, str]]:
-    """Read the pictures and the options in the body of a request.
-
-    Args:
-        kind: the content type of the body.
-        body: the body.
+    """Read the pictures and the options in the body of a request, whose content type is `kind`.
 
     Raises:
         BadRequestError: the content type is not supported, the body is damaged, or it contains no picture.
@@ -71,13 +62,8 @@ def read_body(kind: str, body: bytes) -> tuple[list[Upload], dict[str, str]]:
     return uploads, options
 
 
-def settle_options(query: bytes, options: Mapping[str, str], known: Collection[str]) -> dict[str, str]:
-    """Merge the options of the URL with those of the body.
-
-    Args:
-        query: the query string of the URL.
-        options: the options of the body.
-        known: the names of all options.
+def merge_options(query: bytes, options: Mapping[str, str], known: Collection[str]) -> dict[str, str]:
+    """Merge the options in the query string of the URL with those of the body; `known` are the names of all options.
 
     Raises:
         BadRequestError: an option is unknown, too long, or has two different values.
@@ -138,18 +124,12 @@ def _check_count(parts: int) -> None:
 
 
 class _FormParts:
-    """Callbacks of the multipart parser, which collect the parts of a body.
-
-    Attributes:
-        uploads: parts with a file name or the content type of an image.
-        options: the other parts, by name.
-        is_whole: whether the end of the body was reached.
-    """
+    """Callbacks of the multipart parser, which collect the parts of a body."""
 
     def __init__(self) -> None:
-        self.uploads: list[Upload] = []
-        self.options: dict[str, str] = {}
-        self.is_whole = False
+        self.uploads: list[Upload] = []  # parts with a file name or the content type of an image
+        self.options: dict[str, str] = {}  # the other parts, by name
+        self.is_whole = False  # whether the end of the body was reached
         self._headers: dict[bytes, bytes] = {}
         self._pieces: list[bytes] = []
         self._name = self._value = b""

@@ -106,10 +106,8 @@ def serve(
     rules = rules_of(host, token, more=allow_host, open_paths=_OPEN)
     listener = _listen(host, port)
     try:
-        shelf = open_models(named, compute)
-        service = Service(
-            shelf, wait=max_wait / 1000, most=queue, most_explanations=explain_queue, most_numbers=max_values
-        )
+        opened, wait = open_models(named, compute), max_wait / 1000  # seconds
+        service = Service(opened, wait=wait, most=queue, most_explanations=explain_queue, most_numbers=max_values)
         return Server(service, listener, rules)
     except BaseException:
         listener.close()
@@ -164,7 +162,7 @@ class Server:
         host, port = listener.getsockname()[:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self.token, self._service = rules.token, service
-        self.models = tuple(model.in_words() for model in service.shelf.models)
+        self.models = tuple(model.description() for model in service.models.models)
         self._listener = listener
         self._server = uvicorn.Server(
             uvicorn.Config(
@@ -216,7 +214,7 @@ class Server:
         return {
             "url": self.url,
             "token": self.token,
-            "models": [model.to_dict() for model in self._service.shelf.models],
+            "models": [model.to_dict() for model in self._service.models.models],
         }
 
     def lines(self) -> list[str]:

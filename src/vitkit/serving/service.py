@@ -101,17 +101,11 @@ def described(path: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Embedded:
-    """The features of the pictures in a request.
+    """The features of the pictures in a request."""
 
-    Attributes:
-        about: the fields of the answer that are common to all pictures.
-        rows: one row for each picture, with its features as an array.
-        sent: the function to call when the answer has been sent or cannot be sent.
-    """
-
-    about: dict[str, Any]
-    rows: list[dict[str, Any]]
-    sent: Callable[[], None]
+    about: dict[str, Any]  # the fields of the answer that are common to all pictures
+    rows: list[dict[str, Any]]  # one row for each picture, with its features as an array
+    sent: Callable[[], None]  # the function to call when the answer has been sent or cannot be sent
 
 
 class Service:
@@ -131,21 +125,21 @@ class Service:
     """
 
     def __init__(
-        self, shelf: ServedModels, *, wait: float, most: int, most_explanations: int, most_numbers: int
+        self, models: ServedModels, *, wait: float, most: int, most_explanations: int, most_numbers: int
     ) -> None:
-        self.shelf, self.metrics = shelf, _Metrics()
+        self.models, self.metrics = models, _Metrics()
         self.is_closing = False
         self._threads = threads()
         observe = self.metrics.observe
-        self.workers = Workers(shelf.threads, wait=wait, most=most, begin=shelf.begin, observe=observe)
+        self.workers = Workers(models.threads, wait=wait, most=most, begin=models.begin, observe=observe)
         self.explainers = Workers(
-            shelf.explainers, wait=0, most=most_explanations, begin=shelf.begin_to_explain, observe=observe
+            models.explainers, wait=0, most=most_explanations, begin=models.begin_to_explain, observe=observe
         )
         self.metrics.watch(
             lambda: self.workers.waiting + self.explainers.waiting,
             lambda: self.workers.working + self.explainers.working,
         )
-        for model in shelf.models:
+        for model in models.models:
             self.metrics.expect(model.name, model.expected_shares)
         self._rankings, self._features = _Budget(_MOST_RANKED, "classes"), _Budget(most_numbers, "numbers")
 
@@ -168,14 +162,14 @@ class Service:
         except VitkitError as error:
             raise BadRequestError(error.code, 400, str(error)) from error
         is_multi = model.classifier.task == "multi"
-        columns = Columns(top, part_of_one(options, "reject"), is_multi, rules, model.has_unknown)
+        columns = Columns(top, part_of_one(options, "reject"), is_multi, rules, model.classifier.unknown is not None)
         named = self._rankings.take(len(uploads), top, "ask for fewer classes (top)")
         try:
             rows = await self._ask(self.workers, model.predicting, [(upload, columns) for upload in uploads])
         finally:
             self._rankings.give_back(named)
         if not is_multi:
-            self.metrics.look(model.name, rows)
+            self.metrics.record(model.name, rows)
         return {**_named(model), "predictions": self._counted(model, rows)}
 
     async def embed(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> Embedded:
@@ -222,7 +216,7 @@ class Service:
         """Accept no more requests. Accepted ones are answered, except explanations, which are cancelled."""
         self.is_closing = True
         self.explainers.cancel()
-        for model in self.shelf.models:
+        for model in self.models.models:
             model.give_up()
 
     def close(self) -> None:
@@ -272,9 +266,9 @@ class Service:
 
     def _model(self, options: Mapping[str, str]) -> ServedModel:
         name, version = options.get("model"), options.get("version")
-        model = self.shelf.find(name, version)
+        model = self.models.find(name, version)
         if model is None:
-            known = ", ".join(f"{model.name} ({model.version})" for model in self.shelf.models)
+            known = ", ".join(f"{model.name} ({model.version})" for model in self.models.models)
             requested = " ".join(f"{text!r:.80}" for text in (name, version) if text is not None)
             raise BadRequestError("serving.model-unknown", 404, f"there is no model {requested}: expected {known}")
         return model
@@ -331,51 +325,29 @@ class _Metrics:
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        self.requests = Counter(
-            "vitkit_requests", "Requests by route and status.", ("route", "status"), registry=registry
-        )
-        self.seconds = Histogram(
-            "vitkit_request_seconds",
-            "Seconds from the head of a request to its answer.",
-            ("route",),
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self.images = Counter("vitkit_images", "Images by model and outcome.", ("model", "outcome"), registry=registry)
+        counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
+        self.requests = counter("vitkit_requests", "Requests by route and status.", ("route", "status"))
+        about = "Seconds from the head of a request to its answer."
+        self.seconds = histogram("vitkit_request_seconds", about, ("route",), buckets=_SECONDS)
+        self.images = counter("vitkit_images", "Images by model and outcome.", ("model", "outcome"))
         self._classes: defaultdict[str, set[str]] = defaultdict(set)
-        self._predicted = Counter(
-            "vitkit_predicted", "Images by predicted class.", ("model", "label"), registry=registry
-        )
-        self._expected = Gauge(
-            "vitkit_expected_share",
-            "Fraction of the validation and test images for which the class was predicted.",
-            ("model", "label"),
-            registry=registry,
-        )
-        self._confidence = Histogram(
-            "vitkit_confidence", "Probability of the predicted class.", ("model",), buckets=_PARTS, registry=registry
-        )
-        self._familiar = Histogram(
-            "vitkit_familiar",
-            "Fraction of known images that look no more familiar. Without drift, it is uniformly distributed.",
-            ("model",),
-            buckets=_PARTS,
-            registry=registry,
-        )
-        self._batches = Histogram(
-            "vitkit_batch_images", "Images in a batch.", ("model",), buckets=_IMAGES, registry=registry
-        )
-        self._batch_seconds = Histogram(
-            "vitkit_batch_seconds", "Seconds from decoding a batch to its answers.", ("model",), buckets=_SECONDS,
-            registry=registry,
-        )  # fmt: skip
+        self._predicted = counter("vitkit_predicted", "Images by predicted class.", ("model", "label"))
+        about = "Fraction of the validation and test images for which the class was predicted."
+        self._expected = Gauge("vitkit_expected_share", about, ("model", "label"), registry=registry)
+        about = "Probability of the predicted class."
+        self._confidence = histogram("vitkit_confidence", about, ("model",), buckets=_PARTS)
+        about = "Fraction of known images that look no more familiar. Without drift, it is uniformly distributed."
+        self._familiar = histogram("vitkit_familiar", about, ("model",), buckets=_PARTS)
+        self._batches = histogram("vitkit_batch_images", "Images in a batch.", ("model",), buckets=_IMAGES)
+        about = "Seconds from decoding a batch to its answers."
+        self._batch_seconds = histogram("vitkit_batch_seconds", about, ("model",), buckets=_SECONDS)
 
     def expect(self, model: str, shares: Mapping[str, float]) -> None:
         """Record the fraction of validation and test images for which each class was predicted."""
         for name, share in islice(shares.items(), _SERIES):
             self._expected.labels(model, name).set(share)
 
-    def look(self, model: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    def record(self, model: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Record the predicted class, the confidence and the familiarity of each row.
 
         Monitoring compares their distributions with those of the validation and test images.

@@ -8,7 +8,7 @@ for choosing a workspace. The chooser offers folders, runs and named data sets, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -32,27 +32,11 @@ from vitkit.webapp.workspace import Workspace
 
 @dataclass(frozen=True)
 class Tab:
-    """A tab of the studio. Its routes are in `NAME.py`, and its page is in `static/NAME.js`.
+    """A tab of the studio. Its routes are in `NAME.py`, and its page is in `static/NAME.js`."""
 
-    Attributes:
-        name: the name in URLs and file names.
-        title: the title on the tab.
-        about: the purpose of the tab, in one line.
-    """
-
-    name: str
-    title: str
-    about: str
-
-    def router(self, workspace: Workspace) -> APIRouter:
-        """Return the routes of the tab."""
-        make: Callable[[Workspace], APIRouter] = import_module(f"vitkit.webapp.{self.name}").router
-        return make(workspace)
-
-    def to_dict(self, static: Path) -> dict[str, Any]:
-        """Describe the tab for the page; `static` is the folder of the page's files."""
-        styled = (static / f"{self.name}.css").is_file()
-        return {"name": self.name, "title": self.title, "about": self.about, "styled": styled}
+    name: str  # the name in URLs and file names
+    title: str  # the title on the tab
+    about: str  # the purpose of the tab, in one line
 
 
 TABS: tuple[Tab, ...] = (
@@ -97,7 +81,7 @@ def create_app(workspace: Workspace, *, can_choose: bool = False) -> FastAPI:
     app = _create_page(TABS, {**workspace.to_dict(), "can_choose": can_choose})
     app.include_router(folders.router(workspace.runs, workspace.photographs))
     for tab in TABS:
-        app.include_router(tab.router(workspace))
+        app.include_router(import_module(f"vitkit.webapp.{tab.name}").router(workspace))
     return app
 
 
@@ -119,7 +103,8 @@ def _create_page(tabs: Sequence[Tab], about: Mapping[str, Any], *, is_chooser: b
 
     @app.get("/api/studio")
     def studio() -> dict[str, Any]:
-        return {**about, "tabs": [tab.to_dict(_STATIC) for tab in tabs]}
+        shown = [{**asdict(tab), "styled": (_STATIC / f"{tab.name}.css").is_file()} for tab in tabs]
+        return {**about, "tabs": shown}
 
     app.mount("/static/views", _Files(directory=VIEWS_FOLDER), name="views")  # as in reports
     app.mount("/static", _Files(directory=_STATIC), name="static")

@@ -34,7 +34,15 @@ from vitkit.model_folder import DESCRIPTION
 from vitkit.system import LABEL_ERRORS, SPLIT, to_json
 from vitkit.text import restored
 from vitkit.webapp.likeness import Background, Likeness, next_labels, run_vitkit
-from vitkit.webapp.photographs import Doubts, Photographs, State, Suggested, Thumbnails, check_number, until_changed
+from vitkit.webapp.photographs import (
+    Photographs,
+    State,
+    Suggested,
+    SuspectLabels,
+    Thumbnails,
+    check_number,
+    until_changed,
+)
 from vitkit.webapp.workspace import Workspace
 
 _FILES = 500  # photographs that are passed by name; if there are more, the whole folder is predicted
@@ -117,23 +125,23 @@ def diagnose(state: State) -> dict[str, Any]:
     return {"unreadable": unreadable, "copies": copies, "findings": findings}
 
 
-def doubted(workspace: Workspace, table: ImageTable) -> dict[int, dict[str, Any]]:
-    """Return the suspected label errors of `doubts_of`, by number of the photograph.
+def suspect_labels_by_number(workspace: Workspace, table: ImageTable) -> dict[int, dict[str, Any]]:
+    """Return the suspected label errors of `suspect_labels_of`, by number of the photograph.
 
     Photographs whose content has changed since the run are left out.
     """
-    doubts = doubts_of(workspace, table)
-    number = {path: i for i, path in enumerate(table.paths)} if doubts.suspects else {}
-    split = workspace.runs / doubts.run / SPLIT
-    contents = _contents_of(split) if doubts.suspects else {}
+    suspected = suspect_labels_of(workspace, table)
+    number = {path: i for i, path in enumerate(table.paths)} if suspected.suspects else {}
+    split = workspace.runs / suspected.run / SPLIT
+    contents = _contents_of(split) if suspected.suspects else {}
     return {
-        number[path]: {"label": item.label, "suggested": item.suggested, "score": item.score, "run": doubts.run}
-        for path, item in doubts.suspects.items()
+        number[path]: {"label": item.label, "suggested": item.suggested, "score": item.score, "run": suspected.run}
+        for path, item in suspected.suspects.items()
         if path in number and is_unchanged(table.file(number[path]), contents.get(path))
     }
 
 
-def doubts_of(workspace: Workspace, table: ImageTable) -> Doubts:
+def suspect_labels_of(workspace: Workspace, table: ImageTable) -> SuspectLabels:
     """Return the suspected label errors of the newest run that searched for them, with the decisions about them.
 
     The result is empty if no run on these photographs has searched for label errors.
@@ -142,9 +150,9 @@ def doubts_of(workspace: Workspace, table: ImageTable) -> Doubts:
         folder = workspace.runs / name
         if (file := folder / LABEL_ERRORS).exists():
             suspects = _suspects_in(file)
-            decided = decisions_since(workspace.said.read(), folder) if suspects else {}
-            return Doubts(name, suspects, frozenset(suspects.keys() & decided.keys()))
-    return Doubts()
+            decided = decisions_since(workspace.label_file.read(), folder) if suspects else {}
+            return SuspectLabels(name, suspects, frozenset(suspects.keys() & decided.keys()))
+    return SuspectLabels()
 
 
 @until_changed
@@ -197,7 +205,7 @@ _KEPT = "private, max-age=300"  # the URL changes with the folder, the list and 
 _MANY = 1_000_000
 
 
-class Said(BaseModel):
+class LabelRequest(BaseModel):
     """A request to set the class of photographs.
 
     `run` suggested this class for the photographs in `suggested`. A label of "" excludes, and None removes the class.
@@ -259,13 +267,13 @@ def router(workspace: Workspace) -> APIRouter:
     def show_all(anew: bool = False) -> Response:
         state = photographs.read(relist=anew)
         splits, run = splits_of(workspace, state.table)
-        doubts = {str(i): answer for i, answer in doubted(workspace, state.table).items()}
+        suspected = {str(i): answer for i, answer in suspect_labels_by_number(workspace, state.table).items()}
         notes = [state.table.layout, *state.table.overlooked] if state.table.layout else list(state.table.overlooked)
         answer = {
             "paths": state.table.paths,
             "splits": splits,
             "split_of": run,
-            "doubts": doubts,
+            "doubts": suspected,
             "notes": notes,
             "multi": state.table.task is MULTI_LABEL,
             **_labels(photographs, state),
@@ -277,11 +285,11 @@ def router(workspace: Workspace) -> APIRouter:
         return _labels(photographs, photographs.read())
 
     @routes.post("/labels")
-    def label(said: Said) -> dict[str, Any]:
-        text = UNLABELLED if said.label is None else said.label
-        doubts = doubts_of(workspace, photographs.read().table)
-        by = Suggested(workspace.run_folder(said.run).name, frozenset(said.suggested)) if said.run else None
-        return _labels(photographs, photographs.label(said.version, said.images, text, doubts, by))
+    def label(request: LabelRequest) -> dict[str, Any]:
+        text = UNLABELLED if request.label is None else request.label
+        suspected = suspect_labels_of(workspace, photographs.read().table)
+        by = Suggested(workspace.run_folder(request.run).name, frozenset(request.suggested)) if request.run else None
+        return _labels(photographs, photographs.label(request.version, request.images, text, suspected, by))
 
     @routes.post("/accept")
     def accept(accepted: Accepted) -> dict[str, Any]:
@@ -415,15 +423,15 @@ def _labels(photographs: Photographs, state: State) -> dict[str, Any]:
     labels = set(state.labels) - {EXCLUDED, UNLABELLED}
     names = state.table.task.label_names([answer["name"] for answer in classes], labels)
     number = {UNLABELLED: -1, EXCLUDED: -2} | {name: i for i, name in enumerate(names)}
-    said, decided = photographs.workspace.said, doubts_of(photographs.workspace, state.table).decided
+    file, decided = photographs.workspace.label_file, suspect_labels_of(photographs.workspace, state.table).decided
     return {
         "version": state.version,
         "classes": classes,
         "names": names,
         "unmatched": state.unmatched,
-        "news": said.news(),
+        "news": file.news(),
         "decided": [i for i, path in enumerate(state.table.paths) if path in decided],
-        "can_undo": said.can_undo,
-        "can_redo": said.can_redo,
+        "can_undo": file.can_undo,
+        "can_redo": file.can_redo,
         "labels": [number[label] for label in state.labels],
     }

@@ -220,7 +220,7 @@ class Jobs:
 
     # --- Actions -----------------------------------------------------------------------------------------
 
-    def see_to_queue(self) -> None:
+    def start_waiting(self) -> None:
         """Start a runner if a job is waiting and no runner is working."""
         if not all(job.started for job in self.all()) and not self.is_worked_on:
             self._start_runner()

@@ -24,7 +24,7 @@ from vitkit.data import EXCLUDED, UNLABELLED, ImageTable, UnreadableImageError, 
 from vitkit.errors import VitkitError, first_line
 from vitkit.system import cache_folder, python, receiver, replacing, reporting_to
 from vitkit.webapp.photographs import State, stamp_of, thumbnail
-from vitkit.webapp.train import Offer, best_eyes, smallest_download
+from vitkit.webapp.train import Offer, best_feature_model, smallest_download
 from vitkit.webapp.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -107,9 +107,9 @@ class Likeness:
         self._kept: tuple[Path, tuple[int, ...], Floats] | None = None
         self._chosen: Offer | None = None  # the user's choice if no model is on this machine
 
-    def eyes(self) -> Offer | None:
+    def model(self) -> Offer | None:
         """Return the model that computes features: the best local model, or else the user's choice, or else None."""
-        return best_eyes(self.workspace) or self._chosen
+        return best_feature_model(self.workspace) or self._chosen
 
     def start(self, table: ImageTable, way: str = "") -> None:
         """Start to compute the features, unless they exist or are being computed.
@@ -117,23 +117,23 @@ class Likeness:
         If no model is on this machine, `way` says what to do: `download` downloads the smallest model, and `colours`
         computes features without a model.
         """
-        if best_eyes(self.workspace) is None and way:
+        if best_feature_model(self.workspace) is None and way:
             self._chosen = COLOURS if way == COLOURS.source else smallest_download()
             if self._chosen is None:
                 reason = "downloads are forbidden here: start the studio with --weights FILE"
                 raise VitkitError("webapp.download-forbidden", reason)
-        eyes = self.eyes()
-        if eyes is None:
+        model = self.model()
+        if model is None:
             reason = "no model that computes features is on this machine: choose how to compare photographs"
             raise VitkitError("webapp.model-missing", reason)
-        out = self._place(table, eyes)
+        out = self._place(table, model)
 
         def embed() -> Path:
             out.parent.mkdir(parents=True, exist_ok=True)
-            if eyes == COLOURS:
+            if model == COLOURS:
                 _write_colours(table, out)
             else:
-                run_vitkit(["embed", eyes.source, str(self.workspace.photographs), "--force"], out)
+                run_vitkit(["embed", model.source, str(self.workspace.photographs), "--force"], out)
             return out
 
         if not out.is_file():
@@ -146,10 +146,10 @@ class Likeness:
         """
         import numpy as np
 
-        eyes = self.eyes()
-        if eyes is None:
+        model = self.model()
+        if model is None:
             return None
-        place = self._place(table, eyes)
+        place = self._place(table, model)
         if self._kept is not None and self._kept[0] == place:
             return self._kept[1], self._kept[2]
         try:
@@ -185,19 +185,19 @@ class Likeness:
 
         If no model is on this machine, the result also contains the smallest model that can be downloaded.
         """
-        eyes, status = self.eyes(), self.work.to_dict()
-        download = smallest_download() if best_eyes(self.workspace) is None else None
+        model, status = self.model(), self.work.to_dict()
+        download = smallest_download() if best_feature_model(self.workspace) is None else None
         more = {"download": None if download is None else download.to_dict()}
-        if eyes is None:
+        if model is None:
             return {**status, **more, "ready": False, "eyes": ""}
-        return {**status, **more, "ready": self._place(table, eyes).is_file(), "eyes": eyes.title}
+        return {**status, **more, "ready": self._place(table, model).is_file(), "eyes": model.title}
 
-    def _place(self, table: ImageTable, eyes: Offer) -> Path:
+    def _place(self, table: ImageTable, model: Offer) -> Path:
         """Return the path of the cached features.
 
         The path changes with the model, the list of photographs, and their files.
         """
-        digest = hashlib.sha256(f"{table.root}\0{eyes.source}\0{stamp_of(Path(eyes.source))}".encode())
+        digest = hashlib.sha256(f"{table.root}\0{model.source}\0{stamp_of(Path(model.source))}".encode())
         for i, path in enumerate(table.paths):
             digest.update(f"{path}\0{stamp_of(table.file(i))}\n".encode("utf-8", "surrogateescape"))
         return cache_folder() / "features" / f"{digest.hexdigest()[:40]}.npz"

@@ -80,7 +80,7 @@ class GoneError(VitkitError):
 
 
 @dataclass(frozen=True)
-class Doubts:
+class SuspectLabels:
     """The suspected label errors that are shown with the photographs."""
 
     run: str = ""  # that found them; empty if there is none
@@ -147,7 +147,7 @@ class Photographs:
                 # The version is part of the URL of pictures, so that browsers never show a cached picture of another.
                 self._version, self._state = digest.hexdigest()[:16], None
                 self._labels = CurrentLabels(self._table)
-            file = self.workspace.said.read()
+            file = self.workspace.label_file.read()
             if self._state is None or self._state[0] is not file:
                 assert self._labels is not None
                 self._labels.take(file)
@@ -169,7 +169,7 @@ class Photographs:
         version: str,
         numbers: Sequence[int],
         label: str,
-        doubts: Doubts | None = None,
+        suspected: SuspectLabels | None = None,
         suggested: Suggested | None = None,
     ) -> State:
         """Give photographs a class. `EXCLUDED` leaves them out, and `UNLABELLED` removes their class.
@@ -181,16 +181,16 @@ class Photographs:
         with self._lock:
             state = self._current(version, [*numbers, *(suggested.numbers if suggested else ())])
             label = label if label in (EXCLUDED, UNLABELLED) else checked_name(label, state.table.task)
-            doubts, edits = doubts or Doubts(), []
+            suspected, edits = suspected or SuspectLabels(), []
             for i in dict.fromkeys(numbers):
                 path, before = state.table.paths[i], state.labels[i]
-                if before == label and not doubts.is_open(path, label):
+                if before == label and not suspected.is_open(path, label):
                     continue
                 by = ""
                 if suggested is not None and i in suggested.numbers:
                     by = suggested.run
-                elif doubts.is_open(path, before) and label in (doubts.suspects[path].suggested, EXCLUDED):
-                    by = doubts.run  # a label that was changed since the run is no longer suspected
+                elif suspected.is_open(path, before) and label in (suspected.suspects[path].suggested, EXCLUDED):
+                    by = suspected.run  # a label that was changed since the run is no longer suspected
                 edits.append(Edit(path, label, "" if before == UNLABELLED else before, proposed_by=by))
             check_there([state.table.at(edit.path) for edit in edits])
             return self._add(edits)
@@ -249,7 +249,7 @@ class Photographs:
         A class that a label created, and that no photograph has any more, is removed unless another was created since.
         """
         with self._lock:
-            self.workspace.said.undo()
+            self.workspace.label_file.undo()
             state = self.read()
             counts, names = self._counts(state), self._names(state)
             while names and names[-1] in self._by_label and names[-1] not in counts:
@@ -260,7 +260,7 @@ class Photographs:
     def redo(self) -> State:
         """Redo the step that was undone last in this session, except for photographs with newer labels."""
         with self._lock:
-            self.workspace.said.redo()
+            self.workspace.label_file.redo()
             return self.read()
 
     def classes(self, state: State) -> list[dict[str, Any]]:
@@ -288,7 +288,7 @@ class Photographs:
         return known + sorted(self._counts(state).keys() - set(known))
 
     def _add(self, edits: Sequence[Edit]) -> State:
-        self.workspace.said.add(edits)
+        self.workspace.label_file.add(edits)
         return self.read()
 
     def _current(self, version: str, numbers: Sequence[int]) -> State:
@@ -374,18 +374,18 @@ class Thumbnails:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(cores(), thread_name_prefix="thumbnail")
-        self._turn = asyncio.Semaphore(2 * cores())
+        self._slots = asyncio.Semaphore(2 * cores())
 
     async def get(self, file: Place, is_left: Callable[[], Awaitable[bool]]) -> bytes | None:
         """Return the thumbnail of a file as JPEG; None if `is_left` reports that the client has disconnected."""
-        async with self._turn:
+        async with self._slots:
             if await is_left():
                 return None
             return await asyncio.get_running_loop().run_in_executor(self._pool, thumbnail, file)
 
     async def get_large(self, file: Place) -> bytes:
         """Return a picture at screen size as JPEG, without a cache."""
-        async with self._turn:
+        async with self._slots:
             return await asyncio.get_running_loop().run_in_executor(self._pool, _shrunk, file, _LARGE)
 
     async def respond(self, file: Place, request: Request, *, large: bool) -> Response:

@@ -43,7 +43,7 @@ _SHEET_MOST = 2_000  # photographs on a contact sheet
 
 
 @dataclass(frozen=True)
-class Answers:
+class PredictionSet:
     """The description of a set of predictions: the run, the folder, and the corrections."""
 
     number: int  # increases with each request
@@ -55,7 +55,7 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Answer:
+class PhotoPrediction:
     """The prediction for a photograph."""
 
     path: str
@@ -70,21 +70,21 @@ class StoredPredictions:
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
         self.folder = workspace.state_folder / _FOLDER
-        self._kept: tuple[int, list[Answer]] | None = None
+        self._kept: tuple[int, list[PhotoPrediction]] | None = None
         self._lock = threading.Lock()
 
-    def all(self) -> list[Answers]:
+    def all(self) -> list[PredictionSet]:
         """List the descriptions of all finished sets of predictions, the newest first."""
         return sorted(filter(None, map(self._read, self.folder.glob("*.json"))), key=lambda item: -item.number)
 
-    def get(self, number: int) -> Answers:
+    def get(self, number: int) -> PredictionSet:
         """Return the description of a set of predictions."""
         item = self._read(self.folder / f"{number:06}.json")
         if item is None:
             raise VitkitError("webapp.predictions-unknown", "there is no such prediction")
         return item
 
-    def rows(self, item: Answers) -> list[Answer]:
+    def rows(self, item: PredictionSet) -> list[PhotoPrediction]:
         """Return the prediction for each photograph in a set."""
         if self._kept is not None and self._kept[0] == item.number:
             return self._kept[1]
@@ -97,14 +97,14 @@ class StoredPredictions:
                     ranking = [(row[label], float(row[value])) for label, value in named if row.get(value)]
                     familiar = row.get("familiar") or row.get("unknown")  # files of earlier versions
                     share = float(familiar) if familiar else None
-                    answers.append(Answer(row["path"], tuple(ranking[:_TOP]), row["error"], share))
+                    answers.append(PhotoPrediction(row["path"], tuple(ranking[:_TOP]), row["error"], share))
         except (OSError, csv.Error, KeyError, ValueError) as error:
             reason = "the file with these predictions is gone or damaged: predict the folder again"
             raise VitkitError("webapp.predictions-damaged", reason) from error
         self._kept = item.number, answers
         return answers
 
-    def label(self, item: Answers, number: int) -> str:
+    def label(self, item: PredictionSet, number: int) -> str:
         """Return the class of a row: the correction, or else the predicted class; empty if it has neither."""
         row = self.rows(item)[number]
         return item.corrections.get(str(number), row.ranking[0][0] if row.ranking else "")
@@ -121,7 +121,7 @@ class StoredPredictions:
             self.keep(replace(item, corrections=changed))
         return changed
 
-    def keep(self, item: Answers) -> None:
+    def keep(self, item: PredictionSet) -> None:
         """Write the description of a set of predictions, with its corrections, to disk."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_json(self.folder / f"{item.number:06}.json", asdict(item))
@@ -130,16 +130,16 @@ class StoredPredictions:
         """Predict all photographs of a folder with a run's model; return the number of the new set of predictions."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         numbers = [int(file.stem) for file in self.folder.glob("*.csv") if file.stem.isdecimal()]
-        item = Answers(max(numbers, default=0) + 1, run, str(folder), title, time.time())
+        item = PredictionSet(max(numbers, default=0) + 1, run, str(folder), title, time.time())
         out = self.folder / f"{item.number:06}.csv"
         source = str(self.workspace.run_folder(run))
         run_vitkit(["predict", source, str(folder), "--top", str(_TOP)], out)
         self.keep(item)
         return item.number
 
-    def _read(self, file: Path) -> Answers | None:
+    def _read(self, file: Path) -> PredictionSet | None:
         try:
-            item = Answers(**from_json(read_text(file)))
+            item = PredictionSet(**from_json(read_text(file)))
         except (OSError, ValueError, TypeError):
             return None
         return item if file.name == f"{item.number:06}.json" and isinstance(item.corrections, dict) else None
@@ -149,7 +149,7 @@ class StoredPredictions:
 
 
 def table_of(
-    stored: StoredPredictions, item: Answers, withhold: float, unknown: float = 0.0
+    stored: StoredPredictions, item: PredictionSet, withhold: float, unknown: float = 0.0
 ) -> tuple[list[str], list[list[str | float | None]]]:
     """Return the header and the rows of a table of predictions, one row for each photograph.
 
@@ -174,7 +174,7 @@ def table_of(
     return [*header, *(["familiar"] if has_familiar else [])], rows
 
 
-def contact_sheet(stored: StoredPredictions, item: Answers, withhold: float, unknown: float = 0.0) -> bytes:
+def contact_sheet(stored: StoredPredictions, item: PredictionSet, withhold: float, unknown: float = 0.0) -> bytes:
     """Return a self-contained page with a thumbnail and the class of each photograph, to print or to send."""
     from vitkit.reporting import gallery, thumbnails
     from vitkit.text import write_page
@@ -199,7 +199,7 @@ def contact_sheet(stored: StoredPredictions, item: Answers, withhold: float, unk
         return page.read_bytes()  # bytes, because names of files need not be UTF-8
 
 
-def _is_inside(workspace: Workspace, item: Answers) -> bool:
+def _is_inside(workspace: Workspace, item: PredictionSet) -> bool:
     return Path(item.folder).resolve().is_relative_to(workspace.photographs.resolve())
 
 
@@ -208,7 +208,7 @@ def _below(path: str, folder: str) -> str:
 
 
 def add_to_data(
-    workspace: Workspace, stored: StoredPredictions, item: Answers, numbers: Sequence[int]
+    workspace: Workspace, stored: StoredPredictions, item: PredictionSet, numbers: Sequence[int]
 ) -> dict[str, Any]:
     """Write the classes of photographs into a label file; return what was added, for the page.
 
@@ -230,9 +230,9 @@ def add_to_data(
     if is_inside:
         table = photographs_in(workspace.photographs)
         has_folder_class = {path for i, path in enumerate(table.paths) if table.name_of(i) not in ("", "unlabelled")}
-        labelled = {edit.path for edit in workspace.said.read().edits} | has_folder_class
+        labelled = {edit.path for edit in workspace.label_file.read().edits} | has_folder_class
         edits = [edit for edit in edits if edit.path not in labelled or not edit.proposed_by]
-        workspace.said.add(edits)
+        workspace.label_file.add(edits)
         file = workspace.labels
     else:
         file = label_file_of(root)
@@ -240,7 +240,9 @@ def add_to_data(
     return {"added": len(edits), "file": str(file), "inside": is_inside, "folder": str(root)}
 
 
-def join_data(workspace: Workspace, stored: StoredPredictions, item: Answers, numbers: Sequence[int]) -> dict[str, Any]:
+def join_data(
+    workspace: Workspace, stored: StoredPredictions, item: PredictionSet, numbers: Sequence[int]
+) -> dict[str, Any]:
     """Create a folder with photographs of the studio and predicted ones of another folder, and describe it."""
     rows, labels = stored.rows(item), {}
     for number in numbers:
@@ -365,7 +367,7 @@ def router(workspace: Workspace) -> APIRouter:
     return routes
 
 
-def _attached(suffix: str, item: Answers) -> dict[str, str]:
+def _attached(suffix: str, item: PredictionSet) -> dict[str, str]:
     return {"Content-Disposition": f'attachment; filename="predictions-{item.number}.{suffix}"'}
 
 
@@ -411,7 +413,7 @@ def _join(workspace: Workspace, others: Path, labels: Mapping[str, tuple[str, st
             advice = "write only the label file of the others, or copy them into the folder of the training photographs"
             raise VitkitError("webapp.folder-split", f"{reason} added: {advice}")
         last: dict[str, Edit] = {}
-        for edit in workspace.said.read().edits:
+        for edit in workspace.label_file.read().edits:
             named = Path(edit.path)
             relative = named.relative_to(photographs).as_posix() if named.is_relative_to(photographs) else edit.path
             last[relative] = Edit(relative, edit.label, edit.previous, proposed_by=edit.proposed_by)

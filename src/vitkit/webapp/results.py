@@ -166,10 +166,10 @@ def _correctness(folder: Path) -> dict[tuple[str, str], bool]:
 def suspects_of(workspace: Workspace, folder: Path) -> dict[str, Any]:
     """Return a run's suspected label errors, the most suspicious first, with the users' decisions since the run."""
     suspects = _suspects(folder)
-    said = {path: edit.label for path, edit in decisions_since(workspace.said.read(), folder).items()}
+    decided = {path: edit.label for path, edit in decisions_since(workspace.label_file.read(), folder).items()}
     rows = []
     for item in suspects[:_MOST]:
-        label = said.get(item.path)
+        label = decided.get(item.path)
         state = "open" if label is None else "excluded" if label == EXCLUDED else "relabelled"
         rows.append({**item._asdict(), "said": label, "state": "kept" if label == item.label else state})
     about = {"why_not": _why_not(workspace, folder), "version": stamp_of(folder / LABEL_ERRORS)}
@@ -203,7 +203,10 @@ def _write(workspace: Workspace, folder: Path, decisions: Sequence[tuple[str, st
     """
     if reason := _why_not(workspace, folder):
         raise VitkitError("webapp.photographs-foreign", reason)
-    known, task = {item.path: item.label for item in workspace.said.read().edits}, _read_split(folder / SPLIT).task
+    known, task = (
+        {item.path: item.label for item in workspace.label_file.read().edits},
+        _read_split(folder / SPLIT).task,
+    )
     edits = []
     check_there([workspace.photographs / path for path, *_ in decisions])
     for path, label, shown, new in decisions:
@@ -211,7 +214,7 @@ def _write(workspace: Workspace, folder: Path, decisions: Sequence[tuple[str, st
         chosen = new if new in (EXCLUDED, label) else checked_name(new, task)
         by = folder.name if chosen != label and chosen in (shown, EXCLUDED) else ""
         edits.append(Edit(path, chosen, known.get(path, label), proposed_by=by))
-    workspace.said.add(edits)
+    workspace.label_file.add(edits)
 
 
 # --- Labels of the photographs on which the run was tested --------------------------------------------------
@@ -220,7 +223,7 @@ def _write(workspace: Workspace, folder: Path, decisions: Sequence[tuple[str, st
 def labels_of(workspace: Workspace, folder: Path) -> dict[str, Any]:
     """Return the labels that photographs in a run's report were given since the run, by path, and why none can be."""
     paths = set(data_of(folder)["images"]["path"])
-    since = decisions_since(workspace.said.read(), folder)
+    since = decisions_since(workspace.label_file.read(), folder)
     now = {path: edit.label for path, edit in since.items() if path in paths}
     return {"now": now, "why_not": _why_not(workspace, folder)}
 
@@ -310,9 +313,9 @@ def router(workspace: Workspace) -> APIRouter:
         return labels_of(workspace, workspace.run_folder(name))
 
     @routes.post("/runs/{name}/photographs/{number}/label")
-    def correct_label(name: str, number: int, said: Correction) -> dict[str, Any]:
+    def correct_label(name: str, number: int, correction: Correction) -> dict[str, Any]:
         folder = workspace.run_folder(name)
-        correct(workspace, folder, said.version, number, said.label)
+        correct(workspace, folder, correction.version, number, correction.label)
         return labels_of(workspace, folder)
 
     @routes.get("/runs/{name}/suspects/{number}")
@@ -325,9 +328,9 @@ def router(workspace: Workspace) -> APIRouter:
         return suspects_of(workspace, workspace.run_folder(name))
 
     @routes.post("/runs/{name}/suspects")
-    def decide_suspects(name: str, said: Decision) -> dict[str, Any]:
+    def decide_suspects(name: str, decision: Decision) -> dict[str, Any]:
         folder = workspace.run_folder(name)
-        decide(workspace, folder, said.version, said.numbers, said.what, said.label)
+        decide(workspace, folder, decision.version, decision.numbers, decision.what, decision.label)
         return suspects_of(workspace, folder)
 
     return routes

@@ -76,7 +76,7 @@ def offered(workspace: Workspace, source: str) -> Offer:
     raise VitkitError("webapp.model-unknown", f"{source!r} is not among the available models")
 
 
-def best_eyes(workspace: Workspace) -> Offer | None:
+def best_feature_model(workspace: Workspace) -> Offer | None:
     """Return the local model that presumably has the best features; None if there is no local model.
 
     Files and published weights come before models of runs, because they were probably trained on more data.
@@ -132,7 +132,7 @@ class TrainingRequest(BaseModel):
 def router(workspace: Workspace) -> APIRouter:
     """Return the routes of the tab, and start a runner for jobs that an earlier studio left in the queue."""
     routes, jobs = APIRouter(prefix="/api/train"), Jobs(workspace.runs)
-    jobs.see_to_queue()
+    jobs.start_waiting()
 
     @routes.get("/offers")
     def show_offers() -> dict[str, Any]:
@@ -159,7 +159,7 @@ def router(workspace: Workspace) -> APIRouter:
 
     @routes.get("/runs")
     def show_runs() -> dict[str, Any]:
-        jobs.see_to_queue()
+        jobs.start_waiting()
         last = jobs.last()
         runs = [_summary(workspace, jobs, name, last.get(name)) for name in _names(workspace, last)]
         return {"runs": runs, "notes": jobs.notes()}
@@ -209,7 +209,7 @@ def router(workspace: Workspace) -> APIRouter:
 def _arguments(workspace: Workspace, request: TrainingRequest) -> tuple[list[str], list[str]]:
     """Return the arguments of `vitkit` for a request, and lines about labels that match no photograph."""
     labels = CurrentLabels(photographs_in(workspace.photographs))
-    labels.take(workspace.said.read())
+    labels.take(workspace.label_file.read())
     if len(set(labels.labels) - {EXCLUDED, UNLABELLED}) < 2:
         reason = "a classifier requires at least two classes: label photographs of two classes first (Data)"
         raise VitkitError("webapp.classes-too-few", reason)

@@ -200,21 +200,13 @@ def _photographs(count: int, has: str = "") -> str:
 
 @dataclass(frozen=True)
 class Workspace:
-    """The folders and files of one studio; all paths are absolute.
+    """The folders and files of one studio; all paths are absolute."""
 
-    Attributes:
-        photographs: the folder of photographs; nothing is ever written below it.
-        runs: the folder that contains the run folders.
-        labels: the label file, which need not exist yet.
-        weights: local files and models that the page offers in addition to the models of the runs.
-        first_run: the run that the user named instead of a folder of photographs; empty if there is none.
-    """
-
-    photographs: Path
-    runs: Path
-    labels: Path
-    weights: tuple[str, ...] = ()
-    first_run: str = ""
+    photographs: Path  # the folder of photographs; nothing is ever written below it
+    runs: Path  # the folder that contains the run folders
+    labels: Path  # the label file, which need not exist yet
+    weights: tuple[str, ...] = ()  # local files and models that the page offers in addition to the models of the runs
+    first_run: str = ""  # the run that the user named instead of a folder of photographs; empty if there is none
 
     @property
     def name(self) -> str:
@@ -270,10 +262,7 @@ def state_of_runs(runs: Path) -> Path:
 
 
 def open_workspace(
-    source: str | Path,
-    runs: str | Path | None = None,
-    labels: str | Path | None = None,
-    weights: tuple[str, ...] = (),
+    source: str | Path, runs: str | Path | None = None, labels: str | Path | None = None, weights: tuple[str, ...] = ()
 ) -> Workspace:
     """Open the workspace of a folder of photographs, a named data set, or a run.
 
