@@ -407,6 +407,26 @@ def test_a_photograph_that_is_gone_gets_no_label(place: Workspace, tmp_path: Pat
     ask(client, "labels", version=version, images=[1, 5], label="red")
 
 
+def test_a_number_means_the_same_photograph_while_the_folder_is_listed_again(
+    place: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vitkit.webapp import photographs as module
+
+    own = Photographs(place)
+    version = own.read().version
+    first, stamp_of = own.file(version, 0), module.stamp_of
+    Image.new("RGB", (32, 24), "blue").save(place.photographs / "blue" / "a.png")  # before the others
+    found = list[Any]()
+
+    def stamped(file: Any) -> str:
+        found.append(own.file(version, 0))
+        return stamp_of(file)
+
+    monkeypatch.setattr(module, "stamp_of", stamped)
+    assert own.read(relist=True).version != version
+    assert set(map(str, found)) == {str(first)}
+
+
 def test_a_click_writes_what_is_new(client: TestClient, place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """With 240,000 rows a click took five seconds."""
     add_edits(place.labels, [Edit(f"blue/img{1 + i % 4}.png", f"class{i % 7}") for i in range(2000)])

@@ -117,8 +117,7 @@ class Photographs:
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
         self._lock = threading.RLock()
-        self._table: ImageTable | None = None
-        self._version = ""
+        self._listed: tuple[str, ImageTable] | None = None  # the version of the list, and the list
         self._labels: CurrentLabels | None = None
         self._state: tuple[LabelFile, State] | None = None
         self._by_label: set[str] = set()  # classes that were created by a label, not by themselves
@@ -139,28 +138,27 @@ class Photographs:
         """
         with self._lock:
             check_folder(self.workspace.photographs)
-            if self._table is None or relist:
-                self._table = photographs_in(self.workspace.photographs)
-                digest = hashlib.sha256(os.fsencode(self._table.root))
-                for i, path in enumerate(self._table.paths):
-                    digest.update(os.fsencode(f"\0{path}\0{stamp_of(self._table.file(i))}"))
+            if self._listed is None or relist:
+                table = photographs_in(self.workspace.photographs)
+                digest = hashlib.sha256(os.fsencode(table.root))
+                for i, path in enumerate(table.paths):
+                    digest.update(os.fsencode(f"\0{path}\0{stamp_of(table.file(i))}"))
                 # The version is part of the URL of pictures, so that browsers never show a cached picture of another.
-                self._version, self._state = digest.hexdigest()[:16], None
-                self._labels = CurrentLabels(self._table)
+                self._listed, self._state = (digest.hexdigest()[:16], table), None
+                self._labels = CurrentLabels(table)
             file = self.workspace.label_file.read()
             if self._state is None or self._state[0] is not file:
                 assert self._labels is not None
                 self._labels.take(file)
                 unmatched = tuple(self._labels.lines(self.workspace.labels.name))
-                state = State(self._version, self._table, tuple(self._labels.labels), unmatched)
+                state = State(*self._listed, tuple(self._labels.labels), unmatched)
                 self._state = file, state
             return self._state[1]
 
     def file(self, version: str, number: int) -> Place:
         """Return the file of a photograph."""
-        table = self._table if version == self._version else None  # without the lock, to avoid waiting
-        if table is None:
-            table = self._current(version, (number,)).table
+        listed = self._listed  # without the lock, to avoid waiting
+        table = listed[1] if listed and listed[0] == version else self._current(version, (number,)).table
         check_number(number, len(table))
         return table.file(number)
 

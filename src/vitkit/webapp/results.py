@@ -146,18 +146,16 @@ def _correctness(folder: Path) -> dict[tuple[str, str], bool]:
 
     Without a digest, the content is given by the location. Classes are compared by name.
     """
-    images, photographs, seen = data_of(folder)["images"], _read_split(folder / SPLIT), ()
+    images, photographs, seen = data_of(folder)["images"], _read_split(folder / SPLIT), set[str]()
     with suppress(OSError, VitkitError):  # reports of earlier versions include images that the weights had seen
-        seen = (read_figures(folder / EVALUATION).get("seen") or {"paths": ()})["paths"]
+        seen = set((read_figures(folder / EVALUATION).get("seen") or {"paths": ()})["paths"])
     contents = {path: str(file) for path, file in photographs.places.items()} | photographs.contents
 
     def names(numbers: int | list[int]) -> list[str]:
         return sorted(images["classes"][i] for i in (numbers if isinstance(numbers, list) else [numbers]))
 
     rows = zip(images["path"], images["true"], images["said"], strict=True)
-    return {
-        (path, contents.get(path, "")): names(true) == names(said) for path, true, said in rows if path not in set(seen)
-    }
+    return {(path, contents.get(path, "")): names(true) == names(said) for path, true, said in rows if path not in seen}
 
 
 # --- Suspected label errors ---------------------------------------------------------------------------------
@@ -242,13 +240,6 @@ def correct(workspace: Workspace, folder: Path, version: str, number: int, label
     _write(workspace, folder, [(images["path"][number], true, shown, label)])
 
 
-def suspect_path(folder: Path, number: int) -> str:
-    """Return the path of the photograph at a position in a run's list of suspected label errors."""
-    suspects = _suspects(folder)
-    check_number(number, len(suspects))
-    return suspects[number].path
-
-
 def _suspects(folder: Path) -> list[Suspect]:
     file = folder / LABEL_ERRORS
     return read_suspects(file) if file.is_file() else []
@@ -321,7 +312,9 @@ def router(workspace: Workspace) -> APIRouter:
     @routes.get("/runs/{name}/suspects/{number}")
     async def show_suspect(name: str, number: int, request: Request, large: bool = False) -> Response:
         folder = workspace.run_folder(name)
-        return await thumbnails.respond(file_of(folder, suspect_path(folder, number)), request, large=large)
+        suspects = _suspects(folder)
+        check_number(number, len(suspects))
+        return await thumbnails.respond(file_of(folder, suspects[number].path), request, large=large)
 
     @routes.get("/runs/{name}/suspects")
     def show_suspects(name: str) -> dict[str, Any]:

@@ -81,11 +81,6 @@ def export_file(workspace: Workspace, name: str) -> Path:
     raise VitkitError("webapp.file-unknown", f"there is no exported file {name!r}")
 
 
-def serve_command(workspace: Workspace, run: str) -> str:
-    """Return the command line that serves this run's model."""
-    return shlex.join(["vitkit", "serve", str(_folder(workspace, run))])
-
-
 def card_of(workspace: Workspace, run: str) -> str:
     """Return the model card of a run's model, in Markdown."""
     from vitkit.weights import inspect
@@ -120,7 +115,7 @@ def router(workspace: Workspace) -> APIRouter:
 
     @routes.get("/model")
     def show_model(run: str) -> dict[str, Any]:
-        card, command = card_of(workspace, run), serve_command(workspace, run)
+        card, command = card_of(workspace, run), shlex.join(["vitkit", "serve", str(_folder(workspace, run))])
         return {"run": run, "card": card, "command": command, "exports": exported(workspace, run)}
 
     @routes.post("/export")
