@@ -34,7 +34,13 @@ def make_application(service: Service) -> FastAPI:
     """Create the application with the routes of a service."""
     app = FastAPI(title="vitkit", version=vitkit.__version__, docs_url=None, redoc_url=None)
     app.openapi_version = "3.0.3"  # the version that the bundled page reads
-    app.add_exception_handler(HTTPException, _refuse_http)
+
+    @app.exception_handler(HTTPException)
+    async def refuse(_: Request, error: HTTPException) -> Response:
+        codes = {404: "serving.route-missing", 405: "serving.method-wrong"}
+        code = codes.get(error.status_code, "serving.request-wrong")
+        return _refused(code, error.status_code, error.detail.lower(), error.headers)
+
     routes = _Routes(service)
     for path, handle, form, summary in (
         ("/predict", routes.predict, PredictionsForm, "Classify pictures"),
@@ -155,12 +161,6 @@ def _counted(service: Service, path: str, handle: _Handle) -> _Handle:
         return response
 
     return counted
-
-
-async def _refuse_http(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    code = {404: "serving.route-missing", 405: "serving.method-wrong"}.get(error.status_code, "serving.request-wrong")
-    return _refused(code, error.status_code, error.detail.lower(), error.headers)
 
 
 def _refused(code: str, status: int, reason: str, headers: Mapping[str, str] | None = None) -> Response:

@@ -157,10 +157,35 @@ class Studio:
     """
 
     def __init__(self, workspace: Workspace | None, runs: Path, opened: Callable[[str | Path], Workspace]) -> None:
-        self._runs, self._opened = runs, opened
         self._chooser = _create_page(_CHOOSER_TABS, {"name": "", "choosing": True}, is_chooser=True)
         self._chooser.include_router(folders.router(runs))
-        self._chooser.include_router(self._router())
+        routes = APIRouter(prefix=_ROUTES)
+
+        @routes.get("")
+        def show() -> dict[str, Any]:
+            names = Workspace(Path(), runs, Path()).run_names()
+            choices = [folder.to_dict() for folder in folders.offered(runs)]
+            return {"folders": choices, "runs": names, "named": _named()}
+
+        @routes.post("/open")
+        def open_(choice: _Choice) -> dict[str, Any]:
+            source: str | Path = choice.name
+            if choice.kind == "folder":
+                source = folders.chosen(choice.name, runs).path
+            elif choice.kind == "run":
+                source = Workspace(Path(), runs, Path()).run_folder(choice.name)
+            elif choice.name not in {entry["name"] for entry in _named()}:
+                raise VitkitError("webapp.dataset-unknown", f"there is no data set {choice.name!r}")
+            chosen = opened(source)
+            self._show(chosen)
+            return {"name": chosen.name}
+
+        @routes.post("/close")
+        def close() -> dict[str, Any]:
+            self._show(None)
+            return {}
+
+        self._chooser.include_router(routes)
         self._show(workspace)
 
     def _show(self, workspace: Workspace | None) -> None:
@@ -171,35 +196,6 @@ class Studio:
         is_of_chooser = str(scope.get("path", "")).startswith(_ROUTES)
         app = self._chooser if self._studio is None or is_of_chooser else self._studio
         await app(scope, receive, send)
-
-    def _router(self) -> APIRouter:
-        routes = APIRouter(prefix=_ROUTES)
-
-        @routes.get("")
-        def show() -> dict[str, Any]:
-            names = Workspace(Path(), self._runs, Path()).run_names()
-            choices = [folder.to_dict() for folder in folders.offered(self._runs)]
-            return {"folders": choices, "runs": names, "named": _named()}
-
-        @routes.post("/open")
-        def open_(choice: _Choice) -> dict[str, Any]:
-            source: str | Path = choice.name
-            if choice.kind == "folder":
-                source = folders.chosen(choice.name, self._runs).path
-            elif choice.kind == "run":
-                source = Workspace(Path(), self._runs, Path()).run_folder(choice.name)
-            elif choice.name not in {entry["name"] for entry in _named()}:
-                raise VitkitError("webapp.dataset-unknown", f"there is no data set {choice.name!r}")
-            workspace = self._opened(source)
-            self._show(workspace)
-            return {"name": workspace.name}
-
-        @routes.post("/close")
-        def close() -> dict[str, Any]:
-            self._show(None)
-            return {}
-
-        return routes
 
 
 def _named() -> list[dict[str, Any]]:
