@@ -115,8 +115,8 @@ class StoredPredictions:
         An empty `label` restores the predicted class.
         """
         with self._lock:  # so that no correction of a concurrent request is lost
-            item = self.get(number)
-            changed = {row: name for row, name in item.corrections.items() if int(row) not in set(rows)}
+            item, texts = self.get(number), {str(row) for row in rows}
+            changed = {row: name for row, name in item.corrections.items() if row not in texts}
             changed |= {str(row): label for row in rows if label}
             self.keep(replace(item, corrections=changed))
         return changed
@@ -409,9 +409,11 @@ def _join(workspace: Workspace, others: Path, labels: Mapping[str, tuple[str, st
         for path, place in places.items():
             _link(others / path, unfinished / place)
         if not set(places.values()) <= set(photographs_in(unfinished).paths):
-            reason = "the studio's photographs are divided into folders such as train and val, so others cannot be"
-            advice = "write only the label file of the others, or copy them into the folder of the training photographs"
-            raise VitkitError("webapp.folder-split", f"{reason} added: {advice}")
+            raise VitkitError(
+                "webapp.folder-split",
+                "the studio's photographs are divided into folders such as train and val, so others cannot be added: "
+                "write only the label file of the others, or copy them into the folder of the training photographs",
+            )
         last: dict[str, Edit] = {}
         for edit in workspace.label_file.read().edits:
             named = Path(edit.path)
