@@ -214,7 +214,7 @@ class Workspace:
         return self.photographs.name or str(self.photographs)
 
     @cached_property
-    def said(self) -> Labels:
+    def label_file(self) -> Labels:
         """The reader and editor of the label file."""
         return Labels(self.labels, self.photographs, self.state_folder / "label-files.json")
 
