@@ -539,8 +539,8 @@ class RunWriter:
                 save_file(trained.task.state_dict(), temporary)
         # A new Classifier puts its model into evaluation mode, but the model in training must stay in training mode.
         classifier = self.classifier if model is self.classifier.model else replace(self.classifier, model=model)
-        standing = correction_of(classifier)
-        with nullcontext() if standing is None else with_correction(model, standing):
+        correction = correction_of(classifier)
+        with nullcontext() if correction is None else with_correction(model, correction):
             classifier.save(folder)
             if folder == self.folder:
                 weights = {name: tensor.detach().to("cpu", copy=True) for name, tensor in stored_weights(model).items()}

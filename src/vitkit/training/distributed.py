@@ -150,9 +150,9 @@ class ProcessGroup:
         """Return the values of all processes, by rank."""
         if self.size == 1:
             return [value]
-        everyone: list[Any] = [None] * self.size
-        dist.all_gather_object(everyone, value, group=self.group)
-        return everyone
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
 
     def reduce(self, numbers: Sequence[float], operation: Any = dist.ReduceOp.SUM) -> list[float]:
         """Return the sum of each number over all processes, or the result of another operation."""
@@ -166,8 +166,8 @@ class ProcessGroup:
         """Return the mean over the items of all processes together, of which this one has `count`, or none."""
         if self.size == 1:
             return mean
-        total, everyone = self.reduce((mean * count if count else 0.0, count))
-        return total / everyone
+        total, items = self.reduce((mean * count if count else 0.0, count))
+        return total / items
 
     def all_reduce(self, tensors: Sequence[Tensor]) -> None:
         """Replace these tensors, which have the same type and device, by their sums over all processes."""
