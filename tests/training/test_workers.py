@@ -102,6 +102,21 @@ def test_a_worker_lost_computing_features_is_told_in_a_line(tmp_path: Path, monk
         features.compute_features(tiny.build(), images, recipe, "float32", lambda *_: None)
 
 
+def test_an_unreadable_image_is_told_without_the_traceback_of_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object, **__: object) -> Iterator[object]:
+        where = "Caught VitkitError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+        raise RuntimeError(f"{where}  ...\nvitkit.errors.VitkitError: a.png: not an image\n")
+        yield
+
+    monkeypatch.setattr(features, "DataLoader", failing)
+    recipe = runs.quick(runs.photos(tmp_path / "photos"), workers=2)
+    images = EvaluationImages(read_source(tmp_path / "photos"), Preprocess(size=(16, 16)))
+    with pytest.raises(VitkitError, match=r"^a\.png: not an image$"):
+        features.compute_features(tiny.build(), images, recipe, "float32", lambda *_: None)
+
+
 def test_of_processes_that_die_together_the_program_is_told_once() -> None:
     def tell(*_: object) -> None:
         raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from vitkit.data.loading import EvaluationImages, check_guard, is_worker_lost, worker_lost
 from vitkit.data.picture_store import PictureStore
 from vitkit.data.table import ImageTable
-from vitkit.errors import VitkitError
+from vitkit.errors import VitkitError, first_line
 from vitkit.model.build import Model
 from vitkit.model.config import ViTConfig
 from vitkit.model.names import Config
@@ -108,6 +108,17 @@ def compute_features(
     return features, labels
 
 
+def raised_by_worker(error: BaseException) -> VitkitError | None:
+    """Return the error of a process that prepares images without its traceback; None if `error` is another one.
+
+    PyTorch passes such errors on with the traceback in their message, and perhaps as a RuntimeError.
+    """
+    _, found, message = str(error).rpartition("VitkitError: ")
+    if not found or "in DataLoader worker process" not in first_line(error):
+        return None
+    return VitkitError("training.image-unreadable", message.strip())
+
+
 def _batches(images: Dataset[Any], recipe: Recipe, workers: int) -> Iterator[tuple[Tensor, Tensor]]:
     if workers:
         check_guard()
@@ -116,7 +127,9 @@ def _batches(images: Dataset[Any], recipe: Recipe, workers: int) -> Iterator[tup
             warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores, as requested
             batches = iter(DataLoader(images, recipe.batch_size, num_workers=workers))
         yield from batches
-    except (RuntimeError, ConnectionError, EOFError) as error:
-        if not is_worker_lost(error):
+    except (VitkitError, RuntimeError, ConnectionError, EOFError) as error:
+        if (original := raised_by_worker(error)) is not None:
+            raise original from error
+        if isinstance(error, VitkitError) or not is_worker_lost(error):
             raise
         raise VitkitError("training.worker-lost", f"{worker_lost(workers)}; use --workers 0") from error

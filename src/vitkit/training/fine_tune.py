@@ -36,6 +36,7 @@ from vitkit.text.cells import plural
 from vitkit.training.adapters import add_low_rank, count_parameters, drop_patches, freeze_backbone
 from vitkit.training.checkpoint import RunWriter, Trained, TrainingState, has_state, identity, read_newest
 from vitkit.training.distributed import fabric_of, shard_model
+from vitkit.training.features import raised_by_worker
 from vitkit.training.finalize import (
     class_weights,
     log_weights,
@@ -106,10 +107,10 @@ def prepare_to_learn(
     if why is not None:
         run.say(why)
     has_teacher = teacher is not None
-    standing = prior_correction(in_train, balance, recipe.prior, model, task=table.task, has_teacher=has_teacher)
-    record_correction(classifier, standing)
+    correction = prior_correction(in_train, balance, recipe.prior, model, task=table.task, has_teacher=has_teacher)
+    record_correction(classifier, correction)
     if recipe.head_from == "names":  # epoch 0 uses the names alone, without the balancing of classes
-        shift_head_bias(model, standing, [-identity for identity in standing.in_head])
+        shift_head_bias(model, correction, [-value for value in correction.in_head])
     if data is None:
         data = data_of(run, classifier, augment_of(recipe, run.hooks.augment), is_balanced=balance == "sampler")
     fabric = begin(run, classifier, data)
@@ -135,7 +136,7 @@ def prepare_to_learn(
         recipe,
         imitate=None if teacher is None else partial(teacher.logits, student=classifier.preprocess),
         class_weights=class_weights(in_train, table.task) if balance == "loss" else None,
-        shift=logit_shift(model, standing),
+        shift=logit_shift(model, correction),
         custom=run.hooks.loss,
     )
     return data, objective, fabric, spent
@@ -276,12 +277,14 @@ def _reporting_what_is_kept(run: Run, state: TrainingState, writer: RunWriter, w
             writer.save(run.folder, state.kept)
         run.say(f"stopped; the {'best model so far' if writer.has_kept else 'unfinished model'} is in {run.folder}")
         raise
-    except VitkitError as error:  # from a worker process it comes wrapped in that process's traceback
-        if writer.has_kept:
-            run.say(f"the best model so far is in {run.folder}")
-        kind = DivergedError if isinstance(error, DivergedError) else VitkitError
-        raise kind(error.code, str(error).rsplit("VitkitError: ", 1)[-1].strip()) from error
-    except (RuntimeError, ConnectionError, EOFError) as error:
+    except (VitkitError, RuntimeError, ConnectionError, EOFError) as error:
+        original = raised_by_worker(error)
+        if original is not None or isinstance(error, VitkitError):
+            if writer.has_kept:
+                run.say(f"the best model so far is in {run.folder}")
+            if original is None:
+                raise
+            raise original from error
         if not workers or not is_worker_lost(error):
             raise
         kept = f"; the best model so far is in {run.folder}" if writer.has_kept else ""
