@@ -125,7 +125,8 @@ def join(sources: list[T], images: list[Images | str], compute: Callable[[Images
     readable = [image for image in images if not isinstance(image, str)]
     rows: Iterator[npt.NDArray[np.float32]] = iter(())
     if readable:
-        filled: Any = readable + readable[:1] * (len(sources) - len(readable))
+        filled: list[Any] = readable + readable[:1] * (len(sources) - len(readable))
+        batch: Any
         if isinstance(filled[0], np.ndarray):
             batch = np.stack(filled)
         else:

@@ -386,7 +386,8 @@ class Trust:
                 raise ValueError("chosen must be a list of texts")
             if type(folds) is not int or folds < 0:
                 raise ValueError(f"the number of folds must be a whole number of at least 0, not {folds}")
-            held_out, tests = HeldOut(**integers, **floats, chosen=chosen, folds=folds), None
+            held_out = HeldOut(**integers, **floats, chosen=chosen, folds=folds)
+            tests: RecordedTests | None = None
             if "tests.predicted" in tensors:
                 predicted = tensors["tests.predicted"].astype(np.int64)
                 doubt = tensors["tests.doubt"].astype(np.float64)

@@ -77,7 +77,9 @@ def choose_head_start(
     is_requested = recipe.head_from == "names"
     if weights is None or (not is_requested and weights.is_image_encoder):
         return recipe.replace(head_from="zero"), []
-    words, why, code = None, None, "training.head-names-unsuitable"
+    words = None
+    why: str | None = None
+    code = "training.head-names-unsuitable"
     try:
         words = look_for_words(weights)
         if words is None and not is_requested:

@@ -201,7 +201,8 @@ def fit_unknown(
         # other classes.
         trained, tested = before
         folds = [(trained, tested)] if isinstance(tested, LabelledFeatures) else tested
-        classes, passed[LEFT_OUT] = np.unique(np.concatenate([fold.labels for _, fold in folds])), []
+        classes = np.unique(np.concatenate([fold.labels for _, fold in folds]))
+        passed[LEFT_OUT] = []
         for k in np.sort(np.random.default_rng(seed).permutation(classes)[:_CLASSES]).tolist():
             pairs = [(others.at(others.labels != k), fold.at(fold.labels != k)) for others, fold in folds]
             known = [(others.features, fold.features) for others, fold in pairs if len(others) and len(fold)]
