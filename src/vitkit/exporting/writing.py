@@ -277,9 +277,9 @@ def _quantise(trial: _Trial, storage: Storage, int8: Int8) -> tuple[Exported, Ou
     tested = None
     if int8.tests is not None:
         images, read = read_pictures(trial.classifier, int8.tests)
-        logits = [_answers(each, images, "testing") for each in (trial.classifier, exported)]
+        ours, now = (_answers(each, images, "testing") for each in (trial.classifier, exported))
         truth = _truth(int8.tests, read, trial.card.classes)
-        tested = accuracy_change(*logits, truth, trial.model_card, trial.card)
+        tested = accuracy_change(ours, now, truth, trial.model_card, trial.card)
     kept = tuple(name.removeprefix("model.") for name in attempt.keep[2:])
     comparison = compare(trial.plain, theirs, trial.card)
     return exported, trial.outcome(exported, theirs, comparison, tested=tested, kept=kept)

@@ -69,7 +69,7 @@ class Models:
         names = [name for name in names if not (is_multi and methods[name].of_rivals)]
         if not can_explain(model):
             names = [name for name in names if name == "occlusion"]
-        has_grid = isinstance(model, VisionTransformer) and attending(model.config)
+        grid = list(model.config.grid) if isinstance(model, VisionTransformer) and attending(model.config) else None
         return {
             "label": prediction.label,
             "confidence": prediction.confidence,
@@ -82,7 +82,7 @@ class Models:
             "size": list(size),
             "box": _parts(classifier.preprocess.box(*size), size),
             "methods": [{"name": name, "tells": methods[name].tells} for name in names],
-            "grid": list(model.config.grid) if has_grid else None,
+            "grid": grid,
         }
 
     def answer(self, run: str, content: bytes) -> dict[str, Any]:
