@@ -298,6 +298,7 @@ def examine(files: Sequence[Stamped], memory: Memory, keep: Keep | None = None) 
         lasting: list[bool] = []  # whether to store the facts, because another examination would give the same
         greys: dict[int, Grey] = {}  # the grey values in which to search for keypoints, by index
         for i, ((file, _), content) in enumerate(zip(files, contents, strict=True)):
+            found: Facts | None
             if isinstance(content, Facts):
                 found, is_lasting, grey = content, False, None
             elif content[0] in known:

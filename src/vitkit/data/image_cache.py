@@ -114,9 +114,9 @@ class DiskCache:
             os.utime(path)  # least recently used files are deleted first
             if len(data) >= _HEAD.size:
                 checksum, width, height = _HEAD.unpack_from(data)
-                pixels = memoryview(data)[_HEAD.size :]
-                if len(pixels) == 3 * width * height and zlib.crc32(pixels) == checksum:
-                    return Image.frombytes("RGB", (width, height), pixels)
+                stored = memoryview(data)[_HEAD.size :]
+                if len(stored) == 3 * width * height and zlib.crc32(stored) == checksum:
+                    return Image.frombytes("RGB", (width, height), stored)
         image = make()
         if path != self._path_of(file):  # it was replaced while it was read
             return image

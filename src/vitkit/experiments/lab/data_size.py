@@ -214,7 +214,7 @@ def _measured(family: Family, place: int) -> dict[str, Any]:
 
 
 def _few_shot_family(plan: Plan, out: Path, judged: Judged) -> Family:
-    # Least squares on the frozen features of `SHOTS` images of each class evaluates each pre-trained model.
+    # Each pre-trained model is evaluated by least squares on the frozen features of `SHOTS` images of each class.
     from vitkit.weights import load
 
     right: dict[str, list[npt.NDArray[np.bool_]]] = {name: [] for name in plan.models}
