@@ -25,7 +25,7 @@ class VitkitError(ValueError):
     """
 
     def __init__(self, code: str, message: str | None = None) -> None:
-        if message is None:
+        if message is None:  # PyTorch makes the error of a worker process again from its message alone
             code, message = "unspecified", code
         super().__init__(code, message)
         self.code = code
