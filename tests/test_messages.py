@@ -65,5 +65,5 @@ def test_every_message_is_a_line_or_two_that_name_something() -> None:
 
 
 def test_a_code_survives_a_process_and_is_no_part_of_the_message() -> None:
-    error = pickle.loads(pickle.dumps(VitkitError("data.class-empty", "class a has no images")))  # ours
-    assert (error.code, str(error)) == ("data.class-empty", "class a has no images")
+    error = pickle.loads(pickle.dumps(VitkitError("data.class-single", "a is the only class")))  # ours
+    assert (error.code, str(error)) == ("data.class-single", "a is the only class")

@@ -20,7 +20,7 @@ class VitkitError(ValueError):
     The command line prints only the message and exits with code 2; `--debug` shows the traceback.
 
     Attributes:
-        code: names the reason by the room that found it and two or three words: `data.class-empty`. A message may be
+        code: names the reason by the room that found it and two or three words: `data.class-single`. A message may be
             reworded; a code is not, so programs compare codes.
     """
 
