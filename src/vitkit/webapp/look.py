@@ -157,7 +157,7 @@ class Models:
 
 @lru_cache(maxsize=1)  # one workspace is open at a time
 def models_of(workspace: Workspace) -> Models:
-    """Return the models of a workspace, which all tabs share."""
+    """Return the loaded models of a workspace. All tabs use the same ones."""
     return Models(workspace)
 
 

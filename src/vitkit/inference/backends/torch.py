@@ -116,7 +116,7 @@ def measure(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16) -> di
 
 
 def _one_of_each_kind(model: VisionTransformer) -> tuple[VisionTransformer, list[int]]:
-    """Return a copy that has only one block of each kind and the last block, and the number of blocks of each kind."""
+    """Return a copy with one block of each kind, and the last block; and how many blocks of each kind the model has."""
     config = model.config
     kinds = [(i in config.conv_layers, windows_of(config, i)) for i in range(len(model.blocks) - 1)]
     cut = sharing(model)

@@ -75,7 +75,7 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
 
 
 def _shared(prefix: str) -> tuple[str, str]:
-    """Return the two names of the shared table of biases: in files, and in models in memory."""
+    """Return the name of the shared table of biases in files, and its name in a model in memory."""
     return f"{prefix}encoder.relative_position_bias.{_TABLE}", f"{prefix}shared_position_bias.{_TABLE}"
 
 
