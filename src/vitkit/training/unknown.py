@@ -262,7 +262,7 @@ def make_pictures(images: Pixels, seed: int = 0) -> dict[str, Pixels]:
 
     Return n pictures of each kind: `noise` with the mean and spread of the images' channels; `clouds`, which are smooth
     random fields with the same mean and spread, whose amplitudes fall with frequency as in photographs; and `shuffled
-    patches`, which are the images with their 4 x 4 tiles in random order. There are several kinds of patterns, with n / 4
+    patches`, which are the images with their 4 x 4 tiles in random order. There are several kinds of patterns, of n / 4
     pictures each. `patterns: rings` has two colours of an image, `patterns: rings in any colours` two random colours.
     """
     rng = np.random.default_rng(seed)
