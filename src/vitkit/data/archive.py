@@ -310,7 +310,7 @@ def _damaged(text: str) -> VitkitError:
 
 
 class _Headers(io.BufferedReader):
-    """The file of a tar, of which at most `left` bytes are read for the headers of the next member."""
+    """A reader for a tar file that refuses to read more than `left` bytes for the headers of the next member."""
 
     left = _LONGEST_HEADER
 

@@ -484,7 +484,7 @@ class Memory:
         self._facts: list[Facts] = []  # not yet written
         self._stamps: list[tuple[bytes, bytes]] = []
         self._database: sqlite3.Connection | None = None
-        self._is_another = False  # whether a damaged database was set aside
+        self._was_replaced = False  # whether a damaged database was set aside
 
     def __enter__(self) -> Self:
         self._open()
@@ -592,21 +592,23 @@ class Memory:
             self._give_up(error)
 
     def _give_up(self, reason: Exception | None = None) -> None:
-        """Close the database, and work without it. If `reason` says that it is damaged, set it aside and make another.
+        """Close the database, and work without it. If `reason` means that it is damaged, set it aside and make another.
 
-        A full disk, for example, is no damage. An error in an SQL statement is, because the tables are other ones.
+        A full disk, for example, is not damage. An invalid SQL statement is: the file has tables of another layout.
         """
         if self._database is not None:
             with contextlib.suppress(sqlite3.Error):
                 self._database.close()
         self._database = None
-        is_passing = isinstance(reason, sqlite3.OperationalError) and (
+        is_temporary = isinstance(reason, sqlite3.OperationalError) and (
             getattr(reason, "sqlite_errorcode", None) != sqlite3.SQLITE_ERROR
         )
-        if isinstance(reason, sqlite3.DatabaseError) and not is_passing and not self._is_another:
-            self._is_another = True
+        if isinstance(reason, sqlite3.DatabaseError) and not is_temporary and not self._was_replaced:
+            self._was_replaced = True
             with contextlib.suppress(OSError):
-                for journal in self._path.parent.glob(f"{self._path.name}-*"):  # would be played back into the other
+                for journal in self._path.parent.glob(
+                    f"{self._path.name}-*"
+                ):  # SQLite would replay it into the new one
                     journal.unlink()
                 self._path.replace(self._path.with_suffix(".damaged"))
                 self._open()

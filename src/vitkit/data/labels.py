@@ -384,9 +384,9 @@ def chance_in_words(suspects: Sequence[Suspect]) -> str:
 def decisions_since(labels: LabelFile, run: Path) -> dict[str, Edit]:
     """Return, by path, the rows of a label file that count as decisions about a run's suspected label errors.
 
-    Only the last row of each image can be a decision. It is one if it was added after the run started: it is not in the
-    run's copy of the label file. A row in this copy gave the image the label that the run suspects. It is a decision
-    only if it confirms the label that the image already had, as "Keep" in the studio does.
+    Only the last row of an image can be a decision. A row that was added after the run started, so that the run's copy
+    of the label file lacks it, always is one. An older row is one only if it confirmed the label that the image already
+    had, as "Keep" in the studio does; any other older row is itself the source of the suspected label.
     """
     read = Counter(labels_so_far(run / LABELS).edits)
     last: dict[str, tuple[Edit, bool]] = {}

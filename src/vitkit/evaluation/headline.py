@@ -116,7 +116,7 @@ def counted_figures(numbers: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the main figures and `intervals_95` in evaluation.json without images that the weights had seen.
 
     The result is empty if no image is left. Figures of the training split and of a cross-validation are returned
-    unchanged. In files of earlier versions, the main figures include seen images.
+    unchanged. The main figures in files of earlier versions include seen images; their `without_seen` is returned.
     """
     if "folds" in numbers or numbers["split"] == "train" or not _seen(numbers):
         return numbers

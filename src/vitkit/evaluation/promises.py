@@ -55,20 +55,20 @@ def trust_figures(
         VitkitError: a requested promise cannot be made.
     """
     counted = unseen_part(evaluation, seen)
-    is_of_model = counted is not None and classifier.classes == counted.classes
-    is_of_model = is_of_model and not isinstance(counted, MultiEvaluation)
+    has_same_classes = counted is not None and classifier.classes == counted.classes
+    can_measure = has_same_classes and not isinstance(counted, MultiEvaluation)
     if coverage is not None or accuracy is not None:
-        if not is_of_model:
+        if not can_measure:
             raise VitkitError(
                 "evaluation.promise-unmeasurable",
                 "--coverage and --accuracy require images that the weights have not seen, each with exactly one of the "
                 "model's classes: leave out these flags, or choose other images",
             )
         classifier.rules(coverage=coverage, accuracy=accuracy)  # may refuse
-    # The validation images made the promises, and the score for unknown images was fitted to them.
+    # Validation images of the run test nothing: the promises and the score for unknown images were fitted to them.
     measured = None if is_of_run and evaluation.split != "test" else counted
     figures: dict[str, Any] = {}
-    if measured is not None and is_of_model and classifier.held_out is not None:
+    if measured is not None and can_measure and classifier.held_out is not None:
         units = Units.of_evaluation(measured)
         sets, sure = list[dict[str, Any]](), list[dict[str, Any]]()
         for value in COVERAGES if coverage is None else (coverage,):
@@ -89,7 +89,7 @@ def trust_figures(
 
 
 def trust_lines(numbers: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each promise and each level for unknown images that were measured, as in evaluation.json."""
+    """Yield a line for each promise and each level of `--unknown` that evaluation.json has measured."""
     promises = numbers.get("promises", {"coverage": [], "accuracy": []})
     for row in promises["coverage"]:
         if "refused" not in row:

@@ -213,7 +213,7 @@ def _plan(
 def _resume(
     out: str | Path | None, arguments: dict[str, Any], fields: dict[str, Any], hold: ExitStack
 ) -> tuple[Path, Plan]:
-    """Lock the folder of an earlier comparison, read its plan, and refuse arguments that differ from those of then."""
+    """Lock the folder of an earlier comparison, read its plan, and refuse arguments that differ from its own."""
     from vitkit.experiments.comparison_plan import Plan
 
     folder = PLACE.lock(out, hold)

@@ -80,7 +80,7 @@ def read_judged(plan: Plan, out: Path, fraction: float, judging: JudgingImages) 
                 f"{file} is missing or damaged: delete its folder, then continue with --resume",
             ) from error
         paths, labels = tuple(path for path, _, _ in rows), tuple(label for _, label, _ in rows)
-        if known not in (None, (paths, labels)):
+        if known is not None and known != (paths, labels):
             raise VitkitError(
                 "experiments.test-images-differ",
                 f"{out / job.folder} predicted other images than the runs before it: restore images that were moved or "
@@ -92,8 +92,10 @@ def read_judged(plan: Plan, out: Path, fraction: float, judging: JudgingImages) 
     kept = [place for place, path in enumerate(known[0]) if path not in judging.left_out]
     paths, labels = (tuple(values[place] for place in kept) for values in known)
     groups = groups_from_file(out / plan.jobs[0].folder / GROUPS)
-    numbers = np.array([groups.get(path, len(groups) + place) for place, path in enumerate(paths)])
-    units = Units.of(len(numbers), numbers if len(set(numbers.tolist())) < len(numbers) else None)
+    # An image without a group is a group of its own.
+    group_of = np.array([groups.get(path, len(groups) + place) for place, path in enumerate(paths)])
+    has_groups = len(set(group_of.tolist())) < len(group_of)
+    units = Units.of(len(group_of), group_of if has_groups else None)
     answers = {run: is_right[kept] for run, is_right in answers.items()}
     return Judged(fraction, paths, labels, answers, units, judging.split)
 

@@ -91,10 +91,11 @@ class Plan:
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Plan:
         """Create a plan from the result of `to_dict`."""
-        rest = dict(stored)
-        arguments, names = rest.pop("asked"), ("models", "seeds", "fractions", "notes")
-        jobs = tuple(ComparisonJob(**job) for job in stored["jobs"])
-        return cls(arguments, **{**rest, **{name: tuple(stored[name]) for name in names}, "jobs": jobs})
+        fields = dict(stored)
+        arguments = fields.pop("asked")
+        fields |= {name: tuple(fields[name]) for name in ("models", "seeds", "fractions", "notes")}
+        fields["jobs"] = tuple(ComparisonJob(**job) for job in fields["jobs"])
+        return cls(arguments, **fields)
 
     def runs(self) -> list[ComparisonJob]:
         """Return the distinct trainings, one job for each run folder."""

@@ -114,8 +114,8 @@ class Format:
             precision: `float32`, `bfloat16` or `auto`.
 
         Raises:
-            VitkitError: the file contains anything that `write` does not write. In this case, the runtime never reads
-                the file. This does not apply to formats for which `is_input` is False.
+            VitkitError: the file contains something that vitkit never writes. It is refused before the runtime reads
+                it. Files of formats whose `is_input` is False are not checked.
         """
         opens: Callable[[Path, str], tuple[GraphRunner, str]] = import_module(self.module).open_file
         return opens(path, precision)

@@ -75,7 +75,7 @@ def _screen(model: Any, operators: Any) -> None:
     names = {code: name for name, code in vars(operators).items() if isinstance(code, int)}
     for i in range(model.OperatorCodesLength()):
         operation = model.OperatorCodes(i)
-        # Codes above 126 did not fit into the older of both fields. The runtime takes the larger one.
+        # Codes above 126 did not fit into the older of the two fields. The runtime takes the larger one.
         name = names.get(max(operation.BuiltinCode(), operation.DeprecatedBuiltinCode()), "of an unknown number")
         if name.encode() not in _OPERATIONS:
             raise VitkitError("exporting.file-foreign", f"it has the operation {name}, which vitkit does not write")
@@ -99,8 +99,8 @@ def convert(model: Model, storage: Storage) -> bytes:
 def _quantized(content: bytes, module: nn.Module, keep: list[str]) -> bytes:
     """Quantise linear layers and convolutions: weights per output channel, and the activations of an image at run time.
 
-    A rule of the quantiser selects an operation by the name of its output. The name of the weights, however, is what
-    tells the layer: the output of a layer may be named after the activation function that follows it.
+    The quantiser's rules select an operation by the name of its output, which may come from the activation function
+    that follows. Layers are therefore identified by the names of their weights.
     """
     from ai_edge_quantizer import quantizer, recipe
 

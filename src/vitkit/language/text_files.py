@@ -201,8 +201,8 @@ def _read(checkpoint: Checkpoint, piece: Piece) -> Tensor:
 
 
 def _hugging_face(checkpoint: Checkpoint) -> _TextLayout:
-    names, ahead = checkpoint.tensors, "text_model."
-    blocks = f"{ahead}encoder.layers."
+    names, prefix = checkpoint.tensors, "text_model."
+    blocks = f"{prefix}encoder.layers."
     depth = depth_of(m[1] for name in names if (m := re.match(rf"{re.escape(blocks)}(\d+)\.", name)))
     is_siglip = "visual_projection.weight" not in names
     if is_siglip and "logit_bias" not in names:  # otherwise a SigLIP would be mistaken for a CLIP
@@ -213,14 +213,16 @@ def _hugging_face(checkpoint: Checkpoint) -> _TextLayout:
         )
     pieces = {
         "token_embed.weight": same(_HF_EMBEDDING),
-        "pos_embed": same(f"{ahead}embeddings.position_embedding.weight"),
-        **pair("norm", f"{ahead}final_layer_norm"),
-        **pair("head", f"{ahead}head" if is_siglip else "text_projection"),
+        "pos_embed": same(f"{prefix}embeddings.position_embedding.weight"),
+        **pair("norm", f"{prefix}final_layer_norm"),
+        **pair("head", f"{prefix}head" if is_siglip else "text_projection"),
     }
     for layer in range(depth):
         pieces |= huggingface_towers.block_pieces(f"blocks.{layer}", f"{blocks}{layer}")
-    written: dict[str, Any] = {"is_causal": not is_siglip, "pool": "last" if is_siglip else "largest"}
-    written |= {"projection_bias": is_siglip, **({"norm_eps": 1e-6} if is_siglip else {})}
+    fields: dict[str, Any] = {"is_causal": not is_siglip, "pool": "last" if is_siglip else "largest"}
+    fields["projection_bias"] = is_siglip
+    if is_siglip:
+        fields["norm_eps"] = 1e-6
     if checkpoint.config is not None:
         config = checkpoint.config.get("text_config") or {}
         if not isinstance(config, Mapping):
@@ -233,23 +235,23 @@ def _hugging_face(checkpoint: Checkpoint) -> _TextLayout:
                 "language.config-unsupported",
                 f"config.json: hidden_act {config['hidden_act']!r} of a text encoder is not supported",
             )
-        written |= {
+        fields |= {
             "heads": config.get("num_attention_heads", 12 if is_siglip else 8),  # transformers' defaults
             **act,
             "norm_eps": config.get("layer_norm_eps", 1e-6 if is_siglip else 1e-5),
         }
         end = config.get("eos_token_id", 49407)
-        if not is_siglip and end != 2:  # old transformers wrote 2 by mistake, which means the largest id
+        if not is_siglip and end != 2:  # old transformers wrote 2 by mistake; the end is then the largest id
             if type(end) is not int:
                 raise VitkitError(
                     "language.config-invalid",
                     f"config.json: text_config eos_token_id must be a whole number, not {end!r:.40}",
                 )
-            written |= {"pool": "end", "end": end}
+            fields |= {"pool": "end", "end": end}
     pattern = r"text_(model|projection)\.(?!embeddings\.position_ids$)"
     projection = None if is_siglip else "visual_projection.weight"
     clean: Clean = "lower" if is_siglip else "none"
-    return _TextLayout(pieces, written, projection, is_transposed=False, pattern=pattern, clean=clean)
+    return _TextLayout(pieces, fields, projection, is_transposed=False, pattern=pattern, clean=clean)
 
 
 def _open_clip(checkpoint: Checkpoint) -> _TextLayout:

@@ -300,13 +300,13 @@ def why_no_words(names: Sequence[str]) -> str | None:
     Every name must contain a word that is not a placeholder such as `class`. Names must differ in their letters. For
     example, `ward_1` and `ward_2` differ only in a number.
     """
-    first: dict[tuple[str, ...], str] = {}
+    name_of: dict[tuple[str, ...], str] = {}  # by its words without digits
     for name, text in zip(names, spoken(names), strict=True):
         if _SYNSET.fullmatch(text) or not {word.casefold() for word in _WORD.findall(text)} - _PLACEHOLDERS:
             return f"{name!r} is not a word"
-        if _SYNSET.fullmatch(name):  # ImageNet has two cranes
+        if _SYNSET.fullmatch(name):  # two ids may have the same name: ImageNet has two classes `crane`
             continue
         letters = tuple(re.findall(r"[^\W\d_]+", text.casefold()))
-        if (other := first.setdefault(letters, name)) != name:
+        if (other := name_of.setdefault(letters, name)) != name:
             return f"{other!r} and {name!r} differ in no word"
     return None

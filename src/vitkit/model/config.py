@@ -312,7 +312,7 @@ def _fields_of_layer(option: str, layer: Any) -> dict[str, Any]:
     kind, arguments = getattr(layer, "func", layer), dict(getattr(layer, "keywords", {}))
     name = kind if isinstance(kind, str) else getattr(kind, "__name__", type(kind).__name__)
     is_known = isinstance(kind, str) or (isinstance(kind, type) and kind.__module__.startswith(_LIBRARIES))
-    if is_known and name.lower() in _LAYERS[option]:
+    if is_known and name.lower() in _LAYERS[option]:  # arguments that fields express are removed, others are refused
         fields = dict(_LAYERS[option][name.lower()])
         if option == "norm_layer" and "eps" in arguments:
             fields["norm_eps"] = arguments.pop("eps")
@@ -323,7 +323,8 @@ def _fields_of_layer(option: str, layer: Any) -> dict[str, Any]:
         arguments.pop("inplace", None)
         if not arguments and not getattr(layer, "args", ()):
             return fields
-    extra = f" with {', '.join(arguments)}" if arguments else ""
+    given = [*map(repr, getattr(layer, "args", ())), *arguments]
+    extra = f" with {', '.join(given)}" if given else ""
     names, advice = _OTHERS[option]
     if not isinstance(kind, str):
         name = f"{kind.__module__}.{name}" if isinstance(kind, type) else f"an object of {name}: pass the class"

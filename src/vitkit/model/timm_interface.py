@@ -163,7 +163,8 @@ class TimmModel:
 
         Returns:
             The final tokens (B, N, D), after the last norm, and a list with one entry for each layer, in the order of
-            the layers. With `intermediates_only`, only the list.
+            the layers. With `stop_early`, the final tokens are those of the last of `indices`. With
+            `intermediates_only`, only the list.
 
         Raises:
             VitkitError: the model has no such layer, or `output_fmt` is unknown.

@@ -157,8 +157,8 @@ def reliability(states: Mapping[str, Reliability]) -> Figure:
         upper.bar(middles[there], state.accuracy[there], width, color=BLUE, label="accuracy")
         means = {"color": ORANGE, "markersize": 4, "label": "mean confidence"}
         upper.plot(state.confidence[there], state.accuracy[there], "o", **means)
-        upper.plot([0, 1], [0, 1], color=GREY, linewidth=0.9, linestyle="--", label="as it should be")
-        upper.set(title=f"{name}: ECE {state.ece:.3f}", xlim=(0, 1), ylim=(0, 1.02), ylabel="part that is right")
+        upper.plot([0, 1], [0, 1], color=GREY, linewidth=0.9, linestyle="--", label="perfect calibration")
+        upper.set(title=f"{name}: ECE {state.ece:.3f}", xlim=(0, 1), ylim=(0, 1.02), ylabel="fraction correct")
         upper.legend(frameon=False, fontsize=8, loc="upper left")
         upper.spines[["top", "right"]].set_visible(False)
         lower.bar(middles, state.counts, width, color=GREY)

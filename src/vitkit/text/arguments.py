@@ -266,20 +266,20 @@ def _naming_arguments(owner: Callable[..., Any]) -> Iterator[None]:
 def _in_python(message: str, hints: Mapping[str, Any]) -> str:
     """Write the flags in a message as arguments: `--out` as `out`, `--out DIR` as `out=DIR`, `--force` as `force=True`.
 
-    Flags of commands, such as `vitkit predict --tta`, stay as they are.
+    Text from a command on, such as `vitkit predict --tta`, stays as it is.
     """
-    kinds = dict(hints)
+    hint_of = dict(hints)
     for hint in hints.values():
-        for owner in alternatives(hint)[0]:
-            if isinstance(owner, type) and issubclass(owner, Options):
-                kinds |= hints_of(owner)
+        for kind in alternatives(hint)[0]:
+            if isinstance(kind, type) and issubclass(kind, Options):
+                hint_of |= hints_of(kind)
 
     def written(match: re.Match[str]) -> str:
         name = match[1].replace("-", "_")
-        name = name if name in kinds else f"{name}s"  # such as `templates`, whose flag may be repeated
-        if name not in kinds:
+        name = name if name in hint_of else f"{name}s"  # such as `templates`, whose flag may be repeated
+        if name not in hint_of:
             return match[0]
-        is_switch = alternatives(kinds[name])[0] == [bool]
+        is_switch = alternatives(hint_of[name])[0] == [bool]
         return f"{name}=True{match[2]}" if is_switch else name + match[2].replace(" ", "=")
 
     command = re.search(r"`?vitkit [a-z]+ ", message)
@@ -293,9 +293,9 @@ def _in_python(message: str, hints: Mapping[str, Any]) -> str:
 def as_typed(name: str, hint: Any, value: Any) -> Any:
     """Convert a value to the type of an option, or refuse it.
 
-    Whole numbers are converted to floats, lists to tuples, numpy scalars to Python numbers, and for `str` alone, paths
-    to text. There are no other conversions. If the type contains a class that is not known here, every value is
-    accepted.
+    Whole numbers are converted to floats, lists to tuples, numpy scalars to Python numbers, and paths to text if the
+    type is `str` but not `Path`. There are no other conversions. If the type contains a class that is not known here,
+    every value is accepted.
 
     Args:
         name: the option's name, for messages.
@@ -311,7 +311,7 @@ def as_typed(name: str, hint: Any, value: Any) -> Any:
     if (value is None and NoneType in kinds) or any(map(_is_unknown, kinds)):
         return value
     if isinstance(value, (str, os.PathLike)) and Path in kinds:
-        path_text(value, name)
+        path_text(value, name)  # refuses what cannot be a path
     for kind in kinds:
         fits, taken = _fitted(kind, value)
         if fits:

@@ -299,7 +299,7 @@ class EpochSums:
         return {"losses": torch.cat(losses), "images": [n for part in images for n in part], "hits": torch.cat(hits)}
 
     def load_state_dict(self, state: dict[str, Any], team: ProcessGroup) -> None:
-        """Load the result of `state_dict`. Only the main process keeps it, because it covers all processes."""
+        """Load the result of `state_dict`. It has the values of all processes, so only the main process keeps it."""
         if team.is_main:
             self._earlier = state["losses"], state["images"], state["hits"]
 

@@ -51,7 +51,7 @@ def is_of_paper(recipe: object) -> bool:
 
 
 def paper_training(requested: Recipe) -> PaperTraining:
-    """Resolve a recipe of the paper, which may have changed fields, without its images and initial weights.
+    """Resolve a recipe of the paper, some of whose fields may be changed. Its images and weights are not needed.
 
     Raises:
         VitkitError: the fields cannot be combined, or the model of the named weights is unknown.

@@ -279,8 +279,8 @@ class SafePoint:
     def judge(self, guard: StabilityGuard, outcome: ValidationOutcome | None, *, epoch: int, is_warm: bool) -> bool:
         """Store the current weights if they are good. If they are unusable, restore the stored ones, and return True.
 
-        Weights are unusable if they are not finite, or if the model has collapsed. During the warm-up (unless
-        `is_warm`), a collapsed model goes on with its current weights, which are not stored.
+        Weights are unusable if they are not finite, or if the model has collapsed. Before the warm-up is over
+        (`is_warm` is False), a collapsed model continues with its current weights, which are not stored.
 
         Raises:
             DivergedError: the weights are unusable although the learning rate has been lowered twice.

@@ -226,11 +226,11 @@ def fit_unknown(
 
 
 def _prediction_interval(shares: npt.NDArray[np.float64], sizes: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """Return the 95 % prediction interval for the fraction that passes in a class or sort that was not measured.
+    """Return the 95 % prediction interval for the fraction of images that are accepted as known.
 
-    arcsin sqrt(fraction) is assumed to be normally distributed over classes or sorts. Its variance is taken to be at
-    least the sampling variance, which is 1 / 4n for a fraction of n images. `shares` and `sizes` are the fraction that
-    passes and the number of images, for each class or sort that was measured.
+    It is for another class or kind of pattern than those that were measured; `shares` and `sizes` are the fraction and
+    the number of images of these. arcsin sqrt(fraction) is assumed to be normally distributed over classes or kinds.
+    Its variance is taken to be at least the sampling variance, which is 1 / 4n for a fraction of n images.
     """
     from scipy.special import stdtrit
 

@@ -210,7 +210,10 @@ class Jobs:
         return (self.runs / run / LAST).is_file() and (self.runs / run / RECIPE).is_file()
 
     def why_failed(self, job: Job) -> str:
-        """Return the last error that a job printed, or else its last line of output, or else an empty string."""
+        """Return the last error that a job printed, or else its last line of output; empty if there is none.
+
+        If the output cannot be read, return the reason.
+        """
         try:
             lines = read_text(self.log(job), "replace").splitlines()
         except OSError as error:

@@ -58,7 +58,7 @@ def summaries(workspace: Workspace) -> list[dict[str, Any]]:
 def figures_in(folder: Path) -> dict[str, Any]:
     """Return a run's main evaluation result with its interval and caveats, and a few further measures.
 
-    Empty if the run has no evaluation yet.
+    Empty if the run has no evaluation yet, or if its file is being written or damaged.
     """
     file = next((file for name in (EVALUATION, FOLDS) if (file := folder / name).is_file()), None)
     if file is None:
@@ -128,7 +128,7 @@ def agreement(first: Path, second: Path) -> dict[str, Any]:
 
     Returns:
         `listed`, the number of images in each report; `shared`, the number of images in both reports; and, among the
-        shared images, the numbers that each run (`right`) and only this run (`only`) classifies correctly.
+        shared images, how many each run classifies correctly (`right`), and how many only this run does (`only`).
     """
     right = [_correctness(run) for run in (first, second)]
     shared = right[0].keys() & right[1].keys()
@@ -136,7 +136,7 @@ def agreement(first: Path, second: Path) -> dict[str, Any]:
     return {
         "listed": [len(run) for run in right],
         "shared": len(shared),
-        "right": [sum(run[i] for run in both) for i in (0, 1)],
+        "right": [sum(pair[i] for pair in both) for i in (0, 1)],
         "only": [sum(a and not b for a, b in both), sum(b and not a for a, b in both)],
     }
 
@@ -227,16 +227,16 @@ def labels_of(workspace: Workspace, folder: Path) -> dict[str, Any]:
 
 
 def correct(workspace: Workspace, folder: Path, version: str, number: int, label: str) -> None:
-    """Write the label of a photograph in a run's report into the label file; an empty label leaves it out.
+    """Set the label of a photograph in a run's report, by a row of the label file. An empty label excludes it.
 
-    The number is a position in the version `version` of the report.
+    `number` is its position in the version `version` of the report.
     """
     images = data_of(folder)["images"]
     if version != stamp_of(folder / REPORT) or not 0 <= number < len(images["path"]):
         raise VitkitError("webapp.report-changed", "the report of this run has changed: load it again")
-    classes = [images[name][number] for name in ("true", "said")]
-    numbers = [known if isinstance(known, list) else [known] for known in classes]
-    true, shown = (JOINT.join(images["classes"][i] for i in known) for known in numbers)
+    indices = [images[column][number] for column in ("true", "said")]
+    indices = [own if isinstance(own, list) else [own] for own in indices]
+    true, shown = (JOINT.join(images["classes"][i] for i in own) for own in indices)
     _write(workspace, folder, [(images["path"][number], true, shown, label)])
 
 

@@ -437,8 +437,8 @@ def _are_copies(source: Described, side: Described, i: Ints, j: Ints, *, is_mirr
         inverse = np.linalg.inv(affine[:2])
         inverse_affine = np.vstack([inverse, -affine[2] @ inverse])
         reached = min(
-            _reached(_positions(source, mine, is_mirrored=is_mirrored), a[k, agrees[k]], affine, aspects[1]),
-            _reached(side.points[other], b[k, agrees[k]], inverse_affine, aspects[0]),
+            _covered_by_matches(_positions(source, mine, is_mirrored=is_mirrored), a[k, agrees[k]], affine, aspects[1]),
+            _covered_by_matches(side.points[other], b[k, agrees[k]], inverse_affine, aspects[0]),
         )
         pixels = source.pixels[i[k]]
         correlation = _correlation(pixels[:, ::-1] if is_mirrored else pixels, side.pixels[j[k]], affine, aspects)
@@ -499,12 +499,13 @@ def _extent(aspect: float) -> Floats:
     return np.array([aspect, 1.0]) / min(aspect, 1.0)
 
 
-def _reached(
+def _covered_by_matches(
     points: npt.NDArray[np.complex128], agreeing: npt.NDArray[np.complex128], affine: Floats, aspect: float
 ) -> float:
-    """Return the fraction of a picture's keypoints (`points`) in the overlap that have an agreeing keypoint nearby.
+    """Return the fraction of a picture's keypoints (`points`) in the overlap that are near one of `agreeing`.
 
-    `affine` is the affine map (3, 2) to the other picture, whose width / height is `aspect`.
+    `agreeing` are the keypoints whose match fits the affine map `affine` (3, 2) to the other picture, whose width /
+    height is `aspect`.
     """
     mapped = np.stack([points.real, points.imag, np.ones(len(points))], axis=1) @ affine
     inside = ((mapped >= 0) & (mapped <= _extent(aspect))).all(axis=1)

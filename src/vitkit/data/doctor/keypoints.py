@@ -62,19 +62,20 @@ def find_keypoints(pictures: Sequence[Grey]) -> list[bytes]:
     alike: dict[tuple[int, ...], list[int]] = {}
     for i, picture in enumerate(pictures):
         alike.setdefault(tuple(-(-side // 32) * 32 for side in picture.shape), []).append(i)
-    for (high, wide), members in alike.items():
+    for (padded_height, padded_width), members in alike.items():
         # Extend the pictures to canvases (n, H, W) of one shape by repeating their last rows and columns.
         sizes = np.array([pictures[i].shape for i in members])
-        canvas = np.empty((len(members), high, wide), np.uint8)
+        canvas = np.empty((len(members), padded_height, padded_width), np.uint8)
         for page, i, (h, w) in zip(canvas, members, sizes, strict=True):
             page[:h, :w], page[:h, w:] = pictures[i], pictures[i][:, -1:]
             page[h:] = page[h - 1]
         pyramid = _pyramid(canvas)
         points = _blobs(pyramid)
         points = points.take((points.y < sizes[points.picture, 0]) & (points.x < sizes[points.picture, 1]))
-        has_much = np.bincount(points.picture[points.contrast >= _CLEAR], minlength=len(canvas)) >= _MANY
-        points = _spread(points, sizes, np.where(has_much, MOST, MOST - 1))
+        is_detailed = np.bincount(points.picture[points.contrast >= _CLEAR], minlength=len(canvas)) >= _MANY
+        points = _spread(points, sizes, np.where(is_detailed, MOST, MOST - 1))
 
+        # 64 bits: 20 coefficients of 3 bits, whether the keypoint is bright, and its level.
         words = (_describe(points, pyramid) << (3 * np.arange(COEFFICIENTS, dtype=np.uint64))).sum(1, dtype=np.uint64)
         words |= points.is_bright.astype(np.uint64) << np.uint64(60) | points.level.astype(np.uint64) << np.uint64(61)
         height, width = sizes[points.picture].T
@@ -211,7 +212,8 @@ def _spread(points: _Points, sizes: Ints, most: Ints) -> _Points:
 def _ranked(group: Ints, merit: Ints) -> tuple[Ints, Ints]:
     """Return each entry's rank in its group, the highest merit first, and the indices sorted by group and rank."""
     index = np.arange(len(group))
-    order = np.sort(group << 44 | ((1 << 20) - merit) << 23 | index) & ((1 << 23) - 1)  # faster than two keys
+    # A single key of group, inverted merit (at most 2 ** 20) and index (23 bits) is sorted faster than two keys.
+    order = np.sort(group << 44 | ((1 << 20) - merit) << 23 | index) & ((1 << 23) - 1)
     starts = np.flatnonzero(np.diff(group[order], prepend=-1))
     place = np.empty_like(order)
     place[order] = index - np.repeat(starts, np.diff(starts, append=len(order)))

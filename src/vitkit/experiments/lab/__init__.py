@@ -99,7 +99,7 @@ class PretrainingSizes(Experiment):
 
 @dataclass(frozen=True, kw_only=True)
 class Costs(Experiment):
-    """Time models on this machine, without images or training; see `cost`."""
+    """Measure the speed of models on this machine, without images or training; see `cost`."""
 
 
 LAB, PAGE = "lab.json", "lab.html"

@@ -578,7 +578,7 @@ def pairs_against(against: str, labels: Sequence[str], judged: Judged) -> list[d
 
 
 def claims_of(ablation: Ablation, pairs: Sequence[Mapping[str, Any]], seeds: int) -> list[dict[str, str]]:
-    """Return each claim of the paper or article, and whether the statistical test here confirms it (`outcome_of`)."""
+    """Return the claims of the paper or article about an ablation, each with whether it held here (`outcome_of`)."""
     outcomes = {1: "held", 0: "not shown", -1: "the other way round"}
     return [
         {

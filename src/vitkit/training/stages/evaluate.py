@@ -63,10 +63,10 @@ def evaluate(run: Run) -> None:
 
 
 def _figures_by_folds(run: Run) -> dict[str, Any]:
-    """Return the figures of a test by nested cross-validation: the intervals are computed over the folds.
+    """Return the figures of a test by nested cross-validation, with intervals that are computed over its folds.
 
-    The temperature is that of the classifier. The calibration error before the temperature is that of the nested
-    cross-validation without its temperatures.
+    `temperature` is that of the final classifier, and `ece_before_temperature` the calibration error of the predictions
+    of the folds before calibration.
     """
     numbers, predictions, evaluation = run.numbers, run.out_of_fold, run.tested
     assert predictions is not None
