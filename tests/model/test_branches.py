@@ -14,7 +14,7 @@ from vitkit.explanation import attention_maps
 from vitkit.inference import Branch, branches, in_order, prepare
 from vitkit.inference.backends import graphs
 from vitkit.model import MLP, VisionTransformer, ViTConfig, variants
-from vitkit.weights import refuse
+from vitkit.weights import refuse_unless
 
 Compute = Callable[[VisionTransformer], object]
 
@@ -57,9 +57,9 @@ def test_a_new_field_at_its_default_is_fine(name: str) -> None:
 
 @pytest.mark.parametrize("to", ["timm", "Hugging Face", "npz"])
 def test_layouts_refuse_a_new_field_by_its_value_alone(to: str) -> None:
-    refuse(later().config, to, {})
+    refuse_unless(later().config, to, {})
     with pytest.raises(VitkitError, match=f"the {to} layout cannot express qk_norm True"):
-        refuse(later(qk_norm=True).config, to, {})
+        refuse_unless(later(qk_norm=True).config, to, {})
 
 
 def test_every_field_of_today_is_in_the_registry_once() -> None:

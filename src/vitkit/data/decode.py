@@ -81,7 +81,8 @@ def picture_of(path: str | Place, short_side: int | None = None, content: bytes 
             take(needed)
 
         try:
-            content = _stored_bytes(path) if content is None else content
+            if content is None:
+                content = _stored_bytes(path)  # None for a regular file, which is opened by its path
             picture = picture_in(str(path) if content is None else content, short_side, reserve)
         except (UnreadableImageError, OverBudgetError):
             raise

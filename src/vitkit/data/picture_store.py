@@ -17,7 +17,7 @@ from vitkit.data.storage import Place
 
 
 class PictureStore:
-    """The resized photographs of a run, a `PictureCache`. The pixels are those of the files, so results are the same.
+    """A `PictureCache` of a run's resized photographs, whose pixels equal those of files that are decoded again.
 
     Args:
         files: the files of the photographs.

@@ -140,7 +140,8 @@ class Preprocess:
         """Reduce a decoded picture to the size that random crops need, or resize and crop it as in evaluation.
 
         The result does not depend on random numbers, so it can be cached. `short_side` is the short side of the result
-        in pixels (`Augment.short_side`), or None without random crops. Smaller pictures are returned unchanged.
+        in pixels (`Augment.short_side`), or None without random crops. With random crops, a picture whose short side is
+        not longer is returned unchanged.
         """
         if short_side is None:
             return self.resize(image)

@@ -280,7 +280,8 @@ def move_run(split_file: Path, root: Path) -> None:
         VitkitError: some of the images are not in the folder.
     """
     before = split_from_file(split_file)
-    contents, _ = read_contents(split_file), groups_from_file(split_file.with_name(GROUPS))  # may raise
+    contents = read_contents(split_file)
+    groups_from_file(split_file.with_name(GROUPS))  # refuses a damaged file before anything is written
     after = _moved_to(before, root, contents)
     if missing := [path for i, path in enumerate(after.paths) if not is_there(after.file(i))]:
         raise VitkitError(

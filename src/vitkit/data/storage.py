@@ -203,7 +203,7 @@ _MOST_CHECKED = 10_000  # number of files in a hidden folder that are checked
 
 @dataclass
 class Overlooked:
-    """Files and folders that a search for images ignored, and how far the search goes."""
+    """Files and folders that a search for images ignored, and which links the search follows."""
 
     ignored: Counter[str] = field(default_factory=Counter)  # numbers by reason, such as `not an image format`
     closed: dict[str, str] = field(default_factory=dict)  # folders that could not be read, with the reasons

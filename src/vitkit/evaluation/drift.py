@@ -94,7 +94,7 @@ class DriftTest:
 
     @property
     def title(self) -> str:
-        """Name of the compared values, in words."""
+        """Return the name of the compared values, in words."""
         return _TITLES[self.name]
 
 

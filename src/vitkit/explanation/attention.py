@@ -316,9 +316,10 @@ def rollout_matrix(model: nn.Module, images: Tensor, *, fusion: Fusion = "mean",
 
 
 def roll_out(fused: Tensor, product: Tensor | None) -> Tensor:
-    """Extend rollout through the previous layers (None at the first one) by one layer: (B, N, N) float32.
+    """Return the rollout up to a layer, (B, N, N) float32, each row of which sums to 1.
 
-    `fused`, the attention of the layer with heads combined, (B, N, N), is modified in place. Each row sums to 1.
+    `product` is the rollout up to the previous layer, or None at the first one. `fused`, the attention of the layer
+    with heads combined, (B, N, N), is modified in place.
     """
     fused.diagonal(dim1=-2, dim2=-1).add_(1.0)
     fused.div_(fused.sum(dim=-1, keepdim=True))

@@ -182,7 +182,7 @@ class ConvProjection(nn.Module):
         super().__init__()
         self.k, self.v = (TokenConvolution(config.hidden_size, config.grid, config.prefix_tokens) for _ in range(2))
         self.q: nn.Module = nn.Identity()
-        if patches_read:  # else only prefix tokens are queries, which a convolution does not change
+        if patches_read:  # otherwise all queries are prefix tokens, which the convolution leaves unchanged
             self.q = TokenConvolution(config.hidden_size, config.grid, config.prefix_tokens)
 
     def forward(self, x: Tensor, qkv: nn.Linear, queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:

@@ -440,7 +440,7 @@ def _reference(model: nn.Module, patches: nn.Conv2d) -> None:
 
 
 def _lecun_normal(weight: Tensor) -> None:
-    """Draw a normal of variance 1 / fan_in, truncated at two deviations, as `jax.nn.initializers.lecun_normal` does."""
+    # As `jax.nn.initializers.lecun_normal`: a normal distribution of variance 1 / fan_in, truncated at two deviations.
     fan_in = weight[0].numel()
     std = math.sqrt(1.0 / fan_in) / 0.87962566103423978  # the standard deviation of a truncated unit normal
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)

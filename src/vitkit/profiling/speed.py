@@ -141,10 +141,10 @@ def random_model(config: Config, seed: int = 0) -> Model:
     return model
 
 
-def row(speed: Speed, ratios: Mapping[str, Speed | None]) -> dict[str, Any]:
+def row(speed: Speed, references: Mapping[str, Speed | None]) -> dict[str, Any]:
     """Return the results of a contender as plain values, for a table or JSON.
 
-    `ratios` are the results of other contenders, by the name of a column that contains the median speedup over them.
+    `references` has the result of another contender for each further column, which contains the median speedup over it.
     """
     rate, drift = speed.images_per_s, speed.drift
     values: dict[str, Any] = {
@@ -156,7 +156,7 @@ def row(speed: Speed, ratios: Mapping[str, Speed | None]) -> dict[str, Any]:
         "images_per_s_q3": _round(rate.high),
         "ms_per_batch": _round(1e3 * speed.timing.quartiles.median),
     }
-    for name, other in ratios.items():
+    for name, other in references.items():
         values[name] = None if other is None else _round(speed.timing.times_as_fast_as(other.timing).median)
     return values | {
         "share_of_ceiling": _round(speed.share_of_ceiling),

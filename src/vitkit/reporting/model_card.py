@@ -107,15 +107,16 @@ def _about_figures(figures: dict[str, Any]) -> list[str]:
     quoted, counted = headline_of(figures), counted_figures(figures)
     kind = _SPLITS.get(quoted.split)
     where = f"photographs of the split {markdown_text(quoted.split)}" if kind is None else f"{kind} photographs"
-    lines = ["## How good it is", "", f"On {quoted.images} {where}:", ""]
     if quoted.folds:
         pairs = {name: item for name, item in figures.items() if isinstance(item, dict) and "interval_95" in item}
         bounds = {name: item["interval_95"] for name, item in pairs.items() if item["interval_95"] is not None}
         counted = {**{name: item["mean"] for name, item in pairs.items()}, "intervals_95": bounds}
         each = f"each tested once by a model of a cross-validation with {quoted.folds} folds that did not learn from it"
-        lines = ["## How good it is", "", f"On {quoted.images} photographs, {each}:", ""]
+        where = f"photographs, {each}"
     if quoted.value is None:
         lines = ["## How good it is", "", "The accuracy is not known."]
+    else:
+        lines = ["## How good it is", "", f"On {quoted.images} {where}:", ""]
     lines += [f"- note: {markdown_text(caveat.text)}" for caveat in quoted.caveats]
     for key, name in _FIGURES.items():
         if isinstance(counted.get(key), (int, float)):

@@ -269,7 +269,7 @@ class Guard:
         return None
 
     def _is_ours(self, host: str | None) -> bool:
-        """Return whether a Host header has one of the server's names; its port may be any."""
+        """Return whether a Host header has one of the server's names; with any port."""
         host = host or ""
         if host.startswith("["):
             name, closing, rest = host[1:].partition("]")
@@ -376,7 +376,7 @@ class _Body:
 
 
 def _is_foreign(method: str, headers: dict[str, str]) -> bool:
-    """Return whether the browser reports that a request comes from a page of another site.
+    """Return whether the browser reports that a request comes from a page of another origin.
 
     A link on another site to a page of this server is allowed: for such a request, the result is False.
     """

@@ -57,7 +57,7 @@ class _FineTuning(LightningModule):
         return self.model(images)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Return the mean loss of a batch, (): the label-smoothed cross-entropy of every head."""
+        """Return the mean loss of a batch, a scalar: the label-smoothed cross-entropy of every head."""
         images, labels = batch
         loss = self.objective.loss(self.model.forward_heads(images), images, labels)
         self.log("train_loss", loss, prog_bar=True)

@@ -102,8 +102,8 @@ def lr_factor(progress: float, recipe: Recipe, stride: float) -> float:
     """Return the scheduled learning rate as a fraction of its peak, after the fraction `progress` of the training.
 
     The rate rises linearly in the warm-up, and then falls to `min_lr` along a cosine or a line, or stays constant.
-    `stride` is the fraction of the training between two updates of the rate. The warm-up uses the progress at the end
-    of this interval, and the decay that at its start, so that the rate is never 0, even in a training of one step.
+    `stride` is the fraction of the training between two updates of the rate. The warm-up is computed at the end of this
+    interval, and the decay at its start, so that the rate is never 0, even in a training of one step.
     """
     if progress < recipe.warmup:
         return min((progress + stride) / recipe.warmup, 1.0)

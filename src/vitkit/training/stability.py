@@ -88,10 +88,10 @@ class ValidationOutcome:
 
     @property
     def spread(self) -> tuple[float, float]:
-        """Return two standard deviations of the relative logits.
+        """Return how much the relative logits vary, as two standard deviations.
 
-        The first is that over the images, for the class with the largest one. The second is that of the mean logits of
-        the classes, over the classes.
+        The first is over the images, the largest of all classes. The second is over the classes, of the mean logit of
+        each class.
         """
         means = self.relative / self.images
         variances = (self.squared - self.images * means.square()).clamp(min=0) / (self.images - 1)

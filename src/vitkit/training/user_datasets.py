@@ -185,8 +185,8 @@ class _DatasetRun:
         if not len(val):
             how = "not calibrated"
             if predictions is not None:
-                now = partial(predictions.evaluation, run.classifier)
-                calibrate_on(run.classifier, now, ValidationFacts(chosen, folds=predictions.folds))
+                evaluate = partial(predictions.evaluation, run.classifier)
+                calibrate_on(run.classifier, evaluate, ValidationFacts(chosen, folds=predictions.folds))
                 run.classifier.save(run.folder)
                 how = "calibrated by cross-validation of the training images"
             run.say(f"no validation images: the confidences are {how}, and there are no figures")
@@ -195,15 +195,17 @@ class _DatasetRun:
         before = correction_of(classifier)
         calibrate_on(classifier, lambda: _evaluate(classifier, val), ValidationFacts(chosen, seen=self.seen))
         classifier.save(run.folder)
-        if correction_of(classifier) != before:  # the head has changed, of which a backend has a copy
+        if (
+            correction_of(classifier) != before
+        ):  # calibration changed the head, and the backend has a copy of the old one
             classifier = classifier.use(images=len(val), device=choose_device(run.recipe))
         evaluation = replace(_evaluate(classifier, val), chosen=chosen)
         run.numbers = all_figures(evaluation, self.seen, classifier.provenance, classifier.computation, self.doubt)
         write_json(run.folder / EVALUATION, run.numbers)
-        spoilt = describe(run.numbers)
-        if spoilt is not None:
-            run.say(f"note: {spoilt}")
-        _write_report(run, classifier, counted_part(evaluation, run.numbers), spoilt)
+        caveat = describe(run.numbers)
+        if caveat is not None:
+            run.say(f"note: {caveat}")
+        _write_report(run, classifier, counted_part(evaluation, run.numbers), caveat)
         loss = "" if run.numbers["loss"] is None else f" ({run.numbers['loss']:.4f} log loss)"
         run.say(f"{headline_of(run.numbers).words}{loss}")
 

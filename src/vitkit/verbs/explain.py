@@ -216,7 +216,8 @@ def _explain_images(
     rows: list[str] = []
     pairs: list[tuple[Image.Image, Image.Image]] = []  # of images in the sheet
     result = Explanations(method, {})
-    for done, path in enumerate(paths, 1):
+    for done, path in enumerate(paths):
+        progress("explaining", done, len(paths))
         try:
             explanation = classifier.explain(path, *choices)
         except (UnreadableImageError, UnansweredError) as error:
@@ -237,7 +238,7 @@ def _explain_images(
             rows.append(heading + explanation.thumbnails(link, has_texts=not rows))
         if style == "paper" and len(pairs) < _MOST_IN_SHEET:
             pairs.append(_pair(explanation, method))
-        progress("explaining", done, len(paths))
+    progress("explaining", len(paths), len(paths))
     if result.is_empty:
         return result
     unreadable = [f"<p>{escape(f'{without_place(path)}: {why}')}</p>" for path, why in result.unreadable.items()]

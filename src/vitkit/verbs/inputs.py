@@ -438,7 +438,7 @@ def open_for_labels(
 
     If there are no names, the model's own classes are used. Otherwise, the model must have a text encoder, and the
     names must be exactly the classes of the images. If each image has one label, the probabilities are then a softmax
-    over these classes, even for SigLIP.
+    over these classes, also for SigLIP, which otherwise gives each class a probability of its own.
     """
     if names.classes is None:
         opened = open_named(model, names, note, preprocess)
@@ -452,10 +452,10 @@ def open_for_labels(
         classifier = words.classifier(classes, names.templates, one=None if table.task.is_sigmoid else True)
         present = [name for name, count in table.counts().items() if count]
         label_of = dict(zip(spoken(present), present, strict=True))
-        unknown = [name for name in classifier.classes if name not in label_of]
-        unnamed = [name for name in present if spoken([name])[0] not in classifier.classes]
-        problems = [f"no images of {listed(unknown, 6)}"] if unknown else []
-        problems += [f"images of {listed(unnamed, 6)}, which are not named"] if unnamed else []
+        without_images = [name for name in classifier.classes if name not in label_of]
+        not_named = [name for name in present if spoken([name])[0] not in classifier.classes]
+        problems = [f"no images of {listed(without_images, 6)}"] if without_images else []
+        problems += [f"images of {listed(not_named, 6)}, which are not named"] if not_named else []
         if problems:
             raise VitkitError(
                 "verbs.names-differ",

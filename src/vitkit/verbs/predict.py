@@ -472,8 +472,8 @@ class _PredictCommand:
     def prepared(self, classifier: Classifier, images: int, note: Say, stock: Stock | None = None) -> Classifier:
         """Return the classifier with the requested backend, precision and device.
 
-        The automatic choice of the backend depends on the number of all images. If there are rows already (`stock`),
-        it is the backend, the precision and the plan of these rows instead.
+        With `auto`, the backend is chosen by the total number of images (`images`). If an earlier call has written rows
+        (`stock`), their backend, precision and plan are used instead.
         """
         from vitkit.classifier import computed_in_words
 

@@ -108,7 +108,7 @@ class Likeness:
         self._chosen: Offer | None = None  # the user's choice if no model is on this machine
 
     def model(self) -> Offer | None:
-        """Return the model that computes features: the best local model, or else the user's choice, or else None."""
+        """Return the model that computes features: the best one on this machine, or else the user's choice."""
         return best_feature_model(self.workspace) or self._chosen
 
     def start(self, table: ImageTable, way: str = "") -> None:

@@ -46,10 +46,10 @@ class Labels:
         self._stamp: Any = ()
         self._known: LabelFile | None = None
         self._written: dict[Edit, None] = {}
-        self._foreign: set[Edit] = set()
+        self._foreign: set[Edit] = set()  # rows that others have added since the studio started
         # Undone steps: the rows that were removed, and the last remaining row of each of their pictures, if any.
         self._undone: list[tuple[tuple[Edit, ...], dict[str, Edit | None]]] = []
-        self._is_overtaken = False
+        self._is_overtaken = False  # whether rows were added after an undo
         self._news: list[str] = []
 
     def read(self) -> LabelFile:
@@ -106,16 +106,17 @@ class Labels:
         with self._lock:
             before = self.read()
             known = set(before.edits)
-            taken = undo_edits(self.file, (known - self._foreign).__contains__, before)
+            mine = known - self._foreign
+            taken = undo_edits(self.file, mine.__contains__, before)
             for edit in taken:
                 self._written.pop(edit, None)
-            self._known, self._stamp = labels_so_far(self.file, before), ()
-            self._foreign |= set(self._known.edits) - known
+            self._known, self._stamp = labels_so_far(self.file, before), ()  # to be read again
+            self._foreign |= set(self._known.edits) - known  # rows that appeared meanwhile
             if taken:
                 last = self._last(self._known, taken)
                 newer = {key for key, edit in last.items() if edit in self._foreign}
                 if newer:
-                    self._news.append(f"{_photographs(len(newer))} a newer label by somebody else, which holds")
+                    self._news.append(f"{_photographs_have(len(newer))} a newer label by somebody else, which holds")
                 rows = tuple(edit for edit in taken if self._key(edit) not in newer)
                 self._undone += [(rows, last)] if rows else []
                 self._is_overtaken = False
@@ -134,7 +135,7 @@ class Labels:
             last = self._last(now, undone)
             rows = [edit for edit in undone if last[self._key(edit)] == before[self._key(edit)]]
             newer = len({self._key(edit) for edit in undone}) - len({self._key(edit) for edit in rows})
-            text = f"{_photographs(newer)} a newer label, which holds" if newer else ""
+            text = f"{_photographs_have(newer)} a newer label, which holds" if newer else ""
             if not rows:
                 raise VitkitError("webapp.step-outdated", f"nothing is redone: {text}")
             if text:
@@ -186,13 +187,13 @@ class Labels:
                 self._known = labels_so_far(self.file)
             rows, newer = plural(len(lost), "row that was written here was", "rows that were written here were"), ""
             if len(back) < len(lost):
-                newer = f"; of {_photographs(len(lost) - len(back), 'the newer label holds')}"
+                newer = f"; of {_photographs_have(len(lost) - len(back), 'the newer label holds')}"
             self._news.append(
                 f"{rows} no longer in {self.file} after it was saved elsewhere; {len(back)} of them put back{newer}"
             )
 
 
-def _photographs(count: int, has: str = "") -> str:
+def _photographs_have(count: int, has: str = "") -> str:
     if has:
         return f"{plural(count, 'photograph', 'photographs')} {has}"
     return plural(count, "photograph has", "photographs have")

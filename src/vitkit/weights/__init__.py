@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vitkit.weights.catalog import tags_of, unique, weights_for
     from vitkit.weights.checkpoint import Checkpoint, StoredTensor, read_checkpoint
     from vitkit.weights.download import cache_path, fetch_hub, fetch_url
-    from vitkit.weights.formats.export import refuse, write
+    from vitkit.weights.formats.export import refuse_unless, write
     from vitkit.weights.formats.torchvision import recognise
     from vitkit.weights.loading import create_model, fetch, inspect as inspect, load as load, locate as locate
     from vitkit.weights.origin import SourceWeights, read_foreign, shapes_between, shapes_of

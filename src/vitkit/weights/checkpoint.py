@@ -262,6 +262,7 @@ def _npz_tensor(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -
 
 
 PICTURES = "vitkit_pictures"  # the key of the record in a safetensors file's metadata
+# Tensors of all other types are recorded as int64: they are not used as weights.
 _SAFE_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 

@@ -80,7 +80,7 @@ class Layout:
         return self.pieces[name].theirs if name in self.pieces else (name,)
 
     def shapes(self, tensors: Mapping[str, StoredTensor]) -> dict[str, torch.Size]:
-        """Return the shape of each tensor of which the checkpoint contains all parts, by vitkit's name.
+        """Return the shapes of the tensors that the checkpoint contains completely, by their names in vitkit.
 
         Dropped tensors are not included.
         """

@@ -343,7 +343,7 @@ class Source(NamedTuple):
 
 
 def source(model: Model, batch: int | None, span: Span) -> Source:
-    """Return what is converted: `folded(model)` from its input to its output, or as `span` says."""
+    """Return the input of a converter: the whole of `folded(model)`, or the part or variant that `span` selects."""
     module, images, inputs = folded(model), example(model, batch), ["images"]
     outputs = ["logits", *["features"] * bool(classes_and_features(model)[1])]
     if span.pixels is not None:

@@ -83,22 +83,22 @@ class OpenVINORunner(GraphRunner):
         results = requests[count].infer([images], share_inputs=True)
         return {name: results[i] for i, name in enumerate(self._names)}
 
-    def _compile(self, threads: int) -> Any:
-        streams = cores() if threads == 1 else 1
+    def _compile(self, count: int) -> Any:
+        streams = cores() if count == 1 else 1  # with one thread for each call, several calls run at once
         options = {
             "INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16"}[self.precision],
-            "INFERENCE_NUM_THREADS": threads * streams,
+            "INFERENCE_NUM_THREADS": count * streams,
             "NUM_STREAMS": streams,
         }
         with self._lock:
-            if threads not in self._compiled:
+            if count not in self._compiled:
                 try:
-                    self._compiled[threads] = _core().compile_model(self._graph, "CPU", options)
+                    self._compiled[count] = _core().compile_model(self._graph, "CPU", options)
                 except (RuntimeError, UnicodeDecodeError) as error:
                     raise VitkitError(
                         "inference.runtime-failed", f"OpenVINO cannot compute this model: {_first_line(error)}"
                     ) from error
-            return self._compiled[threads]
+            return self._compiled[count]
 
 
 @cache

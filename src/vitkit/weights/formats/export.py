@@ -31,7 +31,7 @@ from vitkit.weights.layout import Layout
 Files = tuple[dict[str, Tensor], dict[str, dict[str, Any]]]  # the tensors, and the JSON files next to them
 
 
-def refuse(config: ViTConfig, to: str, allowed: Mapping[str, tuple[Any, ...]]) -> None:
+def refuse_unless(config: ViTConfig, to: str, allowed: Mapping[str, tuple[Any, ...]]) -> None:
     """Raise an error if a format cannot express a model.
 
     Args:

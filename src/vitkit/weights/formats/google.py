@@ -21,7 +21,7 @@ from vitkit.classifier import Classifier
 from vitkit.model.config import ViTConfig
 from vitkit.system.files import replacing, to_json
 from vitkit.weights.checkpoint import Checkpoint, embed_in_zip, stored_note
-from vitkit.weights.formats.export import export_note, model_of, refuse, tensors_under
+from vitkit.weights.formats.export import export_note, model_of, refuse_unless, tensors_under
 from vitkit.weights.layout import Layout, Piece, depth_of, numbered, same
 
 _PREFIXES = ("opt/target/", "params/img/", "params/")
@@ -216,7 +216,7 @@ def _slice(piece: Piece, layer: int, depth: int) -> Piece:
 
 def write(classifier: Classifier, destination: Path) -> None:
     config = model_of(classifier).config
-    refuse(
+    refuse_unless(
         config,
         "npz",
         {

@@ -20,7 +20,15 @@ from vitkit.data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.weights.checkpoint import Checkpoint, StoredTensor
-from vitkit.weights.formats.export import Files, inexpressible, model_of, one, refuse, tensors_under, write_folder
+from vitkit.weights.formats.export import (
+    Files,
+    inexpressible,
+    model_of,
+    one,
+    refuse_unless,
+    tensors_under,
+    write_folder,
+)
 from vitkit.weights.formats.huggingface_described import (
     activation,
     described_layout,
@@ -244,7 +252,7 @@ def _files(classifier: Classifier) -> Files:
     is_dino = family.startswith("dinov2")
     has_head = config.num_classes > 0
     pools = ("token+gap",) if is_dino and has_head else ("token", "token+gap")
-    refuse(
+    refuse_unless(
         config,
         "Hugging Face",
         {

@@ -40,8 +40,8 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
     names, config = checkpoint.tensors, checkpoint.config or {}
     matches = [match for name in names if (match := _BLOCK.match(name))]
     prefix = next((match["prefix"] for match in matches if match["prefix"]), "")
-    is_one = config.get("model_type", "beit") in _TYPES and any(map(_OF_IMAGES.match, names))
-    if not matches or not (prefix or is_one):
+    is_bare_beit = config.get("model_type", "beit") in _TYPES and any(map(_OF_IMAGES.match, names))
+    if not matches or not (prefix or is_bare_beit):
         return None
     family = config.get("model_type") or prefix.rstrip(".").replace("_", "-") or "beit"
     if any(name.startswith("decode_head.") for name in names):
@@ -60,7 +60,8 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
     kernels = (tensor.shape for name, tensor in names.items() if name.endswith("patch_embeddings.projection.weight"))
     kernel = next(kernels, ())
     if size is None and tables and len(kernel) == 4:  # the table of biases determines a square patch grid
-        side = (math.isqrt(max(max(tables, key=tables.count) - 3, 0)) + 1) // 2
+        rows = max(tables, key=tables.count)  # (2 side - 1) ** 2 offsets, and 3 of the class token
+        side = (math.isqrt(max(rows - 3, 0)) + 1) // 2
         size = (side * kernel[-2], side * kernel[-1]) if side else None
     return Layout(
         **described_layout(checkpoint, family, _PIXELS, resizes=True),

@@ -18,7 +18,7 @@ from vitkit.data.preprocess import CLIP_MEAN, CLIP_STD, HALF
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.weights.checkpoint import Checkpoint
-from vitkit.weights.formats.export import Files, model_of, one, refuse, tensors_under
+from vitkit.weights.formats.export import Files, model_of, one, refuse_unless, tensors_under
 from vitkit.weights.formats.huggingface_described import (
     activation,
     described_layout,
@@ -216,7 +216,7 @@ def tower_files(classifier: Classifier) -> Files:
     config = model_of(classifier).config
     family = family_of(config)
     is_clip = family == "clip"
-    refuse(
+    refuse_unless(
         config,
         "Hugging Face",
         {

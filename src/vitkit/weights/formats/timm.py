@@ -28,7 +28,7 @@ from vitkit.weights.formats.export import (
     metadata,
     model_of,
     one,
-    refuse,
+    refuse_unless,
     save,
     tensors_under,
     write_folder,
@@ -270,7 +270,7 @@ _HYBRIDS = {
 
 def _files(classifier: Classifier) -> Files:
     config = model_of(classifier).config
-    refuse(
+    refuse_unless(
         config,
         "timm",
         {
