@@ -577,7 +577,7 @@ def _word(kind: Any) -> str | None:
 
 
 def _show(default: Any, owner: type[Options], name: str) -> str | bool:
-    """Return how the help shows the default of a field; fields that depend on the method have none."""
+    """Return how the help shows the default of a field: a text, `by method`, or False for none."""
     if _BY_METHOD in alternatives(hints_of(owner)[name])[1]:
         return _BY_METHOD
     if default in (None, ()) or default is False:

@@ -120,7 +120,9 @@ def warn_of_doubt(path: str | Place, picture: Picture) -> None:
         is_new = folder not in _WARNED_FOLDERS
         _WARNED_FOLDERS.add(folder)
     if is_new:
-        text = f"note: {path} is possibly not read as meant, and others in its folder neither: {picture.doubt}"
+        text = (
+            f"note: {path}, and perhaps other files in its folder, may be read in the wrong brightness: {picture.doubt}"
+        )
         logging.getLogger(__name__).warning("%s", visible(text))
 
 
@@ -209,13 +211,13 @@ class MemoryBudget:
     def share(self) -> Iterator[Callable[[int], None]]:
         """Yield a function that waits until the requested number of bytes is free, and reserves them.
 
-        The bytes are released at the end of the `with` block. The function raises OverBudgetError if more bytes are
-        requested than `limit` allows.
+        A thread that has reserved bytes already does not wait. The bytes are released at the end of the `with` block.
+        The function raises OverBudgetError if more bytes are requested than `limit` allows.
         """
         taken = 0
 
         def fits(size: int) -> bool:
-            if self._size is None and size > LEAST_BUDGET:
+            if self._size is None and size > LEAST_BUDGET:  # the first large picture decides the size of the budget
                 self._size = max(LEAST_BUDGET, available_memory() // 4)
             return self._size is None or size <= self._size
 

@@ -140,22 +140,22 @@ class PictureRecord:
         names = tuple(dict.fromkeys((*later.names, *self.names)))
         number = {name: i for i, name in enumerate(names)}
         mapped = np.array([number[name] for name in self.names], np.int32)
-        both = [later, self] if self.has_thumbnails and later.has_thumbnails else []
-        first, second = both or [later.without_thumbnails(), self.without_thumbnails()]
-        rest_of = rest if both else []
-        keypoints_kept = np.repeat(np.isin(np.arange(len(second.counts)), rest_of), second.counts)
+        first, second, described = later, self, rest  # `described` are the remaining pictures with thumbnails
+        if not (self.has_thumbnails and later.has_thumbnails):
+            first, second, described = later.without_thumbnails(), self.without_thumbnails(), []
+        keypoints_kept = np.repeat(np.isin(np.arange(len(second.counts)), described), second.counts)
         return PictureRecord(
             digests=np.concatenate([later.digests, self.digests[rest]]),
             roles=np.concatenate([roles, self.roles[rest]]),
             labels=np.concatenate([later.labels, mapped[self.labels[rest]] if rest else self.labels[:0]]),
             names=names,
-            scales=np.concatenate([first.scales, second.scales[rest_of]]),
-            codes=np.concatenate([first.codes, second.codes[rest_of]]),
+            scales=np.concatenate([first.scales, second.scales[described]]),
+            codes=np.concatenate([first.codes, second.codes[described]]),
             is_whole=self.is_whole and later.is_whole,
-            counts=np.concatenate([first.counts, second.counts[rest_of]]),
+            counts=np.concatenate([first.counts, second.counts[described]]),
             words=np.concatenate([first.words, second.words[keypoints_kept]]),
             places=np.concatenate([first.places, second.places[keypoints_kept]]),
-            aspects=np.concatenate([first.aspects, second.aspects[rest_of]]),
+            aspects=np.concatenate([first.aspects, second.aspects[described]]),
         )
 
     def to_bytes(self) -> bytes:

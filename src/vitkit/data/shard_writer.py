@@ -26,7 +26,7 @@ import zlib
 from array import array
 from collections.abc import Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
@@ -283,14 +283,11 @@ def _divide(table: ImageTable, size: int) -> Iterator[_PlannedShard]:
         after = [(f"{number:08}.json", text.encode("utf-8", "surrogateescape"))]
         if not table.sets:
             after.insert(0, (f"{number:08}.cls", str(table.labels[row]).encode()))
-        if members:
-            member = _ShardMember(row, number, members[-1].end + _BLOCK, length, tuple(after))
-            is_other = table.splits[row] != table.splits[members[0].row]
-            if is_other or member.end + 2 * _BLOCK > size:
-                yield _PlannedShard(f"shard-{count:05}.tar", table.splits[members[0].row], tuple(members))
-                members, count = [], count + 1
-        if not members:
-            member = _ShardMember(row, number, _BLOCK, length, tuple(after))
+        member = _ShardMember(row, number, members[-1].end + _BLOCK if members else _BLOCK, length, tuple(after))
+        is_other = bool(members) and table.splits[row] != table.splits[members[0].row]
+        if members and (is_other or member.end + 2 * _BLOCK > size):  # two empty blocks end a tar file
+            yield _PlannedShard(f"shard-{count:05}.tar", table.splits[members[0].row], tuple(members))
+            member, members, count = replace(member, offset=_BLOCK), [], count + 1
         members.append(member)
         if number % 1024 == 0:
             progress("planning shards", number, len(order))

@@ -142,7 +142,7 @@ def tested_images(table: ImageTable, split: str, earlier: LabelsBefore) -> Image
 
 
 def with_labels(evaluation: Evaluation, label_of: Mapping[str, str]) -> Evaluation:
-    """Replace the labels of the images with paths in `label_of`. Classes that the model does not know are added."""
+    """Return a copy in which images have the labels in `label_of`, by path. Classes unknown to the model are added."""
     names = {path: evaluation.task.names_in(label_of[path]) for path in evaluation.paths if path in label_of}
     if not names:
         return evaluation
@@ -176,8 +176,8 @@ def earlier_figures(evaluation: Evaluation, earlier: LabelsBefore, seen: Mapping
         rights = np.array([item.label == item.predicted for item in earlier.missing], dtype=np.float64)
         hits = (counted.labels == counted.predicted).reshape(len(counted.labels), -1).all(axis=1)
         values = np.concatenate([hits.astype(np.float64), rights])
-        others = np.arange(len(rights)) - len(rights)  # each is a group of its own
-        groups = np.concatenate([np.array(counted.groups), others]) if counted.groups else None
+        own_groups = np.arange(len(rights)) - len(rights)  # negative: each image is a group of its own
+        groups = np.concatenate([np.array(counted.groups), own_groups]) if counted.groups else None
         ends = mean_interval(values, 1.0, Units.of(len(values), groups))
         alone = accuracy_bounds(counted, Units.of_evaluation(counted))
         about["missing_tests"] = {
@@ -185,7 +185,8 @@ def earlier_figures(evaluation: Evaluation, earlier: LabelsBefore, seen: Mapping
             "right": int(rights.sum()),
             "runs": sorted({item.run for item in earlier.missing}),
             "accuracy": float(values.mean()),
-            # This model may be better on the missing images than the earlier one, but hardly than on the others.
+            # This model may do better on the missing images than the earlier one did, but hardly better than on the
+            # other images, so the interval covers theirs, too.
             "interval_95": [min(ends[0], alone[0]), max(ends[1], alone[1])],
         }
     return about

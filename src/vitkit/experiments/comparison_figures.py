@@ -253,21 +253,22 @@ def verdict(a: str, b: str, recipe: Difference, trained: Difference, seeds: int,
         images: a description of the test images.
         pairs: the number of pairs that are compared.
     """
-    first, second, of_recipe, of_trained = (a, b, recipe, trained)
+    better, gain_of_recipe, gain_of_trained = f"{a} is better than {b} here", _gain(recipe), _gain(trained)
     if recipe.mean < 0:
-        first, second, of_recipe, of_trained = (b, a, recipe.reversed(), trained.reversed())
-    better, needed = f"{first} is better than {second} here", 100 * recipe.needed
+        better = f"{b} is better than {a} here"
+        gain_of_recipe, gain_of_trained = _gain(recipe.reversed()), _gain(trained.reversed())
+    can_decide = recipe.needed < 1  # no difference exceeds 1, which is 100 points
     alone = "" if seeds > 1 else "; one seed: this applies to these trained models, not to other trainings"
     if seeds > 1 and recipe.is_distinguished:
-        return f"{better}, also with other seeds: {_gain(of_recipe)}"
+        return f"{better}, also with other seeds: {gain_of_recipe}"
     if seeds > 1 and trained.is_distinguished:
-        rest = f"for other seeds this is undecided: with {seeds} seeds it requires {needed:.1f} points"
-        if recipe.needed >= 1:
+        rest = f"for other seeds this is undecided: with {seeds} seeds it requires {100 * recipe.needed:.1f} points"
+        if not can_decide:
             rest = "their seeds differ too much to conclude this for other trainings: use more --seeds"
-        return f"{better}, as trained: {_gain(of_trained)}; {rest}"
+        return f"{better}, as trained: {gain_of_trained}; {rest}"
     if trained.is_distinguished:
-        return f"{better}, as trained: {_gain(of_trained)}{alone}"
-    if trained.needed < 1 <= recipe.needed:
+        return f"{better}, as trained: {gain_of_trained}{alone}"
+    if trained.needed < 1 and not can_decide:
         return f"{a} and {b} cannot be distinguished: their {seeds} seeds differ too much; use more --seeds"
     *conditions, last = [
         images,
@@ -275,7 +276,7 @@ def verdict(a: str, b: str, recipe: Difference, trained: Difference, seeds: int,
         *([f"{pairs} pairs compared"] if pairs > 1 else []),
     ]
     given = f"{', '.join(conditions)} and {last}" if conditions else last
-    least = f": they would have to differ by {needed:.1f} points" if recipe.needed < 1 else ""
+    least = f": they would have to differ by {100 * recipe.needed:.1f} points" if can_decide else ""
     return f"{a} and {b} cannot be distinguished with {given}{least}{alone}"
 
 

@@ -210,9 +210,9 @@ class Family:
         """Return the 95 % interval of a model's accuracy on other images and with other seeds.
 
         With one seed, the interval includes only the uncertainty from the images (Clopper and Pearson). With several
-        seeds, the variance is increased by the ratio of the errors with and without the choice of the seeds. The part
-        of the seeds is as large as it would be at the end of the interval (`_scale`), or at the measured accuracy if
-        that is larger: a training that is mostly right can have more bad luck than good luck.
+        seeds, the variance is multiplied by the squared ratio of the errors with and without the choice of the seeds.
+        The contribution of the seeds is scaled to each end of the interval (`_scale`), but is never smaller than at the
+        measured accuracy, because a training that is mostly right can have more bad luck than good luck.
         """
         values, scale = self._of_image[model], float(self._scale(self.accuracy[model]))
         both, images = (

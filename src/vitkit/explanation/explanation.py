@@ -385,7 +385,7 @@ class Explanation:
         return methods_for(is_network=self.is_network)[method].tells
 
     def thumbnails(self, page: str = "", *, has_texts: bool = True) -> str:
-        """Return the photograph and a thumbnail of each method, linked to its place on `page` (or here), as HTML.
+        """Return the photograph and a thumbnail of each method as HTML, linked to their places on `page` (or here).
 
         With `has_texts`, a sentence below each thumbnail describes the method.
         """

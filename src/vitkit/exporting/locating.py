@@ -75,7 +75,7 @@ def _outputs(model: Model, images: Tensor) -> dict[str, Tensor]:
 
 
 def _differs(form: Format, model: Model, storage: Storage, images: Tensor, expected: Tensor, path: Path) -> bool:
-    """Return whether a part of the model computes another output (B, n) in this format."""
+    """Return whether a part of the model computes another output (B, n) in this format, or cannot be converted."""
     try:
         form.save(form.convert(model, storage), path, to_json({"checksum": BLANK}))
         runner, _ = form.open(path, "float32" if form.is_input else storage.precision)

@@ -303,8 +303,8 @@ def check_free(files: Sequence[Path], *, force: bool) -> None:
     """Check that the files of an export can be created.
 
     Raises:
-        VitkitError: a path is a folder, or a file exists and `force` is False or the last one, which the others belong
-            to, is missing.
+        VitkitError: a path is a folder; a file exists and `force` is False; or a file exists but the last one, which is
+            the model, does not, so the file belongs to something else.
     """
     for path in files:
         if path.is_dir():

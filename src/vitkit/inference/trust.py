@@ -414,9 +414,9 @@ def parsed(data: bytes, classes: int) -> Trust:
 
 
 def unused_score(data: bytes | None, classes: int) -> tuple[str, ...]:
-    """Return a line about a score for unknown images that this version of vitkit does not use, if there is one.
+    """Return a line about the model's score for unknown images if this version of vitkit does not use it any more.
 
-    A damaged record is reported when it is used.
+    `data` is the model's stored record. A damaged one is ignored here, because it is reported when it is used.
     """
     if data is None:
         return ()

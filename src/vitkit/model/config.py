@@ -327,7 +327,8 @@ def _fields_of_layer(option: str, layer: Any) -> dict[str, Any]:
     extra = f" with {', '.join(given)}" if given else ""
     names, advice = _OTHERS[option]
     if not isinstance(kind, str):
-        name = f"{kind.__module__}.{name}" if isinstance(kind, type) else f"an object of {name}: pass the class"
+        has_name = hasattr(kind, "__name__")  # a class or a function
+        name = f"{kind.__module__}.{name}" if has_name else f"an object of {name}: pass the class"
     raise VitkitError("model.option-unsupported", f"{option} must be one of {names}, not {name}{extra}; {advice}")
 
 

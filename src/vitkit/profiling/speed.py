@@ -144,7 +144,8 @@ def random_model(config: Config, seed: int = 0) -> Model:
 def row(speed: Speed, references: Mapping[str, Speed | None]) -> dict[str, Any]:
     """Return the results of a contender as plain values, for a table or JSON.
 
-    `references` has the result of another contender for each further column, which contains the median speedup over it.
+    `references` maps the name of each further column to another contender's result. The column contains the median
+    speedup over that contender.
     """
     rate, drift = speed.images_per_s, speed.drift
     values: dict[str, Any] = {

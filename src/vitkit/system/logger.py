@@ -47,7 +47,7 @@ def muted() -> Iterator[None]:
 
 @contextmanager
 def labelled(label: str) -> Iterator[None]:
-    """Put a label such as the name of a data set before the lines of a `with` block."""
+    """Put a label, such as the name of a data set, before each message that is logged in the `with` block."""
 
     def add(record: logging.LogRecord) -> bool:
         record.msg, record.args = f"{label}: {record.getMessage()}", ()

@@ -365,13 +365,17 @@ _BUCKET = 25 * 2**20  # bytes, as in torch's DistributedDataParallel
 
 
 def add_gradients(parameters: Iterable[nn.Parameter], loss: Tensor) -> None:
-    """Add the gradient of a loss to the gradients of the parameters, which stay unchanged if memory runs out."""
+    """Add the gradient of a loss to the gradients of the parameters, which keep their gradients if memory runs out."""
     trained = list(parameters)
-    for parameter, gradient in zip(trained, _gradients_of(loss, trained), strict=True):
+    gradients = [
+        gradient if gradient is None or parameter.grad is not None else _with_strides_of(parameter, gradient)
+        for parameter, gradient in zip(trained, _gradients_of(loss, trained), strict=True)
+    ]
+    for parameter, gradient in zip(trained, gradients, strict=True):  # which needs no more memory
         if gradient is not None and parameter.grad is not None:
             parameter.grad.add_(gradient)
         elif gradient is not None:
-            parameter.grad = _with_strides_of(parameter, gradient)
+            parameter.grad = gradient
 
 
 def _gradients_of(loss: Tensor, parameters: list[nn.Parameter]) -> tuple[Tensor | None, ...]:

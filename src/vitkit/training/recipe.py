@@ -401,7 +401,7 @@ class Recipe(Machine, Keep, Augment, Pixels, Regularise, Targets, Optimiser, Met
     def updated(self, above: Recipe) -> Self:
         """Return a copy with the fields that another recipe sets. The changed fields of both models are combined.
 
-        The weights of a bundled recipe are not kept for another model, and its model not for other weights.
+        If another model is set, the weights of a bundled recipe are dropped; if other weights are set, its model is.
         """
         below, flags = self.set_fields(), above.set_fields()
         if self.source in bundled():
@@ -411,7 +411,7 @@ class Recipe(Machine, Keep, Augment, Pixels, Regularise, Targets, Optimiser, Met
                 below.pop("model", None)
         changes = flags.pop("model_fields", None) or {}
         kept = {name: value for name, value in (below.pop("model_fields", None) or {}).items() if name not in flags}
-        if "image_size" in changes:  # a size that is not square replaces a side
+        if "image_size" in changes:  # (height, width) replaces the side of a square
             below.pop("image_size", None)
         of_model = {"model_fields": {**kept, **changes}} if kept or changes else {}
         merged = self.of({**below, **flags, **of_model})

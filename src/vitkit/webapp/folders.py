@@ -99,7 +99,8 @@ def _title(path: Path, start: Path) -> str:
 def new_folder(runs: Path, name: str, photographs: Path | None = None) -> Path:
     """Create an empty folder for uploads in `uploads`, next to the folder of runs.
 
-    A number is appended to the name, so that it is unused. `photographs` are those of the studio, if there is one.
+    A number is appended to the name to make it unique. The folder must not lie in `photographs`, the folder that the
+    studio shows, if any.
     """
     uploads = runs.parent / UPLOADS
     if photographs is not None and uploads.resolve().is_relative_to(photographs):

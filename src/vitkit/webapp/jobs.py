@@ -310,7 +310,7 @@ def command(job: Job) -> list[str]:
 
 
 def _run(jobs: Jobs, job: Job) -> None:
-    for other in jobs.all():  # that are still running although their runner was killed
+    for other in jobs.all():  # wait for jobs that outlived their runner, which was killed
         if other.started and not other.ended:
             while is_held(jobs.runs / other.run) or jobs.is_starting(other):
                 time.sleep(_POLLING)

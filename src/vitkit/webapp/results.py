@@ -227,7 +227,7 @@ def labels_of(workspace: Workspace, folder: Path) -> dict[str, Any]:
 
 
 def correct(workspace: Workspace, folder: Path, version: str, number: int, label: str) -> None:
-    """Set the label of a photograph in a run's report, by a row of the label file. An empty label excludes it.
+    """Correct the label of a photograph in a run's report, by adding a row to the label file; empty excludes it.
 
     `number` is its position in the version `version` of the report.
     """

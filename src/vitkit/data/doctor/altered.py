@@ -520,20 +520,23 @@ def _correlation(a: Pixels, b: Pixels, affine: Floats, aspects: tuple[float, flo
     `affine` maps positions of the first picture to positions of the second.
     """
     greys = [pixels @ _LUMA for pixels in (a, b)]
+    # A grid that is `_FINE` times as fine as the first thumbnail, in the coordinates of both pictures.
     side = _FINE * THUMBNAIL
     at = (np.arange(side) + 0.5) / side
     width, height = _extent(aspects[0])
     x, y = np.meshgrid(at * width, at * height)
     mapped = np.stack([x.ravel(), y.ravel(), np.ones(x.size)], axis=1) @ affine / _extent(aspects[1])
     inside = ((mapped >= 0) & (mapped <= 1)).all(axis=1)
+    # The pixels of the first thumbnail that lie completely inside the second picture.
     cells = inside.reshape(THUMBNAIL, _FINE, THUMBNAIL, _FINE).all(axis=(1, 3))
     if cells.sum() < _LEAST_CELLS:
         return -1.0
+    # The second thumbnail, interpolated bilinearly at the fine grid, and averaged over the pixels of the first one.
     place = (THUMBNAIL * mapped - 0.5).clip(0, THUMBNAIL - 1)
     corner = np.minimum(place.astype(np.int64), THUMBNAIL - 2)
     (u, v), (right, down) = corner.T, (place - corner).T
     upper, lower = (greys[1][row, u] * (1 - right) + greys[1][row, u + 1] * right for row in (v, v + 1))
-    laid = (upper * (1 - down) + lower * down).reshape(THUMBNAIL, _FINE, THUMBNAIL, _FINE).mean(axis=(1, 3))
-    one, two = (grey[cells] - grey[cells].mean() for grey in (greys[0], laid))
+    aligned = (upper * (1 - down) + lower * down).reshape(THUMBNAIL, _FINE, THUMBNAIL, _FINE).mean(axis=(1, 3))
+    one, two = (grey[cells] - grey[cells].mean() for grey in (greys[0], aligned))
     lengths = np.sqrt((one**2).sum() * (two**2).sum())
     return float(one @ two / lengths) if lengths > len(one) else -1.0  # a spread below one level is noise

@@ -43,7 +43,7 @@ def find_groups(table: ImageTable) -> NamedGroups | None:
     """Return the groups of images that the names of their files reveal; None if there are none.
 
     A date does not name a group, because unrelated photographs are taken on one day. There must be several groups, and
-    more than classes: fewer names may be those of classes, cameras or parts of a download.
+    more groups than classes; otherwise the names may denote classes, cameras or parts of a download.
     """
     classes = set(table.classes)
     least = dict.fromkeys((*_IN_ALL, _FOLDER), max(_LEAST_GROUPS, 2 * len(classes)))
