@@ -312,8 +312,9 @@ def _stamp_of(path: str) -> tuple[int, int, int, int]:
 
 @lru_cache(maxsize=8)
 def _index_at(folder: str, stamp: tuple[int, ...] | None) -> ShardIndex:  # an address has no stamp
+    content = (read_file if stamp is None else read_bytes)(f"{folder}/{INDEX}")
     try:
-        index = ShardIndex.from_json((read_file if stamp is None else read_bytes)(f"{folder}/{INDEX}"))
+        index = ShardIndex.from_json(content)
     except ValueError as error:
         raise VitkitError("data.shards-damaged", f"{folder}/{INDEX} cannot be used: {error}; {_WRITE_AGAIN}") from error
     if stamp is None:
