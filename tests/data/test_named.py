@@ -2,7 +2,6 @@
 
 import gzip
 import hashlib
-import inspect
 import io
 import json
 import os
@@ -33,6 +32,7 @@ from sklearn.datasets import load_digits
 import warm
 from hearing import heard
 from photos import folder, noise
+from refusals import refused
 from vitkit.data import DATASETS, SUFFIXES, DataSet, Torchvision, folder_names, locate, materialise, named, read_source
 from vitkit.data.decode import decode
 from vitkit.data.named import TarDownload
@@ -58,9 +58,6 @@ def pair(write: Callable[[Path, Path], object] = lambda raw, root: folder(root, 
 def kept(cache: Path) -> list[str]:
     """What is in the cache's data folder besides locks."""
     return sorted(path.name for path in (cache / "data").iterdir() if path.suffix != ".lock")
-
-
-# --- Writing once -----------------------------------------------------------------------------------
 
 
 def test_digits_are_the_1797_of_scikit_learn(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -127,21 +124,18 @@ def test_whoever_comes_second_takes_what_the_first_has_written(cache: Path, monk
     assert kept(cache) == ["pair"]
 
 
-def test_a_folder_that_cannot_be_settled_is_an_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def in_the_way(raw: Path, root: Path) -> None:
         folder(root, {"a": 1, "b": 1})
         (cache / "data" / "pair").touch()
 
     monkeypatch.setitem(DATASETS, "pair", pair(in_the_way))
-    with pytest.raises(VitkitError, match=r"^cannot write the data set pair to .*set VITKIT_CACHE"):
+    with refused("data.cache-unwritable", "pair", "VITKIT_CACHE"):
         materialise("pair")
     assert kept(cache) == ["pair"]
-
-
-def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "file"))
-    with pytest.raises(VitkitError, match=r"^cannot write the data set digits to .*: Not a directory; free some space"):
+    with refused("data.cache-unwritable", "digits"):
         materialise("digits")
 
 
@@ -149,7 +143,7 @@ def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path, cache: Path, mon
 def test_a_set_in_part_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch, arrived: dict[str, int]) -> None:
     entry = replace(pair(lambda raw, root: folder(root, arrived)), host="example.org", page="https://example.org/pair")
     monkeypatch.setitem(DATASETS, "pair", entry)
-    with pytest.raises(VitkitError, match=r"^the data set pair from example.org has .* expected 2 in 2; .*org/pair"):
+    with refused("data.download-incomplete", "pair", "example.org"):
         materialise("pair")
     assert kept(cache) == []
 
@@ -168,9 +162,6 @@ def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
     assert cache_folder() == Path("/own")
 
 
-# --- Names ------------------------------------------------------------------------------------------
-
-
 def test_spelling_makes_no_difference() -> None:
     spelled = {"flower-photos": "flower_photos", "FLOWER_PHOTOS": "flower_photos", "oxford_pets": "oxford-pets"}
     spelled |= {"CIFAR-10": "cifar10", "Food101": "food101", "FashionMNIST": "fashion-mnist"}
@@ -178,6 +169,10 @@ def test_spelling_makes_no_difference() -> None:
         assert asked in DATASETS and DATASETS[asked] is DATASETS[own] and DATASETS[own].name == own
     for name in ("cifar", "cifar1", "./cifar10", "cifar10/", " cifar10", "", "-", None, 10):
         assert name not in DATASETS
+    assert len({name.lower().replace("-", "").replace("_", "") for name in DATASETS}) == len(DATASETS) == 17
+    assert all(name == entry.name and name == folder_names([name])[0] for name, entry in DATASETS.items())
+    with refused("data.source-missing", "caltech101", "oxford-pets"):
+        read_source("cifra10")
 
 
 def test_every_spelling_has_the_same_folder(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,16 +181,6 @@ def test_every_spelling_has_the_same_folder(cache: Path, monkeypatch: pytest.Mon
     assert table.root == materialise("twoofthem") == cache / "data" / "two-Of_them"
     shutil.rmtree(cache)
     assert locate(table).file(0).is_file()
-
-
-def test_an_unknown_name_is_told_which_there_are() -> None:
-    with pytest.raises(VitkitError, match=r"known: caltech101, cifar10, cifar100, digits, dtd, .*oxford-pets"):
-        read_source("cifra10")
-
-
-def test_names_are_folders_and_differ_in_every_spelling() -> None:
-    assert len({name.lower().replace("-", "").replace("_", "") for name in DATASETS}) == len(DATASETS) == 17
-    assert all(name == entry.name and name == folder_names([name])[0] for name, entry in DATASETS.items())
 
 
 @given(st.lists(st.text(), max_size=8))
@@ -212,21 +197,6 @@ def test_class_folders_keep_what_may_stay() -> None:
         *("T-shirt-top", "F-16A-B", "pink-yellow dahlia", "colt's foot"),
         *("Faces", "faces (2)", "_", "a-b", "a-b (2)"),
     ]
-
-
-# --- The table --------------------------------------------------------------------------------------
-
-BY_TORCHVISION = {name: entry for name, entry in DATASETS.items() if isinstance(entry.write, Torchvision)}
-
-
-def test_the_table_names_classes_of_torchvision_and_what_they_take() -> None:
-    from torchvision import datasets
-
-    for entry in BY_TORCHVISION.values():
-        for arguments in entry.write.splits.values():
-            own = {**arguments, **entry.write.options}
-            inspect.signature(getattr(datasets, entry.write.kind)).bind("root", download=True, **own)
-        assert entry.splits == tuple(split for split in entry.write.splits if split)
 
 
 def test_every_set_is_described_and_the_guide_says_the_same() -> None:
@@ -255,8 +225,6 @@ def run_python(code: str, *arguments: str, program: str = sys.executable) -> sub
         check=True,
     )
 
-
-# --- What torchvision downloads: its own classes on small archives of the published layout -----------
 
 Tree = dict[str, "bytes | np.ndarray"]  # path in the data set -> the file's bytes, or its pixels
 
@@ -474,23 +442,8 @@ def fgvc_aircraft() -> tuple[dict[str, bytes], Tree]:
     return {"fgvc-aircraft-2013b.tar.gz": archive}, tree
 
 
-PUBLISHED = {
-    "cifar10": cifar10,
-    "cifar100": cifar100,
-    "mnist": mnist,
-    "fashion-mnist": fashion_mnist,
-    "svhn": svhn,
-    "stl10": stl10,
-    "flowers102": flowers102,
-    "food101": food101,
-    "oxford-pets": oxford_pets,
-    "imagenette": imagenette,
-    "dtd": dtd,
-    "eurosat": eurosat,
-    "caltech101": caltech101,
-    "gtsrb": gtsrb,
-    "fgvc-aircraft": fgvc_aircraft,
-}
+BUILDERS = (cifar10, cifar100, mnist, fashion_mnist, svhn, stl10, flowers102, food101, oxford_pets, imagenette, dtd)
+PUBLISHED = {own.__name__.replace("_", "-"): own for own in (*BUILDERS, eurosat, caltech101, gtsrb, fgvc_aircraft)}
 
 
 @dataclass
@@ -521,11 +474,7 @@ def publish(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[ServedModels, T
     return shelf, tree
 
 
-def test_there_is_an_archive_for_every_set_of_torchvision() -> None:
-    assert PUBLISHED.keys() == BY_TORCHVISION.keys()
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", [name for name, own in DATASETS.items() if isinstance(own.write, Torchvision)])
 def test_a_set_of_torchvision_becomes_class_folders(name: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shelf, tree = publish(name, monkeypatch)
     told: list[str] = []
@@ -545,18 +494,10 @@ def test_a_set_of_torchvision_becomes_class_folders(name: str, cache: Path, monk
     [line] = told
     for word in (f"downloading {name}", f"{entry.megabytes:,} MB", entry.host, f"{len(tree):,} images", entry.page):
         assert word in line
-    check_table(name, tree)
-
-
-def check_table(name: str, tree: Tree) -> None:
-    """That the set reads as a folder of the user's would, with every image in its official split."""
     table = read_source(name)
-    splits = DATASETS[name].splits
     assert set(table.paths) == tree.keys() and table.ignored == {}
-    assert table.splits == tuple(Path(path).parts[0] if splits else None for path in table.paths)
-    assert all(
-        table.classes[label] == Path(path).parent.name for path, label in zip(table.paths, table.labels, strict=True)
-    )
+    assert table.splits == tuple(Path(path).parts[0] if entry.splits else None for path in table.paths)
+    assert [table.name_of(i) for i in range(len(table))] == [Path(path).parent.name for path in table.paths]
     assert all(Path(path).suffix.lower() in SUFFIXES for path in table.paths)
 
 
@@ -577,32 +518,19 @@ def test_a_picture_that_the_archive_lacks_is_said(cache: Path, monkeypatch: pyte
         {f"food-101/meta/{split}.json": b'{"a": ["a/1"], "b": ["b/1"]}' for split in ("train", "test")}
         | {"food-101/images/a/1.jpg": b""}
     )
-    with pytest.raises(VitkitError, match=r"could not get the data set food101 from data.vision.ee.ethz.ch: .*No such"):
+    with refused("data.download-failed", "food101", "data.vision.ee.ethz.ch"):
         materialise("food101")
     assert kept(cache) == []
 
 
-@pytest.mark.parametrize(
-    "damaged",
-    [
-        pytest.param(b"", id="empty"),
-        pytest.param(b"not an archive", id="no archive"),
-        pytest.param(tar({"a": bytes(10_000)})[:-40], id="cut short"),
-    ],
-)
+@pytest.mark.parametrize("damaged", [b"", b"not an archive", tar({"a": bytes(10_000)})[:-40]])
 @pytest.mark.parametrize("name", ["fgvc-aircraft", "eurosat"])
 def test_a_damaged_archive_is_said(name: str, damaged: bytes, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shelf, _ = publish(name, monkeypatch)
     shelf.files = dict.fromkeys(shelf.files, damaged)
-    with pytest.raises(
-        VitkitError, match=rf"^could not get the data set {name} from {DATASETS[name].host}: "
-    ) as caught:
+    with refused("data.download-failed", name, DATASETS[name].host, DATASETS[name].page):
         materialise(name)
-    assert "\n" not in str(caught.value) and f"yourself ({DATASETS[name].page})" in str(caught.value)
     assert kept(cache) == []
-
-
-# --- From a server ----------------------------------------------------------------------------------
 
 
 def flowers() -> dict[str, bytes]:
@@ -680,15 +608,12 @@ def test_flower_photos_keep_their_bytes_and_their_licence(
         root = materialise("flower-photos")
         assert materialise("flower_photos") == root  # it is there
     (line,) = lines
-    assert line.startswith(
-        "downloading flower_photos, about 229 MB from 127.0.0.1: 6 images in 2 classes, licence: CC BY"
-    )
+    assert "229 MB from 127.0.0.1: 6 images in 2 classes, licence: CC BY" in line
     assert capfd.readouterr() == ("", "")
     found = {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
-    assert found.pop("LICENSE.txt") == b"CC-BY, by these photographers"
-    assert found == flowers()
-    assert told[0] == ("downloading flower_photos", 0, len(flower_archive()))
-    assert told[-1] == ("downloading flower_photos", len(flower_archive()), len(flower_archive()))
+    assert found == {**flowers(), "LICENSE.txt": b"CC-BY, by these photographers"}
+    size = len(flower_archive())
+    assert (told[0], told[-1]) == tuple(("downloading flower_photos", done, size) for done in (0, size))
     assert kept(cache) == ["flower_photos"]
     table = read_source("flower_photos")
     assert table.counts() == {"daisy": 3, "roses": 3} and set(table.splits) == {None}
@@ -696,40 +621,26 @@ def test_flower_photos_keep_their_bytes_and_their_licence(
 
 def test_a_failed_download_says_why_and_the_next_one_works(serve: Callable[..., Server], cache: Path) -> None:
     bad: list[tuple[dict[str, Any], str]] = [
-        ({"status": 404}, "the server answered 404 Not Found"),
-        ({"status": 503}, "the server answered 503 Service Unavailable"),
-        ({"body": flower_archive() + b"x"}, "the SHA-256 of http.* is .*, expected "),
-        ({"at_most": 1000}, "the SHA-256 of http"),
-        ({"body": b"<html>"}, "the SHA-256 of http"),
+        ({"status": 404}, "404 Not Found"),
+        ({"status": 503}, "503 Service Unavailable"),
+        ({"body": flower_archive() + b"x"}, "SHA-256"),
+        ({"at_most": 1000}, "SHA-256"),
+        ({"body": b"<html>"}, "SHA-256"),
+        ({"instead": "http://127.0.0.1:9/x.tgz"}, "Connection refused"),
+        ({"instead": "http://nowhere.invalid/x.tgz"}, "[Errno -"),
     ]
     for temper, reason in bad:
+        instead = temper.pop("instead", None)
         serve(**temper)
-        with pytest.raises(
-            VitkitError, match=f"^could not get the data set flower_photos from 127.0.0.1: {reason}"
-        ) as caught:
+        if instead is not None:
+            entry = DATASETS["flower_photos"]
+            assert isinstance(entry.write, TarDownload)
+            DATASETS["flower_photos"] = replace(entry, write=replace(entry.write, url=instead))
+        with refused("data.download-failed", "flower_photos", "127.0.0.1", reason, DATASETS["flower_photos"].page):
             materialise("flower_photos")
-        assert "\n" not in str(caught.value)
-        assert str(caught.value).endswith(
-            "; try again, or download it yourself (https://www.tensorflow.org/datasets/catalog/tf_flowers) "
-            "and use its folder"
-        )
         assert kept(cache) == []
     serve()
     assert len(read_source("flower_photos")) == 6
-
-
-def test_a_server_that_is_not_there_is_said(serve: Callable[..., Server], cache: Path) -> None:
-    serve()
-    entry = DATASETS["flower_photos"]
-    assert isinstance(entry.write, TarDownload)
-    for url, reason in (
-        ("http://127.0.0.1:9/x.tgz", "Connection refused"),
-        ("http://nowhere.invalid/x.tgz", r"\[Errno -"),
-    ):
-        DATASETS["flower_photos"] = replace(entry, write=replace(entry.write, url=url))
-        with pytest.raises(VitkitError, match=reason):
-            materialise("flower_photos")
-        assert kept(cache) == []
 
 
 def test_silent_servers_are_left(serve: Callable[..., Server], cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -738,7 +649,7 @@ def test_silent_servers_are_left(serve: Callable[..., Server], cache: Path, monk
     serve(at_most=500, stalls=True)
     monkeypatch.setattr(named, "_TIMEOUT", 0.2)
     began = time.monotonic()
-    with pytest.raises(VitkitError, match="timed out"):
+    with refused("data.download-failed", "timed out"):
         materialise("flower_photos")
     assert time.monotonic() - began < 10
     assert socket.getdefaulttimeout() is None
@@ -761,30 +672,23 @@ def test_ctrl_c_during_a_download_leaves_nothing(serve: Callable[..., Server], c
     assert len(read_source("flower_photos")) == 6
 
 
-def test_torchvision_s_own_checksums_are_told_in_our_words(
+def test_downloads_of_torchvision_that_fail_are_told_in_our_words(
     serve: Callable[..., Server], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from torchvision.datasets import DTD
+    from torchvision.datasets import DTD, MNIST
 
     server = serve()
     monkeypatch.setattr(DTD, "_URL", server.url)
-    with pytest.raises(VitkitError, match=r"dtd from www.robots.ox.ac.uk: the file that arrived is not the one"):
+    with refused("data.download-failed", "dtd", "www.robots.ox.ac.uk"):
         materialise("dtd")
     monkeypatch.setattr(DTD, "_URL", f"{server.url}.gone")
     server.status = 404
-    with pytest.raises(VitkitError, match=r"dtd from www.robots.ox.ac.uk: the server answered 404"):
+    with refused("data.download-failed", "dtd", "404"):
         materialise("dtd")
-
-
-def test_all_mirrors_that_failed_are_told_in_one_line(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchvision.datasets import MNIST
-
     monkeypatch.setattr(MNIST, "mirrors", ["http://127.0.0.1:9/", "http://127.0.0.1:9/other/"])
-    with pytest.raises(
-        VitkitError, match=r"127\.0\.0\.1:9/, .*127\.0\.0\.1:9/other/, .*refused.*; try again"
-    ) as caught:
+    with refused("data.download-failed", "127.0.0.1:9/,", "127.0.0.1:9/other/", "refused"):
         materialise("mnist")
-    assert "\n" not in str(caught.value) and kept(cache) == []
+    assert kept(cache) == []
 
 
 @pytest.mark.parametrize("switch", ["VITKIT_OFFLINE", "HF_HUB_OFFLINE"])
@@ -793,12 +697,8 @@ def test_offline_nothing_is_asked(
 ) -> None:
     server = serve()
     monkeypatch.setenv(switch, "1")
-    with pytest.raises(VitkitError) as caught, heard(pytest.fail):
+    with refused("data.offline", "flower_photos", "229 MB", f"{switch}=1"), heard(pytest.fail):
         materialise("flower_photos")
-    assert str(caught.value) == (
-        f"the data set flower_photos (229 MB from 127.0.0.1) is not in the cache, and {switch}=1 forbids downloading: "
-        "use a folder on this machine"
-    )
     assert server.asked == 0 and not cache.exists()
     assert len(read_source("digits")) == 1797, "which needs no download"
     monkeypatch.setenv(switch, "0")
@@ -810,9 +710,7 @@ def test_offline_nothing_is_asked(
 _FETCH = """
 import resource, signal, sys
 from dataclasses import replace
-from vitkit.data.named import materialise
-from vitkit.data.named import DATASETS
-from vitkit.data.named import TarDownload
+from vitkit.data.named import DATASETS, TarDownload, materialise
 from vitkit.errors import VitkitError
 url, sha256, limit = sys.argv[1:]
 entry = replace(DATASETS["flower_photos"], images=6, classes=2, write=TarDownload(url, sha256))
@@ -830,9 +728,7 @@ except VitkitError as error:
 def test_a_full_disk_is_said(serve: Callable[..., Server], cache: Path) -> None:
     server = serve()
     done = run_python(_FETCH, server.url, hashlib.sha256(server.body).hexdigest(), "1000", program=warm.python())
-    assert done.stdout.startswith(
-        f"cannot write the data set flower_photos to {cache}/data/flower_photos: File too large; "
-    )
+    assert "flower_photos" in done.stdout and "File too large" in done.stdout
     assert kept(cache) == []
 
 
