@@ -1,8 +1,8 @@
 """Which files are images, of which class and split; and what is said when there are none."""
 
+import contextlib
 import csv
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import runs
 from hearing import heard
 from photos import fingerprint, folder, noise, save
+from refusals import refused
 from vitkit.data import (
     DATASETS,
     SUFFIXES,
@@ -30,44 +31,27 @@ from vitkit.training import resume, train
 from vitkit.weights import load
 
 
-def refusal(data: Path | str) -> str:
-    with pytest.raises(VitkitError) as caught:
-        read_source(data)
-    return str(caught.value)
-
-
-# --- Class folders ---------------------------------------------------------------------------------
-
-
 def test_a_folder_of_class_folders(tmp_path: Path) -> None:
     table = read_source(folder(tmp_path, {"dog": 3, "cat": 2}))
     assert table.classes == ("cat", "dog")
     assert table.paths == ("cat/cat_0.png", "cat/cat_1.png", "dog/dog_0.png", "dog/dog_1.png", "dog/dog_2.png")
-    assert table.labels == (0, 0, 1, 1, 1)
-    assert set(table.splits) == {None}
-    assert table.counts() == {"cat": 2, "dog": 3}
-    assert len(table) == 5
-    assert table.ignored == {}
-    assert all(table.file(i).is_file() for i in range(5))
-    assert table.root.is_absolute()
+    assert table.labels == (0, 0, 1, 1, 1) and table.counts() == {"cat": 2, "dog": 3}
+    assert set(table.splits) == {None} and table.ignored == {}
+    assert all(table.file(i).is_file() for i in range(5)) and table.root.is_absolute()
+    some = table.take([3, 0])
+    assert (some.paths, some.classes) == (("dog/dog_1.png", "cat/cat_0.png"), ("cat", "dog"))
+    small = table.take([4]).compact()  # without the classes that have no rows
+    assert (small.paths, small.classes, small.labels) == (("dog/dog_2.png",), ("dog",), (0,))
 
 
 @pytest.mark.parametrize(
     "names",
-    [
-        [str(i) for i in range(12)],
-        ["b", "B", "a", "A"],
-        ["red panda", "red-panda", "red_panda"],
-        ["🐈", "猫", "Ärger", "zebra", "cat"],
-        ["img10", "img2"],
-    ],
+    [[str(i) for i in range(12)], ["b", "B", "a", "A"], ["a b", "a-b", "a_b"], ["🐈", "猫", "Ärger", "zebra", "cat"]],
 )
 def test_class_order_is_pythons_sorted(tmp_path: Path, names: list[str]) -> None:
     table = read_source(folder(tmp_path, dict.fromkeys(names, 1)))
     assert table.classes == tuple(sorted(names))
-    assert all(
-        table.classes[label] == path.split("/")[0] for path, label in zip(table.paths, table.labels, strict=True)
-    )
+    assert [table.name_of(i) for i in range(len(table))] == [path.split("/")[0] for path in table.paths]
 
 
 def test_suffixes_count_in_any_case(tmp_path: Path) -> None:
@@ -81,9 +65,7 @@ def test_suffixes_count_in_any_case(tmp_path: Path) -> None:
 
 @given(
     files=st.dictionaries(
-        st.tuples(
-            st.sampled_from(["a", "b", "c"]), st.sampled_from(["", "deep/"]), st.text("xyz", min_size=1, max_size=3)
-        ),
+        st.tuples(st.sampled_from("abc"), st.sampled_from(["", "deep/"]), st.text("xyz", min_size=1, max_size=3)),
         st.sampled_from([".png", ".JPG", ".txt", ".json", "", ".npy"]),
         max_size=12,
     ),
@@ -94,12 +76,8 @@ def test_images_and_ignored_files_add_up_to_what_is_on_disk(
     tmp_path_factory: pytest.TempPathFactory, files: dict[tuple[str, str, str], str], hidden: set[str]
 ) -> None:
     root = tmp_path_factory.mktemp("d")
-    for path in [
-        "a/must.png",
-        "b/must.png",
-        *hidden,
-        *(f"{c}/{deep}{stem}{end}" for (c, deep, stem), end in files.items()),
-    ]:
+    made = [f"{c}/{deep}{stem}{end}" for (c, deep, stem), end in files.items()]
+    for path in ["a/must.png", "b/must.png", *hidden, *made]:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).touch()
     table = read_source(root)
@@ -108,9 +86,6 @@ def test_images_and_ignored_files_add_up_to_what_is_on_disk(
     assert table.ignored.get("hidden", 0) + table.ignored.get("system file", 0) == len(hidden)
     assert sum(table.counts().values()) == len(table)
     assert len(set(table.paths)) == len(table)
-
-
-# --- Split folders ---------------------------------------------------------------------------------
 
 
 def test_classes_that_only_one_split_has_still_have_one_number(tmp_path: Path) -> None:
@@ -122,33 +97,22 @@ def test_classes_that_only_one_split_has_still_have_one_number(tmp_path: Path) -
     assert table.of_split("train").labels == (1, 2)
 
 
-# --- What is refused -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    ("images", "told"),
+    ("images", "code"),
     [
-        pytest.param((), ["one sub-folder per class"], id="empty"),
-        pytest.param(("0.png", "1.png", "2.png"), ["3 images lie in the folder itself"], id="loose images"),
-        pytest.param(("cat/0.png", "cat/1.png"), ["'cat'"], id="a single class"),
-        pytest.param(None, ["photos", "digits"], id="missing"),
+        ((), "data.images-missing"),
+        (("0.png", "1.png", "2.png"), "data.images-missing"),
+        (("cat/0.png", "cat/1.png"), "data.class-single"),
+        (None, "data.source-missing"),
     ],
 )
-def test_a_folder_without_classes_is_refused(tmp_path: Path, images: tuple[str, ...] | None, told: list[str]) -> None:
+def test_a_folder_without_classes_is_refused(tmp_path: Path, images: tuple[str, ...] | None, code: str) -> None:
     if images is not None:
         (tmp_path / "photos").mkdir()
     for name in images or ():
         save(noise(), tmp_path / "photos" / name)
-    answer = refusal(tmp_path / "photos")
-    assert str(tmp_path / "photos") in answer and all(word in answer for word in told)
-
-
-def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "a.rar").touch()
-    assert "is a file" in refusal(tmp_path / "a.rar")
-
-
-# --- CSV files -------------------------------------------------------------------------------------
+    with refused(code, str(tmp_path / "photos")):
+        read_source(tmp_path / "photos")
 
 
 def csv_file(path: Path, text: str, encoding: str = "utf-8") -> Path:
@@ -188,18 +152,9 @@ def test_a_csv_as_any_spreadsheet_writes_it(tmp_path: Path, delimiter: str, enco
     text = lines(delimiter.join(["path", "label"]), delimiter).replace("\n", end)
     assert_rows(csv_file(tmp_path / "all.csv", text, encoding))
     assert_rows(csv_file(tmp_path / "all.TSV", text.rstrip(), encoding))
-
-
-def test_a_csv_with_what_excel_leaves_around_its_columns(tmp_path: Path) -> None:
     (tmp_path / "data.csv").write_text("sep=;\r\npath;label;split;;\r\n1.jpg;ant;train;;\r\n2.jpg;bee;val;;\r\n")
-    table = read_source(tmp_path / "data.csv")
+    table = read_source(tmp_path / "data.csv")  # with what Excel leaves around its columns
     assert (table.paths, table.classes, table.splits) == (("1.jpg", "2.jpg"), ("ant", "bee"), ("train", "val"))
-
-
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-32-le"])
-def test_a_csv_in_wide_units_is_named(tmp_path: Path, encoding: str) -> None:
-    (tmp_path / "data.csv").write_bytes("path,label\n1.jpg,ant\n2.jpg,bee\n".encode(encoding))
-    assert f"but in {encoding.upper()[:6]}: save it as CSV in UTF-8" in refusal(tmp_path / "data.csv")
 
 
 def test_columns_among_others_and_lines_of_empty_cells(tmp_path: Path) -> None:
@@ -247,63 +202,49 @@ def test_a_missing_file_is_a_row_that_cannot_be_read(tmp_path: Path) -> None:
     assert len(diagnosis.table) == 4
 
 
-def test_an_image_that_a_csv_names_twice_is_a_copy_of_itself(tmp_path: Path) -> None:
-    same = examine(read_source(csv_file(tmp_path / "all.csv", lines("path,label") + "a/a_0.png,one\n")))
-    assert [(own.images, own.kind, own.is_conflict) for own in same.copies] == [((0, 4), "exact", False)]
-    other = examine(read_source(csv_file(tmp_path / "all.csv", lines("path,label") + "a/a_0.png,two\n")))
-    assert [(own.images, own.kind, own.is_conflict) for own in other.copies] == [((0, 4), "exact", True)]
+@pytest.mark.parametrize(("label", "is_conflict"), [("one", False), ("two", True)])
+def test_an_image_that_a_csv_names_twice_is_a_copy_of_itself(tmp_path: Path, label: str, is_conflict: bool) -> None:
+    found = examine(read_source(csv_file(tmp_path / "all.csv", lines("path,label") + f"a/a_0.png,{label}\n")))
+    assert [(own.images, own.kind, own.is_conflict) for own in found.copies] == [((0, 4), "exact", is_conflict)]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "code", "named"),
     [
-        ("", "columns path and label"),
-        ("a/a_0.png,one\nb/b_0.png,two\n", "columns path and label"),
-        ("path,split\na/a_0.png,train\n", "it has: path,split"),
-        ("label\none\n", "it has: label"),
-        ("path,label\n", "contains no images"),
-        ("path,label\n\n,\n", "contains no images"),
-        ("path,label\na/a_0.png,one\nb/b_0.png,\n", "line 3: label is empty"),
-        ("path,label\na/a_0.png,one\nb/b_0.png\n", "line 3: label is empty"),
-        ("path,label\n\n,two\n", "line 3: path is empty"),
-        ("path,label,split\na/a_0.png,one,train\nb/b_0.png,two,holdout\n", "line 3: split must be.*'holdout'"),
-        ("path,label,split\na/a_0.png,one,train\nb/b_0.png,two,\n", "1 of 2 rows have no split"),
-        ("path,label\na/a_0.png,one\na/a_1.png,one\n", "a single class, 'one'"),
-        ("path,label\na/a_0.png," + "x" * 200_000 + "\n", "is not a CSV file"),
+        ("", "data.columns-missing", ""),
+        ("a/a_0.png,one\nb/b_0.png,two\n", "data.columns-missing", ""),
+        ("path,split\na/a_0.png,train\n", "data.columns-missing", "path,split"),
+        ("label\none\n", "data.columns-missing", "label"),
+        ("path,label\n", "data.images-missing", ""),
+        ("path,label\n\n,\n", "data.images-missing", ""),
+        ("path,label\na/a_0.png,one\nb/b_0.png,\n", "data.label-missing", "line 3"),
+        ("path,label\na/a_0.png,one\nb/b_0.png\n", "data.label-missing", "line 3"),
+        ("path,label\n\n,two\n", "data.path-empty", "line 3"),
+        ("path,label\na/a_0.png,one\na/\0.png,two\n", "data.null-byte", "line 3"),
+        ("path,label,split\na/a_0.png,one,train\nb/b_0.png,two,holdout\n", "data.split-invalid", "'holdout'"),
+        ("path,label,split\na/a_0.png,one,train\nb/b_0.png,two,\n", "data.split-missing", ""),
+        ("path,label\na/a_0.png,one\na/a_1.png,one\n", "data.class-single", "'one'"),
+        ("path,label\na/a_0.png," + "x" * 200_000 + "\n", "data.csv-damaged", ""),
+        ("path,label\nä.png,ö\n".encode("latin-1"), "data.csv-damaged", ""),
+        (b"\xff\xd8", "data.csv-damaged", ""),
+        ("path,label\n1.jpg,ant\n".encode("utf-16"), "data.csv-encoding", "UTF-16"),
+        ("path,label\n1.jpg,ant\n".encode("utf-32-le"), "data.csv-encoding", "UTF-32"),
     ],
 )
-def test_a_csv_that_cannot_be_meant_is_refused_by_its_line(tmp_path: Path, text: str, said: str) -> None:
-    file = csv_file(tmp_path / "all.csv", text)
-    with pytest.raises(VitkitError, match=said) as caught:
+def test_a_csv_that_cannot_be_meant_is_refused_by_its_line(
+    tmp_path: Path, text: str | bytes, code: str, named: str
+) -> None:
+    file = csv_file(tmp_path / "all.csv", "")
+    file.write_bytes(text.encode() if isinstance(text, str) else text)
+    with refused(code, "all.csv", named):
         read_source(file)
-    assert "all.csv" in str(caught.value)
-    assert len(str(caught.value)) < 500 + len(str(file))
-
-
-@pytest.mark.parametrize(
-    "content", ["path,label\nä.png,ö\n".encode("latin-1"), "path,label".encode("utf-16"), b"\xff\xd8"]
-)
-def test_a_csv_that_is_not_utf8_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "all.csv").write_bytes(content)
-    with pytest.raises(VitkitError, match=r"all\.csv is not a CSV file in UTF-8"):
-        read_source(tmp_path / "all.csv")
-
-
-def test_a_csv_with_a_null_byte_in_a_path_is_refused(tmp_path: Path) -> None:
-    file = csv_file(tmp_path / "all.csv", lines("path,label") + "a/\0.png,one\n")
-    with pytest.raises(VitkitError):
-        examine(read_source(file))
 
 
 @pytest.mark.parametrize("header", ["path,label,filename", "path,label,class"])
 def test_two_columns_of_one_meaning_are_refused_or_the_first_name_wins(tmp_path: Path, header: str) -> None:
     file = csv_file(tmp_path / "all.csv", lines(header).replace(",one\n", ",one,7\n").replace(",two\n", ",two,8\n"))
-    try:
-        table = read_source(file)
-    except VitkitError as error:
-        assert "all.csv" in str(error)
-    else:
-        assert [(table.paths[i], table.classes[table.labels[i]]) for i in range(4)] == list(ROWS)
+    with contextlib.suppress(VitkitError):
+        assert_rows(file)
 
 
 @given(
@@ -342,14 +283,11 @@ def test_a_run_is_trained_on_a_csv_beside_it(tmp_path: Path, monkeypatch: pytest
     table = split_from_file(run / "split.json")
     assert len(table) == 18
     assert all(table.file(i).is_file() for i in range(18))
-    with pytest.raises(VitkitError, match="among the photographs"), heard(said.append):
+    with refused("training.out-among-images"), heard(said.append):
         train(recipe, photos / "red" / "run")
     assert fingerprint(photos) == before
     with heard(said.append):
         assert resume(run) == run
-
-
-# --- What is passed over ---------------------------------------------------------------------------
 
 
 def test_what_is_passed_over_is_counted_by_its_reason(tmp_path: Path) -> None:
@@ -374,64 +312,41 @@ def test_what_is_passed_over_is_counted_by_its_reason(tmp_path: Path) -> None:
     }
 
 
-def test_class_folders_without_images_are_told(tmp_path: Path) -> None:
-    folder(tmp_path, {"a": 1, "b": 1, "zero": 0, "empty": 0})
-    (tmp_path / "zero" / "notes.txt").touch()
-    table = read_source(tmp_path)
-    assert table.empty == ("empty", "zero")
-    assert table.classes == ("a", "b")
+def test_class_folders_without_images_are_told_unless_another_split_has_some(tmp_path: Path) -> None:
+    one = folder(tmp_path / "one", {"a": 1, "b": 1, "zero": 0, "empty": 0})
+    (one / "zero" / "notes.txt").touch()
+    table = read_source(one)
+    assert (table.empty, table.classes) == (("empty", "zero"), ("a", "b"))
+    folder(tmp_path / "two" / "train", {"a": 2, "b": 2, "c": 0})
+    folder(tmp_path / "two" / "val", {"a": 1, "b": 0, "c": 0})
+    assert read_source(tmp_path / "two").empty == ("c",)
 
 
-def test_a_class_that_one_split_alone_has_no_images_of_is_not_empty(tmp_path: Path) -> None:
-    folder(tmp_path / "train", {"a": 2, "b": 2, "c": 0})
-    folder(tmp_path / "val", {"a": 1, "b": 0, "c": 0})
-    assert read_source(tmp_path).empty == ("c",)
-
-
-def test_folders_of_images_beside_the_splits_are_told(tmp_path: Path) -> None:
-    for name in ("train", "val", "holdout"):
-        folder(tmp_path / name, {"a": 2, "b": 2})
-    table = read_source(tmp_path)
-    assert len(table) == 8
-    assert any("holdout" in reason for reason in table.ignored)
-
-
-def test_a_named_pipe_is_unreadable_and_never_opened(tmp_path: Path) -> None:
+def test_pipes_devices_and_dangling_links_are_unreadable_and_never_opened(tmp_path: Path) -> None:
     folder(tmp_path, {"a": 2, "b": 2})
     os.mkfifo(tmp_path / "a" / "pipe.png")
     (tmp_path / "b" / "null.jpg").symlink_to("/dev/zero")
+    (tmp_path / "a" / "gone.png").symlink_to("nowhere.png")
     diagnosis = examine(read_source(tmp_path, follow_links=True))
-    assert set(diagnosis.unreadable.values()) == {"not a regular file"}
+    reasons = {"a/pipe.png": "not a regular file", "b/null.jpg": "not a regular file", "a/gone.png": "no such file"}
+    assert diagnosis.unreadable == reasons
     assert len(diagnosis.table) == 4
 
 
-def test_a_dangling_link_is_an_image_that_cannot_be_read(tmp_path: Path) -> None:
-    folder(tmp_path, {"a": 2, "b": 2})
-    (tmp_path / "a" / "gone.png").symlink_to("nowhere.png")
-    assert examine(read_source(tmp_path)).unreadable == {"a/gone.png": "no such file"}
-
-
-# --- Links -----------------------------------------------------------------------------------------
-
-
 def test_a_loop_of_links_ends_and_no_image_is_found_twice(tmp_path: Path) -> None:
-    folder(tmp_path, {"cat": 2, "dog": 1})
-    (tmp_path / "cat" / "self").symlink_to(tmp_path / "cat")
-    (tmp_path / "cat" / "up").symlink_to(tmp_path)
-    table = read_source(tmp_path)
+    cats = folder(tmp_path / "pets", {"cat": 2, "dog": 1}) / "cat"
+    (cats / "self").symlink_to(cats)
+    (cats / "up").symlink_to(tmp_path / "pets")
+    table = read_source(tmp_path / "pets")
     assert [path for path in table.paths if path.startswith("cat/cat_")] == ["cat/cat_0.png", "cat/cat_1.png"]
-    assert len({os.path.realpath(table.file(i)) for i in range(len(table)) if table.labels[i] == 0}) == sum(
-        label == 0 for label in table.labels
-    )
-
-
-def test_folders_that_link_to_one_another_are_entered_once(tmp_path: Path) -> None:
+    found = [os.path.realpath(table.file(i)) for i in range(len(table)) if table.labels[i] == 0]
+    assert len(set(found)) == len(found)
     for one, other in ("pq", "qp"):
-        save(noise(), tmp_path / one / "a.png")
-        (tmp_path / one / "other").symlink_to(tmp_path / other)
-    assert len(list(walk(tmp_path))) == 2
-    (tmp_path / "z").symlink_to(tmp_path / "p")
-    assert len(list(walk(tmp_path))) == 2
+        save(noise(), tmp_path / "two" / one / "a.png")
+        (tmp_path / "two" / one / "other").symlink_to(tmp_path / "two" / other)
+    assert len(list(walk(tmp_path / "two"))) == 2
+    (tmp_path / "two" / "z").symlink_to(tmp_path / "two" / "p")
+    assert len(list(walk(tmp_path / "two"))) == 2
 
 
 def test_a_class_folder_may_be_a_link_within_the_data_folder(tmp_path: Path) -> None:
@@ -457,7 +372,7 @@ def test_links_out_of_the_folder_are_left_out_or_followed_on_request_but_not_upw
     (line,) = table.overlooked
     assert "dog/all" in line and "owl" not in line
     assert len(find_images([str(data)], Overlooked(follow_links=True))) == 6
-    with pytest.raises(VitkitError, match="--follow-links applies to folders"):
+    with refused("data.option-unsuited"):
         read_source(csv_file(tmp_path / "all.csv", lines("path,label")), follow_links=True)
 
 
@@ -469,24 +384,6 @@ def test_the_data_folder_may_be_a_link_and_a_relative_path(tmp_path: Path, monke
     assert table.name == "link"
     monkeypatch.chdir("/")
     assert table.file(0).is_file(), "the root no longer depends on where we stand"
-
-
-# --- The table -------------------------------------------------------------------------------------
-
-
-def test_take_keeps_order_and_classes_and_compact_drops_the_classes_without_rows(tmp_path: Path) -> None:
-    table = read_source(folder(tmp_path, {"a": 1, "b": 2, "c": 1}))
-    some = table.take([3, 0])
-    assert some.paths == ("c/c_0.png", "a/a_0.png")
-    assert some.classes == ("a", "b", "c")
-    assert some.counts() == {"a": 1, "b": 0, "c": 1}
-    small = some.compact()
-    assert small.classes == ("a", "c")
-    assert small.labels == (1, 0)
-    assert small.paths == some.paths
-
-
-# --- Named data and earlier runs -------------------------------------------------------------------
 
 
 def test_a_folder_of_the_same_name_comes_before_the_named_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -513,11 +410,8 @@ def test_locate_names_the_folder_that_is_gone(tmp_path: Path) -> None:
     table = read_source(folder(tmp_path / "a", {"a": 1, "b": 1}))
     assert locate(table) == table
     (tmp_path / "a").rename(tmp_path / "b")
-    with pytest.raises(VitkitError, match="no longer in"):
+    with refused("data.images-moved"):
         locate(table)
-
-
-# --- find_images -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -529,26 +423,28 @@ def album(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_folder_gives_its_images_in_natural_order(album: Path) -> None:
-    found = [Path(path).relative_to(album).as_posix() for path in find_images([str(album)])]
-    assert found == ["img1.jpg", "img2.png", "img10.png", "odd[1].png", "sub/img3.png"]
-
-
-def test_a_pattern_gives_its_files_in_natural_order_without_hidden_ones(album: Path) -> None:
-    assert find_images(["*.png"]) == ["img2.png", "img10.png", "odd[1].png"]
-    assert find_images(["**/*3.png"]) == ["sub/img3.png"]
+@pytest.mark.parametrize(
+    ("sources", "expected"),
+    [
+        (["{album}"], ["img1.jpg", "img2.png", "img10.png", "odd[1].png", "sub/img3.png"]),
+        (["*.png"], ["img2.png", "img10.png", "odd[1].png"]),
+        (["**/*3.png"], ["sub/img3.png"]),
+        (["notes.txt", "./img2.png", "odd[1].png"], ["notes.txt", "./img2.png", "odd[1].png"]),  # as they are named
+        (["img10.png", "sub", "img10.png"], ["img10.png", "sub/img3.png", "img10.png"]),
+    ],
+)
+def test_images_of_folders_and_patterns_are_found_in_natural_order(
+    album: Path, sources: list[str], expected: list[str]
+) -> None:
+    found = find_images([source.format(album=album) for source in sources])
+    assert [path.removeprefix(f"{album}/") for path in found] == expected
     assert "sub" not in find_images(["*"])
 
 
-def test_sources_are_taken_as_they_are_named_in_their_order_and_twice(album: Path) -> None:
-    assert find_images(["notes.txt", "./img2.png", "odd[1].png"]) == ["notes.txt", "./img2.png", "odd[1].png"]
-    assert find_images(["img10.png", "sub", "img10.png"]) == ["img10.png", "sub/img3.png", "img10.png"]
-
-
-@pytest.mark.parametrize("source", ["none.png", "none/", "*.gif", ""])
+@pytest.mark.parametrize("source", ["none.png", "none/", "*.gif"])
 def test_what_names_nothing_is_said_by_name(album: Path, source: str) -> None:
-    with pytest.raises(VitkitError, match="no such file, folder or pattern" if source else "."):
-        find_images(["img1.jpg", source]) if source else find_images(["none", source])
+    with refused("data.source-missing", source):
+        find_images(["img1.jpg", source])
 
 
 def test_names_with_and_without_numbers_can_be_sorted_together(tmp_path: Path) -> None:
@@ -562,24 +458,24 @@ def test_names_with_and_without_numbers_can_be_sorted_together(tmp_path: Path) -
 
 
 TWINS = {
-    "zero width space": ("daisy", "daisy\u200b", "U+200B ZERO WIDTH SPACE"),
-    "soft hyphen": ("daisy", "dai\u00adsy", "U+00AD SOFT HYPHEN"),
-    "byte order mark": ("daisy", "\ufeffdaisy", "U+FEFF ZERO WIDTH NO-BREAK SPACE"),
-    "filler": ("daisy", "daisy\u3164", "U+3164 HANGUL FILLER"),
-    "space": ("red tulip", "red\u00a0tulip", "U+00A0 NO-BREAK SPACE"),
-    "accents": ("caf\u00e9", "cafe\u0301", "U+0301 COMBINING ACUTE ACCENT"),
+    "U+200B": ("daisy", "daisy\u200b"),
+    "U+00AD": ("daisy", "dai\u00adsy"),
+    "U+FEFF": ("daisy", "\ufeffdaisy"),
+    "U+3164": ("daisy", "daisy\u3164"),
+    "U+00A0": ("red tulip", "red\u00a0tulip"),
+    "U+0301": ("caf\u00e9", "cafe\u0301"),
 }
 
 
-@pytest.mark.parametrize(("one", "other", "apart"), TWINS.values(), ids=TWINS)
-def test_classes_that_look_the_same_are_refused(tmp_path: Path, one: str, other: str, apart: str) -> None:
+@pytest.mark.parametrize("apart", TWINS)
+def test_classes_that_look_the_same_are_refused(tmp_path: Path, apart: str) -> None:
+    one, other = TWINS[apart]
     folder(tmp_path / "photos", {one: 2, other: 2, "rose": 2})
     (tmp_path / "list.csv").write_text(f"path,label\na.png,{one}\nb.png,rose\nc.png,{other}\n", encoding="utf-8")
     (tmp_path / "sets.csv").write_text(f"path,labels\na.png,{one};rose\nc.png,{other}\n", encoding="utf-8")
     for data in ("photos", "list.csv", "sets.csv"):
-        with pytest.raises(VitkitError, match=re.escape(apart)) as caught:
+        with refused("data.classes-alike", apart):
             read_source(tmp_path / data)
-        assert "look the same" in str(caught.value)
 
 
 def test_letters_that_joiners_shape_are_not_the_same(tmp_path: Path) -> None:
