@@ -7,8 +7,8 @@ import shutil
 import stat
 import struct
 import tarfile
-import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 
 import photos
+from refusals import refused
 from vitkit.data import (
     ImageTable,
     Stored,
@@ -36,7 +37,6 @@ from vitkit.data import (
 )
 from vitkit.data.archive import Archive
 from vitkit.data.decode import UnreadableImageError, decode
-from vitkit.errors import VitkitError
 from vitkit.system import write_json
 
 PICTURE = io.BytesIO()
@@ -123,26 +123,18 @@ def test_split_digests_and_findings_are_those_of_the_folder(tmp_path: Path) -> N
     assert digests[0] == digests[1] and len(digests[0]) == 13
 
 
-def test_a_layout_can_be_named_and_a_table_comes_back_from_split_json(tmp_path: Path) -> None:
+def test_an_archive_is_as_a_folder_in_layouts_and_split_json_and_nothing_is_written_beside_it(tmp_path: Path) -> None:
     packed = zipped(in_splits(tmp_path / "data"))
-    assert read_table(packed, layout="classes").classes == ("Test", "train", "valid")
-    write_json(tmp_path / "split.json", split_to_dict(read_source(packed)))
-    again = split_from_file(tmp_path / "split.json")
-    assert again.storage == Archive(again.root)
-    assert again.open(0).read().startswith(b"\x89PNG")
-
-
-def test_nothing_is_written_beside_an_archive_or_below_it(tmp_path: Path) -> None:
-    data = photos.folder(tmp_path / "data", {"a": 2, "b": 2})
-    packed = zipped(data)
     before = sorted(tmp_path.rglob("*"))
     table = read_source(packed)
     decode(table.file(0))
     assert sorted(tmp_path.rglob("*")) == before
     assert table.lies_among(packed) and not table.lies_among(tmp_path / "run")
-
-
-# --- Reading ------------------------------------------------------------------------------------------------------
+    assert read_table(packed, layout="classes").classes == ("Test", "train", "valid")
+    write_json(tmp_path / "split.json", split_to_dict(table))
+    again = split_from_file(tmp_path / "split.json")
+    assert again.storage == Archive(again.root)
+    assert again.open(0).read().startswith(b"\x89PNG")
 
 
 def test_an_image_in_an_archive_has_a_name_that_can_be_named(tmp_path: Path) -> None:
@@ -154,13 +146,10 @@ def test_an_image_in_an_archive_has_a_name_that_can_be_named(tmp_path: Path) -> 
     assert find_images([f"{packed}/b/b_7.png"]) == [f"{packed}/b/b_7.png"]
     assert find_images([f"{tmp_path}/*.zip"]) == names
     assert decode(names[0]).size == (20, 14)
-    with pytest.raises(VitkitError, match="no such file or folder in"):
+    with refused("data.source-missing"):
         find_images([f"{packed}/c"])
     with pytest.raises(UnreadableImageError, match="no such file"):
         decode(f"{packed}/a/9.png")
-
-
-def test_paths_below_other_files_lead_nowhere(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(PICTURE.getvalue())
     assert below_storage(tmp_path / "a.png" / "b.png") is None
     with pytest.raises(NotADirectoryError):
@@ -179,17 +168,9 @@ def test_processes_and_threads_share_an_archive(tmp_path: Path, pack: object, me
     assert pickle.loads(pickle.dumps(storage)) == storage
     with get_context(method).Pool(2) as pool:
         assert pool.starmap(_read, [(storage, key) for key in expected]) == list(expected.values())
-    wrong = list[str]()
-
-    def read_all() -> None:
-        wrong.extend(key for key, data in expected.items() if _read(storage, key) != data)
-
-    threads = [threading.Thread(target=read_all) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda key: _read(storage, key), list(expected) * 8))
+    assert found == list(expected.values()) * 8
 
 
 def test_an_archive_that_changes_is_read_again(tmp_path: Path) -> None:
@@ -207,9 +188,6 @@ def test_an_archive_that_changes_is_read_again(tmp_path: Path) -> None:
         decode(Stored(storage, "a/0.png"))
 
 
-# --- Names ----------------------------------------------------------------------------------------------------------
-
-
 def without_flag(path: Path, classes: tuple[str, ...], encoding: str) -> Path:
     """A zip whose names are in an encoding that it does not tell."""
     names = [f"{name}/{i}.png".encode(encoding) for name in classes for i in range(2)]
@@ -222,11 +200,6 @@ def without_flag(path: Path, classes: tuple[str, ...], encoding: str) -> Path:
     return path
 
 
-def test_names_in_utf_8_are_read_without_the_flag(tmp_path: Path) -> None:
-    packed = without_flag(tmp_path / "it.zip", ("Gänseblümchen", "Löwenzahn"), "utf-8")
-    assert read_source(packed).classes == ("Gänseblümchen", "Löwenzahn")
-
-
 @pytest.mark.parametrize(
     ("classes", "encoding"),
     [
@@ -234,25 +207,24 @@ def test_names_in_utf_8_are_read_without_the_flag(tmp_path: Path) -> None:
         (("ソテツ", "表"), "cp932"),
         (("蒲公英", "向日葵"), "gbk"),
         (("Ä", "ß"), "cp850"),
+        (("Gänseblümchen", "Löwenzahn"), "utf-8"),
     ],
 )
 def test_names_of_another_encoding_are_refused_or_read_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, classes: tuple[str, ...], encoding: str
 ) -> None:
     packed = without_flag(tmp_path / "it.zip", classes, encoding)
-    with pytest.raises(VitkitError, match=r"names that are not UTF-8.*VITKIT_ZIP_ENCODING"):
+    if encoding == "utf-8":  # which needs no flag
+        assert read_source(packed).classes == classes
+        return
+    with refused("data.archive-encoding", "VITKIT_ZIP_ENCODING"):
         read_source(packed)
     monkeypatch.setenv("VITKIT_ZIP_ENCODING", encoding)
     assert sorted(read_source(packed).classes) == sorted(classes)
-    monkeypatch.setenv("VITKIT_ZIP_ENCODING", "ascii")
-    with pytest.raises(VitkitError, match="neither UTF-8 nor ascii"):
-        read_source(packed)
-    monkeypatch.setenv("VITKIT_ZIP_ENCODING", "klingon")
-    with pytest.raises(VitkitError, match="VITKIT_ZIP_ENCODING=klingon: there is no encoding"):
-        read_source(packed)
-
-
-# --- Hostile archives -----------------------------------------------------------------------------------------------
+    for other in ("ascii", "klingon"):
+        monkeypatch.setenv("VITKIT_ZIP_ENCODING", other)
+        with refused("data.archive-encoding", other):
+            read_source(packed)
 
 
 ESCAPES = ["../a/0.png", "/a/0.png", "a/../../0.png", "C:/a/0.png", "..\\a\\0.png", "a//0.png", "x/" * 200 + "0.png"]
@@ -267,7 +239,7 @@ def test_names_that_lead_out_are_left_out(tmp_path: Path, name: str) -> None:
     members = [tarfile.TarInfo(own) for own in (name.replace("\\", "/"), *good)]
     assert read_source(tar_of(tmp_path / "it.tar", members)).paths == table.paths
     assert sorted(own.name for own in tmp_path.iterdir()) == ["it.tar", "it.zip"]
-    with pytest.raises(VitkitError, match=r"has no images.*left out because of invalid names"):
+    with refused("data.images-missing"):
         read_source(zip_of(tmp_path / "bad.zip", {name: PICTURE.getvalue()}))
 
 
@@ -288,10 +260,10 @@ def test_links_and_devices_are_left_out(tmp_path: Path) -> None:
 
 def test_names_that_occur_twice_are_refused(tmp_path: Path) -> None:
     members = [tarfile.TarInfo(name) for name in ("a/0.png", "b/0.png", "./a/0.png")]
-    with pytest.raises(VitkitError, match=r"contains two files named 'a/0\.png'"):
+    with refused("data.name-repeated", "a/0.png"):
         read_source(tar_of(tmp_path / "it.tar", members))
     both = {"a": PICTURE.getvalue(), "a/0.png": PICTURE.getvalue(), "b/0.png": PICTURE.getvalue()}
-    with pytest.raises(VitkitError, match="a file and a folder named 'a'"):
+    with refused("data.name-repeated", "'a'"):
         read_source(zip_of(tmp_path / "it.zip", both))
 
 
@@ -324,7 +296,7 @@ def test_members_of_another_kind_are_not_read(tmp_path: Path, offset: int, form:
 
 def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
     packed = zip_of(tmp_path / "it.zip", {"a/0.png": bytes(2**26 + 1), "b/0.png": PICTURE.getvalue()})
-    with pytest.raises(UnreadableImageError, match="to 67,108,865 bytes"):
+    with pytest.raises(UnreadableImageError, match="67,108,865"):
         Archive(packed).open("a/0.png")
 
 
@@ -340,9 +312,8 @@ def test_a_tar_that_was_cut_is_refused_wherever_it_ends(tmp_path: Path, form: in
     data = packed.read_bytes()
     for length in (*range(0, end + 1024, 64), *range(end - 8, end + 9), end + 1023):
         packed.write_bytes(data[:length])
-        with pytest.raises(VitkitError) as caught:
+        with refused("data.archive-damaged"):
             read_source(packed)
-        assert str(caught.value).count("copy or download it again") == 1, length
     packed.write_bytes(data[: end + 1024])
     assert len(read_source(packed)) == 3
 
@@ -352,7 +323,7 @@ def test_a_zip_that_was_cut_is_refused(tmp_path: Path) -> None:
     data = packed.read_bytes()
     for length in (0, 10, len(data) // 2, len(data) - 20, len(data) - 1):
         packed.write_bytes(data[:length])
-        with pytest.raises(VitkitError, match="damaged or incomplete"):
+        with refused("data.archive-damaged"):
             read_source(packed)
 
 
@@ -360,11 +331,11 @@ def test_a_tar_without_an_end_or_with_another_one_behind_it_is_refused_with_what
     parts = [tar_of(tmp_path / f"{name}.tar", [tarfile.TarInfo(f"{name}/0.png")]).read_bytes() for name in "ab"]
     packed = tmp_path / "it.tar"
     packed.write_bytes(b"".join(parts))  # as `cat` joins them
-    with pytest.raises(VitkitError, match=r"another archive behind its end.*tar -xif .*it\.tar"):
+    with refused("data.archive-joined", "it.tar"):
         read_source(packed)
     size = 512 + len(PICTURE.getvalue()) + -len(PICTURE.getvalue()) % 512
     packed.write_bytes(b"".join(part[:size] for part in parts))  # a writer that never ends
-    with pytest.raises(VitkitError, match=r"has no end.*`truncate -s \+1024"):
+    with refused("data.archive-damaged", "truncate -s"):
         read_source(packed)
     with packed.open("ab") as file:
         file.write(bytes(1024))
@@ -383,7 +354,7 @@ def test_headers_of_six_gigabytes_are_not_read(tmp_path: Path, kind: bytes) -> N
     with packed.open("wb") as file:
         file.write(_header("long", kind, 6 << 30))
         file.truncate(6 << 30)  # a hole, which takes no place on the disk
-    with pytest.raises(VitkitError, match=r"is not a plain \.tar.* header is longer than"):
+    with refused("data.archive-damaged"):
         read_source(packed)
 
 
@@ -393,7 +364,7 @@ def test_sparse_members_are_refused(tmp_path: Path) -> None:
     sparse[386:410], sparse[483:495] = b"%011o\0%011o\0" % (0, 512), b"%011o\0" % (6 << 30)
     sparse[148:156] = b"%06o\0 " % (256 + sum(sparse[:148]) + sum(sparse[156:]))
     (tmp_path / "it.tar").write_bytes(bytes(sparse) + bytes(512) + good)
-    with pytest.raises(VitkitError, match=r"the sparse file 'c/0\.png'.*without --sparse"):
+    with refused("data.archive-sparse", "c/0.png"):
         read_source(tmp_path / "it.tar")
 
 
@@ -401,7 +372,7 @@ def test_sparse_members_are_refused(tmp_path: Path) -> None:
 def test_pipes_are_no_archives(tmp_path: Path) -> None:
     for name in ("it.zip", "it.tar"):
         os.mkfifo(tmp_path / name)
-        with pytest.raises(VitkitError, match="a pipe or a device"):
+        with refused("data.file-not-regular"):
             read_source(tmp_path / name)
 
 
@@ -410,7 +381,7 @@ def test_compressed_tars_are_refused_with_what_to_do(tmp_path: Path, name: str) 
     with tarfile.open(tmp_path / name, f"w:{name.rpartition('.')[2].replace('tgz', 'gz')}") as made:  # type: ignore[call-overload]
         made.add(photos.folder(tmp_path / "data", {"a": 2, "b": 2}), "")
     assert find_source(tmp_path / name).name == "archive"  # type: ignore[union-attr]
-    with pytest.raises(VitkitError, match=r"compressed as a whole.*make a \.zip or a plain \.tar"):
+    with refused("data.archive-compressed"):
         read_source(tmp_path / name)
 
 
@@ -418,13 +389,13 @@ def test_enormous_lists_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     members = {f"{name}/{i}.png": PICTURE.getvalue() for name in "ab" for i in range(6)}
     packed = zip_of(tmp_path / "it.zip", members)
     monkeypatch.setattr(archive, "_MOST_MEMBERS", 10)
-    with pytest.raises(VitkitError, match="more than 10 members"):
+    with refused("data.archive-too-large", "10 members"):
         read_source(packed)
     packed = zip_of(tmp_path / "two.zip", members)
     data = bytearray(packed.read_bytes())
     struct.pack_into("<L", data, data.rindex(b"PK\5\6") + 12, 2**29)
     packed.write_bytes(data)
-    with pytest.raises(VitkitError, match="has a list of members of 536,870,912 bytes"):
+    with refused("data.archive-too-large"):
         read_source(packed)
 
 
