@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from photos import folder, noise, save
+from refusals import refused
 from vitkit.data import (
     EXCLUDED,
     Edit,
@@ -17,9 +18,7 @@ from vitkit.data import (
     read_corrected,
     read_labels,
     read_source,
-    renaming,
 )
-from vitkit.errors import VitkitError
 
 
 @pytest.fixture
@@ -38,22 +37,19 @@ def corrected(data: Path, *edits: Edit) -> ImageTable:
     return read_corrected(data, file)
 
 
-def test_named_pictures_change_and_no_others(data: Path) -> None:
+def test_named_pictures_change_and_no_others_and_later_rows_win(data: Path) -> None:
     before = labelled(read_source(data))
     table = corrected(data, Edit("cat/cat_1.png", "dog", "cat"), Edit("dog/dog_0.png", EXCLUDED, "dog"))
     expected = before | {"cat/cat_1.png": "dog"}
     del expected["dog/dog_0.png"]
     assert labelled(table) == expected
-    assert table.corrections == ("labels.csv: 1 picture with another label, 1 picture left out",)
-    assert table.unmatched == ()
+    (line,) = table.corrections
+    assert "1 picture with another label" in line and "1 picture left out" in line and table.unmatched == ()
     assert labelled(read_source(data)) == before
     assert read_corrected(data, None) == read_source(data)
-
-
-def test_later_rows_win(data: Path) -> None:
     rows = [Edit("cat/cat_1.png", "dog"), Edit("cat/cat_1.png", EXCLUDED), Edit("cat/cat_1.png", "fox")]
     assert labelled(corrected(data, *rows))["cat/cat_1.png"] == "fox"
-    assert labelled(corrected(data, *rows, Edit("cat/cat_1.png", "cat"))) == labelled(read_source(data))
+    assert labelled(corrected(data, *rows, Edit("cat/cat_1.png", "cat"))) == before
 
 
 def test_paths_may_be_absolute_through_links_and_in_other_spellings(data: Path, tmp_path: Path) -> None:
@@ -92,30 +88,22 @@ def test_rows_that_match_no_picture_are_said(data: Path) -> None:
     table = corrected(data, *(Edit(f"cat/none_{i}.png", "dog") for i in range(5)), Edit("cat_1.png", EXCLUDED))
     assert labelled(table) == labelled(read_source(data))
     (line,) = table.unmatched
-    assert line.startswith("6 paths of labels.csv match no picture")
-    assert "cat/none_0.png, cat/none_1.png, cat/none_2.png and 3 more" in line
-    assert table.corrections == ("labels.csv: changes no label",)
+    assert "6 paths of labels.csv" in line and "cat/none_0.png, cat/none_1.png, cat/none_2.png and 3 more" in line
+    save(noise(seed=50), data / "new.png")  # a run is not given pictures that it does not know
+    add_edits(data.parent / "run.csv", [Edit("new.png", "cat"), Edit("cat/cat_1.png", "dog")])
+    after = correct(read_source(data), read_labels(data.parent / "run.csv"), may_add=False)
+    assert labelled(after) == labelled(read_source(data)) | {"cat/cat_1.png": "dog"}
 
 
-def test_new_classes_appear_and_empty_ones_go_with_a_line(data: Path) -> None:
+def test_new_classes_appear_and_empty_ones_go_with_a_line_but_not_the_last_but_one(data: Path) -> None:
     table = corrected(data, *(Edit(f"cat/cat_{i}.png", EXCLUDED) for i in range(3)), Edit("dog/dog_0.png", "ape"))
     assert table.classes == ("ape", "dog")  # sorted, as class folders are
-    assert "labels.csv adds the class ape" in table.corrections
-    assert "labels.csv leaves no picture in the class cat" in table.corrections
-
-
-def test_too_little_that_is_left_is_refused(data: Path) -> None:
-    with pytest.raises(VitkitError, match="single class, 'dog'"):
+    for said in ("adds the class ape", "no picture in the class cat"):
+        assert any(said in line for line in table.corrections)
+    with refused("data.class-single"):
         corrected(data, *(Edit(f"cat/cat_{i}.png", "dog") for i in range(3)))
-    with pytest.raises(VitkitError, match="leaves out every picture"):
+    with refused("data.images-missing"):
         corrected(data, *(Edit(path, EXCLUDED) for path in labelled(read_source(data))))
-
-
-def test_a_class_is_renamed(data: Path) -> None:
-    table = read_source(data)
-    again = corrected(data, *renaming(labels_of(table), "cat", "tiger"))
-    assert again.counts() == {"dog": 3, "tiger": 3}
-    assert again.paths == table.paths
 
 
 def test_pictures_in_the_folder_and_in_no_class_are_added(data: Path) -> None:
@@ -123,7 +111,7 @@ def test_pictures_in_the_folder_and_in_no_class_are_added(data: Path) -> None:
     save(noise(seed=51), data / "other.png")
     table = corrected(data, Edit("new.png", "cat"), Edit("other.png", "cat"), Edit("other.png", EXCLUDED))
     assert labelled(table) == labelled(read_source(data)) | {"new.png": "cat"}
-    assert table.corrections == ("labels.csv: 1 picture added",)
+    assert "1 picture added" in table.corrections[0]
     outside = save(noise(seed=52), data.parent / "outside.png")
     assert "match" in corrected(data, Edit(str(outside), "cat")).unmatched[0]
 
@@ -137,9 +125,8 @@ def test_splits_stay_and_what_is_added_takes_that_of_its_folder(tmp_path: Path) 
     before = dict(zip((table := read_source(data)).paths, table.splits, strict=True))
     after = corrected(data, Edit("train/new.png", "cat"), Edit("nowhere.png", "cat"), Edit("val/cat/cat_0.png", "dog"))
     assert dict(zip(after.paths, after.splits, strict=True)) == before | {"train/new.png": "train"}
-    assert after.unmatched == (
-        "1 picture of labels.csv left out, because it lies outside the folders of the data's splits: nowhere.png",
-    )
+    (line,) = after.unmatched
+    assert "outside the folders" in line and "nowhere.png" in line
 
 
 def test_a_heap_of_pictures_has_the_classes_of_its_label_file(tmp_path: Path) -> None:
@@ -148,25 +135,18 @@ def test_a_heap_of_pictures_has_the_classes_of_its_label_file(tmp_path: Path) ->
         save(noise(seed=i), data / f"{i}.png")
     table = corrected(data, Edit("0.png", "a"), Edit("1.png", "b"), Edit("2.png", "a"), Edit("3.png", EXCLUDED))
     assert labelled(table) == {"0.png": "a", "1.png": "b", "2.png": "a"}
-    assert "2 pictures without a label yet are left out" in table.corrections
+    assert any(line.startswith("2 pictures without a label") for line in table.corrections)
     several = corrected(data, Edit("0.png", "a;b"), Edit("1.png", "b"), Edit("2.png", ";"))
     assert several.task.name == "multi"
     assert labelled(several) == {"0.png": "a;b", "1.png": "b", "2.png": ";"}
-
-
-def test_the_folder_unlabelled_is_no_class_where_there_is_a_label_file(data: Path) -> None:
-    for i in range(3):
-        save(noise(seed=70 + i), data / "unlabelled" / f"{i}.png")
-    table = corrected(data, Edit("unlabelled/1.png", "dog", "unlabelled"))
+    named = folder(tmp_path / "named", {"cat": 3, "dog": 3, "unlabelled": 3})  # which is no class then
+    table = corrected(named, Edit("unlabelled/unlabelled_1.png", "dog", "unlabelled"))
     assert table.counts() == {"cat": 3, "dog": 4}
-    assert table.corrections == (
-        "labels.csv: 1 picture labelled",
-        "2 pictures without a label yet are left out",
-    )
+    assert any(line.startswith("2 pictures without a label") for line in table.corrections)
 
 
 def test_several_classes_where_pictures_have_one_are_refused_with_the_line(data: Path) -> None:
-    with pytest.raises(VitkitError, match="line 3: 'cat;dog' has several classes"):
+    with refused("data.label-several-classes", "line 3"):
         corrected(data, Edit("cat/cat_0.png", "dog"), Edit("cat/cat_1.png", "cat;dog"))
     folder(data, {"a;b": 2})  # which is one class, by its folder
     assert labelled(corrected(data, Edit("cat/cat_1.png", "a;b")))["cat/cat_1.png"] == "a;b"
@@ -196,19 +176,10 @@ def test_labels_that_the_data_no_longer_have_are_told(data: Path) -> None:
 def test_a_list_of_suspects_helps_once_it_is_edited(data: Path) -> None:
     file = data.parent / "label_errors.csv"
     file.write_text("path,label,suggested,score\ncat/cat_0.png,cat,dog,0.9\ncat/cat_1.png,cat,dog,0.8\n")
-    with pytest.raises(VitkitError, match=r"changes none.*column label.*vitkit doctor"):
+    with refused("data.labels-unchanged"):
         read_corrected(data, file)
     file.write_text("path,label,suggested,score\ncat/cat_0.png,dog,dog,0.9\ncat/cat_1.png,,dog,0.8\n")
     assert read_corrected(data, file).counts() == {"cat": 1, "dog": 4}
-
-
-def test_a_run_is_not_given_pictures_that_it_does_not_know(data: Path) -> None:
-    table = read_source(data)
-    save(noise(seed=50), data / "new.png")
-    add_edits(data.parent / "labels.csv", [Edit("new.png", "cat"), Edit("gone.png", EXCLUDED)])
-    after = correct(table, read_labels(data.parent / "labels.csv"), may_add=False)
-    assert labelled(after) == labelled(table)
-    assert after.unmatched[0].startswith("1 path of labels.csv matches no picture")
 
 
 def test_names_that_are_no_utf_8_and_hostile_ones(data: Path) -> None:

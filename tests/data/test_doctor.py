@@ -4,13 +4,12 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from photos import folder, noise, save
+from photos import folder, noise, save, scene
+from refusals import refused
 from vitkit.data import Diagnosis, Preprocess, examine, read_source
-from vitkit.errors import VitkitError
 from vitkit.system import reporting_to
 
 
@@ -24,48 +23,34 @@ def spoil(path: Path, content: bytes = b"<html>") -> str:
     return f"{path.parent.name}/{path.name}"
 
 
-def test_a_healthy_folder_stays_as_it_is(photos: Path) -> None:
-    table = read_source(photos)
-    diagnosis = examine(table)
-    assert (diagnosis.table, diagnosis.unreadable, diagnosis.copies) == (table, {}, ())
+def test_only_what_cannot_be_read_is_left_out_with_its_reason(photos: Path) -> None:
+    before = read_source(photos)
+    diagnosis = examine(before)
+    assert (diagnosis.table, diagnosis.unreadable, diagnosis.copies) == (before, {}, ())
     assert not diagnosis.has_problems
-
-
-def test_bad_files_are_left_out_with_their_reasons(photos: Path) -> None:
     html, empty = spoil(photos / "cat" / "cat_1.png"), spoil(photos / "dog" / "dog_0.png", b"")
     half = photos / "owl" / "owl_1.png"
     spoil(half, half.read_bytes()[: half.stat().st_size // 2])
-    before = read_source(photos)
     diagnosis = examine(before)
     table, unreadable = diagnosis.table, diagnosis.unreadable
     assert unreadable == {html: "not an image", empty: "empty file", "owl/owl_1.png": "truncated"}
-    assert len(table) + len(unreadable) == len(before)
-    assert set(table.paths) | set(unreadable) == set(before.paths)
+    assert sorted([*table.paths, *unreadable]) == sorted(before.paths)
     assert table.counts() == {"cat": 3, "dog": 2, "owl": 1}
 
 
-def test_a_class_with_no_readable_image_is_no_class(photos: Path) -> None:
+def test_a_class_with_no_readable_image_is_no_class_and_one_class_is_refused(photos: Path) -> None:
+    with refused("data.images-unreadable"):
+        examine(read_source(photos).take([0, 1]))  # as `--max-images 1` leaves it
     for i in range(3):
         spoil(photos / "dog" / f"dog_{i}.png")
     diagnosis = examine(read_source(photos))
-    table, unreadable = diagnosis.table, diagnosis.unreadable
-    assert table.classes == ("cat", "owl")
-    assert [table.classes[label] for label in table.labels] == [path.split("/")[0] for path in table.paths]
-    assert len(unreadable) == 3
-
-
-def test_fewer_than_two_classes_left_is_an_error_that_names_a_file(photos: Path) -> None:
-    for name, count in {"dog": 3, "owl": 2}.items():
-        for i in range(count):
-            spoil(photos / name / f"{name}_{i}.png")
-    with pytest.raises(VitkitError, match=r"5 of 9 images are unreadable.*dog/dog_0.png: not an image"):
+    table = diagnosis.table
+    assert table.classes == ("cat", "owl") and len(diagnosis.unreadable) == 3
+    assert [table.name_of(i) for i in range(len(table))] == [path.split("/")[0] for path in table.paths]
+    for i in range(2):
+        spoil(photos / "owl" / f"owl_{i}.png")
+    with refused("data.images-unreadable", "5 of 9", "dog/dog_0.png"):
         examine(read_source(photos))
-
-
-def test_a_table_of_one_class_is_an_error_even_when_all_is_readable(photos: Path) -> None:
-    table = read_source(photos).take([0, 1])  # as `--max-images 1` leaves it
-    with pytest.raises(VitkitError):
-        examine(table)
 
 
 def test_progress_is_told_to_the_end(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,28 +63,6 @@ def test_progress_is_told_to_the_end(photos: Path, tmp_path: Path, monkeypatch: 
     assert steps["reading images"][-1] == 9
     assert all(own == sorted(own) for own in steps.values())
     assert len(told) == sum(map(len, steps.values()))
-
-
-def test_splits_travel_with_their_images(tmp_path: Path) -> None:
-    for name in ("train", "val"):
-        folder(tmp_path / name, {"cat": 2, "dog": 2})
-    spoil(tmp_path / "train" / "cat" / "cat_0.png")
-    table = examine(read_source(tmp_path)).table
-    assert all(path.startswith(own) for path, own in zip(table.paths, table.splits, strict=True))
-
-
-# --- Copies ----------------------------------------------------------------------------------------
-
-
-def scene(seed: int, width: int = 96, height: int = 72) -> Image.Image:
-    """A smooth picture that no other seed's resembles."""
-    rng = np.random.default_rng(seed)
-    pixels = np.zeros((height, width, 3))
-    for cells, weight in ((2, 1.0), (4, 0.9), (8, 0.5), (16, 0.3)):
-        for channel in range(3):
-            rough = Image.fromarray(rng.normal(size=(cells, cells)).astype(np.float32))
-            pixels[..., channel] += weight * np.asarray(rough.resize((width, height), Image.Resampling.BICUBIC))
-    return Image.fromarray(np.clip(128 + 50 * pixels, 0, 255).astype(np.uint8))
 
 
 CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
@@ -122,15 +85,8 @@ def in_splits(root: Path) -> Path:
     for k, part in enumerate(("train", "val", "test")):
         for name in ("cat", "dog"):
             for i in range(3):
-                save(scene(100 * k + 10 * i + ord(name[0])), root / part / name / f"{i}.png")
+                save(scene(100 * k + 10 * i + ord(name[0]), 96), root / part / name / f"{i}.png")
     return root
-
-
-def test_pictures_that_differ_are_no_copies_and_no_problem(tmp_path: Path) -> None:
-    diagnosis = examine(read_source(in_splits(tmp_path)))
-    assert diagnosis.copies == ()
-    assert diagnosis.twins == tuple(range(18))
-    assert not diagnosis.has_problems
 
 
 @pytest.mark.parametrize(("kind", "part"), [("exact", "val"), ("near", "test"), ("mirrored", "val")])
@@ -141,10 +97,8 @@ def test_a_training_picture_that_is_tested_on_is_a_problem(tmp_path: Path, kind:
     assert copies(diagnosis) == [({"train/cat/1.png", f"{part}/cat/leak.png"}, kind, True, False)]
     assert diagnosis.has_problems
     (text,) = texts(diagnosis, "problem")
-    said, _, shown = text.partition(": ")
-    assert said == f"1 picture is in more than one split (1 {part} image), which inflates results"
-    pair = sorted(["train/cat/1.png", f"{part}/cat/leak.png"])
-    assert shown == " = ".join(pair) + ("" if kind == "exact" else f" ({kind})")
+    pair = " = ".join(sorted(["train/cat/1.png", f"{part}/cat/leak.png"]))
+    assert f"(1 {part} image)" in text and text.endswith(pair + ("" if kind == "exact" else f" ({kind})"))
 
 
 @pytest.mark.parametrize("kind", ["exact", "near"])
@@ -154,28 +108,21 @@ def test_one_picture_of_two_classes_is_a_problem(tmp_path: Path, kind: str) -> N
     diagnosis = examine(read_source(root))
     assert copies(diagnosis) == [({"train/cat/1.png", "train/dog/also.png"}, kind, False, True)]
     (text,) = texts(diagnosis, "problem")
-    assert text.startswith("1 picture is in more than one class, and one label at most is right: train/cat/1.png = ")
+    assert "train/cat/1.png = " in text
 
 
 @pytest.mark.parametrize("part", ["train", "val"])
-def test_a_mirror_image_in_another_class_is_a_note_and_no_copy(tmp_path: Path, part: str) -> None:
+def test_a_mirror_image_is_a_copy_in_its_own_class_and_a_note_in_another(tmp_path: Path, part: str) -> None:
     root = in_splits(tmp_path)
     for i in range(2):
         save(ImageOps.mirror(Image.open(root / "train" / "cat" / f"{i}.png")), root / part / "dog" / f"m{i}.png")
     diagnosis = examine(read_source(root))
-    assert copies(diagnosis) == []
-    assert not diagnosis.has_problems
+    assert copies(diagnosis) == [] and not diagnosis.has_problems
     assert diagnosis.twins == tuple(range(20))
     (note,) = [text for text in texts(diagnosis, "note") if "mirror" in text]
-    assert note == (
-        "2 images are mirror images of one in another class; if left and right matter, train with --no-hflip"
-    )
-
-
-def test_a_mirror_image_in_its_own_class_is_a_copy(tmp_path: Path) -> None:
-    root = in_splits(tmp_path)
-    save(ImageOps.mirror(Image.open(root / "train" / "cat" / "0.png")), root / "train" / "cat" / "m.png")
-    assert copies(examine(read_source(root))) == [({"train/cat/0.png", "train/cat/m.png"}, "mirrored", False, False)]
+    assert note.startswith("2 images") and "--no-hflip" in note
+    save(ImageOps.mirror(Image.open(root / "train" / "cat" / "2.png")), root / "train" / "cat" / "m.png")
+    assert copies(examine(read_source(root))) == [({"train/cat/2.png", "train/cat/m.png"}, "mirrored", False, False)]
 
 
 def test_a_leak_by_a_mirror_image_is_seen_beside_a_mirror_image_of_another_class(tmp_path: Path) -> None:
@@ -194,22 +141,18 @@ def test_val_inside_train_names_three_and_counts_all(tmp_path: Path) -> None:
         for i in range(3):
             save(Image.open(root / "train" / name / f"{i}.png"), root / "val" / name / f"copy{i}.png")
     (text,) = texts(examine(read_source(root)), "problem")
-    assert text.startswith("6 pictures are in more than one split (6 val images), which inflates results: train/cat/0")
-    assert text.count(" = ") == 3
-    assert text.endswith("; and 3 more")
+    assert "6 pictures" in text and "(6 val images)" in text and text.count(" = ") == 3 and "3 more" in text
 
 
 def test_copies_of_unsplit_data_are_a_note_that_says_what_is_done(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         for i in range(4):
-            save(scene(10 * i + ord(name[0])), tmp_path / name / f"{i}.png")
+            save(scene(10 * i + ord(name[0]), 96), tmp_path / name / f"{i}.png")
     save(Image.open(tmp_path / "cat" / "0.png"), tmp_path / "cat" / "copy.png")
     save(Image.open(tmp_path / "cat" / "1.png").resize((48, 36)), tmp_path / "cat" / "half.png")
     save(Image.open(tmp_path / "cat" / "1.png").resize((64, 48)), tmp_path / "cat" / "part.png")
     diagnosis = examine(read_source(tmp_path))
-    assert "2 pictures are in the data more than once (1 exact, 1 near); copies are kept in one split" in texts(
-        diagnosis, "note"
-    )
+    assert any("2 pictures" in text and "(1 exact, 1 near)" in text for text in texts(diagnosis, "note"))
     table = diagnosis.table
     twins = {path: diagnosis.twins[i] for i, path in enumerate(table.paths)}
     assert twins["cat/0.png"] == twins["cat/copy.png"]
@@ -217,28 +160,18 @@ def test_copies_of_unsplit_data_are_a_note_that_says_what_is_done(tmp_path: Path
     assert len(set(twins.values())) == len(table) - 3
 
 
-def test_frames_of_one_scene_are_told_to_be_too_alike(tmp_path: Path) -> None:
-    rng, base = np.random.default_rng(0), np.asarray(scene(0, 24, 24)).astype(float)
-    for name in ("day", "night"):
-        for i in range(30):
-            pixels = np.clip(base + rng.normal(0, 3, base.shape), 0, 255).astype(np.uint8)
-            save(Image.fromarray(pixels), tmp_path / name / f"{i}.png")
-    save(Image.open(tmp_path / "day" / "0.png"), tmp_path / "day" / "exact.png")
-    diagnosis = examine(read_source(tmp_path))
-    assert copies(diagnosis) == [({"day/0.png", "day/exact.png"}, "exact", False, False)]
-    (warning,) = texts(diagnosis, "warning")
-    assert "only exact copies were looked for" in warning
-    assert "--group-by" in warning
-
-
 def test_indices_are_of_the_readable_images(tmp_path: Path) -> None:
     root = in_splits(tmp_path)
+    diagnosis = examine(read_source(root))
+    assert (diagnosis.copies, diagnosis.twins) == ((), tuple(range(18))) and not diagnosis.has_problems
     (root / "train" / "cat" / "00.png").write_text("not a picture")
     (root / "train" / "dog" / "00.png").write_text("not a picture")
     save(Image.open(root / "test" / "dog" / "2.png"), root / "test" / "dog" / "z.png")
     diagnosis = examine(read_source(root))
     assert copies(diagnosis) == [({"test/dog/2.png", "test/dog/z.png"}, "exact", False, False)]
-    assert len(diagnosis.facts) == len(diagnosis.twins) == len(diagnosis.table) == 19
+    table = diagnosis.table
+    assert len(diagnosis.facts) == len(diagnosis.twins) == len(table) == 19
+    assert all(path.startswith(str(own)) for path, own in zip(table.paths, table.splits, strict=True))
 
 
 def test_what_is_told_is_plain_json_with_the_worst_first(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,13 +94,6 @@ def found(pictures: list[Image.Image]) -> list[Link]:
     return links
 
 
-# --- What is found ---------------------------------------------------------------------------------
-
-
-def test_one_picture_has_no_copies() -> None:
-    assert find_duplicates([facts_of(texture(0))]) == ([], "altered")
-
-
 @pytest.mark.parametrize(("kind", "change"), COPIES.values(), ids=COPIES)
 def test_every_planted_copy_is_found_and_nothing_else(kind: str, change: Callable[[Image.Image], Image.Image]) -> None:
     originals = [texture(seed) for seed in range(25)]
@@ -127,27 +121,17 @@ def test_copies_in_files_are_found_by_way_of_the_decoder(tmp_path: Path) -> None
 
 def test_a_chain_of_copies_is_one_group_with_the_fewest_near_links() -> None:
     picture = texture(3)
-    copies = [
-        picture,
-        resized(0.5)(picture),
-        recompressed(picture),
-        ImageOps.mirror(picture),
-        recompressed(picture, 80),
-    ]
-    links = found([texture(4), *copies])
+    near = [picture, resized(0.5)(picture), recompressed(picture), recompressed(picture, 80)]
+    links = found([texture(4), *near, ImageOps.mirror(picture)])
     assert connect(links, 6) == [0, 1, 1, 1, 1, 1]
     assert [link.kind for link in links] == ["near"] * 3 + ["mirrored"] * 4
 
 
 def test_equal_files_are_exact_and_linked_to_the_first_of_them() -> None:
-    one, two = facts_of(texture(1)), facts_of(texture(2))
-    links, _ = find_duplicates([one, two, one, one, two])
-    assert links == [Link(0, 2, "exact"), Link(0, 3, "exact"), Link(1, 4, "exact")]
-
-
-def test_equal_flat_files_are_exact_copies_all_the_same() -> None:
-    flat = facts_of(Image.new("RGB", (20, 20), "red"))
-    assert find_duplicates([flat, flat]) == ([Link(0, 1, "exact")], "altered")
+    one, two, flat = facts_of(texture(1)), facts_of(texture(2)), facts_of(Image.new("RGB", (20, 20), "red"))
+    assert find_duplicates([one]) == ([], "altered")
+    links, _ = find_duplicates([one, two, one, one, two, flat, flat])
+    assert links == [Link(*pair, "exact") for pair in ((0, 2), (0, 3), (1, 4), (5, 6))]
 
 
 def test_a_symmetric_picture_is_no_mirror_image_of_itself() -> None:
@@ -157,15 +141,6 @@ def test_a_symmetric_picture_is_no_mirror_image_of_itself() -> None:
     both.paste(ImageOps.mirror(half), (half.width, 0))
     assert found([both, texture(6)]) == []
     assert [link.kind for link in found([both, resized(0.5)(both)])] == ["near"]
-
-
-def test_progress_is_told_to_the_end() -> None:
-    told: list[tuple[int, int]] = []
-    find_duplicates([facts_of(texture(seed)) for seed in range(5)], lambda *step: told.append(step))
-    assert told[-1] == (5, 5)
-
-
-# --- What is not -----------------------------------------------------------------------------------
 
 
 def test_pictures_of_one_class_that_resemble_one_another_are_not_linked() -> None:
@@ -180,11 +155,12 @@ def test_pictures_of_one_class_that_resemble_one_another_are_not_linked() -> Non
     assert found(pictures) == []
 
 
-def test_flat_pictures_are_not_linked() -> None:
+def test_flat_pictures_and_noise_are_not_linked() -> None:
     rng = np.random.default_rng(0)
     flat = [Image.new("RGB", (30, 20), (200, 200, 200 + k)) for k in range(8)]
     nearly = [Image.fromarray(np.clip(rng.normal(128, 1.5, (64, 64, 3)), 0, 255).astype(np.uint8)) for _ in range(8)]
     assert found([*flat, *nearly]) == []
+    assert found([noise(64, 64, seed) for seed in range(60)]) == []
 
 
 def test_pictures_of_one_luminance_and_another_colour_are_not_linked() -> None:
@@ -199,30 +175,17 @@ def test_pictures_of_one_luminance_and_another_colour_are_not_linked() -> None:
         assert found([Image.fromarray(np.clip(own, 0, 255).astype(np.uint8)) for own in pictures]) == []
 
 
-def test_noise_is_not_linked() -> None:
-    assert found([noise(64, 64, seed) for seed in range(60)]) == []
-
-
 def test_a_picture_upside_down_or_turned_is_another_picture() -> None:
     pictures = [texture(seed, 120, 120) for seed in range(10)]
-    turned = [picture.transpose(turn) for picture in pictures for turn in (1, 2, 3, 4)]  # all but the mirror
-    assert found([*pictures, *turned]) == [] or {link.kind for link in found([*pictures, *turned])} == {"mirrored"}
-    assert all(link.first >= 10 for link in found([*pictures, *turned])), "a half turn is a flip's mirror image"
+    links = found([*pictures, *(picture.transpose(turn) for picture in pictures for turn in (1, 2, 3, 4))])
+    assert {link.kind for link in links} <= {"mirrored"}
+    assert all(link.first >= 10 for link in links), "a half turn is a flip's mirror image"
 
 
 def test_frames_of_one_scene_cannot_be_told_and_only_equal_files_are_linked() -> None:
-    rng, scene = np.random.default_rng(0), np.asarray(texture(0)).astype(float)
-    frames = [np.clip(scene + rng.normal(0, 2, scene.shape), 0, 255).astype(np.uint8) for _ in range(200)]
-    facts = [facts_of(Image.fromarray(frame)) for frame in frames]
-    links, looked_for = find_duplicates([*facts, facts[7]])
-    assert looked_for == "exact"
-    assert links == [Link(7, 200, "exact")]
-
-
-def test_many_frames_are_given_up_early() -> None:
     rng, scene = np.random.default_rng(0), np.asarray(texture(0, 16, 16)).astype(float)
-    facts = [thumbnail(scene + rng.integers(-1, 2, scene.shape), i.to_bytes(32, "big")) for i in range(500)]
-    assert find_duplicates(facts) == ([], "exact")
+    facts = [thumbnail(scene + rng.integers(-1, 2, scene.shape), i.to_bytes(32, "big")) for i in range(200)]
+    assert find_duplicates([*facts, facts[7]]) == ([Link(7, 200, "exact")], "exact")
 
 
 def test_a_few_scenes_of_many_frames_among_other_pictures_can_be_told() -> None:
@@ -232,9 +195,6 @@ def test_a_few_scenes_of_many_frames_among_other_pictures_can_be_told() -> None:
     ]
     links = found([*frames, *(texture(seed) for seed in range(1, 40))])
     assert connect(links, 54) == [0] * 15 + list(range(15, 54))
-
-
-# --- Against an oracle -----------------------------------------------------------------------------
 
 
 def likeness(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
@@ -284,7 +244,7 @@ def albums(draw: st.DrawFn) -> list[np.ndarray]:
 
 
 @given(pictures=albums())
-@settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 def test_groups_are_those_of_all_pairs(pictures: list[np.ndarray]) -> None:
     links, looked_for = find_duplicates([thumbnail(own, i.to_bytes(32, "big")) for i, own in enumerate(pictures)])
     assert looked_for == "altered"
@@ -293,27 +253,6 @@ def test_groups_are_those_of_all_pairs(pictures: list[np.ndarray]) -> None:
     assert groups in (strict, generous) or strict != generous
     near = [link for link in links if link.kind != "mirrored"]
     assert len(near) == len(pictures) - len(set(connect(near, len(pictures)))), "the fewest that connect them"
-
-
-@given(pictures=albums())
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
-def test_the_coarse_bound_is_never_below_the_correlation(pictures: list[np.ndarray]) -> None:
-    spectra = search.spectra(np.stack(pictures))
-    bounds, even = search._bounds(spectra), spectra[:, : search._EVEN]
-    odd = spectra[:, search._EVEN :]
-    for i, left in enumerate(pictures):
-        for j, right in enumerate(pictures):
-            near, mirrored = (even[i] @ even[j] + sign * odd[i] @ odd[j] for sign in (1, -1))
-            assert near >= likeness(left, right)[0] - 1e-5
-            assert mirrored >= likeness(left[:, ::-1], right)[0] - 1e-5
-            assert bounds[i] @ bounds[j] >= max(near, mirrored) - 1e-5
-
-
-def test_the_coarse_bound_rules_out_nearly_all_pairs() -> None:
-    pixels = np.stack([np.asarray(texture(seed, 16, 16)) for seed in range(200)])
-    bounds = search._bounds(search.spectra(pixels))
-    likely = (bounds @ bounds.T >= LEAST_CORRELATION) & ~np.eye(200, dtype=bool)
-    assert likely.mean() < 0.01
 
 
 def test_blocks_miss_no_pair_across_their_borders(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,18 +265,11 @@ def test_blocks_miss_no_pair_across_their_borders(monkeypatch: pytest.MonkeyPatc
     assert len(whole) == 20
 
 
-# --- What has been compared before -----------------------------------------------------------------
-
-
-def facts_by_number(pictures: list[np.ndarray]) -> list[Facts]:
-    return [thumbnail(own, hashlib.sha256(bytes([i])).digest()) for i, own in enumerate(pictures)]
-
-
 @given(pictures=albums(), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 def test_what_is_new_among_what_was_compared_gives_what_all_of_it_gives(pictures: list[np.ndarray], seed: int) -> None:
     rng = np.random.default_rng(seed)
-    facts = facts_by_number(pictures)
+    facts = [thumbnail(own, i.to_bytes(32, "big")) for i, own in enumerate(pictures)]
     before = [facts[i] for i in rng.permutation(len(facts))[: rng.integers(0, len(facts) + 1)]]
     after = [facts[i] for i in rng.permutation(len(facts))[: rng.integers(1, len(facts) + 1)]]
     stored = compare(before)
@@ -373,23 +305,6 @@ def test_where_too_many_were_alike_all_are_compared_again(monkeypatch: pytest.Mo
     assert few.pairs is not None and compare([*frames, *others], few).pairs is None
 
 
-def test_whether_two_agree_depends_on_the_two_alone() -> None:
-    rng = np.random.default_rng(0)
-    base = np.asarray(texture(3, 16, 16)).astype(float)
-    pixels = np.clip(base + rng.normal(0, 6.4, (150, *base.shape)), 0, 255).astype(np.uint8)
-    first, second = rng.integers(0, 150, (2, 2000))
-    for is_mirrored in (False, True):
-        left = pixels[:, :, ::-1] if is_mirrored else pixels
-        whole = search.agree(left, pixels, first, second, is_mirrored=is_mirrored)
-        assert 0.02 < whole.mean() < 0.98, "near the limit on either side"
-        turned = search.agree(pixels, left, second, first, is_mirrored=is_mirrored)
-        alone = [search.agree(left, pixels, first[[k]], second[[k]], is_mirrored=is_mirrored)[0] for k in range(200)]
-        assert (turned == whole).all() and alone == whole[:200].tolist()
-
-
-# --- On photographs --------------------------------------------------------------------------------
-
-
 FLOWERS = Path(os.environ.get("VITKIT_TEST_DATA") or "nowhere") / "data" / "flowers"
 
 
@@ -399,15 +314,12 @@ def test_planted_copies_of_flowers_are_found_and_other_flowers_are_not_flagged(t
     rng = np.random.default_rng(0)
     files = [files[i] for i in sorted(rng.permutation(len(files))[:800])]
     chosen = sorted(rng.permutation(len(files))[:20].tolist())
-    before, looked_for = find_duplicates(look(files))
-    assert looked_for == "altered"
+    before, _ = find_duplicates(look(files))
     copies: list[tuple[int, Path]] = []
     for i in chosen:
         picture = Image.open(files[i]).convert("RGB")
-        exact = tmp_path / f"{i}_exact.jpg"
-        exact.write_bytes(files[i].read_bytes())
         copies += [
-            (i, exact),
+            (i, Path(shutil.copy(files[i], tmp_path / f"{i}_exact.jpg"))),
             (i, save(resized(0.5)(picture), tmp_path / f"{i}_half.jpg", quality=90)),
             (i, save(picture, tmp_path / f"{i}_q50.jpg", quality=50)),
             (i, save(ImageOps.mirror(picture), tmp_path / f"{i}_mirrored.jpg", quality=90)),

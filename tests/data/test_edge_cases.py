@@ -5,10 +5,7 @@ import json
 import os
 import re
 import socket
-import struct
 import subprocess
-import sys
-import zlib
 from collections.abc import Callable
 from html import unescape
 from pathlib import Path
@@ -25,26 +22,13 @@ from cli.conftest import Command, Outcome, vitkit
 from photos import fingerprint, folder, noise, save, smooth
 from vitkit.classifier import Classifier
 from vitkit.data import EvaluationImages, ImageData, read_source
+from vitkit.training import train
 from vitkit.weights import load
 
 __all__ = ["vitkit"]
 
 ORIENTATION = 0x0112
 ONCE = (*runs.FLAGS, "--epochs", "1")
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of three colours that tests may read but not change."""
-    from vitkit.training import run
-
-    data = runs.photos(tmp_path_factory.mktemp("edge-data") / "photos", images=6)
-    return run.train(runs.quick(data, epochs=1), tmp_path_factory.mktemp("edge") / "run")
-
-
-@pytest.fixture(scope="module")
-def classifier(trained: Path) -> Classifier:
-    return load(trained)
 
 
 def colour(rgb: tuple[float, ...], seed: int, path: Path) -> Path:
@@ -59,9 +43,6 @@ def rows(text: str) -> list[dict[str, str]]:
 def split_of(run: Path) -> dict[str, dict[str, list[str]]]:
     splits: dict[str, dict[str, list[str]]] = json.loads((run / "split.json").read_text())["splits"]
     return splits
-
-
-# --- Classes ---------------------------------------------------------------------------------------
 
 
 def test_classes_that_are_small_differ_in_case_or_look_alike(vitkit: Command, tmp_path: Path) -> None:
@@ -81,7 +62,6 @@ def test_classes_that_are_small_differ_in_case_or_look_alike(vitkit: Command, tm
     assert outcome.code == 2 and "look the same, and differ in U+" in outcome.err
 
 
-@pytest.mark.usefixtures("drawn_pictures")
 def test_three_images_in_all_are_enough_to_train_on(vitkit: Command, tmp_path: Path) -> None:
     data = folder(tmp_path / "photos", {"a": 2, "b": 1}, 16, 16)
     outcome = vitkit("train", data, *ONCE, "--out", tmp_path / "run")
@@ -114,20 +94,17 @@ NAMES = ("🐈 cat", 'it\'s "quoted"', "cost $5 $x^2$", "<b>bold", " spaced  out
 
 @pytest.mark.usefixtures("drawn_pictures")
 def test_any_folder_name_is_a_class_name_and_no_html(vitkit: Command, tmp_path: Path) -> None:
-    data = tmp_path / "photos"
+    data, sizes = tmp_path / "photos", ((16, 16), (1, 400), (400, 1), (1, 1))  # hairs are pictures, too
     for k, name in enumerate(NAMES):
-        for i in range(4):
-            save(noise(16, 16, 10 * k + i), data / name / f"<i>{i}.png")
+        for i, (width, height) in enumerate(sizes):
+            save(noise(width, height, 10 * k + i), data / name / f"<i>{i}.png")
     outcome = vitkit("train", data, *ONCE, "--out", tmp_path / "run")
     assert outcome.code == 0, outcome.err
     assert load(tmp_path / "run").classes == tuple(sorted(NAMES))
-    assert json.loads((tmp_path / "run" / "class_indices.json").read_text()) == {
-        str(i): name for i, name in enumerate(sorted(NAMES))
-    }
+    indices = json.loads((tmp_path / "run" / "class_indices.json").read_text())
+    assert indices == {str(i): name for i, name in enumerate(sorted(NAMES))}
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
-    assert "<b>bold" not in page
-    assert "<i>" not in page
-    assert all(name in unescape(page) for name in NAMES)
+    assert "<b>bold" not in page and "<i>" not in page and all(name in unescape(page) for name in NAMES)
     answers = rows(vitkit("predict", tmp_path / "run", data).out)
     assert len(answers) == 4 * len(NAMES)
     assert {row["label"] for row in answers} <= set(NAMES)
@@ -136,11 +113,9 @@ def test_any_folder_name_is_a_class_name_and_no_html(vitkit: Command, tmp_path: 
     assert checkup.code == 0
     assert all(name in checkup.out for name in NAMES)
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "<b>bold" not in page
-    assert "<i>" not in page
+    assert "<b>bold" not in page and "<i>" not in page
 
 
-@pytest.mark.usefixtures("drawn_pictures")
 def test_copies_and_a_new_class_in_val_are_told_and_trained_all_the_same(vitkit: Command, tmp_path: Path) -> None:
     data = tmp_path / "photos"
     folder(data / "train", {"a": 5, "b": 5}, 16, 16)
@@ -159,27 +134,6 @@ def test_copies_and_a_new_class_in_val_are_told_and_trained_all_the_same(vitkit:
     assert load(tmp_path / "run").classes == ("a", "b", "new")
     evaluated = json.loads(vitkit("eval", tmp_path / "run", "--json").out)
     assert evaluated["images"] == 3, "copies of what it was trained on are left out"
-
-
-# --- Folders ---------------------------------------------------------------------------------------
-
-
-def test_loops_of_links_end_and_hairs_are_pictures_that_are_trained_on_once(vitkit: Command, tmp_path: Path) -> None:
-    data = folder(tmp_path / "photos", {"a": 5, "b": 5}, 16, 16)
-    save(noise(1, 4000), data / "a" / "tall.png")
-    save(noise(4000, 1), data / "b" / "wide.png")
-    save(noise(1, 1), data / "b" / "dot.png")
-    (data / "a" / "again").symlink_to(data / "a")
-    (data / "a" / "self").symlink_to("self")
-    (data / "b" / "gone.png").symlink_to("nowhere.png")
-    outcome = vitkit("train", data, *ONCE, "--out", tmp_path / "run")
-    assert outcome.code == 0, outcome.err
-    assert "b/gone.png (no such file)" in outcome.out
-    placed = [path for by_class in split_of(tmp_path / "run").values() for own in by_class.values() for path in own]
-    assert len(placed) == len(set(placed)) == 13
-    answers = {Path(row["path"]).name: row["error"] for row in rows(vitkit("predict", tmp_path / "run", data).out)}
-    assert answers.pop("gone.png") == "no such file"
-    assert list(answers.values()) == [""] * 13
 
 
 def run_strictly(*arguments: object) -> Outcome:
@@ -205,69 +159,6 @@ def test_file_names_that_are_not_utf8_can_be_examined_and_trained_on(tmp_path: P
     assert (tmp_path / "run" / "report.html").is_file()
 
 
-# --- Files -----------------------------------------------------------------------------------------
-
-
-def png(width: int, height: int, data: bytes = b"", bits: int = 8, kind: int = 2) -> bytes:
-    """A PNG that declares a size, whatever it holds."""
-
-    def chunk(name: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
-
-    header = struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0)
-    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + body
-
-
-@pytest.mark.skipif(
-    not Path("/proc/self/status").exists(), reason="reads the peak of a process's memory as Linux tells it"
-)
-def test_a_large_one_bit_picture_is_read_in_bounded_memory(tmp_path: Path) -> None:
-    side = 8_000
-    data = folder(tmp_path / "photos", {"a": 2, "b": 2})
-    row = b"\0" + b"\xf0" * (side // 8)
-    (data / "a" / "plan.png").write_bytes(png(side, side, row * side, bits=1, kind=0))
-    code = (
-        "import sys\nfrom vitkit.cli.app import main\ntry:\n    main()\nfinally:\n"
-        # Not getrusage, whose peak begins with that of the process that started this one.
-        "    print(*(row for row in open('/proc/self/status') if row.startswith('VmHWM')), file=sys.stderr)"
-    )
-    command = [sys.executable, "-c", code, "doctor", str(data), "--json"]
-    done = subprocess.run(command, env=runs.environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["unreadable"] == {}
-    assert found["width"]["max"] == found["height"]["max"] == side
-    assert int(done.stderr.split()[-2]) < 900_000, "KiB: 4 bytes a pixel, and the program"
-
-
-def test_files_that_are_not_what_their_name_says(vitkit: Command, trained: Path, tmp_path: Path) -> None:
-    data = runs.photos(tmp_path / "photos", images=4)
-    (data / "red" / "page.jpg").write_text("<!doctype html><html><body>404 not found</body></html>")
-    (data / "red" / "img1.png").rename(data / "red" / "really_png.jpg")
-    (data / "blue" / "bomb.png").write_bytes(png(100_000, 100_000))
-    whole, comment = png(1, 1, b"\0" * 4), b"zTXtComment\0\0" + zlib.compress(b"x" * 10**8)
-    bomb = struct.pack(">I", len(comment) - 4) + comment + struct.pack(">I", zlib.crc32(comment))
-    (data / "blue" / "text_bomb.png").write_bytes(whole[:33] + bomb + whole[33:])
-    (data / "green" / "empty.png").touch()
-    found = json.loads(vitkit("doctor", data, "--json").out)
-    assert found["unreadable"].keys() == {"red/page.jpg", "blue/bomb.png", "green/empty.png"}
-    assert found["unreadable"]["red/page.jpg"] == "not an image"
-    assert "limit" in found["unreadable"]["blue/bomb.png"]
-    assert found["unreadable"]["green/empty.png"] == "empty file"
-    assert found["images"] == 13  # the text of text_bomb.png is not needed
-    texts = " ".join(finding["text"] for finding in found["findings"])
-    assert "1 image is of another format than the name says, and read anyway: red/really_png.jpg" in texts
-    answers = {Path(row["path"]).name: row for row in rows(vitkit("predict", trained, data).out)}
-    assert answers["really_png.jpg"]["label"]
-    page = {"path": str(data / "red" / "page.jpg"), "error": "not an image"}
-    assert answers["page.jpg"] == page | dict.fromkeys(("label", "confidence", "familiar"), "")
-    assert "limit" in answers["bomb.png"]["error"]
-
-
-# --- Pixels ----------------------------------------------------------------------------------------
-
-
 def album(root: Path) -> Path:
     """One picture a class: scaled JPEG, turned PNG, 16-bit grey, transparent."""
     save(smooth(900, 600), root / "blue" / "large.jpg", quality=90)
@@ -282,8 +173,10 @@ def album(root: Path) -> Path:
 
 
 def test_training_eval_predict_and_embed_see_the_same_pixels_to_the_bit(
-    vitkit: Command, trained: Path, classifier: Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    vitkit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    trained = train(runs.quick(runs.photos(tmp_path / "others", images=6), epochs=1), tmp_path / "trained")
+    classifier = load(trained)
     data = album(tmp_path / "photos" / "val")
     runs.photos(tmp_path / "photos" / "train", images=2)
     seen: list[torch.Tensor] = []
@@ -339,9 +232,6 @@ def test_training_eval_predict_and_embed_see_the_same_pixels_to_the_bit(
     assert torch.equal(torch.cat(seen), images)
     features = torch.from_numpy(np.load(tmp_path / "out.npz")["features"])
     torch.testing.assert_close(classifier.model.head(features).detach(), logits, rtol=0, atol=1e-6)
-
-
-# --- Offline, and without a trace ------------------------------------------------------------------
 
 
 def test_verbs_need_no_net_and_change_nothing(vitkit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

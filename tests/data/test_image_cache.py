@@ -1,6 +1,7 @@
 """Kept pictures are those that decoding gives, wherever they are kept, and a changed photograph is seen."""
 
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +14,9 @@ from PIL import Image
 from torch import Tensor
 
 from photos import fingerprint, folder, noise, save, smooth
-from tiny import build
-from vitkit.classifier import Classifier
 from vitkit.data import (
     Augment,
     DiskCache,
-    EvaluationImages,
     ImageData,
     ImageTable,
     MemoryCache,
@@ -86,9 +84,6 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
     return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-# --- The pixels ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("augment", AUGMENTS)
 def test_pixels_are_the_same_to_the_bit_whatever_keeps_them(augment: str, table: ImageTable, cache: Path) -> None:
     expected = batches(data_of(table, "none", AUGMENTS[augment]))
@@ -100,26 +95,6 @@ def test_pixels_are_the_same_to_the_bit_whatever_keeps_them(augment: str, table:
 def test_workers_share_what_is_kept_and_change_nothing(kind: str, table: ImageTable, cache: Path) -> None:
     expected = batches(data_of(table, "none"), epochs=3)
     assert same(batches(data_of(table, kind, workers=2), epochs=3), expected)
-
-
-@pytest.mark.parametrize("kind", CACHES)
-def test_evaluation_sees_predictions_pixels(kind: str, table: ImageTable, cache: Path) -> None:
-    classifier = Classifier(build(num_classes=2), table.classes, PREPROCESS)
-    images = EvaluationImages(table, PREPROCESS, open_cache(kind, len(table), 2**20, "test"))
-    for _ in range(2):
-        for index in range(len(table)):
-            assert torch.equal(images[index][0], classifier.read(table.file(index)))
-
-
-def test_small_photographs_are_trained_on_as_they_are(table: ImageTable) -> None:
-    """What training did before anything was kept: crop the decoded picture."""
-    augment = Augment(crop_scale=(0.5, 1.0))
-    images = TrainingImages(table, PREPROCESS, augment, 0)
-    for index in range(len(table)):
-        picture = decode(table.file(index), PREPROCESS.short_side)
-        reduced = PREPROCESS.reduce(picture, augment.short_side(PREPROCESS))
-        assert (reduced is picture) == (min(picture.size) <= augment.short_side(PREPROCESS))
-    assert len(images) == len(table)
 
 
 @given(
@@ -140,9 +115,6 @@ def test_no_reduced_crop_is_enlarged(scale: float, height: int, width: int, sour
     crop = v2.RandomResizedCrop((height, width), scale=(scale, 1.0)).make_params([image])
     if ratio < 1:
         assert min(crop["height"], crop["width"]) >= max(height, width) - 1  # the crop is rounded to whole pixels
-
-
-# --- What is kept -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["ram", "disk"])
@@ -205,67 +177,55 @@ def test_a_damaged_file_of_the_cache_is_made_anew(damage: str, tmp_path: Path, c
 
 def test_rules_do_not_mix(tmp_path: Path, cache: Path) -> None:
     file = save(noise(), tmp_path / "a.png")
-    assert DiskCache("one", 2**20).picture(0, file, lambda: noise(seed=1)).tobytes() == noise(seed=1).tobytes()
-    assert DiskCache("two", 2**20).picture(0, file, lambda: noise(seed=2)).tobytes() == noise(seed=2).tobytes()
-    assert DiskCache("one", 2**20).picture(0, file, lambda: noise(seed=3)).tobytes() == noise(seed=1).tobytes()
+    for rule, seed, expected in (("one", 1, 1), ("two", 2, 2), ("one", 3, 1)):
+        picture = DiskCache(rule, 2**20).picture(0, file, lambda seed=seed: noise(seed=seed))
+        assert picture.tobytes() == noise(seed=expected).tobytes()
 
 
-def test_a_cache_that_cannot_be_written_changes_nothing(table: ImageTable, cache: Path) -> None:
-    expected = batches(data_of(table, "none"))
+def test_nothing_is_written_beside_the_photographs_and_a_cache_is_not_needed(table: ImageTable, cache: Path) -> None:
+    before = fingerprint(table.root)
+    expected = batches(data_of(table, "disk"))
+    assert fingerprint(table.root) == before
+    shutil.rmtree(cache)
     cache.write_text("a file where the folder should be")
     assert same(batches(data_of(table, "disk")), expected)
 
 
-def test_nothing_is_written_beside_the_photographs(table: ImageTable, cache: Path) -> None:
-    before = fingerprint(table.root)
-    batches(data_of(table, "disk"))
-    assert fingerprint(table.root) == before
-
-
-# --- Where --------------------------------------------------------------------------------------------
-
-
-def choose(monkeypatch: pytest.MonkeyPatch, cache: str, need: int, workers: int = 0, **options: int) -> str:
+def test_auto_takes_memory_that_can_be_shared_then_disk_then_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeping, "available_memory", lambda: 4000)
     monkeypatch.setattr(keeping, "_free_disk", lambda: 8000)
-    return choose_cache(cache, need, workers=workers, **options)
-
-
-def test_auto_takes_memory_then_disk_then_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [choose(monkeypatch, "auto", need) for need in (1000, 1001, 2000, 2001)] == ["ram", "disk", "disk", "none"]
-    assert choose(monkeypatch, "auto", 600, processes=2) == "disk"
-    assert [choose(monkeypatch, kind, 10**9) for kind in CACHES] == list(CACHES)
-
-
-def test_memory_that_workers_cannot_share_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = {1000: "ram", 1001: "disk", 2000: "disk", 2001: "none"}
+    assert {need: choose_cache("auto", need, workers=0) for need in needs} == needs
+    assert choose_cache("auto", 600, workers=0, processes=2) == "disk"
+    assert [choose_cache(kind, 10**9, workers=0) for kind in CACHES] == list(CACHES)
     monkeypatch.setattr(keeping.sys, "platform", "darwin")
-    assert [choose(monkeypatch, kind, 100, workers=2) for kind in ("auto", "ram")] == ["disk", "disk"]
-    assert [choose(monkeypatch, kind, 100) for kind in ("auto", "ram")] == ["ram", "ram"]
+    assert [choose_cache(kind, 100, workers=2) for kind in ("auto", "ram")] == ["disk", "disk"]
+    assert [choose_cache(kind, 100, workers=0) for kind in ("auto", "ram")] == ["ram", "ram"]
 
 
 def test_the_bytes_of_pictures_are_told_from_their_headers(tmp_path: Path) -> None:
     files = [save(noise(40, 20, i), tmp_path / f"{i}.png") for i in range(5)]
-    assert bytes_of(files, None) == 5 * 3 * 40 * 20
-    assert bytes_of(files, 10) == 5 * 3 * 20 * 10
-    assert bytes_of(files, 100) == 5 * 3 * 40 * 20
-    assert bytes_of(files, None, (7, 9)) == 5 * 3 * 7 * 9
     (tmp_path / "0.png").write_bytes(b"")
-    assert bytes_of(files, None) == 5 * 3 * 40 * 20
+    assert bytes_of(files, None) == bytes_of(files, 100) == 5 * 3 * 40 * 20
+    assert bytes_of(files, 10) == 5 * 3 * 20 * 10
+    assert bytes_of(files, None, (7, 9)) == 5 * 3 * 7 * 9
     assert bytes_of([], 10) == 0
 
 
 def test_what_was_not_used_for_longest_makes_room(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = cache / "pictures-1-x" / "ab"
     place.mkdir(parents=True)
-    for age in range(4):
-        (place / str(age)).write_bytes(bytes(100))
-        os.utime(place / str(age), (1000 - age, 1000 - age))
+
+    def fill() -> None:
+        for age in range(4):
+            (place / str(age)).write_bytes(bytes(100))
+            os.utime(place / str(age), (1000 - age, 1000 - age))
+
+    fill()
     monkeypatch.setattr(keeping, "_free_disk", lambda: 600)
     open_cache("disk", 1, 0, "rule")  # asks for a MiB, is bounded by half of the disk
     assert list(place.iterdir()) == []
-    for age in range(4):
-        (place / str(age)).write_bytes(bytes(100))
-        os.utime(place / str(age), (1000 - age, 1000 - age))
+    fill()
     keeping._make_room(100)
     assert sorted(path.name for path in place.iterdir()) == ["0", "1"]
 

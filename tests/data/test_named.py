@@ -7,16 +7,12 @@ import json
 import os
 import pickle
 import shutil
+import socket
 import subprocess
-import sys
 import tarfile
-import threading
-import time
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,6 +26,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import warm
+from afar import Site, served
 from hearing import heard
 from photos import folder, noise
 from refusals import refused
@@ -81,6 +78,8 @@ def test_digits_are_the_1797_of_scikit_learn(cache: Path, capfd: pytest.CaptureF
 
 
 def test_a_set_is_written_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (".pair-x1y2z3", ".pairs-x1y2z3", "pairs"):  # a killed process has left the first
+        folder(cache / "data" / name, {"a": 1})
     calls = []
     monkeypatch.setitem(DATASETS, "pair", pair(lambda raw, root: calls.append(raw) or folder(root, {"a": 1, "b": 1})))
     assert materialise("pair") == materialise("pair") == cache / "data" / "pair"
@@ -88,7 +87,7 @@ def test_a_set_is_written_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (cache / "other").mkdir()
     others = (cache / "other").stat().st_mode
     assert (cache / "data" / "pair").stat().st_mode == others, "whoever may read other folders may read it"
-    assert kept(cache) == ["pair"]
+    assert kept(cache) == [".pairs-x1y2z3", "pair", "pairs"]
 
 
 @pytest.mark.parametrize("error", [TypeError, KeyboardInterrupt, VitkitError])
@@ -104,24 +103,6 @@ def test_interruptions_leave_nothing(cache: Path, monkeypatch: pytest.MonkeyPatc
     assert kept(cache) == []
     monkeypatch.setitem(DATASETS, "pair", pair())
     assert len(read_source("pair")) == 2
-
-
-def test_what_a_killed_process_left_goes_and_other_sets_stay(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (".pair-x1y2z3", ".pairs-x1y2z3", "pairs"):
-        folder(cache / "data" / name, {"a": 1})
-    monkeypatch.setitem(DATASETS, "pair", pair())
-    materialise("pair")
-    assert kept(cache) == [".pairs-x1y2z3", "pair", "pairs"]
-
-
-def test_whoever_comes_second_takes_what_the_first_has_written(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def meanwhile(raw: Path, root: Path) -> None:
-        folder(root, {"a": 1, "b": 1})
-        folder(cache / "data" / "pair", {"a": 1, "b": 1})
-
-    monkeypatch.setitem(DATASETS, "pair", pair(meanwhile))
-    assert materialise("pair").is_dir()
-    assert kept(cache) == ["pair"]
 
 
 def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,22 +189,6 @@ def test_every_set_is_described_and_the_guide_says_the_same() -> None:
         splits, size = ", ".join(entry.splits) or "-", f"{entry.megabytes:,}" if entry.megabytes else "-"
         told = f"| `{entry.name}` | {entry.images:,} | {entry.classes} | {splits} | {size} "
         assert f"{told}| [{entry.licence}]({entry.page}) |" in guide
-
-
-def test_naming_data_loads_nothing_heavy() -> None:
-    code = "import sys, vitkit.data.named; print(*sys.modules)"
-    assert not {"torch", "torchvision", "numpy", "PIL", "sklearn", "filelock"} & set(run_python(code).stdout.split())
-
-
-def run_python(code: str, *arguments: str, program: str = sys.executable) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [program, "-c", code, *arguments],
-        env=os.environ | {"PYTHONPATH": str(SOURCE)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
 
 
 Tree = dict[str, "bytes | np.ndarray"]  # path in the data set -> the file's bytes, or its pixels
@@ -501,24 +466,19 @@ def test_a_set_of_torchvision_becomes_class_folders(name: str, cache: Path, monk
     assert all(Path(path).suffix.lower() in SUFFIXES for path in table.paths)
 
 
-def test_a_torchvision_that_changed_is_no_trouble_of_the_network(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish("oxford-pets", monkeypatch)
-    entry = DATASETS["oxford-pets"]
+def test_an_archive_without_a_picture_and_a_torchvision_that_changed(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf, _ = publish("food101", monkeypatch)
+    listed = {f"food-101/meta/{split}.json": b'{"a": ["a/1"], "b": ["b/1"]}' for split in ("train", "test")}
+    shelf.files["food-101.tar.gz"] = tar(listed | {"food-101/images/a/1.jpg": b""})
+    with refused("data.download-failed", "food101", "data.vision.ee.ethz.ch"):
+        materialise("food101")
+    entry = DATASETS["food101"]
     assert isinstance(entry.write, Torchvision)
     changed = replace(entry, write=replace(entry.write, samples=lambda data: data._moved))
-    monkeypatch.setitem(DATASETS, "oxford-pets", changed)
-    with pytest.raises(AttributeError):
-        materialise("oxford-pets")
-    assert kept(cache) == []
-
-
-def test_a_picture_that_the_archive_lacks_is_said(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shelf, _ = publish("food101", monkeypatch)
-    shelf.files["food-101.tar.gz"] = tar(
-        {f"food-101/meta/{split}.json": b'{"a": ["a/1"], "b": ["b/1"]}' for split in ("train", "test")}
-        | {"food-101/images/a/1.jpg": b""}
-    )
-    with refused("data.download-failed", "food101", "data.vision.ee.ethz.ch"):
+    monkeypatch.setitem(DATASETS, "food101", changed)
+    with pytest.raises(AttributeError):  # which is no trouble of the network
         materialise("food101")
     assert kept(cache) == []
 
@@ -542,66 +502,27 @@ def flower_archive() -> bytes:
     return tar({f"flower_photos/{path}": content for path, content in inner.items()})
 
 
-@dataclass
-class Server:
-    """One file, and how its server behaves."""
-
-    body: bytes
-    url: str = ""
-    status: int = 200
-    at_most: int | None = None  # bytes sent before the connection breaks, or stalls
-    stalls: bool = False
-    asked: int = 0
-    over: threading.Event = field(default_factory=threading.Event)
-
-    def answer(self, request: BaseHTTPRequestHandler) -> None:
-        self.asked += 1
-        request.send_response(self.status)
-        request.send_header("Content-Length", str(len(self.body)))
-        request.end_headers()
-        with suppress(ConnectionError):  # torchvision asks once to follow redirects, without reading
-            request.wfile.write(self.body[: self.at_most])
-        if self.stalls:
-            self.over.wait(20)
-
-
 @pytest.fixture
-def serve(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Server]]:
-    """`serve(status=404)` is a server like that, and flower_photos comes from it."""
+def site(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """A server that flower_photos comes from."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    running: list[tuple[ThreadingHTTPServer, Server]] = []
-
-    def start(body: bytes | None = None, **temper: Any) -> Server:
-        published = flower_archive()
-        server = Server(published if body is None else body, **temper)
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                server.answer(self)
-
-            def log_message(self, *arguments: object) -> None:
-                pass
-
-        http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True).start()
-        running.append((http, server))
-        server.url = f"http://127.0.0.1:{http.server_address[1]}/example_images/flower_photos.tgz"
-        write = TarDownload(server.url, hashlib.sha256(published).hexdigest())
+    published = tmp_path / "example_images" / "flower_photos.tgz"
+    published.parent.mkdir()
+    published.write_bytes(flower_archive())
+    with served(published.parent) as site:
+        write = TarDownload(f"{site.address}/{published.name}", sha256_of(published))
         entry = replace(DATASETS["flower_photos"], images=6, classes=2, host="127.0.0.1", write=write)
         monkeypatch.setitem(DATASETS, "flower_photos", entry)
-        return server
+        yield site
 
-    yield start
-    for http, server in running:
-        server.over.set()
-        http.shutdown()
-        http.server_close()
+
+def sha256_of(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def test_flower_photos_keep_their_bytes_and_their_licence(
-    serve: Callable[..., Server], cache: Path, capfd: pytest.CaptureFixture[str]
+    site: Site, cache: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    serve()
     told: list[tuple[str, int, int]] = []
     lines: list[str] = []
     with reporting_to(lambda *report: told.append(report)), heard(lines.append):
@@ -619,72 +540,42 @@ def test_flower_photos_keep_their_bytes_and_their_licence(
     assert table.counts() == {"daisy": 3, "roses": 3} and set(table.splits) == {None}
 
 
-def test_a_failed_download_says_why_and_the_next_one_works(serve: Callable[..., Server], cache: Path) -> None:
-    bad: list[tuple[dict[str, Any], str]] = [
-        ({"status": 404}, "404 Not Found"),
-        ({"status": 503}, "503 Service Unavailable"),
-        ({"body": flower_archive() + b"x"}, "SHA-256"),
-        ({"at_most": 1000}, "SHA-256"),
-        ({"body": b"<html>"}, "SHA-256"),
-        ({"instead": "http://127.0.0.1:9/x.tgz"}, "Connection refused"),
-        ({"instead": "http://nowhere.invalid/x.tgz"}, "[Errno -"),
-    ]
-    for temper, reason in bad:
-        instead = temper.pop("instead", None)
-        serve(**temper)
-        if instead is not None:
-            entry = DATASETS["flower_photos"]
-            assert isinstance(entry.write, TarDownload)
-            DATASETS["flower_photos"] = replace(entry, write=replace(entry.write, url=instead))
-        with refused("data.download-failed", "flower_photos", "127.0.0.1", reason, DATASETS["flower_photos"].page):
+@pytest.mark.parametrize(
+    ("fault", "url", "reason"),
+    [
+        ("forbidden", None, "403 Forbidden"),
+        ("broken", None, "500"),
+        *((fault, None, "SHA-256") for fault in ("wrong", "cut")),
+        ("slow", None, "timed out"),
+        (None, "http://127.0.0.1:9/x.tgz", "Connection refused"),
+        (None, "http://nowhere.invalid/x.tgz", "[Errno -"),
+    ],
+)
+def test_a_failed_download_says_why_and_the_next_one_works(
+    site: Site, cache: Path, monkeypatch: pytest.MonkeyPatch, fault: str | None, url: str | None, reason: str
+) -> None:
+    entry = DATASETS["flower_photos"]
+    assert isinstance(entry.write, TarDownload)
+    site.fault = lambda name, before: fault
+    with monkeypatch.context() as patch:
+        patch.setattr(named, "_TIMEOUT", 0.5)
+        patch.setitem(DATASETS, "flower_photos", replace(entry, write=replace(entry.write, url=url or entry.write.url)))
+        with refused("data.download-failed", "flower_photos", "127.0.0.1", reason, entry.page):
             materialise("flower_photos")
-        assert kept(cache) == []
-    serve()
-    assert len(read_source("flower_photos")) == 6
-
-
-def test_silent_servers_are_left(serve: Callable[..., Server], cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import socket
-
-    serve(at_most=500, stalls=True)
-    monkeypatch.setattr(named, "_TIMEOUT", 0.2)
-    began = time.monotonic()
-    with refused("data.download-failed", "timed out"):
-        materialise("flower_photos")
-    assert time.monotonic() - began < 10
-    assert socket.getdefaulttimeout() is None
-    assert kept(cache) == []
-
-
-def test_ctrl_c_during_a_download_leaves_nothing(serve: Callable[..., Server], cache: Path) -> None:
-    from torchvision.datasets import utils
-
-    bar = utils.tqdm
-    serve()
-
-    def stop(what: str, done: int, total: int) -> None:
-        if done:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt), reporting_to(stop):
-        materialise("flower_photos")
-    assert kept(cache) == [] and utils.tqdm is bar
+    assert kept(cache) == [] and socket.getdefaulttimeout() is None
+    site.fault = lambda name, before: None
     assert len(read_source("flower_photos")) == 6
 
 
 def test_downloads_of_torchvision_that_fail_are_told_in_our_words(
-    serve: Callable[..., Server], cache: Path, monkeypatch: pytest.MonkeyPatch
+    site: Site, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from torchvision.datasets import DTD, MNIST
 
-    server = serve()
-    monkeypatch.setattr(DTD, "_URL", server.url)
-    with refused("data.download-failed", "dtd", "www.robots.ox.ac.uk"):
-        materialise("dtd")
-    monkeypatch.setattr(DTD, "_URL", f"{server.url}.gone")
-    server.status = 404
-    with refused("data.download-failed", "dtd", "404"):
-        materialise("dtd")
+    for name, host in (("flower_photos.tgz", "www.robots.ox.ac.uk"), ("gone.tgz", "404")):
+        monkeypatch.setattr(DTD, "_URL", f"{site.address}/{name}")
+        with refused("data.download-failed", "dtd", host):
+            materialise("dtd")
     monkeypatch.setattr(MNIST, "mirrors", ["http://127.0.0.1:9/", "http://127.0.0.1:9/other/"])
     with refused("data.download-failed", "127.0.0.1:9/,", "127.0.0.1:9/other/", "refused"):
         materialise("mnist")
@@ -692,14 +583,11 @@ def test_downloads_of_torchvision_that_fail_are_told_in_our_words(
 
 
 @pytest.mark.parametrize("switch", ["VITKIT_OFFLINE", "HF_HUB_OFFLINE"])
-def test_offline_nothing_is_asked(
-    serve: Callable[..., Server], cache: Path, monkeypatch: pytest.MonkeyPatch, switch: str
-) -> None:
-    server = serve()
+def test_offline_nothing_is_asked(site: Site, cache: Path, monkeypatch: pytest.MonkeyPatch, switch: str) -> None:
     monkeypatch.setenv(switch, "1")
     with refused("data.offline", "flower_photos", "229 MB", f"{switch}=1"), heard(pytest.fail):
         materialise("flower_photos")
-    assert server.asked == 0 and not cache.exists()
+    assert site.requests.total() == 0 and not cache.exists()
     assert len(read_source("digits")) == 1797, "which needs no download"
     monkeypatch.setenv(switch, "0")
     materialise("flower_photos")
@@ -725,45 +613,25 @@ except VitkitError as error:
 """
 
 
-def test_a_full_disk_is_said(serve: Callable[..., Server], cache: Path) -> None:
-    server = serve()
-    done = run_python(_FETCH, server.url, hashlib.sha256(server.body).hexdigest(), "1000", program=warm.python())
-    assert "flower_photos" in done.stdout and "File too large" in done.stdout
+def fetching(site: Site, limit: str) -> subprocess.Popen[str]:
+    file = site.folder / "flower_photos.tgz"
+    return subprocess.Popen(
+        [warm.python(), "-c", _FETCH, f"{site.address}/{file.name}", sha256_of(file), limit],
+        env=os.environ | {"PYTHONPATH": str(SOURCE)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_full_disk_is_said_and_of_two_processes_one_downloads(site: Site, cache: Path) -> None:
+    told, _ = fetching(site, "1000").communicate(timeout=120)
+    assert "flower_photos" in told and "File too large" in told
     assert kept(cache) == []
-
-
-def test_of_two_processes_one_downloads_and_one_waits(serve: Callable[..., Server], cache: Path) -> None:
-    server = serve()
-    arguments = [warm.python(), "-c", _FETCH, server.url, hashlib.sha256(server.body).hexdigest(), "0"]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    both = [subprocess.Popen(arguments, env=os.environ | {"PYTHONPATH": str(SOURCE)}, **pipes) for _ in range(2)]
-    answers = [process.communicate(timeout=60) for process in both]
+    site.requests.clear()
+    answers = [process.communicate(timeout=60) for process in [fetching(site, "0") for _ in range(2)]]
     assert [out for out, _ in answers] == [f"{cache}/data/flower_photos\n"] * 2
     assert sum("downloading flower_photos" in err for _, err in answers) == 1
-    assert server.asked == 2, "torchvision asks once for redirects and once for the file"
+    assert site.requests.total() == 2, "torchvision asks once for redirects and once for the file"
     assert kept(cache) == ["flower_photos"]
     assert len(read_source("flower_photos")) == 6
-
-
-def test_who_waits_is_told_so(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    at_work, waited = threading.Event(), threading.Event()
-    told: list[str] = []
-
-    def slowly(raw: Path, root: Path) -> None:
-        at_work.set()
-        assert waited.wait(10)
-        folder(root, {"a": 1, "b": 1})
-
-    def say(line: str) -> None:
-        told.append(line)
-        waited.set()
-
-    monkeypatch.setitem(DATASETS, "pair", pair(slowly))
-    first = threading.Thread(target=materialise, args=("pair",))
-    first.start()
-    assert at_work.wait(10)
-    monkeypatch.setitem(DATASETS, "pair", pair(lambda raw, root: pytest.fail("written twice")))
-    with heard(say):
-        assert materialise("pair").is_dir()
-    first.join(10)
-    assert told == ["waiting for another process that is fetching pair"]

@@ -16,7 +16,7 @@ from PIL import Image, features
 
 from data.test_decode import STORED_BY_ORIENTATION, pixels, reason, rotated_exif
 from photos import folder, noise, save, smooth
-from vitkit.data import bytes_of, decoders, examine, read_picture, read_source
+from vitkit.data import bytes_of, examine, read_picture, read_source
 from vitkit.data import picture as module
 from vitkit.data.decode import UnreadableImageError, decode
 
@@ -72,9 +72,6 @@ def test_of_several_pictures_the_one_that_is_shown_is_taken(tmp_path: Path) -> N
     np.testing.assert_allclose(pixels(decode(path)).astype(int), np.asarray(smooth(64, 48)).astype(int), atol=16)
 
 
-# --- Bounds -----------------------------------------------------------------------------------------
-
-
 def test_more_pixels_than_the_limit_are_refused_before_they_are_decoded(tmp_path: Path, heic: bytes) -> None:
     (tmp_path / "huge.heic").write_bytes(saying(heic, 60_000, 60_000))
     with mock.patch.object(Image.Image, "load", lambda *_: pytest.fail("decoded")):
@@ -112,9 +109,6 @@ def test_damage_gives_a_picture_or_a_reason(
             assert str(error)
 
 
-# --- Cost and neighbours ----------------------------------------------------------------------------
-
-
 def test_the_reader_is_loaded_when_the_first_such_file_is_met(tmp_path: Path) -> None:
     save(smooth(), tmp_path / "a.jpg")
     save(smooth(), tmp_path / "b.heic")
@@ -130,14 +124,6 @@ def test_the_reader_is_loaded_when_the_first_such_file_is_met(tmp_path: Path) ->
         "assert decode(folder / 'b.heic').size == (40, 30)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-def test_what_reads_them_decides_what_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = decoders()
-    monkeypatch.delitem(Image.OPEN, "HEIF")
-    assert decoders() == before, "whether one was met is no difference"
-    monkeypatch.setattr("importlib.metadata.version", lambda name: "9.9")
-    assert decoders() != before
 
 
 def test_the_doctor_knows_them_and_the_image_cache_their_sizes(tmp_path: Path) -> None:

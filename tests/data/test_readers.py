@@ -12,16 +12,12 @@ from PIL import Image
 
 from photos import folder, noise, save
 from vitkit.data import Facts, Memory, scan
-from vitkit.data import file_facts as contents
 from vitkit.data import file_facts as module
-from vitkit.data import file_facts as readers
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache of this test's own."""
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 @pytest.fixture
@@ -55,13 +51,13 @@ def truth(files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def here(monkeypatch: pytest.MonkeyPatch, truth: list[Facts]) -> list[str]:
     """The names of the files that this process looks at, from now on; two others take what they can."""
     names: list[str] = []
-    original = contents.picture_of
+    original = module.picture_of
 
     def spy(file: Path, *args: Any, **options: Any) -> Any:
         names.append(file.name)
         return original(file, *args, **options)
 
-    monkeypatch.setattr(contents, "picture_of", spy)
+    monkeypatch.setattr(module, "picture_of", spy)
     monkeypatch.setattr(module, "_MANY", 1)
     monkeypatch.setattr(module.os, "cpu_count", lambda: 2)
     return names
@@ -82,7 +78,7 @@ def test_other_processes_find_and_remember_the_same(
 def test_a_picture_that_is_too_large_for_one_of_several_is_looked_at_here(
     files: list[Path], truth: list[Facts], here: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readers, "LEAST_BUDGET", 4 * 2**20)
+    monkeypatch.setattr(module, "LEAST_BUDGET", 4 * 2**20)
     assert look(files) == truth
     assert here == ["large.png"]
 
@@ -90,16 +86,16 @@ def test_a_picture_that_is_too_large_for_one_of_several_is_looked_at_here(
 def test_a_process_that_is_killed_costs_time_alone(
     files: list[Path], truth: list[Facts], here: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started: list[readers._Reader] = []
-    original = readers._Reader.examine
+    started: list[module._Reader] = []
+    original = module._Reader.examine
 
-    def kill(reader: readers._Reader, batch: Any) -> Any:
+    def kill(reader: module._Reader, batch: Any) -> Any:
         facts = original(reader, batch)
         started.append(reader)
         reader.worker._process.send_signal(signal.SIGKILL)
         return facts
 
-    monkeypatch.setattr(readers._Reader, "examine", kill)
+    monkeypatch.setattr(module._Reader, "examine", kill)
     assert look(files) == truth
     assert started and here, "the rest was looked at here"
     assert all(reader.worker._process.returncode is not None for reader in started), "none is left behind"
@@ -114,16 +110,14 @@ def test_where_no_process_can_be_had_this_one_looks(
         monkeypatch.setattr("vitkit.system.processes.python", lambda _: [sys.executable, "-c", code[program]])
     else:
         monkeypatch.setattr(sys, "executable", program)
-    assert look(files) == truth
-    assert here
+    assert look(files) == truth and here
 
 
 def test_a_format_that_was_added_in_this_process_is_read_here(
     files: list[Path], truth: list[Facts], here: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(Image.OPEN, "NEW", Image.OPEN["PNG"])
-    assert look(files) == truth
-    assert here
+    assert look(files) == truth and here
 
 
 def test_a_script_that_asks_is_not_run_twice(files: list[Path], tmp_path: Path) -> None:

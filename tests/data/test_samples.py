@@ -1,6 +1,5 @@
 """Numbers of more than 8 bits, signed or real, against files written by hand whose black and white are known."""
 
-import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.test_decode import png_chunk
+from data.test_decode import before, png_chunk
 from photos import noise, save
 from tiffs import write_png, write_tiff
-from vitkit.data import MemoryBudget, examine, read_picture, read_source, warn_of_doubt
+from vitkit.data import MemoryBudget, examine, read_picture, read_source
 from vitkit.data import decode as decoding
 from vitkit.data.decode import UnreadableImageError, decode
 from vitkit.data.in_memory import Held, picture_held
@@ -176,18 +175,10 @@ def test_a_hole_that_no_number_can_be_changes_nothing(tmp_path: Path, text: str)
     assert (picture.doubt is None) == (text != "none")
 
 
-def with_chunk(path: Path, chunk: bytes) -> Path:
-    """The PNG with another chunk before its pixels."""
-    content = path.read_bytes()
-    place = content.index(b"IDAT") - 4
-    path.write_bytes(content[:place] + chunk + content[place:])
-    return path
-
-
 def test_a_transparent_grey_of_16_bits_is_white_and_a_colour_is_refused(tmp_path: Path) -> None:
     values = ramp("<u2", 65535)
     values[:3] = 300
-    path = with_chunk(write_png(tmp_path / "a.png", values), png_chunk(b"tRNS", b"\1\x2c"))
+    path = before(write_png(tmp_path / "a.png", values), b"IDAT", png_chunk(b"tRNS", b"\1\x2c"))
     expected = 255 * RAMP
     expected[values == 300] = 255
     np.testing.assert_allclose(grey(path), expected, atol=0.51)
@@ -195,7 +186,7 @@ def test_a_transparent_grey_of_16_bits_is_white_and_a_colour_is_refused(tmp_path
         np.testing.assert_array_equal(np.asarray(held.image)[..., 0], grey(path))
     colours = write_png(tmp_path / "b.png", np.stack([ramp("<u2", 65535)] * 3, axis=2))
     with pytest.raises(UnreadableImageError, match="transparent"):
-        decode(with_chunk(colours, png_chunk(b"tRNS", bytes(6))))
+        decode(before(colours, b"IDAT", png_chunk(b"tRNS", bytes(6))))
 
 
 RAW = "a camera's raw file, of which only the preview could be read: convert it to JPEG or TIFF"
@@ -246,16 +237,6 @@ def test_the_doctor_warns_and_keeps_the_doubt(tmp_path: Path) -> None:
     for _ in range(2):  # decoded, and known again
         told = [str(finding) for finding in examine(read_source(tmp_path)).findings]
         assert any(line.startswith("warning: 6 pictures are possibly not read as meant") for line in told)
-
-
-def test_a_doubt_is_said_once_a_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for folder in ("one", "two"):
-        (tmp_path / folder).mkdir()
-        for i in range(3):
-            path = write_tiff(tmp_path / folder / f"{i}.tif", ramp("<u2", 4095))
-            with caplog.at_level(logging.WARNING):
-                warn_of_doubt(path, read_picture(path))
-    assert len(caplog.records) == 2
 
 
 def test_no_more_is_decoded_at_a_time_than_there_is_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 import csv
 import hashlib
 import json
-import multiprocessing
 import os
 import random
 import shutil
@@ -27,6 +26,7 @@ import tiny
 import vitkit
 from afar import Site, served
 from photos import folder, noise, save
+from refusals import refused
 from vitkit.data import (
     Augment,
     EpochSampler,
@@ -87,20 +87,23 @@ def members(folder: Path) -> dict[str, dict[str, bytes]]:
     return samples
 
 
-# --- What is written ------------------------------------------------------------------------------------------------
-
-
 def test_any_reader_of_tars_finds_image_class_and_key(data: Path, shards: Path) -> None:
-    table = read_source(data)
+    table, packed = read_source(data), read_source(shards)
     expected = {key: (table.name_of(i), table.splits[i]) for i, key in enumerate(table.paths)}
     samples = members(shards)
     assert len(samples) == len(expected) - 1
+    left = dict(expected)
     for sample in samples.values():
         about = json.loads(sample["json"])
         assert sample["png"] == (data / about["key"]).read_bytes()
-        assert expected.pop(about["key"]) == (about["class"], about["split"])
+        assert left.pop(about["key"]) == (about["class"], about["split"])
         assert table.classes[int(sample["cls"])] == about["class"]
-    assert list(expected) == ["train/blue/broken.png"]
+    assert list(left) == ["train/blue/broken.png"]
+    del expected["train/blue/broken.png"]
+    assert {key: (packed.name_of(i), packed.splits[i]) for i, key in enumerate(packed.paths)} == expected
+    assert list(packed.paths) == list(expected) and packed.classes == table.classes
+    assert "broken.png" in packed.overlooked[0]
+    assert packed.open(5).read() == (data / packed.paths[5]).read_bytes()
 
 
 def test_the_index_has_what_it_promises(data: Path, shards: Path) -> None:
@@ -119,17 +122,6 @@ def test_the_index_has_what_it_promises(data: Path, shards: Path) -> None:
             assert file.read(length) == (data / key).read_bytes()
     of_shard = set(zip(images["shard"], images["split"], strict=True))
     assert len(of_shard) == len(stored["shards"]), "a shard has images of two splits"
-
-
-def test_the_table_is_that_of_the_folder(data: Path, shards: Path) -> None:
-    folder, packed = read_source(data), read_source(shards)
-    rows = {key: (folder.labels[i], folder.splits[i]) for i, key in enumerate(folder.paths)}
-    del rows["train/blue/broken.png"]
-    assert rows == {key: (packed.labels[i], packed.splits[i]) for i, key in enumerate(packed.paths)}
-    assert list(rows) == list(packed.paths)
-    assert packed.classes == folder.classes
-    assert "broken.png" in packed.overlooked[0]
-    assert packed.open(5).read() == (data / packed.paths[5]).read_bytes()
 
 
 def test_the_bytes_depend_on_the_images_alone(data: Path, shards: Path, tmp_path: Path) -> None:
@@ -175,11 +167,11 @@ def test_a_killed_call_is_repeated(data: Path, shards: Path, tmp_path: Path, mon
         assert not (folder / "shards.json").exists()
         for name, content in bytes_in(folder).items():
             assert not name.startswith("shard-") or content == (shards / name).read_bytes(), "half a shard has its name"
-        with pytest.raises(VitkitError, match=r"no shards\.json"):
+        with refused("data.shards-incomplete"):
             read_source(folder)
     done = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.tar")}
     assert done
-    with pytest.raises(VitkitError, match="another --size"):
+    with refused("data.shards-of-others"):
         write_shards(table, folder, 30_000)
     write_shards(table, folder, 20_000)
     assert bytes_in(folder) == bytes_in(shards)
@@ -198,28 +190,34 @@ def test_a_shard_that_is_not_what_it_was_is_written_again(data: Path, copied: Pa
     assert bytes_in(copied) == bytes_in(shards)
 
 
-def test_what_may_not_be_written(data: Path, tmp_path: Path, shards: Path) -> None:
+def test_what_may_not_be_written(bucket: Any, data: Path, tmp_path: Path, shards: Path) -> None:
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(VitkitError, match="not empty"):
-        vitkit.shard(data, tmp_path)
-    with pytest.raises(VitkitError, match="lies in the source"):
-        vitkit.shard(data, data / "shards")
-    with pytest.raises(VitkitError, match="shards of other images"):
-        vitkit.shard(data / "val", shards, size="20kB")
-    for size in ("256", "1kB", "9GB", "big"):
-        with pytest.raises(VitkitError, match=r"^size .*must be"):
-            vitkit.shard(data, tmp_path / "new", size=size)
-    assert not (tmp_path / "new").exists()
     with (tmp_path / "list.csv").open("w", newline="") as text:
         csv.writer(text).writerows([("path", "label"), (data / "val/red/img1.png", "a"), ("b.png", "b")])
-    with pytest.raises(VitkitError, match="below one folder"):
-        vitkit.shard(tmp_path / "list.csv", tmp_path.parent / "new-shards")
+    bucket.pipe_file("/photos/shards/notes.txt", b"")
+    bucket.pipe_file("/photos/other/sharding.json", b"[]")
+    refusals: list[tuple[Path, Path | str, str]] = [
+        (data, tmp_path, "data.folder-not-empty"),
+        (data, data / "shards", "verbs.out-in-source"),
+        (data / "val", shards, "data.shards-of-others"),
+        (tmp_path / "list.csv", tmp_path.parent / "new-shards", "data.path-outside"),
+        (data, "https://host/shards", "data.address-read-only"),
+        (data, "memory://photos/shards", "data.folder-not-empty"),
+        (data, "memory://photos/other", "data.shards-damaged"),
+    ]
+    for source, place, code in refusals:
+        with refused(code):
+            vitkit.shard(source, place, size="20kB")
+    for size in ("256", "1kB", "9GB", "big"):
+        with refused("verbs.option-invalid"):
+            vitkit.shard(data, tmp_path / "new", size=size)
+    assert not (tmp_path / "new").exists()
 
 
 def test_an_image_that_changes_meanwhile_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = runs.photos(tmp_path / "data", images=2)
     monkeypatch.setattr("vitkit.data.shard_writer.read_place", lambda place: b"another picture")
-    with pytest.raises(VitkitError, match="has changed since"):
+    with refused("data.image-changed"):
         vitkit.shard(data, tmp_path / "shards")
     assert not list((tmp_path / "shards").glob("*.tar"))
 
@@ -247,14 +245,11 @@ def test_pictures_without_labels(tmp_path: Path) -> None:
         path.rename(heap / f"{i}.png")
     sharding = vitkit.shard(heap, tmp_path / "shards")
     assert sharding.images == 9 and sharding.index.classes == ("unlabelled",)
-    with pytest.raises(VitkitError, match="single class"):
+    with refused("data.class-single"):
         read_source(tmp_path / "shards")
     (tmp_path / "labels.csv").write_text("path,label\n0.png,a\n1.png,b\n")
     with_labels = vitkit.doctor(tmp_path / "shards", labels=tmp_path / "labels.csv")
     assert with_labels.diagnosis.table.counts() == {"a": 1, "b": 1}
-
-
-# --- What is read ---------------------------------------------------------------------------------------------------
 
 
 def test_threads_and_forked_processes_share_a_folder(shards: Path, data: Path) -> None:
@@ -278,10 +273,12 @@ def test_threads_and_forked_processes_share_a_folder(shards: Path, data: Path) -
         assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
 
 
-def test_a_damaged_image_is_unreadable_and_the_others_are_not(copied: Path) -> None:
-    storage, index = ShardFolder(copied), ShardFolder(copied).index()
+def test_a_damaged_image_is_unreadable_and_a_shard_that_is_replaced_is_read_again(copied: Path, shards: Path) -> None:
+    table, storage, index = read_source(copied), ShardFolder(copied), ShardFolder(copied).index()
+    before = table.open(0).read()
     row = index.keys.index("train/red/img5.png")
-    with (copied / index.shards[index.shard_of[row]].name).open("r+b") as file:
+    path = copied / index.shards[index.shard_of[row]].name
+    with path.open("r+b") as file:
         file.seek(index.offsets[row] + index.lengths[row] // 2)
         file.write(b"\0\1\2\3")
     diagnosis = vitkit.doctor(copied).diagnosis
@@ -289,17 +286,10 @@ def test_a_damaged_image_is_unreadable_and_the_others_are_not(copied: Path) -> N
     assert "checksum" in diagnosis.unreadable["train/red/img5.png"]
     with pytest.raises(FileNotFoundError, match="no image 'nothing'"):
         storage.open("nothing")
-
-
-def test_a_shard_that_is_replaced_is_read_again(copied: Path, shards: Path) -> None:
-    table = read_source(copied)
-    before = table.open(0).read()
-    path = copied / "shard-00001.tar"
     for content in (bytes(path.stat().st_size), (shards / path.name).read_bytes()):
         (copied / "new").write_bytes(content)
         (copied / "new").replace(path)
-        unreadable = vitkit.doctor(copied).diagnosis.unreadable
-        assert bool(unreadable) == (not any(content))
+        assert bool(vitkit.doctor(copied).diagnosis.unreadable) == (not any(content))
     assert table.open(0).read() == before
 
 
@@ -322,6 +312,14 @@ def changed(*place: Any) -> Callable[[Path], None]:
     return change
 
 
+WRONG: list[tuple[Any, ...]] = [
+    *(("version", 0), ("format", "other"), ("images", {}), ("left_out", [{"key": 1}]), ("images", "key", 1, "")),
+    *(("images", "offset", 1, 10**9), ("images", "offset", 1, "far"), ("images", "shard", 1, 99)),
+    *(("images", "class", 1, 3), ("classes", ["blue", "red", "red"]), ("shards", 1, "name", "../../etc/passwd")),
+    *(("shards", 1, "split", "other"), ("shards", 1, "sha256", "../x")),
+]
+
+
 def of_two_classes(folder: Path) -> None:
     """As if each image had a class twice."""
     stored = json.loads((folder / "shards.json").read_text())
@@ -330,40 +328,32 @@ def of_two_classes(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("damage", "code"),
     [
-        (lambda folder: (folder / "shards.json").unlink(), r"no shards\.json"),
-        (lambda folder: (folder / "shards.json").write_text("{"), "cannot be used"),
-        (lambda folder: (folder / "shard-00002.tar").unlink(), r"lacks shard-00002\.tar"),
-        (cut, "is truncated"),
-        (changed("version", 0), "its version is 0, and this vitkit reads version 1"),
-        (changed("format", "other"), "its format is 'other'"),
-        (changed("images", {}), "it has no 'shard'"),
-        (changed("left_out", [{"key": 1}]), "cannot be used"),
-        (changed("images", "offset", 1, 10**9), "outside of its shard"),
-        (changed("images", "offset", 1, "far"), "cannot be used"),
-        (changed("images", "shard", 1, 99), "outside of its shard"),
-        (changed("images", "class", 1, 3), "class that does not exist"),
-        (changed("classes", ["blue", "red", "red"]), "lists a class twice"),
-        (of_two_classes, "lists a class twice"),
-        (changed("images", "key", 1, ""), "not unique"),
-        (changed("shards", 1, "name", "../../etc/passwd"), "invalid name"),
-        (changed("shards", 1, "split", "other"), "invalid name or split"),
-        (changed("shards", 1, "sha256", "../x"), "invalid checksum"),
+        (lambda folder: (folder / "shards.json").unlink(), "data.shards-incomplete"),
+        (lambda folder: (folder / "shard-00002.tar").unlink(), "data.shards-incomplete"),
+        *((damage, "data.shards-damaged") for damage in (cut, of_two_classes)),
+        (lambda folder: (folder / "shards.json").write_text("{"), "data.shards-damaged"),
+        *((changed(*place), "data.shards-damaged") for place in WRONG),
     ],
 )
-def test_a_folder_that_is_not_whole_is_refused(copied: Path, damage: Callable[[Path], None], message: str) -> None:
+def test_a_folder_that_is_not_whole_is_refused(copied: Path, damage: Callable[[Path], None], code: str) -> None:
     damage(copied)
-    with pytest.raises(VitkitError, match=message):
+    with refused(code):
         read_source(copied)
 
 
-@pytest.mark.parametrize("damage", [lambda folder: (folder / "shard-00002.tar").unlink(), cut])
-def test_a_shard_that_is_not_whole_is_no_unreadable_picture(copied: Path, damage: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize(
+    ("damage", "code"),
+    [(lambda folder: (folder / "shard-00002.tar").unlink(), "data.shards-incomplete"), (cut, "data.shards-damaged")],
+)
+def test_a_shard_that_is_not_whole_is_no_unreadable_picture(
+    copied: Path, damage: Callable[[Path], None], code: str
+) -> None:
     """Otherwise a part of a long prediction would be complete, and repeating the command would not mend it."""
     assert len(find_images([str(copied)])) == len(read_source(copied))
     damage(copied)
-    with pytest.raises(VitkitError, match=r"shard-00002\.tar|is truncated"):
+    with refused(code):
         find_images([str(copied)])
 
 
@@ -373,14 +363,11 @@ def test_photographs_beside_shards_are_named(copied: Path, data: Path) -> None:
     (copied / "README.md").write_text("what this is")
     assert read_source(copied).overlooked == known
     shutil.copytree(data / "train" / "blue", copied / "blue")
-    assert read_source(copied).overlooked == (
-        *known,
-        "1 folder or image lies beside the shards and will not be read: blue",
-    )
+    *before, line = read_source(copied).overlooked
+    assert (*before,) == known and line.endswith(": blue")
     for name in ("a.jpg", "b.png", "c.webp"):
         (copied / name).write_bytes(b"")
-    line = "4 folders or images lie beside the shards and will not be read: a.jpg, b.png, blue and 1 more"
-    assert any(line in said for said in vitkit.doctor(copied).lines())
+    assert any("a.jpg, b.png, blue and 1 more" in said for said in vitkit.doctor(copied).lines())
 
 
 def test_what_is_not_packed_is_said(tmp_path: Path) -> None:
@@ -388,14 +375,11 @@ def test_what_is_not_packed_is_said(tmp_path: Path) -> None:
     save(noise(), photos / "loose.png")
     save(noise(), photos / ".hidden" / "c.png")
     sharding = vitkit.shard(photos, tmp_path / "shards")
-    assert sharding.images == 6 and sharding.notes[0] == "folders read as classes: 2"
+    assert sharding.images == 6
     assert any("1 hidden or system folder" in note for note in sharding.notes)
     assert any("2 other files are ignored" in note for note in sharding.notes)
     assert sharding.to_dict()["notes"] == list(sharding.notes)
     assert all(f"note: {note}" in sharding.lines() for note in sharding.notes)
-
-
-# --- The order ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_balanced", [False, True])
@@ -404,19 +388,17 @@ def test_images_from_afar_are_read_shard_after_shard(is_balanced: bool) -> None:
     labels = [i // 2500 for i in range(5000)] if is_balanced else None
     sampler = EpochSampler(5000, seed=3, labels=labels, shards=shard_of)
     order = [key[1] for key in sampler]
-    assert sorted(order) == list(range(5000))
+    assert sorted(order) == list(range(5000)) and [key[1] for key in sampler] == order
     places: dict[int, list[int]] = {}
     for place, image in enumerate(order):
         places.setdefault(shard_of[image], []).append(place)
-    spans = [max(of_shard) - min(of_shard) for of_shard in places.values()]
-    assert max(spans) < 5000 * 9 / 50  # all of a shard while eight others come and go
-    assert [key[1] for key in EpochSampler(5000, seed=3, labels=labels, shards=shard_of)] == order
-    sampler.set_epoch(1)
-    assert [key[1] for key in sampler] != order
+    # All of a shard while eight others come and go, and neighbours from the whole window.
+    assert max(max(own) - min(own) for own in places.values()) < 5000 * 9 / 50
+    assert 6 <= len({shard_of[image] for image in order[2000:2100]}) <= 9
     opened = [min(places[number]) for number in range(50)]
     assert sorted(range(50), key=opened.__getitem__) != list(range(50)), "the shards are in their own order"
-    window = {shard_of[image] for image in order[2000:2100]}
-    assert 6 <= len(window) <= 9  # neighbours come from the whole window
+    sampler.set_epoch(1)
+    assert [key[1] for key in sampler] != order
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # three workers on two cores
@@ -442,9 +424,6 @@ def test_the_order_is_the_same_for_any_ranks_and_workers_and_place(shards: Path)
                     assert torch.equal(shares[rank][number], share if len(share) else batch[:1])
 
 
-# --- From afar ------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def site(copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setattr("vitkit.data.remote._WAITS", (0.0,) * 3)
@@ -457,18 +436,13 @@ def digests(table: ImageTable) -> list[str]:
     return [hashlib.sha256(table.open(i).read()).hexdigest() for i in range(len(table))]
 
 
-def test_an_image_is_one_request(site: Site, shards: Path) -> None:
+@pytest.mark.parametrize("fault", [None, "cut", "broken", "whole", "wrong"])
+def test_an_image_is_one_request_which_is_repeated_if_it_fails(site: Site, shards: Path, fault: str | None) -> None:
     table = read_table(site.address)
-    assert digests(table) == digests(read_table(shards))
-    assert site.requests.total() == len(table) + 1
     assert str(table.file(0)).startswith(f"{site.address}/train/")
-
-
-@pytest.mark.parametrize("fault", ["cut", "broken", "whole", "wrong"])
-def test_a_request_that_fails_is_repeated(site: Site, shards: Path, fault: str) -> None:
     site.fault = lambda name, before: fault if name.endswith(".tar") and before % 3 == 0 else None
-    some = list(range(0, 32, 4))
-    assert digests(read_table(site.address).take(some)) == digests(read_table(shards).take(some))
+    assert digests(table) == digests(read_table(shards))
+    assert fault is not None or site.requests.total() == len(table) + 1
 
 
 def test_a_slow_server_is_given_up_and_asked_again(site: Site, shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -492,12 +466,12 @@ def test_what_stays_wrong_is_a_row_with_its_reason(site: Site, shards: Path) -> 
 
 
 def test_addresses_without_shards(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(VitkitError, match=r"no shards\.json at http://.*/nothing"):
+    with refused("data.shards-missing", f"{site.address}/nothing"):
         read_table(f"{site.address}/nothing")
-    with pytest.raises(VitkitError, match="no such file"):
+    with refused("data.source-missing"):
         find_images([f"{site.address}/nothing/1.png"])
     site.fault = lambda name, before: "broken"
-    with pytest.raises(VitkitError, match="gave up after 4 attempts"):
+    with refused("data.shards-unreadable", "4 attempts"):
         read_table(site.address.replace("/shards", "/other"))
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(VitkitError, match=r"gs://.* pip install 'vitkit\[remote\]'"):
@@ -519,13 +493,6 @@ def test_shards_are_fetched_ahead_and_read_from_their_copies(site: Site, shards:
     before = site.requests.total()
     assert digests(read_table(site.address)) == digests(read_table(shards))
     assert site.requests.total() == before
-
-
-def test_an_epoch_of_remote_shards_is_not_prepared_as_its_images_would_be_read_one_by_one(site: Site) -> None:
-    table = read_table(site.address)
-    images = ImageData(table, Preprocess(size=(16, 16)), Augment(), batch_size=7, workers=1, seed=5)
-    images.prepare_epoch(0)
-    assert not multiprocessing.active_children()
 
 
 def eventually(value: Callable[[], Any]) -> Any:
@@ -559,12 +526,9 @@ def test_what_lacks_credentials_is_not_asked_again(monkeypatch: pytest.MonkeyPat
 
     bucket = Bucket()
     monkeypatch.setattr("vitkit.data.remote._filesystem", lambda _: bucket)
-    with pytest.raises(VitkitError, match=r"cannot read s3://bucket/nobody/shards\.json: Unable to locate"):
+    with refused("data.shards-unreadable"):
         read_table("s3://bucket/nobody")
     assert bucket.asked == 1
-
-
-# --- Written to an address ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -580,21 +544,25 @@ def stored(bucket: Any) -> dict[str, bytes]:
     return {path.rpartition("/")[2]: bucket.cat_file(path) for path in bucket.find("/photos/shards")}
 
 
-def test_shards_at_an_address_have_the_bytes_of_a_folder(bucket: Any, data: Path, shards: Path) -> None:
+def test_shards_at_an_address_have_the_bytes_of_a_folder(
+    bucket: Any, data: Path, shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sharding = vitkit.shard(data, "memory://photos/shards", size="20kB")
     assert stored(bucket) == bytes_in(shards)
     assert sharding.place == "memory://photos/shards" and sharding.lines()[0].startswith("memory://photos/shards: ")
     assert digests(read_table("memory://photos/shards")) == digests(read_table(shards))
     assert vitkit.shard(data, "memory://photos/shards", size="20kB").index == sharding.index
+    monkeypatch.chdir(data)  # an address lies in no folder
+    assert vitkit.shard(".", "memory://photos/third").images == 42
 
 
 def test_an_interrupted_call_goes_on(bucket: Any, data: Path, shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put = type(bucket).put_file
-    refused = []
+    failed = []
 
     def put_file(self: Any, path: str, address: str, **more: Any) -> None:
-        if "shard-00002" in address and not refused:
-            refused.append(address)
+        if "shard-00002" in address and not failed:
+            failed.append(address)
             eventually(lambda: "shard-00000.tar" in stored(bucket) or None)  # shards are written at the same time
             raise PermissionError("the quota is used up")
         put(self, path, address, **more)
@@ -604,26 +572,13 @@ def test_an_interrupted_call_goes_on(bucket: Any, data: Path, shards: Path, monk
         vitkit.shard(data, "memory://photos/shards", size="20kB")
     there = set(stored(bucket))
     assert "shards.json" not in there and "shard-00002.tar" not in there and len(there) > 1
-    with pytest.raises(VitkitError, match="memory://photos/shards contains shards of other images"):
+    with refused("data.shards-of-others"):
         vitkit.shard(data, "memory://photos/shards", size="10kB")
     damaged = bytearray(bucket.cat_file("/photos/shards/shard-00000.tar"))
     damaged[600] ^= 255
     bucket.pipe_file("/photos/shards/shard-00000.tar", bytes(damaged))
     vitkit.shard(data, "memory://photos/shards", size="20kB")
     assert stored(bucket) == bytes_in(shards)
-
-
-def test_addresses_that_shards_cannot_be_written_to(bucket: Any, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(VitkitError, match=r"https:// can only be read"):
-        vitkit.shard(data, "https://host/shards")
-    bucket.pipe_file("/photos/shards/notes.txt", b"")
-    with pytest.raises(VitkitError, match="memory://photos/shards is not empty"):
-        vitkit.shard(data, "memory://photos/shards")
-    bucket.pipe_file("/photos/other/sharding.json", b"[]")
-    with pytest.raises(VitkitError, match=r"memory://photos/other/sharding\.json is damaged"):
-        vitkit.shard(data, "memory://photos/other")
-    monkeypatch.chdir(data)  # an address lies in no folder
-    assert vitkit.shard(".", "memory://photos/third").images == 42
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.xlsx"])
@@ -634,7 +589,7 @@ def test_predictions_at_an_address_are_those_of_a_file(bucket: Any, shards: Path
     assert list(there) == list(here) and len(list(there)) == 42
     if not name.endswith("x"):  # a workbook has the time at which it was written
         assert bucket.cat_file(f"/photos/{name}") == (tmp_path / name).read_bytes()
-    with pytest.raises(VitkitError, match=rf"out memory://photos/{name} exists"):
+    with refused("verbs.out-exists", f"memory://photos/{name}"):
         vitkit.predict(some_model(), str(shards), out=f"memory://photos/{name}")
     vitkit.predict(some_model(), str(shards), out=f"memory://photos/{name}", force=True)
 
@@ -646,10 +601,10 @@ def test_rows_not_copied_are_kept(bucket: Any, shards: Path, tmp_path: Path, mon
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with monkeypatch.context() as patch:
         patch.setattr(type(bucket), "put_file", put_file)
-        with pytest.raises(VitkitError, match=r"quota is used up; the rows are in (.*rows\.csv)") as caught:
+        with refused("verbs.upload-failed", str(tmp_path), "quota is used up"):
             vitkit.predict(some_model(), str(shards), out="memory://photos/rows.csv")
     (kept,) = tmp_path.glob("vitkit-*/rows.csv")
-    assert str(kept) in str(caught.value) and len(kept.read_text().splitlines()) == 43
+    assert len(kept.read_text().splitlines()) == 43
     vitkit.predict(some_model(), str(shards), out="memory://photos/rows.csv")
     assert bucket.cat_file("/photos/rows.csv") == kept.read_bytes()
     assert len(list(tmp_path.glob("vitkit-*"))) == 1
@@ -659,19 +614,21 @@ def test_what_is_not_written_to_an_address(
     bucket: Any, data: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(VitkitError, match=r"out memory://photos/rows\.csv: resume=True needs a file"):
-        vitkit.predict(some_model(), str(shards), out="memory://photos/rows.csv", resume=True)
-    with pytest.raises(VitkitError, match=r"https:// can only be read"):
-        vitkit.predict(some_model(), str(shards), out="https://host/rows.csv")
-    with pytest.raises(VitkitError, match=r"out memory://photos/rows\.txt must end in"):
-        vitkit.predict(some_model(), str(shards), out="memory://photos/rows.txt")
-    scratch = {"model": "vit_micro_patch4_16", "weights": "none", "epochs": 1}
-    with pytest.raises(VitkitError, match="memory://photos/run is on another machine"):
-        vitkit.train(data, vitkit.Recipe(**scratch), out="memory://photos/run")
-    with pytest.raises(VitkitError, match="memory://photos/figures is on another machine"):
-        vitkit.evaluate(some_model(), data, out="memory://photos/figures")
-    with pytest.raises(VitkitError, match=r"s3://photos/report\.html is on another machine"):
-        vitkit.doctor(data, out="s3://photos/report.html")
+    scratch = vitkit.Recipe(model="vit_micro_patch4_16", weights="none", epochs=1)
+    model = some_model()
+    with refused("verbs.resume-impossible"):
+        vitkit.predict(model, str(shards), out="memory://photos/rows.csv", resume=True)
+    with refused("data.address-read-only"):
+        vitkit.predict(model, str(shards), out="https://host/rows.csv")
+    with refused("verbs.out-suffix"):
+        vitkit.predict(model, str(shards), out="memory://photos/rows.txt")
+    for call in (
+        lambda: vitkit.train(data, scratch, out="memory://photos/run"),
+        lambda: vitkit.evaluate(model, data, out="memory://photos/figures"),
+        lambda: vitkit.doctor(data, out="s3://photos/report.html"),
+    ):
+        with refused("system.path-remote", "://photos/"):
+            call()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -707,6 +664,7 @@ def test_object_storage(data: Path, shards: Path, tmp_path: Path, monkeypatch: p
         damaged[600] ^= 255  # within the first image
         bucket.pipe("photos/shards/shard-00001.tar", bytes(damaged))
         monkeypatch.setattr("vitkit.data.remote._WAITS", (0.01,))
+        monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))  # where no copy of the whole shard is
         unreadable = vitkit.doctor("s3://photos/shards").diagnosis.unreadable
         index = ShardFolder(shards).index()
         assert unreadable and {index.shard_of[index.keys.index(key)] for key in unreadable} == {1}

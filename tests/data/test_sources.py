@@ -152,14 +152,11 @@ def test_a_csv_as_any_spreadsheet_writes_it(tmp_path: Path, delimiter: str, enco
     text = lines(delimiter.join(["path", "label"]), delimiter).replace("\n", end)
     assert_rows(csv_file(tmp_path / "all.csv", text, encoding))
     assert_rows(csv_file(tmp_path / "all.TSV", text.rstrip(), encoding))
+    rows = "\n".join(f"7,{label},{path},x" for path, label in ROWS)  # among other columns, and lines of empty cells
+    assert_rows(csv_file(tmp_path / "more.csv", f"id,label,path,notes\n{rows}\n\n,,,\n"))
     (tmp_path / "data.csv").write_text("sep=;\r\npath;label;split;;\r\n1.jpg;ant;train;;\r\n2.jpg;bee;val;;\r\n")
     table = read_source(tmp_path / "data.csv")  # with what Excel leaves around its columns
     assert (table.paths, table.classes, table.splits) == (("1.jpg", "2.jpg"), ("ant", "bee"), ("train", "val"))
-
-
-def test_columns_among_others_and_lines_of_empty_cells(tmp_path: Path) -> None:
-    rows = "\n".join(f"7,{label},{path},x" for path, label in ROWS)
-    assert_rows(csv_file(tmp_path / "all.csv", f"id,label,path,notes\n{rows}\n\n,,,\n"))
 
 
 def test_quoted_cells_may_hold_commas_quotes_and_spaces(tmp_path: Path) -> None:
@@ -194,17 +191,14 @@ def test_a_csv_may_say_the_split_of_every_image(tmp_path: Path) -> None:
     assert set(without.splits) == {None}
 
 
-def test_a_missing_file_is_a_row_that_cannot_be_read(tmp_path: Path) -> None:
-    table = read_source(csv_file(tmp_path / "all.csv", lines("path,label") + "a/gone.png,one\na,two\n"))
-    assert len(table) == 6
-    diagnosis = examine(table)
-    assert diagnosis.unreadable == {"a/gone.png": "no such file", "a": "a folder, not a file"}
-    assert len(diagnosis.table) == 4
-
-
 @pytest.mark.parametrize(("label", "is_conflict"), [("one", False), ("two", True)])
-def test_an_image_that_a_csv_names_twice_is_a_copy_of_itself(tmp_path: Path, label: str, is_conflict: bool) -> None:
-    found = examine(read_source(csv_file(tmp_path / "all.csv", lines("path,label") + f"a/a_0.png,{label}\n")))
+def test_missing_files_cannot_be_read_and_an_image_that_a_csv_names_twice_is_a_copy_of_itself(
+    tmp_path: Path, label: str, is_conflict: bool
+) -> None:
+    text = lines("path,label") + f"a/a_0.png,{label}\na/gone.png,one\na,two\n"
+    found = examine(read_source(csv_file(tmp_path / "all.csv", text)))
+    assert found.unreadable == {"a/gone.png": "no such file", "a": "a folder, not a file"}
+    assert len(found.table) == 5
     assert [(own.images, own.kind, own.is_conflict) for own in found.copies] == [((0, 4), "exact", is_conflict)]
 
 
@@ -254,7 +248,7 @@ def test_two_columns_of_one_meaning_are_refused_or_the_first_name_wins(tmp_path:
             st.sampled_from(["a", "b b", 'c"c', "d,d", "e;e"]),
         ),
         min_size=2,
-    ).filter(lambda own: len({label for _, label in own}) > 1),
+    ).filter(lambda own: len({label for _, label in own}) > 1)
 )
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 def test_what_csv_writers_write_is_read(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]]) -> None:
@@ -349,13 +343,6 @@ def test_a_loop_of_links_ends_and_no_image_is_found_twice(tmp_path: Path) -> Non
     assert len(list(walk(tmp_path / "two"))) == 2
 
 
-def test_a_class_folder_may_be_a_link_within_the_data_folder(tmp_path: Path) -> None:
-    folder(tmp_path, {"dog": 1})
-    folder(tmp_path / ".store", {"kitten": 2})
-    (tmp_path / "cat").symlink_to(tmp_path / ".store" / "kitten")
-    assert read_source(tmp_path).counts() == {"cat": 2, "dog": 1}
-
-
 def test_links_out_of_the_folder_are_left_out_or_followed_on_request_but_not_upwards(tmp_path: Path) -> None:
     data = folder(tmp_path / "data", {"cat": 2, "dog": 1})
     folder(tmp_path, {"private": 2})
@@ -376,12 +363,16 @@ def test_links_out_of_the_folder_are_left_out_or_followed_on_request_but_not_upw
         read_source(csv_file(tmp_path / "all.csv", lines("path,label")), follow_links=True)
 
 
-def test_the_data_folder_may_be_a_link_and_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder(tmp_path / "real", {"cat": 1, "dog": 1})
+def test_the_data_folder_may_be_a_link_and_a_relative_path_and_a_class_a_link_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder(tmp_path / "real", {"dog": 1})
+    folder(tmp_path / "real" / ".store", {"kitten": 2})
+    (tmp_path / "real" / "cat").symlink_to(tmp_path / "real" / ".store" / "kitten")
     (tmp_path / "link").symlink_to("real")
     monkeypatch.chdir(tmp_path)
     table = read_source("link")
-    assert table.name == "link"
+    assert table.name == "link" and table.counts() == {"cat": 2, "dog": 1}
     monkeypatch.chdir("/")
     assert table.file(0).is_file(), "the root no longer depends on where we stand"
 
@@ -404,9 +395,6 @@ def test_locate_makes_a_named_set_again_where_the_cache_is_now(tmp_path: Path, m
     assert found.file(0).is_file()
     assert found.file(0).is_relative_to(tmp_path / "new")
     assert (found.paths, found.labels) == (table.paths, table.labels)
-
-
-def test_locate_names_the_folder_that_is_gone(tmp_path: Path) -> None:
     table = read_source(folder(tmp_path / "a", {"a": 1, "b": 1}))
     assert locate(table) == table
     (tmp_path / "a").rename(tmp_path / "b")

@@ -26,22 +26,20 @@ from vitkit.data import (
     split_to_dict,
     stratify,
 )
+from vitkit.data import table_of as table_of_rows
 from vitkit.system import write_json
 
 USUAL = (0.7, 0.1, 0.2)
 
 
-def table_of(*images: int, splits: tuple[str | None, ...] | None = None) -> ImageTable:
+def table_of(*images: int, splits: tuple[str | None, ...] = ()) -> ImageTable:
     """So many images of each class, in class order."""
-    labels = tuple(label for label, count in enumerate(images) for _ in range(count))
-    return ImageTable(
-        name="made up",
-        root=Path("/photos"),
-        classes=tuple(f"class {label}" for label in range(len(images))),
-        paths=tuple(f"{label}/{i}.png" for i, label in enumerate(labels)),
-        labels=labels,
-        splits=splits or (None,) * len(labels),
-    )
+    labels = [label for label, count in enumerate(images) for _ in range(count)]
+    given_ = splits or (None,) * len(labels)
+    rows = [
+        (f"{label}/{i}.png", f"class {label}", own) for i, (label, own) in enumerate(zip(labels, given_, strict=True))
+    ]
+    return table_of_rows("made up", Path("/photos"), rows)
 
 
 def counts(table: ImageTable, label: int) -> dict[str | None, int]:
@@ -304,11 +302,8 @@ def named(*paths: str) -> ImageTable:
 )
 def test_a_scene_is_what_the_expression_finds(paths: tuple[str, ...], pattern: str, expected: list[int]) -> None:
     assert scenes(named(*paths), pattern, range(len(paths))) == expected
-
-
-def test_scenes_and_copies_are_joined() -> None:
     table = named("a/s1_1.png", "a/s2_1.png", "a/s1_2.png", "a/s3_1.png", "a/s2_2.png")
-    copies = [0, 1, 2, 2, 4]  # the fourth is a copy of the third
+    copies = [0, 1, 2, 2, 4]  # the fourth is a copy of the third: scenes and copies are joined
     assert scenes(table, r"s\d", copies) == [0, 1, 0, 0, 1]
 
 
