@@ -20,7 +20,6 @@ from vitkit.training.stages import fit
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "curves.json"
 CURVES = ("step", "lr", "train_loss", "val_loss", "val_map")
-DROPPING = {"dropout": 0.2, "attention_dropout": 0.1, "drop_path": 0.2, "patch_dropout": 0.5}
 
 CASES: dict[str, dict[str, Any]] = {
     "scratch": {},
@@ -28,7 +27,7 @@ CASES: dict[str, dict[str, Any]] = {
     "adam, decay by layer": {"optimizer": "adam", "layer_decay": 0.7, "decay_all": True},
     "a rate for each epoch": {"step_per": "epoch", "warmup": 0.3},
     "accumulated, mixed": {"grad_accum": 2, "batch_size": 4, "mixup": 0.4, "cutmix": 1.0, "label_smoothing": 0.1},
-    "what is dropped": DROPPING,
+    "what is dropped": {"dropout": 0.2, "attention_dropout": 0.1, "drop_path": 0.2, "patch_dropout": 0.5},
     "weights of classes": {"balance": "loss"},
     "sampler": {"balance": "sampler"},
     "averaged by steps": {"ema": 0.9},
@@ -63,21 +62,16 @@ class Places:
     """What the cases name, made below a folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.data = pictures(folder / "data")
-        self.several = runs.several(self.data)
-        self.start = train(runs.quick(self.data, epochs=1, seed=7, model_fields=None), folder / "start")
-
-    def fields(self, case: dict[str, Any]) -> dict[str, Any]:
-        named = {"START": str(self.start), "SEVERAL": str(self.several)}
-        return {"data": str(self.data), **{name: named.get(str(value), value) for name, value in case.items()}}
+        self.folder, self.data = folder, pictures(folder / "data")
+        start = train(runs.quick(self.data, epochs=1, seed=7, model_fields=None), folder / "start")
+        self.named = {"START": str(start), "SEVERAL": str(runs.several(self.data))}
 
 
 def curves(places: Places, name: str) -> list[dict[str, float]]:
     """Three epochs of three or four steps."""
-    folder = places.folder / name
-    recipe = runs.quick(places.data, model_fields=None).replace(seed=3, **places.fields(CASES[name]))
-    train(recipe, folder)
+    fields = {field: places.named.get(str(value), value) for field, value in CASES[name].items()}
+    recipe = runs.quick(places.data, model_fields=None).replace(seed=3, **fields)
+    folder = train(recipe, places.folder / name)
     return [{column: row[column] for column in CURVES if column in row} for row in runs.metrics(folder)]
 
 

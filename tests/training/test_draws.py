@@ -2,21 +2,20 @@
 
 import copy
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 import tiny
-from runs import SIZE, assert_same_weights, metrics, photos, quick
+from refusals import refused
+from runs import SIZE, assert_same_weights, metrics, quick
 from tiny import VARIETY, build, images, largest_difference
-from vitkit.errors import VitkitError
 from vitkit.model import Dropout, DropPath, VisionTransformer, random_bits, survives
 from vitkit.model.layers import _scramble
 from vitkit.training import (
@@ -32,19 +31,16 @@ from vitkit.training import (
 )
 
 RATES = {"dropout": 0.2, "attention_dropout": 0.2, "position_dropout": 0.2, "drop_path": 0.5}
+REFUSED = ("relative", "every_layer", "shared", "conv", "interleaved", "mixtures")  # which need every patch
 CPU = torch.device("cpu")
-MIXED = [name for name in tiny.VARIETY if any(word in name for word in ("relative", "interleaved", "mixtures", "conv"))]
 
 
 def dropping(**fields: Any) -> VisionTransformer:
-    return tiny.build(**RATES, **fields).train()
+    return build(**RATES, **fields).train()
 
 
 def keys_of(images: int, seed: int = 0) -> Tensor:
     return torch.randint(-(2**31), 2**31, (images,), dtype=torch.int32, generator=torch.Generator().manual_seed(seed))
-
-
-# --- Bits ---------------------------------------------------------------------------------------------
 
 
 @given(st.integers(-(2**31), 2**31 - 1))
@@ -76,22 +72,6 @@ def test_what_survives_is_as_much_as_the_rate_says() -> None:
         assert survives(ends, rate).tolist() == expected
 
 
-# --- Layers -------------------------------------------------------------------------------------------
-
-
-@given(
-    st.sampled_from([lambda: Dropout(0.3), lambda: DropPath(0.5), lambda: PatchDropout(0.5, 1)]),
-    st.lists(st.integers(0, 9), min_size=1, max_size=6),
-    st.integers(0, 99),
-)
-def test_an_image_loses_the_same_among_any_others(build: Callable[[], Any], chosen: list[int], seed: int) -> None:
-    layer, x, keys = build().train(), torch.rand(10, 7, 4) + 1, keys_of(10, seed)
-    layer.keys = keys
-    whole = layer(x)
-    layer.keys = keys[chosen]
-    assert torch.equal(layer(x[chosen]), whole[chosen])
-
-
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_dropout_by_keys_keeps_the_expectation_and_scales_what_it_keeps(rate: float) -> None:
     layer, x = Dropout(rate).train(), torch.ones(40, 50, 60)
@@ -102,69 +82,42 @@ def test_dropout_by_keys_keeps_the_expectation_and_scales_what_it_keeps(rate: fl
     assert torch.equal(layer.eval()(x), x)
 
 
-# --- Models -------------------------------------------------------------------------------------------
-
-
-@settings(max_examples=20)
-@given(length=st.integers(1, 9), size=st.integers(1, 4), piece=st.integers(1, 3), seed=st.integers(0, 99))
-def test_numbers_of_shares_and_pieces_are_those_of_the_batch(length: int, size: int, piece: int, seed: int) -> None:
-    draws = Draws(dropping())
-    whole = draws.of(seed, range(length), CPU)
-    for rank in range(size):
-        places = range(rank, length, size)
-        own = draws.of(seed, places, CPU)
-        assert torch.equal(own, whole[:, list(places)])
-        with draws.using(own[:, :piece]):
-            pass
-    assert not torch.equal(draws.of(seed + 1, range(length), CPU), whole)
-
-
-@pytest.mark.parametrize("name", ["plain", *MIXED])
+@pytest.mark.parametrize(
+    "name", ["plain", *tiny.some(n for n in VARIETY if any(word in n for word in ("relative", *REFUSED[3:])))]
+)
 def test_shares_and_pieces_of_a_batch_come_to_the_rows_of_the_whole(name: str) -> None:
-    model = dropping(**tiny.VARIETY.get(name, {}))
+    model = dropping(**VARIETY.get(name, {}))
     if name == "plain":
         drop_patches(model, 0.3)
-    draws, images = Draws(model), tiny.images(6, config=model.config)
+    draws, batch = Draws(model), images(6, config=model.config)
     with torch.no_grad(), draws.using(draws.of(5, range(6), CPU)):
-        whole = model(images)
-    assert tiny.largest_difference(whole, model.eval()(images)) > 1e-3
+        whole = model(batch)
+    assert largest_difference(whole, model.eval()(batch)) > 1e-3
     model.train()
     for places in (range(0, 6, 2), range(1, 6, 2), range(5, 6)):
         with torch.no_grad(), draws.using(draws.of(5, places, CPU)):
-            assert tiny.largest_difference(model(images[list(places)]), whole[list(places)]) < 1e-5
+            assert largest_difference(model(batch[list(places)]), whole[list(places)]) < 1e-5
 
 
 def test_every_layer_draws_for_itself() -> None:
     model = dropping(layers=3)
     drop_patches(model, 0.5)
-    draws = Draws(model)
-    keys = draws.of(1, range(4), CPU)
+    keys = Draws(model).of(1, range(4), CPU)
     # Of the positions and the patches; a block's attention (2), MLP (2) and branches (2), of rate 0 in the first.
     assert keys.shape == (2 + 3 * 6 - 2, 4)
     assert len(keys.unique()) == keys.numel()
-    masks = list[Tensor]()
-    for module in model.modules():
-        if isinstance(module, Dropout):
-            module.register_forward_hook(lambda _, inputs, output: masks.append((output == 0) & (inputs[0] != 0)))
-    with draws.using(keys):
-        model(tiny.images(4, config=model.config))
-    of_shape: dict[Any, list[Tensor]] = {}
-    for mask in masks:
-        of_shape.setdefault(mask.shape, []).append(mask)
-    for same in of_shape.values():
-        assert len(torch.stack(same).flatten(1).unique(dim=0)) == len(same)
 
 
 def test_checkpointing_draws_the_same_again_and_so_does_a_compiled_pass() -> None:
     model = dropping(layers=2)
-    draws, images = Draws(model), tiny.images(4, config=model.config)
+    draws, batch = Draws(model), images(4, config=model.config)
     compiled = torch.compile(model.forward_heads, backend="aot_eager", fullgraph=True)
     gradients = list[list[Tensor]]()
     for checkpointing, forward in ((0, model.forward_heads), (1, model.forward_heads), (0, compiled)):
         model.checkpointing = checkpointing
         for seed in (3, 4):  # the second time with what was compiled for the first
             with draws.using(draws.of(seed, range(4), CPU)):
-                loss = forward(images)[0].square().sum()
+                loss = forward(batch)[0].square().sum()
                 gradients.append(list(torch.autograd.grad(loss, list(model.parameters()))))
     for number in (0, 1):
         plain, again, quick = gradients[number::2]
@@ -179,9 +132,6 @@ def test_layers_forget_what_they_were_told_even_if_memory_runs_out() -> None:
     with pytest.raises(MemoryError), draws.using(draws.of(0, range(2), CPU)):
         raise MemoryError
     assert [m.keys for m in model.modules() if isinstance(m, (Dropout, DropPath)) and m.keys is not None] == []
-
-
-# --- Mixing -------------------------------------------------------------------------------------------
 
 
 @given(length=st.integers(1, 17), size=st.integers(1, 6))
@@ -203,12 +153,6 @@ def test_each_share_gets_the_images_before_its_own(length: int, size: int) -> No
                 before = ProcessGroup(rank, size).before(own, length)
                 expected = whole.roll(1, dims=0)[rank::size] if rank < length else own
                 assert meet is note or torch.equal(before, expected)
-
-
-# --- Patch dropout: what it keeps, what it leaves alone, and a run with it ----------------------------
-
-
-REFUSED = ["relative", "every_layer", "shared", "conv", "interleaved", "mixtures"]
 
 
 @given(rate=st.floats(0, 0.99), ahead=st.integers(0, 4), patches=st.integers(1, 30), seed=st.integers(0, 99))
@@ -233,7 +177,7 @@ def test_every_patch_is_kept_as_often_and_images_lose_others() -> None:
     assert len(out.unique(dim=0)) > 200  # of 252
 
 
-@pytest.mark.parametrize("name", [n for n in VARIETY if not any(word in n for word in REFUSED)])
+@pytest.mark.parametrize("name", tiny.some(n for n in VARIETY if not any(word in n for word in REFUSED)))
 def test_evaluation_and_state_are_the_plain_models(name: str) -> None:
     model, seen = build(**VARIETY[name]), list[int]()
     expected, keys = model(images()), list(model.state_dict())
@@ -244,8 +188,7 @@ def test_evaluation_and_state_are_the_plain_models(name: str) -> None:
     model.train()
     torch.manual_seed(0)
     logits = model(images())
-    assert logits.shape == expected.shape
-    assert largest_difference(logits, expected) > 0
+    assert logits.shape == expected.shape and largest_difference(logits, expected) > 0
     assert seen[1] < seen[0], "the blocks see fewer tokens in training alone"
     copied = copy.deepcopy(model)
     torch.manual_seed(0)
@@ -259,16 +202,13 @@ def test_full_fine_tuning_spares_patches_unless_it_is_told_or_cannot() -> None:
     assert spare_patches(Recipe.of({"method": "lora", "weights": "x"}), {}, plain).patch_dropout == 0
     for config in (tiny.tiny(**VARIETY[name]) for name in VARIETY if any(word in name for word in REFUSED)):
         assert spare_patches(full, {}, config) == full
-        with pytest.raises(VitkitError, match=r"--patch-dropout: .* needs all patches"):
+        with refused("training.patch-dropout-unsupported"):
             check_config(config, Recipe(patch_dropout=0.3))
 
 
-def test_a_run_with_patch_dropout_is_repeatable_and_its_model_is_a_plain_one(tmp_path: Path) -> None:
-    data = photos(tmp_path / "data")
+def test_a_run_with_patch_dropout_is_repeatable(data: Path, tmp_path: Path) -> None:
     fields = {"epochs": 2, "model": "vit_micro_patch4_16", "model_fields": SIZE, "ema": 0.9}
-    for name in "ab":
-        train(quick(data, patch_dropout=0.5, **fields), tmp_path / name)
+    for name, share in (("a", 0.5), ("b", 0.5), ("c", 0.0)):
+        train(quick(data, patch_dropout=share, **fields), tmp_path / name)
     assert_same_weights(tmp_path / "a", tmp_path / "b")
-    assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
-    train(quick(data, **fields), tmp_path / "c")
-    assert metrics(tmp_path / "a") != metrics(tmp_path / "c")
+    assert metrics(tmp_path / "a") == metrics(tmp_path / "b") != metrics(tmp_path / "c")

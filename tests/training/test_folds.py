@@ -1,5 +1,6 @@
 """Cross-validation: folds are runs of their own, their mean has its interval, and no crash or Ctrl-C loses a fold."""
 
+import csv
 import json
 import os
 import re
@@ -16,27 +17,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from scipy.special import softmax
 from scipy.stats import binomtest
 from sklearn.metrics import balanced_accuracy_score
 
 import photos as pictures
 import runs
+import tiny
 import vitkit
 from hearing import heard
 from refusals import refused
-from vitkit.data import ImageTable, split_from_file
+from vitkit.classifier import Classifier
+from vitkit.data import ImageTable, Preprocess, split_from_file
 from vitkit.errors import Interrupted
 from vitkit.evaluation import Evaluation, MultiEvaluation, evaluate, fold_intervals
+from vitkit.evaluation.calibration import calibrate, log_odds
+from vitkit.inference import HeldOut
+from vitkit.reporting.model_card import model_card_text
 from vitkit.system import exclusive_in, reporting_to
 from vitkit.text import interval_text
-from vitkit.training import Recipe, run
+from vitkit.training import OutOfFold, Recipe, run
 from vitkit.training import cross_validation as folds
 from vitkit.weights import load
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return runs.photos(tmp_path_factory.mktemp("folds-data") / "photos", images=7)
+    return runs.photos(tmp_path_factory.mktemp("folds-data") / "photos", images=7, noise=90)
 
 
 def recipe_for(data: Path, **fields: Any) -> Recipe:
@@ -224,26 +231,26 @@ def test_copies_and_scenes_are_kept_in_one_fold(data: Path, tmp_path: Path, monk
         assert len({where[f"{name}/img5.png"] for name in runs.COLOURS}) == 1
 
 
-def test_ctrl_c_in_the_second_fold_keeps_the_first_and_a_resume_goes_on(
-    finished: Path, data: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("done", ["fold-1/report.html", "folds.json"], ids=["in the second fold", "in the final model"])
+def test_ctrl_c_keeps_what_is_done_and_a_resume_goes_on(finished: Path, data: Path, tmp_path: Path, done: str) -> None:
     folder, lines = tmp_path / "run", list[str]()
 
-    def progress(what: str, done: int, total: int) -> None:
-        if what.startswith("epoch") and (folder / "fold-1" / "report.html").is_file():
+    def progress(what: str, step: int, total: int) -> None:
+        if what.startswith("epoch") and (folder / done).is_file():
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(Interrupted), reporting_to(progress), heard(lines.append):
         run.train(recipe_for(data), folder)
     assert lines[-1] == f"to continue: vitkit train --resume {folder}"
-    assert not (folder / "folds.json").exists()
-    kept = (folder / "fold-1" / "model.safetensors").stat().st_mtime_ns
+    assert not (folder / "report.html").exists() and (folder / "folds.json").exists() == (done == "folds.json")
+    kept = {path: path.stat().st_mtime_ns for path in folder.glob("fold-*/report.html")}
     lines.clear()
     with heard(lines.append):
         run.resume(folder)
     assert "fold 1 of 3" not in lines
-    assert (folder / "fold-1" / "model.safetensors").stat().st_mtime_ns == kept
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
     assert_same_folds(folder, finished)
+    assert load(folder).trust == load(finished).trust
 
 
 def assert_same_folds(folder: Path, other: Path) -> None:
@@ -280,14 +287,6 @@ def test_a_finished_cross_validation_may_be_resumed_without_harm(finished: Path,
             (folder / "folds.json").write_text(damage)
         run.resume(folder)
         assert_same_folds(folder, finished)
-
-
-def test_a_fold_whose_folder_is_gone_is_named(finished: Path, tmp_path: Path) -> None:
-    folder = runs.copy_of(finished, tmp_path / "run")
-    shutil.rmtree(folder / "fold-2")
-    with refused("training.fold-missing", "fold-2"):
-        run.resume(folder)
-    assert load(folder / "fold-1").classes
 
 
 def test_failing_before_a_model_leaves_no_folder_but_what_was_there(
@@ -391,3 +390,179 @@ def test_a_limit_cuts_training_images_of_folds(data: Path, tmp_path: Path, monke
         assert set(some.of_split("train").paths) < set(whole.of_split("train").paths)
         for name in ("val", "test"):
             assert some.of_split(name).paths == whole.of_split(name).paths != ()
+
+
+# The model that it ends with: trained on all images, calibrated by models that had not seen them.
+
+
+def final_of(folder: Path) -> dict[str, Any]:
+    return dict(figures_of_folds(folder)["final"])
+
+
+def predictions_of_folds(folder: Path) -> dict[str, dict[str, str]]:
+    """The row of predictions.csv of each image, from the fold that tested it."""
+    rows: dict[str, dict[str, str]] = {}
+    for fold in fold_folders(folder):
+        with (fold / "predictions.csv").open(newline="") as text:
+            rows |= {row["path"]: row for row in csv.DictReader(text)}
+    return rows
+
+
+def test_it_is_trained_on_every_image_of_every_fold(finished: Path) -> None:
+    table, record = split_of(finished), load(finished).provenance
+    assert set(table.splits) == {"train"} and len(table) == final_of(finished)["images"] == 21
+    assert set(table.paths) == predictions_of_folds(finished).keys()
+    assert record["data_hash"] == json.loads((finished / "split.json").read_text())["hash"]
+    assert record["recipe"]["folds"] is None
+
+
+def test_it_ends_after_the_median_of_the_best_epochs_in_the_same_schedule(tmp_path: Path) -> None:
+    """With shuffled labels, the best epochs differ between folds."""
+    data = runs.shuffled(runs.photos(tmp_path / "photos", images=9, noise=90), seed=0)
+    folder = run.train(recipe_for(data, epochs=4, lr=0.01, warmup=0.0, monitor="val_loss"), tmp_path / "run")
+    best = [load(fold).provenance["metrics"]["epoch"] + 1 for fold in fold_folders(folder)]
+    final = final_of(folder)
+    assert (final["best_epochs"], final["epochs"]) == (best, sorted(best)[1])
+    rows, of_fold = runs.metrics(folder), runs.metrics(folder / "fold-1")
+    assert len(rows) == final["epochs"] < len(of_fold) == 4, "the case is chosen so that an epoch is left out"
+    assert load(folder).provenance["metrics"]["epoch"] == final["epochs"] - 1
+    for own, other in zip(rows, of_fold, strict=False):  # the rate is that of the same part of the schedule
+        assert own["lr"] == pytest.approx(other["lr"], abs=0.002)
+
+
+def test_its_predictions_out_of_fold_are_those_that_the_folds_reported(finished: Path) -> None:
+    """At the temperature of its fold, each image has the confidence in that fold's predictions.csv."""
+    predictions, reported = OutOfFold.read(finished), predictions_of_folds(finished)
+    assert predictions is not None and predictions.folds == 3
+    models = {path: load(fold) for fold in fold_folders(finished) for path in split_of(fold).of_split("test").paths}
+    for path, label, logits in zip(predictions.paths, predictions.labels, predictions.logits, strict=True):
+        p = softmax(logits.astype(np.float64) / models[path].temperature)
+        assert predictions.classes[int(p.argmax())] == reported[path]["predicted"]
+        assert predictions.classes[int(label)] == reported[path]["label"]
+        assert p.max() == pytest.approx(float(reported[path]["confidence"]), abs=2e-6)
+
+
+def test_its_temperature_and_promises_are_fitted_on_them(finished: Path) -> None:
+    classifier, predictions = load(finished), OutOfFold.read(finished)
+    assert predictions is not None and classifier.held_out is not None
+    logits = predictions.logits.astype(np.float64)
+    fitted = calibrate(logits, predictions.labels, np.zeros(logits.shape[1]))
+    assert classifier.temperature == pytest.approx(fitted.temperature, rel=1e-4)
+    assert final_of(finished)["temperature"] == classifier.temperature
+    stored = classifier.held_out.held_out
+    expected = HeldOut.of(softmax(logits / classifier.temperature, axis=1), predictions.labels)
+    for name in ("label", "predicted"):
+        assert (getattr(stored, name) == getattr(expected, name)).all()
+    np.testing.assert_allclose(stored.rest, expected.rest, atol=1e-5)
+    assert (stored.folds, stored.chosen) == (3, ("temperature by log loss",))
+
+
+def test_a_balanced_training_is_corrected_as_that_of_its_folds(data: Path, tmp_path: Path) -> None:
+    fewer = runs.copy_of(data, tmp_path / "photos")
+    for i in range(3, 8):
+        (fewer / "red" / f"img{i}.png").unlink()
+    folder = run.train(recipe_for(fewer, folds=2, epochs=1, balance="loss"), tmp_path / "run")
+    balance = load(folder).provenance["balance"]
+    assert balance["balance"] == "loss" and balance["counts"] == [7, 7, 2] and any(balance["in_head"])
+    predictions, reported = OutOfFold.read(folder), predictions_of_folds(folder)
+    for fold in fold_folders(folder):
+        model, tested = load(fold), split_of(fold).of_split("test").paths
+        shift = np.array(model.provenance["balance"]["in_head"])
+        for i in (predictions.paths.index(path) for path in tested):
+            z = (predictions.logits[i] + shift) / model.temperature
+            assert predictions.classes[int(z.argmax())] == reported[predictions.paths[i]]["predicted"]
+
+
+def test_several_classes_get_thresholds(data: Path, tmp_path: Path) -> None:
+    source = data / "several.csv"
+    paths = [path.relative_to(data) for path in sorted(data.rglob("*.png"))]
+    rows = [f"{path},{('a', 'a;b', 'b')[i % 3]}" for i, path in enumerate(paths)]
+    source.write_text("\n".join(["path,labels", *rows]) + "\n")
+    folder = run.train(recipe_for(source, folds=2, epochs=1, monitor="val_loss"), tmp_path / "run")
+    source.unlink()
+    classifier = load(folder)
+    assert classifier.thresholds is not None and classifier.thresholds != (0.5, 0.5)
+    assert classifier.trust is None
+
+
+def test_a_damaged_file_of_predictions_is_named(finished: Path, tmp_path: Path) -> None:
+    predictions, file = OutOfFold.read(finished), tmp_path / "out_of_fold.safetensors"
+    assert predictions is not None
+    replace(predictions, classes=("a",)).write(tmp_path)
+    whole = (finished / file.name).read_bytes()
+    for content in (file.read_bytes(), whole[: len(whole) // 2]):
+        file.write_bytes(content)
+        with refused("training.predictions-damaged", file.name):
+            OutOfFold.read(tmp_path)
+
+
+def test_terminal_file_page_and_card_say_whose_figures_these_are(finished: Path) -> None:
+    caveat = "of the folds' models; the final model was trained on all 21 images, so none is left to test it"
+    assert caveat in (finished / "log.txt").read_text().splitlines()[-1]
+    assert caveat in vitkit.TrainingRun(finished).headline.words
+    assert "the final model was trained on all 21 images" in (finished / "report.html").read_text()
+    accuracy = figures_of_folds(finished)["accuracy"]["mean"]
+    card = model_card_text("run", load(finished), "0", finished)
+    assert "the final model was trained on all 21 images" in card and "a cross-validation with 3 folds" in card
+    assert f"- accuracy: {100 * accuracy:.1f} % (95 % interval" in card
+    result = vitkit.evaluate(finished)
+    assert result.headline.value is None
+    assert any("over 3 folds" in note for note in result.notes), "the figures of the folds instead"
+
+
+def test_it_predicts_with_promises_that_say_what_they_rest_on(finished: Path, data: Path) -> None:
+    result = vitkit.predict(finished, data, promises=vitkit.Promises(coverage=0.9))
+    assert len(result.rows()) == 21
+    notes = " ".join(result.notes)
+    assert "sets by 21 cross-validated images" in notes and "has no guarantee" in notes
+    with refused("inference.images-too-few", "299 cross-validated images"):
+        vitkit.predict(finished, data, promises=vitkit.Promises(accuracy=0.99))
+
+
+def test_what_was_killed_after_its_folds_ends_with_the_same_model(finished: Path, tmp_path: Path) -> None:
+    folder = runs.copy_of(finished, tmp_path / "run")
+    for name in ("report.html", "metrics.csv", "model.json", "model.safetensors", "trust.safetensors"):
+        (folder / name).unlink()
+    shutil.rmtree(folder / "checkpoints")
+    run.resume(folder)
+    runs.assert_same_weights(folder, finished)
+    expected = final_of(finished)
+    assert final_of(folder) == {**expected, "temperature": pytest.approx(expected["temperature"], rel=0.05)}
+
+
+@pytest.mark.parametrize(
+    ("name", "code"), [("split.json", "data.run-file-missing"), ("fold-2/split.json", "training.fold-missing")]
+)
+def test_a_cross_validation_without_its_images_is_refused_before_it_trains(
+    finished: Path, tmp_path: Path, name: str, code: str
+) -> None:
+    folder = runs.copy_of(finished, tmp_path / "run")
+    for lost in (name, "fold-1/report.html", "model.safetensors"):
+        (folder / lost).unlink()
+    before = set(folder.rglob("[!.]*"))
+    with refused(code):
+        run.resume(folder)
+    assert set(folder.rglob("[!.]*")) == before
+
+
+@pytest.mark.parametrize("seeds", [1, pytest.param(4, marks=pytest.mark.accept)])
+def test_shuffled_labels_are_not_predicted_better_than_by_chance(tmp_path: Path, seeds: int) -> None:
+    """The pooled predictions that calibrate the final model are honest: their accuracy is that of chance."""
+    right, total = 0, 0
+    for seed in range(seeds):
+        data = runs.shuffled(runs.photos(tmp_path / f"photos-{seed}", images=10, noise=200, seed=seed), seed)
+        folder = run.train(recipe_for(data, folds=2, epochs=2, seed=seed), tmp_path / f"run-{seed}")
+        predictions = OutOfFold.read(folder)
+        right += int((predictions.logits.argmax(axis=1) == predictions.labels).sum())
+        total += len(predictions.labels)
+    assert abs(right / total - 1 / 3) < 3 * (2 / 9 / total) ** 0.5
+
+
+def test_predictions_take_on_the_correction_of_the_classifier() -> None:
+    model = tiny.build(num_classes=2)
+    classifier = Classifier(model, ("a", "b"), Preprocess(size=model.config.image_size))
+    logits = np.array([[1.0, 0.0], [0.0, 3.0]], np.float32)
+    made = OutOfFold(("a", "b"), ("x", "y"), np.array([0, 1]), logits, 2, np.array([0, 1])).evaluation(classifier)
+    assert isinstance(made, Evaluation) and made.split == "train"
+    back = log_odds(made.probabilities, made.labels)
+    np.testing.assert_allclose(back[:, 1] - back[:, 0], [-1, 3], rtol=1e-5)

@@ -16,10 +16,9 @@ from PIL import Image, ImageOps
 
 import runs
 import vitkit
-from hearing import heard
 from photos import scene
+from refusals import refused
 from vitkit.data import PictureRecord, read_contents, split_from_file
-from vitkit.errors import VitkitError
 from vitkit.reporting import data_of_report
 from vitkit.training import run
 from vitkit.verbs import TrainingRun
@@ -27,7 +26,6 @@ from vitkit.weights import checkpoint as read
 from vitkit.weights import load, loading, write
 
 CLASSES = ("a", "b", "c")
-START = {"weights": "WEIGHTS", "model": None, "method": "probe-sgd", "epochs": 1}
 
 
 def scenes(root: Path, start: int = 0, each: int = 10) -> Path:
@@ -39,10 +37,7 @@ def scenes(root: Path, start: int = 0, each: int = 10) -> Path:
 
 
 def train(data: Path, folder: Path, **fields: Any) -> tuple[Path, str]:
-    lines: list[str] = []
-    recipe = runs.quick(data, **{"epochs": 1, "method": "scratch", **fields})
-    with heard(lines.append):
-        return run.train(recipe, folder), "\n".join(lines)
+    return runs.told(runs.quick(data, **{"epochs": 1, "method": "scratch", **fields}), folder)
 
 
 @pytest.fixture
@@ -53,7 +48,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def go_on(data: Path, weights: Path, folder: Path, **fields: Any) -> tuple[Path, str]:
-    return train(data, folder, **{**START, "weights": str(weights), "seed": 7, **fields})
+    return train(data, folder, **{"weights": str(weights), "model": None, "method": "probe-sgd", "seed": 7, **fields})
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +64,7 @@ def first(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def roles(folder: Path) -> dict[str, str]:
     """The split of each content of a run."""
-    contents = read_contents(folder / "split.json")
-    table = split_from_file(folder / "split.json")
+    contents, table = read_contents(folder / "split.json"), split_from_file(folder / "split.json")
     return {contents[path]: str(split) for path, split in zip(table.paths, table.splits, strict=True)}
 
 
@@ -78,23 +72,12 @@ def record(folder: Path) -> PictureRecord:
     return PictureRecord.from_bytes((folder / "pictures.npz").read_bytes(), folder)
 
 
-def changed(data: Path, target: Path, change: Callable[[Image.Image], Image.Image], suffix: str = ".png") -> Path:
-    for file in data.rglob("*.png"):
-        place = target / file.relative_to(data).with_name(f"new-{file.stem}{suffix}")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        change(Image.open(file)).save(place)
-    return target
-
-
-FORMS: dict[str, Callable[[Path, Path], Path]] = {
-    "renamed": lambda data, to: changed(data, to, lambda picture: picture),
-    "re-encoded": lambda data, to: changed(data, to, lambda picture: picture, ".jpg"),
-    "resized": lambda data, to: changed(data, to, lambda picture: picture.resize((48, 48))),
-    "mirrored": lambda data, to: changed(data, to, ImageOps.mirror),
+FORMS: dict[str, tuple[Callable[[Image.Image], Image.Image], str]] = {
+    "renamed": (lambda picture: picture, ".png"),
+    "re-encoded": (lambda picture: picture, ".jpg"),
+    "resized": (lambda picture: picture.resize((48, 48)), ".png"),
+    "mirrored": (ImageOps.mirror, ".png"),
 }
-
-
-# --- The record ------------------------------------------------------------------------------------------------
 
 
 def test_a_run_records_every_picture_with_its_split(first: Path) -> None:
@@ -106,21 +89,24 @@ def test_a_run_records_every_picture_with_its_split(first: Path) -> None:
 
 @pytest.mark.parametrize("name", ["model.npz", "model.safetensors", "model.pth", "timm", "hf", "folder"])
 def test_every_layout_carries_the_record(first: Path, tmp_path: Path, name: str) -> None:
-    to: Any = {"model.npz": "npz", "timm": "timm", "hf": "hf", "folder": "folder"}.get(name, "timm")
+    to: Any = {"model.npz": "npz", "hf": "hf", "folder": "folder"}.get(name, "timm")
     write(load(first), tmp_path / name, to)
     heads = {"heads": load(first).model.config.heads} if name == "model.pth" else {}  # which it cannot say
-    found = load(tmp_path / name, **heads).pictures
-    assert found == load(first).pictures
+    assert load(tmp_path / name, **heads).pictures == load(first).pictures
 
 
-def test_a_run_does_not_write_over_the_weights_that_it_begins_from(data: Path, first: Path, tmp_path: Path) -> None:
-    own = Path(shutil.copytree(first, tmp_path / "own"))
-    with pytest.raises(VitkitError, match=r"would overwrite the weights .*: choose a new name"):
-        run.train(runs.quick(data, **{**START, "weights": str(own), "epochs": 1}), own, force=True)
+def test_what_weights_do_not_allow_is_refused(data: Path, first: Path, tmp_path: Path) -> None:
+    own = runs.copy_of(first, tmp_path / "own")
+    with refused("training.out-overwrites", str(own)):
+        run.train(runs.quick(data, weights=str(own), model=None, method="probe-sgd"), own, force=True)
     assert load(own).classes == load(first).classes
-
-
-# --- Planted leaks: none is silent -----------------------------------------------------------------------------
+    with refused("training.images-seen", "24 of the 30"):
+        go_on(data, first, tmp_path / "folds", folds=3)
+    with refused("training.fields-conflict", "split_from"):
+        runs.quick(data, split_from="x", folds=2)
+    with refused("weights.source-missing", "nothing"):
+        train(data, tmp_path / "run", split_from=str(tmp_path / "nothing"))
+    assert [path.name for path in tmp_path.iterdir()] == ["own"]
 
 
 def test_another_seed_keeps_the_split_of_the_weights(data: Path, first: Path, tmp_path: Path) -> None:
@@ -130,16 +116,9 @@ def test_another_seed_keeps_the_split_of_the_weights(data: Path, first: Path, tm
     assert json.loads((second / "evaluation.json").read_text())["seen"]["images"] == 0
 
 
-def test_folds_from_weights_that_have_seen_the_pictures_are_refused(data: Path, first: Path, tmp_path: Path) -> None:
-    with pytest.raises(VitkitError, match="has seen 24 of the 30 pictures: use other --weights"):
-        go_on(data, first, tmp_path / "folds", folds=3)
-    assert not (tmp_path / "folds").exists()
-
-
 @pytest.mark.usefixtures("settled")
 def test_added_photographs_alone_are_dealt(data: Path, first: Path, tmp_path: Path) -> None:
-    more = scenes(Path(shutil.copytree(data, tmp_path / "more")), start=500, each=10)
-    second, said = go_on(more, first, tmp_path / "second")
+    second, said = go_on(scenes(runs.copy_of(data, tmp_path / "more"), start=500), first, tmp_path / "second")
     assert "30 of 60 images are known" in said and "30 are new" in said
     assert roles(first).items() <= roles(second).items()
     counts = [list(roles(second).values()).count(name) for name in ("train", "val", "test")]
@@ -149,27 +128,29 @@ def test_added_photographs_alone_are_dealt(data: Path, first: Path, tmp_path: Pa
 @pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("form", FORMS)
 def test_copies_in_any_form_keep_the_split_of_the_weights(data: Path, first: Path, tmp_path: Path, form: str) -> None:
-    second, said = go_on(FORMS[form](data, tmp_path / "photos"), first, tmp_path / "second")
+    change, suffix = FORMS[form]
+    for file in data.rglob("*.png"):
+        place = tmp_path / "photos" / file.relative_to(data).with_name(f"new-{file.stem}{suffix}")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        change(Image.open(file)).save(place)
+    second, said = go_on(tmp_path / "photos", first, tmp_path / "second")
     assert "30 of 30 images are known" in said and "(21 train, 3 val, 6 test)" in said
     before, after = split_from_file(first / "split.json"), split_from_file(second / "split.json")
-    own = {
-        (Path(path).parts[0], Path(path).stem): split for path, split in zip(before.paths, before.splits, strict=True)
-    }
-    for path, split in zip(after.paths, after.splits, strict=True):
-        assert split == own[Path(path).parts[0], Path(path).stem.removeprefix("new-")]
+    own = {Path(path).with_suffix(""): split for path, split in zip(before.paths, before.splits, strict=True)}
+    for path, split in zip(map(Path, after.paths), after.splits, strict=True):
+        assert split == own[path.with_name(path.stem.removeprefix("new-"))]
 
 
 @pytest.mark.usefixtures("settled")
 def test_a_moved_class_keeps_its_pictures_splits(data: Path, first: Path, tmp_path: Path) -> None:
-    moved = Path(shutil.copytree(data, tmp_path / "moved"))
+    moved = runs.copy_of(data, tmp_path / "moved")
     for file in list((moved / "a").iterdir())[:5]:
         file.rename(moved / "b" / f"was-a-{file.name}")
-    second, _ = go_on(moved, first, tmp_path / "second")
-    assert roles(second) == roles(first)
+    assert roles(go_on(moved, first, tmp_path / "second")[0]) == roles(first)
 
 
 def test_data_that_come_split_are_a_problem_and_have_a_second_figure(data: Path, first: Path, tmp_path: Path) -> None:
-    trained = [digest for digest, role in roles(first).items() if role == "train"]
+    before = roles(first)
     by_digest = {digest: path for path, digest in read_contents(first / "split.json").items()}
     for number, path in enumerate(by_digest[digest] for digest in sorted(by_digest)):
         folder = tmp_path / "split" / ("test" if number % 2 else "train") / Path(path).parent
@@ -177,11 +158,11 @@ def test_data_that_come_split_are_a_problem_and_have_a_second_figure(data: Path,
         shutil.copy(data / path, folder)
     second, said = go_on(tmp_path / "split", first, tmp_path / "second")
     tests = {digest for digest, role in roles(second).items() if role == "test"}
-    seen = {digest for digest, role in roles(first).items() if role != "test"} & tests
+    seen = {digest for digest in tests if before[digest] != "test"}
     assert f"problem: {first.name} had seen {len(seen)} of the {len(tests)} test images" in said
     numbers = json.loads((second / "evaluation.json").read_text())
     assert numbers["seen"]["images"] == len(seen) == len(numbers["seen"]["paths"])
-    assert numbers["seen"]["trained_on"] == len(tests & set(trained))
+    assert numbers["seen"]["trained_on"] == len([digest for digest in tests if before[digest] == "train"])
     rest = len(tests) - len(seen)
     assert numbers["without_seen"]["images"] == numbers["images"] == rest
     assert numbers["accuracy"] == numbers["without_seen"]["accuracy"] != numbers["with_seen"]["accuracy"]
@@ -196,10 +177,10 @@ def test_data_that_come_split_are_a_problem_and_have_a_second_figure(data: Path,
     assert TrainingRun(second).accuracy == vitkit.evaluate(second).accuracy == numbers["accuracy"]
     page = (second / "report.html").read_text()
     assert f'<span class="figure">{100 * numbers["accuracy"]:.1f} %</span> accuracy on {rest} test images' in page
+    assert f"{len(seen)} of {len(tests)} images had been seen by the weights" in page
     assert len(data_of_report(second / "report.html")["images"]["path"]) == rest
     assert record(second).role_of().keys() == record(first).role_of().keys()
     assert all(record(second).role_of()[bytes.fromhex(digest)] != "test" for digest in seen)
-    assert f"{len(seen)} of {len(tests)} images had been seen by the weights" in (second / "report.html").read_text()
 
 
 def test_other_pictures_are_drawn_anew_and_the_record_grows(first: Path, tmp_path: Path) -> None:
@@ -209,56 +190,25 @@ def test_other_pictures_are_drawn_anew_and_the_record_grows(first: Path, tmp_pat
     assert roles(first).items() <= {d.hex(): role for d, role in record(second).role_of().items()}.items()
 
 
-# --- Keeping a split -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("settled")
-def test_a_run_of_other_pictures_to_split_from_is_a_problem(data: Path, first: Path, tmp_path: Path) -> None:
-    others = runs.photos(tmp_path / "photos", seed=5)
-    _, said = train(others, tmp_path / "run", split_from=str(first))
+def test_whose_test_pictures_are_trained_on_is_said(data: Path, first: Path, tmp_path: Path) -> None:
+    _, said = train(runs.photos(tmp_path / "photos", seed=5), tmp_path / "run", split_from=str(first))
     assert f"problem: no image is known from {first.name}: the images are divided anew" in said
-
-
-@pytest.mark.usefixtures("settled")
-def test_without_it_the_line_says_whose_test_pictures_are_trained_on(data: Path, first: Path) -> None:
     _, said = train(data, first.parent / "reseeded", seed=5)
     shutil.rmtree(first.parent / "reseeded")
     assert "of the 6 test images of" in said and f"--split-from {first} keeps its split" in said
 
 
-def test_one_corrected_label_moves_no_other_picture(data: Path, first: Path, tmp_path: Path) -> None:
-    corrected = Path(shutil.copytree(data, tmp_path / "corrected"))
-    (corrected / "a" / "3.png").rename(corrected / "b" / "from-a.png")
-    second, _ = train(corrected, tmp_path / "second", split_from=str(first), seed=9)
-    assert roles(second) == roles(first)
-    assert run.resume(second) == second
-
-
 @pytest.mark.usefixtures("settled")
 def test_a_new_copy_of_two_splits_is_left_out_and_named(data: Path, first: Path, tmp_path: Path) -> None:
-    more = Path(shutil.copytree(data, tmp_path / "more"))
-    table = split_from_file(first / "split.json")
-    rows = [row for row in zip(table.splits, table.paths, strict=True) if row[1].startswith("a/")]
-    one, other = (dict(rows)[name] for name in ("train", "test"))
-    for path in (one, other):
+    more, table = runs.copy_of(data, tmp_path / "more"), split_from_file(first / "split.json")
+    of_split = dict(row for row in zip(table.splits, table.paths, strict=True) if row[1].startswith("a/"))
+    for path in (of_split["train"], of_split["test"]):
         Image.open(data / path).save(more / "a" / f"again-{Path(path).stem}.jpg", quality=95)
-    shutil.copy(data / one, more / "a" / "bridge-1.png")
+    shutil.copy(data / of_split["train"], more / "a" / "bridge-1.png")
     second, said = train(more, tmp_path / "second", split_from=str(first), group_by=r"(bridge|again)-")
-    assert "2 new or relabelled images are copies of pictures in different splits" in said
-    assert "again-" in said
+    assert "2 new or relabelled images are copies of pictures in different splits" in said and "again-" in said
     assert roles(first).items() <= roles(second).items()
-
-
-@pytest.mark.usefixtures("settled")
-def test_a_run_without_a_record_cannot_be_kept_to(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(VitkitError, match="split_from"):
-        runs.quick(data, split_from="x", folds=2)
-    with pytest.raises(VitkitError):
-        train(data, tmp_path / "run", split_from=str(tmp_path / "nothing"))
-    assert not (tmp_path / "run").exists()
-
-
-# --- Label errors ----------------------------------------------------------------------------------------------
 
 
 def test_label_errors_are_judged_by_weights_before_these_pictures(data: Path, first: Path, tmp_path: Path) -> None:
@@ -270,59 +220,117 @@ def test_label_errors_are_judged_by_weights_before_these_pictures(data: Path, fi
     assert "only held-out images are searched for label errors: the weights had been trained on the images" in said
 
 
-# --- How often weights are read -----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["folder", "timm"])
-def test_a_run_reads_its_first_weights_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    data = runs.photos(tmp_path / "data")
-    start = run.train(runs.quick(data, epochs=1, seed=5), tmp_path / "start")
+def test_a_run_looks_at_its_first_weights_and_reads_them_once(
+    first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    start = first
     if kind == "timm":
         start = tmp_path / "start.pth"
-        torch.save(runs.weights(tmp_path / "start"), start)
-    files: list[Path] = []
+        torch.save(runs.weights(first), start)
+    files, looks = list[Path](), list[str]()
     for name in ("read_torch", "read_safetensors"):
         original = getattr(read, name)
         spied = lambda path, original=original, **more: (files.append(path), original(path, **more))[1]  # noqa: E731
         monkeypatch.setattr(read, name, spied)
-    other = runs.photos(tmp_path / "other", seed=3)
-    asked = vitkit.Recipe(data=str(other), weights=str(start), method="full", epochs=1, workers=0)
-    run.train(asked, tmp_path / "run")
-    assert sum(path.is_relative_to(start) or path == start for path in files) == 1
-    again = [path for path in files if path.is_relative_to(tmp_path / "run")]
-    assert again == [], "and its own model never"
-
-
-class LookOn:
-    """Ends the training before its first step."""
-
-    class EndError(Exception):
-        """The training has come to its first step."""
-
-    def on_fit_start(self, _: Any) -> None:
-        raise self.EndError
-
-
-def test_a_training_looks_at_its_weights_once(tmp_path: Path) -> None:
-    start = run.train(runs.quick(runs.photos(tmp_path / "data"), epochs=1, seed=5), tmp_path / "start")
-    other = runs.photos(tmp_path / "other", seed=3)
-    looks: list[str] = []
 
     def count(frame: FrameType, event: str, _: Any) -> None:
         if event == "call" and frame.f_code is loading.look.__code__:
             looks.append(event)
 
-    before = sys.getprofile()
+    other, before = runs.photos(tmp_path / "other", images=6, seed=3), sys.getprofile()
+    recipe = vitkit.Recipe(data=str(other), weights=str(start), method="full", epochs=1, workers=0)
     sys.setprofile(count)
     try:
-        vitkit.train(
-            other,
-            vitkit.Recipe(weights=str(start), method="full"),
-            hooks=vitkit.Hooks(callbacks=[LookOn()]),
-            out=tmp_path / "run",
-        )
-    except LookOn.EndError:
-        pass
+        run.train(recipe, tmp_path / "run")
     finally:
         sys.setprofile(before)
-    assert len(looks) == 1
+    assert sum(path.is_relative_to(start) for path in files) == len(looks) == 1
+    assert not any(path.is_relative_to(tmp_path / "run") for path in files), "and its own model never"
+
+
+@pytest.fixture(scope="module")
+def torn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Given splits, in which each scene has two pictures. Scenes 0 and 1 are torn between train and test."""
+    root = tmp_path_factory.mktemp("torn") / "photos"
+    for label, letter in enumerate(("a", "b")):
+        scenes = {"train": range(8), "val": (20, 21), "test": (0, 1, 10, 11)}
+        for number, (split, own) in enumerate((name, own) for name in scenes for own in scenes[name]):
+            folder = root / split / letter
+            folder.mkdir(parents=True, exist_ok=True)
+            for view in range(2):
+                scene(1000 * label + 10 * number + view).save(folder / f"{letter}{own}-{split}{view}.png")
+    shutil.copy(root / "test" / "a" / "a10-test0.png", root / "test" / "b" / "b10-again.png")  # a label is wrong
+    (root / "test" / "a" / "a12-test0.png").write_bytes(b"no picture")
+    return root
+
+
+@pytest.fixture(scope="module")
+def flattered(torn: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    return train(torn, tmp_path_factory.mktemp("flattered") / "run", group_by=r"([ab]\d+)-")
+
+
+def test_images_of_scenes_that_are_trained_on_do_not_count(flattered: tuple[Path, str]) -> None:
+    folder, said = flattered
+    assert "4 scenes or groups are in more than one of the data's own splits" in said
+    stored, figures = TrainingRun(folder).evaluation, vitkit.evaluate(folder).figures
+    assert stored["figures"] == figures
+    for numbers in (stored, figures):
+        assert (numbers["images"], numbers["seen"]["images"], numbers["with_seen"]["images"]) == (9, 8, 17)
+        assert {Path(path).name.split("-")[0] for path in numbers["seen"]["paths"]} == {"a0", "a1", "b0", "b1"}
+
+
+def test_problems_reach_every_headline(flattered: tuple[Path, str]) -> None:
+    folder, said = flattered
+    told = (
+        "1 picture is in more than one class, and one label at most is right",
+        "1 of the 18 test images cannot be read and does not count",
+        "of them independent, the others being copies or of the same scenes",
+    )
+    assert f"problem: {told[0]}: " in said
+    stored = json.loads((folder / "evaluation.json").read_text())["headline"]["caveats"]
+    assert [any(text in caveat["text"] for caveat in stored) for text in told] == [True] * 3
+    evaluated = vitkit.evaluate(folder)
+    lines = (said.splitlines()[-1], TrainingRun(folder).lines()[0], evaluated.lines()[-1], evaluated.headline.words)
+    assert all(text in line for line in lines for text in told)
+    assert all("(95 %: " in line and "more than one split" not in line for line in lines)
+
+
+def test_what_weights_without_a_record_had_seen_is_unknown(
+    flattered: tuple[Path, str], torn: Path, tmp_path: Path
+) -> None:
+    classifier = load(flattered[0])
+    classifier.pictures = None
+    write(classifier, tmp_path / "plain.npz", "npz")
+    fields = {"weights": str(tmp_path / "plain.npz"), "model": None, "method": "probe-sgd"}
+    folder, said = train(torn, tmp_path / "second", **fields)
+    evaluated = vitkit.evaluate(folder)
+    for numbers in (TrainingRun(folder).evaluation, evaluated.figures):
+        assert numbers["seen"] is None
+    for line in (said.splitlines()[-1], evaluated.lines()[-1]):
+        assert "had seen these images before is not recorded" in line
+
+
+def test_the_models_own_answers_are_no_labels(flattered: tuple[Path, str], torn: Path, tmp_path: Path) -> None:
+    folder, answers = flattered[0], tmp_path / "answers.csv"
+    vitkit.predict(folder, torn / "train", out=answers)
+    with refused("data.list-of-predictions", "answers.csv"):
+        vitkit.evaluate(folder, answers)
+    with refused("data.columns-unexpected", "confidence"):
+        vitkit.evaluate(folder, labels=answers)
+    photos = [torn / "train" / "a" / f"a{scene}-train0.png" for scene in range(4)]
+    rows = [f"{row.path},{row.label}\n" for row in vitkit.predict(folder, photos)]
+    (tmp_path / "alone.csv").write_text("path,label\n" + "".join(rows))
+    told = "every label equals the prediction, as if the labels had been made from predictions of this model"
+    assert told in vitkit.evaluate(folder, tmp_path / "alone.csv").lines()[-1]
+    assert told not in vitkit.evaluate(folder, torn / "train").headline.words
+
+
+def test_copies_within_other_data_are_told(flattered: tuple[Path, str], tmp_path: Path) -> None:
+    for number in range(12):
+        for letter in "ab":
+            (tmp_path / letter).mkdir(exist_ok=True)
+            scene(9000 + (number // 4) + 100 * (letter == "b")).save(tmp_path / letter / f"{number}.png")
+    evaluated = vitkit.evaluate(flattered[0], tmp_path)
+    assert evaluated.figures["independent_groups"] == 6
+    assert "24 all images (only 6 of them independent" in evaluated.lines()[-1]
