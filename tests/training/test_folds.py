@@ -419,7 +419,9 @@ def test_it_is_trained_on_every_image_of_every_fold(finished: Path) -> None:
 def test_it_ends_after_the_median_of_the_best_epochs_in_the_same_schedule(tmp_path: Path) -> None:
     """With shuffled labels, the best epochs differ between folds."""
     data = runs.shuffled(runs.photos(tmp_path / "photos", images=9, noise=90), seed=0)
-    folder = run.train(recipe_for(data, epochs=4, lr=0.01, warmup=0.0, monitor="val_loss"), tmp_path / "run")
+    folder = run.train(
+        recipe_for(data, epochs=4, batch_size=8, lr=0.01, warmup=0.0, monitor="val_loss"), tmp_path / "run"
+    )
     best = [load(fold).provenance["metrics"]["epoch"] + 1 for fold in fold_folders(folder)]
     final = final_of(folder)
     assert (final["best_epochs"], final["epochs"]) == (best, sorted(best)[1])
@@ -551,7 +553,7 @@ def test_shuffled_labels_are_not_predicted_better_than_by_chance(tmp_path: Path,
     right, total = 0, 0
     for seed in range(seeds):
         data = runs.shuffled(runs.photos(tmp_path / f"photos-{seed}", images=10, noise=200, seed=seed), seed)
-        folder = run.train(recipe_for(data, folds=2, epochs=2, seed=seed), tmp_path / f"run-{seed}")
+        folder = run.train(recipe_for(data, folds=2, batch_size=8, seed=seed), tmp_path / f"run-{seed}")
         predictions = OutOfFold.read(folder)
         right += int((predictions.logits.argmax(axis=1) == predictions.labels).sum())
         total += len(predictions.labels)

@@ -235,7 +235,7 @@ def test_a_run_looks_at_its_first_weights_and_reads_them_once(
         monkeypatch.setattr(read, name, spied)
 
     def count(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code is loading.look.__code__:
+        if event == "call" and frame.f_code is loading.look.__code__ and str(frame.f_locals["source"]) == str(start):
             looks.append(event)
 
     other, before = runs.photos(tmp_path / "other", images=6, seed=3), sys.getprofile()
