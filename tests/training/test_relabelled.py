@@ -3,7 +3,6 @@
 import csv
 import random
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 
 import runs
 from photos import noise, save
+from refusals import refused
 from vitkit.data import (
     EXCLUDED,
     Edit,
@@ -27,7 +27,6 @@ from vitkit.data import (
     split_from_file,
 )
 from vitkit.data.seen import UNLABELLED
-from vitkit.errors import VitkitError
 from vitkit.training import Inputs, Recipe, SplitImages, prepared
 
 
@@ -59,6 +58,10 @@ class Work:
             writer.writerow(("path", "label", "predicted", "confidence"))
             writer.writerows((path, label, predicted.get(path, label), "0.9") for path, label in labels_of(table))
 
+    def split_of(self, name: str) -> dict[str, str | None]:
+        table = split_from_file(self.root / "runs" / name / "split.json")
+        return dict(zip(table.paths, table.splits, strict=True))
+
     def of_split(self, name: str, split: str, label: str = "red") -> list[str]:
         """The photographs of a class that a run has in a split."""
         table = split_from_file(self.root / "runs" / name / "split.json")
@@ -72,13 +75,6 @@ def work(tmp_path: Path) -> Work:
 
 def before(own: SplitImages) -> dict[str, str]:
     return {item.path: item.before for item in own.earlier.changed}
-
-
-def marked(paths: Iterable[str], label: str, by: str = "first") -> list[Edit]:
-    return [Edit(path, label, "red", proposed_by=by) for path in paths]
-
-
-# --- The label file ----------------------------------------------------------------------------------------
 
 
 def proposed(work: Work, *edits: Edit) -> tuple[ImageTable, dict[str, str]]:
@@ -136,9 +132,6 @@ def test_photographs_of_several_classes(tmp_path: Path) -> None:
     assert {own.path: own.before for own in table.earlier} == {"0.png": "a;b", "2.png": ";"}
 
 
-# --- Photographs that no person has labelled ---------------------------------------------------------------
-
-
 @pytest.mark.parametrize("how", ["new split", "split of the run", "folds", "given splits"])
 def test_a_photograph_without_a_persons_label_is_never_tested(work: Work, how: str) -> None:
     """The first class is no label that somebody gave, however the photographs are split."""
@@ -179,9 +172,6 @@ def test_a_photograph_without_a_persons_label_is_never_tested(work: Work, how: s
         assert any(split_of.get(path) == "train" for path in paths)
         stored = read_labels_before(file.parent)
         assert {item.before for item in stored.changed} == {UNLABELLED}
-
-
-# --- Runs after one another --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", ["label file", "moved files"])
@@ -226,11 +216,19 @@ def test_a_class_that_was_renamed_or_merged_is_no_change(work: Work, new: str) -
     assert before(work.begin("second", split_from="first")) == {one: new}
 
 
-def test_photographs_that_serve_another_purpose_are_not_compared(work: Work) -> None:
+@pytest.mark.parametrize("way", ["another purpose", "a class is removed", "others"])
+def test_other_photographs_or_for_another_purpose_are_neither_compared_nor_missed(work: Work, way: str) -> None:
     work.begin("first")
-    rng = random.Random(0)
-    add_edits(work.labels, [Edit(path, rng.choice(["cat", "dog"])) for path, _ in labels_of(read_source(work.photos))])
-    assert before(work.begin("second", split_from="first")) == {}
+    work.predict("first", {})
+    every, rng = labels_of(read_source(work.photos)), random.Random(0)
+    if way == "another purpose":
+        add_edits(work.labels, [Edit(path, rng.choice(["cat", "dog"])) for path, _ in every])
+    elif way == "a class is removed":
+        add_edits(work.labels, [Edit(path, EXCLUDED) for path, label in every if label == "red"])
+    else:
+        work.photos = runs.photos(work.root / "others", images=10, noise=60.0, seed=5)
+    earlier = work.begin("second", split_from="first").earlier
+    assert earlier.changed == earlier.missing == ()
 
 
 @pytest.mark.parametrize("way", ["label file", "deleted", "shorter list"])
@@ -256,32 +254,14 @@ def test_missing_test_photographs_count_as_the_run_predicted_them(work: Work, wa
     assert set(work.begin("third", split_from="second").earlier.missing) == set(own.earlier.missing)
 
 
-def test_a_class_that_was_removed_and_other_photographs_are_not_missed(work: Work, tmp_path: Path) -> None:
-    work.begin("first")
-    work.predict("first", {})
-    add_edits(
-        work.labels, [Edit(path, EXCLUDED) for path, label in labels_of(read_source(work.photos)) if label == "red"]
-    )
-    assert work.begin("second", split_from="first").earlier.missing == ()
-    work.labels.unlink()
-    work.photos = runs.photos(tmp_path / "others", images=10, noise=60.0, seed=5)
-    own = work.begin("third", split_from="first")
-    assert own.earlier.missing == own.earlier.changed == ()
-
-
-# --- Labels that a run proposed ----------------------------------------------------------------------------
-
-
 def test_labels_that_a_run_proposed_keep_its_split_and_folds_are_refused(work: Work) -> None:
     """What it learned from its training pictures is in the labels of others now: they can test nothing."""
     work.begin("first")
-    add_edits(work.labels, marked(work.of_split("first", "train")[:3], "blue"))
-    first = split_from_file(work.root / "runs" / "first" / "split.json")
-    own = work.begin("second", seed=7)
-    assert dict(zip(own.images.table.paths, own.images.table.splits, strict=True)) == dict(
-        zip(first.paths, first.splits, strict=True)
-    )
-    with pytest.raises(VitkitError, match="first proposed labels of these images"):
+    rows = [Edit(path, "blue", "red", proposed_by="first") for path in work.of_split("first", "train")[:3]]
+    add_edits(work.labels, rows)
+    work.begin("second", seed=7)
+    assert work.split_of("second") == work.split_of("first")
+    with refused("training.folds-untestable", "first"):
         work.begin("folds", folds=3, split=(0.7, 0.3, 0.0))
 
 
@@ -293,30 +273,26 @@ def test_without_a_run_at_hand_the_label_file_tells_the_label_before(work: Work)
     assert [item.by for item in own.earlier.changed] == ["labels.csv"]
 
 
-# --- Files ---------------------------------------------------------------------------------------------------
-
-
 def test_what_a_run_keeps_is_found_where_its_photographs_are_now(work: Work) -> None:
     work.begin("first")
-    add_edits(work.labels, marked(work.of_split("first", "test")[:1], "blue"))
+    add_edits(work.labels, [Edit(work.of_split("first", "test")[0], "blue", "red", proposed_by="first")])
     work.begin("second", split_from="first")
     folder, moved = work.root / "runs" / "second", work.root / "elsewhere"
     for i, path in enumerate(sorted(work.photos.rglob("*.png"))):
         (moved / path.parent.name).mkdir(parents=True, exist_ok=True)
         path.rename(moved / path.parent.name / f"{i}.png")
-    (item,) = labels_before_run(folder, images_of_run(folder / "split.json", moved)).changed
-    assert item.before == "red" and (moved / item.path).is_file()
-    move_run(folder / "split.json", moved)
-    (item,) = labels_before_run(folder, images_of_run(folder / "split.json")).changed
-    assert item.before == "red" and (moved / item.path).is_file()
+    for place in (moved, None):
+        (item,) = labels_before_run(folder, images_of_run(folder / "split.json", place)).changed
+        assert item.before == "red" and (moved / item.path).is_file()
+        move_run(folder / "split.json", moved)
 
 
 def test_a_damaged_list_of_earlier_labels_and_one_of_earlier_versions_are_refused(work: Work) -> None:
     for content in ('[{"path": 1}]', '{"changed": []}', '{"changed": [], "missing": [{"a": 1}]}'):
         (work.root / "earlier_labels.json").write_text(content)
-        with pytest.raises(VitkitError, match=r"earlier_labels\.json is damaged"):
+        with refused("data.run-damaged", "earlier_labels.json"):
             read_labels_before(work.root)
     work.begin("first")
     (work.root / "runs" / "first" / "proposals.json").write_text("[]")
-    with pytest.raises(VitkitError, match=r"proposals\.json is of an earlier version of vitkit"):
+    with refused("data.run-outdated", "proposals.json"):
         work.begin("second", split_from="first")

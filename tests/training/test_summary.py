@@ -29,6 +29,11 @@ def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(runs.quick(data), tmp_path_factory.mktemp("runs") / "run")
 
 
+def doubted(folder: Path) -> list[dict[str, str]]:
+    with (folder / LABEL_ERRORS).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def test_the_temperature_is_the_one_that_the_validation_images_ask_for(finished: Path) -> None:
     classifier, table = load(finished), split_from_file(finished / "split.json")
     assert classifier.temperature != 1
@@ -42,8 +47,7 @@ def test_the_figures_of_the_run_are_those_of_the_saved_model(finished: Path) -> 
     outcome = evaluate(load(finished), split_from_file(finished / "split.json"), "test")
     numbers = json.loads((finished / "evaluation.json").read_text())
     assert numbers.pop("seen") == {"images": 0, "trained_on": 0, "chosen_by": 0, "paths": []}
-    with (finished / LABEL_ERRORS).open(encoding="utf-8", newline="") as file:
-        chances = [float(row["chance"]) for row in csv.DictReader(file)]
+    chances = [float(row["chance"]) for row in doubted(finished)]
     listed = numbers.pop("label_errors")
     assert listed == {"listed": len(chances), "expected_by_chance": pytest.approx(sum(chances), abs=1e-4)}
     assert "the run had 3" in numbers.pop("promises")["accuracy"][0]["refused"]
@@ -63,21 +67,12 @@ def test_a_finished_run_that_is_resumed_comes_to_the_same(finished: Path, tmp_pa
 def test_a_run_from_nothing_doubts_held_out_labels_alone(finished: Path) -> None:
     table = split_from_file(finished / "split.json")
     held_out = set(table.of_split("val").paths) | set(table.of_split("test").paths)
-    with (finished / LABEL_ERRORS).open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = doubted(finished)
     assert {row["path"] for row in rows} <= held_out
     for split in ("val", "test"):
         outcome = evaluate(load(finished), table, split)
         wrong = {outcome.paths[i] for i in np.flatnonzero(outcome.predicted != outcome.labels)}
         assert {row["path"] for row in rows} & set(outcome.paths) <= wrong
-
-
-def test_a_run_without_validation_images_is_not_calibrated_and_says_so(data: Path, tmp_path: Path) -> None:
-    said: list[str] = []
-    with heard(said.append):
-        folder = train(runs.quick(data, epochs=1, split=(0.8, 0.0, 0.2)), tmp_path / "run")
-    assert load(folder).temperature == 1
-    assert "no validation images: the confidences are not calibrated (temperature 1)" in said
 
 
 def run_of(folder: Path, recipe: Recipe, table: ImageTable) -> Run:
@@ -94,8 +89,7 @@ def test_labels_are_doubted_by_the_weights_a_run_began_from(start: Path, data: P
     with heard(said.append):
         folder = train(recipe, tmp_path / "run")
     assert any("look" in line and "(of 36 images, frozen features in " in line for line in said)
-    with (folder / LABEL_ERRORS).open(encoding="utf-8", newline="") as file:
-        rows = [tuple(row.values()) for row in csv.DictReader(file)]
+    rows = [tuple(row.values()) for row in doubted(folder)]
     table = split_from_file(folder / "split.json")
     # Other weights than those it began from would not do: the run's own have changed.
     begun = run_of(folder, recipe, table)

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 import runs
 import tiny
 import warm
+from refusals import refused
 from vitkit.classifier import Classifier
 from vitkit.data import Augment, ImageData, ImageTable, Preprocess
-from vitkit.errors import VitkitError
-from vitkit.training import ALONE, ProcessGroup, Recipe, assemble, check_team, describe_team, read_metrics
+from vitkit.training import ALONE, ProcessGroup, Recipe, assemble, check_team, read_metrics
 
 BIN = Path(sys.executable).parent
 PLAIN = ("--optimizer", "sgd", "--lr", "0.01", "--drop-path", "0", "--epochs", "2")
@@ -42,11 +42,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(data: Path, out: Path, processes: int = 1) -> subprocess.CompletedProcess[str]:
+def run(data: Path, out: Path, processes: int = 1) -> str:
+    """What is said."""
     arguments = ["train", data, *runs.FLAGS, *PLAIN, "--out", out]
     done = torchrun(processes, *arguments) if processes > 1 else told([warm.vitkit(), *arguments])
     assert done.returncode == 0, done.stderr
-    return done
+    return done.stdout
 
 
 def torchrun(processes: int, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -61,25 +62,11 @@ def told(command: list[object], **environment: str) -> subprocess.CompletedProce
     return subprocess.run(words, env=env, capture_output=True, text=True, timeout=300, check=False)
 
 
-def vitkit_of_processes(*arguments: object) -> list[str]:
-    """A call of vitkit whose further processes start warm too, from what it takes for the interpreter."""
-    code = (
-        f"import sys; sys.executable, sys.argv[0] = {warm.python()!r}, {str(BIN / 'vitkit')!r}; "
-        "from vitkit.__main__ import main; main()"
-    )
-    return [warm.python(), "-c", code, *map(str, arguments)]
-
-
-@pytest.fixture(scope="module")
-def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("alone") / "run"
-    run(data, out)
-    return out
-
-
-def test_several_processes_end_with_the_weights_and_the_numbers_of_one(data: Path, alone: Path, tmp_path: Path) -> None:
-    done = run(data, tmp_path / "run", processes=3)
-    assert done.stdout.count("epochs of 4 steps in float32; batch 8, lr 0.01") == 1, "one process talks, of the whole"
+def test_several_processes_end_with_the_weights_and_the_numbers_of_one(data: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "alone"
+    run(data, alone)
+    said = run(data, tmp_path / "run", processes=3)
+    assert said.count("epochs of 4 steps in float32; batch 8, lr 0.01") == 1, "one process talks, of the whole"
     ours, theirs = runs.weights(tmp_path / "run"), runs.weights(alone)
     assert ours.keys() == theirs.keys()
     assert max((ours[name] - theirs[name]).abs().max().item() for name in theirs) <= 1e-5
@@ -93,8 +80,6 @@ def test_several_processes_end_with_the_weights_and_the_numbers_of_one(data: Pat
     # Asked as `vitkit eval` asks: rounded to three digits where the processor has bfloat16, and their temperature too.
     assert evaluations[0]["loss"] == pytest.approx(evaluations[1]["loss"], abs=1e-3)
 
-
-# --- Everything that is random ----------------------------------------------------------------------
 
 EVERYTHING = {
     "method": "full", "batch_size": 8, "epochs": 2, "precision": "float32",
@@ -171,8 +156,13 @@ def test_what_is_random_is_the_same_in_any_number_of_processes_and_pieces(togeth
 
 
 def test_ctrl_c_stops_processes_after_the_same_step_and_the_run_goes_on(data: Path, tmp_path: Path) -> None:
-    flags = [*runs.FLAGS, *PLAIN[:-1], "30", "--devices", "2"]
-    command = vitkit_of_processes("train", data, *flags, "--out", tmp_path / "run")
+    # A call of vitkit whose further processes start warm too, from what it takes for the interpreter.
+    code = (
+        f"import sys; sys.executable, sys.argv[0] = {warm.python()!r}, {str(BIN / 'vitkit')!r}; "
+        "from vitkit.__main__ import main; main()"
+    )
+    vitkit = [warm.python(), "-c", code]
+    command = [*vitkit, "train", data, *runs.FLAGS, *PLAIN[:-1], "30", "--devices", "2", "--out", tmp_path / "run"]
     process = subprocess.Popen(
         command, env=runs.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     )
@@ -186,11 +176,15 @@ def test_ctrl_c_stops_processes_after_the_same_step_and_the_run_goes_on(data: Pa
     assert b"Traceback" not in output
     done = len(runs.metrics(tmp_path / "run"))
     assert 3 <= done < 30
-    (tmp_path / "run" / "recipe.toml").write_text(
-        (tmp_path / "run" / "recipe.toml").read_text().replace("epochs = 30", f"epochs = {done + 1}")
+    recipe = tmp_path / "run" / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace("epochs = 30", f"epochs = {done + 1}"))
+    subprocess.run(
+        [*vitkit, "train", "--resume", tmp_path / "run"],
+        env=runs.environment(),
+        capture_output=True,
+        timeout=300,
+        check=True,
     )
-    again = vitkit_of_processes("train", "--resume", tmp_path / "run")
-    subprocess.run(again, env=runs.environment(), capture_output=True, timeout=300, check=True)
     assert [row["epoch"] for row in runs.metrics(tmp_path / "run")] == list(range(done + 1))
 
 
@@ -218,9 +212,6 @@ def test_an_error_of_the_first_process_is_told_once(data: Path, tmp_path: Path) 
     assert done.returncode != 0
     assert done.stderr.count("error: ") == 1
     assert not (tmp_path / "run").exists()
-
-
-# --- Shares -----------------------------------------------------------------------------------------
 
 
 def images(train: int, val: int, batch_size: int, rank: int, size: int, **options: bool) -> ImageData:
@@ -259,9 +250,6 @@ def test_validation_images_are_put_together_in_order_and_once(val: int, size: in
     assert every[0].put_together(shares).tolist() == list(range(val))
 
 
-# --- What is refused --------------------------------------------------------------------------------
-
-
 def test_a_team_of_one_talks_to_nobody() -> None:
     assert assemble(None, None) is ALONE
     assert ALONE.is_main and ALONE.gather(3) == [3]
@@ -276,42 +264,38 @@ def test_the_others_are_told_if_the_first_process_fails(monkeypatch: pytest.Monk
     assert sent == [[False, None]]
 
 
-def test_other_numbers_than_were_started_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2, "TORCHELASTIC_RUN_ID": "x", "RANK": 0}.items():
-        monkeypatch.setenv(name, str(value))
-    for devices, nodes, expected in ((3, None, "--devices 3, but 2 were"), (None, 1, "--nodes 1, but 2 were")):
-        with pytest.raises(VitkitError, match=expected):
-            assemble(devices, nodes)
-
-
-def test_slurm_has_to_be_told_the_tasks_of_each_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"SLURM_NTASKS": 8, "SLURM_NNODES": 2, "SLURM_JOB_NAME": "job"}.items():
-        monkeypatch.setenv(name, str(value))
-    monkeypatch.delenv("SLURM_NTASKS_PER_NODE", raising=False)
-    with pytest.raises(VitkitError, match="8 tasks by --ntasks: use --ntasks-per-node 4"):
-        assemble(None, None)
-    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "4")
-    with pytest.raises(VitkitError, match="--nodes 3, but 2 were started by torchrun or SLURM"):
-        assemble(None, 3)
+SLURM: dict[str, Any] = {"SLURM_NTASKS": 8, "SLURM_NNODES": 2, "SLURM_JOB_NAME": "job"}
 
 
 @pytest.mark.parametrize(
-    ("fields", "expected"),
+    ("started", "devices", "nodes", "named"),
     [
-        ({"batch_size": 2}, "batch_size 2 is too small for 3 processes"),
-        ({"strategy": "fsdp", "ema": 0.99}, "ema averages whole models"),
-        ({"strategy": "fsdp", "swa": 0.5}, "swa averages whole models"),
-        ({"strategy": "fsdp", "method": "lora"}, "lora"),
+        ({"WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2, "TORCHELASTIC_RUN_ID": "x", "RANK": 0}, 3, None, "--devices 3"),
+        ({"WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2, "TORCHELASTIC_RUN_ID": "x", "RANK": 0}, None, 1, "--nodes 1"),
+        ({**SLURM, "SLURM_NTASKS_PER_NODE": 4}, None, 3, "--nodes 3"),
+        (SLURM, None, None, "--ntasks-per-node 4"),  # else it is not known which machine has how many
     ],
 )
-def test_what_several_processes_cannot_do_is_refused(fields: dict[str, object], expected: str) -> None:
-    recipe = Recipe(**fields)  # type: ignore[arg-type]
-    check_team(recipe, ALONE)
-    with pytest.raises(VitkitError, match=expected):
-        check_team(recipe, ProcessGroup(rank=0, size=3))
+def test_other_numbers_than_were_started_are_refused(
+    started: dict[str, Any], devices: int | None, nodes: int | None, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_NTASKS_PER_NODE", raising=False)
+    for name, value in started.items():
+        monkeypatch.setenv(name, str(value))
+    with refused("training.processes-mismatch", named):
+        assemble(devices, nodes)
 
 
-def test_the_user_is_told_of_the_team_and_that_a_head_needs_none() -> None:
-    assert describe_team(Recipe(), ALONE) == []
-    assert "of all processes together" in describe_team(Recipe(), ProcessGroup(size=2))[0]
-    assert "one of the 2 processes fits the head" in describe_team(Recipe(method="probe"), ProcessGroup(size=2))[0]
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"batch_size": 2}, "training.batch-too-small"),
+        ({"strategy": "fsdp", "ema": 0.99}, "training.strategy-unsupported"),
+        ({"strategy": "fsdp", "swa": 0.5}, "training.strategy-unsupported"),
+        ({"strategy": "fsdp", "method": "lora"}, "training.strategy-unsupported"),
+    ],
+)
+def test_what_several_processes_cannot_do_is_refused(fields: dict[str, Any], code: str) -> None:
+    check_team(Recipe(**fields), ALONE)
+    with refused(code):
+        check_team(Recipe(**fields), ProcessGroup(rank=0, size=3))

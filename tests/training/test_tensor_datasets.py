@@ -17,8 +17,8 @@ from torchvision.transforms import InterpolationMode, v2
 import runs
 import vitkit
 from hearing import heard
+from refusals import refused
 from vitkit.data import Preprocess, read_preprocess
-from vitkit.errors import VitkitError
 from vitkit.system import from_json
 
 SMALL: dict[str, Any] = runs.quick_fields(epochs=1)
@@ -104,33 +104,22 @@ def test_transforms_are_read_to_the_pixel(photos: Path, way: str) -> None:
         assert gap <= (1e-5 if way != "second version" else 0.05), "tensors are resized with another rounding"
 
 
-def flipped(image: Image.Image) -> Image.Image:
-    return image.transpose(Image.Transpose.FLIP_TOP_BOTTOM)
-
-
 @pytest.mark.parametrize(
-    ("steps", "said"),
+    ("steps", "named"),
     [
-        ([v1.RandomResizedCrop(16), *PLAIN], "RandomResizedCrop changes pictures at random"),
-        (
-            [v1.Resize(18), v1.CenterCrop(16), v1.ToTensor(), v1.Lambda(torch.neg)],
-            "vitkit does not know what the transform Lambda does",
-        ),
-        ([v1.Resize(18), v1.CenterCrop(16), flipped, *PLAIN], "vitkit does not know what the transform function does"),
-        ([v1.CenterCrop(16), *PLAIN], "CenterCrop without Resize before it is not supported"),
-        (PLAIN, "it has no Resize"),
+        ([v1.RandomResizedCrop(16), *PLAIN], "RandomResizedCrop"),
+        ([v1.Resize(18), v1.CenterCrop(16), v1.ToTensor(), v1.Lambda(torch.neg)], "Lambda"),
+        ([v1.Resize(18), v1.CenterCrop(16), lambda image: image.transpose(Image.Transpose.ROTATE_90), *PLAIN], "func"),
+        ([v1.CenterCrop(16), *PLAIN], "CenterCrop"),
+        (PLAIN, "Resize"),
         ([v1.Resize(18), v1.Resize((16, 16)), *PLAIN], "resized twice"),
         ([v1.Resize(18, max_size=20), v1.CenterCrop(16), *PLAIN], "max_size"),
-        (
-            [v1.Resize((20, 18)), v1.CenterCrop(16), *PLAIN],
-            r"a crop after Resize\(\(20, 18\)\) must keep the same share",
-        ),
+        ([v1.Resize((20, 18)), v1.CenterCrop(16), *PLAIN], "Resize((20, 18))"),
     ],
 )
-def test_what_cannot_be_read_is_not_guessed(photos: Path, steps: list[Any], said: str) -> None:
-    data = folder(photos, "val", *steps)
-    with pytest.raises(VitkitError, match=said):
-        read_preprocess(data, (3, 16, 16), lambda i: torch.zeros(3, 16, 16))
+def test_what_cannot_be_read_is_not_guessed(photos: Path, steps: list[Any], named: str) -> None:
+    with refused("data.preprocess-unknown", named):
+        read_preprocess(folder(photos, "val", *steps), (3, 16, 16), lambda i: torch.zeros(3, 16, 16))
 
 
 class Mirrored(ImageFolder):
@@ -143,21 +132,11 @@ class Mirrored(ImageFolder):
 
 def test_transforms_are_tried_on_the_files(photos: Path) -> None:
     data = Mirrored(str(photos / "val"), transform=v1.Compose([v1.Resize((16, 16)), *PLAIN]))
-    with pytest.raises(VitkitError, match=r"its tensor of val0\.png differs from what its transforms give"):
+    with refused("data.preprocess-unknown", "val0.png"):
         read_preprocess(data, (3, 16, 16), lambda i: data[i][0])
     part = Subset(data, [5, 7])
-    with pytest.raises(VitkitError, match=r"of val5\.png"):
+    with refused("data.preprocess-unknown", "val5.png"):
         read_preprocess(part, (3, 16, 16), lambda i: part[i][0])
-
-
-def assert_agrees(run: vitkit.TrainingRun, data: ImageFolder) -> None:
-    """Whether the model says the same of a tensor of the dataset and of its file."""
-    for i in range(0, len(data), 5):
-        pixels, _ = data[i]
-        of_tensor = run.classifier.probabilities(pixels[None])[0]
-        (of_file,) = vitkit.predict(run.folder, data.samples[i][0], compute=vitkit.Compute(precision="float32"))
-        assert of_file.confidence == pytest.approx(of_tensor.max().item(), abs=1e-4)
-        assert of_file.label == run.classifier.classes[int(of_tensor.argmax())]
 
 
 STEPS = (v1.Resize(20), v1.CenterCrop(16), *PLAIN)
@@ -173,12 +152,16 @@ def trained(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[vit
 
 def test_a_file_is_answered_as_its_tensor_was(photos: Path, trained: tuple[vitkit.TrainingRun, list[str]]) -> None:
     run, lines = trained
-    said = "files are preprocessed like the datasets' transforms: mean 0.2/0.4/0.6"
-    assert any(line.startswith(said) for line in lines)
+    assert any(line.startswith("files are preprocessed like the datasets' transforms") for line in lines)
     assert run.classifier.preprocess == Preprocess(
         size=(16, 16), fit="crop", crop_pct=0.8, interpolation="bilinear", mean=MEAN, std=STD
     )
-    assert_agrees(run, folder(photos, "val", *STEPS))
+    data = folder(photos, "val", *STEPS)
+    for i in range(0, len(data), 5):
+        of_tensor = run.classifier.probabilities(data[i][0][None])[0]
+        (of_file,) = vitkit.predict(run.folder, data.samples[i][0], compute=vitkit.Compute(precision="float32"))
+        assert of_file.confidence == pytest.approx(of_tensor.max().item(), abs=1e-4)
+        assert of_file.label == run.classifier.classes[int(of_tensor.argmax())]
     names = {str(i): name for i, name in enumerate(sorted(runs.COLOURS))}
     assert from_json((run.folder / "class_indices.json").read_text()) == names
     for name in ("classes.png", "train_batch.png", "curves.png"):
@@ -194,8 +177,7 @@ def test_what_is_in_the_training_transforms_alone_does_not_count(photos: Path, t
     with heard(lines.append):
         run = vitkit.train(vitkit.Datasets(train=seen, val=judged), vitkit.Recipe(**SMALL), out=tmp_path / "run")
     assert run.classifier.preprocess.mean == MEAN and run.classifier.preprocess.fit == "squash"
-    said = "train normalises by mean 0.5, std 0.5, and val by mean 0.2/0.4/0.6, std 0.3/0.2/0.1"
-    assert f"problem: {said}" in lines
+    assert any(line.startswith("problem: train normalises by mean 0.5, std 0.5, and val by") for line in lines)
 
 
 class Hidden:
@@ -213,19 +195,19 @@ class Hidden:
         return self.data[index]
 
 
-def hidden(photos: Path, *steps: Any) -> dict[str, Any]:
-    return {part: Hidden(folder(photos, part, *steps)) for part in ("train", "val")}
+SQUASHED = (v1.Resize((16, 16)), *PLAIN)
+
+
+def hidden(photos: Path, **more: Any) -> vitkit.Datasets:
+    return vitkit.Datasets(**{part: Hidden(folder(photos, part, *SQUASHED)) for part in ("train", "val")}, **more)
 
 
 def test_where_it_is_not_known_files_are_refused_with_the_reason(photos: Path, tmp_path: Path) -> None:
     lines: list[str] = []
-    steps = (v1.Resize((16, 16)), *PLAIN)
-    data = vitkit.Datasets(**hidden(photos, *steps))
     with heard(lines.append):
-        run = vitkit.train(data, vitkit.Recipe(**SMALL), out=tmp_path / "run")
+        run = vitkit.train(hidden(photos), vitkit.Recipe(**SMALL), out=tmp_path / "run")
     assert any("the model cannot read files: val gave tensors" in line for line in lines)
     file = photos / "val" / "red" / "val0.png"
-    reason = "is unknown: val gave tensors, and it has no attribute `transform`"
     for use in (
         lambda: vitkit.predict(run.folder, file),
         lambda: vitkit.embed(run.folder, file),
@@ -235,31 +217,32 @@ def test_where_it_is_not_known_files_are_refused_with_the_reason(photos: Path, t
         lambda: vitkit.export(run.folder, out=tmp_path / "model.onnx"),
         lambda: vitkit.convert(run.folder, tmp_path / "theirs", to="hf"),
     ):
-        with pytest.raises(VitkitError, match=reason):
+        with refused("data.preprocess-unknown", "val gave tensors"):
             use()
     assert not (tmp_path / "theirs").exists() and not (tmp_path / "model.onnx").exists()
     named = "fit=squash,interpolation=bilinear,mean=0.2,0.4,0.6,std=0.3,0.2,0.1"
     (asked,) = vitkit.predict(run.folder, file, compute=vitkit.Compute(precision="float32"), preprocess=named)
-    said = run.classifier.probabilities(folder(photos, "val", *steps)[list(runs.COLOURS).index("red") * 6][0][None])
+    said = run.classifier.probabilities(folder(photos, "val", *SQUASHED)[list(runs.COLOURS).index("red") * 6][0][None])
     assert asked.confidence == pytest.approx(said.max().item(), abs=1e-4)
 
 
-def test_it_can_be_said(photos: Path, tmp_path: Path) -> None:
-    steps = (v1.Resize((16, 16)), *PLAIN)
+def test_it_can_be_said_and_is_kept_over_an_interruption(photos: Path, tmp_path: Path) -> None:
+    class Stop:
+        def on_epoch_end(self, state: Any) -> None:
+            state.should_stop = True
+
     named = {"resize": (16, 16), "interpolation": "bilinear", "mean": MEAN, "std": STD}
-    run = vitkit.train(
-        vitkit.Datasets(**hidden(photos, *steps), preprocess=named), vitkit.Recipe(**SMALL), out=tmp_path / "run"
-    )
-    assert run.classifier.preprocess == Preprocess(
-        size=(16, 16), fit="squash", interpolation="bilinear", mean=MEAN, std=STD
-    )
-    assert_agrees(run, folder(photos, "val", *steps))
-    with pytest.raises(VitkitError, match="mean"):
-        vitkit.train(
-            vitkit.Datasets(**hidden(photos, *steps), preprocess="mean=3"),
-            vitkit.Recipe(**SMALL),
-            out=tmp_path / "other",
-        )
+    said = Preprocess(size=(16, 16), fit="squash", interpolation="bilinear", mean=MEAN, std=STD)
+    data, hooks = hidden(photos, preprocess=named), vitkit.Hooks(callbacks=[Stop()])
+    run = vitkit.train(data, vitkit.Recipe(**SMALL), hooks=hooks, out=tmp_path / "run")
+    assert run.classifier.preprocess == said
+    (tmp_path / "run" / "evaluation.json").unlink()
+    vitkit.train(data, resume=run.folder)
+    assert vitkit.load(run.folder).preprocess == said
+    with refused("verbs.option-conflict", "resume"):
+        vitkit.train(data, vitkit.Recipe(), resume=run.folder)
+    with pytest.raises(vitkit.VitkitError, match="mean"):
+        vitkit.train(hidden(photos, preprocess="mean=3"), vitkit.Recipe(**SMALL), out=tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
 
@@ -271,23 +254,6 @@ def test_pictures_are_prepared_as_is_said(photos: Path, tmp_path: Path) -> None:
     assert (run.classifier.preprocess.fit, run.classifier.preprocess.mean) == ("squash", (0.2, 0.2, 0.2))
     asked = vitkit.evaluate(run.folder, photos / "val", compute=vitkit.Compute(precision="float32", backend="eager"))
     assert asked.evaluation.loss == pytest.approx(run.evaluation["loss"], rel=1e-4)
-
-
-def test_a_run_that_was_interrupted_keeps_what_was_said(photos: Path, tmp_path: Path) -> None:
-    steps = (v1.Resize((16, 16)), *PLAIN)
-
-    class Stop:
-        def on_epoch_end(self, state: Any) -> None:
-            state.should_stop = True
-
-    data = vitkit.Datasets(**hidden(photos, *steps), preprocess="fit=squash,mean=0.2,std=0.3")
-    hooks = vitkit.Hooks(callbacks=[Stop()])
-    run = vitkit.train(data, vitkit.Recipe(**SMALL), hooks=hooks, out=tmp_path / "run")
-    (tmp_path / "run" / "evaluation.json").unlink()
-    vitkit.train(data, resume=run.folder)
-    assert vitkit.load(run.folder).preprocess.mean == (0.2, 0.2, 0.2)
-    with pytest.raises(VitkitError, match="resume takes everything from the run"):
-        vitkit.train(data, vitkit.Recipe(), resume=run.folder)
 
 
 @pytest.mark.parametrize("method", ["probe", "full"])

@@ -23,8 +23,7 @@ from vitkit.classifier import Classifier
 from vitkit.data import Augment, ImageData, ImageTable, Preprocess
 from vitkit.errors import Interrupted
 from vitkit.system import LAST, reporting_to
-from vitkit.training import ALONE, Loop, Recipe, RunWriter, TrainingState, run
-from vitkit.training.losses import EpochSums
+from vitkit.training import Loop, Recipe, RunWriter, TrainingState, run
 
 DROPPING = {"dropout": 0.2, "attention_dropout": 0.1, "drop_path": 0.2}
 CASES: dict[str, dict[str, Any]] = {
@@ -59,7 +58,7 @@ def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
     return of
 
 
-def signal_at(epoch: int, steps: int, what: str = "") -> Callable[[str, int, int | None], None]:
+def signal_at(epoch: int, steps: int) -> Callable[[str, int, int | None], None]:
     """A progress that sends SIGTERM once after so many steps of an epoch, counted from 1."""
     sent: list[int] = []
 
@@ -133,9 +132,7 @@ def test_a_killed_run_loses_no_more_than_what_came_after_its_checkpoint(
         patch.setattr(Loop, "take_step", step)
         run.train(runs.quick(data, save_every="0.001s", **CASES[case]), folder)
     state = stored(folder)
-    assert state["epoch"] == 1
-    assert state["batch"] > 0
-    assert 5 < state["step"] <= 8
+    assert state["epoch"] == 1 and state["batch"] > 0 and 5 < state["step"] <= 8
     run.resume(folder)
     recipes = [(each / "recipe.toml").read_text() for each in (folder, finished(case))]
     assert recipes[0].replace('save_every = "0.001s"\n', "") == recipes[1]
@@ -163,9 +160,6 @@ def test_workers_go_back_to_good_weights_as_well(data: Path, tmp_path: Path, mon
     assert not all(torch.equal(stored(folder)["model"][name], kept[name]) for name in kept)
 
 
-# --- Its parts --------------------------------------------------------------------------------------
-
-
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 3), st.booleans(), st.data())
 def test_the_rest_of_an_epoch_is_the_rest_for_any_number_of_processes(
     train: int, batch_size: int, size: int, balanced: bool, drawn: st.DataObject
@@ -189,25 +183,17 @@ def test_the_rest_of_an_epoch_is_the_rest_for_any_number_of_processes(
         assert len(sampler) == len(every) - first
 
 
-def test_sums_continue_where_they_were() -> None:
-    together, before, after = EpochSums(), EpochSums(), EpochSums()
-    for number in range(6):
-        batch = torch.tensor(0.1 * number), 3, [torch.tensor([True, False, number > 2])]
-        together.add(*batch)
-        (before if number < 4 else after).add(*batch)
-    after.load_state_dict(before.state_dict(ALONE), ALONE)
-    assert after.over(ALONE) == together.over(ALONE)
-    assert after.state_dict(ALONE)["images"] == [3] * 6
-
-
-def writer_of(folder: Path) -> tuple[RunWriter, TrainingState]:
+@pytest.fixture
+def written(tmp_path: Path) -> tuple[RunWriter, TrainingState]:
     model, recipe = tiny.build(num_classes=2), Recipe()
     classifier = Classifier(model, ("cat", "dog"), Preprocess(size=model.config.image_size))
-    return RunWriter(folder, classifier, recipe, print), TrainingState(model, recipe, 100)
+    return RunWriter(tmp_path, classifier, recipe, print), TrainingState(model, recipe, 100)
 
 
-def test_a_state_is_copied_before_it_changes_and_written_meanwhile(tmp_path: Path) -> None:
-    writer, state = writer_of(tmp_path)
+def test_a_state_is_copied_before_it_changes_and_written_meanwhile(
+    written: tuple[RunWriter, TrainingState], tmp_path: Path
+) -> None:
+    writer, state = written
     weight = state.model.get_parameter("head.weight")
     before = weight.detach().clone()
     state.batch = state.step = 3
@@ -219,9 +205,11 @@ def test_a_state_is_copied_before_it_changes_and_written_meanwhile(tmp_path: Pat
     assert torch.equal(stored(tmp_path)["model"]["head.weight"], before)
 
 
-def test_an_error_of_the_thread_is_raised_and_blocks_nobody(tmp_path: Path) -> None:
+def test_an_error_of_the_thread_is_raised_and_blocks_nobody(
+    written: tuple[RunWriter, TrainingState], tmp_path: Path
+) -> None:
     (tmp_path / "checkpoints").write_text("not a folder")
-    writer, state = writer_of(tmp_path)
+    writer, state = written
     writer.on_save(state)
     writer.close()
     with pytest.raises(OSError, match="checkpoints"):
@@ -229,15 +217,9 @@ def test_an_error_of_the_thread_is_raised_and_blocks_nobody(tmp_path: Path) -> N
     writer.on_step_end(state)
 
 
-# --- Trainings that are killed for real (benchmarks/kills.py) ---------------------------------------
-
-
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kills.py"
-
-
 def kills(*arguments: str, seconds: float) -> str:
-    """The script's output; it fails where a sample is lost or repeated, or where weights differ."""
-    command = [sys.executable, str(SCRIPT), *arguments]
+    """The output of benchmarks/kills.py; it fails where a sample is lost or repeated, or where weights differ."""
+    command = [sys.executable, str(Path(__file__).parents[2] / "benchmarks" / "kills.py"), *arguments]
     env = os.environ | runs.environment() | {"KILLS_PYTHON": warm.python(), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=seconds, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

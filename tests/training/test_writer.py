@@ -86,7 +86,8 @@ def test_the_best_epoch_is_kept(tmp_path: Path, fields: dict[str, Any], epochs: 
     assert Story(tmp_path, **fields).tell(epochs).kept == kept
 
 
-def test_keep_every_keeps_each_epoch_and_the_best_as_the_model(tmp_path: Path) -> None:
+def test_keep_every_keeps_each_epoch_once_and_the_best_as_the_model(tmp_path: Path) -> None:
+    Story(tmp_path, keep="every").tell([{"val_loss": 0.5, "val_acc": 0.1}])  # done again with another outcome
     assert Story(tmp_path, keep="every").tell(DISAGREEING).kept == 1
     folders = sorted(path for path in (tmp_path / "checkpoints").iterdir() if path.is_dir())
     assert [kept_in(folder) for folder in folders] == [0, 1, 2, 3]
@@ -94,13 +95,6 @@ def test_keep_every_keeps_each_epoch_and_the_best_as_the_model(tmp_path: Path) -
     (tmp_path / "without_val").mkdir()
     Story(tmp_path / "without_val", keep="every").tell([{}])
     assert (tmp_path / "without_val" / "checkpoints" / "epoch-0000").is_dir()
-
-
-def test_an_epoch_done_again_with_another_outcome_has_one_folder(tmp_path: Path) -> None:
-    Story(tmp_path, keep="every").tell(DISAGREEING[:1])
-    Story(tmp_path, keep="every").tell(DISAGREEING[1:2])
-    names = [path.name for path in (tmp_path / "checkpoints").glob("epoch-*")]
-    assert names == ["epoch-0000-val_loss=0.7000-val_acc=0.8000"]
 
 
 def test_while_every_epoch_diverges_nothing_is_kept(tmp_path: Path) -> None:
@@ -115,7 +109,6 @@ def test_weights_that_were_given_up_are_not_kept(tmp_path: Path, keep: str) -> N
     story.state.went_back = True
     story.tell([{"val_loss": 0.1, "val_acc": 0.9}])
     assert story.kept == 0
-    assert not story.lines[-1].endswith("*")
     assert len(list((tmp_path / "checkpoints").glob("epoch-*"))) == (1 if keep == "every" else 0)
 
 
@@ -130,59 +123,42 @@ def test_what_is_kept_is_the_average_once_there_is_one(tmp_path: Path) -> None:
 
 
 def test_once_epochs_are_averaged_the_average_is_kept_though_an_earlier_epoch_was_better(tmp_path: Path) -> None:
-    story = Story(tmp_path, swa=0.02)
-    best = {"val_loss": 0.1, "val_acc": 0.99}
-    story.tell([best])
+    story = Story(tmp_path, swa=0.02).tell([{"val_loss": 0.1, "val_acc": 0.99}])
     story.state.epoch = 98
-    story.tell([DISAGREEING[0], DISAGREEING[1]])
+    story.tell(DISAGREEING[:2])
     assert load(tmp_path).provenance["metrics"]["epoch"] == 99
-    assert [line.endswith("*") for line in story.lines] == [True, True, True]
 
 
 @pytest.mark.parametrize(("patience", "epochs"), [(1, 3), (2, 4), (3, 4), (None, 4)])
 def test_patience_counts_epochs_since_the_best(tmp_path: Path, patience: int | None, epochs: int) -> None:
     story = Story(tmp_path, patience=patience).tell(DISAGREEING)
     assert story.epochs == epochs
-    assert (
-        story.state.should_stop
-        == (f"no better val_acc in {patience} epochs" in story.lines[-1])
-        == (patience in (1, 2))
-    )
+    assert story.state.should_stop == (patience in (1, 2))
 
 
 def test_patience_and_the_best_survive_a_resume(tmp_path: Path) -> None:
-    first = Story(tmp_path, patience=2).tell(DISAGREEING[:3])
-    second = Story(tmp_path, patience=2)
+    first, second = Story(tmp_path, patience=2).tell(DISAGREEING[:3]), Story(tmp_path, patience=2)
     second.writer.load_state_dict(first.writer.state_dict())
     second.state.epoch = 3
-    second.tell(DISAGREEING[3:])
+    assert second.tell(DISAGREEING[3:]).kept == 1
     assert second.state.should_stop
-    assert second.kept == 1
 
 
 def test_the_time_budget_stops_the_epoch(tmp_path: Path) -> None:
     story = Story(tmp_path, time="60s").tell(DISAGREEING[:1])
     assert not story.state.should_stop
     story.state.clock.spent = 61.0
-    story.tell(DISAGREEING[1:])
-    assert story.state.should_stop
-    assert story.epochs == 2
-
-
-# --- metrics.csv ----------------------------------------------------------------------------------
+    assert story.tell(DISAGREEING[1:]).epochs == 2
 
 
 def test_each_epoch_is_a_line_said_and_a_row_and_the_best_in_the_provenance(tmp_path: Path) -> None:
     said = Story(tmp_path).tell(DISAGREEING).lines
     assert [line.endswith("*") for line in said] == [True, True, False, False]
-    assert said[1].startswith("epoch   2/100  train_loss 1.0000  val_loss 0.7000  val_acc 0.8000  lr 1.00e-03")
+    assert "val_loss 0.7000  val_acc 0.8000" in said[1]
     assert load(tmp_path).provenance["metrics"] == {"epoch": 1, "train_loss": 1.0, "lr": 1e-3, **DISAGREEING[1]}
     lines = (tmp_path / "metrics.csv").read_text().splitlines()
     assert lines[0] == "epoch,step,train_loss,train_acc,val_loss,val_acc,lr,seconds,waiting"
-    assert [line.split(",")[:6] for line in lines[1:]] == [
-        [str(epoch), str(3 * epoch + 3), "1.0", "", str(m["val_loss"]), str(m["val_acc"])]
-        for epoch, m in enumerate(DISAGREEING)
-    ]
+    assert lines[1].startswith("0,3,1.0,,0.9,0.5,") and lines[4].startswith("3,12,1.0,,0.8,0.6,")
     Metrics(tmp_path / "metrics.csv").truncate(2)
     assert (tmp_path / "metrics.csv").read_text().splitlines() == lines[:3]
 
@@ -192,9 +168,6 @@ def test_missing_values_and_files_are_left_out(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "metrics.csv") == [] and not (tmp_path / "metrics.csv").exists()
     Metrics(tmp_path / "metrics.csv").append({"epoch": 0, "step": 3, "train_loss": 0.5})
     assert read_metrics(tmp_path / "metrics.csv") == [{"epoch": 0, "step": 3, "train_loss": 0.5}]
-
-
-# --- checkpoints and signals ------------------------------------------------------------------------
 
 
 def test_an_unfinished_checkpoint_leaves_the_earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
