@@ -52,16 +52,20 @@ def validate(loop: Loop, batches: Sequence[tuple[Tensor, Tensor]]) -> None:
     loop.validate()
 
 
-def gradients_of(loop: Loop, batches: Sequence[tuple[Tensor, Tensor]], first: int = 0) -> dict[str, Tensor]:
-    """What the optimiser is given after these batches."""
-    found: dict[str, Tensor] = {}
+def all_gradients_of(loop: Loop, batches: Sequence[tuple[Tensor, Tensor]], first: int = 0) -> list[dict[str, Tensor]]:
+    """What the optimiser is given in each step on these batches."""
+    found: list[dict[str, Tensor]] = []
 
     def step() -> None:
-        found.update({n: p.grad.clone() for n, p in loop.state.model.named_parameters() if p.grad is not None})
+        found.append({name: grad.clone() for name, grad in gradients_in(loop.state.model).items()})
 
     loop.state.optimizer.step = step  # type: ignore[method-assign]
     train(loop, batches, first)
     return found
+
+
+def gradients_of(loop: Loop, batches: Sequence[tuple[Tensor, Tensor]], first: int = 0) -> dict[str, Tensor]:
+    return all_gradients_of(loop, batches, first)[-1]
 
 
 def unchanged(before: dict[str, Tensor], loop: Loop) -> bool:
@@ -72,6 +76,10 @@ def guarded(step: int, recipe: Recipe, **fields: Any) -> tuple[Loop, list[str]]:
     """A loop with a guard, and what is said."""
     lines: list[str] = []
     return loop_at(step, recipe, guard=StabilityGuard(lines.append), **fields), lines
+
+
+def gradients_in(model: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
 def assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor], atol: float = 1e-6) -> None:
@@ -109,7 +117,7 @@ def test_a_step_on_mixed_images_learns_their_mixed_labels(smoothing: float, head
     oracle = tiny.build(**heads)
     losses = [F.cross_entropy(h, targets, label_smoothing=smoothing) for h in oracle.forward_heads(images)]
     torch.stack(losses).mean().backward()
-    assert_close(found, {n: p.grad for n, p in oracle.named_parameters() if p.grad is not None})
+    assert_close(found, gradients_in(oracle))
 
 
 @pytest.mark.parametrize("kind", ["hard", "soft"])
@@ -132,7 +140,7 @@ def test_class_weights_are_torchs_but_for_a_fixed_divisor() -> None:
     found = gradients_of(loop, [BATCH])
     oracle = tiny.build()
     (F.cross_entropy(oracle(BATCH[0]), LABELS, weights, reduction="sum") / 4).backward()
-    assert_close(found, {n: p.grad for n, p in oracle.named_parameters() if p.grad is not None})
+    assert_close(found, gradients_in(oracle))
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
@@ -289,7 +297,7 @@ def whole_gradient(batches: Sequence[tuple[Tensor, Tensor]], **fields: Any) -> d
     model = tiny.build(**fields)
     images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
     torch.stack([F.cross_entropy(head, labels) for head in model.forward_heads(images)]).mean().backward()
-    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return gradients_in(model)
 
 
 BATCHES = [(tiny.images(4, seed=s), torch.tensor([s, 1, 2, (s + 3) % 7])) for s in range(5)]
@@ -298,16 +306,9 @@ BATCHES = [(tiny.images(4, seed=s), torch.tensor([s, 1, 2, (s + 3) % 7])) for s 
 @pytest.mark.parametrize(("grad_accum", "short"), [(1, 1), (2, 3), (3, 1), (3, 4), (5, 3), (8, 1)])
 def test_a_step_of_several_batches_has_the_gradient_of_their_images_together(grad_accum: int, short: int) -> None:
     """The last batch of the epoch may be short: it counts for as many images as it has."""
-    recipe = Recipe(grad_accum=grad_accum, label_smoothing=0.0, clip_grad=0.0)
-    loop = loop_at(0, recipe, batches=5, images=16 + short)
+    loop = loop_at(0, PLAIN.replace(grad_accum=grad_accum), batches=5, images=16 + short)
     batches = [*BATCHES[:4], (BATCHES[4][0][:short], BATCHES[4][1][:short])]
-    found: list[dict[str, Tensor]] = []
-
-    def step() -> None:
-        found.append({n: p.grad.clone() for n, p in loop.state.model.named_parameters() if p.grad is not None})
-
-    loop.state.optimizer.step = step  # type: ignore[method-assign]
-    train(loop, batches)
+    found = all_gradients_of(loop, batches)
     assert len(found) == math.ceil(5 / grad_accum)
     for i, own in enumerate(found):
         assert_close(own, whole_gradient(batches[i * grad_accum : (i + 1) * grad_accum]))
@@ -439,7 +440,7 @@ def test_the_gradient_is_clipped_as_torch_does(clip: float) -> None:
     F.cross_entropy(oracle(BATCH[0]), LABELS).backward()
     if clip:
         torch.nn.utils.clip_grad_norm_(oracle.parameters(), clip)
-    assert_close(found, {n: p.grad for n, p in oracle.named_parameters() if p.grad is not None})
+    assert_close(found, gradients_in(oracle))
 
 
 BAD = (torch.full((4, 3, 12, 16), math.nan), LABELS)

@@ -216,7 +216,7 @@ def test_every_field_is_followed_or_refused(weights: Path, table: ImageTable) ->
     others: dict[str, Any] = {
         **{name: not value for name, value in own.to_dict().items() if isinstance(value, bool)},
         **{name: 2 * value for name, value in own.to_dict().items() if type(value) in (int, float) and value},
-        **{**ASKED, "pool": "gap", "position_resize": "timm", "position_dropout": 0.1, "patch_size": (8, 8)},
+        **(ASKED | {"pool": "gap", "position_resize": "timm", "position_dropout": 0.1, "patch_size": (8, 8)}),
     }
     for name in others.keys() - {"num_classes", "mlp_ratio", "distilled"}:
         try:

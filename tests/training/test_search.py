@@ -21,14 +21,8 @@ def grey(folder: Path, splits: dict[str, tuple[int, ...]], batch_size: int) -> I
     """The same grey picture as often as each split has images of each class."""
     Image.fromarray(np.full((16, 16, 3), 128, dtype=np.uint8)).save(folder / "grey.png")
     rows = [(split, k) for split, counts in splits.items() for k, count in enumerate(counts) for _ in range(count)]
-    table = ImageTable(
-        name="grey",
-        root=folder,
-        classes=("a", "b", "c"),
-        paths=("grey.png",) * len(rows),
-        labels=tuple(k for _, k in rows),
-        splits=tuple(split for split, _ in rows),
-    )
+    labels, splits = tuple(k for _, k in rows), tuple(split for split, _ in rows)
+    table = ImageTable("grey", folder, ("a", "b", "c"), ("grey.png",) * len(rows), labels, splits)
     return ImageData(table, Preprocess(size=(16, 16)), Augment(), batch_size=batch_size, workers=0, seed=0)
 
 
@@ -79,16 +73,6 @@ def test_a_sample_has_the_classes_in_their_proportions(tmp_path: Path) -> None:
     assert list(data.sample(2000).val.table.counts().values()) == [600, 300, 100]
 
 
-# --- The objective of the run -------------------------------------------------------------------------
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "mixing, smoothing, class weights": {"mixup": 0.5, "cutmix": 1.0, "label_smoothing": 0.4, "balance": "loss"},
-    "sampler, accumulation": {"balance": "sampler", "grad_accum": 2, "batch_size": 1},
-    "what is dropped, bfloat16": {"patch_dropout": 0.5, "dropout": 0.3, "drop_path": 0.3, "precision": "bfloat16"},
-    "layers, clipping": {"layer_decay": 0.5, "clip_grad": 0.05, "optimizer": "sgd", "decay_all": True},
-}
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twenty images to train on: an epoch of ten steps of two."""
@@ -103,24 +87,39 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module")
-def teacher(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(runs.quick(data, epochs=1), tmp_path_factory.mktemp("teacher") / "run")
+BESIDE = ("imitate", "class_weights", "sets", "shift")
+HEADS = "deit_micro_distilled_patch8_16"
 
 
-@pytest.fixture(scope="module")
-def several(data: Path) -> Path:
-    return runs.several(data)
+@pytest.mark.parametrize(
+    ("fields", "given"),
+    [
+        ({"mixup": 0.5, "cutmix": 1.0, "label_smoothing": 0.4, "balance": "loss"}, None),
+        ({"balance": "sampler", "grad_accum": 2, "batch_size": 1}, None),
+        ({"patch_dropout": 0.5, "dropout": 0.3, "drop_path": 0.3, "precision": "bfloat16"}, None),
+        ({"layer_decay": 0.5, "clip_grad": 0.05, "optimizer": "sgd", "decay_all": True}, None),
+        ({"teacher": "", "balance": "none", "distillation": "soft", "distill_alpha": 0.5}, {"imitate"}),
+        ({"teacher": "", "balance": "loss", "model": HEADS, "mixup": 0.5}, {"imitate", "class_weights", "shift"}),
+        ({"data": "", "balance": "loss", "cutmix": 1.0, "label_smoothing": 0.2}, {"sets", "class_weights", "shift"}),
+        ({"data": "", "balance": "none", "model": HEADS}, {"sets"}),
+    ],
+    ids=lambda fields: ", ".join(fields or ()),
+)
+def test_a_short_run_learns_what_the_run_learns(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], given: set[str] | None
+) -> None:
+    """Also from a teacher, and where images have several classes; `given` is what the objective has beside the recipe.
 
-
-def compare(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]) -> dict[str, Any]:
-    """The run's schedule is that of the search, and the search tries the run's rate alone: all must be the same.
-
-    What belongs to the objective beside the recipe, as the search was given it.
+    The run's schedule is that of the search, and the search tries the run's rate alone: all must be the same.
     """
+    own = dict(fields)
+    if "teacher" in own:
+        own["teacher"] = str(train(runs.quick(data, epochs=1), tmp_path / "teacher"))
+    if own.pop("data", None) is not None:
+        data = runs.several(data)
     losses: list[tuple[int, float]] = []
     tried: list[dict[float, float]] = []
-    given: dict[str, Any] = {}
+    spied_on: dict[str, Any] = {}
     add, find_lr = EpochSums.add, search.find_lr
 
     def noted(sums: EpochSums, *batch: Any) -> None:
@@ -128,20 +127,19 @@ def compare(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields:
         losses.append((len(sums.losses), float(sums.losses[-1])))
 
     def spied(*args: Any, **options: Any) -> dict[float, float]:
-        given.update(vars(args[3]))
+        spied_on.update(vars(args[3]))
         tried.append(find_lr(*args, **options))
         return tried[-1]
 
     monkeypatch.setattr(EpochSums, "add", noted)
-    monkeypatch.setattr(
-        "vitkit.training.stability.has_collapsed", lambda *outcome: False
-    )  # what is learned does not matter
+    # What is learned does not matter, and nobody looks at the report.
+    monkeypatch.setattr("vitkit.training.stability.has_collapsed", lambda *outcome: False)
+    monkeypatch.setattr(run, "TRAINING", replace(run.TRAINING, conclude=()))
     monkeypatch.setattr(search, "FACTORS", (1.0,))
     monkeypatch.setattr(search, "STEPS", 10)
     monkeypatch.setattr(search, "find_lr", spied)
-    monkeypatch.setattr(run, "TRAINING", replace(run.TRAINING, conclude=()))  # nobody looks at the report
     shape = {"epochs": 1, "batch_size": 2, "warmup": search.WARMUP / search.STEPS, "schedule": "constant"}
-    recipe = runs.quick(data, find_lr=True, lr=1e-3, keep="last", **{**shape, **fields})
+    recipe = runs.quick(data, find_lr=True, lr=1e-3, keep="last", **{**shape, **own})
     folder = train(recipe, tmp_path / "run")
     half = len(losses) // 2
     assert len(losses) == 2 * half >= 2 * search.STEPS
@@ -149,44 +147,9 @@ def compare(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields:
     assert losses[:half] == losses[half:], "and all others"
     (found,) = tried[0].values()
     assert found == pytest.approx(runs.metrics(folder)[-1]["val_loss"], rel=1e-6)
-    objective = {name: given.get(name) for name in ("imitate", "class_weights", "sets", "shift")}
-    return {name: own for name, own in objective.items() if own is not None and not (name == "shift" and not own.any())}
-
-
-@pytest.mark.parametrize("options", OPTIONS)
-def test_a_short_run_learns_what_the_run_learns(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str
-) -> None:
-    compare(data, tmp_path, monkeypatch, OPTIONS[options])
-
-
-SOFT = {"distillation": "soft", "distill_alpha": 0.5}
-HARD = {"distillation": "hard", "model": "deit_micro_distilled_patch8_16", "balance": "loss", "mixup": 0.5}
-
-
-@pytest.mark.parametrize(
-    ("fields", "given"),
-    [(SOFT, {"imitate"}), (HARD, {"imitate", "class_weights", "shift"})],
-    ids=["soft, one head", "hard, two heads, class weights"],
-)
-def test_a_short_run_imitates_the_teacher_too(
-    data: Path, teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], given: set[str]
-) -> None:
-    fields = {"balance": "none", "teacher": str(teacher), **fields}
-    assert set(compare(data, tmp_path, monkeypatch, fields)) == given
-
-
-@pytest.mark.parametrize(
-    ("fields", "given"),
-    [
-        ({"balance": "loss", "cutmix": 1.0, "label_smoothing": 0.2}, {"sets", "class_weights", "shift"}),
-        ({"balance": "none", "model": "deit_micro_distilled_patch8_16"}, {"sets"}),
-    ],
-    ids=["class weights", "two heads"],
-)
-def test_a_short_run_learns_several_classes_of_an_image_as_the_run_does(
-    several: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], given: set[str]
-) -> None:
-    objective = compare(several, tmp_path, monkeypatch, fields)
-    assert set(objective) == given
-    assert len(objective["sets"]) == 6 and objective["sets"].sum(dim=1).tolist() == [0, 1, 2, 2, 1, 1]
+    objective = {name: found for name, found in spied_on.items() if name in BESIDE and found is not None}
+    if "shift" in objective and not objective["shift"].any():
+        del objective["shift"]
+    assert given is None or given == set(objective)
+    if "data" in fields:
+        assert len(objective["sets"]) == 6 and objective["sets"].sum(dim=1).tolist() == [0, 1, 2, 2, 1, 1]

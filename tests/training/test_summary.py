@@ -101,18 +101,6 @@ def test_labels_are_doubted_by_the_weights_a_run_began_from(start: Path, data: P
     assert {row[1] for row in rows} <= set(table.classes)
 
 
-def test_too_many_images_are_said_to_be_too_many(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(label_search, "MOST_SEARCHED", 35)
-    said: list[str] = []
-    table = read_source(data)
-    recipe = runs.quick(data, weights="anything", model=None, method="full")
-    with heard(said.append):
-        begun = run_of(tmp_path, recipe, table)
-        begun.frozen = label_search.frozen_features(begun)
-    assert label_search.find_label_errors(begun) is None
-    assert said == ["only held-out images are searched for label errors, because there are more than 35 images"]
-
-
 def test_an_image_that_vanished_does_not_cost_the_report(start: Path, data: Path, tmp_path: Path) -> None:
     copied = runs.copy_of(data, tmp_path / "photos")
     (copied / "red" / "img1.png").unlink()
