@@ -140,27 +140,22 @@ def test_a_photograph_without_a_persons_label_is_never_tested(work: Work, how: s
         for split in ("train", "test"):
             runs.photos(heap / split, images=6, noise=60.0, seed=len(split))
             (heap / split / "unlabelled").mkdir()
-        files = sorted(heap.rglob("img5.png"))
-        for file in files:
-            file.rename(file.parents[1] / "unlabelled" / f"{file.parent.name}.png")
+            for name in runs.COLOURS:
+                (heap / split / name / "img5.png").rename(heap / split / "unlabelled" / f"{name}.png")
         paths = [f"{split}/unlabelled/{name}.png" for split in ("train", "test") for name in runs.COLOURS]
-        add_edits(work.labels, [Edit(path, "blue", proposed_by="first") for path in paths])
+        work.photos = heap
     else:
         heap.mkdir()
-        rows = []
-        for path in sorted(work.photos.rglob("*.png")):
-            name = f"{path.parent.name}-{path.name}"
+        files = sorted(work.photos.rglob("*.png"))
+        labelled = {f"{path.parent.name}-{path.name}": path.parent.name for path in files}
+        for name, path in zip(labelled, files, strict=True):
             shutil.copy(path, heap / name)
-            number = int(path.stem.removeprefix("img"))
-            rows.append((name, path.parent.name, "" if number <= 6 else "first"))
+        paths = [name for name in labelled if int(name.partition("img")[2].removesuffix(".png")) > 6]
+        add_edits(work.labels, [Edit(name, label) for name, label in labelled.items() if name not in paths])
+        work.photos = heap
         if how == "split of the run":
-            add_edits(work.labels, [Edit(name, label) for name, label, by in rows if not by])
-            work.photos = heap
             work.begin("first")
-            work.labels.unlink()
-        add_edits(work.labels, [Edit(name, label if not by else "blue", proposed_by=by) for name, label, by in rows])
-        paths = [name for name, _, by in rows if by]
-    work.photos = heap
+    add_edits(work.labels, [Edit(path, "blue", proposed_by="first") for path in paths])
     more: dict[str, Any] = {"folds": 3, "split": (0.7, 0.3, 0.0)} if how == "folds" else {}
     work.begin("second", out="elsewhere", split_from="first" if how == "split of the run" else None, **more)
     files = sorted((work.root / "runs" / "second").rglob("split.json"))
@@ -170,8 +165,7 @@ def test_a_photograph_without_a_persons_label_is_never_tested(work: Work, how: s
         split_of = dict(zip(table.paths, table.splits, strict=True))
         assert {split_of.get(path) for path in paths} <= {"train", None}
         assert any(split_of.get(path) == "train" for path in paths)
-        stored = read_labels_before(file.parent)
-        assert {item.before for item in stored.changed} == {UNLABELLED}
+        assert {item.before for item in read_labels_before(file.parent).changed} == {UNLABELLED}
 
 
 @pytest.mark.parametrize("way", ["label file", "moved files"])

@@ -5,10 +5,7 @@ import json
 import os
 import re
 import signal
-import subprocess
-import time
 from collections import Counter
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,6 @@ from PIL import Image
 
 import photos as pictures
 import runs
-import warm
 from hearing import heard
 from refusals import refused
 from runs import told as train
@@ -245,25 +241,6 @@ def test_a_crash_between_any_two_steps_of_saving_changes_nothing_after_a_resume(
     assert load(tmp_path / "run").classes == ("blue", "green", "red")
     run.resume(tmp_path / "run")
     runs.assert_same_outcome(tmp_path / "run", finished)
-
-
-def test_a_run_killed_with_sigkill_resumes_to_the_same_weights(data: Path, tmp_path: Path) -> None:
-    recipe = runs.quick(data, epochs=6)
-    whole, _ = train(recipe, tmp_path / "whole")
-    (tmp_path / "recipe.toml").write_text(recipe.to_toml())
-    command = [warm.vitkit(), "train", "--recipe", tmp_path / "recipe.toml", "--out", tmp_path / "run"]
-    process = subprocess.Popen(command, env=runs.environment(), stdout=subprocess.PIPE)
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline and process.poll() is None:
-        with suppress(ValueError):  # a line that is being written
-            if len(read_metrics(tmp_path / "run" / "metrics.csv")) >= 2:
-                break
-        time.sleep(0.005)
-    process.kill()
-    process.communicate()
-    assert 2 <= len(runs.metrics(tmp_path / "run")) < 6, "the run was over before it was killed, or never began"
-    run.resume(tmp_path / "run")
-    runs.assert_same_outcome(tmp_path / "run", whole)
 
 
 @pytest.mark.parametrize("epoch", [0, 1])

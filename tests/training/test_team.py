@@ -250,12 +250,6 @@ def test_validation_images_are_put_together_in_order_and_once(val: int, size: in
     assert every[0].put_together(shares).tolist() == list(range(val))
 
 
-def test_a_team_of_one_talks_to_nobody() -> None:
-    assert assemble(None, None) is ALONE
-    assert ALONE.is_main and ALONE.gather(3) == [3]
-    assert ALONE.broadcast_from_main(lambda: 4) == ALONE.main_first(lambda: 4) == 4
-
-
 def test_the_others_are_told_if_the_first_process_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[list[Any]] = []
     monkeypatch.setattr("torch.distributed.broadcast_object_list", lambda outcome, **_: sent.append(list(outcome)))

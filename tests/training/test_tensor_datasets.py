@@ -1,7 +1,6 @@
 """Datasets that give tensors: a file is prepared for the trained model as they were, or not at all."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch.utils.data import Subset
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms._presets import ImageClassification
 
 import runs
 import vitkit
@@ -51,40 +51,32 @@ def train(photos: Path, out: Path, *steps: Any, **fields: Any) -> vitkit.Trainin
     return vitkit.train(vitkit.Datasets(**given), vitkit.Recipe(**SMALL), out=out, **fields)
 
 
-WAYS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+CROPPED = (v1.Resize(18), v1.CenterCrop(16))
+AS_FLOATS = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(list(MEAN), list(STD))])
+WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
     "short side and crop": (
-        lambda: v1.Compose([v1.Resize(20), v1.CenterCrop(16), *PLAIN]),
+        v1.Compose([v1.Resize(20), v1.CenterCrop(16), *PLAIN]),
         {"fit": "crop", "crop_pct": 0.8, "interpolation": "bilinear"},
     ),
-    "stretched": (lambda: v1.Compose([v1.Resize((16, 16)), *PLAIN]), {"fit": "squash"}),
+    "stretched": (v1.Compose([v1.Resize((16, 16)), *PLAIN]), {"fit": "squash"}),
     "stretched and crop": (
-        lambda: v1.Compose([v1.Resize((20, 20), InterpolationMode.BICUBIC), v1.CenterCrop((16, 16)), *PLAIN]),
+        v1.Compose([v1.Resize((20, 20), InterpolationMode.BICUBIC), v1.CenterCrop((16, 16)), *PLAIN]),
         {"fit": "squash_crop", "crop_pct": 0.8, "interpolation": "bicubic"},
     ),
     "second version": (
-        lambda: v2.Compose(
-            [
-                v2.ToImage(),
-                v2.Resize([24], antialias=True),
-                v2.CenterCrop(16),
-                v2.ToDtype(torch.float32, scale=True),
-                v2.Normalize(list(MEAN), list(STD)),
-            ]
-        ),
+        v2.Compose([v2.ToImage(), v2.Resize([24], antialias=True), v2.CenterCrop(16), AS_FLOATS]),
         {"fit": "crop", "crop_pct": 16 / 24},
     ),
     "of published weights": (
-        lambda: __import__("torchvision.transforms._presets", fromlist=["x"]).ImageClassification(
-            crop_size=16, resize_size=18, mean=MEAN, std=STD
-        ),
+        ImageClassification(crop_size=16, resize_size=18, mean=MEAN, std=STD),
         {"fit": "crop", "crop_pct": 16 / 18},
     ),
     "no normalisation": (
-        lambda: v1.Compose([v1.Resize(18), v1.Compose([v1.CenterCrop(16), v1.ToTensor()])]),
+        v1.Compose([v1.Resize(18), v1.Compose([v1.CenterCrop(16), v1.ToTensor()])]),
         {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)},
     ),
     "one channel": (
-        lambda: v1.Compose([v1.Resize(18), v1.CenterCrop(16), v1.Grayscale(), v1.ToTensor(), v1.Normalize(0.5, 0.5)]),
+        v1.Compose([*CROPPED, v1.Grayscale(), v1.ToTensor(), v1.Normalize(0.5, 0.5)]),
         {"mean": (0.5,), "std": (0.5,)},
     ),
 }
@@ -92,8 +84,8 @@ WAYS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_transforms_are_read_to_the_pixel(photos: Path, way: str) -> None:
-    make, expected = WAYS[way]
-    data = ImageFolder(str(photos / "val"), transform=make())
+    transform, expected = WAYS[way]
+    data = ImageFolder(str(photos / "val"), transform=transform)
     channels = len(expected.get("mean", MEAN))
     found = read_preprocess(data, (channels, 16, 16), lambda i: data[i][0])
     assert {name: getattr(found, name) for name in expected} == expected
@@ -108,8 +100,8 @@ def test_transforms_are_read_to_the_pixel(photos: Path, way: str) -> None:
     ("steps", "named"),
     [
         ([v1.RandomResizedCrop(16), *PLAIN], "RandomResizedCrop"),
-        ([v1.Resize(18), v1.CenterCrop(16), v1.ToTensor(), v1.Lambda(torch.neg)], "Lambda"),
-        ([v1.Resize(18), v1.CenterCrop(16), lambda image: image.transpose(Image.Transpose.ROTATE_90), *PLAIN], "func"),
+        ([*CROPPED, v1.ToTensor(), v1.Lambda(torch.neg)], "Lambda"),
+        ([*CROPPED, lambda image: image.transpose(Image.Transpose.ROTATE_90), *PLAIN], "func"),
         ([v1.CenterCrop(16), *PLAIN], "CenterCrop"),
         (PLAIN, "Resize"),
         ([v1.Resize(18), v1.Resize((16, 16)), *PLAIN], "resized twice"),
@@ -180,26 +172,13 @@ def test_what_is_in_the_training_transforms_alone_does_not_count(photos: Path, t
     assert any(line.startswith("problem: train normalises by mean 0.5, std 0.5, and val by") for line in lines)
 
 
-class Hidden:
-    """Tensors of pictures of which nobody knows how they were made."""
-
-    classes = tuple(runs.COLOURS)
-
-    def __init__(self, data: ImageFolder) -> None:
-        self.data = data
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        return self.data[index]
-
-
 SQUASHED = (v1.Resize((16, 16)), *PLAIN)
 
 
 def hidden(photos: Path, **more: Any) -> vitkit.Datasets:
-    return vitkit.Datasets(**{part: Hidden(folder(photos, part, *SQUASHED)) for part in ("train", "val")}, **more)
+    """Tensors of pictures of which nobody knows how they were made."""
+    given: dict[str, Any] = {part: list(folder(photos, part, *SQUASHED)) for part in ("train", "val")}
+    return vitkit.Datasets(**given, class_names=sorted(runs.COLOURS), **more)
 
 
 def test_where_it_is_not_known_files_are_refused_with_the_reason(photos: Path, tmp_path: Path) -> None:
