@@ -24,6 +24,7 @@ from vitkit.model import Network, config_of
 from vitkit.model.build import build
 from vitkit.training import Loop, Recipe, RunningStatistics, SafePoint, WeightAverage, ema_decay, resume, train
 
+Batch = tuple[Tensor, Tensor]
 NAME = "shufflenet_v2_x0_5"  # the smallest of torchvision's: 0.3 M parameters, batch norms, maps of one place at 32 px
 MODEL: dict[str, Any] = {"model": f"torchvision:{NAME}", "image_size": 32, "epochs": 1, "batch_size": 12}
 
@@ -44,12 +45,12 @@ def recipe_for(data: Path, **fields: Any) -> Recipe:
 
 
 @pytest.fixture(scope="module")
-def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[tuple[Tensor, Tensor]]]]:
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[Batch]]]:
     """A run of two steps, and the batches of each."""
-    steps: list[list[tuple[Tensor, Tensor]]] = []
+    steps: list[list[Batch]] = []
     take = Loop.take_step
 
-    def watched(loop: Loop, first: int, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+    def watched(loop: Loop, first: int, batches: Iterable[Batch]) -> None:
         steps.append([(images.clone(), labels.clone()) for images, labels in batches])
         take(loop, first, steps[-1])
 
@@ -67,7 +68,7 @@ def small(classes: int = 3) -> Network:
     return model
 
 
-def test_two_steps_are_those_of_a_plain_loop(trained: tuple[Path, list[list[tuple[Tensor, Tensor]]]]) -> None:
+def test_two_steps_are_those_of_a_plain_loop(trained: tuple[Path, list[list[Batch]]]) -> None:
     folder, steps = trained
     assert len(steps) == 2
     torch.manual_seed(mix_seeds(0))
@@ -98,7 +99,7 @@ def test_two_steps_are_those_of_a_plain_loop(trained: tuple[Path, list[list[tupl
     assert saved["conv1.1.num_batches_tracked"] == 2
 
 
-def test_the_run_folder_says_which_network(trained: tuple[Path, list[list[tuple[Tensor, Tensor]]]], data: Path) -> None:
+def test_the_run_folder_says_which_network(trained: tuple[Path, list[list[Batch]]], data: Path) -> None:
     folder, _ = trained
     described = json.loads((folder / "model.json").read_text())
     assert (described["config"]["library"], described["config"]["name"]) == ("torchvision", NAME)
@@ -130,10 +131,18 @@ def statistics(model: nn.Module) -> dict[str, Tensor]:
     return {name: buffer.clone() for name, buffer in model.named_buffers()}
 
 
+def observe(remembered: RunningStatistics, norm: nn.Module, *batches: Tensor) -> None:
+    """Let a step of these batches go well."""
+    remembered.begin()
+    for batch in batches:
+        norm(batch)
+    remembered.finish(sum(map(len, batches)), finite)
+
+
 def test_a_step_left_out_leaves_no_statistics(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     take, seen = Loop.take_step, []
 
-    def spoilt(loop: Loop, first: int, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+    def spoilt(loop: Loop, first: int, batches: Iterable[Batch]) -> None:
         before = statistics(loop.state.model)
         own = [(images * (math.nan if first == 1 else 1.0), labels) for images, labels in batches]
         take(loop, first, own)
@@ -172,20 +181,14 @@ def test_new_statistics_begin_as_the_mean_over_the_first_batches(momentum: float
         batch = torch.randn(8, 3, generator=torch.Generator().manual_seed(step)) * 0.01 + step
         part = max(1 / (step + 1), momentum or 0)
         mean, var = mean.lerp(batch.mean(0), part), var.lerp(batch.var(0), part)
-        remembered.begin()
-        norm(batch)
-        remembered.finish(8, finite)
+        observe(remembered, norm, batch)
         torch.testing.assert_close(norm.running_mean, mean)
         torch.testing.assert_close(norm.running_var, var)
 
 
 def test_batches_of_one_step_count_each() -> None:
     norm, pieces = nn.BatchNorm1d(3), torch.randn(3, 8, 3)
-    remembered = RunningStatistics(nn.Sequential(norm))
-    remembered.begin()
-    for piece in pieces:
-        norm(piece)
-    remembered.finish(24, finite)
+    observe(RunningStatistics(nn.Sequential(norm)), norm, *pieces)
     weights = torch.tensor([0.81, 0.9, 1.0])  # as the momentum has them, and nothing of 0 and 1
     expected = (pieces.mean(1) * weights[:, None]).sum(0) / weights.sum()
     torch.testing.assert_close(norm.running_mean, expected)
@@ -199,17 +202,12 @@ def test_statistics_that_came_with_weights_go_on_as_they_are(counted: int) -> No
     plain, batch = copy.deepcopy(norm), torch.randn(8, 3)
     remembered = RunningStatistics(nn.Sequential(norm))
     remembered.start()
-    remembered.begin()
-    norm(batch)
+    observe(remembered, norm, batch)
     plain(batch)
-    remembered.finish(8, finite)
     torch.testing.assert_close(norm.running_mean, plain.running_mean)
     torch.testing.assert_close(norm.running_var, plain.running_var)
     still = nn.BatchNorm1d(3).eval()
-    remembered = RunningStatistics(nn.Sequential(still))
-    remembered.begin()
-    still(batch)
-    remembered.finish(8, finite)
+    observe(RunningStatistics(nn.Sequential(still)), still, batch)
     assert not still.running_mean.any() and (still.running_var == 1).all(), "norms that stand still are left alone"
 
 
@@ -307,7 +305,7 @@ def test_the_cost_of_a_network_is_what_is_published() -> None:
 
 @pytest.mark.parametrize("method", ["probe", "probe-sgd", "full"])
 def test_weights_of_a_run_are_trained_on(
-    method: str, trained: tuple[Path, list[list[tuple[Tensor, Tensor]]]], data: Path, tmp_path: Path
+    method: str, trained: tuple[Path, list[list[Batch]]], data: Path, tmp_path: Path
 ) -> None:
     fields = {"data": str(data), "weights": str(trained[0]), "method": method, "epochs": 1, "batch_size": 14}
     train(Recipe(**fields, precision="float32", workers=0), tmp_path / "run")
