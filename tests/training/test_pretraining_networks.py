@@ -67,37 +67,26 @@ def scrambled(module: nn.Module) -> None:
             own.copy_(torch.randn(own.shape, generator=generator) * 0.2 + (0.7 if own.ndim == 1 else 0.0))
 
 
-def named_as_ours(theirs: nn.Module, of: Callable[[nn.Parameter], Tensor]) -> dict[str, Tensor]:
-    """Something of each of their parameters, under our names; q, k and v in one."""
+OURS = {
+    "vit.embeddings.cls_token": "encoder.cls_token", "vit.embeddings.mask_token": "task.mask_token",
+    "vit.embeddings.patch_embeddings.projection": "encoder.patch_embed.proj", "vit.layernorm": "encoder.norm",
+    "decoder.mask_token": "task.mask_token", "decoder.decoder_embed": "task.embed", "decoder.decoder_norm": "task.norm",
+    "decoder.decoder_pred": "task.head", "vit.layers": "encoder.blocks", "decoder.decoder_layers": "task.blocks",
+    "layernorm_before": "norm1", "layernorm_after": "norm2", "attention.o_proj": "attn.proj",
+}  # fmt: skip
+
+
+def named_as_ours(theirs: nn.Module, of: Callable[[nn.Parameter], Any]) -> dict[str, Tensor]:
+    """Something of each of their parameters but positions, under our names; q, k and v in one."""
     found = {}
-
-    def block(ours: str, layer: nn.Module) -> None:
-        parts = [getattr(layer.attention, f"{name}_proj") for name in "qkv"]
-        for kind in ("weight", "bias"):
-            found[f"{ours}.attn.qkv.{kind}"] = torch.cat([of(getattr(part, kind)) for part in parts])
-            norms = ("norm1", layer.layernorm_before), ("norm2", layer.layernorm_after)
-            linear = ("attn.proj", layer.attention.o_proj), ("mlp.fc1", layer.mlp.fc1), ("mlp.fc2", layer.mlp.fc2)
-            for own, other in (*norms, *linear):
-                found[f"{ours}.{own}.{kind}"] = of(getattr(other, kind))
-
-    vit = theirs.vit
-    found["encoder.cls_token"] = of(vit.embeddings.cls_token)
-    for kind in ("weight", "bias"):
-        found[f"encoder.patch_embed.proj.{kind}"] = of(getattr(vit.embeddings.patch_embeddings.projection, kind))
-        found[f"encoder.norm.{kind}"] = of(getattr(vit.layernorm, kind))
-    for i, layer in enumerate(vit.layers):
-        block(f"encoder.blocks.{i}", layer)
-    if hasattr(theirs.decoder, "decoder_layers"):
-        decoder = theirs.decoder
-        found["task.mask_token"] = of(decoder.mask_token)
-        for i, layer in enumerate(decoder.decoder_layers):
-            block(f"task.blocks.{i}", layer)
-        for ours, name in (("embed", "decoder_embed"), ("norm", "decoder_norm"), ("head", "decoder_pred")):
-            for kind in ("weight", "bias"):
-                found[f"task.{ours}.{kind}"] = of(getattr(getattr(decoder, name), kind))
-    else:
-        found["task.mask_token"] = of(vit.embeddings.mask_token)
-    return found
+    for name, own in theirs.named_parameters():
+        for before, after in OURS.items():
+            name = name.replace(before, after)
+        found[name] = of(own)
+    for name in [name for name in found if "attention.q_proj" in name]:
+        parts = [found.pop(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
+        found[name.replace("attention.q_proj", "attn.qkv")] = torch.cat(parts)
+    return {name: own for name, own in found.items() if name.startswith(("encoder.", "task."))}
 
 
 def weights_of(theirs: nn.Module) -> dict[str, Tensor]:

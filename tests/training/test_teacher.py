@@ -240,9 +240,6 @@ def test_a_class_without_readable_images_leaves_the_others_their_names(data: Pat
     assert {CLASSES[i] for i in imitation.argmax(1)} == {"green"}
 
 
-# --- Distillation: the losses against a computation by hand, and which head learns what from whom -----
-
-
 LABELS = [0, 3, 6]
 
 

@@ -86,7 +86,13 @@ EVERYTHING = {
     "workers": 0, "mixup": 0.8, "cutmix": 1.0, "dropout": 0.1, "attention_dropout": 0.1, "drop_path": 0.3,
     "patch_dropout": 0.3, "random_erasing": 0.5, "rand_augment": 3, "grad_accum": 2, "balance": "sampler", "ema": 0.9,
 }  # fmt: skip
-WAYS = {"two": (2, None), "three": (3, None), "four": (4, None), "one image at a time": (1, 1)}
+WAYS = {"one": (1, None), "two": (2, None), "three": (3, None), "four": (4, None), "one image at a time": (1, 1)}
+PAIRS = [
+    *(("digits", way) for way in WAYS if way != "one"),
+    *(("everything", way) for way in WAYS if way != "one"),
+    *(("defaults", "two"), ("parts", "two"), ("parts", "four")),
+]
+DAILY = {("digits", "two"), ("everything", "three"), ("everything", "one image at a time"), ("parts", "two")}
 
 
 @pytest.fixture(scope="module")
@@ -97,26 +103,19 @@ def together(data: Path, tmp_path_factory: pytest.TempPathFactory, request: pyte
         model = tiny.build(image_size=(16, 16), num_classes=3, layers=3 - number)
         Classifier(model, ("blue", "green", "red"), Preprocess(size=(16, 16))).save(folder / name)
     tuned = {"data": str(data), "weights": str(folder / "start")}
-    every: dict[str, tuple[dict[str, Any], dict[str, tuple[int, int | None]]]] = {
-        "digits": ({**Recipe.load("digits").set_fields(), "max_images": 200, "epochs": 2}, WAYS),
-        "defaults": (
-            {**tuned, "method": "full", "batch_size": 8, "epochs": 2, "precision": "float32"},
-            {"two": (2, None)},
-        ),
-        "everything": ({**tuned, **EVERYTHING, "teacher": str(folder / "teacher")}, WAYS),
-        "parts": ({**tuned, **EVERYTHING, "ema": 0.0, "strategy": "fsdp"}, {way: WAYS[way] for way in ("two", "four")}),
+    every: dict[str, dict[str, Any]] = {
+        "digits": {**Recipe.load("digits").set_fields(), "max_images": 200, "epochs": 2},
+        "defaults": {**tuned, "method": "full", "batch_size": 8, "epochs": 2, "precision": "float32"},
+        "everything": {**tuned, **EVERYTHING, "teacher": str(folder / "teacher")},
+        "parts": {**tuned, **EVERYTHING, "ema": 0.0, "strategy": "fsdp"},
     }
     asked = {
-        (item.callspec.params["name"], item.callspec.params["way"])
+        (item.callspec.params["name"], way)
         for item in request.session.items
         if isinstance(item, pytest.Function) and "together" in item.fixturenames
+        for way in ("one", item.callspec.params["way"])
     }
-    jobs = [
-        (str(folder / name / way), processes, fields, at_a_time)
-        for name, (fields, ways) in every.items()
-        for way, (processes, at_a_time) in {"one": (1, None), **ways}.items()
-        if way == "one" or (name, way) in asked
-    ]
+    jobs = [(str(folder / name / way), WAYS[way][0], every[name], WAYS[way][1]) for name, way in sorted(asked)]
     (folder / "jobs.json").write_text(json.dumps(jobs))
     command = [warm.python(), Path(__file__).parents[1] / "together.py", folder / "jobs.json"]
     done = subprocess.run(command, env=runs.environment(), capture_output=True, text=True, timeout=500, check=False)
@@ -136,16 +135,7 @@ def difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], n
 
 
 @pytest.mark.parametrize(
-    ("name", "way"),
-    [
-        ("digits", "two"),
-        *(pytest.param("digits", way, marks=pytest.mark.accept) for way in WAYS if way != "two"),
-        pytest.param("defaults", "two", marks=pytest.mark.accept),
-        pytest.param("everything", "two", marks=pytest.mark.accept),
-        *(("everything", way) for way in WAYS if way not in ("two", "four")),
-        ("parts", "two"),
-        *(pytest.param(name, "four", marks=pytest.mark.accept) for name in ("everything", "parts")),
-    ],
+    ("name", "way"), [pytest.param(*pair, marks=() if pair in DAILY else pytest.mark.accept) for pair in PAIRS]
 )
 def test_what_is_random_is_the_same_in_any_number_of_processes_and_pieces(together: Path, name: str, way: str) -> None:
     ours, theirs = runs.weights(together / name / way), runs.weights(together / name / "one")
