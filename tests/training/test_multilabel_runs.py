@@ -152,7 +152,8 @@ def test_interruptions_end_in_the_same_weights_and_thresholds(data: Path, scratc
 
 
 def test_a_single_class_with_none_of_it_is_learned(tmp_path: Path) -> None:
-    file = photos(tmp_path, 30)
+    (tmp_path / "data").mkdir()
+    file = photos(tmp_path / "data", 30)
     header, *rows = file.read_text().splitlines()
     own = [row.split(",")[0] + ("," + "red" * ("red" in row)) for row in rows]
     file.write_text("\n".join([header, *own]) + "\n")

@@ -103,7 +103,7 @@ HEADS = "deit_micro_distilled_patch8_16"
         ({"data": "", "balance": "loss", "cutmix": 1.0, "label_smoothing": 0.2}, {"sets", "class_weights", "shift"}),
         ({"data": "", "balance": "none", "model": HEADS}, {"sets"}),
     ],
-    ids=lambda fields: ", ".join(fields or ()),
+    ids=lambda own: ", ".join(own) if isinstance(own, dict) else "",
 )
 def test_a_short_run_learns_what_the_run_learns(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], given: set[str] | None
