@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tiny import VARIETY, build, images, tiny
+from tiny import build, images, kinds, tiny
 from vitkit.model import VisionTransformer, filled
 
 D, M, LAYERS = 128, 192, 2
@@ -49,89 +49,49 @@ def assert_lecun_normal(weight: Tensor, fan_in: int) -> None:
     assert 0.97 * cut < weight.abs().max().item() <= cut * 1.001
 
 
-# --- The reference implementation's -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("part", [0, 1, 2], ids=["q", "k", "v"])
-def test_reference_queries_keys_and_values_are_xavier_each(part: int) -> None:
-    for block in fresh(init="reference", **WIDE).blocks:
-        assert_xavier_uniform(block.attn.qkv.weight[part * D : (part + 1) * D], D, D)
-
-
-def test_reference_projection_and_mlp_are_xavier() -> None:
-    for block in fresh(init="reference", **WIDE).blocks:
+def test_reference_weights_are_xavier_lecun_normal_or_zero() -> None:
+    model = fresh(init="reference", **WIDE)
+    for block in model.blocks:
+        for part in range(3):
+            assert_xavier_uniform(block.attn.qkv.weight[part * D : (part + 1) * D], D, D)
         assert_xavier_uniform(block.attn.proj.weight, D, D)
         assert_xavier_uniform(block.mlp.fc1.weight, D, M)
         assert_xavier_uniform(block.mlp.fc2.weight, M, D)
-
-
-def test_reference_mlp_biases_are_tiny_and_not_zero() -> None:
-    for block in fresh(init="reference", **WIDE).blocks:
         assert_normal(block.mlp.fc1.bias, 1e-6)
         assert_normal(block.mlp.fc2.bias, 1e-6)
-        assert (block.mlp.fc1.bias != 0).all()
-
-
-def test_reference_patches_and_representation_are_lecun_normal() -> None:
-    model = fresh(init="reference", **WIDE)
     assert_lecun_normal(model.patch_embed.proj.weight, 3 * 4 * 4)
     assert isinstance(model.pre_logits, nn.Sequential)
     assert_lecun_normal(model.pre_logits.fc.weight, D)
-
-
-def test_reference_zeros_are_the_class_token_the_head_and_the_other_biases() -> None:
-    model = fresh(init="reference", **WIDE)
     zero = {name for name, p in model.named_parameters() if (p == 0).all()}
     expected = {"cls_token", "patch_embed.proj.bias", "pre_logits.fc.bias", "head.weight", "head.bias"}
     expected |= {f"blocks.{i}.attn.{layer}.bias" for i in range(LAYERS) for layer in ("qkv", "proj")}
     expected |= {f"blocks.{i}.norm{k}.bias" for i in range(LAYERS) for k in (1, 2)} | {"norm.bias"}
     assert zero == expected
     assert (model(images()) == 0).all(), "no class is preferred before training"
+    distilled = fresh(init="reference", distill_token=True, distill_head=True)
+    assert (distilled.head.weight == 0).all() and (distilled.head_dist.weight == 0).all()
 
 
-def test_reference_distilled_heads_are_both_zero() -> None:
-    model = fresh(init="reference", distill_token=True, distill_head=True)
-    assert (model.head.weight == 0).all()
-    assert (model.head_dist.weight == 0).all()
-
-
-@pytest.mark.parametrize("position", ["learned_1d", "learned_2d"])
-def test_reference_positions_are_normal(position: str) -> None:
-    model = fresh(init="reference", position=position, hidden_size=D)
-    for name, parameter in model.named_parameters():
-        if name.startswith("pos_embed"):
-            assert_normal(parameter, 0.02)
-
-
-# --- The PyTorch re-implementations' ------------------------------------------------------------------
-
-
-def test_trunc_normal_linear_layers_have_deviation_one_hundredth_and_no_bias() -> None:
+def test_trunc_normal_weights_have_the_published_deviations_and_no_bias() -> None:
     model = fresh(**WIDE)
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
     assert len(linears) == 4 * LAYERS + 2
     for linear in linears:
         assert_normal(linear.weight, 0.01)
         assert (linear.bias == 0).all()
-
-
-def test_trunc_normal_patches_are_kaiming_normal_by_fan_out() -> None:
-    conv = fresh(**WIDE).patch_embed.proj
-    assert_normal(conv.weight, math.sqrt(2 / (D * 4 * 4)))
-    assert (conv.bias == 0).all()
+    assert_normal(model.patch_embed.proj.weight, math.sqrt(2 / (D * 4 * 4)))  # Kaiming's, by fan-out
+    assert (model.patch_embed.proj.bias == 0).all()
 
 
 @pytest.mark.parametrize("position", ["learned_1d", "learned_2d"])
-def test_trunc_normal_tokens_and_positions_have_deviation_two_hundredths(position: str) -> None:
-    model = fresh(distill_token=True, distill_head=True, position=position, hidden_size=D)
-    names = [name for name, _ in model.named_parameters() if name.startswith(("cls_", "dist_", "pos_embed"))]
-    assert names[:2] == ["cls_token", "dist_token"]
-    assert len(names) > 2
-    for name in names:
-        assert_normal(model.get_parameter(name), 0.02)
-
-
-# --- Both ---------------------------------------------------------------------------------------------
+def test_tokens_and_positions_have_deviation_two_hundredths(position: str) -> None:
+    fields = {"distill_token": True, "distill_head": True, "position": position, "hidden_size": D}
+    for init, beginnings in (("trunc_normal", ("cls_", "dist_", "pos_embed")), ("reference", ("pos_embed",))):
+        model = fresh(init=init, **fields)
+        names = [name for name, _ in model.named_parameters() if name.startswith(beginnings)]
+        assert len(names) >= len(beginnings)
+        for name in names:
+            assert_normal(model.get_parameter(name), 0.02)
 
 
 @pytest.mark.parametrize("init", ["trunc_normal", "reference"])
@@ -147,7 +107,7 @@ def test_norms_start_as_the_identity_and_relative_tables_small(init: str) -> Non
 
 
 @pytest.mark.parametrize("init", ["trunc_normal", "reference"])
-@pytest.mark.parametrize("fields", VARIETY.values(), ids=VARIETY.keys())
+@pytest.mark.parametrize("fields", kinds())
 def test_the_same_random_state_gives_the_same_weights_another_others(fields: dict[str, Any], init: str) -> None:
     first, again, other = (dict(fresh(s, init=init, **fields).named_parameters()) for s in (0, 0, 1))
     for name, parameter in first.items():
@@ -155,9 +115,6 @@ def test_the_same_random_state_gives_the_same_weights_another_others(fields: dic
         drawn = parameter.unique().numel() > 1
         assert torch.equal(parameter, other[name]) != drawn, name
     assert all(parameter.requires_grad and parameter.is_leaf for parameter in first.values())
-
-
-# --- The meta device ----------------------------------------------------------------------------------
 
 
 def on_meta(**fields: Any) -> VisionTransformer:
@@ -193,21 +150,13 @@ def test_a_model_built_on_meta_and_loaded_gives_the_same_logits(fields: dict[str
 
 @pytest.mark.parametrize("fields", TABLES.values(), ids=TABLES.keys())
 @torch.no_grad()
-def test_rebuilding_the_tables_changes_nothing_in_a_whole_model(fields: dict[str, Any]) -> None:
-    model = build(**fields)
-    before, keys = model(images()), list(model.state_dict())
-    model.rebuild_tables()
-    assert torch.equal(model(images()), before)
-    assert list(model.state_dict()) == keys
-
-
-@pytest.mark.parametrize("fields", TABLES.values(), ids=TABLES.keys())
-@torch.no_grad()
-def test_a_bfloat16_model_still_runs_after_its_tables_are_rebuilt(fields: dict[str, Any]) -> None:
-    model = build(**fields).bfloat16()
-    before = model(images().bfloat16())
-    model.rebuild_tables()
-    assert torch.equal(model(images().bfloat16()), before)
+def test_rebuilding_the_tables_changes_nothing(fields: dict[str, Any]) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        model = build(**fields).to(dtype)
+        before, keys = model(images().to(dtype)), list(model.state_dict())
+        model.rebuild_tables()
+        assert torch.equal(model(images().to(dtype)), before)
+        assert list(model.state_dict()) == keys
 
 
 def test_weights_have_the_strides_of_new_ones() -> None:

@@ -29,9 +29,6 @@ def wave(position: int, dim: int) -> list[float]:
     return [math.sin(a) for a in angles] + [math.cos(a) for a in angles]
 
 
-# --- Sinusoids ----------------------------------------------------------------------------------------
-
-
 @REPRODUCIBLE
 @given(positions=st.integers(1, 300), half=st.integers(1, 20))
 def test_sincos_1d_is_sines_then_cosines_of_falling_frequencies(positions: int, half: int) -> None:
@@ -47,17 +44,6 @@ def test_sincos_2d_encodes_the_column_then_the_row(h: int, w: int, quarter: int)
     table = sincos_2d((h, w), 4 * quarter)
     expected = [wave(column, 2 * quarter) + wave(row, 2 * quarter) for row in range(h) for column in range(w)]
     torch.testing.assert_close(table.double(), torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-7)
-
-
-def test_sincos_2d_at_one_known_place() -> None:
-    row, column = 2, 5
-    x = sincos_2d((4, 7), 8)[row * 7 + column]
-    expected = [math.sin(5), math.sin(0.05), math.cos(5), math.cos(0.05)]
-    expected += [math.sin(2), math.sin(0.02), math.cos(2), math.cos(0.02)]
-    assert x.tolist() == pytest.approx(expected, abs=1e-7)
-
-
-# --- Tables -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fields", [{}, {"pool": "gap"}, {"distill_token": True}, {"pool": "token+gap"}], ids=str)
@@ -90,12 +76,6 @@ def test_one_dimensional_tables_number_the_prefix_tokens_too() -> None:
         assert learned.shape == (tokens, 32)
 
 
-def test_models_without_a_table_have_none() -> None:
-    assert build(position="none").positions() is None
-    for fields in RELATIVE.values():
-        assert build(**fields).positions() is None
-
-
 @pytest.mark.parametrize("fields", TABLES.values(), ids=TABLES.keys())
 @torch.no_grad()
 def test_the_table_is_added_to_the_embedded_patches_once(fields: dict[str, Any]) -> None:
@@ -118,20 +98,6 @@ def test_later_tables_are_added_ahead_of_each_layer(fields: dict[str, Any], posi
     torch.testing.assert_close(model.forward_features(images()), model.norm(x))
     assert model.head is not None
     torch.testing.assert_close(model(images()), model.head(model.norm(x)[:, 0]))
-
-
-@pytest.mark.parametrize("position", ["learned_1d", "learned_2d"])
-def test_every_layer_has_a_table_of_its_own_and_shared_has_one(position: str) -> None:
-    own = build(position=position, position_at="every_layer")
-    tables = [own.positions(i) for i in range(3)]
-    assert len({tuple(t.flatten().tolist()) for t in tables if t is not None}) == 3
-    for position_at in ("shared", "input"):
-        model = build(position=position, position_at=position_at)
-        assert {p.shape[0] for name, p in model.named_parameters() if name.startswith("pos_embed")} == {1}
-    assert {p.shape[0] for name, p in own.named_parameters() if name.startswith("pos_embed")} == {3}
-
-
-# --- Relative attention -------------------------------------------------------------------------------
 
 
 def naive_bias(q: Tensor, table: Tensor, tokens: int) -> Tensor:
@@ -195,9 +161,6 @@ def test_every_layer_uses_its_own_relative_table() -> None:
         module.table.copy_(kept)
 
 
-# --- What a model can know of places ------------------------------------------------------------------
-
-
 def shuffle_patches(batch: Tensor, order: Tensor) -> Tensor:
     cells = [(row, column) for row in range(3) for column in range(4)]
     shuffled = torch.empty_like(batch)
@@ -207,8 +170,7 @@ def shuffle_patches(batch: Tensor, order: Tensor) -> Tensor:
     return shuffled
 
 
-@pytest.mark.parametrize("position_at", ["input", "every_layer", "shared"])
-@pytest.mark.parametrize("pool", ["token", "gap", "token+gap"])
+@pytest.mark.parametrize(("pool", "position_at"), [("token", "input"), ("gap", "every_layer"), ("token+gap", "shared")])
 @settings(derandomize=True, max_examples=10)
 @given(order=st.permutations(range(12)))
 @torch.no_grad()
@@ -222,9 +184,9 @@ def test_without_positions_the_order_of_the_patches_is_nothing(pool: str, positi
 
 
 @pytest.mark.parametrize("fields", (TABLES | RELATIVE).values(), ids=(TABLES | RELATIVE).keys())
-@pytest.mark.parametrize("pool", ["token", "gap", "token+gap"])
 @torch.no_grad()
-def test_with_positions_the_order_of_the_patches_matters(pool: str, fields: dict[str, Any]) -> None:
-    model = build(pool=pool, **fields)
-    for order in (torch.arange(12).roll(1), torch.arange(12).view(3, 4).flip(0).flatten()):
-        assert largest_difference(model(shuffle_patches(images(), order)), model(images())) > 1e-3
+def test_with_positions_the_order_of_the_patches_matters(fields: dict[str, Any]) -> None:
+    for pool in ("token", "gap", "token+gap"):
+        model = build(pool=pool, **fields)
+        for order in (torch.arange(12).roll(1), torch.arange(12).view(3, 4).flip(0).flatten()):
+            assert largest_difference(model(shuffle_patches(images(), order)), model(images())) > 1e-3

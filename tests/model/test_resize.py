@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
 from torch import Tensor
@@ -18,7 +18,7 @@ from tiny import largest_difference
 from vitkit.model import PositionResize
 from vitkit.weights import resize_grid, resize_patch
 
-REPRODUCIBLE = settings(derandomize=True, max_examples=60)
+REPRODUCIBLE = settings(derandomize=True, max_examples=40)
 
 Grid = tuple[int, int]
 CONVENTIONS: tuple[PositionResize, ...] = get_args(PositionResize)
@@ -65,20 +65,11 @@ def assert_as(ours: Tensor, theirs: Tensor) -> None:
     assert largest_difference(ours.double(), theirs.double()) <= 1e-5
 
 
-# --- Each convention's own code -----------------------------------------------------------------------
-
-
 def scipy_zoom(table: Tensor, old: Grid, new: Grid, **kwargs: Any) -> Tensor:
     factors = (new[0] / old[0], new[1] / old[1], 1)
     zoomed = ndimage.zoom(table.reshape(*old, -1).numpy(), factors, order=1, **kwargs)
     assert zoomed.shape[:2] == new
     return torch.from_numpy(zoomed).flatten(0, 1)
-
-
-@pytest.mark.parametrize(("old", "new"), SIZES, ids=by_name)
-def test_reference_is_scipys_zoom_of_order_1(old: Grid, new: Grid) -> None:
-    table = positions(old)
-    assert_as(resize_grid(table, old, new, "reference"), scipy_zoom(table, old, new))
 
 
 @REPRODUCIBLE
@@ -146,9 +137,6 @@ def test_hugging_face_does_the_same(module: str, name: str, convention: Position
     assert_as(resize_grid(table, old, new, convention), ask_transformers(module, name, table, old, new))
 
 
-# --- The formulas, in float64 -------------------------------------------------------------------------
-
-
 def cubic(distance: np.ndarray) -> np.ndarray:
     """Keys' family of kernels (1981) at a = -0.75, where antialiased resizing has -0.5."""
     a, x = -0.75, np.abs(distance)
@@ -212,9 +200,6 @@ def test_no_two_conventions_agree(old: Grid, new: Grid) -> None:
             assert largest_difference(one, other) > 0.01
 
 
-# --- What holds for all of them -----------------------------------------------------------------------
-
-
 @REPRODUCIBLE
 @given(convention=conventions, grid=grids, dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
 def test_an_unchanged_grid_changes_no_bit(convention: PositionResize, grid: Grid, dtype: torch.dtype) -> None:
@@ -245,25 +230,6 @@ def test_dimensions_are_so_many_tables(convention: PositionResize, old: Grid, ne
 
 @REPRODUCIBLE
 @given(convention=conventions, old=grids, new=grids)
-def test_each_feature_is_resized_by_itself(convention: PositionResize, old: Grid, new: Grid) -> None:
-    table = positions(old, dim=5)
-    alone = [resize_grid(table[:, [k]], old, new, convention) for k in range(5)]
-    torch.testing.assert_close(resize_grid(table, old, new, convention), torch.cat(alone, 1), rtol=0, atol=1e-6)
-
-
-@REPRODUCIBLE
-@given(convention=by_axis, old=grids, new=grids)
-def test_rows_and_columns_are_not_swapped(convention: PositionResize, old: Grid, new: Grid) -> None:
-    assume(old[0] != new[0])  # dinov2 moves rows of the same number, too, unless the whole grid is unchanged
-    profile = noise(old[0], 2)
-    grid = profile[:, None].expand(-1, old[1], -1)  # varies from row to row only
-    profile = resize_grid(profile, (old[0], 1), (new[0], 1), convention)
-    resized = resize_grid(grid.reshape(-1, 2), old, new, convention).view(*new, 2)
-    torch.testing.assert_close(resized, profile[:, None].expand(-1, new[1], -1), rtol=0, atol=1e-5)
-
-
-@REPRODUCIBLE
-@given(convention=conventions, old=grids, new=grids)
 def test_rows_are_treated_as_columns_are(convention: PositionResize, old: Grid, new: Grid) -> None:
     grid = positions(old).view(*old, -1)
     turned = resize_grid(grid.transpose(0, 1).flatten(0, 1), old[::-1], new[::-1], convention)
@@ -272,32 +238,16 @@ def test_rows_are_treated_as_columns_are(convention: PositionResize, old: Grid, 
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_the_sums_are_float32_and_the_type_is_kept(convention: PositionResize, dtype: torch.dtype) -> None:
-    table = positions((5, 6)).to(dtype)
-    resized = resize_grid(table, (5, 6), (8, 3), convention)
-    assert resized.dtype == dtype
-    assert torch.equal(resized, resize_grid(table.float(), (5, 6), (8, 3), convention).to(dtype))
-
-
-@pytest.mark.parametrize("convention", CONVENTIONS)
-def test_the_table_that_was_given_is_left_alone(convention: PositionResize) -> None:
-    table = noise(2, 1 + 30, 4)
-    before = table.clone()
-    resized = resize_grid(table[:, 1:], (5, 6), (8, 3), convention)  # a view, as behind a class token
-    assert torch.equal(resized, resize_grid(before[:, 1:].clone(), (5, 6), (8, 3), convention))
-    resized.zero_()
-    assert torch.equal(table, before)
-
-
-@pytest.mark.parametrize("convention", CONVENTIONS)
-def test_positions_that_do_not_fill_the_grid_are_refused(convention: PositionResize) -> None:
-    for tables in (noise(2, 8, 3), noise(17, 3)):  # two times 8 are 16
-        with pytest.raises(RuntimeError, match="shape"):
-            resize_grid(tables, (4, 4), (6, 6), convention)
-
-
-# --- Patch kernels ------------------------------------------------------------------------------------
+def test_the_sums_are_float32_the_type_is_kept_and_the_given_table_left_alone(convention: PositionResize) -> None:
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        table = noise(2, 1 + 30, 4).to(dtype)
+        before = table.clone()
+        resized = resize_grid(table[:, 1:], (5, 6), (8, 3), convention)  # a view, as behind a class token
+        assert resized.dtype == dtype
+        expected = resize_grid(before[:, 1:].float(), (5, 6), (8, 3), convention).to(dtype)
+        assert torch.equal(resized, expected)
+        resized.zero_()
+        assert torch.equal(table, before)
 
 
 def kernels(size: Grid, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -353,21 +303,10 @@ def test_a_resized_kernel_answers_as_nearly_as_any_could(old: Grid, new: Grid) -
     assert (wrong @ resized).abs().max() <= 1e-10
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_a_kernel_of_the_right_size_changes_no_bit(dtype: torch.dtype) -> None:
-    kernel = kernels((5, 7)).to(dtype)
-    assert torch.equal(resize_patch(kernel, (5, 7)), kernel)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_kernel_keeps_its_type_and_is_computed_exactly(dtype: torch.dtype) -> None:
     kernel = kernels((4, 6)).to(dtype)
     resized = resize_patch(kernel, (6, 4))
     assert resized.dtype == dtype
     assert torch.equal(resized, resize_patch(kernel.double(), (6, 4)).to(dtype))
-
-
-def test_height_and_width_of_a_kernel_are_not_swapped() -> None:
-    kernel = kernels((4, 6))
-    turned = resize_patch(kernel.transpose(2, 3), (10, 5))
-    torch.testing.assert_close(turned, resize_patch(kernel, (5, 10)).transpose(2, 3), rtol=0, atol=1e-6)
+    assert torch.equal(resize_patch(kernel, (4, 6)), kernel)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from refusals import refused
 from tiny import VARIETY, build, gradients, images, kinds, largest_difference, some, tiny
-from vitkit.errors import VitkitError
 from vitkit.model import Attention, VisionTransformer, ViTConfig, config_for, list_models
 from vitkit.weights import create_model
 
@@ -30,57 +30,25 @@ def count(model: VisionTransformer) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-# --- Parameters ---------------------------------------------------------------------------------------
-
 IN21K, CLASSIC = {"num_classes": 21843}, {"num_classes": 21843, "has_logits": True}
 
 
 @pytest.mark.parametrize(
     ("name", "overrides", "expected"),
     [
-        # 1000 classes, 224 px, no representation layer: the reference implementation's own test.
-        ("vit_tiny_patch16_224", {}, 5_717_416),
-        ("vit_small_patch16_224", {}, 22_050_664),
-        ("vit_small_patch32_224", {}, 22_878_952),
-        ("vit_base_patch8_224", {}, 86_576_872),
-        ("vit_base_patch16_224", {}, 86_567_656),
-        ("vit_base_patch32_224", {}, 88_224_232),
-        ("vit_large_patch16_224", {}, 304_326_632),
-        ("vit_large_patch32_224", {}, 306_535_400),
-        ("vit_huge_patch14_224", {}, 632_045_800),
-        ("vit_small_patch16_224_gap", {}, 22_049_896),
-        ("vit_small_patch32_224_gap", {}, 22_878_184),
-        ("vit_base_patch16_224_gap", {}, 86_566_120),
-        ("vit_base_patch32_224_gap", {}, 88_222_696),
-        ("deit_tiny_distilled_patch16_224", {}, 5_910_800),
-        ("deit_small_distilled_patch16_224", {}, 22_436_432),
-        ("deit_base_distilled_patch16_224", {}, 87_338_192),
         # 21,843 classes, without and with the representation layer, by either way of asking.
         ("vit_base_patch16_224", IN21K, 102_595_923),
         ("vit_base_patch16_224", CLASSIC, 103_186_515),
         ("vit_base_patch16_224_in21k", {"has_logits": False}, 102_595_923),
         ("vit_base_patch16_224_in21k", {"has_logits": True}, 103_186_515),
-        ("vit_base_patch16_224_in21k", {}, 103_186_515),
         ("vit_base_patch32_224_in21k", {"has_logits": False}, 104_252_499),
-        ("vit_base_patch32_224_in21k", {}, 104_843_091),
         ("vit_large_patch16_224_in21k", {"has_logits": False}, 325_690_707),
-        ("vit_large_patch16_224_in21k", {}, 326_740_307),
         ("vit_large_patch32_224_in21k", {"has_logits": False}, 327_899_475),
-        ("vit_large_patch32_224_in21k", {}, 328_949_075),
         ("vit_huge_patch14_224_in21k", {"has_logits": False}, 658_745_683),
-        ("vit_huge_patch14_224_in21k", {}, 660_385_363),
-        ("vit_tiny_r_s16_p8_224", {}, 6_337_704),
-        ("vit_small_r26_s32_224", {}, 36_431_912),
-        ("vit_base_r26_s32_224", {}, 101_383_976),
-        ("vit_base_r50_s16_224", {}, 98_659_112),
-        ("vit_large_r50_s32_224", {}, 328_994_856),
-        ("vit_tiny_patch16_384", {}, 5_790_376),
-        ("vit_base_patch16_384", {}, 86_859_496),
-        ("vit_large_patch16_384", {}, 304_715_752),
         ("vit_tiny_patch16_224", {"image_size": 384}, 5_790_376),
     ],
 )
-def test_models_have_their_published_parameter_count(name: str, overrides: dict[str, Any], expected: int) -> None:
+def test_options_change_the_parameter_count_as_published(name: str, overrides: dict[str, Any], expected: int) -> None:
     assert count(on_meta(name, **overrides)) == expected
 
 
@@ -157,9 +125,6 @@ def test_a_model_has_its_golden_parameter_count(name: str) -> None:
     assert count(on_meta(name)) == COUNTS[name]
 
 
-# --- Work ---------------------------------------------------------------------------------------------
-
-
 def macs(model: VisionTransformer) -> float:
     counter = FlopCounterMode(display=False)
     with counter, torch.no_grad():
@@ -232,16 +197,6 @@ def test_the_work_is_what_the_equations_multiply(name: str, shortcut: bool) -> N
     assert macs(model) == macs_by_hand(model.config, shortcut)
 
 
-def test_the_shortcut_saves_about_seven_percent_of_twelve_layers() -> None:
-    model = on_meta("vit_base_patch16_224")
-    executed = macs(model)
-    model.shortcut = False
-    assert 0.06 < 1 - executed / macs(model) < 0.08
-
-
-# --- Three ways to compute that change nothing ----------------------------------------------------------
-
-
 def assert_same_answers(model: VisionTransformer, other: VisionTransformer, tolerance: float) -> None:
     """Logits, and gradients of all parameters."""
     dtype = next(model.parameters()).dtype
@@ -263,24 +218,12 @@ def test_fused_and_explicit_attention_agree(fields: dict[str, Any]) -> None:
         assert_same_answers(fused, explicit, tolerance)
 
 
-@pytest.mark.parametrize("switch", ["fused_attention", "shortcut"])
-@variety
-@torch.no_grad()
-def test_no_switch_changes_float32_logits(fields: dict[str, Any], switch: str) -> None:
-    model = build(std=0.1, **fields)
-    expected = model(images())
-    setattr(model, switch, False)
-    assert largest_difference(model(images()), expected) <= 1e-6
-
-
 def test_fused_attention_is_a_switch_for_all_layers() -> None:
     model = build()
     attention = [module for module in model.modules() if isinstance(module, Attention)]
-    assert model.fused_attention
-    assert all(module.fused for module in attention)
+    assert model.fused_attention and all(module.fused for module in attention)
     model.fused_attention = False
-    assert not model.fused_attention
-    assert not any(module.fused for module in attention)
+    assert not model.fused_attention and not any(module.fused for module in attention)
     attention[0].fused = True
     assert not model.fused_attention, "one layer is not all"
 
@@ -361,9 +304,6 @@ def test_checkpointing_runs_each_block_again_in_training_alone(training: bool, r
     assert [calls.count(block.attn) for block in model.blocks] == [runs] * 3
 
 
-# --- Gradients ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("shortcut", [True, False], ids=["shortcut", "whole"])
 @variety
 def test_every_parameter_gets_a_gradient(fields: dict[str, Any], shortcut: bool) -> None:
@@ -384,8 +324,6 @@ def test_each_distillation_head_learns_alone(head: int) -> None:
     assert (model.head.weight.grad is None) == (head == 1)
     assert (model.head_dist.weight.grad is None) == (head == 0)
 
-
-# --- Names --------------------------------------------------------------------------------------------
 
 NAMED: dict[str, ViTConfig] = {
     "plain": tiny(layers=1),
@@ -418,31 +356,21 @@ def test_all_weights_but_no_fixed_table_are_saved(fields: dict[str, Any]) -> Non
     assert list(model.state_dict()) == [name for name, _ in model.named_parameters()]
 
 
-# --- What comes out -----------------------------------------------------------------------------------
-
-
 @variety
 @torch.no_grad()
 def test_forward_is_forward_head_of_forward_features(fields: dict[str, Any]) -> None:
-    model = build(**fields)
-    tokens = model.forward_features(images(3))
-    assert tokens.shape == (3, model.config.tokens, 32)
-    torch.testing.assert_close(model.forward_head(tokens), model(images(3)), rtol=0, atol=1e-5)
+    model, bare = build(**fields), build(num_classes=0, **fields)
+    tokens, logits = model.forward_features(images(3)), model(images(3))
+    assert tokens.shape == (3, model.config.tokens, 32) and logits.shape == (3, 7)
+    torch.testing.assert_close(model.forward_head(tokens), logits, rtol=0, atol=1e-5)
     heads = model.forward_heads(images(3))
     assert len(heads) == 1 + model.config.distill_head
-    torch.testing.assert_close(torch.stack(heads).mean(dim=0), model(images(3)), rtol=0, atol=1e-6)
-    assert model(images(3)).shape == (3, 7)
-
-
-@variety
-@torch.no_grad()
-def test_a_model_of_no_classes_returns_the_features_that_the_head_would_read(fields: dict[str, Any]) -> None:
-    model, bare = build(**fields), build(num_classes=0, **fields)
+    torch.testing.assert_close(torch.stack(heads).mean(dim=0), logits, rtol=0, atol=1e-6)
+    # A model of no classes returns what the head would read.
     bare.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("head")})
-    features = model.forward_head(model.forward_features(images()), pre_logits=True)
-    assert bare(images()).shape == (2, bare.config.feature_size)
-    torch.testing.assert_close(bare(images()), features, rtol=0, atol=1e-5)
-    assert not any(name.startswith("head") for name, _ in bare.named_parameters())
+    features = model.forward_head(tokens, pre_logits=True)
+    assert features.shape == (3, bare.config.feature_size)
+    torch.testing.assert_close(bare(images(3)), features, rtol=0, atol=1e-5)
 
 
 @torch.no_grad()
@@ -459,17 +387,6 @@ def test_the_head_reads_what_the_classifier_says() -> None:
     assert torch.equal(read, token)
     read = build(distill_token=True, distill_head=True).forward_head(tokens, pre_logits=True)
     torch.testing.assert_close(read, (tokens[:, 0] + tokens[:, 1]) / 2)
-
-
-@torch.no_grad()
-def test_distilled_models_return_one_tensor_in_training_and_in_eval() -> None:
-    model = build(distill_token=True, distill_head=True)
-    for training in (True, False):
-        model.train(training)
-        assert isinstance(model(images()), Tensor)
-        both = model.forward_heads(images())
-        assert [logits.shape for logits in both] == [(2, 7), (2, 7)]
-        torch.testing.assert_close(model(images()), (both[0] + both[1]) / 2)
 
 
 @variety
@@ -496,12 +413,9 @@ def test_forward_layers_returns_the_layers_asked_for_in_their_order() -> None:
         got = model.forward_layers(images(), asked)
         assert len(got) == len(expected)
         assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
-
-
-@pytest.mark.parametrize("layer", [3, -4, 100])
-def test_forward_layers_refuses_a_layer_that_is_not_there(layer: int) -> None:
-    with pytest.raises(VitkitError, match=rf"no layer {layer}.*0 to 2.*-3 to -1"):
-        build().forward_layers(images(), [0, layer])
+    for layer in (3, -4, 100):
+        with refused("model.layer-missing", str(layer)):
+            model.forward_layers(images(), [0, layer])
 
 
 @torch.no_grad()
@@ -531,13 +445,6 @@ def test_the_layout_of_the_images_in_memory_is_nothing(fields: dict[str, Any]) -
         torch.testing.assert_close(model(other), model(batch), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("channels", [1, 2, 5])
-def test_images_may_have_any_number_of_channels(channels: int) -> None:
-    model = build(in_channels=channels)
-    assert model.patch_embed.proj.weight.shape == (32, channels, 4, 4)
-    assert model(images(config=model.config)).shape == (2, 7)
-
-
 @variety
 @torch.no_grad()
 def test_autocast_to_bfloat16_keeps_the_answer(fields: dict[str, Any]) -> None:
@@ -555,36 +462,25 @@ def test_create_model_builds_what_the_name_and_the_options_say() -> None:
     assert model.config == config_for("vit_micro_patch4_16", 5, layers=2, mlp_size=128, drop_path=0.1)
     assert model.training
     assert model(torch.zeros(1, 3, 16, 16)).shape == (1, 5)
-    with pytest.raises(VitkitError, match="did you mean vit_micro_patch4_16"):
-        create_model("vit_mirco_patch4_16")
 
 
-# --- Images that do not fit ---------------------------------------------------------------------------
+SHAPES = [
+    (2, 3, 16, 12),
+    (2, 3, 12, 12),
+    (2, 3, 24, 32),
+    (2, 1, 12, 16),
+    (2, 4, 12, 16),
+    (3, 12, 16),
+    (1, 2, 3, 12, 16),
+]
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        (2, 3, 16, 12),
-        (2, 3, 12, 12),
-        (2, 3, 24, 32),
-        (2, 1, 12, 16),
-        (2, 4, 12, 16),
-        (3, 12, 16),
-        (12, 16),
-        (1, 2, 3, 12, 16),
-    ],
-    ids=str,
-)
 @pytest.mark.parametrize("method", ["forward", "forward_heads", "forward_features", "forward_layers", "embed"])
-def test_images_that_do_not_fit_are_refused_with_both_shapes(method: str, shape: tuple[int, ...]) -> None:
-    with pytest.raises(VitkitError) as caught:
-        getattr(build(), method)(torch.zeros(shape))
-    assert "(batch, 3, 12, 16)" in str(caught.value)
-    assert str(shape) in str(caught.value)
-
-
-# --- Compilers ----------------------------------------------------------------------------------------
+def test_images_that_do_not_fit_are_refused_with_both_shapes(method: str) -> None:
+    model = build()
+    for shape in SHAPES:
+        with refused("model.images-misshapen", "(batch, 3, 12, 16)", str(shape)):
+            getattr(model, method)(torch.zeros(shape))
 
 
 @pytest.fixture
@@ -630,21 +526,11 @@ def test_inductor_gives_the_same_logits() -> None:
     torch.testing.assert_close(compiled(images()), model(images()), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["token", "distilled", "gap", "relative shared"])
-@torch.no_grad()
-def test_an_exported_program_gives_the_same_logits(name: str) -> None:
-    model = build(layers=2, **VARIETY[name])
-    exported = torch.export.export(model, (images(),)).module()
-    torch.testing.assert_close(exported(images()), model(images()), rtol=0, atol=1e-6)
-    with pytest.raises((RuntimeError, AssertionError)):
-        exported(images(3))
-
-
 @pytest.mark.parametrize(
     "name",
     some(
-        ["token", "distilled", "gap", "learned_2d every_layer", "relative every_layer"],
-        ["distilled", "relative every_layer"],
+        ["token", "distilled", "gap", "learned_2d every_layer", "relative every_layer", "relative shared"],
+        ["distilled", "gap", "relative every_layer"],
     ),
 )
 @torch.no_grad()
@@ -652,5 +538,5 @@ def test_a_program_exported_with_a_free_batch_takes_any(name: str) -> None:
     model = build(layers=2, **VARIETY[name])
     batch = {"images": {0: torch.export.Dim("batch", min=1, max=64)}}
     exported = torch.export.export(model, (images(3),), dynamic_shapes=batch).module()
-    for size in (1, 2, 5, 64):
+    for size in (1, 5, 64):
         torch.testing.assert_close(exported(images(size)), model(images(size)), rtol=0, atol=1e-5)

@@ -27,6 +27,7 @@ from torchvision.models import resnet18
 import foreign
 import warm
 from photos import noise, save
+from refusals import refused
 from tiny import build, some
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
@@ -175,14 +176,14 @@ def changes(tensors: dict[str, StoredTensor], name: str) -> Iterator[tuple[str, 
 
 # Fixture, tensor and change, as patterns, where two published architectures differ in just this tensor
 # (docs/decisions/0007-reading-checkpoints.md), or where it is no part of the classifier.
-UNDECIDABLE = {
-    (r".*", r".*mask_token", r".*"): "trained to predict masked patches: dropped, whatever it is",
-    (r"(timm )?DINOv2 .*", r"reg(ister)?_tokens?", "removed"): "DeiT III, or DINOv2 without registers",
-    (r".*", r"(.*\.)?reg(ister)?_tokens?", r"axis 1 (longer|shorter)"): "it alone tells how many registers there are",
-    (r"big_vision token", r"params/cls", "removed"): "a mean-pooled model without a class token",
-    (r"timm .*", r"pos_embed", "axis 1 shorter"): "no position for the class token",
-    (r"timm DeiT III", r"pos_embed", "axis 1 longer"): "a position for the class token",
-}
+UNDECIDABLE = (
+    (r".*", r".*mask_token", r".*"),  # trained to predict masked patches: dropped, whatever it is
+    (r"(timm )?DINOv2 .*", r"reg(ister)?_tokens?", "removed"),  # DeiT III, or DINOv2 without registers
+    (r".*", r"(.*\.)?reg(ister)?_tokens?", r"axis 1 (longer|shorter)"),  # it alone tells how many there are
+    (r"big_vision token", r"params/cls", "removed"),  # a mean-pooled model without a class token
+    (r"timm .*", r"pos_embed", "axis 1 shorter"),  # no position for the class token
+    (r"timm DeiT III", r"pos_embed", "axis 1 longer"),  # a position for the class token
+)
 
 
 def is_undecidable(*case: str) -> bool:
@@ -210,13 +211,9 @@ def test_a_whole_fixture_is_understood_and_so_is_what_stands_beside_it(fixture: 
 
 
 def assert_named(fixture: str, tensor: str, change: str, spoilt: dict[str, StoredTensor]) -> None:
-    if is_undecidable(fixture, tensor, change):
-        return
-    with pytest.raises(VitkitError) as caught:
-        understand(spoilt, fixture)
-    message = str(caught.value)
-    assert tensor in message, (change, message)
-    assert "\n" not in message
+    if not is_undecidable(fixture, tensor, change):
+        with pytest.raises(VitkitError, match=re.escape(tensor)):
+            understand(spoilt, fixture)
 
 
 @each_layout
@@ -279,9 +276,6 @@ def test_a_partial_load_names_what_it_lacks_and_starts_it_anew(data: st.DataObje
         assert torch.equal(tensor, whole[name]) == (name not in spoilt)
 
 
-# --- Hostile files ----------------------------------------------------------------------------------------
-
-
 class Payload:
     """Runs a command when it is unpickled."""
 
@@ -298,31 +292,26 @@ class Evaluated(Payload):
 
 
 @pytest.mark.parametrize(
-    ("kind", "nested", "zipped"), [(Payload, True, True), (Payload, False, False), (Evaluated, True, False)]
+    ("kind", "nested", "zipped"),
+    [(Payload, True, True), (Payload, False, False), (Evaluated, True, False), (Payload, False, None)],
 )
-def test_a_pickle_never_executes(kind: type[Payload], nested: bool, zipped: bool, tmp_path: Path) -> None:
+def test_a_pickle_never_executes(kind: type[Payload], nested: bool, zipped: bool | None, tmp_path: Path) -> None:
     canary, path = tmp_path / "canary", tmp_path / "weights.pth"
     state: dict[str, Any] = dict(build(image_size=(16, 16)).state_dict())
-    content = {"state_dict": state, "args": kind(canary)} if nested else {**state, "x": kind(canary)}
-    torch.save(content, path, _use_new_zipfile_serialization=zipped)
-    with pytest.raises(VitkitError, match="could run code") as caught:
+    if zipped is None:
+        path.write_bytes(pickle.dumps({"x": kind(canary)}))
+    else:
+        content = {"state_dict": state, "args": kind(canary)} if nested else {**state, "x": kind(canary)}
+        torch.save(content, path, _use_new_zipfile_serialization=zipped)
+    with refused("weights.code-refused", str(path)):
         load(path)
     assert not canary.exists()
-    assert "\n" not in str(caught.value)
-
-
-def test_a_bare_pickle_never_executes(tmp_path: Path) -> None:
-    path = tmp_path / "weights.pkl"
-    path.write_bytes(pickle.dumps({"x": Payload(tmp_path / "canary")}))
-    with pytest.raises(VitkitError):
-        load(path)
-    assert not (tmp_path / "canary").exists()
 
 
 def test_objects_in_an_npz_are_not_unpickled(tmp_path: Path) -> None:
     path = tmp_path / "weights.npz"
     np.savez(path, **{"Transformer/x": np.array([Payload(tmp_path / "canary")], dtype=object)})
-    with pytest.raises(VitkitError, match="could run code"):
+    with refused("weights.file-damaged", "could run code"):
         load(path)
     assert not (tmp_path / "canary").exists()
 
@@ -368,9 +357,6 @@ def test_a_zip_bomb_is_refused_before_it_is_unpacked(shape: tuple[int, ...], tmp
     assert int(grown) < 100 * 1024  # KiB
 
 
-# --- What is no such file ---------------------------------------------------------------------------------
-
-
 def write_one(kind: str, path: Path) -> Path:
     state = dict(build(image_size=(16, 16)).state_dict())
     match kind:
@@ -392,9 +378,8 @@ def test_a_truncated_file_is_refused_in_a_line(kind: str, tmp_path: Path) -> Non
     whole = path.read_bytes()
     for part in (0.0, 0.001, 0.3, 0.7, 0.999):
         path.write_bytes(whole[: int(len(whole) * part)])
-        with pytest.raises(VitkitError) as caught:
+        with refused("weights.file-damaged", str(path)):
             load(path, heads=4)
-        assert str(path) in str(caught.value) and "\n" not in str(caught.value), part
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "zip", "legacy"])
@@ -409,50 +394,36 @@ def zip_of_text(path: Path) -> None:
         archive.writestr("readme.txt", "hello")
 
 
+TWICE = {"norm.bias": torch.zeros(2), "module.norm.bias": torch.zeros(2)}
+BERT = {"embeddings.word_embeddings.weight": torch.zeros(4, 4), "encoder.layer.0.norm.weight": torch.zeros(4)}
 NO_CHECKPOINT: dict[str, tuple[Any, str]] = {
-    "empty": (lambda path: path.write_bytes(b""), "is empty"),
-    "web page": (lambda path: path.write_text("<!DOCTYPE html><html>404</html>"), "is not a checkpoint"),
-    "text": (lambda path: path.write_text("hello"), "is not a checkpoint"),
-    "picture": (lambda path: save(noise(), path, format="PNG"), "is not a checkpoint"),
-    "zip of text": (zip_of_text, "contains no tensors"),
-    "a list": (lambda path: torch.save([1, 2], path), "does not contain named weights"),
-    "a tensor": (lambda path: torch.save(torch.zeros(3), path), "does not contain named weights"),
-    "no tensors": (lambda path: torch.save({"epoch": 3}, path), "contains no tensors"),
-    "ResNet": (lambda path: torch.save(resnet18().state_dict(), path), "no Vision Transformer"),
-    "twice": (
-        lambda path: torch.save({"norm.bias": torch.zeros(2), "module.norm.bias": torch.zeros(2)}, path),
-        "norm.bias under several prefixes",
-    ),
-}
-FAMILIES: dict[str, list[str]] = {
-    "BERT": ["embeddings.word_embeddings.weight", "encoder.layer.0.attention.self.query.weight"],
-    "Swin": ["patch_embed.proj.weight", "layers.0.blocks.0.attn.qkv.weight", "layers.0.blocks.0.norm1.weight"],
-    "ConvNeXt": ["stem.0.weight", "stages.0.blocks.0.conv_dw.weight"],
-    "GPT": ["wte.weight", "h.0.attn.c_attn.weight"],
-}
-NO_CHECKPOINT |= {
-    name: (lambda path, keys=keys: torch.save({key: torch.zeros(4, 4) for key in keys}, path), "no Vision Transformer")
-    for name, keys in FAMILIES.items()
+    "empty": (lambda path: path.write_bytes(b""), "weights.file-damaged"),
+    "web page": (lambda path: path.write_text("<!DOCTYPE html><html>404</html>"), "weights.format-unknown"),
+    "picture": (lambda path: save(noise(), path, format="PNG"), "weights.format-unknown"),
+    "zip of text": (zip_of_text, "weights.tensors-absent"),
+    "a list": (lambda path: torch.save([1, 2], path), "weights.tensors-absent"),
+    "a tensor": (lambda path: torch.save(torch.zeros(3), path), "weights.tensors-absent"),
+    "no tensors": (lambda path: torch.save({"epoch": 3}, path), "weights.tensors-absent"),
+    "ResNet": (lambda path: torch.save(resnet18().state_dict(), path), "weights.architecture-unknown"),
+    "BERT": (lambda path: torch.save(BERT, path), "weights.architecture-unknown"),
+    "twice": (lambda path: torch.save(TWICE, path), "weights.sets-ambiguous"),
 }
 
 
-@pytest.mark.parametrize("name", NO_CHECKPOINT)
-def test_what_is_no_vision_transformer_is_refused_in_a_line(name: str, tmp_path: Path) -> None:
-    make, complaint = NO_CHECKPOINT[name]
+@pytest.mark.parametrize(("make", "code"), NO_CHECKPOINT.values(), ids=NO_CHECKPOINT)
+def test_what_is_no_vision_transformer_is_refused(make: Any, code: str, tmp_path: Path) -> None:
     path = tmp_path / "weights.pth"
     make(path)
-    with pytest.raises(VitkitError, match=complaint) as caught:
+    with refused(code, str(path)):
         load(path)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_folders_that_hold_no_one_model(tmp_path: Path) -> None:
-    with pytest.raises(VitkitError, match="contains no weights"):
+    with refused("weights.tensors-absent"):
         load(tmp_path)
     for name in ("a.safetensors", "b.pth"):
         write_one("zip", tmp_path / name)
-    with pytest.raises(VitkitError, match=r"several weight files: use one of a\.safetensors, b\.pth"):
+    with refused("weights.files-ambiguous", "a.safetensors", "b.pth"):
         load(tmp_path)
 
 
@@ -464,37 +435,37 @@ def folder(tmp_path: Path) -> Path:
 def test_a_missing_shard_is_named(folder: Path) -> None:
     shard = sorted(folder.glob("*.safetensors"))[1]
     shard.unlink()
-    with pytest.raises(VitkitError, match=shard.name):
+    with refused("weights.shard-missing", shard.name):
         load(folder)
 
 
 @pytest.mark.parametrize(
-    ("changed", "complaint"),
+    ("changed", "code"),
     [
-        ({"model_type": "bert"}, "'bert'"),
-        ({"num_attention_heads": 5}, "not divisible by heads 5"),
-        ({"num_hidden_layers": 3}, "layers must be 2, as in the weights, not 3"),
-        ({"hidden_size": 64}, "hidden_size must be 32, as in the weights, not 64"),
-        ({"qkv_bias": False}, "qkv_bias"),
-        ({"id2label": {"0": "a", "2": "b"}}, "id2label"),
+        ({"model_type": "bert"}, "weights.architecture-unsupported"),
+        ({"num_attention_heads": 5}, "model.size-not-divisible"),
+        ({"num_hidden_layers": 3}, "weights.field-contradicted"),
+        ({"hidden_size": 64}, "weights.field-contradicted"),
+        ({"qkv_bias": False}, "weights.field-contradicted"),
+        ({"id2label": {"0": "a", "2": "b"}}, "weights.description-invalid"),
     ],
 )
-def test_a_config_that_does_not_fit_is_refused(folder: Path, changed: dict[str, Any], complaint: str) -> None:
+def test_a_config_that_does_not_fit_is_refused(folder: Path, changed: dict[str, Any], code: str) -> None:
     described = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**described, **changed}))
-    with pytest.raises(VitkitError, match=complaint):
+    with refused(code):
         load(folder)
 
 
 @pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json", "model.safetensors.index.json"])
 def test_a_damaged_description_is_named(folder: Path, name: str) -> None:
     (folder / name).write_text("{")
-    with pytest.raises(VitkitError, match=f"{name} is damaged"):
+    with refused("weights.file-damaged", name):
         load(folder)
 
 
 def test_a_misspelt_name_is_corrected(tmp_path: Path) -> None:
-    with pytest.raises(VitkitError, match=r"has no weights 'fb_in1' in the catalog, only fb_in1k;"):
+    with refused("weights.tag-unknown", "fb_in1k"):
         load("deit_tiny_patch16_224.fb_in1")
-    with pytest.raises(VitkitError, match="no such file"):
+    with refused("weights.source-missing", "nothing.pth"):
         inspect(tmp_path / "nothing.pth")

@@ -7,7 +7,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import warm
-from vitkit.errors import VitkitError
+from refusals import refused
 from vitkit.system import reporting_to
 from vitkit.weights import CATALOG, cache_path, download, fetch, fetch_hub, fetch_url
 
@@ -165,27 +165,9 @@ def test_a_file_in_the_cache_needs_no_server(serve: Callable[..., Server], monke
     first = fetch_url(server.url)
     monkeypatch.setenv("VITKIT_OFFLINE", "1")
     assert fetch_url(server.url) == first
-    assert len(server.asked) == 1
-
-
-def test_a_file_put_into_the_cache_by_hand_is_found(serve: Callable[..., Server]) -> None:
-    server = serve()
-    path = cache_path(server.url)
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"mine")
+    first.write_bytes(b"mine")
     assert fetch_url(server.url).read_bytes() == b"mine"
-    assert server.asked == []
-
-
-def test_the_cache_tells_files_of_one_name_apart() -> None:
-    same_name = [entry for entry in CATALOG.values() if entry.filename == "ViT-B_16.npz"]
-    assert len(same_name) == 3
-    assert len({cache_path(entry.url) for entry in same_name if entry.url}) == 3
-    assert (
-        cache_path("https://a.org/x.npz?v=1")
-        != cache_path("https://a.org/x.npz?v=2")
-        != cache_path("https://b.org/x.npz")
-    )
+    assert len(server.asked) == 1
 
 
 @pytest.mark.parametrize(
@@ -199,9 +181,8 @@ def test_the_cache_tells_files_of_one_name_apart() -> None:
 )
 def test_addresses_that_are_not_asked(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path))
-    with pytest.raises(VitkitError, match=r"^cannot download .*expected") as caught:
+    with refused("weights.address-invalid"):
         fetch_url(url)
-    assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -238,9 +219,8 @@ def test_a_connection_that_breaks_is_taken_up_again(
 
 def test_a_server_that_always_breaks_at_the_same_byte_is_given_up(serve: Callable[..., Server]) -> None:
     server = serve(ranges=False, breaks=[700_000] * 99)
-    with pytest.raises(VitkitError, match=r"broke after 700000 of 1500000 bytes \(700000 bytes are kept") as caught:
+    with refused("weights.download-failed", server.url, "700000 bytes"):
         fetch_url(server.url)
-    assert server.url in str(caught.value) and "name the file instead" in str(caught.value)
     assert 3 <= len(server.asked) <= 6
     assert not cache_path(server.url).exists()
     assert part_of(server.url).stat().st_size == 700_000
@@ -292,90 +272,65 @@ def test_a_download_stopped_after_its_last_byte_is_only_checked(serve: Callable[
 
 
 @pytest.mark.parametrize("expected", [digest(BYTES)[:8], digest(BYTES).upper()])
-def test_a_right_checksum_passes(serve: Callable[..., Server], expected: str) -> None:
-    assert fetch_url(serve().url, expected).read_bytes() == BYTES
-
-
-def test_a_wrong_checksum_deletes_the_file_and_says_so(serve: Callable[..., Server]) -> None:
+def test_a_file_of_a_wrong_checksum_is_deleted(serve: Callable[..., Server], expected: str) -> None:
     server = serve(body=OTHER)
-    with pytest.raises(
-        VitkitError, match=f"its SHA-256 is {digest(OTHER)[:8]}, expected {digest(BYTES)[:8]}, so it was"
-    ):
-        fetch_url(server.url, digest(BYTES)[:8])
+    with refused("weights.download-failed", digest(OTHER)[:8], expected[:8].lower()):
+        fetch_url(server.url, expected)
     assert leftovers(server.url) == [] and not cache_path(server.url).exists()
     server.body = BYTES
-    assert fetch_url(server.url, digest(BYTES)[:8]).read_bytes() == BYTES
+    assert fetch_url(server.url, expected).read_bytes() == BYTES
 
 
 def test_google_s_md5_is_checked_where_no_sha256_is_known(serve: Callable[..., Server]) -> None:
-    assert fetch_url(serve(headers={"x-goog-hash": google_hash(BYTES)}).url).read_bytes() == BYTES
-    server = serve(headers={"x-goog-hash": google_hash(BYTES)}, body=OTHER)
-    with pytest.raises(VitkitError, match=r"its MD5 is .* so it was deleted"):
-        fetch_url(server.url)
-    assert not cache_path(server.url).exists()
-
-
-def test_the_md5_of_a_resumed_download_is_checked_over_all_of_it(serve: Callable[..., Server]) -> None:
     server = serve(headers={"ETag": '"one"', "x-goog-hash": google_hash(BYTES)})
     interrupt(server, after=600_000)
     part = part_of(server.url)
     part.write_bytes(b"\0" * part.stat().st_size)  # the disk did this
-    with pytest.raises(VitkitError, match="its MD5 is"):
+    with refused("weights.download-failed", "MD5"):
         fetch_url(server.url)
+    assert not cache_path(server.url).exists()
     assert fetch_url(server.url).read_bytes() == BYTES
 
 
-@pytest.mark.parametrize("status", [401, 403, 404, 410])
-def test_what_the_server_does_not_have_is_not_asked_for_twice(serve: Callable[..., Server], status: int) -> None:
-    server = serve(statuses=[status] * 9)
-    with pytest.raises(VitkitError, match=f"could not download http://127.*: the server answered {status} ") as caught:
-        fetch_url(server.url)
-    assert len(server.asked) == 1 and "\n" not in str(caught.value)
-    assert leftovers(server.url) == []
-
-
-@pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_server_that_is_busy_is_asked_again(serve: Callable[..., Server], status: int) -> None:
-    assert fetch_url(serve(statuses=[status, status]).url).read_bytes() == BYTES
-    server = serve(statuses=[status] * 99)
-    with pytest.raises(VitkitError, match=f"answered {status} "):
-        fetch_url(server.url)
-    assert len(server.asked) == 4
-
-
 @pytest.mark.parametrize(
-    ("url", "reason"),
-    [("http://127.0.0.1:9/x.npz", "[Rr]efused"), ("https://weights.invalid/x.npz", "name the file instead$")],
+    ("status", "asked"), [*((401, 1), (403, 1), (404, 1), (410, 1)), *((429, 4), (500, 4), (503, 4))]
 )
-def test_a_server_that_is_not_there_is_said_in_one_line(serve: Callable[..., Server], url: str, reason: str) -> None:
-    serve()
-    with pytest.raises(VitkitError, match=f"could not download {url}: .*{reason}") as caught:
-        fetch_url(url)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_server_that_speaks_no_http_is_said(serve: Callable[..., Server]) -> None:
-    server = serve()
-    server.answer = lambda request: request.wfile.write(b"220 mail.example.org\r\n")  # type: ignore[method-assign]
-    with pytest.raises(VitkitError, match=r"could not download .*220 mail"):
+def test_a_busy_server_is_asked_again_and_one_without_the_file_is_not(
+    serve: Callable[..., Server], status: int, asked: int
+) -> None:
+    server = serve(statuses=[status] * 99)
+    with refused("weights.download-failed", f"{status}"):
         fetch_url(server.url)
+    assert len(server.asked) == asked
+    assert leftovers(server.url) == []
+    if asked > 1:
+        assert fetch_url(serve(statuses=[status, status]).url).read_bytes() == BYTES
 
 
-def test_a_silent_server_is_not_waited_for(serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "_TIMEOUT", 0.05)
+@pytest.mark.parametrize("kind", ["refuses", "unknown", "no http", "silent", "no length", "breaks off"])
+def test_what_is_no_server_of_files_is_refused(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     done = threading.Event()
-    server = serve(before=lambda: done.wait(10) and None)
-    with pytest.raises(VitkitError, match="timed out"):
-        fetch_url(server.url)
+    if kind == "silent":
+        monkeypatch.setattr(download, "_TIMEOUT", 0.05)
+        server = serve(before=lambda: done.wait(10) and None)
+    elif kind == "breaks off":
+        server = serve(length=False, chunked=True, headers={}, breaks=[200_000] * 99)
+    else:
+        server = serve(length=kind != "no length")
+    if kind == "no http":
+        server.answer = lambda request: request.wfile.write(b"220 mail.example.org\r\n")  # type: ignore[method-assign]
+    url = {"refuses": "http://127.0.0.1:9/x.npz", "unknown": "https://weights.invalid/x.npz"}.get(kind, server.url)
+    with refused("weights.download-failed", url):
+        fetch_url(url)
     done.set()
+    assert not cache_path(url).exists()
 
 
-def test_a_chunked_answer_arrives_whole_or_not_at_all(serve: Callable[..., Server]) -> None:
+def test_a_chunked_answer_and_an_empty_file_arrive_whole(serve: Callable[..., Server]) -> None:
     assert fetch_url(serve(length=False, chunked=True).url).read_bytes() == BYTES
-    server = serve(length=False, chunked=True, headers={}, breaks=[200_000] * 99)
-    with pytest.raises(VitkitError, match="could not download"):
-        fetch_url(server.url)
-    assert not cache_path(server.url).exists()
+    assert fetch_url(serve(body=b"").url).read_bytes() == b""
 
 
 def test_a_resumed_answer_that_breaks_is_noticed_though_the_length_was_unknown(serve: Callable[..., Server]) -> None:
@@ -383,17 +338,6 @@ def test_a_resumed_answer_that_breaks_is_noticed_though_the_length_was_unknown(s
     server.before = lambda: len(server.asked) == 2 and vars(server).update(length=True, chunked=False, breaks=[300_000])
     assert fetch_url(server.url).read_bytes() == BYTES
     assert len(server.asked) == 3
-
-
-def test_an_answer_of_unknown_length_is_refused(serve: Callable[..., Server]) -> None:
-    server = serve(length=False)
-    with pytest.raises(VitkitError, match="does not say how long the file is"):
-        fetch_url(server.url)
-    assert not cache_path(server.url).exists()
-
-
-def test_an_empty_file_is_a_file(serve: Callable[..., Server]) -> None:
-    assert fetch_url(serve(body=b"").url).read_bytes() == b""
 
 
 def test_redirects_are_followed_and_keep_the_range(serve: Callable[..., Server]) -> None:
@@ -408,7 +352,7 @@ def test_redirects_are_followed_and_keep_the_range(serve: Callable[..., Server])
 @pytest.mark.parametrize("target", ["http://example.org/x.npz", "ftp://example.org/x.npz", "file:///etc/passwd"])
 def test_redirects_to_what_would_not_be_asked_are_refused(serve: Callable[..., Server], target: str) -> None:
     server = serve(redirect=target)
-    with pytest.raises(VitkitError, match="could not download"):
+    with refused("weights.download-failed", target):
         fetch_url(server.url)
     assert len(server.asked) == 1
 
@@ -417,10 +361,8 @@ def test_redirects_to_what_would_not_be_asked_are_refused(serve: Callable[..., S
 def test_offline_the_place_is_named(serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, switch: str) -> None:
     server = serve()
     monkeypatch.setenv(switch, "1")
-    with pytest.raises(VitkitError) as caught:
+    with refused("weights.downloads-forbidden", server.url, f"{switch}=1", str(cache_path(server.url))):
         fetch_url(server.url)
-    said = str(caught.value)
-    assert server.url in said and f"{switch}=1" in said and str(cache_path(server.url)) in said
     assert server.asked == []
     monkeypatch.setenv(switch, "0")
     assert fetch_url(server.url).read_bytes() == BYTES
@@ -429,7 +371,7 @@ def test_offline_the_place_is_named(serve: Callable[..., Server], monkeypatch: p
 def test_no_cache_is_said(serve: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "file"))
-    with pytest.raises(VitkitError, match=r"^cannot write .*set VITKIT_CACHE to use another folder$"):
+    with refused("weights.cache-unwritable", "VITKIT_CACHE"):
         fetch_url(serve().url)
 
 
@@ -506,15 +448,10 @@ def test_a_killed_process_holds_no_other(serve: Callable[..., Server]) -> None:
 
 
 def test_fetch_checks_the_entry_s_checksum(serve: Callable[..., Server]) -> None:
-    from dataclasses import replace
-
     entry = replace(CATALOG["deit_tiny_patch16_224.fb_in1k"], url=serve().url)
-    with pytest.raises(VitkitError, match=f"expected {entry.sha256}"):
+    with refused("weights.download-failed", str(entry.sha256)):
         fetch(entry)
     assert fetch(replace(entry, sha256=digest(BYTES)[:8])).read_bytes() == BYTES
-
-
-# --- The hub ----------------------------------------------------------------------------------------
 
 
 class Hub:
@@ -555,72 +492,51 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Hub]:
 EXTRAS = ("README.md", "config.json", "preprocessor_config.json", "tf_model.h5", "onnx/model.safetensors", "run.py")
 
 
-def test_of_a_repository_only_safetensors_and_descriptions_are_fetched(hub: Callable[..., Hub]) -> None:
-    fake = hub(*EXTRAS, "model.safetensors", "pytorch_model.bin")
-    folder = fetch_hub("google/vit-base-patch16-224")
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "config.json",
-        "model.safetensors",
-        "preprocessor_config.json",
-    ]
-    [(repository, arguments)] = fake.calls
-    assert repository == "google/vit-base-patch16-224" and arguments["local_files_only"] is False
-    assert "cache_dir" not in arguments  # the user's own
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json")
 
 
-def test_shards_come_with_their_index(hub: Callable[..., Hub]) -> None:
-    shards = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json")
-    hub("config.json", *shards)
-    assert {path.name for path in fetch_hub("a/b").iterdir()} == {"config.json", *shards}
+@pytest.mark.parametrize(
+    ("there", "fetched", "calls"),
+    [
+        ((*EXTRAS, "model.safetensors", "pytorch_model.bin"), {"model.safetensors"}, 1),
+        ((*EXTRAS, *SHARDS), set(SHARDS), 1),
+        ((*EXTRAS, "pytorch_model.bin", "training_args.bin"), {"pytorch_model.bin"}, 2),
+        ((*EXTRAS, "model.npz", "training_args.bin"), {"model.npz"}, 2),
+    ],
+)
+def test_of_a_repository_only_weights_and_descriptions_are_fetched(
+    hub: Callable[..., Hub], there: tuple[str, ...], fetched: set[str], calls: int
+) -> None:
+    fake = hub(*there)
+    names = {path.name for path in fetch_hub("google/vit-base-patch16-224").iterdir()}
+    assert names == fetched | {"config.json", "preprocessor_config.json"}
+    assert len(fake.calls) == calls
+    for repository, arguments in fake.calls:
+        assert repository == "google/vit-base-patch16-224" and arguments["local_files_only"] is False
+        assert "cache_dir" not in arguments  # the user's own
 
 
-@pytest.mark.parametrize("weights", ["pytorch_model.bin", "model.npz"])
-def test_without_safetensors_other_weights_are_fetched(hub: Callable[..., Hub], weights: str) -> None:
-    fake = hub(*EXTRAS, weights, "training_args.bin")
-    assert {path.name for path in fetch_hub("a/b").iterdir()} == {"config.json", "preprocessor_config.json", weights}
-    assert len(fake.calls) == 2
-
-
-def test_a_repository_without_weights_is_said(hub: Callable[..., Hub]) -> None:
+def test_a_repository_that_gives_no_weights_is_refused(
+    hub: Callable[..., Hub], monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub(*EXTRAS)
-    with pytest.raises(VitkitError, match=r"^a/b on the hub has no weights: expected"):
+    with refused("weights.tensors-absent", "a/b"):
         fetch_hub("a/b")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with refused("weights.downloads-forbidden", "a/b", "HF_HUB_OFFLINE=1"):
+        fetch_hub("a/b")
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    for error in (OSError("disk\nfull"), RuntimeError()):
+        hub(error=error)
+        with refused("weights.download-failed", "a/b"):
+            fetch_hub("a/b")
 
 
 def test_offline_the_hub_is_looked_up_in_the_cache(hub: Callable[..., Hub], monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
     monkeypatch.setenv("VITKIT_OFFLINE", "1")
     fake = hub("config.json", "model.safetensors")
     assert (fetch_hub("a/b") / "model.safetensors").exists()
     assert fake.calls[0][1]["local_files_only"] is True
-    hub(error=LocalEntryNotFoundError("no such\nsnapshot"))
-    with pytest.raises(
-        VitkitError, match=r"^a/b is not in the cache, and VITKIT_OFFLINE=1 forbids downloading: [^\n]*$"
-    ):
-        fetch_hub("a/b")
-
-
-def test_snapshots_without_weights_are_not_there(hub: Callable[..., Hub], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    hub("config.json")
-    with pytest.raises(VitkitError, match="not in the cache, and HF_HUB_OFFLINE=1"):
-        fetch_hub("a/b")
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (OSError("disk\nfull"), "could not download a/b from the hub: disk; try again, or download"),
-        (RuntimeError(), "could not download a/b from the hub: RuntimeError; try again, or download"),
-    ],
-)
-def test_whatever_goes_wrong_with_the_hub_is_one_line(hub: Callable[..., Hub], error: Exception, said: str) -> None:
-    hub(error=error)
-    with pytest.raises(VitkitError) as caught:
-        fetch_hub("a/b")
-    assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
-    assert caught.value.__cause__ is error
 
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -698,7 +614,7 @@ for name in sys.argv[1:]:
         with reporting_to(lambda *report: told.append(report)):
             print(fetch_hub(name))
     except VitkitError as error:
-        print(error)
+        print(error.code, error)
 print(json.dumps(told[-1:]))
 """
 
@@ -725,16 +641,11 @@ def test_a_mirror_of_the_hub_serves_a_folder_that_is_then_there_offline(tmp_path
     assert (Path(folder) / "model.safetensors").read_bytes() == BYTES
     assert sorted(path.name for path in Path(folder).iterdir()) == ["config.json", "model.safetensors"]
     assert Path(folder).is_relative_to(tmp_path / "hf")
-    assert nothing.startswith("the hub has no repository no/thing, or it is private: ")
-    assert gated.startswith("gated/model is gated: accept its terms on https://huggingface.co/gated/model")
+    assert nothing.startswith("weights.repository-unknown") and "no/thing" in nothing
+    assert gated.startswith("weights.repository-gated") and "https://huggingface.co/gated/model" in gated
     assert json.loads(told) == [["downloading a/b", len(BYTES) + 2, len(BYTES) + 2]]
     FakeHub.asked.clear()
     again, missing, _ = fetched(tmp_path / "hf", endpoint, "a/b", "c/d", VITKIT_OFFLINE="1")
     assert again == folder
-    assert missing.startswith("c/d is not in the cache, and VITKIT_OFFLINE=1 forbids downloading")
+    assert missing.startswith("weights.downloads-forbidden") and "c/d" in missing
     assert FakeHub.asked == []
-
-
-def test_a_hub_that_cannot_be_reached_is_said(tmp_path: Path) -> None:
-    [line, _] = fetched(tmp_path / "hf", "http://127.0.0.1:9", "a/b")
-    assert line.startswith("could not download a/b from the hub: ")

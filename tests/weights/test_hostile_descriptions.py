@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from safetensors.torch import save_file
 
 import mutations
 import tiny
+from refusals import refused
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess, read_contents, split_from_file
 from vitkit.errors import VitkitError
@@ -80,21 +82,20 @@ def test_what_is_nested_too_deeply_is_refused(folder: Path, tmp_path: Path) -> N
     (tmp_path / "recipe.toml").write_text(f"data = {mutations.DEEP}")
     target = changed(folder, tmp_path / "model", "temperature", 1.0)
     (target / "model.json").write_text(mutations.DEEP)
-    for read in (
-        lambda: load(target),
-        lambda: split_from_file(tmp_path / "split.json"),
-        lambda: read_contents(tmp_path / "split.json"),
-        lambda: Recipe.load(tmp_path / "recipe.toml"),
-    ):
+    reads: list[tuple[Callable[[Path], object], Path]] = [
+        *((load, target), (split_from_file, tmp_path / "split.json")),
+        *((read_contents, tmp_path / "split.json"), (Recipe.load, tmp_path / "recipe.toml")),
+    ]
+    for read, path in reads:
         with pytest.raises(VitkitError, match="deep"):
-            read()
+            read(path)
 
 
-@pytest.mark.parametrize("value", [10**400, -(10**400)])
 @pytest.mark.parametrize("name", ["lr", "epochs", "seed"])
-def test_numbers_beyond_any_are_refused_in_recipes(name: str, value: int) -> None:
-    with pytest.raises(VitkitError, match=name):
-        Recipe(**{name: value})
+def test_numbers_beyond_any_are_refused_in_recipes(name: str) -> None:
+    for value in (10**400, -(10**400)):
+        with refused("text.value-outside", name):
+            Recipe(**{name: value})
 
 
 @pytest.mark.parametrize(
@@ -118,21 +119,17 @@ def test_a_name_as_of_a_deep_model_is_refused_quickly(tmp_path: Path, name: str)
 
 
 def test_a_stack_without_numbers_may_not_be_deep(tmp_path: Path) -> None:
-    arrays = {
-        f"params/Transformer/encoderblock/{own}": np.zeros((10**9, 0), np.float32) for own in ("a/scale", "b/bias")
-    }
-    np.savez(tmp_path / "a.npz", **arrays)
-    with pytest.raises(VitkitError):
+    names = [f"params/Transformer/encoderblock/{own}" for own in ("a/scale", "b/bias")]
+    np.savez(tmp_path / "a.npz", **{name: np.zeros((10**9, 0), np.float32) for name in names})
+    with refused("weights.tensor-misnamed"):
         load(tmp_path / "a.npz")
 
 
 @pytest.mark.parametrize("fields", [{"layers": 1001}, {"hidden_size": 2**25, "heads": 1}, {"image_size": 2**20 + 16}])
 def test_what_no_model_has_cannot_be_configured(fields: dict[str, Any]) -> None:
-    with pytest.raises(VitkitError):
+    with refused("model.size-too-large"):
         ViTConfig(**fields)
 
-
-# --- Indices of shards --------------------------------------------------------------------------------------
 
 INDICES = {"model.safetensors.index.json": "w.safetensors", "pytorch_model.bin.index.json": "w.bin"}
 
@@ -148,25 +145,26 @@ def sharded(place: Path, index: str, shard: Any) -> Path:
 
 
 @pytest.mark.parametrize("index", INDICES)
-@pytest.mark.parametrize(
-    "shard",
-    [
-        *("../private/{}", "{place}/private/{}", "below/{}", "./{}", "..", ".", "", "..\\private\\{}", "C:{}", "w\0"),
-        *(3, ["{}"]),
-    ],
-)
-def test_an_index_names_files_of_its_folder_alone(tmp_path: Path, index: str, shard: Any) -> None:
-    if isinstance(shard, str):
-        shard = shard.replace("{place}", str(tmp_path)).replace("{}", INDICES[index])
-    with pytest.raises(VitkitError, match=r"index\.json (names .* the same folder|is damaged)"):
-        read_checkpoint(sharded(tmp_path, index, shard))
-
-
-@pytest.mark.parametrize("index", INDICES)
-def test_an_index_of_files_beside_it_is_read_and_one_of_none_is_damaged(tmp_path: Path, index: str) -> None:
+def test_an_index_names_files_of_its_folder_alone(tmp_path: Path, index: str) -> None:
+    outside = (
+        "../private/{}",
+        "{place}/private/{}",
+        "below/{}",
+        "./{}",
+        "..",
+        ".",
+        "",
+        "..\\private\\{}",
+        "C:{}",
+        "w\0",
+    )
+    for at, shard in enumerate((*outside, "w\0", 3, ["{}"], None)):
+        place = tmp_path / str(at)
+        if isinstance(shard, str):
+            shard = shard.replace("{place}", str(place)).replace("{}", INDICES[index])
+        with refused("weights.index-invalid", index):
+            read_checkpoint(sharded(place, index, shard))
     assert list(read_checkpoint(sharded(tmp_path / "a", index, INDICES[index])).tensors) == ["a"]
-    with pytest.raises(VitkitError, match="names no file"):
-        read_checkpoint(sharded(tmp_path / "b", index, None))
 
 
 def test_shards_may_be_links_as_in_the_cache_of_the_hub(tmp_path: Path) -> None:
