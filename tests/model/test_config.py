@@ -244,14 +244,14 @@ def test_fields_that_contradict_each_other_are_refused_by_name(
 @pytest.mark.parametrize(
     ("options", "code", "named"),
     [
-        ({"hidden_size": "96"}, "model.value-invalid", "hidden_size"),
-        ({"hidden_size": None}, "model.value-invalid", "hidden_size"),
+        ({"hidden_size": "96"}, "text.value-wrong", "hidden_size"),
+        ({"hidden_size": None}, "text.value-wrong", "hidden_size"),
         ({"mlp_ratio": "4"}, "model.value-invalid", "mlp_ratio"),
         ({"mlp_ratio": -1}, "model.value-invalid", "mlp_"),
         ({"mlp_ratio": math.nan}, "model.value-invalid", "mlp_"),
         ({"has_logits": "False"}, "model.value-invalid", "has_logits"),
         ({"distilled": "False"}, "model.value-invalid", "distill"),
-        ({"num_classes": "5"}, "model.value-invalid", "num_classes"),
+        ({"num_classes": "5"}, "text.value-wrong", "num_classes"),
         ({"has_logits": True, "distilled": True}, INCOMPATIBLE, "representation_size"),
         ({"heads": 5}, INDIVISIBLE, "heads"),
     ],
@@ -265,7 +265,7 @@ def test_a_wrong_override_is_refused_by_name(options: dict[str, Any], code: str,
     ("fields", "code", "named"),
     [
         ({"mlp_ratio": 4}, "model.option-unknown", "mlp_ratio"),
-        ({"heads": "12"}, "model.value-invalid", "heads"),
+        ({"heads": "12"}, "text.value-wrong", "heads"),
         ({"classifier": "gap"}, "model.option-unknown", "pool"),  # the field's name of before
     ],
 )
