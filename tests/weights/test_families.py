@@ -13,6 +13,7 @@ import transformers
 from safetensors.torch import save_file
 
 from foreign import NAMES, make
+from tiny import some
 from vitkit.errors import VitkitError
 from vitkit.weights import inspect
 
@@ -20,7 +21,6 @@ TIMM = {
     "vit_base_patch16_sapiens2": "Sapiens",
     "vit_base_patch16_xp_224": "normalises queries and keys",
     "vit_small_patch16_18x2_224": "parallel attention layers",
-    "vit_dwee_patch16_reg1_gap_256": "difference of two softmax maps (timm:NAME@FILE loads it)",
     "vit_dpwee_patch16_reg1_gap_256": "difference of two softmax maps",
     "vit_pwee_patch16_reg1_gap_256": "attention and MLP side by side (timm:NAME@FILE loads it)",
     "vit_base_mci_224": "MobileCLIP",
@@ -42,14 +42,8 @@ TIMM = {
     "mixer_s32_224": "MLP-Mixer",
     "efficientnet_b0": "EfficientNet",
 }
-_SIZES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "image_size": 32,
-    "patch_size": 8,
-}
+_SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+_SIZES |= {"image_size": 32, "patch_size": 8}
 HUGGING_FACE = {  # configuration and model
     ("DINOv3ConvNext", "DINOv3ConvNextModel"): "ConvNeXt",
     ("Siglip2Vision", "Siglip2VisionModel"): "SigLIP 2 NaFlex",
@@ -62,7 +56,6 @@ HUGGING_FACE = {  # configuration and model
     ("Levit", "LevitForImageClassification"): "LeViT",
     ("Sam", "SamModel"): "SAM",
 }
-_WITHOUT_SIZES = ("DINOv3ConvNext", "Swin", "Swinv2", "ConvNext", "ResNet", "Levit", "Sam")
 
 
 def write_shapes(shapes: Mapping[str, tuple[int, ...]], path: Path) -> Path:
@@ -83,7 +76,7 @@ def write_shapes(shapes: Mapping[str, tuple[int, ...]], path: Path) -> Path:
 def refusal(path: Path) -> str:
     with pytest.raises(VitkitError) as caught:
         inspect(path)
-    assert "\n" not in str(caught.value)
+    assert str(caught.value.code).startswith("weights.architecture-")
     return str(caught.value)
 
 
@@ -92,17 +85,14 @@ def test_timm_s(tmp_path: Path, name: str, family: str) -> None:
     with torch.device("meta"):
         state = timm.create_model(name).state_dict()
     file = write_shapes({key: tuple(tensor.shape) for key, tensor in state.items()}, tmp_path / "x.safetensors")
-    said = refusal(file)
-    assert (
-        f"this is {family}" in said or f"this is a ViT with {family}" in said or family in said.partition("this is")[2]
-    )
+    assert family in refusal(file).partition("this is")[2]
 
 
 @pytest.mark.parametrize(("names", "family"), HUGGING_FACE.items())
 def test_transformers_s(tmp_path: Path, names: tuple[str, str], family: str) -> None:
     transformers.logging.disable_progress_bar()
     config: Any = getattr(transformers, f"{names[0]}Config")
-    config = config() if names[0] in _WITHOUT_SIZES else config(**_SIZES)
+    config = config(**_SIZES if names[0].endswith(("Text", "Siglip2Vision")) else {})
     with torch.device("meta"):
         state = getattr(transformers, names[1])(config).state_dict()
     write_shapes({key: tuple(tensor.shape) for key, tensor in state.items()}, tmp_path / "model.safetensors")
@@ -117,7 +107,6 @@ def test_transformers_s(tmp_path: Path, names: tuple[str, str], family: str) -> 
         (("visual.conv1.weight", "visual.layer1.0.conv1.weight", "positional_embedding"), "CLIP with a ResNet"),
         (("visual.transformer.resblocks.0.ln_1.weight", "visual.attn_pool.query", "text_decoder.ln.weight"), "CoCa"),
         (("transformer.resblocks.0.ln_1.weight", "ln_pre.weight", "conv1.weight"), "CLIP"),
-        (("cls_token", "blocks.0.norm1.bias", "blocks.0.attn.q_norm.weight"), "a ViT that normalises queries and keys"),
         (("image_encoder.blocks.0.attn.rel_pos_h", "prompt_encoder.x"), "SAM"),
     ],
 )
@@ -126,7 +115,7 @@ def test_the_authors_own(tmp_path: Path, names: tuple[str, ...], family: str) ->
     assert f"this is {family}" in refusal(tmp_path / "x.safetensors")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", some(NAMES, NAMES[::3]))
 def test_a_damaged_file_of_a_known_family_is_not_taken_for_another(tmp_path: Path, name: str) -> None:
     """Whatever tensor is missing, or however many of one kind."""
     shapes = {key: tuple(tensor.shape) for key, tensor in make(name).model.state_dict().items()}
