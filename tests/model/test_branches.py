@@ -11,7 +11,7 @@ from torch import nn
 from refusals import refused
 from tiny import build, images, tiny
 from vitkit.explanation import attention_maps
-from vitkit.inference import Branch, branches, in_order, prepare
+from vitkit.inference import prepare
 from vitkit.inference.backends import graphs
 from vitkit.model import MLP, VisionTransformer, ViTConfig, variants
 from vitkit.weights import refuse_unless
@@ -57,28 +57,6 @@ def test_every_field_of_today_is_in_the_registry_once() -> None:
         known = (variants.WITHOUT_EFFECT, variants.COMPUTED, {"attention", "block"})
         assert sum(field.name in among for among in known) == 1, field.name
     assert variants.WRITTEN <= variants.COMPUTED
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"norm": norm, "layer_scale": scale} for norm in ("pre", "post") for scale in (None, 0.1)]
-    + [{"norm": "res-post"}],
-)
-def test_the_description_computes_what_the_block_does(changes: dict[str, Any]) -> None:
-    """To the bit, for whoever takes parts and order from it and folds nothing."""
-    model = build(**changes)
-    block = model.blocks[0]
-    with torch.inference_mode():
-        x = model.embed(images(2))
-        expected = block(x)
-        for branch in branches(block):
-
-            def add(x: torch.Tensor, total: torch.Tensor | None, branch: Branch = branch) -> torch.Tensor:
-                own = branch.scale(branch.mix(x))
-                return own if total is None else total + own
-
-            x = in_order(branch.order, x, branch.norm, add, torch.add)
-        assert torch.equal(x, expected)
 
 
 class Scaled(MLP):

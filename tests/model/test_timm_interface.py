@@ -198,35 +198,12 @@ PLACES: dict[str, Callable[[Any], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_a_forward_hook_sees_what_it_sees_in_timm(place: str) -> None:
-    ours, reference, images = hooked_pair()
-    seen: list[Tensor] = []
-    for model in (ours, reference):
-        PLACES[place](model).register_forward_hook(lambda module, inputs, output: seen.append(output.detach()))
-        model(images)
-    assert len(seen) == 2 and seen[0].shape[1] == TOKENS
-    torch.testing.assert_close(*seen, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", ["forward_pre", "full_backward", "full_backward_pre"])
-def test_other_hooks_see_all_tokens(kind: str) -> None:
-    ours, reference, images = hooked_pair()
-    seen: list[Tensor] = []
-    for model in (ours, reference):
-        register = getattr(model.blocks[-1].attn.qkv, f"register_{kind}_hook")
-        register(lambda module, *values: seen.append(values[-1][0].detach()))
-        model(images)[:, 1].sum().backward()
-    assert len(seen) == 2 and seen[0].shape[1] == TOKENS
-    torch.testing.assert_close(*seen, rtol=1e-4, atol=1e-5)
-
-
 class Spy(nn.Module):
     """A module of a script's, around one of the model."""
 
-    def __init__(self, inner: nn.Module) -> None:
+    def __init__(self, inner: nn.Module, seen: list[Tensor]) -> None:
         super().__init__()
-        self.inner, self.seen = inner, list[Tensor]()
+        self.inner, self.seen = inner, seen
 
     def forward(self, *inputs: Any) -> Tensor:
         output: Tensor = self.inner(*inputs)
@@ -234,29 +211,31 @@ class Spy(nn.Module):
         return output
 
 
-def global_hook(model: Any, images: Tensor) -> list[Tensor]:
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        *(("forward", place) for place in PLACES),
+        *((kind, "attn.qkv") for kind in ("forward_pre", "full_backward", "full_backward_pre")),
+        *(("of all modules", "mlp.fc1"), ("module of a script's", "mlp.fc1")),
+    ],
+)
+def test_whoever_looks_into_the_last_block_sees_what_timm_shows(kind: str, place: str) -> None:
+    *models, images = hooked_pair()
     seen: list[Tensor] = []
-
-    def keep(module: nn.Module, inputs: Any, output: Tensor) -> None:
-        if module is model.blocks[-1].mlp.fc1:
-            seen.append(output.detach())
-
-    handle = nn.modules.module.register_module_forward_hook(keep)
-    model(images)
-    handle.remove()
-    return seen
-
-
-def own_module(model: Any, images: Tensor) -> list[Tensor]:
-    model.blocks[-1].mlp = Spy(model.blocks[-1].mlp)
-    model(images)
-    return list(model.blocks[-1].mlp.seen)
-
-
-@pytest.mark.parametrize("watch", [global_hook, own_module])
-def test_other_ways_to_look_see_all_tokens(watch: Callable[[Any, Tensor], list[Tensor]]) -> None:
-    ours, reference, images = hooked_pair()
-    seen = [*watch(ours, images), *watch(reference, images)]
+    for model in models:
+        watched, handle = PLACES[place](model), None
+        if kind == "module of a script's":
+            model.blocks[-1].mlp.fc1 = Spy(watched, seen)
+        elif kind == "of all modules":
+            handle = nn.modules.module.register_module_forward_hook(
+                lambda module, _, output, own=watched: seen.append(output.detach()) if module is own else None
+            )
+        else:
+            watched_hook = getattr(watched, f"register_{kind}_hook")
+            watched_hook(lambda _, *values: seen.append((values[-1][0] if "_" in kind else values[-1]).detach()))
+        model(images)[:, 1].sum().backward()
+        if handle is not None:
+            handle.remove()
     assert len(seen) == 2 and seen[0].shape[1] == TOKENS
     torch.testing.assert_close(*seen, rtol=1e-4, atol=1e-5)
 
@@ -283,13 +262,8 @@ def test_blocks_applies_all_layers() -> None:
         build(position="relative", position_at="every_layer").blocks(torch.zeros(1, 17, 32))
 
 
-def test_a_compiled_and_an_exported_model_compute_the_same() -> None:
+def test_a_hook_of_a_compiled_model_sees_all_tokens() -> None:
     ours, _, images = hooked_pair()
-    logits = ours(images)
-    compiled = torch.compile(ours, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(images), logits)
-    program = torch.export.export(ours, (images,))
-    torch.testing.assert_close(program.module()(images), logits)
     seen: list[Tensor] = []
     ours.blocks[-1].attn.qkv.register_forward_hook(lambda module, inputs, output: seen.append(output.detach()))
     torch.compile(ours, backend="eager")(images)

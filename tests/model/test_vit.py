@@ -1,5 +1,4 @@
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -163,40 +162,6 @@ def test_published_models_cost_their_published_work(name: str, fused: bool) -> N
     assert macs(model) / 1e9 == pytest.approx(PUBLISHED_WORK[name], rel=0.002)
 
 
-def macs_by_hand(config: ViTConfig, shortcut: bool) -> int:
-    N, D, M = config.tokens, config.hidden_size, config.mlp_size
-    total = config.patches * config.in_channels * math.prod(config.patch_size) * D
-    for layer in range(config.layers):
-        last = shortcut and config.pool == "token" and layer == config.layers - 1
-        n = 1 + config.distill_head if last else N
-        total += 2 * N * D * D + 2 * n * D * D  # k, v; q, projection
-        total += 2 * n * N * D  # logits; weighted sum
-        total += 2 * n * D * M
-    if config.representation_size:
-        total += D * config.representation_size
-    return total + (1 + config.distill_head) * config.feature_size * config.num_classes
-
-
-@pytest.mark.parametrize("shortcut", [False, True], ids=["whole", "shortcut"])
-@pytest.mark.parametrize(
-    "name",
-    some(
-        [
-            "vit_tiny_patch16_224",
-            "vit_small_patch32_384_in21k",
-            "vit_base_patch16_224_gap",
-            "deit_small_distilled_patch16_224",
-            "vit_huge_patch14_224",
-        ],
-        ["vit_small_patch32_384_in21k", "vit_base_patch16_224_gap", "deit_small_distilled_patch16_224"],
-    ),
-)
-def test_the_work_is_what_the_equations_multiply(name: str, shortcut: bool) -> None:
-    model = on_meta(name)
-    model.shortcut = shortcut
-    assert macs(model) == macs_by_hand(model.config, shortcut)
-
-
 def assert_same_answers(model: VisionTransformer, other: VisionTransformer, tolerance: float) -> None:
     """Logits, and gradients of all parameters."""
     dtype = next(model.parameters()).dtype
@@ -229,17 +194,10 @@ def test_fused_attention_is_a_switch_for_all_layers() -> None:
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "explicit"])
-@variety
+@pytest.mark.parametrize("fields", [*kinds(), {"layers": 1}, {"layers": 2}])
 def test_the_shortcut_changes_neither_logits_nor_gradients(fields: dict[str, Any], fused: bool) -> None:
     short, whole = build(**fields).double(), build(**fields).double()
     short.fused_attention = whole.fused_attention = fused
-    whole.shortcut = False
-    assert_same_answers(whole, short, 1e-13)
-
-
-@pytest.mark.parametrize("layers", [1, 2])
-def test_the_shortcut_holds_in_shallow_models(layers: int) -> None:
-    short, whole = build(layers=layers).double(), build(layers=layers).double()
     whole.shortcut = False
     assert_same_answers(whole, short, 1e-13)
 
@@ -311,10 +269,10 @@ def test_every_parameter_gets_a_gradient(fields: dict[str, Any], shortcut: bool)
     model = VisionTransformer(tiny(**fields)).train()
     model.shortcut = shortcut
     nn.functional.cross_entropy(model(images(4)), torch.tensor([0, 3, 6, 2])).backward()
-    without = [
-        n for n, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all() or not p.grad.any()
-    ]
-    assert without == []
+    learned = {
+        n for n, p in model.named_parameters() if p.grad is not None and p.grad.isfinite().all() and p.grad.any()
+    }
+    assert learned == dict(model.named_parameters()).keys()
 
 
 @pytest.mark.parametrize("head", [0, 1])

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import runs
 import vitkit
 from refusals import refused
-from tiny import AXIAL, GRID, LOCAL, WINDOW, build, gradients, images, largest_difference, tiny
+from tiny import AXIAL, GRID, LOCAL, build, gradients, images, largest_difference, tiny
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.explanation import attention_maps, can_explain, gradient_rollout, rollout
@@ -94,16 +94,6 @@ def test_it_is_full_attention_where_windows_cover_the_grid(
         assert equal == (layer in layers)
 
 
-def test_padding_never_leaks() -> None:
-    """A padded window gives the same as a window of exactly the patches that are there."""
-    model = build(**WINDOW, qkv_bias=True, pool="gap").double()  # a bias, so that projected padding would not be 0
-    x = torch.randn(1, 35, model.config.hidden_size, dtype=torch.float64)
-    corner = x[:, [34]]  # the last row and column: a window with one patch
-    attention = model.blocks[0].attn
-    v = attention.project(corner)[2].transpose(1, 2).flatten(2)
-    assert largest_difference(attention(x)[:, [34]], attention.proj(v)) < 1e-12
-
-
 @every
 def test_the_shortcut_and_the_written_out_attention_change_no_answer(fields: dict[str, Any]) -> None:
     model = build(**fields)
@@ -182,37 +172,31 @@ def test_maps_are_the_matrices_of_each_layer_with_zeros_outside(fields: dict[str
     attending = [layer for layer in range(config.layers) if layer not in config.conv_layers]
     assert can_explain(model) or config.pool == "map"
     maps = list(attention_maps(model, batch))
-    x = model.embed(batch)
     for layer, attention in zip(attending, maps, strict=True):
         assert largest_difference(attention.sum(dim=-1), torch.ones(attention.shape[:-1])) < 1e-5
         assert ((attention > 0) == reads(config, layer)).all()
     if not config.conv_layers and config.norm == "pre":
-        block = model.blocks[0]
-        values = block.attn.project(block.norm1(x))[2]
-        joined = (maps[0] @ values).transpose(1, 2).flatten(2)
-        made = block.attn(block.norm1(x), None, model.positions_of(0)[1])
+        block, x = model.blocks[0], model.blocks[0].norm1(model.embed(batch))
+        joined = (maps[0] @ block.attn.project(x)[2]).transpose(1, 2).flatten(2)
+        made = block.attn(x, None, model.positions_of(0)[1])
         assert largest_difference(block.attn.proj(block.attn.norm(joined)), made) < 1e-5
     if config.pool != "map":
         assert torch.isfinite(rollout(model, batch)).all()
         assert torch.isfinite(gradient_rollout(model, batch, 1)).all()
 
 
-def saved(model: VisionTransformer, folder: Path) -> Classifier:
+def saved(model: VisionTransformer, folder: Path) -> None:
     names = [f"c{i}" for i in range(model.config.num_classes)]
-    classifier = Classifier(model, names, Preprocess(size=model.config.image_size))
-    classifier.save(folder)
-    return classifier
+    Classifier(model, names, Preprocess(size=model.config.image_size)).save(folder)
 
 
 @every
-def test_a_model_survives_its_folder_and_its_configuration_json(tmp_path: Path, fields: dict[str, Any]) -> None:
+def test_a_model_survives_its_folder(tmp_path: Path, fields: dict[str, Any]) -> None:
     model = build(**fields)
-    assert ViTConfig.from_dict(model.config.to_dict()) == model.config
     saved(model, tmp_path / "model")
     again = vitkit.load(tmp_path / "model").model
-    assert again.config == model.config
+    assert again.config == model.config == ViTConfig.from_dict(model.config.to_dict())
     assert torch.equal(again(images(config=model.config)), model(images(config=model.config)))
-    assert again.state_dict().keys() == model.state_dict().keys()
 
 
 @few

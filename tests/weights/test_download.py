@@ -19,7 +19,7 @@ import pytest
 import warm
 from refusals import refused
 from vitkit.system import reporting_to
-from vitkit.weights import CATALOG, cache_path, download, fetch, fetch_hub, fetch_url
+from vitkit.weights import CATALOG, cache_path, download, fetch, fetch_url
 
 SOURCE = Path(__file__).parents[2] / "src"
 BYTES = np.random.default_rng(0).bytes(1_500_000)
@@ -454,103 +454,22 @@ def test_fetch_checks_the_entry_s_checksum(serve: Callable[..., Server]) -> None
     assert fetch(replace(entry, sha256=digest(BYTES)[:8])).read_bytes() == BYTES
 
 
-class Hub:
-    """Takes the place of `snapshot_download`: a folder with the files that the patterns let through."""
-
-    def __init__(self, folder: Path, files: tuple[str, ...], error: Exception | None = None) -> None:
-        self.folder, self.files, self.error = folder, files, error
-        self.calls: list[tuple[str, dict[str, Any]]] = []
-
-    def __call__(self, repo_id: str, **arguments: Any) -> str:
-        from huggingface_hub.utils import filter_repo_objects
-
-        self.calls.append((repo_id, arguments))
-        if self.error:
-            raise self.error
-        self.folder.mkdir(exist_ok=True)
-        patterns = {name: arguments[name] for name in ("allow_patterns", "ignore_patterns")}
-        for name in filter_repo_objects(self.files, **patterns):
-            (self.folder / name).write_text(name)
-        return str(self.folder)
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Hub]:
-    import huggingface_hub
-
-    for name in ("VITKIT_OFFLINE", "HF_HUB_OFFLINE"):
-        monkeypatch.delenv(name, raising=False)
-
-    def start(*files: str, error: Exception | None = None) -> Hub:
-        fake = Hub(tmp_path / "snapshot", files, error)
-        monkeypatch.setattr(huggingface_hub, "snapshot_download", fake)
-        return fake
-
-    return start
-
-
-EXTRAS = ("README.md", "config.json", "preprocessor_config.json", "tf_model.h5", "onnx/model.safetensors", "run.py")
-
-
-SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json")
-
-
-@pytest.mark.parametrize(
-    ("there", "fetched", "calls"),
-    [
-        ((*EXTRAS, "model.safetensors", "pytorch_model.bin"), {"model.safetensors"}, 1),
-        ((*EXTRAS, *SHARDS), set(SHARDS), 1),
-        ((*EXTRAS, "pytorch_model.bin", "training_args.bin"), {"pytorch_model.bin"}, 2),
-        ((*EXTRAS, "model.npz", "training_args.bin"), {"model.npz"}, 2),
-    ],
-)
-def test_of_a_repository_only_weights_and_descriptions_are_fetched(
-    hub: Callable[..., Hub], there: tuple[str, ...], fetched: set[str], calls: int
-) -> None:
-    fake = hub(*there)
-    names = {path.name for path in fetch_hub("google/vit-base-patch16-224").iterdir()}
-    assert names == fetched | {"config.json", "preprocessor_config.json"}
-    assert len(fake.calls) == calls
-    for repository, arguments in fake.calls:
-        assert repository == "google/vit-base-patch16-224" and arguments["local_files_only"] is False
-        assert "cache_dir" not in arguments  # the user's own
-
-
-def test_a_repository_that_gives_no_weights_is_refused(
-    hub: Callable[..., Hub], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub(*EXTRAS)
-    with refused("weights.tensors-absent", "a/b"):
-        fetch_hub("a/b")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with refused("weights.downloads-forbidden", "a/b", "HF_HUB_OFFLINE=1"):
-        fetch_hub("a/b")
-    monkeypatch.delenv("HF_HUB_OFFLINE")
-    for error in (OSError("disk\nfull"), RuntimeError()):
-        hub(error=error)
-        with refused("weights.download-failed", "a/b"):
-            fetch_hub("a/b")
-
-
-def test_offline_the_hub_is_looked_up_in_the_cache(hub: Callable[..., Hub], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VITKIT_OFFLINE", "1")
-    fake = hub("config.json", "model.safetensors")
-    assert (fetch_hub("a/b") / "model.safetensors").exists()
-    assert fake.calls[0][1]["local_files_only"] is True
-
-
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+DESCRIBED = ("config.json", "preprocessor_config.json")
+EXTRAS = (*DESCRIBED, "README.md", "tf_model.h5", "onnx/model.safetensors", "run.py", "training_args.bin")
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json")
+REPOSITORIES: dict[str, tuple[str, ...]] = {
+    "a/whole": (*EXTRAS, "model.safetensors", "pytorch_model.bin"),
+    "a/shards": (*EXTRAS, *SHARDS),
+    "a/pickle": (*EXTRAS, "pytorch_model.bin"),
+    "a/arrays": (*EXTRAS, "model.npz"),
+    "a/nothing": EXTRAS,
+}
 
 
 class FakeHub(BaseHTTPRequestHandler):
-    """As much of the hub's protocol as a snapshot needs, for repository a/b."""
+    """As much of the hub's protocol as a snapshot needs."""
 
-    files: ClassVar = {
-        "config.json": b"{}",
-        "model.safetensors": BYTES,
-        "pytorch_model.bin": OTHER,
-        "README.md": b"hello",
-    }
     asked: ClassVar[list[str]] = []
     protocol_version = "HTTP/1.1"
 
@@ -560,23 +479,22 @@ class FakeHub(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = urlsplit(self.path).path
         self.asked.append(path)
-        if path.startswith("/api/models/gated/"):
+        repository = "/".join(path.removeprefix("/api/models").split("/")[1:3])
+        files = {name: BYTES if name == "model.safetensors" else b"{}" for name in REPOSITORIES.get(repository, ())}
+        if repository == "gated/model":
             self.send(403, b"{}", {"X-Error-Code": "GatedRepo", "X-Error-Message": "gated"})
-        elif not path.startswith(("/api/models/a/b", "/a/b/")):
+        elif not files:
             self.send(404, b"{}", {"X-Error-Code": "RepoNotFound", "X-Error-Message": "none"})
         elif "/tree/" in path:
-            tree = [
-                {"type": "file", "path": name, "size": len(body), "oid": hashlib.sha1(body).hexdigest()}
-                for name, body in self.files.items()
-            ]
-            self.send(200, json.dumps(tree).encode())
+            kinds = {name: {"type": "file", "path": name, "size": len(files[name])} for name in files}
+            self.send(200, json.dumps([{**kinds[name], "oid": oid(name, files[name])} for name in files]).encode())
         elif path.startswith("/api/"):
-            siblings = [{"rfilename": name} for name in self.files]
-            about = {"id": "a/b", "modelId": "a/b", "sha": COMMIT, "siblings": siblings, "private": False, "tags": []}
-            self.send(200, json.dumps(about | {"downloads": 0, "likes": 0}).encode())
+            siblings = [{"rfilename": name} for name in files]
+            about = {"id": repository, "modelId": repository, "sha": COMMIT, "siblings": siblings, "private": False}
+            self.send(200, json.dumps(about | {"tags": [], "downloads": 0, "likes": 0}).encode())
         else:
-            body = self.files[path.rpartition("/")[2]]
-            self.send(200, body, {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha1(body).hexdigest()}"'})
+            name = path.rpartition("/")[2]
+            self.send(200, files[name], {"X-Repo-Commit": COMMIT, "ETag": f'"{oid(name, files[name])}"'})
 
     def send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
@@ -588,6 +506,10 @@ class FakeHub(BaseHTTPRequestHandler):
 
     def log_message(self, *arguments: object) -> None:
         pass
+
+
+def oid(name: str, body: bytes) -> str:
+    return hashlib.sha1(name.encode() + body).hexdigest()
 
 
 @pytest.fixture
@@ -615,7 +537,7 @@ for name in sys.argv[1:]:
             print(fetch_hub(name))
     except VitkitError as error:
         print(error.code, error)
-print(json.dumps(told[-1:]))
+print(json.dumps(told))
 """
 
 
@@ -636,16 +558,28 @@ def fetched(home: Path, endpoint: str, *names: str, **variables: str) -> list[st
     return done.stdout.splitlines()
 
 
-def test_a_mirror_of_the_hub_serves_a_folder_that_is_then_there_offline(tmp_path: Path, endpoint: str) -> None:
-    folder, nothing, gated, told = fetched(tmp_path / "hf", endpoint, "a/b", "no/thing", "gated/model")
-    assert (Path(folder) / "model.safetensors").read_bytes() == BYTES
-    assert sorted(path.name for path in Path(folder).iterdir()) == ["config.json", "model.safetensors"]
-    assert Path(folder).is_relative_to(tmp_path / "hf")
-    assert nothing.startswith("weights.repository-unknown") and "no/thing" in nothing
+def names_in(folder: str) -> set[str]:
+    return {path.name for path in Path(folder).iterdir()} - set(DESCRIBED)
+
+
+def test_a_mirror_of_the_hub_serves_folders_that_are_then_there_offline(tmp_path: Path, endpoint: str) -> None:
+    asked = [*REPOSITORIES, "no/thing", "gated/model", "a/whole"]
+    whole, shards, pickle, arrays, nothing, unknown, gated, again, told = fetched(tmp_path / "hf", endpoint, *asked)
+    assert Path(whole).is_relative_to(tmp_path / "hf") and again == whole
+    assert (Path(whole) / "model.safetensors").read_bytes() == BYTES
+    assert names_in(whole) == {"model.safetensors"} and names_in(shards) == set(SHARDS)
+    assert names_in(pickle) == {"pytorch_model.bin"} and names_in(arrays) == {"model.npz"}
+    assert nothing.startswith("weights.tensors-absent") and "a/nothing" in nothing
+    assert unknown.startswith("weights.repository-unknown") and "no/thing" in unknown
     assert gated.startswith("weights.repository-gated") and "https://huggingface.co/gated/model" in gated
-    assert json.loads(told) == [["downloading a/b", len(BYTES) + 2, len(BYTES) + 2]]
+    assert ["downloading a/whole", len(BYTES) + 4, len(BYTES) + 4] in json.loads(told)
     FakeHub.asked.clear()
-    again, missing, _ = fetched(tmp_path / "hf", endpoint, "a/b", "c/d", VITKIT_OFFLINE="1")
-    assert again == folder
-    assert missing.startswith("weights.downloads-forbidden") and "c/d" in missing
+    again, *missing, _ = fetched(tmp_path / "hf", endpoint, "a/whole", "a/nothing", "c/d", VITKIT_OFFLINE="1")
+    assert again == whole
+    assert [line.partition(" ")[0] for line in missing] == ["weights.downloads-forbidden"] * 2
     assert FakeHub.asked == []
+
+
+def test_a_hub_that_cannot_be_reached_is_said(tmp_path: Path) -> None:
+    [line, _] = fetched(tmp_path / "hf", "http://127.0.0.1:9", "a/b")
+    assert line.startswith("weights.download-failed") and "a/b" in line
