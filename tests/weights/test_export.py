@@ -69,12 +69,6 @@ def path_for(folder: Path, to: str) -> Path:
     return folder / ("model.npz" if to == "npz" else "model")
 
 
-def written(name: str, to: str, tmp_path: Path) -> tuple[Classifier, Path]:
-    source = classifier(**EXPRESSIBLE[name][1])
-    write(source, path_for(tmp_path, to), to)
-    return source, path_for(tmp_path, to)
-
-
 def assert_same_numbers(ours: Classifier, again: Classifier) -> None:
     expected, found = ours.model.state_dict(), again.model.state_dict()
     assert list(found) == list(expected)
@@ -84,7 +78,8 @@ def assert_same_numbers(ours: Classifier, again: Classifier) -> None:
 
 @pytest.mark.parametrize(("name", "to"), CASES)
 def test_a_round_trip_changes_no_bit_and_other_libraries_agree(tmp_path: Path, name: str, to: str) -> None:
-    source, path = written(name, to, tmp_path)
+    source, path = classifier(**EXPRESSIBLE[name][1]), path_for(tmp_path, to)
+    write(source, path, to)
     again = load(path)
     assert_same_numbers(source, again)
     batch = images(config=source.model.config)
