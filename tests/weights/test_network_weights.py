@@ -41,20 +41,19 @@ def images() -> Tensor:
     return torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 
 
-def test_a_file_of_torchvisions_answers_as_torchvision_does(saved: Path) -> None:
+def test_a_file_of_torchvisions_answers_as_torchvision_does(saved: Path, tmp_path: Path) -> None:
+    without_counters = {name: own for name, own in torch.load(saved).items() if "num_batches" not in name}
+    torch.save(without_counters, tmp_path / "old.pth")
     classifier = vitkit.load(saved, network=NAME, image_size=64)
+    old = vitkit.load(tmp_path / "old.pth", network=NAME, image_size=64)
     with torch.inference_mode():
-        assert torch.equal(classifier.logits(images()), theirs()(images()))
+        for found in (classifier, old, vitkit.load(f"{NAME}@{saved}", image_size=64)):
+            assert torch.equal(found.logits(images()), theirs()(images()))
     assert classifier.report.is_complete
     assert classifier.preprocess.mean == (0.485, 0.456, 0.406)
     assert (classifier.preprocess.interpolation, classifier.preprocess.crop_pct) == ("bilinear", 224 / 256)
     assert "preprocess" in classifier.report.assumed
-
-
-def test_a_name_and_a_file_are_one_source(saved: Path) -> None:
-    classifier = vitkit.load(f"{NAME}@{saved}", image_size=64)
-    with torch.inference_mode():
-        assert torch.equal(classifier.logits(images()), theirs()(images()))
+    assert any("counters of batches" in note for note in old.report.notes)
     assert vitkit.info(f"{NAME}@{saved}").cost.config.num_classes == 4
     with refused("weights.source-missing", "nothing.pth"):
         vitkit.load(f"{NAME}@nothing.pth")
@@ -117,15 +116,6 @@ def test_nothing_is_silently_left(
     torch.save(change(torch.load(saved)), tmp_path / "net.pth")
     with refused(code, named):
         vitkit.load(tmp_path / "net.pth", network=NAME, image_size=64)
-
-
-def test_counters_that_old_files_lack_begin_at_zero_and_are_told_of(saved: Path, tmp_path: Path) -> None:
-    state = {name: own for name, own in torch.load(saved).items() if "num_batches" not in name}
-    torch.save(state, tmp_path / "net.pth")
-    classifier = vitkit.load(tmp_path / "net.pth", network=NAME, image_size=64)
-    assert any("counters of batches" in note for note in classifier.report.notes)
-    with torch.inference_mode():
-        assert torch.equal(classifier.logits(images()), theirs()(images()))
 
 
 def test_published_weights_that_cannot_be_had_are_refused_with_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
