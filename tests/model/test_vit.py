@@ -313,22 +313,6 @@ def test_forward_is_forward_head_of_forward_features(fields: dict[str, Any]) -> 
     torch.testing.assert_close(bare(images(3)), features, rtol=0, atol=1e-5)
 
 
-@torch.no_grad()
-def test_the_head_reads_what_the_classifier_says() -> None:
-    torch.manual_seed(0)
-    tokens = torch.randn(2, 13, 32)
-    token, mean = tokens[:, 0], tokens[:, 1:].mean(dim=1)
-    assert torch.equal(build().forward_head(tokens, pre_logits=True), token)
-    read = build(pool="token+gap").forward_head(tokens, pre_logits=True)
-    torch.testing.assert_close(read, torch.cat([token, mean], dim=1))
-    read = build(pool="gap").forward_head(tokens[:, 1:], pre_logits=True)
-    torch.testing.assert_close(read, mean)
-    read = build(distill_token=True).forward_head(tokens, pre_logits=True)
-    assert torch.equal(read, token)
-    read = build(distill_token=True, distill_head=True).forward_head(tokens, pre_logits=True)
-    torch.testing.assert_close(read, (tokens[:, 0] + tokens[:, 1]) / 2)
-
-
 @variety
 @torch.no_grad()
 def test_forward_layers_returns_the_tokens_after_each_layer(fields: dict[str, Any]) -> None:

@@ -86,16 +86,6 @@ def test_logits_and_features_are_timms(case: Case, shortcut: bool) -> None:
 
 
 @torch.no_grad()
-def test_every_layers_tokens_are_timms() -> None:
-    ours = build()
-    layers = reference(ours).forward_intermediates(
-        images(), output_fmt="NLC", return_prefix_tokens=True, intermediates_only=True
-    )
-    for mine, (patches, prefix) in zip(ours.forward_layers(images()), layers, strict=True):
-        assert_equal(mine, torch.cat([prefix, patches], dim=1))
-
-
-@torch.no_grad()
 def test_a_distilled_models_heads_are_timms() -> None:
     ours = build(distill_token=True, distill_head=True)
     theirs = reference(ours, deit.VisionTransformerDistilled)
@@ -108,31 +98,6 @@ def test_a_distilled_models_heads_are_timms() -> None:
     assert_equal(mine[1], expected[1])
     assert largest_difference(mine[0], mine[1]) > 0.1
     assert isinstance(ours(images()), Tensor), "one tensor in training too"
-
-
-@pytest.mark.parametrize("fused", [True, False])
-@torch.no_grad()
-def test_another_scale_is_timms_explicit_attention_with_that_scale(fused: bool) -> None:
-    ours = build(qk_scale=0.9)
-    ours.fused_attention = fused
-    theirs = reference(ours)
-    unscaled = theirs(images())
-    for block in theirs.blocks:
-        block.attn.fused_attn, block.attn.scale = False, 0.9
-    assert largest_difference(unscaled, theirs(images())) > 0.01
-    assert_equal(ours(images()), theirs(images()))
-
-
-@torch.no_grad()
-def test_the_representation_layer_is_a_linear_and_a_tanh_on_timms_class_token() -> None:
-    ours = build(representation_size=20)
-    weights = ours.state_dict()
-    bare = build(num_classes=0)
-    bare.load_state_dict({name: w for name, w in weights.items() if not name.startswith(("pre_logits", "head"))})
-    token = reference(bare, num_classes=0)(images())
-    representation = torch.tanh(token @ weights["pre_logits.fc.weight"].T + weights["pre_logits.fc.bias"])
-    assert_equal(ours.forward_head(ours.forward_features(images()), pre_logits=True), representation)
-    assert_equal(ours(images()), representation @ weights["head.weight"].T + weights["head.bias"])
 
 
 def test_gradients_are_timms() -> None:
