@@ -32,15 +32,18 @@ def trained(tmp_path: Path) -> Path:
     return tmp_path / "model-9.pth"
 
 
-def test_weights_beside_class_indices_json_are_read_as_the_scripts_that_write_it_do(
-    trained: Path, tmp_path: Path
-) -> None:
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
     pixels = np.random.default_rng(0).integers(0, 256, (48, 40, 3), dtype=np.uint8)
-    picture = Image.fromarray(pixels).resize((400, 300))
-    picture.save(tmp_path / "photo.png")
+    Image.fromarray(pixels).resize((400, 300)).save(tmp_path / "photo.png")
+    return tmp_path / "photo.png"
+
+
+def test_weights_beside_class_indices_json_are_read_as_the_scripts_that_write_it_do(trained: Path, photo: Path) -> None:
     steps = [transforms.Resize(int(16 * 256 / 224)), transforms.CenterCrop(16), transforms.ToTensor()]
     theirs = transforms.Compose([*steps, transforms.Normalize(HALF, HALF)])
-    assert torch.allclose(load(trained).read(tmp_path / "photo.png"), theirs(picture), atol=1e-6)
+    with Image.open(photo) as picture:
+        assert torch.allclose(load(trained).read(photo), theirs(picture.convert("RGB")), atol=1e-6)
 
 
 def test_weights_of_another_family_or_beside_another_file_keep_their_pixels(trained: Path) -> None:
