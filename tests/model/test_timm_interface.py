@@ -192,6 +192,7 @@ PLACES: dict[str, Callable[[Any], nn.Module]] = {
     "attn": lambda model: model.blocks[-1].attn,
     "attn.qkv": lambda model: model.blocks[-1].attn.qkv,
     "attn.proj": lambda model: model.blocks[-1].attn.proj,
+    "mlp": lambda model: model.blocks[-1].mlp,
     "mlp.fc1": lambda model: model.blocks[-1].mlp.fc1,
     "mlp.act": lambda model: model.blocks[-1].mlp.act,
     "norm": lambda model: model.norm,
@@ -216,7 +217,7 @@ class Spy(nn.Module):
     [
         *(("forward", place) for place in PLACES),
         *((kind, "attn.qkv") for kind in ("forward_pre", "full_backward", "full_backward_pre")),
-        *(("of all modules", "mlp.fc1"), ("module of a script's", "mlp.fc1")),
+        *(("of all modules", "mlp.fc1"), ("module of a script's", "mlp")),
     ],
 )
 def test_whoever_looks_into_the_last_block_sees_what_timm_shows(kind: str, place: str) -> None:
@@ -225,7 +226,7 @@ def test_whoever_looks_into_the_last_block_sees_what_timm_shows(kind: str, place
     for model in models:
         watched, handle = PLACES[place](model), None
         if kind == "module of a script's":
-            model.blocks[-1].mlp.fc1 = Spy(watched, seen)
+            model.blocks[-1].mlp = Spy(watched, seen)
         elif kind == "of all modules":
             handle = nn.modules.module.register_module_forward_hook(
                 lambda module, _, output, own=watched: seen.append(output.detach()) if module is own else None
