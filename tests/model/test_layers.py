@@ -128,14 +128,11 @@ def test_each_kind_of_dropout_acts_in_training_and_not_in_eval(name: str, fused:
     assert torch.equal(model(images()), first)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "compiled"),
     [
-        {},
-        {"pool": "gap"},
-        {"pool": "token+gap", "representation_size": 20},
-        {"distill_token": True, "distill_head": True},
+        *(({}, False), ({"pool": "gap"}, False), ({"pool": "token+gap", "representation_size": 20}, False)),
+        *(({"distill_token": True, "distill_head": True}, compiled) for compiled in (False, True)),
     ],
     ids=str,
 )

@@ -101,11 +101,8 @@ def test_numbers_beyond_any_are_refused_in_recipes(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "blocks.999999999.norm1.weight",
-        f"blocks.{'9' * 5000}.norm1.weight",
-        "blocks.999.norm1.weight",
-        "encoder.layers.encoder_layer_999999999.ln_1.weight",
-        "vit.encoder.layer.999999999.layernorm_before.weight",
+        *("blocks.999999999.norm1.weight", f"blocks.{'9' * 5000}.norm1.weight", "blocks.999.norm1.weight"),
+        *("encoder.layers.encoder_layer_999999999.ln_1.weight", "vit.encoder.layer.999999999.layernorm_before.weight"),
         "patch_embed.backbone.stages.0.blocks.999999999.conv1.weight",
     ],
 )

@@ -48,12 +48,11 @@ def picture(width: int = 61, height: int = 47) -> Image.Image:
 
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "hidden_act gelu_new": ("ViT", {"hidden_act": "gelu_new"}),
-    "hidden_act gelu_python": ("ViT", {"hidden_act": "gelu_python"}),
     "hidden_act quick_gelu": ("ViT", {"hidden_act": "quick_gelu"}),
     "hidden_act relu": ("ViT", {"hidden_act": "relu"}),
     "hidden_act silu": ("Dinov2", {"hidden_act": "silu", "mlp_ratio": 2}),
     "layer_norm_eps": ("ViT", {"layer_norm_eps": 0.1}),
-    "qkv_bias": ("ViT", {"qkv_bias": False}),
+    "qkv_bias": ("Dinov2", {"qkv_bias": False, "layerscale_value": 0.3, "mlp_ratio": 2}),
     "dropout": ("DeiT", {"attention_probs_dropout_prob": 0.4, "hidden_dropout_prob": 0.3}),
     "pooler_act": ("ViT", {"pooler_act": "relu"}),
     "use_mask_token": ("Dinov2", {"use_mask_token": False, "mlp_ratio": 2}),

@@ -416,7 +416,6 @@ CONFIGURED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "patch": ("ViT", "ViTForImageClassification", {"patch_size": [2, 4]}),
     "labels": ("ViT", "ViTForImageClassification", {"num_labels": 12}),
     "registers, no head": ("Dinov2WithRegisters", "Dinov2WithRegistersModel", {}),
-    "no qkv bias": ("Dinov2", "Dinov2ForImageClassification", {"qkv_bias": False, "layerscale_value": 0.3}),
     "registers, gated": ("Dinov2WithRegisters", "Dinov2WithRegistersForImageClassification", {"use_swiglu_ffn": True}),
 }
 
