@@ -17,6 +17,7 @@ from torch import Tensor
 
 import runs
 import vitkit
+import wordy
 from refusals import refused
 from tiny import largest_difference, randomise
 from vitkit.data import CLIP_MEAN
@@ -26,76 +27,48 @@ from vitkit.weights import inspect, load
 from weights.spoiling import Spoilt
 from weights.test_modern import MODERN, folder_of, theirs
 
-IMAGES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 48,
-    "image_size": 16,
-    "patch_size": 4,
-}
-TEXTS = {
-    **{name: value for name, value in IMAGES.items() if name not in ("image_size", "patch_size")},
-    "vocab_size": 50,
-    "max_position_embeddings": 8,
-    "bos_token_id": 48,
-    "eos_token_id": 49,
-}
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+IMAGES = {**SIZES, "intermediate_size": 48, "image_size": 16, "patch_size": 4}
+WORDS = {"vocab_size": 50, "max_position_embeddings": 8, "bos_token_id": 48, "eos_token_id": 49}
+TEXTS = {**SIZES, "intermediate_size": 48, **WORDS}
+TOWERS: dict[str, Any] = {"text_config": TEXTS, "vision_config": IMAGES}
+ERF = {**IMAGES, "hidden_act": "gelu", "layer_norm_eps": 1e-3}
 BATCH = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
-Whole = tuple[Any, Callable[[Any], Tensor]]  # a model, and the pooled features of `BATCH` by it
+DECODER = {"decoder_hidden_size": 32, "decoder_num_attention_heads": 2, "decoder_intermediate_size": 48}
+Read = Callable[[Any], Tensor]
 
 
-def clip(**fields: Any) -> Whole:
-    config = transformers.CLIPConfig(text_config=TEXTS, vision_config={**IMAGES, **fields}, projection_dim=24)
-    return transformers.CLIPModel(config), lambda model: model.vision_model(BATCH).pooler_output
+def of_tower(model: Any) -> Tensor:
+    features: Tensor = model.vision_model(BATCH).pooler_output
+    return features
 
 
-def clip_with_projection() -> Whole:
-    config = transformers.CLIPVisionConfig(**IMAGES, projection_dim=24)
-    return transformers.CLIPVisionModelWithProjection(config), lambda model: model.vision_model(BATCH).pooler_output
-
-
-def siglip() -> Whole:
-    config = transformers.SiglipConfig(text_config=TEXTS, vision_config=IMAGES)
-    return transformers.SiglipModel(config), lambda model: model.vision_model(BATCH).pooler_output
-
-
-def siglip_classifier() -> Whole:
-    config = transformers.SiglipConfig(text_config=TEXTS, vision_config=IMAGES, num_labels=7)
-    return transformers.SiglipForImageClassification(config), lambda model: model(BATCH).logits
-
-
-def mae() -> Whole:
-    decoder = {f"decoder_{name}": IMAGES[name] for name in ("hidden_size", "num_attention_heads", "intermediate_size")}
-    config = transformers.ViTMAEConfig(**IMAGES, **decoder, decoder_num_hidden_layers=1, mask_ratio=0.0)
-    model = transformers.ViTMAEForPreTraining(config)
-    return model, lambda model: model.vit(BATCH).last_hidden_state[:, 0]
-
-
-def registers() -> Whole:
-    sizes = {name: value for name, value in IMAGES.items() if name != "intermediate_size"}
-    config = transformers.Dinov2WithRegistersConfig(**sizes)
-    return transformers.Dinov2WithRegistersModel(config), lambda model: model(BATCH).pooler_output
-
-
-WHOLE = {
-    "CLIPModel": clip,
-    "CLIPModel erf": lambda: clip(hidden_act="gelu", layer_norm_eps=1e-3),
-    "CLIPVisionModelWithProjection": clip_with_projection,
-    "SiglipModel": siglip,
-    "SiglipForImageClassification": siglip_classifier,
-    "ViTMAEForPreTraining": mae,
-    "Dinov2WithRegistersModel": registers,
+# transformers' configurations of models of these names, and the pooled features of `BATCH` by them
+WHOLE: dict[str, tuple[str, dict[str, Any], Read]] = {
+    "CLIPModel": ("CLIP", {**TOWERS, "projection_dim": 24}, of_tower),
+    "CLIPModel erf": ("CLIP", {**TOWERS, "vision_config": ERF, "projection_dim": 24}, of_tower),
+    "CLIPVisionModelWithProjection": ("CLIPVision", {**IMAGES, "projection_dim": 24}, of_tower),
+    "SiglipModel": ("Siglip", TOWERS, of_tower),
+    "SiglipForImageClassification": ("Siglip", {**TOWERS, "num_labels": 7}, lambda model: model(BATCH).logits),
+    "ViTMAEForPreTraining": (
+        "ViTMAE",
+        {**IMAGES, **DECODER, "decoder_num_hidden_layers": 1, "mask_ratio": 0.0},
+        lambda model: model.vit(BATCH).last_hidden_state[:, 0],
+    ),
+    "Dinov2WithRegistersModel": (
+        "Dinov2WithRegisters",
+        {**SIZES, "image_size": 16, "patch_size": 4},
+        lambda model: model(BATCH).pooler_output,
+    ),
 }
 
 
-def made(name: str) -> Whole:
-    transformers.logging.disable_progress_bar()
-    transformers.logging.set_verbosity_error()
+def made(name: str) -> tuple[Any, Read]:
+    wordy.quiet()
     torch.manual_seed(0)
-    model, read = WHOLE[name]()
-    randomise(model)
-    return model.eval(), read
+    config, fields, read = WHOLE[name]
+    own = getattr(transformers, f"{config}Config")(**fields)
+    return randomise(getattr(transformers, name.partition(" ")[0])(own)).eval(), read
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -257,10 +230,10 @@ def test_open_clips_trunks_are_timms(tmp_path: Path) -> None:
     assert "gelu" in inspect(tmp_path / "open_clip_model.safetensors", heads=4).report.assumed
 
 
-TOWERS = [name for name in MODERN if re.match(r"vit_base_patch\d+_(clip|siglip)_", name)]
+OF_TIMM = [name for name in MODERN if re.match(r"vit_base_patch\d+_(clip|siglip)_", name)]
 
 
-@pytest.mark.parametrize("name", TOWERS)
+@pytest.mark.parametrize("name", OF_TIMM)
 def test_what_a_bare_file_does_not_tell_is_assumed_aloud(tmp_path: Path, name: str) -> None:
     save_file(theirs(name).state_dict(), tmp_path / "bare.safetensors")
     found = vitkit.load(tmp_path / "bare.safetensors", heads=4)
@@ -272,7 +245,7 @@ def test_what_a_bare_file_does_not_tell_is_assumed_aloud(tmp_path: Path, name: s
     assert "gelu" not in told.report.assumed
 
 
-@pytest.mark.parametrize("name", TOWERS)
+@pytest.mark.parametrize("name", OF_TIMM)
 def test_what_is_written_for_timm_answers_there(tmp_path: Path, name: str) -> None:
     ours = vitkit.load(folder_of(theirs(name), name, tmp_path / "folder"))
     vitkit.convert(tmp_path / "folder", tmp_path / "written", to="timm")
