@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import timm
 import torch
-from timm.models.vision_transformer import VisionTransformer as Timms
 from torch import Tensor, nn
 
 import vitkit
@@ -19,22 +18,22 @@ from vitkit.weights import create_model
 SIZES = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 3, "num_heads": 4, "num_classes": 5}
 
 
-def pair() -> tuple[VisionTransformer, Any]:
-    """One model of ours and timm's with the same weights."""
+def pair() -> tuple[Any, Any, Tensor]:
+    """One model of ours and timm's with the same weights, and images."""
+    torch.manual_seed(0)
     theirs = timm.create_model("vit_tiny_patch16_224", **SIZES).eval()
     options = {name: value for name, value in SIZES.items() if name != "num_classes"}
     ours = create_model("vit_tiny_patch16_224", 5, **options).eval()
     ours.load_state_dict(theirs.state_dict())
-    return ours, theirs
+    return ours, theirs, torch.randn(2, 3, 16, 16)
 
 
 @pytest.mark.parametrize("indices", [None, 2, [0, -1], [1]], ids=str)
 @pytest.mark.parametrize("fields", [{}, {"norm": True, "output_fmt": "NLC"}, {"return_prefix_tokens": True}], ids=str)
 @torch.no_grad()
 def test_intermediates_are_timms(indices: Any, fields: dict[str, Any]) -> None:
-    ours, theirs = pair()
+    ours, theirs, images = pair()
     stop_early = indices == [1] or "norm" in fields
-    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     (end, own), (their_end, other) = (
         model.forward_intermediates(images, indices, stop_early=stop_early, **fields) for model in (ours, theirs)
     )
@@ -61,7 +60,7 @@ def test_a_layer_or_format_that_is_not_there_is_refused(options: dict[str, Any],
 
 
 def test_what_is_not_decayed_is_what_timm_does_not_decay() -> None:
-    ours, theirs = pair()
+    ours, theirs, _ = pair()
     there = {name for name, _ in theirs.named_parameters()}
     assert ours.no_weight_decay() == theirs.no_weight_decay() & there
     assert ours.num_features == theirs.num_features and ours.num_classes == theirs.num_classes
@@ -173,16 +172,7 @@ def test_no_folder_is_taken_for_published_weights(name: str, monkeypatch: pytest
         assert create_model(name).config.image_size == (224, 224)
 
 
-SMALL: dict[str, Any] = {"img_size": 16, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 3}
-TOKENS = 5
-
-
-def hooked_pair() -> tuple[Any, Any, Tensor]:
-    torch.manual_seed(0)
-    reference = Timms(**SMALL).eval()
-    ours = VisionTransformer(**SMALL).eval()
-    ours.load_state_dict(reference.state_dict())
-    return ours, reference, torch.randn(2, 3, 16, 16)
+TOKENS = 17
 
 
 PLACES: dict[str, Callable[[Any], nn.Module]] = {
@@ -221,7 +211,7 @@ class Spy(nn.Module):
     ],
 )
 def test_whoever_looks_into_the_last_block_sees_what_timm_shows(kind: str, place: str) -> None:
-    *models, images = hooked_pair()
+    *models, images = pair()
     seen: list[Tensor] = []
     for model in models:
         watched, handle = PLACES[place](model), None
@@ -242,7 +232,7 @@ def test_whoever_looks_into_the_last_block_sees_what_timm_shows(kind: str, place
 
 
 def test_the_shortcut_is_back_when_the_hook_is_removed() -> None:
-    ours, _, images = hooked_pair()
+    ours, _, images = pair()
     logits = ours(images)
     handle = ours.blocks[-1].mlp.fc2.register_forward_hook(lambda *_: None)
     torch.testing.assert_close(ours(images), logits)
@@ -254,7 +244,7 @@ def test_the_shortcut_is_back_when_the_hook_is_removed() -> None:
 
 
 def test_blocks_applies_all_layers() -> None:
-    ours, reference, images = hooked_pair()
+    ours, reference, images = pair()
     tokens = ours.embed(images)
     torch.testing.assert_close(ours.blocks(tokens), reference.blocks(tokens), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(ours.blocks[:1](tokens), reference.blocks[:1](tokens), rtol=1e-4, atol=1e-5)
@@ -264,7 +254,7 @@ def test_blocks_applies_all_layers() -> None:
 
 
 def test_a_hook_of_a_compiled_model_sees_all_tokens() -> None:
-    ours, _, images = hooked_pair()
+    ours, _, images = pair()
     seen: list[Tensor] = []
     ours.blocks[-1].attn.qkv.register_forward_hook(lambda module, inputs, output: seen.append(output.detach()))
     torch.compile(ours, backend="eager")(images)
