@@ -245,7 +245,7 @@ def test_the_processor_file_of_transformers_5_is_read(tmp_path: Path, has_both: 
         ({"rescale_factor": 1 / 127.5}, UNSUPPORTED),
         ({"image_processor_type": "ConvNextImageProcessor"}, UNSUPPORTED),
         ({"size": {"shortest_edge": 32, "longest_edge": 64}}, UNSUPPORTED),
-        ({"size": {"shortest_edge": 12}, "crop_size": 32, "do_center_crop": True}, INVALID),  # larger than the picture
+        ({"image_processor_type": "CLIPImageProcessor", "size": 12, "crop_size": 32}, INVALID),  # beyond the picture
         ({"image_mean": [0.5], "image_std": [0.5]}, "weights.channels-mismatched"),
     ],
 )
