@@ -12,6 +12,7 @@ import torch
 import transformers
 from huggingface_hub.utils import validate_repo_id
 from test_families import write_shapes
+from timm.models import deit, vision_transformer, vision_transformer_hybrid
 from torchvision import models
 
 from refusals import refused
@@ -59,7 +60,7 @@ def test_an_architecture_is_a_model_of_that_size_and_of_those_classes() -> None:
 @pytest.fixture(scope="module")
 def timm_cfgs() -> dict[str, Any]:
     """timm's `PretrainedCfg` by its full name."""
-    modules = (timm.models.deit, timm.models.vision_transformer, timm.models.vision_transformer_hybrid)
+    modules = (deit, vision_transformer, vision_transformer_hybrid)
     defaults = [own for module in modules for own in module.default_cfgs.items()]
     return {f"{model}.{tag}": cfg for model, default in defaults for tag, cfg in default.cfgs.items()}
 
@@ -121,9 +122,9 @@ def test_nothing_is_said_to_be_torchvision_s_that_is_not() -> None:
 
 
 def test_pixels_of_google_s_and_facebook_s_repositories_are_those_of_transformers() -> None:
-    google, facebook = transformers.ViTImageProcessor(), transformers.DeiTImageProcessor()
-    deit = [own for own in search("deit*_224.fb_in1k") if own.name in CATALOG]
-    for theirs, entries in ((google, search("google/*-224*")), (facebook, deit)):
+    processors: list[Any] = [transformers.ViTImageProcessor(), transformers.DeiTImageProcessor()]
+    facebook = [own for own in search("deit*_224.fb_in1k") if own.name in CATALOG]
+    for theirs, entries in zip(processors, (search("google/*-224*"), facebook), strict=True):
         for ours in (entry.preprocess for entry in entries):
             crops = bool(theirs.do_center_crop)
             size = theirs.crop_size if crops else theirs.size
