@@ -1,8 +1,6 @@
 import dataclasses
 import json
 import math
-import subprocess
-import sys
 from itertools import product
 from typing import Any
 
@@ -312,11 +310,3 @@ def test_a_configuration_survives_json(config: ViTConfig) -> None:
 def test_a_field_missing_from_a_saved_configuration_has_its_default() -> None:
     assert ViTConfig.from_dict({"layers": 3}) == ViTConfig(layers=3)
     assert ViTConfig.from_dict({"layers": 3, "parallel": "none"}) == ViTConfig(layers=3)  # of an earlier version
-
-
-@pytest.mark.parametrize("statement", ["import vitkit.model.config", "from vitkit import list_models, ViTConfig"])
-def test_names_and_configurations_need_no_torch(statement: str) -> None:
-    heavy = ("torch", "numpy", "PIL", "vitkit.model.vit")
-    code = f"import sys; {statement}; print([m for m in {heavy} if m in sys.modules])"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "[]"
