@@ -45,11 +45,7 @@ NO_HEAD = {"distill_token": False, "distill_head": False}
         ("vit_small_patch32_224_gap", {}, {"pool": "gap", "class_token": False, "tokens": 49}),
         ("deit_small_patch16_224", {}, {"distill_token": False, "distill_head": False, "tokens": 197}),
         ("deit_tiny_distilled_patch16_224", {}, {"distill_token": True, "distill_head": True, "tokens": 198}),
-        (
-            "vit_tiny_patch8_96",
-            {},
-            {"image_size": (96, 96), "patch_size": (8, 8), "grid": (12, 12)},
-        ),
+        ("vit_tiny_patch8_96", {}, {"image_size": (96, 96), "patch_size": (8, 8), "grid": (12, 12)}),
         ("vit_micro_patch4_16", {}, {"image_size": (16, 16), "patches": 16, "tokens": 17, "head_size": 32}),
         ("vit_large_patch16_224", {}, {"head_size": 64, "prefix_tokens": 1}),
         ("vit_huge_patch14_224", {}, {"head_size": 80, "patches": 256}),
@@ -133,11 +129,7 @@ def test_a_new_hidden_size_keeps_the_mlps_ratio_and_the_representation_layer() -
     assert config.mlp_size == 10
 
 
-@given(
-    hidden_size=st.integers(1, 2000),
-    mlp_size=st.integers(1, 8000),
-    times=st.integers(1, 4),
-)
+@given(hidden_size=st.integers(1, 2000), mlp_size=st.integers(1, 8000), times=st.integers(1, 4))
 @settings(derandomize=True, max_examples=100)
 def test_a_multiple_of_the_hidden_size_is_that_multiple_of_the_mlp(hidden_size: int, mlp_size: int, times: int) -> None:
     config = tiny(hidden_size=hidden_size, heads=1, mlp_size=mlp_size, position="none")

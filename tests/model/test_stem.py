@@ -245,8 +245,7 @@ def test_compiled_features_and_gradients_are_the_same_and_so_are_exported_featur
 
 
 @pytest.mark.parametrize(
-    ("stages", "count"),
-    [((), 9_536), ((2, 2, 2, 2), 13_946_176), ((3, 4, 9), 11_894_848), ((3, 4, 6, 3), 23_508_032)],
+    ("stages", "count"), [((), 9_536), ((2, 2, 2, 2), 13_946_176), ((3, 4, 9), 11_894_848), ((3, 4, 6, 3), 23_508_032)]
 )
 def test_the_papers_stems_have_as_many_parameters_as_theirs(stages: tuple[int, ...], count: int) -> None:
     with torch.device("meta"):

@@ -179,8 +179,7 @@ def test_learned_positions_of_an_oblong_grid_are_timms(tmp_path: Path, name: str
 
 
 @pytest.mark.parametrize(
-    ("name", "side"),
-    [*(("beit_base_patch16_224", side) for side in (48, 160)), ("beitv2_large_patch16_224", 32)],
+    ("name", "side"), [*(("beit_base_patch16_224", side) for side in (48, 160)), ("beitv2_large_patch16_224", 32)]
 )
 @pytest.mark.filterwarnings("ignore::UserWarning:timm")  # of torch, on how timm's interpolation indexes
 def test_tables_of_biases_at_another_resolution_are_timms(tmp_path: Path, name: str, side: int) -> None:
