@@ -55,6 +55,12 @@ class Callback:
         self.epochs.append(dict(state.metrics))
 
 
+def splits_of(run: Path | str) -> dict[str, dict[str, list[str]]]:
+    """The images of each class in each split."""
+    splits: dict[str, dict[str, list[str]]] = json.loads((Path(run) / "split.json").read_text())["splits"]
+    return splits
+
+
 def tiny_model(num_classes: int = 3, **options: Any) -> Any:
     return vitkit.VisionTransformer(
         img_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=1, num_classes=num_classes, **options
@@ -75,18 +81,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "weights").mkdir()
     torch.save(tiny_model().state_dict(), place / "weights/model-9.pth")
     (place / "weights/class_indices.json").write_text('{"0": "blue", "1": "green", "2": "red"}')
-    command = [
-        warm.vitkit(),
-        "train",
-        "flower_photos",
-        *runs.FLAGS,
-        "--split",
-        "0.6",
-        "0.2",
-        "0.2",
-        "-o",
-        "runs/flowers",
-    ]
+    flags = (*runs.FLAGS, "--split", "0.6", "0.2", "0.2", "-o", "runs/flowers")
+    command = [warm.vitkit(), "train", "flower_photos", *flags]
     subprocess.run(command, cwd=place, check=True, capture_output=True)  # which draws its pictures
     return place
 
@@ -116,11 +112,6 @@ class Done:
         import tomllib
 
         return tomllib.loads((self.run / "recipe.toml").read_text(encoding="utf-8"))
-
-    def images(self) -> dict[str, int]:
-        """How many images each split has."""
-        splits = json.loads((self.run / "split.json").read_text(encoding="utf-8"))["splits"]
-        return {name: len(images) for name, images in splits.items()}
 
 
 class Row:

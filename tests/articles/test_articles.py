@@ -19,7 +19,7 @@ def rows_of_tests() -> list[str]:
     """The numbers in the names of tests, and the keys of tables that tests go through."""
     texts = [file.read_text("utf-8") for file in sorted(HERE.glob("test_rows_*.py"))]
     names = [name for text in texts for name in re.findall(r"^def test_(\d_\d+)_\w+\(", text, re.M)]
-    keys = [key for text in texts for key in re.findall(r'^    "(\d\.\d+)": ', text, re.M)]
+    keys = [key for text in texts for key in re.findall(r'"(\d\.\d+)": ', text)]
     return [name.replace("_", ".") for name in names] + keys
 
 

@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 
 import vitkit
-from vitkit import Classifier, Preprocess, VisionTransformer, VitkitError
+from refusals import refused
+from vitkit import Classifier, Preprocess, VisionTransformer
 from vitkit.explanation.draw import masked
 
 
@@ -90,7 +91,7 @@ def test_another_single_map_can_be_chosen_and_without_the_style_there_is_no_shee
     classifier: Classifier, photographs: Path, tmp_path: Path
 ) -> None:
     for method in ("heads", "all"):
-        with pytest.raises(VitkitError, match=f"use a single method, not {method}"):
+        with refused("verbs.option-conflict", method):
             vitkit.explain(classifier, photographs, tmp_path / "none", style="paper", method=method)
     assert not (tmp_path / "none").exists()
     picture = photographs / "0.png"

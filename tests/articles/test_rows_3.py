@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from conftest_articles import Callback, tiny_model
+from conftest_articles import Callback, splits_of, tiny_model
 from PIL import Image
 
 import runs
@@ -22,8 +22,6 @@ import vitkit
 import warm
 
 COLOURS = ["blue", "green", "red"]
-
-
 PLAIN = {"hflip": False, "rotate": 0.0, "translate": 0.0, "zoom": 0.0, "shear": 0.0, "color_jitter": 0.0}
 RECIPES: dict[str, dict[str, Any]] = {
     "3.6": {"fit": "squash", **PLAIN},
@@ -38,6 +36,10 @@ def test_a_training_has_these_settings(row: Any, number: str) -> None:
         assert np.all(np.equal(recipe[name], value)) if isinstance(value, float) else recipe[name] == value, name
 
 
+LIGHTNINGS = {
+    "3.10": "lightning",
+    "3.11": "pytorch_lightning",
+}
 AUGREG = "weights/storage.googleapis.com/vit_models/augreg/Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0.npz"
 
 
@@ -53,8 +55,7 @@ def test_3_1_a_model_by_timms_name(row: Any) -> None:
 
 def test_3_2_any_other_network_of_timm(row: Any) -> None:
     network = row().value.network
-    assert type(network) is type(timm.create_model("resnet18"))
-    assert network.fc.out_features == 5 + 5
+    assert type(network) is type(timm.create_model("resnet18")) and network.fc.out_features == 5 + 5
 
 
 def test_3_3_timms_state_dict(row: Any) -> None:
@@ -86,9 +87,9 @@ def small_cifar10(place: Path) -> None:
 def test_3_5_cifar10(row: Any, place: Path) -> None:
     small_cifar10(place)
     done = row()
-    splits = json.loads((done.run / "split.json").read_text())["splits"]
-    assert {path.partition("/")[0] for paths in splits["test"].values() for path in paths} == {"test"}
-    assert sum(map(len, splits["test"].values())) == 30 and "on 30 test images" in done.out + done.err
+    tested = [path for paths in splits_of(done.run)["test"].values() for path in paths]
+    assert {path.partition("/")[0] for path in tested} == {"test"}
+    assert len(tested) == 30 and "on 30 test images" in done.out + done.err
 
 
 def test_3_7_data_sets_of_torchvisions_kind(row: Any) -> None:
@@ -98,34 +99,23 @@ def test_3_7_data_sets_of_torchvisions_kind(row: Any) -> None:
 
 
 def test_3_8_a_split_by_a_seed(row: Any) -> None:
-    splits = json.loads((row().run / "split.json").read_text())["splits"]
+    splits = splits_of(row().run)
     assert [len(splits[part]["red"]) for part in ("train", "val", "test")] == [6, 2, 2]
-    assert splits != json.loads(Path("runs/flowers/split.json").read_text())["splits"], "of another seed"
+    assert splits != splits_of("runs/flowers"), "of another seed"
 
 
 def test_3_9_everything_is_seeded(row: Any) -> None:
-    first = row("-o", "runs/first")
+    assert row("-o", "runs/first").recipe()["seed"] == 42
     row("-o", "runs/second", "--workers", "0")
     runs.assert_same_weights(Path("runs/first"), Path("runs/second"))
-    assert first.recipe()["seed"] == 42
-    assert not torch.equal(
-        runs.weights(Path("runs/first"))["cls_token"], runs.weights(Path("runs/flowers"))["cls_token"]
-    )
+    first, other = (runs.weights(Path("runs") / name)["cls_token"] for name in ("first", "flowers"))
+    assert not torch.equal(first, other)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
-def test_3_10_lightning(row: Any) -> None:
-    pytest.importorskip("lightning")
-    fits(row)
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
-def test_3_11_pytorch_lightning(row: Any) -> None:
-    pytest.importorskip("pytorch_lightning")
-    fits(row)
-
-
-def fits(row: Any) -> None:
+@pytest.mark.parametrize("number", LIGHTNINGS)
+def test_a_trainer_of_lightning_fits_it(row: Any, number: str) -> None:
+    pytest.importorskip(LIGHTNINGS[number])
     torch.manual_seed(0)
     images, labels = torch.randn(12, 3, 32, 32), torch.arange(12) % 3
     images += labels[:, None, None, None]
@@ -139,15 +129,7 @@ def fits(row: Any) -> None:
 
 def test_3_13_a_cosine_schedule(row: Any) -> None:
     rates = [line["lr"] for line in runs.metrics(row("--lr", "0.004").run)]
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.Adam([parameter], lr=0.004)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=2)
-    expected = []
-    for _ in range(2):
-        expected.append(scheduler.get_last_lr()[0])
-        optimizer.step()
-        scheduler.step()
-    assert rates == pytest.approx(expected)
+    assert rates == pytest.approx([0.004, 0.002]), "CosineAnnealingLR with T_max=2"
 
 
 def test_3_14_monitors_the_validation_loss(row: Any) -> None:
@@ -171,10 +153,8 @@ def test_3_16_loads_the_best_checkpoint(row: Any) -> None:
 
 def test_3_17_stochastic_weight_averaging(row: Any) -> None:
     done = row("-o", "runs/averaged")
-    lines, row_recipe = runs.metrics(done.run), done.recipe()
-    assert len(lines) == 10
-    rates = [float(line["lr"]) for line in lines]
-    assert row_recipe["swa"] == 0.2
+    rates = [float(line["lr"]) for line in runs.metrics(done.run)]
+    assert len(rates) == 10 and done.recipe()["swa"] == 0.2
     assert rates[7] > rates[8] != 0.001 and rates[9] == pytest.approx(0.001), "SWALR replaces the schedule from .8 on"
 
 
@@ -190,7 +170,7 @@ def test_3_19_mixed_precision(row: Any) -> None:
 
 def test_3_20_accumulates_and_clips(row: Any) -> None:
     done = row()
-    images = sum(map(len, json.loads((done.run / "split.json").read_text())["splits"]["train"].values()))
+    images = sum(map(len, splits_of(done.run)["train"].values()))
     assert runs.metrics(done.run)[0]["step"] == -(-images // (8 * 2)) and done.recipe()["clip_grad"] == 1.0
 
 
@@ -217,7 +197,7 @@ def test_3_23_cross_validation(row: Any) -> None:
     tested = [{answer["path"] for answer in part} for part in answers]
     assert [len(paths) for paths in tested] == [15, 15] and len(set.union(*tested)) == 30, "each image once"
     for fold, paths in zip(folds, tested, strict=True):
-        splits = json.loads((fold / "split.json").read_text())["splits"]
+        splits = splits_of(fold)
         assert not paths & {path for part in ("train", "val") for group in splits[part].values() for path in group}
     right = [answer["label"] == answer["predicted"] for part in answers for answer in part]
     accuracy = json.loads((done.run / "folds.json").read_text())["accuracy"]

@@ -43,10 +43,7 @@ def image_of_tulip() -> torch.Tensor:
         return torch.from_numpy(vitkit.load("runs/flowers").preprocess(picture.convert("RGB")))[None]
 
 
-SHEETS = {  # and the number of photographs
-    "4.1": 1,
-    "4.11": 10,
-}
+SHEETS = {"4.1": 1, "4.11": 10}  # and the number of photographs
 
 
 @pytest.mark.parametrize("number", SHEETS)
@@ -168,10 +165,7 @@ def test_4_17_features(row: Any) -> None:
     row()
     stored = np.load("map.npz")
     features = next(stored[name] for name in stored.files if stored[name].shape == (30, 32))
-    model = vitkit.load("runs/flowers").model
-    row_of = [Path(str(path)).name for path in stored["paths"]].index("img1.png")
-    assert np.isfinite(features).all() and features[row_of].std() > 0
-    assert model.config.hidden_size == 32
+    assert np.isfinite(features).all() and (features.std(axis=1) > 0).all()
 
 
 def test_4_18_the_most_similar_photographs(row: Any) -> None:

@@ -52,9 +52,6 @@ def run_script(name: str, place: Path, *arguments: str, python: str | None = Non
     return done.stdout
 
 
-# --- vitkit's model in their scripts ------------------------------------------------------------------
-
-
 def test_the_script_that_trains_and_the_one_that_predicts(place: Path) -> None:
     flags = ["--data-path", "flower_photos", "--num_classes", "3", "--lr", "0.01", "--epochs", "2", "--freeze-layers"]
     out = run_script("train_flowers.py", place, *flags, "--weights", "vit_base_patch16_224_in21k.pth")
@@ -105,11 +102,7 @@ def test_the_lightning_script(place: Path) -> None:
 
 
 def test_rollout_by_hooks_is_vitkits(place: Path) -> None:
-    vitkit.train(
-        place / "flower_photos",
-        vitkit.Recipe(**runs.quick_fields(epochs=1)),
-        out=place / "runs/flowers",
-    )
+    vitkit.train(place / "flower_photos", vitkit.Recipe(**runs.quick_fields(epochs=1)), out=place / "runs/flowers")
     run_script("attention_rollout.py", place, "runs/flowers", "tulip.png", "mask.png")
     classifier = vitkit.load(place / "runs/flowers")
     with Image.open(place / "tulip.png") as photograph, Image.open(place / "mask.png") as mask:
@@ -130,9 +123,6 @@ def test_the_loop_that_compares(place: Path) -> None:
     assert int(lines[5][3]) == sum(parameter.numel() for parameter in network.parameters())
     assert all(0 <= float(line[-1]) <= 1 for line in lines[1:])
     Image.open(place / "comparison.png").verify()
-
-
-# --- Their models in vitkit ---------------------------------------------------------------------------
 
 
 def scope_of(script: str) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import pytest
 
 import photos as pictures
 import runs
+from refusals import refused
 from vitkit.cli.app import FLAGS_OF_COMMANDS
-from vitkit.errors import VitkitError
 from vitkit.training.stages import fit
 
 
@@ -42,163 +42,131 @@ def here(data: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     return tmp_path
 
 
-SCRATCH = "--weights none"
-TRAIN: dict[str, tuple[str, tuple[str, ...]]] = {
-    "no such folder": (f"train nowhere {SCRATCH}", ("nowhere",)),
-    "no data": (f"train {SCRATCH}", ("no data",)),
-    "no such folder before no weights": ("train nowhere", ("nowhere",)),
-    "a file as data": (f"train old.csv {SCRATCH}", ("old.csv", "path", "label")),
-    "an empty folder": (f"train empty {SCRATCH}", ("empty", "no images")),
-    "loose images": (f"train photos/red {SCRATCH}", ("photos/red", "12 images lie in the folder itself")),
-    "a single class": (f"train single {SCRATCH}", ("single", "'red'", "at least two")),
-    "no readable image": (f"train unreadable {SCRATCH}", ("unreadable", "2 of 2", "not an image")),
-    "an unknown model": (
-        f"train photos --model vit_tny_patch16_224 {SCRATCH}",
-        ("vit_tny_patch16_224", "did you mean vit_tiny_patch16_224"),
-    ),
-    "a run that is not there as a model": (
-        f"train photos --model runs/none {SCRATCH}",
-        ("runs/none", "no such run or model folder"),
-    ),
-    "photographs as a model": (f"train photos --model ./photos {SCRATCH}", ("./photos", "contains no model")),
-    "a patch that does not fit": (f"train photos --model vit_tiny_patch16_100 {SCRATCH}", ("16", "100")),
-    "no weights": ("train photos", ("--weights none",)),
-    "weights that are not there": ("train photos --weights runs/other", ("runs/other",)),
-    "epochs 0": (f"train photos {SCRATCH} --epochs 0", ("epochs", "0")),
-    "a negative lr": (f"train photos {SCRATCH} --lr -1", ("lr", "-1")),
-    "a split above 1": (f"train photos {SCRATCH} --split 0.5 0.5 0.5", ("split", "0.5")),
-    "a split that is no number": (f"train photos {SCRATCH} --split nan 0.1 0.2", ("split",)),
-    "a strange duration": (f"train photos {SCRATCH} --time soon", ("time", "soon")),
-    "a dropout above 1": (f"train photos {SCRATCH} --dropout 1.5", ("dropout", "1.5")),
-    "no such recipe": ("train photos --recipe nowhere.toml", ("nowhere.toml",)),
-    "a recipe that is a picture": ("train photos --recipe photo.toml", ("photo.toml",)),
-    "an unknown field": ("train photos --recipe typo.toml", ("typo.toml", "'epoch'", "did you mean epochs")),
-    "text for a number": ("train photos --recipe text.toml", ("text.toml", "lr", "'1e-3'")),
-    "an out that exists": (f"train photos {SCRATCH} --out precious", ("precious", "--force")),
-    "force over no run": (f"train photos {SCRATCH} --out precious --force", ("precious", "nor a run of vitkit")),
-    "an out that is a file": (f"train photos {SCRATCH} --out old.csv", ("old.csv",)),
-    "an out below a file": (f"train photos {SCRATCH} --out old.csv/run", ("old.csv",)),
-    "a resume of nothing": ("train --resume nowhere", ("there is no folder nowhere", "runs/NAME-1")),
-    "a resume of a model folder": ("train --resume model", ("model", "not a run folder")),
-    "a resume of a run without a recipe": ("train --resume begun", ("begun was stopped before", "with --force")),
-    "a resume of an empty folder": ("train --resume empty", ("empty is empty", "--out empty")),
-    "a flag out of range": (f"train photos {SCRATCH} --layer-decay 2", ("error: --layer-decay must be between",)),
-    "a flag that is refused later": (f"train photos {SCRATCH} --folds 99", ("error: --folds must be between 2 and",)),
-}
-REST: dict[str, tuple[str, tuple[str, ...]]] = {
-    "eval without a model": ("eval nowhere", ("nowhere",)),
-    "eval of a folder that is no model": ("eval photos", ("photos", "contains no weights")),
-    "eval of a model that remembers no data": ("eval model", ("model", "vitkit eval model DATA")),
-    "eval on data that are not there": ("eval model nowhere", ("nowhere",)),
-    "eval on unknown classes": ("eval model strange", ("strange", "pink", "blue, green, red")),
-    "eval on a split that is not there": ("eval model photos --split test", ("test",)),
-    "eval on what is no split": ("eval model photos --split tset", ("tset",)),
-    "predict with no model": ("predict nowhere photos", ("nowhere",)),
-    "predict of no file": ("predict model nowhere.jpg", ("nowhere.jpg",)),
-    "predict of a pattern without a match": ("predict model photos/*.gif", ("photos/*.gif",)),
-    "predict of an empty folder": ("predict model empty", ("empty", "no images")),
-    "predict onto a file that exists": ("predict model photos -o old.csv", ("old.csv", "--force")),
-    "predict into another format": ("predict model photos -o out.json", ("out.json", ".csv")),
-    "predict into no folder": ("predict model photos -o nowhere/out.csv", ("nowhere",)),
-    "info of nothing": ("info nowhere", ("nowhere",)),
-    "info of a folder that is no model": ("info photos", ("photos", "contains no weights")),
-    "models without a match": ("models resnet", ("resnet", "timm:", "--weights")),
-}
-USAGE: dict[str, tuple[str, tuple[str, ...]]] = {
-    "an unknown verb": ("trian photos", ("trian",)),
-    "an unknown flag": ("train photos --learning-rate 1", ("--learning-rate",)),
-    "a flag without a value": ("train photos --lr", ("--lr",)),
-    "text for a number on the command line": ("train photos --lr fast", ("--lr", "number")),
-    "part of a number": ("train photos --epochs 2.5", ("--epochs", "integer")),
-    "an unknown choice": ("train photos --optimizer lion", ("--optimizer", "lion", "adamw")),
-    "too few numbers": ("train photos --split 0.5 0.5", ("--split",)),
-    "top 0": ("predict model photos --top 0", ("--top", "1")),
-    "no source": ("predict model", ("files", "@FILE")),
-    "no model": ("eval", ("MODEL",)),
-    "one argument too many": ("train photos photos", ("photos",)),
-}
-ALL = {**TRAIN, **REST, **USAGE}
+SCRATCH = "train photos --weights none"
+MISTAKES = [  # the command, the code of the error (a usage error has none), and what the message names
+    ("train nowhere --weights none", "data.source-missing", "nowhere"),
+    ("train --weights none", "training.data-missing", "no data"),
+    ("train nowhere", "data.source-missing", "nowhere"),
+    ("train old.csv --weights none", "data.columns-missing", "old.csv"),
+    ("train empty --weights none", "data.images-missing", "empty"),
+    ("train photos/red --weights none", "data.images-missing", "12 images lie in the folder itself"),
+    ("train single --weights none", "data.class-single", "'red'"),
+    ("train unreadable --weights none", "data.images-unreadable", "2 of 2"),
+    (f"{SCRATCH} --model vit_tny_patch16_224", "model.name-unknown", "did you mean vit_tiny_patch16_224"),
+    (f"{SCRATCH} --model runs/none", "model.name-unknown", "no such run or model folder"),
+    (f"{SCRATCH} --model ./photos", "model.name-unknown", "contains no model"),
+    (f"{SCRATCH} --model vit_tiny_patch16_100", "model.size-not-divisible", "100"),
+    ("train photos", "weights.downloads-forbidden", "--weights none"),
+    ("train photos --weights runs/other", "weights.source-missing", "runs/other"),
+    (f"{SCRATCH} --epochs 0", "text.value-outside", "error: --epochs must"),
+    (f"{SCRATCH} --lr -1", "text.value-outside", "-1"),
+    (f"{SCRATCH} --layer-decay 2", "text.value-outside", "error: --layer-decay must be between"),
+    (f"{SCRATCH} --folds 99", "data.folds-invalid", "error: --folds must be between 2 and"),
+    (f"{SCRATCH} --split 0.5 0.5 0.5", "training.split-shares", "--split"),
+    (f"{SCRATCH} --split nan 0.1 0.2", "text.value-wrong", "--split"),
+    (f"{SCRATCH} --time soon", "training.duration-invalid", "soon"),
+    (f"{SCRATCH} --dropout 1.5", "model.value-invalid", "1.5"),
+    ("train photos --recipe nowhere.toml", "training.recipe-unknown", "nowhere.toml"),
+    ("train photos --recipe photo.toml", "training.recipe-damaged", "photo.toml"),
+    ("train photos --recipe typo.toml", "text.field-unknown", "did you mean epochs"),
+    ("train photos --recipe text.toml", "text.value-wrong", "text.toml: lr"),
+    (f"{SCRATCH} --out precious", "training.out-not-empty", "--force"),
+    (f"{SCRATCH} --out precious --force", "training.out-not-a-run", "precious"),
+    (f"{SCRATCH} --out old.csv", "training.out-is-file", "old.csv"),
+    (f"{SCRATCH} --out old.csv/run", None, "old.csv"),
+    ("train --resume nowhere", "system.run-missing", "runs/NAME-1"),
+    ("train --resume model", "system.run-missing", "model"),
+    ("train --resume begun", "system.run-empty", "--force"),
+    ("train --resume empty", "system.run-empty", "--out empty"),
+    ("eval nowhere", "weights.source-missing", "nowhere"),
+    ("eval photos", "weights.tensors-absent", "photos"),
+    ("eval model", "verbs.record-missing", "vitkit eval model DATA"),
+    ("eval model nowhere", "data.source-missing", "nowhere"),
+    ("eval model strange", "evaluation.class-unknown", "pink"),
+    ("eval model photos --split test", "evaluation.split-missing", "test"),
+    ("eval model photos --split tset", "evaluation.split-missing", "tset"),
+    ("predict nowhere photos", "weights.source-missing", "nowhere"),
+    ("predict model nowhere.jpg", "data.source-missing", "nowhere.jpg"),
+    ("predict model photos/*.gif", "data.source-missing", "photos/*.gif"),
+    ("predict model empty", "data.images-missing", "empty"),
+    ("predict model photos -o old.csv", "verbs.out-exists", "--force"),
+    ("predict model photos -o out.json", "verbs.out-suffix", ".csv"),
+    ("predict model photos -o nowhere/out.csv", "verbs.folder-missing", "nowhere"),
+    ("predict model photos --top 0", "text.value-outside", "--top"),
+    ("predict model", "verbs.images-missing", "@FILE"),
+    ("info nowhere", "model.name-unknown", "nowhere"),
+    ("info photos", "weights.tensors-absent", "photos"),
+    ("models resnet", "verbs.name-unknown", "timm:"),
+    ("trian photos", None, "trian"),
+    ("train photos --learning-rate 1", None, "--learning-rate"),
+    ("train photos --lr", None, "--lr"),
+    ("train photos --lr fast", None, "number"),
+    ("train photos --epochs 2.5", None, "integer"),
+    ("train photos --optimizer lion", None, "adamw"),
+    ("train photos --split 0.5 0.5", None, "--split"),
+    ("eval", None, "MODEL"),
+    ("train photos photos", None, "photos"),
+]
 
 
-@pytest.mark.parametrize(("command", "named"), ALL.values(), ids=ALL)
+@pytest.mark.parametrize(("command", "code", "named"), MISTAKES, ids=[command for command, *_ in MISTAKES])
 def test_a_mistake_is_told_in_a_line_or_two_and_leaves_nothing(
-    vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch, command: str, named: tuple[str, ...]
+    vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch, command: str, code: str | None, named: str
 ) -> None:
     monkeypatch.setattr(fit, "learn", lambda *_: pytest.fail("it was taken for right, and trained"))
     before = pictures.fingerprint(here)
     outcome = vitkit(*command.split())
-    assert outcome.code == 2
+    outcome.refused(code, named)
     assert outcome.out == ""
-    assert_told(outcome.err, *named)
     assert pictures.fingerprint(here) == before
 
 
-def assert_told(err: str, *named: str) -> None:
-    assert err.startswith("error: "), err
-    assert len(err.splitlines()) <= 2, err
-    assert "Traceback" not in err
-    assert [text for text in named if text.lower() not in err.lower()] == [], err
-
-
-# --- Damage -----------------------------------------------------------------------------------------
-
-
-def cut_short(content: bytes) -> bytes:
-    return content[:1000]
-
-
-def changed(content: bytes) -> bytes:
-    return content[:-1] + bytes([content[-1] ^ 1])
-
-
-def newer(content: bytes) -> bytes:
-    return json.dumps(json.loads(content) | {"format_version": 99}).encode()
-
-
 @pytest.mark.parametrize(
-    ("command", "name", "change", "named"),
+    ("command", "name", "change", "code"),
     [
-        ("eval model photos", "model.safetensors", cut_short, ("damaged",)),
-        ("info model", "model.safetensors", cut_short, ("damaged",)),
-        ("predict model photos", "model.safetensors", changed, ("damaged",)),
-        ("info model", "model.json", newer, ("99", "upgrade")),
-        ("eval model photos", "model.json", lambda _: b"{", ("damaged",)),
+        ("eval model photos", "model.safetensors", lambda content: content[:1000], "model.folder-damaged"),
+        ("info model", "model.safetensors", lambda content: content[:1000], "model.folder-damaged"),
+        ("predict model photos", "model.safetensors", lambda content: content[:-1] + b"!", "model.folder-damaged"),
+        (
+            "info model",
+            "model.json",
+            lambda text: text.replace(b'format_version": ', b'format_version": 9'),
+            "model.version-newer",
+        ),
+        ("eval model photos", "model.json", lambda _: b"{", "model.folder-damaged"),
     ],
 )
 def test_a_damaged_model_is_refused(
-    vitkit: Any, here: Path, command: str, name: str, change: Callable[[bytes], bytes], named: tuple[str, ...]
+    vitkit: Any, here: Path, command: str, name: str, change: Callable[[bytes], bytes], code: str
 ) -> None:
     path = here / "model" / name
     path.write_bytes(change(path.read_bytes()))
-    outcome = vitkit(*command.split())
-    assert (outcome.code, outcome.out) == (2, "")
-    assert_told(outcome.err, name, *named)
+    vitkit(*command.split()).refused(code, name)
 
 
-@pytest.fixture
-def half_done(trained: Path, here: Path) -> Path:
-    """A run that is to be resumed: one epoch is missing."""
-    folder = runs.copy_of(trained, here / "run")
-    text = (folder / "recipe.toml").read_text()
-    (folder / "recipe.toml").write_text(text.replace("epochs = 3", "epochs = 4"))
-    return folder
-
-
-@pytest.mark.parametrize("name", ["split.json", "recipe.toml", "checkpoints/last.ckpt", "/nowhere/photos"])
-def test_a_resume_from_what_is_damaged_or_gone_is_refused_by_its_name(vitkit: Any, half_done: Path, name: str) -> None:
-    path = half_done / ("split.json" if name == "/nowhere/photos" else name)
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("split.json", "data.run-damaged"),
+        ("recipe.toml", "training.recipe-damaged"),
+        ("checkpoints/last.ckpt", "training.checkpoint-damaged"),
+        ("/nowhere/photos", "data.images-moved"),
+    ],
+)
+def test_a_resume_from_what_is_damaged_or_gone_is_refused(
+    vitkit: Any, trained: Path, here: Path, name: str, code: str
+) -> None:
+    run = runs.copy_of(trained, here / "run")
+    recipe = run / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace("epochs = 3", "epochs = 4"))  # one is missing
+    path = run / ("split.json" if name == "/nowhere/photos" else name)
     if name == "/nowhere/photos":
         path.write_text(json.dumps(json.loads(path.read_text()) | {"root": name}))
     else:
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    (half_done / "checkpoints" / "before.ckpt").unlink()  # from which the run would continue
-    outcome = vitkit("train", "--resume", half_done)
-    assert outcome.code == 2
-    assert_told(outcome.err, name if name == "/nowhere/photos" else path.name)
-    assert runs.weights(half_done)
-
-
-# --- Out, and folders that cannot be written --------------------------------------------------------
+    (run / "checkpoints" / "before.ckpt").unlink()  # from which the run would continue
+    vitkit("train", "--resume", run).refused(code, name if name == "/nowhere/photos" else path.name)
+    assert runs.weights(run)
 
 
 def deny(monkeypatch: pytest.MonkeyPatch, method: str, folder: Path) -> None:
@@ -228,22 +196,17 @@ def test_a_place_that_cannot_be_written_is_named_and_left_as_it_was(
 ) -> None:
     before = pictures.fingerprint(here)
     deny(monkeypatch, method, here / denied)
-    outcome = vitkit(*command)
-    assert outcome.code == 2
-    assert_told(outcome.err, "Permission denied", named)
+    vitkit(*command).refused(None, "Permission denied", named)
     assert pictures.fingerprint(here) == before
 
 
-# --- --debug ----------------------------------------------------------------------------------------
-
-
-def test_debug_lets_the_error_through(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("arguments", [("--debug", "info", "nowhere"), ("info", "nowhere", "--debug")])
+def test_debug_lets_the_error_through(monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]) -> None:
     from vitkit.cli import main
 
-    for arguments in (("--debug", "info", "nowhere"), ("info", "nowhere", "--debug")):
-        monkeypatch.setattr("sys.argv", ["vitkit", *arguments])
-        with pytest.raises(VitkitError, match="nowhere"):
-            main()
+    monkeypatch.setattr("sys.argv", ["vitkit", *arguments])
+    with refused("model.name-unknown", "nowhere"):
+        main()
 
 
 @pytest.mark.parametrize(
@@ -266,5 +229,4 @@ def test_advice_names_flags_that_the_command_has(vitkit: Any, here: Path) -> Non
     """`lab` has a flag for the model, and sets the weights by --set."""
     (here / "deit_tiny_patch16_224").touch()
     outcome = vitkit("lab", "head", "--model", "deit_tiny_patch16_224", "--set", "weights=auto")
-    assert outcome.code == 2 and "--model deit_tiny_patch16_224 names published weights" in outcome.err
-    assert "--set weights=./deit_tiny_patch16_224" in outcome.err
+    outcome.refused("training.model-ambiguous", "--set weights=./deit_tiny_patch16_224")

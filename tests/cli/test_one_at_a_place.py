@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from photos import fingerprint
-from vitkit.errors import VitkitError
+from refusals import refused
 from vitkit.system import exclusive, exclusive_in
 
 BENCH = ("bench", "{run}", "--batch-sizes", "1", "--backends", "eager", "--precisions", "float32", "--rounds", "1")
@@ -33,14 +33,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def words(name: str, run: Path, photos: Path) -> list[str]:
-    return [word.format(run=run, photos=photos) for word in COMMANDS[name]]
-
-
-def held(name: str) -> AbstractContextManager[None]:
-    """What it writes, as another process of its kind would hold it; to a lock this process is another, too."""
+def prepared(name: str, run: Path, photos: Path) -> tuple[list[str], Path, AbstractContextManager[None]]:
+    """The command, what it writes, and that as another process would hold it: to a lock this process is another."""
     out = Path(next(word for word in COMMANDS[name] if word.startswith("out")))
-    return exclusive(out) if out.suffix else exclusive_in(out)
+    words = [word.format(run=run, photos=photos) for word in COMMANDS[name]]
+    return words, out, exclusive(out) if out.suffix else exclusive_in(out)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -48,7 +45,7 @@ def test_a_place_that_another_process_has_is_left_to_it(
     vitkit: Any, trained: Path, data: Path, here: Path, name: str
 ) -> None:
     """What is there is for the one to judge who has the place, so the other hears of it, and not of what is there."""
-    out = Path(next(word for word in COMMANDS[name] if word.startswith("out")))
+    words, out, held = prepared(name, trained, data)
     if out.suffix:
         out.write_text("earlier")
     else:
@@ -56,12 +53,11 @@ def test_a_place_that_another_process_has_is_left_to_it(
         (out / ("bench.csv" if name == "bench" else "report.html")).write_text("earlier")
     flags = ["--force"] if name == "export" else []  # it looks before it loads the model, too
     photographs = fingerprint(data)
-    with held(name):
+    with held:
         before = fingerprint(here)
-        outcome = vitkit(*words(name, trained, data), *flags)
-        assert (outcome.code, outcome.out) == (2, "")
-        assert len(outcome.err.splitlines()) == 1
-        assert f"is being written by process {os.getpid()} of " in outcome.err
+        outcome = vitkit(*words, *flags)
+        outcome.refused("system.path-locked", str(os.getpid()))
+        assert outcome.out == ""
         assert fingerprint(here) == before
     assert fingerprint(data) == photographs
 
@@ -73,12 +69,12 @@ def test_a_place_is_held_until_all_is_written_and_free_again_then(
     photographs, seen = fingerprint(data), []
 
     def look(file: int) -> None:
-        with pytest.raises(VitkitError, match="is being written by"), held(name):
+        with refused("system.path-locked"), prepared(name, trained, data)[2]:
             pass
         seen.append(file)
 
     monkeypatch.setattr(os, "fsync", look)  # ends the writing of every file
-    assert vitkit(*words(name, trained, data)).code == 0
+    assert vitkit(*prepared(name, trained, data)[0]).code == 0
     assert seen or name == "pictures"
     assert not [path for path in here.rglob(".*") if path.name.endswith((".lock", ".tmp"))]
     assert fingerprint(data) == photographs

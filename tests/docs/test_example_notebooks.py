@@ -64,9 +64,8 @@ TEACHES = {
 
 
 def test_there_is_one_for_each_article_and_two_more() -> None:
-    assert [path.name[0] for path in NOTEBOOKS] == list("1234567")
-    assert sum(path.stat().st_size for path in NOTEBOOKS) < 1_500_000
     assert list(TEACHES) == [path.stem for path in NOTEBOOKS]
+    assert sum(path.stat().st_size for path in NOTEBOOKS) < 1_500_000
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -103,9 +102,7 @@ def test_a_notebook_runs_and_teaches_what_it_says(path: Path, tmp_path: Path, mo
         run(TEACHES[path.stem])
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     stderr = [output["text"] for output in outputs if output.get("name") == "stderr"]
-    assert not [text for text in stderr if "Warning" in text and "IProgress" not in text], (
-        "a reader would see a warning"
-    )
+    assert not [text for text in stderr if "Warning" in text and "IProgress" not in text], "a reader would see it"
 
 
 def test_a_page_of_the_site_has_what_a_notebook_prints_and_draws() -> None:
@@ -122,14 +119,9 @@ def test_a_page_of_the_site_has_what_a_notebook_prints_and_draws() -> None:
         {"cell_type": "code", "source": ["run()"], "outputs": outputs},
     ]
     text, pictures = notebook_text({"cells": cells}, "0-example")
-    assert text.splitlines()[:5] == [
-        "# A title",
-        "",
-        'This page is <a href="0-example.ipynb">a notebook</a> with what it prints and draws.',
-        "",
-        "Words.",
-    ]
-    assert text.partition("Words.\n\n")[2] == (
+    head, _, rest = text.partition("Words.\n\n")
+    assert head.startswith("# A title\n\n") and '<a href="0-example.ipynb">a notebook</a>' in head
+    assert rest == (
         "```python\nrun()\n```\n\n```text\none\ntwo\n```\n\n"
         '<img src="0-example-1.png" alt="What the cell above draws">\n\n'
         "<div><pre>0.9</pre></div>\n\n```text\n[1,\n 2]\n```\n"

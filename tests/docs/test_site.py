@@ -21,21 +21,12 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.accept
 __all__ = ["browser"]  # a fixture
 ROOT = Path(__file__).parents[2]
-PAGES = [
-    "index.html",
-    "guide/studio.html",
-    "guide/timm-and-lightning.html",
-    "notebooks/6-your-photographs.html",
-    "paper.html",
-    "house.html",
-    "results.html",
-    "decisions/index.html",
-    "reference/recipe.html",
-    "reference/files.html",
-    "reference/commands/train.html",
-    "reference/functions/train.html",
+PAGES = (
+    *("index.html", "guide/studio.html", "guide/timm-and-lightning.html", "notebooks/6-your-photographs.html"),
+    *("paper.html", "house.html", "results.html", "decisions/index.html", "reference/recipe.html"),
+    *("reference/files.html", "reference/commands/train.html", "reference/functions/train.html"),
     "reference/classes/ViTConfig.html",
-]
+)
 SEARCHES = {
     "exif": "guide/your-data",
     "freeze": "guide/fine-tuning",

@@ -1,8 +1,10 @@
 """`--cluster ray`: each image once and the numbers of one process, though a worker is killed."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,11 @@ from hypothesis import strategies as st
 import photos
 import vitkit as package
 from dying import Dying, refuse
+from refusals import refused
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
-from vitkit.errors import VitkitError
+from vitkit.verbs import predict
 from vitkit.verbs.cluster import _share, parquet_folder, write_by_ray
 
 EXACT = package.Compute(backend="eager", precision="float32")
@@ -57,16 +60,32 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_predictions_are_those_of_one_process(vitkit: Any, here: Path, cluster: None) -> None:
-    whole = {
-        row.path: row
-        for row in package.predict("model", "photos", promises=package.Promises(reject=0.6), top=2, compute=EXACT)
-    }
+def test_predictions_are_those_of_one_process_though_a_worker_is_killed(
+    vitkit: Any, here: Path, cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(start: Any, *arguments: Any) -> Any:
+        def started(computation: Any) -> Any:
+            computation, compute = start(computation)
+            return computation, partial(fatal, compute)
+
+        def fatal(compute: Any, images: Any) -> Iterator[Any]:
+            for row in compute(images):
+                if not death.exists():
+                    death.touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+                yield row
+
+        return write_by_ray(started, *arguments)
+
+    death = here / "death"
+    monkeypatch.setattr(predict, "write_by_ray", write)
+    promises = package.Promises(reject=0.6)
+    whole = {row.path: row for row in package.predict("model", "photos", promises=promises, top=2, compute=EXACT)}
     flags = ("--top", 2, "--reject", 0.6, "--backend", "eager", "--precision", "float32")
     outcome = vitkit("predict", "model", "photos", *flags, "--cluster", "ray", "-o", "rows.parquet")
     rejected = sum(row.is_rejected for row in whole.values())
     words = f"22 images (1 unreadable, {rejected} rejected), eager, float32, on a Ray cluster: rows.parquet\n"
-    assert (outcome.code, outcome.out) == (1, words)
+    assert (outcome.code, outcome.out, death.exists()) == (1, words, True)
     rows = [row for file in Path("rows.parquet").iterdir() for row in pq.read_table(file).to_pylist()]
     assert len(rows) == 22 and len({row["path"] for row in rows}) == 22
     for row in rows:
@@ -75,10 +94,9 @@ def test_predictions_are_those_of_one_process(vitkit: Any, here: Path, cluster: 
         confidences = [confidence for _, confidence in known.top] or [None, None]
         assert [row["confidence"], row["confidence_2"]] == pytest.approx(confidences, abs=1e-6)
     assert not [file.name for file in here.iterdir() if file.name.startswith(".")]
-    refused = vitkit("predict", "model", "photos", "--cluster", "ray", "-o", "rows.parquet")
-    assert refused.code == 2 and "--out rows.parquet exists" in refused.err
 
 
+@pytest.mark.accept
 def test_features_and_figures_are_those_of_one_process(here: Path, cluster: None) -> None:
     whole = package.embed("model", "photos")
     result = package.embed("model", "photos", compute=package.Compute(cluster="ray"), out="rows.parquet")
@@ -99,6 +117,7 @@ def test_features_and_figures_are_those_of_one_process(here: Path, cluster: None
     assert not [file.name for file in here.iterdir() if file.name.startswith(".")]
 
 
+@pytest.mark.accept
 def test_a_worker_that_is_killed_loses_nothing(tmp_path: Path, cluster: None) -> None:
     seen = tmp_path / "seen"
     seen.mkdir()
@@ -110,11 +129,11 @@ def test_a_worker_that_is_killed_loses_nothing(tmp_path: Path, cluster: None) ->
     assert (seen / "death").exists() and len({file.name.partition(" by ")[2] for file in seen.glob("* by *")}) == 2
 
 
+@pytest.mark.accept
 def test_what_a_worker_refuses_is_said_and_leaves_nothing(tmp_path: Path, cluster: None) -> None:
-    out = tmp_path / "rows.parquet"
     with (
-        pytest.raises(VitkitError, match=r"^there is no such model on this machine$"),
-        parquet_folder(out, (), force=False) as folder,
+        refused("unspecified", "there is no such model on this machine"),
+        parquet_folder(tmp_path / "rows.parquet", (), force=False) as folder,
     ):
         write_by_ray(refuse, ["1"], SQUARES, folder, package.Compute(cluster="ray:1", device="cpu"))
     assert not list(tmp_path.iterdir())
@@ -126,15 +145,12 @@ def test_an_output_is_replaced_only_with_force(tmp_path: Path) -> None:
         with parquet_folder(out, (), force=text == "second") as folder:
             (folder / f"{text}.parquet").write_text(text)
     assert [file.name for file in out.iterdir()] == ["second.parquet"]
-    with pytest.raises(VitkitError, match="exists"), parquet_folder(out, (), force=False):
+    with refused("verbs.out-exists"), parquet_folder(out, (), force=False):
         pass
     (out / "mine.txt").write_text("mine")
-    with pytest.raises(VitkitError, match=r"contains other files \(mine\.txt\)"), parquet_folder(out, (), force=True):
+    with refused("verbs.out-not-empty", "mine.txt"), parquet_folder(out, (), force=True):
         pass
-    with (
-        pytest.raises(VitkitError, match="nothing is written"),
-        parquet_folder(out / "a.parquet", [str(tmp_path)], force=False),
-    ):
+    with refused("verbs.out-in-source"), parquet_folder(out / "a.parquet", [str(tmp_path)], force=False):
         pass
     with pytest.raises(RuntimeError), parquet_folder(tmp_path / "other.parquet", (), force=False) as folder:
         (folder / "half.parquet").write_text("half")
@@ -142,27 +158,30 @@ def test_an_output_is_replaced_only_with_force(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["rows.parquet"]
 
 
-def test_what_the_flags_require(vitkit: Any, here: Path) -> None:
-    for flags, words in (
-        (("--cluster", "ray:0"), "--cluster must be ray, or ray:N for N processes, not 'ray:0'"),
-        (("--cluster", "ray"), "--cluster requires --out"),
-        (("--cluster", "ray", "-o", "rows.csv"), "--out rows.csv must end in .parquet"),
-        (("--cluster", "ray", "-o", "nowhere/rows.parquet"), "there is no folder nowhere"),
-        (("--cluster", "ray", "-o", "rows.parquet", "--resume"), "--cluster cannot be combined with --resume"),
-        (("--cluster", "ray", "-o", "rows.parquet", "--pictures", "drawn"), "combined with --pictures"),
-    ):
-        outcome = vitkit("predict", "model", "photos", *flags)
-        assert outcome.code == 2 and words in outcome.err, flags
-    assert "leave it out" in vitkit("eval", "model", "photos", "--cluster", "ray", "--tta", "flip", "-o", "out").err
-    with pytest.raises(VitkitError, match="cluster requires a model that other machines can open"):
-        package.predict(package.load("model"), "photos", compute=package.Compute(cluster="ray"), out="rows.parquet")
+@pytest.mark.parametrize(
+    ("command", "code", "named"),
+    [
+        ("predict model photos --cluster ray:0", "verbs.option-invalid", "ray:0"),
+        ("predict model photos --cluster ray", "verbs.option-missing", "--out"),
+        ("predict model photos --cluster ray -o rows.csv", "verbs.out-suffix", ".parquet"),
+        ("predict model photos --cluster ray -o nowhere/rows.parquet", "verbs.folder-missing", "nowhere"),
+        ("predict model photos --cluster ray -o rows.parquet --resume", "verbs.option-conflict", "--resume"),
+        ("predict model photos --cluster ray -o rows.parquet --pictures drawn", "verbs.option-conflict", "--pictures"),
+        ("eval model photos --cluster ray --tta flip -o out", "verbs.option-conflict", "--tta"),
+    ],
+)
+def test_what_the_flags_require(vitkit: Any, here: Path, command: str, code: str, named: str) -> None:
+    vitkit(*command.split()).refused(code, named)
     assert sorted(file.name for file in here.iterdir()) == ["model", "photos"]
 
 
-def test_ray_is_named_if_it_is_missing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_and_a_model_that_other_machines_can_open_are_needed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compute = package.Compute(cluster="ray")
+    with refused("verbs.model-not-file"):
+        package.predict(package.load("model"), "photos", compute=compute, out="rows.parquet")
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(VitkitError, match=r"cluster ray requires Ray: pip install 'vitkit\[ray\]'"):
-        package.predict("model", "photos", compute=package.Compute(cluster="ray"), out="rows.parquet")
+    with refused("verbs.package-missing", "pip install 'vitkit[ray]'"):
+        package.predict("model", "photos", compute=compute, out="rows.parquet")
     assert sorted(file.name for file in here.iterdir()) == ["model", "photos"]
 
 

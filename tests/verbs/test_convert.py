@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 import vitkit
 from cli.conftest import vitkit as command
 from photos import fingerprint, noise, save
+from refusals import refused
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
@@ -78,18 +79,17 @@ def test_folders_are_put_back_again(folder: Path, tmp_path: Path, monkeypatch: p
     assert {path.name for path in tmp_path.iterdir()} == {"model", name}
 
 
-def test_what_is_no_choice_is_refused(folder: Path, tmp_path: Path) -> None:
-    sources = r"preprocess 'mine' is none of (?=.*google)(?=.*augreg)(?=.*deit)(?=.*torchvision)(?=.*dinov2)"
-    for options, complaint in (
-        ({"num_classes": -1}, "num_classes must be at least 0"),
-        ({"preprocess": "mine"}, sources),
-    ):
-        with pytest.raises(vitkit.VitkitError, match=complaint):
-            vitkit.convert(folder, tmp_path / "out", **options)
+@pytest.mark.parametrize(
+    ("options", "code", "named"),
+    [
+        ({"num_classes": -1}, "text.value-outside", ["num_classes"]),
+        ({"preprocess": "mine"}, "weights.preprocess-unknown", ["google", "augreg", "deit", "torchvision", "dinov2"]),
+    ],
+)
+def test_what_is_no_choice_is_refused(folder: Path, tmp_path: Path, options: Any, code: str, named: list[str]) -> None:
+    with refused(code, *named):
+        vitkit.convert(folder, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
-
-
-# --- vitkit convert, and info, predict and eval on checkpoints that are not vitkit's own --------------
 
 
 @pytest.fixture
@@ -126,17 +126,12 @@ def test_checkpoints_go_through_layouts_unchanged(
 @pytest.mark.parametrize("to", ["npz", "hf"])
 def test_the_ways_out_that_a_refusal_of_classes_names_are_some(command: Any, tmp_path: Path, to: str) -> None:
     model = build(image_size=(16, 16), num_classes=3)
-    several = Classifier(
-        model, classes=("a", "b", "c"), preprocess=Preprocess(size=(16, 16)), thresholds=(0.3, 0.5, 0.7)
-    )
-    several.save(tmp_path / "several")
+    pixels = Preprocess(size=(16, 16))
+    Classifier(model, tuple("abc"), pixels, thresholds=(0.3, 0.5, 0.7)).save(tmp_path / "several")
     target = tmp_path / ("out.npz" if to == "npz" else "out")
     outcome = command("convert", tmp_path / "several", target, "--to", to)
-    assert (outcome.code, target.exists()) == (2, False)
-    assert outcome.err.splitlines() == [
-        f"error: the {to} layout has no place for thresholds, and this model may name several classes of an image;",
-        "use --to folder or `vitkit export`, or leave the head out: --num-classes 0",
-    ]
+    outcome.refused("weights.layout-unsuitable", "--to folder", "--num-classes 0")
+    assert not target.exists()
     folder = command("convert", tmp_path / "several", tmp_path / "folder", "--to", "folder")
     assert folder.code == 0 and load(tmp_path / "folder").thresholds == (0.3, 0.5, 0.7)
     headless = command("convert", tmp_path / "several", target, "--to", to, "--num-classes", 0)
@@ -170,7 +165,7 @@ def test_a_new_head_or_size_has_none_of_the_figures_and_promises_of_before(
     assert outcome.code == 0 and "the images have another size than in the training" in outcome.out
     again = load(tmp_path / "out")
     assert again.held_out is None and again.temperature == load(trained).temperature
-    assert "--coverage requires" in command("predict", tmp_path / "out", trained, "--coverage", "0.5").err
+    command("predict", tmp_path / "out", trained, "--coverage", "0.5").refused("inference.record-missing", "--coverage")
 
 
 @pytest.mark.parametrize(("first", "second"), [("folder", "timm"), ("timm", "hf"), ("hf", "folder")])
@@ -181,41 +176,32 @@ def test_a_folder_is_replaced_whole(command: Any, trained: Path, tmp_path: Path,
     assert outcome.code == 0, outcome.err
     alone, again = load(tmp_path / "alone"), load(tmp_path / "out")
     assert again.classes == alone.classes and again.preprocess == alone.preprocess
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        path.name for path in (tmp_path / "alone").iterdir()
-    }
+    found, expected = ({path.name for path in (tmp_path / name).iterdir()} for name in ("out", "alone"))
+    assert found == expected
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("arguments", "code", "named"),
     [
-        (("nowhere.pth", "out"), "no such file, folder or published weights: nowhere.pth"),
-        (("weights.pth", "nowhere/out"), "there is no folder nowhere"),
-        (("weights.pth", "photo.png"), "photo.png exists"),
-        (("weights.pth", "photos", "--force"), "contains something other than a model"),
-        (("weights.pth", "out", "--to", "npz"), "must end in .npz"),
-        (("weights.pth", "out", "--heads", "5"), "not divisible by heads 5"),
-        (("weights.pth", "out", "--image-size", "15"), "not divisible by patch_size"),
-        (("photo.png", "out"), "photo.png is not a checkpoint"),
+        ("nowhere.pth out", "weights.source-missing", "nowhere.pth"),
+        ("weights.pth nowhere/out", "verbs.folder-missing", "nowhere"),
+        ("weights.pth photo.png", "verbs.out-exists", "photo.png"),
+        ("weights.pth photos --force", "verbs.out-not-empty", "photos"),
+        ("weights.pth out --to npz", "verbs.out-suffix", ".npz"),
+        ("weights.pth out --heads 5", "model.size-not-divisible", "heads 5"),
+        ("weights.pth out --image-size 15", "model.size-not-divisible", "15x15"),
+        ("photo.png out", "weights.format-unknown", "photo.png"),
     ],
 )
 def test_mistakes_end_in_a_line_and_leave_nothing(
-    command: Any,
-    checkpoint: Path,
-    photo: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: tuple[str, ...],
-    complaint: str,
+    command: Any, checkpoint: Path, photo: Path, monkeypatch: Any, arguments: str, code: str, named: str
 ) -> None:
-    save(noise(), tmp_path / "photos" / "a.png")
-    monkeypatch.chdir(tmp_path)
-    before = fingerprint(tmp_path)
-    outcome = command("convert", *arguments)
-    assert outcome.code == 2
-    assert complaint in outcome.err
-    assert len(outcome.err.splitlines()) == 1
-    assert fingerprint(tmp_path) == before
+    place = checkpoint.parent
+    save(noise(), place / "photos" / "a.png")
+    monkeypatch.chdir(place)
+    before = fingerprint(place)
+    command("convert", *arguments.split()).refused(code, named)
+    assert fingerprint(place) == before
 
 
 def test_what_does_not_fit_is_named_unless_partial_is_allowed(command: Any, tmp_path: Path) -> None:
@@ -225,9 +211,9 @@ def test_what_does_not_fit_is_named_unless_partial_is_allowed(command: Any, tmp_
     for verb in ("convert", "info"):
         target = (tmp_path / "out",) if verb == "convert" else ()
         outcome = command(verb, tmp_path / "odd.safetensors", *target, "--heads", 4)
-        assert outcome.code == 2
-        assert "missing: blocks.1.mlp.fc2.weight" in outcome.err
-        assert "left over: blocks.0.attn.odd.weight" in outcome.err
+        outcome.refused(
+            "weights.tensors-unfit", "missing: blocks.1.mlp.fc2.weight", "left over: blocks.0.attn.odd.weight"
+        )
         outcome = command(verb, tmp_path / "odd.safetensors", *target, "--heads", 4, "--allow-partial")
         assert outcome.code == 0
         assert "missing blocks.1.mlp.fc2.weight" in outcome.out

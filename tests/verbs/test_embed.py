@@ -67,9 +67,6 @@ def test_embeddings_are_shown_in_a_line_and_in_a_notebook(model: Path, photos: P
     assert np.array_equal(json.loads(json.dumps(found.to_dict()))["features"], found.features)
 
 
-# --- vitkit embed -----------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
     for i in range(5):
@@ -103,32 +100,28 @@ def test_features_are_the_models_tokens(vitkit: Any, model: Path, pictures: Path
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("arguments", "code", "named"),
     [
-        ((), "--out FILE.npz"),
-        (("-o", "f.csv"), "must end in .npz"),
-        (("-o", "nowhere/f.npz"), "there is no folder"),
-        (("-o", "taken.npz"), "exists"),
-        (("-o", "pictures/f.npz"), "next to the photographs"),
-        (("--near", "nowhere.png"), "no such file"),
-        (("--near", "pictures/broken.png"), "--near pictures/broken.png"),
-        (("--near", "pictures/0.png", "--what", "patches"), "not patches"),
+        ("", "cli.option-missing", "--out FILE.npz"),
+        ("-o f.csv", "verbs.out-suffix", ".npz"),
+        ("-o nowhere/f.npz", "verbs.folder-missing", "nowhere"),
+        ("-o taken.npz", "verbs.out-exists", "taken.npz"),
+        ("-o pictures/f.npz", "verbs.out-in-source", "pictures"),
+        ("--near nowhere.png", "verbs.file-missing", "--near nowhere.png"),
+        ("--near pictures/broken.png", "verbs.images-unreadable", "--near pictures/broken.png"),
+        ("--near pictures/0.png --what patches", "verbs.option-conflict", "--near"),
     ],
 )
 def test_mistakes_end_in_a_line(
-    vitkit: Any, model: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch, arguments: Any, complaint: str
+    vitkit: Any, model: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, code: str, named: str
 ) -> None:
     monkeypatch.chdir(model.parent)
     Path("taken.npz").write_bytes(b"")
-    outcome = vitkit("embed", "model", "pictures", *arguments)
-    assert outcome.code == 2
-    assert complaint in outcome.err
-    assert len(outcome.err.splitlines()) == 1
+    vitkit("embed", "model", "pictures", *arguments.split()).refused(code, named)
 
 
 def test_a_model_without_a_class_token_says_so(tmp_path: Path, pictures: Path, vitkit: Any) -> None:
     source = Classifier(build(image_size=(16, 16), pool="gap"), tuple("abcdefg"), Preprocess(size=(16, 16)))
     source.save(tmp_path / "gap")
     outcome = vitkit("embed", tmp_path / "gap", pictures, "--what", "class", "-o", tmp_path / "f.npz")
-    assert outcome.code == 2
-    assert "no class token" in outcome.err
+    outcome.refused("model.tokens-missing")

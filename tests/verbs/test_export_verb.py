@@ -9,6 +9,7 @@ import pytest
 
 import vitkit
 from cli.conftest import vitkit as command
+from refusals import refused
 from vitkit.exporting import load_exported
 
 __all__ = ["command"]
@@ -44,25 +45,21 @@ def test_a_classifier_in_memory_is_written(classifier_folder: Path, tmp_path: Pa
     assert "OpenVINO, float32: max |Δlogit|" in found._repr_html_()
 
 
-def test_what_is_no_choice_is_refused(classifier_folder: Path) -> None:
-    for options, complaint in (
-        ({}, "name the runtime: to onnx, openvino, executorch, litert, torch, html, zip, coreml or tensorrt"),
-        ({"out": "a.h5"}, r"out a\.h5 must end in \.onnx, \.xml, \.pte, \.tflite, \.pt2, \.html, \.zip, \.coreml or"),
-        ({"to": "onnx", "image_size": (0, 3)}, "image_size 0,3 must be one number of pixels"),
-    ):
-        with pytest.raises(vitkit.VitkitError, match=complaint):
-            vitkit.export(classifier_folder, **options)
-
-
-def test_what_only_a_folder_has_is_refused_of_a_classifier(
-    classifier_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("is_in_memory", "options", "code", "named"),
+    [
+        (False, {}, "verbs.out-missing", "onnx"),
+        (False, {"out": "a.h5"}, "verbs.out-suffix", ".onnx"),
+        (False, {"to": "onnx", "image_size": (0, 3)}, "verbs.option-invalid", "image_size"),
+        (True, {"to": "onnx"}, "verbs.out-missing", "out=FILE.onnx"),
+        (True, {"out": "a.onnx", "image_size": 32}, "verbs.model-in-memory", ""),
+        (True, {"out": "a.onnx", "data_root": "photos"}, "exporting.run-missing", "data_root"),
+    ],
+)
+def test_what_is_no_choice_is_refused(
+    classifier_folder: Path, tmp_path: Path, monkeypatch: Any, is_in_memory: bool, options: Any, code: str, named: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for options, complaint in (
-        ({"to": "onnx"}, r"a classifier in memory has no name: name a file with out=FILE\.onnx"),
-        ({"out": "a.onnx", "image_size": 32}, "the size of a classifier in memory is fixed"),
-        ({"out": "a.onnx", "data_root": "photos"}, "data_root applies to the images of a run"),
-    ):
-        with pytest.raises(vitkit.VitkitError, match=complaint):
-            vitkit.export(vitkit.load(classifier_folder), **options)
+    with refused(code, named):
+        vitkit.export(vitkit.load(classifier_folder) if is_in_memory else classifier_folder, **options)
     assert list(tmp_path.iterdir()) == []

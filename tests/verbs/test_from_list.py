@@ -17,11 +17,11 @@ import runs
 import vitkit as package
 import warm
 from afar import served
+from refusals import refused
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.data.remote import _filesystem_of
-from vitkit.errors import VitkitError
 from vitkit.text import restored
 
 NOT_UTF8 = os.fsdecode(b"caf\xe9.png")
@@ -90,46 +90,45 @@ def test_a_picture_may_come_from_standard_input(vitkit: Any, here: Path, monkeyp
     assert Path("rows.csv").read_text() == expected.replace("photos/a.png", "standard input")
     damaged = answers(b"not a picture", "-")
     assert (damaged.code, "\nstandard input,,,not an image" in damaged.out) == (1, True)
-    assert "which is empty" in answers(b"", "-").err
+    answers(b"", "-").refused("verbs.input-empty")
     for source in ("-", "@-"):
-        closed = answers(None, source)
-        assert closed.code == 2 and f"{source}: standard input is closed" in closed.err
+        answers(None, source).refused("verbs.input-closed", source)
     for flags in (("-", "photos"), ("-", "--pictures", "drawn"), ("-", "-o", "new.csv", "--resume")):
-        outcome = answers(content, *flags)
-        assert outcome.code == 2 and "pass it alone" in outcome.err
+        answers(content, *flags).refused("verbs.option-conflict")
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "code"),
     [
-        (b"", "lists no image"),
-        (b" \r\n\n", "lists no image"),
-        (b"\x89PNG\0\0", "is not a list: expected a UTF-8 text file"),
-        ("a.png\n".encode("utf-16"), "is not a list: expected a UTF-8 text file"),
-        (None, "No such file"),
+        (b" \r\n\n", "verbs.list-empty"),
+        (b"\x89PNG\0\0", "verbs.list-unreadable"),
+        ("a.png\n".encode("utf-16"), "verbs.list-unreadable"),
+        (None, "verbs.list-unreadable"),
     ],
 )
-def test_what_is_no_list(vitkit: Any, here: Path, content: bytes | None, words: str) -> None:
+def test_what_is_no_list(vitkit: Any, here: Path, content: bytes | None, code: str) -> None:
     if content is not None:
         Path("list.txt").write_bytes(content)
-    outcome = vitkit("predict", "model", "@list.txt", "-o", "rows.csv")
-    assert outcome.code == 2 and outcome.err.startswith("error: @list.txt") and words in outcome.err
+    vitkit("predict", "model", "@list.txt", "-o", "rows.csv").refused(code, "@list.txt")
     assert not Path("rows.csv").exists()
 
 
-def test_a_list_is_never_overwritten(vitkit: Any, here: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "code", "named"),
+    [
+        ("@list.csv -o ./list.csv --force", "verbs.out-in-source", "--out list.csv"),
+        ("@list.csv -o ./list.csv --force --shard 1/1", "verbs.out-in-source", "--out list.csv"),
+        ("photos @list.csv", "verbs.option-conflict", "@list.csv"),
+        ("", "verbs.images-missing", "@FILE"),
+        ("@list.csv --pictures p", "verbs.option-conflict", "--pictures"),
+    ],
+)
+def test_a_list_stands_alone_and_is_never_overwritten(
+    vitkit: Any, here: Path, arguments: str, code: str, named: str
+) -> None:
     Path("list.csv").write_text("photos/a.png\n")
-    for flags in ((), ("--shard", "1/1")):
-        outcome = vitkit("predict", "model", "@list.csv", "-o", "./list.csv", "--force", *flags)
-        assert outcome.code == 2 and "--out list.csv is the list of images" in outcome.err
+    vitkit("predict", "model", *arguments.split()).refused(code, named)
     assert Path("list.csv").read_text() == "photos/a.png\n"
-
-
-def test_a_list_stands_alone(vitkit: Any, here: Path) -> None:
-    Path("list.txt").write_text("photos/a.png\n")
-    assert "pass no other images" in vitkit("predict", "model", "photos", "@list.txt").err
-    assert "there is no image" in vitkit("predict", "model").err
-    assert "--pictures cannot be combined" in vitkit("predict", "model", "@list.txt", "--pictures", "p").err
 
 
 def test_addresses_are_read_and_fail_row_by_row(here: Path) -> None:
@@ -153,21 +152,17 @@ def test_addresses_are_read_and_fail_row_by_row(here: Path) -> None:
 def test_offline_no_server_is_asked(vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch, switch: str) -> None:
     monkeypatch.setenv(switch, "1")
     with served(here / "photos") as site:
-        for address in (f"{site.address}/a.png", "https://example.org/a.png", "hf://datasets/me/photos/a.png"):
-            Path("list.txt").write_text(f"photos/a.png\n{address}\n")
-            place = address.rpartition("/")[0]
-            for arguments in (
-                ("predict", "model", "@list.txt", "-o", "rows.csv"),
-                ("predict", "model", place),
-                ("predict", "model", "photos", "-o", "s3://bucket/rows.csv"),
-                ("doctor", place),
-                ("train", place),
-                ("shard", "photos", "s3://bucket/shards"),
+        for place in (site.address, "https://example.org", "hf://datasets/me/photos"):
+            Path("list.txt").write_text(f"photos/a.png\n{place}/a.png\n")
+            for command, code in (
+                ("predict model @list.txt -o rows.csv", "data.offline"),
+                (f"predict model {place}", "data.shards-damaged"),
+                ("predict model photos -o s3://bucket/rows.csv", "data.offline"),
+                (f"doctor {place}", "data.shards-damaged"),
+                (f"train {place}", "data.shards-damaged"),
+                ("shard photos s3://bucket/shards", "data.offline"),
             ):
-                outcome = vitkit(*arguments)
-                assert outcome.code == 2
-                error = [line for line in outcome.err.splitlines() if line.startswith("error: ")]
-                assert len(error) == 1 and f"{switch}=1 forbids" in error[0], arguments
+                vitkit(*command.split()).refused(code, f"{switch}=1 forbids")
         assert site.requests.total() == 0
     assert not Path("rows.csv").exists()
 
@@ -194,12 +189,8 @@ def test_parquet_has_the_cells_of_the_csv_file(vitkit: Any, here: Path) -> None:
     outcome = vitkit("predict", "model", "photos", *flags, "-o", "rows.parquet")
     assert (outcome.code, outcome.out.split()[0]) == (1, "7")
     table = pq.read_table("rows.parquet")
-    assert {name: str(table.schema.field(name).type) for name in ("path", "label", "confidence", "confidence_2")} == {
-        "path": "string",
-        "label": "string",
-        "confidence": "double",
-        "confidence_2": "double",
-    }
+    types = {"path": "string", "label": "string", "confidence": "double", "confidence_2": "double"}
+    assert {name: str(table.schema.field(name).type) for name in types} == types
     with Path("rows.csv").open(encoding="utf-8", errors="surrogateescape", newline="") as file:
         rows = list(csv.DictReader(file))
     assert table.column_names == list(rows[0])
@@ -209,12 +200,12 @@ def test_parquet_has_the_cells_of_the_csv_file(vitkit: Any, here: Path) -> None:
                 assert row[name] == ("" if cell is None else f"{cell:.6f}")
             else:
                 assert (cell or "") == restored(row[name]).encode("utf-8", "backslashreplace").decode()
-    assert "rows.parquet exists" in vitkit("predict", "model", "photos", "-o", "rows.parquet").err
-    assert "cannot continue rows.parquet" in vitkit("predict", "model", "photos", "-o", "rows.parquet", "--resume").err
+    vitkit("predict", "model", "photos", "-o", "rows.parquet").refused("verbs.out-exists")
+    vitkit("predict", "model", "photos", "-o", "rows.parquet", "--resume").refused("verbs.resume-impossible")
 
 
 def test_parquet_names_what_is_missing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(VitkitError, match=r"requires pyarrow: pip install 'vitkit\[parquet\]'"):
+    with refused("inference.package-missing", "pip install 'vitkit[parquet]'"):
         package.predict("nowhere", "photos", out="rows.parquet")  # before the model is opened
     assert not list(Path().glob("rows*"))

@@ -10,7 +10,7 @@ import pytest
 
 import runs
 import vitkit as package
-from vitkit import Classifier, Preprocess, VitkitError, load
+from vitkit import Classifier, Preprocess, load
 from vitkit.training import Recipe, blueprint_of
 from weights.test_preprocessing import photo, trained
 
@@ -72,23 +72,12 @@ def test_another_preprocessing_than_that_of_its_training_is_said(trained: Path, 
         before = package.predict(held, photo).notes
         (note,) = (line for line in package.predict(held, photo, preprocess="mean=0.4").notes if line not in before)
         assert "mean and std 0.5, crop, bilinear, crop 0.800" in note
+        assert package.predict(held, photo).notes == before, "a classifier in memory stays as it is"
 
 
-def test_a_classifier_in_memory_stays_as_it_is(trained: Path, photo: Path) -> None:
-    held = load(trained)
-    own = held.preprocess
-    package.predict(held, photo, preprocess="mean=0.4")
-    assert held.preprocess == own
-
-
-def test_a_bare_name_has_no_preprocessing() -> None:
-    with pytest.raises(VitkitError, match="a model without weights"):
-        package.info("vit_tiny_patch16_224", preprocess="deit")
-
-
-def test_text_that_is_none_ends_the_command_in_a_line(trained: Path, photo: Path, vitkit: Any) -> None:
-    outcome = vitkit("predict", trained, photo, "--preprocess", "crop=16")
-    assert outcome.code == 2 and "crop needs resize" in outcome.err and "Traceback" not in outcome.err
+def test_text_that_is_none_and_a_bare_name_are_refused(trained: Path, photo: Path, vitkit: Any) -> None:
+    vitkit("predict", trained, photo, "--preprocess", "crop=16").refused("weights.preprocess-invalid", "resize")
+    vitkit("info", "vit_tiny_patch16_224", "--preprocess", "deit").refused("verbs.option-conflict")
 
 
 def test_a_training_says_early_how_to_set_it(trained: Path, vitkit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,11 +87,11 @@ def test_a_training_says_early_how_to_set_it(trained: Path, vitkit: Any, monkeyp
     held.save(Path("my model"))
     runs.photos(Path("photos"), images=8)
     Path("photos/red/broken.png").write_bytes(b"no image, as a warning says once images are read")
-    refused = vitkit("train", "photos", "--weights", "my model", "-o", "run")
-    assert (refused.code, refused.out, Path("run").exists()) == (2, "", False)
-    said, _, advice = refused.err.strip().partition("; set it, for example with vitkit ")
-    command, _, rest = advice.partition(", and train with --weights NEW")
-    assert not rest and said == "error: the preprocessing of my model is unknown: it was trained on tensors"
+    outcome = vitkit("train", "photos", "--weights", "my model", "-o", "run")
+    outcome.refused("data.preprocess-unknown", "it was trained on tensors")
+    assert (outcome.out, Path("run").exists()) == ("", False)
+    command, _, rest = outcome.err.strip().partition(" with vitkit ")[2].partition(", and train with --weights NEW")
+    assert not rest
     assert vitkit(*shlex.split(command)).code == 0
     fields = {"data": "photos", "weights": "NEW", "method": "probe"}
     assert blueprint_of(Recipe(**fields), NAMES).preprocess == load(Path("NEW")).preprocess  # type: ignore[arg-type]

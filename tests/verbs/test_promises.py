@@ -13,10 +13,10 @@ from PIL import Image
 
 import runs
 import vitkit as package
+from refusals import refused
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
-from vitkit.errors import VitkitError
 from vitkit.exporting import Pictures, export
 from vitkit.inference import HeldOut, Trust
 from vitkit.serving.serve import serve
@@ -76,7 +76,7 @@ def test_a_run_records_its_validation_images_and_measures_on_test_images(run: Pa
 def test_a_requested_promise_is_measured_or_refused(run: Path) -> None:
     row = package.evaluate(run, promises=package.Promises(coverage=0.8)).figures["promises"]["coverage"]
     assert [each["requested"] for each in row] == [0.8] and "measured" in row[0]
-    with pytest.raises(VitkitError, match=r"coverage 0\.99 requires at least 99 validation images"):
+    with refused("inference.images-too-few", "coverage 0.99", "99 validation images"):
         package.evaluate(run, promises=package.Promises(coverage=0.99))
 
 
@@ -94,7 +94,7 @@ def test_a_damaged_record_is_named(run: Path, tmp_path: Path) -> None:
     file = folder / "trust.safetensors"
     for content in (b"", b"\x00" * 40, None):
         file.unlink() if content is None else file.write_bytes(content)
-        with pytest.raises(VitkitError, match=r"trust\.safetensors is (damaged|gone).*remove trust_sha256"):
+        with refused("model.folder-damaged", "trust.safetensors", "trust_sha256"):
             load(folder)
 
 
@@ -115,8 +115,8 @@ def test_a_record_with_wrong_values_is_refused(run: Path, change: str) -> None:
     else:
         tensors["held_out.rest"] = np.full_like(tensors["held_out.rest"], 7 if change == "probability" else np.nan)
     classifier.trust = save(tensors, {"trust": json.dumps(header)})
-    expected = "were written by a newer version" if change == "version" else "are damaged"
-    with pytest.raises(VitkitError, match=rf"^the predictions of held-out images \(trust.safetensors\) {expected}"):
+    code = "inference.record-newer" if change == "version" else "inference.record-damaged"
+    with refused(code, "trust.safetensors"):
         _ = classifier.held_out
 
 
@@ -166,7 +166,7 @@ def test_an_interrupted_file_is_continued_with_the_same_promises(made: tuple[Pat
     out.unlink()
     (tmp_path / "rows.csv.partial").write_text("".join(text[:4]))
     assert [row.set for row in package.predict(model, photographs, out=out, resume=True, **asked)] == rows
-    with pytest.raises(VitkitError, match="do not fit"):
+    with refused("inference.rows-differ"):
         package.predict(model, photographs, out=out, resume=True, compute=EXACT)
 
 
@@ -197,9 +197,9 @@ def test_models_without_held_out_predictions_are_refused(made: tuple[Path, Path]
     classifier = load(model)
     classifier.trust = None
     for asked in ("coverage", "accuracy"):
-        with pytest.raises(VitkitError, match=f"{asked} requires a model that knows"):
+        with refused("inference.record-missing", asked):
             package.predict(classifier, photographs, promises=package.Promises(**{asked: 0.9}))
-    with pytest.raises(VitkitError, match="coverage requires a model that knows"):
+    with refused("inference.record-missing", "coverage"):
         package.predict(model, photographs, promises=package.Promises(coverage=0.8), preprocess="mean=0.1,std=0.9")
 
 

@@ -4,7 +4,6 @@ import ast
 import csv
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -18,9 +17,9 @@ import pytest
 import runs
 import vitkit as package
 import warm
+from refusals import refused
 from vitkit.cli.commands import SET_ONLY
 from vitkit.data import read_source
-from vitkit.errors import VitkitError
 from vitkit.evaluation import evaluate
 from vitkit.model_folder import DESCRIPTION, RECORD, TRUST, WEIGHTS
 from vitkit.system import run_files
@@ -63,31 +62,32 @@ def test_the_result_is_what_the_folder_holds(trained: Path, data: Path) -> None:
 
 def test_a_run_is_shown_in_a_line_and_in_a_notebook(trained: Path) -> None:
     run = TrainingRun(trained)
-    line = f"{run.headline.words}; report: {trained / 'report.html'}"
-    assert run.lines() == [line]
-    assert repr(run) == f"<TrainingRun: {line}>"
+    assert run.lines() == [f"{run.headline.words}; report: {trained / 'report.html'}"]
+    assert repr(run) == f"<TrainingRun: {run.lines()[0]}>"
     page = run._repr_html_()
     assert f"{run.evaluation['loss']:.4f}" in page
     assert page.count("<tr>") == 7  # the head, and every figure of an evaluation
 
 
-def test_figures_that_were_damaged_are_named(trained: Path, tmp_path: Path) -> None:
-    folder = runs.copy_of(trained, tmp_path / "run")
-    numbers = json.loads((folder / "evaluation.json").read_text())
-    for changed, said in (
-        (None, "expected a JSON object, not NoneType"),
-        ([1], "expected a JSON object, not list"),
-        ({}, "it has no accuracy"),
-        (numbers | {"accuracy": "x"}, "accuracy is 'x'"),
-        (numbers | {"balanced_accuracy": []}, r"balanced_accuracy is \[\]"),
-        (numbers | {"chosen_on": [1]}, r"chosen_on is \[1\]"),
-        (numbers | {"images": None}, "images is None"),
-        (numbers | {"intervals_95": {"accuracy": [0.5]}}, "intervals_95 is"),
-    ):
-        (folder / "evaluation.json").write_text(json.dumps(changed))
-        for ask in (TrainingRun.lines, TrainingRun._repr_html_, TrainingRun.to_dict):
-            with pytest.raises(VitkitError, match=rf"evaluation\.json is damaged: {said}"):
-                ask(TrainingRun(folder))
+@pytest.mark.parametrize(
+    ("change", "code", "named"),
+    [
+        (None, "system.json-damaged", "NoneType"),
+        ([1], "system.json-damaged", "list"),
+        ({"accuracy": "x"}, "evaluation.figures-damaged", "accuracy is 'x'"),
+        ({"balanced_accuracy": []}, "evaluation.figures-damaged", "balanced_accuracy"),
+        ({"chosen_on": [1]}, "evaluation.figures-damaged", "chosen_on"),
+        ({"images": None}, "evaluation.figures-damaged", "images"),
+        ({"intervals_95": {"accuracy": [0.5]}}, "evaluation.figures-damaged", "intervals_95"),
+    ],
+)
+def test_figures_that_were_damaged_are_named(trained: Path, tmp_path: Path, change: Any, code: str, named: str) -> None:
+    numbers = json.loads((trained / "evaluation.json").read_text())
+    changed = numbers | change if isinstance(change, dict) else change
+    (tmp_path / "evaluation.json").write_text(json.dumps(changed))
+    for ask in (TrainingRun.lines, TrainingRun._repr_html_, TrainingRun.to_dict):
+        with refused(code, "evaluation.json", named):
+            ask(TrainingRun(tmp_path))
 
 
 def test_a_run_whose_classes_were_chosen_on_its_images_says_so(trained: Path, tmp_path: Path) -> None:
@@ -114,12 +114,6 @@ def test_a_cross_validation_has_the_runs_of_its_folds(data: Path, tmp_path: Path
     assert str(run.report) in run._repr_html_()
 
 
-# --- vitkit train: flags reach the recipe, and a real process does, says and exits as promised --------
-
-
-# --- In this process --------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, Any], Any, dict[str, Any]]]:
     """What the command asks of `run.train`, which is not run."""
@@ -131,16 +125,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, Any], Any, di
 def test_flags_become_fields_of_the_recipe(vitkit: Any, asked: list[Any], tmp_path: Path) -> None:
     given = ("--lr", "1e-3", "--split", "0.5", "0.2", "0.3", "--no-hflip", "--crop-scale", "0", "0", "--time", "10m")
     assert vitkit("train", tmp_path, "--epochs", 7, *given, "--keep", "every").code == 0
-    assert asked[0][0].set_fields() == {
-        "data": str(tmp_path),
-        "epochs": 7,
-        "lr": 1e-3,
-        "split": (0.5, 0.2, 0.3),
-        "hflip": False,
-        "crop_scale": (0.0, 0.0),
-        "time": "10m",
-        "keep": "every",
-    }
+    fields = {"data": str(tmp_path), "epochs": 7, "lr": 1e-3, "split": (0.5, 0.2, 0.3), "hflip": False}
+    assert asked[0][0].set_fields() == {**fields, "crop_scale": (0.0, 0.0), "time": "10m", "keep": "every"}
 
 
 def test_flags_go_before_the_recipe_file(vitkit: Any, asked: list[Any], tmp_path: Path) -> None:
@@ -162,11 +148,9 @@ def test_every_field_of_the_recipe_but_the_data_can_be_set(vitkit: Any, asked: l
     assert asked[0][0] == Recipe(data=str(tmp_path))
 
 
-def test_resume_takes_no_other_flags(vitkit: Any, trained: Path) -> None:
-    for extra in (("photos",), ("--epochs", "5"), ("--out", "x"), ("--recipe", "digits")):
-        outcome = vitkit("train", *extra, "--resume", trained)
-        assert outcome.code == 2
-        assert outcome.err == "error: --resume takes everything from the run: leave out the data and the other flags\n"
+@pytest.mark.parametrize("extra", ["photos", "--epochs 5", "--out x", "--recipe digits"])
+def test_resume_takes_no_other_flags(vitkit: Any, trained: Path, extra: str) -> None:
+    vitkit("train", *extra.split(), "--resume", trained).refused("verbs.option-conflict", "--resume")
 
 
 def test_force_writes_over_a_run(vitkit: Any, data: Path, trained: Path, tmp_path: Path) -> None:
@@ -177,22 +161,14 @@ def test_force_writes_over_a_run(vitkit: Any, data: Path, trained: Path, tmp_pat
     assert len(runs.metrics(folder)) == 1
 
 
-# --- As a process -----------------------------------------------------------------------------------
-
-
 def test_a_run_says_what_it_does_and_nothing_else(data: Path, trained: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [warm.vitkit(), "train", data, *runs.FLAGS, "--out", "run"],
         cwd=tmp_path, env=runs.environment(), capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
-    starts = [
-        "vitkit ",
-        "folders read as classes: 3",
-        "3 classes; images: 27 train, 3 val, 6 test",
-        "3 epochs of 4 steps in float32",
-    ]
-    starts += [f"epoch   {epoch}/3  train_loss " for epoch in (1, 2, 3)]
+    starts = ["vitkit ", "folders read as classes: 3", "3 classes; images: 27 train, 3 val, 6 test"]
+    starts += ["3 epochs of 4 steps in float32", *(f"epoch   {epoch}/3  train_loss " for epoch in (1, 2, 3))]
     starts += ["unknown images are recognised by "]
     starts += ["trained in float32, evaluated in bfloat16"] if best_precision("cpu") == "bfloat16" else []
     starts += ["temperature ", "accuracy "]
@@ -226,15 +202,11 @@ def test_ctrl_c_exits_with_130_after_saving_and_saying_how_to_go_on(data: Path, 
     assert load(tmp_path / "run").classes == ("blue", "green", "red")
 
 
-# --- A full disk ------------------------------------------------------------------------------------
-
-
 def test_a_full_disk_is_an_error_that_keeps_the_model(vitkit: Any, trained: Path, data: Path, tmp_path: Path) -> None:
     size = (trained / "model.safetensors").stat().st_size
     with runs.files_of_at_most(size * 5 // 4):  # too little for the optimiser's state
         outcome = vitkit("train", data, *runs.FLAGS, "--out", tmp_path / "run")
-    assert outcome.code == 2
-    assert re.fullmatch(r"error: .*last\.ckpt.*[Tt]oo large.*\n", outcome.err)
+    outcome.refused(None, "last.ckpt")
     assert load(tmp_path / "run").classes == ("blue", "green", "red")
     assert list((tmp_path / "run").rglob("*.tmp")) == []
 
@@ -244,14 +216,9 @@ def test_a_disk_filled_by_a_later_model_keeps_the_earlier(vitkit: Any, trained: 
     recipe = Recipe.load(folder / "recipe.toml").replace(epochs=5, keep="last")
     (folder / "recipe.toml").write_text(recipe.to_toml())
     with runs.files_of_at_most((trained / "model.safetensors").stat().st_size * 5 // 8):
-        outcome = vitkit("train", "--resume", folder)
-    assert outcome.code == 2
-    assert re.fullmatch(r"error: .*model\.safetensors.*\n", outcome.err)
+        vitkit("train", "--resume", folder).refused(None, "model.safetensors")
     runs.assert_same_weights(folder, trained)
     assert load(folder).provenance == load(trained).provenance
-
-
-# --- vitkit train --teacher: a run that imitates another, and the ways in which it cannot -------------
 
 
 FLAGS = (*runs.FLAGS, "--model", "deit_micro_distilled_patch8_16", "--epochs", 1)
@@ -266,33 +233,32 @@ def test_a_run_imitates_another_and_needs_it_to_go_on(vitkit: Any, data: Path, t
     assert vitkit("train", "--resume", out).code == 0
 
     shutil.rmtree(teacher)
-    outcome = vitkit("train", "--resume", out)
-    assert (outcome.code, outcome.out) == (2, "")
-    assert outcome.err == f"error: teacher: no such file, folder or published weights: {teacher}\n"
+    vitkit("train", "--resume", out).refused("weights.source-missing", str(teacher))
     assert vitkit("eval", out).code == 0
 
 
-def test_what_cannot_be_imitated_is_told_in_a_line_and_leaves_nothing(vitkit: Any, data: Path, tmp_path: Path) -> None:
-    for flags, complaint in (
-        (("--teacher", "nowhere"), "--teacher: no such file, folder or published weights: nowhere"),
-        (("--teacher", "resnet18:nowhere.pth"), "--teacher resnet18:nowhere.pth: no such file: nowhere.pth"),
-        (("--distillation", "soft"), "--distillation needs a teacher (--teacher): leave it out"),
-        (("--set", "distill_alpha=2"), "distill_alpha must be between 0 and 1, not 2"),
-    ):
-        outcome = vitkit("train", data, *FLAGS, *flags, "--out", tmp_path / "run")
-        assert (outcome.code, outcome.out, outcome.err) == (2, "", f"error: {complaint}\n")
-        assert not (tmp_path / "run").exists()
+@pytest.mark.parametrize(
+    ("flags", "code", "named"),
+    [
+        ("--teacher nowhere", "weights.source-missing", "--teacher: no such"),
+        ("--teacher resnet18:nowhere.pth", "training.teacher-missing", "nowhere.pth"),
+        ("--distillation soft", "training.field-without-effect", "--teacher"),
+        ("--set distill_alpha=2", "text.value-outside", "distill_alpha"),
+    ],
+)
+def test_what_cannot_be_imitated_is_refused(
+    vitkit: Any, data: Path, tmp_path: Path, flags: str, code: str, named: str
+) -> None:
+    outcome = vitkit("train", data, *FLAGS, *flags.split(), "--out", tmp_path / "run")
+    outcome.refused(code, named)
+    assert outcome.out == "" and not (tmp_path / "run").exists()
 
 
 def test_a_run_does_not_write_over_its_teacher(vitkit: Any, data: Path, trained: Path, tmp_path: Path) -> None:
     teacher = runs.copy_of(trained, tmp_path / "teacher")
     outcome = vitkit("train", data, *FLAGS, "--teacher", teacher, "--out", teacher, "--force")
-    assert outcome.code == 2
-    assert outcome.err == f"error: --out {teacher} would overwrite the teacher {teacher}: choose a new name\n"
+    outcome.refused("training.out-overwrites", str(teacher))
     runs.assert_same_weights(teacher, trained)
-
-
-# --- What lies in a run's folder is named in one place ------------------------------------------------
 
 
 SOURCE = Path(__file__).parents[2] / "src" / "vitkit"
