@@ -32,7 +32,7 @@ def photographs(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def test_the_photograph_is_multiplied_by_the_map() -> None:
+def test_the_photograph_is_multiplied_by_the_map_and_black_where_nothing_was_seen() -> None:
     photograph = Image.new("RGB", (40, 20), (200, 100, 50))
     values = np.array([[0.0, 2.0]], np.float32)
     result = np.asarray(masked(photograph, values, (0, 0, 40, 20)), np.float64)
@@ -40,9 +40,6 @@ def test_the_photograph_is_multiplied_by_the_map() -> None:
     middle = result[0, 19:21, 0].mean() / 200  # between the centres of the patches the map is interpolated
     assert middle == pytest.approx(0.5, abs=0.02)
     assert (masked(photograph, np.array([[-1.0, -2.0]], np.float32), (0, 0, 40, 20)).getextrema()[0]) == (0, 0)
-
-
-def test_what_the_model_did_not_see_is_black() -> None:
     photograph = Image.new("RGB", (40, 20), "white")
     result = np.asarray(masked(photograph, np.ones((2, 2), np.float32), (10, 0, 30, 20)))
     assert (result[:, 10:30] == 255).all() and not result[:, :10].any() and not result[:, 30:].any()

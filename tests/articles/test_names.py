@@ -40,6 +40,8 @@ def test_a_configuration_and_other_values_go_together() -> None:
     config = ViTConfig(image_size=(32, 32), patch_size=(8, 8), hidden_size=64, heads=2, layers=2, mlp_size=128)
     assert VisionTransformer(config, num_classes=7).config == config.replace(num_classes=7)
     assert VisionTransformer(config).config is config
+    assert vitkit.Preprocess(size=224) == vitkit.Preprocess(size=(224, 224))
+    assert vitkit.info("vit_tiny_patch16_224", image_size=384).to_dict()["config"]["image_size"] == [384, 384]
 
 
 @pytest.mark.parametrize("name", ["vit_base_patch16_224_in21k", "deit_tiny_distilled_patch16_224"])
@@ -56,7 +58,7 @@ def test_another_name_is_no_attribute(name: str) -> None:
         getattr(vitkit, name)
 
 
-def test_the_attributes_of_scripts() -> None:
+def test_a_distilled_model_has_the_attributes_and_the_pair_of_scripts() -> None:
     model = VisionTransformer(**SMALL, distilled=True)
     assert (model.embed_dim, model.num_features, model.num_tokens, model.num_prefix_tokens) == (64, 64, 2, 2)
     assert (model.num_classes, model.has_logits) == (5, False)
@@ -64,6 +66,13 @@ def test_the_attributes_of_scripts() -> None:
     embed = model.patch_embed
     assert (embed.num_patches, embed.grid_size, embed.img_size, embed.patch_size) == (16, (4, 4), (32, 32), (8, 8))
     assert model.pos_embed.shape == (1, embed.num_patches + model.num_tokens, model.embed_dim)
+    fill(model)
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    classes, distilled = model.forward_heads(images)
+    tokens = model.forward_features(images)
+    torch.testing.assert_close(classes, model.head(tokens[:, 0]))
+    torch.testing.assert_close(distilled, model.head_dist(tokens[:, 1]))
+    torch.testing.assert_close(model(images), (classes + distilled) / 2)
 
 
 def test_forward_features_is_timms_and_the_articles_is_forward_head() -> None:
@@ -79,16 +88,6 @@ def test_forward_features_is_timms_and_the_articles_is_forward_head() -> None:
     assert article.shape == (2, 48)
     torch.testing.assert_close(model.forward_head(tokens, pre_logits=True), article)
     torch.testing.assert_close(model.head(article), model(images))
-
-
-def test_a_distilled_model_has_the_pair_that_scripts_train_with() -> None:
-    model = fill(VisionTransformer(**SMALL, distilled=True))
-    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-    classes, distilled = model.forward_heads(images)
-    tokens = model.forward_features(images)
-    torch.testing.assert_close(classes, model.head(tokens[:, 0]))
-    torch.testing.assert_close(distilled, model.head_dist(tokens[:, 1]))
-    torch.testing.assert_close(model(images), (classes + distilled) / 2)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
@@ -290,8 +289,3 @@ def test_a_whole_model_in_a_file_is_refused_with_what_to_save(tmp_path: Path) ->
     torch.save(VisionTransformer(**SMALL), tmp_path / "whole.pth")
     with refused("weights.code-refused", "torch.save(model.state_dict()"):
         load(tmp_path / "whole.pth")
-
-
-def test_one_number_is_the_side_of_a_square() -> None:
-    assert vitkit.Preprocess(size=224) == vitkit.Preprocess(size=(224, 224))
-    assert vitkit.info("vit_tiny_patch16_224", image_size=384).to_dict()["config"]["image_size"] == [384, 384]

@@ -52,15 +52,12 @@ class _Tags(HTMLParser):
         assert self.opened.pop() == tag
 
 
-def test_a_classifier_is_one_line(classifier: Classifier) -> None:
+def test_a_classifier_is_one_line_and_a_prediction_has_bars(classifier: Classifier, picture: Path) -> None:
     line = "<Classifier: 2 layers, 2 heads, 32 pixels; 3 classes: <b>, b, c>"
     assert repr(classifier) == line
     assert _Tags(classifier._repr_html_()).seen == ["div"]
     classifier.provenance |= {"data": "flowers", "metrics": {"epoch": 3, "val_acc": 0.98765}}
     assert repr(classifier) == f"{line[:-1]}; trained on flowers; validation accuracy 0.988>"
-
-
-def test_a_prediction_has_a_bar_for_each_class(classifier: Classifier, picture: Path) -> None:
     (prediction,) = classifier.predict([picture])
     page = prediction._repr_html_()
     assert _Tags(page).seen.count("tr") == 3

@@ -262,9 +262,8 @@ def test_a_lightning_module_is_subclassed() -> None:
             images, labels = batch
             return F.cross_entropy(self(images), labels, label_smoothing=0.2)
 
-    batches = torch.utils.data.DataLoader(
-        torch.utils.data.TensorDataset(torch.rand(8, 3, 16, 16), torch.arange(8) % 2), batch_size=4
-    )
+    data = torch.utils.data.TensorDataset(torch.rand(8, 3, 16, 16), torch.arange(8) % 2)
+    batches = torch.utils.data.DataLoader(data, batch_size=4)
     model = vitkit.VisionTransformer(img_size=16, patch_size=8, embed_dim=32, depth=1, num_heads=2, num_classes=2)
     before = model.head.weight.detach().clone()
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}

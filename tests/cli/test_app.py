@@ -30,7 +30,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {verb: function_of(verb) for verb in 
 SLOW = {"lightning", "lightning_fabric", "pytorch_lightning", "torchvision", "torchmetrics"}
 
 
-def test_the_version_and_the_help(vitkit: Any) -> None:
+def test_the_version_the_help_and_words_that_are_no_commands(vitkit: Any) -> None:
     outcome = vitkit("--version")
     assert (outcome.code, outcome.out) == (0, f"vitkit {package.__version__}\n")
     for flag in ("--help", "-h"):
@@ -40,6 +40,10 @@ def test_the_version_and_the_help(vitkit: Any) -> None:
     outcome = vitkit()
     assert "Usage: vitkit" in outcome.out + outcome.err
     assert "'vitkit[studio]'" in " ".join(vitkit("studio", "--help").out.split())
+    for verb, advice in OTHER_COMMANDS.items():
+        outcome = vitkit(verb, "photos")
+        assert outcome.code == 2 and f"there is no command {verb}: {advice}\n" in outcome.err
+        assert verb not in VERBS and set(re.findall(r"vitkit (\w+)", advice)) <= set(VERBS)
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -113,13 +117,6 @@ def test_what_can_be_refused_by_itself_is_refused_before_anything_slow_is_import
     assert loaded[-1] & (SLOW | {"torch", "matplotlib", "sklearn", "scipy"}) == set()
 
 
-def test_a_word_that_is_no_command_names_what_does_the_same(vitkit: Any) -> None:
-    for verb, advice in OTHER_COMMANDS.items():
-        outcome = vitkit(verb, "photos")
-        assert outcome.code == 2 and f"there is no command {verb}: {advice}\n" in outcome.err
-        assert verb not in VERBS and set(re.findall(r"vitkit (\w+)", advice)) <= set(VERBS)
-
-
 def test_predict_and_explain_load_nothing_that_is_slow_to_import(trained: Path, data: Path, tmp_path: Path) -> None:
     picture, out = data / "red" / "img1.png", tmp_path / "out.csv"
     asked = [trained, picture]
@@ -166,7 +163,7 @@ def _type(kind: Any) -> str:
     return kind.__name__ if isinstance(kind, type) else " ".join(map(_type, options))
 
 
-def test_flags_are_those_of_the_golden_file() -> None:
+def test_flags_are_those_of_the_golden_file_in_one_style_with_a_help_text() -> None:
     text = "".join(f"{line}\n" for line in flags())
     if os.environ.get("VITKIT_UPDATE_GOLDEN"):
         GOLDEN.write_text(text, encoding="utf-8")
@@ -177,9 +174,6 @@ def test_flags_are_those_of_the_golden_file() -> None:
         "    VITKIT_UPDATE_GOLDEN=1 python -m pytest tests/cli/test_app.py\n"
         "and mention the change in CHANGELOG.md"
     )
-
-
-def test_every_flag_is_written_in_the_one_style_and_has_a_help_text() -> None:
     for line in flags():
         written = line.partition(" ")[2].partition(":")[0]
         assert re.fullmatch(r"[A-Z]+\??|--[a-z][a-z0-9-]*(/--no-[a-z-]+| -[a-z])?", written), line
@@ -354,15 +348,14 @@ def test_the_short_help_counts_what_the_whole_help_adds(vitkit: Any) -> None:
     assert f"only --set changes:\n  {min(SET_ONLY, key=list(hints_of(Recipe)).index)}=" in told["--help-all"]
 
 
-def test_quiet_leaves_results_and_errors(vitkit: Any, trained: Path, data: Path) -> None:
+def test_quiet_leaves_results_and_errors_and_nothing_of_a_training(
+    vitkit: Any, trained: Path, data: Path, tmp_path: Path
+) -> None:
     picture = next(data.rglob("*.png"))
     loud, quiet = (vitkit("predict", trained, picture, *flags) for flags in ((), ("--quiet",)))
     assert loud.out == quiet.out == vitkit("-q", "predict", trained, picture).out != ""
     assert (loud.err != "", quiet.err) == (True, "")
     vitkit("predict", trained, "nowhere.png", "-q").refused("data.source-missing")
-
-
-def test_a_quiet_training_prints_nothing(vitkit: Any, data: Path, tmp_path: Path) -> None:
     outcome = vitkit("train", data, "-q", *runs.FLAGS, "--epochs", 1, "--out", tmp_path / "run")
     assert (outcome.code, outcome.out, outcome.err) == (0, "", "")
     assert (tmp_path / "run" / "model.json").is_file()

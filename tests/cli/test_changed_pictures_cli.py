@@ -46,11 +46,6 @@ def overwrite(files: Sequence[Path]) -> None:
         Image.fromarray(noise).save(file)
 
 
-def test_eval_refuses_where_all_were_overwritten(vitkit: Any, run: Path) -> None:
-    overwrite(held_out(run))
-    vitkit("eval", run).refused("data.images-changed", "6 of the run's 6 test images", "--data-root DIR")
-
-
 def test_eval_leaves_out_those_that_changed_and_says_so(vitkit: Any, run: Path, trained: Path, tmp_path: Path) -> None:
     changed, gone, *rest = held_out(run)
     overwrite([changed])
@@ -68,12 +63,14 @@ def test_eval_leaves_out_those_that_changed_and_says_so(vitkit: Any, run: Path, 
     assert f"left out {changed.parent.name}/{changed.name} (another picture now)" in vitkit("eval", run).out
 
 
-def test_an_image_that_is_what_it_was_need_not_be_the_same_file(vitkit: Any, run: Path, trained: Path) -> None:
+def test_images_may_be_copies_of_what_they_were_and_not_all_other_ones(vitkit: Any, run: Path, trained: Path) -> None:
     for file in held_out(run):
         shutil.copy(file, file.with_suffix(".tmp"))
         file.unlink()
         file.with_suffix(".tmp").rename(file)
     assert json.loads(vitkit("eval", run, "--json").out) == json.loads(vitkit("eval", trained, "--json").out)
+    overwrite(held_out(run))
+    vitkit("eval", run).refused("data.images-changed", "6 of the run's 6 test images", "--data-root DIR")
 
 
 def test_a_run_does_not_go_on_with_other_pictures(vitkit: Any, run: Path) -> None:

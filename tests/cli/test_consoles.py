@@ -33,12 +33,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shell(place: Path, command: str, *, begins: str, encoding: str = "utf-8") -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
         ["bash", "-c", f'vitkit() {{ {begins} "$@"; }}; {command}'],
-        cwd=place,
-        env=os.environ | {"PYTHONIOENCODING": encoding},
-        capture_output=True,
-        timeout=120,
-        check=False,
-    )
+        cwd=place, env=os.environ | {"PYTHONIOENCODING": encoding}, capture_output=True, timeout=120, check=False,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "latin-1", "utf-8"])

@@ -131,7 +131,7 @@ def test_doubtful_pictures_are_found_where_they_are(vitkit: Any, suspected: Path
     assert (tmp_path / "page.html").read_text().count("<img ") == 3
 
 
-def test_the_doctor_looks_at_corrected_labels(vitkit: Any, data: Path, tmp_path: Path) -> None:
+def test_doctor_eval_and_embed_read_a_label_file(vitkit: Any, data: Path, tmp_path: Path, trained: Path) -> None:
     file = tmp_path / "labels.csv"
     add_edits(file, [Edit("red/img1.png", EXCLUDED), Edit("red/img2.png", "pink"), Edit("red/none.png", "pink")])
     outcome = vitkit("doctor", data, "--labels", file)
@@ -139,20 +139,14 @@ def test_the_doctor_looks_at_corrected_labels(vitkit: Any, data: Path, tmp_path:
     assert "35 images in 4 classes" in outcome.out
     assert "note: labels.csv: 1 picture left out, 1 picture with another label" in outcome.out
     assert "warning: 1 path of labels.csv matches no picture" in outcome.out
-
-
-def test_eval_tells_what_a_label_file_changed(vitkit: Any, trained: Path, tmp_path: Path) -> None:
     held = split_from_file(trained / "split.json").of_split("test")
-    add_edits(tmp_path / "labels.csv", [Edit(held.paths[0], EXCLUDED)])
-    outcome = vitkit("eval", trained, "--labels", tmp_path / "labels.csv", "--json")
+    add_edits(tmp_path / "held.csv", [Edit(held.paths[0], EXCLUDED)])
+    outcome = vitkit("eval", trained, "--labels", tmp_path / "held.csv", "--json")
     assert outcome.code == 0
     assert json.loads(outcome.out)["images"] == len(held) - 1
-    assert "note: labels.csv: 1 picture left out" in outcome.err
+    assert "note: held.csv: 1 picture left out" in outcome.err
     vitkit("eval", trained, "--labels", tmp_path / "none.csv").refused("data.labels-unreadable", "none.csv")
-
-
-def test_embed_leaves_out_what_is_told_and_keeps_labels(vitkit: Any, trained: Path, data: Path, tmp_path: Path) -> None:
-    file = tmp_path / "labels.csv"
+    file = tmp_path / "red.csv"
     add_edits(file, [Edit("img1.png", EXCLUDED), Edit(str(data / "red" / "img2.png"), "pink"), Edit("none.png", "x")])
     out = tmp_path / "features.npz"
     outcome = vitkit("embed", trained, data / "red", "--labels", file, "-o", out)

@@ -23,7 +23,7 @@ def healthy(tmp_path: Path) -> Path:
     return folder(tmp_path / "photos", {"cat": 12, "dog": 10}, 30, 30)
 
 
-def test_function_and_command_agree(command: Any, leaks: Path, tmp_path: Path) -> None:
+def test_function_and_command_agree_and_count(command: Any, leaks: Path, tmp_path: Path) -> None:
     before = fingerprint(leaks)
     found = vitkit.doctor(leaks, tmp_path / "ours.html", preprocess="fit=pad")
     said = command("doctor", leaks, "--preprocess", "fit=pad", "-o", tmp_path / "theirs.html")
@@ -35,9 +35,19 @@ def test_function_and_command_agree(command: Any, leaks: Path, tmp_path: Path) -
     told = json.loads(command("doctor", leaks, "--preprocess", "fit=pad", "--json").out)
     assert told == json.loads(json.dumps(found.to_dict()))
     assert fingerprint(leaks) == before
+    save(Image.new("L", (200, 100), 7), leaks / "train" / "cat" / "grey.bmp")
+    out = command("doctor", leaks).out
+    for told in (
+        "splits   12 train, 2 val",
+        "formats  12 PNG, 1 BMP, 1 JPEG",
+        "colours  13 RGB, 1 L",
+        "width    24 to 200, median 32 (pixels)",
+        "height   24 to 100, median 32 (pixels)",
+    ):
+        assert told in out
 
 
-def test_a_healthy_folder_is_said_to_have_nothing_wrong(command: Any, healthy: Path, tmp_path: Path) -> None:
+def test_a_healthy_folder_and_one_with_warnings_exit_with_0(command: Any, healthy: Path, tmp_path: Path) -> None:
     outcome = command("doctor", healthy)
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.out.splitlines()[-1] == "nothing wrong was found"
@@ -47,6 +57,13 @@ def test_a_healthy_folder_is_said_to_have_nothing_wrong(command: Any, healthy: P
     page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
     assert set(page.pictures()) == {"Images per class", "Sizes"}
     assert "Unreadable" not in page.text
+    (healthy / "cat" / "text.jpg").write_text("not a picture")
+    save(Image.open(healthy / "cat" / "cat_0.png"), healthy / "cat" / "copy.png")
+    outcome = command("doctor", healthy)
+    assert outcome.code == 0
+    assert "warning: 1 of 24 images is unreadable and left out: cat/text.jpg (not an image)" in outcome.out
+    assert "note: 1 picture is in the data more than once (1 exact); copies are kept in one split" in outcome.out
+    assert "nothing wrong" not in outcome.out
 
 
 @pytest.fixture
@@ -62,16 +79,6 @@ def leaks(tmp_path: Path) -> Path:
     save(noise(32, 32, 60), root / "train" / "dog" / "one.png")
     save(noise(32, 32, 60), root / "train" / "dog" / "two.png")
     return root
-
-
-def test_warnings_and_notes_exit_with_0(command: Any, healthy: Path) -> None:
-    (healthy / "cat" / "text.jpg").write_text("not a picture")
-    save(Image.open(healthy / "cat" / "cat_0.png"), healthy / "cat" / "copy.png")
-    outcome = command("doctor", healthy)
-    assert outcome.code == 0
-    assert "warning: 1 of 24 images is unreadable and left out: cat/text.jpg (not an image)" in outcome.out
-    assert "note: 1 picture is in the data more than once (1 exact); copies are kept in one split" in outcome.out
-    assert "nothing wrong" not in outcome.out
 
 
 @pytest.mark.parametrize(
@@ -126,19 +133,6 @@ def test_bars_show_the_classes_in_natural_order_and_proportion(command: Any, tmp
     assert list(json.loads(command("doctor", data, "--json").out)["classes"]) == ["class 1", "class 10", "class 2"]
     outcome = command("doctor", folder(tmp_path / "others", {"few": 1, "many": 200}, 4, 4))
     assert [len(bar) for bar in re.findall(r"  (#+)$", outcome.out, re.MULTILINE)] == [1, 40]
-
-
-def test_sizes_formats_colours_and_splits_are_counted(command: Any, leaks: Path) -> None:
-    save(Image.new("L", (200, 100), 7), leaks / "train" / "cat" / "grey.bmp")
-    out = command("doctor", leaks).out
-    for told in (
-        "splits   12 train, 2 val",
-        "formats  12 PNG, 1 BMP, 1 JPEG",
-        "colours  13 RGB, 1 L",
-        "width    24 to 200, median 32 (pixels)",
-        "height   24 to 100, median 32 (pixels)",
-    ):
-        assert told in out
 
 
 def test_the_crop_is_warned_of_only_where_the_fit_crops(command: Any, tmp_path: Path) -> None:
@@ -240,7 +234,7 @@ def intel(tmp_path: Path) -> Path:
     return tmp_path / "archive"
 
 
-def test_the_doctor_says_how_the_folders_are_read(command: Any, intel: Path, tmp_path: Path) -> None:
+def test_the_doctor_says_how_the_folders_are_read_and_refuses_folds(command: Any, intel: Path, tmp_path: Path) -> None:
     outcome = command("doctor", intel, "-o", tmp_path / "page.html")
     line = "folders read as splits: train in seg_train/seg_train/, test in seg_test/seg_test/"
     assert line in outcome.out.splitlines()
@@ -249,9 +243,6 @@ def test_the_doctor_says_how_the_folders_are_read(command: Any, intel: Path, tmp
     assert (told["layout"], told["classes"]) == (line, {"sea": 5, "street": 5})
     told = json.loads(command("doctor", intel, "--layout", "classes", "--json").out)
     assert told["classes"] == {"seg_test": 4, "seg_train": 6}
-
-
-def test_folds_are_refused_and_data_without_training_images_are_said_to_have_none(command: Any, tmp_path: Path) -> None:
     for name in ("folds/fold1", "folds/fold2", "photos/val", "photos/test"):
         folder(tmp_path / name, {"cat": 1, "dog": 1})
     command("doctor", tmp_path / "folds").refused("data.layout-ambiguous", "fold1/, fold2/")

@@ -2,7 +2,6 @@
 
 import inspect
 import subprocess
-from typing import Any
 
 import pytest
 
@@ -15,13 +14,7 @@ from vitkit.text.arguments import hints_of
 OWN_NAMES = {"eval": "evaluate"}
 # What a caller is told, and where to; and objects, which no command line can name.
 OF_PYTHON = {"progress", "hooks"}
-OF_THE_SHELL = {
-    "as_json",
-    "sets",
-    "dry_run",
-    "price",
-    "anatomy",
-}  # how it is printed, and what is another call in Python
+OF_THE_SHELL = {"as_json", "sets", "dry_run", "price", "anatomy"}  # printing, and what is another call in Python
 GROUPS = (vitkit.Compute, vitkit.Names, vitkit.Pretraining, vitkit.Promises, vitkit.Recipe)
 FIELDS = {name for group in GROUPS for name in hints_of(group)}
 
@@ -46,14 +39,11 @@ def test_a_verb_stays_a_function_once_all_rooms_are_loaded() -> None:
     assert done.returncode == 0, done.stderr
 
 
-COMMANDS: dict[str, Any] = {verb: function_of(verb) for verb in VERBS}
-
-
-@pytest.mark.parametrize("name", [name for name in COMMANDS if hasattr(vitkit, OWN_NAMES.get(name, name))])
+@pytest.mark.parametrize("name", [name for name in VERBS if hasattr(vitkit, OWN_NAMES.get(name, name))])
 def test_a_verb_has_the_parameters_and_defaults_of_its_command(name: str) -> None:
     flags, parameters = (
         {own.name: own.default or None for own in inspect.signature(function).parameters.values()}
-        for function in (COMMANDS[name], getattr(vitkit, OWN_NAMES.get(name, name)))
+        for function in (function_of(name), getattr(vitkit, OWN_NAMES.get(name, name)))
     )
     own = parameters.keys() - OF_PYTHON - {"compute", "names", "pretraining", "promises"}
     assert own <= flags.keys()

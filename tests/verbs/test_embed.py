@@ -34,7 +34,7 @@ def photos(data: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def test_both_write_the_same_arrays(vitkit: Any, model: Path, photos: Path, tmp_path: Path) -> None:
+def test_function_and_command_agree(vitkit: Any, model: Path, photos: Path, tmp_path: Path) -> None:
     own, other = tmp_path / "own.npz", tmp_path / "other.npz"
     found = package.embed(model, photos, out=own, what="patches")
     outcome = vitkit("embed", model, photos, "--what", "patches", "-o", other)
@@ -46,21 +46,13 @@ def test_both_write_the_same_arrays(vitkit: Any, model: Path, photos: Path, tmp_
         assert tuple(first["paths"]) == found.paths
     assert len(found) == 3
     assert found.errors == {str(photos / "broken.png"): "not an image"}
-
-
-def test_function_and_command_find_the_same_images(vitkit: Any, model: Path, photos: Path) -> None:
     found = package.embed(load(model), [photos], near=photos / "a.png", top=3)
     outcome = vitkit("embed", model, photos, "--near", photos / "a.png", "--top", 3)
     assert outcome.out == "".join(f"{line}\n" for line in found.lines())
     assert found.nearest[0] == (str(photos / "a.png"), pytest.approx(1, abs=1e-6))
     unit = found.features / np.linalg.norm(found.features, axis=1, keepdims=True)
-    assert sorted(own for _, own in found.nearest) == pytest.approx(
-        sorted(unit @ unit[found.paths.index(str(photos / "a.png"))])
-    )
-
-
-def test_embeddings_are_shown_in_a_line_and_in_a_notebook(model: Path, photos: Path) -> None:
-    found = package.embed(model, photos, near=photos / "a.png")
+    cosines = unit @ unit[found.paths.index(str(photos / "a.png"))]
+    assert sorted(own for _, own in found.nearest) == pytest.approx(sorted(cosines))
     assert repr(found) == "<Embeddings: 4 images (1 unreadable), eager, float32: 3x32 features>"
     assert found._repr_html_().count("<tr>") == 4
     assert package.embed(model, photos / "a.png").lines() == []

@@ -19,16 +19,11 @@ from vitkit.system import exclusive_in, to_json
 from vitkit.text import interval_text
 from vitkit.weights import load
 
+BFLOAT16 = {"split": "val", "compute": package.Compute(backend="eager", precision="bfloat16")}
+
 
 @pytest.mark.parametrize(
-    ("values", "flags"),
-    [
-        ({}, ()),
-        (
-            {"split": "val", "compute": package.Compute(backend="eager", precision="bfloat16")},
-            ("--split", "val", "--backend", "eager", "--precision", "bfloat16"),
-        ),
-    ],
+    ("values", "flags"), [({}, ()), (BFLOAT16, ("--split", "val", "--backend", "eager", "--precision", "bfloat16"))]
 )
 def test_function_and_command_give_the_same_figures(
     vitkit: Any, trained: Path, tmp_path: Path, values: dict[str, Any], flags: tuple[Any, ...]
@@ -45,12 +40,9 @@ def test_function_and_command_give_the_same_figures(
         assert (own / name).read_bytes() == (other / name).read_bytes()
     assert vitkit("eval", trained, *flags, "--json").out == to_json(found.to_dict(), indent=2) + "\n"
     assert ("(eager, bfloat16)" in outcome.out) == bool(flags)
-    assert found.report == own / "report.html"
-    assert repr(found) == f"<EvaluationResult: {found.headline.words}>"
+    assert (found.report, repr(found)) == (own / "report.html", f"<EvaluationResult: {found.headline.words}>")
     page = found._repr_html_()
-    assert f"{found.figures['loss']:.4f}" in page
-    assert all(name in page for name in ("blue", "green", "red", "95 % interval"))
-    assert found.accuracy == json.loads((own / "evaluation.json").read_text())["accuracy"]
+    assert all(text in page for text in (f"{found.figures['loss']:.4f}", "blue", "green", "red", "95 % interval"))
 
 
 def test_a_classifier_in_memory_is_evaluated_on_named_data(trained: Path, data: Path) -> None:
@@ -131,24 +123,18 @@ def expected(trained: Path) -> Evaluation:
     return evaluate(load(trained), split_from_file(trained / "split.json"), "test")
 
 
-def test_json_has_pythons_numbers(vitkit: Any, trained: Path, expected: Evaluation) -> None:
+def test_json_and_text_have_pythons_numbers(vitkit: Any, trained: Path, expected: Evaluation) -> None:
     numbers = json.loads(vitkit("eval", trained, "--json").out)
     assert {name: numbers[name] for name in expected.summary()} == expected.summary()
     assert next(iter(numbers)) == "accuracy"
-    further = ("seen", "promises", "unknown", "headline")
-    assert numbers.keys() == {*load(trained).computation, *further, *figures(expected)}
+    assert numbers.keys() >= {*load(trained).computation, *figures(expected), "seen", "promises", "unknown"}
     assert (numbers["backend"], numbers["precision"]) == ("eager", "float32")
     assert (numbers["headline"]["value"], numbers["headline"]["caveats"]) == (expected.accuracy, [])
     assert numbers["per_class"] == figures(expected)["per_class"]
     assert (numbers["split"], numbers["images"]) == ("test", 6)
-
-
-def test_text_has_pythons_numbers(vitkit: Any, trained: Path, expected: Evaluation) -> None:
     outcome = vitkit("eval", trained)
-    assert (outcome.code, outcome.err) == (0, "")
-    lines = outcome.out.splitlines()
-    assert lines[0].startswith("6 test images of ")
-    bounds = figures(expected)["intervals_95"]
+    lines, bounds = outcome.out.splitlines(), figures(expected)["intervals_95"]
+    assert (outcome.code, outcome.err) == (0, "") and lines[0].startswith("6 test images of ")
     for name in ("accuracy", "macro_f1", "loss"):
         assert f"{name:18} {getattr(expected, name):.4f} (95 %: {interval_text(bounds[name])})" in lines
     for name, row in expected.per_class().items():

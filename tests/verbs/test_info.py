@@ -35,7 +35,7 @@ def test_function_and_command_agree_on_a_name(command: Any, flags: dict[str, Any
     assert json.loads(command("info", NAME, *words, "--json").out) == json.loads(json.dumps(found.to_dict()))
 
 
-def test_function_and_command_agree_on_a_folder(command: Any, folder: Path) -> None:
+def test_function_and_command_agree_on_a_folder_and_a_classifier_in_memory(command: Any, folder: Path) -> None:
     found = vitkit.info(folder)
     assert command("info", folder).out == "".join(f"{line}\n" for line in found.lines())
     assert json.loads(command("info", folder, "--json").out) == json.loads(json.dumps(found.to_dict()))
@@ -43,20 +43,13 @@ def test_function_and_command_agree_on_a_folder(command: Any, folder: Path) -> N
     described = json.loads(command("info", folder, "--json").out)
     assert (described["classes"], described["config"]["num_classes"]) == (list("abcdefg"), 7)
     assert described["preprocess"]["size"] == [12, 16]
-
-
-def test_a_classifier_in_memory_is_described_as_its_folder_is(folder: Path) -> None:
-    ours, loaded = vitkit.info(vitkit.load(folder)), vitkit.info(folder)
-    assert ours.lines()[1:] == loaded.lines()[1:]
+    assert vitkit.info(vitkit.load(folder)).lines()[1:] == found.lines()[1:]
     built = Classifier(build(), tuple("abcdefg"), Preprocess(size=(12, 16)))
     assert "weights" not in vitkit.info(built).lines()
-    assert vitkit.info(built).cost == ours.cost
-
-
-def test_a_description_that_an_editor_saved_with_a_byte_order_mark_is_read(folder: Path) -> None:
-    before, file = vitkit.info(folder), folder / "model.json"
+    assert vitkit.info(built).cost == found.cost
+    file = folder / "model.json"
     file.write_text(file.read_text(encoding="utf-8"), encoding="utf-8-sig")
-    assert vitkit.info(folder).lines() == before.lines()
+    assert vitkit.info(folder).lines() == found.lines(), "an editor saved it with a byte order mark"
 
 
 def test_what_is_no_choice_is_refused(command: Any, folder: Path) -> None:
@@ -67,14 +60,6 @@ def test_what_is_no_choice_is_refused(command: Any, folder: Path) -> None:
     command("models", "--weights", "resnet").refused("verbs.name-unknown", "resnet")
 
 
-def test_a_list_says_what_is_in_it() -> None:
-    found, published = vitkit.models("vit_tiny"), vitkit.models("dinov2", weights=True)
-    assert list(found.names) == vitkit.list_models("vit_tiny")
-    assert repr(found) == f"<models: {len(found.names)} models, {found.names[0]} ... {found.names[-1]}>"
-    assert repr(published).startswith(f"<models: {len(published.names)} published weights, ")
-    assert found.names[0] in found._repr_html_()
-
-
 # Of the published checkpoints.
 B16_SHAPES = [
     *("224x224x3", "14x14x768", "196x768", "197x768", "197x768", "197x2304", "12x197x64", "12x197x197"),
@@ -82,25 +67,19 @@ B16_SHAPES = [
 ]
 
 
-def test_shapes_walk_the_image_through_the_model(command: Any) -> None:
+def test_stages_have_the_models_shapes_and_parameters(command: Any) -> None:
     out = command("info", "vit_base_patch16_224", "--shapes").out
     rows = out[out.index("\nstage") + 1 :].splitlines()[1:]
     assert [row[28:].split()[0] for row in rows] == B16_SHAPES
-
-
-def test_the_parameters_of_the_stages_sum_to_the_models(command: Any) -> None:
     stages = json.loads(command("info", "vit_micro_patch4_16", "--json").out)["stages"]
     model = create_model("vit_micro_patch4_16")
     assert sum(stage["parameters"] * stage["times"] for stage in stages) == sum(p.numel() for p in model.parameters())
 
 
-def test_models_lists_all_names_and_json_parses(command: Any) -> None:
+def test_models_lists_all_names_or_those_of_a_pattern(command: Any) -> None:
     assert json.loads(command("models", "--json").out) == list_models()
     lines = command("models").out.splitlines()
     assert [line.split()[0] for line in lines[1:]] == list_models()
-
-
-def test_models_takes_a_part_of_the_name_or_a_pattern(command: Any) -> None:
     for pattern in ("base", "*base*"):
         names = json.loads(command("models", pattern, "--json").out)
         assert names == [name for name in list_models() if "base" in name] != []
@@ -108,3 +87,8 @@ def test_models_takes_a_part_of_the_name_or_a_pattern(command: Any) -> None:
     assert out.count("augreg_best") == 18 and "85.99" in out
     entries = json.loads(command("models", "--weights", "facebook/dinov2", "--json").out)
     assert {entry["licence"] for entry in entries} == {"Apache-2.0"}
+    found, published = vitkit.models("vit_tiny"), vitkit.models("dinov2", weights=True)
+    assert list(found.names) == vitkit.list_models("vit_tiny")
+    assert repr(found) == f"<models: {len(found.names)} models, {found.names[0]} ... {found.names[-1]}>"
+    assert repr(published).startswith(f"<models: {len(published.names)} published weights, ")
+    assert found.names[0] in found._repr_html_()

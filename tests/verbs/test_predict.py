@@ -120,37 +120,28 @@ def test_a_backend_that_is_gone_is_not_replaced_in_silence(
     assert any("1 row was computed by" in note and "openvino" in note and "eager" in note for note in found.notes)
 
 
-def test_damaged_records_are_told_and_missing_ones_guessed(
-    model: Path, photos: Path, tmp_path: Path, stopped: bytes
-) -> None:
-    record = tmp_path / "out.csv.partial.json"
+def test_the_rest_is_computed_as_its_record_says(model: Path, photos: Path, tmp_path: Path, stopped: bytes) -> None:
+    """A damaged record is told, and a missing one guessed."""
+    out, record = tmp_path / "out.csv", tmp_path / "out.csv.partial.json"
+    partial, computation = (tmp_path / "out.csv.partial").read_bytes(), json.loads(record.read_text())
+
+    def computed_by(content: str | None) -> str:
+        out.unlink(missing_ok=True)
+        (tmp_path / "out.csv.partial").write_bytes(partial)
+        record.unlink(missing_ok=True) if content is None else record.write_text(content)
+        return package.predict(model, photos, compute=package.Compute(batch_size=1), out=out, resume=True).computed
+
     for damaged in ("{", "[]", '{"backend": "openvino"}', '{"backend": 1, "precision": 2}'):
-        record.write_text(damaged)
         code = "system.json-damaged" if damaged in ("{", "[]") else "inference.computation-damaged"
         with refused(code, "out.csv.partial.json"):
-            package.predict(model, photos, out=tmp_path / "out.csv", resume=True)
-    record.unlink()
-    found = package.predict(model, photos, compute=package.Compute(batch_size=1), out=tmp_path / "out.csv", resume=True)
-    assert found.computed.startswith("openvino")
-    assert (tmp_path / "out.csv").read_bytes() == stopped
-
-
-def test_the_rest_is_computed_by_the_first_plan(model: Path, photos: Path, tmp_path: Path, stopped: bytes) -> None:
-    computation = {"backend": "eager", "precision": "float32", "plan": "folded-fused"}
-    (tmp_path / "out.csv.partial.json").write_text(json.dumps(computation))
-    found = package.predict(model, photos, out=tmp_path / "out.csv", resume=True)
-    assert found.computed == "eager, float32, plan folded-fused"
-
-
-def test_rows_of_before_are_continued_if_unmerged(model: Path, photos: Path, tmp_path: Path, stopped: bytes) -> None:
-    record = tmp_path / "out.csv.partial.json"
-    computation = json.loads(record.read_text())
-    record.write_text(json.dumps(computation | {"merge": 2}))
+            computed_by(damaged)
     with refused("inference.rows-differ", "out.csv.partial", "--merge"):
-        package.predict(model, photos, out=tmp_path / "out.csv", resume=True)
-    record.write_text(json.dumps(computation | {"merge": 0}))
-    package.predict(model, photos, compute=package.Compute(batch_size=1), out=tmp_path / "out.csv", resume=True)
-    assert (tmp_path / "out.csv").read_bytes() == stopped
+        computed_by(json.dumps(computation | {"merge": 2}))
+    for unmerged in (None, json.dumps(computation | {"merge": 0})):
+        assert computed_by(unmerged).startswith("openvino")
+        assert out.read_bytes() == stopped
+    plan = {"backend": "eager", "precision": "float32", "plan": "folded-fused"}
+    assert computed_by(json.dumps(plan)) == "eager, float32, plan folded-fused"
 
 
 def test_a_writer_gets_each_prediction_and_none_is_kept(model: Path, photos: Path) -> None:

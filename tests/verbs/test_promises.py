@@ -71,25 +71,19 @@ def test_a_run_records_its_validation_images_and_measures_on_test_images(run: Pa
     assert package.evaluate(run).figures["promises"] == figures["promises"]
     assert "promises" not in package.evaluate(run, split="val").figures, "of the images that made them"
     assert {trust.to_bytes() for _ in range(20)} == {load(run).trust}
-
-
-def test_a_requested_promise_is_measured_or_refused(run: Path) -> None:
     row = package.evaluate(run, promises=package.Promises(coverage=0.8)).figures["promises"]["coverage"]
     assert [each["requested"] for each in row] == [0.8] and "measured" in row[0]
     with refused("inference.images-too-few", "coverage 0.99", "99 validation images"):
         package.evaluate(run, promises=package.Promises(coverage=0.99))
 
 
-def test_saving_and_loading_keep_the_record_to_the_bit(run: Path, tmp_path: Path) -> None:
+def test_saving_keeps_the_record_to_the_bit_and_damage_is_named(run: Path, tmp_path: Path) -> None:
     classifier = load(run)
     classifier.save(tmp_path / "again")
     assert load(tmp_path / "again").trust == classifier.trust == (run / "trust.safetensors").read_bytes()
     classifier.trust = None
     classifier.save(tmp_path / "again")
     assert not (tmp_path / "again" / "trust.safetensors").exists() and load(tmp_path / "again").trust is None
-
-
-def test_a_damaged_record_is_named(run: Path, tmp_path: Path) -> None:
     folder = runs.copy_of(run, tmp_path / "run")
     file = folder / "trust.safetensors"
     for content in (b"", b"\x00" * 40, None):
@@ -145,15 +139,22 @@ def test_sets_agree_between_memory_files_json_and_python(vitkit: Any, made: tupl
     assert [tuple(json.loads(line)["set"]) for line in printed.splitlines()] == [row.set for row in in_memory]
 
 
-def test_labels_that_are_not_sure_are_withheld(made: tuple[Path, Path]) -> None:
+def test_labels_that_are_not_sure_are_withheld_and_models_that_cannot_know_refused(made: tuple[Path, Path]) -> None:
     model, photographs = made
     sure = load(model).rules(accuracy=0.6).sure
     assert sure is not None and 0 < sure.share < 1
-    rows = list(package.predict(model, photographs, promises=package.Promises(accuracy=0.6), compute=EXACT))
+    rows = package.predict(model, photographs, promises=package.Promises(accuracy=0.6), compute=EXACT)
     assert [row.label is None for row in rows] == [(row.confidence or 0) <= sure.confidence for row in rows]
-    notes = package.predict(model, photographs, promises=package.Promises(accuracy=0.6), compute=EXACT).notes
-    assert any(f"{sure.answered} of 400 validation images" in note for note in notes)
-    assert any("the same validation images were used to choose: temperature by log loss" in note for note in notes)
+    assert any(f"{sure.answered} of 400 validation images" in note for note in rows.notes)
+    assert any("the same validation images were used to choose: temperature" in note for note in rows.notes)
+    model, photographs = made
+    classifier = load(model)
+    classifier.trust = None
+    for asked in ("coverage", "accuracy"):
+        with refused("inference.record-missing", asked):
+            package.predict(classifier, photographs, promises=package.Promises(**{asked: 0.9}))
+    with refused("inference.record-missing", "coverage"):
+        package.predict(model, photographs, promises=package.Promises(coverage=0.8), preprocess="mean=0.1,std=0.9")
 
 
 def test_an_interrupted_file_is_continued_with_the_same_promises(made: tuple[Path, Path], tmp_path: Path) -> None:
@@ -190,17 +191,6 @@ def test_the_server_answers_with_sets(made: tuple[Path, Path]) -> None:
     assert [tuple(row["set"]) for row in rows["predictions"]] == [row.set for row in expected]
     assert [row["label"] for row in rows["predictions"]] == [row.label for row in expected]
     assert refused.status_code == 400 and "at least 999 validation images" in refused.json()["error"]
-
-
-def test_models_without_held_out_predictions_are_refused(made: tuple[Path, Path]) -> None:
-    model, photographs = made
-    classifier = load(model)
-    classifier.trust = None
-    for asked in ("coverage", "accuracy"):
-        with refused("inference.record-missing", asked):
-            package.predict(classifier, photographs, promises=package.Promises(**{asked: 0.9}))
-    with refused("inference.record-missing", "coverage"):
-        package.predict(model, photographs, promises=package.Promises(coverage=0.8), preprocess="mean=0.1,std=0.9")
 
 
 def test_copies_among_validation_images_count_once(run: Path, tmp_path: Path) -> None:

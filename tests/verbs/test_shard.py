@@ -56,7 +56,7 @@ def test_the_rows_of_all_parts_are_those_of_one_command(here: Path, suffix: str)
     assert confidences[0] == pytest.approx(confidences[1], abs=2e-6)
 
 
-def test_a_part_is_resumed_and_kept_like_any_file(vitkit: Any, here: Path) -> None:
+def test_a_part_is_resumed_and_kept_like_any_file_and_none_is_empty(vitkit: Any, here: Path) -> None:
     flags = ("predict", "model", "photos", "--shard", "2/2", "-o", "rows.csv")
     assert vitkit(*flags).code == 1  # one is no picture
     lines = Path("rows.csv").read_text().splitlines(keepends=True)
@@ -65,6 +65,9 @@ def test_a_part_is_resumed_and_kept_like_any_file(vitkit: Any, here: Path) -> No
     Path("rows.csv").rename("rows.csv.partial")
     Path("rows.csv.partial").write_text("".join(lines[:3]))
     assert vitkit(*flags, "--resume").code == 1 and Path("rows.csv").read_text().splitlines(keepends=True) == lines
+    for command in (("predict", "model", "photos"), ("embed", "model", "photos", "-o", "x.npz")):
+        vitkit(*command, "--shard", "12/12").refused("verbs.option-invalid", "--shard 12/12", "11 images")
+    assert vitkit("predict", "model", "photos/red/broken.png", "--shard", "1/1").code == 1  # as in a part of many
 
 
 def test_features_of_all_parts_are_those_of_one_command(here: Path) -> None:
@@ -87,9 +90,3 @@ def test_the_figures_of_a_part_are_said_to_be_those_of_a_part(here: Path) -> Non
     assert right / len(whole.evaluation.paths) == pytest.approx(whole.figures["accuracy"])
     lines = [Path(name, "predictions.csv").read_text().splitlines()[1:] for name in ("part-1", "part-2", "whole")]
     assert [line.partition(",")[0] for line in lines[0] + lines[1]] == [line.partition(",")[0] for line in lines[2]]
-
-
-def test_no_part_is_empty(vitkit: Any, here: Path) -> None:
-    for command in (("predict", "model", "photos"), ("embed", "model", "photos", "-o", "x.npz")):
-        vitkit(*command, "--shard", "12/12").refused("verbs.option-invalid", "--shard 12/12", "11 images")
-    assert vitkit("predict", "model", "photos/red/broken.png", "--shard", "1/1").code == 1  # as in a part of many

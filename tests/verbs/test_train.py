@@ -58,10 +58,6 @@ def test_the_result_is_what_the_folder_holds(trained: Path, data: Path) -> None:
         rows = list(csv.DictReader(file))
     assert len(rows) == numbers["images"]
     assert sum(row["label"] == row["predicted"] for row in rows) / len(rows) == numbers["accuracy"]
-
-
-def test_a_run_is_shown_in_a_line_and_in_a_notebook(trained: Path) -> None:
-    run = TrainingRun(trained)
     assert run.lines() == [f"{run.headline.words}; report: {trained / 'report.html'}"]
     assert repr(run) == f"<TrainingRun: {run.lines()[0]}>"
     page = run._repr_html_()
@@ -122,17 +118,16 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, Any], Any, di
     return calls
 
 
-def test_flags_become_fields_of_the_recipe(vitkit: Any, asked: list[Any], tmp_path: Path) -> None:
+def test_flags_become_fields_of_the_recipe_and_go_before_its_file(
+    vitkit: Any, asked: list[Any], tmp_path: Path
+) -> None:
     given = ("--lr", "1e-3", "--split", "0.5", "0.2", "0.3", "--no-hflip", "--crop-scale", "0", "0", "--time", "10m")
     assert vitkit("train", tmp_path, "--epochs", 7, *given, "--keep", "every").code == 0
     fields = {"data": str(tmp_path), "epochs": 7, "lr": 1e-3, "split": (0.5, 0.2, 0.3), "hflip": False}
     assert asked[0][0].set_fields() == {**fields, "crop_scale": (0.0, 0.0), "time": "10m", "keep": "every"}
-
-
-def test_flags_go_before_the_recipe_file(vitkit: Any, asked: list[Any], tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(f'data = "{tmp_path}"\nepochs = 7\nhflip = false\nseed = 3\n')
     assert vitkit("train", "--recipe", tmp_path / "mine.toml", "--epochs", 9, "--hflip").code == 0
-    assert asked[0][0].set_fields() == {"data": str(tmp_path), "epochs": 9, "hflip": True, "seed": 3}
+    assert asked[1][0].set_fields() == {"data": str(tmp_path), "epochs": 9, "hflip": True, "seed": 3}
 
 
 def test_every_field_of_the_recipe_but_the_data_can_be_set(vitkit: Any, asked: list[Any], tmp_path: Path) -> None:
@@ -155,8 +150,7 @@ def test_resume_takes_no_other_flags(vitkit: Any, trained: Path, extra: str) -> 
 
 def test_force_writes_over_a_run(vitkit: Any, data: Path, trained: Path, tmp_path: Path) -> None:
     folder = runs.copy_of(trained, tmp_path / "run")
-    flags = (*runs.FLAGS, "--epochs", 1, "--seed", 5)
-    assert vitkit("train", data, *flags, "--out", folder, "--force").code == 0
+    assert vitkit("train", data, *runs.FLAGS, "--epochs", 1, "--seed", 5, "--out", folder, "--force").code == 0
     assert load(folder).provenance["recipe"]["seed"] == 5
     assert len(runs.metrics(folder)) == 1
 
@@ -221,51 +215,25 @@ def test_a_disk_filled_by_a_later_model_keeps_the_earlier(vitkit: Any, trained: 
     assert load(folder).provenance == load(trained).provenance
 
 
-FLAGS = (*runs.FLAGS, "--model", "deit_micro_distilled_patch8_16", "--epochs", 1)
-
-
 def test_a_run_imitates_another_and_needs_it_to_go_on(vitkit: Any, data: Path, trained: Path, tmp_path: Path) -> None:
     teacher, out = runs.copy_of(trained, tmp_path / "teacher"), tmp_path / "run"
-    done = vitkit("train", data, *FLAGS, "--teacher", teacher, "--distillation", "soft", "--out", out)
+    flags = (*runs.FLAGS, "--model", "deit_micro_distilled_patch8_16", "--epochs", 1, "--teacher", teacher)
+    vitkit("train", data, *flags, "--out", teacher, "--force").refused("training.out-overwrites", str(teacher))
+    runs.assert_same_weights(teacher, trained)
+    done = vitkit("train", data, *flags, "--distillation", "soft", "--out", out)
     assert (done.code, done.err) == (0, "")
     assert load(out).provenance["teacher"]["name"] == teacher.name
-    assert vitkit("eval", out).code == 0
     assert vitkit("train", "--resume", out).code == 0
-
     shutil.rmtree(teacher)
     vitkit("train", "--resume", out).refused("weights.source-missing", str(teacher))
     assert vitkit("eval", out).code == 0
-
-
-@pytest.mark.parametrize(
-    ("flags", "code", "named"),
-    [
-        ("--teacher nowhere", "weights.source-missing", "--teacher: no such"),
-        ("--teacher resnet18:nowhere.pth", "training.teacher-missing", "nowhere.pth"),
-        ("--distillation soft", "training.field-without-effect", "--teacher"),
-        ("--set distill_alpha=2", "text.value-outside", "distill_alpha"),
-    ],
-)
-def test_what_cannot_be_imitated_is_refused(
-    vitkit: Any, data: Path, tmp_path: Path, flags: str, code: str, named: str
-) -> None:
-    outcome = vitkit("train", data, *FLAGS, *flags.split(), "--out", tmp_path / "run")
-    outcome.refused(code, named)
-    assert outcome.out == "" and not (tmp_path / "run").exists()
-
-
-def test_a_run_does_not_write_over_its_teacher(vitkit: Any, data: Path, trained: Path, tmp_path: Path) -> None:
-    teacher = runs.copy_of(trained, tmp_path / "teacher")
-    outcome = vitkit("train", data, *FLAGS, "--teacher", teacher, "--out", teacher, "--force")
-    outcome.refused("training.out-overwrites", str(teacher))
-    runs.assert_same_weights(teacher, trained)
 
 
 SOURCE = Path(__file__).parents[2] / "src" / "vitkit"
 NAMES = {*run_files.FILES, run_files.PREDICTIONS, run_files.LAST.name}
 
 
-def test_no_other_module_spells_a_name() -> None:
+def test_what_lies_in_a_run_is_named_in_one_place_alone(trained: Path) -> None:
     """Where it does, one of them may change and the other not: a file would be written and not found."""
     spelt = [
         f"{path.relative_to(SOURCE)}: {node.value}"
@@ -275,9 +243,5 @@ def test_no_other_module_spells_a_name() -> None:
         if isinstance(node, ast.Constant) and node.value in NAMES
     ]
     assert spelt == []
-
-
-def test_a_run_writes_nothing_that_the_list_lacks(trained: Path) -> None:
-    """So that writing another run over it leaves nothing of it behind."""
     known = {*run_files.FILES, *run_files.LOGGED, run_files.LAST.parts[0], WEIGHTS, DESCRIPTION, RECORD, TRUST}
     assert {path.name for path in trained.iterdir() if not path.name.startswith(".")} <= known
