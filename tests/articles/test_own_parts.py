@@ -53,8 +53,7 @@ def quick(**changes: Any) -> vitkit.Recipe:
 def of_model(model: Any, **changes: Any) -> vitkit.Recipe:
     left_out = ("model", "model_fields", "weights")
     fields = {name: value for name, value in runs.quick_fields().items() if name not in left_out}
-    name = model if isinstance(model, str) else vitkit.register_model("own", model)
-    return vitkit.Recipe(**{**fields, "model": name, "image_size": 32, **changes})
+    return vitkit.Recipe(**{**fields, "model": vitkit.register_model("own", model), "image_size": 32, **changes})
 
 
 class Named(nn.Sequential):

@@ -399,16 +399,13 @@ def precious(trained: Path, data: Path, tmp_path_factory: pytest.TempPathFactory
         ("-o csv.jsonl --resume", "inference.rows-differ", "csv.jsonl"),
         ("-o thesis.csv --resume", "inference.rows-differ", "thesis.csv"),
         ("-o photos/out.csv", "verbs.out-in-source", "photos/out.csv"),
-        ("-o photos/red/out.csv --force", "verbs.out-in-source", "photos"),
         ("-o odd/../photos/out.csv --resume", "verbs.out-in-source", "photos"),
         ("-o link/out.csv", "verbs.out-in-source", "link/out.csv"),
         ("-o folder.csv --force", "verbs.out-kind", "folder.csv"),
         ("--pictures photos/drawn", "verbs.out-in-source", "--pictures"),
-        ("--pictures photos --force", "verbs.out-in-source", "--pictures"),
         ("--pictures drawn", "verbs.out-not-empty", "drawn"),
         ("--pictures thesis.csv --force", "verbs.out-kind", "thesis.csv"),
         ("--reject 1.5", "text.value-outside", "--reject"),
-        ("--reject -0.1", "text.value-outside", "--reject"),
         ("--reject nan", "text.value-wrong", "--reject"),
     ],
 )
@@ -486,15 +483,15 @@ def test_each_readable_image_has_its_picture(vitkit: Any, trained: Path, here: P
         ("photos/red/", ["img1.png.png"]),
         ("./photos/../photos", ["red/img1.png.png"]),
         ("photos/red/img1.png", ["img1.png.png"]),
-        ("photos/red/img1.png other/img1.png", ["other/img1.png.png", "photos/red/img1.png.png"]),
         ("*/img1.png photos/*/*.png", ["other/img1.png.png", "photos/red/img1.png.png"]),
     ],
 )
 def test_equal_names_do_not_meet(vitkit: Any, trained: Path, here: Path, sources: str, expected: list[str]) -> None:
-    for path in sorted(Path("photos").rglob("*.png"))[:-12] + sorted(Path("photos/red").iterdir())[1:]:
-        path.unlink()
-    (here / "other").mkdir()
-    shutil.copy("photos/red/img1.png", "other")
+    image = (here / "photos" / "red" / "img1.png").read_bytes()
+    shutil.rmtree("photos")
+    for folder in (here / "photos" / "red", here / "other"):
+        folder.mkdir(parents=True)
+        (folder / "img1.png").write_bytes(image)
     assert vitkit("predict", trained, *sources.split(), "--pictures", "drawn").code == 0
     assert drawn("drawn") == expected
 

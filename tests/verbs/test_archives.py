@@ -58,7 +58,7 @@ def test_workers_and_caches_read_an_archive(place: Path, tmp_path: Path) -> None
         runs.assert_same_weights(run, place / "run-data")
 
 
-def test_eval_is_that_of_the_folder(vitkit: Any, place: Path, tmp_path: Path) -> None:
+def test_eval_and_doctor_tell_what_they_do_of_the_folder(vitkit: Any, place: Path, tmp_path: Path) -> None:
     for name in ("data", *PACKED):
         assert vitkit("eval", place / "run-data", "--out", tmp_path / name).code == 0
         outcome = vitkit("eval", place / f"run-{name}", place / name, "--out", tmp_path / f"of-{name}")
@@ -66,9 +66,6 @@ def test_eval_is_that_of_the_folder(vitkit: Any, place: Path, tmp_path: Path) ->
     figures = [stored(tmp_path / f"of-{name}" / "evaluation.json") for name in ("data", *PACKED)]
     for packed in figures[1:]:
         assert (packed["accuracy"], packed["seen"]) == (figures[0]["accuracy"], figures[0]["seen"])
-
-
-def test_doctor_tells_the_same(vitkit: Any, place: Path, tmp_path: Path) -> None:
     told = [vitkit("doctor", place / name, "--json") for name in ("data", *PACKED)]
     assert [own.code for own in told] == [0, 0, 0]
     found = [json.loads(own.out) for own in told]
@@ -87,7 +84,7 @@ def predictions(outcome: Any, root: Path) -> list[tuple[str, str, str]]:
     return [(row["path"].removeprefix(f"{root}/"), row["label"], row["confidence"]) for row in rows]
 
 
-def test_predict_names_the_images_in_an_archive(vitkit: Any, place: Path) -> None:
+def test_predict_embed_and_explain_read_an_archive(vitkit: Any, place: Path, tmp_path: Path) -> None:
     found = [
         predictions(vitkit("predict", place / "run-data", place / name), place / name) for name in ("data", *PACKED)
     ]
@@ -95,9 +92,6 @@ def test_predict_names_the_images_in_an_archive(vitkit: Any, place: Path) -> Non
     for name in PACKED:
         one = place / name / "red" / "img3.png"
         assert predictions(vitkit("predict", place / "run-data", one), place / name)[0] in found[0]
-
-
-def test_embed_and_explain_read_an_archive(vitkit: Any, place: Path, tmp_path: Path) -> None:
     for name in ("data", *PACKED):
         outcome = vitkit("embed", place / "run-data", place / name, "--out", tmp_path / f"{name}.npz")
         assert outcome.code == 0, outcome.err

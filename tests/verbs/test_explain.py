@@ -165,10 +165,8 @@ def test_what_is_there_is_kept_unless_forced(command: Any, model: Path, photogra
     [
         ("pictures", "verbs.out-missing", "--out DIR"),
         ("-o out", "verbs.images-missing", ""),
-        ("pictures -o pictures", "verbs.out-in-source", "pictures"),
         ("pictures -o pictures/out", "verbs.out-in-source", "pictures/out"),
         ("pictures -o taken.txt", "verbs.out-kind", "taken.txt"),
-        ("pictures/one/same.png -o pictures/one --force", "verbs.out-in-source", "pictures/one"),
         ("album/1.png -o album/maps", "verbs.out-in-source", "album/maps lies in album"),
         ("album/images/3.png -o album --force", "verbs.out-in-source", "lies in album/images"),
         ("nowhere.png -o out", "data.source-missing", "nowhere.png"),
@@ -176,7 +174,6 @@ def test_what_is_there_is_kept_unless_forced(command: Any, model: Path, photogra
         ("pictures -o out --layer 1", "explanation.layer-unused", "--layer"),
         ("pictures -o out --method raw --layer 3", "model.layer-missing", "3"),
         ("pictures -o out --anatomy --method raw", "cli.option-conflict", "--method"),
-        ("pictures -o out --anatomy --target a", "cli.option-conflict", "--method"),
     ],
 )
 def test_mistakes_end_in_a_line(

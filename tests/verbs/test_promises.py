@@ -161,36 +161,27 @@ def test_an_interrupted_file_is_continued_with_the_same_promises(made: tuple[Pat
     model, photographs = made
     out = tmp_path / "rows.csv"
     asked: dict[str, Any] = {"promises": package.Promises(coverage=0.8, accuracy=0.6), "compute": EXACT}
-    whole = package.predict(model, photographs, out=out, **asked)
-    rows = [row.set for row in whole]
-    text = out.read_text().splitlines(keepends=True)
-    out.unlink()
-    (tmp_path / "rows.csv.partial").write_text("".join(text[:4]))
+    rows = [row.set for row in package.predict(model, photographs, out=out, **asked)]
+    lines = out.read_text().splitlines(keepends=True)
+    out.rename(tmp_path / "rows.csv.partial").write_text("".join(lines[:4]))
     assert [row.set for row in package.predict(model, photographs, out=out, resume=True, **asked)] == rows
     with refused("inference.rows-differ"):
         package.predict(model, photographs, out=out, resume=True, compute=EXACT)
 
 
-def test_an_exported_file_makes_the_same_promises(made: tuple[Path, Path], tmp_path: Path) -> None:
+def test_an_exported_file_and_the_server_make_the_same_promises(made: tuple[Path, Path], tmp_path: Path) -> None:
     model, photographs = made
-    out = tmp_path / "model.xml"
-    export(load(model), out, Pictures("photographs", tuple(sorted(photographs.iterdir()))))
-    expected = package.predict(model, photographs, promises=package.Promises(coverage=0.8, accuracy=0.6), compute=EXACT)
-    rows = package.predict(out, photographs, promises=package.Promises(coverage=0.8, accuracy=0.6))
-    assert [(row.set, row.label) for row in rows] == [(row.set, row.label) for row in expected]
-
-
-def test_the_server_answers_with_sets(made: tuple[Path, Path]) -> None:
-    model, photographs = made
-    paths = sorted(photographs.iterdir())
-    expected = list(package.predict(model, paths, promises=package.Promises(coverage=0.8, accuracy=0.6), compute=EXACT))
+    paths, out = sorted(photographs.iterdir()), tmp_path / "model.xml"
+    promises = package.Promises(coverage=0.8, accuracy=0.6)
+    expected = [(row.set, row.label) for row in package.predict(model, paths, promises=promises, compute=EXACT)]
+    export(load(model), out, Pictures("photographs", tuple(paths)))
+    assert [(row.set, row.label) for row in package.predict(out, paths, promises=promises)] == expected
     files = [("image", (path.name, path.read_bytes())) for path in paths]
     with serve([model], port=0, compute=EXACT) as server:
         rows = httpx.post(f"{server.url}/predict?coverage=0.8&accuracy=0.6", files=files, timeout=30).json()
-        refused = httpx.post(f"{server.url}/predict?coverage=0.999", files=files[:1], timeout=30)
-    assert [tuple(row["set"]) for row in rows["predictions"]] == [row.set for row in expected]
-    assert [row["label"] for row in rows["predictions"]] == [row.label for row in expected]
-    assert refused.status_code == 400 and "at least 999 validation images" in refused.json()["error"]
+        few = httpx.post(f"{server.url}/predict?coverage=0.999", files=files[:1], timeout=30)
+    assert [(tuple(row["set"]), row["label"]) for row in rows["predictions"]] == expected
+    assert few.status_code == 400 and "at least 999 validation images" in few.json()["error"]
 
 
 def test_copies_among_validation_images_count_once(run: Path, tmp_path: Path) -> None:

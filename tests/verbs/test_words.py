@@ -80,14 +80,11 @@ def test_one_of_the_classes_is_named_if_that_is_asked_for(place: Path) -> None:
 
 def test_classes_and_templates_by_the_command(place: Path, vitkit: Any) -> None:
     templates = ("--template", "a {}", "--template", "the {}")
-    asked = ("predict", place / "clip", place / "photos", "--backend", "eager", *templates)
-    first = vitkit(*asked, "--classes", "daisy, rose,red tulip")
-    second = vitkit(*asked, "--classes", place / "classes.txt")
-    assert first.code == second.code == 1
-    assert first.out == second.out
+    asked = ("predict", place / "clip", place / "photos", "--backend", "eager", *templates, "--classes")
+    first, second = vitkit(*asked, "daisy, rose,red tulip"), vitkit(*asked, place / "classes.txt")
+    assert first.code == second.code == 1 and first.out == second.out
     rows = list(csv.DictReader(io.StringIO(first.out)))
-    assert len(rows) == 5
-    assert {row["label"] for row in rows if not row["error"]} <= set(CLASSES)
+    assert len(rows) == 5 and {row["label"] for row in rows if not row["error"]} <= set(CLASSES)
     assert "exactly one (softmax) of 3 classes, given by name in the text 'a {}', 'the {}'" in first.err
 
 
@@ -144,10 +141,9 @@ def test_zero_shot_figures_are_of_transformers_answers(place: Path, labelled: Pa
     model, tokenizer = theirs["siglip"]
     names = package.Names(classes="rose, daisy, red_tulip")
     found = package.evaluate(place / "siglip", labelled, names=names, compute=EXACT)
-    tokens = torch.tensor(
-        wordy.ids(tokenizer, [f"This is a photo of {name}." for name in ("rose", "daisy", "red tulip")])
-    )
-    own = package.zero_shot(place / "siglip", ["rose", "daisy", "red tulip"])
+    spoken = ["rose", "daisy", "red tulip"]
+    tokens = torch.tensor(wordy.ids(tokenizer, [f"This is a photo of {name}." for name in spoken]))
+    own = package.zero_shot(place / "siglip", spoken)
     pixels = torch.stack([own.read(labelled / path) for path in found.evaluation.paths])
     with torch.inference_mode():
         probabilities = model(input_ids=tokens, pixel_values=pixels).logits_per_image.softmax(-1).numpy()
