@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from refusals import refused
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
-from vitkit.verbs import predict
 from vitkit.verbs.cluster import _share, parquet_folder, write_by_ray
 
 EXACT = package.Compute(backend="eager", precision="float32")
@@ -78,7 +78,7 @@ def test_predictions_are_those_of_one_process_though_a_worker_is_killed(
         return write_by_ray(started, *arguments)
 
     death = here / "death"
-    monkeypatch.setattr(predict, "write_by_ray", write)
+    monkeypatch.setattr(import_module("vitkit.verbs.predict"), "write_by_ray", write)
     promises = package.Promises(reject=0.6)
     whole = {row.path: row for row in package.predict("model", "photos", promises=promises, top=2, compute=EXACT)}
     flags = ("--top", 2, "--reject", 0.6, "--backend", "eager", "--precision", "float32")
