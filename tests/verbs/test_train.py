@@ -78,12 +78,13 @@ def test_the_result_is_what_the_folder_holds(trained: Path, data: Path) -> None:
     ],
 )
 def test_figures_that_were_damaged_are_named(trained: Path, tmp_path: Path, change: Any, code: str, named: str) -> None:
-    numbers = json.loads((trained / "evaluation.json").read_text())
+    folder = runs.copy_of(trained, tmp_path / "run")
+    numbers = json.loads((folder / "evaluation.json").read_text())
     changed = numbers | change if isinstance(change, dict) else change
-    (tmp_path / "evaluation.json").write_text(json.dumps(changed))
+    (folder / "evaluation.json").write_text(json.dumps(changed))
     for ask in (TrainingRun.lines, TrainingRun._repr_html_, TrainingRun.to_dict):
         with refused(code, "evaluation.json", named):
-            ask(TrainingRun(tmp_path))
+            ask(TrainingRun(folder))
 
 
 def test_a_run_whose_classes_were_chosen_on_its_images_says_so(trained: Path, tmp_path: Path) -> None:
