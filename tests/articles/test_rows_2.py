@@ -183,7 +183,7 @@ def test_2_24_a_progress_bar(row: Any) -> None:
 
 
 def test_2_25_a_loss_that_is_not_finite(row: Any) -> None:
-    with refused("training.loss-not-finite"):
+    with refused("training.not-finite"):
         row(not_finite=lambda logits, labels: logits.mean() * float("nan"))
 
 
