@@ -85,7 +85,8 @@ def test_predictions_are_those_of_one_process_though_a_worker_is_killed(
     outcome = vitkit("predict", "model", "photos", *flags, "--cluster", "ray", "-o", "rows.parquet")
     rejected = sum(row.is_rejected for row in whole.values())
     words = f"22 images (1 unreadable, {rejected} rejected), eager, float32, on a Ray cluster: rows.parquet\n"
-    assert (outcome.code, outcome.out, death.exists()) == (1, words, True)
+    assert (outcome.code, death.exists()) == (1, True)
+    assert outcome.out.endswith(words)  # after what Ray says of the worker
     rows = [row for file in Path("rows.parquet").iterdir() for row in pq.read_table(file).to_pylist()]
     assert len(rows) == 22 and len({row["path"] for row in rows}) == 22
     for row in rows:
