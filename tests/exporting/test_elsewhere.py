@@ -4,15 +4,18 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import vitkit
+from refusals import refused
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
-from vitkit.exporting import Refused, elsewhere
+from vitkit.exporting import elsewhere
 
 WITH_ONNX_RUNTIME = """
 import onnxruntime
@@ -42,47 +45,35 @@ def verify(folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_folder_says_that_it_was_not_verified(classifier: Classifier, tmp_path: Path) -> None:
-    found = vitkit.export(classifier, out=tmp_path / "a.coreml")
-    assert found.file == tmp_path / "a.coreml.unverified"
-    assert "Not verified: Core ML needs macOS." in found.lines()[-2]
-    assert found.lines()[-1].startswith("expected.npz contains images (64 synthetic images")
-    assert sorted(path.name for path in found.file.iterdir()) == [
-        "expected.npz",
-        "model.json",
-        "model.mlpackage",
-        "model.py",
-        "verify.py",
-    ]
-    assert [path.name for path in tmp_path.iterdir()] == ["a.coreml.unverified"]
-
-
-def test_the_core_ml_model_has_named_inputs_and_outputs_and_its_card(classifier: Classifier, tmp_path: Path) -> None:
     models = pytest.importorskip("coremltools.models")
-    folder = Path(vitkit.export(classifier, out=tmp_path / "a.coreml", precision="float16").file)
-    described = models.MLModel(str(folder / "model.mlpackage"), skip_model_load=True).get_spec().description
-    assert [(value.name, list(value.type.multiArrayType.shape)) for value in described.input] == [
-        ("images", [1, 3, 12, 16])
-    ]
+    found = vitkit.export(classifier, out=tmp_path / "a.coreml", precision="float16")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.coreml.unverified"] == [found.file.name]
+    assert "Not verified: Core ML needs macOS." in found.lines()[-2]
+    expected = {"expected.npz", "model.json", "model.mlpackage", "model.py", "verify.py"}
+    assert {path.name for path in found.file.iterdir()} == expected
+    described = models.MLModel(str(found.file / "model.mlpackage"), skip_model_load=True).get_spec().description
+    inputs = [(value.name, list(value.type.multiArrayType.shape)) for value in described.input]
+    assert inputs == [("images", [1, 3, 12, 16])]
     assert [value.name for value in described.output] == ["logits"]
     assert json.loads(described.metadata.userDefined["vitkit"])["classes"] == list("abcdefg")
 
 
-def test_the_script_verifies_the_model_and_renames_the_folder(folder: Path) -> None:
+def test_the_script_verifies_the_model_and_renames_the_folder(folder: Path, classifier: Classifier) -> None:
+    stored = np.load(folder / "expected.npz")
+    assert len(stored["images"]) == 32
+    expected = classifier.model(torch.from_numpy(stored["images"])).detach().numpy()
+    assert np.abs(stored["logits"] - expected).max() < 1e-5
+    for fault in ("images[:, ::-1]", "images * 1.1", "images * float('nan')"):
+        script = WITH_ONNX_RUNTIME.replace('"images": images', f'"images": ({fault}).astype("float32")')
+        (folder / "model.py").write_text(script)
+        ran = verify(folder)
+        assert ran.returncode == 1 and "the model does not compute what the original did" in ran.stderr
+        assert folder.is_dir()
+    (folder / "model.py").write_text(WITH_ONNX_RUNTIME)
     ran = verify(folder)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.endswith("verified\n")
-    assert not folder.exists()
-    assert folder.with_suffix("").is_dir()
-
-
-@pytest.mark.parametrize("fault", ["images[:, ::-1]", "images * 1.1", "images * float('nan')"])
-def test_the_script_refuses_another_computation(folder: Path, fault: str) -> None:
-    script = WITH_ONNX_RUNTIME.replace('"images": images', f'"images": ({fault}).astype("float32")')
-    (folder / "model.py").write_text(script)
-    ran = verify(folder)
-    assert ran.returncode == 1
-    assert "the model does not compute what the original did" in ran.stderr
-    assert folder.is_dir()
+    assert not folder.exists() and folder.with_suffix("").is_dir()
 
 
 def test_a_runtime_that_is_installed_verifies_at_once(
@@ -97,11 +88,9 @@ def test_a_runtime_that_is_installed_verifies_at_once(
     monkeypatch.setitem(elsewhere.ELSEWHERE, "tensorrt", here)
     found = vitkit.export(classifier, out=tmp_path / "a.tensorrt")
     assert (found.file.name, found.to_dict()["is_verified"]) == ("a.tensorrt", True)
-    (static / "tensorrt.py").write_text(WITH_ONNX_RUNTIME + "    logits = 3\n")
-    wrong = WITH_ONNX_RUNTIME.replace("[0]", "[0] + 1")
-    (static / "tensorrt.py").write_text(wrong)
+    (static / "tensorrt.py").write_text(WITH_ONNX_RUNTIME.replace("[0]", "[0] + 1"))
     before = (found.file / "model.onnx").read_bytes()
-    with pytest.raises(Refused, match="could not be verified: the model does not compute what the original did"):
+    with refused("exporting.check-failed"):
         vitkit.export(classifier, out=tmp_path / "a.tensorrt", force=True)
     assert (found.file / "model.onnx").read_bytes() == before, "what was there is kept"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tensorrt", "static"]
@@ -109,46 +98,31 @@ def test_a_runtime_that_is_installed_verifies_at_once(
 
 def test_only_folders_of_vitkit_are_replaced(folder: Path, classifier: Classifier) -> None:
     out = folder.with_suffix("")
-    with pytest.raises(vitkit.VitkitError, match=r"a\.tensorrt\.unverified exists: choose a new name, or force"):
+    with refused("exporting.file-exists", "a.tensorrt.unverified"):
         vitkit.export(classifier, out=out)
     vitkit.export(classifier, out=out, force=True)
     assert "polygraphy" in (folder / "model.py").read_text()
     (folder / "verify.py").unlink()
-    with pytest.raises(vitkit.VitkitError, match=r"a\.tensorrt\.unverified was not written by vitkit export"):
+    with refused("exporting.folder-foreign", "a.tensorrt.unverified"):
         vitkit.export(classifier, out=out, force=True)
     assert (folder / "model.onnx").is_file()
 
 
-def test_expected_logits_are_those_of_the_model(folder: Path, classifier: Classifier) -> None:
-    import torch
-
-    stored = np.load(folder / "expected.npz")
-    assert len(stored["images"]) == 32
-    expected = classifier.model(torch.from_numpy(stored["images"])).detach().numpy()
-    assert np.abs(stored["logits"] - expected).max() < 1e-5
-
-
 @pytest.mark.parametrize(
-    ("options", "complaint"),
+    ("options", "code"),
     [
-        ({"out": "a.coreml", "precision": "int8"}, "to coreml stores weights in float32 or float16, not int8"),
-        ({"out": "a.tensorrt", "precision": "float16"}, "to tensorrt stores weights in float32, not float16"),
-        ({"out": "a.tensorrt", "dynamic_batch": False}, "dynamic-batch cannot be combined with to tensorrt"),
+        ({"out": "a.coreml", "precision": "int8"}, "exporting.precision-unsupported"),
+        ({"out": "a.tensorrt", "precision": "float16"}, "exporting.precision-unsupported"),
+        ({"out": "a.tensorrt", "dynamic_batch": False}, "verbs.option-conflict"),
+        ({"out": "a.coreml"}, "exporting.package-missing"),
     ],
 )
-def test_what_cannot_be_written_is_said(
-    classifier: Classifier, options: dict[str, object], complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_cannot_be_written_is_refused(
+    classifier: Classifier, options: dict[str, Any], code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(vitkit.VitkitError, match=complaint):
-        vitkit.export(classifier, **options)  # type: ignore[arg-type]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_package_that_is_missing_is_named(
-    classifier: Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("vitkit.exporting.formats.find_spec", lambda _: None)
-    with pytest.raises(vitkit.VitkitError, match=r"to coreml needs coremltools: pip install 'vitkit\[coreml\]'"):
-        vitkit.export(classifier, out=tmp_path / "a.coreml")
+    if code == "exporting.package-missing":
+        monkeypatch.setattr("vitkit.exporting.formats.find_spec", lambda _: None)
+    with refused(code):
+        vitkit.export(classifier, **options)
     assert list(tmp_path.iterdir()) == []

@@ -5,6 +5,7 @@ import re
 import shutil
 import zipfile
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import photos
+from refusals import refused
 from tiny import VARIETY, build, images, largest_difference
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
@@ -51,26 +53,17 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(
     "command",
-    [
-        ("predict", "model.pt2", "photo.png"),
-        ("eval", "model.pt2", "."),
-        ("embed", "model.pt2", "photo.png", "-o", "features.npz"),
-        ("explain", "model.pt2", "photo.png", "-o", "explained"),
-        ("serve", "model.pt2", "--port", "0"),
-        ("info", "model.pt2"),
-        ("bench", "model.pt2"),
-    ],
-    ids=lambda command: command[0],
-)
-def test_programs_are_not_opened(command: tuple[str, ...], place: Path, vitkit: Any) -> None:
+    ["predict model.pt2 photo.png", "eval model.pt2 .", "explain model.pt2 photo.png -o explained", "info model.pt2",
+     "embed model.pt2 photo.png -o features.npz", "serve model.pt2 --port 0", "bench model.pt2"],
+)  # fmt: skip
+def test_programs_are_not_opened(command: str, place: Path, vitkit: Any) -> None:
     """PyTorch's reader would run what they contain."""
     photos.save(photos.noise(), place / "photo.png")
     with zipfile.ZipFile(place / "model.pt2", "w") as archive:
         archive.writestr("archive/data/sample_inputs/model.pt", pickle.dumps(Bomb()))
-    outcome = vitkit(*command)
+    outcome = vitkit(*command.split())
     assert outcome.code == 2
-    assert len(outcome.err.splitlines()) == 1
-    assert "model folder that it was made from" in outcome.err
+    assert len(outcome.err.splitlines()) == 1 and "model folder that it was made from" in outcome.err
     assert not (place / "exploded").exists()
 
 
@@ -91,15 +84,17 @@ def test_the_program_of_every_model_computes_its_logits(fields: dict[str, Any], 
     assert largest_difference(torch.export.load(tmp_path / "model.pt2").module()(asked), own.logits(asked)) < 1e-5
 
 
-# --- ONNX -------------------------------------------------------------------------------------------
-
-
 def spoil_onnx(exported: Path, path: Path, change: Callable[[Any], None]) -> None:
     import onnx
 
     model = onnx.load(exported / "model.onnx")
     change(model)
     path.write_bytes(seal.sealed(model.SerializeToString()))
+
+
+def copied(exported: Path, place: Path, *others: str) -> None:
+    for name in ("model.xml", "model.bin", *others):
+        shutil.copy(exported / name, place)
 
 
 def external(model: Any) -> None:
@@ -130,11 +125,8 @@ ONNX_ATTACKS: dict[str, Callable[[Any], None]] = {
 @pytest.mark.parametrize("attack", ONNX_ATTACKS.values(), ids=ONNX_ATTACKS)
 def test_an_onnx_file_with_others_is_refused(exported: Path, attack: Callable[[Any], None], place: Path) -> None:
     spoil_onnx(exported, place / "model.onnx", attack)
-    with pytest.raises(VitkitError, match="is not an ONNX file written by vitkit"):
+    with refused("exporting.file-foreign"):
         load_exported(place / "model.onnx")
-
-
-# --- OpenVINO ---------------------------------------------------------------------------------------
 
 
 XML_ATTACKS = {
@@ -146,79 +138,58 @@ XML_ATTACKS = {
     "weights before the beginning": (b'offset="0"', b'offset="-8"'),
     "a constant that lies nowhere": (b'type="MatMul"', b'type="Const"'),
     "a word of a newer runtime": (b"<data shape", b'<data library="evil.so" shape'),
+    "no images": (b'shape="?,3,12,16"', b'shape="0,3,12,16"'),
     "another encoding": (b'<?xml version="1.0"?>', b'<?xml version="1.0" encoding="UTF-16"?>'),
 }
 
 
 @pytest.mark.parametrize(("old", "new"), XML_ATTACKS.values(), ids=XML_ATTACKS)
 def test_an_openvino_model_with_others_is_refused(exported: Path, old: bytes, new: bytes, place: Path) -> None:
-    shutil.copy(exported / "model.bin", place)
+    copied(exported, place)
     content = (exported / "model.xml").read_bytes()
     assert old in content
-    content = seal.sealed(content.replace(old, new, 1), (place / "model.bin").read_bytes())
-    (place / "model.xml").write_bytes(content)
-    with pytest.raises(VitkitError, match="is not an OpenVINO model written by vitkit"):
+    is_batch = old == b'shape="?,3,12,16"'
+    content = content.replace(old, new) if is_batch else content.replace(old, new, 1)
+    (place / "model.xml").write_bytes(seal.sealed(content, (place / "model.bin").read_bytes()))
+    with refused("exporting.file-damaged" if is_batch else "exporting.file-foreign"):
         load_exported(place / "model.xml")
 
 
-def test_a_graph_that_takes_no_images_is_refused(exported: Path, place: Path) -> None:
-    shutil.copy(exported / "model.bin", place)
-    content = (exported / "model.xml").read_bytes()
-    (where,) = set(re.findall(rb'shape="\?,3,12,16"', content))
-    content = seal.sealed(content.replace(where, b'shape="0,3,12,16"'), (place / "model.bin").read_bytes())
-    (place / "model.xml").write_bytes(content)
-    with pytest.raises(VitkitError, match="damaged: its batch size is 0"):
-        load_exported(place / "model.xml")
-
-
-# --- Damage -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("file", ["model.onnx", "model.bin"])
-def test_weights_that_were_written_over_are_noticed(exported: Path, file: str, place: Path) -> None:
-    for name in ("model.xml", "model.bin", file):
-        shutil.copy(exported / name, place)
+@pytest.mark.parametrize(
+    ("damage", "file"),
+    [*product(["a block", "a bit"], ["model.onnx", "model.bin"]), ("another run's", "model.bin")],
+)
+def test_weights_that_are_not_the_files_own_are_noticed(exported: Path, damage: str, file: str, place: Path) -> None:
+    copied(exported, place, file)
     content = bytearray((place / file).read_bytes())
-    content[len(content) // 2 : len(content) // 2 + 4096] = bytes(4096)
+    middle = len(content) // 2
+    if damage == "a block":
+        content[middle : middle + 4096] = bytes(4096)
+    elif damage == "a bit":
+        content[middle] ^= 1
+    else:
+        other = Classifier(build(layers=1, position="sincos_2d", seed=1), tuple("abcdefg"), Preprocess(size=(12, 16)))
+        export(other, place / "other.xml", Pictures("noise", (photos.noise(21, 17, 0),)))
+        content = bytearray((place / "other.bin").read_bytes())
     (place / file).write_bytes(content)
-    with pytest.raises(VitkitError, match=r"damaged|cannot be read as|is not a"):
+    with pytest.raises(VitkitError) as caught:
         load_exported(place / ("model.xml" if file == "model.bin" else file))
-
-
-@pytest.mark.parametrize("file", ["model.onnx", "model.bin"])
-def test_one_bit_of_a_weight_is_noticed(exported: Path, file: str, place: Path) -> None:
-    for name in ("model.xml", "model.bin", file):
-        shutil.copy(exported / name, place)
-    content = bytearray((place / file).read_bytes())
-    content[len(content) // 2] ^= 1
-    (place / file).write_bytes(content)
-    with pytest.raises(VitkitError, match="is damaged: its content does not match its checksum"):
-        load_exported(place / ("model.xml" if file == "model.bin" else file))
-
-
-def test_weights_of_another_run_are_noticed(exported: Path, place: Path) -> None:
-    other = Classifier(build(layers=1, position="sincos_2d", seed=1), tuple("abcdefg"), Preprocess(size=(12, 16)))
-    export(other, place / "model.xml", Pictures("noise", (photos.noise(21, 17, 0),)))
-    shutil.copy(exported / "model.xml", place)
-    with pytest.raises(VitkitError, match="is damaged: its content does not match its checksum"):
-        load_exported(place / "model.xml")
+    assert caught.value.code == "exporting.file-damaged" or damage == "a block"
 
 
 CARDS = {
-    "a temperature below 0": ('"temperature": 1.5', '"temperature": -1.0', "temperature is -1.0"),
-    "a temperature of 0": ('"temperature": 1.5', '"temperature": 0.0', "temperature is 0.0"),
-    "no number": ('"temperature": 1.5', '"temperature": NaN', "temperature is nan"),
-    "fewer names": ('"f", "g"', '"f"', "it has 7 logits for 6 classes"),
-    "no names": ('["a", "b", "c", "d", "e", "f", "g"]', "[]", "classes are"),
-    "names that are none": ('"f", "g"', '"f", 3', "classes are"),
+    "a temperature below 0": ('"temperature": 1.5', '"temperature": -1.0'),
+    "a temperature of 0": ('"temperature": 1.5', '"temperature": 0.0'),
+    "no number": ('"temperature": 1.5', '"temperature": NaN'),
+    "fewer names": ('"f", "g"', '"f"'),
+    "no names": ('["a", "b", "c", "d", "e", "f", "g"]', "[]"),
+    "names that are none": ('"f", "g"', '"f", 3'),
 }
 
 
-@pytest.mark.parametrize(("old", "new", "complaint"), CARDS.values(), ids=CARDS)
+@pytest.mark.parametrize(("old", "new"), CARDS.values(), ids=CARDS)
 @pytest.mark.parametrize("is_forged", [False, True], ids=["changed", "forged"])
-def test_a_card_that_was_changed_is_noticed(
-    exported: Path, old: str, new: str, complaint: str, is_forged: bool, place: Path
-) -> None:
+def test_a_card_that_was_changed_is_noticed(exported: Path, old: str, new: str, is_forged: bool, place: Path) -> None:
     import onnx
 
     model = onnx.load(exported / "model.onnx")
@@ -230,5 +201,5 @@ def test_a_card_that_was_changed_is_noticed(
         stated = re.search(r'"checksum": "([0-9a-f]{64})"', entry.value)
         content = seal.sealed(content.replace(stated[1].encode(), seal.BLANK.encode()))
     (place / "model.onnx").write_bytes(content)
-    with pytest.raises(VitkitError, match=complaint if is_forged else "does not match its checksum"):
+    with refused("exporting.file-damaged"):
         load_exported(place / "model.onnx")

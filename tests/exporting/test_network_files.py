@@ -1,5 +1,6 @@
 """Files of torchvision's and timm's networks for other runtimes."""
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,6 @@ import vitkit
 from runs import photos
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
-from vitkit.errors import VitkitError
 from vitkit.exporting import Refused, choose_pictures, export, load_exported
 from vitkit.model import Network
 
@@ -27,7 +27,11 @@ MORE = (
     *("timm:ghostnet_050", "timm:edgenext_xx_small"),
 )
 UNSAFE = {("torchvision:swin_t", ".xml"), ("torchvision:swin_v2_t", ".xml")}
-NAMES = [*FEW, *(pytest.param(name, marks=pytest.mark.accept) for name in MORE)]
+CASES = [
+    *((FEW[0], suffix) for suffix in (".onnx", ".xml", ".pt2")), (FEW[1], ".onnx"), (FEW[1], ".xml"),
+    pytest.param(FEW[1], ".pt2", marks=pytest.mark.accept),
+    *(pytest.param(*case, marks=pytest.mark.accept) for case in product(MORE, (".onnx", ".xml", ".pt2"))),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +50,7 @@ def classifier_of(name: str) -> Classifier:
     return Classifier(model, ("a", "b", "c"), Preprocess(size=(64, 64)), temperature=1.5)
 
 
-@pytest.mark.parametrize("suffix", [".onnx", ".xml", ".pt2"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "suffix"), CASES)
 def test_a_file_answers_as_the_network_does(name: str, suffix: str, data: Path, tmp_path: Path) -> None:
     classifier = classifier_of(name)
     pictures = choose_pictures(classifier, data)
@@ -85,9 +88,7 @@ def test_an_operation_that_files_may_not_contain_is_named(suffix: str, data: Pat
     model = vitkit.create_model("custom:rounding", num_classes=3, image_size=16)
     classifier = Classifier(model, ("a", "b", "c"), Preprocess(size=(16, 16)))
     out = tmp_path / f"net{suffix}"
-    with pytest.raises(
-        VitkitError, match=rf"cannot be exported to \{suffix}: .*[rR]ound.*; try another format$"
-    ) as caught:
+    with pytest.raises(Refused, match=r"[rR]ound") as caught:
         export(classifier, out, choose_pictures(classifier, data))
     assert str(tmp_path) not in str(caught.value)
     assert list(tmp_path.iterdir()) == []

@@ -58,13 +58,8 @@ def test_a_file_is_predicted_without_torch(suffix: str, classifier: Classifier, 
     names = [f"{i:02}.png" for i in range(_IMAGES)]
     done = subprocess.run(
         [sys.executable, "-c", _COMMAND, file.name, " ".join(names)],
-        cwd=place,
-        env=runs.environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+        cwd=place, env=runs.environment(), capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
     assert done.returncode == 1, done.stderr  # one picture cannot be read
     assert f"{_IMAGES} images (1 unreadable)" in done.stderr
     rows = list(csv.DictReader(done.stdout.splitlines()))
@@ -94,11 +89,7 @@ class Fixed:
 numbers = st.floats(width=32, allow_nan=True, allow_infinity=True) | st.floats(-30, 30, width=32)
 
 
-@given(
-    logits=st.lists(numbers, min_size=7, max_size=7),
-    temperature=st.floats(1e-3, 1e3),
-    is_multi=st.booleans(),
-)
+@given(logits=st.lists(numbers, min_size=7, max_size=7), temperature=st.floats(1e-3, 1e3), is_multi=st.booleans())
 def test_probabilities_are_those_of_a_classifier(logits: list[float], temperature: float, is_multi: bool) -> None:
     thresholds = (0.5,) * 7 if is_multi else None
     runner = Fixed(np.array([logits, [0.0] * 7], np.float32))
