@@ -12,6 +12,7 @@ from vitkit.serving import BadRequestError, merge_options, part_of_one, read_bod
 
 BOUND = b"xXx"
 FORM = "multipart/form-data; boundary=xXx"
+MANY = 2**16 + 1
 
 
 def part(content: bytes, **told: str) -> bytes:
@@ -31,7 +32,8 @@ def read(kind: str, body: bytes) -> Any:
 def refused(kind: str, body: bytes) -> tuple[int, str]:
     with pytest.raises(BadRequestError) as error:
         read_body(kind, body)
-    return error.value.status, str(error.value)
+    assert len(str(error.value)) < 300
+    return error.value.status, error.value.code
 
 
 @given(st.lists(st.binary(max_size=200), min_size=1, max_size=4))
@@ -40,57 +42,56 @@ def test_files_of_a_form_come_as_they_were_sent(contents: list[bytes]) -> None:
     assert read(FORM, body) == ([(f"{i}.jpg", own) for i, own in enumerate(contents)], {"top": "3"})
 
 
-@pytest.mark.parametrize("name", ["../../etc/passwd", "<script>alert(1)</script>", "é.jpg", "a" * 400])
-def test_names_are_text_and_no_more(name: str) -> None:
-    uploads, _ = read(FORM, form(part(b"content", name="image", filename=name)))
-    assert uploads == [(name[:255], b"content")]
+def test_names_are_text_and_no_more() -> None:
+    for name in ("../../etc/passwd", "<script>alert(1)</script>", "é.jpg", "a" * 400):
+        uploads, _ = read(FORM, form(part(b"content", name="image", filename=name)))
+        assert uploads == [(name[:255], b"content")]
+    ((path, _),), _ = read("application/json", b'{"image": {"path": "\\ud800", "data": "AA=="}}')
+    assert path.encode(), "which is no Unicode, and stays sendable"
+
+
+JSON = "application/json"
+DAMAGED, MISSING, INVALID, OPTION, UNKNOWN = (
+    f"serving.{code}" for code in ("body-damaged", "image-missing", "image-invalid", "option-invalid", "type-unknown")
+)
 
 
 @pytest.mark.parametrize(
-    ("kind", "body", "status", "reason"),
+    ("kind", "body", "status", "code"),
     [
-        (FORM, form(), 400, "no picture"),
-        (FORM, form(part(b"x", name="image")), 400, "no picture"),
-        (FORM, form(part(b"x" * 5000, name="image")), 400, "needs a file name"),
-        (FORM, form(part(b"1", name="top"), part(b"2", name="top")), 400, "two values"),
-        (FORM, part(b"x", name="image", filename="a")[:-3], 400, "cut short"),
-        (FORM, b"", 400, "cut short"),
-        (FORM, b"nonsense", 400, "damaged"),
-        ("multipart/form-data", form(), 400, "no boundary"),
-        (f"multipart/form-data; boundary={'x' * 500}", form(), 400, "damaged"),
-        ("multipart/mixed; boundary=x", b"x", 415, "multipart/form-data"),
-        ("text/html", b"<p>", 415, "multipart/form-data"),
-        ("image/png", b"", 400, "no picture"),
-        ("application/json", b"", 400, "no JSON"),
-        ("application/json", b"[" * 100_000, 400, "nested too deeply"),
-        ("application/json", b"\xff\xfe", 400, "no JSON"),
-        ("application/json", b"[]", 400, "JSON object"),
-        ("application/json", b"{}", 400, "no picture"),
-        ("application/json", b'{"images": "x"}', 400, "must be a list"),
-        ("application/json", b'{"image": 3}', 400, "must be base64"),
-        ("application/json", b'{"image": {"data": 3}}', 400, "must be base64"),
-        ("application/json", b'{"image": {"file": "/etc/passwd"}}', 400, "must be base64"),
-        ("application/json", b'{"image": "/etc/passwd!"}', 400, "not base64"),
-        ("application/json", '{"image": "é"}'.encode(), 400, "not base64"),
-        ("application/json", b'{"image": "AA==", "top": [1]}', 400, "text or a number"),
-        ("application/json", b'{"image": "AA==", "top": true}', 400, "text or a number"),
+        (FORM, form(), 400, MISSING),
+        (FORM, form(part(b"x", name="image")), 400, MISSING),
+        (FORM, form(part(b"x" * 5000, name="image")), 400, OPTION),
+        (FORM, form(part(b"1", name="top"), part(b"2", name="top")), 400, "serving.option-repeated"),
+        (FORM, part(b"x", name="image", filename="a")[:-3], 400, DAMAGED),
+        (FORM, b"", 400, DAMAGED),
+        (FORM, b"nonsense", 400, DAMAGED),
+        ("multipart/form-data", form(), 400, DAMAGED),
+        (f"multipart/form-data; boundary={'x' * 500}", form(), 400, DAMAGED),
+        ("multipart/mixed; boundary=x", b"x", 415, UNKNOWN),
+        ("text/html", b"<p>", 415, UNKNOWN),
+        ("image/png", b"", 400, MISSING),
+        (JSON, b"", 400, DAMAGED),
+        (JSON, b"[" * 100_000, 400, DAMAGED),
+        (JSON, b"\xff\xfe", 400, DAMAGED),
+        (JSON, b"[]", 400, DAMAGED),
+        (JSON, b"{}", 400, MISSING),
+        (JSON, b'{"images": "x"}', 400, INVALID),
+        (JSON, b'{"image": 3}', 400, INVALID),
+        (JSON, b'{"image": {"data": 3}}', 400, INVALID),
+        (JSON, b'{"image": {"file": "/etc/passwd"}}', 400, INVALID),
+        (JSON, b'{"image": "/etc/passwd!"}', 400, INVALID),
+        (JSON, '{"image": "é"}'.encode(), 400, INVALID),
+        (JSON, b'{"image": "AA==", "top": [1]}', 400, OPTION),
+        (JSON, b'{"image": "AA==", "top": true}', 400, OPTION),
+        # of very many tiny parts, before they are all read; the form is not even closed
+        (JSON, b'{"images": [' + b",".join([b'""'] * MANY) + b"]}", 413, "serving.request-large"),
+        (FORM, part(b"", name="f", filename="x") * MANY, 413, "serving.request-large"),
     ],
+    ids=lambda value: value[:20] if isinstance(value, str) else None,
 )
-def test_what_is_no_question_is_refused_with_its_reason(kind: str, body: bytes, status: int, reason: str) -> None:
-    found, told = refused(kind, body)
-    assert (found, reason in told) == (status, True), told
-    assert len(told) < 300
-
-
-@pytest.mark.parametrize("form_", ["multipart", "json"])
-def test_a_body_of_very_many_tiny_parts_is_refused_before_they_are_all_read(form_: str) -> None:
-    many = 2**16 + 1
-    if form_ == "json":
-        kind, body = "application/json", b'{"images": [' + b",".join([b'""'] * many) + b"]}"
-    else:
-        kind, body = FORM, part(b"", name="f", filename="x") * many  # not even closed
-    status, reason = refused(kind, body)
-    assert status == 413 and "65,536 parts at most" in reason
+def test_what_is_no_question_is_refused(kind: str, body: bytes, status: int, code: str) -> None:
+    assert refused(kind, body) == (status, code)
 
 
 def test_json_brings_one_or_many_with_names_or_without() -> None:
@@ -103,14 +104,9 @@ def test_json_brings_one_or_many_with_names_or_without() -> None:
     )
 
 
-def test_a_name_that_is_no_unicode_stays_sendable() -> None:
-    ((path, _),), _ = read("application/json", b'{"image": {"path": "\\ud800", "data": "AA=="}}')
-    assert path.encode()
-
-
-@pytest.mark.parametrize("kind", ["image/jpeg", "application/octet-stream", "", "IMAGE/PNG"])
-def test_a_plain_body_is_one_picture(kind: str) -> None:
-    assert read(kind, b"content") == ([("image", b"content")], {})
+def test_a_plain_body_is_one_picture() -> None:
+    for kind in ("image/jpeg", "application/octet-stream", "", "IMAGE/PNG"):
+        assert read(kind, b"content") == ([("image", b"content")], {})
 
 
 @given(st.sampled_from([FORM, "application/json", "image/x", "multipart/form-data; boundary="]), st.binary())
@@ -133,9 +129,9 @@ def test_options_come_from_the_address_or_the_body_and_agree() -> None:
 
 @pytest.mark.parametrize("text", ["0", "-1", "x", "1.5", "", "1e3", "٣", "9" * 5000])
 def test_numbers_are_numbers(text: str) -> None:
-    with pytest.raises(BadRequestError, match="whole number"):
+    with pytest.raises(BadRequestError):
         whole_number({"top": text}, "top", 1, 5)
-    with pytest.raises(BadRequestError, match="from 0 to 1"):
+    with pytest.raises(BadRequestError):
         part_of_one({"reject": text if text not in ("0", "٣") else "nan"}, "reject")
     assert whole_number({}, "top", 1, 5) == 5
     assert part_of_one({"reject": "0.25"}, "reject") == 0.25
