@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from photos import noise, smooth
+from refusals import refused
 from tiny import build, images, kinds
-from vitkit.errors import VitkitError
 from vitkit.explanation import draw, find_artefacts, mask_artefacts, token_norms
 from vitkit.explanation import model_analysis as model_figures
 
@@ -28,19 +28,11 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).random(shape, dtype=np.float32)
 
 
-def drawn(figure: Figure) -> np.ndarray:
-    return opened(draw.to_png(figure))
-
-
-def opened(data: bytes) -> np.ndarray:
-    with Image.open(io.BytesIO(data)) as picture:
+def drawn(figure: Figure) -> None:
+    with Image.open(io.BytesIO(draw.to_png(figure))) as picture:
         pixels = np.asarray(picture.convert("RGB"))
     assert pixels.std() > 3, "not an empty sheet"
     assert max(pixels.shape) < 3000
-    return pixels
-
-
-# --- Maps upon photographs --------------------------------------------------------------------------
 
 
 def value_at(values: np.ndarray, x: float, y: float, box: draw.Box) -> float:
@@ -76,14 +68,6 @@ def test_maps_are_interpolated_between_patches(box: draw.Box, h: int, w: int, wi
                 assert spread[y, x] == pytest.approx(value_at(values, *centre, box), abs=1e-4)
 
 
-def test_an_overlay_has_the_photographs_pixels_and_changes_nothing_of_it() -> None:
-    photograph = noise(61, 43)
-    before = photograph.tobytes()
-    picture = draw.overlay(photograph, random(3, 4), (5.5, 0, 40, 43))
-    assert (picture.size, picture.mode) == ((61, 43), "RGB")
-    assert photograph.tobytes() == before
-
-
 def test_the_one_hot_patch_is_the_bright_one() -> None:
     photograph = Image.new("RGB", (200, 120), (90, 90, 90))
     box = (40.0, 0.0, 160.0, 120.0)
@@ -97,51 +81,43 @@ def test_the_one_hot_patch_is_the_bright_one() -> None:
             assert (y // 40, (x - 40) // 40) == (row, column)
 
 
-def test_a_higher_value_is_a_brighter_colour() -> None:
+def test_a_higher_value_is_a_brighter_colour_and_a_negative_one_is_nothing() -> None:
     photograph = Image.new("RGB", (100, 10), (128, 128, 128))
     picture = draw.overlay(photograph, np.linspace(0, 1, 50, dtype=np.float32)[None], (0, 0, 100, 10))
     brightness = np.asarray(picture.convert("L"), dtype=float)[5]
     assert (np.diff(brightness) >= -1).all()
     assert brightness[-1] - brightness[0] > 100
+    values, box = random(3, 4) - 0.5, (0.0, 0.0, 100.0, 10.0)
+    assert draw.overlay(photograph, values, box) == draw.overlay(photograph, np.maximum(values, 0), box)
 
 
 def test_what_the_model_did_not_see_is_faded_and_framed_off() -> None:
     photograph = Image.new("RGB", (90, 60), (0, 100, 0))
+    before = photograph.tobytes()
     pixels = np.asarray(draw.overlay(photograph, random(2, 2), (15, 0, 75, 60)))
-    assert (pixels[:, :15] == (153, 193, 153)).all()
-    assert (pixels[:, 75:] == (153, 193, 153)).all()
-    assert (pixels[:, 15] == 0).all()
-    assert (pixels[:, 74] == 0).all()
+    assert pixels.shape == (60, 90, 3) and photograph.tobytes() == before
+    assert (pixels[:, :15] == (153, 193, 153)).all() and (pixels[:, 75:] == (153, 193, 153)).all()
+    assert (pixels[:, 15] == 0).all() and (pixels[:, 74] == 0).all()
     whole = np.asarray(draw.overlay(photograph, np.ones((2, 2), np.float32), (-5, 0, 95, 60)))
     assert len(np.unique(whole.reshape(-1, 3), axis=0)) == 1, "all was seen: no frame"
 
 
-def test_negative_values_are_drawn_as_nothing() -> None:
-    photograph, box = smooth(40, 30), (0.0, 0.0, 40.0, 30.0)
-    values = random(3, 4) - 0.5
-    assert draw.overlay(photograph, values, box) == draw.overlay(photograph, np.maximum(values, 0), box)
+def test_a_map_without_differences_can_be_drawn() -> None:
+    for value in (0.0, 3.5, -1.0):
+        values = np.full((3, 4), value, dtype=np.float32)
+        draw.overlay(smooth(40, 30), values, (0, 0, 40, 30))
+        drawn(draw.heatmap(values, "flat", "value"))
 
 
-@pytest.mark.parametrize("value", [0.0, 3.5, -1.0])
-def test_a_map_without_differences_can_be_drawn(value: float) -> None:
-    values = np.full((3, 4), value, dtype=np.float32)
-    draw.overlay(smooth(40, 30), values, (0, 0, 40, 30))
-    drawn(draw.heatmap(values, "flat", "value"))
-
-
-def test_making_a_photograph_smaller_keeps_the_box_where_it_was() -> None:
+def test_a_photograph_is_made_smaller_or_enlarged_to_squares_with_its_box() -> None:
     photograph, box = draw.fit(smooth(400, 300), (50.0, -30.0, 350.0, 330.0), 100)
     assert photograph.size == (100, 75)
     assert box == pytest.approx((12.5, -7.5, 87.5, 82.5))
     middle = smooth(200, 150)
     assert draw.fit(middle, (1, 2, 3, 4), 200) == (middle, (1, 2, 3, 4))
-
-
-def test_a_photograph_of_a_few_pixels_is_enlarged_to_squares() -> None:
     digit = noise(8, 5)
     photograph, box = draw.fit(digit, (0, 1, 8, 4), 2048)
-    assert photograph.size == (256, 160)
-    assert box == (0, 32, 256, 128)
+    assert (photograph.size, box) == ((256, 160), (0, 32, 256, 128))
     squares = np.asarray(photograph).reshape(5, 32, 8, 32, 3)
     assert (squares == np.asarray(digit)[:, None, :, None]).all()
     assert draw.fit(digit, (0, 1, 8, 4), 20)[0].size == (16, 10)
@@ -154,8 +130,7 @@ def test_any_name_can_be_drawn(title: str) -> None:
     drawn(draw.head_sheet(random(1, 2, 3, 4), [0], title))
 
 
-@pytest.mark.parametrize("count", [1, 3, 4, 6])
-@pytest.mark.parametrize("size", [(40, 30), (20, 200), (200, 20)])
+@pytest.mark.parametrize(("count", "size"), [(1, (40, 30)), (3, (20, 200)), (4, (200, 20)), (6, (40, 30))])
 def test_methods_lie_side_by_side(count: int, size: tuple[int, int]) -> None:
     maps = {f"method {i}": random(3, 4, seed=i) for i in range(count)}
     figure = draw.side_by_side(smooth(*size), maps, (0, 0, *size), "title")
@@ -200,33 +175,26 @@ def test_a_film_has_a_frame_a_layer(kind: str) -> None:
     assert len(set(frames)) == 5
 
 
-@pytest.mark.parametrize("heads", [1, 3, 4, 12])
+@pytest.mark.parametrize("heads", [1, 3, 12])
 def test_each_head_is_drawn_on_the_photograph(heads: int) -> None:
     photograph, maps, box = smooth(400, 300), random(heads, 3, 4), (50, 0, 350, 300)
     sheet = draw.heads_sheet(photograph, maps, box)
     small, box = draw.fit(photograph, box, 280)
     pixels = np.asarray(sheet, np.int16)
-    cells = [small, *(draw.overlay(small, values, box) for values in maps)]
-    for cell in cells:  # every cell stands on the sheet, unchanged
+    for cell in (small, *(draw.overlay(small, values, box) for values in maps)):  # stands on the sheet, unchanged
         wanted = np.asarray(cell, np.int16)
-        first = np.argwhere((pixels == wanted[0, 0]).all(axis=-1))
-        assert any(
-            np.array_equal(pixels[y : y + cell.height, x : x + cell.width], wanted) for y, x in first.tolist()
-        ), "a head is missing"
+        first = np.argwhere((pixels == wanted[0, 0]).all(axis=-1)).tolist()
+        assert any(np.array_equal(pixels[y : y + cell.height, x : x + cell.width], wanted) for y, x in first)
 
 
 def test_the_layers_are_on_one_sheet_six_in_a_row() -> None:
-    maps = {"attention": random(12, 3, 4), "rollout": random(12, 3, 4)}
-    one = draw.layers_sheet(smooth(400, 300), {"attention": maps["attention"][:1]}, (50, 0, 350, 300), [0])
-    sheet = draw.layers_sheet(smooth(400, 300), maps, (50, 0, 350, 300), range(12))
+    maps, box = {"attention": random(12, 3, 4), "rollout": random(12, 3, 4)}, (50, 0, 350, 300)
+    one = draw.layers_sheet(smooth(400, 300), {"attention": maps["attention"][:1]}, box, [0])
+    sheet = draw.layers_sheet(smooth(400, 300), maps, box, range(12))
     assert round(sheet.width / one.width) == 6 and round(sheet.height / one.height) == 4
 
 
-# --- Anatomy ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("count", [1, 5, 28])
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("count", "channels"), [(1, 3), (5, 1), (28, 3)])
 def test_filters_are_stretched_from_black_to_white(count: int, channels: int) -> None:
     figure = model_figures.filters(random(count, 4, 6, channels) * 5 - 2)
     shown = [np.asarray(axis.images[0].get_array()) for axis in figure.axes if axis.images]
@@ -237,17 +205,10 @@ def test_filters_are_stretched_from_black_to_white(count: int, channels: int) ->
     drawn(figure)
 
 
-def test_filters_of_other_channels_are_refused() -> None:
-    with pytest.raises(VitkitError, match="4 channels"):
-        model_figures.filters(random(2, 3, 3, 4))
-
-
-@pytest.mark.parametrize("grid", [(1, 1), (3, 5), (14, 14), (24, 24), (37, 30)])
+@pytest.mark.parametrize("grid", [(1, 1), (3, 5), (37, 30)])
 def test_positions_can_be_drawn_for_any_grid(grid: tuple[int, int]) -> None:
-    figure = model_figures.position_grid(random(*grid, *grid) * 2 - 1)
-    axis = figure.axes[0]
-    assert len(axis.get_yticks()) <= 14
-    assert len(axis.get_xticks()) <= 14
+    axis = (figure := model_figures.position_grid(random(*grid, *grid) * 2 - 1)).axes[0]
+    assert len(axis.get_yticks()) <= 14 and len(axis.get_xticks()) <= 14
     drawn(figure)
 
 
@@ -291,9 +252,6 @@ def test_the_cloud_of_heads_shows_every_dot_and_says_which_head_it_is(heads: int
 def test_drawing_needs_no_pyplot_and_no_screen() -> None:
     code = "import sys, vitkit.explanation.draw; sys.exit('matplotlib.pyplot' in sys.modules or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
-
-
-# --- Patches of very great length are found, and maps are shown without them --------------------------
 
 
 @pytest.mark.parametrize("fields", kinds())
@@ -347,7 +305,9 @@ def test_nothing_but_flagged_patches_changes_and_no_value_is_new(flags: list[boo
             assert masked.max() <= image[~flag].max() + 1e-6
 
 
-@pytest.mark.parametrize("factor", [1.0, 0.0, float("nan")])
-def test_a_factor_that_makes_no_sense_is_refused(factor: float) -> None:
-    with pytest.raises(VitkitError, match="must be above 1"):
-        find_artefacts(torch.ones(1, 2, 2), factor)
+def test_what_cannot_be_drawn_or_found_is_refused() -> None:
+    with refused("explanation.filters-undrawable"):
+        model_figures.filters(random(2, 3, 3, 4))
+    for factor in (1.0, 0.0, float("nan")):
+        with refused("explanation.factor-outside"):
+            find_artefacts(torch.ones(1, 2, 2), factor)
