@@ -189,9 +189,9 @@ def by_loops(layers: list[Array], fusion: Any, discard: float, prefix: int) -> A
 @pytest.mark.parametrize("discard", [0.0, 0.3, 0.99])
 @pytest.mark.parametrize("fusion", FUSIONS)
 def test_rollout_is_the_product_written_with_loops(fusion: Any, discard: float) -> None:
-    distilled = {"distill_token": True, "distill_head": True}  # followed from both tokens
-    for fields, first in (({}, 1), ({"pool": "gap"}, 12), ({"registers": 3}, 1), ({"conv_layers": (1,)}, 1),
-                          (distilled, 2)):  # fmt: skip
+    several: dict[str, Any] = {"distill_token": True, "distill_head": True}  # followed from both tokens
+    cases: list[tuple[dict[str, Any], int]] = [({}, 1), ({"pool": "gap"}, 12), ({"registers": 3}, 1), (several, 2)]
+    for fields, first in (*cases, ({"conv_layers": (1,)}, 1)):
         model = build(**fields)
         prefix = model.config.prefix_tokens
         layers = [attention.double().numpy() for attention in attention_maps(model, images())]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitkit.errors import VitkitError
+from refusals import refused
 from vitkit.inference import ClassSets, HeldOut, PredictionRules, class_sets, images_needed, quantile
 from vitkit.inference.prediction import Columns, Prediction, Ranking
 
@@ -75,30 +75,23 @@ def test_the_score_is_1_minus_the_probability_of_the_true_class() -> None:
     p = np.array([[0.5, 0.3, 0.15, 0.05]], np.float32)
     for label, score in enumerate([0.5, 0.7, 0.85, 0.95]):
         assert HeldOut.of(p, np.array([label])).rest[0] == pytest.approx(score, abs=1e-6)
-
-
-def test_near_certainty_keeps_its_digits() -> None:
     p = np.array([[1.0, 1e-12, 1e-20], [1.0, 1e-14, 1e-20]], np.float32)
-    assert HeldOut.of(p, np.array([0, 0])).doubt == pytest.approx([1e-12, 1e-14])
+    assert HeldOut.of(p, np.array([0, 0])).doubt == pytest.approx([1e-12, 1e-14]), "near certainty"
 
 
 @pytest.mark.parametrize(
-    ("coverage", "images", "message"),
+    ("coverage", "images", "code"),
     [
-        (0.95, 18, "requires at least 19 validation images, and the run had 18.*at most 0.947"),
-        (1.0, 1, "must be above 0 and below 1"),
-        (0.0, 1, "must be above 0 and below 1"),
+        (0.95, 18, "inference.images-too-few"),
+        (1.0, 1, "inference.share-outside"),
+        (0.0, 1, "inference.share-outside"),
     ],
 )
-def test_promises_that_would_be_empty_are_refused(coverage: float, images: int, message: str) -> None:
-    p, labels = drawn(np.random.default_rng(0), images, 2)
-    with pytest.raises(VitkitError, match=message):
-        class_sets(HeldOut.of(p, labels), coverage)
-
-
-def test_19_images_are_enough_for_95_percent() -> None:
+def test_promises_that_would_be_empty_are_refused(coverage: float, images: int, code: str) -> None:
     p, labels = drawn(np.random.default_rng(0), 19, 2)
     assert math.isfinite(class_sets(HeldOut.of(p, labels), 0.95).limit)
+    with refused(code):
+        class_sets(HeldOut.of(p[:images], labels[:images]), coverage)
 
 
 def test_the_column_has_every_class_of_the_set_and_the_most_probable_first() -> None:

@@ -27,16 +27,13 @@ def double(images: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("is_concurrent", [True, False])
 @pytest.mark.parametrize("batch_size", [1, 3, 100])
-@pytest.mark.parametrize("images", [0, 1, 3, 4, 50])
-def test_every_path_has_its_row_in_order(images: int, batch_size: int, is_concurrent: bool) -> None:
-    paths = list(map(str, range(images)))
-    rows = list(flow(iter(paths), number, double, batch_size, is_concurrent=is_concurrent))
-    assert [path for path, _ in rows] == paths
-    for path, row in rows:
-        if int(path) % 7 == 3:
-            assert row == "odd one"
-        else:
-            np.testing.assert_array_equal(row, [2.0 * int(path)] * 2)
+def test_every_path_has_its_row_in_order(batch_size: int, is_concurrent: bool) -> None:
+    for images in (0, 1, 3, 4, 50):
+        paths = list(map(str, range(images)))
+        rows = list(flow(iter(paths), number, double, batch_size, is_concurrent=is_concurrent))
+        assert [path for path, _ in rows] == paths
+        for path, row in rows:
+            assert row == "odd one" if int(path) % 7 == 3 else np.array_equal(row, [2.0 * int(path)] * 2)
 
 
 @pytest.mark.parametrize("is_concurrent", [True, False])

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitkit.errors import VitkitError
+from refusals import refused
 from vitkit.inference import (
     FORMATS,
     Columns,
@@ -26,22 +26,13 @@ from vitkit.inference import (
     partial_of,
     read_rows,
     take_stock,
-)
+)  # fmt: skip
 from vitkit.text import restored
 
 CLASSES = ("daisy", 'a "rose", red', "été\n図", "$")
 NAMES = [
-    "a.png",
-    "with, comma.png",
-    'with "quotes".png',
-    "two\nlines.png",
-    'a\n"b\n",\n.png',
-    "return\r.png",
-    os.fsdecode(b"not utf-8 \xff\xfe\n.png"),
-    "図 été \u2028.png",
-    "",
-    '"',
-    "z.png",
+    *("a.png", "with, comma.png", 'with "quotes".png', "two\nlines.png", 'a\n"b\n",\n.png', "return\r.png"),
+    *(os.fsdecode(b"not utf-8 \xff\xfe\n.png"), "図 été \u2028.png", "", '"', "z.png"),
 ]
 
 
@@ -199,6 +190,9 @@ def test_a_partial_file_goes_before_a_finished_one(tmp_path: Path) -> None:
 
 def test_a_block_that_fails_keeps_its_rows_and_the_finished_file(tmp_path: Path) -> None:
     form, out, made = FORMATS[".csv"](Columns()), tmp_path / "rows.csv", predictions(NAMES)
+    with pytest.raises(RuntimeError), gathering(out, form, NAMES, Stock(NAMES), COMPUTATION):
+        raise RuntimeError  # before the first row
+    assert list(tmp_path.iterdir()) == []
     out.write_text("precious")
     with pytest.raises(RuntimeError), gathering(out, form, NAMES, Stock(NAMES), COMPUTATION) as add:
         add(made[0])
@@ -207,36 +201,27 @@ def test_a_block_that_fails_keeps_its_rows_and_the_finished_file(tmp_path: Path)
     assert [row.path for row in rows(partial_of(out), form)] == NAMES[:1]
 
 
-def test_a_block_that_fails_before_its_first_row_leaves_nothing(tmp_path: Path) -> None:
-    form = FORMATS[".csv"](Columns())
-    with (
-        pytest.raises(RuntimeError),
-        gathering(tmp_path / "rows.csv", form, NAMES, Stock(NAMES), COMPUTATION),
-    ):
-        raise RuntimeError
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("other", FORMS)
-def test_rows_of_other_columns_are_refused_and_kept(tmp_path: Path, form: str, other: str) -> None:
-    if form == other:
-        return
-    out = tmp_path / "rows"
-    write(out, FORMS[other][1], predictions(NAMES))
+def refused_and_kept(code: str, out: Path, form: RowFormat, names: Sequence[str] = NAMES) -> None:
     before = out.read_bytes()
-    with pytest.raises(VitkitError, match=r"do not fit .*the --top, --reject"):
-        take_stock(out, FORMS[form][1], NAMES)
+    with refused(code):
+        take_stock(out, form, names)
     assert out.read_bytes() == before
 
 
-@pytest.mark.parametrize(("was", "now"), [(0.6, 0.3), (0.3, 0.6), (0.0, 1.0), (1.0, 0.0)])
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_of_other_columns_are_refused_and_kept(tmp_path: Path, form: str) -> None:
+    for other in FORMS.keys() - {form}:
+        write(tmp_path / "rows", FORMS[other][1], predictions(NAMES))
+        refused_and_kept("inference.rows-differ", tmp_path / "rows", FORMS[form][1])
+        (tmp_path / "rows").unlink()
+
+
 @pytest.mark.parametrize("suffix", FORMATS)
-def test_rows_of_another_threshold_are_refused(tmp_path: Path, suffix: str, was: float, now: float) -> None:
-    out = tmp_path / f"rows{suffix}"
-    write(out, FORMATS[suffix](Columns(1, was)), predictions(NAMES))
-    with pytest.raises(VitkitError, match="another rejection threshold"):
-        take_stock(out, FORMATS[suffix](Columns(1, now)), NAMES)
+def test_rows_of_another_threshold_are_refused(tmp_path: Path, suffix: str) -> None:
+    for was, now in ((0.6, 0.3), (0.3, 0.6), (0.0, 1.0), (1.0, 0.0)):
+        out = tmp_path / f"{was}{suffix}"
+        write(out, FORMATS[suffix](Columns(1, was)), predictions(NAMES))
+        refused_and_kept("inference.rows-differ", out, FORMATS[suffix](Columns(1, now)))
 
 
 def test_a_confidence_that_is_rounded_to_the_threshold_fits_either_way() -> None:
@@ -250,10 +235,7 @@ def test_a_confidence_that_is_rounded_to_the_threshold_fits_either_way() -> None
 @pytest.mark.parametrize(
     "content",
     [
-        b"precious",
-        b"precious\n",
-        b"\xff\xd8\xff",
-        b"path,label\n",
+        *(b"precious", b"precious\n", b"\xff\xd8\xff", b"path,label\n"),
         b"path,label,confidence,error\r\na,b,0.5,\r\n",
         b"path,label,confidence,error\na,b\n",
         b"path,label,confidence,error\na,b,high,\n",
@@ -267,9 +249,7 @@ def test_a_confidence_that_is_rounded_to_the_threshold_fits_either_way() -> None
 def test_what_is_no_file_of_rows_is_refused_and_kept(tmp_path: Path, suffix: str, content: bytes) -> None:
     out = tmp_path / f"rows{suffix}"
     out.write_bytes(content)
-    with pytest.raises(VitkitError, match="do not fit"):
-        take_stock(out, FORMATS[suffix](Columns()), ["a"])
-    assert out.read_bytes() == content
+    refused_and_kept("inference.rows-differ", out, FORMATS[suffix](Columns()), ["a"])
 
 
 def test_a_class_of_probability_zero_stays_among_the_first() -> None:
@@ -282,5 +262,4 @@ def test_a_class_of_probability_zero_stays_among_the_first() -> None:
 def test_a_row_of_an_image_that_is_not_asked_about_is_refused(tmp_path: Path) -> None:
     out, form = tmp_path / "rows.csv", FORMATS[".csv"](Columns())
     write(out, form, predictions(NAMES))
-    with pytest.raises(VitkitError, match=r"row for z\.png, which is not among the sources"):
-        take_stock(out, form, NAMES[:-1])
+    refused_and_kept("inference.row-unexpected", out, form, NAMES[:-1])
