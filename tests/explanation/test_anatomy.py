@@ -214,19 +214,6 @@ def test_cka_is_the_inner_product_of_centred_matrices() -> None:
     assert anatomy.linear_cka(0.2 * x @ rotation - 1, y) == pytest.approx(anatomy.linear_cka(x, y))
 
 
-def test_cka_nears_the_plain_estimate_of_the_paper_with_many_images() -> None:
-    x = features(1500, 4, 0)
-    y = x @ features(4, 6, 1) + features(1500, 6, 2)
-    a, b = (z - z.mean(0) for z in (x, y))
-    plain = torch.linalg.norm(b.T @ a) ** 2 / (torch.linalg.norm(a.T @ a) * torch.linalg.norm(b.T @ b))
-    assert anatomy.linear_cka(x, y) == pytest.approx(plain.item(), abs=0.01)
-
-
-def test_unrelated_representations_have_a_cka_near_zero_however_wide_they_are() -> None:
-    found = [anatomy.linear_cka(features(40, 5000, 2 * i), features(40, 5000, 2 * i + 1)) for i in range(5)]
-    assert max(map(abs, found)) < 0.15
-
-
 def test_layers_are_compared_by_all_their_tokens() -> None:
     model, batch = build(**VARIETY["registers"]), images(10)
     with torch.no_grad():

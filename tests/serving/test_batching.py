@@ -45,22 +45,36 @@ def test_each_request_gets_its_own_answers_in_order() -> None:
     assert max(map(len, double.batches)) == 4
 
 
-def test_what_comes_while_a_thread_is_at_work_is_answered_together() -> None:
-    double, own = Doubling(), workers()
-    work = Work("a", 8, double)
+def while_it_works(double: Doubling, own: Workers, asked: Sequence[tuple[Work, list[int]]]) -> list[Any]:
+    """Ask the first, and all others once the thread is at work on it."""
 
-    async def ask() -> None:
+    async def ask() -> list[Any]:
         double.gate.clear()
-        first = asyncio.create_task(own.ask(work, [0]))
+        first = asyncio.create_task(own.ask(*asked[0]))
         await asyncio.sleep(0.05)  # it is taken
-        rest = [asyncio.create_task(own.ask(work, [i])) for i in range(1, 13)]
+        rest = [asyncio.create_task(own.ask(*each)) for each in asked[1:]]
         await asyncio.sleep(0.01)
+        assert own.working == 1
         double.gate.set()
-        await asyncio.gather(first, *rest)
+        return await asyncio.gather(first, *rest, return_exceptions=True)
 
-    asyncio.run(ask())
+    found = asyncio.run(ask())
     own.close()
+    assert own.waiting == own.working == 0
+    return found
+
+
+def test_what_comes_while_a_thread_is_at_work_is_answered_together_by_kind() -> None:
+    double, other = Doubling(), Doubling()
+    a, b = Work("a", 8, double), Work("b", 4, other)
+    while_it_works(double, workers(), [(a, [i]) for i in range(13)])
     assert [len(batch) for batch in double.batches] == [1, 8, 4]
+    double.batches.clear()
+    a = Work("a", 4, double)
+    kinds = [(a, [0]), *((work, [i]) for i, work in enumerate([b, a, b, a, b, b, b]))]
+    while_it_works(double, workers(), kinds)
+    assert double.batches == [[0], [1, 3]]
+    assert other.batches == [[0, 2, 4, 5], [6]]
 
 
 @pytest.mark.parametrize(("wait", "asked"), [(600.0, [1, 2, 3]), (1.0, [1])])
@@ -78,25 +92,6 @@ def test_a_free_thread_waits_for_more_unless_its_batch_is_full_or_time_is_up(wai
     assert double.batches == [asked]
 
 
-def test_kinds_are_never_mixed_and_the_oldest_goes_first() -> None:
-    double, other, own = Doubling(), Doubling(), workers()
-    a, b = Work("a", 4, double), Work("b", 4, other)
-
-    async def ask() -> None:
-        double.gate.clear()
-        first = asyncio.create_task(own.ask(a, [0]))
-        await asyncio.sleep(0.05)
-        rest = [asyncio.create_task(own.ask(work, [i])) for i, work in enumerate([b, a, b, a, b, b, b])]
-        await asyncio.sleep(0.01)
-        double.gate.set()
-        await asyncio.gather(first, *rest)
-
-    asyncio.run(ask())
-    own.close()
-    assert double.batches == [[0], [1, 3]]
-    assert other.batches == [[0, 2, 4, 5], [6]]
-
-
 def test_who_asks_what_fails_pays_for_it_alone() -> None:
     double, own = Doubling(), workers(wait=0.1)
     found = asyncio.run(ask_all(own, Work("a", 3, double), [[1], [-2], [3]]))
@@ -107,24 +102,12 @@ def test_who_asks_what_fails_pays_for_it_alone() -> None:
 
 
 def test_what_is_more_than_may_wait_is_refused_and_the_rest_is_answered() -> None:
-    double, own = Doubling(), workers(most=5)
+    double = Doubling()
     work = Work("a", 1, double)
-
-    async def ask() -> list[Any]:
-        double.gate.clear()
-        first = asyncio.create_task(own.ask(work, [0]))
-        await asyncio.sleep(0.05)
-        rest = [asyncio.create_task(own.ask(work, each)) for each in ([1, 2], [3, 4, 5, 6], [7, 8, 9], [10])]
-        await asyncio.sleep(0.01)
-        assert own.waiting == 5 and own.working == 1
-        double.gate.set()
-        return await asyncio.gather(first, *rest, return_exceptions=True)
-
-    found = asyncio.run(ask())
-    own.close()
+    asked = [(work, each) for each in ([0], [1, 2], [3, 4, 5, 6], [7, 8, 9], [10])]
+    found = while_it_works(double, workers(most=5), asked)
     assert [found[i] for i in (0, 1, 3)] == [[0], [2, 4], [14, 16, 18]]
     assert [type(found[i]) for i in (2, 4)] == [FullError, FullError]
-    assert own.waiting == own.working == 0
 
 
 def test_closing_answers_what_waits_and_takes_nothing_more() -> None:

@@ -82,9 +82,8 @@ def test_a_folder_is_predicted_corrected_and_saved_as_predict_does(client: TestC
             assert [name for name, _ in ranking] == [name for name, _ in expected.ranking[:3]]
             assert [part for _, part in ranking] == pytest.approx([part for _, part in expected.ranking[:3]], abs=0.02)
     number, order = told["number"], [path for path, *_ in told["rows"]]
-    corrected = client.post(
-        f"/api/predict/{number}/correct", json={"numbers": [order.index("x/x_1.png")], "label": "z"}
-    )
+    body = {"numbers": [order.index("x/x_1.png")], "label": "z"}
+    corrected = client.post(f"/api/predict/{number}/correct", json=body)
     assert corrected.json()["corrections"] == {str(order.index("x/x_1.png")): "z"}
     address = f"/api/predict/{number}/table"
     table = list(csv.DictReader(io.StringIO(client.get(f"{address}.csv?withhold=1").text)))
@@ -128,9 +127,8 @@ def test_photographs_of_another_folder_are_joined_with_the_data(client: TestClie
     client.post(f"/api/predict/{told['number']}/correct", json={"numbers": [order.index("x/x_1.png")], "label": "b"})
     before = pictures.fingerprint(place.photographs) | pictures.fingerprint(place.photographs.parent / "new")
     address = f"/api/predict/{told['number']}/join"
-    answer = client.post(
-        address, json={"numbers": [order.index(name) for name in ("x/x_0.png", "x/x_1.png", "broken.png")]}
-    )
+    numbers = [order.index(name) for name in ("x/x_0.png", "x/x_1.png", "broken.png")]
+    answer = client.post(address, json={"numbers": numbers})
     made = place.runs.parent / "uploads" / "photos-1"
     assert answer.json()["title"] == "photos-1"
     assert pictures.fingerprint(place.photographs) | pictures.fingerprint(place.photographs.parent / "new") == before
@@ -160,11 +158,11 @@ def test_failing_joins_leave_nothing(client: TestClient, place: Workspace, monke
         patch.setattr("os.link", lambda *arguments: (_ for _ in ()).throw(OSError(18, "Invalid cross-device link")))
         patch.setattr("shutil.copy2", full)
         answer = client.post(address, json={"numbers": [0]})
-    assert "No space left" in answer.json()["error"]
+    assert answer.json()["code"] == "webapp.folder-unwritable"
     assert list((place.runs.parent / "uploads").iterdir()) == []
     place.labels.parent.mkdir(exist_ok=True)
     place.labels.with_name("photos-1.csv").write_text("path,label\n")
-    assert "may belong to other photographs" in client.post(address, json={"numbers": [0]}).json()["error"]
+    assert client.post(address, json={"numbers": [0]}).json()["code"] == "webapp.file-exists"
     assert list((place.runs.parent / "uploads").iterdir()) == []
 
 
@@ -213,7 +211,7 @@ def test_photographs_that_a_divided_folder_would_not_contain_are_not_joined(plac
     told = predicted(client, "new")
     number = next(i for i, (_, ranking, *_) in enumerate(told["rows"]) if ranking)
     answer = client.post(f"/api/predict/{told['number']}/join", json={"numbers": [number]})
-    assert answer.status_code == 400 and "divided into folders such as train and val" in answer.json()["error"]
+    assert (answer.status_code, answer.json()["code"]) == (400, "webapp.folder-split")
     assert list((place.runs.parent / "uploads").iterdir()) == []
 
 
@@ -221,11 +219,12 @@ def test_what_is_gone_is_named_and_nothing_is_not_joined(client: TestClient, pla
     told = predicted(client, "new")
     number = [path for path, *_ in told["rows"]].index("x/x_1.png")
     address = f"/api/predict/{told['number']}/join"
-    assert "nothing to add" in client.post(address, json={"numbers": []}).json()["error"]
-    (place.photographs.parent / "new" / "x" / "x_1.png").unlink()
-    assert "x_1.png is no longer there" in client.post(address, json={"numbers": [number]}).json()["error"]
-    shutil.rmtree(place.photographs.parent / "new")
-    assert "new is no longer there" in client.post(address, json={"numbers": [number]}).json()["error"]
+    new = place.photographs.parent / "new"
+    assert client.post(address, json={"numbers": []}).status_code == 400
+    (new / "x" / "x_1.png").unlink()
+    assert "x_1.png" in client.post(address, json={"numbers": [number]}).json()["error"]
+    shutil.rmtree(new)
+    assert client.post(address, json={"numbers": [number]}).json()["code"] == "webapp.folder-missing"
     assert client.get(f"/api/predict/{told['number']}/sheet.html").status_code == 200
 
 
@@ -263,7 +262,7 @@ def test_photographs_that_are_sent_come_into_a_new_folder_alone(client: TestClie
     half = len(picture) // 2
     assert send("two.png", picture[:half], last=False).status_code == 200
     assert not (uploads / "trip-1" / "two.png").exists()
-    assert "is missing" in send("two.png", picture[half:], offset=half - 1).json()["error"]
+    assert send("two.png", picture[half:], offset=half - 1).json()["code"] == "webapp.upload-incomplete"
     assert send("two.png", picture[half:], offset=half).json()["bytes"] == len(picture)
     for name in ("../up.png", "/etc/x.png", "a/../../b.png", "x.sh", "", "..", "day/one.png"):
         assert send(name, b"other").status_code in (200, 400), name
@@ -272,9 +271,8 @@ def test_photographs_that_are_sent_come_into_a_new_folder_alone(client: TestClie
     assert found == {"day/one.png", "two.png", "etc/x.png"}
     assert (uploads / "trip-1" / "two.png").read_bytes() == (uploads / "trip-1" / "day" / "one.png").read_bytes()
     assert client.post("/api/folders/0123/files", params={"name": "a.png"}, content=picture).status_code == 400
-    assert {"uploads/trip-1", "uploads/trip-1/day"} <= {
-        own.title for own in offers.offered(place.runs, place.photographs)
-    }
+    offered = {own.title for own in offers.offered(place.runs, place.photographs)}
+    assert {"uploads/trip-1", "uploads/trip-1/day"} <= offered
 
 
 def test_no_prediction_leads_to_a_file_that_was_not_predicted(client: TestClient, place: Workspace) -> None:

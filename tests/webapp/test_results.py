@@ -6,10 +6,12 @@ import csv
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from fastapi.testclient import TestClient
 
 import runs
 from browser import browser, is_within, serious, served, watched
@@ -21,7 +23,6 @@ from vitkit.webapp import Workspace, create_app, open_workspace
 from vitkit.webapp.ship import card_of
 
 if TYPE_CHECKING:
-    from fastapi.testclient import TestClient
     from playwright.sync_api import Browser
 
 __all__ = ["browser"]  # a fixture
@@ -49,10 +50,19 @@ def place(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wor
 
 @pytest.fixture
 def client(place: Workspace) -> Iterator[TestClient]:
-    from fastapi.testclient import TestClient
-
     with TestClient(create_app(place)) as own:
         yield own
+
+
+@contextmanager
+def restored(*files: Path) -> Iterator[None]:
+    """What these files contain is as before in the end."""
+    kept = {own: own.read_bytes() for own in files}
+    try:
+        yield
+    finally:
+        for own, content in kept.items():
+            own.write_bytes(content)
 
 
 def said(place: Workspace) -> dict[str, str]:
@@ -102,23 +112,16 @@ def test_no_list_shows_a_figure_of_photographs_seen_before(client: TestClient, p
 def test_an_overwritten_photograph_is_not_shown_so(client: TestClient, place: Workspace, trained: Path) -> None:
     path = client.get("/api/results/runs/first").json()["images"]["path"][0]
     suspect, file = client.get("/api/results/runs/first/suspects").json(), trained / "photos" / path
-    doubted = trained / "photos" / suspect["suspects"][0]["path"]
-    kept = {own: own.read_bytes() for own in {file, doubted}}
-    try:
-        for own in kept:
+    files = {file, trained / "photos" / suspect["suspects"][0]["path"]}
+    with restored(*files):
+        for own in files:
             own.write_bytes((trained / "photos" / "green" / "img9.png").read_bytes())
         for address in ("photographs/0", "suspects/0"):
             answer = client.get(f"/api/results/runs/first/{address}")
-            assert (
-                answer.status_code == 400
-                and "is no longer the photograph that first recorded" in answer.json()["error"]
-            )
+            assert (answer.status_code, answer.json()["code"]) == (400, "webapp.photograph-changed")
         decision = {"version": suspect["version"], "numbers": [0], "what": "exclude"}
         answer = client.post("/api/results/runs/first/suspects", json=decision)
         assert answer.status_code == 400 and not said(place)
-    finally:
-        for own, content in kept.items():
-            own.write_bytes(content)
 
 
 def test_two_runs_are_compared_on_photographs_that_both_tested_on(client: TestClient, place: Workspace) -> None:
@@ -137,12 +140,9 @@ def test_the_views_get_what_the_report_has_and_photographs_by_number(client: Tes
     data = client.get("/api/results/runs/first").json()
     with (place.runs / "first" / PREDICTIONS).open(newline="") as text:
         rows = [(own["path"], own["label"], own["predicted"]) for own in csv.DictReader(text)]
-    images = data["images"]
-    names = images["classes"]
-    assert (
-        list(zip(images["path"], [names[i] for i in images["true"]], [names[i] for i in images["said"]], strict=True))
-        == rows
-    )
+    names, images = data["images"]["classes"], data["images"]
+    columns = ([names[i] for i in images[column]] for column in ("true", "said"))
+    assert list(zip(images["path"], *columns, strict=True)) == rows
     assert "photographs" not in data
     for large in ("", "?large=true"):
         answer = client.get(f"/api/results/runs/first/photographs/0{large}")
@@ -159,30 +159,25 @@ def test_no_other_folder_is_read(client: TestClient) -> None:
 
 def test_a_report_that_was_tampered_with_leads_to_no_other_file(client: TestClient, place: Workspace) -> None:
     page = place.runs / "second" / "report.html"
-    kept = page.read_text()
-    path = json.loads(kept.partition('id="data">')[2].partition("</script>")[0])["images"]["path"][0]
-    try:
-        page.write_text(kept.replace(json.dumps(path), '"../runs/first/curves.png"'))
+    text = page.read_text()
+    path = json.loads(text.partition('id="data">')[2].partition("</script>")[0])["images"]["path"][0]
+    with restored(page):
+        page.write_text(text.replace(json.dumps(path), '"../runs/first/curves.png"'))
         answer = client.get("/api/results/runs/second/photographs/0")
-        expected = {"error": "there is no such photograph", "code": "webapp.photograph-unknown"}
-        assert (answer.status_code, answer.json()) == (400, expected)
+        assert (answer.status_code, answer.json()["code"]) == (400, "webapp.photograph-unknown")
         page.write_text("<html>")
-        assert "contains no data" in client.get("/api/results/runs/second").json()["error"]
-    finally:
-        page.write_text(kept)
+        assert client.get("/api/results/runs/second").json()["code"] == "reporting.page-empty"
 
 
 def test_labels_are_kept_changed_and_left_out_in_the_label_file(client: TestClient, place: Workspace) -> None:
     address = "/api/results/runs/first/suspects"
     assert [own["state"] for own in client.get(address).json()["suspects"]] == ["open"] * 3
-    assert client.get(address).json()["chance"] == "; about 1.5 of these 3 are probably right"
-    assert client.get(address).json()["again"].startswith("Every photograph stays in its split")
+    told = client.get(address).json()
+    assert "about 1.5 of these 3" in told["chance"] and "stays in its split" in told["again"]
     file = place.runs / "first" / "evaluation.json"
-    kept = file.read_text()
-    file.write_text(json.dumps({**json.loads(kept), "split": "cross-validated"}))  # as a run that set nothing aside
-    again = client.get(address).json()["again"]
-    file.write_text(kept)
-    assert again.startswith("Every photograph is tested by a layer that was trained without it again")
+    with restored(file):  # as a run that set nothing aside
+        file.write_text(json.dumps({**json.loads(file.read_text()), "split": "cross-validated"}))
+        assert "trained without it" in client.get(address).json()["again"]
     version = client.get(address).json()["version"]
     client.post(address, json={"version": version, "numbers": [0], "what": "keep"})
     client.post(address, json={"version": version, "numbers": [1], "what": "relabel"})
@@ -214,13 +209,8 @@ def test_a_label_is_corrected_where_its_prediction_is_shown(client: TestClient, 
         told = client.post(f"{address}/photographs/{wrong}/label", json=body).json()
         assert told["now"] == {path: label} == said(place)
     edits = [(own.label, own.previous, own.proposed_by) for own in labels_so_far(place.labels).edits]
-    assert edits == [
-        (given, true, "first"),
-        (other, given, ""),
-        ("new", other, ""),
-        (true, "new", ""),
-        ("", true, "first"),
-    ]
+    expected = [(given, true, "first"), (other, given, ""), ("new", other, ""), (true, "new", ""), ("", true, "first")]
+    assert edits == expected
     assert client.post("/api/data/undo").status_code == 200 and said(place)[path] == true
     for number, body in (
         (len(images["path"]), {"version": version, "label": true}),
@@ -235,16 +225,13 @@ def test_a_label_is_corrected_where_its_prediction_is_shown(client: TestClient, 
 
 def test_nothing_is_said_of_a_photograph_that_is_gone(client: TestClient, place: Workspace) -> None:
     photograph = place.photographs / "red" / "img2.png"
-    kept = photograph.read_bytes()
     address = "/api/results/runs/first/suspects"
     version = client.get(address).json()["version"]
-    photograph.unlink()
-    try:
+    with restored(photograph):
+        photograph.unlink()
         answer = client.post(address, json={"version": version, "numbers": [0, 1], "what": "relabel"})
-        assert answer.status_code == 410 and "red/img2.png is no longer there" in answer.json()["error"]
+        assert (answer.status_code, answer.json()["code"]) == (410, "webapp.photograph-missing")
         assert not place.labels.exists()
-    finally:
-        photograph.write_bytes(kept)
 
 
 @pytest.fixture
@@ -295,39 +282,31 @@ def test_a_list_of_doubts_that_changed_is_looked_at_anew(client: TestClient, pla
     rows = file.read_text().splitlines(keepends=True)
     file.write_text("".join([rows[0], *rows[2:]]))  # somebody took the first one out: the numbers mean others now
     answer = client.post(address, json={"version": version, "numbers": [0], "what": "exclude"})
-    assert answer.status_code == 400 and "has changed" in answer.json()["error"]
+    assert (answer.status_code, answer.json()["code"]) == (400, "webapp.suspects-changed")
     assert not place.labels.exists()
 
 
-def test_same_names_elsewhere_are_other_photographs(trained: Path, place: Workspace, tmp_path: Path) -> None:
-    from fastapi.testclient import TestClient
-
+def test_same_names_elsewhere_are_other_photographs(place: Workspace, tmp_path: Path) -> None:
     others = runs.photos(tmp_path / "others", images=16, noise=100.0)  # the same paths
-    fields: dict[str, Any] = {"epochs": 1, "split": (0.4, 0.2, 0.4)}
-    train(runs.quick(others, **fields), place.runs / "third")
+    train(runs.quick(others, epochs=1, split=(0.4, 0.2, 0.4)), place.runs / "third")
     (place.runs / "third" / LABEL_ERRORS).unlink(missing_ok=True)
+    address, labels = "/api/results/runs/first", tmp_path / "own.csv"
     try:
         with TestClient(create_app(place)) as client:
-            told = client.get("/api/results/runs/first/beside/third").json()
+            told = client.get(f"{address}/beside/third").json()
             assert told["shared"] == 0 and min(told["listed"]) > 0
-        with TestClient(create_app(open_workspace(others, runs=place.runs, labels=tmp_path / "own.csv"))) as client:
+        with TestClient(create_app(open_workspace(others, runs=place.runs, labels=labels))) as client:
             assert client.get("/api/data/all").json()["doubts"] == {}, "those of a run of other photographs"
+            assert "other photographs" in client.get(f"{address}/suspects").json()["why_not"]
+            version = client.get(address).json()["version"]
+            for what, body in (
+                ("suspects", {"version": "", "numbers": [0], "what": "keep"}),
+                ("photographs/0/label", {"version": version, "label": "red"}),
+            ):
+                assert client.post(f"{address}/{what}", json=body).status_code == 400
+            assert not labels.exists()
     finally:
         shutil.rmtree(place.runs / "third")
-
-
-def test_labels_of_other_photographs_are_not_changed(trained: Path, place: Workspace, tmp_path: Path) -> None:
-    from fastapi.testclient import TestClient
-
-    others = runs.photos(tmp_path / "others", images=2)
-    with TestClient(create_app(open_workspace(others, runs=place.runs, labels=tmp_path / "own.csv"))) as client:
-        assert "other photographs" in client.get("/api/results/runs/first/suspects").json()["why_not"]
-        answer = client.post("/api/results/runs/first/suspects", json={"version": "", "numbers": [0], "what": "keep"})
-        assert answer.status_code == 400 and not (tmp_path / "own.csv").exists()
-        version = client.get("/api/results/runs/first").json()["version"]
-        body = {"version": version, "label": "red"}
-        answer = client.post("/api/results/runs/first/photographs/0/label", json=body)
-        assert answer.status_code == 400 and not (tmp_path / "own.csv").exists()
 
 
 def test_the_tab_shows_what_is_clicked_and_labels(place: Workspace, browser: Browser) -> None:
