@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_attention import timms
 from torch import Tensor
 
 from refusals import refused
@@ -23,19 +22,10 @@ from vitkit.explanation import (
     readers,
     square_places,
 )  # fmt: skip
+from vitkit.explanation.attention import attending
 from vitkit.model import VisionTransformer
 
 TARGETS = torch.tensor([5, 0])
-
-
-def relevances(seen: list[Tensor], logits: Tensor) -> list[Any]:
-    """(B, N, N) of each layer, from the gradients that the whole graph keeps; in float64."""
-    sum(logits[i, target] for i, target in enumerate(TARGETS)).backward()
-    layers = []
-    for attention in seen:
-        assert attention.grad is not None
-        layers.append(np.maximum((attention * attention.grad).detach().double().numpy(), 0).mean(axis=1))
-    return layers
 
 
 def followed(layers: list[Any]) -> Any:
@@ -46,47 +36,36 @@ def followed(layers: list[Any]) -> Any:
     return product
 
 
-def keep(seen: list[Tensor], attention: Tensor) -> Tensor:
-    attention.retain_grad()
-    seen.append(attention)
-    return attention
-
-
 def own_graph(model: VisionTransformer, batch: Tensor) -> list[Any]:
+    """The relevances (B, N, N) of each layer, from the gradients that the whole graph keeps; in float64."""
     seen: list[Tensor] = []
 
     def watch(matrix: Any, *arguments: Any) -> Tensor:
-        return keep(seen, matrix(*arguments))
+        seen.append(matrix(*arguments))
+        seen[-1].retain_grad()
+        return seen[-1]
 
     model.fused_attention, model.shortcut = False, False
     for block in model.blocks:
         if hasattr(block.attn, "matrix"):
             block.attn.matrix = partial(watch, block.attn.matrix)
-    return relevances(seen, model(batch))
-
-
-def test_relevance_is_that_of_timms_whole_graph() -> None:
-    model, seen = build(), []
-    theirs = timms(model)
-    for block in theirs.blocks:
-        block.attn.attn_drop.register_forward_hook(lambda _module, _inputs, output: keep(seen, output))
-    layers = relevances(seen, theirs(images()))
-    expected = followed(layers)[:, 0, 1:].reshape(2, 3, 4)
-    assert expected.std() > 1e-3
-    np.testing.assert_allclose(gradient_rollout(model, images(), TARGETS), expected, atol=1e-6, rtol=1e-4)
-    for layer in (0, 1, 2, -1, -3):
-        expected = layers[layer][:, 0, 1:].reshape(2, 3, 4)
-        found = gradient_attention(model, images(), TARGETS, layer)
-        np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-4)
+    logits = model(batch)
+    sum(logits[i, target] for i, target in enumerate(TARGETS)).backward()
+    products = [(attention * attention.grad).detach().double().numpy() for attention in seen]
+    return [np.maximum(product, 0).mean(axis=1) for product in products]
 
 
 @pytest.mark.parametrize("fields", kinds({name: own for name, own in VARIETY.items() if own.get("pool") != "map"}))
 def test_relevance_is_that_of_the_models_whole_graph(fields: dict[str, Any]) -> None:
     model = build(**fields)
     rows, prefix = readers(model.config).double().numpy(), model.config.prefix_tokens
-    product = followed(own_graph(build(**fields), images()))
-    expected = (rows @ product)[:, prefix:].reshape(2, 3, 4)
+    layers = own_graph(build(**fields), images())
+    expected = (rows @ followed(layers))[:, prefix:].reshape(2, 3, 4)
     np.testing.assert_allclose(gradient_rollout(model, images(), TARGETS), expected, atol=1e-6, rtol=1e-4)
+    for layer, relevance in zip(attending(model.config), layers, strict=True):
+        found = gradient_attention(model, images(), TARGETS, layer)
+        expected = (rows @ relevance)[:, prefix:].reshape(2, 3, 4)
+        np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-4)
 
 
 def test_a_layer_is_forgotten_before_the_next_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:

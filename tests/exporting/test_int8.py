@@ -1,6 +1,5 @@
 """INT8: what is quantised, what judges it, and what is fitted again."""
 
-import copy
 import json
 import math
 import os
@@ -238,19 +237,3 @@ def test_an_epsilon_of_another_library_is_refused(tmp_path: Path, monkeypatch: p
     in_model(widen)(monkeypatch, import_module(FORMATS["openvino"].module))
     with refused("exporting.logits-differ", "the first layer that differs is blocks"):
         export(deit, tmp_path / "model.xml", images)
-
-
-def test_the_precision_that_works_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = import_module(FORMATS["openvino"].module)
-    convert, model = home.convert, build(layers=2)
-
-    def in_half(model: Any, storage: Any) -> Any:
-        if storage.precision == "float16":
-            model = copy.deepcopy(model)
-            model.blocks[1].mlp.fc1.bias.data.add_(1)
-        return convert(model, storage)
-
-    monkeypatch.setattr(home, "convert", in_half)
-    own = Classifier(model, tuple("abcdefg"), Preprocess(size=model.config.image_size))
-    with pytest.raises(Refused, match="--precision float32 works"):
-        export(own, tmp_path / "model.xml", four_pictures(), precision="float16")

@@ -279,7 +279,7 @@ def test_pictures_are_dropped_pasted_and_taken_by_camera(browser: Browser, page_
         assert page.evaluate("answers.map((own) => own.name)") == ["drop.png", "paste.png", "camera-3.png"]
 
 
-@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("float16", marks=pytest.mark.accept)])
 @pytest.mark.usefixtures("real_runtime")
 def test_the_answers_are_those_of_predict(browser: Browser, tmp_path: Path, precision: Any) -> None:
     own = classifier()

@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -118,9 +119,10 @@ def test_what_cannot_take_pixels_or_would_write_over_a_file_of_the_user_is_refus
     assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
 
 
-@pytest.mark.parametrize("fit", ["crop", "squash_crop", "squash", "pad"])
-@pytest.mark.parametrize("size", [(50, 40), (33, 71), (300, 31)])
-@pytest.mark.parametrize("floor_crop", [False, True])
+@pytest.mark.parametrize(
+    ("fit", "size", "floor_crop"),
+    product(["crop", "squash_crop", "squash", "pad"], [(50, 40), (33, 71), (300, 31)], [False, True]),
+)
 def test_an_app_that_follows_the_instructions_prepares_the_same_values(
     fit: Any, size: tuple[int, int], floor_crop: bool
 ) -> None:
@@ -130,13 +132,9 @@ def test_an_app_that_follows_the_instructions_prepares_the_same_values(
     guide = json.loads(instructions(Card.of(ours, "float32")))
     _decode, resize, *rest = guide["steps"]
     height, width = map(int, re.search(r"(\d+)x(\d+) pixels", resize).groups())  # type: ignore[union-attr]
-    scale = None
-    if "covers" in resize:
-        scale = max(height / picture.height, width / picture.width)
-    if "fits" in resize:
-        scale = min(height / picture.height, width / picture.width)
-    if scale is not None:
-        rounded = int if "covers" in resize else round
+    if "covers" in resize or "fits" in resize:
+        larger, rounded = (max, int) if "covers" in resize else (min, round)
+        scale = larger(height / picture.height, width / picture.width)
         height, width = (max(1, rounded(side * scale + 1e-9)) for side in (picture.height, picture.width))
     assert "bilinear" in resize
     resized = picture.resize((width, height), Image.Resampling.BILINEAR)

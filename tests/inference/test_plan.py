@@ -101,11 +101,6 @@ def test_measuring_takes_any_model_and_keeps_threads(fields: dict[str, Any], mon
     assert torch.get_num_threads() == before
 
 
-def test_blocks_of_a_kind_are_timed_once_and_counted_as_often_as_they_are() -> None:
-    cut, times = plan._one_of_each_kind(build(layers=6, conv_layers=(1, 3)))
-    assert times == [3, 2] and len(cut.blocks) == 3
-
-
 def test_a_measurement_is_said_kept_and_not_repeated(measured: list[str], cache: Path) -> None:
     said: list[str] = []
     with heard(said.append):

@@ -1,7 +1,6 @@
 """What one who asks for much costs the others: explanations have their own threads, answers a size, stopping an end."""
 
 import asyncio
-import json
 import socket
 import threading
 import time
@@ -19,10 +18,8 @@ from serving.conftest import classifier
 from serving.test_batching import Doubling, workers
 from vitkit import Compute
 from vitkit.explanation import explanation
-from vitkit.inference import Columns
-from vitkit.serving import ClosedError, Embedded, ServedModel, Server, ToExplain, Upload, Work
+from vitkit.serving import ClosedError, ServedModel, Server, ToExplain, Upload, Work
 from vitkit.serving import serve as running_module
-from vitkit.serving.application import _pieces
 from vitkit.serving.serve import serve
 from vitkit.serving.service import _Budget
 
@@ -100,27 +97,6 @@ def test_one_batch_at_a_time_predicts_while_it_explains(picture: bytes, monkeypa
     gate.set()
     thread.join()
     assert not isinstance(row, str)
-
-
-def test_an_explanation_can_be_given_up_in_its_midst(picture: bytes) -> None:
-    model = ServedModel("a", classifier())
-    asked = ToExplain(Upload("a", picture), "all", "top", None)
-    ours, theirs = model._explain(asked), model.classifier.explain(picture, "all")
-    assert all(np.array_equal(ours.maps[name], theirs.maps[name]) for name in theirs.maps)
-    passes = 0
-
-    def count(*_: Any) -> None:
-        nonlocal passes
-        passes += 1
-        model.give_up()
-
-    handle = model._explained.model.register_forward_pre_hook(count)
-    with pytest.raises(ClosedError):
-        model._explain(asked)
-    handle.remove()
-    assert passes == 1
-    assert not any(own._forward_pre_hooks for own in model.classifier.model.modules()), "predictions look at nothing"
-    assert len(model._predict([(asked.upload, Columns())])) == 1
 
 
 def test_explanations_end_when_the_server_stops(server: Server, ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,14 +238,3 @@ def test_answers_that_are_being_sent_have_a_size_together(
     monkeypatch.setattr(ServedModel, "_rows", lambda *_: 1 / 0)
     assert ask("/embed").result().status_code == 500
     until(lambda: budget._taken == 3 * each)
-
-
-def test_features_become_text_one_picture_at_a_time() -> None:
-    rows = [
-        {"path": "a\ud800", "features": np.ones((2, 2), np.float32)},
-        {"path": "b", "features": None, "error": "no"},
-    ]
-    pieces = list(_pieces(Embedded({"model": "m", "what": "patches"}, rows, lambda: None)))
-    assert len(pieces) == len(rows) + 1
-    features = [{**rows[0], "features": [[1.0, 1.0], [1.0, 1.0]]}, rows[1]]
-    assert json.loads(b"".join(pieces)) == {"model": "m", "what": "patches", "embeddings": features}
