@@ -120,13 +120,3 @@ def test_any_part_is_that_of_the_sorted_tuple(
         with pytest.raises(IndexError):
             ranking[start]
     assert ranking != expected[1:] and ranking != list(expected)
-
-
-def test_the_first_of_many_are_read_without_sorting_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    p = np.random.default_rng(0).permutation(21_843).astype(np.float32)
-    sizes, argsort = [], np.argsort
-    monkeypatch.setattr(np, "argsort", lambda own, **kind: sizes.append(len(own)) or argsort(own, **kind))
-    ranking = Ranking(range(len(p)), p)  # type: ignore[arg-type]  # names that need no room
-    assert [place for place, _ in ranking[:5]] == np.lexsort([-p])[:5].tolist()
-    assert ranking[0][1] == p.max()
-    assert max(sizes) == 5

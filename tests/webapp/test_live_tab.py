@@ -80,17 +80,12 @@ def test_tabs_open_it_once(studio: Studio, place: Workspace, tmp_path: Path, mon
 def test_pictures_are_added_to_folders_that_were_sent_and_to_no_other(studio: Studio, tmp_path: Path) -> None:
     client = TestClient(studio)
     made = client.post("/api/folders/new", json={"name": "recorded"}).json()
-    (tmp_path / "uploads" / "recorded-1" / "cup").mkdir()
-    pictures.save(pictures.smooth(), tmp_path / "uploads" / "recorded-1" / "cup" / "1.jpg")
+    file = pictures.save(pictures.smooth(), tmp_path / "uploads" / "recorded-1" / "cup" / "1.jpg")
     (told,) = client.get("/api/folders/sent").json()["folders"]
     assert (told["id"], told["classes"]) == (made["id"], {"": 0, "cup": 1})
-    content = (tmp_path / "uploads" / "recorded-1" / "cup" / "1.jpg").read_bytes()
-    for identifier, name, status in (
-        (made["id"], "cup/2.jpg", 200),
-        (made["id"], "cup/1.jpg", 400),
-        ("0" * 16, "a.jpg", 400),
-    ):
-        answer = client.post(f"/api/folders/{identifier}/files", params={"name": name}, content=content)
+    for folder, name, status in ((made["id"], "cup/2.jpg", 200), (made["id"], "cup/1.jpg", 400), ("0" * 16, "a", 400)):
+        query = {"name": name}
+        answer = client.post(f"/api/folders/{folder}/files", params=query, content=file.read_bytes())
         assert answer.status_code == status, answer.text
 
 
@@ -155,9 +150,8 @@ def test_a_camera_is_started_once_and_never_stays_on(browser: Browser, studio: S
         page.get_by_role("link", name="Live").click()
         start.click()
         page.get_by_role("button", name="Stop the camera").wait_for()
-        page.evaluate(
-            "streams.at(-1).getTracks().forEach((own) => { own.stop(); own.dispatchEvent(new Event('ended')); })"
-        )
+        end = "{ own.stop(); own.dispatchEvent(new Event('ended')); }"
+        page.evaluate(f"streams.at(-1).getTracks().forEach((own) => {end})")
         page.get_by_text("The camera does not answer any more").wait_for()
         start.wait_for()
 
@@ -185,9 +179,8 @@ def test_recording_survives_presses_tabs_and_silence(browser: Browser, studio: S
         shorten(page, "live.js", AGAIN=50)
         page.goto(f"{address}/#live")
         failing = [True] * 2
-        page.route(
-            "**/api/live/answer*", lambda route: route.abort() if failing and failing.pop() else route.continue_()
-        )
+        fails = lambda route: route.abort() if failing and failing.pop() else route.continue_()  # noqa: E731
+        page.route("**/api/live/answer*", fails)
         page.get_by_role("button", name="Start the camera").click()
         page.locator(".live-said").wait_for()
         page.get_by_label("Name of the class").first.fill("..")

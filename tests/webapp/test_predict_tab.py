@@ -163,6 +163,13 @@ def test_failing_joins_leave_nothing(client: TestClient, place: Workspace, monke
     place.labels.parent.mkdir(exist_ok=True)
     place.labels.with_name("photos-1.csv").write_text("path,label\n")
     assert client.post(address, json={"numbers": [0]}).json()["code"] == "webapp.file-exists"
+    assert client.post(address, json={"numbers": []}).status_code == 400
+    new, number = place.photographs.parent / "new", [path for path, *_ in told["rows"]].index("x/x_1.png")
+    (new / "x" / "x_1.png").unlink()
+    assert "x_1.png" in client.post(address, json={"numbers": [number]}).json()["error"]
+    shutil.rmtree(new)
+    assert client.post(address, json={"numbers": [number]}).json()["code"] == "webapp.folder-missing"
+    assert client.get(f"/api/predict/{told['number']}/sheet.html").status_code == 200
     assert list((place.runs.parent / "uploads").iterdir()) == []
 
 
@@ -215,28 +222,6 @@ def test_photographs_that_a_divided_folder_would_not_contain_are_not_joined(plac
     assert list((place.runs.parent / "uploads").iterdir()) == []
 
 
-def test_what_is_gone_is_named_and_nothing_is_not_joined(client: TestClient, place: Workspace) -> None:
-    told = predicted(client, "new")
-    number = [path for path, *_ in told["rows"]].index("x/x_1.png")
-    address = f"/api/predict/{told['number']}/join"
-    new = place.photographs.parent / "new"
-    assert client.post(address, json={"numbers": []}).status_code == 400
-    (new / "x" / "x_1.png").unlink()
-    assert "x_1.png" in client.post(address, json={"numbers": [number]}).json()["error"]
-    shutil.rmtree(new)
-    assert client.post(address, json={"numbers": [number]}).json()["code"] == "webapp.folder-missing"
-    assert client.get(f"/api/predict/{told['number']}/sheet.html").status_code == 200
-
-
-def test_corrections_at_the_same_moment_are_all_kept(client: TestClient) -> None:
-    told = predicted(client, "new")
-    numbers, address = range(len(told["rows"])), f"/api/predict/{told['number']}/correct"
-    with ThreadPoolExecutor(len(numbers)) as pool:
-        list(pool.map(lambda i: client.post(address, json={"numbers": [i], "label": f"class {i}"}), numbers))
-    found = client.get(f"/api/predict/{told['number']}").json()["corrections"]
-    assert found == {str(i): f"class {i}" for i in numbers}
-
-
 def test_photographs_with_odd_names_are_predicted_saved_and_joined(client: TestClient, place: Workspace) -> None:
     names = ["\U0001f33b \"quoted\" 'x'\nnew.png", "l" * 240 + ".png", os.fsdecode(b"\xff bytes.png")]
     for name in names:
@@ -275,13 +260,18 @@ def test_photographs_that_are_sent_come_into_a_new_folder_alone(client: TestClie
     assert {"uploads/trip-1", "uploads/trip-1/day"} <= offered
 
 
-def test_no_prediction_leads_to_a_file_that_was_not_predicted(client: TestClient, place: Workspace) -> None:
+def test_a_prediction_leads_to_no_other_file_and_keeps_all_corrections(client: TestClient, place: Workspace) -> None:
     for path in ("0", "9", "x", "../1", "1/thumbnail/99"):
         assert client.get(f"/api/predict/{path}").status_code in (400, 404, 422)
     told = predicted(client, "new")
     assert client.get(f"/api/predict/{told['number']}/thumbnail/0").headers["content-type"] == "image/jpeg"
     for row in (-1, 99):
         assert client.get(f"/api/predict/{told['number']}/thumbnail/{row}").status_code == 400
+    numbers, address = range(len(told["rows"])), f"/api/predict/{told['number']}/correct"
+    with ThreadPoolExecutor(len(numbers)) as pool:
+        list(pool.map(lambda i: client.post(address, json={"numbers": [i], "label": f"class {i}"}), numbers))
+    found = client.get(f"/api/predict/{told['number']}").json()["corrections"]
+    assert found == {str(i): f"class {i}" for i in numbers}, "corrections at the same moment are all kept"
     for body in ({"run": "first", "folder": "/etc"}, {"run": "..", "folder": ""}):
         assert client.post("/api/predict", json=body).status_code == 400
     (file,) = (place.state_folder / "predictions").glob("*.json")

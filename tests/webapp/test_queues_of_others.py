@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 
 import runs
 from refusals import refused
-from vitkit.system import birth_of, exclusive, exclusive_in, state_folder
+from vitkit.system import exclusive, exclusive_in, state_folder
 from vitkit.webapp import Job, Jobs, Workspace, command, create_app, open_workspace, state_of_runs, work
 from vitkit.webapp import jobs as module
 
@@ -192,15 +192,3 @@ def test_a_job_that_is_not_run_says_why(place: Workspace, monkeypatch: pytest.Mo
     work(place.runs)
     (ended,) = jobs.all()
     assert (ended.code, jobs.state("photos-1", ended)) == (2, "failed") and jobs.why_failed(own)
-
-
-def test_a_training_of_this_queue_is_stopped_by_its_process(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Jobs, "_start_runner", lambda self: None)
-    client, jobs = client_of(place), Jobs(place.runs)
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
-        own = jobs.add("run-1", ("train",), {})
-        begun = replace(own, started=time.time(), process=process.pid, birth=birth_of(process.pid))
-        jobs.write(begun)
-        assert client.get("/api/train/runs/run-1").json()["can_stop"] is True
-        assert client.post("/api/train/runs/run-1/stop").status_code == 200
-        assert process.wait(30) == -15
