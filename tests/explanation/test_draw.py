@@ -174,13 +174,6 @@ def test_each_head_is_drawn_on_the_photograph(heads: int) -> None:
         assert any(np.array_equal(pixels[y : y + cell.height, x : x + cell.width], wanted) for y, x in first)
 
 
-def test_the_layers_are_on_one_sheet_six_in_a_row() -> None:
-    maps, box = {"attention": random(12, 3, 4), "rollout": random(12, 3, 4)}, (50, 0, 350, 300)
-    one = draw.layers_sheet(smooth(400, 300), {"attention": maps["attention"][:1]}, box, [0])
-    sheet = draw.layers_sheet(smooth(400, 300), maps, box, range(12))
-    assert round(sheet.width / one.width) == 6 and round(sheet.height / one.height) == 4
-
-
 @pytest.mark.parametrize(("count", "channels"), [(1, 3), (5, 1), (28, 3)])
 def test_filters_are_stretched_from_black_to_white(count: int, channels: int) -> None:
     figure = model_figures.filters(random(count, 4, 6, channels) * 5 - 2)
@@ -212,28 +205,10 @@ def test_heads_layers_and_lengths_can_be_drawn() -> None:
     values = random(6, 3)
     values[2] = np.nan  # a layer that convolves
     drawn(model_figures.by_head(values, "Attention distance", "pixels"))
-    drawn(model_figures.by_head(random(1, 16), "Attention distance", "pixels"))
+    drawn(model_figures.by_head(random(1, 16), "Attention distance", "pixels", 7.0))
     drawn(model_figures.layer_grid(random(6, 6) - 0.1))
     for prefix_tokens in (0, 1, 5):
         drawn(model_figures.norms(random(6, 2, 20) * 40, prefix_tokens))
-
-
-@pytest.mark.parametrize("heads", [1, 3, 12])
-def test_the_cloud_of_heads_shows_every_dot_and_says_which_head_it_is(heads: int) -> None:
-    values = np.full((2, heads), 7.0, dtype=np.float32)
-    figure = model_figures.by_head(values, "Each head", "pixels", 7.0)
-    figure.draw_without_rendering()
-    axis = figure.axes[0]
-    assert axis.get_ylim()[1] > 7.2, "dots at the edge would be halves"
-    assert "equal attention" in axis.get_xlabel()
-    assert [tick for tick in axis.get_xticks() if -0.5 < tick < 1.5] == [0, 1]
-    if heads > 6:
-        assert figure.axes[1].get_ylabel() == "head"
-    else:
-        (legend,) = figure.legends
-        assert [text.get_text() for text in legend.get_texts()] == [f"head {i}" for i in range(heads)]
-        inside = axis.get_tightbbox()
-        assert inside is not None and legend.get_window_extent().x0 >= inside.x1
 
 
 def test_drawing_needs_no_pyplot_and_no_screen() -> None:

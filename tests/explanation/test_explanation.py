@@ -331,14 +331,6 @@ def test_one_file_by_its_ending(tmp_path: Path, photograph: Path, method: str) -
         target.unlink()
 
 
-def test_a_large_photograph_is_drawn_smaller(tmp_path: Path) -> None:
-    path = save(smooth(3000, 300), tmp_path / "wide.png")
-    found = classifier().explain(path, "raw")
-    assert found.photograph.size == (3000, 300)
-    assert found.overlay("raw").size == (2048, 205)
-    assert found.overlay("raw", 100).size == (100, 10)
-
-
 def test_a_gallery_explains_both_the_wrong_class_and_the_true_one(tmp_path: Path) -> None:
     paths = [str(save(noise(60, 40, seed=i), tmp_path / f"{i} & more.png")) for i in range(2)]
     (tmp_path / "broken.png").write_bytes(b"")
