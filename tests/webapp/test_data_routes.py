@@ -179,7 +179,7 @@ def test_no_address_leads_out_of_the_workspace(client: TestClient, place: Worksp
 
 
 def test_thumbnails_are_made_once_and_anew_for_another_picture(
-    client: TestClient, place: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = opened(place, tmp_path / "own")
     address = f"/api/data/thumbnail/{everything(own)['version']}/3"
@@ -304,7 +304,7 @@ def test_two_studios_undo_their_own_steps(client: TestClient, theirs: TestClient
     assert said(ask(again, "undo"))[:3] == ["blue", "blue", "blue"]
 
 
-def test_what_another_said_of_a_photograph_holds(client: TestClient, theirs: TestClient, place: Workspace) -> None:
+def test_what_another_said_of_a_photograph_holds(client: TestClient, theirs: TestClient) -> None:
     version = everything(client)["version"]
     ask(client, "labels", version=version, images=[0, 1], label="mine")
     ask(theirs, "labels", version=version, images=[0], label="theirs")

@@ -138,7 +138,7 @@ def test_a_training_that_is_stopped_can_be_gone_on_with_and_a_waiting_one_is_tak
             jobs.stop(name)
 
 
-def test_a_killed_runner_takes_no_training_with_it_and_the_next_waits_for_that(jobs: Jobs, tmp_path: Path) -> None:
+def test_a_killed_runner_takes_no_training_with_it_and_the_next_waits_for_that(jobs: Jobs) -> None:
     jobs.add("a-1", ("1.5",), {})
     jobs.add("a-2", ("0",), {})
     code = (
