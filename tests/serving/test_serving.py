@@ -307,7 +307,7 @@ def test_exported_files_answer_as_predict_does_without_torch(folder: Path, tmp_p
     assert all("can only predict" in answer["error"] for answer in refused)
 
 
-def test_a_closed_server_answers_nothing_more(folder: Path) -> None:
+def test_a_closed_server_answers_nothing_more() -> None:
     with serve(classifier(), compute=vitkit.Compute(backend="eager"), port=0) as own:
         assert httpx.get(f"{own.url}/ready").json() == {"status": "ready"}
         assert own.to_dict()["models"][0]["name"] == "model"
@@ -356,7 +356,7 @@ def test_a_path_may_look_like_a_name(tmp_path: Path) -> None:
     assert split_name("a b=c")[0] == "a b=c"
 
 
-def test_the_page_describes_routes_and_asks_nobody(browser: Any, server: Server, folder: Path, tmp_path: Path) -> None:
+def test_the_page_describes_routes_and_asks_nobody(browser: Any, server: Server, tmp_path: Path) -> None:
     with watched(browser) as page:
         page.goto(f"{server.url}/")
         page.locator(".opblock").first.wait_for()
