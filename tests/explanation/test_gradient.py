@@ -146,7 +146,7 @@ def test_it_is_the_mean_drop_over_the_squares_that_cover_a_patch(square: int, st
         np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize(("square", "stride"), product([1, 2, 3, 6], [1, 2, 3, 7]))
+@pytest.mark.parametrize(("square", "stride"), list(product([1, 2, 3, 6], [1, 2, 3, 7])))
 def test_every_patch_is_covered(square: int, stride: int) -> None:
     for grid in ((1, 1), (2, 5), (7, 3)):
         places = square_places(grid, square, stride)

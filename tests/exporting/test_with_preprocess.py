@@ -121,7 +121,7 @@ def test_what_cannot_take_pixels_or_would_write_over_a_file_of_the_user_is_refus
 
 @pytest.mark.parametrize(
     ("fit", "size", "floor_crop"),
-    product(["crop", "squash_crop", "squash", "pad"], [(50, 40), (33, 71), (300, 31)], [False, True]),
+    list(product(["crop", "squash_crop", "squash", "pad"], [(50, 40), (33, 71), (300, 31)], [False, True])),
 )
 def test_an_app_that_follows_the_instructions_prepares_the_same_values(
     fit: Any, size: tuple[int, int], floor_crop: bool
