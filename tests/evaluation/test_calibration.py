@@ -40,9 +40,6 @@ def test_images_that_are_all_right_or_all_wrong_leave_it_finite_and_in_range(n: 
 def test_few_images_that_are_all_right_do_not_make_it_certain() -> None:
     found = fit_temperature(softmax(4 * np.eye(3)[[0, 1, 2]], axis=1).astype(np.float32), np.array([0, 1, 2]))
     assert 0.5 < found < 1
-
-
-def test_probabilities_of_zero_and_one_are_taken() -> None:
     rows = np.array([[1, 0], [1, 0], [0, 1]], np.float32)
     assert 0.05 <= fit_temperature(rows, np.array([0, 1, 1])) <= 20
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scipy.special import softmax
 from scipy.stats import binomtest
 
+from refusals import refused
 from vitkit.data import ImageTable, groups_from_file, groups_to_list
-from vitkit.errors import VitkitError
 from vitkit.evaluation import Evaluation, MultiEvaluation, Reliability, Units, grouped, mean_interval
 from vitkit.evaluation.figures import figures
 from vitkit.evaluation.intervals import intervals
@@ -141,7 +141,7 @@ def test_groups_go_by_path_through_the_runs_file(tmp_path: Path) -> None:
     assert grouped(own, {"0": 1, "5": 2}) == own and groups_from_file(tmp_path / "none.json") == {}
     for damaged in ("{", "3", "[[1, 2], 3]"):
         (tmp_path / "groups.json").write_text(damaged)
-        with pytest.raises(VitkitError, match="damaged"):
+        with refused("data.run-damaged"):
             groups_from_file(tmp_path / "groups.json")
 
 

@@ -49,9 +49,6 @@ def draw_evaluation(images: int, classes: int, seed: int = 0, sharpness: float =
 drawn = st.builds(draw_evaluation, st.integers(2, 40), st.integers(2, 8), st.integers(0, 2**32 - 1))
 
 
-# --- As the definition has it -------------------------------------------------------------------------------
-
-
 @settings(max_examples=30)
 @given(drawn)
 def test_counts_of_pairs_are_those_of_the_confusion_matrix(own: Evaluation) -> None:
@@ -123,21 +120,15 @@ def test_the_interval_of_the_log_loss_is_that_of_every_logarithm(own: Evaluation
 
 def test_rows_are_computed_alike_in_any_number_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     own = draw_evaluation(50, 6)
-    counts = list(range(1, 7))
 
     def all_of_them() -> list[Any]:
-        others = [
-            for_prior(own, counts, "data").probabilities.tolist(),
-            at_temperature(own, 1.0).probabilities.tolist(),
-        ]
-        return [figures(own), own.briers.tolist(), own.is_among(3).tolist(), *others]
+        others = [for_prior(own, list(range(1, 7)), "data"), at_temperature(own, 1.0)]
+        rows = [own.briers, own.is_among(3), *(each.probabilities for each in others)]
+        return [figures(own), *(each.tolist() for each in rows)]
 
     whole = all_of_them()
     monkeypatch.setattr("vitkit.evaluation.calibration._NUMBERS", 20)
     assert all_of_them() == whole
-
-
-# --- One pass, one table ------------------------------------------------------------------------------------
 
 
 class Counted(np.ndarray[Any, Any]):
@@ -150,24 +141,19 @@ class Counted(np.ndarray[Any, Any]):
         return super().argmax(*args, **kwargs)
 
 
-def write_all(own: Evaluation, folder: Path) -> None:
-    numbers = {**figures(own), "operating_points": operating_points(own, None)}
-    doubts = from_predictions([own])
-    pictures = {caption: draw() for caption, draw in report.pictures_of(own, None).items()}
-    assert "Confusion" in pictures
-    shown = {"title": "t", "numbers": numbers, "root": folder, "facts": {}, "findings": [], "pictures": {}}
-    numbers.pop("operating_points")
-    report.write_report(folder / "report.html", evaluation=own, doubts=doubts, **shown)  # type: ignore[arg-type]
-    write_predictions(folder / "predictions.csv", own)
-
-
-def test_the_most_probable_classes_are_looked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_most_probable_classes_are_looked_for_once(tmp_path: Path) -> None:
     searches = []
     for images in (60, 240):
         own = draw_evaluation(images, 5)
         counted = Evaluation(own.split, own.classes, own.paths, own.labels, own.probabilities.view(Counted))
         Counted.searches.clear()
-        write_all(counted, tmp_path)
+        numbers, doubts = figures(counted), from_predictions([counted])
+        operating_points(counted, None)
+        for draw in report.pictures_of(counted, None).values():
+            draw()
+        shown: dict[str, Any] = {"title": "t", "root": tmp_path, "facts": {}, "findings": [], "pictures": {}}
+        report.write_report(tmp_path / "r.html", evaluation=counted, numbers=numbers, doubts=doubts, **shown)
+        write_predictions(tmp_path / "predictions.csv", counted)
         assert len(counted.mistakes(images)) > images / 4
         searches.append(Counted.searches["argmax"])
     assert searches[0] == searches[1] <= 6
@@ -195,23 +181,18 @@ def test_ten_thousand_classes_are_one_outline_and_a_thousand_rows() -> None:
     assert own.confusion(plots.MOST_SHADED).shape == (1000, 1000)
 
 
-def test_a_large_table_is_a_file_without_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
-    table = empty_array((3, 2**25))  # 384 MiB
-    assert table.shape == (3, 2**25) and table.dtype == np.float32
-    table[:, -1] = 1, 2, 3
-    assert table[:, -1].tolist() == [1, 2, 3]
-    with Path("/proc/self/maps").open(encoding="utf-8") as maps:
-        assert any(str(tmp_path) in line and "(deleted)" in line for line in maps)
+def test_a_large_table_is_a_file_without_a_name_or_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("a file where the folder should be", encoding="utf-8")
+    for name, is_stored in (("cache", True), ("file", False)):
+        monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / name))
+        table = empty_array((3, 2**25))  # 384 MiB
+        assert table.shape == (3, 2**25) and table.dtype == np.float32
+        table[:, -1] = 1, 2, 3
+        assert table[:, -1].tolist() == [1, 2, 3]
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+        assert any(str(tmp_path) in line and "(deleted)" in line for line in maps) == is_stored
+        del table
     assert list((tmp_path / "cache").iterdir()) == []
-
-
-def test_a_large_table_is_in_memory_if_no_file_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "cache").write_text("a file where the folder should be", encoding="utf-8")
-    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
-    table = empty_array((3, 2**25))
-    table[0, :4] = 7
-    assert table[0, :5].tolist()[:4] == [7, 7, 7, 7]
 
 
 def test_figures_are_the_same_if_the_table_is_a_file(tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,22 +19,20 @@ import runs
 import vitkit
 import warm
 from hearing import heard
+from refusals import refused
 from vitkit.data import Edit, add_edits, split_from_file
-from vitkit.errors import VitkitError
 from vitkit.evaluation import Units
 from vitkit.experiments import Family, Judged, JudgingImages, comparison_plan, comparison_runs, findings_of
 from vitkit.experiments import compare as comparison_costs
 from vitkit.experiments.compare import compare
+from vitkit.model import config_for
+from vitkit.profiling import describe
 from vitkit.training import DivergedError
 
 A, B = "vit_micro_patch8_16", "vit_micro_patch4_16"
 OF_ANY_MODEL: dict[str, Any] = {name: value for name, value in runs.QUICK.items() if name not in ("model", "epochs")}
 FIELDS: dict[str, Any] = {**OF_ANY_MODEL, "epochs": 1, "model_fields": runs.SIZE}
 CLOCKS = {"seconds", "train_images_per_s", "seconds_to_90", "seconds_to_best", "peak_memory", "predict_images_per_s"}
-
-
-def quiet(line: str) -> None:
-    """Says nothing."""
 
 
 def timeless(value: Any) -> Any:
@@ -47,13 +47,40 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs.photos(tmp_path_factory.mktemp("compare") / "photos", images=20, noise=120)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def timed_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comparison_costs, "ROUNDS", 1)
+        yield
+
+
+def plan_of(out: Path) -> dict[str, Any]:
+    return dict(json.loads((out / "plan.json").read_text(encoding="utf-8"))["plan"])
+
+
+class _Killed(BaseException):
+    """As a power cut would."""
+
+
+def planned(out: Path, *arguments: Any, **options: Any) -> tuple[dict[str, Any], list[str]]:
+    """The plan of a comparison of which nothing is trained, and what was said."""
+    lines: list[str] = []
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(_Killed), heard(lines.append):
+        patch.setattr(comparison_runs, "make_all", Mock(side_effect=_Killed))
+        compare(*arguments, **options, out=out)
+    return plan_of(out), lines
+
+
 @pytest.fixture(scope="module")
 def found(data: Path, tmp_path_factory: pytest.TempPathFactory) -> vitkit.Result:
     """Two models, one of them by two names, at two fractions, that tests may read but not change."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(comparison_costs, "ROUNDS", 1)
-        out = tmp_path_factory.mktemp("compared") / "out"
-        return compare(data, [A, f"{A}@none", B], vitkit.Recipe(seed=3, **FIELDS), seeds=2, fractions=[0.5, 1], out=out)
+    out = tmp_path_factory.mktemp("compared") / "out"
+    return compare(data, [A, f"{A}@none", B], vitkit.Recipe(seed=3, **FIELDS), seeds=2, fractions=[0.5, 1], out=out)
+
+
+@pytest.fixture
+def copied(found: vitkit.Result, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(found.folder, tmp_path / "out"))
 
 
 def test_every_run_is_judged_by_the_same_images(found: vitkit.Result) -> None:
@@ -118,86 +145,54 @@ def test_it_is_shown(found: vitkit.Result) -> None:
     assert "<table>" in found._repr_html_()
 
 
-class _Killed(BaseException):
-    """As a power cut would."""
-
-
 @pytest.mark.parametrize("when", ["at once", "epoch"])
-def test_killed_anywhere_and_resumed_it_gives_the_same(
-    found: vitkit.Result, tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_anywhere_and_resumed_it_gives_the_same(found: vitkit.Result, copied: Path, when: str) -> None:
     """The first two runs are there; the third is killed before its recipe is written, or in the midst of training."""
-    monkeypatch.setattr(comparison_costs, "ROUNDS", 1)
-    out = tmp_path / "out"
-    shutil.copytree(found.folder, out)
-    jobs = json.loads((out / "plan.json").read_text(encoding="utf-8"))["plan"]["jobs"]
-    third = list(dict.fromkeys(job["folder"] for job in jobs))[2]
+    third = list(dict.fromkeys(job["folder"] for job in plan_of(copied)["jobs"]))[2]
     for name in ("comparison.json", "comparison.csv", "speeds.json", f"costs/{Path(third).name}.json"):
-        (out / name).unlink()
-    shutil.rmtree(out / third)
+        (copied / name).unlink()
+    shutil.rmtree(copied / third)
 
     def kill(what: str, done: int, total: int | None) -> None:
         if when in what or when == "at once":
             raise _Killed
 
     with pytest.raises(_Killed):
-        compare(out=out, resume=True, progress=kill)
-    assert not (out / "comparison.json").exists()
-    again = compare(out=out, resume=True)
-    assert timeless(again.to_dict()) == timeless(found.to_dict())
+        compare(out=copied, resume=True, progress=kill)
+    assert not (copied / "comparison.json").exists()
+    assert timeless(compare(out=copied, resume=True).to_dict()) == timeless(found.to_dict())
 
 
 @pytest.mark.parametrize("damage", ["[1]", "{", '{"a": "x"}', "null"])
-def test_speeds_that_cannot_be_read_are_measured_again(
-    found: vitkit.Result, tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(comparison_costs, "ROUNDS", 1)
-    out = tmp_path / "out"
-    shutil.copytree(found.folder, out)
-    (out / "comparison.json").unlink()
-    names = json.loads((out / "speeds.json").read_text(encoding="utf-8"))
-    (out / "speeds.json").write_text(damage.replace('"a"', f'"{next(iter(names))}"'), encoding="utf-8")
-    compare(out=out, resume=True)
-    assert json.loads((out / "speeds.json").read_text(encoding="utf-8")).keys() == names.keys()
+def test_speeds_that_cannot_be_read_are_measured_again(copied: Path, damage: str) -> None:
+    (copied / "comparison.json").unlink()
+    names = json.loads((copied / "speeds.json").read_text(encoding="utf-8"))
+    (copied / "speeds.json").write_text(damage.replace('"a"', f'"{next(iter(names))}"'), encoding="utf-8")
+    compare(out=copied, resume=True)
+    assert json.loads((copied / "speeds.json").read_text(encoding="utf-8")).keys() == names.keys()
 
 
 def test_a_model_whose_training_leads_nowhere_is_left_out_and_the_reader_told(
-    found: vitkit.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    found: vitkit.Result, copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "out"
-    shutil.copytree(found.folder, out)
-    jobs = json.loads((out / "plan.json").read_text(encoding="utf-8"))["plan"]["jobs"]
-    lost = next(job["folder"] for job in jobs if job["model"] == B and job["seed"] == 4)
-    shutil.rmtree(out / lost)
-
-    def diverge(*_: Any) -> None:
-        raise DivergedError("the loss was not finite")
-
-    monkeypatch.setattr(comparison_runs, "make", diverge)
+    lost = next(job["folder"] for job in plan_of(copied)["jobs"] if job["model"] == B and job["seed"] == 4)
+    shutil.rmtree(copied / lost)
+    monkeypatch.setattr(comparison_runs, "make", Mock(side_effect=DivergedError("past help")))
     lines: list[str] = []
     with heard(lines.append):
-        left = compare(out=out, resume=True)
+        left = compare(out=copied, resume=True)
     assert [model["name"] for model in left.models] == [A, f"{A}@none"]
     assert [own["runs"] for own in timeless(left.models)] == [own["runs"] for own in timeless(found.models[:2])]
     (told,) = (note for note in left.figures["notes"] if "left out" in note)
-    assert told.startswith(f"{B} is left out of what follows: {B}, seed 4") and told.endswith("not finite")
+    assert f"{B}, seed 4" in told and told.endswith("past help")
     assert told in lines and told in left.report.read_text(encoding="utf-8")
+    shutil.rmtree(copied / "runs")
+    with refused("experiments.training-diverged", f"{A}, seed", f"{B}, seed"):
+        compare(out=copied, resume=True)
 
 
-def test_where_every_model_leads_nowhere_that_is_said(
-    found: vitkit.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(found.folder, tmp_path / "out")
-    shutil.rmtree(tmp_path / "out" / "runs")
-    monkeypatch.setattr(comparison_runs, "make", lambda *_: (_ for _ in ()).throw(DivergedError("past help")))
-    with pytest.raises(VitkitError, match=f"{A}, seed .*: past help; .*{B}, seed .*: past help"):
-        compare(out=tmp_path / "out", resume=True)
-
-
-def test_under_stress_all_models_are_asked_about_the_same_pictures(found: vitkit.Result, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    shutil.copytree(found.folder, out)
-    stressed = compare(out=out, resume=True, stress="occlusion,blur")
+def test_under_stress_all_models_are_asked_about_the_same_pictures(found: vitkit.Result, copied: Path) -> None:
+    stressed = compare(out=copied, resume=True, stress="occlusion,blur")
     assert {key: own for key, own in timeless(stressed.to_dict()).items() if key != "stress"} == {
         key: own for key, own in timeless(found.to_dict()).items() if key != "stress"
     }
@@ -210,100 +205,82 @@ def test_under_stress_all_models_are_asked_about_the_same_pictures(found: vitkit
             assert len(own["accuracy"]) == len(own["interval"]) == len(row["strengths"])
             assert all(low <= mean <= high for mean, (low, high) in zip(own["accuracy"], own["interval"], strict=True))
             assert own["accuracy"][0] == pytest.approx(model["accuracy"], abs=0.1)  # as it is, but for its size
-    answers = sorted((out / "stress").iterdir())
+    answers = sorted((copied / "stress").iterdir())
     assert len(answers) == 4  # of each run on all the data
     for file in answers:  # what is known is not asked again
         known = json.loads(file.read_text(encoding="utf-8"))
         file.write_text(json.dumps({key: "1" * len(bits) for key, bits in known.items()}), encoding="utf-8")
-    again = compare(out=out, resume=True, stress="blur")
+    again = compare(out=copied, resume=True, stress="blur")
     assert again.figures["stress"][0]["models"][A]["accuracy"] == [1.0] * 5
     assert "Under stress: blurred" in again.report.read_text(encoding="utf-8")
 
 
-def test_a_run_that_was_judged_by_other_images_is_refused(found: vitkit.Result, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    shutil.copytree(found.folder, out)
-    plan = json.loads((out / "plan.json").read_text(encoding="utf-8"))
+def test_a_run_that_was_judged_by_other_images_is_refused(copied: Path) -> None:
+    plan = json.loads((copied / "plan.json").read_text(encoding="utf-8"))
     plan["plan"]["test_hash"] = "0" * 64
-    (out / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
-    with pytest.raises(VitkitError, match="tested on other images"):
-        compare(out=out, resume=True)
+    (copied / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    with refused("experiments.test-images-differ"):
+        compare(out=copied, resume=True)
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"models": [A]}, "started with"),
-        ({"fractions": "0.3,1"}, "started with"),
-        ({"seeds": 5}, "started with 2"),
-        ({"lr": 0.5}, "lr 0.5"),
-    ],
-)
-def test_another_comparison_is_not_gone_on_with(found: vitkit.Result, changed: dict[str, Any], message: str) -> None:
-    with pytest.raises(VitkitError, match=message):
+@pytest.mark.parametrize("changed", [{"models": [A]}, {"fractions": "0.3,1"}, {"seeds": 5}, {"lr": 0.5}], ids=str)
+def test_another_comparison_is_not_gone_on_with(found: vitkit.Result, changed: dict[str, Any]) -> None:
+    with refused("experiments.argument-changed", *changed):
         compare(**runs.divided(compare, **changed), out=found.folder, resume=True)
 
 
 def test_a_folder_that_is_taken(found: vitkit.Result, data: Path, tmp_path: Path) -> None:
-    with pytest.raises(VitkitError, match="continue it with resume=True"):
-        compare(data, [A], vitkit.Recipe(**FIELDS), out=found.folder)
     (tmp_path / "mine").write_text("mine")
-    with pytest.raises(VitkitError, match="not empty"):
-        compare(data, [A], vitkit.Recipe(**FIELDS), out=tmp_path)
-    with pytest.raises(VitkitError, match="no comparison to continue"):
+    for folder in (found.folder, tmp_path):
+        with refused("experiments.folder-taken"):
+            compare(data, [A], vitkit.Recipe(**FIELDS), out=folder)
+    with refused("experiments.plan-missing"):
         compare(out=tmp_path, resume=True)
-    with pytest.raises(VitkitError, match="requires out"):
+    with refused("experiments.argument-missing"):
         compare(resume=True)
 
 
 @pytest.mark.parametrize(
-    ("models", "fields", "message"),
+    ("models", "fields", "code", "named"),
     [
-        ([A, B, "vit_nothing_16"], {}, "vit_nothing_16"),
-        ([A, B, f"{A}@no/such/file.pth"], {}, "file.pth"),
-        ([A, f"{A}@"], {}, "must be followed by weights"),
-        ([A, "none-such.toml"], {}, "none-such.toml"),
-        (["some.toml"], {"recipe": "digits"}, "leave out recipe"),
-        ("a,,b", {}, "models must"),
-        ([A], {"budget": "epochs=0"}, "epochs="),
-        ([A], {"budget": "time=soon"}, "duration"),
-        ([A], {"budget": "flops=many"}, "flops="),
-        ([A], {"budget": "days=3"}, "budget must"),
-        ([A], {"budget": "epochs=2", "epochs": 3}, "both limit"),
-        ([A], {"fractions": "0,1"}, "fractions must"),
-        ([A], {"fractions": "0.01,1"}, "fractions 0.01"),
-        ([A], {"seeds": 0}, "seeds must"),
-        ([A], {"stress": "blur,fog"}, "'fog' is none of"),
-        ([A, "torchvision:resnet0"], {}, "resnet0"),
-        ([A], {"folds": 3}, "folds"),
-        ([A], {"model": B}, "model"),
-        (None, {}, "no models"),
+        ([A, B, "vit_nothing_16"], {}, "model.name-unknown", "vit_nothing_16"),
+        ([A, B, f"{A}@no/such/file.pth"], {}, "weights.source-missing", "file.pth"),
+        ([A, f"{A}@"], {}, "experiments.models-invalid", A),
+        ([A, "none-such.toml"], {}, "training.recipe-unknown", "none-such.toml"),
+        (["some.toml"], {"recipe": "digits"}, "experiments.recipe-twice", "some.toml"),
+        ("a,,b", {}, "experiments.models-invalid", ""),
+        ([A], {"budget": "epochs=0"}, "experiments.budget-invalid", ""),
+        ([A], {"budget": "time=soon"}, "experiments.budget-invalid", "soon"),
+        ([A], {"budget": "flops=many"}, "experiments.budget-invalid", "many"),
+        ([A], {"budget": "days=3"}, "experiments.budget-invalid", "days=3"),
+        ([A], {"budget": "epochs=2", "epochs": 3}, "experiments.budget-twice", ""),
+        ([A], {"fractions": "0,1"}, "experiments.fractions-invalid", ""),
+        ([A], {"fractions": "0.01,1"}, "data.limit-too-small", "0.01"),
+        ([A], {"seeds": 0}, "text.value-outside", "seeds"),
+        ([A], {"stress": "blur,fog"}, "experiments.stress-unknown", "fog"),
+        ([A, "torchvision:resnet0"], {}, "model.name-unknown", "resnet0"),
+        ([A], {"folds": 3}, "experiments.field-refused", "folds"),
+        ([A], {"model": B}, "experiments.field-refused", "model"),
+        (None, {}, "experiments.argument-missing", "models"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_before_anything_is_trained(
-    data: Path, tmp_path: Path, models: Any, fields: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+    data: Path, tmp_path: Path, models: Any, fields: dict[str, Any], code: str, named: str
 ) -> None:
-    monkeypatch.setattr(comparison_runs, "make_all", lambda *_: pytest.fail("a training began"))
     own = {name: value for name, value in FIELDS.items() if "budget" not in fields or name != "epochs"}
     asked = {"recipe": fields["recipe"]} if "recipe" in fields else runs.divided(compare, **{**own, **fields})
-    with pytest.raises(VitkitError, match=message):
+    with refused(code, named):
         compare(data, models, **asked, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_recipe_is_a_model_with_its_own_way_to_be_trained(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recipe_is_a_model_with_its_own_way_to_be_trained(data: Path, tmp_path: Path) -> None:
     large, small = tmp_path / "large.toml", tmp_path / "small.toml"
     large.write_text(f'model = "{A}"\nweights = "none"\nimage_size = 32\nepochs = 3\n', encoding="utf-8")
     small.write_text(f'model = "{A}"\nweights = "none"\nepochs = 5\n', encoding="utf-8")
-    monkeypatch.setattr(comparison_runs, "make_all", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        compare(data, [large, str(small)], vitkit.Recipe(epochs=4), seeds=1, out=tmp_path / "flag")
-    with pytest.raises(ZeroDivisionError):
-        compare(data, f"{large},{small}", seeds=1, out=tmp_path / "out")
-    for out, epochs in (("flag", [4, 4]), ("out", [3, 5])):
-        plan = json.loads((tmp_path / out / "plan.json").read_text(encoding="utf-8"))["plan"]
+    flag, _ = planned(tmp_path / "flag", data, [large, str(small)], vitkit.Recipe(epochs=4), seeds=1)
+    own, _ = planned(tmp_path / "own", data, f"{large},{small}", seeds=1)
+    for plan, epochs in ((flag, [4, 4]), (own, [3, 5])):
         assert plan["models"] == ["large", "small"]
         assert [job["fields"].get("image_size") for job in plan["jobs"]] == [32, None]
         assert [job["fields"]["epochs"] for job in plan["jobs"]] == epochs
@@ -312,90 +289,35 @@ def test_a_recipe_is_a_model_with_its_own_way_to_be_trained(
 def test_the_method_is_chosen_by_as_many_images_as_there_will_be(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[Any] = []
-
-    def resolve(recipe: vitkit.Recipe) -> Any:
-        seen.append(recipe.max_images)
-        return resolved(recipe)
-
-    resolved = comparison_plan.prepared
+    resolve = Mock(side_effect=comparison_plan.prepared)
     monkeypatch.setattr(comparison_plan, "prepared", resolve)
-    monkeypatch.setattr(comparison_runs, "make_all", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        compare(
-            data,
-            [A],
-            vitkit.Recipe(max_images=20, **FIELDS),
-            fractions="0.5,1",
-            seeds=1,
-            out=tmp_path / "out",
-        )
-    plan = json.loads((tmp_path / "out" / "plan.json").read_text(encoding="utf-8"))["plan"]
-    assert seen == [20]
+    recipe = vitkit.Recipe(max_images=20, **FIELDS)
+    plan, _ = planned(tmp_path / "out", data, [A], recipe, fractions="0.5,1", seeds=1)
+    assert [call.args[0].max_images for call in resolve.call_args_list] == [20]
     assert [(job["images"], job["fields"]["max_images"]) for job in plan["jobs"]] == [(10, 10), (20, 20)]
 
 
-def test_a_budget_of_flops_is_told_in_epochs(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Stop(Exception):
-        """Once it is planned."""
-
-    def stop(*_: Any) -> None:
-        raise Stop
-
-    monkeypatch.setattr(comparison_runs, "make_all", stop)
-    lines: list[str] = []
-    with pytest.raises(Stop):
-        out = tmp_path / "out"
-        with heard(lines.append):
-            compare(
-                data,
-                [A, B],
-                vitkit.Recipe(**OF_ANY_MODEL),
-                budget="flops=1e10",
-                fractions="0.5,1",
-                out=out,
-            )
-    plan = json.loads((tmp_path / "out" / "plan.json").read_text(encoding="utf-8"))["plan"]
+def test_a_budget_of_flops_is_told_in_epochs(data: Path, tmp_path: Path) -> None:
+    recipe = vitkit.Recipe(**OF_ANY_MODEL)
+    plan, lines = planned(tmp_path / "out", data, [A, B], recipe, budget="flops=1e10", fractions="0.5,1")
     epochs = {(job["model"], job["fraction"]): job["fields"]["epochs"] for job in plan["jobs"]}
     assert epochs[A, 0.5] > epochs[A, 1] > epochs[B, 1] >= 1
-    from vitkit.model import config_for
-    from vitkit.profiling import describe
-
-    epoch = 3 * 2e9 * describe(config_for(A, 3)).gmacs * 42
-    assert epochs[A, 1] == int(1e10 // epoch)
+    assert epochs[A, 1] == int(1e10 // (3 * 2e9 * describe(config_for(A, 3)).gmacs * 42))
     assert any(line.startswith(f"{A}: {epochs[A, 1]} epochs of 42 images are ") for line in lines)
 
 
-def test_what_is_of_vision_transformers_is_left_out_for_networks_and_told(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(*_: Any) -> None:
-        raise _Killed
-
-    monkeypatch.setattr(comparison_runs, "make_all", stop)
-    lines: list[str] = []
+def test_what_is_of_vision_transformers_is_left_out_for_networks_and_told(data: Path, tmp_path: Path) -> None:
     network = "torchvision:resnet18"
-    with pytest.raises(_Killed):
-        own = {"epochs": 1, "init": "reference", "drop_path": 0.1, "image_size": 32}
-        with heard(lines.append):
-            compare(data, [A, network], vitkit.Recipe(**OF_ANY_MODEL, **own), out=tmp_path / "out")
-    assert f"{network}: init reference requires a Vision Transformer, and is left out" in lines
-    assert f"{network}: drop_path 0.1 is left out: the network has none" in lines
-    plan = json.loads((tmp_path / "out" / "plan.json").read_text(encoding="utf-8"))["plan"]
+    own = vitkit.Recipe(**OF_ANY_MODEL, epochs=1, init="reference", drop_path=0.1, image_size=32)
+    plan, lines = planned(tmp_path / "out", data, [A, network], own)
+    assert all(any(line.startswith(f"{network}: {name}") for line in lines) for name in ("init", "drop_path"))
     assert {(job["model"], job["fields"].get("init")) for job in plan["jobs"]} == {(A, "reference"), (network, None)}
 
 
 def test_rows_of_a_label_file_that_match_no_picture_are_said(data: Path, tmp_path: Path) -> None:
     add_edits(tmp_path / "labels.csv", [Edit("red/img1.png", "blue", "red"), Edit("azure/img1.png", "blue")])
-    asked = {
-        "data": str(data),
-        "models": [A],
-        "recipe": None,
-        "seeds": 2,
-        "fractions": [1.0],
-        "budget": None,
-        "stress": (),
-    }
+    rest: dict[str, Any] = {"recipe": None, "seeds": 2, "fractions": [1.0], "budget": None, "stress": ()}
+    asked = {"data": str(data), "models": [A], **rest}
     plan = comparison_plan.make_plan(asked, {**FIELDS, "labels": str(tmp_path / "labels.csv")})
     assert any("1 path of labels.csv matches no picture" in note for note in plan.notes)
     assert any("1 picture with another label" in note for note in plan.notes)
@@ -426,9 +348,6 @@ def test_labels_drawn_by_lot_are_at_chance_and_make_no_difference(tmp_path: Path
     assert all("cannot be distinguished" in verdict for verdict in found.verdicts)
 
 
-# --- As processes ---------------------------------------------------------------------------------------------
-
-
 def command(data: Path, out: Path, *flags: str) -> list[str]:
     given = [flag for flag in runs.FLAGS if flag not in ("--model", runs.QUICK["model"])]
     common = ["--models", f"{A},{B}", "--seeds", "2", "--fractions", "0.5,1", "--epochs", "2", "--seed", "3"]
@@ -438,8 +357,7 @@ def command(data: Path, out: Path, *flags: str) -> list[str]:
 @pytest.mark.accept
 def test_killed_again_and_again_it_gives_the_same_table(data: Path, tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    done = subprocess.run(command(data, whole), env=runs.environment(), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    subprocess.run(command(data, whole), env=runs.environment(), check=True)
     wait, kills = random.Random(0), 0
     while True:
         resume = ["--resume"] if (broken / "plan.json").exists() else []
@@ -461,11 +379,7 @@ def test_killed_again_and_again_it_gives_the_same_table(data: Path, tmp_path: Pa
 def test_side_by_side_it_is_the_same_and_none_is_left_at_work(data: Path, tmp_path: Path) -> None:
     tables = []
     for out, devices in (("one", "1"), ("two", "2")):
-        done = subprocess.run(
-            command(data, tmp_path / out, "--devices", devices),
-            env=runs.environment(), capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        subprocess.run(command(data, tmp_path / out, "--devices", devices), env=runs.environment(), check=True)
         tables.append(json.loads((tmp_path / out / "comparison.json").read_text(encoding="utf-8")))
     assert timeless(tables[0]) == timeless(tables[1])
     killed = subprocess.Popen(command(data, tmp_path / "three", "--devices", "2"), env=runs.environment())

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,11 @@ import runs
 import tiny
 import vitkit as package
 from hearing import heard
+from refusals import refused
 from vitkit.classifier import Classifier
 from vitkit.cli.app import app
 from vitkit.data import Preprocess, read_source
-from vitkit.errors import Interrupted, VitkitError
+from vitkit.errors import Interrupted
 from vitkit.evaluation import Units
 from vitkit.experiments import (
     EXPERIMENTS,
@@ -50,25 +53,32 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs.photos(tmp_path_factory.mktemp("data") / "photos")
 
 
-# --- The table ------------------------------------------------------------------------------------------
+MICRO = {"data": "d", "model": "vit_micro_patch4_16", "weights": "none"}
+
+
+def recipes_of(name: str, base: dict[str, Any]) -> list[Recipe]:
+    """Of each variant of an ablation."""
+    variants = ABLATIONS[name].variants(base_config(base))
+    return [without_fields_of_vits(Recipe.of(variant_fields(base, {}, variant)))[0] for variant in variants]
 
 
 @pytest.mark.parametrize("model", ["vit_micro_patch4_16", "vit_micro_patch4_32", "vit_base_patch16_224"])
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_every_variant_can_be_built_and_differs_from_the_others(name: str, model: str) -> None:
-    own, base = ABLATIONS[name], {"data": "d", "model": model, "weights": "none", "lr": 0.008}
-    variants = own.variants(base_config(base))
-    labels = [variant.label for variant in variants]
+    own, base = ABLATIONS[name], {**MICRO, "model": model, "lr": 0.008}
+    labels = [variant.label for variant in own.variants(base_config(base))]
     assert len(set(labels)) == len(labels) > 1
     assert {own.against, *own.better} <= set(labels)
-    recipes = [without_fields_of_vits(Recipe.of(variant_fields(base, {}, variant)))[0] for variant in variants]
+    recipes = recipes_of(name, base)
     configs = [config_of(recipe, 10) for recipe in recipes]
     if name == "pretraining":
-        assert {own.pretraining.get("objective") for own in variants} == {None, "masked-patch", "mae"}
+        assert {own.pretraining.get("objective") for own in own.variants(base_config(base))} == {
+            None, "masked-patch", "mae",
+        }  # fmt: skip
     elif name != "resolution":
         assert {config.image_size for config in configs} == {config_for(model).image_size}
         trained = {(config, recipe.lr, recipe.epochs) for config, recipe in zip(configs, recipes, strict=True)}
-        assert len(trained) == len(variants)
+        assert len(trained) == len(labels)
 
 
 @pytest.mark.parametrize("name", sorted(ABLATIONS.keys() - {"resolution", "pretraining", "optimizer"}))
@@ -89,11 +99,14 @@ def test_what_is_foreseen_is_the_papers() -> None:
     assert rates == pytest.approx([8e-4, 8e-4, 3e-4]), "the two rates of Figure 9"
 
 
-def test_a_list_of_the_experiments() -> None:
+def test_the_experiments_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     found = package.lab()
     assert isinstance(found, package.Result)
-    lines = found.lines()
-    assert [line.split()[0] for line in lines] == list(EXPERIMENTS) == list(found.to_dict())
+    assert [line.split()[0] for line in found.lines()] == list(EXPERIMENTS) == list(found.to_dict())
+    app(["lab"], standalone_mode=False)
+    assert capsys.readouterr().out.splitlines() == found.lines()
+    app(["lab", "head", "--preset", "paper", "--json"], standalone_mode=False)
+    assert json.loads(capsys.readouterr().out)["recipe"] == "paper-vit-b16-imagenet21k"
 
 
 @pytest.mark.parametrize(
@@ -110,42 +123,30 @@ def test_the_papers_positions_are_those_of_the_same_column(where: str | None, pa
 
 
 def test_dropout_is_after_the_positions_too() -> None:
-    base = {"data": "d", "model": "vit_micro_patch4_16", "weights": "none", "model_fields": {"position_dropout": 0.1}}
-    own = ABLATIONS["regularisation"]
-    rates = [config_of(Recipe.of(variant_fields(base, {}, v)), 10) for v in own.variants(base_config(base))]
-    assert [(config.dropout, config.position_dropout) for config in rates] == [(0, 0), (0.1, 0.1), (0, 0)]
+    recipes = recipes_of("regularisation", {**MICRO, "model_fields": {"position_dropout": 0.1}})
+    rates = [(config.dropout, config.position_dropout) for config in (config_of(own, 10) for own in recipes)]
+    assert rates == [(0, 0), (0.1, 0.1), (0, 0)]
 
 
 @pytest.mark.parametrize("data", ["digits", "photos"])
 def test_the_resnet_is_as_large_as_the_vit(data: str) -> None:
-    own, base = ABLATIONS["hybrid"], base_fields(ABLATIONS["hybrid"], data, "small", {"drop_path": 0.0})
-    recipes = [
-        without_fields_of_vits(Recipe.of(variant_fields(base, {}, v)))[0] for v in own.variants(base_config(base))
-    ]
+    recipes = recipes_of("hybrid", base_fields(ABLATIONS["hybrid"], data, "small", {"drop_path": 0.0}))
     parameters = [describe(config_of(recipe, 10)).parameters for recipe in recipes]
     assert max(parameters) < 1.5 * min(parameters)
 
 
 def test_a_resnet_is_trained_with_sgd_and_with_adam() -> None:
-    base = {"data": "d", "model": "vit_micro_patch4_16", "weights": "none", "lr": 0.001, "drop_path": 0.0}
-    own = ABLATIONS["optimizer"]
-    sgd, adam = (
-        without_fields_of_vits(Recipe.of(variant_fields(base, {}, v)))[0] for v in own.variants(base_config(base))
-    )
+    base = {**MICRO, "lr": 0.001, "drop_path": 0.0}
+    sgd, adam = recipes_of("optimizer", base)
     assert (sgd.optimizer, sgd.momentum, sgd.lr, adam.optimizer, adam.lr) == ("sgd", 0.9, 0.01, "adamw", 0.001)
     assert sgd.model == adam.model == "custom:bit_resnet_micro"
     papers = {"SGD": (78.24, 97.46, 85.17, 91.00, 92.06), "Adam": (77.54, 97.67, 86.07, 91.11, 94.26)}  # Table 7
-    assert {v.label: v.paper for v in own.variants(base_config(base))} == {
-        name: f"{np.mean(row):.2f}" for name, row in papers.items()
-    }
+    printed = {own.label: own.paper for own in ABLATIONS["optimizer"].variants(base_config(base))}
+    assert printed == {name: f"{np.mean(row):.2f}" for name, row in papers.items()}
 
 
 def test_each_block_becomes_attention_in_rows_and_then_in_columns() -> None:
-    base = {"data": "d", "model": "vit_micro_patch4_16", "weights": "none"}
-    own = ABLATIONS["axial"]
-    whole, deeper, axial = (
-        config_of(Recipe.of(variant_fields(base, {}, v)), 10) for v in own.variants(base_config(base))
-    )
+    whole, deeper, axial = (config_of(recipe, 10) for recipe in recipes_of("axial", MICRO))
     assert (whole.layers, deeper.layers, axial.layers) == (4, 8, 8)
     assert (axial.attention, axial.prefix_tokens) == ("axial", 0), "as in app. D.6, there is no class token"
     assert describe(axial).parameters == describe(deeper).parameters
@@ -169,41 +170,38 @@ def test_small_is_photographs_at_32_pixels_or_the_data_s_own_recipe() -> None:
     assert digits["epochs"] < 70
 
 
-# --- What cannot be done --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "code"),
     [
-        ({"name": "positon"}, "name must be one of position, pooling, .*, not 'positon'"),
-        ({"name": "position", "model_fields": {"position": "none"}}, "model.position is varied by this experiment"),
-        ({"name": "regularisation", "dropout": 0.3}, "dropout is varied by this experiment"),
-        ({"name": "position", "folds": 3}, "folds cannot be set for an experiment"),
-        ({"name": "position", "seeds": 0}, "seeds must"),
-        ({"name": "position", "preset": "huge"}, "preset must be one of small, paper"),
-        ({"name": "few-shot"}, "few-shot measures a model: set a run"),
-        (
-            {"name": "few-shot", "model": "m", "epochs": 3},
-            "few-shot measures a model without training, so epochs has no effect",
-        ),
-        ({"name": "few-shot", "model": "m", "preset": "paper"}, "few-shot trains nothing"),
-        ({"name": "hybrid", "model": "vit_micro_patch2_16"}, "reduce images by a factor of 4"),
-        ({"name": "optimizer", "lr": 0.1, "optimizer": "sgd"}, "optimizer is varied by this experiment"),
-        ({"name": "cost"}, "cost times models without images or training, so data has no effect"),
-        ({"name": "resolution", "preset": "paper"}, "resolution has no published recipe"),
-        ({"name": "norm", "model": "torchvision:resnet18"}, "an ablation requires a Vision Transformer"),
-        ({"resume": True}, "resume=True requires out, the folder of the experiment"),
-        ({"resume": True, "name": "position"}, "resume=True uses the arguments of out"),
+        ({"name": "positon"}, "text.value-wrong"),
+        ({"name": "position", "model_fields": {"position": "none"}}, "experiments.field-varied"),
+        ({"name": "regularisation", "dropout": 0.3}, "experiments.field-varied"),
+        ({"name": "optimizer", "lr": 0.1, "optimizer": "sgd"}, "experiments.field-varied"),
+        ({"name": "position", "folds": 3}, "experiments.field-refused"),
+        ({"name": "position", "seeds": 0}, "text.value-outside"),
+        ({"name": "position", "preset": "huge"}, "text.value-wrong"),
+        ({"name": "few-shot"}, "experiments.argument-missing"),
+        ({"name": "few-shot", "model": "m", "epochs": 3}, "experiments.argument-unused"),
+        ({"name": "few-shot", "model": "m", "preset": "paper"}, "experiments.recipe-missing"),
+        ({"name": "resolution", "preset": "paper"}, "experiments.recipe-missing"),
+        ({"name": "hybrid", "model": "vit_micro_patch2_16"}, "experiments.model-unsuitable"),
+        ({"name": "norm", "model": "torchvision:resnet18"}, "experiments.model-unsuitable"),
+        ({"name": "cost"}, "experiments.argument-unused"),
+        ({"name": "norm", "upstream": "photos"}, "experiments.argument-unused"),
+        ({"name": "cost", "data": None, "preset": "paper", "model": "vit_nope"}, "experiments.argument-unused"),
+        ({"name": "head", "data": None, "preset": "paper", "out": "z"}, "experiments.argument-unused"),
+        ({"data": None, "model": "vit_nope"}, "experiments.experiment-missing"),
+        ({"data": None, "resume": True}, "experiments.argument-missing"),
+        ({"data": None, "resume": True, "name": "position"}, "experiments.argument-changed"),
+        ({"name": "data-size", "upstream": "photos", "model": "vit_micro_patch8_16"}, "experiments.sources-overlap"),
+        ({"name": "data-size", "model": "vit_micro_patch8_16"}, "experiments.data-not-halved"),
+        ({"name": "data-size", "upstream": "photos", "model": "a, b,a"}, "experiments.model-twice"),
     ],
 )
-def test_what_cannot_be_done_is_refused_in_a_line(photos: Path, arguments: dict[str, Any], told: str) -> None:
-    data = {} if arguments.get("resume") else {"data": photos}
-    with pytest.raises(VitkitError, match=told) as caught:
-        package.lab(**runs.divided(package.lab, **{**data, **arguments}))
-    assert "\n" not in str(caught.value)
-
-
-# --- What is said ---------------------------------------------------------------------------------------
+def test_what_cannot_be_done_is_refused(photos: Path, arguments: dict[str, Any], code: str) -> None:
+    own = {"data": photos, **arguments} | ({"upstream": photos} if "upstream" in arguments else {})
+    with refused(code):
+        package.lab(**runs.divided(package.lab, **own))
 
 
 class Answers:
@@ -246,23 +244,33 @@ def test_a_claim_never_contradicts_its_verdict() -> None:
     assert summary_of(pairs, 3).startswith("also with other seeds: a, b0, b1"), "none can be distinguished"
 
 
-# --- From the beginning to the end ----------------------------------------------------------------------
-
 SMALL = {**runs.SIZE, "layers": 1}
 QUICK = {"model": "vit_micro_patch8_16", "epochs": 1, "batch_size": 8, "precision": "float32", "workers": 0, "seeds": 2}
+
+
+def small(**fields: Any) -> dict[str, Any]:
+    """Arguments of a quick experiment."""
+    return runs.divided(package.lab, **{**QUICK, "model_fields": SMALL, **fields})
+
+
+@contextmanager
+def stopped_at(beginning: str) -> Iterator[None]:
+    """By a signal, once such a line is said."""
+
+    def stop(line: str) -> None:
+        if line.startswith(beginning):
+            raise Interrupted(2)
+
+    with pytest.raises(Interrupted), heard(stop):
+        yield
 
 
 @pytest.fixture(scope="module")
 def done(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> package.Result:
     """Stopped by a signal after its first run, and gone on with."""
     out = tmp_path_factory.mktemp("lab") / "norm"
-
-    def stop(line: str) -> None:
-        if line.startswith("run 1 of 4"):
-            raise Interrupted(2)
-
-    with pytest.raises(Interrupted), heard(stop):
-        package.lab("norm", photos, **runs.divided(package.lab, **QUICK, model_fields=SMALL), out=out)
+    with stopped_at("run 1 of 4"):
+        package.lab("norm", photos, **small(), out=out)
     said: list[str] = []
     with heard(said.append):
         found = package.lab(resume=True, out=out)
@@ -285,13 +293,8 @@ def test_an_experiment_is_its_runs(done: package.Result) -> None:
         assert own["interval"][0] <= own["accuracy"] <= own["interval"][1]
     (pair,) = figures["pairs"]
     assert pair["difference"] == pytest.approx(post["accuracy"] - pre["accuracy"])
-
-
-def test_all_runs_are_judged_by_the_same_images(done: package.Result) -> None:
-    tested = set()
-    for file in sorted(done.folder.glob("runs/*/split.json")):
-        tested.add(json.dumps(json.loads(file.read_text())["splits"]["test"]))
-    assert len(tested) == 1
+    splits = [json.loads(file.read_text())["splits"] for file in done.folder.glob("runs/*/split.json")]
+    assert all(own["test"] == splits[0]["test"] for own in splits)
 
 
 def test_the_page_and_the_lines_have_the_table_and_what_differs(done: package.Result) -> None:
@@ -305,10 +308,9 @@ def test_the_page_and_the_lines_have_the_table_and_what_differs(done: package.Re
 
 
 def test_done_again_it_is_the_same_and_never_written_over(done: package.Result) -> None:
-    again = package.lab(resume=True, out=done.folder)
-    assert again.to_dict() == done.figures
-    with pytest.raises(VitkitError, match="contains an experiment: continue it with resume=True"):
-        package.lab("norm", **runs.divided(package.lab, **{**QUICK, "data": "digits"}), out=done.folder)
+    assert package.lab(resume=True, out=done.folder).to_dict() == done.figures
+    with refused("experiments.folder-taken"):
+        package.lab("norm", "digits", **small(), out=done.folder)
 
 
 @pytest.fixture(scope="module")
@@ -316,15 +318,9 @@ def transferred(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> packa
     """Two models, pre-trained on photographs of one kind and transferred to those of another."""
     root = tmp_path_factory.mktemp("transfer")
     upstream = runs.photos(root / "upstream", images=18, seed=7)
-    names = "vit_micro_patch8_16,vit_micro_patch4_16"
-    small = runs.divided(package.lab, **QUICK | {"model": names, "seeds": 1, "model_fields": SMALL})
-
-    def stop(line: str) -> None:
-        if line.startswith("run 1 of 12"):
-            raise Interrupted(2)
-
-    with pytest.raises(Interrupted), heard(stop):
-        package.lab("data-size", photos, **small, upstream=upstream, out=root / "lab")
+    own = small(model="vit_micro_patch8_16,vit_micro_patch4_16", seeds=1)
+    with stopped_at("run 1 of 12"):
+        package.lab("data-size", photos, **own, upstream=upstream, out=root / "lab")
     found = package.lab(resume=True, out=root / "lab")
     assert isinstance(found, package.Result)
     return found
@@ -372,28 +368,9 @@ def test_digits_are_halved_by_class(tmp_path: Path) -> None:
 
 def test_too_few_images_to_pre_train_on_are_refused_before_anything_is_trained(photos: Path, tmp_path: Path) -> None:
     few = runs.photos(tmp_path / "few", images=10, seed=7)
-    small = runs.divided(package.lab, **QUICK | {"model": "vit_micro_patch8_16", "seeds": 1, "model_fields": SMALL})
-    with pytest.raises(VitkitError, match=r"few has 21 training images, .* 3 classes: pre-train on at least 23"):
-        package.lab("data-size", photos, **small, upstream=few, out=tmp_path / "lab")
+    with refused("experiments.images-few", "21", "at least 23"):
+        package.lab("data-size", photos, **small(seeds=1), upstream=few, out=tmp_path / "lab")
     assert not list((tmp_path / "lab").rglob("*.*"))
-
-
-def test_pictures_in_both_sources_are_refused(photos: Path, tmp_path: Path) -> None:
-    small = runs.divided(package.lab, **QUICK | {"model": "vit_micro_patch8_16", "seeds": 1})
-    with pytest.raises(VitkitError, match="36 pictures are in both"):
-        package.lab("data-size", photos, **small, upstream=photos, out=tmp_path / "lab")
-    with pytest.raises(VitkitError, match="cannot be halved by class, since it has 3 classes"):
-        package.lab("data-size", photos, **small, out=tmp_path / "other")
-    with pytest.raises(VitkitError, match="has a model twice: leave out one of them"):
-        package.lab(
-            "data-size",
-            photos,
-            **small | {"model": "a, b,a"},
-            upstream=photos,
-            out=tmp_path / "c",
-        )
-    with pytest.raises(VitkitError, match="norm does not use upstream"):
-        package.lab("norm", photos, upstream=photos)
 
 
 def test_the_papers_pre_trainings_are_counted() -> None:
@@ -499,9 +476,6 @@ def test_the_papers_numbers_are_drawn_next_to_ours(done: package.Result, name: s
     assert [tick.get_text() for tick in axis.get_xticklabels()][: len(printed.ticks)] == list(printed.ticks)
 
 
-# --- Measurements ---------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
@@ -512,7 +486,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", MEASUREMENTS)
 def test_images_of_which_none_can_be_held_out_are_refused(model: Path, tmp_path: Path, name: str) -> None:
     few = runs.photos(tmp_path / "few", images=1)
-    with pytest.raises(VitkitError, match=r"no images are held out .*: hold out some, or add images"):
+    with refused("experiments.test-images-few"):
         package.lab(name, few, model=model, seeds=1, out=tmp_path / "lab")
     assert not list((tmp_path / "lab").rglob("*.*"))
 
@@ -571,13 +545,6 @@ def test_attention_distances_are_the_models(photos: Path, model: Path, tmp_path:
     assert "test images, evenly spread" in "\n".join(found.lines())
 
 
-def test_the_command_lists_and_refuses(capsys: pytest.CaptureFixture[str]) -> None:
-    app(["lab"], standalone_mode=False)
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(EXPERIMENTS)
-    app(["lab", "head", "--preset", "paper", "--json"], standalone_mode=False)
-    assert json.loads(capsys.readouterr().out)["recipe"] == "paper-vit-b16-imagenet21k"
-
-
 def test_variants_of_fields_stay_with_those_of_the_base() -> None:
     base = {"data": "d", "model": "vit_micro_patch4_16", "model_fields": {"layers": 2}}
     fields = variant_fields(base, {"model_fields": {"layers": 2}}, of_model("none", position="none"))
@@ -586,16 +553,8 @@ def test_variants_of_fields_stay_with_those_of_the_base() -> None:
 
 def test_a_variant_starts_from_the_run_of_its_seed(photos: Path, tmp_path: Path) -> None:
     """Wherever the experiment's folder has been moved to in the meantime."""
-
-    def stop(line: str) -> None:
-        if line.startswith("run 1 of 3"):
-            raise Interrupted(2)
-
-    small = runs.divided(
-        package.lab, **QUICK | {"epochs": 1, "model": "vit_micro_patch8_16", "seeds": 1, "model_fields": SMALL}
-    )
-    with pytest.raises(Interrupted), heard(stop):
-        package.lab("resolution", photos, **small, out=tmp_path / "here")
+    with stopped_at("run 1 of 3"):
+        package.lab("resolution", photos, **small(seeds=1), out=tmp_path / "here")
     (tmp_path / "here").rename(tmp_path / "there")
     found = package.lab(resume=True, out=tmp_path / "there")
     trained, same, larger = found.figures["variants"]
@@ -609,20 +568,9 @@ def test_a_variant_starts_from_the_run_of_its_seed(photos: Path, tmp_path: Path)
 
 def test_pretraining_learns_from_all_training_images_and_tests_none(photos: Path, tmp_path: Path) -> None:
     """However few labels there are; a run that was pre-trained for has its split, and stopped it goes on."""
-
-    def stop(line: str) -> None:
-        if line.startswith("run 3 of 4"):
-            raise Interrupted(2)
-
-    fields = {**QUICK, "model_fields": SMALL, "epochs": 1, "max_images": 9}
-    small = runs.divided(package.lab, **fields | {"model": "vit_micro_patch4_16", "seeds": 1})
-    with pytest.raises(Interrupted), heard(stop):
-        package.lab(
-            "pretraining",
-            photos,
-            **small,
-            out=tmp_path / "lab",
-        )
+    own = small(model="vit_micro_patch4_16", seeds=1, max_images=9)
+    with stopped_at("run 3 of 4"):
+        package.lab("pretraining", photos, **own, out=tmp_path / "lab")
     found = package.lab(resume=True, out=tmp_path / "lab")
     folders = [tmp_path / "lab" / own["runs"][0]["folder"] for own in found.figures["variants"]]
     splits = [json.loads((folder / "split.json").read_text())["splits"] for folder in folders]
@@ -640,8 +588,7 @@ def test_pretraining_learns_from_all_training_images_and_tests_none(photos: Path
 
 
 def test_a_training_after_pretraining_has_the_recipe_of_one_from_scratch(photos: Path) -> None:
-    ablation = EXPERIMENTS["pretraining"]
-    assert isinstance(ablation, Ablation)
+    ablation = ABLATIONS["pretraining"]
     base = base_fields(ablation, str(photos), "small", {})
     table = read_source(photos)
     recipes = []
@@ -678,22 +625,10 @@ def test_what_is_said_of_depth_is_a_test_of_all_layers(distance: list[float], se
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"model": "vit_nope"}, "no experiment is named: write one of position, "),
-        ({"name": "cost", "preset": "paper", "model": "vit_nope"}, "cost only computes .* model has no effect"),
-        ({"name": "head", "preset": "paper", "out": "z"}, "head only computes .* out has no effect"),
-    ],
+    ("text", "code"),
+    [('data = "nowhere"\n', "data.source-missing"), ("folds = 2\n", "experiments.field-refused")],
 )
-def test_what_has_no_effect_is_refused(asked: dict[str, Any], message: str) -> None:
-    with pytest.raises(VitkitError, match=message):
-        package.lab(**asked)
-
-
-def test_a_recipe_file_names_the_data_and_divides_nothing(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text('data = "nowhere"\n')
-    with pytest.raises(VitkitError, match="nowhere"):
-        package.lab("head", recipe=tmp_path / "mine.toml", out=tmp_path / "out")
-    (tmp_path / "mine.toml").write_text("folds = 2\n")
-    with pytest.raises(VitkitError, match="folds splits one training into several processes or runs"):
+def test_a_recipe_file_names_the_data_and_divides_nothing(tmp_path: Path, text: str, code: str) -> None:
+    (tmp_path / "mine.toml").write_text(text)
+    with refused(code):
         package.lab("head", recipe=tmp_path / "mine.toml", out=tmp_path / "out")

@@ -16,9 +16,9 @@ import runs
 import vitkit
 import warm
 from cli.conftest import vitkit as command
+from refusals import refused
 from tiny import build
 from vitkit.classifier import Classifier
-from vitkit.cli import main
 from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.model import config_for
@@ -29,27 +29,16 @@ from vitkit.weights import create_model
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MICRO = "vit_micro_patch8_16"
 FLAGS = ("--backends", "eager", "--batch-sizes", "2,1", "--rounds", "2")
+__all__ = ["command"]
 
 
-def run(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: object
-) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["vitkit", "bench", *map(str, arguments)])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    assert isinstance(caught.value.code, int)
-    return (caught.value.code, *capsys.readouterr())
+@pytest.fixture(scope="module")
+def found() -> Result:
+    return vitkit.bench(MICRO, batch_sizes=[2, 1], backends=["eager"], precisions=["float32"], rounds=2)
 
 
-@pytest.fixture
-def vitkit_bench(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    return lambda *arguments: run(capsys, monkeypatch, *arguments)
-
-
-def test_json_has_every_backend_precision_and_batch_and_the_ceiling_of_the_models_work(vitkit_bench: Any) -> None:
-    code, out, _ = vitkit_bench(MICRO, *FLAGS, "--json")
-    found = json.loads(out)
-    assert code == 0
+def test_json_has_every_backend_precision_and_batch_and_the_ceiling_of_the_models_work(command: Any) -> None:
+    found = json.loads(command("bench", MICRO, *FLAGS, "--json").out)
     assert (found["model"], found["rounds"], found["missing"]) == (MICRO, 2, {})
     assert found["machine"]["threads"] == torch.get_num_threads()
     asked = [(row["name"], row["precision"], row["batch"]) for row in found["results"]]
@@ -68,59 +57,59 @@ def test_json_has_every_backend_precision_and_batch_and_the_ceiling_of_the_model
     assert row["images_per_s"] * seconds == pytest.approx(row["share_of_ceiling"], rel=0.9)  # medians of two rounds
 
 
-def test_lines_name_the_machine_and_every_column(vitkit_bench: Any) -> None:
-    code, out, _ = vitkit_bench(MICRO, *FLAGS)
-    title, heading, *lines = out.splitlines()
-    assert code == 0
+def test_lines_name_the_machine_and_every_column(command: Any, found: Result) -> None:
+    title, heading, *lines = command("bench", MICRO, *FLAGS).out.splitlines()
     assert title.startswith(f"{MICRO} on ") and title.endswith("2 rounds")
     assert heading.split() == [name for name, _ in bench.COLUMNS.values()]
     assert [line.split()[:3] for line in lines[:4]] == [
         ["eager", precision, batch] for batch in "12" for precision in ("float32", "bfloat16")
     ]
     assert sum(line.startswith("ceiling of ") for line in lines) == 4
+    assert repr(found) == f"<bench: {found.title}>"
+    assert [line.split()[:3] for line in found.lines()[2:4]] == [["eager", "float32", batch] for batch in "12"]
+    assert found._repr_html_().count("<tr>") == 3
 
 
 @pytest.mark.usefixtures("drawn_pictures")
-def test_a_table_and_a_picture_are_written_once(vitkit_bench: Any, tmp_path: Path) -> None:
+def test_a_table_and_a_picture_are_written_once(command: Any, tmp_path: Path) -> None:
     out = tmp_path / "new" / "speed"
-    assert vitkit_bench(MICRO, *FLAGS, "-o", out)[0] == 0
+    once = ("--backends", "eager", "--batch-sizes", "1", "--rounds", "1", "--precisions", "float32")
+    assert command("bench", MICRO, *once, "-o", out).code == 0
     with (out / "bench.csv").open(newline="") as stream:
-        assert [row["batch"] for row in csv.DictReader(stream)] == ["1", "1", "2", "2"]
+        assert [row["batch"] for row in csv.DictReader(stream)] == ["1"]
     with Image.open(out / "bench.png") as picture:
         assert picture.width > 500
-    code, _, err = vitkit_bench(MICRO, *FLAGS, "-o", out)
-    assert code == 2 and "--force" in err
-    once = ("--backends", "eager", "--batch-sizes", "1", "--rounds", "1", "--precisions", "float32")
-    assert vitkit_bench(MICRO, *once, "-o", out, "--force")[0] == 0
+    outcome = command("bench", MICRO, *once, "-o", out)
+    assert outcome.code == 2 and "--force" in outcome.err
+    assert command("bench", MICRO, *once, "-o", out, "--force").code == 0
 
 
-def test_a_model_folder_is_measured_with_its_own_weights(vitkit_bench: Any, tmp_path: Path) -> None:
+def test_a_model_folder_is_measured_with_its_own_weights(command: Any, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = create_model(MICRO, num_classes=3)
     Classifier(model, ("a", "b", "c"), Preprocess(size=(16, 16))).save(tmp_path / "model")
-    found = json.loads(vitkit_bench(tmp_path / "model", *FLAGS, "--json", "--precisions", "float32")[1])
-    assert {row["precision"] for row in found["results"]} == {"float32"}
-    assert {row["same_top1"] for row in found["results"]} == {1.0}
+    found = json.loads(command("bench", tmp_path / "model", *FLAGS, "--json", "--precisions", "float32").out)
+    assert {(row["precision"], row["same_top1"]) for row in found["results"]} == {("float32", 1.0)}
     assert found["model"] == str(tmp_path / "model")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("options", "code", "named"),
     [
-        (("vit_hug_patch16_224",), "did you mean vit_huge_patch14_224"),
-        ((MICRO, "--batch-sizes", "1,x"), "error: --batch-sizes '1,x' must be whole numbers above 0"),
-        ((MICRO, "--batch-sizes", "0"), "error: --batch-sizes '0' must be"),
-        ((MICRO, "--backends", "auto"), "error: --backends 'auto' is none of eager, compile, openvino, onnx"),
-        ((MICRO, "--precisions", "int8"), "error: --precisions 'int8' is none of float32, bfloat16"),
-        ((MICRO, "--rounds", "0"), "error: --rounds must be at least 1, not 0"),
-        ((MICRO, "-o", __file__), "is a file; choose a folder"),
+        ({"model": "vit_hug_patch16_224"}, "model.name-unknown", "vit_huge_patch14_224"),
+        ({"batch_sizes": [1, 0]}, "verbs.option-invalid", "1,0"),
+        ({"batch_sizes": "1,x"}, "verbs.option-invalid", "1,x"),
+        ({"batch_sizes": []}, "verbs.option-invalid", ""),
+        ({"backends": ["auto"]}, "verbs.option-invalid", "auto"),
+        ({"precisions": "int8"}, "verbs.option-invalid", "int8"),
+        ({"precisions": []}, "verbs.option-invalid", ""),
+        ({"rounds": 0}, "text.value-outside", "rounds"),
+        ({"out": __file__}, "verbs.out-kind", __file__),
     ],
 )
-def test_what_cannot_be_is_refused(vitkit_bench: Any, arguments: tuple[str, ...], complaint: str) -> None:
-    code, out, err = vitkit_bench(*arguments)
-    assert (code, out) == (2, "")
-    assert complaint in err
-    assert len(err.splitlines()) <= 2
+def test_what_cannot_be_measured_is_refused(options: dict[str, Any], code: str, named: str) -> None:
+    with refused(code, named):
+        vitkit.bench(**{"model": MICRO, **options})
 
 
 @pytest.fixture
@@ -138,23 +127,15 @@ def only_eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("only_eager")
-def test_an_backend_that_is_not_installed_is_left_out_with_a_note(vitkit_bench: Any) -> None:
-    code, out, err = vitkit_bench(MICRO, "--batch-sizes", "1", "--rounds", "1", "--json")
-    assert code == 0
-    assert set(json.loads(out)["missing"]) == {
+def test_a_backend_that_is_not_installed_is_left_out_and_refused_if_it_is_asked_for(command: Any) -> None:
+    outcome = command("bench", MICRO, "--batch-sizes", "1", "--rounds", "1", "--json")
+    assert outcome.code == 0
+    assert set(json.loads(outcome.out)["missing"]) == {
         f"{backend} {precision}" for backend in ("compile", "openvino", "onnx") for precision in ("float32", "bfloat16")
     }
-    assert "note: openvino bfloat16 is left out: backend openvino needs openvino: pip install" in err
-
-
-@pytest.mark.usefixtures("only_eager")
-def test_an_backend_that_is_asked_for_and_not_installed_is_refused(vitkit_bench: Any) -> None:
-    code, _, err = vitkit_bench(MICRO, "--batch-sizes", "1", "--rounds", "1", "--backends", "openvino")
-    assert code == 2
-    assert err.startswith("error: --backends openvino does not work here: backend openvino needs openvino")
-
-
-# --- The benchmarks -----------------------------------------------------------------------------------------
+    assert "openvino bfloat16 is left out: backend openvino needs openvino" in outcome.err
+    with refused("verbs.backend-unavailable", "backend openvino needs openvino"):
+        vitkit.bench(MICRO, batch_sizes=1, rounds=1, backends="openvino")
 
 
 @pytest.fixture
@@ -174,15 +155,12 @@ def smoke_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
 def smoke(script: str, out: Path, *flags: str) -> dict[str, list[dict[str, str]]]:
     """The tables that a benchmark writes in its smoke mode, by what they are about."""
     pytest.importorskip("timm")
-    environment = runs.environment()
-    environment.pop("VITKIT_TEST_DATA", None)
+    environment = {name: value for name, value in runs.environment().items() if name != "VITKIT_TEST_DATA"}
     code = (
         f"import runpy, sys; sys.executable = {warm.python()!r}; sys.path.insert(0, {str(BENCHMARKS)!r}); "
         f"runpy.run_path({str(BENCHMARKS / script)!r}, run_name='__main__')"  # its own processes begin warm, too
     )
-    command = [warm.python(), "-c", code, "--smoke", "--out", str(out), *flags]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr
+    subprocess.run([warm.python(), "-c", code, "--smoke", "--out", str(out), *flags], env=environment, check=True)
     return tables_in(out)
 
 
@@ -305,51 +283,35 @@ def test_plans_compares_what_is_chosen_with_the_model_itself(tmp_path: Path) -> 
 
 
 def test_balance_judges_every_balance_with_and_without_what_is_done_about_it(smoke_here: Any) -> None:
-    lines = smoke_here("balance.py")
     ways = [("none", "before"), ("loss", "before"), ("loss", "now"), ("sampler", "before"), ("sampler", "now")]
-    assert [tuple(line.split()[:2]) for line in lines] == ways
-    said = {
-        way: float(line.partition("said_of_rare ")[2].partition(",")[0]) for way, line in zip(ways, lines, strict=True)
-    }
+    said = {}
+    for line in smoke_here("balance.py"):
+        said[tuple(line.split()[:2])] = float(line.partition("said_of_rare ")[2].partition(",")[0])
+    assert list(said) == ways
     for balance in ("loss", "sampler"):  # the share is 1/11
         assert abs(said[balance, "now"] - 1 / 11) < abs(said[balance, "before"] - 1 / 11)
 
 
 def test_published_tells_what_loads_what_is_assumed_and_what_is_refused(smoke_here: Any) -> None:
     pytest.importorskip("timm")
-    *lines, total = smoke_here("published.py")
-    outcomes = {line.split()[2]: line.split()[0] for line in lines}
-    assert outcomes == {
+    *lines, _ = smoke_here("published.py")
+    assert {line.split()[2]: line.split()[0] for line in lines} == {
         "deit_base_patch16_224": "loads",
         "deit3_medium_patch16_224": "assumed",
         "vit_base_mci_224": "refused",
     }
-    tags = {line.split()[0]: int(line.split()[1]) for line in lines}
-    loads, assumed = tags["loads"], tags["assumed"]
-    assert total == f"of {sum(tags.values())} tags {loads} load, {assumed} more with an assumption that is said"
 
 
 def test_what_a_checkpoint_holds_up_is_timed(smoke_here: Any) -> None:
     (line,) = smoke_here("saving.py")
-    assert "model vit_micro_patch8_16" in line
     assert float(line.partition("held_s ")[2].split()[0]) > 0
 
-
-# --- vitkit.bench, beside vitkit bench ----------------------------------------------------------------
-
-
-__all__ = ["command"]
 
 TIMED = ("images_per_s", "ms_per_batch", "ceiling", "times_eager", "memory")  # what no two runs have alike
 
 
-def untimed(rows: Any) -> list[dict[str, Any]]:
+def untimed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: v for name, v in row.items() if not any(part in name for part in TIMED)} for row in rows]
-
-
-@pytest.fixture(scope="module")
-def found() -> Result:
-    return vitkit.bench(MICRO, batch_sizes=[2, 1], backends=["eager"], precisions=["float32"], rounds=2)
 
 
 def test_function_and_command_agree(command: Any, found: Result) -> None:
@@ -360,13 +322,6 @@ def test_function_and_command_agree(command: Any, found: Result) -> None:
     assert told == ours
 
 
-def test_a_benchmark_is_shown_as_a_table(found: Result) -> None:
-    assert repr(found) == f"<bench: {found.title}>"
-    assert found.title.startswith(f"{MICRO} on ") and found.title.endswith(", 2 rounds")
-    assert [line.split()[:3] for line in found.lines()[2:4]] == [["eager", "float32", batch] for batch in "12"]
-    assert found._repr_html_().count("<tr>") == 3
-
-
 def test_a_classifier_in_memory_is_timed_and_its_table_written(tmp_path: Path) -> None:
     classifier = Classifier(build(), tuple("abcdefg"), Preprocess(size=(12, 16)))
     found = vitkit.bench(
@@ -375,21 +330,5 @@ def test_a_classifier_in_memory_is_timed_and_its_table_written(tmp_path: Path) -
     assert found.model == "classifier"
     assert {path.name for path in (tmp_path / "speed").iterdir()} >= {"bench.csv", "bench.png"}
     assert found.lines()[-1] == f"{tmp_path / 'speed' / 'bench.csv'}, {tmp_path / 'speed' / 'bench.png'}"
-    with pytest.raises(vitkit.VitkitError, match="contains bench"):
+    with refused("verbs.out-exists"):
         vitkit.bench(classifier, rounds=1, out=str(tmp_path / "speed"))
-
-
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        ({"batch_sizes": [1, 0]}, "batch_sizes '1,0' must be whole numbers above 0"),
-        ({"batch_sizes": "1,x"}, "batch_sizes '1,x' must be"),
-        ({"batch_sizes": []}, "batch_sizes '' must be"),
-        ({"backends": ["auto"]}, "backends 'auto' is none of eager, compile, openvino, onnx"),
-        ({"precisions": []}, "precisions '' is none of float32, bfloat16"),
-        ({"rounds": 0}, "rounds must be at least 1, not 0"),
-    ],
-)
-def test_what_is_no_choice_is_refused(options: Any, complaint: str) -> None:
-    with pytest.raises(vitkit.VitkitError, match=complaint):
-        vitkit.bench(MICRO, **options)
