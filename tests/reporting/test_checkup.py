@@ -63,10 +63,12 @@ def test_unreadable_files_and_ignored_ones_are_listed(tmp_path: Path) -> None:
     (root / "a" / "text.jpg").write_text("not a picture")
     (root / "b" / "notes.txt").touch()
     html = page_of(root, tmp_path / "page.html")
-    assert "<td>a/text.jpg</td><td>not an image</td>" in html
-    assert "<td>ignored</td><td>1 not an image format</td>" in html
-    assert "<td>format</td><td>6 PNG</td>" in html
-    assert "<td>colours</td><td>6 RGB</td>" in html
+    for name, what in (
+        ("a/text.jpg", "not an image"), ("ignored", "1 not an image format"), ("format", "6 PNG"), ("colours", "6 RGB"),
+    ):  # fmt: skip
+        assert f"<td>{name}</td><td>{what}</td>" in html
+    assert html.index("2 classes have fewer than 10 images") < html.index("Images per class")
+    assert html.count("<html") == html.count("</html>") == 1
 
 
 def test_many_groups_and_large_ones_are_cut_and_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,11 +108,3 @@ def test_a_picture_that_went_since_leaves_its_reason(tmp_path: Path) -> None:
     html = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert shown(html) == ["a/a_0.png"]
     assert "<figure>no such file</figure>" in html
-
-
-def test_findings_come_before_the_figures(tmp_path: Path) -> None:
-    root = folder(tmp_path / "photos", {"a": 3, "b": 3})
-    html = page_of(root, tmp_path / "page.html")
-    assert html.index("2 classes have fewer than 10 images") < html.index("Images per class")
-    assert html.count("<html") == html.count("</html>") == 1
-    assert "<title>" in html

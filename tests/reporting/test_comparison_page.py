@@ -85,13 +85,21 @@ def captions(text: str) -> list[str]:
     return re.findall(r'<img alt="([^"]*)"', text)
 
 
-def test_a_page_says_everything_and_needs_nothing_else(tmp_path: Path, drawn_pictures: None) -> None:
-    text = page(tmp_path, figures())
+@pytest.mark.parametrize(
+    ("fractions", "given"), [((0.1, 1), "all the data"), ((0.1, 0.3), "0.3 of the training images")]
+)
+def test_a_page_says_everything_and_needs_nothing_else(
+    tmp_path: Path, fractions: tuple[float, ...], given: str, drawn_pictures: None
+) -> None:
+    text = page(tmp_path, figures(fractions))
     assert "vit_&lt;tiny&gt;@weights of mine.pth is better than _resnet18 here: +10.0 points" in text
     assert "photos &amp; more" in text and "<tiny>" not in text
     assert "1 of 2 runs" in text  # reached 90 % in one of two
     assert captions(text) == ["Accuracy by epoch", "Accuracy by data", "Accuracy by computation"]
     assert not re.search(r'(src|href)="(?!data:|runs/|#part-)', text)
+    assert "88.5 %</span> expected accuracy" in text and "measured accuracy of 90.0 %" in text
+    assert "selected on the same images" in text and "A seed moves a training by 1.2 points." in text
+    assert f"trained on {given}. Thin lines" in text
 
 
 def test_what_there_is_none_of_is_not_shown(tmp_path: Path) -> None:
@@ -114,18 +122,6 @@ def test_stress_and_validation_are_told(tmp_path: Path, split: str) -> None:
     assert "Under stress: blurred" in captions(text)
     assert ("50 validation images, which were used to choose epoch by val_acc" in text) == (split == "val")
     assert ("50 test images" in text) == (split == "test")
-
-
-@pytest.mark.parametrize(
-    ("fractions", "given"), [((0.1, 1), "all the data"), ((0.1, 0.3), "0.3 of the training images")]
-)
-def test_the_page_says_what_picked_the_best_and_what_the_curves_were_trained_on(
-    tmp_path: Path, fractions: tuple[float, ...], given: str, drawn_pictures: None
-) -> None:
-    text = page(tmp_path, figures(fractions))
-    assert "88.5 %</span> expected accuracy" in text and "measured accuracy of 90.0 %" in text
-    assert "selected on the same images" in text and "A seed moves a training by 1.2 points." in text
-    assert f"trained on {given}. Thin lines" in text
 
 
 @pytest.mark.parametrize(("speed", "shown"), [(3925.4, "3,925"), (482.3, "482"), (1.25, "1.25")])

@@ -22,15 +22,8 @@ from vitkit.text.pages import to_svg
 pytestmark = pytest.mark.usefixtures("drawn_pictures")
 
 STRANGE = [
-    "🐈 猫",
-    "a$b",
-    "$x^$ and $",
-    "_hidden",
-    r"back\slash \frac{1",
-    "<b>&amp;</b>",
+    *("🐈 猫", "a$b", "$x^$ and $", "_hidden", r"back\slash \frac{1", "<b>&amp;</b>", "{x}%s", "$" * 30),
     "a very long name that goes on and on and on and on",
-    "{x}%s",
-    "$" * 30,
 ]
 
 
@@ -54,10 +47,12 @@ def names(count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("classes", [names(2), names(10), names(100), STRANGE], ids=len)
-def test_confusion_can_be_drawn(tmp_path: Path, classes: list[str]) -> None:
+def test_confusion_and_class_counts_can_be_drawn(tmp_path: Path, classes: list[str]) -> None:
     matrix = np.random.default_rng(0).integers(0, 9, (len(classes), len(classes)))
     matrix[0] = 0  # a class without images
     drawn(plots.confusion(matrix, classes, "test"), tmp_path)
+    counts = {split: {name: 3 + i for i, name in enumerate(classes)} for split in ("train", "val", "test")}
+    drawn(plots.class_counts(counts, classes), tmp_path)
 
 
 @pytest.mark.parametrize("count", [2, 10, 60, 61, 100])
@@ -70,24 +65,12 @@ def test_confusion_is_a_square_of_all_classes_and_nothing_else(count: int) -> No
 
 def test_confusion_names_both_axes_alike_and_writes_the_counts() -> None:
     axis = plots.confusion(np.array([[7, 2], [0, 5]]), ["cat", "dog"], "test").axes[0]
-    assert [label.get_text() for label in axis.get_xticklabels()] == ["cat", "dog"]
-    assert [label.get_text() for label in axis.get_yticklabels()] == ["cat", "dog"]
-    assert {(text.get_position(), text.get_text()) for text in axis.texts} == {
-        ((0, 0), "7"),
-        ((1, 0), "2"),
-        ((1, 1), "5"),
-    }
-
-
-def test_confusion_shades_by_the_part_of_the_true_class() -> None:
+    for labels in (axis.get_xticklabels(), axis.get_yticklabels()):
+        assert [label.get_text() for label in labels] == ["cat", "dog"]
+    written = {(text.get_position(), text.get_text()) for text in axis.texts}
+    assert written == {((0, 0), "7"), ((1, 0), "2"), ((1, 1), "5")}
     shade = plots.confusion(np.array([[30, 10], [1, 1]]), ["a", "b"], "").axes[0].images[0].get_array()
-    np.testing.assert_allclose(shade, [[0.75, 0.25], [0.5, 0.5]])
-
-
-@pytest.mark.parametrize("classes", [names(2), names(10), names(100), STRANGE], ids=len)
-def test_class_counts_can_be_drawn(tmp_path: Path, classes: list[str]) -> None:
-    counts = {split: {name: 3 + i for i, name in enumerate(classes)} for split in ("train", "val", "test")}
-    drawn(plots.class_counts(counts, classes), tmp_path)
+    np.testing.assert_allclose(shade, [[0.75, 0.25], [0.5, 0.5]])  # the part of the true class
 
 
 def test_class_counts_stack_the_splits() -> None:
@@ -99,32 +82,28 @@ def test_class_counts_stack_the_splits() -> None:
 
 @pytest.mark.parametrize("epochs", [0, 1, 14, 200])
 def test_curves_can_be_drawn_from_any_number_of_epochs(tmp_path: Path, epochs: int) -> None:
-    rows = [
-        {"epoch": e, "train_loss": 2 / (e + 1), "val_loss": 2.1 / (e + 1), "val_acc": e / 200} for e in range(epochs)
-    ]
-    drawn(plots.curves(rows, max(epochs - 2, 0)), tmp_path)
+    values = [{"train_loss": 2 / (e + 1), "val_loss": 2.1 / (e + 1), "val_acc": e / 200} for e in range(epochs)]
+    figure = plots.curves([{"epoch": e, **row} for e, row in enumerate(values)], max(epochs - 2, 0))
+    drawn(figure, tmp_path)
+    for axis in figure.axes if epochs == 1 else ():
+        low, high = axis.get_xlim()
+        assert [tick for tick in axis.get_xticks() if low <= tick <= high] == [1]
 
 
-def test_curves_leave_out_what_was_not_measured_and_count_epochs_from_one(tmp_path: Path) -> None:
-    figure = plots.curves([{"epoch": 0, "train_loss": 1.0}, {"epoch": 1, "train_loss": float("nan")}], 0)
-    loss, accuracy = figure.axes
+def test_curves_leave_out_what_was_not_measured_and_count_epochs_from_one() -> None:
+    loss, accuracy = plots.curves([{"epoch": 0, "train_loss": 1.0}, {"epoch": 1, "train_loss": float("nan")}], 0).axes
     assert [line.get_label() for line in loss.lines] == ["training (batches as seen)", "kept"]
     assert loss.lines[0].get_xdata().tolist() == [1, 2]
     assert loss.lines[1].get_xdata()[0] == 1
     assert [line.get_label() for line in accuracy.lines] == ["kept"]
-    drawn(figure, tmp_path)
 
 
-def test_curves_show_training_accuracy_and_withhold_that_of_mixed_images(tmp_path: Path) -> None:
+def test_curves_show_training_accuracy_and_withhold_that_of_mixed_images() -> None:
     rows = [{"epoch": e, "train_acc": e / 4, "val_acc": e / 5} for e in range(3)]
-    accuracy = plots.curves(rows, 2).axes[1]
-    assert [line.get_label() for line in accuracy.lines] == ["training (batches as seen)", "validation", "kept"]
-    assert accuracy.lines[0].get_ydata().tolist() == [0, 0.25, 0.5]
-    figure = plots.curves(rows, 2, is_mixed=True)
-    mixed = figure.axes[1].lines
-    assert [line.get_label() for line in mixed] == ["training: withheld, images were mixed", "validation", "kept"]
-    assert len(mixed[0].get_xdata()) == 0
-    drawn(figure, tmp_path)
+    plain, mixed = (plots.curves(rows, 2, is_mixed=is_mixed).axes[1].lines for is_mixed in (False, True))
+    assert [line.get_label() for line in plain] == ["training (batches as seen)", "validation", "kept"]
+    assert plain[0].get_ydata().tolist() == [0, 0.25, 0.5]
+    assert "withheld" in str(mixed[0].get_label()) and len(mixed[0].get_xdata()) == 0
 
 
 @pytest.mark.parametrize("count", [1, 9, 32])
@@ -150,21 +129,18 @@ def test_rankings_and_embeddings_can_be_drawn(tmp_path: Path, classes: list[str]
     drawn(plots.embedding(points, labels, rng.random(121) < 0.8, classes, 121), tmp_path)
 
 
+def legends(classes: list[str]) -> list[list[str]]:
+    """Of the curves of made-up answers about these classes."""
+    labels = np.arange(130) % len(classes)
+    rows = np.random.default_rng(0).dirichlet(np.ones(len(classes)), 130).astype(np.float32)
+    axes = plots.ranking(class_curves(labels, rows), labels, rows, classes).axes
+    return [[text.get_text() for text in axis.get_legend().get_texts()] for axis in axes]
+
+
 def test_up_to_twelve_classes_have_a_line_each_and_of_more_the_worst_five_beside_the_mean() -> None:
-    rng = np.random.default_rng(0)
-    for count, lines in ((12, 12), (13, 6)):
-        labels, rows = np.arange(130) % count, rng.dirichlet(np.ones(count), 130).astype(np.float32)
-        for axis in plots.ranking(class_curves(labels, rows), labels, rows, names(count)).axes:
-            shown = [text.get_text() for text in axis.get_legend().get_texts()]
-            assert len(shown) == lines
-            assert (f"mean of {count} classes" in shown) == (count == 13)
-
-
-def test_a_class_whose_name_begins_with_an_underscore_is_in_the_legend() -> None:
-    labels, rows = np.arange(20) % 2, np.random.default_rng(0).dirichlet(np.ones(2), 20).astype(np.float32)
-    for axis in plots.ranking(class_curves(labels, rows), labels, rows, ["_hidden", "b"]).axes:
-        shown = [text.get_text() for text in axis.get_legend().get_texts()]
-        assert len(shown) == 2 and "_hidden" in shown[0]
+    assert all(len(shown) == 12 for shown in legends(names(12)))
+    assert all(len(shown) == 6 and "mean of 13 classes" in shown for shown in legends(names(13)))
+    assert all(len(shown) == 2 and "_hidden" in shown[0] for shown in legends(["_hidden", "b"]))
 
 
 @pytest.mark.parametrize("states", [1, 2])
@@ -212,14 +188,6 @@ def test_the_ticks_of_sizes_do_not_overlap(pixels: list[tuple[int, int]], tmp_pa
     drawn(figure, tmp_path)
 
 
-def test_a_single_epoch_has_a_whole_number() -> None:
-    figure = plots.curves([{"epoch": 0, "train_loss": 1.0, "val_loss": 1.1, "val_acc": 0.5}], 0)
-    figure.draw_without_rendering()
-    for axis in figure.axes:
-        low, high = axis.get_xlim()
-        assert [tick for tick in axis.get_xticks() if low <= tick <= high] == [1]
-
-
 @pytest.mark.parametrize("names", [("向日葵", "たんぽぽ", "꽃 rose"), ("ดอกไม้", "ගස්", "🌻 Sonne")])
 def test_names_that_no_font_has_are_numbers_and_a_note_says_what_they_stand_for(
     names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -264,25 +232,17 @@ def test_letters_that_matplotlib_lacks_come_from_another_font(tmp_path: Path, mo
     assert b"TestSquare-" not in before and b"TestSquare-" in after
 
 
-# --- Where images lie on the page: by their features, the same each time ------------------------------
-
-
 def features(n: int = 60, d: int = 8) -> np.ndarray:
     rng = np.random.default_rng(0)
     return (np.eye(3)[np.arange(n) % 3] @ rng.normal(0, 5, (3, d)) + rng.normal(size=(n, d))).astype(np.float32)
 
 
-def test_images_of_one_kind_lie_together() -> None:
+def test_images_of_one_kind_lie_together_the_same_each_time() -> None:
     points = lay_out(features())
     assert points is not None and points.shape == (60, 2)
+    np.testing.assert_array_equal(points, lay_out(features()))
     kinds = np.arange(60) % 3
     assert KNeighborsClassifier(5).fit(points, kinds).score(points, kinds) > 0.95
-
-
-def test_the_layout_is_the_same_each_time() -> None:
-    first, second = lay_out(features(24)), lay_out(features(24))
-    assert first is not None and second is not None
-    np.testing.assert_array_equal(first, second)
 
 
 def test_too_few_images_or_images_that_are_all_alike_have_no_layout() -> None:

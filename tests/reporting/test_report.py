@@ -7,6 +7,7 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,17 +73,13 @@ def html(tmp_path: Path, evaluation: Evaluation) -> str:
     return (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-def test_the_page_is_well_formed(html: str) -> None:
+def test_the_page_is_well_formed_and_needs_nothing_from_elsewhere(html: str) -> None:
     page = Page(html)
     assert page.open == []
     assert html.startswith("<!doctype html>")
     assert {"charset": "utf-8"} in [attributes for _, attributes in page.tags]
-
-
-def test_the_page_needs_nothing_from_elsewhere(html: str) -> None:
     assert set(re.findall(r"https?://[^\s\"']*", html)) == {"http://www.w3.org/2000/svg"}, "a name, and no address"
     assert not re.search(r"url\(|@import", html)
-    page = Page(html)
     assert not {"link", "iframe", "object"} & {tag for tag, _ in page.tags}
     for _, attributes in page.tags:
         assert re.fullmatch(r"#part-\d+", attributes.get("href") or "#part-1")
@@ -99,10 +96,7 @@ def test_names_are_shown_as_they_are_and_never_as_tags(html: str) -> None:
 
 
 def test_the_policy_lets_the_page_run_its_own_script_alone(html: str) -> None:
-    policies = [
-        own["content"] or "" for tag, own in Page(html).tags if own.get("http-equiv") == "Content-Security-Policy"
-    ]
-    (policy,) = policies
+    (policy,) = (own["content"] or "" for _, own in Page(html).tags if "http-equiv" in own)
     assert policy.startswith("default-src 'none'; ") and "unsafe" not in policy
     for tag, name in (("style", "style-src"), ('script type="module"', "script-src")):
         inside = html.partition(f"<{tag}>")[2].partition(f"</{tag.split()[0]}>")[0]
@@ -122,53 +116,31 @@ def test_pictures_and_photographs_are_in_the_page(html: str, tmp_path: Path) -> 
 
 
 def test_a_large_photograph_is_in_the_page_as_a_small_jpeg(tmp_path: Path, evaluation: Evaluation) -> None:
+    """A page without facts, findings and pictures is well-formed, too."""
     for path in evaluation.paths:
         save(noise(900, 600), tmp_path / path)
-    shown = {"title": "t", "facts": {}, "findings": [], "pictures": {}}
-    write_report(tmp_path / "r.html", evaluation=evaluation, numbers=figures(evaluation), root=tmp_path, **shown)  # type: ignore[arg-type]
+    shown: dict[str, Any] = {"title": "t", "facts": {}, "findings": [], "pictures": {}}
+    write_report(tmp_path / "r.html", evaluation=evaluation, numbers=figures(evaluation), root=tmp_path, **shown)
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert Page(text).open == []
     found = re.findall(r"data:image/jpeg;base64,([^\"]+)", text)
     assert len(found) == len(evaluation.paths), "each once"
     for own in found:
         assert Image.open(io.BytesIO(base64.b64decode(own))).size == (SIDE, SIDE * 2 // 3)
 
 
-def test_a_photograph_that_is_gone_is_told_of_in_words(html: str) -> None:
-    assert "".join(Page(html).text).count("no such file") == 2
-
-
-def test_the_mistakes_and_the_confused_classes_are_shown(html: str) -> None:
+def test_the_page_has_the_numbers_the_mistakes_and_the_doubtful_labels_in_their_order(
+    html: str, evaluation: Evaluation
+) -> None:
     text = "".join(Page(html).text)
-    assert "predicted: cat 70.0 %" in text
-    cells = re.findall(r"<td[^>]*>([^<]*)</td>", html)
-    start = cells.index("1", cells.index("50.0 %") - 2)
-    assert cells[start : start + 2] == ["1", "50.0 %"]
-
-
-def test_the_doubtful_labels_are_shown_in_their_order(html: str) -> None:
-    text = "".join(Page(html).text)
-    assert "2 labels contradict" in text and "About 0.6 of these 2 are probably right" in text
-    assert text.index("looks like: cat (by 0.75)") < text.index(f"looks like: {EVIL} (by 0.50)")
-
-
-def test_the_page_has_the_numbers(html: str, evaluation: Evaluation) -> None:
-    text = "".join(Page(html).text)
-    assert "75.0 %" in text
-    assert "4 test images" in text
-    assert f"log loss {evaluation.loss:.3f}" in text
+    for told in ("75.0 %", "4 test images", f"log loss {evaluation.loss:.3f}", "predicted: cat 70.0 %"):
+        assert told in text
     cells = re.findall(r"<td[^>]*>([^<]*)</td>", html)
     start = cells.index("cat")
     assert cells[start : start + 5] == ["cat", "0.667", "1.000", "0.800", "2"]
-
-
-def test_findings_come_before_the_run(html: str) -> None:
-    assert html.index("3 files are odd") < html.index("The run")
-
-
-def test_a_page_without_facts_findings_and_pictures_is_well_formed(tmp_path: Path, evaluation: Evaluation) -> None:
-    numbers = figures(evaluation)
-    write_report(
-        tmp_path / "r.html", title="t", evaluation=evaluation, numbers=numbers, root=tmp_path, facts={}, findings=[],
-        pictures={},
-    )  # fmt: skip
-    assert Page((tmp_path / "r.html").read_text(encoding="utf-8")).open == []
+    start = cells.index("1", cells.index("50.0 %") - 2)
+    assert cells[start : start + 2] == ["1", "50.0 %"], "the confused classes"
+    assert "2 labels contradict" in text and "About 0.6 of these 2 are probably right" in text
+    assert text.index("looks like: cat (by 0.75)") < text.index(f"looks like: {EVIL} (by 0.50)")
+    assert text.count("no such file") == 2, "photographs that are gone"
+    assert text.index("3 files are odd") < text.index("The run")
