@@ -12,7 +12,7 @@ import pytest
 from filelock import FileLock
 
 import runs
-from vitkit.errors import VitkitError
+from refusals import refused
 from vitkit.system import exclusive, exclusive_in, files, is_empty, is_held, replacing, write_json, write_text
 from vitkit.system.files import LOCK
 
@@ -23,21 +23,13 @@ def names(folder: Path) -> list[str]:
 
 def test_a_file_takes_its_name_when_it_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
-    with replacing(path) as temporary:
-        assert temporary.parent == tmp_path, "another disk could not be renamed from"
-        temporary.write_bytes(b"new")
-        assert not path.exists()
-    assert path.read_bytes() == b"new"
-    assert names(tmp_path) == ["a.bin"]
-
-
-def test_an_old_file_is_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "a.bin"
-    path.write_bytes(b"old")
-    with replacing(path) as temporary:
-        temporary.write_bytes(b"new")
-        assert path.read_bytes() == b"old"
-    assert path.read_bytes() == b"new"
+    for before, now in ((None, b"first"), (b"first", b"second")):
+        with replacing(path) as temporary:
+            assert temporary.parent == tmp_path, "another disk could not be renamed from"
+            temporary.write_bytes(now)
+            assert (path.read_bytes() if path.exists() else None) == before
+        assert path.read_bytes() == now
+        assert names(tmp_path) == ["a.bin"]
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, OSError])
@@ -47,35 +39,23 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: t
     with pytest.raises(error), replacing(path) as temporary:
         temporary.write_bytes(b"half")
         raise error
+    with pytest.raises(FileNotFoundError), replacing(path):
+        pass  # nothing is written
     assert path.read_bytes() == b"old"
     assert names(tmp_path) == ["a.bin"]
-
-
-def test_a_block_that_wrote_nothing_fails_and_leaves_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "a.bin"
-    path.write_bytes(b"old")
-    with pytest.raises(FileNotFoundError), replacing(path):
-        pass
-    assert path.read_bytes() == b"old"
 
 
 def test_a_failure_names_the_file_and_not_the_temporary_one(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for path, error in (
-        (tmp_path / "none" / "a.svg", FileNotFoundError),
-        (tmp_path / "file" / "a", NotADirectoryError),
-    ):
-        with pytest.raises(error) as raised, replacing(path) as temporary:
+    for name, error in (("none/a.svg", FileNotFoundError), ("file/a", NotADirectoryError)):
+        path = str(tmp_path / name)
+        with pytest.raises(error) as raised, replacing(Path(path)) as temporary:
             temporary.write_bytes(b"")
-        assert raised.value.filename == str(path) and str(raised.value).endswith(f"{str(path)!r}")
-
-
-def test_a_failing_rename_leaves_no_temporary_file(tmp_path: Path) -> None:
-    path = tmp_path / "a.bin"
-    (path / "in the way").mkdir(parents=True)
+        assert raised.value.filename == path and str(raised.value).endswith(f"{path!r}")
+    (tmp_path / "a.bin" / "in the way").mkdir(parents=True)
     with pytest.raises(OSError):
-        write_text(path, "new")
-    assert names(tmp_path) == ["a.bin"]
+        write_text(tmp_path / "a.bin", "new")
+    assert names(tmp_path) == ["a.bin", "file"], "a failing rename leaves no temporary file"
 
 
 def test_a_full_disk_is_an_error_that_leaves_the_old_content(tmp_path: Path) -> None:
@@ -95,8 +75,13 @@ def test_json_keeps_unicode_readable_and_comes_back(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", value)
     text = (tmp_path / "a.json").read_text(encoding="utf-8")
     assert json.loads(text) == value
-    assert "🐈" in text
-    assert text.endswith("}\n")
+    assert "🐈" in text and text.endswith("}\n")
+    with pytest.raises(TypeError):
+        write_json(tmp_path / "a.json", {"a": object()})
+    assert (tmp_path / "a.json").read_text(encoding="utf-8") == text
+    write_text(tmp_path / "a.txt", "Größe\n猫\n")
+    assert (tmp_path / "a.txt").read_bytes() == "Größe\n猫\n".encode()
+    assert names(tmp_path) == ["a.json", "a.txt"]
 
 
 def test_json_may_begin_with_a_byte_order_mark_as_some_editors_write_it(tmp_path: Path) -> None:
@@ -106,35 +91,14 @@ def test_json_may_begin_with_a_byte_order_mark_as_some_editors_write_it(tmp_path
     assert files.read_json(tmp_path / "a.json") == {"a": "\ufeff"}
 
 
-def test_text_is_written_as_it_is(tmp_path: Path) -> None:
-    write_text(tmp_path / "a.txt", "Größe\n猫\n")
-    assert (tmp_path / "a.txt").read_bytes() == "Größe\n猫\n".encode()
-
-
-def test_what_cannot_be_json_leaves_the_old_file(tmp_path: Path) -> None:
-    write_json(tmp_path / "a.json", 1)
-    with pytest.raises(TypeError):
-        write_json(tmp_path / "a.json", {"a": object()})
-    assert json.loads((tmp_path / "a.json").read_text()) == 1
-    assert names(tmp_path) == ["a.json"]
-
-
-# --- One process at a time ---------------------------------------------------------------------------
-
-
 def test_only_one_works_on_a_file_and_the_other_is_told_who(tmp_path: Path) -> None:
-    with exclusive(tmp_path / "a.csv"):
-        with exclusive(tmp_path / "b.csv"), pytest.raises(VitkitError) as caught, exclusive(tmp_path / "a.csv"):
-            pass
-        assert f"a.csv is being written by process {os.getpid()} of" in str(caught.value)
-    with exclusive(tmp_path / "a.csv"):
-        pass
-    assert names(tmp_path) == []
-
-
-def test_the_longest_name_can_be_held(tmp_path: Path) -> None:
-    with exclusive(tmp_path / ("x" * 251 + ".npz")):
-        assert len(names(tmp_path)) == 1
+    path = tmp_path / "a.csv"
+    with exclusive(path), exclusive(tmp_path / "b.csv"), refused("system.path-locked", "a.csv", f" {os.getpid()} "):
+        exclusive(path).__enter__()
+    longest = tmp_path / ("x" * 251 + ".npz")
+    for own in (path, longest):
+        with exclusive(own):
+            assert len(names(tmp_path)) == 1
     assert names(tmp_path) == []
 
 
@@ -144,7 +108,7 @@ def test_a_folder_is_made_to_be_held_and_goes_again_where_nothing_came_into_it(t
     for folder in (place, own):
         with exclusive_in(folder):
             assert is_empty(folder)
-            with pytest.raises(VitkitError, match="is being written by"), exclusive_in(folder):
+            with refused("system.path-locked"), exclusive_in(folder):
                 pass
             assert names(folder) == [".lock"]
     assert names(tmp_path) == ["own"]
@@ -174,7 +138,7 @@ def test_what_a_killed_process_was_writing_is_removed_and_nothing_else(tmp_path:
         (tmp_path / name).write_text("half")
     (tmp_path / ".a.npz.78.tmp").mkdir()
     (tmp_path / ".a.npz.78.tmp" / "a.npz").touch()
-    with pytest.raises(VitkitError), exclusive(tmp_path / "c"), exclusive(tmp_path / "c"):
+    with refused("system.path-locked"), exclusive(tmp_path / "c"), exclusive(tmp_path / "c"):
         pass
     assert len(names(tmp_path)) == len(others) + 3
     with exclusive(path):
@@ -194,7 +158,7 @@ def test_a_lock_taken_during_the_release_is_left_alone(tmp_path: Path, monkeypat
     with monkeypatch.context() as patched, exclusive(tmp_path / "a"):
         patched.setattr(Path, "unlink", unlink_and_wait)
     assert other.is_locked and place.exists()
-    with pytest.raises(VitkitError, match="is being written"), exclusive(tmp_path / "a"):
+    with refused("system.path-locked"), exclusive(tmp_path / "a"):
         pass
     other.release()
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -28,20 +29,16 @@ def on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "pid_exists", lambda process: Path(f"/proc/{process}").is_dir())
 
 
-# --- Locks and files ----------------------------------------------------------------------------------------
-
-
 def test_who_holds_a_lock_can_be_read(on_windows: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, killed = tmp_path / "run", []
+    folder = tmp_path / "run"
     folder.mkdir()
-    monkeypatch.setattr(os, "kill", lambda *arguments: killed.append(arguments))
+    monkeypatch.setattr(os, "kill", lambda *arguments: pytest.fail("os.kill(process, 0) would be Ctrl-C"))
     with exclusive(folder, folder / ".lock"):
         assert (folder / ".lock").read_text() == ""  # its only byte is locked
         assert is_held(folder)
         assert holder(folder) == os.getpid()
     assert not is_held(folder)
     assert list(folder.iterdir()) == []
-    assert killed == []  # os.kill(process, 0) would be Ctrl-C
 
 
 def test_a_lock_that_a_killed_process_left_is_free(on_windows: None, tmp_path: Path) -> None:
@@ -58,18 +55,16 @@ def test_a_file_is_replaced_once_closed(on_windows: None, tmp_path: Path, monkey
     replace, refused = Path.replace, []
 
     def busy(path: Path, target: Path) -> Path:
-        if len(refused) < 3:
-            refused.append(path)
-            raise PermissionError(13, "Access is denied")
-        return replace(path, target)
+        refused.append(path)
+        if len(refused) > 3:
+            return replace(path, target)
+        raise PermissionError(13, "Access is denied")
 
     monkeypatch.setattr(Path, "replace", busy)
     with replacing(tmp_path / "file") as temporary:
         temporary.write_text("new")
-    assert (tmp_path / "file").read_text() == "new"
     monkeypatch.setattr(files, "_REPLACED_WITHIN", 0.1)
-    refused[:] = []
-    monkeypatch.setattr(Path, "replace", lambda path, target: (_ for _ in ()).throw(PermissionError(13, "denied")))
+    monkeypatch.setattr(Path, "replace", Mock(side_effect=PermissionError(13, "denied")))
     with pytest.raises(PermissionError), replacing(tmp_path / "file") as temporary:
         temporary.write_text("newer")
     assert (tmp_path / "file").read_text() == "new"
@@ -126,21 +121,15 @@ def test_a_file_without_an_encoding_is_seen() -> None:
     assert not any(lacks_encoding(ast.parse(text).body[0].value) for text in calls)  # type: ignore[attr-defined]
 
 
-# --- Processes ----------------------------------------------------------------------------------------------
-
-
 def test_a_process_stops_cleanly_when_its_stop_file_appears(tmp_path: Path) -> None:
     code = (
-        "import os, sys, time\n"
-        "from vitkit.system.processes import stoppable\n"
-        "with stoppable():\n"
-        "    print(os.environ.get('VITKIT_STOP_FILE'), flush=True)\n"
-        "    time.sleep(60)\n"
+        "import os, sys, time\nfrom vitkit.system.processes import stoppable\n"
+        "with stoppable():\n    print(os.environ.get('VITKIT_STOP_FILE'), flush=True)\n    time.sleep(60)\n"
     )
-    environment = os.environ | {processes.STOP_FILE: str(tmp_path / "1.stop")}
     process = subprocess.Popen(
-        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+        [sys.executable, "-c", code], env=os.environ | {processes.STOP_FILE: str(tmp_path / "1.stop")},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
     assert process.stdout.readline() == "None\n"  # processes that it starts have no business with the file
     (tmp_path / "1.stop").touch()
     _, err = process.communicate(timeout=30)
@@ -148,21 +137,22 @@ def test_a_process_stops_cleanly_when_its_stop_file_appears(tmp_path: Path) -> N
 
 
 def test_on_windows_the_file_tells_elsewhere_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[tuple[int, int]] = []
-    monkeypatch.setattr(os, "kill", lambda process, number: sent.append((process, number)))
-    processes.request_stop(123, tmp_path / "1.stop")
-    assert (sent, (tmp_path / "1.stop").exists()) == ([(123, signal.SIGTERM)], False)
+    kill, stop = Mock(), tmp_path / "1.stop"
+    monkeypatch.setattr(os, "kill", kill)
+    processes.request_stop(123, stop)
+    kill.assert_called_once_with(123, signal.SIGTERM)
+    assert not stop.exists()
     monkeypatch.setattr(environment, "IS_WINDOWS", True)
-    processes.request_stop(123, tmp_path / "1.stop")
-    assert (len(sent), (tmp_path / "1.stop").exists()) == (1, True)
+    processes.request_stop(123, stop)
+    assert kill.call_count == 1 and stop.exists()
 
 
 def test_a_signal_to_this_process_is_raised_not_sent(on_windows: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    raised: list[int] = []
+    raised = Mock()
     monkeypatch.setattr(os, "kill", lambda *arguments: pytest.fail("on Windows, this ends the process"))
-    monkeypatch.setattr(signal, "raise_signal", raised.append)
+    monkeypatch.setattr(signal, "raise_signal", raised)
     processes.send_here(signal.SIGTERM)
-    assert raised == [signal.SIGTERM]
+    raised.assert_called_once_with(signal.SIGTERM)
 
 
 def test_a_detached_process_is_started_as_the_system_allows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,17 +165,12 @@ def test_a_detached_process_is_started_as_the_system_allows(monkeypatch: pytest.
 
 
 def test_two_servers_never_share_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    options: list[int] = []
-
-    class Listener:
-        def setsockopt(self, level: int, option: int, value: int) -> None:
-            options.append(option)
-
-    keep_others_off(Listener())  # type: ignore[arg-type]
+    listener = Mock()
+    keep_others_off(listener)
     monkeypatch.setattr(environment, "IS_WINDOWS", True)
     monkeypatch.setattr(socket, "SO_EXCLUSIVEADDRUSE", -5, raising=False)
-    keep_others_off(Listener())  # type: ignore[arg-type]
-    assert options == [socket.SO_REUSEADDR, -5]
+    keep_others_off(listener)
+    assert [call.args[1] for call in listener.setsockopt.call_args_list] == [socket.SO_REUSEADDR, -5]
 
 
 def test_processes_are_known_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

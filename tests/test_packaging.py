@@ -107,8 +107,9 @@ def test_the_citation_names_the_paper() -> None:
     citation = read("CITATION.cff")
     assert (citation["license"], citation["title"].split(":")[0]) == (PROJECT["license"], "vitkit")
     (paper,) = citation["references"]
-    assert paper["title"].startswith("An Image is Worth 16x16 Words")
-    assert len(paper["authors"]) == 12
+    assert paper["title"].startswith("An Image is Worth 16x16 Words") and len(paper["authors"]) == 12
+    links = re.findall(r"\]\(([^)]+)\)", (ROOT / "SECURITY.md").read_text(encoding="utf-8"))
+    assert links and all((ROOT / link).is_file() for link in links)
 
 
 def test_the_container_installs_extras_that_there_are() -> None:
@@ -139,9 +140,3 @@ def test_nightly_tries_every_version_of_python_and_the_oldest_dependencies() -> 
     versions = jobs["versions"]["strategy"]["matrix"]["python"]
     assert [f">={versions[0]}", len(versions)] == [PROJECT["requires-python"], 4]
     assert any("lowest-direct" in step.get("run", "") for step in jobs["oldest"]["steps"])
-
-
-def test_links_of_the_security_page_lead_somewhere() -> None:
-    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
-    links = re.findall(r"\]\(([^)]+)\)", text)
-    assert links and all((ROOT / link).is_file() for link in links)

@@ -21,24 +21,18 @@ SOURCE = Path(vitkit.__file__).parents[1]
 
 def outcome(body: str, number: int, *before: int) -> tuple[int, str, str]:
     """What becomes of a program that does this; `me` sends itself the signal, those of `before` are ignored."""
-    code = "\n".join(
-        [
-            "import os, signal, sys",
-            *(f"signal.signal({int(own)}, signal.SIG_IGN)" for own in before),
-            "from vitkit.system.processes import stoppable, Deferral",
-            f"me = lambda: os.kill(os.getpid(), {int(number)})",
-            "with stoppable():",
-            textwrap.indent(textwrap.dedent(body), "    "),
-        ]
-    )
+    lines = [
+        "import os, signal, sys",
+        *(f"signal.signal({int(own)}, signal.SIG_IGN)" for own in before),
+        "from vitkit.system.processes import stoppable, Deferral",
+        f"me = lambda: os.kill(os.getpid(), {int(number)})",
+        "with stoppable():",
+        textwrap.indent(textwrap.dedent(body), "    "),
+    ]
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"PYTHONPATH": str(SOURCE)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+        [sys.executable, "-c", "\n".join(lines)], env=os.environ | {"PYTHONPATH": str(SOURCE)},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
     return done.returncode, done.stdout, done.stderr
 
 
@@ -55,30 +49,26 @@ def test_a_signal_that_is_ignored_at_the_start_stays_so(number: signal.Signals) 
     assert outcome("with Deferral():\n    me()\nme()\nprint('on')", number, number) == (0, "on\n", "")
 
 
-def test_a_signal_is_answered_though_python_drops_what_it_raises() -> None:
-    body = """
-    import time
-    class Slow:
-        def __del__(self): me(); time.sleep(0.01)
-    Slow()
-    time.sleep(20)
-    """
-    assert outcome(body, signal.SIGTERM) == (143, "", "stopped by SIGTERM\n")
+DROPPED = """
+import time
+class Slow:
+    def __del__(self): me(); time.sleep(0.01)
+Slow()
+time.sleep(20)
+"""
+IMPORTING = """
+import _imp, importlib.machinery, time
+_imp.exec_dynamic = lambda module: (me(), print("whole", flush=True))
+importlib.machinery.ExtensionFileLoader("a", "a.so").exec_module(None)
+time.sleep(20)
+"""
+HIDDEN = "try: me()\nexcept BaseException as error: raise ImportError('numpy failed') from error"
 
 
-def test_a_signal_waits_until_a_compiled_library_is_imported() -> None:
-    body = """
-    import _imp, importlib.machinery, time
-    _imp.exec_dynamic = lambda module: (me(), print("whole", flush=True))
-    importlib.machinery.ExtensionFileLoader("a", "a.so").exec_module(None)
-    time.sleep(20)
-    """
-    assert outcome(body, signal.SIGTERM) == (143, "whole\n", "stopped by SIGTERM\n")
-
-
-def test_what_a_library_makes_of_a_signal_does_not_hide_it() -> None:
-    body = "try: me()\nexcept BaseException as error: raise ImportError('numpy failed') from error"
-    assert outcome(body, signal.SIGTERM) == (143, "", "stopped by SIGTERM\n")
+@pytest.mark.parametrize(("body", "said"), [(DROPPED, ""), (IMPORTING, "whole\n"), (HIDDEN, "")])
+def test_a_signal_is_answered_whatever_becomes_of_what_it_raises(body: str, said: str) -> None:
+    """Python drops it, a compiled library is imported to its end first, or a library makes another error of it."""
+    assert outcome(body, signal.SIGTERM) == (143, said, "stopped by SIGTERM\n")
 
 
 def test_a_terminal_that_hangs_up_takes_no_line_and_is_no_error() -> None:
@@ -123,16 +113,10 @@ def test_a_deferred_signal_waits_for_the_end_of_the_block(number: signal.Signals
         os.kill(os.getpid(), number)
         done.append(stop.received)
         raise SystemExit(0)
-    assert done == [number]
-    assert caught.value.signal_number == number
+    assert done == [number] == [caught.value.signal_number]
     assert signal.getsignal(number) is before
-
-
-def test_a_block_without_a_signal_ends_as_it_does() -> None:
-    with pytest.raises(KeyError), Deferral():
+    with pytest.raises(KeyError), Deferral() as stop:  # without a signal it ends as it does
         raise KeyError
-    with Deferral() as stop:
-        pass
     assert stop.received is None
 
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from refusals import refused
 from vitkit.data import Preprocess, read_source
 from vitkit.errors import VitkitError
 from vitkit.evaluation import LabelError, write_label_errors
@@ -21,19 +22,8 @@ from vitkit.text import as_typed, harmless, restored, sentence, visible, workboo
 from vitkit.training import Recipe
 
 HOSTILE = (
-    "=1+1",
-    "+1",
-    "-1",
-    "@SUM(A1)",
-    "\t=1",
-    "\n=1",
-    "'=1",
-    "''=1",
-    "'\\x1b",
-    "\x1b[2J",
-    "a\x9bb",
-    "=\x1b\\x1b\\",
-    "\r=1",
+    *("=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\n=1", "\r=1", "'=1", "''=1", "'\\x1b"),
+    *("\x1b[2J", "a\x9bb", "=\x1b\\x1b\\"),
 )
 names = st.text(st.characters(codec="utf-8") | st.sampled_from("=+-@'\\\x1b\x9b\x7f\t\r\n;,\"\udc80\udcff"), min_size=1)
 _COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -111,9 +101,6 @@ def test_a_sentence_keeps_names_that_it_begins_with(text: str, expected: str) ->
     assert sentence(text) == expected
 
 
-# --- One rule for what a value from a file, a flag or a caller may be -------------------------------
-
-
 @pytest.mark.parametrize(
     ("hint", "value", "expected"),
     [
@@ -131,26 +118,26 @@ def test_what_means_the_same_is_taken(hint: Any, value: Any, expected: Any) -> N
 
 
 @pytest.mark.parametrize(
-    ("hint", "value", "told"),
+    ("hint", "value", "code"),
     [
-        (int, True, "a whole number, not True"),
-        (int, 2.0, "a whole number"),
-        (int | None, "2", "a whole number"),
-        (bool, 1, "true or false, not 1"),
-        (float, float("nan"), "a finite number, not nan"),
-        (float, float("inf"), "a finite number"),
-        (float, 10**400, "a number between"),
-        (str, 3, "text, not 3"),
-        (str, None, "text, not None"),
-        (Literal["a", "b"], "c", "one of a, b, not 'c'"),
-        (Literal["a", "b"], ["a"], "one of a, b"),
-        (tuple[int, ...], [1, "2"], r"whole numbers, not \[1, '2'\]"),
-        (tuple[int, ...], "12", "whole numbers, not '12'"),
-        (tuple[float, float], [0.5], "2 numbers"),
+        (int, True, "text.value-wrong"),
+        (int, 2.0, "text.value-wrong"),
+        (int | None, "2", "text.value-wrong"),
+        (bool, 1, "text.value-wrong"),
+        (float, float("nan"), "text.value-wrong"),
+        (float, float("inf"), "text.value-wrong"),
+        (float, 10**400, "text.value-outside"),
+        (str, 3, "text.value-wrong"),
+        (str, None, "text.value-wrong"),
+        (Literal["a", "b"], "c", "text.value-wrong"),
+        (Literal["a", "b"], ["a"], "text.value-wrong"),
+        (tuple[int, ...], [1, "2"], "text.value-wrong"),
+        (tuple[int, ...], "12", "text.value-wrong"),
+        (tuple[float, float], [0.5], "text.value-wrong"),
     ],
 )
-def test_nothing_is_guessed(hint: Any, value: Any, told: str) -> None:
-    with pytest.raises(VitkitError, match=rf"field (must be |is ).*{told}"):
+def test_nothing_is_guessed(hint: Any, value: Any, code: str) -> None:
+    with refused(code, "field"):
         as_typed("field", hint, value)
 
 
@@ -176,14 +163,9 @@ def test_every_configuration_takes_a_plain_value_or_refuses_it_in_a_line(data: s
 
 
 def test_a_recipe_made_in_python_is_held_to_its_types_too() -> None:
-    with pytest.raises(VitkitError, match="epochs must be a whole number, not '3'"):
+    with refused("text.value-wrong", "epochs", "'3'"):
         Recipe(epochs="3")  # type: ignore[arg-type]
-    with pytest.raises(VitkitError, match="dropout must be a finite number, not inf"):
-        Recipe(dropout=float("inf"))
     assert Recipe(split=[0.5, 0.25, 0.25]).split == (0.5, 0.25, 0.25)  # type: ignore[arg-type]
-
-
-# --- Workbooks, read back as the standard says, by another parser than the writer's -------------------
 
 
 MAIN = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
@@ -231,11 +213,13 @@ def test_a_file_name_that_is_not_utf_8_is_written_so_that_it_can_be_recognised(t
 def test_more_rows_than_a_sheet_has_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workbook, "ROWS", 3)
     workbook.write_workbook(tmp_path / "a.xlsx", ["path"], [["a"], ["b"]])
-    with pytest.raises(VitkitError, match="at most 2 rows"):
+    with refused("text.table-long"):
         workbook.write_workbook(tmp_path / "b.xlsx", ["path"], [["a"], ["b"], ["c"]])
     assert [file.name for file in tmp_path.iterdir()] == ["a.xlsx"]
     assert len(read(tmp_path / "a.xlsx")) == 3
 
 
-def test_columns_have_the_letters_of_spreadsheets() -> None:
-    assert [workbook._column(number) for number in (1, 26, 27, 52, 703)] == ["A", "Z", "AA", "AZ", "AAA"]
+def test_columns_have_the_letters_of_spreadsheets(tmp_path: Path) -> None:
+    workbook.write_workbook(tmp_path / "a.xlsx", [str(number) for number in range(1, 704)], [])
+    letters = {number: letter for letter, number in read(tmp_path / "a.xlsx")[0].items()}
+    assert [letters[number] for number in ("1", "26", "27", "52", "703")] == ["A", "Z", "AA", "AZ", "AAA"]

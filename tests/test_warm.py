@@ -20,6 +20,18 @@ def both(program: str, *arguments: str, **options: object) -> list[subprocess.Co
     return [subprocess.run([way, *arguments], capture_output=True, check=False, **options) for way in ways]  # type: ignore[call-overload]
 
 
+def assert_same(real: subprocess.CompletedProcess[bytes], warmed: subprocess.CompletedProcess[bytes]) -> None:
+    assert (warmed.returncode, warmed.stdout, warmed.stderr) == (real.returncode, real.stdout, real.stderr)
+
+
+def gone(pid: int) -> bool:
+    """Whether a process is, at last: the server collects it after it has passed the answer on."""
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not Path(f"/proc/{pid}").exists()
+
+
 SEEN = """
 import os, sys
 print(sys.argv, os.getcwd(), sys.stdin.read(), sorted(os.environ.items()))
@@ -49,8 +61,7 @@ def test_it_has_its_callers_arguments_folder_environment_and_streams(tmp_path: P
     ],
 )
 def test_it_ends_as_any(code: str) -> None:
-    real, warmed = both("python", "-c", code)
-    assert (warmed.returncode, warmed.stdout, warmed.stderr) == (real.returncode, real.stdout, real.stderr)
+    assert_same(*both("python", "-c", code))
 
 
 def test_an_exception_is_shown_and_ends_it_with_1() -> None:
@@ -60,8 +71,7 @@ def test_an_exception_is_shown_and_ends_it_with_1() -> None:
 
 @pytest.mark.parametrize("arguments", [["--version"], ["predict", "nowhere", "x.png"], ["info", "--nothing"]])
 def test_the_command_line_is_the_same(arguments: list[str]) -> None:
-    real, warmed = both("vitkit", *arguments, env=runs.environment())
-    assert (warmed.returncode, warmed.stdout, warmed.stderr) == (real.returncode, real.stdout, real.stderr)
+    assert_same(*both("vitkit", *arguments, env=runs.environment()))
 
 
 WAIT = """
@@ -112,10 +122,7 @@ def test_signals_to_a_group_reach_the_childs_group() -> None:
     _, err = process.communicate(timeout=30)
     assert "interrupted\n" in err, "the child answers"
     assert "KeyboardInterrupt" in err, "so does its parent"
-    deadline = time.monotonic() + 10  # the server collects it after it has passed the answer on
-    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not Path(f"/proc/{child}").exists()
+    assert gone(child)
 
 
 def test_one_that_a_signal_ends_ends_by_it() -> None:
@@ -129,21 +136,14 @@ def test_killed_it_is_gone_when_its_output_has_ended() -> None:
     process, pid = started()
     process.kill()
     process.communicate(timeout=30)
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+    assert gone(pid)
 
 
 def test_a_group_whose_leader_is_killed_is_gone() -> None:
     process, child = group_started()
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=30)
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not Path(f"/proc/{child}").exists()
+    assert gone(child)
 
 
 def test_a_server_that_was_killed_is_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
