@@ -16,7 +16,7 @@ import mutations
 import runs
 import tiny
 from vitkit.classifier import Classifier
-from vitkit.data import Preprocess, groups_from_file, read_contents, read_source, split_from_file
+from vitkit.data import Preprocess, groups_from_file, read_contents, read_source, split, split_from_file, split_to_dict
 from vitkit.errors import VitkitError
 from vitkit.exporting import Card
 from vitkit.training import Recipe
@@ -73,22 +73,17 @@ def test_model_descriptions(tmp_path: Path, watch: Watch) -> None:
 
 
 def test_recipes(tmp_path: Path, watch: Watch) -> None:
-    path = tmp_path / "recipe.toml"
-    text = "".join(
-        f"{name} = {json.dumps(value)}\n" for name, value in {**runs.QUICK, "data": "photos", "lr": 0.001}.items()
-    )
-    rng = random.Random(2)
+    path, rng = tmp_path / "recipe.toml", random.Random(2)
+    fields = {**runs.QUICK, "data": "photos", "lr": 0.001}
+    text = "".join(f"{name} = {json.dumps(value)}\n" for name, value in fields.items())
+    values = ["-1", "0", "1e308", "nan", "inf", '"x"', "[]", "{}", "true", "10" + "0" * 400, "1979-05-27"]
     for count in range(300):
+        name = rng.choice([*fields, "momentum", "beta2", "max_images", "fit", "image_size"])
+        line = f"{name} = {rng.choice(values)}"
         if count % 2:
             path.write_text(mutations.mutate_text(text, rng), encoding="utf-8")
         else:
-            name = rng.choice([*runs.QUICK, "data", "lr", "momentum", "beta2", "max_images", "fit", "image_size"])
-            value = rng.choice(
-                ["-1", "0", "1e308", "nan", "inf", '"x"', "[]", "{}", "true", "10" + "0" * 400, "1979-05-27"]
-            )
-            path.write_text(
-                text + f"{name} = {value}\n" if name not in text else text.replace(f"{name} =", f"{name} = {value} #")
-            )
+            path.write_text(text.replace(f"{name} =", f"{line} #") if name in fields else f"{text}{line}\n")
         watch(Recipe.load, path)
     assert watch.tried == 300
 
@@ -114,23 +109,15 @@ def test_tables(tmp_path: Path, columns: str, watch: Watch) -> None:
 
 
 def test_splits_and_groups(tmp_path: Path, watch: Watch) -> None:
-    run = runs_folder(tmp_path)
-    text, rng = (run / "split.json").read_text(), random.Random(5)
+    table = split(read_source(runs.photos(tmp_path / "photos")), (0.6, 0.2, 0.2), 0)
+    text = json.dumps({**split_to_dict(table), "contents": dict.fromkeys(table.paths, "00")})
+    rng = random.Random(5)
     for _ in range(300):
         damaged = mutations.mutate_json(text, rng)
         (tmp_path / "split.json").write_text(damaged, encoding="utf-8", errors="surrogatepass")
         for read in (split_from_file, groups_from_file, read_contents):
             watch(read, tmp_path / "split.json")
     assert watch.tried == 900
-
-
-def runs_folder(folder: Path) -> Path:
-    from vitkit.data import read_source, split, split_to_dict
-
-    table = split(read_source(runs.photos(folder / "photos")), (0.6, 0.2, 0.2), 0)
-    stored = split_to_dict(table)
-    (folder / "split.json").write_text(json.dumps({**stored, "contents": dict.fromkeys(table.paths, "00")}))
-    return folder
 
 
 NAMES = {

@@ -42,9 +42,6 @@ def changed_xml(content: bytes, rng: Random) -> bytes:
     return content[: place.start(1)] + value + content[place.end(1) :]
 
 
-# --- Each format -----------------------------------------------------------------------------------------
-
-
 def forge_onnx(ours: Path, target: Path, rng: Random) -> None:
     content = mutations.mutate_bytes((ours / "model.onnx").read_bytes(), rng)
     if rng.random() < 0.95:
@@ -69,13 +66,7 @@ def forge_xml(ours: Path, target: Path, rng: Random) -> None:
     target.with_suffix(".bin").write_bytes(weights)
 
 
-FORGERS: dict[str, Callable[[Path, Path, Random], None]] = {
-    "model.onnx": forge_onnx,
-    "model.xml": forge_xml,
-}
-
-
-# --- The child -------------------------------------------------------------------------------------------
+FORGERS: dict[str, Callable[[Path, Path, Random], None]] = {"model.onnx": forge_onnx, "model.xml": forge_xml}
 
 
 class Opener:

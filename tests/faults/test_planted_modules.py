@@ -5,6 +5,7 @@ process that vitkit starts.
 """
 
 import ast
+import base64
 import importlib.metadata
 import json
 import re
@@ -22,6 +23,7 @@ import pytest
 
 import runs
 import wordy
+from vitkit.cli.app import VERBS as KNOWN
 from vitkit.system import python
 from vitkit.training import run
 
@@ -94,9 +96,6 @@ def test_one_function_starts_python() -> None:
     assert set(users) == {"system/processes.py", "data/file_facts.py"}  # the second asks whether there is one
 
 
-# --- Each kind of process -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "program",
     [
@@ -161,8 +160,6 @@ def test_python_m_vitkit(place: Path, tmp_path: Path) -> None:
     assert "vit_tiny_patch8_224" in execute(tmp_path, sys.executable, "-m", "vitkit", "models")
 
 
-# --- Every verb ---------------------------------------------------------------------------------------------
-
 SMALL = ("--model", "vit_micro_patch8_16", "--weights", "none", "--epochs", "1", "--batch-size", "8")
 ONE_EPOCH = ("--set", "epochs=1", "--set", "batch_size=8")
 VERBS: dict[str, tuple[str, ...]] = {
@@ -205,13 +202,11 @@ def test_verbs(verb: str, place_of_run: Path, tmp_path: Path) -> None:
 
 @pytest.mark.accept
 def test_all_verbs_are_here() -> None:
-    from vitkit.cli.app import VERBS as KNOWN
-
     assert {words[0] for words in VERBS.values()} | {"serve", "studio"} == set(KNOWN)
 
 
 @contextmanager
-def _server(place: Path, pattern: str, *arguments: str) -> Iterator[Callable[[str, Any], Any]]:
+def _server(place: Path, pattern: str, *arguments: str) -> Iterator[Callable[..., Any]]:
     """A program that answers, and what asks it: an address, and a body or None."""
     process = subprocess.Popen(
         [VITKIT, *arguments], cwd=place, env=runs.environment(), text=True,
@@ -242,8 +237,6 @@ def _until(what: Callable[[], bool]) -> None:
 
 @pytest.mark.accept
 def test_a_server(place_of_run: Path) -> None:
-    import base64
-
     picture = base64.b64encode((place_of_run / "photos" / "red" / "img1.png").read_bytes()).decode()
     with _server(place_of_run, r"serving at (\S+)", "serve", "runs/first", "--port", "0") as ask:
         assert len(ask("/predict", {"image": picture})["predictions"]) == 1

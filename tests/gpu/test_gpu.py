@@ -32,11 +32,18 @@ def _as_users_have_it() -> Iterator[None]:
     yield
 
 
+def train(out: Path, **fields: Any) -> vitkit.Result:
+    """On the GPU, on digits; a small model for a short time unless the fields say otherwise."""
+    return vitkit.train("digits", vitkit.Recipe(**{"device": "cuda", **SMALL, **fields}), out=out)
+
+
+def on(device: str, precision: str = "float32") -> vitkit.Compute:
+    return vitkit.Compute(device=device, precision=precision)
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("run") / "digits"
-    vitkit.train("digits", vitkit.Recipe(device="cuda", **SMALL), out=folder)
-    return folder
+    return train(tmp_path_factory.mktemp("run") / "digits").folder
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
@@ -101,24 +108,20 @@ def test_compiled_batches_of_any_size() -> None:
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_two_trainings_begin_alike_on_gpu_and_cpu(tmp_path: Path, precision: str) -> None:
-    curves = {}
+    first = {}
     for device in ("cpu", "cuda"):
-        vitkit.train(
-            "digits", vitkit.Recipe(device=device, precision=precision, seed=3, **SMALL), out=tmp_path / device
-        )
-        curves[device] = read_metrics(tmp_path / device / "metrics.csv")
-    first = {device: rows[0]["train_loss"] for device, rows in curves.items()}
+        train(tmp_path / device, device=device, precision=precision, seed=3)
+        first[device] = read_metrics(tmp_path / device / "metrics.csv")[0]["train_loss"]
     assert first["cuda"] == pytest.approx(first["cpu"], abs=1e-3 if precision == "float32" else 3e-2)
 
 
 @pytest.mark.parametrize("fields", [{"ema": 0.9}, {"swa": 0.5}, {"mixup": 0.8, "cutmix": 1.0}, {"patch_dropout": 0.3}])
 def test_ways_of_training(tmp_path: Path, fields: dict[str, float]) -> None:
-    found = vitkit.train("digits", vitkit.Recipe(device="cuda", **SMALL | fields), out=tmp_path / "run")
-    assert 0 <= found.evaluation["accuracy"] <= 1
+    assert 0 <= train(tmp_path / "run", **fields).evaluation["accuracy"] <= 1
 
 
 def test_half_precision(tmp_path: Path) -> None:
-    vitkit.train("digits", vitkit.Recipe(device="cuda", precision="float16", **SMALL), out=tmp_path / "run")
+    train(tmp_path / "run", precision="float16")
     losses = [row["train_loss"] for row in read_metrics(tmp_path / "run" / "metrics.csv")]
     assert losses[-1] < losses[0]
 
@@ -130,27 +133,17 @@ def test_an_interrupted_training_goes_on(tmp_path: Path) -> None:
                 raise Interrupted(15)
 
     fields = SMALL | {"epochs": 3, "batch_size": 32, "ema": 0.9}
-    whole = vitkit.train("digits", vitkit.Recipe(device="cuda", **fields), out=tmp_path / "whole")
+    whole, hooks = train(tmp_path / "whole", **fields), vitkit.Hooks(callbacks=[Interrupting()])
     with pytest.raises(Interrupted):
-        vitkit.train(
-            "digits",
-            vitkit.Recipe(device="cuda", **fields),
-            hooks=vitkit.Hooks(callbacks=[Interrupting()]),
-            out=tmp_path / "cut",
-        )
+        vitkit.train("digits", vitkit.Recipe(device="cuda", **fields), hooks=hooks, out=tmp_path / "cut")
     resumed = vitkit.train(resume=tmp_path / "cut")
     last = [read_metrics(run.folder / "metrics.csv")[-1]["train_loss"] for run in (whole, resumed)]
     assert last[1] == pytest.approx(last[0], abs=1e-3)
 
 
 def test_folds(tmp_path: Path) -> None:
-    fields = SMALL | {"epochs": 1}
-    found = vitkit.train("digits", vitkit.Recipe(device="cuda", folds=2, **fields), out=tmp_path / "run")
-    assert (
-        0
-        <= vitkit.evaluate(found.folder, compute=vitkit.Compute(device="cuda"), data="digits").to_dict()["accuracy"]
-        <= 1
-    )
+    found = train(tmp_path / "run", folds=2, epochs=1)
+    assert 0 <= vitkit.evaluate(found.folder, compute=on("cuda", "auto"), data="digits").to_dict()["accuracy"] <= 1
 
 
 def test_shards_read_by_processes(tmp_path: Path) -> None:
@@ -163,11 +156,8 @@ def test_shards_read_by_processes(tmp_path: Path) -> None:
     fields = SMALL | {"max_images": None, "workers": 2, "batch_size": 8}
     curves = []
     for data in ("photos", "shards"):
-        vitkit.train(
-            tmp_path / data,
-            vitkit.Recipe(device="cuda", method="scratch", **fields),
-            out=tmp_path / f"run-{data}",
-        )
+        recipe = vitkit.Recipe(device="cuda", method="scratch", **fields)
+        vitkit.train(tmp_path / data, recipe, out=tmp_path / f"run-{data}")
         curves.append([row["train_loss"] for row in read_metrics(tmp_path / f"run-{data}" / "metrics.csv")])
     assert np.isfinite(curves).all()
 
@@ -176,16 +166,9 @@ def test_unfamiliar_pictures_and_sets_are_those_of_the_cpu(run: Path, tmp_path: 
     noise = np.random.default_rng(0).integers(0, 255, (4, 32, 32, 3), dtype=np.uint8)
     for i, picture in enumerate(noise):
         Image.fromarray(picture).save(tmp_path / f"{i}.png")
-    rows = {
-        device: vitkit.predict(
-            run,
-            tmp_path,
-            compute=vitkit.Compute(device=device, precision="float32"),
-            promises=vitkit.Promises(coverage=0.9),
-        )
-        for device in ("cpu", "cuda")
-    }
-    for here, there in zip(rows["cpu"], rows["cuda"], strict=True):
+    promises = vitkit.Promises(coverage=0.9)
+    rows = [vitkit.predict(run, tmp_path, compute=on(device), promises=promises) for device in ("cpu", "cuda")]
+    for here, there in zip(*rows, strict=True):
         assert there.familiar == pytest.approx(here.familiar, abs=0.02)
         assert there.set == here.set
 
@@ -194,24 +177,20 @@ def test_unfamiliar_pictures_and_sets_are_those_of_the_cpu(run: Path, tmp_path: 
 def test_every_method_fine_tunes(run: Path, tmp_path: Path, method: str) -> None:
     unused = {"model"} if method != "probe" else {"model", "epochs", "compile"}
     fields = {name: value for name, value in SMALL.items() if name not in unused}
-    vitkit.train(
-        "digits",
-        vitkit.Recipe(weights=str(run), method=method, device="cuda", **fields),
-        out=tmp_path / "tuned",
-    )
+    recipe = vitkit.Recipe(weights=str(run), method=method, device="cuda", **fields)
+    vitkit.train("digits", recipe, out=tmp_path / "tuned")
     assert (tmp_path / "tuned" / "report.html").is_file()
 
 
 def test_a_network_of_torchvision_trains(tmp_path: Path) -> None:
-    fields = SMALL | {"model": "torchvision:shufflenet_v2_x0_5", "image_size": 32}
-    vitkit.train("digits", vitkit.Recipe(device="cuda", **fields), out=tmp_path / "run")
-    found = vitkit.evaluate(tmp_path / "run", compute=vitkit.Compute(device="cuda", precision="bfloat16"))
+    train(tmp_path / "run", model="torchvision:shufflenet_v2_x0_5", image_size=32)
+    found = vitkit.evaluate(tmp_path / "run", compute=on("cuda", "bfloat16"))
     assert "bfloat16" in found.lines()[-1] or found.to_dict()["accuracy"] >= 0
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch itself, as it imports its compiler
 def test_a_step_can_be_compiled(tmp_path: Path) -> None:
-    vitkit.train("digits", vitkit.Recipe(device="cuda", **SMALL | {"compile": "on"}), out=tmp_path / "run")
+    train(tmp_path / "run", compile="on")
 
 
 def test_pre_training(tmp_path: Path) -> None:
@@ -220,12 +199,10 @@ def test_pre_training(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_run_is_evaluated_as_on_the_cpu(run: Path, precision: str) -> None:
-    found = {
-        device: vitkit.evaluate(run, compute=vitkit.Compute(device=device, precision=precision))
-        for device in ("cpu", "cuda")
-    }
-    few = 0.001 if precision == "float32" else 0.05
-    assert found["cuda"].to_dict()["accuracy"] == pytest.approx(found["cpu"].to_dict()["accuracy"], abs=few)
+    here, there = (
+        vitkit.evaluate(run, compute=on(device, precision)).to_dict()["accuracy"] for device in ("cpu", "cuda")
+    )
+    assert there == pytest.approx(here, abs=0.001 if precision == "float32" else 0.05)
 
 
 def test_predictions_features_and_maps_are_those_of_the_cpu(run: Path, tmp_path: Path) -> None:
@@ -237,7 +214,7 @@ def test_predictions_features_and_maps_are_those_of_the_cpu(run: Path, tmp_path:
         Image.fromarray((digit * 15).astype(np.uint8)).resize((32, 32)).save(pictures / f"{i}.png")
     rows = {}
     for device in ("cpu", "cuda"):
-        rows[device] = vitkit.predict(run, pictures, compute=vitkit.Compute(device=device, precision="float32"))
+        rows[device] = vitkit.predict(run, pictures, compute=on(device))
         features = vitkit.embed(run, pictures, compute=vitkit.Compute(device=device), out=tmp_path / f"{device}.npz")
         assert len(features.paths) == 6
         vitkit.explain(run, pictures, tmp_path / f"maps-{device}", compute=vitkit.Compute(device=device))
@@ -249,23 +226,13 @@ def test_predictions_features_and_maps_are_those_of_the_cpu(run: Path, tmp_path:
 
 
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # of torch itself, as it reads
-def test_a_run_of_the_gpu_is_exported(run: Path, tmp_path: Path) -> None:
-    found = vitkit.export(run, "torch", tmp_path / "digits.pt2")
-    assert found is not None
-
-
-def test_speeds_are_measured(run: Path) -> None:
-    found = vitkit.bench(run, batch_sizes="8", backends="eager", rounds=3, device="cuda")
-    assert found.to_dict()
+def test_a_run_of_the_gpu_is_exported_and_timed(run: Path, tmp_path: Path) -> None:
+    assert vitkit.export(run, "torch", tmp_path / "digits.pt2") is not None
+    assert vitkit.bench(run, batch_sizes="8", backends="eager", rounds=3, device="cuda").to_dict()
 
 
 def test_models_are_compared(tmp_path: Path) -> None:
     fields = {name: value for name, value in SMALL.items() if name != "model"}
-    found = vitkit.compare(
-        "digits",
-        [MICRO, "vit_micro_r_s4_16"],
-        vitkit.Recipe(device="cuda", **fields),
-        seeds=1,
-        out=tmp_path / "c",
-    )
+    recipe = vitkit.Recipe(device="cuda", **fields)
+    found = vitkit.compare("digits", [MICRO, "vit_micro_r_s4_16"], recipe, seeds=1, out=tmp_path / "c")
     assert len(found.to_dict()["models"]) == 2
