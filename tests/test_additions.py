@@ -78,10 +78,7 @@ class QKNormAttention(nn.Module):
     },
     edits={
         "model/config.py": [
-            (
-                'Literal["softmax", "axial", "window"]',
-                'Literal["softmax", "axial", "window", "qk-norm"]',
-            )
+            ('Literal["softmax", "axial", "window"]', 'Literal["softmax", "axial", "window", "qk-norm"]')
         ],
         "model/vit.py": [
             (
@@ -384,7 +381,7 @@ def count(data: str | Path) -> Count:
             (
                 "    from vitkit.verbs.convert import convert as convert\n",
                 "    from vitkit.verbs.convert import convert as convert\n    from vitkit.verbs.count import Count as Count, count as count\n",
-            ),
+            )
         ]
     },
     trial="""

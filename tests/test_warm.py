@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,10 +84,11 @@ for _ in range(1200):  # a signal that arrives just before one long sleep would 
 """
 
 
-def started() -> tuple[subprocess.Popen[str], int]:
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen([warm.python(), "-c", WAIT], text=True, **pipes)  # type: ignore[call-overload]
-    return process, int(process.stdout.readline())
+def started(code: str = WAIT, *arguments: str, **options: Any) -> tuple[subprocess.Popen[str], int]:
+    """A warm program, and the number that it says first."""
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+    process: subprocess.Popen[str] = subprocess.Popen([warm.python(), "-c", code, *arguments], **pipes)
+    return process, int(process.stdout.readline())  # type: ignore[union-attr]
 
 
 def test_signals_reach_it() -> None:
@@ -108,42 +110,23 @@ except KeyboardInterrupt:
 """
 
 
-def group_started() -> tuple[subprocess.Popen[str], int]:
-    command = [warm.python(), "-c", WITH_A_CHILD, WAIT]
-    process = subprocess.Popen(
-        command, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    return process, int(process.stdout.readline())  # type: ignore[union-attr]
-
-
-def test_signals_to_a_group_reach_the_childs_group() -> None:
-    process, child = group_started()
-    os.killpg(process.pid, signal.SIGINT)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_signals_to_a_group_reach_the_childs_group(number: signal.Signals) -> None:
+    process, child = started(WITH_A_CHILD, WAIT, start_new_session=True)
+    os.killpg(process.pid, number)
     _, err = process.communicate(timeout=30)
-    assert "interrupted\n" in err, "the child answers"
-    assert "KeyboardInterrupt" in err, "so does its parent"
+    if number == signal.SIGINT:
+        assert "interrupted\n" in err and "KeyboardInterrupt" in err, "the child answers, and so does its parent"
     assert gone(child)
 
 
-def test_one_that_a_signal_ends_ends_by_it() -> None:
-    process, _ = started()
-    process.terminate()
-    assert process.wait(30) == -signal.SIGTERM
-    process.communicate()
-
-
-def test_killed_it_is_gone_when_its_output_has_ended() -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_killed_it_is_gone_when_its_output_has_ended(number: signal.Signals) -> None:
     process, pid = started()
-    process.kill()
+    process.send_signal(number)
     process.communicate(timeout=30)
+    assert process.returncode == -number
     assert gone(pid)
-
-
-def test_a_group_whose_leader_is_killed_is_gone() -> None:
-    process, child = group_started()
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate(timeout=30)
-    assert gone(child)
 
 
 def test_a_server_that_was_killed_is_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -625,8 +625,7 @@ def test_what_is_said_of_depth_is_a_test_of_all_layers(distance: list[float], se
 
 
 @pytest.mark.parametrize(
-    ("text", "code"),
-    [('data = "nowhere"\n', "data.source-missing"), ("folds = 2\n", "experiments.field-refused")],
+    ("text", "code"), [('data = "nowhere"\n', "data.source-missing"), ("folds = 2\n", "experiments.field-refused")]
 )
 def test_a_recipe_file_names_the_data_and_divides_nothing(tmp_path: Path, text: str, code: str) -> None:
     (tmp_path / "mine.toml").write_text(text)

@@ -115,9 +115,19 @@ def test_the_same_answers_differ_by_nothing_and_yet_might(seeds: int) -> None:
     assert own.interval[0] < 0 < own.interval[1]  # other images may show what these did not
 
 
-def covered(seeds: int, images: int, luck: float, trials: int, rng: np.random.Generator) -> tuple[int, int]:
-    """Of so many trials: how often the interval of a difference holds the truth, and those of the accuracies."""
-    pairs = accuracies = 0
+@pytest.mark.parametrize(
+    ("seeds", "images", "luck", "trials"),
+    [
+        *((3, 200, luck, 100) for luck in (0.0, 0.02)),
+        *(
+            pytest.param(seeds, images, luck, 1000, marks=pytest.mark.accept)
+            for seeds, images, luck in itertools.product((2, 3, 5), (60, 400), (0.0, 0.01, 0.03, 0.09))
+        ),
+    ],
+)
+def test_intervals_cover(seeds: int, images: int, luck: float, trials: int, few_draws: None) -> None:
+    """That of a difference, and those of the accuracies."""
+    rng, pairs, accuracies = np.random.default_rng(4 if trials > 100 else 3), 0, 0
     for _ in range(trials):
         both = family(planted(rng, [0.8, 0.75], seeds, images, luck=luck))
         low, high = both.differences([(0, 1)])[0].interval
@@ -125,29 +135,9 @@ def covered(seeds: int, images: int, luck: float, trials: int, rng: np.random.Ge
         for place, truth in enumerate((0.8, 0.75)):
             low, high = both.interval(place)
             accuracies += low <= truth <= high
-    return pairs, accuracies
-
-
-@pytest.mark.parametrize(
-    ("seeds", "luck", "least"),
-    [pytest.param(2, 0.02, 0.93, marks=pytest.mark.accept), (3, 0.02, 0.93), (3, 0.0, 0.93)],
-)
-def test_intervals_cover(seeds: int, luck: float, least: float, few_draws: None) -> None:
-    trials = 100
-    pairs, accuracies = covered(seeds, 200, luck, trials, np.random.default_rng(3))
+    least = 0.94 if trials > 100 else 0.93
     assert binomtest(pairs, trials, least, alternative="less").pvalue > 0.001, pairs
     assert binomtest(accuracies, 2 * trials, least, alternative="less").pvalue > 0.001, accuracies
-
-
-@pytest.mark.accept
-@pytest.mark.parametrize("seeds", [2, 3, 5])
-@pytest.mark.parametrize("images", [60, 400])
-@pytest.mark.parametrize("luck", [0.0, 0.01, 0.03, 0.09])
-def test_intervals_cover_to_the_point(seeds: int, images: int, luck: float, few_draws: None) -> None:
-    trials = 1000
-    pairs, accuracies = covered(seeds, images, luck, trials, np.random.default_rng(4))
-    assert binomtest(pairs, trials, 0.94, alternative="less").pvalue > 0.001, pairs
-    assert binomtest(accuracies, 2 * trials, 0.94, alternative="less").pvalue > 0.001, accuracies
 
 
 def test_with_one_seed_the_interval_is_the_proportions() -> None:
@@ -194,29 +184,23 @@ def test_what_holds_of_any_answers(shape: tuple[int, int, int]) -> None:
     assert best.measured == pytest.approx(right.mean(axis=(1, 2)).max())
 
 
-def false_verdicts(models: int, seeds: int, luck: float, trials: int, rng: np.random.Generator) -> int:
-    """Of so many comparisons of equal models, those that say of any two that one is better."""
-    found = 0
+@pytest.mark.parametrize(
+    ("models", "seeds", "luck", "trials"),
+    [
+        *((5, 2, luck, 60) for luck in (0.023, 0.09)),
+        *(
+            pytest.param(models, seeds, luck, 400, marks=pytest.mark.accept)
+            for models, seeds, luck in itertools.product((2, 5, 10), (2, 3, 5), (0.0, 0.023, 0.09))
+        ),
+    ],
+)
+def test_equal_models_are_seldom_told_apart(models: int, seeds: int, luck: float, trials: int, few_draws: None) -> None:
+    """With Holm's correction of each pair's variance, it was .19 and .42 of comparisons."""
+    rng, found = np.random.default_rng(7 if trials == 60 else 9), 0
     for _ in range(trials):
         pairs = family(planted(rng, [0.8] * models, seeds, 500, luck=luck)).differences(all_pairs(models))
         found += any(own.is_distinguished for own in pairs)
-    return found
-
-
-@pytest.mark.parametrize(("models", "seeds", "luck"), [(5, 2, 0.023), (5, 2, 0.09)])
-def test_equal_models_are_seldom_told_apart(models: int, seeds: int, luck: float, few_draws: None) -> None:
-    """With Holm's correction of each pair's variance, it was .19 and .42 of comparisons."""
-    found = false_verdicts(models, seeds, luck, 60, np.random.default_rng(7))
-    assert binomtest(found, 60, 0.06, alternative="greater").pvalue > 0.001, found
-
-
-@pytest.mark.accept
-@pytest.mark.parametrize("models", [2, 5, 10])
-@pytest.mark.parametrize("seeds", [2, 3, 5])
-@pytest.mark.parametrize("luck", [0.0, 0.023, 0.09])
-def test_the_family_wise_error_is_held(models: int, seeds: int, luck: float, few_draws: None) -> None:
-    found = false_verdicts(models, seeds, luck, 400, np.random.default_rng(9))
-    assert binomtest(found, 400, 0.06, alternative="greater").pvalue > 0.001, found
+    assert binomtest(found, trials, 0.06, alternative="greater").pvalue > 0.001, found
 
 
 def test_ten_points_are_found_by_three_seeds_that_vary_by_three(few_draws: None) -> None:

@@ -59,29 +59,6 @@ def test_folders_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.Monke
             assert len(table) == len(found) and "cannot be read" in " ".join(table.overlooked)
 
 
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only the superuser can become somebody else")
-def test_folders_of_somebody_else(tmp_path: Path) -> None:
-    """As an ordinary user meets them: the process gives up its rights first."""
-    import pwd
-
-    code = (
-        "import os, sys; from vitkit.data.storage import Overlooked, find_images; import vitkit.data.sources as source;"
-        "os.setgid({0}); os.setuid({0}); own = Overlooked(); print(len(find_images([sys.argv[1]], own)));"
-        "print(*own.lines()); print(*source.read_source(sys.argv[1]).overlooked)"
-    ).format(pwd.getpwnam("nobody").pw_uid)
-    for parent in (tmp_path, *tmp_path.parents[:3]):
-        if parent != Path("/tmp"):
-            parent.chmod(0o755)
-    rng = random.Random(1)
-    for count in range(3):
-        root = tmp_path / str(count)
-        shut = max(tree(root, rng), key=lambda own: len(own.parts))
-        shut.chmod(0o000)
-        done = subprocess.run([sys.executable, "-c", code, str(root)], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("permission denied") == 2
-
-
 def test_stray_quotes_in_lists(tmp_path: Path) -> None:
     rng, tried = random.Random(2), 0
     for columns in ("path,label", "path;label", "label\tpath\tnote", "path,label,split"):

@@ -32,7 +32,7 @@ def _as_users_have_it() -> Iterator[None]:
     yield
 
 
-def train(out: Path, **fields: Any) -> vitkit.Result:
+def train(out: Path, **fields: Any) -> vitkit.TrainingRun:
     """On the GPU, on digits; a small model for a short time unless the fields say otherwise."""
     return vitkit.train("digits", vitkit.Recipe(**{"device": "cuda", **SMALL, **fields}), out=out)
 
