@@ -66,15 +66,13 @@ def recipes_of(name: str, base: dict[str, Any]) -> list[Recipe]:
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_every_variant_can_be_built_and_differs_from_the_others(name: str, model: str) -> None:
     own, base = ABLATIONS[name], {**MICRO, "model": model, "lr": 0.008}
-    labels = [variant.label for variant in own.variants(base_config(base))]
+    variants, recipes = own.variants(base_config(base)), recipes_of(name, base)
+    labels = [variant.label for variant in variants]
     assert len(set(labels)) == len(labels) > 1
     assert {own.against, *own.better} <= set(labels)
-    recipes = recipes_of(name, base)
     configs = [config_of(recipe, 10) for recipe in recipes]
     if name == "pretraining":
-        assert {own.pretraining.get("objective") for own in own.variants(base_config(base))} == {
-            None, "masked-patch", "mae",
-        }  # fmt: skip
+        assert {variant.pretraining.get("objective") for variant in variants} == {None, "masked-patch", "mae"}
     elif name != "resolution":
         assert {config.image_size for config in configs} == {config_for(model).image_size}
         trained = {(config, recipe.lr, recipe.epochs) for config, recipe in zip(configs, recipes, strict=True)}
@@ -109,17 +107,17 @@ def test_the_experiments_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["recipe"] == "paper-vit-b16-imagenet21k"
 
 
-@pytest.mark.parametrize(
-    ("where", "paper"),
-    [
-        (None, ["61.382", "64.206", "64.001", "64.032", None]),
-        ("every_layer", [None, "63.964", "64.046", None, None]),
-        ("shared", [None, "64.292", "64.022", None, None]),
-    ],
-)
-def test_the_papers_positions_are_those_of_the_same_column(where: str | None, paper: list[str | None]) -> None:
-    base = config_for("vit_micro_patch4_16", **({} if where is None else {"position_at": where}))
-    assert [variant.paper for variant in ABLATIONS["position"].variants(base)] == paper
+def test_the_papers_positions_are_those_of_the_same_column() -> None:
+    for where, paper in (
+        ({}, ["61.382", "64.206", "64.001", "64.032", None]),
+        ({"position_at": "every_layer"}, [None, "63.964", "64.046", None, None]),
+        ({"position_at": "shared"}, [None, "64.292", "64.022", None, None]),
+    ):
+        base = config_for("vit_micro_patch4_16", **where)
+        assert [variant.paper for variant in ABLATIONS["position"].variants(base)] == paper
+    deep = {"model_fields": {"layers": 2}}  # fields of variants stay with those of the base
+    fields = variant_fields({**MICRO, **deep}, deep, of_model("none", position="none"))
+    assert fields["model_fields"] == {"layers": 2, "position": "none"}
 
 
 def test_dropout_is_after_the_positions_too() -> None:
@@ -226,9 +224,7 @@ def test_a_claim_is_held_by_the_test_of_the_verdicts() -> None:
         assert pair["interval"][0] < exact < pair["interval"][1]
         assert pair["p"] >= pair["p_alone"], "corrected for three pairs"
     assert "better is better than none here" in pairs[0]["verdict"]
-    assert (
-        "as trained: +1.1 points" in pairs[1]["verdict"] and "for other seeds this is undecided" in pairs[1]["verdict"]
-    )
+    assert "for other seeds this is undecided" in pairs[1]["verdict"]
 
 
 def test_a_claim_never_contradicts_its_verdict() -> None:
@@ -388,19 +384,16 @@ def test_the_papers_pre_trainings_are_counted() -> None:
     assert "88.55" in "\n".join(cost.lines())
 
 
-@pytest.mark.parametrize(
-    ("quartiles", "sentence"),
-    [
+def test_a_model_is_fastest_if_its_quartiles_are_above() -> None:
+    for quartiles, sentence in (
         ([(90, 110), (50, 89), (10, 20)], "at 32 pixels, a is the fastest"),
         ([(90, 110), (80, 95), (10, 20)], "at 32 pixels, a cannot be distinguished from b"),
-    ],
-)
-def test_a_model_is_fastest_if_its_quartiles_are_above(quartiles: list[tuple[int, int]], sentence: str) -> None:
-    entries = [
-        {"name": name, "image_size": 32, "images_per_s": sum(ends) / 2, "quartiles": list(ends)}
-        for name, ends in zip("abc", quartiles, strict=True)
-    ]
-    assert fastest_of(entries) == sentence
+    ):
+        entries = [
+            {"name": name, "image_size": 32, "images_per_s": sum(ends) / 2, "quartiles": list(ends)}
+            for name, ends in zip("abc", quartiles, strict=True)
+        ]
+        assert fastest_of(entries) == sentence
 
 
 def test_models_are_timed_on_two_sizes_of_images(tmp_path: Path) -> None:
@@ -419,31 +412,27 @@ def test_models_are_timed_on_two_sizes_of_images(tmp_path: Path) -> None:
     assert "<h1>cost</h1>" in (tmp_path / "cost/lab.html").read_text()
 
 
-@pytest.mark.parametrize(
-    ("pairs", "sentence"),
-    [
-        (
-            [("a b", 0.2, 0.01, 0.01), ("c", -0.2, 0.01, 0.01), ("d", 0.1, 0.3, 0.01)],
-            "also with other seeds: “a b” is better than x; c is worse than x; d cannot be distinguished from x",
-        ),
-        ([("a", 0.2, 0.01, 0.01), ("b", 0.1, 0.02, 0.2)], "also with other seeds: a and b are better than x"),
-    ],
-)
-def test_the_sentence_says_what_all_pairs_say(pairs: list[tuple[str, float, float, float]], sentence: str) -> None:
-    rows = [{"a": a, "b": "x", "difference": gain, "p": p, "trained": {"p": of}} for a, gain, p, of in pairs]
-    assert summary_of(rows, 3) == sentence
+def test_the_sentence_says_what_all_pairs_say() -> None:
+    def said(*pairs: tuple[str, float, float, float]) -> str:
+        rows = [{"a": a, "b": "x", "difference": gain, "p": p, "trained": {"p": of}} for a, gain, p, of in pairs]
+        return summary_of(rows, 3).removeprefix("also with other seeds: ")
+
+    assert said(("a b", 0.2, 0.01, 0.01), ("c", -0.2, 0.01, 0.01), ("d", 0.1, 0.3, 0.01)) == (
+        "“a b” is better than x; c is worse than x; d cannot be distinguished from x"
+    )
+    assert said(("a", 0.2, 0.01, 0.01), ("b", 0.1, 0.02, 0.2)) == "a and b are better than x"
 
 
 def shown_as(experiment: Any, done: package.Result) -> package.Result:
     return result_of(experiment, done.figures, done.headings, done.cells, done.remarks, done.folder, done.arrays)
 
 
-@pytest.mark.parametrize("kind", ["dots", "curves", "computation"])
-def test_a_picture_has_every_variant(done: package.Result, kind: Any) -> None:
-    experiment = dataclasses.replace(done.experiment, picture=kind)
-    (drawn,) = shown_as(experiment, done).pictures().values()
-    texts = [text.get_text() for text in drawn().findobj(lambda own: hasattr(own, "get_text"))]
-    assert {"pre-norm", "post-norm"} <= set(texts)
+def test_a_picture_has_every_variant(done: package.Result) -> None:
+    for kind in ("dots", "curves", "computation"):
+        experiment = dataclasses.replace(done.experiment, picture=kind)
+        (drawn,) = shown_as(experiment, done).pictures().values()
+        texts = [text.get_text() for text in drawn().findobj(lambda own: hasattr(own, "get_text"))]
+        assert {"pre-norm", "post-norm"} <= set(texts)
 
 
 def test_the_papers_tables_agree_with_each_other() -> None:
@@ -516,18 +505,14 @@ def test_few_shot_counts_what_ridge_regression_has_right(photos: Path, model: Pa
             assert accuracy == pytest.approx((ridge.predict(x_test).argmax(axis=1) == true).mean())
 
 
-def test_features_that_say_nothing_leave_the_largest_class() -> None:
-    labels = np.array([1, 1, 1, 1, 0, 0])
-    assert few_shot.fit_on(np.ones((6, 4)), labels, np.ones((3, 4)), 2).tolist() == [1, 1, 1]
-
-
 def test_more_shots_have_the_fewer_among_them() -> None:
     labels = default_rng(0).integers(0, 4, 200)
     for seed in range(3):
         five, ten = (set(few_shot.draw(labels, shots, seed)) for shots in (5, 10))
-        assert five < ten
-        assert np.bincount(labels[list(ten)]).tolist() == [10] * 4
+        assert five < ten and np.bincount(labels[list(ten)]).tolist() == [10] * 4
     assert set(few_shot.draw(labels, 5, 0)) != set(few_shot.draw(labels, 5, 1))
+    ones = np.array([1, 1, 1, 1, 0, 0])  # features that say nothing leave the largest class
+    assert few_shot.fit_on(np.ones((6, 4)), ones, np.ones((3, 4)), 2).tolist() == [1, 1, 1]
 
 
 def test_attention_distances_are_the_models(photos: Path, model: Path, tmp_path: Path) -> None:
@@ -543,12 +528,6 @@ def test_attention_distances_are_the_models(photos: Path, model: Path, tmp_path:
     assert uniform_distance(own) == pytest.approx(every)
     assert found.figures["everywhere"] == pytest.approx(every)
     assert "test images, evenly spread" in "\n".join(found.lines())
-
-
-def test_variants_of_fields_stay_with_those_of_the_base() -> None:
-    base = {"data": "d", "model": "vit_micro_patch4_16", "model_fields": {"layers": 2}}
-    fields = variant_fields(base, {"model_fields": {"layers": 2}}, of_model("none", position="none"))
-    assert fields["model_fields"] == {"layers": 2, "position": "none"}
 
 
 def test_a_variant_starts_from_the_run_of_its_seed(photos: Path, tmp_path: Path) -> None:
@@ -613,9 +592,8 @@ def test_the_command_that_does_it_again_is_one_that_a_shell_takes() -> None:
     ("distance", "sentence"),
     [
         ([20.0, 30, 40, 50, 60, 70], "the distance grows with depth (Kendall's tau +1.00 over 6 layers, p = 0.0028)"),
-        ([70.0, 60, 50, 40, 30, 20], "the distance falls with depth (Kendall's tau -1.00 over 6 layers, p = 0.0028)"),
-        # The last is above the first, and the table falls otherwise.
-        ([50.0, 90, 80, 70, 60, 40, 30, 51], "no significant change of the distance with depth"),
+        ([70.0, 60, 50, 40, 30, 20], "the distance falls with depth"),
+        ([50.0, 90, 80, 70, 60, 40, 30, 51], "no significant change"),  # the last is above the first
         ([50.0] * 6, "the distance is the same in all layers"),
         ([20.0, 30, 40, 50], "4 layers are too few to tell"),
     ],
