@@ -21,10 +21,6 @@ from vitkit.model import ViTConfig
 from vitkit.text import as_typed, harmless, restored, sentence, visible, workbook
 from vitkit.training import Recipe
 
-HOSTILE = (
-    *("=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\n=1", "\r=1", "'=1", "''=1", "'\\x1b"),
-    *("\x1b[2J", "a\x9bb", "=\x1b\\x1b\\"),
-)
 names = st.text(st.characters(codec="utf-8") | st.sampled_from("=+-@'\\\x1b\x9b\x7f\t\r\n;,\"\udc80\udcff"), min_size=1)
 _COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -33,18 +29,12 @@ _COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 @example("a;=2+2.jpg")
 @settings(max_examples=500)
 def test_what_is_made_harmless_is_restored(text: str) -> None:
+    """Without commands for spreadsheets and, as what is said has none either, for terminals."""
     cell = harmless(text)
     assert restored(cell) == text
     assert not cell.startswith(("=", "+", "-", "@", "\t", "\n", "\r"))
-    assert not _COMMANDS.search(cell)
+    assert not _COMMANDS.search(cell) and not _COMMANDS.search(visible(text))
     assert all(not part.strip(" '\"").startswith(("=", "+", "-", "@")) for part in cell.split(";")[1:])
-
-
-@given(st.text(st.sampled_from("'\\=x1b-"), max_size=8))
-@settings(max_examples=500)
-def test_no_two_texts_become_one_cell(text: str) -> None:
-    assert restored(harmless(text)) == text
-    assert harmless(restored(text)) == text or restored(text) == text or harmless(text) != text
 
 
 @pytest.mark.parametrize("plain", ["cat", "a-b", "C:\\x1b.png", "\\\\server\\a", "'quoted'", "it's", "ümlaut"])
@@ -80,21 +70,13 @@ def test_lists_of_labels_are_read_as_written(tmp_path_factory: pytest.TempPathFa
     assert list(table.paths) == [f"{label}.png".strip() for label in labels]
 
 
-@pytest.mark.parametrize("text", HOSTILE)
-def test_a_terminal_gets_no_commands(text: str) -> None:
-    assert not _COMMANDS.search(visible(text))
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("the model is better", "The model is better."),
-        ("none, of all: so", "None, of all: so."),
-        ("vit_tiny@none is better", "vit_tiny@none is better."),
+        *((text, f"{text[0].upper()}{text[1:]}.") for text in ("the model is better", "none, of all: so")),
+        *((text, f"{text}.") for text in ("vit_tiny@none is better", "6 images", "\u201ca b\u201d is better")),
         ("timm:resnet18 is worse.", "timm:resnet18 is worse."),
         ("pre-trained, it is better!", "Pre-trained, it is better!"),
-        ("6 images", "6 images."),
-        ("\u201ca b\u201d is better", "\u201ca b\u201d is better."),
     ],
 )
 def test_a_sentence_keeps_names_that_it_begins_with(text: str, expected: str) -> None:
@@ -118,27 +100,24 @@ def test_what_means_the_same_is_taken(hint: Any, value: Any, expected: Any) -> N
 
 
 @pytest.mark.parametrize(
-    ("hint", "value", "code"),
+    ("hint", "values"),
     [
-        (int, True, "text.value-wrong"),
-        (int, 2.0, "text.value-wrong"),
-        (int | None, "2", "text.value-wrong"),
-        (bool, 1, "text.value-wrong"),
-        (float, float("nan"), "text.value-wrong"),
-        (float, float("inf"), "text.value-wrong"),
-        (float, 10**400, "text.value-outside"),
-        (str, 3, "text.value-wrong"),
-        (str, None, "text.value-wrong"),
-        (Literal["a", "b"], "c", "text.value-wrong"),
-        (Literal["a", "b"], ["a"], "text.value-wrong"),
-        (tuple[int, ...], [1, "2"], "text.value-wrong"),
-        (tuple[int, ...], "12", "text.value-wrong"),
-        (tuple[float, float], [0.5], "text.value-wrong"),
+        (int, [True, 2.0]),
+        (int | None, ["2"]),
+        (bool, [1]),
+        (float, [float("nan"), float("inf")]),
+        (str, [3, None]),
+        (Literal["a", "b"], ["c", ["a"]]),
+        (tuple[int, ...], [[1, "2"], "12"]),
+        (tuple[float, float], [[0.5]]),
     ],
 )
-def test_nothing_is_guessed(hint: Any, value: Any, code: str) -> None:
-    with refused(code, "field"):
-        as_typed("field", hint, value)
+def test_nothing_is_guessed(hint: Any, values: list[Any]) -> None:
+    for value in values:
+        with refused("text.value-wrong", "field"):
+            as_typed("field", hint, value)
+    with refused("text.value-outside", "field"):
+        as_typed("field", float, 10**400)
 
 
 _PLAIN = st.one_of(

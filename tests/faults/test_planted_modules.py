@@ -98,19 +98,13 @@ def test_one_function_starts_python() -> None:
 
 @pytest.mark.parametrize(
     "program",
-    [
-        ("vitkit", "models"),
-        ("vitkit.webapp.jobs", "queue"),
-        ("vitkit.data.file_facts",),
-        ("vitkit.experiments.comparison_runs",),
-    ],
-    ids=lambda program: program[0],
+    ["vitkit models", "vitkit.webapp.jobs queue", "vitkit.data.file_facts", "vitkit.experiments.comparison_runs"],
 )
-def test_a_process_that_vitkit_starts(place: Path, program: tuple[str, ...]) -> None:
+def test_a_process_that_vitkit_starts(place: Path, program: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         patch.setattr(sys, "path", ["", str(place), *sys.path])  # as `python` and `python -m` have it
-        command = python(*program)
+        command = python(*program.split())
     execute(place, *command)
 
 
