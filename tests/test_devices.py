@@ -1,6 +1,5 @@
 """`--device`: what is asked for is taken or refused in a line, by every command that computes."""
 
-import inspect
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import vitkit
+from photos import folder
 from refusals import refused
 from tiny import build, images, tiny
 from vitkit.classifier import Classifier
@@ -25,8 +25,6 @@ from vitkit.training import Recipe, distributed, fabric_of
 from vitkit.training import start as setup
 from vitkit.verbs import open_model
 
-VERBS = ("predict", "embed", "evaluate", "explain", "bench", "train")
-
 
 def have(monkeypatch: pytest.MonkeyPatch, *, cuda: bool = False, mps: bool = False) -> None:
     """Let torch say that the machine has these."""
@@ -38,48 +36,26 @@ def classifier() -> Classifier:
     return Classifier(build(), tuple("abcdefg"), Preprocess(size=(12, 16)))
 
 
-@pytest.mark.parametrize(
-    ("here", "asked", "chosen"),
-    [
-        ({}, "auto", "cpu"),
-        ({"cuda": True}, "auto", "cuda"),
-        ({"mps": True}, "auto", "cpu"),
-        ({"mps": True}, "mps", "mps"),
-        ({"cuda": True}, "cpu", "cpu"),
-    ],
-)
-def test_a_device_is_chosen(here: dict[str, bool], asked: str, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    have(monkeypatch, **here)
-    assert choose_device(asked) == chosen
-
-
-def test_a_device_that_is_not_there_is_refused_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    have(monkeypatch, mps=True)
+def test_a_device_is_chosen_or_refused_with_those_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cuda, mps, asked, chosen in (
+        (False, False, "auto", "cpu"),
+        (True, False, "auto", "cuda"),
+        (True, False, "cpu", "cpu"),
+        (False, True, "auto", "cpu"),
+        (False, True, "mps", "mps"),
+    ):
+        have(monkeypatch, cuda=cuda, mps=mps)
+        assert choose_device(asked) == chosen
     with refused("system.device-missing", "cuda", "available: cpu, mps"):
         choose_device("cuda")
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_that_computes_takes_a_device(verb: str) -> None:
-    parameters = inspect.signature(getattr(vitkit, verb)).parameters
-    assert "recipe" in parameters if verb == "train" else {"compute", "device"} & parameters.keys()
-    assert Recipe().device == vitkit.Compute().device == "auto"
-
-
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", ["predict", "embed", "evaluate", "explain", "bench", "train"])
 def test_every_verb_refuses_a_missing_device(verb: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     have(monkeypatch)
-    from PIL import Image
-
-    for name in "ab":
-        (tmp_path / "data" / name).mkdir(parents=True)
-        Image.new("RGB", (20, 20)).save(tmp_path / "data" / name / "image.png")
+    data = folder(tmp_path / "data", {"a": 1, "b": 1})
     classifier().save(tmp_path / "model")
-    model, data, out = tmp_path / "model", tmp_path / "data", tmp_path / "out"
-    arguments: dict[str, tuple[Any, ...]] = {
-        **dict.fromkeys(("predict", "embed", "evaluate"), (model, data)),
-        "explain": (model, data, out),
-    }
+    model, out = tmp_path / "model", tmp_path / "out"
 
     def call(device: Any) -> None:
         if verb == "bench":
@@ -87,7 +63,8 @@ def test_every_verb_refuses_a_missing_device(verb: str, monkeypatch: pytest.Monk
         elif verb == "train":
             vitkit.train(data, Recipe(device=device), out=out)
         else:
-            getattr(vitkit, verb)(*arguments[verb], compute=vitkit.Compute(device=device))
+            given = (model, data, out) if verb == "explain" else (model, data)
+            getattr(vitkit, verb)(*given, compute=vitkit.Compute(device=device))
 
     with refused("system.device-missing", "mps"):
         call("mps")

@@ -1,10 +1,9 @@
 """Figures of many images and classes: each as its definition has it, in one pass and without a second table."""
 
 import tracemalloc
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,8 +28,7 @@ from vitkit.evaluation import (
 )
 from vitkit.evaluation.figures import figures
 from vitkit.evaluation.intervals import _quantile
-from vitkit.reporting import evaluation_report as report
-from vitkit.reporting import plots, write_predictions
+from vitkit.reporting import plots
 from vitkit.system import empty_array
 
 TINY = np.finfo(np.float32).tiny
@@ -129,34 +127,6 @@ def test_rows_are_computed_alike_in_any_number_of_blocks(monkeypatch: pytest.Mon
     whole = all_of_them()
     monkeypatch.setattr("vitkit.evaluation.calibration._NUMBERS", 20)
     assert all_of_them() == whole
-
-
-class Counted(np.ndarray[Any, Any]):
-    """A table that counts how often it is searched for the largest of its rows."""
-
-    searches: ClassVar[Counter[str]] = Counter()
-
-    def argmax(self, *args: Any, **kwargs: Any) -> Any:
-        Counted.searches["argmax"] += 1
-        return super().argmax(*args, **kwargs)
-
-
-def test_the_most_probable_classes_are_looked_for_once(tmp_path: Path) -> None:
-    searches = []
-    for images in (60, 240):
-        own = draw_evaluation(images, 5)
-        counted = Evaluation(own.split, own.classes, own.paths, own.labels, own.probabilities.view(Counted))
-        Counted.searches.clear()
-        numbers, doubts = figures(counted), from_predictions([counted])
-        operating_points(counted, None)
-        for draw in report.pictures_of(counted, None).values():
-            draw()
-        shown: dict[str, Any] = {"title": "t", "root": tmp_path, "facts": {}, "findings": [], "pictures": {}}
-        report.write_report(tmp_path / "r.html", evaluation=counted, numbers=numbers, doubts=doubts, **shown)
-        write_predictions(tmp_path / "predictions.csv", counted)
-        assert len(counted.mistakes(images)) > images / 4
-        searches.append(Counted.searches["argmax"])
-    assert searches[0] == searches[1] <= 6
 
 
 def test_figures_need_one_more_table_at_most(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -250,7 +250,7 @@ def test_a_folder_that_is_taken(found: vitkit.Result, data: Path, tmp_path: Path
         (["some.toml"], {"recipe": "digits"}, "experiments.recipe-twice", "some.toml"),
         ("a,,b", {}, "experiments.models-invalid", ""),
         ([A], {"budget": "epochs=0"}, "experiments.budget-invalid", ""),
-        ([A], {"budget": "time=soon"}, "experiments.budget-invalid", "soon"),
+        ([A], {"budget": "time=soon"}, "training.duration-invalid", "soon"),
         ([A], {"budget": "flops=many"}, "experiments.budget-invalid", "many"),
         ([A], {"budget": "days=3"}, "experiments.budget-invalid", "days=3"),
         ([A], {"budget": "epochs=2", "epochs": 3}, "experiments.budget-twice", ""),

@@ -271,21 +271,6 @@ def test_published_tells_what_loads_what_is_assumed_and_what_is_refused(smoke_he
     }
 
 
-TIMED = ("images_per_s", "ms_per_batch", "ceiling", "times_eager", "memory")  # what no two runs have alike
-
-
-def untimed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{name: v for name, v in row.items() if not any(part in name for part in TIMED)} for row in rows]
-
-
-def test_function_and_command_agree(command: Any, found: Result) -> None:
-    flags = ("--batch-sizes", "2,1", "--backends", "eager", "--precisions", "float32", "--rounds", "2")
-    told = json.loads(command("bench", MICRO, *flags, "--json").out)
-    ours = json.loads(json.dumps(found.to_dict()))
-    assert untimed(told.pop("results")) == untimed(ours.pop("results"))
-    assert told == ours
-
-
 def test_a_classifier_in_memory_is_timed_and_its_table_written(tmp_path: Path) -> None:
     classifier = Classifier(build(), tuple("abcdefg"), Preprocess(size=(12, 16)))
     found = vitkit.bench(
