@@ -67,7 +67,9 @@ def said(suite: tuple[vitkit.Result, list[str]]) -> list[str]:
     return suite[1]
 
 
-def test_the_cells_are_those_of_the_comparisons(result: vitkit.Result, said: list[str]) -> None:
+def test_the_cells_are_those_of_the_comparisons_with_means_and_ranks_over_them(
+    result: vitkit.Result, said: list[str]
+) -> None:
     assert result.figures == json.loads((result.folder / "suite.json").read_text())
     assert "photos: 2 of 2 runs are finished already" in said
     for data, folder in result.figures["folders"].items():
@@ -76,9 +78,14 @@ def test_the_cells_are_those_of_the_comparisons(result: vitkit.Result, said: lis
             row = next(row for row in result.rows() if (row["model"], row["data"]) == (model["name"], data))
             assert [row["accuracy"], row["low"], row["high"]] == [model["accuracy"], *model["interval"]]
     with (result.folder / "suite.csv").open(encoding="utf-8", newline="") as file:
-        assert [(row["model"], row["data"]) for row in csv.DictReader(file)] == [
-            (model, data) for model in (A, B) for data in ("photos", "others")
-        ]
+        found = [(row["model"], row["data"]) for row in csv.DictReader(file)]
+    assert found == [(model, data) for model in (A, B) for data in ("photos", "others")]
+    for model in result.figures["models"]:
+        cells = list(model["by_data"].values())
+        assert model["mean"]["accuracy"] == pytest.approx(sum(cell["accuracy"] for cell in cells) / 2)
+        assert model["mean"]["interval"][0] <= model["mean"]["accuracy"] <= model["mean"]["interval"][1]
+        assert model["mean_rank"] == sum(cell["rank"] for cell in cells) / 2
+    assert sum(model["mean_rank"] for model in result.figures["models"]) == 3, "of two models, with ties halved"
 
 
 @pytest.mark.parametrize(("images", "rates"), [(5, (0.8, 0.8)), (20, (0.9, 0.9)), (50, (0.99, 0.5)), (10, (0.85,) * 4)])
@@ -101,28 +108,18 @@ def test_the_interval_of_a_mean_covers_the_true_mean(images: int, rates: tuple[f
 
 
 def test_significant_differences_are_counted() -> None:
-    def content(better: str | None) -> dict[str, Any]:
-        models = [
-            {"name": name, "accuracy": 0.5, "interval": [0.4, 0.6], "runs": [{"training_flops": 1.0}]} for name in "abc"
-        ]
-        pairs = [{"a": "a", "b": "b", "better": {"recipe": None, "trained": better}}]
-        return {"models": models, "pairs": pairs, "seeds": [0]}
+    same = {"accuracy": 0.5, "interval": [0.4, 0.6], "runs": [{"training_flops": 1.0}]}
 
-    labels = ["x", "y"]
-    none = figures_of(labels, [content(None), content(None)])["sentences"]
-    assert none[0].startswith("on none of these data sets is a model significantly better than another")
-    first, second, *_ = figures_of(labels, [content("a"), content("b")])["sentences"]
-    assert first.startswith("a is significantly better than another model in 1 and worse in 1 of 4 comparisons")
-    assert second.startswith("b is significantly better than another model in 1 and worse in 1 of 4 comparisons")
+    def sentences(*better: str | None) -> list[str]:
+        contents = []
+        for own in better:
+            pairs = [{"a": "a", "b": "b", "better": {"recipe": None, "trained": own}}]
+            contents.append({"models": [{**same, "name": name} for name in "abc"], "pairs": pairs, "seeds": [0]})
+        return list(figures_of(["x", "y"], contents)["sentences"])
 
-
-def test_means_and_ranks_are_over_the_data_sets(result: vitkit.Result) -> None:
-    for model in result.figures["models"]:
-        cells = list(model["by_data"].values())
-        assert model["mean"]["accuracy"] == pytest.approx(sum(cell["accuracy"] for cell in cells) / 2)
-        assert model["mean"]["interval"][0] <= model["mean"]["accuracy"] <= model["mean"]["interval"][1]
-        assert model["mean_rank"] == sum(cell["rank"] for cell in cells) / 2
-    assert sum(model["mean_rank"] for model in result.figures["models"]) == 3, "of two models, with ties halved"
+    assert sentences(None, None)[0].startswith("on none of these data sets is a model significantly better")
+    for name, told in zip("ab", sentences("a", "b"), strict=False):
+        assert told.startswith(f"{name} is significantly better than another model in 1 and worse in 1 of 4")
 
 
 def test_what_each_training_costs_is_said_before_it_begins(result: vitkit.Result, said: list[str]) -> None:
