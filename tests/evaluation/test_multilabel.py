@@ -150,12 +150,18 @@ def test_a_saved_classifier_says_the_same_after_loading(tmp_path: Path) -> None:
     assert torch.equal(own.probabilities(batch), torch.sigmoid(own.model(batch)).detach())
 
 
-@pytest.mark.parametrize("stored", [None, "0.5", [0.5, "x", 0.5], [0.5, 2.0, 0.5]])
-def test_damaged_thresholds_are_refused(tmp_path: Path, stored: object) -> None:
+@pytest.mark.parametrize(
+    ("stored", "code"),
+    [
+        *((own, "model.folder-damaged") for own in (None, "0.5", [0.5, "x", 0.5])),
+        ([0.5, 2.0, 0.5], "classifier.field-invalid"),
+    ],
+)
+def test_damaged_thresholds_are_refused(tmp_path: Path, stored: object, code: str) -> None:
     classifier().save(tmp_path)
     description = json.loads((tmp_path / "model.json").read_text())
     (tmp_path / "model.json").write_text(json.dumps({**description, "thresholds": stored}))
-    with refused("model.folder-damaged", "thresholds"):
+    with refused(code, "thresholds"):
         load(tmp_path)
 
 

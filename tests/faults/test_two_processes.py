@@ -104,17 +104,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(verb: str, place: Path, out: Path) -> list[str | Path]:
-    photos, source = place / "photos", place / "source"
+    photos, source, many = place / "photos", place / "source", place / "many"
     others: dict[str, list[str | Path]] = {
-        "predict": ["predict", source, place / "many", "-o", out.with_suffix(".csv"), "--backend", "eager"],
+        "predict": ["predict", source, many, "-o", out.with_suffix(".csv"), "--backend", "eager"],
         "export": ["export", source, "--to", "torch", "-o", out.with_suffix(".pt2")],
-        "embed": ["embed", source, place / "many", "-o", out.with_suffix(".npz")],
-        "doctor": ["doctor", place / "many", "-o", out.with_suffix(".html")],
+        "embed": ["embed", source, many, "-o", out.with_suffix(".npz")],
+        "doctor": ["doctor", many, "-o", out.with_suffix(".html")],
     }
     if verb in others:
         return others[verb]
     weights = ["--model", "vit_micro_patch8_16", "--weights", "none"] if verb == "scratch" else ["--weights", source]
-    fixed: list[str | Path] = ["--batch-size", "8", "--precision", "float32", "--workers", "0", "--seed", "1"]
+    fixed = ["--batch-size", "8", "--precision", "float32", "--workers", "0", "--seed", "1"]
     epochs = [] if verb == "probe" else ["--epochs", "20"]
     return ["train", photos, *weights, "--method", verb, *fixed, *epochs, "--out", out]
 

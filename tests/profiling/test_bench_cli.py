@@ -96,7 +96,7 @@ def test_a_model_folder_is_measured_with_its_own_weights(command: Any, tmp_path:
 @pytest.mark.parametrize(
     ("options", "code", "named"),
     [
-        ({"model": "vit_hug_patch16_224"}, "model.name-unknown", "vit_huge_patch14_224"),
+        ({"model": "vit_hug_patch16_224"}, "weights.source-missing", "vit_huge_patch14_224"),
         ({"batch_sizes": [1, 0]}, "verbs.option-invalid", "1,0"),
         ({"batch_sizes": "1,x"}, "verbs.option-invalid", "1,x"),
         ({"batch_sizes": []}, "verbs.option-invalid", ""),
