@@ -17,7 +17,7 @@ import vitkit
 import warm
 from cli.conftest import vitkit as command
 from refusals import refused
-from tiny import build
+from tiny import build, some
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
@@ -218,7 +218,7 @@ OF_PROCESSES: dict[str, tuple[int, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", OF_PROCESSES)
+@pytest.mark.parametrize("name", some(OF_PROCESSES, ["growth", "plans"]))
 def test_a_benchmark_of_processes_writes_its_table(name: str, tmp_path: Path) -> None:
     found = smoke(f"{name}.py", tmp_path, *(("--only", "evaluate") if name == "growth" else ()))[name]
     rows, column = OF_PROCESSES[name]
