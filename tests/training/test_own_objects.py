@@ -401,7 +401,7 @@ def third(**own: Any) -> dict[str, Any]:
         (third(label=3), {}, "data.label-invalid", "train[2]"),
         (third(label="red"), {}, "data.label-invalid", "train[2]"),
         (third(label=True), {}, "data.label-invalid", "train[2]"),
-        (third(image=Image.new("I;16", (16, 16))), {}, "data.dataset-item", "I;16"),
+        (third(image=Image.new("I;16", (16, 16))), {}, "data.image-mode", "I;16"),
         (third(image=torch.zeros(3, 16, 16, dtype=torch.uint8)), {}, "data.dataset-item", "torch.uint8"),
         (third(image=np.zeros((16, 16, 3), dtype=np.uint8)), {}, "data.dataset-item", "ndarray"),
         (third(image=torch.full((3, 16, 16), float("nan"))), {}, "data.tensor-not-finite", "train[2]"),

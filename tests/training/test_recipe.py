@@ -299,6 +299,12 @@ GMACS = {"b16": 17.564, "l16": 61.555, "l32": 15.378, "h14": 167.295}
 TOKENS = {"b16": 197, "l16": 197, "l32": 50, "h14": 257}
 
 
+def test_there_is_a_recipe_for_each_row() -> None:
+    named = {f"paper-vit-{size}-{corpus}" for size, corpus in PRE_TRAINING}
+    named |= {f"paper-finetune-b16-{task}" for task in FINE_TUNING}
+    assert {name for name in bundled() if name.startswith("paper-")} == named
+
+
 @pytest.mark.parametrize(("size", "corpus"), PRE_TRAINING)
 def test_pre_training_is_table_3(size: str, corpus: str) -> None:
     name = f"paper-vit-{size}-{corpus}"

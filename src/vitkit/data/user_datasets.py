@@ -507,15 +507,14 @@ def item_of(dataset: Labelled, index: int, name: str) -> tuple[Image.Image | Ten
     try:
         item = dataset[index]
         image, label = item if isinstance(item, Sequence) and len(item) == 2 else (None, None)
-        if isinstance(image, Image.Image):  # as `decode` converts a file
-            if image.mode.startswith(("I", "F")):
-                raise VitkitError(
-                    "data.image-mode",
-                    f"a picture of mode {image.mode}, whose range of numbers is unknown: convert it to 8 bits",
-                )
+        has_known_range = isinstance(image, Image.Image) and not image.mode.startswith(("I", "F"))
+        if has_known_range:  # as `decode` converts a file
             image = flattened(ImageOps.exif_transpose(image))[0]
     except Exception as error:  # the caller's code may raise anything, even StopIteration, which would end an epoch
         raise VitkitError("data.dataset-item", f"{where}: {type(error).__name__}: {first_line(error)}") from error
+    if isinstance(image, Image.Image) and not has_known_range:
+        reason = f"{where} is a picture of mode {image.mode}, whose range of numbers is unknown"
+        raise VitkitError("data.image-mode", f"{reason}: convert it to 8 bits")
     if image is None or label is None:
         raise VitkitError("data.dataset-item", f"{where} is {type(item).__name__}, not (image, label)")
     if isinstance(label, (Tensor, np.generic, np.ndarray)) and getattr(label, "ndim", 0) == 0:
