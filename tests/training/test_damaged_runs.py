@@ -257,8 +257,8 @@ def test_a_run_stays_itself_where_its_photographs_move_but_not_where_they_change
     move_run(split, tmp_path / "elsewhere")
     table, contents = images_of_run(split), read_contents(split)
     assert "renamed-" in split.read_text() and identity(recipe, table, contents) == first
-    swapped = list(table.splits)
-    swapped[swapped.index("train")], swapped[swapped.index("val")] = "val", "train"
+    swapped, train, val = list(table.splits), table.splits.index("train"), table.splits.index("val")
+    swapped[train], swapped[val] = "val", "train"
     others = (
         identity(recipe, dataclasses.replace(table, splits=tuple(swapped)), contents),
         identity(recipe, table, contents | {table.paths[-1]: "00" * 8}),
