@@ -52,7 +52,7 @@ class Stages:
 PREPARE = (open_data, examine_images, split_images, resolve)  # they write no file of the run
 CONCLUDE = (calibrate, evaluate, report)
 TRAINING = Stages((*PREPARE, write_inputs), fit, CONCLUDE)
-FOLDS = Stages((*PREPARE, write_folds), partial(cross_validate, CONCLUDE))  # of which each is concluded
+FOLDS = Stages((*PREPARE, write_folds), partial(cross_validate, CONCLUDE))  # CONCLUDE is for each fold
 
 
 def prepared(asked: Recipe, earlier_runs: Sequence[Path] = (Path("runs"),), *, chooses_method: bool = False) -> Run:
