@@ -186,7 +186,7 @@ def _recover(folder: Path) -> None:
 
 
 def _complete(folder: Path, description: Mapping[str, Any]) -> None:
-    """Put the files beside new weights in their places, the description last."""
+    """Move the files that belong to the new weights into place, the description last."""
     for name, key in _BESIDE.items():
         if key not in description:
             (folder / name).unlink(missing_ok=True)  # it belongs to the previous model

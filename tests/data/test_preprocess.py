@@ -205,17 +205,21 @@ def test_to_dict_and_from_dict_round_trip_through_json(values: tuple[float, ...]
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "code"),
     [
-        *({"crop_pct": value} for value in (0.0, 1.01, -0.5, math.nan)),
-        *({"std": (0.5, value, 0.5)} for value in (0.0, -1.0, math.nan)),
-        *({"mean": (0.5,)}, {"mean": (0.5,) * 4}, {"mean": (), "std": ()}, {"mean": (0.5, 0.5), "std": (0.5, 0.5)}),
-        *({"fit": "stretch"}, {"interpolation": "area"}, {"size": (0, 8)}, {"size": (8, -8)}, {"size": (8,)}),
+        *(({"crop_pct": value}, "data.preprocess-invalid") for value in (0.0, 1.01, -0.5)),
+        *(({"std": (0.5, value, 0.5)}, "data.preprocess-invalid") for value in (0.0, -1.0)),
+        *(({"mean": values}, "data.preprocess-invalid") for values in ((0.5,), (0.5,) * 4)),
+        *(({"mean": values, "std": values}, "data.preprocess-invalid") for values in ((), (0.5, 0.5))),
+        *(({"size": size}, "data.preprocess-invalid") for size in ((0, 8), (8, -8))),
+        *(({name: math.nan}, "text.value-wrong") for name in ("crop_pct", "fit", "interpolation")),
+        *(({"std": (0.5, math.nan, 0.5)}, "text.value-wrong"), ({"size": (8,)}, "text.value-wrong")),
+        *(({"fit": "stretch"}, "text.value-wrong"), ({"interpolation": "area"}, "text.value-wrong")),
     ],
     ids=str,
 )
-def test_values_that_cannot_work_are_refused_when_it_is_made(fields: dict[str, object]) -> None:
-    with refused("data.preprocess-invalid"):
+def test_values_that_cannot_work_are_refused_when_it_is_made(fields: dict[str, object], code: str) -> None:
+    with refused(code):
         Preprocess(**{"size": (8, 8)} | fields)  # type: ignore[arg-type]
 
 

@@ -173,5 +173,5 @@ def test_what_is_not_installed_is_named(package: str, monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, package, None)
     openvino._core.cache_clear()
     backend = openvino.from_model if package == "openvino" else onnx.from_model
-    with refused("inference.package-missing", package):
+    with refused("inference.package-missing", "vitkit[export]"):
         backend(build(layer_scale=0.3), "float32")  # which no test has converted before

@@ -244,7 +244,7 @@ def _end(error: BaseException, arguments: list[str]) -> NoReturn:
 def _advice(option: str, context: Any) -> str | None:
     """Return what to do instead of a flag that a command lacks; None if nothing is known.
 
-    An advice of `SCRIPT_FLAGS` that mentions flags of vitkit applies to commands that have all of them. One without
+    Advice of `SCRIPT_FLAGS` that mentions flags of vitkit applies to commands that have all of them. Advice without
     flags applies to commands whose first argument is the data.
     """
     from vitkit.text.arguments import alternatives, hints_of

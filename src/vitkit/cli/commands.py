@@ -474,13 +474,16 @@ def _plain(parameter: inspect.Parameter, kind: Any, text: str, verb: Verb) -> in
         if default in (None, ()):
             kind, default = kind | None, None
         return _parameter(name, kind, typer.Argument(**settings), default)
-    settings["metavar"] = (metavar_of.get(name) if name not in _ARGUMENTS else None) or _word(kind)
+    own_metavar = None if name in _ARGUMENTS else metavar_of.get(name)
+    settings["metavar"] = own_metavar or _word(kind)
     if name in _ENVIRONMENT:
         settings |= {"envvar": _ENVIRONMENT[name], "show_envvar": True}
     written, kind = _flags_of(name), _list_of(kind)
     if kind is bool:
         is_pair = default is True and "/" not in written[0]
-        written, default = (f"{written[0]}/--no-{written[0][2:]}",) if is_pair else written, bool(default)
+        if is_pair:
+            written = (f"{written[0]}/--no-{written[0][2:]}",)
+        default = bool(default)
     elif default in (None, ()):
         kind, default = kind | None, None
     return _parameter(name, kind, typer.Option(*written, **settings), default)

@@ -423,7 +423,8 @@ def read_archive(name: str, path: Path, layout_name: LayoutName = "auto") -> Ima
     try:
         table = table_of_layout(name, path, layout, overlooked, tree.images_below, tree.entries)
     except VitkitError as error:
-        text = "; ".join([str(error), *tree.lines()[len(overlooked.lines(path)) :]])
+        in_error = len(overlooked.lines(path))  # the first lines, which the error includes already
+        text = "; ".join([str(error), *tree.lines()[in_error:]])
         raise VitkitError(error.code, text) from error
     return replace(table, storage=Archive(path), overlooked=tree.lines())
 

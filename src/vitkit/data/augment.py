@@ -67,8 +67,8 @@ class Augment:
     def decoded_side(self, preprocess: Preprocess) -> int:
         """Return the `short_side` to request from `decode`, large enough for random crops and for evaluation.
 
-        Random crops need a short side of `Augment.short_side`. Half of it is requested, because `decode` returns large
-        JPEGs with at least twice the requested side.
+        Random crops need a short side of `Augment.short_side`. Half of it is requested, because `decode` reduces a
+        picture, if at all, to at least twice the requested side.
         """
         return max(preprocess.short_side, math.ceil((self.short_side(preprocess) or 0) / 2))
 

@@ -155,7 +155,7 @@ def _is_free(size: int) -> bool:
 
 
 def reason(path: str | Place, error: Exception, content: bytes | None = None) -> str:
-    """Return a short explanation of why a file cannot be read, whose bytes may have been read already (`content`)."""
+    """Return a short explanation of why a file cannot be read. `content` has its bytes if they were read already."""
     if isinstance(error, UnreadableImageError):
         return str(error)
     if _is_out_of_memory(error):

@@ -59,7 +59,7 @@ UNCHANGED = LabelsBefore()
 
 
 def runs_of(sources: Iterable[str | Path]) -> list[Path]:
-    """Return the folders of those sources of weights or of splits that are runs, or files in the folder of a run."""
+    """Return the run folders among sources of weights or of splits; a source may also be a file in a run folder."""
     places = [place for place in map(Path, sources) if place.exists()]
     folders = [place if place.is_dir() else place.parent for place in places]
     return [folder for folder in dict.fromkeys(folders) if (folder / SPLIT).is_file()]

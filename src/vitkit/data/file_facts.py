@@ -180,7 +180,7 @@ class FactTable(Sequence[Facts]):
                 self._keypoints[row, : len(fact.keypoints)] = np.frombuffer(fact.keypoints, np.uint8)
 
     def take(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> FactTable:
-        """Return the facts of the images at these indices, in this order. Both tables share their columns."""
+        """Return the facts of the images at these indices, in this order. The columns are shared, not copied."""
         table = copy(self)
         table._rows = self._rows[np.asarray(indices, np.int64)]
         return table
@@ -555,7 +555,7 @@ class Memory:
             self._run(f"{statement} VALUES ({values})", [(*row, _checksum_of(*row)) for row in rows])
 
     def _ask(self, question: str, keys: Sequence[Any], checksum_of: Callable[..., Any] = _checksum_of) -> list[Any]:
-        """Return rows without their last column, which must be the seal of the others."""
+        """Check the seal of each row, its last column, and return the rows without it; none if a seal is wrong."""
         rows = self._query(question, keys)
         if any(checksum_of(*row[:-1]) != row[-1] for row in rows):
             with self._lock:

@@ -331,7 +331,7 @@ def _as_splits(name: str, top: Folder, folder: Folder, requested: LayoutName) ->
 
 
 def _is_class(name: str, top: Folder, folder: Folder, split_folder: SplitFolder, others: Sequence[Folder]) -> bool:
-    """Return whether the folder `lone`, which is named like a split, is a class beside the folders `others`."""
+    """Return whether `split_folder`, which is named like a split, is a class beside the folders `others`."""
     if split_folder.outer.has_images:
         return True
     unlabelled = [split_of_folder(child.name) is not None and not undouble(child).full for child in others]

@@ -144,7 +144,7 @@ def names_at(address: str) -> set[str]:
         listed = _with_retries(address, list_names)
     except FileNotFoundError:
         return set()
-    folder = address.partition("://")[2].rstrip("/")
+    folder = address.partition("://")[2].strip("/")
     return {path.rstrip("/").rpartition("/")[2] for path in listed if path.strip("/") != folder}
 
 

@@ -426,7 +426,7 @@ def find_overlap(
             if kind == "mirrored" and record.label_of(j) not in (table.name_of(i), UNLABELLED):
                 continue
             touched[i].add(role)
-            kinds[i] = min(kind, kinds[i] or kind, key=get_args(Kind).index)
+            kinds[i] = min(kind, kinds[i] or kind, key=get_args(Kind).index)  # the one that `Kind` lists first
             roles[i] = highest(role, roles[i])
     labels: dict[bytes, set[str]] = {}
     for j, digest in enumerate(record.digests):
@@ -469,7 +469,8 @@ def inherit(overlap: Overlap, groups: Sequence[int]) -> tuple[list[str | None], 
     """Assign each image the split in which it was used for the weights, and find images with conflicting splits.
 
     - An image whose identical file is in the record with the same label gets the recorded role as its split.
-    - An image whose identical file is not in the record gets the split of its recorded copies and of its group.
+    - An image whose identical file is not in the record gets the split of its other copies in the record, and of its
+      group.
     - An image whose identical file is in the record with another label gets the split of its group. However, if this
       split is lower than the recorded role (from high to low: train, val, test), the image counts as conflicting,
       because results on the lower split would be too good.
@@ -494,6 +495,7 @@ def inherit(overlap: Overlap, groups: Sequence[int]) -> tuple[list[str | None], 
         fixed = touched.get(("fixed", group), set())
         candidates = fixed | touched.get(("new", group), set())
         if not fixed and ("moving", group) in touched:
+            # No image fixes the split of this group, so the whole group gets the highest role.
             target = highest(*touched["moving", group], *candidates)
             is_conflicting = False
         else:

@@ -179,7 +179,10 @@ def find_source(data: str | Path) -> SourceKind | None:
 
 
 def read_folders(name: str, root: Path, layout_name: LayoutName, *, follow_links: bool = False) -> ImageTable:
-    """Find the images of a folder with class folders, possibly inside split folders, or with the lists of Roboflow."""
+    """Find the images of a folder with class folders, possibly inside split folders.
+
+    Lists `_classes.csv`, as Roboflow writes them, are read instead, unless a layout is requested.
+    """
     if layout_name == "auto" and (table := read_lists_of_splits(name, root)) is not None:
         return table
     overlooked = Overlooked(top=root, follow_links=follow_links)

@@ -51,7 +51,8 @@ def split_to_dict(table: ImageTable) -> dict[str, Any]:
 
 def table_from_split(stored: Mapping[str, Any], storage: Storage | None) -> ImageTable:
     """Return the table that the content of a split.json describes; its images are listed by split and class."""
-    names, sets = stored["classes"], tuple[tuple[int, ...], ...]()
+    names = stored["classes"]
+    sets: tuple[tuple[int, ...], ...] = ()
     if stored.get("task") == "multi":  # the keys are sets of class names
         number = {name: i for i, name in enumerate(names)}
         names = list(dict.fromkeys(key for by_set in stored["splits"].values() for key in by_set))
@@ -296,6 +297,7 @@ def move_run(split_file: Path, root: Path) -> None:
 
 
 def _moved_to(table: ImageTable, root: Path, contents: Mapping[str, str]) -> ImageTable:
+    """Return the table below `root`. Images that are not at their paths are looked for by digest (`contents`)."""
     if not root.is_dir() and storage_at(root) is None:
         raise VitkitError("data.folder-missing", f"--data-root {root}: no such folder")
     table = replace(table, root=root if address_of(root) else root.resolve(), storage=storage_at(root))

@@ -97,7 +97,7 @@ def fit_temperature(probabilities: Floats, labels: npt.NDArray[np.int64]) -> flo
     `labels` (n,) the true classes.
     """
     logits = log_odds(probabilities, labels)
-    return calibrate(logits, labels, np.zeros(logits.shape[1])).temperature
+    return calibrate(logits, labels, shift=np.zeros(logits.shape[1])).temperature
 
 
 def most_rise(

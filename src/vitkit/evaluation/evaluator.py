@@ -36,8 +36,8 @@ def evaluate(
 ) -> Evaluation:
     """Run the classifier on every image of a split of the table, or of `all`. Classes are matched by name.
 
-    `progress` is called with the number of images done and the total. With `outcomes`, the result of
-    `Classifier.assess` for each image or the reason why there is none, by path, the classifier is not run.
+    `progress` is called with the number of images done and the total. If `outcomes` has, by path, the result of
+    `Classifier.assess` for each image or the reason why there is none, the classifier is not run.
 
     Raises:
         VitkitError: the split does not exist or has no readable image; an image has a class that the classifier does

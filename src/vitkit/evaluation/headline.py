@@ -143,13 +143,14 @@ def _headline_of_folds(numbers: Mapping[str, Any]) -> Headline:
         every = plural(final["images"], "image", "images")
         text = f"of the folds' models; the final model was trained on all {every}, so none is left to test it"
         caveats.insert(0, Caveat("of_folds", text))
-    labels = Counter[str]()  # how many images of all folds have each fold's most frequent label
+    # By label: the number of its images in the folds in which it is the most frequent label.
+    labels = Counter[str]()
     for fold in numbers["folds"]:
         if baseline := fold.get("baseline"):
             labels[baseline["label"]] += round(baseline["accuracy"] * fold["images"])
     images, groups = (sum(fold.get(name, 0) for fold in numbers["folds"]) for name in ("images", "independent_groups"))
-    most = [{"label": label, "accuracy": count / images} for label, count in labels.most_common(1)]
-    together = {"images": images, "independent_groups": groups, "baseline": most[0] if most else None}
+    majority = next(({"label": label, "accuracy": count / images} for label, count in labels.most_common(1)), None)
+    together = {"images": images, "independent_groups": groups, "baseline": majority}
     return Headline(
         figure=folds[0].figure,
         value=mean,

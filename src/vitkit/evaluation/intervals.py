@@ -137,15 +137,15 @@ def hamming_loss_bounds(evaluation: Evaluation, units: Units) -> Interval:
 def balanced_accuracy_bounds(evaluation: Evaluation, units: Units) -> Interval:
     """Return the 95 % confidence interval of `balanced_accuracy`, the mean recall of the classes that occur.
 
-    The images of the imaginary unit are divided equally among these classes.
+    The images of the imaginary unit (see `Units`) are divided equally among these classes.
     """
     classes, label = np.unique(evaluation.labels, return_inverse=True)
     hits = evaluation.labels == evaluation.predicted
     is_right, k = hits.astype(np.float64), len(classes)
     part = units.imagined / k
-    images, effect = np.bincount(label) + part, units.effect(hits)
+    images, effect = np.bincount(label) + part, units.effect(hits)  # images of each class, with the imaginary ones
     ends = []
-    for extreme in (0.0, 1.0):
+    for extreme in (0.0, 1.0):  # no image of the imaginary unit is right, or all are
         recall = (np.bincount(label, is_right) + part * extreme) / images
         influence = (is_right - recall[label]) / images[label] / k
         imagined = float((part * (extreme - recall) / images).sum()) / k
@@ -173,8 +173,8 @@ def ece_bounds(evaluation: Evaluation, units: Units) -> Interval:
 
     The variance of the error has a lower bound, which assumes binomial numbers of correct images in the bins, and
     includes the design effect (`Units.effect`). For this bound, the fraction of correct images in a bin is smoothed
-    with one imaginary image at the bin's mean confidence. The imaginary unit (`Units.imagined`) adds the effect of one
-    more unit whose images are all wrong instead of correct.
+    with one imaginary image at the bin's mean confidence. The imaginary unit (`Units.imagined`) adds the
+    effect that one more unit has if all its images turn from correct to wrong.
     """
     confidence, is_right = evaluation.confidence, evaluation.labels == evaluation.predicted  # (n,)
     n, bins = len(confidence), bin_of(confidence)

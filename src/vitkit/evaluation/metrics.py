@@ -284,7 +284,7 @@ def grouped(evaluation: Evaluation, number_of: Mapping[str, int]) -> Evaluation:
 def pooled(folds: Sequence[Evaluation]) -> Evaluation:
     """Merge the evaluations of a cross-validation's folds, which have disjoint images and the same classes.
 
-    Each image keeps the classes that the model of its fold predicted with its own thresholds. All images of a group
+    Each image keeps the classes predicted by the model of its fold, with that model's thresholds. All images of a group
     must be in the same fold.
     """
     first, groups, start = folds[0], list[int](), 0
@@ -299,7 +299,7 @@ def pooled(folds: Sequence[Evaluation]) -> Evaluation:
         labels=np.concatenate([fold.labels for fold in folds]),
         probabilities=np.concatenate([fold.probabilities for fold in folds]),
         unreadable={path: reason for fold in folds for path, reason in fold.unreadable.items()},
-        groups=tuple(groups) if start < len(groups) else (),
+        groups=tuple(groups) if start < len(groups) else (),  # empty if each image is its own group
         familiar=np.concatenate(familiar) if len(familiar) == len(folds) else None,
     )
     whole.__dict__["predicted"] = np.concatenate([fold.predicted for fold in folds])  # with each model's thresholds

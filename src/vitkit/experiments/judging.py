@@ -131,16 +131,16 @@ def after_training(runs: Iterable[tuple[str, Path]], test_hash: str) -> JudgingI
     for model, folder in runs:
         table, contents = split_from_file(folder / SPLIT), read_contents(folder / SPLIT)
         split = held_out_split(table)
-        chosen_images = [i for i, name in enumerate(table.splits) if split in ("all", name)]
-        if _hash_of((table.name_of(i), contents.get(table.paths[i], "")) for i in chosen_images) != test_hash:
+        tested = [i for i, name in enumerate(table.splits) if split in ("all", name)]
+        if _hash_of((table.name_of(i), contents.get(table.paths[i], "")) for i in tested) != test_hash:
             raise VitkitError(
                 "experiments.test-images-differ",
                 f"{folder} was tested on other images than the comparison started with: start a new one",
             )
-        held_out = len(chosen_images)
+        held_out = len(tested)
         if (pictures := read_record(folder, read_description(folder))) is not None:
             roles = roles_in_run(folder / SPLIT, PictureRecord.from_bytes(pictures, folder))
-            exposed = seen_of({table.paths[i]: roles.get(table.paths[i]) for i in chosen_images}, split)
+            exposed = seen_of({table.paths[i]: roles.get(table.paths[i]) for i in tested}, split)
             seen[model] = seen.get(model, frozenset()) | frozenset(exposed)
         recipe = load_of_run(folder / RECIPE)
         chosen |= dict.fromkeys(chosen_on(split, recipe.to_dict(), table.task))

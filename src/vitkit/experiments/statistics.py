@@ -162,7 +162,8 @@ class Family:
     def _with_seeds(self, variance: Floats, freedom: float) -> Floats:
         """Add errors that are due to the seeds to those that are due to the images.
 
-        The variance (M,) is that of each model between seeds, and `freedom` that of all models' variances together.
+        `variance` (M,) is that of each model between seeds, and `freedom` the number of degrees of freedom of all
+        models' variances together.
         """
         rng, scale = np.random.default_rng(1), self._scale(self.accuracy)
         variance = np.maximum(variance, (variance / scale).mean() * scale)

@@ -86,12 +86,14 @@ def pictures_of(table: ImageTable, split: str | None, contents: Mapping[str, str
     if not rows:
         changes.refuse()
     step = max(1, len(rows) / most)
-    chosen = [rows[int(i * step)] for i in range(min(most, len(rows)))]  # every class, because rows are sorted by it
-    is_list = table.storage is None and kind_of_file(table.name) is not None  # whose folders nobody searches
+    chosen = [rows[int(i * step)] for i in range(min(most, len(rows)))]  # across classes, by which rows are sorted
+    is_list = table.storage is None and kind_of_file(table.name) is not None
+    # No folder is searched for the images of a list.
+    searched: tuple[Path, ...] = () if is_list else (table.folders or (table.root,))
     return Pictures(
         f"{len(chosen)} {split or 'labelled'} images of {table.name}",
         tuple(map(table.file, chosen)),
-        () if is_list else table.folders or (table.root,),
+        searched,
         tuple(frozenset(table.classes[label] for label in table.classes_of(i)) for i in chosen),
     )
 

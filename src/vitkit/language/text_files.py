@@ -314,11 +314,11 @@ class TextTower(nn.Module):
         super().__init__()
         self.config = config
         fields = ("layers", "hidden_size", "heads", "mlp_size", "norm_eps", "gelu")
-        blocks = ViTConfig(**{name: getattr(config, name) for name in fields})
+        block_config = ViTConfig(**{name: getattr(config, name) for name in fields})
         self.token_embed = nn.Embedding(config.vocabulary, config.hidden_size)
         self.pos_embed = nn.Parameter(torch.zeros(config.context, config.hidden_size))
-        self.blocks = nn.ModuleList(Block(blocks, layer) for layer in range(config.layers))
-        self.norm = norm_layer(blocks)
+        self.blocks = nn.ModuleList(Block(block_config, layer) for layer in range(config.layers))
+        self.norm = norm_layer(block_config)
         self.head = nn.Linear(config.hidden_size, config.projection_size, bias=config.projection_bias)
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -302,7 +302,8 @@ def why_no_words(names: Sequence[str]) -> str | None:
     """
     name_of: dict[tuple[str, ...], str] = {}  # by its words without digits
     for name, text in zip(names, spoken(names), strict=True):
-        if _SYNSET.fullmatch(text) or not {word.casefold() for word in _WORD.findall(text)} - _PLACEHOLDERS:
+        words = {word.casefold() for word in _WORD.findall(text)} - _PLACEHOLDERS
+        if not words or _SYNSET.fullmatch(text):  # `spoken` leaves an id without a known name as it is
             return f"{name!r} is not a word"
         if _SYNSET.fullmatch(name):  # two ids may have the same name: ImageNet has two classes `crane`
             continue

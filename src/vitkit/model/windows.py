@@ -114,7 +114,8 @@ class Windows:
             return None
         P, patches = self.prefix, math.prod(self.grid)
         lowest = torch.finfo(like.dtype).min
-        mask = F.pad(self.split(like.new_zeros(1, 1, patches, 1), lowest)[..., 0], (P, 0))  # (1, W, 1, P + S)
+        of_patches = self.split(like.new_zeros(1, 1, patches, 1), lowest)[..., 0]  # (1, W, 1, S); 0 or lowest
+        mask = F.pad(of_patches, (P, 0))  # (1, W, 1, P + S)
         if bias is None:
             return mask[:, :, :, None]
         number = torch.arange(P + patches, device=like.device)

@@ -89,10 +89,10 @@ class ServedModels:
 
         If `name` is None, all names match. If both arguments are None, the first model is returned.
         """
+        if name is None and version is None:
+            return next(iter(self.models), None)
         for model in reversed(self.models):
             if name in (None, model.name) and model.version.startswith(version or ""):
-                if name is None and version is None:
-                    return self.models[0]
                 return model
         return None
 

@@ -141,9 +141,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def staged(path: Path) -> Iterator[Path]:
-    """Yield a path of the same name in a temporary folder next to `path`, which is removed after the block.
+    """Yield a path of the same name as `path`, in a temporary folder next to it.
 
-    The block moves what it has written there to its place.
+    The block moves what it has written there to its place. The folder is removed after the block.
     """
     folder = path.with_name(fitting(f".{path.name}", f".{os.getpid()}.tmp"))
     shutil.rmtree(folder, ignore_errors=True)  # of a process with this number that was killed, as in containers

@@ -86,7 +86,7 @@ class _Documented(type):
     @property
     def __doc__(cls) -> str | None:  # type: ignore[override]
         text: str | None = cls.__dict__.get("__doc__")
-        if text is None or getattr(sys.modules[cls.__module__], cls.__name__, None) is not cls:  # being made
+        if text is None or getattr(sys.modules[cls.__module__], cls.__name__, None) is not cls:  # not defined yet
             return text
         wrapped = partial(textwrap.fill, width=112, initial_indent="    ", subsequent_indent="        ")
         fields = [wrapped(f"{name}: {entry}") for name, entry in help_of(cls).items()]
@@ -236,9 +236,11 @@ def check_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def _refuse_fields(signature: inspect.Signature, hints: Mapping[str, Any], given: Iterable[str]) -> None:
-    """Say to which class of options a name belongs that is not a parameter of the function."""
+    """Refuse a name that is no parameter of the function, but a field of one of its classes of options."""
     for name in given:
-        for parameter in [] if name in signature.parameters else signature.parameters:
+        if name in signature.parameters:
+            continue
+        for parameter in signature.parameters:
             for owner in alternatives(hints[parameter])[0]:
                 if isinstance(owner, type) and issubclass(owner, Options) and name in hints_of(owner):
                     kind = owner.__name__

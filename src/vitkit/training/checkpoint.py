@@ -78,7 +78,7 @@ class Clock:
 
     @property
     def part(self) -> float:
-        """The fraction of the time budget after `ahead` that has passed, in [0, 1]; 0 without a budget."""
+        """The spent fraction, in [0, 1], of the time budget that was left at the first step; 0 without a budget."""
         if not self._budget:
             return 0.0
         left = max(self._budget - self.ahead, 1e-9)  # one step is taken even if no time is left
@@ -169,7 +169,7 @@ class TrainingState:
         self.epoch, self.batch, self.is_trained = self.epoch + 1, 0, False
 
     def state_dict(self, *, within_epoch: bool = False) -> dict[str, Any]:
-        """Return the state for a checkpoint. A resumed run continues with the next epoch or, `within_epoch`, step.
+        """Return the state for a checkpoint. A resumed run continues with the next epoch, or step if `within_epoch`.
 
         All processes must call this method together. The tensors in `model`, `optimizer` and `average` are not copies
         unless the model is sharded, so the next step changes them.

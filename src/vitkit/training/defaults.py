@@ -403,7 +403,7 @@ ACTS: dict[str, tuple[Condition, ...]] = {
 
 
 def without_effect(recipe: Recipe, asked: Recipe) -> dict[str, str]:
-    """Return the reason for each field of the recipe `asked` without effect, by name: "needs a teacher (--teacher)".
+    """Return why fields of the recipe `asked` have no effect, by name, such as "needs a teacher (--teacher)".
 
     Fields of a recipe file at their defaults do not count, because recipe files list every field; neither do fields
     that are switched off. `recipe` is the complete recipe.
@@ -411,7 +411,7 @@ def without_effect(recipe: Recipe, asked: Recipe) -> dict[str, str]:
     reasons, unchanged = {}, Recipe()
     for name in ACTS.keys() & asked.given.keys():
         value = getattr(recipe, name)
-        is_default = asked.given[name] != "" and value == getattr(unchanged, name)
+        is_default = asked.given[name] != "" and value == getattr(unchanged, name)  # "": the caller set it
         if value not in ("auto", _OFF.get(name, "auto")) and not is_default:
             failed = next((why for holds, why in ACTS[name] if not holds(recipe)), None)
             if failed is not None:
@@ -420,7 +420,7 @@ def without_effect(recipe: Recipe, asked: Recipe) -> dict[str, str]:
 
 
 def check_effects(recipe: Recipe, asked: Recipe, table: ImageTable | None = None) -> list[str]:
-    """Refuse requested fields without effect that the caller has set, and return a message on those of a recipe file.
+    """Return messages on fields of a recipe file that have no effect, and refuse such fields that the caller has set.
 
     The arguments are as for `without_effect`, and `table` has the images, if they are known.
 

@@ -368,7 +368,7 @@ def add_gradients(parameters: Iterable[nn.Parameter], loss: Tensor) -> None:
     """Add the gradient of a loss to the gradients of the parameters, which keep their gradients if memory runs out."""
     trained = list(parameters)
     gradients = [
-        gradient if gradient is None or parameter.grad is not None else _with_strides_of(parameter, gradient)
+        _with_strides_of(parameter, gradient) if gradient is not None and parameter.grad is None else gradient
         for parameter, gradient in zip(trained, _gradients_of(loss, trained), strict=True)
     ]
     for parameter, gradient in zip(trained, gradients, strict=True):  # which needs no more memory

@@ -117,6 +117,7 @@ def prior_correction(
 
     The arguments are as for `PriorCorrection`. With `has_teacher`, the second head learns from a teacher alone.
     """
+    # Weights in the training add their logarithms to the logits. With those of balance "loss", the prior is uniform.
     learned = log_weights(counts, balance, task)
     wanted = log_weights(counts, "loss") if prior == "uniform" else torch.zeros_like(learned)
     heads = tuple(name for name in ("head", "head_dist") if getattr(model, name) is not None)
@@ -321,7 +322,7 @@ class OutOfFold:
         """Return the evaluation of `logits` at temperature 1, with the prior correction of a classifier."""
         correction = correction_of(classifier)
         shift = 0.0 if correction is None else logit_shift(classifier.model, correction).double().numpy()
-        probabilities = to_probabilities(self.logits.astype(np.float64) + shift, self.labels)
+        probabilities = to_probabilities(self.logits.astype(np.float64) + shift, self.labels)  # labels tell the task
         about = ("train", self.classes, self.paths, self.labels, probabilities)
         if classifier.thresholds is None:
             return Evaluation(*about)

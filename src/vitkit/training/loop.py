@@ -417,7 +417,7 @@ class Draws:
         self._layers = [module for module in model.modules() if isinstance(module, kinds) and module.rate > 0]
 
     def of(self, seed: int, places: range, device: torch.device) -> Tensor:
-        """Return the numbers for B images of a batch, (layers, B); (1, B) for a network of another library.
+        """Return the random numbers for B images of a batch, (layers, B); (1, B) for a network of another library.
 
         `places` are the indices of the images in the batch of all processes together.
         """

@@ -348,9 +348,9 @@ def _with_earlier_labels(
 ) -> tuple[ImageTable, tuple[Tensor, Tensor]]:
     """Return the training images that can test a head, their features, and the targets that they had in earlier runs.
 
-    Labels that have changed since contain what a model had learned from the other images. A head that is fitted to them
-    would know the images that test it. Images that no person has labelled, or whose class no longer exists, are left
-    out.
+    Labels that were changed since those runs may follow what a model had learned from the other images: a head that is
+    fitted to them would know the images that test it. Images that no person has labelled, or whose class no longer
+    exists, are left out.
     """
     before = {item.path: train.task.names_in(item.before) for item in earlier.changed}
     if not before:

@@ -226,7 +226,9 @@ def next_free(name: str) -> Path:
 
 
 def lock_run(folder: Path, hold: ExitStack) -> None:
-    """Lock a run that will be continued until `hold` is closed, and remove temporary files of a killed process.
+    """Lock a run that will be continued, and remove temporary files of a killed process.
+
+    The lock is released when `hold` is closed.
 
     Raises:
         VitkitError: another process has locked the folder, or the log or metrics.csv is a symbolic link.

@@ -66,7 +66,7 @@ def dry_run(
         parameters, trained: the number of all parameters of the model, and of the trained ones.
         classes, images, val_images: the number of classes, of training images and of validation images.
         epochs: the number of passes over the training images.
-        steps: the number of optimiser steps; 0 if a head is fitted to the features of frozen images in closed form.
+        steps: the number of optimiser steps; 0 if a head is fitted in closed form to features of a frozen backbone.
         device, precision: where and how the step was computed.
         flops_per_image: FLOPs of a training image, forward and backward; a multiply-accumulate counts as two.
         flops: FLOPs of the whole training, without validation.

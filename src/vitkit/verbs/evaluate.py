@@ -450,7 +450,7 @@ class _EvaluationRequest:
         return classifier.computation, compute
 
     def _problems(self, evaluation: Evaluation, table: ImageTable) -> list[str]:
-        """Return the problems of the run's images, and whether the labels of a file may be the model's own answers."""
+        """Return the problems of the run's images, and one if given labels may be the model's own predictions."""
         from vitkit.data.doctor.examine import caveats_of, read_findings
 
         problems = []

@@ -184,7 +184,7 @@ def opened(
     *,
     force: bool,
 ) -> Iterator[tuple[Classifier, list[str]]]:
-    """Find images, lock the folder that will explain them, the first of `places`, and open the model."""
+    """Find images, lock the folder for their explanations (the first of `places`), and open the model."""
     for place in places:
         check_outside("--out", place, source_folders(names))
     paths = list(dict.fromkeys(find_pictures(names, notes)[0]))

@@ -218,7 +218,7 @@ def _export_elsewhere(
 
 
 def _write(classifier: Classifier, place: Path | None, out: Path, pictures: Pictures, **options: Any) -> Outcome:
-    """Write a file, or a package with a model card, which has the recorded figures of a model folder."""
+    """Write a file, or a package with a model card. The card of a model folder includes its recorded figures."""
     if package_of(out) is None:
         from vitkit.exporting.writing import export as write
 

@@ -356,9 +356,10 @@ def check_outside(flag: str, path: Path, folders: Iterable[str]) -> None:
 
 
 def check_apart(flag: str, out: Path, paths: Iterable[str]) -> None:
-    """Refuse a folder of results among photographs: the folder of a photograph, or one in a folder of several.
+    """Refuse a folder of results among photographs.
 
-    A folder in the current folder is always accepted, unless photographs lie in it.
+    It must not contain a photograph, and no folder above it may contain a photograph and more than one image. Only the
+    current folder may, so that results can be written below it.
     """
     target = out.resolve()
     above = {target, *target.parents}

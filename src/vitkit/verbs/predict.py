@@ -685,10 +685,10 @@ def _distance(classifier: Classifier, name: str, confidence: float, prediction: 
         return abs(_logit(prediction.confidence) - _logit(confidence))
     thresholds = dict(zip(classifier.classes, classifier.thresholds, strict=True))
     # Classes in only one of the two labels may be close to their thresholds.
-    flipped = set(name.split(JOINT)) ^ set((prediction.label or "").split(JOINT)) - {""}
+    flipped = (set(name.split(JOINT)) ^ set((prediction.label or "").split(JOINT))) - {""}
     return max(
         (abs(_logit(probabilities[label]) - _logit(thresholds[label])) if label in thresholds else math.inf)
-        for label in flipped - {""}
+        for label in flipped
     )
 
 

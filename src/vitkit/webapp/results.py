@@ -219,7 +219,10 @@ def _write(workspace: Workspace, folder: Path, decisions: Sequence[tuple[str, st
 
 
 def labels_of(workspace: Workspace, folder: Path) -> dict[str, Any]:
-    """Return the labels that photographs in a run's report were given since the run, by path, and why none can be."""
+    """Return the labels that photographs in a run's report were given since the run, by path (`now`).
+
+    `why_not` is the reason why labels of this run cannot be changed here; empty if they can.
+    """
     paths = set(data_of(folder)["images"]["path"])
     since = decisions_since(workspace.label_file.read(), folder)
     now = {path: edit.label for path, edit in since.items() if path in paths}
@@ -227,9 +230,9 @@ def labels_of(workspace: Workspace, folder: Path) -> dict[str, Any]:
 
 
 def correct(workspace: Workspace, folder: Path, version: str, number: int, label: str) -> None:
-    """Correct the label of a photograph in a run's report, by adding a row to the label file; empty excludes it.
+    """Correct the label of a photograph in a run's report, by adding a row to the label file.
 
-    `number` is its position in the version `version` of the report.
+    `number` is its position in the version `version` of the report. An empty `label` excludes the photograph.
     """
     images = data_of(folder)["images"]
     if version != stamp_of(folder / REPORT) or not 0 <= number < len(images["path"]):

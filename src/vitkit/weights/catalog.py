@@ -330,7 +330,9 @@ def split_timm(source: str) -> tuple[str, bool]:
 
 
 def meaning_of(name: str, use: Use) -> Meaning | None:
-    """Choose the published weights for a model name without a tag; return None for any other name.
+    """Choose the published weights for a model name without a tag.
+
+    Return None for an existing path, for the full name of published weights, and for a name that is no model's.
 
     Raises:
         VitkitError: the model has no published weights, or none for this use; or the name has an unknown tag.

@@ -134,7 +134,7 @@ def without_prefixes(tensors: Mapping[str, StoredTensor], path: Path) -> tuple[d
     """Remove the prefixes that wrappers put before names (data parallel, torch.compile, a model within a model).
 
     Also return what was left out, each with the reason: tensors of the training, and other sets of weights, which stand
-    under other prefixes. Names that become the same are an error, unless one is that of averaged weights.
+    under other prefixes. Names that become the same are an error, unless their sets differ in rank (`_rank`).
     """
     ambiguous = "under several prefixes, and it is not clear which one to use: save only one of them"
     sets: dict[str, dict[str, StoredTensor]] = {}
@@ -157,9 +157,11 @@ def without_prefixes(tensors: Mapping[str, StoredTensor], path: Path) -> tuple[d
             merged |= sets[prefix]
             taken.append(prefix)
         elif all(_rank(other) < _rank(prefix) for other in taken):
-            ignored[prefix.rstrip(".") or "the set without a prefix"] = f"{taken[0].rstrip('.')} was taken"
+            own, first = (each.rstrip(".") or "the set without a prefix" for each in (prefix, taken[0]))
+            ignored[own] = f"{first} was taken"
         else:
             raise VitkitError("weights.sets-ambiguous", f"{path} contains {min(same)} {ambiguous}")
+    # The order of the sets and of their names is that of the file, not of the ranks.
     return {name: merged[name] for of_set in sets.values() for name in of_set if name in merged}, ignored
 
 
@@ -338,7 +340,7 @@ def read_torch(path: Path) -> Checkpoint:
     stored: dict[str, StoredTensor] = {}
     for name, tensor in state.items():
         is_plain = tensor.layout == torch.strided and not tensor.is_meta and tensor.dtype in _SAFE_TYPES.values()
-        dtype = tensor.dtype if is_plain else torch.int64
+        dtype = tensor.dtype if is_plain else torch.int64  # see `_SAFE_TYPES`
         stored[name] = StoredTensor(tuple(tensor.shape), dtype, functools.partial(read, tensor))
     tensors, ignored = without_prefixes(stored, path)
     return Checkpoint(

@@ -303,11 +303,11 @@ class _Search:
 def _keys(side: Described, rows: slice, flips: Ints, *, is_mirrored: bool) -> Ints:
     """Return hashes of each keypoint, (keypoints, probes): the signs of its descriptor, with some of them flipped.
 
-    The signs of the values nearest to zero are the least certain.
+    The signs of the values nearest to zero are the least certain. `flips` (probes, values) tells which of them to flip.
     """
     codes = side.codes[rows] * (_MIRROR if is_mirrored else np.int8(1))
     bright = side.is_bright[rows]
-    codes = codes - np.where(bright[:, None], _BLOB, -_BLOB)
+    codes = codes - np.where(bright[:, None], _BLOB, -_BLOB)  # deviations from the mean descriptor
     bits = 1 << np.arange(COEFFICIENTS)
     keys = (codes > 0) @ bits + (bright.astype(np.int64) << COEFFICIENTS)
     nearest = np.argsort(np.abs(codes) / _SPREAD, axis=1, kind="stable")[:, : flips.shape[1]]

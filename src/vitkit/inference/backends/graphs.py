@@ -83,7 +83,8 @@ class _FromPixels(nn.Module):
         computed = self.module(images)
         outputs = (computed,) if isinstance(computed, Tensor) else computed
         logits = outputs[0] / self.pixels.temperature
-        return *outputs, logits.sigmoid() if self.pixels.is_multi_label else logits.softmax(dim=-1)
+        probabilities = logits.sigmoid() if self.pixels.is_multi_label else logits.softmax(dim=-1)
+        return *outputs, probabilities
 
 
 class Until(nn.Module):
@@ -213,7 +214,7 @@ def to_onnx(
         dtype: the dtype of the stored weights; the computation is in float32.
         change: a function that changes the graph before it is simplified, such as a quantisation. The name of an
             operation begins with the name of its module in `folded(model)` and a slash.
-        span: where the graph begins and ends; an inner output has the name `logits`, too.
+        span: where the graph begins and ends; the output of an inner layer is also named `logits`.
 
     Raises:
         VitkitError: ONNX or its exporter is not installed, or the model is too large or cannot be converted.
@@ -392,7 +393,7 @@ def converting(model: Model) -> Iterator[None]:
 def _is_stored(shape: Any) -> bool:
     """Return whether a constant of this shape is stored in the dtype of the weights: a matrix or a kernel.
 
-    Tokens, positions and biases stay in float32. Their first dimension is that of the batch, if they have several.
+    Tokens, positions and biases stay in float32: they have one dimension, or a first dimension of 1, the batch.
     """
     return len(shape) >= 2 and shape[0] > 1
 

@@ -186,7 +186,10 @@ class PreparedPatchEmbed(nn.Module):
 
 
 class _PreparedBlock(nn.Module):
-    """An optimised `Block`, whose `attn` and `mlp` also receive the residual and add it to their output."""
+    """An optimised `Block`, whose `attn` and `mlp` also receive the residual and add it to their output.
+
+    `is_read_in_part` is whether only the first of its output tokens are used (`ViTConfig.tokens_read`).
+    """
 
     def __init__(self, block: nn.Module, settings: Settings, *, is_read_in_part: bool) -> None:
         super().__init__()

@@ -304,9 +304,9 @@ def eager(
 ) -> TorchRunner:
     """Return a runner in PyTorch without compilation.
 
-    On the CPU, the runner computes according to a plan. In float32, it uses the model itself, unless another plan is
-    requested or was measured to be faster. On a GPU, it uses the optimised model in bfloat16 and float16, and the model
-    itself in float32.
+    On the CPU, the runner computes according to `plan`. In float32, the default is the model itself, unless another
+    plan was measured to be faster. On a GPU, the runner uses the optimised model in bfloat16 and float16, and the
+    model itself in float32.
 
     Raises:
         VitkitError: plans do not apply to this device, or this processor does not support packed weights.

@@ -298,7 +298,10 @@ class MaskedPatchPrediction(PretrainingTask):
         return self.head(x).float()
 
     def figures(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
-        """Return the mean loss over the corrupted patches of each image, and for colours the accuracy, (B,)."""
+        """Return each image's mean loss over its corrupted patches, (B,).
+
+        If colours are predicted, also return their accuracy, (B,).
+        """
         corruption = corrupt(keys, self.config.patches, self.number)
         predicted = self.predict(encoder, images, corruption)
         places = corruption.corrupted.nonzero()[:, 1].view(len(images), self.number)  # equally many for each image

@@ -37,14 +37,15 @@ def evaluate(run: Run) -> None:
     run.evaluation = unseen_part(tested, seen)
     counted = run.evaluation or tested
     if run.calibration is not None and run.numbers.get("ece") is not None:
-        rise, rose = calibration_rise(counted, run.numbers), ""
+        rise = calibration_rise(counted, run.numbers)
+        rise_in_words = ""
         if rise is not None:
             change = "no more" if rise.is_chance else "more"
-            rose = f"; it rose by {rise.by:.4f}, {change} than chance does with {len(counted.labels)} images"
+            rise_in_words = f"; it rose by {rise.by:.4f}, {change} than chance does with {len(counted.labels)} images"
         temperature, errors = run.numbers["temperature"], [run.numbers[n] for n in ("ece_before_temperature", "ece")]
         run.say(
             f"temperature {temperature:.3f}, fitted on {len(run.calibration.labels)} {kind_of(run.calibration)}: "
-            f"calibration error {errors[0]:.4f} -> {errors[1]:.4f} on {counted.split} images{rose}"
+            f"calibration error {errors[0]:.4f} -> {errors[1]:.4f} on {counted.split} images{rise_in_words}"
         )
     for line in trust_lines(run.numbers):
         run.say(line)

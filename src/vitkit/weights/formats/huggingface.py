@@ -103,7 +103,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
 def layout_for(config: ViTConfig) -> Layout:
     """Return Hugging Face's layout for this configuration."""
     family = family_of(config)
-    names: list[str] = [f"{family}."]
+    names: list[str] = [f"{family}."]  # parts of tensor names, by which _pieces knows the variant
     if config.distill_head:
         names.append("cls_classifier.weight")
     if config.mlp_kind == "swiglu":
@@ -259,13 +259,13 @@ def _files(classifier: Classifier) -> Files:
             "mlp_kind": ("mlp", "swiglu") if is_dino else ("mlp",),
             "stem": (None,),
             "fc_norm": (False,),
-            "layer_scale": (config.layer_scale,) if is_dino and config.layer_scale is not None else (None,),
+            "layer_scale": (config.layer_scale,) if is_dino else (None,),
             "pool": ("gap",) if family == "ijepa" else pools,
             "representation_size": (None,) if has_head or family != "vit" else (None, config.hidden_size),
             "prefix_positions": (True, False) if family == "ijepa" else (family != "dinov2_with_registers",),
             "distill_token": (family == "deit",),
             "gelu": ("erf", "tanh", "quick"),
-            "activation": (config.activation,),
+            "activation": (config.activation,),  # any
         },
     )
     if is_dino and config.layer_scale is None:

@@ -260,7 +260,7 @@ def or_default(config: Mapping[str, Any], name: str, usual: Any) -> Any:
 def _size(written: Mapping[str, Any], name: str) -> tuple[tuple[int, int], bool]:
     """Return `size` or `crop_size` as (height, width), and whether only the short side of a picture is resized to it.
 
-    Of a short side, height and width are the same.
+    If so, height and width are both the length of the short side.
     """
     size = written[name]
     is_short_side = name == "size" and not written.get("default_to_square", True) and type(size) is int

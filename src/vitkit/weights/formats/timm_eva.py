@@ -352,13 +352,14 @@ def _family_naflex(names: Names, architecture: str) -> Family:
 
 def _pieces(names: Names, patch: int) -> dict[str, Piece]:
     pieces = {name.removeprefix(_AHEAD): same(name) for name in names if name not in _AXES}
+    # The patch embedding is stored as a linear layer of flattened patches (height, width, C).
     pieces["patch_embed.proj.weight"] = Piece(
         (f"{_AHEAD}proj.weight",),
         lambda rows: rows.unflatten(1, (patch, patch, _CHANNELS)).permute(0, 3, 1, 2),
         lambda ours, _config: (ours.permute(0, 2, 3, 1).flatten(1),),
     )
     pieces["patch_embed.proj.bias"] = same(f"{_AHEAD}proj.bias")
-    del pieces["proj.weight"]
+    del pieces["proj.weight"]  # the stored name, without `_AHEAD`
     pieces.pop("proj.bias", None)
     pieces["pos_embed"] = (
         Piece(_AXES, lambda y, x: (y[:, :, None] + x[:, None]).flatten(1, 2), lambda _ours, _config: (None, None))
