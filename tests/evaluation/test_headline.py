@@ -123,6 +123,12 @@ def test_folds_have_their_mean_and_an_interval_within_0_and_1() -> None:
     assert final.to_dict()["caveats"][0]["text"] == final.caveats[0].text
 
 
+def test_the_accuracy_of_one_answer_is_that_over_all_folds() -> None:
+    folds = [all_figures(evaluation("test", right, wrong), {}, {}) for right, wrong in ((52, 48), (49, 51))]
+    told = headline_of({"accuracy": {"mean": 0.505, "interval_95": [0.45, 0.56]}, "folds": folds})
+    assert "always answering 'a' gives 0.5050" in told.words
+
+
 def test_what_weights_had_seen_without_a_record_is_unknown() -> None:
     own = evaluation("test", right=8, wrong=4)
     for seen in (None, {}):

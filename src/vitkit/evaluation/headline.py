@@ -143,10 +143,11 @@ def _headline_of_folds(numbers: Mapping[str, Any]) -> Headline:
         every = plural(final["images"], "image", "images")
         text = f"of the folds' models; the final model was trained on all {every}, so none is left to test it"
         caveats.insert(0, Caveat("of_folds", text))
-    # By label: the number of its images in the folds in which it is the most frequent label.
-    labels = Counter[str]()
+    labels = Counter[str]()  # the number of images of each label in all folds
     for fold in numbers["folds"]:
-        if baseline := fold.get("baseline"):
+        if "confused" in fold:  # one class for each image
+            labels.update({name: row["support"] for name, row in fold["per_class"].items()})
+        elif baseline := fold.get("baseline"):  # of sets of classes, only the most frequent one of each fold is known
             labels[baseline["label"]] += round(baseline["accuracy"] * fold["images"])
     images, groups = (sum(fold.get(name, 0) for fold in numbers["folds"]) for name in ("images", "independent_groups"))
     majority = next(({"label": label, "accuracy": count / images} for label, count in labels.most_common(1)), None)
