@@ -213,7 +213,7 @@ def matthews(evaluation: Evaluation) -> float:
 import csv, json
 from sklearn.metrics import matthews_corrcoef
 
-own = classifier(("blue", "green", "red"), side=16)
+own = classifier(("blue", "green", "red"), side=16, hidden_size=12, heads=1, mlp_size=24)
 for parameter in own.model.parameters():
     parameter.data.normal_()  # so that it predicts more than one class
 own.save(place / "model")

@@ -169,10 +169,10 @@ def test_offline_no_server_is_asked(vitkit: Any, here: Path, monkeypatch: pytest
             Path("list.txt").write_text(f"photos/a.png\n{place}/a.png\n")
             for command, code in (
                 ("predict model @list.txt -o rows.csv", "data.offline"),
-                (f"predict model {place}", "data.shards-damaged"),
+                (f"predict model {place}", "data.offline"),
                 ("predict model photos -o s3://bucket/rows.csv", "data.offline"),
-                (f"doctor {place}", "data.shards-damaged"),
-                (f"train {place}", "data.shards-damaged"),
+                (f"doctor {place}", "data.offline"),
+                (f"train {place}", "data.offline"),
                 ("shard photos s3://bucket/shards", "data.offline"),
             ):
                 vitkit(*command.split()).refused(code, f"{switch}=1 forbids")

@@ -197,18 +197,20 @@ def test_thumbnails_are_made_once_and_anew_for_another_picture(
 def test_pictures_of_two_folders_never_have_one_address(place: Workspace, tmp_path: Path) -> None:
     """A browser keeps what came from an address, and one studio follows another at the same port."""
     versions = set()
+    for name in ("one", "two"):
+        shutil.copytree(place.photographs, tmp_path / name)
     for name, side in (("one", 0), ("two", 20), ("one", 30)):
-        own = opened(place, tmp_path / name)
         if side:
             Image.new("RGB", (side, side), "green").save(tmp_path / name / "red" / "img1.png")
-        versions.add(everything(own)["version"])
+        versions.add(everything(opened(place, tmp_path / name))["version"])
     assert len(versions) == 3
 
 
 def test_what_is_no_picture_is_shown_as_none_and_found_by_the_doctor(place: Workspace, tmp_path: Path) -> None:
-    own = opened(place, tmp_path / "own")
+    shutil.copytree(place.photographs, tmp_path / "own")
     (tmp_path / "own" / "red" / "img2.png").write_bytes(b"no picture")
     shutil.copy(tmp_path / "own" / "blue" / "img1.png", tmp_path / "own" / "red" / "img3.png")
+    own = opened(place, tmp_path / "own")  # which begins to list the folder
     all_ = everything(own)
     broken, copy, original = (all_["paths"].index(path) for path in ("red/img2.png", "red/img3.png", "blue/img1.png"))
     for kind in ("thumbnail", "picture"):

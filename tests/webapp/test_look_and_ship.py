@@ -107,7 +107,7 @@ def test_what_cannot_be_looked_at_is_told_in_a_line(client: TestClient, picture:
     content = picture.read_bytes()
     for what, query, body, code in (
         ("see", {}, b"", "webapp.picture-missing"),
-        ("see", {}, b"nothing", "webapp.photograph-unreadable"),
+        ("see", {}, b"nothing", "data.image-unreadable"),
         ("see", {"run": "../../etc"}, content, "webapp.run-unknown"),
         ("map", {"method": "nothing"}, content, "webapp.method-unknown"),
         ("map", {"method": "rollout", "target": HOSTILE * 3}, content, "explanation.class-missing"),

@@ -163,6 +163,7 @@ def test_failing_joins_leave_nothing(client: TestClient, place: Workspace, monke
     place.labels.parent.mkdir(exist_ok=True)
     place.labels.with_name("photos-1.csv").write_text("path,label\n")
     assert client.post(address, json={"numbers": [0]}).json()["code"] == "webapp.file-exists"
+    place.labels.with_name("photos-1.csv").unlink()
     assert client.post(address, json={"numbers": []}).status_code == 400
     new, number = place.photographs.parent / "new", [path for path, *_ in told["rows"]].index("x/x_1.png")
     (new / "x" / "x_1.png").unlink()
