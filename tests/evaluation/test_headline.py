@@ -127,6 +127,10 @@ def test_the_accuracy_of_one_answer_is_that_over_all_folds() -> None:
     folds = [all_figures(evaluation("test", right, wrong), {}, {}) for right, wrong in ((52, 48), (49, 51))]
     told = headline_of({"accuracy": {"mean": 0.505, "interval_95": [0.45, 0.56]}, "folds": folds})
     assert "always answering 'a' gives 0.5050" in told.words
+    own = evaluation("test", 60, 40)
+    of_seen = all_figures(own, dict.fromkeys(own.paths, "train"), {})  # a fold of which no image counts
+    told = headline_of({"accuracy": {"mean": 0.505, "interval_95": [0.45, 0.56]}, "folds": [*folds, of_seen]})
+    assert "always answering 'a' gives 0.5050" in told.words
 
 
 def test_what_weights_had_seen_without_a_record_is_unknown() -> None:

@@ -68,9 +68,8 @@ def save(graph: Any, path: Path, card: str) -> None:
     from vitkit.inference.backends.graphs import quietly
 
     with quietly():
-        programs = {
-            name: copy.deepcopy(graph.exported_program(name)) for name in graph.methods
-        }  # converting changes them
+        # Converting changes the programs.
+        programs = {name: copy.deepcopy(graph.exported_program(name)) for name in graph.methods}
         program = EdgeProgramManager(programs, {CARD: card}, graph.compile_config).to_executorch()
     path.write_bytes(seal.sealed(bytes(program.buffer)))
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vitkit.serving.guard import MOST_HEAD, Connection, Guard, Listener, Rules, check_token, is_loopback
     from vitkit.serving.guard import keep_others_off, new_token, rules_of
     from vitkit.serving.models import ServedModel, ToExplain, split_name, version_of
-    from vitkit.serving.questions import BadRequestError, Upload, part_of_one, read_body, merge_options, whole_number
+    from vitkit.serving.questions import BadRequestError, Upload, merge_options, part_of_one, read_body, whole_number
     from vitkit.serving.serve import Server
     from vitkit.serving.service import Embedded
 else:

@@ -114,7 +114,7 @@ class Service:
     Explanations take a long time. Therefore separate threads compute them.
 
     Args:
-        shelf: the models.
+        models: the models.
         wait: the longest time in seconds that a picture waits for others to form a batch with them.
         most: the maximum number of waiting pictures.
         most_explanations: the maximum number of pictures that wait for an explanation.

@@ -138,7 +138,9 @@ def _figures(
             rows = read_figures(run.folder / FOLDS)
             rows = {name: row for name, row in rows.items() if name not in ("folds", "final")}
             bounds = {name: row["interval_95"] for name, row in rows.items()}
-            return {name: FoldFigure(row["mean"], bounds[name] and tuple(bounds[name])) for name, row in rows.items()}
+            known = {name: FoldFigure(row["mean"], bounds[name] and tuple(bounds[name])) for name, row in rows.items()}
+            if known:
+                return known
     tested = {}
     for folder, numbers in zip(folders, results, strict=True):
         if folder in trained:

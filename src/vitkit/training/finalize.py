@@ -77,9 +77,7 @@ class PriorCorrection:
     """The class prior that a model's predictions assume, and the shift of the head biases that produces this prior."""
 
     balance: Balance  # how the training balanced the classes
-    prior: Literal[
-        "data", "uniform"
-    ]  # the class frequencies that the probabilities assume: those in training, or equal
+    prior: Literal["data", "uniform"]  # the class frequencies that the probabilities assume: in training, or equal
     counts: tuple[int, ...]  # training images of each class
     shift: tuple[float, ...]  # the full correction (K,), to be added to calibrated logits
     # The corrected heads, which are those that learned from labels. A head that learned only from a teacher imitates

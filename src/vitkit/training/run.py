@@ -187,7 +187,7 @@ def resume(folder: str | Path, data_root: Path | None = None, *, hooks: Hooks = 
     Args:
         folder: the folder of the run.
         data_root: the folder that now contains the images, which is recorded in the run; None if they have not moved.
-        hooks: the caller's callbacks, which must be the same as when the run was started.
+        hooks: objects of the caller; its functions (loss, augment, optimizer) must be the same as at the start.
 
     Raises:
         VitkitError: the folder contains no run, another process works on it, or some of its images are missing or have

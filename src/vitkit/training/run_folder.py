@@ -93,9 +93,7 @@ class Run:
     # Results of `examine`.
     diagnosis: Diagnosis = field(init=False)  # the readable images, their facts, and the problems of the data
     groups: tuple[int, ...] = ()  # a number for each readable image; those with the same number stay in one split
-    divided_groups: Sequence[
-        Finding
-    ] = ()  # findings about groups that are in several of the original splits of the data
+    divided_groups: Sequence[Finding] = ()  # about groups that are in several of the original splits of the data
     photographs: PictureStore | None = None  # the decoded pictures; None if they are not kept
 
     # Results of `split`.

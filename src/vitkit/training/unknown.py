@@ -228,8 +228,8 @@ def fit_unknown(
 def _prediction_interval(shares: npt.NDArray[np.float64], sizes: npt.NDArray[np.float64]) -> tuple[float, float]:
     """Return the 95 % prediction interval for the fraction of images that are accepted as known.
 
-    It is for another class or kind of pattern than those that were measured; `shares` and `sizes` are the fraction and
-    the number of images of these. arcsin sqrt(fraction) is assumed to be normally distributed over classes or kinds.
+    It is for another class or sort of pattern than those that were measured; `shares` and `sizes` are the fraction and
+    the number of images of these. arcsin sqrt(fraction) is assumed to be normally distributed over classes or sorts.
     Its variance is taken to be at least the sampling variance, which is 1 / 4n for a fraction of n images.
     """
     from scipy.special import stdtrit
@@ -262,7 +262,7 @@ def make_pictures(images: Pixels, seed: int = 0) -> dict[str, Pixels]:
 
     Return n pictures of each kind: `noise` with the mean and spread of the images' channels; `clouds`, which are smooth
     random fields with the same mean and spread, whose amplitudes fall with frequency as in photographs; and `shuffled
-    patches`, which are the images with their 4 x 4 tiles in random order. There are several kinds of patterns, of n / 4
+    patches`, which are the images with their 4 x 4 tiles in random order. There are several sorts of patterns, of n / 4
     pictures each. `patterns: rings` has two colours of an image, `patterns: rings in any colours` two random colours.
     """
     rng = np.random.default_rng(seed)

@@ -195,9 +195,7 @@ class _DatasetRun:
         before = correction_of(classifier)
         calibrate_on(classifier, lambda: _evaluate(classifier, val), ValidationFacts(chosen, seen=self.seen))
         classifier.save(run.folder)
-        if (
-            correction_of(classifier) != before
-        ):  # calibration changed the head, and the backend has a copy of the old one
+        if correction_of(classifier) != before:  # the head has changed, and a backend has a copy of the old one
             classifier = classifier.use(images=len(val), device=choose_device(run.recipe))
         evaluation = replace(_evaluate(classifier, val), chosen=chosen)
         run.numbers = all_figures(evaluation, self.seen, classifier.provenance, classifier.computation, self.doubt)
@@ -245,7 +243,7 @@ def _evaluate(classifier: Classifier, val: Images) -> Evaluation:
     )
 
 
-def _write_report(run: Run, classifier: Classifier, evaluation: Evaluation, spoilt: str | None) -> None:
+def _write_report(run: Run, classifier: Classifier, evaluation: Evaluation, caveat: str | None) -> None:
     best, is_mixed = classifier.provenance["metrics"]["epoch"], bool(run.recipe.mixup or run.recipe.cutmix)
     run.draw("Curves", plots.curves(run.metrics.rows, best, is_mixed=is_mixed))
     for caption, draw in pictures_of(evaluation, None).items():
@@ -262,7 +260,7 @@ def _write_report(run: Run, classifier: Classifier, evaluation: Evaluation, spoi
             "made with": ", ".join(f"{n} {v}" for n, v in classifier.provenance["versions"].items()),
         },
         findings=[
-            *([f"problem: {spoilt}"] if spoilt else []),
+            *([f"problem: {caveat}"] if caveat else []),
             "the images came from datasets, not files, so wrong labels were not searched for",
         ],
         pictures=pictures_for_page(run),

@@ -15,7 +15,7 @@ from vitkit.inference.backends.registry import BACKENDS, PRECISIONS
 from vitkit.model.names import is_model_name, is_network_name
 from vitkit.system.environment import DeviceName
 from vitkit.system.files import exclusive_in
-from vitkit.system.progress import Progress, silent
+from vitkit.system.progress import Progress, Say, silent
 from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import aligned
 from vitkit.text.pages import table
@@ -105,7 +105,7 @@ def bench(
         VitkitError: there is no such model, a requested backend does not work on this machine, or `out` contains the
             table or picture of an earlier call.
     """
-    from vitkit.inference.backends.registry import PRECISIONS, backend_names
+    from vitkit.inference.backends.registry import backend_names
 
     if isinstance(batch_sizes, str):
         parts = [part.strip() for part in batch_sizes.split(",")]
@@ -133,20 +133,18 @@ def bench(
             )
         with _exclusive_out(folder, force=force):
             return bench_formats(model, sizes, rounds, folder, notes)
-    import torch
-
-    from vitkit.model.build import config_of
-    from vitkit.profiling.speed import random_model
-
     with _exclusive_out(folder, force=force):
+        import torch
+
+        from vitkit.model.build import config_of
+        from vitkit.profiling.speed import random_model
+
         has_weights = not isinstance(model, (str, Path)) or Path(model).exists()
         if not has_weights and (is_model_name(name) or is_network_name(name)):
             built = random_model(config_of(name))
         else:
             built = open_model(model, notes, "cpu").model
-        results, missing = _measure(built, requested, wanted, sizes, rounds, device)
-        for left_out, reason in missing.items():
-            notes(f"{left_out} is left out: {reason}")
+        results, missing = _measure(built, requested, wanted, sizes, rounds, device, notes)
         if folder is not None:
             write_results(folder, results, chart(_panels(name, results)))
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
@@ -218,11 +216,11 @@ def _measure(
     sizes: list[int],
     rounds: int,
     device: str,
+    note: Say,
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Time eager float32, the reference, and the requested backends; return rows, and why some were left out."""
     import torch
 
-    from vitkit.inference.backends.registry import BACKENDS
     from vitkit.profiling.speed import compare, open_backends, row
     from vitkit.system.environment import choose_device
 
@@ -233,6 +231,10 @@ def _measure(
     if backends is not None and rest.missing:
         name, reason = next(iter(rest.missing.items()))
         raise VitkitError("verbs.backend-unavailable", f"--backends {name.split()[0]} does not work here: {reason}")
+    for left_out, reason in rest.missing.items():
+        note(f"{left_out} is left out: {reason}")
+    for left_out, reason in rest.missing.items():
+        note(f"{left_out} is left out: {reason}")
     contenders, memory = [*first.contenders, *rest.contenders], {**first.memory, **rest.memory}
     target, rows = torch.device(choose_device(device)), []
     for batch in sizes:

@@ -2,7 +2,8 @@
 
 Models are opened by path, by name or from memory. Images are found in files, in folders and by patterns. Outputs are
 never written next to the photographs, are locked while they are written, and replace existing files only with `force`.
-`split_choices` splits lists of choices."""
+`split_choices` splits lists of choices.
+"""
 
 from __future__ import annotations
 
@@ -517,10 +518,11 @@ def named_classes(classes: str | Sequence[str]) -> list[str]:
             raise VitkitError(
                 "verbs.names-unreadable", f"--classes {path}: cannot be read: it is not in UTF-8 ({error.reason})"
             ) from error
-        what, lines = f"--classes {classes}", [line.strip() for line in text.splitlines() if line.strip()]
+        what = f"--classes {classes}"
         if kind == ".json":
             names = _names_in_json(text, what)
         elif kind == ".txt":
+            lines = [line.strip() for line in text.splitlines() if line.strip()]
             names = lines if len(lines) != 1 else _names_in_text(lines[0], what)
         else:
             names = _names_in_table(text, what)

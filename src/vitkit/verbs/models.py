@@ -44,7 +44,8 @@ def models(pattern: str = "*", *, weights: bool = False) -> Result:
     Raises:
         VitkitError: no name matches.
     """
-    if (library := pattern.partition(":")[0]) in LIBRARIES:
+    library, _, part = pattern.partition(":")
+    if library in LIBRARIES:
         if weights:
             raise VitkitError(
                 "verbs.option-conflict",
@@ -52,7 +53,6 @@ def models(pattern: str = "*", *, weights: bool = False) -> Result:
             )
         from vitkit.model.network import names_of
 
-        part = pattern.partition(":")[2]
         known = [name for name in names_of(library) if not is_model_name(name)]
         found = tuple(f"{library}:{name}" for name in known if fnmatch.fnmatch(name, part) or part in name)
         if not found:

@@ -295,7 +295,8 @@ def _repeated(state: State) -> set[int]:
     for i in range(len(state.table)):
         place, size = state.table.file(i), -1  # for images in archives
         with contextlib.suppress(OSError):
-            size = place.stat().st_size if isinstance(place, Path) else -1
+            if isinstance(place, Path):
+                size = place.stat().st_size
         by_size.setdefault(size, []).append(i)
     repeated: set[int] = set()
     for same in by_size.values():

@@ -44,10 +44,6 @@ class Models:
         self._workspace, self._lock = workspace, threading.Lock()
         self._kept: OrderedDict[tuple[str, int], Classifier] = OrderedDict()
 
-    def names(self) -> list[str]:
-        """Return the names of the runs that have a model, newest first."""
-        return self._workspace.model_names()
-
     def see(self, run: str, content: bytes) -> dict[str, Any]:
         """Return the prediction for a picture, the picture for display, and the available explanation methods.
 
@@ -188,7 +184,7 @@ def router(workspace: Workspace) -> APIRouter:
 
     @routes.get("/models")
     def show_models() -> dict[str, Any]:
-        return {"models": models.names()}
+        return {"models": workspace.model_names()}
 
     @routes.post("/see")
     async def see(run: str, request: Request) -> dict[str, Any]:

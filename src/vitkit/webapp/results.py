@@ -201,11 +201,8 @@ def _write(workspace: Workspace, folder: Path, decisions: Sequence[tuple[str, st
     """
     if reason := _why_not(workspace, folder):
         raise VitkitError("webapp.photographs-foreign", reason)
-    known, task = (
-        {item.path: item.label for item in workspace.label_file.read().edits},
-        _read_split(folder / SPLIT).task,
-    )
-    edits = []
+    known = {item.path: item.label for item in workspace.label_file.read().edits}
+    task, edits = _read_split(folder / SPLIT).task, []
     check_there([workspace.photographs / path for path, *_ in decisions])
     for path, label, shown, new in decisions:
         file_of(folder, path)

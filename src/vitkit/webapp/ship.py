@@ -60,13 +60,12 @@ def offered() -> list[dict[str, Any]]:
     """Return the kinds of files that a model can be exported to, with the megabytes to download first for each kind."""
     offers = []
     for kind in _KINDS.values():
-        is_package = isinstance(kind, Package)
         needs_download = isinstance(kind, Package) and kind.needs_runtime and not cache_path(RUNTIME_URL).is_file()
         offers.append(
             {
                 "name": kind.name,
                 "title": kind.title if isinstance(kind, Package) else kind.runtime,
-                "is_package": is_package,
+                "is_package": isinstance(kind, Package),
                 "megabytes": RUNTIME_MEGABYTES if needs_download else 0,
             }
         )

@@ -264,8 +264,9 @@ def _summary(workspace: Workspace, jobs: Jobs, name: str, job: Job | None) -> di
     shown, begun = figures_in(folder), 0.0
     if job is not None:
         begun = job.started or job.queued
-    elif (folder / RECIPE).is_file():
-        begun = (folder / RECIPE).stat().st_mtime
+    else:
+        with suppress(OSError):
+            begun = (folder / RECIPE).stat().st_mtime
     return {
         "name": name,
         "state": state,

@@ -74,9 +74,10 @@ def settings_of(named: PreprocessLike, base: Preprocess) -> dict[str, Any]:
         _check_known(name)
         values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
         if name in _SIDES:
-            if len(values) not in (1, 2) or not all(type(side) is int and side > 0 for side in values):
+            pair = values if isinstance(value, (list, tuple)) else values * 2
+            if len(pair) != 2 or not all(type(side) is int and side > 0 for side in pair):
                 raise _invalid(f"preprocess: {name} must be one or two numbers of pixels, not {value!r:.40}")
-            sides[name] = (values[0], values[-1])
+            sides[name] = (pair[0], pair[1])
             continue
         if name in ("mean", "std"):  # one number for all channels, or one for each
             if not values or not all(map(is_number, values)) or max(values) > 1:
