@@ -127,7 +127,10 @@ UNKNOWN, INVALID, MISMATCHED = "weights.preprocess-unknown", "weights.preprocess
         *((said, UNKNOWN) for said in ("mine", "", "timm", "size of 3", "sise=3", "x" * 5000, "a\0b", {3: 4})),
         *((said, INVALID) for said in ("256,crop=224", "mean=0.5,mean=0.4", "crop=224", "resize=128", 5)),
         *((said, INVALID) for said in ("resize=256,crop_pct=0.9", "resize=256,fit=squash", "resize=256x300")),
-        *((said, INVALID) for said in ("resize=big", "resize=0", {"resize": 256.0}, {"resize": [256]}, {"mean": "0.5"})),
+        *(
+            (said, INVALID)
+            for said in ("resize=big", "resize=0", {"resize": 256.0}, {"resize": [256]}, {"mean": "0.5"})
+        ),
         ("mean=127.5,std=127.5", INVALID),
         *((said, MISMATCHED) for said in ("resize=256,crop=384", "size=384", Preprocess(size=(384, 384)))),
         ("interpolation=cubic", "text.value-wrong"),

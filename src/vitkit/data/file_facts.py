@@ -606,10 +606,8 @@ class Memory:
         if isinstance(reason, sqlite3.DatabaseError) and not is_temporary and not self._was_replaced:
             self._was_replaced = True
             with contextlib.suppress(OSError):
-                for journal in self._path.parent.glob(
-                    f"{self._path.name}-*"
-                ):  # SQLite would replay it into the new one
-                    journal.unlink()
+                for journal in self._path.parent.glob(f"{self._path.name}-*"):
+                    journal.unlink()  # SQLite would replay it into the new one
                 self._path.replace(self._path.with_suffix(".damaged"))
                 self._open()
 

@@ -103,7 +103,7 @@ def as_image(picture: Image.Image | npt.NDArray[Any] | Tensor, name: str = "the 
         array = tensor.detach().cpu()
         array = array.float() if array.is_floating_point() else array
     array = np.asarray(array)
-    channels = array.shape[(0 if _is_tensor(picture) else 2)] if array.ndim == 3 else 1
+    channels = array.shape[0 if _is_tensor(picture) else 2] if array.ndim == 3 else 1
     if array.ndim not in (2, 3) or channels not in (1, 3, 4) or 0 in array.shape:
         raise VitkitError(
             "data.image-shape",

@@ -502,8 +502,9 @@ def read_rows(name: str, text: TextIO, known: Mapping[str, str], needed: Sequenc
         ) from error
     # A quote that is not closed makes a cell of the rows below it.
     for line, cells in lines:
-        is_wide = re.search(r"[\r\n]", "".join(cells)) is not None
-        swallowed = [part for cell in cells for part in cell.splitlines()[1:]] if is_wide else []
+        if "\n" not in (joined := "".join(cells)) and "\r" not in joined:
+            continue
+        swallowed = [part for cell in cells for part in cell.splitlines()[1:]]
         for inner in (part.split(delimiter) for part in swallowed):
             is_row = len(inner) >= len(columns) and (
                 Path(inner[columns.index("path")].strip(' "')).suffix.lower() in SUFFIXES

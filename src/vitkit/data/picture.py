@@ -380,9 +380,9 @@ def _read_samples(image: Any) -> Samples:
         next((value for value in map(_number, map(tags.get, keys)) if value is not None), None)
         for keys in ((_SMIN, _MIN), (_SMAX, _MAX))
     )
-    is_wide, hole = bits > 8 or kind != "unsigned", None  # Pillow has already inverted narrower samples
-    is_negative = is_wide and _number(tags.get(_PHOTOMETRIC)) == 0
-    if is_wide and _NODATA in tags:
+    is_unconverted, hole = bits > 8 or kind != "unsigned", None  # Pillow has already inverted narrower samples
+    is_negative = is_unconverted and _number(tags.get(_PHOTOMETRIC)) == 0
+    if is_unconverted and _NODATA in tags:
         try:
             hole = float(str(tags[_NODATA]).strip(" \0").replace(",", "."))
         except ValueError:
@@ -515,10 +515,10 @@ def _range(samples: Samples, low: float, high: float) -> tuple[float, float, str
     """
     if samples.kind == "float" and low >= 0 and high <= 1:
         return 0.0, 1.0, None
-    least, most = samples.low, samples.high
-    is_stated = samples.kind != "unsigned" and least is not None and most is not None and least < most
-    if is_stated and least <= low and high <= most:  # type: ignore[operator]
-        return least, most, None  # type: ignore[return-value]
+    if samples.kind != "unsigned" and samples.low is not None and samples.high is not None:
+        least, most = samples.low, samples.high
+        if least < most and least <= low and high <= most:
+            return least, most, None
     unstated = f"it does not say which of its numbers, {low:g} to {high:g}, are black and white"
     if samples.kind == "float" or low < 0:
         return low, high, unstated

@@ -168,8 +168,9 @@ class _RemoteTarget:
         pass  # a remote file becomes visible only when it is complete
 
     def plan_begun(self) -> str:
+        content = read_file(f"{self.address}/{UNFINISHED}")
         try:
-            return str(from_json(read_file(f"{self.address}/{UNFINISHED}").decode())["plan"])
+            return str(from_json(content.decode())["plan"])
         except (ValueError, TypeError, KeyError) as error:
             raise VitkitError(
                 "data.shards-damaged",
@@ -356,11 +357,12 @@ def _complete(
             if hashlib.sha256(data).digest() != plan.digests[member.row]:
                 break
             checks.append(zlib.crc32(data))
-        file.seek(0)
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        if len(checks) == len(shard.members) and file.tell() == shard.size:
-            done(shard.size)
-            return Shard(shard.name, shard.size, sha256, shard.split), checks
+        else:
+            file.seek(0)
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            if file.tell() == shard.size:
+                done(shard.size)
+                return Shard(shard.name, shard.size, sha256, shard.split), checks
     with target.writing(shard.name) as path:
         written = _write(plan, shard, path, done, is_stopped)
     done(shard.size)

@@ -50,9 +50,8 @@ class Sample:
 
     predicted: Ints  # the most probable class of each image, (n,)
     doubt: Floats  # 1 minus the probability of this class, (n,)
-    distance: Floats | None = (
-        None  # scores for unfamiliar images, (m,), higher if less familiar; None if there are none
-    )
+    # Scores for unfamiliar images, (m,), higher if less familiar; None if there are none.
+    distance: Floats | None = None
 
     @classmethod
     def recorded(cls, trust: Trust) -> Sample:

@@ -145,7 +145,7 @@ def _headline_of_folds(numbers: Mapping[str, Any]) -> Headline:
         caveats.insert(0, Caveat("of_folds", text))
     labels = Counter[str]()  # the number of images of each label in all folds
     for fold in numbers["folds"]:
-        if "confused" in fold:  # one class for each image
+        if "confused" in fold and fold.get("images"):  # one class for each image, and not all of them were seen
             labels.update({name: row["support"] for name, row in fold["per_class"].items()})
         elif baseline := fold.get("baseline"):  # of sets of classes, only the most frequent one of each fold is known
             labels[baseline["label"]] += round(baseline["accuracy"] * fold["images"])

@@ -352,9 +352,8 @@ class LabelError(NamedTuple):
     label: str
     suggested: str  # by the classifier
     score: float  # probability of the suggestion minus that of the label, in (0, 1]
-    chance: (
-        float  # that the label is correct nevertheless; the sum over a list is the expected number of correct labels
-    )
+    # Probability that the label is correct nevertheless; the sum over a list is the expected number of correct ones.
+    chance: float
 
 
 def from_features(table: ImageTable, features: Tensor, labels: Tensor, seed: int = 0) -> list[LabelError]:

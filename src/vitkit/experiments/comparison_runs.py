@@ -53,15 +53,8 @@ from vitkit.system import (
 from vitkit.training import DivergedError, Recipe, clear, load_of_run, resume, train
 
 COSTS, _DIGESTS = "costs", "digests"  # folders next to the runs, with a file for each run
-_CHECKED_FILES = (
-    RECIPE,
-    SPLIT,
-    GROUPS,
-    METRICS,
-    PREDICTIONS,
-    EVALUATION,
-    DESCRIPTION,
-)  # the last has the weights' digest
+# Files of a finished run that must not change; the last has the weights' digest.
+_CHECKED_FILES = (RECIPE, SPLIT, GROUPS, METRICS, PREDICTIONS, EVALUATION, DESCRIPTION)
 # Fields that distinguish the runs of a comparison and are not changed when a recipe is resolved.
 _IDENTIFYING = ("seed", "max_images", "model", "model_fields", "method", "epochs")
 
@@ -150,8 +143,10 @@ def make_all(jobs: Sequence[ComparisonJob], out: Path, devices: int) -> dict[str
         nonlocal number, images_done, images_left
         images_done, images_left = images_done + job.images, images_left - job.images
         seconds = (time.monotonic() - began) / images_done * images_left
-        duration = f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
-        rest = f"; about {f'{seconds:.0f} s' if seconds < 90 else duration} left" if images_left else ""
+        duration = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+        if seconds >= 90 * 60:
+            duration = f"{seconds / 3600:.1f} h"
+        rest = f"; about {duration} left" if images_left else ""
         if why is not None:
             diverged[job.folder] = why
         outcome = headline_of(read_figures(out / job.folder / EVALUATION)).words if why is None else why

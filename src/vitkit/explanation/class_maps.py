@@ -297,8 +297,6 @@ def cover(images: Tensor, patches: Tensor, config: Config, fill: float | Tensor)
 def _patch(config: Config) -> tuple[int, int]:
     """Return the height and width in pixels of a patch, or of a 14th of the image for another library's network."""
     if isinstance(config, NetworkConfig):
-        height, width = config.image_size
-        return max(round(height / 14), 1), max(
-            round(width / 14), 1
-        )  # as many as a ViT with 16-pixel patches has at 224
+        height, width = config.image_size  # a ViT with 16-pixel patches has 14 x 14 of them at 224 pixels
+        return max(round(height / 14), 1), max(round(width / 14), 1)
     return config.patch_size[0] * config.stem_stride, config.patch_size[1] * config.stem_stride

@@ -144,7 +144,7 @@ def computed_on_cluster(computation: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class _Job:
-    """What is sent to a worker."""
+    """What `Ray` sends to a worker: the function that opens the model, and its settings."""
 
     start: Start
     folder: str  # the working directory, to which relative paths refer

@@ -111,9 +111,8 @@ def training_flops(training: PaperTraining) -> int:
 
     config = training.config
     with torch.random.fork_rng(), torch.device("meta"):
-        model = random_model(
-            config.replace(init="trunc_normal")
-        ).train()  # other initialisations compute with values, which meta tensors lack
+        # Other initialisations compute with values, which meta tensors lack.
+        model = random_model(config.replace(init="trunc_normal")).train()
     with FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False) as counter:
         model.to_empty(device="cpu")
         if isinstance(model, VisionTransformer):

@@ -350,8 +350,6 @@ def _measure(
     fields: Mapping[str, Any],
     out: str | Path | None,
 ) -> Result:
-    from vitkit.experiments.judging import subject_of
-
     if idle := fields.keys() - {"seed"}:
         raise VitkitError(
             "experiments.argument-unused",
@@ -367,6 +365,8 @@ def _measure(
             "experiments.argument-missing",
             f"{measurement.name} measures a model: set a run, a checkpoint or published weights with --model",
         )
+    from vitkit.experiments.judging import subject_of
+
     source, seed = str(data or DATA), int(fields.get("seed", 0))
     with ExitStack() as hold:
         folder = None if out is None else PLACE.reserve(out, hold)
@@ -396,14 +396,14 @@ def _cost(
     fields: Mapping[str, Any],
     out: str | Path | None,
 ) -> Result:
-    from vitkit.experiments.lab.cost import foresee_costs, measure_costs
-
     if data is not None or fields.keys() - {"image_size"}:
         idle = "--data" if data is not None else min(fields.keys() - {"image_size"})
         raise VitkitError(
             "experiments.argument-unused",
             f"{experiment.name} times models without images or training, so {idle} has no effect; leave it out",
         )
+    from vitkit.experiments.lab.cost import foresee_costs, measure_costs
+
     if preset == "paper":
         return foresee_costs(experiment)
     side = int(fields.get("image_size") or 32)
