@@ -14,6 +14,7 @@ from hypothesis import settings
 if "VITKIT_TEST_GPU" not in os.environ:  # what is tested here is the same on every machine; tests/gpu is of the others
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
+import once
 import warm
 
 settings.register_profile("vitkit", deadline=None)  # a busy machine is no failure
@@ -65,6 +66,13 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for name in ("cache", "state"):
             patch.setenv(f"VITKIT_{name.upper()}", str(tmp_path_factory.mktemp(name)))
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _shared_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    own = tmp_path_factory.getbasetemp()
+    once.root = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "once"
+    once.root.mkdir(exist_ok=True)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 import vitkit
 from hearing import heard
+from once import once
 from vitkit.data import read_source
 from vitkit.evaluation import evaluate
 from vitkit.evaluation.figures import figures
@@ -103,6 +104,15 @@ def quick_fields(**fields: Any) -> dict[str, Any]:
 def quick(data: Path, **fields: Any) -> Recipe:
     """A complete recipe: nothing is chosen for the data."""
     return Recipe.of(Recipe(**quick_fields(data=str(data), **fields)).to_dict(), "the test")
+
+
+def shared_photos() -> Path:
+    return once("photos", photos)
+
+
+def shared_run() -> Path:
+    """A run of three epochs on `shared_photos`."""
+    return once("run", lambda place: train(quick(shared_photos()), place))
 
 
 def begun(folder: Path) -> Path:

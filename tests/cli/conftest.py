@@ -61,13 +61,11 @@ def vitkit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.fixture(scope="session")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return runs.photos(tmp_path_factory.mktemp("cli-data") / "photos")
+def data() -> Path:
+    return runs.shared_photos()
 
 
 @pytest.fixture(scope="session")
-def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained() -> Path:
     """A finished run that tests may read but not change."""
-    from vitkit.training import run
-
-    return run.train(runs.quick(data), tmp_path_factory.mktemp("cli-runs") / "trained")
+    return runs.shared_run()

@@ -4,26 +4,22 @@ from pathlib import Path
 
 import pytest
 
-import photos
 import runs
-from vitkit.training import train
+from once import once
 
 
 @pytest.fixture(scope="session")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return runs.photos(tmp_path_factory.mktemp("data") / "photos")
+def data() -> Path:
+    return runs.shared_photos()
 
 
 @pytest.fixture(scope="session")
-def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished() -> Path:
     """An uninterrupted run of three epochs."""
-    before = photos.fingerprint(data)
-    folder = train(runs.quick(data), tmp_path_factory.mktemp("runs") / "finished")
-    assert photos.fingerprint(data) == before
-    return folder
+    return runs.shared_run()
 
 
 @pytest.fixture(scope="session")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def start() -> Path:
     """A run on other photographs, whose weights others begin with."""
-    return runs.begun(tmp_path_factory.mktemp("start"))
+    return once("begun", runs.begun) / "start"

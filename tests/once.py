@@ -1,0 +1,22 @@
+"""Folders that take seconds to make, made once for all processes that run tests."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from filelock import FileLock
+
+root = Path()  # conftest.py sets it: a folder of this run of the tests, which its processes share
+
+
+def once(name: str, make: Callable[[Path], object]) -> Path:
+    """The folder or file that `make` writes at the path it is given; tests may read but not change it.
+
+    The process that asks first makes it, while others that ask wait.
+    """
+    place = root / name
+    complete = root / f"{name}.made"
+    with FileLock(root / f"{name}.lock"):
+        if not complete.exists():
+            make(place)
+            complete.touch()
+    return place
