@@ -94,7 +94,7 @@ vitkit.errors.VitkitError: a.png: not an image
     ("message", "code", "named"),
     [
         ("DataLoader worker (pid 7) is killed by signal: Bus error.", "training.worker-lost", "--workers 0"),
-        (UNREADABLE, "training.image-unreadable", "a.png"),
+        (UNREADABLE, "data.worker-failed", "a.png"),
     ],
 )
 def test_what_befalls_a_process_computing_features_is_told_in_a_line(

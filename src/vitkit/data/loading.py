@@ -36,7 +36,7 @@ from vitkit.data.remote import fetched_ahead
 from vitkit.data.shards import ShardFolder
 from vitkit.data.splits import in_proportion
 from vitkit.data.table import ImageTable
-from vitkit.errors import ShortageError, VitkitError
+from vitkit.errors import ShortageError, VitkitError, first_line
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -334,6 +334,17 @@ def is_worker_lost(error: BaseException) -> bool:
         return True
     signs = ("killed by signal", "exited unexpectedly", "shared memory", "Bus error")
     return "DataLoader worker" in str(error) and any(sign in str(error) for sign in signs)
+
+
+def raised_by_worker(error: BaseException) -> VitkitError | None:
+    """Return the error of a process that prepares images without its traceback; None if `error` is another one.
+
+    PyTorch passes such errors on with the traceback in their message, and perhaps as a RuntimeError.
+    """
+    _, found, message = str(error).rpartition("VitkitError: ")
+    if not found or "in DataLoader worker process" not in first_line(error):
+        return None
+    return VitkitError("data.worker-failed", message.strip())
 
 
 def check_guard() -> None:

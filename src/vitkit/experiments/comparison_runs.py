@@ -187,7 +187,7 @@ def _make_side_by_side(
         try:
             answer: dict[str, Any] = worker.ask((job, out))
         except (OSError, EOFError, ValueError, pickle.PickleError):  # ValueError: the pipe was closed
-            return {"error": "its process ended", "is_past_help": False}
+            return {"error": "its process ended", "code": "experiments.process-lost", "is_past_help": False}
         finally:
             free.put(worker)
         return answer
@@ -199,7 +199,8 @@ def _make_side_by_side(
         for done, future in enumerate(as_completed(asked), start=1):
             job, answer = asked[future], future.result()
             if answer["error"] is not None and not answer["is_past_help"]:
-                raise VitkitError("experiments.run-failed", f"{job.described}: {answer['error']}")
+                code = answer["code"]
+                raise VitkitError(code, f"{job.described}: {answer['error']}")
             ended(job, answer["error"])
             if done < len(jobs):
                 receiver()("training", done, len(jobs))
@@ -229,7 +230,8 @@ def _make(question: tuple[ComparisonJob, Path]) -> dict[str, Any]:
     try:
         make(*question)
     except (VitkitError, OSError, RuntimeError) as error:
-        return {"error": str(error), "is_past_help": isinstance(error, DivergedError)}
+        code = error.code if isinstance(error, VitkitError) else "experiments.run-failed"
+        return {"error": str(error), "code": code, "is_past_help": isinstance(error, DivergedError)}
     except Interrupted:
         sys.exit(0)
     return {"error": None, "is_past_help": False}

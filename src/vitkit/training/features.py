@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from vitkit.data.loading import EvaluationImages, check_guard, is_worker_lost, worker_lost
+from vitkit.data.loading import EvaluationImages, check_guard, is_worker_lost, raised_by_worker, worker_lost
 from vitkit.data.picture_store import PictureStore
 from vitkit.data.table import ImageTable
-from vitkit.errors import VitkitError, first_line
+from vitkit.errors import VitkitError
 from vitkit.model.build import Model
 from vitkit.model.config import ViTConfig
 from vitkit.model.names import Config
@@ -106,17 +106,6 @@ def compute_features(
         progress(done, count)
     model.cpu()
     return features, labels
-
-
-def raised_by_worker(error: BaseException) -> VitkitError | None:
-    """Return the error of a process that prepares images without its traceback; None if `error` is another one.
-
-    PyTorch passes such errors on with the traceback in their message, and perhaps as a RuntimeError.
-    """
-    _, found, message = str(error).rpartition("VitkitError: ")
-    if not found or "in DataLoader worker process" not in first_line(error):
-        return None
-    return VitkitError("training.image-unreadable", message.strip())
 
 
 def _batches(images: Dataset[Any], recipe: Recipe, workers: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -206,7 +206,9 @@ def calibrate_on(
         return None
     try:
         plain = evaluate_now()
-    except VitkitError:  # none of them can be read
+    except VitkitError as error:
+        if error.code != "evaluation.images-unreadable":
+            raise
         return None
     known = np.isfinite(plain.probabilities).all(axis=1)  # without the images whose logits overflow
     if not known.any():

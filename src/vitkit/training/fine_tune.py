@@ -21,7 +21,15 @@ from torch.utils.data import Dataset
 
 from vitkit.classifier import Classifier
 from vitkit.data.augment import Augment
-from vitkit.data.loading import BatchedImages, ImageData, is_worker_lost, mix_seeds, quiet_workers, worker_lost
+from vitkit.data.loading import (
+    BatchedImages,
+    ImageData,
+    is_worker_lost,
+    mix_seeds,
+    quiet_workers,
+    raised_by_worker,
+    worker_lost,
+)
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.table import ImageTable
 from vitkit.errors import Interrupted, VitkitError
@@ -36,7 +44,6 @@ from vitkit.text.cells import plural
 from vitkit.training.adapters import add_low_rank, count_parameters, drop_patches, freeze_backbone
 from vitkit.training.checkpoint import RunWriter, Trained, TrainingState, has_state, identity, read_newest
 from vitkit.training.distributed import fabric_of, shard_model
-from vitkit.training.features import raised_by_worker
 from vitkit.training.finalize import (
     class_weights,
     log_weights,
