@@ -40,10 +40,10 @@ def browser() -> Iterator[Browser]:
 
 @contextlib.contextmanager
 def with_camera(browser: Browser, picture: Image.Image, folder: Path) -> Iterator[Browser]:
-    """Another Chromium, whose camera shows a picture (640 x 480), twenty times a second."""
+    """Another Chromium, whose camera shows a picture (320 x 240), twenty times a second."""
     file = folder / "camera.y4m"
-    frame = _yuv(picture.convert("RGB").resize((640, 480)))
-    file.write_bytes(b"YUV4MPEG2 W640 H480 F20:1 Ip A1:1 C420mpeg2\n" + frame)
+    frame = _yuv(picture.convert("RGB").resize((320, 240)))
+    file.write_bytes(b"YUV4MPEG2 W320 H240 F20:1 Ip A1:1 C420mpeg2\n" + frame)
     shown = f"--use-file-for-fake-video-capture={file}"
     switches = ["--no-sandbox", "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream", shown]
     found = browser.browser_type.launch(executable_path=CHROMIUM, args=switches)
@@ -56,7 +56,7 @@ def _yuv(picture: Image.Image) -> bytes:
     y, *colours = picture.convert("YCbCr").split()
     brightness = y.point([round(16 + 219 * value / 255) for value in range(256)])
     limited = [round(128 + 224 * (value - 128) / 255) for value in range(256)]
-    halves = [colour.resize((320, 240)).point(limited) for colour in colours]
+    halves = [colour.resize((160, 120)).point(limited) for colour in colours]
     return b"FRAME\n" + brightness.tobytes() + b"".join(half.tobytes() for half in halves)
 
 
@@ -119,14 +119,22 @@ def shorten(page: Page, script: str, **waits: int) -> None:
     page.route(f"**/static/{script}", changed)
 
 
-def serious(page: Page) -> list[str]:
-    """What axe finds that keeps people from using a page."""
-    from axe_playwright_python.sync_playwright import Axe
+def violations(page: Page, within: str = "", rules: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """What axe finds in a page or in a part of it, by all of its rules or by some. Colours take most of the time."""
+    from axe_playwright_python.base import AXE_SCRIPT
 
-    found = Axe().run(page).response["violations"]
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(f"{AXE_SCRIPT}\n;0")
+    options = {"resultTypes": ["violations"]} | ({"runOnly": list(rules)} if rules else {})
+    run = "async ([where, options]) => (await axe.run(where || document, options)).violations"
+    return list(page.evaluate(run, [within, options]))
+
+
+def serious(page: Page, within: str = "") -> list[str]:
+    """What keeps people from using a page, or a part of it."""
     return [
         f"{own['id']}: {own['help']} {[node['html'][:200] for node in own['nodes'][:3]]}"
-        for own in found
+        for own in violations(page, within)
         if own["impact"] in ("serious", "critical")
     ]
 

@@ -4,6 +4,7 @@ import itertools
 import logging
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,7 +47,11 @@ def names(count: int) -> list[str]:
     return [f"class {i}" for i in range(count)]
 
 
-@pytest.mark.parametrize("classes", [names(2), names(10), names(100), STRANGE], ids=len)
+def by_night(value: Any) -> Any:
+    return pytest.param(value, marks=pytest.mark.accept)
+
+
+@pytest.mark.parametrize("classes", [names(2), by_night(names(10)), by_night(names(100)), STRANGE], ids=len)
 def test_confusion_and_class_counts_can_be_drawn(tmp_path: Path, classes: list[str]) -> None:
     matrix = np.random.default_rng(0).integers(0, 9, (len(classes), len(classes)))
     matrix[0] = 0  # a class without images
@@ -55,7 +60,7 @@ def test_confusion_and_class_counts_can_be_drawn(tmp_path: Path, classes: list[s
     drawn(plots.class_counts(counts, classes), tmp_path)
 
 
-@pytest.mark.parametrize("count", [2, 10, 60, 61, 100])
+@pytest.mark.parametrize("count", [2, 60, 61])
 def test_confusion_is_a_square_of_all_classes_and_nothing_else(count: int) -> None:
     axis = plots.confusion(np.eye(count, dtype=np.int64), names(count), "test").axes[0]
     assert axis.get_xlim() == (-0.5, count - 0.5)
@@ -80,7 +85,7 @@ def test_class_counts_stack_the_splits() -> None:
     assert [text.get_text() for text in axis.get_legend().get_texts()] == ["train (6)", "val (2)"]
 
 
-@pytest.mark.parametrize("epochs", [0, 1, 14, 200])
+@pytest.mark.parametrize("epochs", [by_night(0), 1, by_night(14), 200])
 def test_curves_can_be_drawn_from_any_number_of_epochs(tmp_path: Path, epochs: int) -> None:
     values = [{"train_loss": 2 / (e + 1), "val_loss": 2.1 / (e + 1), "val_acc": e / 200} for e in range(epochs)]
     figure = plots.curves([{"epoch": e, **row} for e, row in enumerate(values)], max(epochs - 2, 0))
@@ -106,7 +111,7 @@ def test_curves_show_training_accuracy_and_withhold_that_of_mixed_images() -> No
     assert "withheld" in str(mixed[0].get_label()) and len(mixed[0].get_xdata()) == 0
 
 
-@pytest.mark.parametrize("count", [1, 9, 32])
+@pytest.mark.parametrize("count", [1, by_night(9), 32])
 def test_a_contact_sheet_can_be_drawn(tmp_path: Path, count: int) -> None:
     titles = (STRANGE * 4)[:count]
     figure = plots.contact_sheet([noise(seed=i) for i in range(count)], titles, "pictures")
@@ -119,7 +124,7 @@ def test_a_contact_sheet_can_be_drawn(tmp_path: Path, count: int) -> None:
     drawn(figure, tmp_path)
 
 
-@pytest.mark.parametrize("classes", [names(2), names(12), names(40), STRANGE], ids=len)
+@pytest.mark.parametrize("classes", [by_night(names(2)), by_night(names(12)), names(40), STRANGE], ids=len)
 def test_rankings_and_embeddings_can_be_drawn(tmp_path: Path, classes: list[str]) -> None:
     rng, k = np.random.default_rng(0), len(classes)
     labels = np.append(rng.integers(0, k - 1, 120), 0)  # the last class has no image
@@ -143,12 +148,12 @@ def test_up_to_twelve_classes_have_a_line_each_and_of_more_the_worst_five_beside
     assert all(len(shown) == 2 and "_hidden" in shown[0] for shown in legends(["_hidden", "b"]))
 
 
-@pytest.mark.parametrize("states", [1, 2])
-def test_reliability_can_be_drawn(tmp_path: Path, states: int) -> None:
+def test_reliability_can_be_drawn(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     own = Reliability.of(rng.dirichlet(np.ones(4), 50).astype(np.float32), rng.integers(0, 4, 50))
-    figure = plots.reliability({f"state {i}": own for i in range(states)})
-    assert len(figure.axes) == 2 * states
+    assert len(plots.reliability({"state": own}).axes) == 2
+    figure = plots.reliability({f"state {i}": own for i in range(2)})
+    assert len(figure.axes) == 4
     drawn(figure, tmp_path)
 
 
@@ -176,7 +181,7 @@ def test_a_picture_of_a_thousand_classes_is_drawn_in_as_many_strokes_as_of_a_few
 
 
 @pytest.mark.parametrize("pixels", [[(16, 16)], [(500, 333), (333, 500)], [(8, 8), (6000, 4000)], [(1, 1), (1, 40000)]])
-def test_the_ticks_of_sizes_do_not_overlap(pixels: list[tuple[int, int]], tmp_path: Path) -> None:
+def test_the_ticks_of_sizes_do_not_overlap(pixels: list[tuple[int, int]]) -> None:
     figure = plots.sizes(pixels)
     figure.draw_without_rendering()
     (axis,) = figure.axes
@@ -185,10 +190,9 @@ def test_the_ticks_of_sizes_do_not_overlap(pixels: list[tuple[int, int]], tmp_pa
     assert len(shown) >= 2 and all(re.fullmatch(r"[\d,]+", label.get_text()) for label in shown)
     edges = [label.get_window_extent() for label in shown]
     assert all(left.x1 < right.x0 for left, right in itertools.pairwise(edges))
-    drawn(figure, tmp_path)
 
 
-@pytest.mark.parametrize("names", [("向日葵", "たんぽぽ", "꽃 rose"), ("ดอกไม้", "ගස්", "🌻 Sonne")])
+@pytest.mark.parametrize("names", [("向日葵", "ดอกไม้", "🌻 Sonne"), by_night(("たんぽぽ", "ගස්", "꽃 rose"))])
 def test_names_that_no_font_has_are_numbers_and_a_note_says_what_they_stand_for(
     names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
