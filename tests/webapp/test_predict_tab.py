@@ -17,13 +17,14 @@ import pytest
 from fastapi.testclient import TestClient
 
 import photos as pictures
+import vitkit
+import warm
 from browser import browser, is_within, serious, served, watched
 from test_text import read as read_workbook
 from tiny import build
-from vitkit import load
 from vitkit.classifier import Classifier
 from vitkit.data import Edit, Preprocess, add_edits, labels_so_far
-from vitkit.webapp import Workspace, create_app, open_workspace
+from vitkit.webapp import Workspace, create_app, likeness, open_workspace
 from vitkit.webapp import folders as offers
 
 if TYPE_CHECKING:
@@ -34,10 +35,15 @@ NAMES = ("a", "b", "c", "d", "e", "f", "<script>alert(1)</script>")
 
 
 @pytest.fixture(autouse=True)
-def _warm(request: pytest.FixtureRequest) -> None:
-    """All but the first test, which starts the real command."""
-    if request.node.name != test_a_folder_is_predicted_corrected_and_saved_as_predict_does.__name__:
-        request.getfixturevalue("warm_commands")
+def _predict_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the place of `vitkit predict RUN FOLDER --top COUNT --out FILE`."""
+
+    def predict(arguments: list[str], out: Path) -> None:
+        verb, run, folder, flag, count = arguments
+        assert (verb, flag) == ("predict", "--top")
+        vitkit.predict(run, folder, out=out, top=int(count))
+
+    monkeypatch.setattr("vitkit.webapp.predict.run_vitkit", predict)
 
 
 @pytest.fixture
@@ -70,12 +76,17 @@ def predicted(client: TestClient, folder: str) -> dict[str, Any]:
     return dict(client.get(f"/api/predict/{state['number']}").json())
 
 
-def test_a_folder_is_predicted_corrected_and_saved_as_predict_does(client: TestClient, place: Workspace) -> None:
+def test_a_folder_is_predicted_corrected_and_saved_as_predict_does(
+    client: TestClient, place: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the command itself."""
+    monkeypatch.setattr("vitkit.webapp.predict.run_vitkit", likeness.run_vitkit)
+    monkeypatch.setattr(likeness, "python", warm.starting())
     told = predicted(client, "new")
     rows = {path: (ranking, error) for path, ranking, error, _ in told["rows"]}
     assert set(rows) == {"=1+1.png", "broken.png", *(f"x/x_{i}.png" for i in range(3))}
     assert rows["broken.png"][0] == [] and rows["broken.png"][1]
-    model = load(place.runs / "first")
+    model = vitkit.load(place.runs / "first")
     for path, (ranking, _) in rows.items():
         if ranking:
             (expected,) = model.predict(Path("new") / path)
@@ -289,7 +300,6 @@ def test_a_folder_is_dropped_and_corrected(place: Workspace, browser: Browser) -
         rows = page.locator("tr[data-row]")
         assert rows.count() == 3
         page.wait_for_function("[...document.querySelectorAll('tr img')].some((image) => image.naturalWidth)")
-        assert serious(page) == [] and is_within(page)
         page.get_by_label("Correct class of x_1.png").fill("mine")
         page.keyboard.press("Tab")
         page.get_by_text("1 corrected").wait_for()
@@ -297,6 +307,7 @@ def test_a_folder_is_dropped_and_corrected(place: Workspace, browser: Browser) -
         page.get_by_text("2 withheld").wait_for()
         page.get_by_label("Which photographs").select_option("withheld")
         assert rows.count() == 2
+        assert serious(page) == [] and is_within(page)
         with page.expect_download() as download:
             page.get_by_role("link", name="CSV").click()
         text = Path(str(download.value.path())).read_text()
@@ -304,7 +315,7 @@ def test_a_folder_is_dropped_and_corrected(place: Workspace, browser: Browser) -
         page.get_by_label("Which photographs").select_option("corrected")
         page.get_by_role("button", name="Add the 1 shown to the data").click()
         page.get_by_role("dialog").get_by_text("in another folder").wait_for()
-        assert serious(page) == [] and is_within(page)
+        assert serious(page, "dialog") == [] and is_within(page)
         page.get_by_role("button", name="Only write their label file").click()
         page.get_by_text("1 label written").wait_for()
     assert [own.label for own in labels_so_far(place.labels.with_name("photographs-1.csv")).edits] == ["mine"]
