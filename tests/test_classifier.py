@@ -51,7 +51,10 @@ def assert_equal(one: Classifier, other: Classifier) -> None:
         assert getattr(one, field) == getattr(other, field), field
 
 
-@pytest.mark.parametrize("variety", some(VARIETY))
+BY_DAY = ("clip", "map of other sizes", "eva02", "aimv2", "dinov3", "relative distilled", "all mixtures post-norm")
+
+
+@pytest.mark.parametrize("variety", some(VARIETY, BY_DAY))
 def test_a_model_folder_comes_back_to_the_bit(tmp_path: Path, variety: str) -> None:
     one = classifier(**VARIETY[variety])
     one.save(tmp_path / "deep" / "model")
@@ -219,7 +222,7 @@ def test_files_that_are_missing_or_alone_are_named(saved: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"not JSON", b"\xff\xfe", b"[]", b"null", b"3", b"{}", b'{"format_version": "1"}', b'"format_version"'],
+    [b"", b"not JSON", b"\xff\xfe", b"[]", b"{}", b'{"format_version": "1"}', b'"format_version"'],
 )
 def test_what_is_no_description_is_damaged(saved: Path, content: bytes) -> None:
     (saved / DESCRIPTION).write_bytes(content)

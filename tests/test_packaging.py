@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 import vitkit
+import warm
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -30,6 +31,8 @@ class Without:
         return None if name.partition(".")[0] in hidden else self.finder.find_spec(name, path, target)
 
 hidden = set(sys.argv[1].split(","))
+for name in [own for own in sys.modules if own.partition(".")[0] in {"vitkit", *hidden}]:
+    del sys.modules[name]
 sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
 import vitkit
 from vitkit.__main__ import main
@@ -85,7 +88,7 @@ def test_without_extras_every_name_is_there_and_a_server_names_its_extra() -> No
     hidden = "fastapi,uvicorn,starlette,h11,multipart,python_multipart,prometheus_client,swagger_ui_bundle,onnx,"
     hidden += "onnxruntime,onnxscript,openvino,timm,transformers,tokenizers,sentencepiece,tensorboard,lightning"
     done = subprocess.run(
-        [sys.executable, "-c", _WITHOUT_EXTRAS, hidden], capture_output=True, text=True, check=False, timeout=300
+        [warm.python(), "-c", _WITHOUT_EXTRAS, hidden], capture_output=True, text=True, check=False, timeout=300
     )
     assert done.returncode == 0, done.stderr
     first, *rest = done.stdout.splitlines()

@@ -78,13 +78,9 @@ def test_a_terminal_that_hangs_up_takes_no_line_and_is_no_error() -> None:
     ours, its = os.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", code],
-        env=os.environ | {"PYTHONPATH": str(SOURCE)},
-        stdin=its,
-        stdout=its,
-        stderr=its,
-        start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-    )
+        env=os.environ | {"PYTHONPATH": str(SOURCE)}, stdin=its, stdout=its, stderr=its,
+        start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
     os.close(its)
     said = b""
     while b"on" not in said:

@@ -29,19 +29,11 @@ from vitkit.training import run
 from vitkit.weights import load, read_checkpoint
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("given")
-    runs.photos(root / "photos", images=8)
-    run.train(runs.quick(root / "photos", epochs=1), root / "run")
-    return root
-
-
 @pytest.fixture
-def given(trained: Path, tmp_path: Path) -> Path:
+def given(tmp_path: Path) -> Path:
     """A run, and `precious` beside it."""
     (tmp_path / "precious").write_text("precious")
-    return runs.copy_of(trained / "run", tmp_path / "run")
+    return runs.copy_of(runs.shared_run(), tmp_path / "run")
 
 
 @pytest.mark.parametrize("name", ["log.txt", "metrics.csv", ".lock"])
@@ -150,10 +142,9 @@ def test_a_tokenizer_that_is_no_file_is_not_read(tmp_path: Path, name: str, kind
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_a_photograph_that_is_no_file_is_not_read(trained: Path, tmp_path: Path, kind: str) -> None:
+def test_a_photograph_that_is_no_file_is_not_read(given: Path, tmp_path: Path, kind: str) -> None:
     """By prediction, by evaluation where the run's pictures were, and where they are said to be now."""
-    data = runs.copy_of(trained / "photos", tmp_path / "photos")
-    given = runs.copy_of(trained / "run", tmp_path / "run")
+    data = runs.copy_of(runs.shared_photos(), tmp_path / "photos")
     pictures = sorted(data.glob("red/*.png"))
     for picture in pictures:
         replaced(picture, kind)
@@ -166,11 +157,11 @@ def test_a_photograph_that_is_no_file_is_not_read(trained: Path, tmp_path: Path,
     error_of(lambda: vitkit.evaluate(given))
 
 
-def test_a_record_of_pictures_that_unpacks_to_very_much_is_not_unpacked() -> None:
+def test_a_record_of_pictures_that_unpacks_to_very_much_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitkit.data.seen._LARGE", 2**22)  # 2**30 zeros would take seconds to pack
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("codes.npy", "w") as member:
-        for _ in range(1100):
-            member.write(bytes(2**20))
-    assert len(packed.getvalue()) < 2**21
-    with refused("data.record-damaged", "1,153,433,600"):
+        member.write(bytes(2**22 + 1))
+    assert len(packed.getvalue()) < 2**13
+    with refused("data.record-damaged", "4,194,305"):
         PictureRecord.from_bytes(packed.getvalue(), "it")

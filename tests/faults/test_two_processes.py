@@ -122,12 +122,9 @@ def command(verb: str, place: Path, out: Path) -> list[str | Path]:
 def start(arguments: list[str | Path]) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [warm.vitkit(), *map(str, arguments)],
-        env=runs.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        env=runs.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in the background
-    )
+    )  # fmt: skip
 
 
 def whole(arguments: list[str | Path]) -> None:
