@@ -171,8 +171,12 @@ def address(place: Workspace) -> Iterator[str]:
         yield url
 
 
-def test_a_picture_is_brought_and_looked_into(browser: Any, address: str, picture: Path) -> None:
-    with watched(browser) as page:
+@pytest.mark.parametrize("size", some(SIZES, {"phone"}))
+def test_a_picture_is_brought_and_looked_into(browser: Any, address: str, picture: Path, size: str) -> None:
+    with watched(browser, size, "light" if size == "desk" else "dark") as page:
+        page.goto(f"{address}/#ship")
+        page.get_by_role("heading", name="Model card").wait_for()
+        assert is_within(page) and serious(page) == []
         page.goto(f"{address}/#look")
         page.set_input_files("#look-file", str(picture))
         page.get_by_role("heading", name="Where it looks").wait_for()
@@ -193,16 +197,4 @@ def test_a_picture_is_brought_and_looked_into(browser: Any, address: str, pictur
         page.locator(".look-head").first.click()
         page.get_by_role("dialog").wait_for()
         page.keyboard.press("Escape")
-        assert serious(page) == []
-
-
-@pytest.mark.parametrize("size", some(SIZES, {"phone"}))
-def test_the_pages_fit_for_everybody(browser: Any, address: str, picture: Path, size: str) -> None:
-    with watched(browser, size, "light" if size == "desk" else "dark") as page:
-        page.goto(f"{address}/#ship")
-        page.get_by_role("heading", name="Model card").wait_for()
-        assert is_within(page) and serious(page) == []
-        page.goto(f"{address}/#look")
-        page.set_input_files("#look-file", str(picture))
-        page.get_by_role("heading", name="Where it looks").wait_for()
         assert is_within(page) and serious(page) == []

@@ -110,7 +110,7 @@ def test_no_record_stops_a_process_that_is_no_training_of_this_queue(
         monkeypatch.context() as patch,
     ):  # as if they were just being begun
         patch.setattr(module.os, "kill", lambda process, number: number and sent.append(process))
-        for process in (-1, 0, 1, -other.pid, other.pid, os.getpid(), 2**40):
+        for process in (-1, 0, -other.pid, other.pid, os.getpid()):
             for birth in ("", "long ago"):
                 put(jobs.folder, record(started=time.time(), process=process, birth=birth))
                 assert client.post("/api/train/runs/evil-1/stop").status_code == 400
@@ -123,7 +123,7 @@ def test_what_was_begun_elsewhere_is_stopped_elsewhere(place: Workspace, other: 
     """By the text of a lock that anybody can write, or by a real one."""
     client = client_of(place)
     lock = place.runs / "run-1" / ".lock"
-    for process in (str(other.pid), "0", "1", "99999999999999999999"):
+    for process in (str(other.pid), "0", "99999999999999999999"):
         lock.write_text(f"process {process} of {os.uname().nodename} since 2026-01-01 00:00:00")
         assert client.get("/api/train/runs").status_code == 200
         assert client.post("/api/train/runs/run-1/stop").status_code == 400
@@ -138,13 +138,10 @@ def test_what_was_begun_elsewhere_is_stopped_elsewhere(place: Workspace, other: 
 
 
 RECORDS: list[Any] = [
-    *(b"", b"{", b"[1]", b"{}", b"[" * 100_000, b"\xff\xfe{"),
-    *({"number": number} for number in ("2", 1.5, True, 7, 0)),  # 7 is that of another file
-    *({"run": run} for run in (3, "../x", "")),
-    *({"arguments": arguments} for arguments in ("train", [1])),
-    *({"process": process} for process in (-1, 2**70, "1")),
-    *({"folder": None}, {"asked": []}, {"queued": "now"}, {"started": float("nan")}, {"birth": 1}, {"code": "0"}),
-    {"shell": "rm"},
+    *(b"", b"[1]", b"[" * 100_000, b"\xff\xfe{"),
+    *({"number": number} for number in (True, 7)),  # the second is that of another file
+    *({"run": "../x"}, {"arguments": [1]}, {"process": -1}, {"process": 2**70}, {"folder": None}, {"asked": []}),
+    *({"started": float("nan")}, {"birth": 1}, {"code": "0"}, {"shell": "rm"}),
 ]
 
 
