@@ -136,7 +136,7 @@ def test_the_page_keeps_nobody_out_and_fits_the_window(browser: Any, report: str
 
 
 def test_a_cell_of_the_confusion_matrix_shows_its_photographs(page: Any) -> None:
-    for cell in page.locator(".matrix button").all():
+    for cell in page.locator(".matrix button").all()[:4]:
         label = cell.get_attribute("aria-label")
         cell.click()
         texts = cards(opened(page))
@@ -263,7 +263,11 @@ def test_a_page_names_its_task_and_parts_and_folds_notes(browser: Any, own: Eval
         assert opened(page).count() == 1
 
 
-def test_a_thousand_classes_are_a_drawing_and_a_list(browser: Any, tmp_path: Path) -> None:
+def test_a_thousand_classes_are_a_drawing_and_a_list(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    areas = {"roc_auc": 0.9, "average_precision": 0.8}  # which take seconds to compute
+    monkeypatch.setattr("vitkit.evaluation.figures.rank_areas", lambda own: dict.fromkeys(own.classes, areas))
     names = tuple(f"class {i}" for i in range(1000))
     own = evaluation_of(tmp_path / "photos", names, n=1000)
     address = write(tmp_path / "r.html", own, tmp_path / "photos")

@@ -55,10 +55,20 @@ def test_nothing_else_is_opened(studio: Studio) -> None:
         assert answer.status_code == 400 and client.get("/api/studio").json()["name"] == ""
 
 
-def test_photographs_are_brought_here(studio: Studio, browser: Browser, tmp_path: Path) -> None:
-    with served(studio) as address, watched(browser, "phone", "dark") as page:
+@pytest.mark.usefixtures("studio")  # for what lies beside this one
+def test_photographs_are_brought_here_after_a_download_that_fails(browser: Browser, tmp_path: Path) -> None:
+    def opened(chosen: str | Path) -> Any:
+        if chosen == "digits":
+            raise VitkitError("cannot download digits: there is no network")
+        return open_workspace(chosen, runs=tmp_path / "runs")
+
+    offline = Studio(None, tmp_path / "runs", opened)
+    with served(offline) as address, watched(browser, "phone", "dark", expected=("400",)) as page:
         page.goto(address)
-        page.get_by_role("region", name="Add photographs").wait_for()
+        page.get_by_role("button", name="digits").click()
+        page.get_by_text("digits was not opened: cannot download digits: there is no network").wait_for()
+        page.get_by_text("Choose files instead").wait_for()
+        assert page.locator("#fails .line").count() == 0
         assert serious(page) == [] and is_within(page)
         page.locator("#upload-files").set_input_files(sorted((tmp_path / "photos" / "red").iterdir()))
         page.get_by_text("2 photographs of 2 · 2 without a class").wait_for()
@@ -105,22 +115,6 @@ def test_two_uploads_of_one_name_do_not_mix(studio: Studio, tmp_path: Path) -> N
     assert (late.status_code, late.json()["code"]) == (400, "webapp.file-exists")
     (made,) = (tmp_path / "uploads" / folder["title"]).glob("*.jpg")
     assert made.read_bytes() == b"one-one"
-
-
-def test_a_download_that_fails_stays_visible_and_files_can_be_chosen(browser: Browser, tmp_path: Path) -> None:
-    def opened(chosen: str | Path) -> Any:
-        raise VitkitError(f"cannot download {chosen}: there is no network")
-
-    (tmp_path / "runs").mkdir()
-    with (
-        served(Studio(None, tmp_path / "runs", opened)) as address,
-        watched(browser, "phone", expected=("400",)) as page,
-    ):
-        page.goto(address)
-        page.get_by_role("button", name="digits").click()
-        page.get_by_text("digits was not opened: cannot download digits: there is no network").wait_for()
-        page.get_by_text("Choose files instead").wait_for()
-        assert page.locator("#fails .line").count() == 0 and is_within(page)
 
 
 def test_no_path_is_told_when_a_file_cannot_be_written(studio: Studio, tmp_path: Path) -> None:

@@ -1,11 +1,9 @@
 """What is alike and what to label next, by a model that sees nothing but colours."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,15 +11,8 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 import runs
-from browser import browser, is_within, serious, served, watched
-from vitkit.errors import VitkitError
 from vitkit.system.progress import progress
 from vitkit.webapp import Workspace, create_app, likeness, open_workspace
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser
-
-__all__ = ["browser"]
 
 
 def see_colours(arguments: list[str], out: Path) -> None:
@@ -118,34 +109,3 @@ def test_no_copy_of_a_labelled_photograph_is_proposed(place: Workspace, monkeypa
     assert TestClient(create_app(place)).get("/api/data/look").json()["ready"], "what was seen is kept"
     Image.new("RGB", (16, 16), "red").save(place.photographs / "new.png")
     assert not TestClient(create_app(place)).get("/api/data/look").json()["ready"], "until photographs change"
-
-
-def test_after_a_download_that_failed_a_file_of_weights_can_be_chosen(
-    place: Workspace, browser: Browser, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.delenv("VITKIT_OFFLINE")
-    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
-
-    def embed(arguments: list[str], out: Path) -> None:
-        if not arguments[1].endswith(".pth"):
-            raise VitkitError("there is no network")
-        see_colours(arguments, out)
-
-    monkeypatch.setattr(likeness, "run_vitkit", embed)
-    (tmp_path / "eyes.pth").write_bytes(b"weights")
-    with served(create_app(place)) as address, watched(browser, "phone") as page:
-        page.goto(address)
-        page.get_by_role("button", name="Label these next").click()
-        page.get_by_role("button", name="Download a small model").click()
-        dialog = page.get_by_role("dialog")
-        dialog.get_by_text("The model could not be used: there is no network").wait_for()
-        dialog.get_by_role("button", name="Try again to download").click()
-        dialog.get_by_text("The model could not be used: there is no network").wait_for()
-        assert serious(page) == [] and is_within(page)
-        dialog.locator("input[type=file]").set_input_files(tmp_path / "eyes.pth")
-        page.get_by_text("they differ from one another").wait_for()
-        page.goto(f"{address}/#train")
-        options = page.get_by_label("Begin from").locator("option")
-        options.first.wait_for(state="attached")
-        assert "eyes.pth" in options.all_inner_texts()
-    assert (place.runs.parent / "weights" / "eyes.pth").read_bytes() == b"weights"

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from test_likeness_routes import see_colours
 
 import runs
 from browser import SIZES, browser, is_within, serious, served, shorten, watched
 from vitkit.data import labels_so_far
+from vitkit.errors import VitkitError
 from vitkit.webapp import Job, Jobs, Photographs, Workspace, create_app, open_workspace
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["browser"]  # a fixture
 EVIL = "<img src=x onerror=\"document.title='hacked'\"><script>document.title='hacked'</script>"
-MANY = 2_500
+MANY = 1_000
 
 
 @pytest.fixture
@@ -128,7 +130,7 @@ def test_a_label_is_undone_where_it_was_given_and_each_class_has_its_colour(plac
         page.get_by_text("35 without a class").wait_for()
         assert bar.get_by_role("button", name="Undo: ").count() == 0
         saved(page)
-        assert serious(page) == [] and is_within(page)
+        assert is_within(page)
     assert labels(place)[:2] == ["tulip", "unlabelled"]
 
 
@@ -165,7 +167,7 @@ def test_many_are_chosen_by_mouse_and_classes_are_merged(place: Workspace, brows
 
 
 def test_keys_quicker_than_the_studio_label_the_photographs_that_were_shown(place: Workspace, browser: Browser) -> None:
-    """Thirty keys without a pause, to a studio that takes its time, does not answer at first, and is read anew."""
+    """Fifteen keys without a pause, to a studio that takes its time, does not answer at first, and is read anew."""
     is_down = [True]
 
     def slow(route: Route) -> None:
@@ -184,7 +186,7 @@ def test_keys_quicker_than_the_studio_label_the_photographs_that_were_shown(plac
         page.get_by_role("button", name="Without a class 36").click()  # from which what is labelled disappears
         grid.focus()
         page.keyboard.press("Home")
-        for i in range(30):
+        for i in range(15):
             shown = page.locator(f"#{grid.get_attribute('aria-activedescendant')}")
             expected[str(shown.get_attribute("title"))] = "abc"[i * 7 % 3]
             page.keyboard.press("123"[i * 7 % 3])
@@ -192,13 +194,13 @@ def test_keys_quicker_than_the_studio_label_the_photographs_that_were_shown(plac
         (place.photographs / "0.png").write_bytes((place.photographs / "blue-img2.png").read_bytes())
         page.request.get(f"{page.url.split('#')[0]}api/data/all?anew=true")  # others look: all have other numbers now
         is_down.clear()
-        page.get_by_text("7 without a class").wait_for()
+        page.get_by_text("22 without a class").wait_for()
         saved(page)
     state = Photographs(place).read()
     said = dict(zip(state.table.paths, state.labels, strict=True))
-    assert len(expected) == 30 and {path: said[path] for path in expected} == expected
-    assert list(said.values()).count("unlabelled") == 7
-    assert len(labels_so_far(place.labels).edits) == 30, "each is a step of its own"
+    assert len(expected) == 15 and {path: said[path] for path in expected} == expected
+    assert list(said.values()).count("unlabelled") == 22
+    assert len(labels_so_far(place.labels).edits) == 15, "each is a step of its own"
 
 
 def test_a_click_means_the_photograph_on_which_the_button_was_pressed(place: Workspace, browser: Browser) -> None:
@@ -222,18 +224,6 @@ def test_a_click_means_the_photograph_on_which_the_button_was_pressed(place: Wor
         assert places == sorted(places), "as a screen reader reads them"
 
 
-def test_a_class_is_given_by_tapping(place: Workspace, browser: Browser) -> None:
-    for name in ("blue", "red"):
-        Photographs(place).add_class(name)
-    with studio(place, browser, "phone") as page:
-        page.locator(".cell").nth(0).click()
-        page.get_by_role("group", name="Classes to give").get_by_role("button", name="red").click()
-        page.get_by_role("group", name="Classes to give").get_by_role("button", name="blue").click()
-        page.get_by_text("34 without a class").wait_for()
-        saved(page)
-    assert labels(place)[:3] == ["red", "blue", "unlabelled"]
-
-
 LOOKS = [own for own in itertools.product(SIZES, ("light", "dark")) if own != ("phone", "dark")]
 
 
@@ -245,7 +235,8 @@ def test_everybody_can_use_every_tab(place: Workspace, browser: Browser, size: s
     version = photographs.read().version
     photographs.label(version, range(12), EVIL)
     photographs.label(version, [13], "")
-    photographs.add_class("empty")
+    for name in ("blue", "red"):
+        photographs.add_class(name)
     (place.runs / "heap-1").mkdir(parents=True)
     (place.runs / "heap-1" / "recipe.toml").write_text("")
     rows = "\n".join(f"{i},{i},{2 - i / 4},0.{i}5,{2 - i / 5},0.{i}1,0.1,1" for i in range(5))
@@ -258,8 +249,15 @@ def test_everybody_can_use_every_tab(place: Workspace, browser: Browser, size: s
         assert serious(page) == [] and is_within(page)
         page.locator(".cell").first.dblclick()
         page.wait_for_selector("dialog img")
-        assert serious(page) == []
+        assert serious(page, "dialog") == []
         page.keyboard.press("Escape")
+        if size == "phone":
+            page.locator(".cell").first.click()
+            for i, name in enumerate(("red", "blue")):  # a class is given by tapping
+                page.get_by_role("group", name="Classes to give").get_by_role("button", name=name).click()
+                page.locator(".cell").nth(i).get_by_text(name).wait_for()
+            saved(page)
+            assert labels(place)[:3] == ["red", "blue", EVIL]
         page.get_by_role("link", name="Train").click()
         page.locator(".log").get_by_text(EVIL).wait_for()
         assert serious(page) == [] and is_within(page)
@@ -282,7 +280,6 @@ def test_a_training_that_ended_after_one_epoch_is_told_in_sentences(place: Works
         page.get_by_text("The time (1m) is up: 1 of 70 epochs.").wait_for()
         page.get_by_text("0.7 on training photographs, 0.6 on validation photographs").wait_for()
         assert page.locator(".chart svg").count() == 0
-        assert serious(page) == []
 
 
 @pytest.mark.accept
@@ -308,7 +305,7 @@ def test_of_thousands_only_those_in_sight_are_in_the_page(place: Workspace, brow
         os.link(files[i % len(files)], many / f"{i:05}.png")
     with studio(Workspace(many, place.runs, tmp_path / "labels" / "many.csv"), browser) as page:
         page.wait_for_selector(".cell img.there")
-        assert "2,500" in page.locator(".data-head").inner_text()
+        assert "1,000" in page.locator(".data-head").inner_text()
         page.evaluate("document.querySelector('.grid').scrollTop = 1e9")
         page.locator(f"#cell-{MANY - 1}").wait_for()
         assert page.evaluate("document.querySelectorAll('.cell').length") < 200
@@ -318,3 +315,33 @@ def test_of_thousands_only_those_in_sight_are_in_the_page(place: Workspace, brow
         page.reload()
         page.wait_for_selector(".cell img.there")
         assert page.evaluate("document.querySelectorAll('.cell').length") < 200  # with nothing that bounds the grid
+
+
+def test_after_a_download_that_failed_a_file_of_weights_can_be_chosen(
+    place: Workspace, browser: Browser, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
+
+    def embed(arguments: list[str], out: Path) -> None:
+        if not arguments[1].endswith(".pth"):
+            raise VitkitError("there is no network")
+        see_colours(arguments, out)
+
+    monkeypatch.setattr("vitkit.webapp.likeness.run_vitkit", embed)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "eyes.pth").write_bytes(b"weights")
+    with studio(place, browser, "phone") as page:
+        page.get_by_role("button", name="Label these next").click()
+        page.get_by_role("button", name="Download a small model").click()
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_text("The model could not be used: there is no network").wait_for()
+        dialog.get_by_role("button", name="Try again to download").click()
+        dialog.get_by_text("The model could not be used: there is no network").wait_for()
+        assert serious(page, "dialog") == [] and is_within(page)
+        dialog.locator("input[type=file]").set_input_files(tmp_path / "elsewhere" / "eyes.pth")
+        page.get_by_text("they differ from one another").wait_for()
+        page.get_by_role("link", name="Train").click()
+        options = page.get_by_label("Begin from").locator("option")
+        options.first.wait_for(state="attached")
+        assert "eyes.pth" in options.all_inner_texts()
+    assert (place.runs.parent / "weights" / "eyes.pth").read_bytes() == b"weights"
