@@ -483,7 +483,7 @@ for name in [name for name in sys.modules if name.partition(".")[0] == "vitkit"]
 sys.path.insert(0, sys.argv[1])
 import vitkit
 assert vitkit.__file__.startswith(sys.argv[1])
-data, place = map(Path, sys.argv[2:])
+data, root = map(Path, sys.argv[2:])
 
 
 def quick(**fields):
@@ -511,20 +511,17 @@ def refusal(call, *arguments, **options):
 """
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return runs.photos(tmp_path_factory.mktemp("additions") / "photos")
-
-
-@pytest.mark.parametrize("name", ADDITIONS)
-def test_an_addition_edits_few_files_and_works(name: str, data: Path, tmp_path: Path) -> None:
-    addition, edited, touched = ADDITIONS[name]
-    assert (len(addition.edits), len(addition.edits) + len(addition.new)) == (edited, touched)
-    copy, place = tmp_path / "src" / "vitkit", tmp_path / "place"
+@pytest.mark.parametrize("name", ["all", *(pytest.param(name, marks=pytest.mark.accept) for name in ADDITIONS)])
+def test_an_addition_edits_few_files_and_works(name: str, tmp_path: Path) -> None:
+    copy, program = tmp_path / "src" / "vitkit", _HEAD
     shutil.copytree(SOURCE, copy)  # with its bytecode, which holds for what is not edited
-    addition.apply(copy)
-    place.mkdir()
-    command = [warm.python(), "-c", _HEAD + addition.trial, str(copy.parent), str(data), str(place)]
+    for own, (addition, edited, touched) in ADDITIONS.items():
+        if name in (own, "all"):
+            assert (len(addition.edits), len(addition.edits) + len(addition.new)) == (edited, touched)
+            addition.apply(copy)
+            (tmp_path / own).mkdir()
+            program += f"\nplace = root / {own!r}\n{addition.trial}"
+    command = [warm.python(), "-c", program, str(copy.parent), str(runs.shared_photos()), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 

@@ -10,13 +10,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import vitkit
+from exporting.ready import exported
 from photos import folder
 from refusals import refused
 from tiny import build, images, tiny
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.explanation import METHODS
-from vitkit.exporting import export, load_exported
+from vitkit.exporting import load_exported
 from vitkit.inference import open_runner
 from vitkit.model import VisionTransformer
 from vitkit.system import best_precision, choose_device, processor_precision
@@ -82,7 +83,7 @@ def test_the_processor_is_taken_on_a_machine_with_a_gpu(monkeypatch: pytest.Monk
     assert best_precision("mps") == "float32"
 
 
-@pytest.mark.parametrize("backend", ["openvino", "onnx"])
+@pytest.mark.parametrize("backend", ["openvino", pytest.param("onnx", marks=pytest.mark.accept)])
 def test_a_backend_of_processors_refuses_a_gpu_by_name(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("openvino" if backend == "openvino" else "onnxruntime")
     have(monkeypatch, cuda=True)
@@ -92,13 +93,9 @@ def test_a_backend_of_processors_refuses_a_gpu_by_name(backend: str, monkeypatch
     assert open_runner(build(), backend, "float32").backend == backend  # which it takes where it has the choice
 
 
-def test_an_exported_file_runs_on_the_processor(tmp_path: Path) -> None:
+def test_an_exported_file_runs_on_the_processor() -> None:
     pytest.importorskip("onnxruntime")
-    from vitkit.exporting import choose_pictures
-
-    pictures = choose_pictures(None, None, "auto", None)
-    export(classifier(), tmp_path / "model.onnx", pictures)
-    file = load_exported(tmp_path / "model.onnx")
+    file = load_exported(exported(".onnx"))
     assert file.use(device="cpu") is file
     assert file.to("auto") is file
     with refused("exporting.device-unsupported", "model.onnx"):

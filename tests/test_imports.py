@@ -175,17 +175,14 @@ def hidden_names(root: Path, rooms: Iterable[str], exported: Mapping[str, set[st
     return sorted(found)
 
 
-def test_modules_have_no_cycle() -> None:
-    assert cycle(the_house()) == []
+def test_modules_and_the_plan_have_no_cycle() -> None:
+    assert cycle(the_house()) == cycle(PLAN) == []
 
 
-def test_nothing_imports_the_command_line() -> None:
+def test_rooms_import_what_the_plan_allows_and_nothing_the_command_line() -> None:
     """But for the package as a program, once it listens to signals."""
-    assert importers(the_house(), "cli") == ["vitkit.__main__"]
-
-
-def test_rooms_import_what_the_plan_allows() -> None:
     assert forbidden(the_house(), PLAN) == []
+    assert importers(the_house(), "cli") == ["vitkit.__main__"]
 
 
 def test_rooms_apart_use_what_others_export() -> None:
@@ -200,10 +197,6 @@ def test_what_a_room_exports_exists() -> None:
         if name:
             modules = {module.split(".")[2] for module in the_house() if module.startswith(f"vitkit.{name}.")}
             assert names & modules == set(), name
-
-
-def test_the_plan_has_no_cycle() -> None:
-    assert cycle(PLAN) == []
 
 
 def test_the_house_has_few_rooms() -> None:
@@ -231,18 +224,17 @@ def build(tmp_path: Path, files: dict[str, str]) -> dict[str, set[str]]:
     return module_imports(tmp_path / "house")
 
 
-def test_a_cycle_is_found(tmp_path: Path) -> None:
-    graph = build(tmp_path, {"a.py": "import house.b\n", "b.py": "from house import c\n", "c.py": "from .a import x\n"})
-    assert set(cycle(graph)) == {"house.a", "house.b", "house.c"}
-
-
-def test_a_forbidden_edge_is_found(tmp_path: Path) -> None:
+def test_a_cycle_a_forbidden_edge_and_an_importer_are_found(tmp_path: Path) -> None:
+    files = {"a.py": "import house.b\n", "b.py": "from house import c\n", "c.py": "from .a import x\n"}
+    assert set(cycle(build(tmp_path / "cycle", files))) == {"house.a", "house.b", "house.c"}
     files = {"data/__init__.py": "", "data/source.py": "from house.model import Net\n", "model.py": "class Net: ...\n"}
-    graph = build(tmp_path, files)
+    graph = build(tmp_path / "edge", files)
     plan: dict[str, set[str]] = {"__init__": set(), "model": set(), "data": set()}
     assert forbidden(graph, plan) == ["house.data.source imports house.model"]
     assert forbidden(graph, plan | {"data": {"model"}}) == []
     assert forbidden(graph, {"__init__": set(), "data": {"model"}}) == ["room model is not in the plan"]
+    files = {"cli/app.py": "from house.cli import run\n", "cli/run.py": "", "a.py": "import house.cli.app\n"}
+    assert importers(build(tmp_path / "importer", files), "cli") == ["house.a"]
 
 
 @pytest.mark.parametrize(
@@ -266,13 +258,6 @@ def test_a_name_that_a_room_does_not_export_is_found(tmp_path: Path, text: str, 
     build(tmp_path, {"web/app.py": text, "web/__init__.py": "", "data/__init__.py": "", "errors.py": ""})
     exported = {"": {"load", "__version__"}, "data": {"Table"}}
     assert hidden_names(tmp_path / "house", ["web"], exported) == [f"house.web.app uses {name}" for name in hidden]
-
-
-def test_an_importer_of_the_command_line_is_found(tmp_path: Path) -> None:
-    graph = build(
-        tmp_path, {"cli/app.py": "from house.cli import run\n", "cli/run.py": "", "a.py": "import house.cli.app\n"}
-    )
-    assert importers(graph, "cli") == ["house.a"]
 
 
 @pytest.mark.parametrize(
@@ -300,12 +285,10 @@ def test_what_counts_as_an_import(tmp_path: Path, text: str, imported: set[str])
 
 # --- What must start fast ---------------------------------------------------------------------------
 
-_WITH_TORCH = "import json, vitkit.model.vit, vitkit.profiling.model_info"
 _SERVERS = {"fastapi", "starlette", "uvicorn"}
 _SLOW = {"lightning", "lightning_fabric", "pytorch_lightning", "torchmetrics", "torchvision", *_SERVERS}
 
 
-@functools.cache
 def loaded_after(code: str) -> set[str]:
     """Top-level modules that a fresh interpreter has loaded after running `code`."""
     report = "\nimport sys\nsys.stderr.write('\\n' + ' '.join(name for name in list(sys.modules) if '.' not in name))"
@@ -326,51 +309,35 @@ def command(*arguments: str) -> str:
     )
 
 
-@pytest.mark.parametrize(
-    ("code", "heavy"),
-    [
-        ("import vitkit, vitkit.model.config, vitkit.errors", _SLOW | {"torch", "numpy"}),
-        ("import vitkit; vitkit.ViTConfig, vitkit.list_models()", _SLOW | {"torch", "numpy"}),
-        ("import vitkit.explanation.methods, vitkit.inference.backends.registry", _SLOW | {"torch", "numpy"}),
-        ("import vitkit.data.sources, vitkit.weights.formats", _SLOW | {"torch", "numpy"}),
-        ("import vitkit.exporting.formats", _SLOW | {"torch", "numpy", "onnxruntime", "openvino"}),
-        ("import vitkit.classifier, vitkit.exporting.loading", _SLOW | {"torch", "onnxruntime", "openvino"}),
-        (_WITH_TORCH, _SLOW),
-    ],
-)
-def test_light_modules(code: str, heavy: set[str]) -> None:
-    assert loaded_after(code) & heavy == set()
+def test_what_needs_no_arrays_imports_none() -> None:
+    light = (
+        "import vitkit, vitkit.model.config, vitkit.errors, vitkit.explanation.methods, vitkit.data.sources\n"
+        "import vitkit.inference.backends.registry, vitkit.weights.formats, vitkit.exporting.formats\n"
+        "vitkit.ViTConfig, vitkit.list_models()\n"
+    )
+    found = loaded_after(light + command("--help"))
+    assert "vitkit" in found and found & (_SLOW | {"torch", "numpy", "onnxruntime", "openvino"}) == set()
 
 
-@pytest.mark.skipif(not (SOURCE / "cli" / "app.py").exists(), reason="there is no command line yet")
-@pytest.mark.parametrize(
-    ("arguments", "heavy"),
-    [
-        (("--help",), _SLOW | {"torch", "numpy"}),
-        (("models",), _SLOW),
-        (("info", "vit_tiny_patch16_224"), _SLOW),
-    ],
-)
-def test_light_commands(arguments: tuple[str, ...], heavy: set[str]) -> None:
-    assert loaded_after(command(*arguments)) & heavy == set()
+def test_what_opens_files_for_other_runtimes_imports_none_of_them() -> None:
+    found = loaded_after("import vitkit.classifier, vitkit.exporting.loading, vitkit.inference.unknown")
+    assert found & (_SLOW | {"torch", "onnxruntime", "openvino", "scipy", "sklearn"}) == set()
 
 
-def test_a_loaded_module_is_seen() -> None:
-    assert {"json", "vitkit", "torch"} <= loaded_after(_WITH_TORCH)
+def test_what_needs_torch_imports_nothing_slow_and_a_training_not_torchmetrics() -> None:
+    """Fabric would import it to look at its version, and with it transformers and torchvision."""
+    pytest.importorskip("torchmetrics")
+    models = "import json, vitkit.model.vit, vitkit.profiling.model_info\n"
+    found = loaded_after(
+        f"{models}{command('models')}{command('info', 'vit_tiny_patch16_224')}"
+        f"assert 'torch' in sys.modules\nfound = {_SLOW!r} & set(sys.modules)\nassert not found, found\n"
+        "from vitkit.training import fabric_of\nfabric_of('float32', 'cpu')\n"
+        "import importlib.util\nassert importlib.util.find_spec('torchmetrics') is not None, 'it can still be imported'"
+    )
+    assert "lightning_fabric" in found and found & {"torchmetrics", "transformers", "torchvision"} == set()
 
 
 def test_no_two_files_of_tests_have_one_name() -> None:
     """pytest takes the second for the first, and collects neither in some orders."""
     names = sorted(path.name for path in Path(__file__).parent.rglob("test_*.py"))
     assert [name for name, other in itertools.pairwise(names) if name == other] == []
-
-
-def test_the_start_of_a_training_leaves_torchmetrics_alone() -> None:
-    """Fabric would import it to look at its version, and with it transformers and torchvision."""
-    pytest.importorskip("torchmetrics")
-    loaded_after(
-        "import sys\nfrom vitkit.training import fabric_of\nfabric_of('float32', 'cpu')\n"
-        "assert 'lightning_fabric' in sys.modules\n"
-        "found = {'torchmetrics', 'transformers', 'torchvision'} & set(sys.modules)\nassert not found, found\n"
-        "import importlib.util\nassert importlib.util.find_spec('torchmetrics') is not None, 'it can still be imported'"
-    )

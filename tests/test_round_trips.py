@@ -34,6 +34,7 @@ def folder() -> Iterator[Path]:
         yield Path(path)
 
 
+@settings(max_examples=40)
 @given(
     st.lists(
         st.tuples(TEXT, TEXT | st.just(""), TEXT | st.just("")).map(lambda row: Edit(*row)), min_size=1, max_size=5
@@ -56,6 +57,7 @@ def test_labels(edits: Sequence[Edit], first: int) -> None:
         assert read_labels(file).edits == tuple(edit for part in made[:-1] for edit in part)
 
 
+@settings(max_examples=50)
 @given(NAMES, st.lists(TEXT, unique=True, max_size=12), st.data())
 def test_splits(classes: list[str], paths: list[str], data: st.DataObject) -> None:
     labels = [data.draw(st.integers(0, len(classes) - 1)) for _ in paths]
@@ -69,6 +71,7 @@ def test_splits(classes: list[str], paths: list[str], data: st.DataObject) -> No
     assert split_to_dict(again)["hash"] == stored["hash"]
 
 
+@settings(max_examples=50)
 @given(NAMES, TEXT, st.sampled_from(sorted(FORMATS)), st.data())
 def test_predictions(classes: list[str], path: str, suffix: str, data: st.DataObject) -> None:
     scores = [data.draw(st.floats(0, 1, width=32)) for _ in classes]
@@ -88,7 +91,7 @@ def test_predictions(classes: list[str], path: str, suffix: str, data: st.DataOb
     assert numbers[0] == pytest.approx(numbers[1], abs=1e-6)
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 2)), min_size=2, max_size=9), st.integers(1, 9000))
 def test_shards(images: list[tuple[int, int]], size: int) -> None:
     with folder() as here:
@@ -103,7 +106,7 @@ def test_shards(images: list[tuple[int, int]], size: int) -> None:
                 assert copy.read() == original.read()
 
 
-@settings(max_examples=50)
+@settings(max_examples=15)
 @given(configs(), st.data())
 def test_model_folders(config: ViTConfig, data: st.DataObject) -> None:
     config = config.replace(in_channels=data.draw(st.sampled_from([1, 3])), num_classes=data.draw(st.integers(1, 5)))

@@ -4,6 +4,7 @@ import csv
 import io
 import re
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from xml.etree import ElementTree
@@ -21,13 +22,13 @@ from vitkit.model import ViTConfig
 from vitkit.text import as_typed, harmless, restored, sentence, visible, workbook
 from vitkit.training import Recipe
 
-names = st.text(st.characters(codec="utf-8") | st.sampled_from("=+-@'\\\x1b\x9b\x7f\t\r\n;,\"\udc80\udcff"), min_size=1)
+names = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("=+-@'\\\x1b\x9b\x7f\t\r\n;,\"\udc80\udcff"), min_size=1)
 _COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @given(names)
 @example("a;=2+2.jpg")
-@settings(max_examples=500)
+@settings(max_examples=300)
 def test_what_is_made_harmless_is_restored(text: str) -> None:
     """Without commands for spreadsheets and, as what is said has none either, for terminals."""
     cell = harmless(text)
@@ -44,7 +45,7 @@ def test_ordinary_names_stay_as_they_are(plain: str) -> None:
 
 @given(path=names, label=names, reject=st.sampled_from([None, 0.9]))
 @example(path="=1", label="-1", reject=None)
-@settings(max_examples=300)
+@settings(max_examples=80)
 def test_a_row_of_predictions_is_read_as_it_was_written(path: str, label: str, reject: float | None) -> None:
     columns = Columns(top=2, reject=reject)
     prediction = Prediction(path, label, 0.75, ((label, 0.75), ("other", 0.25)))
@@ -58,7 +59,7 @@ def test_a_row_of_predictions_is_read_as_it_was_written(path: str, label: str, r
 
 
 @given(st.lists(names.map(str.strip).filter(bool), min_size=2, max_size=6, unique=True))
-@settings(max_examples=100)
+@settings(max_examples=30)
 def test_lists_of_labels_are_read_as_written(tmp_path_factory: pytest.TempPathFactory, labels: list[str]) -> None:
     labels = [f"{label}{i}" for i, label in enumerate(labels) if not set(label) & set(";|\x00")]  # none joins others
     if len(set(labels)) < 2 or any("\udc80" <= own <= "\udfff" for label in labels for own in label):
@@ -125,6 +126,7 @@ _PLAIN = st.one_of(
 )
 
 
+@settings(max_examples=60)
 @given(data=st.data(), value=_PLAIN | st.dictionaries(st.text(max_size=2), _PLAIN, max_size=2))
 def test_every_configuration_takes_a_plain_value_or_refuses_it_in_a_line(data: st.DataObject, value: Any) -> None:
     """Whatever a damaged or hostile file says."""
@@ -152,6 +154,7 @@ MAIN = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
 
 def read(file: Path) -> list[dict[str, Any]]:
     """The cells of each row by their column's letters."""
+    restore = partial(re.sub, "_x([0-9A-Fa-f]{4})_", lambda match: chr(int(match[1], 16)))
     with zipfile.ZipFile(file) as archive:
         assert archive.testzip() is None
         sheet = ElementTree.fromstring(archive.read("xl/worksheets/sheet1.xml"))
@@ -165,16 +168,12 @@ def read(file: Path) -> list[dict[str, Any]]:
             text = cell.find(f"{MAIN}is/{MAIN}t")
             value = cell.findtext(f"{MAIN}v")
             letters = str(cell.get("r")).rstrip("0123456789")
-            cells[letters] = decoded(text.text or "") if text is not None else float(str(value))
+            cells[letters] = float(str(value)) if text is None else restore(text.text or "")
         rows.append(cells)
     return rows
 
 
-def decoded(text: str) -> str:
-    return re.sub("_x([0-9A-Fa-f]{4})_", lambda match: chr(int(match[1], 16)), text)
-
-
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.lists(st.tuples(st.text(max_size=20), st.none() | st.floats(0, 1)), max_size=4))
 def test_every_text_and_number_comes_back(tmp_path_factory: pytest.TempPathFactory, rows: list[Any]) -> None:
     file = tmp_path_factory.mktemp("book") / "a.xlsx"

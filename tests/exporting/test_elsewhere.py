@@ -1,20 +1,23 @@
 """Folders for Core ML and TensorRT: what they contain, what `verify.py` finds, and what is never lost."""
 
 import json
+import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import runs
 import vitkit
+from exporting.ready import plain
+from once import once
 from refusals import refused
-from tiny import build
-from vitkit.classifier import Classifier
-from vitkit.data import Preprocess
 from vitkit.exporting import elsewhere
 
 WITH_ONNX_RUNTIME = """
@@ -26,27 +29,27 @@ def logits(images):
 """
 
 
-@pytest.fixture(scope="module")
-def classifier() -> Classifier:
-    return Classifier(build(), tuple("abcdefg"), Preprocess(size=(12, 16)), temperature=1.7)
+def written() -> Path:
+    """An unverified folder for TensorRT, which tests may read but not change."""
+
+    def make(place: Path) -> None:
+        place.mkdir()
+        vitkit.export(plain(), out=place / "a.tensorrt")
+
+    return once("tensorrt", make) / "a.tensorrt.unverified"
 
 
 @pytest.fixture
-def folder(classifier: Classifier, tmp_path: Path) -> Path:
-    """An unverified folder for TensorRT, whose model ONNX Runtime computes."""
-    folder = Path(vitkit.export(classifier, out=tmp_path / "a.tensorrt").file)
+def folder(tmp_path: Path) -> Path:
+    """A copy, whose model ONNX Runtime computes."""
+    folder = runs.copy_of(written(), tmp_path / "a.tensorrt.unverified")
     (folder / "model.py").write_text(WITH_ONNX_RUNTIME)
     return folder
 
 
-def verify(folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "verify.py"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
-
-
-def test_a_folder_says_that_it_was_not_verified(classifier: Classifier, tmp_path: Path) -> None:
+def test_a_folder_says_that_it_was_not_verified(tmp_path: Path) -> None:
     models = pytest.importorskip("coremltools.models")
-    found = vitkit.export(classifier, out=tmp_path / "a.coreml", precision="float16")
+    found = vitkit.export(plain(), out=tmp_path / "a.coreml", precision="float16")
     assert [path.name for path in tmp_path.iterdir()] == ["a.coreml.unverified"] == [found.file.name]
     assert "Not verified: Core ML needs macOS." in found.lines()[-2]
     expected = {"expected.npz", "model.json", "model.mlpackage", "model.py", "verify.py"}
@@ -58,53 +61,58 @@ def test_a_folder_says_that_it_was_not_verified(classifier: Classifier, tmp_path
     assert json.loads(described.metadata.userDefined["vitkit"])["classes"] == list("abcdefg")
 
 
-def test_the_script_verifies_the_model_and_renames_the_folder(folder: Path, classifier: Classifier) -> None:
-    stored = np.load(folder / "expected.npz")
+def test_the_script_verifies_the_model_and_renames_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored, model = np.load(folder / "expected.npz"), plain().model
+
+    def logits(images: Any) -> Any:
+        return model(torch.from_numpy(images)).detach().numpy()
+
     assert len(stored["images"]) == 32
-    expected = classifier.model(torch.from_numpy(stored["images"])).detach().numpy()
-    assert np.abs(stored["logits"] - expected).max() < 1e-5
-    for fault in ("images[:, ::-1]", "images * 1.1", "images * float('nan')"):
-        script = WITH_ONNX_RUNTIME.replace('"images": images', f'"images": ({fault}).astype("float32")')
-        (folder / "model.py").write_text(script)
-        ran = verify(folder)
-        assert ran.returncode == 1 and "the model does not compute what the original did" in ran.stderr
+    assert np.abs(stored["logits"] - logits(stored["images"])).max() < 1e-5
+    for fault in (lambda images: images[:, ::-1].copy(), lambda images: images * 1.1, lambda images: images * np.nan):
+        found = logits(fault(stored["images"]).astype(np.float32))
+        monkeypatch.setitem(sys.modules, "model", SimpleNamespace(logits=lambda _, found=found: found))
+        with pytest.raises(SystemExit, match="the model does not compute what the original did"):
+            runpy.run_path(str(folder / "verify.py"))
         assert folder.is_dir()
-    (folder / "model.py").write_text(WITH_ONNX_RUNTIME)
-    ran = verify(folder)
+    command = [sys.executable, "verify.py"]
+    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.endswith("verified\n")
     assert not folder.exists() and folder.with_suffix("").is_dir()
 
 
-def test_a_runtime_that_is_installed_verifies_at_once(
-    classifier: Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    static = tmp_path / "static"
-    static.mkdir()
+def test_a_runtime_that_is_installed_verifies_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    static = runs.copy_of(elsewhere._STATIC, tmp_path / "static")
     (static / "tensorrt.py").write_text(WITH_ONNX_RUNTIME)
-    (static / "verify.py").write_text((elsewhere._STATIC / "verify.py").read_text())
     monkeypatch.setattr(elsewhere, "_STATIC", static)
-    here = elsewhere.replace(elsewhere.ELSEWHERE["tensorrt"], is_here=lambda: True)
+    here = elsewhere.replace(elsewhere.ELSEWHERE["tensorrt"], is_here=lambda: True, write=copy_model)
     monkeypatch.setitem(elsewhere.ELSEWHERE, "tensorrt", here)
-    found = vitkit.export(classifier, out=tmp_path / "a.tensorrt")
+    found = vitkit.export(plain(), out=tmp_path / "a.tensorrt")
     assert (found.file.name, found.to_dict()["is_verified"]) == ("a.tensorrt", True)
     (static / "tensorrt.py").write_text(WITH_ONNX_RUNTIME.replace("[0]", "[0] + 1"))
     before = (found.file / "model.onnx").read_bytes()
     with refused("exporting.check-failed"):
-        vitkit.export(classifier, out=tmp_path / "a.tensorrt", force=True)
+        vitkit.export(plain(), out=tmp_path / "a.tensorrt", force=True)
     assert (found.file / "model.onnx").read_bytes() == before, "what was there is kept"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tensorrt", "static"]
 
 
-def test_only_folders_of_vitkit_are_replaced(folder: Path, classifier: Classifier) -> None:
-    out = folder.with_suffix("")
+def copy_model(_classifier: Any, folder: Path, *_: Any) -> None:
+    shutil.copy(written() / "model.onnx", folder)
+
+
+def test_only_folders_of_vitkit_are_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, own = folder.with_suffix(""), plain()
+    copying = elsewhere.replace(elsewhere.ELSEWHERE["tensorrt"], write=copy_model)
+    monkeypatch.setitem(elsewhere.ELSEWHERE, "tensorrt", copying)
     with refused("exporting.file-exists", "a.tensorrt.unverified"):
-        vitkit.export(classifier, out=out)
-    vitkit.export(classifier, out=out, force=True)
+        vitkit.export(own, out=out)
+    vitkit.export(own, out=out, force=True)
     assert "polygraphy" in (folder / "model.py").read_text()
     (folder / "verify.py").unlink()
     with refused("exporting.folder-foreign", "a.tensorrt.unverified"):
-        vitkit.export(classifier, out=out, force=True)
+        vitkit.export(own, out=out, force=True)
     assert (folder / "model.onnx").is_file()
 
 
@@ -118,11 +126,11 @@ def test_only_folders_of_vitkit_are_replaced(folder: Path, classifier: Classifie
     ],
 )
 def test_what_cannot_be_written_is_refused(
-    classifier: Classifier, options: dict[str, Any], code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     if code == "exporting.package-missing":
         monkeypatch.setattr("vitkit.exporting.formats.find_spec", lambda _: None)
     with refused(code):
-        vitkit.export(classifier, **options)
+        vitkit.export(plain(), **options)
     assert list(tmp_path.iterdir()) == []

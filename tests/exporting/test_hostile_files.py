@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import photos
+from exporting.ready import exported, plain
 from refusals import refused
 from tiny import VARIETY, build, images, largest_difference
 from vitkit.classifier import Classifier
@@ -22,8 +23,6 @@ from vitkit.exporting import Card, Pictures, export, load_exported, program
 from vitkit.exporting import card as seal
 from vitkit.exporting.formats import Storage
 
-FILES = ("model.onnx", "model.xml", "model.pt2")
-
 
 class Bomb:
     """Unpickling it leaves a file in the working directory."""
@@ -32,15 +31,12 @@ class Bomb:
         return Path.touch, (Path("exploded"),)
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a file of each format, which tests may read but not change."""
     folder = tmp_path_factory.mktemp("exported")
-    own = Classifier(
-        build(layers=1, position="sincos_2d"), tuple("abcdefg"), Preprocess(size=(12, 16)), temperature=1.5
-    )
-    for file in FILES:
-        export(own, folder / file, Pictures("noise", tuple(photos.noise(21, 17, seed) for seed in range(3))))
+    for suffix in (".onnx", ".xml", ".pt2"):
+        shutil.copytree(exported(suffix).parent, folder, dirs_exist_ok=True)
     return folder
 
 
@@ -67,8 +63,8 @@ def test_programs_are_not_opened(command: str, place: Path, vitkit: Any) -> None
     assert not (place / "exploded").exists()
 
 
-def test_a_program_says_nothing_of_the_folders_it_was_made_in(exported: Path) -> None:
-    content = (exported / "model.pt2").read_bytes()
+def test_a_program_says_nothing_of_the_folders_it_was_made_in(folder: Path) -> None:
+    content = (folder / "model.pt2").read_bytes()
     assert str(Path(program.__file__).parent).encode() not in content
     assert b".py" not in content
 
@@ -84,17 +80,9 @@ def test_the_program_of_every_model_computes_its_logits(fields: dict[str, Any], 
     assert largest_difference(torch.export.load(tmp_path / "model.pt2").module()(asked), own.logits(asked)) < 1e-5
 
 
-def spoil_onnx(exported: Path, path: Path, change: Callable[[Any], None]) -> None:
-    import onnx
-
-    model = onnx.load(exported / "model.onnx")
-    change(model)
-    path.write_bytes(seal.sealed(model.SerializeToString()))
-
-
-def copied(exported: Path, place: Path, *others: str) -> None:
+def copied(folder: Path, place: Path, *others: str) -> None:
     for name in ("model.xml", "model.bin", *others):
-        shutil.copy(exported / name, place)
+        shutil.copy(folder / name, place)
 
 
 def external(model: Any) -> None:
@@ -123,8 +111,12 @@ ONNX_ATTACKS: dict[str, Callable[[Any], None]] = {
 
 
 @pytest.mark.parametrize("attack", ONNX_ATTACKS.values(), ids=ONNX_ATTACKS)
-def test_an_onnx_file_with_others_is_refused(exported: Path, attack: Callable[[Any], None], place: Path) -> None:
-    spoil_onnx(exported, place / "model.onnx", attack)
+def test_an_onnx_file_with_others_is_refused(folder: Path, attack: Callable[[Any], None], place: Path) -> None:
+    import onnx
+
+    model = onnx.load(folder / "model.onnx")
+    attack(model)
+    (place / "model.onnx").write_bytes(seal.sealed(model.SerializeToString()))
     with refused("exporting.file-foreign"):
         load_exported(place / "model.onnx")
 
@@ -144,9 +136,9 @@ XML_ATTACKS = {
 
 
 @pytest.mark.parametrize(("old", "new"), XML_ATTACKS.values(), ids=XML_ATTACKS)
-def test_an_openvino_model_with_others_is_refused(exported: Path, old: bytes, new: bytes, place: Path) -> None:
-    copied(exported, place)
-    content = (exported / "model.xml").read_bytes()
+def test_an_openvino_model_with_others_is_refused(folder: Path, old: bytes, new: bytes, place: Path) -> None:
+    copied(folder, place)
+    content = (folder / "model.xml").read_bytes()
     assert old in content
     is_batch = old == b'shape="?,3,12,16"'
     content = content.replace(old, new) if is_batch else content.replace(old, new, 1)
@@ -159,8 +151,8 @@ def test_an_openvino_model_with_others_is_refused(exported: Path, old: bytes, ne
     ("damage", "file"),
     [*product(["a block", "a bit"], ["model.onnx", "model.bin"]), ("another run's", "model.bin")],
 )
-def test_weights_that_are_not_the_files_own_are_noticed(exported: Path, damage: str, file: str, place: Path) -> None:
-    copied(exported, place, file)
+def test_weights_that_are_not_the_files_own_are_noticed(folder: Path, damage: str, file: str, place: Path) -> None:
+    copied(folder, place, file)
     content = bytearray((place / file).read_bytes())
     middle = len(content) // 2
     if damage == "a block":
@@ -168,8 +160,7 @@ def test_weights_that_are_not_the_files_own_are_noticed(exported: Path, damage: 
     elif damage == "a bit":
         content[middle] ^= 1
     else:
-        other = Classifier(build(layers=1, position="sincos_2d", seed=1), tuple("abcdefg"), Preprocess(size=(12, 16)))
-        export(other, place / "other.xml", Pictures("noise", (photos.noise(21, 17, 0),)))
+        export(plain(seed=1), place / "other.xml", Pictures("noise", (photos.noise(21, 17, 0),)))
         content = bytearray((place / "other.bin").read_bytes())
     (place / file).write_bytes(content)
     with pytest.raises(VitkitError) as caught:
@@ -189,10 +180,10 @@ CARDS = {
 
 @pytest.mark.parametrize(("old", "new"), CARDS.values(), ids=CARDS)
 @pytest.mark.parametrize("is_forged", [False, True], ids=["changed", "forged"])
-def test_a_card_that_was_changed_is_noticed(exported: Path, old: str, new: str, is_forged: bool, place: Path) -> None:
+def test_a_card_that_was_changed_is_noticed(folder: Path, old: str, new: str, is_forged: bool, place: Path) -> None:
     import onnx
 
-    model = onnx.load(exported / "model.onnx")
+    model = onnx.load(folder / "model.onnx")
     (entry,) = model.metadata_props
     assert old in entry.value
     entry.value = entry.value.replace(old, new)

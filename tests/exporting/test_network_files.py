@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import vitkit
-from runs import photos
+from runs import shared_photos
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.exporting import Refused, choose_pictures, export, load_exported
@@ -27,16 +27,11 @@ MORE = (
     *("timm:ghostnet_050", "timm:edgenext_xx_small"),
 )
 UNSAFE = {("torchvision:swin_t", ".xml"), ("torchvision:swin_v2_t", ".xml")}
+BY_DAY = ((FEW[0], ".onnx"), (FEW[0], ".pt2"), (FEW[1], ".xml"))
 CASES = [
-    *((FEW[0], suffix) for suffix in (".onnx", ".xml", ".pt2")), (FEW[1], ".onnx"), (FEW[1], ".xml"),
-    pytest.param(FEW[1], ".pt2", marks=pytest.mark.accept),
-    *(pytest.param(*case, marks=pytest.mark.accept) for case in product(MORE, (".onnx", ".xml", ".pt2"))),
-]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return photos(tmp_path_factory.mktemp("network_files") / "data", images=4)
+    pytest.param(*case, marks=() if case in BY_DAY else pytest.mark.accept)
+    for case in product(FEW + MORE, (".onnx", ".xml", ".pt2"))
+]
 
 
 def classifier_of(name: str) -> Classifier:
@@ -51,9 +46,9 @@ def classifier_of(name: str) -> Classifier:
 
 
 @pytest.mark.parametrize(("name", "suffix"), CASES)
-def test_a_file_answers_as_the_network_does(name: str, suffix: str, data: Path, tmp_path: Path) -> None:
+def test_a_file_answers_as_the_network_does(name: str, suffix: str, tmp_path: Path) -> None:
     classifier = classifier_of(name)
-    pictures = choose_pictures(classifier, data)
+    pictures = choose_pictures(classifier, shared_photos())
     if (name, suffix) in UNSAFE:
         with pytest.raises(Refused, match="it has the operation 'Roll'"):
             export(classifier, tmp_path / f"net{suffix}", pictures)
@@ -64,7 +59,7 @@ def test_a_file_answers_as_the_network_does(name: str, suffix: str, data: Path, 
     if suffix == ".pt2":
         return
     exported = load_exported(tmp_path / f"net{suffix}", "float32")
-    paths = sorted(map(str, data.glob("*/*.png")))[:5]  # another number of images than was traced
+    paths = sorted(map(str, shared_photos().glob("*/*.png")))[:5]  # another number of images than was traced
     ours, theirs = ([row for _, row in own.stream(paths)] for own in (classifier, exported))
     np.testing.assert_allclose(np.stack(ours), np.stack(theirs), atol=1e-4)
     assert exported.classes == classifier.classes
@@ -83,20 +78,20 @@ class Rounding(nn.Module):
 
 
 @pytest.mark.parametrize("suffix", [".onnx", ".xml"])
-def test_an_operation_that_files_may_not_contain_is_named(suffix: str, data: Path, tmp_path: Path) -> None:
+def test_an_operation_that_files_may_not_contain_is_named(suffix: str, tmp_path: Path) -> None:
     vitkit.register_model("rounding", Rounding)
     model = vitkit.create_model("custom:rounding", num_classes=3, image_size=16)
     classifier = Classifier(model, ("a", "b", "c"), Preprocess(size=(16, 16)))
     out = tmp_path / f"net{suffix}"
     with pytest.raises(Refused, match=r"[rR]ound") as caught:
-        export(classifier, out, choose_pictures(classifier, data))
+        export(classifier, out, choose_pictures(classifier, shared_photos()))
     assert str(tmp_path) not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("suffix", [".onnx", ".xml"])
-def test_a_model_that_cannot_tell_classes_apart_is_exported(suffix: str, data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", [".xml", pytest.param(".onnx", marks=pytest.mark.accept)])
+def test_a_model_that_cannot_tell_classes_apart_is_exported(suffix: str, tmp_path: Path) -> None:
     classifier = classifier_of(FEW[1])
     for parameter in classifier.model.head.parameters():
         nn.init.zeros_(parameter)
-    export(classifier, tmp_path / f"net{suffix}", choose_pictures(classifier, data))
+    export(classifier, tmp_path / f"net{suffix}", choose_pictures(classifier, shared_photos()))

@@ -4,6 +4,7 @@ import csv
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +16,11 @@ from PIL import Image
 from torch import Tensor
 
 import runs
-from tiny import build
-from vitkit.classifier import Classifier
-from vitkit.data import Preprocess
+from exporting.ready import exported, plain
 from vitkit.exporting import Exported, Pictures, export
 
 _IMAGES = 20  # several batches
-MODEL = build()
+OTHERS = ((".onnx", "multi"), (".xml", "single"))
 _COMMAND = """
 import sys
 sys.modules["torch"] = None  # importing it is an error
@@ -34,12 +33,6 @@ finally:
 """
 
 
-@pytest.fixture(scope="module", params=[None, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)], ids=["single", "multi"])
-def classifier(request: pytest.FixtureRequest) -> Classifier:
-    classes, size = tuple("abcdefg"), Preprocess(size=(12, 16))
-    return Classifier(MODEL, classes, size, temperature=1.7, thresholds=request.param)
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("without-torch")
@@ -50,14 +43,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("suffix", [".onnx", ".xml"])
-def test_a_file_is_predicted_without_torch(suffix: str, classifier: Classifier, place: Path) -> None:
-    file = place / f"model-{classifier.task}{suffix}"
-    those = tuple(Image.effect_noise((30, 24), 90 + i).convert("RGB") for i in range(2))
-    export(classifier, file, Pictures("two", those))
+@pytest.mark.parametrize(
+    ("suffix", "task"),
+    [(".onnx", "single"), (".xml", "multi"), *(pytest.param(*own, marks=pytest.mark.accept) for own in OTHERS)],
+)
+def test_a_file_is_predicted_without_torch(suffix: str, task: str, place: Path) -> None:
+    classifier, file = plain(), exported(suffix)
+    if task == "multi":
+        classifier.thresholds = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
+        file = place / f"model{suffix}"
+        export(classifier, file, Pictures("two", tuple(Image.effect_noise((30, 24), 90).convert("RGB") for _ in "ab")))
     names = [f"{i:02}.png" for i in range(_IMAGES)]
     done = subprocess.run(
-        [sys.executable, "-c", _COMMAND, file.name, " ".join(names)],
+        [sys.executable, "-c", _COMMAND, str(file), " ".join(names)],
         cwd=place, env=runs.environment(), capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr  # one picture cannot be read
@@ -65,7 +63,7 @@ def test_a_file_is_predicted_without_torch(suffix: str, classifier: Classifier, 
     rows = list(csv.DictReader(done.stdout.splitlines()))
     for row, expected in zip(rows, classifier.predict([place / name for name in names]), strict=True):
         assert row["error"] == (expected.error or "")
-        first = 1 if classifier.task == "multi" else 2
+        first = 1 if task == "multi" else 2
         told = {row[f"label_{i}"]: row[f"confidence_{i}"] for i in range(first, 8)}
         known = dict(expected.ranking)
         for name, probability in told.items():
@@ -93,7 +91,7 @@ numbers = st.floats(width=32, allow_nan=True, allow_infinity=True) | st.floats(-
 def test_probabilities_are_those_of_a_classifier(logits: list[float], temperature: float, is_multi: bool) -> None:
     thresholds = (0.5,) * 7 if is_multi else None
     runner = Fixed(np.array([logits, [0.0] * 7], np.float32))
-    model = Classifier(MODEL, tuple("abcdefg"), Preprocess(size=(12, 16)), temperature, thresholds=thresholds)
+    model = replace(plain(), temperature=temperature, thresholds=thresholds)
     model.runner = runner  # type: ignore[assignment]
     exported = object.__new__(Exported)
     exported.runner, exported.temperature, exported.thresholds = runner, temperature, thresholds  # type: ignore[assignment]

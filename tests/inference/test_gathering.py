@@ -113,14 +113,14 @@ def test_every_json_line_is_utf8_and_names_its_file(tmp_path: Path) -> None:
 
 
 @every_form
-def test_a_cut_file_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, form: RowFormat) -> None:
-    monkeypatch.setattr(os, "fsync", lambda _: None)
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.accept)])
+def test_a_cut_file_is_completed(tmp_path: Path, name: str, form: RowFormat, step: int) -> None:
     made, out = predictions(NAMES), tmp_path / name
     write(out, form, made)
     whole = out.read_bytes()
     ends = [span.stop for span, _ in read_rows(out, form)]
     out.unlink()
-    for cut in range(len(whole) + 1):
+    for cut in {*range(0, len(whole) + 1, step), *(end + near for end in ends for near in (-1, 0))}:
         partial_of(out).write_bytes(whole[:cut])
         stock = take_stock(out, form, NAMES)
         assert list(stock.missing) == NAMES[sum(end <= cut for end in ends) :], cut

@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, get_args
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -40,10 +41,6 @@ def stands(monkeypatch: pytest.MonkeyPatch) -> None:
         module = ModuleType(name)
         module.from_model = lambda _, precision, name=name: Stand(name, precision)  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, f"vitkit.inference.backends.{name}", module)
-
-
-def fail(*_: Any) -> None:
-    raise VitkitError("it cannot run the model")
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -84,7 +81,8 @@ def test_auto_takes_eager_where_the_other_fails_but_what_was_named_is_not_replac
     stands: None, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
     if trouble == "fails":
-        monkeypatch.setattr(sys.modules["vitkit.inference.backends.openvino"], "from_model", fail)
+        failing = Mock(side_effect=VitkitError("it cannot run the model"))
+        monkeypatch.setattr(sys.modules["vitkit.inference.backends.openvino"], "from_model", failing)
     else:
         monkeypatch.setattr(registry, "find_spec", lambda _: None)
     assert open_runner(build()).backend == "eager"

@@ -137,7 +137,8 @@ def test_every_tensor_of_words_that_is_missing_or_misshapen_is_named(tmp_path: P
     KINDS[kind](tmp_path)
     file = tmp_path / "model.safetensors"
     state = load_file(file)
-    for spoiled in [name for name in state if name.startswith("text_")]:
+    layer, others = "text_model.encoder.layers.1.", "text_model.encoder.layers."  # of which all are read alike
+    for spoiled in [name for name in state if name.startswith(layer if others in name else "text_")]:
         tokens = "token_embedding" in spoiled
         save_file({name: own for name, own in state.items() if name != spoiled}, file)
         with refused("language.encoder-missing" if tokens else "language.tensors-unlike", "" if tokens else spoiled):
@@ -155,7 +156,7 @@ def test_every_tensor_of_words_that_is_missing_or_misshapen_is_named(tmp_path: P
 
 
 def test_it_is_a_classifier_like_any_other(tmp_path: Path) -> None:
-    """Saved, loaded, evaluated, computed by other runtimes, and exported."""
+    """Saved, loaded, evaluated, and computed by another runtime."""
     wordy.clip(tmp_path / "clip")
     classifier = zero_shot(tmp_path / "clip", CLASSES)
     classifier.save(tmp_path / "saved")
@@ -166,12 +167,20 @@ def test_it_is_a_classifier_like_any_other(tmp_path: Path) -> None:
         for i in range(2):
             save(noise(16, 16, i), tmp_path / "data" / name / f"{i}.png")
     assert vitkit.evaluate(again, tmp_path / "data").to_dict()
-    expected = classifier.logits(BATCH)
-    vitkit.export(tmp_path / "saved", "torch", out=tmp_path / "model.pt2")
-    exported = torch.export.load(tmp_path / "model.pt2").module()(BATCH)
-    others = [classifier.use(backend, "float32").logits(BATCH) for backend in ("openvino", "onnx")]
-    for found in (exported, *others):
-        assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+    assert_close(classifier.use("openvino", "float32").logits(BATCH), classifier.logits(BATCH))
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+@pytest.mark.accept
+def test_other_runtimes_compute_its_logits(tmp_path: Path) -> None:
+    wordy.clip(tmp_path / "clip")
+    classifier = zero_shot(tmp_path / "clip", CLASSES)
+    assert_close(classifier.use("onnx", "float32").logits(BATCH), classifier.logits(BATCH))
+    vitkit.export(classifier, "torch", out=tmp_path / "model.pt2")
+    assert_close(torch.export.load(tmp_path / "model.pt2").module()(BATCH), classifier.logits(BATCH))
 
 
 LONG = "a photo of the small red and blue and green tulip, " * 4 + "{}"

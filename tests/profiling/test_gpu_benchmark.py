@@ -59,6 +59,7 @@ def test_it_is_killed_and_goes_on(tmp_path: Path) -> None:
     assert "predict micro/4 batch 2 vitkit eager" in done.stdout
 
 
+@pytest.mark.accept
 def test_a_stage_that_takes_too_long_is_dropped_with_a_line(tmp_path: Path) -> None:
     out = tmp_path / "gpu.jsonl"
     flags = ("--budget", "2s", "--limit", "1s")  # of which importing torch takes more

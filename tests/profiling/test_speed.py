@@ -21,11 +21,9 @@ from vitkit.profiling import (
     compare,
     drift_of,
     interleave,
-    on_cpu,
     open_backends,
     random_model,
     row,
-    stopwatch_for,
 )
 from vitkit.system import reporting_to
 
@@ -170,10 +168,3 @@ def test_a_ratio_is_taken_within_each_round() -> None:
     assert ours.times_as_fast_as(theirs).median == 2.0
     assert theirs.times_as_fast_as(ours).median == 0.5
     assert Timing((2.0, 4.0, 8.0)).rate(8) == Quartiles(2.0, 1.5, 3.0)
-
-
-def test_the_wall_clock_sees_work_on_the_cpu() -> None:
-    done = []
-    assert stopwatch_for(torch.device("cpu")) is on_cpu
-    assert 0 <= on_cpu(lambda: done.append(1)) < 1
-    assert done == [1]

@@ -72,16 +72,12 @@ def png() -> bytes:
     return data.getvalue()
 
 
-def is_well(server: Server) -> bool:
-    """Whether it answers as ever."""
-    content = {"content": png(), "headers": {"content-type": "image/png"}}
-    return httpx.post(f"{server.url}/predict", **content).status_code == 200
-
-
 @pytest.fixture(autouse=True)
 def _well(strict: Server) -> Iterator[None]:
+    """Whatever it was asked, it answers as ever."""
     yield
-    assert is_well(strict)
+    content = {"content": png(), "headers": {"content-type": "image/png"}}
+    assert httpx.post(f"{strict.url}/predict", **content).status_code == 200
 
 
 def test_a_body_that_is_half_sent_is_given_up(strict: Server) -> None:
@@ -106,8 +102,7 @@ def test_who_is_refused_can_read_why_though_it_was_still_sending(strict: Server)
 @pytest.mark.parametrize(
     "parts",
     [
-        (b"",),
-        (b"POST /predict HTTP/1.1\r\n",),
+        *((b"",), (b"POST /predict HTTP/1.1\r\n",)),
         (b"POST /predict HTTP/1.1\r\nhost: x\r\n", 0.1, b"a: b\r\n", 0.1, b"c: d\r\n", 0.1, b"e: f\r\n", 0.1, b"g: h"),
     ],
     ids=["silent", "half a head", "a head that drips"],

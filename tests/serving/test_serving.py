@@ -28,10 +28,10 @@ import runs
 import vitkit
 import warm
 from browser import browser, watched
+from exporting.ready import exported
 from refusals import refused
 from serving.asking import Program, Tally, ask_all, counted, posted, resident, serving
 from serving.conftest import HOSTILE, classifier
-from vitkit.exporting import Pictures, export
 from vitkit.serving import Server, split_name, version_of
 from vitkit.serving import application as answers
 from vitkit.serving.serve import serve
@@ -290,10 +290,9 @@ assert not [name for name in sys.modules if name.startswith("torch.")]
 """
 
 
-@pytest.mark.parametrize("suffix", [".onnx", ".xml"])
-def test_exported_files_answer_as_predict_does_without_torch(folder: Path, tmp_path: Path, suffix: str) -> None:
-    file, photo = tmp_path / f"first{suffix}", folder / "photos" / "0.png"
-    export(load(folder / "first"), file, Pictures("one", (Image.open(photo).convert("RGB"),)))
+@pytest.mark.parametrize("suffix", [".onnx", pytest.param(".xml", marks=pytest.mark.accept)])
+def test_exported_files_answer_as_predict_does_without_torch(folder: Path, suffix: str) -> None:
+    file, photo = exported(suffix), folder / "photos" / "0.png"
     (expected,) = predict(file, photo, top=7)
     done = subprocess.run(
         [sys.executable, "-c", _WITHOUT_TORCH, str(file), str(photo)],
@@ -343,7 +342,7 @@ def test_others_need_a_token_which_is_made(folder: Path) -> None:
 )
 def test_what_is_not_allowed_is_refused(server: Server, folder: Path, options: dict[str, Any], code: str) -> None:
     special = {"twice": [folder / "first"] * 2, "taken": int(server.url.rpartition(":")[2])}
-    given = {"models": folder / "first", "port": 0, **options}
+    given = {"models": folder / "first", "port": 0, "compute": EXACT, **options}
     given = {name: special.get(value, value) if isinstance(value, str) else value for name, value in given.items()}
     with refused(code):
         serve(given.pop("models"), **given)
@@ -372,9 +371,6 @@ def test_the_page_describes_routes_and_asks_nobody(browser: Any, server: Server,
 VITKIT = str(Path(sys.executable).with_name("vitkit"))
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "serving.py"
 ALONE = ("--backend", "eager", "--precision", "float32")
-
-
-__all__ = ["browser"]
 
 
 @pytest.mark.accept
