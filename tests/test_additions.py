@@ -478,12 +478,13 @@ ADDITIONS = {  # and how many existing files each edits, and how many files it t
 _HEAD = """
 import sys
 from pathlib import Path
-for name in [name for name in sys.modules if name.partition(".")[0] == "vitkit"]:  # the program has begun with ours
+for name in [name for name in sys.modules if name.partition(".")[0] in ("vitkit", "blank")]:  # it has begun with ours
     del sys.modules[name]
-sys.path.insert(0, sys.argv[1])
-import vitkit
+sys.path[:0] = sys.argv[1:3]
+import blank, vitkit
 assert vitkit.__file__.startswith(sys.argv[1])
-data, root = map(Path, sys.argv[2:])
+blank.blank(setattr)
+data, root = map(Path, sys.argv[3:])
 
 
 def quick(**fields):
@@ -521,8 +522,10 @@ def test_an_addition_edits_few_files_and_works(name: str, tmp_path: Path) -> Non
             addition.apply(copy)
             (tmp_path / own).mkdir()
             program += f"\nplace = root / {own!r}\n{addition.trial}"
-    command = [warm.python(), "-c", program, str(copy.parent), str(runs.shared_photos()), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    folders = (copy.parent, Path(__file__).parent, runs.shared_photos(), tmp_path)
+    done = subprocess.run(
+        [warm.python(), "-c", program, *map(str, folders)], capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
 
 

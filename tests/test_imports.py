@@ -260,29 +260,6 @@ def test_a_name_that_a_room_does_not_export_is_found(tmp_path: Path, text: str, 
     assert hidden_names(tmp_path / "house", ["web"], exported) == [f"house.web.app uses {name}" for name in hidden]
 
 
-@pytest.mark.parametrize(
-    ("text", "imported"),
-    [
-        ("import house.b\n", {"house.b"}),
-        ("from house.b import name\n", {"house.b"}),
-        ("from house.b import *\n", {"house.b"}),
-        ("from . import b\n", {"house.b"}),
-        ("from .inner import deep\n", {"house.inner.deep"}),
-        ("from house import __version__\n", {"house"}),
-        ("from house import Lazy\n", {"house.Lazy"}),
-        ("try:\n    import house.b\nexcept ImportError:\n    pass\n", {"house.b"}),
-        ("class A:\n    import house.b\n", {"house.b"}),
-        ("if TYPE_CHECKING:\n    import house.b\nelse:\n    import house.inner\n", {"house.b", "house.inner"}),
-        ("def f():\n    import house.b\n", {"house.b"}),
-        ("import household\n", set()),
-    ],
-)
-def test_what_counts_as_an_import(tmp_path: Path, text: str, imported: set[str]) -> None:
-    graph = build(tmp_path, {"a.py": text, "b.py": "", "inner/__init__.py": "", "inner/deep.py": "from ..b import x\n"})
-    assert graph["house.a"] == imported
-    assert graph["house.inner.deep"] == {"house.b"}
-
-
 # --- What must start fast ---------------------------------------------------------------------------
 
 _SERVERS = {"fastapi", "starlette", "uvicorn"}

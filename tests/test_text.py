@@ -22,7 +22,9 @@ from vitkit.model import ViTConfig
 from vitkit.text import as_typed, harmless, restored, sentence, visible, workbook
 from vitkit.training import Recipe
 
-names = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("=+-@'\\\x1b\x9b\x7f\t\r\n;,\"\udc80\udcff"), min_size=1)
+names = st.text(
+    st.characters(exclude_categories=["Cs"]) | st.sampled_from("=+-@'\\\x1b\x9b\x7f\t\r\n;,\"\udc80\udcff"), min_size=1
+)
 _COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 

@@ -208,7 +208,8 @@ FAULTS = {
 def test_a_refusal_names_the_first_layer_that_differs(
     place: str, to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, pictures = classifier(layers=3), Pictures("4", tuple(photos.noise(seed=i) for i in range(4)))
+    own = classifier(layers=2 if place == "blocks.0" else 4)
+    pictures = Pictures("4 images", tuple(photos.noise(seed=i) for i in range(4)))
     in_model(FAULTS[place])(monkeypatch, import_module(FORMATS[to].module))
     with pytest.raises(Refused, match=f"the first layer that differs is {place}$"):
         export(own, tmp_path / f"model{FORMATS[to].suffix}", pictures)
