@@ -251,6 +251,7 @@ def _quantise(trial: _Trial, storage: Storage, int8: Int8) -> tuple[Exported, Ou
         raise VitkitError("exporting.classes-unknown", reason)
     changes, most = [], int8.max_drop + _ROUNDING
     for attempt in _attempts(trial, storage):
+        trial.card = trial.model_card  # without what was refitted to the attempt before
         exported = trial.write(attempt)
         theirs = _answers(exported, trial.images, "asking the file")
         change = trial.accuracy(theirs)
