@@ -16,8 +16,7 @@ def sample(n: int, k: int, scale: float, seed: int = 0) -> tuple[np.ndarray, np.
     return scale * logits, labels
 
 
-@pytest.mark.parametrize("scale", [0.4, 1.0, 3.0])
-@pytest.mark.parametrize("k", [2, 10])
+@pytest.mark.parametrize(("scale", "k"), [(0.4, 2), (1.0, 10), (3.0, 10)])
 def test_the_temperature_has_the_least_log_loss(scale: float, k: int) -> None:
     logits, labels = sample(3000, k, scale)
     own = fit_temperature(softmax(logits, axis=1).astype(np.float32), labels)
@@ -27,8 +26,7 @@ def test_the_temperature_has_the_least_log_loss(scale: float, k: int) -> None:
     assert own == pytest.approx(scale, rel=0.1)
 
 
-@pytest.mark.parametrize("n", [1, 5, 200])
-@pytest.mark.parametrize("is_right", [True, False])
+@pytest.mark.parametrize(("n", "is_right"), [(1, True), (1, False), (200, True), (200, False)])
 def test_images_that_are_all_right_or_all_wrong_leave_it_finite_and_in_range(n: int, is_right: bool) -> None:
     labels = np.arange(n) % 3
     said = labels if is_right else (labels + 1) % 3

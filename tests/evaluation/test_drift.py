@@ -22,9 +22,9 @@ def alarm(before: Sample, now: Sample) -> bool:
 
 
 def test_false_alarms_are_as_rare_as_promised() -> None:
-    """Images of both sets are drawn in the same way. 95 % of 400 binomial draws are at most 27."""
-    alarms = sum(alarm(sample(120, 2 * i), sample(90, 2 * i + 1)) for i in range(400))
-    assert alarms <= 27
+    """Images of both sets are drawn in the same way. 95 % of 200 binomial draws are at most 15."""
+    alarms = sum(alarm(sample(120, 2 * i), sample(90, 2 * i + 1)) for i in range(200))
+    assert alarms <= 15
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_the_test_of_shares_agrees_with_all_divisions() -> None:
 @pytest.mark.parametrize(
     ("shares", "earlier", "new"),
     [
-        ((1, 1, 1, 1), 240, 250),
+        pytest.param((1, 1, 1, 1), 240, 250, marks=pytest.mark.accept),
         ((9, 1), 300, 30),  # far fewer new images, and a rare class
         pytest.param(tuple(1 / (k + 1) for k in range(10)), 1000, 30, marks=pytest.mark.accept),
         (tuple(1 / (k + 1) for k in range(60)), 1000, 40),  # with one critical value for all

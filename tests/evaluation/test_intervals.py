@@ -40,7 +40,7 @@ def perfect(images: int, classes: int) -> Evaluation:
 
 
 @given(images=st.integers(1, 3000), data=st.data())
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_that_of_a_proportion_is_clopper_and_pearsons(images: int, data: st.DataObject) -> None:
     right = data.draw(st.integers(0, images))
     found = mean_interval((np.arange(images) < right).astype(float), 1.0, Units.of(images, None))
@@ -48,7 +48,7 @@ def test_that_of_a_proportion_is_clopper_and_pearsons(images: int, data: st.Data
 
 
 @given(groups=st.integers(1, 60), size=st.integers(1, 9), data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_copies_count_as_one_image(groups: int, size: int, data: st.DataObject) -> None:
     right = data.draw(st.integers(0, groups))
     number = np.repeat(np.arange(groups), size)

@@ -74,7 +74,7 @@ def test_more_classes_than_a_picture_has_rows_are_counted_several_to_a_row() -> 
     assert (own.confusion(7) == whole).all()
 
 
-@settings(max_examples=30)
+@settings(max_examples=10)
 @given(drawn)
 def test_labels_are_doubted_alike_however_many_rows_are_computed_at_a_time(own: Evaluation) -> None:
     whole = LabelNoise.of(own.probabilities, own.labels)
@@ -131,8 +131,8 @@ def test_rows_are_computed_alike_in_any_number_of_blocks(monkeypatch: pytest.Mon
 
 def test_figures_need_one_more_table_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     for place in ("calibration._NUMBERS", "label_errors._NUMBERS", "metrics._NUMBERS"):
-        monkeypatch.setattr(f"vitkit.evaluation.{place}", 2**12)
-    own, counts = draw_evaluation(1500, 400), {"counts": range(1, 401), "prior": "data"}
+        monkeypatch.setattr(f"vitkit.evaluation.{place}", 2**13)
+    own, counts = draw_evaluation(800, 400), {"counts": range(1, 401), "prior": "data"}
     tracemalloc.start()
     figures(own)
     operating_points(own, counts)

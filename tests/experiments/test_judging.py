@@ -16,12 +16,11 @@ from photos import scene
 from refusals import refused
 from vitkit.errors import VitkitError
 from vitkit.experiments import FEW_SHOT, judging
-from vitkit.experiments import compare as comparison_costs
 from vitkit.experiments.compare import compare
 from vitkit.training import run
 
 MODEL = "vit_micro_patch8_16"
-SMALL: dict[str, Any] = {"model_fields": runs.SIZE}
+SMALL: dict[str, Any] = {"model_fields": {**runs.SIZE, "layers": 1}}
 OF_ANY_MODEL = {name: value for name, value in runs.QUICK.items() if name not in ("model", "weights", "epochs")} | SMALL
 FIELDS: dict[str, Any] = {**OF_ANY_MODEL, "epochs": 1, "method": "full", "lp_ft": False}
 CLASSES = ("a", "b", "c")
@@ -34,13 +33,6 @@ def scenes(root: Path, numbers: Iterable[int], side: int = 32) -> Path:
         for number in numbers:
             scene(1000 * place + number, side).save(root / name / f"{number}.png")
     return root
-
-
-@pytest.fixture(scope="module", autouse=True)
-def timed_once() -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(comparison_costs, "ROUNDS", 1)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -106,34 +98,35 @@ def test_it_is_said_before_training_in_the_terminal_and_on_the_page(found: vitki
     assert found.lines()[0].endswith("24 test images, 2 seeds")
 
 
-def test_where_too_few_are_left_nothing_is_trained(data: Path, tmp_path: Path) -> None:
-    own = {"data": str(scenes(tmp_path / "photos", range(20, 31))), "split": (1.0, 0.0, 0.0)}
-    seen = run.train(vitkit.Recipe(**{**runs.QUICK, **SMALL, "epochs": 1, **own}), tmp_path / "run")
-    with refused("experiments.test-images-few", "3 images", f"{MODEL}@{seen.name} had seen 33"):
-        compare(data, [f"{MODEL}@{seen}", f"{MODEL}@none"], vitkit.Recipe(**FIELDS), seeds=1, out=tmp_path / "out")
+def test_where_too_few_are_left_nothing_is_trained(data: Path, seen: Path, tmp_path: Path) -> None:
+    for name in ("train", "val"):
+        shutil.copytree(data / name, tmp_path / "photos" / name)
+    scenes(tmp_path / "photos" / "test", range(20, 25))
+    names = [f"{MODEL}@{seen}", f"{MODEL}@none"]
+    with refused("experiments.test-images-few", "3 images", f"{MODEL}@{seen.name} had seen 12"):
+        compare(tmp_path / "photos", names, vitkit.Recipe(**FIELDS), seeds=1, out=tmp_path / "out")
     assert not (tmp_path / "out" / "runs").exists()
 
 
-@pytest.mark.parametrize("side", [32, 64])  # the same file, and the picture resized
-def test_copies_across_given_splits_judge_nobody(data: Path, tmp_path: Path, side: int) -> None:
+def test_copies_across_given_splits_judge_nobody(data: Path, tmp_path: Path) -> None:
     shutil.copytree(data, tmp_path / "photos")
-    scenes(tmp_path / "photos" / "train", range(20, 23), side)
-    names = [f"{MODEL}@none", "vit_micro_patch4_16@none"]
-    left = compare(tmp_path / "photos", names, vitkit.Recipe(**OF_ANY_MODEL, epochs=1), seeds=1, out=tmp_path / "out")
+    scenes(tmp_path / "photos" / "train", (20, 21))  # the same file
+    scenes(tmp_path / "photos" / "train", (22,), side=64)  # the picture resized
+    name = f"{MODEL}@none"
+    left = compare(tmp_path / "photos", [name], vitkit.Recipe(**OF_ANY_MODEL, epochs=1), seeds=1, out=tmp_path / "out")
     assert left.figures["test_images"] == 27
-    assert left.figures["left_out"] == {"images": 9, "seen": dict.fromkeys(names, 9)}
-    for model in left.models:
-        (own,) = model["runs"]
-        evaluated = json.loads((left.folder / own["folder"] / "evaluation.json").read_text())
-        assert (own["accuracy"], own["loss"]) == (evaluated["accuracy"], evaluated["loss"])
-        assert evaluated["seen"]["images"] == 9
+    assert left.figures["left_out"] == {"images": 9, "seen": {name: 9}}
+    (own,) = left.models[0]["runs"]
+    evaluated = json.loads((left.folder / own["folder"] / "evaluation.json").read_text())
+    assert (own["accuracy"], own["loss"]) == (evaluated["accuracy"], evaluated["loss"])
+    assert evaluated["seen"]["images"] == 9
 
 
 def test_images_that_chose_the_epoch_are_no_test_images(data: Path, tmp_path: Path) -> None:
     for name in ("train", "val"):
         shutil.copytree(data / name, tmp_path / "photos" / name)
-    names = [f"{MODEL}@none", "vit_micro_patch4_16@none"]
-    left = compare(tmp_path / "photos", names, vitkit.Recipe(**OF_ANY_MODEL, epochs=1), seeds=1, out=tmp_path / "out")
+    recipe = vitkit.Recipe(**OF_ANY_MODEL, epochs=1)
+    left = compare(tmp_path / "photos", [f"{MODEL}@none"], recipe, seeds=1, out=tmp_path / "out")
     chosen = ["epoch by val_acc", "temperature by log loss"]
     assert (left.figures["split"], left.figures["chosen_on"]) == ("val", chosen)
     lines, page = "\n".join(left.lines()), left.report.read_text()
@@ -144,7 +137,7 @@ def test_images_that_chose_the_epoch_are_no_test_images(data: Path, tmp_path: Pa
         assert all(row["split"] == "val" and "chosen on these images" in row["caveats"] for row in csv.DictReader(text))
 
 
-def test_the_lab_leaves_out_what_was_seen(data: Path, seen: Path, tmp_path: Path) -> None:
+def test_the_lab_leaves_out_what_was_seen(data: Path, tmp_path: Path) -> None:
     shutil.copytree(data, tmp_path / "photos")
     scenes(tmp_path / "photos" / "train", range(20, 23), side=64)
     fields = {name: own for name, own in OF_ANY_MODEL.items() if name != "method"}

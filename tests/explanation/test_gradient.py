@@ -88,13 +88,13 @@ def test_a_layer_is_forgotten_before_the_next_is_computed(monkeypatch: pytest.Mo
 
 def test_which_class_is_explained() -> None:
     """What the model says of each image, one class for all, or one for each: as if the image were alone."""
-    model, batch = build(), images(8)
+    model, batch = build(), images(4)
     with torch.no_grad():
         predicted = model(batch).argmax(dim=-1)
     assert len(set(predicted.tolist())) > 1
     for method in (gradient_rollout, gradient_attention, occlusion):
         assert torch.equal(method(model, batch), method(model, batch, predicted))
-        for target in (torch.tensor([3] * 8), torch.tensor(3), torch.tensor([3] * 8, dtype=torch.uint8)):
+        for target in (torch.tensor([3] * 4), torch.tensor(3), torch.tensor([3] * 4, dtype=torch.uint8)):
             assert torch.equal(method(model, batch, 3), method(model, batch, target))
         together = method(model, batch[:3], torch.tensor([1, 2, 3]))
         alone = torch.cat([method(model, batch[i : i + 1], i + 1) for i in range(3)])

@@ -19,7 +19,7 @@ from vitkit.model import VisionTransformer, ViTConfig
 
 SIZES: dict[str, dict[str, Any]] = {
     "224": {"image_size": 224, "patch_size": 16},
-    "384": {"image_size": 384, "patch_size": 16},
+    "384": {"image_size": 384, "patch_size": 32},
     "224x320": {"image_size": (224, 320), "patch_size": 16},
     "96/8": {"image_size": 96, "patch_size": 8},
 }
@@ -30,9 +30,9 @@ PREFIXES: dict[int, dict[str, Any]] = {
     5: {"registers": 4},
 }
 RUNS = ("float32", "bfloat16", "compiled")
-# Any two choices meet in one of these.
+# Any two choices meet in one of these, also of those by day.
 SWEEP = [
-    (name, size, prefix, RUNS[(i + j + k) % 3])
+    pytest.param(name, size, prefix, RUNS[(i + 2 * j) % 3], marks=() if (i + j + k) % 4 == 0 else pytest.mark.accept)
     for (i, name), (j, size), (k, prefix) in product(enumerate(METHODS), enumerate(SIZES), enumerate(PREFIXES))
 ]
 
@@ -197,7 +197,7 @@ def test_rollout_is_the_product_written_with_loops(fusion: Any, discard: float) 
         np.testing.assert_allclose(found, rows[:, prefix:].reshape(2, 3, 4), atol=1e-6)
 
 
-@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, suppress_health_check=list(HealthCheck))
 @given(
     config=configs(),
     fusion=st.sampled_from(["mean", "max", "min", 0]),
