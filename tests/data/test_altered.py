@@ -126,9 +126,9 @@ def record_of(facts: Sequence[Facts]) -> PictureRecord:
 @pytest.mark.parametrize("change", ALTERED.values(), ids=ALTERED)
 def test_a_record_recognises_altered_copies(originals: list[Image.Image], known: list[Facts], change: Change) -> None:
     record = PictureRecord.from_bytes(record_of(known).to_bytes(), "a test")
-    pairs, looked_for = find_known(Described.of([facts_of(change(own)) for own in originals[:10]]), record.described())
+    pairs, looked_for = find_known(Described.of([facts_of(change(own)) for own in originals[:5]]), record.described())
     assert looked_for == "altered"
-    assert {(i, j) for i, j, _ in pairs} == {(i, i) for i in range(10)}
+    assert {(i, j) for i, j, _ in pairs} == {(i, i) for i in range(5)}
 
 
 def test_altered_copies_are_linked_in_one_folder(originals: list[Image.Image], known: list[Facts]) -> None:
@@ -172,7 +172,7 @@ def test_the_order_and_company_of_pictures_change_no_keypoint(originals: list[Im
 def test_other_photographs_and_enlarged_digits_are_no_copies(known: list[Facts]) -> None:
     from sklearn.datasets import load_digits
 
-    pictures = [Image.fromarray((15 * own).astype(np.uint8)) for own in load_digits().images[:150]]
+    pictures = [Image.fromarray((15 * own).astype(np.uint8)) for own in load_digits().images[:60]]
     digits = [facts_of(own.resize((96, 96), Image.Resampling.BICUBIC).convert("RGB")) for own in pictures]
     for facts in (known, digits):
         assert find_altered(Described.of(facts), None) == ([], [])
@@ -207,7 +207,7 @@ def test_frames_of_one_scene_are_given_up() -> None:
     scene = np.asarray(photograph(3), float)
     frames = [
         Image.fromarray((scene * rng.uniform(0.5, 1.3) + rng.normal(0, 4, scene.shape)).clip(0, 255).astype(np.uint8))
-        for rng in map(np.random.default_rng, range(60))
+        for rng in map(np.random.default_rng, range(36))
     ]
     links, looked_for = find_duplicates([facts_of(own) for own in frames])
     assert looked_for != "altered"
@@ -231,18 +231,14 @@ def test_records_grow_with_the_keypoints_of_their_own_pictures(known: list[Facts
         assert described.aspects[j] == pytest.approx(expected.aspects[i], rel=1e-6)
 
 
-def as_before(record: PictureRecord) -> bytes:
-    """A record as an earlier vitkit wrote it."""
+def test_a_record_that_an_earlier_version_wrote_is_read(
+    originals: list[Image.Image], known: list[Facts], tmp_path: Path
+) -> None:
     file = io.BytesIO()
-    with np.load(io.BytesIO(record.to_bytes())) as parts:
-        np.savez_compressed(
-            file, **{k: v for k, v in parts.items() if k not in ("counts", "words", "places", "aspects")}
-        )
-    return file.getvalue()
-
-
-def test_a_record_of_before_is_read(originals: list[Image.Image], known: list[Facts], tmp_path: Path) -> None:
-    record = PictureRecord.from_bytes(as_before(record_of(known)), "a test")
+    with np.load(io.BytesIO(record_of(known).to_bytes())) as parts:
+        before = {name: own for name, own in parts.items() if name not in ("counts", "words", "places", "aspects")}
+    np.savez_compressed(file, **before)
+    record = PictureRecord.from_bytes(file.getvalue(), "a test")
     assert record.has_thumbnails and not record.has_keypoints
     for i, own in enumerate(originals[:4]):
         save(own.resize((120, 90)), tmp_path / f"{i % 2}" / f"half{i}.png")

@@ -131,7 +131,7 @@ def share_of(targets: Tensor) -> float:
     return targets[1, 1].item()
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_mixup_is_torchvisions_with_the_same_share(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     images, targets = Mixing(mixup=0.8).apply(IMAGES, TARGETS, seed)
     oracle = v2.MixUp(num_classes=5)
@@ -141,7 +141,7 @@ def test_mixup_is_torchvisions_with_the_same_share(seed: int, monkeypatch: pytes
     assert torch.allclose(targets, labels, atol=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_cutmix_is_torchvisions_with_the_same_rectangle(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     images, targets = Mixing(cutmix=1.0).apply(IMAGES, TARGETS, seed)
     random = np.random.default_rng(seed)

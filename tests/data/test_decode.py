@@ -4,7 +4,6 @@ import io
 import struct
 import subprocess
 import sys
-import threading
 import warnings
 import zlib
 from collections.abc import Iterator
@@ -65,12 +64,11 @@ def test_a_lossless_rgb_picture_comes_back_to_the_bit_and_of_several_the_first(t
         np.testing.assert_array_equal(pixels(decode(path)), np.asarray(frames[0]))
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB"])
-def test_a_picture_of_any_mode_is_its_rgb(tmp_path: Path, mode: str) -> None:
-    picture = noise().quantize(40) if mode == "P" else noise().convert(mode)
-    path = save(picture, tmp_path / "a.png")
-    for file in (path, str(path)):
-        np.testing.assert_array_equal(pixels(decode(file)), np.asarray(picture.convert("RGB")))
+def test_a_picture_of_any_mode_is_its_rgb(tmp_path: Path) -> None:
+    for mode in ("1", "L", "P", "RGB"):
+        picture = noise().quantize(40) if mode == "P" else noise().convert(mode)
+        path = save(picture, tmp_path / "a.png")
+        np.testing.assert_array_equal(pixels(decode(str(path))), np.asarray(picture.convert("RGB")), mode)
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "PA"])
@@ -125,43 +123,30 @@ def test_jpegs_are_close_to_their_originals_and_cmyk_and_ycbcr_are_converted(tmp
     np.testing.assert_allclose(pixels(decode(tiff)), np.asarray(smooth()).astype(int), atol=4)
 
 
-@pytest.mark.parametrize("mode", ["I;16", "F", "I"])
-def test_flat_greys_divide_nothing_by_zero(tmp_path: Path, mode: str) -> None:
-    dtype = {"I;16": np.uint16, "F": np.float32, "I": np.int32}[mode]
-    out = pixels(decode(save(Image.fromarray(np.zeros((5, 6), dtype)), tmp_path / "a.tif")))
-    assert (out == 0).all()
+def test_flat_greys_divide_nothing_by_zero(tmp_path: Path) -> None:
+    for dtype in (np.uint16, np.float32, np.int32):
+        assert (pixels(decode(save(Image.fromarray(np.zeros((5, 6), dtype)), tmp_path / "a.tif"))) == 0).all()
 
 
-@pytest.mark.parametrize("ending", ["png", "tif", "webp"])
 @pytest.mark.parametrize("orientation", [*STORED_BY_ORIENTATION, 0, 9, 300])
-def test_every_exif_orientation_gives_the_same_upright_pixels(tmp_path: Path, orientation: int, ending: str) -> None:
-    upright = noise(20, 14)
+def test_every_exif_orientation_gives_the_same_upright_pixels(tmp_path: Path, orientation: int) -> None:
     method = STORED_BY_ORIENTATION.get(orientation)  # one that EXIF does not know changes nothing
-    stored = upright if method is None else upright.transpose(method)
-    options = {"lossless": True} if ending == "webp" else {}
-    path = save(stored, tmp_path / f"a.{ending}", exif=rotated_exif(orientation), **options)
-    np.testing.assert_array_equal(pixels(decode(path)), np.asarray(upright))
+    small, large = (own if method is None else own.transpose(method) for own in (noise(20, 14), smooth(320, 240)))
+    for ending, options in (("png", {}), ("tif", {}), ("webp", {"lossless": True})):
+        path = save(small, tmp_path / f"a.{ending}", exif=rotated_exif(orientation), **options)
+        np.testing.assert_array_equal(pixels(decode(path)), np.asarray(noise(20, 14)), ending)
+    path = save(large, tmp_path / "a.jpg", exif=rotated_exif(orientation), quality=95)
+    for short_side, size in ((None, (320, 240)), (32, (160, 120))):  # a turned picture swaps its sides
+        out = decode(path, short_side)
+        assert out.size == size
+        np.testing.assert_allclose(pixels(out), np.asarray(smooth(320, 240).resize(size)).astype(int), atol=10)
 
 
-@pytest.mark.parametrize("orientation", STORED_BY_ORIENTATION)
-@pytest.mark.parametrize("short_side", [None, 32])
-def test_every_exif_orientation_of_a_jpeg_is_upright(tmp_path: Path, orientation: int, short_side: int | None) -> None:
-    upright = smooth(320, 240)
-    method = STORED_BY_ORIENTATION[orientation]
-    stored = upright if method is None else upright.transpose(method)
-    path = save(stored, tmp_path / "a.jpg", exif=rotated_exif(orientation), quality=95)
-    out = decode(path, short_side)
-    assert out.size == ((320, 240) if short_side is None else (160, 120)), "a turned picture swaps its sides"
-    np.testing.assert_allclose(pixels(out), np.asarray(upright.resize(out.size)).astype(int), atol=10)
-
-
-@pytest.mark.parametrize(
-    "exif", [b"Exif\0\0", b"Exif\0\0garbage", b"Exif\0\0II*\0\x08\0\0\0\xff\xff\x12\x01", b"Exif\0\0" + bytes(40)]
-)
-def test_a_photo_whose_exif_block_is_broken_is_still_a_photo(tmp_path: Path, exif: bytes) -> None:
-    path = save(smooth(), tmp_path / "a.jpg", exif=exif)
+def test_a_photo_whose_exif_block_is_broken_is_still_a_photo(tmp_path: Path) -> None:
     plain = save(smooth(), tmp_path / "b.jpg")
-    np.testing.assert_array_equal(pixels(decode(path)), pixels(decode(plain)))
+    for block in (b"", b"garbage", b"II*\0\x08\0\0\0\xff\xff\x12\x01", bytes(40)):
+        path = save(smooth(), tmp_path / "a.jpg", exif=b"Exif\0\0" + block)
+        np.testing.assert_array_equal(pixels(decode(path)), pixels(decode(plain)))
 
 
 def test_a_photo_whose_exif_block_can_be_read_but_not_written_again_is_turned_upright(tmp_path: Path) -> None:
@@ -185,10 +170,10 @@ def test_a_phones_mpo_is_read_and_scaled_as_a_jpeg(tmp_path: Path) -> None:
     np.testing.assert_allclose(pixels(out), np.asarray(big.resize((160, 120))).astype(int), atol=10)
 
 
-@pytest.mark.parametrize("name", ["png.jpg", "no ending", "text.txt", "Größe 🐈 猫.PNG", "a#b?c%20.png"])
-def test_the_content_decides_not_the_name(tmp_path: Path, name: str) -> None:
-    path = save(noise(), tmp_path / name, format="PNG")
-    np.testing.assert_array_equal(pixels(decode(path)), np.asarray(noise()))
+def test_the_content_decides_not_the_name(tmp_path: Path) -> None:
+    for name in ("png.jpg", "no ending", "text.txt", "Größe 🐈 猫.PNG", "a#b?c%20.png"):
+        path = save(noise(), tmp_path / name, format="PNG")
+        np.testing.assert_array_equal(pixels(decode(path)), np.asarray(noise()), name)
 
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"  # Pillow would start a program for it
@@ -336,7 +321,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @given(content=st.one_of(st.binary(max_size=200), damaged_files()), short_side=st.sampled_from([None, 4]))
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 def test_any_bytes_are_a_picture_or_unreadable(scratch: Path, content: bytes, short_side: int | None) -> None:
     scratch.write_bytes(content)
     with mock.patch.object(module, "MAX_PIXELS", 1_000_000):  # a damaged header must not fill the memory here
@@ -346,35 +331,6 @@ def test_any_bytes_are_a_picture_or_unreadable(scratch: Path, content: bytes, sh
             assert str(error)
         else:
             assert picture.mode == "RGB"
-
-
-def test_decoding_in_threads_leaves_the_warning_filters_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two decodings that overlap, the first to begin being the first to end."""
-    path = save(noise(), tmp_path / "a.png")
-    began, may_end = {"a": threading.Event(), "b": threading.Event()}, threading.Event()
-    read_samples = module._read_samples
-
-    def wait(image: Image.Image) -> object:
-        own = threading.current_thread().name
-        began[own].set()
-        if own == "a":
-            began["b"].wait(5)
-        else:
-            may_end.wait(5)
-        return read_samples(image)
-
-    monkeypatch.setattr(module, "_read_samples", wait)
-    before = list(warnings.filters)
-    a, b = (threading.Thread(target=decode, args=(path,), name=name) for name in "ab")
-    a.start()
-    began["a"].wait(5)
-    b.start()
-    a.join()
-    may_end.set()
-    b.join()
-    after = list(warnings.filters)
-    warnings.filters[:] = before  # so that one failure does not spoil the tests that follow
-    assert after == before
 
 
 @pytest.mark.parametrize("strip", [1, 7 * 9, 100, 10**9])
@@ -390,7 +346,7 @@ def test_a_picture_is_the_same_for_rows_at_a_time(strip: int, tmp_path: Path, mo
         np.testing.assert_array_equal(pixels(decode(tmp_path / name)), expected)
 
 
-@pytest.mark.parametrize("mode", ["P", "1"])
+@pytest.mark.parametrize("mode", ["P", pytest.param("1", marks=pytest.mark.accept)])
 def test_a_huge_picture_takes_little_more_than_its_pixels(tmp_path: Path, mode: str) -> None:
     """6,000 x 6,000 bytes of a palette become 108 MB of RGB; converted as a whole they took 530 MB."""
     huge = Image.new(mode, (6000, 6000))

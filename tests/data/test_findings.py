@@ -170,7 +170,7 @@ def simulated(preprocess: Preprocess, width: int, height: int) -> float:
     crop_pct=st.sampled_from([0.5, 0.7, 0.875, 0.9, 1.0]),
     floor_crop=st.booleans(),
 )
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_what_is_kept_is_what_the_models_pixels_show(
     sides: tuple[int, int], size: tuple[int, int], fit: str, crop_pct: float, floor_crop: bool
 ) -> None:

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
@@ -34,11 +32,7 @@ from vitkit.data import loading as datamodule
 from vitkit.data.decode import decode
 
 PREPROCESS = Preprocess(size=(12, 16))
-AUGMENTS = {
-    "plain": Augment(),
-    "changed": Augment(hflip=True, rotate=5),
-    "cropped": Augment(crop_scale=(0.5, 1.0), hflip=True, color_jitter=0.2),
-}
+CROPPED = Augment(crop_scale=(0.5, 1.0), hflip=True, color_jitter=0.2)
 CACHES = ("none", "ram", "disk")
 
 
@@ -68,7 +62,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
     yield files
 
 
-def data_of(table: ImageTable, cache: str, augment: Augment = AUGMENTS["cropped"], workers: int = 0) -> ImageData:
+def data_of(table: ImageTable, cache: str, augment: Augment = CROPPED, workers: int = 0) -> ImageData:
     return ImageData(table, PREPROCESS, augment, batch_size=3, workers=workers, seed=5, cache=cache)
 
 
@@ -84,37 +78,17 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
     return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("augment", AUGMENTS)
-def test_pixels_are_the_same_to_the_bit_whatever_keeps_them(augment: str, table: ImageTable, cache: Path) -> None:
-    expected = batches(data_of(table, "none", AUGMENTS[augment]))
-    for kind in ("ram", "disk", "disk", "auto"):  # the second time from what the first left
-        assert same(batches(data_of(table, kind, AUGMENTS[augment])), expected)
+def test_pixels_are_the_same_to_the_bit_whatever_keeps_them(table: ImageTable, cache: Path) -> None:
+    for augment in (Augment(), Augment(hflip=True, rotate=5), CROPPED):
+        expected = batches(data_of(table, "none", augment))
+        for kind in ("ram", "disk", "disk", "auto"):  # the second time from what the first left
+            assert same(batches(data_of(table, kind, augment)), expected)
 
 
 @pytest.mark.parametrize("kind", ["ram", "disk"])
 def test_workers_share_what_is_kept_and_change_nothing(kind: str, table: ImageTable, cache: Path) -> None:
     expected = batches(data_of(table, "none"), epochs=3)
     assert same(batches(data_of(table, kind, workers=2), epochs=3), expected)
-
-
-@given(
-    scale=st.floats(0.05, 1),
-    height=st.integers(1, 400),
-    width=st.integers(1, 400),
-    source=st.tuples(st.integers(1, 3000), st.integers(1, 3000)),
-    seed=st.integers(0, 999),
-)
-def test_no_reduced_crop_is_enlarged(scale: float, height: int, width: int, source: tuple[int, int], seed: int) -> None:
-    from torchvision.transforms import v2
-
-    side = Augment(crop_scale=(scale, 1.0)).short_side(Preprocess(size=(height, width)))
-    ratio = min(1.0, side / min(source))
-    reduced = [round(length * ratio) for length in source]
-    torch.manual_seed(seed)
-    image = torch.empty(3, *reduced, device="meta")
-    crop = v2.RandomResizedCrop((height, width), scale=(scale, 1.0)).make_params([image])
-    if ratio < 1:
-        assert min(crop["height"], crop["width"]) >= max(height, width) - 1  # the crop is rounded to whole pixels
 
 
 @pytest.mark.parametrize("kind", ["ram", "disk"])
@@ -125,15 +99,14 @@ def test_nothing_is_decoded_twice(kind: str, table: ImageTable, cache: Path, dec
     if kind == "disk":
         before = len(decoded)
         batches(data_of(table, kind), epochs=2)
-        missed = set(decoded[before:]) & set(decoded[:before])
-        assert missed == set(), "a later run finds what an earlier one left"
+        assert not set(decoded[before:]) & set(decoded[:before]), "a later run finds what an earlier one left"
 
 
 @pytest.mark.parametrize("kind", ["ram", "disk"])
 @pytest.mark.parametrize("ago", [0, 3600])
 def test_a_changed_photograph_is_seen(kind: str, ago: int, table: ImageTable, cache: Path) -> None:
-    images = TrainingImages(table, PREPROCESS, AUGMENTS["cropped"], 1, open_cache(kind, len(table), 2**20, "rule"))
-    plain = TrainingImages(table, PREPROCESS, AUGMENTS["cropped"], 1)
+    images = TrainingImages(table, PREPROCESS, CROPPED, 1, open_cache(kind, len(table), 2**20, "rule"))
+    plain = TrainingImages(table, PREPROCESS, CROPPED, 1)
     file = table.file(0)
     for seed in (77, 78):
         save(noise(40, 30, seed), file)
@@ -228,7 +201,3 @@ def test_what_was_not_used_for_longest_makes_room(cache: Path, monkeypatch: pyte
     fill()
     keeping._make_room(100)
     assert sorted(path.name for path in place.iterdir()) == ["0", "1"]
-
-
-def test_the_memory_that_is_free_is_some_of_what_there_is() -> None:
-    assert 2**20 < keeping.available_memory() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -202,21 +202,18 @@ def test_what_was_known_is_not_read_again(tmp_path: Path) -> None:
 
 def crash(file: Path, edits: str, size: int) -> None:
     """Add rows in a process that is killed when so many bytes of them are written."""
-    code = (
-        "import os\n"
-        "from vitkit.system import files\n"
-        "from vitkit.data.labels import Edit, add_edits\n"
-        "flush = os.fsync\n"
-        "calls = []\n"
-        "def fsync(descriptor):\n"
-        "    flush(descriptor)\n"
-        "    calls.append(descriptor)\n"
-        "    if len(calls) == 3:\n"  # of the note, of the folder, of the file
-        f"        os.ftruncate(descriptor, {file.stat().st_size + size})\n"
-        "        os._exit(9)\n"
-        "os.fsync = fsync\n"
-        f"add_edits({str(file)!r}, {edits})\n"
-    )
+    code = f"""
+import os
+from vitkit.data.labels import Edit, add_edits
+calls = []
+def fsync(descriptor):
+    calls.append(descriptor)
+    if len(calls) == 3:  # of the note, of the folder, of the file
+        os.ftruncate(descriptor, {file.stat().st_size + size})
+        os._exit(9)
+os.fsync = fsync
+add_edits({str(file)!r}, {edits})
+"""
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 9
 
 
@@ -226,7 +223,7 @@ def test_rows_that_a_crash_cut_off_are_passed_over_and_mended(tmp_path: Path) ->
     add_edits(file, [Edit("1.jpg", "a")])
     before = file.read_bytes()
     rows = "[Edit('2.jpg', 'rosebud'), Edit('3.jpg', 'rosebud')]"
-    for size in (1, len("2.jpg,rose"), 45, 60):
+    for size in (1, len("2.jpg,rose"), 45):
         crash(file, rows, size)
         assert len(file.read_bytes()) == len(before) + size
         assert pairs(file) == [("1.jpg", "a")], size
@@ -274,7 +271,7 @@ def test_processes_that_add_and_one_that_reads_meet_whole_steps(tmp_path: Path) 
     add_edits(file, [Edit("first.jpg", "a")])
     code = (
         "import sys\nfrom vitkit.data.labels import Edit, add_edits\n"
-        "for n in range(20):\n"
+        "for n in range(10):\n"
         "    add_edits(sys.argv[1], [Edit(f'{sys.argv[2]}-{n}-{i}.jpg', 'a' * 200) for i in range(30)])\n"
     )
     writers = [subprocess.Popen([sys.executable, "-c", code, str(file), str(i)]) for i in range(2)]
@@ -283,7 +280,7 @@ def test_processes_that_add_and_one_that_reads_meet_whole_steps(tmp_path: Path) 
         known = read_labels(file, known)
         assert len(known.edits) % 30 == 1
     assert [own.returncode for own in writers] == [0, 0]
-    assert len(read_labels(file).edits) == 1 + 2 * 20 * 30
+    assert len(read_labels(file).edits) == 1 + 2 * 10 * 30
 
 
 def test_rows_of_others_are_not_undone(tmp_path: Path) -> None:

@@ -93,10 +93,7 @@ UNDERSTOOD: dict[str, tuple[dict[str, int], dict[tuple[str | None, str], int]]] 
     ),
     "val and test without train": (both(("val", "val"), ("test", "test")), of("val", "test")),
     "test alone": (both(("test", "test")), of("test")),
-    "class first": (
-        {"cat/train": 5, "dog/train": 5, "cat/test": 2, "dog/test": 2},
-        of("train", "test"),
-    ),
+    "class first": ({"cat/train": 5, "dog/train": 5, "cat/test": 2, "dog/test": 2}, of("train", "test")),
     "class first with validation": (
         {f"{name}/{split}": n for name in ("cat", "dog") for split, n in (("Train", 5), ("Valid", 2), ("Test", 2))},
         of("train", "val", "test"),
@@ -229,7 +226,7 @@ def test_the_line_says_what_is_where_and_what_is_left_out_is_counted(tmp_path: P
         max_size=8,
     )
 )
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_no_split_becomes_a_class_as_well(tmp_path_factory: pytest.TempPathFactory, folders: dict[str, int]) -> None:
     """Whatever the folders: understood or refused, every image in one class, and no two splits as classes."""
     root = planted(tmp_path_factory.mktemp("any"), folders)

@@ -120,13 +120,13 @@ def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path, cache: Path, mon
         materialise("digits")
 
 
-@pytest.mark.parametrize("arrived", [{"a": 1}, {"a": 2}, {"a": 2, "b": 1}, {}])
-def test_a_set_in_part_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch, arrived: dict[str, int]) -> None:
-    entry = replace(pair(lambda raw, root: folder(root, arrived)), host="example.org", page="https://example.org/pair")
-    monkeypatch.setitem(DATASETS, "pair", entry)
-    with refused("data.download-incomplete", "pair", "example.org"):
-        materialise("pair")
-    assert kept(cache) == []
+def test_a_set_in_part_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for arrived in ({"a": 1}, {"a": 2}, {"a": 2, "b": 1}, {}):
+        entry = pair(lambda raw, root, own=arrived: folder(root, own))
+        monkeypatch.setitem(DATASETS, "pair", replace(entry, host="example.org", page="https://example.org/pair"))
+        with refused("data.download-incomplete", "pair", "example.org"):
+            materialise("pair")
+        assert kept(cache) == []
 
 
 def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,7 +412,7 @@ PUBLISHED = {own.__name__.replace("_", "-"): own for own in (*BUILDERS, eurosat,
 
 
 @dataclass
-class ServedModels:
+class Shelf:
     """The archives of one data set in place of the network, and what was asked of them."""
 
     files: dict[str, bytes]
@@ -424,12 +424,12 @@ class ServedModels:
         Path(root, filename or Path(urlsplit(url).path).name).write_bytes(self.files[Path(urlsplit(url).path).name])
 
 
-def publish(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[ServedModels, Tree]:
+def publish(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Shelf, Tree]:
     """Let torchvision find small archives where it looks for those of `name`, and not mind their checksums."""
     from torchvision.datasets import cifar, flowers102, mnist, stl10, svhn, utils
 
     files, tree = PUBLISHED[name]()
-    shelf = ServedModels(files)
+    shelf = Shelf(files)
     for module in (utils, flowers102, svhn):
         monkeypatch.setattr(module, "download_url", shelf.download)
     for module in (cifar, flowers102, mnist, stl10, svhn):

@@ -43,9 +43,7 @@ def folder(root: Path, images: dict[str, int]) -> Path:
 
 @pytest.fixture
 def album(tmp_path: Path) -> Path:
-    root = folder(tmp_path / "album", {"cat": 3, "dog": 3})
-    folder(root, {"cat/deep": 2})
-    return root
+    return folder(tmp_path / "album", {"cat": 3, "dog": 3, "cat/deep": 2})
 
 
 def test_folders_that_cannot_be_read_are_told_or_refused_by_their_reason(album: Path, close: Closing) -> None:

@@ -79,20 +79,15 @@ def test_more_pixels_than_the_limit_are_refused_before_they_are_decoded(tmp_path
     assert "limit of 178,956,970" in told
 
 
-@pytest.mark.parametrize("sides", [(10, 10), (299, 200), (301, 200), (10_000, 9_000), (1, 1), (200, 300)])
-def test_a_file_that_lies_about_its_sides_is_no_picture(tmp_path: Path, heic: bytes, sides: tuple[int, int]) -> None:
+def test_a_file_that_lies_about_its_sides_and_a_part_of_one_are_no_picture(tmp_path: Path, heic: bytes) -> None:
     """The reader would take the memory of what is in it, not of what was looked at."""
-    (tmp_path / "lies.heic").write_bytes(saying(heic, *sides))
-    assert "damaged" in reason(tmp_path / "lies.heic")
+    lies = [saying(heic, *own) for own in ((10, 10), (299, 200), (301, 200), (10_000, 9_000), (1, 1), (200, 300))]
+    for content in (*lies, *(heic[:part] for part in (13, 40, 200, 400))):
+        (tmp_path / "a.heic").write_bytes(content)
+        assert "damaged" in reason(tmp_path / "a.heic")
 
 
-@pytest.mark.parametrize("part", [13, 40, 200, 400])
-def test_a_part_of_a_file_is_no_picture(tmp_path: Path, heic: bytes, part: int) -> None:
-    (tmp_path / "part.heic").write_bytes(heic[:part])
-    assert "damaged" in reason(tmp_path / "part.heic")
-
-
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(place=st.integers(0, 2000), value=st.integers(0, 255), other=st.integers(0, 2000))
 def test_damage_gives_a_picture_or_a_reason(
     tmp_path_factory: pytest.TempPathFactory, heic: bytes, place: int, value: int, other: int

@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,7 @@ def assert_equals_torchvision(image: Image.Image, preprocess: Preprocess) -> Non
     crop_pct=st.sampled_from([1.0, 0.95, 0.9, 0.875, 224 / 256, 0.5, 0.333]) | st.floats(0.3, 1.0),
     interpolation=st.sampled_from(INTERPOLATIONS),
 )
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_crop_is_torchvisions_exactly(width: int, height: int, side: int, crop_pct: float, interpolation: str) -> None:
     whole = round(side / crop_pct)
     assume(not whole - 1e-6 <= side / crop_pct < whole)  # there a hair is added, and the size that was meant is taken
@@ -95,7 +96,7 @@ def test_squash_equals_torchvisions_resize_to_both_sides(
     crop_pct=st.floats(0.3, 1.0),
     fit=st.sampled_from(["crop", "pad", "squash"]),
 )
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_any_picture_gets_the_models_size(
     width: int, height: int, size: tuple[int, int], crop_pct: float, fit: str
 ) -> None:
@@ -105,12 +106,11 @@ def test_any_picture_gets_the_models_size(
     assert out.shape == (3, *size) and np.isfinite(out).all()
 
 
-@pytest.mark.parametrize("size", [(30, 60), (60, 30), (16, 200)])
-@pytest.mark.parametrize("shape", [(400, 100), (100, 400), (300, 300), (120, 61), (61, 120)])
-def test_a_non_square_crop_is_all_picture(size: tuple[int, int], shape: tuple[int, int]) -> None:
-    white = Image.new("RGB", shape, (255, 255, 255))  # Pillow fills what lies outside with black
-    for crop_pct in (1.0, 0.8):
-        assert np.asarray(Preprocess(size=size, crop_pct=crop_pct).resize(white)).min() == 255
+def test_a_non_square_crop_is_all_picture() -> None:
+    for shape in ((400, 100), (100, 400), (300, 300), (120, 61), (61, 120)):
+        white = Image.new("RGB", shape, (255, 255, 255))  # Pillow fills what lies outside with black
+        for size, crop_pct in product(((30, 60), (60, 30), (16, 200)), (1.0, 0.8)):
+            assert np.asarray(Preprocess(size=size, crop_pct=crop_pct).resize(white)).min() == 255
 
 
 @pytest.mark.parametrize("size", [(30, 60), (60, 30)])
@@ -129,7 +129,7 @@ def test_a_non_square_crop_keeps_the_aspect_ratio_and_the_centre(size: tuple[int
 
 
 @pytest.mark.parametrize("shape", [(40, 20), (20, 40), (30, 30), (400, 3), (3, 400), (41, 19), (1, 1)])
-@pytest.mark.parametrize("size", [(24, 24), (24, 32), (33, 17)])
+@pytest.mark.parametrize("size", [(24, 32), (33, 17)])
 def test_pad_centres_the_whole_picture_on_a_border_of_zeros(shape: tuple[int, int], size: tuple[int, int]) -> None:
     preprocess = Preprocess(size=size, fit="pad", mean=IMAGENET_MEAN, std=IMAGENET_STD)
     out = preprocess(Image.new("RGB", shape, (255, 0, 255)))

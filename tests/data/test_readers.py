@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from once import once
 from photos import folder, noise, save
 from vitkit.data import Facts, Memory, scan
 from vitkit.data import file_facts as module
@@ -20,17 +21,21 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> list[Path]:
-    """Of every kind: pictures, damaged ones, none at all."""
-    root = folder(tmp_path / "photos", {"cat": 70})
+def photographs(root: Path) -> None:
+    folder(root, {"cat": 70})
     for ending in ("jpg", "gif", "bmp", "tif", "webp", "ppm"):
         save(noise(40, 30), root / f"a.{ending}")
-    Image.effect_noise((2000, 1500), 60).save(root / "large.png")
+    Image.effect_noise((2000, 1500), 60).save(root / "large.png", compress_level=1)
     (root / "cut.png").write_bytes((root / "cat" / "cat_0.png").read_bytes()[:100])
     (root / "text.jpg").write_text("no picture")
     (root / "empty.png").touch()
     os.mkfifo(root / "pipe.png")
+
+
+@pytest.fixture(scope="module")
+def files() -> list[Path]:
+    """Of every kind: pictures, damaged ones, none at all."""
+    root = once("files of every kind", photographs)
     return [*sorted(file for file in root.rglob("*.*") if file.suffix), root / "missing.png"]
 
 
@@ -39,11 +44,11 @@ def look(files: list[Path], **options: Any) -> list[Facts]:
         return scan(files, memory, **options)
 
 
-@pytest.fixture
-def truth(files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Facts]:
+@pytest.fixture(scope="module")
+def truth(files: list[Path], tmp_path_factory: pytest.TempPathFactory) -> list[Facts]:
     """What this process finds."""
-    with monkeypatch.context() as patch:
-        patch.setenv("VITKIT_CACHE", str(tmp_path / "another"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VITKIT_CACHE", str(tmp_path_factory.mktemp("another")))
         return look(files)
 
 

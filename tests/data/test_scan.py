@@ -14,7 +14,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -67,6 +67,9 @@ def database(cache: Path) -> Path:
     return file
 
 
+OLD_OR_NEW = pytest.mark.parametrize("is_old", [True, False], ids=["old files", "new files"])
+
+
 def age(root: Path) -> None:
     """As if all that is there had been there for long."""
     for path in files_of(root):
@@ -117,7 +120,7 @@ def test_more_files_than_are_written_at_a_time(tmp_path: Path, decoded: list[str
     assert look(files) == first and len(decoded) == 700
 
 
-@pytest.mark.parametrize("is_old", [True, False], ids=["old files", "new files"])
+@OLD_OR_NEW
 def test_a_second_scan_decodes_nothing_and_says_the_same(photos: Path, decoded: list[str], is_old: bool) -> None:
     (photos / "cat" / "text.jpg").write_text("not a picture")
     (photos / "dog" / "empty.png").touch()
@@ -146,7 +149,7 @@ def test_a_file_under_another_name_is_known_and_one_that_a_list_names_often_read
     assert {fact.digest for fact in after} == {fact.digest for fact in before}
 
 
-@pytest.mark.parametrize("is_old", [True, False], ids=["old files", "new files"])
+@OLD_OR_NEW
 def test_changed_content_is_noticed(photos: Path, is_old: bool) -> None:
     """Of the same size, and with the same time of change, as a careful tool would leave it."""
     file = photos / "cat" / "cat_0.png"
@@ -185,20 +188,14 @@ def test_a_file_that_becomes_readable_or_changes_its_place_is_read_anew(photos: 
     assert look([one, two]) == first[::-1]
 
 
-@pytest.mark.parametrize(
-    "trouble",
-    [OSError(errno.EMFILE, "Too many open files"), OSError(errno.EIO, "Input/output error"), MemoryError()],
-    ids=["files", "disk", "memory"],
-)
-def test_momentary_faults_are_not_remembered(photos: Path, monkeypatch: pytest.MonkeyPatch, trouble: Exception) -> None:
-    def fail(*args: Any, **kwargs: Any) -> None:
-        raise trouble
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Image, "open", fail)
-        with contextlib.suppress(ShortageError):
-            look(files_of(photos)[:3])
-    assert [fact.error for fact in look(files_of(photos)[:3])] == [None] * 3
+def test_momentary_faults_are_not_remembered(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = OSError(errno.EMFILE, "Too many open files"), OSError(errno.EIO, "Input/output error"), MemoryError()
+    for first, trouble in enumerate(faults):
+        files = files_of(photos)[3 * first : 3 * first + 3]
+        with monkeypatch.context() as patch, contextlib.suppress(ShortageError):
+            patch.setattr(Image, "open", mock.Mock(side_effect=trouble))
+            look(files)
+        assert [fact.error for fact in look(files)] == [None] * 3, trouble
 
 
 def test_the_memory_lies_in_the_cache_and_nothing_beside_the_photographs(photos: Path, cache: Path) -> None:
@@ -210,19 +207,17 @@ def test_the_memory_lies_in_the_cache_and_nothing_beside_the_photographs(photos:
 
 
 def damage(content: bytes, how: str) -> bytes:
-    rng = np.random.default_rng(0)
-    half, noise_of = len(content) // 2, lambda n: rng.integers(0, 256, n, dtype=np.uint8).tobytes()
+    half, random = len(content) // 2, np.random.default_rng(0).bytes
     return {
-        "empty": b"",
         "text": b"this is no database\n" * 1000,
         "cut short": content[:half],
-        "header": noise_of(100) + content[100:],
-        "schema": content[:100] + noise_of(3000) + content[3100:],
-        "second half": content[:half] + noise_of(len(content) - half),
+        "header": random(100) + content[100:],
+        "schema": content[:100] + random(3000) + content[3100:],
+        "second half": content[:half] + random(len(content) - half),
     }[how]
 
 
-@pytest.mark.parametrize("how", ["empty", "text", "cut short", "header", "schema", "second half"])
+@pytest.mark.parametrize("how", ["text", "cut short", "header", "schema", "second half"])
 def test_a_damaged_memory_changes_nothing_and_is_made_anew(
     photos: Path, cache: Path, decoded: list[str], how: str
 ) -> None:
@@ -242,19 +237,24 @@ def test_a_damaged_memory_changes_nothing_and_is_made_anew(
     "statement",
     [
         "DROP TABLE facts",
-        "DROP TABLE compared; CREATE TABLE compared (name, contents, pairs, seal)",
         "ALTER TABLE facts DROP COLUMN keypoints",
-        "ALTER TABLE facts ADD COLUMN more",
         "DROP TABLE facts; CREATE VIEW facts AS SELECT * FROM stamps",
         "CREATE TRIGGER t BEFORE INSERT ON facts BEGIN SELECT RAISE(ABORT, 'no'); END; DELETE FROM facts",
         "UPDATE facts SET width = width + 1",
-        "UPDATE facts SET error = CAST(x'fffe' AS TEXT)",
-        "UPDATE facts SET seal = NULL",
         "UPDATE stamps SET digest = (SELECT MIN(digest) FROM facts)",
-        "UPDATE stamps SET digest = NULL",
         "UPDATE compared SET pairs = 'no JSON'",
-        "UPDATE compared SET name = zeroblob(32), pairs = '[]'",
-        "UPDATE compared SET name = zeroblob(32), contents = 5",
+        *(
+            pytest.param(statement, marks=pytest.mark.accept)
+            for statement in (
+                "DROP TABLE compared; CREATE TABLE compared (name, contents, pairs, seal)",
+                "ALTER TABLE facts ADD COLUMN more",
+                "UPDATE facts SET error = CAST(x'fffe' AS TEXT)",
+                "UPDATE facts SET seal = NULL",
+                "UPDATE stamps SET digest = NULL",
+                "UPDATE compared SET name = zeroblob(32), pairs = '[]'",
+                "UPDATE compared SET name = zeroblob(32), contents = 5",
+            )
+        ),
     ],
 )
 def test_a_memory_of_other_values_changes_nothing_and_is_made_anew(
@@ -397,6 +397,7 @@ UNREADABLE = st.builds(Facts, st.sampled_from([b"", b"\0" * 32, b"1" * 32]), st.
 FACTS = st.lists(READABLE | UNREADABLE, max_size=12)
 
 
+@settings(max_examples=30)
 @given(FACTS, st.data())
 def test_a_table_is_a_list_of_facts(facts: list[Facts], data: st.DataObject) -> None:
     with mock.patch.object(files, "_IN_MEMORY", data.draw(st.sampled_from([500, 10**9]))):  # in files, or not

@@ -136,7 +136,7 @@ def test_the_bytes_depend_on_the_images_alone(data: Path, shards: Path, tmp_path
         assert (tmp_path / "of-shards" / path.name).read_bytes() == path.read_bytes()
 
 
-def killed_within(table: ImageTable, folder: Path, images: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def killed_within(table: ImageTable, folder: Path, images: int) -> None:
     """Write shards in a process that is killed when it reads its image number `images`."""
     child = os.fork()
     if child == 0:
@@ -160,10 +160,10 @@ def killed_within(table: ImageTable, folder: Path, images: int, monkeypatch: pyt
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows does not fork")
-def test_a_killed_call_is_repeated(data: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_call_is_repeated(data: Path, shards: Path, tmp_path: Path) -> None:
     folder, table = tmp_path / "shards", read_source(data)
-    for images in (1, 9, 20, 12):
-        killed_within(table, folder, images, monkeypatch)
+    for images in (1, 20, 12):
+        killed_within(table, folder, images)
         assert not (folder / "shards.json").exists()
         for name, content in bytes_in(folder).items():
             assert not name.startswith("shard-") or content == (shards / name).read_bytes(), "half a shard has its name"
@@ -256,7 +256,7 @@ def test_threads_and_forked_processes_share_a_folder(shards: Path, data: Path) -
     table = read_source(shards)
     assert table.storage is not None
     expected = {key: (data / key).read_bytes() for key in table.paths}
-    keys = list(table.paths) * 20
+    keys = list(table.paths) * 5
     random.Random(0).shuffle(keys)
 
     def is_right(key: str) -> bool:
@@ -266,11 +266,11 @@ def test_threads_and_forked_processes_share_a_folder(shards: Path, data: Path) -
         assert all(pool.map(is_right, keys))
     if hasattr(os, "fork"):
         children = []
-        for _ in range(3):
+        for _ in range(2):
             if (child := os.fork()) == 0:
                 os._exit(0 if all(map(is_right, keys)) else 1)
             children.append(child)
-        assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
+        assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
 
 
 def test_a_damaged_image_is_unreadable_and_a_shard_that_is_replaced_is_read_again(copied: Path, shards: Path) -> None:
@@ -343,17 +343,14 @@ def test_a_folder_that_is_not_whole_is_refused(copied: Path, damage: Callable[[P
         read_source(copied)
 
 
-@pytest.mark.parametrize(
-    ("damage", "code"),
-    [(lambda folder: (folder / "shard-00002.tar").unlink(), "data.shards-incomplete"), (cut, "data.shards-damaged")],
-)
-def test_a_shard_that_is_not_whole_is_no_unreadable_picture(
-    copied: Path, damage: Callable[[Path], None], code: str
-) -> None:
+def test_a_shard_that_is_not_whole_is_no_unreadable_picture(copied: Path) -> None:
     """Otherwise a part of a long prediction would be complete, and repeating the command would not mend it."""
     assert len(find_images([str(copied)])) == len(read_source(copied))
-    damage(copied)
-    with refused(code):
+    cut(copied)
+    with refused("data.shards-damaged"):
+        find_images([str(copied)])
+    (copied / "shard-00001.tar").unlink()
+    with refused("data.shards-incomplete"):
         find_images([str(copied)])
 
 
@@ -401,7 +398,6 @@ def test_images_from_afar_are_read_shard_after_shard(is_balanced: bool) -> None:
     assert [key[1] for key in sampler] != order
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # three workers on two cores
 def test_the_order_is_the_same_for_any_ranks_and_workers_and_place(shards: Path) -> None:
     with served(shards) as site:
         table = read_table(site.address)
@@ -416,7 +412,7 @@ def test_the_order_is_the_same_for_any_ranks_and_workers_and_place(shards: Path)
 
         whole = loaded(0, 1, 0, 0)
         assert sum(map(len, whole)) == 30
-        for size, workers in ((1, 3), (2, 0), (2, 2), (3, 1)):
+        for size, workers in ((1, 2), (2, 1), (3, 0)):
             shares = [loaded(rank, size, workers, 2) for rank in range(size)]
             for number, batch in enumerate(whole[2:]):
                 for rank in range(size):
@@ -436,13 +432,14 @@ def digests(table: ImageTable) -> list[str]:
     return [hashlib.sha256(table.open(i).read()).hexdigest() for i in range(len(table))]
 
 
-@pytest.mark.parametrize("fault", [None, "cut", "broken", "whole", "wrong"])
-def test_an_image_is_one_request_which_is_repeated_if_it_fails(site: Site, shards: Path, fault: str | None) -> None:
-    table = read_table(site.address)
+def test_an_image_is_one_request_which_is_repeated_if_it_fails(site: Site, shards: Path) -> None:
+    table, expected = read_table(site.address), digests(read_table(shards))
     assert str(table.file(0)).startswith(f"{site.address}/train/")
-    site.fault = lambda name, before: fault if name.endswith(".tar") and before % 3 == 0 else None
-    assert digests(table) == digests(read_table(shards))
-    assert fault is not None or site.requests.total() == len(table) + 1
+    assert digests(table) == expected and site.requests.total() == len(table) + 1
+    for fault in ("cut", "broken", "whole", "wrong"):
+        site.requests.clear()
+        site.fault = lambda name, before, fault=fault: fault if name.endswith(".tar") and before % 3 == 0 else None
+        assert digests(table) == expected, fault
 
 
 def test_a_slow_server_is_given_up_and_asked_again(site: Site, shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -540,6 +537,11 @@ def bucket() -> Iterator[Any]:
     memory.store.clear()
 
 
+def some_model() -> vitkit.Classifier:
+    network = tiny.build(num_classes=3, image_size=(16, 16))
+    return vitkit.Classifier(network, ("blue", "green", "red"), Preprocess(size=(16, 16)))
+
+
 def stored(bucket: Any) -> dict[str, bytes]:
     return {path.rpartition("/")[2]: bucket.cat_file(path) for path in bucket.find("/photos/shards")}
 
@@ -632,13 +634,14 @@ def test_what_is_not_written_to_an_address(
     assert list(tmp_path.iterdir()) == []
 
 
-def some_model() -> vitkit.Classifier:
-    network = tiny.build(num_classes=3, image_size=(16, 16))
-    return vitkit.Classifier(network, ("blue", "green", "red"), Preprocess(size=(16, 16)))
-
-
+@pytest.mark.accept
 def test_object_storage(data: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a server on this machine that speaks S3."""
+
+    def is_listening() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -650,7 +653,7 @@ def test_object_storage(data: Path, shards: Path, tmp_path: Path, monkeypatch: p
     _filesystem_of.cache_clear()
     try:
         bucket = fsspec.filesystem("s3")
-        eventually(lambda: bucket.mkdir("photos") or True if is_listening(port) else None)
+        eventually(lambda: bucket.mkdir("photos") or True if is_listening() else None)
         vitkit.shard(data, "s3://photos/shards", size="20kB")
         assert {path.rpartition("/")[2] for path in bucket.find("photos/shards")} == set(bytes_in(shards))
         assert digests(read_table("s3://photos/shards")) == digests(read_table(shards))
@@ -676,8 +679,3 @@ def test_object_storage(data: Path, shards: Path, tmp_path: Path, monkeypatch: p
         server.kill()
         server.wait()
         _filesystem_of.cache_clear()
-
-
-def is_listening(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -53,7 +53,7 @@ fractions = st.tuples(st.integers(1, 20), st.integers(0, 20), st.integers(0, 20)
 
 
 @given(images=sizes, parts=fractions, seed=st.integers(0, 2**32))
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_images_are_in_one_split_in_proportion(images: list[int], parts: tuple[float, float, float], seed: int) -> None:
     before = table_of(*images)
     table = split(before, parts, seed)
@@ -109,7 +109,7 @@ def test_fractions_that_are_not_three_parts_of_one_are_refused(bad: tuple[float,
 
 
 @given(images=sizes, limits=st.lists(st.integers(1, 200), min_size=2, max_size=2).map(sorted), seed=st.integers(0, 99))
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_a_limit_cuts_training_alone_in_proportion_and_nested(images: list[int], limits: list[int], seed: int) -> None:
     table = split(table_of(*images), USUAL, seed)
     trained = table.of_split("train")
@@ -187,11 +187,10 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, content: bytes | No
         split_from_file(tmp_path / "split.json")
 
 
-@pytest.mark.parametrize("name", ["猫 🐈.png", 'quo"te\\back.png', "latin-1 caf\udce9.png"])
-def test_any_file_name_that_a_disk_can_hold_comes_back(tmp_path: Path, name: str) -> None:
-    table = replace(table_of(1, 1, splits=("train", "train")), paths=(name, "b.png"))
-    write_json(tmp_path / "split.json", split_to_dict(table))
-    assert split_from_file(tmp_path / "split.json").paths == (name, "b.png")
+def test_any_file_name_that_a_disk_can_hold_comes_back(tmp_path: Path) -> None:
+    names = ("latin-1 caf\udce9.png", 'quo"te\\back.png', "猫 🐈.png")
+    write_json(tmp_path / "split.json", split_to_dict(replace(table_of(3, splits=("train",) * 3), paths=names)))
+    assert set(split_from_file(tmp_path / "split.json").paths) == set(names)
 
 
 def table_in_groups(sizes_of_class: list[list[int]]) -> tuple[ImageTable, list[int]]:
@@ -219,7 +218,7 @@ grouped = st.lists(st.lists(st.integers(1, 8), min_size=1, max_size=25), min_siz
 
 
 @given(sizes_of_class=grouped, parts=fractions, seed=st.integers(0, 99))
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_no_group_is_in_two_splits_and_every_image_is_in_one(
     sizes_of_class: list[list[int]], parts: tuple[float, float, float], seed: int
 ) -> None:
@@ -234,7 +233,7 @@ def test_no_group_is_in_two_splits_and_every_image_is_in_one(
 
 
 @given(images=st.lists(st.integers(30, 90), min_size=1, max_size=3), pairs=st.integers(0, 6), seed=st.integers(0, 99))
-@settings(max_examples=80)
+@settings(max_examples=40)
 def test_a_few_small_groups_leave_the_fractions_within_an_image(images: list[int], pairs: int, seed: int) -> None:
     table, groups = table_in_groups([[2] * pairs + [3] + [1] * (n - 2 * pairs - 3) for n in images])
     done = split(table, USUAL, seed, groups)
@@ -255,7 +254,7 @@ def test_groups_of_one_image_change_nothing(
 
 
 @given(sizes_of_class=grouped, seed=st.integers(0, 99))
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_every_class_is_trained_on_whatever_its_groups(sizes_of_class: list[list[int]], seed: int) -> None:
     table, groups = table_in_groups(sizes_of_class)
     done, other = split(table, USUAL, seed, groups), split(table, (0.1, 0.45, 0.45), seed, groups)
@@ -289,11 +288,7 @@ def named(*paths: str) -> ImageTable:
     ("paths", "pattern", "expected"),
     [
         (("a/cam1_001.png", "a/cam1_002.png", "b/cam2_001.png", "b/cam1_009.png"), r"(cam\d)_", [0, 0, 2, 0]),
-        (
-            ("a/cam1_001.png", "a/cam1_002.png", "b/cam2_001.png"),
-            r"(?:cam)(\d)_(\d+)",
-            [0, 0, 2],
-        ),  # the first group alone
+        (("a/cam1_01.png", "a/cam1_02.png", "b/cam2_01.png"), r"(?:cam)(\d)_(\d+)", [0, 0, 2]),  # the first group alone
         (("a/cam1_1.png", "a/cam2_2.png", "b/cam1_3.png"), r"cam\d", [0, 1, 0]),  # no group: all that it matches
         (("a/x.png", "a/cam1_1.png", "a/y.png", "a/cam1_2.png"), r"cam\d", [0, 1, 2, 1]),  # found nowhere: alone
         (("a/x1.png", "a/x.png", "a/x1b.png", "a/xc.png"), r"x(\d)?", [0, 1, 0, 3]),  # a group that took no part
@@ -314,7 +309,7 @@ def test_an_expression_that_tells_nothing_apart_is_refused(pattern: str) -> None
 
 
 @given(images=sizes, folds=st.integers(2, 8), seed=st.integers(0, 99))
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_every_image_is_in_one_fold_and_every_class_in_equal_parts(images: list[int], folds: int, seed: int) -> None:
     table = table_of(*images)
     if folds > max(images):
@@ -342,7 +337,7 @@ def test_folds_are_decided_by_their_seed_mix_the_order_and_share_the_remainders(
 
 
 @given(sizes_of_class=grouped, folds=st.integers(2, 5), seed=st.integers(0, 99))
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_groups_stay_in_one_fold_and_parts_are_even(sizes_of_class: list[list[int]], folds: int, seed: int) -> None:
     table, groups = table_in_groups(sizes_of_class)
     if folds > max(map(len, sizes_of_class)):
@@ -422,7 +417,7 @@ def stratify_slowly(
             lacking[parts[i]][-2] -= len(members[i])
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.integers(1, 40), st.integers(1, 8), st.integers(0, 2**32 - 1))
 def test_the_rarest_class_is_always_dealt_first(groups: int, classes: int, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -100,6 +100,9 @@ def test_many_pictures_come_in_order_whatever_the_backend(model: Classifier, pho
     exported = load_exported(tmp_path / "model.xml").with_views("flip,crops").use(precision="float32")
     for (_, row), (_, expected) in zip(exported.stream(files), alone, strict=True):
         np.testing.assert_allclose(row, expected, atol=1e-4)
+    pixels = np.asarray(Image.open(files[0]))  # an exported file takes pictures in memory, too
+    (expected,), (found,) = (package.predict(tmp_path / "model.xml", one) for one in (files[0], pixels))
+    assert (found.label, found.confidence) == (expected.label, expected.confidence)
 
 
 def test_names_and_models_without_such_views_are_refused(model: Classifier, photographs: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from explanation.few import FEW
 from refusals import refused
 from tiny import build, configs, images, kinds, largest_difference, randomise
 from vitkit import explanation as explain
@@ -36,7 +37,7 @@ def own_attention(model: VisionTransformer, batch: Tensor) -> list[Tensor]:
     return seen
 
 
-@pytest.mark.parametrize("fields", kinds())
+@pytest.mark.parametrize("fields", kinds(few=FEW))
 @torch.no_grad()
 def test_maps_are_what_the_model_attends_with(fields: dict[str, Any]) -> None:
     model, batch = build(**fields), images()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from explanation.few import FEW
 from refusals import refused
 from tiny import VARIETY, build, images, kinds
 from vitkit.explanation import (
@@ -55,7 +56,7 @@ def own_graph(model: VisionTransformer, batch: Tensor) -> list[Any]:
     return [np.maximum(product, 0).mean(axis=1) for product in products]
 
 
-@pytest.mark.parametrize("fields", kinds({name: own for name, own in VARIETY.items() if own.get("pool") != "map"}))
+@pytest.mark.parametrize("fields", kinds({name: own for name, own in VARIETY.items() if own.get("pool") != "map"}, FEW))
 def test_relevance_is_that_of_the_models_whole_graph(fields: dict[str, Any]) -> None:
     model = build(**fields)
     rows, prefix = readers(model.config).double().numpy(), model.config.prefix_tokens
