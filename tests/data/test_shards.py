@@ -510,24 +510,6 @@ def test_a_copy_with_another_checksum_is_not_kept(site: Site, tmp_path: Path, mo
     assert len(list((tmp_path / "cache" / "shards").iterdir())) == 1 and copy_of(sha256) is None
 
 
-def test_what_lacks_credentials_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    class NoCredentialsError(Exception):  # as botocore's, which has no base class of Python's
-        pass
-
-    class Bucket:
-        asked = 0
-
-        def cat_file(self, address: str) -> bytes:
-            self.asked += 1
-            raise NoCredentialsError("Unable to locate credentials")
-
-    bucket = Bucket()
-    monkeypatch.setattr("vitkit.data.remote._filesystem", lambda _: bucket)
-    with refused("data.shards-unreadable"):
-        read_table("s3://bucket/nobody")
-    assert bucket.asked == 1
-
-
 @pytest.fixture
 def bucket() -> Iterator[Any]:
     """A file system in memory, in the place of object storage."""

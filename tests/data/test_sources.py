@@ -97,22 +97,21 @@ def test_classes_that_only_one_split_has_still_have_one_number(tmp_path: Path) -
     assert table.of_split("train").labels == (1, 2)
 
 
-@pytest.mark.parametrize(
-    ("images", "code"),
-    [
-        ((), "data.images-missing"),
-        (("0.png", "1.png", "2.png"), "data.images-missing"),
-        (("cat/0.png", "cat/1.png"), "data.class-single"),
-        (None, "data.source-missing"),
-    ],
-)
-def test_a_folder_without_classes_is_refused(tmp_path: Path, images: tuple[str, ...] | None, code: str) -> None:
-    if images is not None:
-        (tmp_path / "photos").mkdir()
-    for name in images or ():
-        save(noise(), tmp_path / "photos" / name)
-    with refused(code, str(tmp_path / "photos")):
-        read_source(tmp_path / "photos")
+def test_a_folder_without_classes_is_refused(tmp_path: Path) -> None:
+    with refused("data.source-missing", str(tmp_path / "none")):
+        read_source(tmp_path / "none")
+    cases: dict[str, tuple[str, ...]] = {
+        "images-missing": ("0.png", "1.png"),
+        "class-single": ("cat/0.png", "cat/1.png"),
+    }
+    for code, images in cases.items():
+        (tmp_path / code).mkdir()
+        with refused("data.images-missing", str(tmp_path / code)):
+            read_source(tmp_path / code)
+        for name in images:
+            save(noise(), tmp_path / code / name)
+        with refused(f"data.{code}", str(tmp_path / code)):
+            read_source(tmp_path / code)
 
 
 def csv_file(path: Path, text: str, encoding: str = "utf-8") -> Path:

@@ -219,7 +219,7 @@ grouped = st.lists(st.lists(st.integers(1, 8), min_size=1, max_size=25), min_siz
 
 @given(sizes_of_class=grouped, parts=fractions, seed=st.integers(0, 99))
 @settings(max_examples=60)
-def test_no_group_is_in_two_splits_and_every_image_is_in_one(
+def test_no_group_is_in_two_splits_every_image_in_one_and_every_class_trained_on(
     sizes_of_class: list[list[int]], parts: tuple[float, float, float], seed: int
 ) -> None:
     before, groups = table_in_groups(sizes_of_class)
@@ -230,6 +230,11 @@ def test_no_group_is_in_two_splits_and_every_image_is_in_one(
     for name, part in zip(SPLITS[1:], parts[1:], strict=True):
         assert part > 0 or name not in table.splits
     assert split(before, parts, seed, groups) == table
+    usual, little = (split(before, own, seed, groups) for own in (USUAL, (0.1, 0.45, 0.45)))
+    for label, own in enumerate(sizes_of_class):
+        assert all(counts(done, label).get("train", 0) >= 1 for done in (usual, little))
+        if len(own) >= 3 and sum(own) >= 5:
+            assert set(counts(usual, label)) == set(SPLITS), own
 
 
 @given(images=st.lists(st.integers(30, 90), min_size=1, max_size=3), pairs=st.integers(0, 6), seed=st.integers(0, 99))
@@ -251,17 +256,6 @@ def test_groups_of_one_image_change_nothing(
     plain = split(table, parts, seed)
     assert split(table, parts, seed, list(range(len(table)))) == plain
     assert split(table, parts, seed, numbers.sample(range(10**6), len(table))) == plain
-
-
-@given(sizes_of_class=grouped, seed=st.integers(0, 99))
-@settings(max_examples=50)
-def test_every_class_is_trained_on_whatever_its_groups(sizes_of_class: list[list[int]], seed: int) -> None:
-    table, groups = table_in_groups(sizes_of_class)
-    done, other = split(table, USUAL, seed, groups), split(table, (0.1, 0.45, 0.45), seed, groups)
-    for label, own in enumerate(sizes_of_class):
-        assert counts(done, label).get("train", 0) >= 1 and counts(other, label).get("train", 0) >= 1
-        if len(own) >= 3 and sum(own) >= 5:
-            assert set(counts(done, label)) == set(SPLITS), own
 
 
 def test_groups_in_training_stay_together_when_val_is_taken_from_it() -> None:
@@ -370,30 +364,21 @@ class Counted(tuple[Any, ...]):
         return super().__getitem__(index)
 
 
-def table_of_counts(labels: Sequence[int], classes: int) -> ImageTable:
-    n = len(labels)
-    names, paths = tuple(f"class {i}" for i in range(classes)), tuple(f"{i}.png" for i in range(n))
-    return ImageTable("made up", Path("/photos"), names, paths, Counted(labels), (None,) * n)
-
-
-@pytest.mark.parametrize(
-    "work",
-    [
+def test_an_image_is_asked_for_its_label_as_often_with_many_classes() -> None:
+    works: tuple[Callable[[ImageTable], object], ...] = (
         lambda table: split(table, USUAL, 0),
         lambda table: split(table, USUAL, 0, kept=("train", None) * (len(table) // 2)),
         lambda table: fold(table, 2, 0),
         lambda table: limit_training(split(table, USUAL, 0), 1300, 0),
-    ],
-    ids=["split", "split as before", "fold", "limit"],
-)
-def test_an_image_is_asked_for_its_label_as_often_with_many_classes(work: Callable[[ImageTable], object]) -> None:
-    asked = []
-    for classes in (10, 1200):
-        table = table_of_counts([i % classes for i in range(2400)], classes)
-        Counted.asked[0] = 0
-        work(table)
-        asked.append(Counted.asked[0])
-    assert asked[1] <= 1.2 * asked[0] <= 12 * 2400
+    )
+    for work in works:
+        asked = []
+        for classes in (10, 1200):
+            labels = Counted(i % classes for i in range(2400))
+            Counted.asked[0] = 0
+            work(replace(table_of(*[2400 // classes] * classes), labels=labels))
+            asked.append(Counted.asked[0])
+        assert asked[1] <= 1.2 * asked[0] <= 12 * 2400
 
 
 def stratify_slowly(
