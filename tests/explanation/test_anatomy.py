@@ -11,6 +11,7 @@ import pytest
 import torch
 from sklearn.decomposition import PCA
 
+from explanation.written_out import written_out
 from refusals import refused
 from tiny import VARIETY, build, images, randomise
 from vitkit.explanation import model_analysis as anatomy
@@ -30,25 +31,9 @@ def hybrid(**fields: Any) -> VisionTransformer:
     return randomise(VisionTransformer(config)).eval()
 
 
+@torch.no_grad()
 def captured_attention(model: VisionTransformer, batch: torch.Tensor) -> dict[int, np.ndarray]:
-    """The attention matrices (B, H, N, N) of each layer that a forward pass written out computes."""
-    found: dict[int, np.ndarray] = {}
-    model.fused_attention, shortcut, model.shortcut = False, model.shortcut, False
-    for i, block in enumerate(model.blocks):
-        if hasattr(block.attn, "matrix"):
-            inner = block.attn.matrix
-
-            def spy(*arguments: Any, layer: int = i, inner: Any = inner) -> torch.Tensor:
-                found[layer] = (result := inner(*arguments)).detach().double().numpy()
-                return result
-
-            block.attn.matrix = spy
-    with torch.no_grad():
-        model(batch)
-    for block in model.blocks:
-        block.attn.__dict__.pop("matrix", None)
-    model.fused_attention, model.shortcut = True, shortcut
-    return found
+    return {layer: own.double().numpy() for layer, own in written_out(model, batch)[1].items()}
 
 
 @pytest.mark.parametrize("fields", [{}, {"in_channels": 1}, {"patch_size": (3, 8)}])

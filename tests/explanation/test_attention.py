@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from explanation.few import FEW
+from explanation.written_out import FEW, written_out
 from refusals import refused
 from tiny import build, configs, images, kinds, largest_difference, randomise
 from vitkit import explanation as explain
@@ -21,28 +21,13 @@ from vitkit.model import VisionTransformer, ViTConfig
 from vitkit.training import add_low_rank, merge_low_rank
 
 
-def own_attention(model: VisionTransformer, batch: Tensor) -> list[Tensor]:
-    """What the model's own softmax gives, its attention written out."""
-    seen: list[Tensor] = []
-
-    def watch(matrix: Any, *arguments: Any) -> Tensor:
-        seen.append(matrix(*arguments))
-        return seen[-1]
-
-    model.fused_attention, model.shortcut = False, False
-    for block in model.blocks:
-        if hasattr(block.attn, "matrix"):
-            block.attn.matrix = partial(watch, block.attn.matrix)
-    model(batch)
-    return seen
-
-
 @pytest.mark.parametrize("fields", kinds(few=FEW))
 @torch.no_grad()
 def test_maps_are_what_the_model_attends_with(fields: dict[str, Any]) -> None:
     model, batch = build(**fields), images()
     mine = list(attention_maps(model, batch))
-    for a, b in zip(mine, own_attention(build(**fields), batch), strict=True):
+    _, own = written_out(model, batch)
+    for a, b in zip(mine, own.values(), strict=True):
         assert largest_difference(a, b) <= 1e-5
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from PIL import Image
 
-from explanation.few import FEW
+from explanation.written_out import FEW
 from photos import noise, smooth
 from refusals import refused
 from tiny import build, images, kinds

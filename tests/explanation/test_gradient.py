@@ -1,7 +1,6 @@
 """Relevance is what autograd finds through the whole written-out model, and it tells classes apart."""
 
 import weakref
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -10,58 +9,29 @@ import pytest
 import torch
 from torch import Tensor
 
-from explanation.few import FEW
+from explanation.written_out import FEW, written_out
 from refusals import refused
 from tiny import VARIETY, build, images, kinds
-from vitkit.explanation import (
-    class_maps,
-    cover,
-    exact_matrix,
-    gradient_attention,
-    gradient_rollout,
-    occlusion,
-    readers,
-    square_places,
-)  # fmt: skip
+from vitkit import explanation
+from vitkit.explanation import class_maps, gradient_attention, gradient_rollout, occlusion
 from vitkit.explanation.attention import attending
 from vitkit.model import VisionTransformer
 
 TARGETS = torch.tensor([5, 0])
 
 
-def followed(layers: list[Any]) -> Any:
-    """R, from the identity, first layer to last."""
-    product = np.eye(layers[0].shape[-1])
-    for relevance in layers:
-        product = product + relevance @ product
-    return product
-
-
-def own_graph(model: VisionTransformer, batch: Tensor) -> list[Any]:
-    """The relevances (B, N, N) of each layer, from the gradients that the whole graph keeps; in float64."""
-    seen: list[Tensor] = []
-
-    def watch(matrix: Any, *arguments: Any) -> Tensor:
-        seen.append(matrix(*arguments))
-        seen[-1].retain_grad()
-        return seen[-1]
-
-    model.fused_attention, model.shortcut = False, False
-    for block in model.blocks:
-        if hasattr(block.attn, "matrix"):
-            block.attn.matrix = partial(watch, block.attn.matrix)
-    logits = model(batch)
-    sum(logits[i, target] for i, target in enumerate(TARGETS)).backward()
-    products = [(attention * attention.grad).detach().double().numpy() for attention in seen]
-    return [np.maximum(product, 0).mean(axis=1) for product in products]
-
-
 @pytest.mark.parametrize("fields", kinds({name: own for name, own in VARIETY.items() if own.get("pool") != "map"}, FEW))
 def test_relevance_is_that_of_the_models_whole_graph(fields: dict[str, Any]) -> None:
     model = build(**fields)
-    rows, prefix = readers(model.config).double().numpy(), model.config.prefix_tokens
-    layers = own_graph(build(**fields), images())
-    expected = (rows @ followed(layers))[:, prefix:].reshape(2, 3, 4)
+    rows, prefix = explanation.readers(model.config).double().numpy(), model.config.prefix_tokens
+    logits, seen = written_out(model, images())
+    sum(logits[i, target] for i, target in enumerate(TARGETS)).backward()
+    products = [(own * own.grad).detach().double().numpy() for own in seen.values()]
+    layers = [np.maximum(own, 0).mean(axis=1) for own in products]  # (B, N, N)
+    followed: Any = np.eye(layers[0].shape[-1])
+    for relevance in layers:
+        followed = followed + relevance @ followed
+    expected = (rows @ followed)[:, prefix:].reshape(2, 3, 4)
     np.testing.assert_allclose(gradient_rollout(model, images(), TARGETS), expected, atol=1e-6, rtol=1e-4)
     for layer, relevance in zip(attending(model.config), layers, strict=True):
         found = gradient_attention(model, images(), TARGETS, layer)
@@ -74,7 +44,7 @@ def test_a_layer_is_forgotten_before_the_next_is_computed(monkeypatch: pytest.Mo
 
     def watched(*arguments: Any) -> Tensor:
         assert [reference() for reference in held] == [None] * len(held)
-        matrix = exact_matrix(*arguments)
+        matrix = explanation.exact_matrix(*arguments)
         held.append(weakref.ref(matrix))
         return matrix
 
@@ -150,7 +120,7 @@ def test_it_is_the_mean_drop_over_the_squares_that_cover_a_patch(square: int, st
 @pytest.mark.parametrize(("square", "stride"), list(product([1, 2, 3, 6], [1, 2, 3, 7])))
 def test_every_patch_is_covered(square: int, stride: int) -> None:
     for grid in ((1, 1), (2, 5), (7, 3)):
-        places = square_places(grid, square, stride)
+        places = explanation.square_places(grid, square, stride)
         assert places.any(dim=0).all()
         assert len(places.flatten(1).unique(dim=0)) == len(places), "no place twice"
         assert (places.flatten(1).sum(1) == min(square, grid[0]) * min(square, grid[1])).all()
@@ -160,14 +130,15 @@ def test_only_the_pixels_of_the_patches_are_covered() -> None:
     config = build(image_size=(6, 20), patch_size=(2, 4)).config
     patches = torch.zeros(2, 3, 5, dtype=torch.bool)
     patches[0, 2, 1], patches[1, 0, 4] = True, True
-    covered = cover(torch.ones(1, 3, 6, 20), patches, config, 0.0)
+    covered = explanation.cover(torch.ones(1, 3, 6, 20), patches, config, 0.0)
     assert covered.shape == (2, 3, 6, 20)
     assert (covered[0, :, 4:6, 4:8] == 0).all()
     assert (covered[1, :, 0:2, 16:20] == 0).all()
     assert (covered == 0).sum() == 2 * 3 * 8
     model = build(image_size=(60, 44), patch_size=1, stem=(1, 1))  # the patches of a stem may reach beyond the image
     assert model.config.grid == (8, 6)
-    assert (cover(torch.ones(1, 3, 60, 44), torch.ones(1, 8, 6, dtype=torch.bool), model.config, 0.0) == 0).all()
+    every = torch.ones(1, 8, 6, dtype=torch.bool)
+    assert (explanation.cover(torch.ones(1, 3, 60, 44), every, model.config, 0.0) == 0).all()
     assert occlusion(model, images(1, config=model.config), 0, stride=3).shape == (1, 8, 6)
 
 
