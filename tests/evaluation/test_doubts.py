@@ -242,6 +242,7 @@ def test_what_cannot_be_chosen_from_is_an_error(x: np.ndarray, labels: list[None
         choose_next(x, labels, count)
 
 
+@pytest.mark.accept
 def test_a_choice_needs_no_torch() -> None:
     code = (
         "import sys\nimport numpy as np\nfrom vitkit.evaluation.label_choice import choose_next\n"

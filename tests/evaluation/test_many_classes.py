@@ -131,8 +131,8 @@ def test_rows_are_computed_alike_in_any_number_of_blocks(monkeypatch: pytest.Mon
 
 def test_figures_need_one_more_table_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     for place in ("calibration._NUMBERS", "label_errors._NUMBERS", "metrics._NUMBERS"):
-        monkeypatch.setattr(f"vitkit.evaluation.{place}", 2**13)
-    own, counts = draw_evaluation(800, 400), {"counts": range(1, 401), "prior": "data"}
+        monkeypatch.setattr(f"vitkit.evaluation.{place}", 2**12)
+    own, counts = draw_evaluation(4000, 100), {"counts": range(1, 101), "prior": "data"}
     tracemalloc.start()
     figures(own)
     operating_points(own, counts)

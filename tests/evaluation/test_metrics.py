@@ -42,7 +42,7 @@ HAND = evaluation(
 
 
 @given(seed=st.integers(0, 10_000), images=st.integers(1, 40), classes=st.integers(2, 8))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_numbers_equal_scikit_learns(seed: int, images: int, classes: int) -> None:
     rng = np.random.default_rng(seed)
     probabilities = rng.dirichlet(np.ones(classes), images)

@@ -100,7 +100,7 @@ def test_the_report_names_classes_as_text() -> None:
     arrays(np.bool_, st.tuples(st.integers(1, 12), st.just(1))),
     st.lists(st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0]), min_size=12, max_size=12),
 )
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_no_other_threshold_has_a_better_f1(labels: np.ndarray, scores: list[float]) -> None:
     probabilities = np.array(scores[: len(labels)], np.float32)[:, None]
     (found,) = best_thresholds(labels, probabilities)

@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from unittest.mock import Mock
 
 import numpy as np
@@ -36,8 +36,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [str(runs.photos(root / name, images=10, seed=seed)) for seed, name in enumerate(("photos", "others"))]
 
 
+Suite: TypeAlias = tuple[vitkit.Result, list[str]]
+
+
 @pytest.fixture(scope="module")
-def suite(folders: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[vitkit.Result, list[str]]:
+def suite(folders: list[str], tmp_path_factory: pytest.TempPathFactory) -> Suite:
     """Stopped by a signal after the second run, and continued."""
     out, said = tmp_path_factory.mktemp("suite") / "out", []
 
@@ -54,19 +57,8 @@ def suite(folders: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple
     return result, said
 
 
-@pytest.fixture
-def result(suite: tuple[vitkit.Result, list[str]]) -> vitkit.Result:
-    return suite[0]
-
-
-@pytest.fixture
-def said(suite: tuple[vitkit.Result, list[str]]) -> list[str]:
-    return suite[1]
-
-
-def test_the_cells_are_those_of_the_comparisons_with_means_and_ranks_over_them(
-    result: vitkit.Result, said: list[str]
-) -> None:
+def test_the_cells_are_those_of_the_comparisons_with_means_and_ranks_over_them(suite: Suite) -> None:
+    result, said = suite
     assert result.figures == json.loads((result.folder / "suite.json").read_text())
     assert "photos: 2 of 2 runs are finished already" in said
     for data, folder in result.figures["folders"].items():
@@ -125,7 +117,8 @@ def test_significant_differences_are_counted() -> None:
         assert told.startswith(f"{name} is significantly better than another model in 1 and worse in 1 of 4")
 
 
-def test_what_each_training_costs_is_said_before_it_begins(result: vitkit.Result, said: list[str]) -> None:
+def test_what_each_training_costs_is_said_before_it_begins(suite: Suite) -> None:
+    result, said = suite
     first = next(place for place, line in enumerate(said) if "run 1 of" in line)
     (row,) = (line for line in said[:first] if line.startswith(A))
     single = json.loads((result.folder / "1-photos" / "comparison.json").read_text())
@@ -133,7 +126,8 @@ def test_what_each_training_costs_is_said_before_it_begins(result: vitkit.Result
     assert float(row.split()[2]) == pytest.approx(run["training_flops"], rel=0.01)
 
 
-def test_it_is_shown(result: vitkit.Result) -> None:
+def test_it_is_shown(suite: Suite) -> None:
+    result, _ = suite
     page, text = result.report.read_text(encoding="utf-8"), "\n".join(result.lines())
     assert "1-photos/comparison.html" in page and "data:image/svg+xml" in page
     assert "mean ranks are not tested" in text and "not over other data sets" in text
