@@ -125,8 +125,9 @@ def test_rows_are_computed_alike_in_any_number_of_blocks(monkeypatch: pytest.Mon
         return [figures(own), *(each.tolist() for each in rows)]
 
     whole = all_of_them()
-    monkeypatch.setattr("vitkit.evaluation.calibration._NUMBERS", 20)
-    assert all_of_them() == whole
+    for module in ("calibration", "metrics"):
+        monkeypatch.setattr(f"vitkit.evaluation.{module}._NUMBERS", 20)
+        assert all_of_them() == whole
 
 
 def test_figures_need_one_more_table_at_most(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,11 +98,3 @@ def test_of_several_classes_an_image_each_column_stands_alone(drawn: tuple[np.nd
         for own, s in zip(has.T, scores.T, strict=True)
     ]
     assert average_precisions(has, scores) == pytest.approx(expected, abs=1e-12, nan_ok=True)
-
-
-def test_many_classes_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(0)
-    labels, scores = rng.integers(0, 30, 100), rng.random((100, 30)).astype(np.float32)
-    whole = {i: own.roc_auc for i, own in class_curves(labels, scores).items()}
-    monkeypatch.setattr("vitkit.evaluation.metrics._NUMBERS", 250)
-    assert {i: own.roc_auc for i, own in class_curves(labels, scores).items()} == whole
