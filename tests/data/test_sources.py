@@ -438,12 +438,12 @@ def test_names_with_and_without_numbers_can_be_sorted_together(tmp_path: Path) -
 
 
 TWINS = [
-    *(("U+200B", "daisy", "daisy\u200b"), ("U+00AD", "daisy", "dai\u00adsy"), ("U+FEFF", "daisy", "\ufeffdaisy")),
-    *(
-        ("U+3164", "daisy", "daisy\u3164"),
-        ("U+00A0", "red tulip", "red\u00a0tulip"),
-        ("U+0301", "caf\u00e9", "cafe\u0301"),
-    ),
+    ("U+200B", "daisy", "daisy\u200b"),
+    ("U+00AD", "daisy", "dai\u00adsy"),
+    ("U+FEFF", "daisy", "\ufeffdaisy"),
+    ("U+3164", "daisy", "daisy\u3164"),
+    ("U+00A0", "red tulip", "red\u00a0tulip"),
+    ("U+0301", "caf\u00e9", "cafe\u0301"),
 ]
 
 
