@@ -184,15 +184,7 @@ def sample(n: int, k: int = 4, seed: int = 0, sharpness: float = 2.0, temperatur
     rng = np.random.default_rng(seed)
     labels = np.minimum(rng.geometric(0.4, n) - 1, k - 1)  # classes of different sizes
     logits = rng.normal(size=(n, k)) + sharpness * np.eye(k)[labels]
-    probabilities = softmax(logits / temperature, axis=1).astype(np.float32)
-    return Evaluation(
-        split="test",
-        classes=tuple("abcdefgh"[:k]),
-        paths=tuple(map(str, range(n))),
-        labels=labels,
-        probabilities=probabilities,
-        temperature=temperature,
-    )
+    return evaluation(labels.tolist(), softmax(logits / temperature, axis=1), temperature=temperature)
 
 
 def test_figures_are_json_with_accuracy_first_and_every_number_of_the_evaluation() -> None:

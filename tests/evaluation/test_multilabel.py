@@ -150,22 +150,14 @@ def test_a_saved_classifier_says_the_same_after_loading(tmp_path: Path) -> None:
     assert torch.equal(own.probabilities(batch), torch.sigmoid(own.model(batch)).detach())
 
 
-@pytest.mark.parametrize(
-    ("stored", "code"),
-    [
-        *((own, "model.folder-damaged") for own in (None, "0.5", [0.5, "x", 0.5])),
-        ([0.5, 2.0, 0.5], "classifier.field-invalid"),
-    ],
-)
-def test_damaged_thresholds_are_refused(tmp_path: Path, stored: object, code: str) -> None:
+def test_thresholds_must_be_one_a_class_from_0_to_1_in_a_file_too(tmp_path: Path) -> None:
     classifier().save(tmp_path)
     description = json.loads((tmp_path / "model.json").read_text())
-    (tmp_path / "model.json").write_text(json.dumps({**description, "thresholds": stored}))
-    with refused(code, "thresholds"):
-        load(tmp_path)
-
-
-def test_thresholds_must_be_one_a_class_from_0_to_1() -> None:
+    wrong = (None, "0.5", [0.5, "x", 0.5], [0.5, 2.0, 0.5])
+    for stored, code in zip(wrong, (*["model.folder-damaged"] * 3, "classifier.field-invalid"), strict=True):
+        (tmp_path / "model.json").write_text(json.dumps({**description, "thresholds": stored}))
+        with refused(code, "thresholds"):
+            load(tmp_path)
     for thresholds in ((0.5, 0.5), (0.5, 0.5, 1.5)):
         with refused("classifier.field-invalid"):
             classifier(thresholds)
