@@ -135,17 +135,17 @@ def test_without_room_pictures_are_decoded_again(
         assert sum(path.stat().st_size for path in kept) <= 2 * (first + 12)
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
-def test_a_damaged_file_of_the_cache_is_made_anew(damage: str, tmp_path: Path, cache: Path) -> None:
+def test_a_damaged_file_of_the_cache_is_made_anew(tmp_path: Path, cache: Path) -> None:
     file, pictures = save(noise(), tmp_path / "a.png"), DiskCache("rule", 2**20)
     expected = pictures.picture(0, file, lambda: decode(file)).tobytes()
     (kept,) = [path for path in cache.rglob("*") if path.is_file()]
-    data = bytearray(kept.read_bytes())
-    data[-5] ^= 1
-    kept.write_bytes({"cut": kept.read_bytes()[:-7], "flip": bytes(data), "empty": b""}[damage])
-    for _ in range(2):
-        assert pictures.picture(0, file, lambda: decode(file)).tobytes() == expected
-    assert pictures.picture(0, file, lambda: noise(seed=9)).tobytes() == expected
+    flipped = bytearray(kept.read_bytes())
+    flipped[-5] ^= 1
+    for damaged in (kept.read_bytes()[:-7], bytes(flipped), b""):
+        kept.write_bytes(damaged)
+        for _ in range(2):
+            assert pictures.picture(0, file, lambda: decode(file)).tobytes() == expected
+        assert pictures.picture(0, file, lambda: noise(seed=9)).tobytes() == expected
 
 
 def test_rules_do_not_mix(tmp_path: Path, cache: Path) -> None:

@@ -3,22 +3,20 @@
 import os
 import shlex
 from collections.abc import Iterable
+from itertools import repeat
 from pathlib import Path
 
 import pytest
 
 from vitkit.data import ImageTable, scenes
+from vitkit.data import table_of as of_rows
 from vitkit.data.doctor.examine import check_names
 
 GROUPS, EACH = 12, 4
 
 
-def table_of(rows: Iterable[tuple[str, str]], splits: tuple[str | None, ...] | None = None) -> ImageTable:
-    paths, labels = zip(*rows, strict=True)
-    classes = tuple(sorted(set(labels)))
-    return ImageTable(
-        "photos", Path("/photos"), classes, paths, tuple(map(classes.index, labels)), splits or (None,) * len(paths)
-    )
+def table_of(rows: Iterable[tuple[str, str]], splits: Iterable[str | None] = repeat(None)) -> ImageTable:
+    return of_rows("photos", Path("/photos"), [(*row, split) for row, split in zip(rows, splits, strict=False)])
 
 
 def flag_of(text: str) -> str:

@@ -17,11 +17,7 @@ from photos import noise, save
 from vitkit.data import EvaluationImages, Preprocess, decode, examine, read_source
 from vitkit.errors import ShortageError, VitkitError
 
-NO_MEMORY = [
-    MemoryError(),
-    OSError(errno.ENOMEM, "Cannot allocate memory"),
-    OSError("out of memory error when reading"),
-]
+NO_MEMORY = MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory"), OSError("out of memory error when reading")
 IN_LITTLE = """
 import json, resource, sys
 from PIL import Image

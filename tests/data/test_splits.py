@@ -296,10 +296,10 @@ def test_a_scene_is_what_the_expression_finds(paths: tuple[str, ...], pattern: s
     assert scenes(table, r"s\d", copies) == [0, 1, 0, 0, 1]
 
 
-@pytest.mark.parametrize("pattern", ["cam", "a/", ""])
-def test_an_expression_that_tells_nothing_apart_is_refused(pattern: str) -> None:
-    with refused("data.groups-all-one"):
-        scenes(named("a/1.png", "a/2.png"), pattern, range(2))
+def test_an_expression_that_tells_nothing_apart_is_refused() -> None:
+    for pattern in ("cam", "a/", ""):
+        with refused("data.groups-all-one"):
+            scenes(named("a/1.png", "a/2.png"), pattern, range(2))
 
 
 @given(images=sizes, folds=st.integers(2, 8), seed=st.integers(0, 99))
@@ -348,10 +348,10 @@ def test_groups_stay_in_one_fold_and_parts_are_even(sizes_of_class: list[list[in
         assert max(parts) - min(parts) <= max(own)
 
 
-@pytest.mark.parametrize("folds", [-1, 0, 1, 6])
-def test_too_few_and_too_many_folds_are_refused_with_what_is_possible(folds: int) -> None:
-    with refused("data.folds-invalid", "5"):
-        fold(table_of(5, 3), folds, 0)
+def test_too_few_and_too_many_folds_are_refused_with_what_is_possible() -> None:
+    for folds in (-1, 0, 1, 6):
+        with refused("data.folds-invalid", "5"):
+            fold(table_of(5, 3), folds, 0)
 
 
 class Counted(tuple[Any, ...]):
