@@ -1,5 +1,7 @@
-"""Makes the fixtures of `conftest_articles` known."""
+"""Makes the fixtures of `conftest_articles` known, and the command line in this process."""
 
-from conftest_articles import made, place, row
+from conftest_articles import place, row
 
-__all__ = ["made", "place", "row"]
+from cli.conftest import vitkit as command
+
+__all__ = ["command", "place", "row"]

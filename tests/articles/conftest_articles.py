@@ -1,6 +1,7 @@
 """Fixtures: `row` runs the line of docs/articles.md that has the number of a test.
 
-A test named `test_2_7_...` is that of row 2.7, and so is one whose parameter `number` is 2.7.
+A test named `test_2_7_...` is that of row 2.7, and so is one whose parameter `number` is 2.7. One whose parameter is
+"2.6 2.16" runs a single command with the flags of both rows.
 """
 
 import ast
@@ -8,27 +9,38 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from _pytest.mark.structures import ParameterSet
 from PIL import Image
 from torch import nn
 
+import blank
 import runs
 import vitkit
-import warm
+from cli.conftest import Command
+from once import once
 
 PAGE = Path(__file__).parents[2] / "docs" / "articles.md"
 _ROW = re.compile(r"^\| (?P<number>\d\.\d+) \| (?P<what>[^|]+) \| `(?P<line>[^`]+)` \|$", re.MULTILINE)
 ROWS = {match["number"]: match["line"] for match in _ROW.finditer(PAGE.read_text(encoding="utf-8"))}
 # What makes a training quick enough for a test; a row's own flags take precedence.
 _TRAIN = {"--epochs": "1", "--workers": "0", "--batch-size": "8", "--precision": "float32", "--image-size": "16"}
+SMALL = [part for name, value in runs.SIZE.items() for part in ("--set", f"model.{name}={value}")]
 _TRAINED = ("data-size", "position", "pooling", "norm", "optimizer", "axial")  # experiments of small models
+
+
+def together(*groups: str) -> list[str | ParameterSet]:
+    """Rows that one training can show: together under `make test`, each alone as well under `make accept`."""
+    alone = [number for group in groups if " " in group for number in group.split()]
+    return [*groups, *(pytest.param(number, marks=pytest.mark.accept) for number in alone)]
 
 
 class Pictures:
@@ -63,14 +75,13 @@ def splits_of(run: Path | str) -> dict[str, dict[str, list[str]]]:
 
 def tiny_model(num_classes: int = 3, **options: Any) -> Any:
     return vitkit.VisionTransformer(
-        img_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=1, num_classes=num_classes, **options
+        **{"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 1, **options},
+        num_classes=num_classes,
     )
 
 
-@pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the lines name: photographs, weights in the layout of published files, a run."""
-    place = tmp_path_factory.mktemp("article")
+def _make(place: Path) -> None:
+    """What the lines name: photographs, weights in the layout of published files, a run with its pictures."""
     runs.photos(place / "flower_photos", images=10)
     shutil.copy(place / "flower_photos" / "red" / "img1.png", place / "tulip.png")
     Image.open(place / "tulip.png").convert("L").save(place / "grey.png")
@@ -81,17 +92,21 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "weights").mkdir()
     torch.save(tiny_model().state_dict(), place / "weights/model-9.pth")
     (place / "weights/class_indices.json").write_text('{"0": "blue", "1": "green", "2": "red"}')
-    flags = (*runs.FLAGS, "--split", "0.6", "0.2", "0.2", "-o", "runs/flowers")
-    command = [warm.vitkit(), "train", "flower_photos", *flags]
-    subprocess.run(command, cwd=place, check=True, capture_output=True)  # which draws its pictures
-    return place
+    with pytest.MonkeyPatch.context() as patch:
+        blank.real(patch.setattr)
+        patch.chdir(place)
+        recipe = vitkit.Recipe(**runs.quick_fields(split=(0.6, 0.2, 0.2)))
+        vitkit.train("flower_photos", recipe, out="runs/flowers")
 
 
 @pytest.fixture
-def place(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    shutil.copytree(made, tmp_path / "here")
-    monkeypatch.chdir(tmp_path / "here")
-    return tmp_path / "here"
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    here = runs.copy_of(once("articles", _make), tmp_path / "here")
+    monkeypatch.chdir(here)
+    for name, value in {"OFFLINE": "1", "CACHE": str(here / "cache")}.items():
+        monkeypatch.setenv(f"VITKIT_{name}", value)
+    monkeypatch.setenv("COLUMNS", "120")
+    return here
 
 
 @dataclass
@@ -114,12 +129,25 @@ class Done:
         return tomllib.loads((self.run / "recipe.toml").read_text(encoding="utf-8"))
 
 
-class Row:
-    """A row of the page, to be run."""
+def assert_trained(done: Done, numbers: str, expected: Mapping[str, dict[str, Any] | Callable[[Done], None]]) -> None:
+    """What is expected of each row: values of the recipe, or what a function asserts of the run."""
+    for wanted in (expected[number] for number in numbers.split()):
+        if callable(wanted):
+            wanted(done)
+        else:
+            recipe = done.recipe()
+            assert {name: recipe[name] for name in wanted} == wanted
 
-    def __init__(self, number: str, place: Path) -> None:
-        self.line, self.place = ROWS[number], place
-        self.drawn = False  # whether a command draws its pictures
+
+class Row:
+    """A row of the page, to be run, or the flags of several rows in one command."""
+
+    def __init__(self, numbers: list[str], place: Path, command: Command) -> None:
+        self.line, self._place, self._vitkit = ROWS[numbers[0]], place, command
+        if len(numbers) > 1:
+            commands = [shlex.split(ROWS[number]) for number in numbers]
+            same = sum(1 for _ in takewhile(lambda words: len(set(words)) == 1, zip(*commands, strict=False)))
+            self.line = shlex.join([*commands[0], *(word for words in commands[1:] for word in words[same:])])
 
     def __call__(self, *flags: str, **names: Any) -> Done:
         """Run the line; `flags` are added to a command, `names` are defined for Python."""
@@ -142,22 +170,18 @@ class Row:
             if "probe" in words or "--recipe" in words:
                 del quick["--epochs"]
             words += [word for flag, value in quick.items() if flag not in words for word in (flag, value)]
+            words += SMALL if "none" in words else []
         elif words[0] == "compare" or (words[0] == "lab" and words[1] in _TRAINED):
             words += ["--set", "workers=0", "--set", "image_size=16"]
-        before = set((self.place / "runs").iterdir())
-        environment = runs.environment() | {"VITKIT_OFFLINE": "1", "VITKIT_CACHE": str(self.place / "cache")}
-        if self.drawn:
-            del environment["BLANK_PICTURES"]
-        done = subprocess.run(
-            [warm.vitkit(), *words], cwd=self.place, env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, f"$ vitkit {shlex.join(words)}\n{done.stdout}{done.stderr}"
-        made = sorted(set((self.place / "runs").iterdir()) - before)
-        return Done(out=done.stdout, err=done.stderr, run=made[0] if made else Path())
+        before = set((self._place / "runs").iterdir())
+        done = self._vitkit(*words)
+        assert done.code == 0, f"$ vitkit {shlex.join(words)}\n{done.out}{done.err}"
+        made = sorted(set((self._place / "runs").iterdir()) - before)
+        return Done(out=done.out, err=done.err, run=made[0] if made else Path())
 
 
 @pytest.fixture
-def row(request: pytest.FixtureRequest, place: Path) -> Row:
-    match = re.match(r"test_(\d)_(\d+)_|.*\[(\d)\.(\d+)\]$", request.node.name)
+def row(request: pytest.FixtureRequest, place: Path, command: Command) -> Row:
+    match = re.match(r"test_(\d_\d+)_|.*\[([\d. ]+)\]$", request.node.name)
     assert match is not None, "tests of rows are named by them"
-    return Row(".".join(filter(None, match.groups())), place)
+    return Row((match[1] or match[2]).replace("_", ".").split(), place, command)

@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 import timm.layers
-import timm.models.vision_transformer as theirs
 import torch
 from torch import nn
 
 import vitkit
-from cli.conftest import vitkit as command
 from refusals import refused
 from vitkit import Attention, Block, Mlp, PatchEmbed, VisionTransformer, create_model, export, load
 from vitkit.cli.app import SCRIPT_FLAGS
@@ -21,7 +19,6 @@ from vitkit.model import ViTConfig, drop_path
 from vitkit.model.vit import Block as EncoderLayer
 from vitkit.verbs import open_model
 
-__all__ = ["command"]
 SMALL: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2, "num_classes": 5}
 
 
@@ -48,8 +45,9 @@ def test_a_configuration_and_other_values_go_together() -> None:
 def test_the_name_of_a_model_is_a_function(name: str) -> None:
     with torch.device("meta"):
         model = getattr(vitkit, name)(num_classes=5, has_logits=False)
+        same = create_model(name, 5, has_logits=False)
     assert model.num_classes == 5 and model.has_logits is False
-    assert model.config == create_model(name, 5, has_logits=False).config
+    assert model.config == same.config
 
 
 @pytest.mark.parametrize("name", ["vit_nothing", "vit_", "visiontransformer"])
@@ -68,28 +66,10 @@ def test_the_attributes_of_scripts() -> None:
     assert model.pos_embed.shape == (1, embed.num_patches + model.num_tokens, model.embed_dim)
 
 
-def test_forward_features_is_timms_and_the_articles_is_forward_head() -> None:
-    model = fill(VisionTransformer(**SMALL, representation_size=48))
-    reference = theirs.VisionTransformer(**SMALL)
-    names = reference.state_dict().keys() - {"head.weight"}  # timm's newer models have no representation layer
-    state = model.state_dict()
-    reference.load_state_dict({name: state[name] for name in names}, strict=False)
-    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-    tokens = model.forward_features(images)
-    torch.testing.assert_close(tokens, reference.eval().forward_features(images), rtol=1e-4, atol=1e-5)
-    article = model.pre_logits(tokens[:, 0])
-    assert article.shape == (2, 48)
-    torch.testing.assert_close(model.forward_head(tokens, pre_logits=True), article)
-    torch.testing.assert_close(model.head(article), model(images))
-
-
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_torchscript_is_answered_with_its_successor() -> None:
-    model, images = fill(VisionTransformer(**SMALL)), torch.randn(2, 3, 32, 32)
     with refused("model.torchscript-unsupported", "torch.export.export"):
-        torch.jit.script(model)
-    program = torch.export.export(model, (images,)).module()
-    torch.testing.assert_close(program(images), model(images))
+        torch.jit.script(VisionTransformer(**SMALL))
 
 
 def test_the_mlp_is_that_of_timm() -> None:
@@ -215,7 +195,7 @@ def test_the_advice_on_own_classes_works() -> None:
     assert model.patch_embed.proj.weight.grad is not None
 
 
-@pytest.mark.parametrize("activation", ["silu", "leaky_relu"])
+@pytest.mark.parametrize("activation", ["silu", pytest.param("leaky_relu", marks=pytest.mark.accept)])
 def test_another_activation_is_computed_alike_everywhere(tmp_path: Path, activation: str) -> None:
     model = fill(VisionTransformer(**SMALL, activation=activation))
     pixels = vitkit.Preprocess(size=32)
@@ -235,10 +215,11 @@ def test_another_activation_is_computed_alike_everywhere(tmp_path: Path, activat
 
 
 @pytest.mark.parametrize("name", ["resnetv2_18", pytest.param("resnetv2_50x1_bit", marks=pytest.mark.accept), "vgg11"])
-def test_a_head_that_is_a_convolution_is_a_linear_layer(name: str) -> None:
+def test_a_head_that_is_a_convolution_is_a_linear_layer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """BiT's ResNets (arXiv 1912.11370) are the paper's CNNs."""
+    monkeypatch.setitem(timm.models.vgg.cfgs, "vgg11", [8, "M"] * 5)  # of 129 million weights it has 18
     model = create_model(f"timm:{name}", 5, image_size=64).eval()
-    with torch.device("meta"):  # VGG's 129 million weights are replaced anyway
+    with torch.device("meta"):
         reference = timm.create_model(name, num_classes=5).eval()
     assert {name: tensor.shape for name, tensor in model.network.state_dict().items()} == {
         name: tensor.shape for name, tensor in reference.state_dict().items()
@@ -276,9 +257,3 @@ def test_the_advice_on_flags_names_flags_that_the_command_has(command: Any) -> N
     flags = set(re.findall(r"--[a-z][a-z-]*", command("train", "--help-all").out))
     named = {flag for advice in SCRIPT_FLAGS.values() for flag in re.findall(r"--[a-z][a-z-]*", advice)}
     assert named <= flags and not flags & set(SCRIPT_FLAGS)
-
-
-def test_a_whole_model_in_a_file_is_refused_with_what_to_save(tmp_path: Path) -> None:
-    torch.save(VisionTransformer(**SMALL), tmp_path / "whole.pth")
-    with refused("weights.code-refused", "torch.save(model.state_dict()"):
-        load(tmp_path / "whole.pth")

@@ -26,7 +26,7 @@ def assert_same(ours: nn.Module, article: nn.Module, x: Tensor) -> None:
     with torch.no_grad():
         for parameter in article.parameters():
             parameter.normal_(std=0.1, generator=torch.Generator().manual_seed(parameter.numel()))
-    ours.load_state_dict(article.state_dict())
+    ours.load_state_dict(article.state_dict(), assign=True)
     torch.testing.assert_close(ours.eval()(x), article.eval()(x), rtol=1e-4, atol=1e-5)
 
 
@@ -44,7 +44,9 @@ SAME: dict[str, tuple[Any, Tensor]] = {
 @pytest.mark.parametrize("number", SAME)
 def test_it_computes_what_the_article_does(row: Any, number: str) -> None:
     article, x = SAME[number]
-    assert_same(row().value, article(), x)
+    with torch.device("meta"):
+        ours = row().value
+    assert_same(ours, article(), x)
 
 
 # The published numbers of parameters.
@@ -78,6 +80,7 @@ HOLDS: dict[str, Callable[[Any], bool]] = {
     "1.15": lambda done: done.value.shape == (2, 768),
     "1.18": lambda done: done.value[0].shape == (2, 1000) and not torch.equal(*done.value),
     "1.19": lambda done: is_hybrid(done.value) and done.value.head.out_features == 5,
+    "1.20": lambda done: sum(parameter.numel() for parameter in done.value.parameters()) == 98_659_112,  # R50+ViT-B/16
     "1.22": lambda done: [norm.eps for norm in norms(done.value)] == [1e-5] * 5,
     "1.26": lambda done: done.value is True,
     "1.36": lambda done: done.value == EMBED + 2 * BLOCK + 2 * 64 + 3 * 65,
@@ -85,6 +88,7 @@ HOLDS: dict[str, Callable[[Any], bool]] = {
     "1.38": lambda done: re.search(r"^vit_large_patch16_224 +24 +1024 +4096 +16 .*304,326,632$", done.out, re.M),
     "1.39": lambda done: torch.equal(done.value.model(done.names["images"]), done.names["model"](done.names["images"])),
     "1.41": lambda done: "timm: 32 of 32 tensors loaded (100 %)" in done.out,
+    "1.52": lambda done: [f"{size:.1f}" for size in done.value] == ["393.6", "83.2", "13.4"],
     "1.44": lambda done: done.value.embed(torch.randn(2, 3, 8, 8)).shape == (2, 8 * 8 + 1, 64),
 }
 
@@ -101,7 +105,9 @@ def is_hybrid(model: Any) -> bool:
 
 @pytest.mark.parametrize("number", HOLDS)
 def test_it_holds(row: Any, number: str) -> None:
-    assert HOLDS[number](row())
+    is_large = number in ("1.9", "1.15", "1.20", "1.22", "1.52")  # and looked at from outside
+    with torch.device("meta" if is_large else "cpu"):
+        assert HOLDS[number](row())
 
 
 def test_1_1_patches(row: Any) -> None:
@@ -169,12 +175,6 @@ def test_1_13_all_tokens(row: Any) -> None:
     torch.testing.assert_close(model.head(done.value[:, 0]), model(done.names["images"]))
     normalised = (done.value - model.norm.bias) / model.norm.weight
     torch.testing.assert_close(normalised.mean(-1), torch.zeros(2, 17), atol=1e-5, rtol=0)
-
-
-def test_1_20_r50_vit_b16(row: Any) -> None:
-    with torch.device("meta"):
-        model = row().value
-    assert sum(parameter.numel() for parameter in model.parameters()) == 98_659_112
 
 
 def test_1_23_dropout(row: Any) -> None:
@@ -303,11 +303,6 @@ def test_1_51_convolution_in_the_mlp(row: Any) -> None:
     convolved = block.mlp.conv.conv(grid).flatten(2).transpose(1, 2)
     assert convolved.shape == hidden[:, 1:].shape and block.mlp.conv.conv.groups == hidden.shape[-1]
     assert len(reach(block.mlp)) == 4, "the corner and its neighbours"
-
-
-def test_1_52_sizes_of_files(row: Any) -> None:
-    with torch.device("meta"):
-        assert [f"{size:.1f}" for size in row().value] == ["393.6", "83.2", "13.4"]
 
 
 def test_1_53_thops_count(row: Any) -> None:

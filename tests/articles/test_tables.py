@@ -6,13 +6,14 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from PIL import Image
@@ -26,37 +27,46 @@ from vitkit.verbs.models import count_parameters
 from vitkit.verbs.result import csv_table, latex_table, latex_text
 
 
+class Results(dict[str, Any]):
+    """One result of each verb, made when it is first asked for."""
+
+    def __init__(self, place: Path) -> None:
+        super().__init__()
+        self.place = place
+
+    def __missing__(self, name: str) -> Any:
+        self[name] = MADE[name](runs.shared_photos(), str(runs.shared_run()), self.place / name)
+        return self[name]
+
+
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    place = tmp_path_factory.mktemp("tables")
-    photos = runs.photos(place / "photos")
-    run = vitkit.train(photos, vitkit.Recipe(**runs.quick_fields()), out=place / "run")
-    models = "vit_micro_patch8_16@none,vit_micro_patch4_16@none"
-    quick = vitkit.Recipe(epochs=1, workers=0, image_size=16, model_fields=runs.SIZE)
-    return {
-        "training": run,
-        "evaluation": vitkit.evaluate(place / "run"),
-        "predictions": vitkit.predict(place / "run", photos),
-        "checkup": vitkit.doctor(photos),
-        "comparison": vitkit.compare(photos, models, quick, seeds=1, out=place / "compared"),
-        "lab": vitkit.lab("attention-distance", data=str(photos), model=str(place / "run"), out=place / "lab"),
-        "few-shot": vitkit.lab("few-shot", str(photos), model=str(place / "run"), seeds=1, out=place / "few"),
-        "pretraining": vitkit.pretrain(photos, vitkit.Recipe(**runs.quick_fields(epochs=2)), out=place / "mae"),
-        "speed": vitkit.bench(place / "run", batch_sizes=1, rounds=1, backends="eager", precisions="float32"),
-        "models": vitkit.models("vit_tiny"),
-        "weights": vitkit.models("deit", weights=True),
-    }
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return Results(tmp_path_factory.mktemp("tables"))
 
 
+TWO = "vit_micro_patch8_16@none,vit_micro_patch4_16@none"
+EPOCHS = vitkit.Recipe(**runs.quick_fields(epochs=2))
+QUICK = vitkit.Recipe(epochs=1, workers=0, image_size=16, model_fields=runs.SIZE)
+MADE: dict[str, Callable[[Path, str, Path], Any]] = {
+    "training": lambda photos, _, out: vitkit.train(photos, EPOCHS, out=out),
+    "evaluation": lambda photos, run, out: vitkit.evaluate(run),
+    "predictions": lambda photos, run, out: vitkit.predict(run, photos),
+    "checkup": lambda photos, run, out: vitkit.doctor(photos),
+    "comparison": lambda photos, run, out: vitkit.compare(photos, TWO, QUICK, seeds=1, out=out),
+    "lab": lambda photos, run, out: vitkit.lab("attention-distance", data=str(photos), model=run, out=out),
+    "few-shot": lambda photos, run, out: vitkit.lab("few-shot", str(photos), model=run, seeds=1, out=out),
+    "pretraining": lambda photos, _, out: vitkit.pretrain(
+        photos, vitkit.Recipe(**runs.quick_fields(epochs=2)), out=out
+    ),
+    "speed": lambda _, run, out: vitkit.bench(run, batch_sizes=1, rounds=1, backends="eager", precisions="float32"),
+    "models": lambda *_: vitkit.models("vit_tiny"),
+    "weights": lambda *_: vitkit.models("deit", weights=True),
+}
 LAB = {"Patch filters": "left", "Position embeddings": "centre", "Attention distance": "right"}
-NAMES = (
-    *("training", "evaluation", "predictions", "checkup", "comparison", "lab", "few-shot"),
-    *("pretraining", "speed", "models", "weights"),
-)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_table_has_the_same_keys_in_each_row_and_is_set_by_latex(results: dict[str, Any], name: str) -> None:
+@pytest.mark.parametrize("name", MADE)
+def test_a_table_has_the_same_keys_in_each_row_and_is_set_by_latex(results: Results, name: str) -> None:
     rows = results[name].rows()
     assert rows
     assert {tuple(row) for row in rows} == {tuple(rows[0])}
@@ -67,9 +77,9 @@ def test_a_table_has_the_same_keys_in_each_row_and_is_set_by_latex(results: dict
     assert r"\caption{Results of 5 \% \& more}" in lines and r"\label{tab:results}" in lines
 
 
-def test_the_tables_say_what_the_results_say(results: dict[str, Any], tmp_path: Path) -> None:
+def test_the_tables_say_what_the_results_say(results: Results, tmp_path: Path) -> None:
     epochs = results["training"].rows()
-    assert [row["epoch"] for row in epochs] == [0, 1, 2]
+    assert [row["epoch"] for row in epochs] == [0, 1]
     assert {"train_acc", "val_acc"} <= epochs[0].keys()
     per_class = results["evaluation"].figures["per_class"]
     assert {row["class"]: row["recall"] for row in results["evaluation"].rows()} == {
@@ -90,7 +100,7 @@ def test_the_tables_say_what_the_results_say(results: dict[str, Any], tmp_path: 
     assert best["low"] <= best["accuracy"] <= best["high"]
 
 
-def test_pandas_gets_the_rows_or_is_named_if_missing(results: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pandas_gets_the_rows_or_is_named_if_missing(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
     frame = results["comparison"].to_pandas()
     assert list(frame["name"]) == [model["name"] for model in results["comparison"].models]
     monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))
@@ -115,23 +125,22 @@ PICTURES = {
 
 
 @pytest.mark.usefixtures("drawn_pictures")
-@pytest.mark.parametrize("name", some(PICTURES, {"evaluation", "checkup", "few-shot", "speed"}))
-def test_each_picture_is_saved_in_each_format(results: dict[str, Any], name: str, tmp_path: Path) -> None:
-    pictures = results[name].pictures()
-    assert pictures.keys() == PICTURES[name]
-    for number, caption in enumerate(pictures):
-        png = results[name].save(tmp_path / f"{number}.png", caption)
-        with Image.open(png) as picture:
-            assert min(picture.size) > 300 and len(picture.getcolors(2**24) or ()) > 2
-        svg = results[name].save(tmp_path / f"{number}.svg", caption).read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", some(PICTURES, {"evaluation", "speed"}))
+def test_each_picture_is_saved_in_each_format(results: Results, name: str, tmp_path: Path) -> None:
+    result = results[name]
+    assert result.pictures().keys() == PICTURES[name]
+    for caption in result.pictures():
+        svg = result.save(tmp_path / "picture.svg", caption).read_text(encoding="utf-8")
         assert "</svg>" in svg and ("<text" in svg) == (caption.split()[0] != "Patch" or "components" in svg)
-        again = results[name].save(tmp_path / "again.svg", caption).read_text(encoding="utf-8")
-        assert again == svg, "the same bytes each time"
-        assert results[name].save(tmp_path / f"{number}.pdf", caption).read_bytes().startswith(b"%PDF")
+    with Image.open(result.save(tmp_path / "picture.png", caption)) as picture:
+        assert min(picture.size) > 300 and len(picture.getcolors(2**24) or ()) > 2
+    assert result.save(tmp_path / "picture.pdf", caption).read_bytes().startswith(b"%PDF")
+    again = result.save(tmp_path / "again.svg", caption).read_text(encoding="utf-8")
+    assert again == svg, "the same bytes each time"
 
 
 @pytest.mark.usefixtures("drawn_pictures")
-def test_latex_pictures_have_serif_text_and_a_figure_can_hold_several(results: dict[str, Any], tmp_path: Path) -> None:
+def test_latex_pictures_have_serif_text_and_a_figure_can_hold_several(results: Results, tmp_path: Path) -> None:
     plain = results["evaluation"].save(tmp_path / "plain.svg").read_text(encoding="utf-8")
     serif = results["evaluation"].save(tmp_path / "serif.svg", fonts="latex").read_text(encoding="utf-8")
     assert "'STIXGeneral', 'STIX Two Text', 'Times New Roman'" in serif and "STIXGeneral" not in plain
@@ -146,7 +155,7 @@ def test_latex_pictures_have_serif_text_and_a_figure_can_hold_several(results: d
 
 
 @pytest.mark.usefixtures("drawn_pictures")
-def test_a_notebook_shows_what_is_plotted(results: dict[str, Any]) -> None:
+def test_a_notebook_shows_what_is_plotted(results: Results) -> None:
     pyplot = pytest.importorskip("matplotlib.pyplot")
     pyplot.switch_backend("agg")
     loss, accuracy = results["training"].plot()
@@ -164,7 +173,7 @@ def test_a_notebook_shows_what_is_plotted(results: dict[str, Any]) -> None:
     ],
 )
 def test_what_cannot_be_saved_is_refused_and_nothing_is_written(
-    results: dict[str, Any], tmp_path: Path, name: str, target: str, options: Any, code: str, named: str
+    results: Results, tmp_path: Path, name: str, target: str, options: Any, code: str, named: str
 ) -> None:
     with refused(code, named):
         results[name].save(tmp_path / target, **options)
@@ -178,6 +187,7 @@ def unescaped(text: str) -> str:
     return re.sub(r"\\text(\w+)\{\}|\\(.)", lambda match: words[match[1]] if match[1] else match[2], text)
 
 
+@settings(max_examples=50)
 @given(st.text())
 def test_text_is_set_as_it_is(text: str) -> None:
     written = latex_text(text)
@@ -201,8 +211,8 @@ def test_cells_of_all_kinds() -> None:
 
 @pytest.mark.accept  # LaTeX is larger than all that the other tests need
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no LaTeX here")
-def test_latex_compiles_it(results: dict[str, Any], tmp_path: Path) -> None:
-    tables = "".join(results[name].to_latex(caption=name) for name in NAMES)
+def test_latex_compiles_it(results: Results, tmp_path: Path) -> None:
+    tables = "".join(results[name].to_latex(caption=name) for name in MADE)
     head = r"\documentclass{article}\usepackage{booktabs}\usepackage[T1]{fontenc}\begin{document}"
     (tmp_path / "a.tex").write_text(head + tables + r"\end{document}")
     command = ["pdflatex", "-interaction=nonstopmode", "a.tex"]
