@@ -11,19 +11,6 @@ from vitkit.model import MLP, Attention, DropPath, Head, ViTConfig
 SAMPLES = 20_000
 
 
-def six_sigma(rate: float, samples: int = SAMPLES) -> float:
-    """Six standard errors of the mean of a value that is 1 / (1 - rate) or 0."""
-    return 6 * math.sqrt(rate / (1 - rate) / samples)
-
-
-@pytest.mark.parametrize(("rate", "shape"), [(0.1, (3,)), (0.5, (2, 3)), (0.9, (2, 1, 3))])
-def test_drop_path_keeps_the_expectation(rate: float, shape: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
-    dropped = DropPath(rate)(torch.ones(SAMPLES, *shape))
-    assert dropped.shape == (SAMPLES, *shape)
-    assert abs(dropped.mean().item() - 1) < six_sigma(rate)
-
-
 def test_drop_path_drops_whole_samples_and_scales_the_others() -> None:
     torch.manual_seed(0)
     x = torch.rand(1000, 5, 4) + 1
@@ -132,7 +119,8 @@ def test_each_kind_of_dropout_acts_in_training_and_not_in_eval(name: str, fused:
     ("fields", "compiled"),
     [
         *(({}, False), ({"pool": "gap"}, False), ({"pool": "token+gap", "representation_size": 20}, False)),
-        *(({"distill_token": True, "distill_head": True}, compiled) for compiled in (False, True)),
+        ({"distill_token": True, "distill_head": True}, False),
+        pytest.param({"distill_token": True, "distill_head": True}, True, marks=pytest.mark.accept),
     ],
     ids=str,
 )

@@ -20,8 +20,8 @@ from vitkit.model import ResNetStem, StandardisedConv2d, StemKind, ViTConfig, pa
 SMALL: dict[str, Any] = {"stem": (1, 2), "image_size": (24, 32), "patch_size": 1}
 
 
-@settings(max_examples=30)
-@given(height=st.integers(1, 70), width=st.integers(1, 70), stages=st.sampled_from([(), (1,), (1, 1), (1, 1, 1, 1)]))
+@settings(max_examples=10)
+@given(height=st.integers(1, 70), width=st.integers(1, 70), stages=st.sampled_from([(), (1,), (1, 1)]))
 def test_sides_are_divided_and_rounded_up(height: int, width: int, stages: tuple[int, ...]) -> None:
     with torch.device("meta"):
         stem = ResNetStem(3, stages)
@@ -35,7 +35,7 @@ def test_the_odd_pixel_is_padded_below_and_right() -> None:
     assert pad_same(torch.ones(1, 1, 5, 5), 3, 2)[0, 0].sum(0).tolist() == [0, 5, 5, 5, 5, 5, 0]
 
 
-@pytest.mark.accept  # by day, its stem and its layers are compiled and exported apart
+@pytest.mark.accept  # by day, tests/exporting exports hybrids
 def test_a_hybrid_compiles_and_exports_whole() -> None:
     model = build(**SMALL)
     batch = images(config=model.config)
@@ -71,15 +71,17 @@ def test_what_cannot_be_built_is_named(fields: dict[str, Any], code: str, named:
 
 
 def test_the_papers_resnet_is_timms_network_with_a_linear_head() -> None:
-    """With timm's arithmetic in both, the ResNet-50 answers as timm's stem, its mean and the head do."""
-    ours = vitkit.create_model("custom:bit_resnet50", num_classes=5).eval()
-    assert sum(parameter.numel() for parameter in ours.parameters()) == 25_557_032 - 995 * 2049, "a ResNet-50's"
+    """With timm's arithmetic in both, a ResNet answers as timm's stem, its mean and the head do."""
+    with torch.device("meta"):
+        large = vitkit.create_model("custom:bit_resnet50", num_classes=5)
+    assert sum(parameter.numel() for parameter in large.parameters()) == 25_557_032 - 995 * 2049, "a ResNet-50's"
+    ours = vitkit.create_model("custom:bit_resnet_micro", num_classes=5).eval()
     for module in ours.modules():
         if hasattr(module, "kind"):
             module.kind = "timm"
         if isinstance(module, nn.GroupNorm):
             module.eps = 1e-5
-    theirs = _resnetv2((3, 4, 6, 3)).eval()
+    theirs = _resnetv2((2, 2)).eval()
     theirs.load_state_dict(ours.network.features.state_dict())
     x = pixels_of(2, 3, 64, 64)
     with torch.no_grad():
@@ -180,8 +182,9 @@ def test_the_oracle_would_notice_another_convention(field: dict[str, Any]) -> No
     assert largest_difference(features_of(right, x), features_of(replace(right, **field), x)) > 1e-8
 
 
-@pytest.mark.parametrize("size", [(64, 64), (75, 53), (33, 7)], ids=str)
-@pytest.mark.parametrize("stages", [(), (1,), (2, 1), (2, 1, 1, 1)], ids=str)
+@pytest.mark.parametrize(
+    ("stages", "size"), [((), (64, 64)), ((), (33, 7)), ((1,), (75, 53)), ((2, 1), (33, 7)), ((2, 1, 1, 1), (64, 64))]
+)
 @torch.no_grad()
 def test_features_are_timms_to_the_digit_for_small_kernels(stages: tuple[int, ...], size: tuple[int, int]) -> None:
     module, theirs = stem(stages, "timm"), _resnetv2(stages).double().eval()
@@ -229,7 +232,8 @@ def test_a_kernel_of_one_value_gives_zeros_and_finite_gradients(kind: StemKind) 
     assert [name for name, p in module.named_parameters() if p.grad is None or not p.grad.isfinite().all()] == []
 
 
-@pytest.mark.parametrize("kind", ["reference", pytest.param("timm", marks=pytest.mark.accept)])
+@pytest.mark.accept
+@pytest.mark.parametrize("kind", KINDS)
 def test_compiled_features_and_gradients_are_the_same_and_so_are_exported_features(kind: StemKind) -> None:
     module, x = stem((1,), kind), pixels_of(2, 3, 37, 26).double()
     module(x).square().sum().backward()

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import runs
 import vitkit
 from refusals import refused
-from tiny import AXIAL, GRID, LOCAL, build, gradients, images, largest_difference, tiny
+from tiny import AXIAL, GRID, LOCAL, WINDOW, build, gradients, images, largest_difference, some, tiny
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.explanation import attention_maps, can_explain, gradient_rollout, rollout
@@ -125,13 +125,12 @@ def test_optimised_models_answer_as_the_model_does(fields: dict[str, Any]) -> No
         assert largest_difference(plain(model)(batch), wanted) <= 0.1 * bound
 
 
+@pytest.mark.accept  # by day, tests/exporting converts such models
 @pytest.mark.parametrize(
     ("kind", "ending"),
     [
-        *((kind, "xml") for kind in ("axial", "window", "window bias")),
-        ("window bias", "pt2"),
-        *(pytest.param(kind, "pt2", marks=pytest.mark.accept) for kind in ("axial", "window")),
-        pytest.param("window bias", "onnx", marks=pytest.mark.accept),
+        *(("window bias", ending) for ending in ("pt2", "onnx", "xml")),
+        *((kind, ending) for kind in ("axial", "window") for ending in ("pt2", "xml")),
     ],
 )
 def test_exported_files_pass_their_check(tmp_path: Path, kind: str, ending: str) -> None:
@@ -139,8 +138,9 @@ def test_exported_files_pass_their_check(tmp_path: Path, kind: str, ending: str)
     assert vitkit.export(tmp_path / "model", out=tmp_path / f"out.{ending}").file.is_file()
 
 
-@every
-def test_costs_are_those_of_the_flop_counter(fields: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", some(LOCAL, ["axial registers", "window bias", "window global", "window mixtures"]))
+def test_costs_are_those_of_the_flop_counter(name: str) -> None:
+    fields = LOCAL[name]
     config = tiny(**fields)
     model, counter = build(**fields), FlopCounterMode(display=False)
     model.fused_attention = model.shortcut = False
@@ -209,20 +209,19 @@ def test_another_size_of_image_keeps_the_windows(tmp_path: Path, fields: dict[st
     assert torch.isfinite(larger(images(config=larger.config))).all()
 
 
-@few
-def test_a_run_trains_and_is_loaded_explained_and_exported(tmp_path: Path, fields: dict[str, Any]) -> None:
+@pytest.mark.parametrize("fields", [AXIAL, pytest.param(WINDOW, marks=pytest.mark.accept)], ids=["axial", "window"])
+def test_a_run_trains_and_is_loaded_and_explained(tmp_path: Path, fields: dict[str, Any]) -> None:
     kind = {"attention": fields["attention"], "layers": 2}
     if fields["attention"] == "window":
         kind |= {"window_size": 2}
-    photos = runs.photos(tmp_path / "photos")
-    quick = runs.quick_fields(model_fields={**runs.SIZE, **kind}, drop_path=0.1)
+    photos = runs.shared_photos()
+    quick = runs.quick_fields(model_fields={**runs.SIZE, **kind}, drop_path=0.1, epochs=1)
     vitkit.train(photos, vitkit.Recipe(**quick), out=tmp_path / "run")
     run = tmp_path / "second"
     quick = {name: value for name, value in quick.items() if name not in ("model", "model_fields", "weights")}
     vitkit.train(photos, vitkit.Recipe(**quick, method="lora", weights=str(tmp_path / "run")), out=run)
     assert vitkit.load(run).model.config.attention == fields["attention"]
     vitkit.explain(run, photos / "red" / "img1.png", method="all", out=tmp_path / "maps")
-    assert vitkit.export(run, out=tmp_path / "model.xml").file.is_file()
 
 
 @few
@@ -232,10 +231,9 @@ def test_what_needs_other_tokens_is_refused(tmp_path: Path, fields: dict[str, An
     for to, end in (("timm", ".safetensors"), ("hf", ""), ("npz", ".npz")):
         with refused("weights.layout-unsuitable", f"attention '{name}'"):
             vitkit.convert(tmp_path / "model", tmp_path / f"written{end}", to=to)
-    photos = runs.photos(tmp_path / "photos")
     quick = runs.quick_fields(model_fields={**runs.SIZE, "attention": name, "layers": 2})
     with refused("training.patch-dropout-unsupported", name):
-        vitkit.train(photos, vitkit.Recipe(**quick, patch_dropout=0.5), out=tmp_path / "run")
+        vitkit.train(runs.shared_photos(), vitkit.Recipe(**quick, patch_dropout=0.5), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

@@ -235,10 +235,8 @@ MODULES = (
 LARGEST = 3_000_000_000  # parameters; files of larger models cannot be mapped everywhere
 TAGS = [tag for module in MODULES for tag in timm.list_models(module=module, pretrained=True, include_tags=True)]
 FEW = {
-    *("vit_giant_patch14_dinov2", "vit_giantopt_patch16_siglip_256", "vit_giantopt_patch16_siglip_gap_256"),
-    *("vit_giant_patch16_lingbot", "aimv2_1b_patch14_224", "naflexvit_giant_patch16_radio_v3", "test_vit3"),
-    *("vit_base_patch16_clip_quickgelu_224", "vit_base_patch16_rpn_224", "vit_base_patch16_gap_224"),
-    "vit_base_patch16_sapiens2",
+    *("vit_giantopt_patch16_siglip_256", "aimv2_1b_patch14_224", "test_vit3", "vit_base_patch16_clip_quickgelu_224"),
+    *("vit_base_patch16_rpn_224", "vit_base_patch16_gap_224", "vit_base_patch16_sapiens2"),
 }
 GELU = {"GELU": "erf", "GELUTanh": "tanh", "GeluTanh": "tanh", "QuickGELU": "quick"}
 

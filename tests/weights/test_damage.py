@@ -9,8 +9,8 @@ import json
 import os
 import pickle
 import re
-import subprocess
 import tempfile
+import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +25,6 @@ from safetensors.torch import save_file
 from torchvision.models import resnet18
 
 import foreign
-import warm
 from photos import noise, save
 from refusals import refused
 from tiny import build, some
@@ -223,7 +222,7 @@ def test_every_missing_tensor_is_named(fixture: str) -> None:
         assert_named(fixture, name, "removed", {other: t for other, t in tensors.items() if other != name})
 
 
-@settings(derandomize=True, max_examples=120)
+@settings(derandomize=True, max_examples=80)
 @given(data=st.data(), fixture=st.sampled_from(FIXTURES))
 def test_a_spoilt_tensor_is_named(data: st.DataObject, fixture: str) -> None:
     tensors = dict(checkpoint(fixture).tensors)
@@ -341,23 +340,15 @@ def bomb(path: Path, shape: tuple[int, ...], megabytes: int) -> None:
 
 @pytest.mark.parametrize("shape", [(1, 1, 32), (10**6, 10**6)], ids=["small on the label", "huge on the label"])
 def test_a_zip_bomb_is_refused_before_it_is_unpacked(shape: tuple[int, ...], tmp_path: Path) -> None:
-    bomb(tmp_path / "w.npz", shape, megabytes=144)
+    bomb(tmp_path / "w.npz", shape, megabytes=48)
     assert (tmp_path / "w.npz").stat().st_size < 2**20
-    program = (
-        "import resource, sys\n"
-        "from vitkit.weights import load\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "try:\n    load(sys.argv[1])\n"
-        "except Exception as error:\n    print(type(error).__name__, error)\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
-    )
-    done = subprocess.run(
-        [warm.python(), "-c", program, str(tmp_path / "w.npz")], capture_output=True, text=True, check=True, timeout=60
-    )
-    message, grown = done.stdout.splitlines()
-    assert "VitkitError" in message
-    assert "not as large as its shape" in message
-    assert int(grown) < 100 * 1024  # KiB
+    tracemalloc.start()
+    try:
+        with refused("weights.file-damaged", "not as large as its shape"):
+            load(tmp_path / "w.npz")
+        assert tracemalloc.get_traced_memory()[1] < 16 * 2**20, "the bytes at its peak"
+    finally:
+        tracemalloc.stop()
 
 
 def write_one(kind: str, path: Path) -> Path:

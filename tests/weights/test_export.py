@@ -98,7 +98,7 @@ def test_a_round_trip_changes_no_bit_and_other_libraries_agree(tmp_path: Path, n
     assert not again.report.assumed
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.sampled_from(CASES), st.tuples(*[st.integers(1, 3)] * 3), st.integers(1, 5))
 def test_models_of_any_size_come_back(case: tuple[str, str], sizes: tuple[int, int, int], classes: int) -> None:
     fields, (heads, layers, side) = EXPRESSIBLE[case[0]][1], sizes

@@ -177,17 +177,9 @@ def test_a_spoilt_description_is_refused(tmp_path: Path, kind: str) -> None:
 
 def test_a_spoilt_description_of_pixels_is_refused(tmp_path: Path) -> None:
     made("BEiT").save_pretrained(tmp_path)
-    whole: dict[str, Any] = {
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "resample": 3,
-        "do_normalize": True,
-        "image_mean": [0.5] * 3,
-        "image_std": [0.5] * 3,
-        "size": {"height": SIDE, "width": SIDE},
-        "do_center_crop": True,
-        "crop_size": {"height": SIDE, "width": SIDE},
-    }
+    whole: dict[str, Any] = dict.fromkeys(("do_rescale", "do_normalize", "do_center_crop"), True)
+    whole |= {name: {"height": SIDE, "width": SIDE} for name in ("size", "crop_size")}
+    whole |= {"rescale_factor": 1 / 255, "resample": 3, **dict.fromkeys(("image_mean", "image_std"), [0.5] * 3)}
     count = 0
     for name in whole:
         for value in (None, "x", [], {}, -1, 0, 1.5, [None] * 3, {"height": "x"}, {"shortest_edge": None}, [SIDE] * 2):
