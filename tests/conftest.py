@@ -76,6 +76,14 @@ def _shared_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _peak_memory_from_the_start() -> Iterator[None]:
+    """To forget the peak of its memory, Linux walks through all of the process's, which takes as long as a tiny run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vitkit.experiments.comparison_runs._reset_peak_memory", lambda: True)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _signals_arrive() -> Iterator[None]:
     """A shell starts background jobs with Ctrl-C ignored, and a program leaves ignored what it finds so."""
     ignored = [own for own in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(own) == signal.SIG_IGN]

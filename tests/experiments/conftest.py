@@ -7,9 +7,7 @@ import pytest
 
 @pytest.fixture(autouse=True, scope="session")
 def _cheap_measurements() -> Iterator[None]:
-    """To begin anew with the peak of its memory, Linux walks through all of the process's."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vitkit.experiments.comparison_runs._reset_peak_memory", lambda: True)
         patch.setattr("vitkit.experiments.compare.ROUNDS", 1)
         patch.setattr("vitkit.experiments.lab.cost.ROUNDS", 2)
         yield

@@ -480,5 +480,5 @@ def cross_fitted(evaluation: MultiEvaluation, folds: int = 5, seed: int = 0) -> 
     evaluated = replace(
         evaluation, probabilities=predicted.astype(np.float32), thresholds=(0.5,) * len(evaluation.classes)
     )
-    keys = ("accuracy", "micro_f1", "macro_f1", "hamming_loss", "balanced_accuracy")
-    return {key: evaluated.summary()[key] for key in keys}
+    summary = evaluated.summary()
+    return {key: summary[key] for key in ("accuracy", "micro_f1", "macro_f1", "hamming_loss", "balanced_accuracy")}
