@@ -1,18 +1,23 @@
 """A model folder and photographs, and the command line in this process."""
 
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import onnx
 import pytest
 import torch
+from torch import nn
 
 from cli.conftest import data, trained, vitkit
+from once import once
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.inference.backends import graphs
-from vitkit.inference.backends.span import WHOLE, Span
+from vitkit.inference.backends.span import Span
 from vitkit.model import VisionTransformer
 from vitkit.model.build import Model, classes_and_features
 
@@ -21,26 +26,32 @@ __all__ = ["data", "model", "trained", "vitkit"]
 
 @pytest.fixture(autouse=True, scope="session")
 def _converted_once() -> Iterator[None]:
-    """Equal models are converted to ONNX once: it takes seconds, and most tests here export the same model."""
-    convert, made = graphs.to_onnx, dict[Any, Any]()
+    """Equal models are converted to ONNX once: it takes ten seconds, and most tests here export the same model.
 
-    def to_onnx(model: Model, batch: int | None = None, dtype: torch.dtype = torch.float32, *rest: Any) -> Any:
-        if not isinstance(model, VisionTransformer) or largest != graphs._LARGEST or is_changed(*rest):
-            return convert(model, batch, dtype, *rest)
-        weights = tuple(tensor.numpy().tobytes() for tensor in model.state_dict().values())
-        key = (model.config, classes_and_features(model), weights, batch, dtype)
-        if key not in made:
-            made[key] = convert(model, batch, dtype, *rest)
-        copied = type(made[key])()
-        copied.CopyFrom(made[key])
-        return copied
+    What vitkit does with the graph, such as storing its weights in another dtype, is done each time.
+    """
+    source, convert = graphs.source, torch.onnx.export
 
-    def is_changed(change: Any = None, span: Span = WHOLE) -> bool:
-        return span != WHOLE or (change is not None and change.args[0].precision == "int8")
+    def named(model: Model, batch: int | None, span: Span) -> graphs.Source:
+        found = source(model, batch, span)
+        if isinstance(model, VisionTransformer):
+            name = sha256(repr((model, model.config, classes_and_features(model), batch, span)).encode())
+            for tensor in model.state_dict().values():
+                name.update(tensor.numpy().tobytes())
+            found.module.__dict__["converted"] = f"{name.hexdigest()}.onnx"
+        return found
 
-    largest = graphs._LARGEST
+    def export(module: nn.Module, *given: Any, **options: Any) -> Any:
+        def make(path: Path) -> None:
+            onnx.save(convert(module, *given, **options).model_proto, path)  # type: ignore[union-attr]
+
+        if (name := module.__dict__.get("converted")) is None:
+            return convert(module, *given, **options)
+        return SimpleNamespace(model_proto=onnx.load(once(name, make)))
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(graphs, "to_onnx", to_onnx)
+        patch.setattr(graphs, "source", named)
+        patch.setattr(torch.onnx, "export", export)
         yield
 
 
