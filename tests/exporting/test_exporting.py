@@ -10,34 +10,38 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from _pytest.mark.structures import ParameterSet
 from breaking import Break, in_card, in_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 import photos
+from once import once
 from refusals import refused
-from tiny import build, images, largest_difference, some
+from tiny import VARIETY, build, images, largest_difference
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.exporting import FORMATS, NOISE, Card, Pictures, Refused, compare, export, load_exported
-from vitkit.model import VisionTransformer
+from vitkit.inference.backends import graphs
 from vitkit.weights import load
 
 FILES = ("model.onnx", "model.xml")
 FAMILIES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "distilled": {"distill_token": True, "distill_head": True},
-    "gap": {"pool": "gap"},
-    "token+gap": {"pool": "token+gap"},
-    "hybrid": {"stem": (1,), "patch_size": 1, "image_size": (12, 16)},
+    **{name: VARIETY[name] for name in ("distilled", "gap", "token+gap", "swiglu")},
+    "plain": {"layers": 3},
+    "hybrid": {"stem": (1,), "patch_size": 1},
     "registers": {"registers": 3, "layer_scale": 0.1},
-    "swiglu": {"mlp_kind": "swiglu"},
     "mixtures": {"conv_layers": (0,), "projection": "conv", "mlp_kind": "conv"},
+}
+OTHERWISE = (((12, 16), "float16"), ((20, 24), "bfloat16"))
+BY_DAY = {  # `test_graph.py` reads files of more kinds of models
+    *(("model.onnx", "plain", "float16"), ("model.xml", "token+gap", "float16"), ("model.xml", "mixtures", "float16")),
+    *(("model.xml", family, "bfloat16") for family in ("distilled", "hybrid", "registers")),
+    ("model.pt2", "mixtures", "bfloat16"),
 }
 
 
@@ -46,62 +50,66 @@ def pictures(number: int = 9) -> Pictures:
 
 
 def classifier(**fields: Any) -> Classifier:
-    model = build(**fields)
+    """Of one layer, unless the fields say otherwise."""
+    model = build(**{"layers": 1} | fields)
     return Classifier(model, tuple("abcdefg"), Preprocess(size=model.config.image_size))
+
+
+def asked(path: Path) -> Callable[[Tensor], Tensor]:
+    """What computes the logits of images from a file."""
+    return torch.export.load(path).module() if path.suffix == ".pt2" else load_exported(path, "float32").logits
 
 
 def everything(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*"))
 
 
-def alternating(*others: tuple[Any, ...]) -> list[ParameterSet]:
-    """Each family with each of the others; under `make test` each family once, and each of the others in turn."""
-    return [
-        pytest.param(
-            *other, fields, id="-".join(map(str, (family, *other))),
-            marks=() if number % len(others) == place else pytest.mark.accept,
+@pytest.mark.parametrize(
+    ("file", "family", "size", "dtype"),
+    [
+        pytest.param(file, family, *other, marks=() if (file, family, other[1]) in BY_DAY else pytest.mark.accept)
+        for file, family, other in (
+            *itertools.product(FILES, FAMILIES, OTHERWISE),
+            *itertools.product(["model.pt2"], ["distilled", "mixtures"], OTHERWISE[1:]),
         )
-        for number, (family, fields) in enumerate(FAMILIES.items())
-        for place, other in enumerate(others)
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("file", "size", "fields"), alternating(*itertools.product(FILES, [(12, 16), (20, 24)])))
-def test_every_family_passes_the_gate(file: str, size: Any, fields: dict[str, Any], tmp_path: Path) -> None:
-    own = classifier(**fields | {"image_size": size})
-    outcome = export(own, tmp_path / file, pictures())
+    ],
+)
+def test_every_family_passes_the_gate_and_so_does_honest_rounding(
+    file: str, family: str, size: tuple[int, int], dtype: str, tmp_path: Path
+) -> None:
+    """Over so many pictures some classes all but tie: rounding may turn those."""
+    own = classifier(**{"layers": 2} | FAMILIES[family] | {"image_size": size})
+    own = dataclasses.replace(own, temperature=0.7)
+    outcome = export(own, tmp_path / file, pictures(32))
     assert outcome.comparison.cosine > 0.99999
     assert outcome.comparison.agreement == 1
-    again = load_exported(tmp_path / file, "float32")
     for batch in (1, 4):
-        asked = images(batch, config=own.model.config)
-        assert largest_difference(again.logits(asked), own.logits(asked)) < 1e-4
-
-
-@pytest.mark.parametrize("family", some(["distilled", "mixtures"], ["mixtures"]))
-def test_the_program_of_every_family_passes_the_gate(family: str, tmp_path: Path) -> None:
-    own = classifier(**{"layers": 2} | FAMILIES[family])  # tracing takes its time
-    export(own, tmp_path / "model.pt2", pictures())
-    again = torch.export.load(tmp_path / "model.pt2").module()
-    for batch in (1, 4):
-        asked = images(batch, config=own.model.config)
-        assert largest_difference(again(asked), own.logits(asked)) < 1e-6
+        some = images(batch, config=own.model.config)
+        difference = largest_difference(asked(tmp_path / file)(some), own.logits(some))
+        assert difference < (1e-6 if file == "model.pt2" else 1e-4)
+    rounded = export(own, tmp_path / file, pictures(32), precision=dtype, force=True)
+    assert 0 < rounded.comparison.noise < 1.1 * NOISE[dtype] / 3
 
 
 @pytest.fixture(scope="module")
-def exported(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exported(model: Path) -> Path:
     """A folder with a file of each format, which tests may read but not change."""
-    folder = tmp_path_factory.mktemp("exported")
-    for file in FILES:
-        export(load(model), folder / file, pictures())
-    return folder
+
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        for file in FILES:
+            export(load(model), folder / file, pictures())
+
+    return once("exported", make)
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_file_predicts_by_its_own_backend_and_does_nothing_else(exported: Path, model: Path, file: str) -> None:
+def test_a_file_predicts_by_its_own_backend_and_does_nothing_else(
+    exported: Path, model: Path, file: str, tmp_path: Path
+) -> None:
     again, own = load_exported(exported / file, "float32"), load(model)
     assert (again.classes, again.preprocess, again.temperature) == (own.classes, own.preprocess, own.temperature)
-    path = photos.save(photos.noise(50, 40), exported / "photos" / "photo.png")
+    path = photos.save(photos.noise(50, 40), tmp_path / "photo.png")
     found, expected = next(again.predict(path)), next(own.predict(path))
     assert (found.label, found.confidence) == (expected.label, pytest.approx(expected.confidence, abs=1e-5))
     assert again.use("auto", "float32") is again
@@ -109,7 +117,7 @@ def test_a_file_predicts_by_its_own_backend_and_does_nothing_else(exported: Path
         lambda: again.model,
         lambda: again.explain(path),
         lambda: list(again.embed([path])),
-        lambda: again.save(exported / "folder"),
+        lambda: again.save(tmp_path / "folder"),
     ):
         with refused("exporting.model-missing", file):
             ask()
@@ -120,163 +128,109 @@ def test_a_file_predicts_by_its_own_backend_and_does_nothing_else(exported: Path
             again.use(precision="bfloat16")
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_a_fixed_batch_takes_any_number_one_by_one(file: str, tmp_path: Path) -> None:
-    own = classifier(layers=1)
+@pytest.mark.parametrize("file", [*FILES, pytest.param("model.pt2", marks=pytest.mark.accept)])
+def test_a_fixed_batch_takes_any_number_one_by_one_but_in_a_program(file: str, tmp_path: Path) -> None:
+    own = classifier()
     export(own, tmp_path / file, pictures(3), batch=1)
-    again = load_exported(tmp_path / file, "float32")
-    assert again.runner.batch == 1  # type: ignore[attr-defined]
-    assert largest_difference(again.logits(images(3)), own.logits(images(3))) < 1e-4
-
-
-@pytest.mark.accept
-def test_a_program_of_a_fixed_batch_takes_one_image(tmp_path: Path) -> None:
-    own = classifier(layers=1)
-    export(own, tmp_path / "model.pt2", pictures(3), batch=1)
-    program = torch.export.load(tmp_path / "model.pt2").module()
-    assert largest_difference(program(images(1)), own.logits(images(1))) < 1e-4
-    with pytest.raises(AssertionError):
-        program(images(3))
-
-
-@pytest.mark.parametrize(
-    ("file", "dtype"), [*itertools.product(FILES, ["bfloat16", "float16"]), ("model.pt2", "bfloat16")]
-)
-def test_half_as_many_bytes(file: str, dtype: str, tmp_path: Path) -> None:
-    own = classifier(hidden_size=192, mlp_size=384, layers=1)
-    size = export(own, tmp_path / file, pictures(), precision=dtype).size
-    assert size < 0.65 * 4 * sum(parameter.numel() for parameter in own.model.parameters())
+    number, ask = 1 if file == "model.pt2" else 3, asked(tmp_path / file)
+    assert largest_difference(ask(images(number)), own.logits(images(number))) < 1e-4
     if file == "model.pt2":
-        logits = torch.export.load(tmp_path / file).module()(images(3))
+        with pytest.raises(AssertionError):
+            ask(images(3))
     else:
-        logits = load_exported(tmp_path / file, "float32").logits(images(3))
-    difference = largest_difference(logits, own.logits(images(3)))
-    assert 0 < difference / own.logits(images(3)).abs().max() < 3e-2
+        assert load_exported(tmp_path / file).runner.batch == 1  # type: ignore[attr-defined]
+
+
+WIDE = {"hidden_size": 192, "mlp_size": 384}  # with more weights than operations
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("file", [*FILES, pytest.param("model.pt2", marks=pytest.mark.accept)])
+def test_half_as_many_bytes(file: str, dtype: str, tmp_path: Path) -> None:
+    own = classifier(**WIDE)
+    size = export(own, tmp_path / file, pictures(32), precision=dtype).size
+    assert size < 0.65 * 4 * sum(parameter.numel() for parameter in own.model.parameters())
+    expected = own.logits(images(3))
+    assert 0 < largest_difference(asked(tmp_path / file)(images(3)), expected) / expected.abs().max() < 3e-2
 
 
 def test_a_multi_label_model_keeps_its_thresholds(tmp_path: Path) -> None:
-    own = dataclasses.replace(classifier(), thresholds=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7), temperature=2.0)
+    own = dataclasses.replace(classifier(layers=3), thresholds=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7), temperature=2.0)
     export(own, tmp_path / "model.onnx", pictures())
     again = load_exported(tmp_path / "model.onnx")
     assert (again.task, again.thresholds) == ("multi", own.thresholds)
     torch.testing.assert_close(again.probabilities(images(3)), own.probabilities(images(3)))
 
 
-@torch.no_grad()
-def perturb(model: VisionTransformer) -> None:
-    model.blocks[1].mlp.fc1.weight[3, 5] += 0.5  # type: ignore[index, operator, union-attr]
-
-
-@torch.no_grad()
-def swap(model: VisionTransformer) -> None:
-    model.head.weight[[0, 1]] = model.head.weight[[1, 0]]  # type: ignore[union-attr]
-
-
-@torch.no_grad()
-def spoil(model: VisionTransformer) -> None:
-    model.head.bias[2] = float("nan")  # type: ignore[union-attr]
-
-
-def replacing(old: str, new: str) -> Callable[[str], str]:
+def replacing(old: str, new: str) -> Break:
     def change(card: str) -> str:
         assert old in card
         return card.replace(old, new, 1)
 
-    return change
+    return in_card(change)
 
 
-def weigh(factor: float) -> Any:
-    """Logits of another scale: the same classes in the same order, other confidences."""
-
-    @torch.no_grad()
-    def change(model: VisionTransformer) -> None:
-        model.head.weight *= factor  # type: ignore[union-attr]
-        model.head.bias *= factor  # type: ignore[union-attr]
-
-    return change
+def swap(model: Any) -> None:
+    model.head.weight.data[[0, 1]] = model.head.weight.data[[1, 0]]
 
 
-def shift(by: float, classes: slice) -> Any:
-    """Another bias of some classes, or of all, which the probabilities of single classes do not show."""
+def misscale(factor: float, shift: float = 0, classes: slice = slice(None)) -> Break:
+    """The same classes in the same order, but other confidences, or another bias of some classes."""
+    added = torch.zeros(7)
+    added[classes] = shift
 
-    @torch.no_grad()
-    def change(model: VisionTransformer) -> None:
-        model.head.bias[classes] += by  # type: ignore[union-attr]
+    def change(model: Any) -> None:
+        for parameter, more in ((model.head.weight, 0), (model.head.bias, added)):
+            parameter.data.mul_(factor).add_(more)
 
-    return change
+    return in_model(change, ("Mul", np.array(factor, np.float32)), ("Add", added.numpy()))
 
 
-MISSCALED: dict[str, Any] = {
-    "1.5 times": weigh(1.5),
-    "0.67 times": weigh(0.67),
-    "1.05 times": weigh(1.05),
-    "shifted": shift(0.5, slice(None)),
-    "one class shifted": shift(0.5, slice(2, 3)),
+MISSCALED = {
+    "1.5 times": misscale(1.5),
+    "0.67 times": misscale(0.67),
+    "1.05 times": misscale(1.05),
+    "shifted": misscale(1, 0.5),
+    "one class shifted": misscale(1, 0.5, slice(2, 3)),
 }
-
-
-CHANGES: dict[str, tuple[Break, str]] = {
-    "a weight": (in_model(perturb), "exporting.logits-differ"),
-    "two classes": (in_model(swap), "exporting.logits-differ"),
-    "not a number": (in_model(spoil), "exporting.logits-differ"),
-    "mean": (in_card(replacing("[0.5, 0.5, 0.5]", "[0.485, 0.456, 0.406]")), "exporting.card-differs"),
-    "names": (in_card(replacing('"a", "b"', '"b", "a"')), "exporting.card-differs"),
-    "temperature": (in_card(replacing('"temperature": 1.0', '"temperature": 1.01')), "exporting.card-differs"),
+BROKEN = MISSCALED | {
+    "a weight": in_model(lambda model: model.blocks[0].mlp.fc1.weight.data[3, 5].add_(0.5)),
+    "two classes": in_model(swap, ("Gather", np.array([1, 0, *range(2, 7)]))),
+    "not a number": in_model(lambda model: model.head.bias.data[2].fill_(math.nan)),
 }
-
-
-@pytest.mark.parametrize(  # tracing for torch takes its time, and what compares is the same
-    ("to", "name"),
-    [
-        *(("openvino", name) for name in CHANGES),
-        *(("onnx", name) for name in ("two classes", "mean")),
-        ("torch", "mean"),
-        *(pytest.param("onnx", name, marks=pytest.mark.accept) for name in ("a weight", "not a number", "names")),
-        pytest.param("executorch", "two classes", marks=pytest.mark.accept),
-    ],
-)
-def test_a_broken_export_is_refused_and_leaves_nothing(
-    to: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home, (change, code) = import_module(FORMATS[to].module), CHANGES[name]
-    change(monkeypatch, home)
-    with refused(code):
-        export(classifier(layers=2), tmp_path / f"model{FORMATS[to].suffix}", pictures())
-    assert everything(tmp_path) == []
-
-
-SCALED = list(itertools.product(["onnx", "openvino"], ["float32", "float16", "bfloat16"], MISSCALED))
-BY_DAY = (0, 9, 18, 21, 27)  # each change and each precision
+CARDS = {
+    "mean": replacing("[0.5, 0.5, 0.5]", "[0.485, 0.456, 0.406]"),
+    "names": replacing('"a", "b"', '"b", "a"'),
+    "temperature": replacing('"temperature": 1.0', '"temperature": 1.01'),
+}
+TWO = ("onnx", "openvino")
+REFUSED_BY_DAY = {
+    *itertools.product(["openvino"], ["float32"], ["shifted", "a weight", "two classes", "not a number", "names"]),
+    *itertools.product(["onnx"], ["float32"], ["1.5 times", "two classes", "mean"]),
+    *(("onnx", "float16", "one class shifted"), ("openvino", "float32", "temperature")),
+    *(("openvino", "float16", "0.67 times"), ("openvino", "bfloat16", "1.05 times")),
+}
 
 
 @pytest.mark.parametrize(
     ("to", "dtype", "name"),
     [
-        *(pytest.param(*own, marks=() if i in BY_DAY else pytest.mark.accept) for i, own in enumerate(SCALED)),
-        *(pytest.param("torch", "bfloat16", name, marks=pytest.mark.accept) for name in list(MISSCALED)[::4]),
+        pytest.param(*own, marks=() if own in REFUSED_BY_DAY else pytest.mark.accept)
+        for own in (
+            *itertools.product(TWO, ["float32"], BROKEN | CARDS),
+            *itertools.product(TWO, ["float16", "bfloat16"], MISSCALED),
+            *itertools.product(["torch"], ["bfloat16"], ["1.5 times", "one class shifted", "mean"]),
+            ("executorch", "float32", "two classes"),
+        )
     ],
 )
-def test_logits_of_another_scale_are_refused_in_every_precision(
+def test_a_broken_export_is_refused_and_leaves_nothing(
     to: str, dtype: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    in_model(MISSCALED[name])(monkeypatch, import_module(FORMATS[to].module))
-    with refused("exporting.logits-differ"):
-        export(classifier(layers=1), tmp_path / f"model{FORMATS[to].suffix}", pictures(), precision=dtype)
+    (BROKEN | CARDS)[name](monkeypatch, import_module(FORMATS[to].module))
+    with refused("exporting.card-differs" if name in CARDS else "exporting.logits-differ"):
+        export(classifier(**WIDE), tmp_path / f"model{FORMATS[to].suffix}", pictures(), precision=dtype)
     assert everything(tmp_path) == []
-
-
-@pytest.mark.parametrize(("file", "dtype", "fields"), alternating(*itertools.product(FILES, ["float16", "bfloat16"])))
-def test_honest_rounding_passes_of_every_family(file: str, dtype: str, fields: Any, tmp_path: Path) -> None:
-    """Over so many pictures some classes all but tie: rounding may turn those."""
-    own = dataclasses.replace(classifier(**fields), temperature=0.7)
-    comparison = export(own, tmp_path / file, pictures(32), precision=dtype).comparison
-    assert 0 < comparison.noise < 1.1 * NOISE[dtype] / 3
-
-
-@pytest.mark.accept
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_an_honest_program_passes(dtype: str, tmp_path: Path) -> None:
-    export(classifier(layers=1), tmp_path / "model.pt2", pictures(32), precision=dtype)
 
 
 def test_a_backend_that_spoils_bfloat16_is_found_where_predict_would_ask_it(
@@ -293,7 +247,7 @@ def test_a_backend_that_spoils_bfloat16_is_found_where_predict_would_ask_it(
 
     monkeypatch.setattr("vitkit.exporting.writing.load_exported", spoiled)
     with refused("exporting.logits-differ", "bfloat16", "1.5 times"):
-        export(classifier(layers=1), tmp_path / "model.xml", pictures())
+        export(classifier(), tmp_path / "model.xml", pictures())
     assert everything(tmp_path) == []
 
 
@@ -356,7 +310,7 @@ def test_the_verdict_allows_rounding_and_nothing_more() -> None:
             compare(nothing, other, card())
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 10_000),
     classes=st.integers(2, 40),
@@ -439,8 +393,6 @@ def test_an_openvino_model_needs_its_weights(exported: Path, tmp_path: Path) -> 
 
 
 def test_files_of_others_are_neither_written_over_nor_guessed_at(tmp_path: Path) -> None:
-    from vitkit.inference.backends import graphs
-
     (tmp_path / "pytorch_model.bin").write_bytes(b"weights of another library")
     with refused("exporting.file-exists", "pytorch_model.bin"):
         export(classifier(), tmp_path / "pytorch_model.xml", pictures(), force=True)
