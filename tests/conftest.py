@@ -84,6 +84,15 @@ def _peak_memory_from_the_start() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _converted_once(_shared_folder: None) -> Iterator[None]:
+    import converted  # which imports torch: not in a process that only waits for others
+
+    with pytest.MonkeyPatch.context() as patch:
+        converted.keep(patch.setattr)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _signals_arrive() -> Iterator[None]:
     """A shell starts background jobs with Ctrl-C ignored, and a program leaves ignored what it finds so."""
     ignored = [own for own in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(own) == signal.SIG_IGN]
