@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
@@ -21,7 +22,7 @@ from vitkit.data import read_source
 from vitkit.evaluation import evaluate
 from vitkit.evaluation.figures import figures
 from vitkit.system import Progress, reporting_to, silent
-from vitkit.training import Recipe, read_metrics, requested, train
+from vitkit.training import Recipe, probe, read_metrics, requested, train
 from vitkit.weights import load
 
 # Half of what a small training takes is the model's layers and bytes.
@@ -106,13 +107,108 @@ def quick(data: Path, **fields: Any) -> Recipe:
     return Recipe.of(Recipe(**quick_fields(data=str(data), **fields)).to_dict(), "the test")
 
 
+class Coloured:
+    """A dataset of a caller: pictures of one colour a class, made when they are asked for."""
+
+    classes = tuple(COLOURS)
+
+    def __init__(self, images: int = 24, seed: int = 0, *, tensors: bool = False) -> None:
+        self.images, self.seed, self.tensors = images, seed, tensors
+
+    def __len__(self) -> int:
+        return self.images
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        noise = np.random.default_rng((self.seed, index)).normal(0, 30, (16, 16, 3))
+        pixels = np.clip(np.array(COLOURS[self.classes[index % 3]]) + noise, 0, 255).astype(np.uint8)
+        tensor = torch.from_numpy(pixels).permute(2, 0, 1).float() / 127.5 - 1
+        return tensor if self.tensors else Image.fromarray(pixels), index % 3
+
+
+def overlaid(root: Path, images: int, header: str = "labels") -> Path:
+    """A table of pictures that each of three colours is in or not, whatever the others are."""
+    root.mkdir(exist_ok=True)
+    rng, rows = np.random.default_rng(0), []
+    for i in range(images):
+        has = rng.random(3) < 0.45
+        pixels = rng.normal(60, 25, (16, 16, 3)) + 120 * has[::-1]
+        Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(root / f"{i}.png")
+        rows.append((f"{i}.png", ";".join(name for name, own in zip(COLOURS, has, strict=True) if own)))
+    with (root / "all.csv").open("w", newline="") as text:
+        csv.writer(text).writerows([("path", header), *rows])
+    return root / "all.csv"
+
+
+# Made once for the whole suite, which may read but not change them (`copy_of`). What a run said is in its log.txt.
+
+
 def shared_photos() -> Path:
     return once("photos", photos)
+
+
+def shared_few() -> Path:
+    """Seven photographs a class, which are not easy to tell apart."""
+    return once("few", lambda place: photos(place, images=7, noise=90))
+
+
+def shared_overlaid() -> Path:
+    return once("overlaid", lambda place: overlaid(place, 48)) / "all.csv"
 
 
 def shared_run() -> Path:
     """A run of three epochs on `shared_photos`."""
     return once("run", lambda place: train(quick(shared_photos()), place))
+
+
+def shared_start() -> Path:
+    """A run on other photographs, whose weights others begin with."""
+    return once("begun", begun) / "start"
+
+
+def shared_tuned() -> Path:
+    """The whole model of `shared_start`, fine-tuned on `shared_photos` for two epochs."""
+    fields = {**FINE_TUNING, "weights": str(shared_start())}
+    return once("tuned", lambda place: vitkit.train(shared_photos(), Recipe(**fields), out=place))
+
+
+@contextmanager
+def two_penalties() -> Iterator[None]:
+    """A head on frozen features is fitted with two penalties, not with eight, the least of which take seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probe, "PENALTIES", (1.0, 0.1))
+        yield
+
+
+def head_on(data: Path, out: Path, **fields: Any) -> Path:
+    """A run whose head is fitted to frozen features of `shared_start`, with two penalties."""
+    given: dict[str, Any] = {"weights": str(shared_start()), "precision": "float32", "workers": 0, **fields}
+    with two_penalties():
+        return vitkit.train(data, Recipe(**given), out=out).folder
+
+
+def shared_head() -> Path:
+    """Such a run on `shared_few`, which chose that method: every image trains, and is tested by cross-validation."""
+    return once("head", lambda place: head_on(shared_few(), place))
+
+
+def shared_several() -> Path:
+    """A run of four epochs on `shared_overlaid`: an image may have several classes, or none."""
+    return once("several", lambda place: train(quick(shared_overlaid(), epochs=4, lr=2e-3), place))
+
+
+def folded(**fields: Any) -> Recipe:
+    return quick(shared_few(), **{"epochs": 2, "batch_size": 4, "folds": 3, **fields})
+
+
+def shared_folds() -> Path:
+    """A cross-validation of `shared_few` in three folds of two epochs."""
+    return once("folds", lambda place: train(folded(), place))
+
+
+def shared_own() -> Path:
+    """A run of four epochs on datasets of the caller."""
+    data, fields = vitkit.Datasets(Coloured(), Coloured(9, seed=1)), quick_fields(epochs=4)
+    return once("own", lambda place: vitkit.train(data, Recipe(**fields), out=place))
 
 
 def begun(folder: Path) -> Path:

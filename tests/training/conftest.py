@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 import runs
-from once import once
 
 
 @pytest.fixture(scope="session")
@@ -22,4 +21,4 @@ def finished() -> Path:
 @pytest.fixture(scope="session")
 def start() -> Path:
     """A run on other photographs, whose weights others begin with."""
-    return once("begun", runs.begun) / "start"
+    return runs.shared_start()
