@@ -62,6 +62,19 @@ def photos(root: Path, images: int = 12, noise: float = 30.0, seed: int = 0) -> 
     return root
 
 
+def unlike(root: Path, counts: tuple[int, ...]) -> Path:
+    """Three classes, of each of which `train/` has so many photographs and `val/` four."""
+    rng = np.random.default_rng(0)
+    colours = dict(zip("abc", ((200, 50, 40), (40, 190, 60), (40, 60, 200)), strict=True))
+    for split, numbers in {"train": counts, "val": (4, 4, 4)}.items():
+        for (name, colour), count in zip(colours.items(), numbers, strict=True):
+            (root / split / name).mkdir(parents=True)
+            for i in range(count):
+                pixels = np.clip(np.array(colour) + rng.normal(0, 60, (16, 16, 3)), 0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(root / split / name / f"{i}.png")
+    return root
+
+
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
     """No file may grow beyond `size` bytes; Python ignores the signal that comes with it."""
@@ -148,11 +161,11 @@ def shared_photos() -> Path:
 
 def shared_few() -> Path:
     """Seven photographs a class, which are not easy to tell apart."""
-    return once("few", lambda place: photos(place, images=7, noise=90))
+    return once("photos-few", lambda place: photos(place, images=7, noise=90))
 
 
 def shared_overlaid() -> Path:
-    return once("overlaid", lambda place: overlaid(place, 48)) / "all.csv"
+    return once("photos-overlaid", lambda place: overlaid(place, 48)) / "all.csv"
 
 
 def shared_run() -> Path:
@@ -168,7 +181,7 @@ def shared_start() -> Path:
 def shared_tuned() -> Path:
     """The whole model of `shared_start`, fine-tuned on `shared_photos` for two epochs."""
     fields = {**FINE_TUNING, "weights": str(shared_start())}
-    return once("tuned", lambda place: vitkit.train(shared_photos(), Recipe(**fields), out=place))
+    return once("run-from-weights", lambda place: vitkit.train(shared_photos(), Recipe(**fields), out=place))
 
 
 @contextmanager
@@ -179,36 +192,36 @@ def two_penalties() -> Iterator[None]:
         yield
 
 
-def head_on(data: Path, out: Path, **fields: Any) -> Path:
-    """A run whose head is fitted to frozen features of `shared_start`, with two penalties."""
+def head_on(data: Path | vitkit.Datasets, out: Path, **fields: Any) -> vitkit.TrainingRun:
+    """A run that is expected to fit a head to frozen features of `shared_start`, with two penalties."""
     given: dict[str, Any] = {"weights": str(shared_start()), "precision": "float32", "workers": 0, **fields}
     with two_penalties():
-        return vitkit.train(data, Recipe(**given), out=out).folder
+        return vitkit.train(data, Recipe(**given), out=out)
 
 
 def shared_head() -> Path:
     """Such a run on `shared_few`, which chose that method: every image trains, and is tested by cross-validation."""
-    return once("head", lambda place: head_on(shared_few(), place))
+    return once("run-of-a-head", lambda place: head_on(shared_few(), place))
 
 
 def shared_several() -> Path:
     """A run of four epochs on `shared_overlaid`: an image may have several classes, or none."""
-    return once("several", lambda place: train(quick(shared_overlaid(), epochs=4, lr=2e-3), place))
+    return once("run-of-several", lambda place: train(quick(shared_overlaid(), epochs=4, lr=2e-3), place))
 
 
-def folded(**fields: Any) -> Recipe:
-    return quick(shared_few(), **{"epochs": 2, "batch_size": 4, "folds": 3, **fields})
+def folded(data: Path | None = None, **fields: Any) -> Recipe:
+    return quick(data or shared_few(), **{"epochs": 2, "batch_size": 4, "folds": 3, **fields})
 
 
 def shared_folds() -> Path:
     """A cross-validation of `shared_few` in three folds of two epochs."""
-    return once("folds", lambda place: train(folded(), place))
+    return once("run-of-folds", lambda place: train(folded(), place))
 
 
 def shared_own() -> Path:
     """A run of four epochs on datasets of the caller."""
     data, fields = vitkit.Datasets(Coloured(), Coloured(9, seed=1)), quick_fields(epochs=4)
-    return once("own", lambda place: vitkit.train(data, Recipe(**fields), out=place))
+    return once("run-of-a-caller", lambda place: vitkit.train(data, Recipe(**fields), out=place))
 
 
 def begun(folder: Path) -> Path:

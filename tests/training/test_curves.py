@@ -10,12 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
 import runs
-from vitkit.training import probe, run, train
+from vitkit.training import fine_tune, probe, run, train
 from vitkit.training.stages import fit
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "curves.json"
@@ -45,38 +43,29 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def pictures(root: Path) -> Path:
-    """16x16 pictures of three classes, of unlike numbers, split into training and validation."""
-    rng = np.random.default_rng(0)
-    colours = dict(zip("abc", ((200, 50, 40), (40, 190, 60), (40, 60, 200)), strict=True))
-    for split, counts in {"train": (14, 8, 3), "val": (4, 4, 4)}.items():
-        for (name, colour), count in zip(colours.items(), counts, strict=True):
-            (root / split / name).mkdir(parents=True)
-            for i in range(count):
-                pixels = np.clip(np.array(colour) + rng.normal(0, 60, (16, 16, 3)), 0, 255).astype(np.uint8)
-                Image.fromarray(pixels).save(root / split / name / f"{i}.png")
-    return root
-
-
 class Places:
     """What the cases name, made below a folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.data = folder, pictures(folder / "data")
-        start = train(runs.quick(self.data, epochs=1, seed=7, model_fields=None), folder / "start")
+        self.folder, self.data = folder, runs.unlike(folder / "data", (14, 8, 3))
+        start = train(runs.quick(self.data, epochs=1, seed=7), folder / "start")
         self.named = {"START": str(start), "SEVERAL": str(runs.several(self.data))}
 
 
 def curves(places: Places, name: str) -> list[dict[str, float]]:
-    """Three epochs of three or four steps."""
+    """Three epochs of three or four steps of a model of two layers."""
     fields = {field: places.named.get(str(value), value) for field, value in CASES[name].items()}
-    recipe = runs.quick(places.data, model_fields=None).replace(seed=3, **fields)
-    folder = train(recipe, places.folder / name)
+    size = None if "weights" in fields else runs.SIZE
+    folder = train(runs.quick(places.data).replace(seed=3, model_fields=size, **fields), places.folder / name)
     return [{column: row[column] for column in CURVES if column in row} for row in runs.metrics(folder)]
 
 
 def unseen(patch: pytest.MonkeyPatch) -> None:
-    """Nobody looks at the reports and pictures; and no head is fitted whose weights rounding moves by hundredths."""
+    """Nobody looks at the reports and pictures; and no head is fitted whose weights rounding moves by hundredths.
+
+    A learning rate is looked for in few steps.
+    """
+    patch.setattr(fine_tune, "STEPS", 6)
     patch.setattr(run, "TRAINING", replace(run.TRAINING, conclude=()))
     patch.setattr(fit, "draw_classes", lambda *_: None)
     patch.setattr(fit, "draw_some", lambda *_: None)
