@@ -15,6 +15,7 @@ import tiny
 import warm
 from refusals import refused
 from vitkit.data import EvaluationImages, Preprocess, read_source, tell_lost_workers_once
+from vitkit.data.loading import check_guard
 from vitkit.system import reporting_to
 from vitkit.training import Recipe, features, run
 from vitkit.training import start as setup
@@ -40,18 +41,21 @@ def test_a_worker_that_is_killed_ends_the_run_in_a_line_and_the_best_model_stays
     assert (folder / "report.html").is_file()
 
 
-@pytest.mark.parametrize("guard", ["", 'if __name__ == "__main__":\n    '])
+GUARD = 'if __name__ == "__main__":\n    '
+
+
+@pytest.mark.parametrize("guard", ["", pytest.param(GUARD, marks=pytest.mark.accept)])
 def test_a_script_without_a_guard_is_told_to_have_one_where_processes_import_it(tmp_path: Path, guard: str) -> None:
-    photos, folder = runs.photos(tmp_path / "photos"), tmp_path / "run"
+    photos, folder, script = runs.shared_photos(), tmp_path / "run", tmp_path / "own.py"
     recipe = "vitkit.Recipe(weights='none', model='vit_micro_patch8_16', epochs=1, workers=1, cache='none')"
-    script = tmp_path / "own.py"
     script.write_text(
         "import multiprocessing\n"
         "multiprocessing.set_start_method('spawn', force=True)\n"
         "print('script starts', flush=True)\nimport vitkit\n"
         f"{guard}vitkit.train({str(photos)!r}, {recipe}, out={str(folder)!r})\n"
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
+    python = sys.executable if guard else warm.python()  # where no process comes that far as to import it
+    done = subprocess.run([python, script], capture_output=True, text=True, timeout=120, check=False)
     if guard:
         assert done.returncode == 0 and (folder / "report.html").is_file(), done.stderr
         return
@@ -59,6 +63,17 @@ def test_a_script_without_a_guard_is_told_to_have_one_where_processes_import_it(
     assert done.stderr.splitlines()[-1].startswith(
         f'vitkit.errors.VitkitError: {script}: put the call into `if __name__ == "__main__":`'
     )
+
+
+def test_a_script_with_a_guard_and_one_that_forks_may_start_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, (method, text) in enumerate([("spawn", GUARD), ("fork", "")]):
+        script = tmp_path / f"{number}.py"
+        script.write_text(f"{text}print()\n")
+        monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__=str(script)))
+        monkeypatch.setattr("multiprocessing.get_start_method", lambda method=method: method)
+        check_guard()
 
 
 @pytest.mark.parametrize(
@@ -98,15 +113,15 @@ vitkit.errors.VitkitError: a.png: not an image
     ],
 )
 def test_what_befalls_a_process_computing_features_is_told_in_a_line(
-    message: str, code: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    message: str, code: str, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(*_: object, **__: object) -> Iterator[object]:
         raise RuntimeError(message)
         yield
 
     monkeypatch.setattr(features, "DataLoader", failing)
-    recipe = runs.quick(runs.photos(tmp_path / "photos", images=4), workers=2)
-    images = EvaluationImages(read_source(tmp_path / "photos"), Preprocess(size=(16, 16)))
+    images = EvaluationImages(read_source(runs.shared_photos()), Preprocess(size=(16, 16)))
+    recipe = runs.quick(runs.shared_photos(), workers=2)
     with refused(code, named):
         features.compute_features(tiny.build(), images, recipe, "float32", lambda *_: None)
 
