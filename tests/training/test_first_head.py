@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 import runs
 import vitkit
 import wordy
+from once import once
 from refusals import refused
 from vitkit.data import images_of_run
 from vitkit.errors import Interrupted
@@ -25,20 +26,23 @@ from vitkit.training import Fit, Hooks, Recipe, choose_head, read_metrics, resum
 from vitkit.verbs import TrainingRun
 from vitkit.weights import imagenet_synsets, load
 
+pytestmark = pytest.mark.usefixtures("two_penalties")
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("first")
+
+def models(folder: Path) -> None:
     wordy.clip(folder / "clip")
     wordy.siglip(folder / "siglip")
-    runs.photos(folder / "photos")
-    return folder
+
+
+@pytest.fixture(scope="module")
+def place() -> Path:
+    return once("first-head-models", models)
 
 
 def asked(place: Path, kind: str = "clip", **more: Any) -> Recipe:
     """The fields of a file, of which some have no effect."""
     quick = {"method": "full", "epochs": 2, "batch_size": 8, "precision": "float32", "workers": 0}
-    fields = {"data": str(place / "photos"), "weights": str(place / kind), **quick, **more}
+    fields = {"data": str(runs.shared_photos()), "weights": str(place / kind), **quick, **more}
     return Recipe.of(fields, "the test")
 
 
@@ -100,12 +104,12 @@ def test_zero_shot_is_epoch_0(place: Path, tmp_path: Path, kind: str, method: st
         first, after = before.model.state_dict(), load(run).model.state_dict()
         changed = {name for name in first if not torch.equal(first[name], after[name])}
         assert changed == {"head.weight", "head.bias"}, "the backbone stays frozen"
+        assert "zero_shot" not in json.loads((run / "evaluation.json").read_text())
 
 
 def test_a_probe_from_names_learns_and_stays_near_them(place: Path, tmp_path: Path) -> None:
-    told(place, tmp_path / "run", method="probe")
-    runs.assert_learned(tmp_path / "run", place / "photos")
-    assert "zero_shot" not in json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    train(asked(place, method="probe"), tmp_path / "run")
+    runs.assert_learned(tmp_path / "run", runs.shared_photos())
     x, y = torch.randn(40, 6), torch.arange(40) % 3
     begun = Fit(torch.randn(3, 6), torch.zeros(3), math.inf, 1.0, None, None)
     far, near = (choose_head(x, y, None, 3, penalty, begun) for penalty in (1e-3, 1e4))
@@ -156,6 +160,7 @@ def test_the_best_epoch_may_be_the_start(place: Path, tmp_path: Path) -> None:
     assert "zero-shot: by the class names alone" in str(TrainingRun(run).lines())
 
 
+@pytest.mark.usefixtures("no_reports")
 def test_a_run_goes_on_to_the_same_weights(place: Path, tmp_path: Path) -> None:
     def stop(state: Any) -> None:
         if state.epoch == 0:
@@ -171,11 +176,12 @@ def test_a_run_goes_on_to_the_same_weights(place: Path, tmp_path: Path) -> None:
         assert sorted(rows(out)) == [-1, 0, 1]
 
 
+@pytest.mark.usefixtures("no_reports")
 def test_why_a_head_begins_from_zero_is_said(place: Path, tmp_path: Path) -> None:
     numbers = tmp_path / "numbers"
     numbers.mkdir()
     for i, colour in enumerate(runs.COLOURS):
-        (numbers / f"class_{i}").symlink_to(place / "photos" / colour)
+        (numbers / f"class_{i}").symlink_to(runs.shared_photos() / colour)
     fields = {"data": str(numbers), "follow_links": True, "method": "probe"}
     said = told(place, tmp_path / "zero", **fields)
     assert any("starts from zero: the class names are not suitable ('class_0'" in line for line in said)
@@ -225,6 +231,7 @@ def several(folder: Path) -> Path:
     return table
 
 
+@pytest.mark.usefixtures("no_reports")
 def test_of_several_classes_siglip_has_a_probability_of_each(place: Path, tmp_path: Path) -> None:
     run = train(asked(place, "siglip", data=str(several(tmp_path)), epochs=1), tmp_path / "run")
     start, names = rows(run)[-1], ["blue", "green", "red"]

@@ -42,22 +42,18 @@ from vitkit.weights import load
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return runs.photos(tmp_path_factory.mktemp("folds-data") / "photos", images=7, noise=90)
-
-
-def recipe_for(data: Path, **fields: Any) -> Recipe:
-    return runs.quick(data, **{"epochs": 2, "batch_size": 4, "folds": 3, **fields})
+def data() -> Path:
+    return runs.shared_few()
 
 
 @pytest.fixture(scope="module")
-def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three folds that tests may read but not change."""
-    before = pictures.fingerprint(data)
-    folder, said = runs.told(recipe_for(data), tmp_path_factory.mktemp("folds") / "run")
-    assert [line for line in said.splitlines() if line.startswith("fold ")] == [f"fold {k} of 3" for k in (1, 2, 3)]
-    assert pictures.fingerprint(data) == before
-    return folder
+def finished() -> Path:
+    """Three folds."""
+    return runs.shared_folds()
+
+
+def in_folds(data: Path, **fields: Any) -> Recipe:
+    return runs.folded(data, **{"epochs": 1, "folds": 2, **fields})
 
 
 def fold_folders(folder: Path) -> list[Path]:
@@ -80,8 +76,9 @@ def test_each_fold_is_a_run_that_predicts(finished: Path, data: Path) -> None:
         assert (folder / "report.html").is_file() and len(runs.metrics(folder)) <= 2
         own = Recipe.load(folder / "recipe.toml")
         number = 3 if folder == finished else None
-        assert own == recipe_for(data).replace(folds=number, method=own.method, head_from=own.head_from)
+        assert own == runs.folded().replace(folds=number, method=own.method, head_from=own.head_from)
     assert [path.name for path in finished.rglob("*") if path.name.startswith(".")] == []
+    assert re.findall("fold . of 3", (finished / "log.txt").read_text()) == [f"fold {k} of 3" for k in (1, 2, 3)]
 
 
 def test_every_image_is_tested_once_and_never_trained_on_there(finished: Path) -> None:
@@ -172,16 +169,22 @@ def cross_validated(rng: np.random.Generator, images: int, number: int, apart: f
     return made
 
 
-@pytest.mark.parametrize("number", [2, pytest.param(5, marks=pytest.mark.accept), 10])
-@pytest.mark.parametrize(("images", "apart"), [(50, 2.6), (100, 1.3), (60, 0.0)])
-def test_their_intervals_hold_what_such_trainings_give_on_average(number: int, images: int, apart: float) -> None:
+@pytest.mark.parametrize(
+    ("images", "apart", "number"),
+    [
+        *[(100, 1.3, 2), (60, 0.0, 2), (50, 2.6, 10)],
+        *[pytest.param(*own, marks=pytest.mark.accept) for own in ((50, 2.6, 2), (100, 1.3, 10), (60, 0.0, 10))],
+        *[pytest.param(*own, 5, marks=pytest.mark.accept) for own in ((50, 2.6), (100, 1.3), (60, 0.0))],
+    ],
+)
+def test_their_intervals_hold_what_such_trainings_give_on_average(images: int, apart: float, number: int) -> None:
     """A few of the settings of benchmarks/coverage.py; Student's interval of the folds held .98 in .64 of them."""
     rng = np.random.default_rng(0)
     drawn = [cross_validated(rng, images, number, apart) for _ in range(200)]
     true = np.mean([own.accuracy for one in drawn for own in one]) if apart else 0.5  # labels without a meaning
+    found = [fold_intervals(one) for one in drawn]
     for name in ("accuracy", "balanced_accuracy"):
-        bounds = [fold_intervals(one)[name] for one in drawn]
-        assert np.mean([low <= true <= high for low, high in bounds]) >= 0.93
+        assert np.mean([own[name][0] <= true <= own[name][1] for own in found]) >= 0.93
 
 
 def test_folds_that_differ_by_more_than_their_images_widen_the_interval() -> None:
@@ -222,7 +225,7 @@ def test_copies_and_scenes_are_kept_in_one_fold(data: Path, tmp_path: Path, monk
     settled: list[Path] = []
     monkeypatch.setattr(run, "FOLDS", replace(run.FOLDS, fit=lambda own: settled.append(own.folder)))
     monkeypatch.setattr(run, "discard_if_empty", lambda folder: None)
-    run.train(recipe_for(source, group_by=r"\w+/img[12]\.|img\d"), tmp_path / "run")
+    run.train(in_folds(source, folds=3, group_by=r"\w+/img[12]\.|img\d"), tmp_path / "run")
     (folder,) = settled
     for table in map(split_of, fold_folders(folder)):
         where = dict(zip(table.paths, table.splits, strict=True))
@@ -231,26 +234,11 @@ def test_copies_and_scenes_are_kept_in_one_fold(data: Path, tmp_path: Path, monk
         assert len({where[f"{name}/img5.png"] for name in runs.COLOURS}) == 1
 
 
-@pytest.mark.parametrize("done", ["fold-1/report.html", "folds.json"], ids=["in the second fold", "in the final model"])
-def test_ctrl_c_keeps_what_is_done_and_a_resume_goes_on(finished: Path, data: Path, tmp_path: Path, done: str) -> None:
-    folder, lines = tmp_path / "run", list[str]()
-
-    def progress(what: str, step: int, total: int) -> None:
-        if what.startswith("epoch") and (folder / done).is_file():
-            os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises(Interrupted), reporting_to(progress), heard(lines.append):
-        run.train(recipe_for(data), folder)
-    assert lines[-1] == f"to continue: vitkit train --resume {folder}"
-    assert not (folder / "report.html").exists() and (folder / "folds.json").exists() == (done == "folds.json")
-    kept = {path: path.stat().st_mtime_ns for path in folder.glob("fold-*/report.html")}
-    lines.clear()
-    with heard(lines.append):
-        run.resume(folder)
-    assert "fold 1 of 3" not in lines
-    assert {path: path.stat().st_mtime_ns for path in kept} == kept
-    assert_same_folds(folder, finished)
-    assert load(folder).trust == load(finished).trust
+def keep(folder: Path, *names: str) -> None:
+    """Of a folder of a run: those whose names are none of these are deleted."""
+    for path in folder.iterdir():
+        if path.name not in names:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def assert_same_folds(folder: Path, other: Path) -> None:
@@ -259,19 +247,38 @@ def assert_same_folds(folder: Path, other: Path) -> None:
     assert figures_of_folds(folder) == figures_of_folds(other)
 
 
-def test_folds_that_a_killed_process_left_are_gone_on_with(finished: Path, tmp_path: Path) -> None:
-    """As the folder is after SIGKILL in the second fold: one done, one begun, one settled but not begun."""
-    folder = runs.copy_of(finished, tmp_path / "run")
-    (folder / "folds.json").unlink()
-    (folder / "report.html").unlink()
-    for fold in ("fold-2", "fold-3"):
-        for path in (folder / fold).iterdir():
-            if path.name not in ("recipe.toml", "split.json", "pictures.npz", "findings.json", "class_indices.json"):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-    (folder / "fold-2" / ".model.json.1.tmp").write_text("half")
-    run.resume(folder)
+@pytest.mark.parametrize("done", ["fold-1/report.html", "folds.json"], ids=["in the second fold", "in the final model"])
+def test_killed_and_stopped_by_ctrl_c_it_keeps_what_is_done_and_goes_on(
+    finished: Path, tmp_path: Path, done: str
+) -> None:
+    """As the folder is after SIGKILL: one fold done, one begun, one settled but not begun; or without the model."""
+    folder, lines = runs.copy_of(finished, tmp_path / "run"), list[str]()
+    begun = ("recipe.toml", "split.json", "pictures.npz", "findings.json", "class_indices.json", "groups.json")
+    if done == "folds.json":
+        keep(folder, *begun, "request.json", "folds.json", "out_of_fold.safetensors", "fold-1", "fold-2", "fold-3")
+    else:
+        for name in ("folds.json", "report.html"):
+            (folder / name).unlink()
+        for fold in ("fold-2", "fold-3"):
+            keep(folder / fold, *begun)
+        (folder / "fold-2" / ".model.json.1.tmp").write_text("half")
+    kept = {path: path.stat().st_mtime_ns for path in folder.glob("fold-*/report.html")}
+
+    def progress(what: str, step: int, total: int) -> None:
+        if what.startswith("epoch"):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted), reporting_to(progress), heard(lines.append):
+        run.resume(folder)
+    assert lines[-1] == f"to continue: vitkit train --resume {folder}"
+    assert not (folder / "report.html").exists() and (folder / "folds.json").exists() == (done == "folds.json")
+    with heard(lines.append):
+        run.resume(folder)
+    assert "fold 1 of 3" not in lines
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
     assert_same_folds(folder, finished)
     assert not (folder / "fold-2" / ".model.json.1.tmp").exists()
+    assert load(folder).trust == load(finished).trust
 
 
 def test_a_finished_cross_validation_may_be_resumed_without_harm(finished: Path, tmp_path: Path) -> None:
@@ -297,7 +304,7 @@ def test_failing_before_a_model_leaves_no_folder_but_what_was_there(
 
     monkeypatch.setattr(folds, "fit", fail)
     with pytest.raises(OSError, match="no space left"):
-        run.train(recipe_for(data), tmp_path / "run")
+        run.train(in_folds(data), tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
     fold = tmp_path / "run" / "fold-1"
     fold.mkdir(parents=True)
@@ -305,20 +312,24 @@ def test_failing_before_a_model_leaves_no_folder_but_what_was_there(
         earlier.write_text("of an earlier run")
     (fold / "notes.txt").write_text("precious")
     with pytest.raises(OSError, match="no space left"):
-        run.train(recipe_for(data), tmp_path / "run", force=True)
+        run.train(in_folds(data), tmp_path / "run", force=True)
     assert (fold / "notes.txt").read_text() == "precious"
 
 
 @pytest.mark.parametrize("number", [2, None])
-def test_force_removes_the_earlier_folds(finished: Path, data: Path, tmp_path: Path, number: int | None) -> None:
+def test_force_removes_the_earlier_folds_and_without_val_images_the_last_epoch_is_kept(
+    finished: Path, data: Path, tmp_path: Path, number: int | None
+) -> None:
     folder = runs.copy_of(finished, tmp_path / "run")
     (folder / "thesis.txt").write_text("precious")
-    run.train(recipe_for(data, epochs=1, folds=number), folder, force=True)
-    assert len(fold_folders(folder)) == (number or 0)
+    run.train(in_folds(data, folds=number, split=(1.0, 0.0, 0.0)), folder, force=True)
+    assert [set(split_of(own).splits) for own in fold_folders(folder)] == [{"train", "test"}] * (number or 0)
     assert (folder / "thesis.txt").read_text() == "precious"
     for name in ("folds.json", "out_of_fold.safetensors"):
         assert (folder / name).is_file() == bool(number)
-    assert set(split_of(folder).splits) == ({"train"} if number else {"train", "val", "test"})
+    assert set(split_of(folder).splits) == {"train"}
+    if number:
+        assert sum(result["images"] for result in figures_of_folds(folder)["folds"]) == 21
 
 
 def test_a_fold_is_continued_with_its_cross_validation_alone(finished: Path, data: Path, tmp_path: Path) -> None:
@@ -360,21 +371,15 @@ def test_what_cannot_be_divided_into_folds_is_refused(data: Path, tmp_path: Path
         (photos, 2, "training.class-alone"),
     ):
         with refused(code):
-            run.train(recipe_for(source, folds=number), tmp_path / "run")
+            run.train(in_folds(source, folds=number), tmp_path / "run")
         assert not (tmp_path / "run").exists()
-
-
-def test_folds_without_val_images_keep_the_last_epoch(data: Path, tmp_path: Path) -> None:
-    folder = run.train(recipe_for(data, epochs=1, folds=2, split=(1.0, 0.0, 0.0)), tmp_path / "run")
-    assert [set(split_of(own).splits) for own in fold_folders(folder)] == [{"train", "test"}] * 2
-    assert sum(result["images"] for result in figures_of_folds(folder)["folds"]) == 21
 
 
 def test_two_folds_of_a_class_with_one_image_say_where_it_cannot_be_learned(data: Path, tmp_path: Path) -> None:
     source = runs.copy_of(data, tmp_path / "photos")
     (source / "lonely").mkdir()
     Image.effect_noise((16, 16), 90).convert("RGB").save(source / "lonely" / "one.png")
-    folder, said = runs.told(recipe_for(source, epochs=1, folds=2), tmp_path / "run")
+    folder, said = runs.told(in_folds(source), tmp_path / "run")
     findings = [(own / "findings.json").read_text() for own in fold_folders(folder)]
     assert "lonely (1)" in said
     assert sum("none of them in train or val, so the model cannot learn it" in text for text in findings) == 1
@@ -382,8 +387,8 @@ def test_two_folds_of_a_class_with_one_image_say_where_it_cannot_be_learned(data
 
 def test_a_limit_cuts_training_images_of_folds(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "FOLDS", replace(run.FOLDS, fit=lambda _: None))  # what is trained on is settled before
-    run.train(recipe_for(data), tmp_path / "all")
-    run.train(recipe_for(data, max_images=6), tmp_path / "some")
+    run.train(in_folds(data, folds=3), tmp_path / "all")
+    run.train(in_folds(data, folds=3, max_images=6), tmp_path / "some")
     for number in (1, 2, 3):
         whole, some = (split_of(tmp_path / name / f"fold-{number}") for name in ("all", "some"))
         assert some.of_split("train").counts() == {"blue": 2, "green": 2, "red": 2}
@@ -419,9 +424,8 @@ def test_it_is_trained_on_every_image_of_every_fold(finished: Path) -> None:
 def test_it_ends_after_the_median_of_the_best_epochs_in_the_same_schedule(tmp_path: Path) -> None:
     """With shuffled labels, the best epochs differ between folds."""
     data = runs.shuffled(runs.photos(tmp_path / "photos", images=9, noise=90), seed=0)
-    folder = run.train(
-        recipe_for(data, epochs=4, batch_size=8, lr=0.01, warmup=0.0, monitor="val_loss"), tmp_path / "run"
-    )
+    fields = {"folds": 3, "epochs": 4, "batch_size": 8, "lr": 0.01, "warmup": 0.0, "monitor": "val_loss"}
+    folder = run.train(in_folds(data, **fields), tmp_path / "run")
     best = [load(fold).provenance["metrics"]["epoch"] + 1 for fold in fold_folders(folder)]
     final = final_of(folder)
     assert (final["best_epochs"], final["epochs"]) == (best, sorted(best)[1])
@@ -463,7 +467,7 @@ def test_a_balanced_training_is_corrected_as_that_of_its_folds(data: Path, tmp_p
     fewer = runs.copy_of(data, tmp_path / "photos")
     for i in range(3, 8):
         (fewer / "red" / f"img{i}.png").unlink()
-    folder = run.train(recipe_for(fewer, folds=2, epochs=1, balance="loss"), tmp_path / "run")
+    folder = run.train(in_folds(fewer, balance="loss"), tmp_path / "run")
     balance = load(folder).provenance["balance"]
     assert balance["balance"] == "loss" and balance["counts"] == [7, 7, 2] and any(balance["in_head"])
     predictions, reported = OutOfFold.read(folder), predictions_of_folds(folder)
@@ -475,15 +479,9 @@ def test_a_balanced_training_is_corrected_as_that_of_its_folds(data: Path, tmp_p
             assert predictions.classes[int(z.argmax())] == reported[predictions.paths[i]]["predicted"]
 
 
-def test_several_classes_get_thresholds(data: Path, tmp_path: Path) -> None:
-    source = data / "several.csv"
-    paths = [path.relative_to(data) for path in sorted(data.rglob("*.png"))]
-    rows = [f"{path},{('a', 'a;b', 'b')[i % 3]}" for i, path in enumerate(paths)]
-    source.write_text("\n".join(["path,labels", *rows]) + "\n")
-    folder = run.train(recipe_for(source, folds=2, epochs=1, monitor="val_loss"), tmp_path / "run")
-    source.unlink()
-    classifier = load(folder)
-    assert classifier.thresholds is not None and classifier.thresholds != (0.5, 0.5)
+def test_several_classes_get_thresholds(tmp_path: Path) -> None:
+    classifier = load(run.train(in_folds(runs.shared_overlaid(), monitor="val_loss"), tmp_path / "run"))
+    assert classifier.thresholds is not None and classifier.thresholds != (0.5,) * 3
     assert classifier.trust is None
 
 
@@ -521,17 +519,6 @@ def test_it_predicts_with_promises_that_say_what_they_rest_on(finished: Path, da
         vitkit.predict(finished, data, promises=vitkit.Promises(accuracy=0.99))
 
 
-def test_what_was_killed_after_its_folds_ends_with_the_same_model(finished: Path, tmp_path: Path) -> None:
-    folder = runs.copy_of(finished, tmp_path / "run")
-    for name in ("report.html", "metrics.csv", "model.json", "model.safetensors", "trust.safetensors"):
-        (folder / name).unlink()
-    shutil.rmtree(folder / "checkpoints")
-    run.resume(folder)
-    runs.assert_same_weights(folder, finished)
-    expected = final_of(finished)
-    assert final_of(folder) == {**expected, "temperature": pytest.approx(expected["temperature"], rel=0.05)}
-
-
 @pytest.mark.parametrize(
     ("name", "code"), [("split.json", "data.run-file-missing"), ("fold-2/split.json", "training.fold-missing")]
 )
@@ -553,7 +540,7 @@ def test_shuffled_labels_are_not_predicted_better_than_by_chance(tmp_path: Path,
     right, total = 0, 0
     for seed in range(seeds):
         data = runs.shuffled(runs.photos(tmp_path / f"photos-{seed}", images=10, noise=200, seed=seed), seed)
-        folder = run.train(recipe_for(data, folds=2, batch_size=8, seed=seed), tmp_path / f"run-{seed}")
+        folder = run.train(in_folds(data, epochs=2, batch_size=8, seed=seed), tmp_path / f"run-{seed}")
         predictions = OutOfFold.read(folder)
         right += int((predictions.logits.argmax(axis=1) == predictions.labels).sum())
         total += len(predictions.labels)
