@@ -140,7 +140,7 @@ def test_sixty_right_answers_are_no_certainty() -> None:
 
 
 @given(right=st.lists(st.lists(st.booleans(), min_size=2, max_size=12), min_size=2, max_size=6))
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_an_interval_lies_between_nothing_and_all_and_is_never_empty(right: list[list[bool]]) -> None:
     own = folds_with(right)
     found = folds.figures_of_folds(own)

@@ -10,13 +10,13 @@ import torch
 
 import runs
 import tiny
-from hearing import heard
+from once import once
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.errors import Interrupted
 from vitkit.model import VisionTransformer
 from vitkit.system import reporting_to
-from vitkit.training import Recipe, add_low_rank, load_of_run, merge_low_rank, run
+from vitkit.training import Recipe, add_low_rank, fine_tune, load_of_run, merge_low_rank, run
 from vitkit.weights import load
 
 MATRICES = [f"blocks.{i}.{name}.weight" for i in range(3) for name in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")]
@@ -66,12 +66,14 @@ def test_merging_keeps_the_logits_the_layout_and_the_model_itself() -> None:
     assert torch.equal(model(IMAGES), before) and len(list(model.parameters())) > len(list(whole.parameters()))
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("source")
+def model(folder: Path) -> None:
     pixels = Preprocess(size=(16, 16), fit="squash", interpolation="bilinear")
     Classifier(tiny.build(image_size=(16, 16), num_classes=2), ("ant", "bee"), pixels).save(folder)
-    return folder
+
+
+@pytest.fixture(scope="module")
+def source() -> Path:
+    return once("lora-source", model)
 
 
 def recipe(data: Path, source: Path, **fields: Any) -> Recipe:
@@ -80,8 +82,8 @@ def recipe(data: Path, source: Path, **fields: Any) -> Recipe:
 
 
 @pytest.fixture(scope="module")
-def finished(data: Path, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run.train(recipe(data, source), tmp_path_factory.mktemp("runs") / "whole")
+def finished(data: Path, source: Path) -> Path:
+    return once("lora-run", lambda place: run.train(recipe(data, source, epochs=2), place))
 
 
 def test_a_run_changes_the_matrices_by_that_rank_and_all_else_not_at_all(finished: Path, source: Path) -> None:
@@ -100,18 +102,22 @@ def test_a_run_resumes_to_the_same_weights(finished: Path, data: Path, source: P
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(Interrupted), reporting_to(interrupt):
-        run.train(recipe(data, source), tmp_path / "run")
+        run.train(recipe(data, source, epochs=2), tmp_path / "run")
     assert load(tmp_path / "run").classes == ("blue", "green", "red")
     run.resume(tmp_path / "run")
     runs.assert_same_weights(tmp_path / "run", finished)
 
 
+@pytest.fixture
+def quick_search(no_reports: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fine_tune, "STEPS", 6)
+
+
+@pytest.mark.usefixtures("quick_search")
 def test_short_runs_choose_the_learning_rate_and_it_is_written_down(data: Path, source: Path, tmp_path: Path) -> None:
-    said: list[str] = []
     asked = recipe(data, source, lr=1e-4, find_lr=True, method="full", epochs=1)
-    with heard(said.append):
-        folder = run.train(asked, tmp_path / "run")
-    line = next(line for line in said if "by learning rate" in line)
+    folder, said = runs.told(asked, tmp_path / "run")
+    line = next(line for line in said.splitlines() if "by learning rate" in line)
     tried = dict(part.split(": ") for part in line.split(": ", 1)[1].split("; ")[0].split(", "))
     assert [float(lr) for lr in tried] == pytest.approx([1e-5, 3e-5, 1e-4, 3e-4, 1e-3])
     best = min(tried, key=lambda lr: float(tried[lr]))
@@ -120,11 +126,10 @@ def test_short_runs_choose_the_learning_rate_and_it_is_written_down(data: Path, 
     assert settled.lr == pytest.approx(float(best)) and not settled.find_lr
     description = json.loads((folder / "model.json").read_text())
     assert description["provenance"]["recipe"]["lr"] == settled.lr
-    with heard(said.append):
-        plain = run.train(settled, tmp_path / "plain")
-    runs.assert_same_weights(folder, plain)
+    runs.assert_same_weights(folder, run.train(settled, tmp_path / "plain"))
 
 
+@pytest.mark.usefixtures("quick_search")
 def test_a_learning_rate_that_leads_nowhere_is_not_taken(data: Path, source: Path, tmp_path: Path) -> None:
     folder = run.train(recipe(data, source, lr=30.0, find_lr=True, method="full", epochs=1), tmp_path / "run")
     assert load_of_run(folder / "recipe.toml").lr == pytest.approx(3.0)

@@ -1,10 +1,8 @@
 """Pre-training as a run: the same weights however it is cut up, what it leaves, and what training makes of it."""
 
-import functools
 import os
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from PIL import Image
 import runs
 import vitkit
 from hearing import heard
+from once import once
 from refusals import refused
 from vitkit.data import PictureRecord, split_from_file
 from vitkit.data.loading import Images
@@ -46,20 +45,19 @@ def begin(data: Path, out: Path, objective: str = "mae", **fields: Any) -> Pretr
     return pretrain(data, vitkit.Recipe(**recipe), pretraining=vitkit.Pretraining(**options), out=out, **told)
 
 
-@pytest.fixture(scope="module")
-def runs_of(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], PretrainingRun]:
-    """A run of two epochs by its objective, that tests may read but not change."""
-    return functools.cache(lambda objective: begin(data, tmp_path_factory.mktemp("runs") / objective, objective))
+def shared(objective: str) -> PretrainingRun:
+    """A run of two epochs, that tests may read but not change."""
+    return PretrainingRun(once(f"pretrained-{objective}", lambda place: begin(runs.shared_photos(), place, objective)))
 
 
 @pytest.fixture(params=list(OF))
-def finished(request: pytest.FixtureRequest, runs_of: Callable[[str], PretrainingRun]) -> PretrainingRun:
-    return runs_of(request.param)
+def finished(request: pytest.FixtureRequest) -> PretrainingRun:
+    return shared(request.param)
 
 
 @pytest.fixture
-def mae(runs_of: Callable[[str], PretrainingRun]) -> PretrainingRun:
-    return runs_of("mae")
+def mae() -> PretrainingRun:
+    return shared("mae")
 
 
 def test_a_stopped_run_has_the_same_weights(finished: PretrainingRun, data: Path, tmp_path: Path) -> None:
@@ -157,21 +155,16 @@ def test_training_and_pretraining_from_a_pretraining_keep_its_split(
 
 def test_unlabelled_pictures_of_a_test_set_are_told_of(data: Path, tmp_path: Path) -> None:
     """All pictures are pre-trained on as one heap; then a data set comes with its own split."""
-    heap = tmp_path / "heap"
-    heap.mkdir()
-    for i, file in enumerate(sorted(data.rglob("*.png"))):
-        shutil.copy(file, heap / f"{i}.png")
+    heap, split = tmp_path / "heap", tmp_path / "split"
+    for number, file in enumerate(sorted(data.rglob("*.png"))):
+        part = split / ("test" if number % 3 == 0 else "train") / file.parent.name
+        for folder in (heap, part):
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, folder / f"{number}.png")
     run = begin(heap, tmp_path / "heap-run", epochs=1)
     assert set(split_from_file(run.folder / "split.json").splits) == {"train", "val"}
-    split = tmp_path / "split"
-    for number, file in enumerate(sorted(data.rglob("*.png"))):
-        target = split / ("test" if number % 3 == 0 else "train") / file.parent.name / f"{number}.png"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(file, target)
-    lines: list[str] = []
-    with heard(lines.append):
-        vitkit.train(split, vitkit.Recipe(weights=str(run.folder), epochs=1, workers=0), out=tmp_path / "run")
-    (told,) = [line for line in lines if "had seen 12 of the 12 test images" in line]
+    _, said = runs.followed(split, tmp_path / "run", weights=str(run.folder), epochs=1, workers=0)
+    (told,) = [line for line in said.splitlines() if "had seen 12 of the 12 test images" in line]
     assert told.startswith("problem: ")
 
 

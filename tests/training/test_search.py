@@ -1,6 +1,5 @@
 """`--find-lr`: what a short run learns is what the run learns, and images of all classes judge it."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,10 @@ import torch
 from PIL import Image
 
 import runs
+from once import once
 from vitkit.data import Augment, ImageData, ImageTable, Preprocess
 from vitkit.model import VisionTransformer, config_for
-from vitkit.training import Objective, Recipe, fabric_of, freeze_backbone, run, train
+from vitkit.training import Objective, Recipe, fabric_of, freeze_backbone, train
 from vitkit.training import fine_tune as search
 from vitkit.training.losses import EpochSums
 
@@ -42,21 +42,27 @@ def find(data: ImageData, model: VisionTransformer | None = None) -> list[float]
     return list(found.values())
 
 
-def test_images_of_all_classes_judge_and_not_the_first_batches_of_validation(tmp_path: Path) -> None:
-    """Pictures tell nothing, and nearly all that are trained on are of class a: the more is learned, the worse b and c.
+def test_images_of_all_classes_judge_and_not_the_first_batches_of_validation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pictures tell nothing, and all that are trained on are of class a: the more is learned, the worse b and c.
 
     The first sixteen validation batches are all of class a, by which the highest rate would be the best.
     """
-    losses = find(grey(tmp_path, {"train": (30, 0, 0), "val": (40, 40, 40)}, batch_size=2))
+    monkeypatch.setattr(search, "STEPS", 8)
+    losses = find(grey(tmp_path, {"train": (16, 0, 0), "val": (33, 33, 33)}, batch_size=2))
     assert losses == sorted(losses)
     assert losses[0] < losses[-1]
-    of_a = find(grey(tmp_path, {"train": (30, 0, 0), "val": (40, 0, 0)}, batch_size=2))
+    of_a = find(grey(tmp_path, {"train": (16, 0, 0), "val": (4, 0, 0)}, batch_size=2))
     assert of_a == sorted(of_a, reverse=True), "as the first class alone would have it"
-    trained = find(grey(tmp_path, {"train": (30, 0, 0)}, batch_size=2))
+    trained = find(grey(tmp_path, {"train": (16, 0, 0)}, batch_size=2))
     assert trained == sorted(trained, reverse=True), "without validation images training images judge"
 
 
-def test_the_model_random_numbers_and_the_order_of_the_data_stay_as_they_were(tmp_path: Path) -> None:
+def test_the_model_random_numbers_and_the_order_of_the_data_stay_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "STEPS", 8)
     data, model = grey(tmp_path, {"train": (5, 5, 5), "val": (2, 2, 2)}, batch_size=4), linear_model()
     order, val = [labels.tolist() for _, labels in data.train_batches(0)], data.val
     before, state = {n: t.clone() for n, t in model.state_dict().items()}, torch.get_rng_state()
@@ -73,22 +79,19 @@ def test_a_sample_has_the_classes_in_their_proportions(tmp_path: Path) -> None:
     assert list(data.sample(2000).val.table.counts().values()) == [600, 300, 100]
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def data(no_reports: None) -> Path:
     """Twenty images to train on: an epoch of ten steps of two."""
-    root = tmp_path_factory.mktemp("search") / "data"
-    rng = np.random.default_rng(0)
-    for split, counts in {"train": (12, 6, 2), "val": (4, 4, 4)}.items():
-        for name, count in zip("abc", counts, strict=True):
-            (root / split / name).mkdir(parents=True)
-            for i in range(count):
-                pixels = rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(root / split / name / f"{i}.png")
-    return root
+    return once("search-photos", lambda place: runs.several(runs.unlike(place, (12, 6, 2))))
+
+
+@pytest.fixture
+def teacher(data: Path) -> Path:
+    return once("search-teacher", lambda place: train(runs.quick(data, epochs=1), place))
 
 
 BESIDE = ("imitate", "class_weights", "sets", "shift")
-HEADS = "deit_micro_distilled_patch8_16"
+HEADS = {"model": "deit_micro_distilled_patch8_16", "model_fields": runs.SIZE}
 
 
 @pytest.mark.parametrize(
@@ -99,24 +102,26 @@ HEADS = "deit_micro_distilled_patch8_16"
         ({"patch_dropout": 0.5, "dropout": 0.3, "drop_path": 0.3, "precision": "bfloat16"}, None),
         ({"layer_decay": 0.5, "clip_grad": 0.05, "optimizer": "sgd", "decay_all": True}, None),
         ({"teacher": "", "balance": "none", "distillation": "soft", "distill_alpha": 0.5}, {"imitate"}),
-        ({"teacher": "", "balance": "loss", "model": HEADS, "mixup": 0.5}, {"imitate", "class_weights", "shift"}),
+        ({"teacher": "", "balance": "loss", "mixup": 0.5, **HEADS}, {"imitate", "class_weights", "shift"}),
         ({"data": "", "balance": "loss", "cutmix": 1.0, "label_smoothing": 0.2}, {"sets", "class_weights", "shift"}),
-        ({"data": "", "balance": "none", "model": HEADS}, {"sets"}),
+        ({"data": "", "balance": "none", **HEADS}, {"sets"}),
     ],
     ids=lambda own: ", ".join(own) if isinstance(own, dict) else "",
 )
 def test_a_short_run_learns_what_the_run_learns(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], given: set[str] | None
+    data: Path,
+    teacher: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fields: dict[str, Any],
+    given: set[str] | None,
 ) -> None:
     """Also from a teacher, and where images have several classes; `given` is what the objective has beside the recipe.
 
     The run's schedule is that of the search, and the search tries the run's rate alone: all must be the same.
     """
-    own = dict(fields)
-    if "teacher" in own:
-        own["teacher"] = str(train(runs.quick(data, epochs=1), tmp_path / "teacher"))
-    if own.pop("data", None) is not None:
-        data = runs.several(data)
+    named = {"teacher": str(teacher), "data": str(data / "several.csv")}
+    own = {"data": str(data), **fields, **{name: value for name, value in named.items() if name in fields}}
     losses: list[tuple[int, float]] = []
     tried: list[dict[float, float]] = []
     spied_on: dict[str, Any] = {}
@@ -132,14 +137,12 @@ def test_a_short_run_learns_what_the_run_learns(
         return tried[-1]
 
     monkeypatch.setattr(EpochSums, "add", noted)
-    # What is learned does not matter, and nobody looks at the report.
     monkeypatch.setattr("vitkit.training.stability.has_collapsed", lambda *outcome: False)
-    monkeypatch.setattr(run, "TRAINING", replace(run.TRAINING, conclude=()))
     monkeypatch.setattr(search, "FACTORS", (1.0,))
     monkeypatch.setattr(search, "STEPS", 10)
     monkeypatch.setattr(search, "find_lr", spied)
     shape = {"epochs": 1, "batch_size": 2, "warmup": search.WARMUP / search.STEPS, "schedule": "constant"}
-    recipe = runs.quick(data, find_lr=True, lr=1e-3, keep="last", **{**shape, **own})
+    recipe = Recipe.of(runs.quick_fields(find_lr=True, lr=1e-3, keep="last", **{**shape, **own}), "the test")
     folder = train(recipe, tmp_path / "run")
     half = len(losses) // 2
     assert len(losses) == 2 * half >= 2 * search.STEPS

@@ -10,6 +10,7 @@ import pytest
 
 import runs
 from hearing import heard
+from once import once
 from vitkit.data import ImageTable, groups_from_file, read_source, split_from_file
 from vitkit.evaluation import at_temperature, evaluate, fit_temperature, grouped
 from vitkit.evaluation.figures import figures
@@ -20,13 +21,13 @@ from vitkit.weights import load
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return runs.photos(tmp_path_factory.mktemp("data") / "photos", noise=90.0)
+def data() -> Path:
+    return once("summary-photos", lambda place: runs.photos(place, noise=90.0))
 
 
 @pytest.fixture(scope="module")
-def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(runs.quick(data), tmp_path_factory.mktemp("runs") / "run")
+def finished(data: Path) -> Path:
+    return once("summary-run", lambda place: train(runs.quick(data), place))
 
 
 def doubted(folder: Path) -> list[dict[str, str]]:
@@ -83,12 +84,10 @@ def run_of(folder: Path, recipe: Recipe, table: ImageTable) -> Run:
 
 
 def test_labels_are_doubted_by_the_weights_a_run_began_from(start: Path, data: Path, tmp_path: Path) -> None:
-    said: list[str] = []
     steps = {"mixup": 0.2, "patch_dropout": 0.25, "balance": "loss"}  # which a head fitted at once would refuse
     recipe = runs.quick(data, weights=str(start), model=None, epochs=1, method="full", **steps)
-    with heard(said.append):
-        folder = train(recipe, tmp_path / "run")
-    assert any("look" in line and "(of 36 images, frozen features in " in line for line in said)
+    folder, said = runs.told(recipe, tmp_path / "run")
+    assert any("look" in line and "(of 36 images, frozen features in " in line for line in said.splitlines())
     rows = [tuple(row.values()) for row in doubted(folder)]
     table = split_from_file(folder / "split.json")
     # Other weights than those it began from would not do: the run's own have changed.

@@ -19,12 +19,14 @@ import runs
 import tiny
 import warm
 from hearing import heard
+from once import once
 from vitkit.classifier import Classifier
 from vitkit.data import Augment, ImageData, ImageTable, Preprocess
 from vitkit.errors import Interrupted
 from vitkit.system import LAST, reporting_to
 from vitkit.training import Loop, Recipe, RunWriter, TrainingState, run
 
+pytestmark = pytest.mark.usefixtures("no_reports")
 DROPPING = {"dropout": 0.2, "attention_dropout": 0.1, "drop_path": 0.2}
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -40,22 +42,15 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data() -> Path:
     """39 images to train on, in five batches of eight."""
-    return runs.photos(tmp_path_factory.mktemp("data") / "photos", images=18)
+    return once("within-photos", lambda place: runs.photos(place, images=18))
 
 
-@pytest.fixture(scope="module")
-def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Uninterrupted runs of three epochs by case, which tests may read but not change."""
-    place, done = tmp_path_factory.mktemp("finished"), dict[str, Path]()
-
-    def of(case: str) -> Path:
-        if case not in done:
-            done[case] = run.train(runs.quick(data, **CASES[case]), place / case)
-        return done[case]
-
-    return of
+def finished(data: Path, case: str) -> Path:
+    """An uninterrupted run of three epochs."""
+    name = f"within-{list(CASES).index(case)}"
+    return once(name, lambda place: run.train(runs.quick(data, **CASES[case]), place))
 
 
 def signal_at(epoch: int, steps: int) -> Callable[[str, int, int | None], None]:
@@ -75,7 +70,7 @@ def stored(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_signal_within_an_epoch_saves(finished: Callable[[str], Path], data: Path, tmp_path: Path, case: str) -> None:
+def test_a_signal_within_an_epoch_saves(data: Path, tmp_path: Path, case: str) -> None:
     folder, lines = tmp_path / "run", list[str]()
     with reporting_to(signal_at(2, 2)), pytest.raises(Interrupted) as caught, heard(lines.append):
         run.train(runs.quick(data, **CASES[case]), folder)
@@ -85,14 +80,14 @@ def test_a_signal_within_an_epoch_saves(finished: Callable[[str], Path], data: P
     with reporting_to(signal_at(3, 4)), pytest.raises(Interrupted):
         run.resume(folder)
     run.resume(folder)
-    runs.assert_same_outcome(folder, finished(case))
+    runs.assert_same_outcome(folder, finished(data, case))
 
 
 def test_a_signal_in_the_validation_of_an_epoch_does_not_repeat_its_steps(
-    finished: Callable[[str], Path], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, case = tmp_path / "run", "averaged by epochs"
-    expected = finished(case)  # before anything is replaced
+    expected = finished(data, case)  # before anything is replaced
     plain, validations = Loop.validate, list[int]()
 
     def validate(loop: Loop) -> Any:
@@ -116,11 +111,10 @@ class Killed(BaseException):
     """What a test ends a run with, without a chance to save."""
 
 
-@pytest.mark.parametrize("case", ["plain", "mixed, accumulated, averaged"])
 def test_a_killed_run_loses_no_more_than_what_came_after_its_checkpoint(
-    finished: Callable[[str], Path], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, plain = tmp_path / "run", Loop.take_step
+    folder, plain, case = tmp_path / "run", Loop.take_step, "mixed, accumulated, averaged"
 
     def step(loop: Loop, *arguments: Any) -> None:
         if loop.state.step == 8:
@@ -134,10 +128,11 @@ def test_a_killed_run_loses_no_more_than_what_came_after_its_checkpoint(
     state = stored(folder)
     assert state["epoch"] == 1 and state["batch"] > 0 and 5 < state["step"] <= 8
     run.resume(folder)
-    recipes = [(each / "recipe.toml").read_text() for each in (folder, finished(case))]
+    whole = finished(data, case)
+    recipes = [(each / "recipe.toml").read_text() for each in (folder, whole)]
     assert recipes[0].replace('save_every = "0.001s"\n', "") == recipes[1]
-    runs.assert_same_weights(folder, finished(case))
-    assert runs.metrics(folder) == runs.metrics(finished(case))
+    runs.assert_same_weights(folder, whole)
+    assert runs.metrics(folder) == runs.metrics(whole)
 
 
 def test_workers_go_back_to_good_weights_as_well(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
