@@ -135,7 +135,7 @@ def test_for_equal_shares_the_answer_is_the_balanced_one_and_both_are_told_where
     assert operating_points(evaluation, None) is None
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.integers(0, 1000), st.booleans(), st.booleans())
 def test_no_other_pair_on_a_grid_is_better(seed: int, is_multi: bool, is_weighted: bool) -> None:
     rng = np.random.default_rng(seed)
@@ -222,7 +222,7 @@ def mean_of_rare(run: Path, data: Path) -> float:
 STILL = {"lr": 1e-12}
 
 
-@pytest.mark.parametrize("balance", tiny.some(["loss", "sampler", "auto"], ["sampler", "auto"]))
+@pytest.mark.parametrize("balance", ["sampler", "auto"])
 def test_untold_confidences_are_the_classes_shares(noise: Path, tmp_path: Path, balance: str) -> None:
     run, said = go(noise, tmp_path / "run", balance=balance, **STILL)
     assert mean_of_rare(run, noise) == pytest.approx(COUNTS["rare"] / sum(COUNTS.values()), abs=0.04)
@@ -238,8 +238,6 @@ def test_asked_for_equal_shares_they_are_a_half(noise: Path, tmp_path: Path) -> 
     assert mean_of_rare(run, noise) == pytest.approx(0.5, abs=0.05)
     assert json.loads((run / "evaluation.json").read_text())["operating_points"]["chosen"] == "uniform"
     assert not any("prior shift" in line for line in said), "the training itself was for equal shares"
-    run, _ = go(noise, tmp_path / "plain", prior="uniform", balance="none", **STILL)
-    assert mean_of_rare(run, noise) > 0.6, "a model that has learned nothing yet leans to the rare class"
 
 
 def saved_and_trained(run: Path) -> tuple[Tensor, Tensor, PriorCorrection]:
@@ -285,25 +283,17 @@ def test_what_is_saved_otherwise_is_written_down(noise: Path, tmp_path: Path, fi
     assert again["temperature"] == pytest.approx(description["temperature"], rel=1e-3)
 
 
-@pytest.fixture(scope="module")
-def still(noise: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(runs.quick(noise, epochs=1, **STILL), tmp_path_factory.mktemp("still") / "run")
-
-
-@pytest.mark.parametrize("prior", tiny.some(["data", "uniform"], ["uniform"]))
-def test_a_head_is_fitted_as_the_recipe_records(noise: Path, still: Path, tmp_path: Path, prior: str) -> None:
-    run, _ = go(noise, tmp_path / "run", method="probe", weights=str(still), prior=prior, batch_size=64)
+def test_a_head_is_fitted_as_the_recipe_records(noise: Path, start: Path, tmp_path: Path) -> None:
+    run, _ = go(noise, tmp_path / "run", method="probe", weights=str(start), prior="uniform", batch_size=64)
     assert Recipe.load(run / "recipe.toml").balance == "none"
     standing = correction_of(load(run))
     assert standing is not None and standing.balance == "none"
-    shares = np.log([own / 110 for own in standing.counts])
-    expected = np.zeros(2) if prior == "data" else -shares
-    assert np.diff(standing.shift) == pytest.approx(np.diff(expected), abs=1e-5)
-    assert mean_of_rare(run, noise) == pytest.approx(20 / 130 if prior == "data" else 0.5, abs=0.12)
+    assert np.diff(standing.shift) == pytest.approx(-np.diff(np.log(standing.counts)), abs=1e-5)
+    assert mean_of_rare(run, noise) == pytest.approx(0.5, abs=0.12)
 
 
-def test_a_head_start_begins_where_the_training_is_bound_for(noise: Path, still: Path, tmp_path: Path) -> None:
-    fields = {"method": "full", "lp_ft": True, "weights": str(still), "patch_dropout": 0.0, **STILL}
+def test_a_head_start_begins_where_the_training_is_bound_for(noise: Path, start: Path, tmp_path: Path) -> None:
+    fields = {"method": "full", "lp_ft": True, "weights": str(start), "patch_dropout": 0.0, "max_images": 40, **STILL}
     _, trained, standing = saved_and_trained(go(noise, tmp_path / "run", balance="loss", **fields)[0])
     _, fitted, _ = saved_and_trained(go(noise, tmp_path / "plain", balance="none", **fields)[0])
     assert torch.allclose(trained - fitted, log_weights(standing.counts, "loss"), atol=1e-4)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torchvision import models
 from torchvision.models import resnet18, squeezenet1_1
 
@@ -22,7 +21,7 @@ from refusals import refused
 from vitkit.classifier import Classifier
 from vitkit.data import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitkit.errors import VitkitError
-from vitkit.training import Objective, Recipe, check_effects, distillation_loss, label_loss, load_teacher, run
+from vitkit.training import Objective, Recipe, check_effects, distillation_loss, load_teacher, run
 from vitkit.weights import load
 
 CLASSES = tuple(runs.COLOURS)
@@ -82,13 +81,12 @@ def test_a_cnn_of_torchvision_from_a_file(tmp_path: Path) -> None:
     assert "order" in teacher.notes[0]
 
 
-@pytest.mark.parametrize("kind", ["hard", "soft"])
-def test_the_gradients_go_into_the_student_alone(tmp_path: Path, kind: Any) -> None:
+def test_the_gradients_go_into_the_student_alone(tmp_path: Path) -> None:
     teacher = load_teacher(str(saved_teacher(tmp_path / "t")), CLASSES, (16, 16))
     student = tiny.build(image_size=(16, 16), num_classes=3, distill_token=True, distill_head=True).train()
     imitate = partial(teacher.logits, student=Preprocess(size=(16, 16)))
     images = tiny.images(3, config=student.config)
-    objective = Objective(Recipe(distillation=kind), 3, imitate)
+    objective = Objective(Recipe(distillation="soft"), 3, imitate)
     objective.loss(student.forward_heads(images), images, torch.tensor([0, 1, 2])).backward()  # type: ignore[no-untyped-call]
     assert [name for name, parameter in student.named_parameters() if parameter.grad is None] == []
     assert [name for name, parameter in teacher.network.named_parameters() if parameter.grad is not None] == []
@@ -104,16 +102,13 @@ def test_a_teacher_answers_in_float32_whatever_the_student_computes_in(tmp_path:
         assert teacher.logits(images.bfloat16(), pixels).dtype == torch.float32
 
 
-@pytest.fixture
-def published(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> torch.nn.Module:
+def test_a_cnn_by_name_sees_its_own_pixels_and_answers_by_its_own_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """ResNet-18 as torchvision publishes it, with weights of chance."""
-    network = tiny.randomise(resnet18(), std=0.05)
-    torch.save(network.state_dict(), tmp_path / "resnet18.pth")
+    published = tiny.randomise(resnet18(), std=0.05)
+    torch.save(published.state_dict(), tmp_path / "resnet18.pth")
     monkeypatch.setattr("vitkit.weights.download.fetch_url", lambda *_: tmp_path / "resnet18.pth")
-    return network
-
-
-def test_a_cnn_by_name_sees_its_own_pixels_and_answers_by_its_own_names(published: torch.nn.Module) -> None:
     official = models.ResNet18_Weights.DEFAULT
     classes = ("toucan", "goldfish", "tench")
     teacher = load_teacher("resnet18", classes, (224, 224))
@@ -134,10 +129,6 @@ def spoilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("spoilt")
     network = resnet18(num_classes=3)
     state = network.state_dict()
-    torch.save(state, folder / "cut.pth")
-    (folder / "cut.pth").write_bytes((folder / "cut.pth").read_bytes()[:100_000])
-    (folder / "text.pth").write_text("not weights")
-    (folder / "empty.pth").touch()
     torch.save(network, folder / "whole.pth")
     torch.save(resnet18(num_classes=4).state_dict(), folder / "other.pth")
     torch.save(state | {"fc.bias": torch.full((3,), torch.nan)}, folder / "nan.pth")
@@ -150,9 +141,6 @@ def spoilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("resnet18", "weights.downloads-forbidden"),
         ("resnet18:nowhere.pth", "training.teacher-missing"),
-        ("resnet18:{folder}/text.pth", "weights.format-unknown"),
-        ("resnet18:{folder}/empty.pth", "weights.file-damaged"),
-        ("resnet18:{folder}/cut.pth", "weights.file-damaged"),
         ("resnet18:{folder}/whole.pth", "weights.code-refused"),
         ("resnet18:{folder}/other.pth", "training.teacher-other-model"),
         ("resnet18:{folder}/nan.pth", "training.teacher-not-finite"),
@@ -168,20 +156,13 @@ def test_teachers_that_cannot_be_had(spoilt: Path, name: str, code: str, monkeyp
         load_teacher(name.format(folder=spoilt), CLASSES, (8, 8))
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"distillation": "soft"},
-        {"distillation": "soft-deit"},
-        {"distill_alpha": 0.5},
-        {"distill_alpha": 0.5, "teacher": "resnet18"},
-        {"distill_temperature": 1.0, "teacher": "resnet18"},
-    ],
-)
-def test_choices_that_nothing_would_read_are_refused(fields: dict[str, Any]) -> None:
-    recipe = Recipe(method="full", **fields)
-    with refused("training.field-without-effect", next(iter(fields))):
-        check_effects(recipe, recipe)
+def test_choices_that_nothing_would_read_are_refused() -> None:
+    rows: list[dict[str, Any]] = [{"distillation": "soft"}, {"distill_alpha": 0.5}]
+    rows += [{"distill_alpha": 0.5, "teacher": "resnet18"}, {"distill_temperature": 1.0, "teacher": "resnet18"}]
+    for fields in rows:
+        recipe = Recipe(method="full", **fields)
+        with refused("training.field-without-effect", next(iter(fields))):
+            check_effects(recipe, recipe)
     recipe = Recipe(method="full", teacher="t", distillation="soft", distill_alpha=0.5)
     check_effects(recipe, recipe)
 
@@ -192,7 +173,7 @@ STUDENT = "deit_micro_distilled_patch8_16"
 def test_a_resumed_run_has_the_same_teacher(data: Path, tmp_path: Path) -> None:
     """What it learns from the teacher is in tests/golden/curves.json."""
     teacher = saved_teacher(tmp_path / "teacher")
-    recipe = runs.quick(data, model=STUDENT, teacher=str(teacher), epochs=2)
+    recipe = runs.quick(data, model=STUDENT, teacher=str(teacher), epochs=2, max_images=12)
     whole = run.train(recipe, tmp_path / "whole")
     classifier = load(whole)
     assert classifier.provenance["teacher"]["name"] == teacher.name
@@ -201,14 +182,11 @@ def test_a_resumed_run_has_the_same_teacher(data: Path, tmp_path: Path) -> None:
     checkpoint = torch.load(whole / "checkpoints" / "last.ckpt", weights_only=True)
     assert set(checkpoint["model"]) == set(classifier.model.state_dict()), "the teacher is not in it"
 
-    class Stop(Exception):
-        pass
-
     def stop(line: str) -> None:
         if line.startswith("epoch   1/2"):
-            raise Stop
+            raise InterruptedError
 
-    with pytest.raises(Stop), heard(stop):
+    with pytest.raises(InterruptedError), heard(stop):
         run.train(recipe, tmp_path / "cut")
     again = runs.copy_of(tmp_path / "cut", tmp_path / "again")
     runs.assert_same_weights(run.resume(tmp_path / "cut"), whole)
@@ -232,7 +210,7 @@ def test_a_class_without_readable_images_leaves_the_others_their_names(data: Pat
     (photos / "aqua").mkdir()
     (photos / "aqua" / "1.png").write_bytes(b"no picture")
     teacher = saved_teacher(tmp_path / "teacher", classes=("aqua", *CLASSES), always="green")
-    recipe = runs.quick(photos, model=STUDENT, teacher=str(teacher), epochs=8, drop_path=0.0, label_smoothing=0.0)
+    recipe = runs.quick(photos, model=STUDENT, teacher=str(teacher), epochs=2, lr=0.01, drop_path=0.0)
     classifier = load(run.train(recipe, tmp_path / "run"))
     assert classifier.classes == CLASSES
     with torch.no_grad():
@@ -272,37 +250,10 @@ def by_hand(kind: str, heads: list[np.ndarray], teacher: np.ndarray, alpha: floa
 )
 def test_losses_are_of_the_paper(kind: Any, alpha: float, temperature: float, smoothing: float, one_head: bool) -> None:
     heads = [numbers(1)] if one_head else [numbers(1), numbers(2)]
-    loss = distillation_loss(
-        [torch.from_numpy(head) for head in heads],
-        torch.tensor(LABELS),
-        torch.from_numpy(numbers(3)),
-        kind=kind,
-        alpha=alpha,
-        temperature=temperature,
-        label_smoothing=smoothing,
-    )
+    choices: dict[str, Any] = {"kind": kind, "alpha": alpha, "temperature": temperature, "label_smoothing": smoothing}
+    ours = [torch.from_numpy(head) for head in heads]
+    loss = distillation_loss(ours, torch.tensor(LABELS), torch.from_numpy(numbers(3)), **choices)
     assert loss.item() == pytest.approx(by_hand(kind, heads, numbers(3), alpha, temperature, smoothing), abs=1e-12)
-
-
-@pytest.mark.parametrize("kind", ["hard", "soft", "soft-deit"])
-def test_what_an_image_weighs_counts_in_what_is_learned_from_the_teacher(kind: Any) -> None:
-    heads, teacher = [torch.from_numpy(numbers(seed)) for seed in (1, 2)], torch.from_numpy(numbers(3))
-    weights = torch.tensor([0.5, 1.0, 1.5], dtype=torch.float64)
-    targets = F.one_hot(torch.tensor(LABELS), 7) * weights[:, None]
-    choices: dict[str, Any] = {"kind": kind, "alpha": 0.3, "temperature": 2.0}
-    loss = distillation_loss(heads, targets, teacher, **choices)
-    each = [
-        distillation_loss([head[i : i + 1] for head in heads], torch.tensor([label]), teacher[i : i + 1], **choices)
-        for i, label in enumerate(LABELS)
-    ]
-    assert loss.item() == pytest.approx((torch.stack(each) @ weights / 3).item(), rel=1e-12)
-
-
-def test_without_a_teacher_every_head_learns_the_labels() -> None:
-    heads = [numbers(1), numbers(2)]
-    expected = sum(cross_entropy(head, LABELS, 0.1) for head in heads) / 2
-    loss = label_loss([torch.from_numpy(head) for head in heads], torch.tensor(LABELS), 0.1)
-    assert loss.item() == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["hard", "soft", "soft-deit"])

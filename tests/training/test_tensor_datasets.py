@@ -46,11 +46,6 @@ def folder(root: Path, part: str, *steps: Any) -> ImageFolder:
     return ImageFolder(str(root / part), transform=v1.Compose(list(steps)))
 
 
-def train(photos: Path, out: Path, *steps: Any, **fields: Any) -> vitkit.TrainingRun:
-    given = {part: folder(photos, part, *steps) for part in ("train", "val")}
-    return vitkit.train(vitkit.Datasets(**given), vitkit.Recipe(**SMALL), out=out, **fields)
-
-
 CROPPED = (v1.Resize(18), v1.CenterCrop(16))
 AS_FLOATS = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(list(MEAN), list(STD))])
 WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -71,13 +66,9 @@ WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
         ImageClassification(crop_size=16, resize_size=18, mean=MEAN, std=STD),
         {"fit": "crop", "crop_pct": 16 / 18},
     ),
-    "no normalisation": (
-        v1.Compose([v1.Resize(18), v1.Compose([v1.CenterCrop(16), v1.ToTensor()])]),
-        {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)},
-    ),
-    "one channel": (
-        v1.Compose([*CROPPED, v1.Grayscale(), v1.ToTensor(), v1.Normalize(0.5, 0.5)]),
-        {"mean": (0.5,), "std": (0.5,)},
+    "one channel, no normalisation": (
+        v1.Compose([v1.Resize(18), v1.Compose([v1.CenterCrop(16), v1.Grayscale(), v1.ToTensor()])]),
+        {"mean": (0.0,), "std": (1.0,)},
     ),
 }
 
@@ -131,24 +122,19 @@ def test_transforms_are_tried_on_the_files(photos: Path) -> None:
         read_preprocess(part, (3, 16, 16), lambda i: part[i][0])
 
 
-STEPS = (v1.Resize(20), v1.CenterCrop(16), *PLAIN)
-
-
-@pytest.fixture(scope="module")
-def trained(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[vitkit.TrainingRun, list[str]]:
-    """A run on tensors, and what it said."""
+def test_a_file_is_answered_as_its_tensor_was_whatever_is_in_the_training_transforms_alone(
+    photos: Path, tmp_path: Path
+) -> None:
     lines: list[str] = []
+    seen = folder(photos, "train", v1.RandomResizedCrop(16), v1.ToTensor(), v1.Normalize(0.5, 0.5))
+    data = folder(photos, "val", v1.Resize(20), v1.CenterCrop(16), *PLAIN)
     with heard(lines.append):
-        return train(photos, tmp_path_factory.mktemp("tensors") / "run", *STEPS), lines
-
-
-def test_a_file_is_answered_as_its_tensor_was(photos: Path, trained: tuple[vitkit.TrainingRun, list[str]]) -> None:
-    run, lines = trained
+        run = vitkit.train(vitkit.Datasets(train=seen, val=data), vitkit.Recipe(**SMALL), out=tmp_path / "run")
+    assert any(line.startswith("problem: train normalises by mean 0.5, std 0.5, and val by") for line in lines)
     assert any(line.startswith("files are preprocessed like the datasets' transforms") for line in lines)
     assert run.classifier.preprocess == Preprocess(
         size=(16, 16), fit="crop", crop_pct=0.8, interpolation="bilinear", mean=MEAN, std=STD
     )
-    data = folder(photos, "val", *STEPS)
     for i in range(0, len(data), 5):
         of_tensor = run.classifier.probabilities(data[i][0][None])[0]
         (of_file,) = vitkit.predict(run.folder, data.samples[i][0], compute=vitkit.Compute(precision="float32"))
@@ -160,16 +146,6 @@ def test_a_file_is_answered_as_its_tensor_was(photos: Path, trained: tuple[vitki
         with Image.open(run.folder / name) as picture:
             picture.verify()
     assert json.loads((run.folder / "preprocess.json").read_text())["mean"] == list(MEAN)
-
-
-def test_what_is_in_the_training_transforms_alone_does_not_count(photos: Path, tmp_path: Path) -> None:
-    lines: list[str] = []
-    seen = folder(photos, "train", v1.RandomResizedCrop(16), v1.ToTensor(), v1.Normalize(0.5, 0.5))
-    judged = folder(photos, "val", v1.Resize((16, 16)), *PLAIN)
-    with heard(lines.append):
-        run = vitkit.train(vitkit.Datasets(train=seen, val=judged), vitkit.Recipe(**SMALL), out=tmp_path / "run")
-    assert run.classifier.preprocess.mean == MEAN and run.classifier.preprocess.fit == "squash"
-    assert any(line.startswith("problem: train normalises by mean 0.5, std 0.5, and val by") for line in lines)
 
 
 SQUASHED = (v1.Resize((16, 16)), *PLAIN)
@@ -193,12 +169,12 @@ def test_where_it_is_not_known_files_are_refused_with_the_reason(photos: Path, t
         lambda: list(run.classifier.predict(Image.open(file))),
         lambda: vitkit.evaluate(run.folder, photos),
         lambda: vitkit.explain(run.folder, file, out=tmp_path / "page.html"),
-        lambda: vitkit.export(run.folder, out=tmp_path / "model.onnx"),
+        lambda: vitkit.export(run.folder, out=tmp_path / "model.pt2"),
         lambda: vitkit.convert(run.folder, tmp_path / "theirs", to="hf"),
     ):
         with refused("data.preprocess-unknown", "val gave tensors"):
             use()
-    assert not (tmp_path / "theirs").exists() and not (tmp_path / "model.onnx").exists()
+    assert not (tmp_path / "theirs").exists() and not (tmp_path / "model.pt2").exists()
     named = "fit=squash,interpolation=bilinear,mean=0.2,0.4,0.6,std=0.3,0.2,0.1"
     (asked,) = vitkit.predict(run.folder, file, compute=vitkit.Compute(precision="float32"), preprocess=named)
     said = run.classifier.probabilities(folder(photos, "val", *SQUASHED)[list(runs.COLOURS).index("red") * 6][0][None])
@@ -236,9 +212,9 @@ def test_pictures_are_prepared_as_is_said(photos: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["probe", "full"])
-def test_a_head_is_fitted_to_datasets_too(photos: Path, trained: Any, tmp_path: Path, method: str) -> None:
+def test_a_head_is_fitted_to_datasets_too(photos: Path, start: Path, tmp_path: Path, method: str) -> None:
     """The same pictures as files and as a dataset: the same head."""
-    named: dict[str, Any] = {"weights": str(trained[0].folder), "epochs": 1, "hflip": False}
+    named: dict[str, Any] = {"weights": str(start), "epochs": 1, "hflip": False}
     named |= {"crop_scale": (0, 0), "lp_ft": True} if method == "full" else {}
     given = {part: ImageFolder(str(photos / part)) for part in ("train", "val")}
     recipe = vitkit.Recipe(method=method, **named)
