@@ -29,7 +29,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(params=COMPUTED)
+@pytest.fixture(params=["rounded", *(pytest.param(name, marks=pytest.mark.accept) for name in ("plain", "compiled"))])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """As on processors of several kinds, and of many images."""
     if request.param == "rounded":
@@ -63,27 +63,25 @@ def test_a_run_and_eval_agree_to_the_last_digit(data: Path, tmp_path: Path, way:
 
 
 @pytest.mark.parametrize("way", ["rounded"], indirect=True)
-def test_thresholds_are_chosen_on_answers_of_the_same_kind(data: Path, tmp_path: Path, way: str) -> None:
+def test_thresholds_are_chosen_on_answers_of_the_same_kind_on_the_processor_that_is_asked_for(
+    data: Path, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices, real = list[str](), backends.open_runner
+
+    def note(model: Any, *asked: Any) -> Any:
+        devices.append(asked[-1])
+        return real(model, *asked)
+
     paths = [path.relative_to(data) for path in sorted(data.rglob("*.png"))]
     rows = [f"{path},{path.parent}{';odd' if i % 3 == 0 else ''}" for i, path in enumerate(paths)]
     listed = tmp_path / "several.csv"
     listed.write_text("\n".join(["path,labels", *rows]) + "\n")
     for name in runs.COLOURS:
         (tmp_path / name).symlink_to(data / name)
-    run = train(runs.quick(listed, **HALVES), tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(backends, "open_runner", note)
+        run = train(runs.quick(listed, **HALVES, device="cpu"), tmp_path / "run")
+    assert set(devices) == {"cpu"}
     assert_eval_agrees(run, way)
     seen = vitkit.evaluate(run, split="val").evaluation
     assert load(run).thresholds == pytest.approx(best_thresholds(seen.labels, seen.probabilities), abs=1e-5)
-
-
-def test_a_run_computes_on_a_processor_if_asked(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    devices: list[str] = []
-    real = backends.open_runner
-
-    def note(model: Any, *asked: Any) -> Any:
-        devices.append(asked[-1])
-        return real(model, *asked)
-
-    monkeypatch.setattr(backends, "open_runner", note)
-    train(runs.quick(data, epochs=1, device="cpu"), tmp_path / "run")
-    assert devices == ["cpu"]
