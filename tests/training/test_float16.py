@@ -81,9 +81,9 @@ def test_the_gradient_is_that_of_float32_whatever_the_scale_but_vanishes_without
 def test_an_overflow_lowers_the_scale_and_is_no_incident(fused: bool) -> None:
     lines: list[str] = []
     loop = loop_of(lines, fused=fused)
-    scale_by(loop, 2.0**40)
+    scale_by(loop, 2.0**30)
     before, moved = weights_of(loop), list[bool]()
-    for _ in range(40):
+    for _ in range(24):
         loop.take_step(0, [BATCH])
         after = weights_of(loop)
         moved.append(not torch.equal(before, after))
@@ -91,7 +91,7 @@ def test_an_overflow_lowers_the_scale_and_is_no_incident(fused: bool) -> None:
     loop.check.resolve_pending()
     assert moved[:4] == [False] * 4 and moved[-4:] == [True] * 4 and moved == sorted(moved)
     assert lines == []
-    assert 1 < loop.state.scaler.get_scale() < 2**40
+    assert 1 < loop.state.scaler.get_scale() < 2**30
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -119,7 +119,7 @@ def test_overflows_at_the_lowest_scale_are_incidents() -> None:
 
 
 def test_a_run_in_float16_learns_and_its_scale_is_part_of_the_state(data: Path, tmp_path: Path) -> None:
-    folder = run.train(runs.quick(data, precision="float16"), tmp_path / "run")
+    folder = run.train(runs.quick(data, precision="float16", epochs=2), tmp_path / "run")
     losses = [row["train_loss"] for row in runs.metrics(folder)]
     assert losses[-1] < losses[0]
     state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["scaler"]

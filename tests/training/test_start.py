@@ -1,6 +1,5 @@
 """What training starts from: published weights but for the head, with their own pixels; or nothing, if asked."""
 
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> ImageTable:
-    return read_source(runs.photos(tmp_path_factory.mktemp("data") / "photos"))
+def table() -> ImageTable:
+    return read_source(runs.shared_photos())
 
 
 def start(source: Path, table: ImageTable, **fields: object) -> Classifier:
@@ -76,7 +75,7 @@ def test_weights_are_never_left_to_chance(table: ImageTable, tmp_path: Path, mon
 
 
 def test_a_run_from_weights_learns_and_says_where_from(source: Path, table: ImageTable, tmp_path: Path) -> None:
-    fields: dict[str, Any] = {"model": None, "method": "full", "lr": 1e-3, "epochs": 6, "layer_decay": 0.9}
+    fields: dict[str, Any] = {"model": None, "method": "full", "lr": 3e-3, "epochs": 3, "layer_decay": 0.9}
     asked = Recipe(**{**runs.QUICK, "data": str(table.root), "weights": str(source), **fields})
     folder = train(asked, tmp_path / "run")
     runs.assert_learned(folder, table.root)
@@ -84,52 +83,19 @@ def test_a_run_from_weights_learns_and_says_where_from(source: Path, table: Imag
     assert load(folder).preprocess == PIXELS
 
 
-def images(table: ImageTable, **fields: Any) -> dict[str, set[str]]:
-    """The paths of each split."""
-    (own,) = prepared(Recipe(**runs.quick_fields(data=str(table.root), **fields))).parts
-    table = own.images.table
-    return {name: set(table.of_split(name).paths) for name in ("train", "val", "test")}
+def test_a_split_seed_keeps_splits_and_folds_and_the_seed_draws_a_limit(table: ImageTable) -> None:
+    def split(name: str, **fields: Any) -> list[set[str]]:
+        """The paths of a split, of each fold if there are some."""
+        settled = prepared(Recipe(**runs.quick_fields(data=str(table.root), **fields)))
+        return [set(own.images.table.of_split(name).paths) for own in settled.parts]
 
-
-def test_a_split_seed_keeps_the_split_whatever_the_seed(table: ImageTable) -> None:
-    one, two = (images(table, seed=seed, split_seed=7) for seed in (0, 1))
-    assert one == two
-    assert one == images(table, seed=7)  # without it the seed decides
-    assert one != images(table, seed=1)
-
-
-def test_smaller_subsets_are_nested_for_each_seed_and_fresh_for_another(table: ImageTable) -> None:
-    whole = images(table, split_seed=7)
-    few, more, other = (
-        images(table, split_seed=7, seed=seed, max_images=limit) for seed, limit in ((1, 9), (1, 20), (2, 9))
+    for more in ({}, {"folds": 3}):
+        one, two = (split("test", seed=seed, split_seed=7, **more) for seed in (0, 1))
+        assert one == two == split("test", seed=7, **more), "without it the seed decides"
+        assert one != split("test", seed=1, **more)
+    whole, few, larger, other = (
+        split("train", split_seed=7, seed=seed, max_images=limit)[0]
+        for seed, limit in ((1, None), (1, 9), (1, 20), (2, 9))
     )
-    assert len(few["train"]) == 9
-    assert few["train"] < more["train"] < whole["train"]
-    assert few["train"] != other["train"]
-    for own in (few, more, other):
-        assert (own["val"], own["test"]) == (whole["val"], whole["test"])
-
-
-def test_folds_go_by_the_split_seed_too(table: ImageTable) -> None:
-    def tested(**fields: Any) -> list[set[str]]:
-        settled = prepared(Recipe(**runs.quick_fields(data=str(table.root), folds=3, **fields)))
-        return [set(own.images.table.of_split("test").paths) for own in settled.parts]
-
-    assert tested(seed=0, split_seed=5) == tested(seed=1, split_seed=5) != tested(seed=1)
-
-
-def test_groups_that_names_reveal_are_reported_until_the_printed_flag_is_given(tmp_path: Path) -> None:
-    root = tmp_path / "photos"
-    for number, file in enumerate(sorted(runs.photos(tmp_path / "unnamed").rglob("*.png"))):
-        own = root / file.parent.name
-        own.mkdir(parents=True, exist_ok=True)
-        file.rename(own / f"patient{number // 3:02}_{number % 3}.png")
-    (line,) = (each.text for each in prepared(runs.quick(root)).findings if "--group-by" in each.text)
-    assert "show 12 groups" in line
-    flag = shlex.split(line[line.index("--group-by") :])[1]
-    settled = prepared(runs.quick(root, group_by=flag))
-    assert not any("--group-by" in each.text for each in settled.findings)
-    (own,) = settled.parts
-    table = own.images.table
-    splits = {(path.split("/")[1][:9], split) for path, split in zip(table.paths, table.splits, strict=True)}
-    assert len(splits) == 12, "each patient is in one split"
+    assert len(few) == 9 and few < larger < whole
+    assert other < whole and other != few
