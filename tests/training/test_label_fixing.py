@@ -15,6 +15,7 @@ import torch
 
 import runs
 import vitkit
+from once import once
 from refusals import refused
 from vitkit.data import EXCLUDED, Edit, ImageTable, add_edits, split_from_file
 from vitkit.evaluation import describe_labels, from_features
@@ -25,8 +26,7 @@ FIELDS: dict[str, Any] = {"epochs": 1, "split": (0.4, 0.2, 0.4)}
 
 
 def rows_of(run: Path) -> list[dict[str, str]]:
-    with (run / PREDICTIONS).open(newline="") as text:
-        return list(csv.DictReader(text))
+    return list(csv.DictReader((run / PREDICTIONS).read_text().splitlines()))
 
 
 def figures_of(run: Path) -> dict[str, Any]:
@@ -39,30 +39,38 @@ def mistakes(run: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def first() -> Path:
     """A run on pictures of nothing that can be learned, which is wrong about two thirds of them."""
-    root = tmp_path_factory.mktemp("fixing")
-    data = runs.photos(root / "photos", images=16, noise=2000.0)
-    return train(runs.quick(data, **FIELDS), root / "runs" / "first")
+
+    def make(root: Path) -> None:
+        data = runs.photos(root / "photos", images=16, noise=2000.0)
+        train(runs.quick(data, **FIELDS), root / "runs" / "first")
+
+    return once("fixing", make) / "runs" / "first"
 
 
 @pytest.fixture(scope="module")
-def second(first: Path) -> tuple[Path, dict[str, str], str]:
-    """A run after all mistakes became labels, but for two pictures that were left out; and what it said."""
-    root, wrong = first.parents[1], mistakes(first)
-    edits = [Edit(path, label) for path, label in list(wrong.items())[2:]]
-    add_edits(root / "labels.csv", [*edits, *(Edit(path, EXCLUDED) for path in list(wrong)[:2])])
-    recipe = runs.quick(root / "photos", labels=str(root / "labels.csv"), split_from=str(first), **FIELDS)
-    run, said = runs.told(recipe, root / "runs" / "second")
-    return run, wrong, said
+def second(first: Path) -> Path:
+    """A run after all mistakes became labels, but for two pictures that were left out."""
+
+    def make(root: Path) -> None:
+        root.mkdir()
+        wrong = list(mistakes(first).items())
+        edits = [*(Edit(path, label) for path, label in wrong[2:]), *(Edit(path, EXCLUDED) for path, _ in wrong[:2])]
+        add_edits(root / "labels.csv", edits)
+        photos = first.parents[1] / "photos"
+        recipe = runs.quick(photos, labels=str(root / "labels.csv"), split_from=str(first), **FIELDS)
+        (root / "said.txt").write_text(runs.told(recipe, root / "second")[1])
+
+    return once("fixed", make) / "second"
 
 
 def accuracy(rows: list[dict[str, str]], column: str) -> float:
     return sum(row[column] == row["predicted"] for row in rows) / len(rows)
 
 
-def test_the_figure_in_front_is_of_earlier_labels(first: Path, second: tuple[Path, dict[str, str], str]) -> None:
-    run, wrong, said = second
+def test_the_figure_in_front_is_of_earlier_labels(first: Path, second: Path) -> None:
+    run, wrong, said = second, mistakes(first), (second.parent / "said.txt").read_text()
     rows, numbers, left_out = rows_of(run), figures_of(run), list(wrong)[:2]
     before = {row["path"]: row["label"] for row in rows_of(first)}
     then = {path: label for path, label in before.items() if path not in left_out}
@@ -87,15 +95,13 @@ def test_the_figure_in_front_is_of_earlier_labels(first: Path, second: tuple[Pat
     assert words in html.unescape((run / REPORT).read_text())
 
 
-def test_the_run_is_evaluated_again_to_the_same_figures(
-    second: tuple[Path, dict[str, str], str], tmp_path: Path
-) -> None:
-    run, numbers, found = second[0], figures_of(second[0]), vitkit.evaluate(second[0])
+def test_the_run_is_evaluated_again_to_the_same_figures(first: Path, second: Path, tmp_path: Path) -> None:
+    numbers, found = figures_of(second), vitkit.evaluate(second)
     assert all(found.figures[name] == value for name, value in numbers.items() if name != "label_errors")
     assert describe_labels(numbers) in found.notes
-    for i, path in enumerate(sorted((run.parents[1] / "photos").rglob("*.png"))):
+    for i, path in enumerate(sorted((first.parents[1] / "photos").rglob("*.png"))):
         shutil.copy(path, tmp_path / f"{i}.png")
-    moved = vitkit.evaluate(run, data_root=tmp_path).figures
+    moved = vitkit.evaluate(second, data_root=tmp_path).figures
     assert moved["headline"]["value"] == numbers["headline"]["value"]
     assert moved["missing_tests"]["images"] == 2
 
@@ -127,13 +133,12 @@ def test_no_run_is_judged_by_labels_changed_after_its_mistakes(first: Path, tmp_
         assert "with today's labels 1.0000" in found["caveats"][0]["text"]
 
 
-def test_a_class_that_proposals_have_emptied_counts_as_mistakes(first: Path) -> None:
-    root = first.parents[1]
-    table = split_from_file(first / "split.json")
+def test_a_class_that_proposals_have_emptied_counts_as_mistakes(first: Path, tmp_path: Path) -> None:
+    table, emptied = split_from_file(first / "split.json"), tmp_path / "emptied.csv"
     red = [path for i, path in enumerate(table.paths) if table.name_of(i) == "red"]
-    add_edits(root / "emptied.csv", [Edit(path, "blue", "red", proposed_by="first") for path in red])
-    recipe = runs.quick(root / "photos", labels=str(root / "emptied.csv"), split_from=str(first), **FIELDS)
-    run = train(recipe, root / "runs" / "emptied")
+    add_edits(emptied, [Edit(path, "blue", "red", proposed_by="first") for path in red])
+    recipe = runs.quick(first.parents[1] / "photos", labels=str(emptied), split_from=str(first), **FIELDS)
+    run = train(recipe, tmp_path / "run")
     numbers = figures_of(run)
     assert numbers["per_class"]["red"]["recall"] == 0 and numbers["per_class"]["red"]["support"] > 0
     assert set(numbers["with_labels_now"]) >= {"accuracy", "intervals_95"}

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from PIL import ImageOps
 import runs
 import vitkit
 from hearing import heard
+from once import once
 from photos import scene
 from refusals import refused
 from vitkit.data import (
@@ -32,32 +34,24 @@ from vitkit.training import Inputs, Recipe, RunImages, divide, resume
 from vitkit.weights import load
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return runs.photos(tmp_path_factory.mktemp("labelled") / "photos")
-
-
-@pytest.fixture(scope="module")
-def labels(data: Path) -> Path:
-    edits = [
-        Edit("red/img1.png", "blue", "red"),
-        Edit(str(data / "red" / "img2.png"), EXCLUDED, "red"),
-        *(Edit(f"green/img{number}.png", "gold", "green") for number in (1, 2, 3)),
-        Edit("none.png", "red"),
-    ]
-    add_edits(data.parent / "labels.csv", edits)
-    return data.parent / "labels.csv"
-
-
-@pytest.fixture(scope="module")
-def corrected(data: Path, labels: Path) -> tuple[Path, str]:
+def correct(place: Path) -> None:
     """A run with a label file, and what it said."""
-    fields = runs.quick_fields(epochs=1, logger="none")
-    return runs.followed(data, data.parent / "run", labels=str(labels), **fields)
+    place.mkdir()
+    data = runs.shared_photos()
+    edits = [Edit("red/img1.png", "blue", "red"), Edit(str(data / "red" / "img2.png"), EXCLUDED, "red")]
+    edits += [Edit(f"green/img{number}.png", "gold", "green") for number in (1, 2, 3)]
+    add_edits(place / "labels.csv", [*edits, Edit("none.png", "red")])
+    fields = runs.quick_fields(epochs=1, logger="none", labels=str(place / "labels.csv"))
+    (place / "said.txt").write_text(runs.followed(data, place / "run", **fields)[1])
 
 
-def test_a_run_learns_the_corrected_labels_and_says_so(corrected: tuple[Path, str], labels: Path) -> None:
-    folder, said = corrected
+@pytest.fixture(scope="module")
+def corrected() -> Path:
+    return once("corrected", correct) / "run"
+
+
+def test_a_run_learns_the_corrected_labels_and_says_so(corrected: Path) -> None:
+    folder, said, labels = corrected, (corrected.parent / "said.txt").read_text(), corrected.parent / "labels.csv"
     table = split_from_file(folder / "split.json")
     own = dict(labels_of(table))
     assert own["red/img1.png"] == "blue" and "red/img2.png" not in own
@@ -73,18 +67,18 @@ def test_a_run_learns_the_corrected_labels_and_says_so(corrected: tuple[Path, st
     assert dict(zip(found.evaluation.paths, names, strict=True)).items() <= own.items()
 
 
-def test_an_interrupted_run_goes_on_without_its_label_file(corrected: tuple[Path, str], tmp_path: Path) -> None:
+def test_an_interrupted_run_goes_on_without_its_label_file(corrected: Path, tmp_path: Path) -> None:
     """What it was to learn is in its folder."""
-    folder = runs.copy_of(corrected[0], tmp_path / "run")
+    folder = runs.copy_of(corrected, tmp_path / "run")
     recipe = Recipe.load(folder / "recipe.toml")
     (folder / "recipe.toml").write_text(recipe.replace(epochs=2, labels=str(tmp_path / "gone.csv")).to_toml())
     resume(folder)
-    assert split_from_file(folder / "split.json") == split_from_file(corrected[0] / "split.json")
+    assert split_from_file(folder / "split.json") == split_from_file(corrected / "split.json")
     assert len(runs.metrics(folder)) == 2
 
 
-def test_evaluating_with_a_label_file(corrected: tuple[Path, str], data: Path, tmp_path: Path) -> None:
-    folder, more = corrected[0], tmp_path / "more.csv"
+def test_evaluating_with_a_label_file(corrected: Path, data: Path, tmp_path: Path) -> None:
+    folder, more = corrected, tmp_path / "more.csv"
     held = split_from_file(folder / "split.json").of_split("test")
     before = vitkit.evaluate(folder)
     add_edits(more, [Edit(held.paths[0], EXCLUDED), Edit(held.paths[1], "gold"), Edit(held.paths[2], "gold")])
@@ -96,7 +90,7 @@ def test_evaluating_with_a_label_file(corrected: tuple[Path, str], data: Path, t
     assert names[:2] == [held.name_of(1), held.name_of(2)], "those that the run was tested with"
     assert [after.evaluation.since.get(path, "gold") for path in after.evaluation.paths[:2]] == ["gold", "gold"]
     assert any("left out" in line for line in notes)
-    same = vitkit.evaluate(folder, labels=data.parent / "labels.csv")  # by which it was trained
+    same = vitkit.evaluate(folder, labels=corrected.parent / "labels.csv")  # by which it was trained
     assert same.figures["accuracy"] == before.figures["accuracy"]
     other = vitkit.evaluate(folder, data, labels=more, split="all")
     assert other.figures["with_seen"]["images"] == 35
@@ -107,32 +101,16 @@ def test_evaluating_with_a_label_file(corrected: tuple[Path, str], data: Path, t
         vitkit.train(vitkit.Datasets(train=[]), vitkit.Recipe(labels=str(more)))
 
 
-def test_training_again_keeps_the_split_of_every_known_picture(corrected: tuple[Path, str], data: Path) -> None:
-    folder, _ = corrected
-    before = split_from_file(folder / "split.json")
+def test_training_again_keeps_the_split_of_every_known_picture(corrected: Path, data: Path, tmp_path: Path) -> None:
+    before, again = split_from_file(corrected / "split.json"), tmp_path / "again.csv"
     split_of = dict(zip(before.paths, before.splits, strict=True))
-    again = data.parent / "again.csv"
-    add_edits(again, labels_so_far(folder / "labels.csv").edits)
+    add_edits(again, labels_so_far(corrected / "labels.csv").edits)
     add_edits(again, [Edit("blue/img5.png", "red", "blue"), *renaming(labels_of(before), "gold", "silver")])
-    fields = runs.quick_fields(epochs=1, seed=5, logger="none")
-    run = vitkit.train(data, vitkit.Recipe(labels=again, split_from=folder, **fields), out=data.parent / "second")
+    fields = runs.quick_fields(epochs=1, seed=5, logger="none", labels=again, split_from=corrected)
+    run = vitkit.train(data, vitkit.Recipe(**fields), out=tmp_path / "second")
     after = split_from_file(run.folder / "split.json")
     assert dict(zip(after.paths, after.splits, strict=True)) == split_of
     assert after.classes == ("blue", "green", "red", "silver")
-
-
-def test_a_heap_of_pictures_is_trained_by_its_label_file(data: Path, tmp_path: Path) -> None:
-    heap, edits = tmp_path / "heap", []
-    heap.mkdir()
-    for file in sorted(data.rglob("*.png")):
-        name = f"{file.parent.name}-{file.name}"
-        (heap / name).write_bytes(file.read_bytes())
-        edits.append(Edit(name, file.parent.name))
-    add_edits(tmp_path / "labels.csv", edits[:-1])
-    fields = runs.quick_fields(epochs=1, logger="none", labels=tmp_path / "labels.csv")
-    folder, said = runs.followed(heap, tmp_path / "run", **fields)
-    assert load(folder).classes == ("blue", "green", "red")
-    assert "note: 1 picture without a label yet is left out" in said
 
 
 @dataclass
@@ -164,20 +142,17 @@ class Workshop:
     def picture(self) -> str:
         return self.random.choice(sorted(self.shown))
 
-    def folder(self) -> str:
-        return self.random.choice(["a", "b", "c"])
-
     def add(self) -> None:
         """A new scene, or a copy of one that is there: resized, mirrored or the same file again."""
         number, mirrored, _ = self.shown[self.picture()]
-        match self.random.randrange(4):
-            case 0:
-                self.scenes += 1
-                self.save(self.folder(), self.scenes)
-            case 1:
-                self.save(self.folder(), number, mirrored=mirrored, side=self.random.choice([32, 48, 64]))
-            case _:
-                self.save(self.folder(), number, mirrored=not mirrored, side=self.random.choice([32, 40]))
+        folder, kind = self.random.choice("abc"), self.random.randrange(4)
+        if kind == 0:
+            self.scenes += 1
+            self.save(folder, self.scenes)
+        elif kind == 1:
+            self.save(folder, number, mirrored=mirrored, side=self.random.choice([32, 48, 64]))
+        else:
+            self.save(folder, number, mirrored=not mirrored, side=self.random.choice([32, 40]))
 
     def relabel(self) -> None:
         add_edits(self.labels, [Edit(self.picture(), self.random.choice(["a", "b", "c", "d"]))])
@@ -188,7 +163,7 @@ class Workshop:
 
     def move(self) -> None:
         before = self.picture()
-        after = f"{self.folder()}/moved-{before.rpartition('/')[2]}"
+        after = f"{self.random.choice('abc')}/moved-{before.rpartition('/')[2]}"
         (self.root / before).rename(self.root / after)
         self.shown[after] = self.shown.pop(before)
 
@@ -198,11 +173,9 @@ class Workshop:
         if old != new and len(table.classes) > 2:
             add_edits(self.labels, renaming(labels_of(table), old, new))
 
-    def undo(self) -> None:
-        undo_edits(self.labels)
-
     def edit(self) -> None:
-        doing = [self.add, self.exclude, self.move, self.relabel, self.rename, self.undo]
+        undo = partial(undo_edits, self.labels)
+        doing = [self.add, self.exclude, self.move, self.relabel, self.rename, undo]
         self.random.choices(doing, weights=[5, 3, 3, 6, 1, 2])[0]()
 
 
@@ -292,10 +265,8 @@ def edited(folder: Path, seed: int, most: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(
-    ("seed", "most"), [(0, 40), *(pytest.param(seed, 200, marks=pytest.mark.accept) for seed in range(5))]
+    ("seed", "most"), [(0, 20), *(pytest.param(seed, 200, marks=pytest.mark.accept) for seed in range(5))]
 )
-def test_over_edits_no_untouched_picture_moves_and_no_copy_is_in_two_splits(
-    tmp_path: Path, seed: int, most: int
-) -> None:
+def test_over_edits_no_untouched_picture_moves_and_no_copy_leaks(tmp_path: Path, seed: int, most: int) -> None:
     edits, untouched = edited(tmp_path, seed, most)
     assert edits >= most and untouched > 7 * most
