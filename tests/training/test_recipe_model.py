@@ -9,19 +9,18 @@ import torch
 import runs
 import tiny
 import vitkit as package
-from hearing import heard
 from refusals import refused
 from runs import resolved
 from vitkit.classifier import Classifier
 from vitkit.data import ImageTable, Preprocess, read_source
 from vitkit.errors import VitkitError
 from vitkit.text.arguments import hints_of
-from vitkit.training import Recipe, blueprint_of, departures, name_of, naming, new_classifier, read_sets
+from vitkit.training import Recipe, blueprint_of, naming, new_classifier, read_sets
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> ImageTable:
-    return read_source(runs.photos(tmp_path_factory.mktemp("data") / "photos"))
+def table() -> ImageTable:
+    return read_source(runs.shared_photos())
 
 
 @pytest.fixture(scope="module")
@@ -33,21 +32,12 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "mine.toml"
-
-
-def test_a_table_is_the_model_and_what_is_changed_of_it(path: Path) -> None:
-    path.write_text('epochs = 3\n[model]\nname = "vit_micro_patch4_16"\nposition = "none"\ndropout = 0.1\n')
-    recipe = Recipe.load(path)
-    assert (recipe.model, recipe.model_fields) == ("vit_micro_patch4_16", {"position": "none"})
-    assert (recipe.dropout, recipe.epochs) == (0.1, 3), "what the recipe has itself is there"
-    assert name_of(recipe) == "vit_micro_patch4_16 with position none"
-
-
-def test_flags_go_before_the_table_field_by_field(path: Path) -> None:
+def test_a_table_is_the_model_and_what_is_changed_of_it_and_flags_go_before_it_field_by_field(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
     path.write_text('data = "d"\n[model]\nname = "vit_micro_patch4_16"\nposition = "none"\nlayers = 2\ndropout = 0.1\n')
+    recipe = Recipe.load(path)
+    assert (recipe.model, recipe.model_fields) == ("vit_micro_patch4_16", {"position": "none", "layers": 2})
+    assert recipe.dropout == 0.1, "what the recipe has itself is there"
     recipe = resolved({"model_fields": {"layers": 3}, "dropout": 0.2}, path)
     assert recipe.model_fields == {"position": "none", "layers": 3}
     assert recipe.dropout == 0.2
@@ -55,7 +45,8 @@ def test_flags_go_before_the_table_field_by_field(path: Path) -> None:
     assert resolved({"model_fields": {"dropout": 0.3}}, path).dropout == 0.3
 
 
-def test_a_side_takes_the_place_of_a_size_that_is_not_square_and_the_other_way_round(path: Path) -> None:
+def test_a_side_takes_the_place_of_a_size_that_is_not_square_and_the_other_way_round(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
     path.write_text('data = "d"\n[model]\nname = "vit_micro_patch4_16"\nimage_size = [8, 16]\n')
     assert Recipe.load(path).model_fields == {"image_size": (8, 16)}
     square = resolved({"image_size": 32}, path)
@@ -64,79 +55,72 @@ def test_a_side_takes_the_place_of_a_size_that_is_not_square_and_the_other_way_r
     assert resolved({"model_fields": {"image_size": (8, 16)}}, path).image_size is None
 
 
+FIELD_MISSING = "training.model-field-missing"
+
+
 @pytest.mark.parametrize(
-    ("fields", "code", "named"),
+    ("model_fields", "code", "named"),
     [
-        ({"model_fields": {"positon": "none"}}, "training.model-field-unknown", "position"),
-        ({"model_fields": {"zzz": 1}}, "training.model-field-unknown", "patch_size"),
-        ({"model_fields": {"position": "no"}}, "text.value-wrong", "model.position"),
-        ({"model_fields": {"layers": "6"}}, "text.value-wrong", "model.layers"),
-        ({"model_fields": {"patch_size": [4]}}, "model.value-invalid", "model.patch_size"),
-        ({"model_fields": {"num_classes": 3}}, "training.model-field-refused", "model.num_classes"),
-        ({"model_fields": {"dropout": 0.1}, "dropout": 0.1}, "training.field-repeated", "model.dropout"),
-        ({"model_fields": {"image_size": (8, 16)}, "image_size": 32}, "training.field-repeated", "model.image_size"),
-        ({"model": "a", "model_fields": {"name": "b"}}, "training.field-repeated", "model"),
-        ({"model": {"layers": 2}, "model_fields": {"layers": 2}}, "training.field-repeated", "model.layers"),
-        ({"model": {"depth": 2, "layers": 2}}, "model.option-repeated", "layers"),
-        ({"model": {"name": 3}}, "text.value-wrong", "model"),
-        ({"model_fields": 3}, "training.model-fields-type", "3"),
-        ({"model_fields": {}}, "training.model-field-missing", "model_fields"),
-        ({"model": {}}, "training.model-field-missing", "model"),
+        ({"positon": "none"}, "training.model-field-unknown", "position"),
+        ({"zzz": 1}, "training.model-field-unknown", "patch_size"),
+        ({"position": "no"}, "text.value-wrong", "model.position"),
+        ({"layers": "6"}, "text.value-wrong", "model.layers"),
+        ({"patch_size": [4]}, "model.value-invalid", "model.patch_size"),
+        ({"num_classes": 3}, "training.model-field-refused", "model.num_classes"),
+        (3, "training.model-fields-type", "3"),
+        ({}, FIELD_MISSING, "model_fields"),
+        ({"dropout": 0.1}, "training.field-repeated", "model.dropout"),
+        ({"image_size": (8, 16)}, "training.field-repeated", "model.image_size"),
+        ({"name": "b"}, "training.field-repeated", "model"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(fields: dict[str, Any], code: str, named: str) -> None:
+def test_what_cannot_be_meant_is_refused(model_fields: Any, code: str, named: str) -> None:
+    beside = {"model": "a", "dropout": 0.1, "image_size": 32} if code == "training.field-repeated" else {}
     with refused(code, "mine.toml", named), naming("mine.toml"):
-        Recipe.of(fields)
+        Recipe.of({**beside, "model_fields": model_fields})
 
 
-@pytest.mark.parametrize(
-    ("text", "meant"),
-    [
-        ("position=none", {"position": "none"}),
-        ("layers=6", {"layers": 6}),
-        ("depth=6", {"layers": 6}),
-        ("layer_scale=1e-5", {"layer_scale": 1e-5}),
-        ("layer_scale=none", {"layer_scale": None}),
-        ("stem=3,4,9", {"stem": (3, 4, 9)}),
-        ("stem=", {"stem": ()}),
-        ("stem=none", {"stem": None}),
-        ("patch_size=4", {"patch_size": (4, 4)}),
-        ("patch_size=4,8", {"patch_size": (4, 8)}),
-        ("qkv_bias=False", {"qkv_bias": False}),
-        ("class_token=true", {"class_token": True}),
-        ("mlp_ratio=2", {"mlp_ratio": 2.0}),
-        ("has_logits=true", {"has_logits": True}),
-        ("img_size=32", {"image_size": (32, 32)}),
-        ("name=vit_micro_patch4_16", {"name": "vit_micro_patch4_16"}),
-    ],
-)
-def test_a_flag_is_read_as_its_field(text: str, meant: dict[str, Any]) -> None:
-    assert read_sets([f"model.{text}"], {}) == {"model_fields": meant}
+def test_a_table_that_cannot_be_meant_is_refused() -> None:
+    repeated, wrong = {"depth": 2, "layers": 2}, {"name": 3}
+    for model, code in ((repeated, "model.option-repeated"), (wrong, "text.value-wrong"), ({}, FIELD_MISSING)):
+        with refused(code, "mine.toml"), naming("mine.toml"):
+            Recipe.of({"model": model})
+
+
+MEANT: dict[str, dict[str, Any]] = {
+    "position=none": {"position": "none"}, "layers=6": {"layers": 6}, "depth=6": {"layers": 6}, "stem=": {"stem": ()},
+    "layer_scale=1e-5": {"layer_scale": 1e-5}, "layer_scale=none": {"layer_scale": None}, "stem=none": {"stem": None},
+    "stem=3,4,9": {"stem": (3, 4, 9)}, "patch_size=4": {"patch_size": (4, 4)}, "patch_size=4,8": {"patch_size": (4, 8)},
+    "qkv_bias=False": {"qkv_bias": False}, "class_token=true": {"class_token": True}, "mlp_ratio=2": {"mlp_ratio": 2.0},
+    "has_logits=true": {"has_logits": True}, "img_size=32": {"image_size": (32, 32)}, "name=n": {"name": "n"},
+}  # fmt: skip
+
+
+def test_a_flag_is_read_as_its_field() -> None:
     recipe = {"split": (0.5, 0.2, 0.3), "decay_all": True, "fit": None, "step_per": "epoch", "split_seed": 3}
-    texts = ["split=0.5, 0.2,0.3", "decay_all=true", "fit=none", "step_per=epoch", f"model.{text}", "split_seed=3"]
-    assert read_sets(texts, hints_of(Recipe)) == {**recipe, "model_fields": meant}
+    given = ["split=0.5, 0.2,0.3", "decay_all=true", "fit=none", "step_per=epoch", "split_seed=3"]
+    for text, meant in MEANT.items():
+        assert read_sets([f"model.{text}"], {}) == {"model_fields": meant}
+        assert read_sets([*given, f"model.{text}"], hints_of(Recipe)) == {**recipe, "model_fields": meant}
 
 
 @pytest.mark.parametrize(
     ("texts", "code", "named"),
     [
-        (["position=none"], "text.field-unknown", "position"),
-        (["shaer=5"], "text.field-unknown", "shear"),
-        (["model_fields=5"], "training.set-syntax", "model_fields"),
-        (["model.position"], "training.set-syntax", "model.position"),
-        (["shear=much"], "text.value-wrong", "shear"),
-        (["shear=5", "shear=6"], "training.field-repeated", "shear"),
-        (["model.layers=two"], "text.value-wrong", "model.layers"),
-        (["model.layers=2.0"], "text.value-wrong", "model.layers"),
-        (["model.qkv_bias=1"], "text.value-wrong", "model.qkv_bias"),
-        (["model.layers=2", "model.depth=3"], "training.field-repeated", "model.layers"),
-        (["model.layer_scale=nan"], "text.value-wrong", "model.layer_scale"),
-        (["model.drop_rate=0.1"], "model.option-unsupported", "drop_rate"),
+        ("position=none", "text.field-unknown", "position"),
+        ("shaer=5", "text.field-unknown", "shear"),
+        ("model_fields=5", "training.set-syntax", "model_fields"),
+        ("model.position", "training.set-syntax", "model.position"),
+        ("shear=5 shear=6", "training.field-repeated", "shear"),
+        ("model.layers=2 model.depth=3", "training.field-repeated", "model.layers"),
+        ("model.drop_rate=0.1", "model.option-unsupported", "drop_rate"),
+        *((f"{name}={text}", "text.value-wrong", name) for name, text in (("shear", "much"), ("model.layers", "2.0"))),
+        *((f"model.{own}", "text.value-wrong", own[:5]) for own in ("layers=two", "qkv_bias=1", "layer_scale=nan")),
     ],
 )
-def test_a_flag_that_says_nothing_is_refused(texts: list[str], code: str, named: str) -> None:
+def test_a_flag_that_says_nothing_is_refused(texts: str, code: str, named: str) -> None:
     with refused(code, named):
-        read_sets(texts, hints_of(Recipe))
+        read_sets(texts.split(), hints_of(Recipe))
 
 
 def test_what_is_typed_of_any_model_is_that_model() -> None:
@@ -147,11 +131,6 @@ def test_what_is_typed_of_any_model_is_that_model() -> None:
             text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value).lower()
             found |= read_sets([f"model.{field}={text}"], {})["model_fields"]
         assert found == {**given, **{k: tuple(v) for k, v in given.items() if isinstance(v, (list, tuple))}}
-
-
-def test_a_published_recipe_says_what_of_its_model_is_changed() -> None:
-    (line,) = departures(resolved({"data": "digits", "model_fields": {"position": "none", "drop_path": 0.0}}))
-    assert "drop_path 0.0 (published: 0.1)" in line and "model.position none" in line
 
 
 def test_training_and_create_model_mean_the_same(table: ImageTable) -> None:
@@ -167,13 +146,13 @@ def test_training_and_create_model_mean_the_same(table: ImageTable) -> None:
 
 
 def test_the_run_records_its_model_and_goes_on_with_no_other(table: ImageTable, tmp_path: Path) -> None:
-    said: list[str] = []
-    fields = {**runs.QUICK, "model": {"name": runs.QUICK["model"], "position": "none", "layers": 1}, "epochs": 1}
-    with heard(said.append):
-        run = package.train(table.root, package.Recipe.of(fields), out=tmp_path / "run")
+    model = {"name": runs.QUICK["model"], "position": "none", "layers": 1}
+    fields = {**runs.QUICK, "model": model, "epochs": 1, "data": str(table.root)}
+    folder, said = runs.told(Recipe.of(fields), tmp_path / "run")
+    run = package.TrainingRun(folder)
     assert run.classifier.model.config.position == "none"
     assert run.recipe.model_fields == {"position": "none", "layers": 1}
-    assert any("training vit_micro_patch8_16 with position none, layers 1 on" in line for line in said)
+    assert "training vit_micro_patch8_16 with position none, layers 1 on" in said
     assert run.classifier.provenance["recipe"]["model_fields"] == {"position": "none", "layers": 1}
     text = (run.folder / "recipe.toml").read_text()
     assert '[model]\nname = "vit_micro_patch8_16"\nposition = "none"\nlayers = 1\n' in text
@@ -199,14 +178,11 @@ ASKED: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("field", ASKED)
-def test_what_weights_cannot_follow_is_refused(weights: Path, table: ImageTable, field: str) -> None:
-    with pytest.raises(VitkitError, match="--weights none"):
-        from_weights(weights, table, **{field: ASKED[field]})
-
-
 def test_every_field_is_followed_or_refused(weights: Path, table: ImageTable) -> None:
     """None is taken, and then left as it was."""
+    for field, asked in ASKED.items():
+        with pytest.raises(VitkitError, match="--weights none"):
+            from_weights(weights, table, **{field: asked})
     own = package.load(weights).model.config
     same = {name: getattr(own, name) for name in ("position", "layers", "norm", "heads", "stem")}
     assert from_weights(weights, table, **same).model.config.layers == own.layers

@@ -1,6 +1,5 @@
 """Test images keep the labels that they had in the run that the split or the weights come from."""
 
-import csv
 import random
 import shutil
 from pathlib import Path
@@ -51,21 +50,17 @@ class Work:
 
     def predict(self, name: str, predicted: dict[str, str]) -> None:
         """What a run writes about its test images; it predicts those that are not named correctly."""
-        folder = self.root / "runs" / name
-        table = split_from_file(folder / "split.json").of_split("test")
-        with (folder / "predictions.csv").open("w", newline="") as text:
-            writer = csv.writer(text)
-            writer.writerow(("path", "label", "predicted", "confidence"))
-            writer.writerows((path, label, predicted.get(path, label), "0.9") for path, label in labels_of(table))
+        given = labels_of(self.table(name).of_split("test"))
+        rows = [f"{path},{label},{predicted.get(path, label)},0.9\n" for path, label in given]
+        file = self.root / "runs" / name / "predictions.csv"
+        file.write_text("path,label,predicted,confidence\n" + "".join(rows))
 
-    def split_of(self, name: str) -> dict[str, str | None]:
-        table = split_from_file(self.root / "runs" / name / "split.json")
-        return dict(zip(table.paths, table.splits, strict=True))
+    def table(self, name: str) -> ImageTable:
+        return split_from_file(self.root / "runs" / name / "split.json")
 
-    def of_split(self, name: str, split: str, label: str = "red") -> list[str]:
-        """The photographs of a class that a run has in a split."""
-        table = split_from_file(self.root / "runs" / name / "split.json")
-        return [path for i, path in enumerate(table.paths) if (table.splits[i], table.name_of(i)) == (split, label)]
+    def of_split(self, name: str, split: str) -> list[str]:
+        """The red photographs that a run has in a split."""
+        return [path for path, label in labels_of(self.table(name).of_split(split)) if label == "red"]
 
 
 @pytest.fixture
@@ -106,11 +101,7 @@ def test_a_class_that_was_renamed_since_is_known_by_its_name_of_now(work: Work) 
     add_edits(work.labels, rows)
     rows += renaming(labels_of(read_corrected(work.photos, work.labels)), "red", "crimson")
     assert proposed(work, *rows)[1] == {"red/img1.png": "crimson"}
-    rows += [
-        Edit(path, "blue", "crimson")
-        for path, label in labels_of(read_corrected(work.photos, work.labels))
-        if label == "crimson"
-    ]
+    rows += renaming(labels_of(read_corrected(work.photos, work.labels)), "crimson", "blue")
     assert proposed(work, *rows)[1] == {}, "both are one class now"
 
 
@@ -118,16 +109,9 @@ def test_photographs_of_several_classes(tmp_path: Path) -> None:
     for i in range(4):
         save(noise(seed=i), tmp_path / f"{i}.png")
     (tmp_path / "data.csv").write_text('path,labels\n0.png,"a;b"\n1.png,b\n2.png,\n3.png,a\n')
-    add_edits(
-        tmp_path / "labels.csv",
-        [
-            Edit("0.png", "b;c", "a;b", proposed_by="first"),
-            Edit("1.png", ";", "b", proposed_by="first"),
-            Edit("1.png", "b", ";"),
-            Edit("2.png", "a", ";", proposed_by="first"),
-            Edit("3.png", "a;c", "a"),
-        ],
-    )
+    proposals = ("0.png", "b;c", "a;b"), ("1.png", ";", "b"), ("2.png", "a", ";")
+    edits = [Edit(*own, proposed_by="first") for own in proposals]
+    add_edits(tmp_path / "labels.csv", [*edits, Edit("1.png", "b", ";"), Edit("3.png", "a;c", "a")])
     table = read_corrected(tmp_path / "data.csv", tmp_path / "labels.csv")
     assert {own.path: own.before for own in table.earlier} == {"0.png": "a;b", "2.png": ";"}
 
@@ -135,24 +119,24 @@ def test_photographs_of_several_classes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["new split", "split of the run", "folds", "given splits"])
 def test_a_photograph_without_a_persons_label_is_never_tested(work: Work, how: str) -> None:
     """The first class is no label that somebody gave, however the photographs are split."""
-    heap = work.root / "heap"
+    photos, work.photos = work.photos, work.root / "heap"
+    heap, paths = work.photos, list[str]()
     if how == "given splits":
         for split in ("train", "test"):
             runs.photos(heap / split, images=6, noise=60.0, seed=len(split))
             (heap / split / "unlabelled").mkdir()
             for name in runs.COLOURS:
-                (heap / split / name / "img5.png").rename(heap / split / "unlabelled" / f"{name}.png")
-        paths = [f"{split}/unlabelled/{name}.png" for split in ("train", "test") for name in runs.COLOURS]
-        work.photos = heap
+                paths.append(f"{split}/unlabelled/{name}.png")
+                (heap / split / name / "img5.png").rename(heap / paths[-1])
     else:
         heap.mkdir()
-        files = sorted(work.photos.rglob("*.png"))
-        labelled = {f"{path.parent.name}-{path.name}": path.parent.name for path in files}
-        for name, path in zip(labelled, files, strict=True):
+        for path in sorted(photos.rglob("*.png")):
+            name = f"{path.parent.name}-{path.name}"
             shutil.copy(path, heap / name)
-        paths = [name for name in labelled if int(name.partition("img")[2].removesuffix(".png")) > 6]
-        add_edits(work.labels, [Edit(name, label) for name, label in labelled.items() if name not in paths])
-        work.photos = heap
+            if int(path.stem.removeprefix("img")) > 6:
+                paths.append(name)
+            else:
+                add_edits(work.labels, [Edit(name, path.parent.name)])
         if how == "split of the run":
             work.begin("first")
     add_edits(work.labels, [Edit(path, "blue", proposed_by="first") for path in paths])
@@ -174,13 +158,12 @@ def test_a_test_label_that_was_changed_counts_as_it_was(work: Work, way: str) ->
     one, two, *_ = work.of_split("first", "test")
     if way == "label file":
         add_edits(work.labels, [Edit(one, "blue"), Edit(two, "green")])
-        paths = {one: "red", two: "red"}
     else:
-        (work.photos / one).rename(work.photos / "blue" / "moved.png")
-        (work.photos / two).rename(work.photos / "green" / "moved.png")
-        paths = {"blue/moved.png": "red", "green/moved.png": "red"}
+        for path, place in ((one, "blue/moved.png"), (two, "green/moved.png")):
+            (work.photos / path).rename(work.photos / place)
+        one, two = "blue/moved.png", "green/moved.png"
     own = work.begin("second", split_from="first")
-    assert before(own) == paths
+    assert before(own) == {one: "red", two: "red"}
     assert {item.by for item in own.earlier.changed} == {"first"}
     assert read_labels_before(work.root / "runs" / "second") == own.earlier
 
@@ -240,10 +223,8 @@ def test_missing_test_photographs_count_as_the_run_predicted_them(work: Work, wa
         (work.photos / "list.csv").write_text("\n".join(["path,label", *rows]))
         work.photos = work.photos / "list.csv"
     own = work.begin("second", split_from="first")
-    assert sorted((item.label, item.predicted, item.run) for item in own.earlier.missing) == [
-        ("red", "blue", "first"),
-        ("red", "red", "first"),
-    ]
+    missing = {(item.label, item.predicted, item.run) for item in own.earlier.missing}
+    assert missing == {("red", "blue", "first"), ("red", "red", "first")}
     work.predict("second", {})
     assert set(work.begin("third", split_from="second").earlier.missing) == set(own.earlier.missing)
 
@@ -254,7 +235,8 @@ def test_labels_that_a_run_proposed_keep_its_split_and_folds_are_refused(work: W
     rows = [Edit(path, "blue", "red", proposed_by="first") for path in work.of_split("first", "train")[:3]]
     add_edits(work.labels, rows)
     work.begin("second", seed=7)
-    assert work.split_of("second") == work.split_of("first")
+    first, second = (dict(zip(own.paths, own.splits, strict=True)) for own in map(work.table, ("first", "second")))
+    assert first == second
     with refused("training.folds-untestable", "first"):
         work.begin("folds", folds=3, split=(0.7, 0.3, 0.0))
 
