@@ -265,7 +265,7 @@ def edited(folder: Path, seed: int, most: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(
-    ("seed", "most"), [(0, 20), *(pytest.param(seed, 200, marks=pytest.mark.accept) for seed in range(5))]
+    ("seed", "most"), [(0, 30), *(pytest.param(seed, 200, marks=pytest.mark.accept) for seed in range(5))]
 )
 def test_over_edits_no_untouched_picture_moves_and_no_copy_leaks(tmp_path: Path, seed: int, most: int) -> None:
     edits, untouched = edited(tmp_path, seed, most)

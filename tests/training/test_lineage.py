@@ -3,15 +3,12 @@
 import csv
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
-import torch
 from PIL import Image, ImageOps
 
 import runs
@@ -24,7 +21,7 @@ from vitkit.reporting import data_of_report
 from vitkit.training import run
 from vitkit.verbs import TrainingRun
 from vitkit.weights import checkpoint as read
-from vitkit.weights import load, loading, write
+from vitkit.weights import load, write
 
 CLASSES = ("a", "b", "c")
 
@@ -110,9 +107,7 @@ def test_what_weights_do_not_allow_is_refused(data: Path, first: Path, tmp_path:
     assert [path.name for path in tmp_path.iterdir()] == ["own"]
 
 
-def test_another_seed_keeps_the_split_of_the_weights_which_judge_no_label_of_their_own_images(
-    data: Path, first: Path, tmp_path: Path
-) -> None:
+def test_another_seed_keeps_the_split_of_the_weights(data: Path, first: Path, tmp_path: Path) -> None:
     second, said = go_on(data, first, tmp_path / "second")
     assert "only held-out images are searched for label errors: the weights had been trained on the images" in said
     assert roles(second) == roles(first)
@@ -221,33 +216,20 @@ def test_label_errors_are_judged_by_weights_before_these_pictures(data: Path, st
     assert f"label errors are searched with {start}, which had not seen these images" in said
 
 
-@pytest.mark.parametrize("kind", ["folder", pytest.param("timm", marks=pytest.mark.accept)])
-def test_a_run_looks_at_its_first_weights_and_reads_them_once(
-    first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    start = first
-    if kind == "timm":
-        start = tmp_path / "start.pth"
-        torch.save(runs.weights(first), start)
-    files, looks = list[Path](), list[str]()
+def test_first_weights_are_read_once(first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = list[Path]()
     for name in ("read_torch", "read_safetensors"):
         original = getattr(read, name)
         spied = lambda path, original=original, **more: (files.append(path), original(path, **more))[1]  # noqa: E731
         monkeypatch.setattr(read, name, spied)
-
-    def count(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code is loading.look.__code__ and str(frame.f_locals["source"]) == str(start):
-            looks.append(event)
-
-    other, before = runs.photos(tmp_path / "other", images=6, seed=3), sys.getprofile()
-    recipe = vitkit.Recipe(data=str(other), weights=str(start), method="full", epochs=1, workers=0)
-    sys.setprofile(count)
-    try:
-        run.train(recipe, tmp_path / "run")
-    finally:
-        sys.setprofile(before)
-    assert sum(path.is_relative_to(start) for path in files) == len(looks) == 1
-    assert not any(path.is_relative_to(tmp_path / "run") for path in files), "and its own model never"
+    train(
+        runs.photos(tmp_path / "other", images=6, seed=3),
+        tmp_path / "run",
+        weights=str(first),
+        model=None,
+        method="full",
+    )
+    assert [path.is_relative_to(first) for path in files] == [True], "and its own model never"
 
 
 def tear(place: Path) -> None:
@@ -276,35 +258,28 @@ def flattered(torn: Path) -> tuple[Path, str]:
     return torn.parent / "run", (torn.parent / "said.txt").read_text()
 
 
-def test_images_of_scenes_that_are_trained_on_do_not_count(flattered: tuple[Path, str]) -> None:
+def test_images_of_scenes_that_are_trained_on_do_not_count_and_problems_reach_every_headline(flattered: Any) -> None:
     folder, said = flattered
+    evaluated, stored = vitkit.evaluate(folder), TrainingRun(folder).evaluation
     assert "4 scenes or groups are in more than one of the data's own splits" in said
-    stored, figures = TrainingRun(folder).evaluation, vitkit.evaluate(folder).figures
-    assert stored["figures"] == figures
-    for numbers in (stored, figures):
+    assert stored["figures"] == evaluated.figures
+    for numbers in (stored, evaluated.figures):
         assert (numbers["images"], numbers["seen"]["images"], numbers["with_seen"]["images"]) == (9, 8, 17)
         assert {Path(path).name.split("-")[0] for path in numbers["seen"]["paths"]} == {"a0", "a1", "b0", "b1"}
-
-
-def test_problems_reach_every_headline(flattered: tuple[Path, str]) -> None:
-    folder, said = flattered
     told = (
         "1 picture is in more than one class, and one label at most is right",
         "1 of the 18 test images cannot be read and does not count",
         "of them independent, the others being copies or of the same scenes",
     )
     assert f"problem: {told[0]}: " in said
-    stored = json.loads((folder / "evaluation.json").read_text())["headline"]["caveats"]
-    assert [any(text in caveat["text"] for caveat in stored) for text in told] == [True] * 3
-    evaluated = vitkit.evaluate(folder)
+    caveats = stored["headline"]["caveats"]
+    assert [any(text in caveat["text"] for caveat in caveats) for text in told] == [True] * 3
     lines = (said.splitlines()[-1], TrainingRun(folder).lines()[0], evaluated.lines()[-1], evaluated.headline.words)
     assert all(text in line for line in lines for text in told)
     assert all("(95 %: " in line and "more than one split" not in line for line in lines)
 
 
-def test_what_weights_without_a_record_had_seen_is_unknown(
-    flattered: tuple[Path, str], torn: Path, tmp_path: Path
-) -> None:
+def test_what_weights_without_a_record_saw_is_unknown(flattered: tuple[Path, str], torn: Path, tmp_path: Path) -> None:
     classifier = load(flattered[0])
     classifier.pictures = None
     write(classifier, tmp_path / "plain.npz", "npz")
