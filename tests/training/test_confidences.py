@@ -63,9 +63,7 @@ def test_a_run_and_eval_agree_to_the_last_digit(data: Path, tmp_path: Path, way:
 
 
 @pytest.mark.parametrize("way", ["rounded"], indirect=True)
-def test_thresholds_are_chosen_on_answers_of_the_same_kind_on_the_processor_that_is_asked_for(
-    data: Path, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_thresholds_are_alike_too(data: Path, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     devices, real = list[str](), backends.open_runner
 
     def note(model: Any, *asked: Any) -> Any:

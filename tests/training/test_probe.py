@@ -99,7 +99,7 @@ def test_one_seed_gives_one_head(data: Path, start: Path, tmp_path: Path, monkey
     resume(cut)
     runs.assert_same_weights(whole, cut)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0}, raising=False)
-    runs.assert_same_weights(whole, head_run(data, start, tmp_path / "c", seed=3, max_images=12, workers=2))
+    runs.assert_same_weights(whole, head_run(data, start, tmp_path / "c", seed=3, max_images=12, workers=1))
 
 
 def test_few_images_get_a_head_and_many_the_whole_model(data: Path, start: Path) -> None:

@@ -102,9 +102,7 @@ def test_a_teacher_answers_in_float32_whatever_the_student_computes_in(tmp_path:
         assert teacher.logits(images.bfloat16(), pixels).dtype == torch.float32
 
 
-def test_a_cnn_by_name_sees_its_own_pixels_and_answers_by_its_own_names(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_cnn_by_name_sees_and_answers_as_published(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """ResNet-18 as torchvision publishes it, with weights of chance."""
     published = tiny.randomise(resnet18(), std=0.05)
     torch.save(published.state_dict(), tmp_path / "resnet18.pth")
@@ -196,9 +194,7 @@ def test_a_resumed_run_has_the_same_teacher(data: Path, tmp_path: Path) -> None:
         run.resume(again)
 
 
-def test_a_missing_teacher_is_noticed_before_the_images_are_read(
-    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_teacher_is_noticed_at_once(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitkit.training.stages.examine.examine", lambda *_: pytest.fail("a picture is read"))
     with refused("weights.source-missing", "nowhere"):
         run.train(runs.quick(data, teacher="nowhere"), tmp_path / "run")

@@ -122,9 +122,7 @@ def test_transforms_are_tried_on_the_files(photos: Path) -> None:
         read_preprocess(part, (3, 16, 16), lambda i: part[i][0])
 
 
-def test_a_file_is_answered_as_its_tensor_was_whatever_is_in_the_training_transforms_alone(
-    photos: Path, tmp_path: Path
-) -> None:
+def test_a_file_is_answered_as_its_tensor_was_whatever_training_transforms_do(photos: Path, tmp_path: Path) -> None:
     lines: list[str] = []
     seen = folder(photos, "train", v1.RandomResizedCrop(16), v1.ToTensor(), v1.Normalize(0.5, 0.5))
     data = folder(photos, "val", v1.Resize(20), v1.CenterCrop(16), *PLAIN)

@@ -52,9 +52,7 @@ def test_one_that_went_back_resumes_alike(data: Path, tmp_path: Path, monkeypatc
     assert rows[2]["lr"] < rows[0]["lr"] / 5
 
 
-def test_averaged_weights_have_the_figures_that_were_logged_and_batches_are_added_up(
-    data: Path, tmp_path: Path
-) -> None:
+def test_averaged_weights_have_the_logged_figures_and_batches_are_added_up(data: Path, tmp_path: Path) -> None:
     """27 training images: 6 batches of 4 and one of 3, in two steps an epoch."""
     folder, said = train(runs.quick(data, ema=0.8, batch_size=4, grad_accum=4, epochs=2), tmp_path / "run")
     assert [row["step"] for row in runs.metrics(folder)] == [2, 4]
@@ -119,9 +117,7 @@ def test_the_flowers_are_split_into_2939_and_731() -> None:
     assert [len(outcome.of_split(name)) for name in ("train", "val", "test")] == [2939, 731, 0]
 
 
-def test_the_flowers_recipe_trains_the_head_alone_at_the_rates_of_the_script_and_leaves_its_artefacts(
-    tmp_path: Path,
-) -> None:
+def test_the_flowers_recipe_trains_the_head_alone_at_the_rates_of_the_script(tmp_path: Path) -> None:
     """With a small model that has a representation layer, on small photographs."""
     source = pictures.folder(tmp_path / "photos", {"daisy": 10, "roses": 15, "tulips": 10})
     torch.manual_seed(0)
@@ -149,9 +145,7 @@ def test_the_flowers_recipe_trains_the_head_alone_at_the_rates_of_the_script_and
     assert {"train_loss", "train_acc", "val_loss", "val_acc", "lr"} <= set(events.Tags()["scalars"])
 
 
-def test_the_cifar_recipe_follows_its_cosine_and_keeps_the_mean_of_its_last_epochs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cifar_recipe_keeps_the_mean_of_its_last_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     for i in range(80):
         path = tmp_path / "photos" / ("train" if i < 60 else "test") / f"class{i % 10}" / f"{i}.png"
