@@ -67,15 +67,15 @@ def test_the_help_of_a_verb(vitkit: Any, monkeypatch: pytest.MonkeyPatch, verb: 
     assert text.startswith(sentence) and sentence.endswith(".")
 
 
-def modules_after(*commands: list[object], code: int = 0) -> list[set[str]]:
-    """The modules that a fresh interpreter has loaded after each of the commands, which end with this code."""
+def modules_after(*commands: tuple[int, list[object]]) -> list[set[str]]:
+    """The modules that a fresh interpreter has loaded after each of the commands, which end with these codes."""
     program = (
         "import sys\n"
         "from vitkit.cli.app import main\n"
-        f"for arguments in {[list(map(str, arguments)) for arguments in commands]!r}:\n"
+        f"for code, arguments in {[(code, list(map(str, arguments))) for code, arguments in commands]!r}:\n"
         "    sys.argv = ['vitkit', *arguments]\n"
         "    try:\n        main()\n"
-        f"    except SystemExit as end:\n        assert (end.code or 0) == {code}, end.code\n"
+        "    except SystemExit as end:\n        assert (end.code or 0) == code, end.code\n"
         "    sys.stderr.write('\\nloaded ' + ' '.join(list(sys.modules)) + '\\n')\n"
     )
     done = subprocess.run(
@@ -96,40 +96,32 @@ def test_the_package_runs_as_a_module() -> None:
     assert ways[0].stderr == ways[1].stderr != ""
 
 
-def test_help_loads_neither_torch_nor_numpy() -> None:
-    for loaded, verbs in zip(modules_after(["--help"], ["train", "--help"]), ([], ["train"]), strict=True):
-        assert [verb for verb, row in VERBS.items() if f"vitkit.{row.module}" in loaded] == verbs
-        assert loaded & (SLOW | {"torch", "numpy", "matplotlib", "sklearn"}) == set()
-        assert ("vitkit.training.recipe" in loaded) == bool(verbs)
-
-
-def test_what_can_be_refused_by_itself_is_refused_before_anything_slow_is_imported(tmp_path: Path) -> None:
-    nowhere = tmp_path / "nowhere"
-    loaded = modules_after(
+def test_what_is_slow_to_import_is_not_loaded_before_it_is_needed(trained: Path, data: Path, tmp_path: Path) -> None:
+    """Help loads neither torch nor numpy, a refusal no torch, and predict and explain nothing of training."""
+    nowhere, picture = tmp_path / "nowhere", data / "red" / "img1.png"
+    refused: list[list[object]] = [
         ["train", tmp_path, "--epochs", 0],
         ["train", nowhere],
         ["train", tmp_path, "--resume", tmp_path],
         ["pretrain", nowhere],
         ["compare", tmp_path, "--models", "a,,b"],
         ["compare", tmp_path, "--models", "a,b", "--set", "group_by=("],
-        code=2,
+    ]
+    loaded = modules_after(
+        (0, ["--help"]),
+        (0, ["train", "--help"]),
+        *((2, command) for command in refused),
+        (0, ["predict", trained, picture, "-o", tmp_path / "out.csv", "--resume", "--reject", "0.5"]),
+        (0, ["explain", trained, picture, "-o", tmp_path / "explained"]),
     )
-    assert loaded[-1] & (SLOW | {"torch", "matplotlib", "sklearn", "scipy"}) == set()
-
-
-def test_predict_and_explain_load_nothing_that_is_slow_to_import(trained: Path, data: Path, tmp_path: Path) -> None:
-    picture, out = data / "red" / "img1.png", tmp_path / "out.csv"
-    asked = [trained, picture]
-    predicted, resumed, drawn, explained = modules_after(
-        ["predict", *asked],
-        ["predict", *asked, "-o", out, "--resume", "--reject", "0.5"],
-        ["predict", *asked, "-o", out, "--resume", "--reject", "0.5", "--pictures", tmp_path / "drawn"],
-        ["explain", *asked, "-o", tmp_path / "explained"],
-    )
-    assert "torch" in predicted
-    assert (predicted | resumed) & (SLOW | {"matplotlib", "sklearn", "scipy"}) == set()
-    assert "matplotlib" in drawn
-    assert (drawn | explained) & (SLOW | {"matplotlib.pyplot"}) == set()
+    for modules, verbs in zip(loaded, ([], ["train"]), strict=False):
+        assert [verb for verb, row in VERBS.items() if f"vitkit.{row.module}" in modules] == verbs
+        assert modules & (SLOW | {"torch", "numpy", "matplotlib", "sklearn"}) == set()
+        assert ("vitkit.training.recipe" in modules) == bool(verbs)
+    *_, refused_last, predicted, explained = loaded
+    assert refused_last & (SLOW | {"torch", "matplotlib", "sklearn", "scipy"}) == set()
+    assert "torch" in predicted and predicted & (SLOW | {"matplotlib", "sklearn", "scipy"}) == set()
+    assert "matplotlib" in explained and explained & (SLOW | {"matplotlib.pyplot"}) == set()
 
 
 def flags() -> list[str]:

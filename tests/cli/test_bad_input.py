@@ -15,10 +15,10 @@ from vitkit.cli.app import FLAGS_OF_COMMANDS
 from vitkit.training.stages import fit
 
 
-@pytest.fixture
-def here(data: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to be in: `photos`, `model` (a model folder alone) and a few that are wrong; no network is asked."""
-    monkeypatch.setenv("VITKIT_OFFLINE", "1")
+@pytest.fixture(scope="module")
+def place(data: Path, trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`photos`, `model` (a model folder alone) and a few that are wrong."""
+    tmp_path = tmp_path_factory.mktemp("place")
     shutil.copytree(data, tmp_path / "photos")
     (tmp_path / "model").mkdir()
     for name in ("model.json", "model.safetensors", "pictures.npz", "trust.safetensors"):
@@ -38,8 +38,15 @@ def here(data: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "old.csv").write_text("precious")
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "thesis.txt").write_text("precious")
-    monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def here(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """To be in a copy of `place`; no network is asked."""
+    monkeypatch.setenv("VITKIT_OFFLINE", "1")
+    monkeypatch.chdir(shutil.copytree(place, tmp_path / "here"))
+    return tmp_path / "here"
 
 
 SCRATCH = "train photos --weights none"
@@ -100,14 +107,16 @@ MISTAKES = [  # the command, the code of the error (a usage error has none), and
 
 @pytest.mark.parametrize(("command", "code", "named"), MISTAKES, ids=[command for command, *_ in MISTAKES])
 def test_a_mistake_is_told_in_a_line_or_two_and_leaves_nothing(
-    vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch, command: str, code: str | None, named: str
+    vitkit: Any, place: Path, monkeypatch: pytest.MonkeyPatch, command: str, code: str | None, named: str
 ) -> None:
+    monkeypatch.setenv("VITKIT_OFFLINE", "1")
+    monkeypatch.chdir(place)
     monkeypatch.setattr(fit, "learn", lambda *_: pytest.fail("it was taken for right, and trained"))
-    before = pictures.fingerprint(here)
+    before = pictures.fingerprint(place)
     outcome = vitkit(*command.split())
     outcome.refused(code, named)
     assert outcome.out == ""
-    assert pictures.fingerprint(here) == before
+    assert pictures.fingerprint(place) == before
 
 
 @pytest.mark.parametrize(

@@ -455,13 +455,14 @@ def drawn(folder: str) -> list[str]:
 
 
 def test_each_readable_image_has_its_picture(vitkit: Any, trained: Path, here: Path, titles: dict[str, str]) -> None:
-    for path in here.glob("photos/*/img[2-9].png"):
-        path.unlink()
+    for path in here.glob("photos/*/img?*.png"):
+        if path.stem not in ("img1", "img10"):
+            path.unlink()
     shutil.copy("odd/text.jpg", "photos/red/text.jpg")
     before = pictures.fingerprint(here / "photos")
     outcome = vitkit("predict", trained, "photos", "--pictures", "deep/drawn", "-o", "out.csv")
     assert outcome.code == 1
-    names = [f"{colour}/img{i}.png.png" for colour in ("blue", "green", "red") for i in (1, 10, 11, 12)]
+    names = [f"{colour}/img{i}.png.png" for colour in ("blue", "green", "red") for i in (1, 10)]
     assert drawn("deep/drawn") == sorted(names)
     assert titles == {
         f"deep/drawn/{path.removeprefix('photos/')}.png": f"class: {label}   probability: {confidence:.3f}"
@@ -510,14 +511,14 @@ def test_a_photograph_is_drawn_upright_and_not_too_large(
     monkeypatch.setattr(plots, "classified", spy)
     turned = Image.Exif()
     turned[0x0112] = 6
-    pictures.save(pictures.smooth(3000, 1500), here / "wide" / "turned.jpg", exif=turned)
+    pictures.save(pictures.smooth(2400, 1200), here / "wide" / "turned.jpg", exif=turned)
     assert vitkit("predict", trained, "wide", "--pictures", "drawn").code == 0
     assert sizes == [(512, 1024)]
     with Image.open("drawn/turned.jpg.png") as picture:
         pixels = np.asarray(picture.convert("RGB"), dtype=float)
     assert pixels.shape == (1024 + 44, 572, 3)
     shown = pixels[44:, 30:542]
-    expected = np.asarray(pictures.smooth(3000, 1500).rotate(-90, expand=True).resize((512, 1024)), dtype=float)
+    expected = np.asarray(pictures.smooth(2400, 1200).rotate(-90, expand=True).resize((512, 1024)), dtype=float)
     assert np.abs(shown - expected).mean() < 3
 
 
@@ -537,13 +538,14 @@ def test_class_names_of_any_script_drawn(vitkit: Any, here: Path, unsure: Path, 
 def test_resume_draws_what_has_no_picture(
     vitkit: Any, trained: Path, here: Path, titles: dict[str, str], computed: list[str]
 ) -> None:
-    cut_short(vitkit, trained, "photos/red", "odd", "--pictures", "drawn", rows=5)
+    for path in here.glob("photos/red/img[4-9].png"):
+        path.unlink()
+    cut_short(vitkit, trained, "photos/red", "odd", "--pictures", "drawn", rows=4)
     for path in sorted(Path("drawn").rglob("*.png"))[2:]:
         path.unlink()
-    kept = len(drawn("drawn"))
     titles.clear()
     outcome = vitkit("predict", trained, "photos/red", "odd", "--pictures", "drawn", "-o", "out.csv", "--resume")
     assert outcome.code == 1
-    assert len(drawn("drawn")) == 12
-    assert len(titles) >= 12 - kept
+    assert len(drawn("drawn")) == 6
+    assert len(titles) >= 4
     assert read(here / "out.csv")[0][2] == "red"

@@ -17,6 +17,7 @@ from PIL import Image
 import runs
 import vitkit as package
 from browser import browser, is_within, serious, watched
+from once import once
 from refusals import refused
 from vitkit.exporting import Pictures, export
 from vitkit.inference import Trust
@@ -43,10 +44,14 @@ def photographs(folder: Path, counts: dict[str, int], seed: int, noise: float = 
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("drift")
-    data = runs.photos(root / "photos", images=60, noise=60, seed=3)
-    return train(runs.quick(data, split=(0.4, 0.6, 0.0), epochs=3), root / "run")
+def run() -> Path:
+    """A run with many validation images."""
+
+    def make(place: Path) -> None:
+        data = runs.photos(place / "photos", images=60, noise=60, seed=3)
+        train(runs.quick(data, split=(0.4, 0.6, 0.0)), place / "run")
+
+    return once("run with many validation images", make) / "run"
 
 
 def test_photographs_like_those_of_the_training_are_not_different(run: Path, tmp_path: Path, vitkit: Any) -> None:
@@ -63,7 +68,7 @@ def test_photographs_like_those_of_the_training_are_not_different(run: Path, tmp
 
 
 def test_a_class_that_is_doubled_is_reported(run: Path, tmp_path: Path, vitkit: Any) -> None:
-    now = photographs(tmp_path / "now", {"red": 120, "green": 30, "blue": 30}, 1)
+    now = photographs(tmp_path / "now", {"red": 60, "green": 15, "blue": 15}, 1)
     result = package.doctor(now, against=run)
     assert [test.name for test in result.tests if test.adjusted <= 0.05][:1] == ["classes"]
     assert result.shares["red"][1] == pytest.approx(2 / 3, abs=0.05)
@@ -74,8 +79,8 @@ def test_a_class_that_is_doubled_is_reported(run: Path, tmp_path: Path, vitkit: 
 
 
 def test_test_images_are_compared_with_too(tmp_path: Path, vitkit: Any) -> None:
-    data = runs.photos(tmp_path / "photos", images=40, noise=60, seed=3)
-    run = train(runs.quick(data, split=(0.4, 0.3, 0.3), epochs=3), tmp_path / "run")
+    data = runs.photos(tmp_path / "photos", images=30, noise=60, seed=3)
+    run = train(runs.quick(data, split=(0.4, 0.3, 0.3), epochs=1), tmp_path / "run")
     trust, evaluated = load(run).held_out, package.evaluate(run, compute=EXACT)
     assert trust is not None and trust.tests is not None
     with (run / "predictions.csv").open() as file:
@@ -150,25 +155,24 @@ def test_values_that_make_no_sense_are_refused(run: Path, tmp_path: Path) -> Non
         package.doctor(now, against=classifier)
 
 
-@pytest.mark.parametrize("size", ["phone", "desk"])
-def test_the_page_fits_and_names_what_differs(run: Path, tmp_path: Path, size: str, browser: Browser) -> None:
+def test_the_page_fits_and_names_what_differs(run: Path, tmp_path: Path, browser: Browser) -> None:
     now = photographs(tmp_path / "now", {"red": 60, "green": 10, "blue": 10}, 1)
     page_file = tmp_path / "drift.html"
     result = package.doctor(now, page_file, against=run)
     assert result.out == page_file and result.differs
     with refused("verbs.out-exists"):
         package.doctor(now, page_file, against=run)
-    with watched(browser, size, has_script=False) as page:
-        page.goto(page_file.as_uri())
-        assert page.get_by_text("No", exact=True).is_visible()
-        assert result.verdict in page.inner_text("main") and result.detection[1:] in page.inner_text("main")
-        assert page.locator("figure img").count() == 24
-        assert page.locator("td strong").all_inner_texts()[0] == "predicted classes"
-        assert is_within(page)
-    if size == "desk":
-        with watched(browser, size) as page:
+    for size in ("phone", "desk"):
+        with watched(browser, size, has_script=False) as page:
             page.goto(page_file.as_uri())
-            assert serious(page) == []
+            assert page.get_by_text("No", exact=True).is_visible()
+            assert result.verdict in page.inner_text("main") and result.detection[1:] in page.inner_text("main")
+            assert page.locator("figure img").count() == 24
+            assert page.locator("td strong").all_inner_texts()[0] == "predicted classes"
+            assert is_within(page)
+    with watched(browser, "desk") as page:
+        page.goto(page_file.as_uri())
+        assert serious(page) == []
 
 
 def test_the_server_counts_what_is_compared(run: Path, tmp_path: Path) -> None:
