@@ -3,10 +3,14 @@
 import json
 import os
 import re
+import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
+
+import warm
 
 pytest.importorskip("nbclient")
 ROOT = Path(__file__).parents[2]
@@ -17,7 +21,6 @@ from notebooks import execute, prepare  # noqa: E402
 
 sys.path[:] = _AMONG  # a benchmark has the name of a folder of tests
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
-_SLOW = {path.stem for path in NOTEBOOKS} - {"1-the-model"}  # for `make accept`
 
 # What each notebook teaches, in terms of its own variables after the last cell.
 TEACHES = {
@@ -84,10 +87,20 @@ def test_a_notebook_is_stored_with_what_it_shows(path: Path) -> None:
     assert len(text) < 300_000
 
 
-@pytest.mark.parametrize(
-    "path", [pytest.param(path, marks=pytest.mark.accept if path.stem in _SLOW else ()) for path in NOTEBOOKS],
-    ids=lambda path: path.stem,
-)  # fmt: skip
+def test_the_first_notebook_runs_as_a_program_and_teaches_what_it_says(tmp_path: Path) -> None:
+    (path,) = (path for path in NOTEBOOKS if path.stem == "1-the-model")
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    program = "\n".join([*code, textwrap.dedent(TEACHES[path.stem])])
+    done = subprocess.run(
+        [warm.python(), "-c", program],
+        cwd=tmp_path, env=os.environ | {"MPLBACKEND": "Agg"}, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.accept
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 @pytest.mark.filterwarnings("ignore")
 def test_a_notebook_runs_and_teaches_what_it_says(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ipykernel")

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import runs
+from once import once
 from vitkit import shard
 from vitkit.data import Edit, ImageTable, LayoutName, SourceKind, add_edits, images_of_run, move_run, sources, table_of
 from vitkit.training import train
@@ -23,15 +24,17 @@ PACKED = ("data.zip", "shards")
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place() -> Path:
     """A folder with photographs, the zip and the shards of them, and a run of each."""
-    root = tmp_path_factory.mktemp("archives")
-    data = runs.photos(root / "data")
-    shutil.make_archive(str(data), "zip", data)
-    shard(data, root / "shards", size="20kB")
-    for name in ("data", *PACKED):
-        train(runs.quick(root / name, epochs=1), root / f"run-{name}")
-    return root
+
+    def make(root: Path) -> None:
+        data = runs.photos(root / "data")
+        shutil.make_archive(str(data), "zip", data)
+        shard(data, root / "shards", size="20kB")
+        for name in ("data", *PACKED):
+            train(runs.quick(root / name, epochs=1), root / f"run-{name}")
+
+    return once("archives", make)
 
 
 def stored(file: Path) -> Any:

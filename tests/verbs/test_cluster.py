@@ -1,10 +1,8 @@
 """`--cluster ray`: each image once and the numbers of one process, though a worker is killed."""
 
 import os
-import signal
 import sys
 from collections.abc import Iterator
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import pytest
 import ray
 from hypothesis import given
 from hypothesis import strategies as st
+from ray import cloudpickle
 
 import photos
 import vitkit as package
@@ -24,7 +23,8 @@ from refusals import refused
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
-from vitkit.verbs.cluster import _share, parquet_folder, write_by_ray
+from vitkit.inference.prediction import ENCODING
+from vitkit.verbs.cluster import _choose, _Job, _share, _Worker, parquet_folder, write_by_ray
 
 EXACT = package.Compute(backend="eager", precision="float32")
 SQUARES = pyarrow.schema({"path": pyarrow.string(), "square": pyarrow.int64()})
@@ -60,33 +60,35 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_predictions_are_those_of_one_process_though_a_worker_is_killed(
-    vitkit: Any, here: Path, cluster: None, monkeypatch: pytest.MonkeyPatch
+def write_here(start: Any, paths: Any, schema: Any, folder: Path, compute: Any) -> Any:
+    """What `write_by_ray` does, as one worker after another in this process, which get their job as bytes."""
+    sent = cloudpickle.dumps(_Job(start, str(Path.cwd()), 1, schema))
+    computation = _choose(cloudpickle.loads(sent))
+    worker = _Worker(cloudpickle.loads(sent), computation)
+    for i in range(0, len(paths), 5):
+        block = pyarrow.table({"path": [path.encode(*ENCODING) for path in paths[i : i + 5]]})
+        pq.write_table(pyarrow.concat_tables(worker(block)), folder / f"{i}.parquet")
+    return computation
+
+
+@pytest.mark.parametrize("is_on_ray", [False, pytest.param(True, marks=pytest.mark.accept)])
+def test_rows_and_figures_are_those_of_one_process(
+    vitkit: Any, here: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, is_on_ray: bool
 ) -> None:
-    def write(start: Any, *arguments: Any) -> Any:
-        def started(computation: Any) -> Any:
-            computation, compute = start(computation)
-            return computation, partial(fatal, compute)
+    if is_on_ray:
+        request.getfixturevalue("cluster")
+    else:
+        monkeypatch.setattr("vitkit.verbs.cluster.limit_cores", lambda _: None)  # of all tests after this
+        for verb in ("predict", "embed", "evaluate"):
+            monkeypatch.setattr(import_module(f"vitkit.verbs.{verb}"), "write_by_ray", write_here)
 
-        def fatal(compute: Any, images: Any) -> Iterator[Any]:
-            for row in compute(images):
-                if not death.exists():
-                    death.touch()
-                    os.kill(os.getpid(), signal.SIGKILL)
-                yield row
-
-        return write_by_ray(started, *arguments)
-
-    death = here / "death"
-    monkeypatch.setattr(import_module("vitkit.verbs.predict"), "write_by_ray", write)
     promises = package.Promises(reject=0.6)
     whole = {row.path: row for row in package.predict("model", "photos", promises=promises, top=2, compute=EXACT)}
     flags = ("--top", 2, "--reject", 0.6, "--backend", "eager", "--precision", "float32")
     outcome = vitkit("predict", "model", "photos", *flags, "--cluster", "ray", "-o", "rows.parquet")
     rejected = sum(row.is_rejected for row in whole.values())
     words = f"22 images (1 unreadable, {rejected} rejected), eager, float32, on a Ray cluster: rows.parquet\n"
-    assert (outcome.code, death.exists()) == (1, True)
-    assert outcome.out.endswith(words)  # after what Ray says of the worker
+    assert outcome.code == 1 and outcome.out.endswith(words)
     rows = [row for file in Path("rows.parquet").iterdir() for row in pq.read_table(file).to_pylist()]
     assert len(rows) == 22 and len({row["path"] for row in rows}) == 22
     for row in rows:
@@ -94,20 +96,16 @@ def test_predictions_are_those_of_one_process_though_a_worker_is_killed(
         assert (row["label"], row["error"]) == (known.label, known.error)
         confidences = [confidence for _, confidence in known.top] or [None, None]
         assert [row["confidence"], row["confidence_2"]] == pytest.approx(confidences, abs=1e-6)
-    assert not [file.name for file in here.iterdir() if file.name.startswith(".")]
 
-
-@pytest.mark.accept
-def test_features_and_figures_are_those_of_one_process(here: Path, cluster: None) -> None:
-    whole = package.embed("model", "photos")
-    result = package.embed("model", "photos", compute=package.Compute(cluster="ray"), out="rows.parquet")
+    features = package.embed("model", "photos")
+    result = package.embed("model", "photos", compute=package.Compute(cluster="ray"), out="features.parquet")
     assert (result.images, result.unreadable) == (22, 1)
-    rows = {row["path"]: row for row in pq.read_table("rows.parquet").to_pylist()}
-    readable = [path for path in whole.paths if "caf" not in path]
-    assert len(rows) == 22 and rows["photos/red/broken.png"]["error"] == whole.errors["photos/red/broken.png"]
-    features = np.array([rows[path]["features"] for path in readable])
-    expected = whole.features[[whole.paths.index(path) for path in readable]]
-    np.testing.assert_allclose(features, expected, atol=1e-5)
+    by_path = {row["path"]: row for row in pq.read_table("features.parquet").to_pylist()}
+    readable = [path for path in features.paths if "caf" not in path]
+    assert len(by_path) == 22
+    assert by_path["photos/red/broken.png"]["error"] == features.errors["photos/red/broken.png"]
+    expected = features.features[[features.paths.index(path) for path in readable]]
+    np.testing.assert_allclose([by_path[path]["features"] for path in readable], expected, atol=1e-5)
 
     figures = package.evaluate("model", "photos", compute=EXACT).figures
     of_cluster = package.evaluate("model", "photos", out="figures", compute=EXACT.replace(cluster="ray")).figures
@@ -118,7 +116,6 @@ def test_features_and_figures_are_those_of_one_process(here: Path, cluster: None
     assert not [file.name for file in here.iterdir() if file.name.startswith(".")]
 
 
-@pytest.mark.accept
 def test_a_worker_that_is_killed_loses_nothing(tmp_path: Path, cluster: None) -> None:
     seen = tmp_path / "seen"
     seen.mkdir()
@@ -130,7 +127,6 @@ def test_a_worker_that_is_killed_loses_nothing(tmp_path: Path, cluster: None) ->
     assert (seen / "death").exists() and len({file.name.partition(" by ")[2] for file in seen.glob("* by *")}) == 2
 
 
-@pytest.mark.accept
 def test_what_a_worker_refuses_is_said_and_leaves_nothing(tmp_path: Path, cluster: None) -> None:
     with (
         refused("unspecified", "there is no such model on this machine"),

@@ -7,16 +7,29 @@ from typing import Any
 import pytest
 import torch
 
+import runs
 import vitkit
 from cli.conftest import vitkit as command
 from refusals import refused
 from vitkit.system import environment
 from vitkit.training import Loop, bundled, paper_training, step_cost
 from vitkit.training.published import is_of_paper
+from vitkit.verbs import TrainingRun
+from vitkit.verbs.result import Result
 
 __all__ = ["command"]
 
-QUICK: dict[str, Any] = {"epochs": 2, "max_images": 200, "batch_size": 32, "workers": 0}
+LARGE: dict[str, Any] = {"image_size": 48}  # the activations need more memory than the optimiser
+
+
+def dry_run(**fields: Any) -> Result:
+    return vitkit.dry_run(runs.shared_photos(), vitkit.Recipe(**runs.quick_fields() | fields), price=3.0)
+
+
+@pytest.fixture(scope="module")
+def told() -> Result:
+    """Of the run that all tests share."""
+    return dry_run()
 
 
 @pytest.fixture
@@ -25,23 +38,20 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_what_is_told_is_what_a_run_does(command: Any, inside: Path) -> None:
-    found = vitkit.dry_run("digits", vitkit.Recipe(**QUICK), price=3.0)
-    assert list(inside.iterdir()) == []
-    run = vitkit.train("digits", vitkit.Recipe(**QUICK), out=inside / "run")
-    assert found.recipe == run.recipe
-    assert (found.images, found.classes, found.steps) == (200, 10, run.rows()[-1]["step"])
-    assert found.parameters == found.trained == sum(each.numel() for each in run.classifier.model.parameters())
-    assert found.cost == pytest.approx(3.0 * found.seconds / 3600)
-    assert found.peak_memory > 5 * 4 * found.parameters, "weights and a copy, gradients and two moments"
-    assert found.flops == 400 * found.flops_per_image > 0
-    assert repr(found).startswith("<dry_run: vit_micro_patch4_16, method scratch: ")
-    flags = ("--epochs", "2", "--max-images", "200", "--workers", "0", "--json", "--out", "new")
-    done = command("train", "digits", "--dry-run", *flags)
+def test_what_is_told_is_what_a_run_does(command: Any, inside: Path, told: Result) -> None:
+    run = TrainingRun(runs.shared_run())
+    assert told.recipe == run.recipe
+    assert (told.images, told.classes, told.steps) == (27, 3, run.rows()[-1]["step"])
+    assert told.parameters == told.trained == sum(each.numel() for each in run.classifier.model.parameters())
+    assert told.cost == pytest.approx(3.0 * told.seconds / 3600)
+    assert told.peak_memory > 5 * 4 * told.parameters, "weights and a copy, gradients and two moments"
+    assert told.flops == 81 * told.flops_per_image > 0
+    assert repr(told).startswith("<dry_run: vit_micro_patch8_16 ") and "method scratch: " in repr(told)
+    done = command("train", runs.shared_photos(), "--dry-run", *runs.FLAGS, "--json", "--out", "new")
     keys = json.loads(done.out).keys()
-    assert done.code == 0 and keys == found.to_dict().keys()
+    assert done.code == 0 and keys == told.to_dict().keys()
     assert keys >= {"data", "recipe", "parameters", "flops", "peak_memory", "seconds", "price", "cost", "notes"}
-    assert [path.name for path in inside.iterdir()] == ["run"]
+    assert list(inside.iterdir()) == []
 
 
 def test_a_step_that_does_not_fit_is_said(command: Any, inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,51 +59,45 @@ def test_a_step_that_does_not_fit_is_said(command: Any, inside: Path, monkeypatc
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
     monkeypatch.setattr(Loop, "loss_of", short)
-    command("train", "digits", "--dry-run", "--workers", "0").refused("training.memory-short")
+    command("train", runs.shared_photos(), "--dry-run", *runs.FLAGS).refused("training.memory-short")
     assert list(inside.iterdir()) == []
 
 
-def test_batches_of_a_step_share_its_memory(inside: Path) -> None:
-    one, four = (vitkit.dry_run("digits", vitkit.Recipe(**QUICK, grad_accum=parts)) for parts in (1, 4))
-    assert (one.images_in_step, four.images_in_step) == (32, 128)
-    assert one.flops_per_image == four.flops_per_image
-    gradients = 4 * one.parameters  # those of the second batch are added to those of the first
-    assert one.peak_memory <= four.peak_memory <= one.peak_memory + 2 * gradients
+def test_batches_of_a_step_share_its_memory(told: Result) -> None:
+    three = dry_run(grad_accum=3)
+    assert (told.images_in_step, three.images_in_step) == (8, 24)
+    assert told.flops_per_image == three.flops_per_image
+    gradients = 4 * told.parameters  # those of the second batch are added to those of the first
+    assert told.peak_memory <= three.peak_memory <= told.peak_memory + 2 * gradients
 
 
-@pytest.mark.parametrize(("parts", "in_step"), [(1, 32), (4, 33)])
-def test_the_time_is_that_of_the_images_there_are(
-    inside: Path, monkeypatch: pytest.MonkeyPatch, parts: int, in_step: int
-) -> None:
+@pytest.mark.parametrize(("parts", "in_step"), [(1, 8), (4, 27)])
+def test_the_time_is_that_of_the_images_there_are(monkeypatch: pytest.MonkeyPatch, parts: int, in_step: int) -> None:
     monkeypatch.setattr(step_cost, "_timed", lambda work: (1.0, work()))
-    found = vitkit.dry_run("digits", vitkit.Recipe(**QUICK | {"max_images": 33}, grad_accum=parts))
-    computed = 1 / 32 / min(parts, 2)  # one or two batches of 32 images take a second
-    reading, checked = 1 / 32, 1 / 2
-    assert (found.images, found.images_in_step, found.reading_per_image) == (33, in_step, reading)
+    found = dry_run(grad_accum=parts)
+    computed = 1 / 8 / min(parts, 2)  # one or two batches of 8 images take a second
+    reading, checked = 1 / 8, 1 / 2
+    assert (found.images, found.images_in_step, found.reading_per_image) == (27, in_step, reading)
     assert found.seconds_per_step == pytest.approx(in_step * computed)
     assert found.seconds == pytest.approx(
-        found.epochs * (33 * (computed + reading) + found.val_images * (checked + reading))
+        found.epochs * (27 * (computed + reading) + found.val_images * (checked + reading))
     )
 
 
-def test_a_long_step_is_estimated_from_a_few_images(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    larger = QUICK | {"image_size": 48}  # the activations need more memory than the optimiser
-    measured = vitkit.dry_run("digits", vitkit.Recipe(**larger))
+def test_a_long_step_is_estimated_from_a_few_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = dry_run(**LARGE)
     monkeypatch.setattr(step_cost, "_LONG", 0.0)
-    estimated = vitkit.dry_run("digits", vitkit.Recipe(**larger))
+    estimated = dry_run(**LARGE)
     assert estimated.images_in_step == measured.images_in_step
     assert estimated.peak_memory == pytest.approx(measured.peak_memory, rel=0.15)
     assert any("are estimated from steps with 2 and 4 images" in note for note in estimated.notes)
 
 
-def test_a_step_too_large_for_the_machine_is_not_taken(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    needed = vitkit.dry_run("digits", vitkit.Recipe(**QUICK)).peak_memory
-    monkeypatch.setattr(step_cost, "available_memory", lambda: needed * 3 // 4)
-    with refused("training.memory-short", "try batch_size"):
-        vitkit.dry_run("digits", vitkit.Recipe(**QUICK | {"batch_size": 64}))
-    monkeypatch.setattr(step_cost, "available_memory", lambda: 10_000_000)
-    with refused("training.memory-short", "weights, gradients and moments"):
-        vitkit.dry_run("digits", vitkit.Recipe(**QUICK))
+def test_a_step_too_large_for_the_machine_is_not_taken(monkeypatch: pytest.MonkeyPatch, told: Result) -> None:
+    for free, named in ((25, "try batch_size"), (15, "weights, gradients and moments")):  # bytes for a parameter
+        monkeypatch.setattr(step_cost, "available_memory", lambda free=free: free * told.parameters)
+        with refused("training.memory-short", named):
+            dry_run(**LARGE)
 
 
 def test_the_errors_are_those_of_a_training_and_of_flags_that_belong_together(command: Any, inside: Path) -> None:

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +17,7 @@ import warm
 from tiny import some
 
 ROOT = Path(__file__).parents[2]
-_LONG = {"PretrainingRun", "TrainingRun", "bench", "compare", "lab", "pretrain", "train"}
+_LONG = {"PretrainingRun", "TrainingRun", "bench", "compare", "dry_run", "export", "lab", "pretrain", "train"}
 _TEXT = {"zero_shot"}  # need the extra `text`, and CLIP or SigLIP
 _NOT_HERE = {"studio"}  # runs until somebody stops it
 
@@ -61,18 +60,14 @@ def test_an_example_is_python_and_uses_public_names(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the examples name: runs, photographs, weights, and a model for images and text."""
+    """A folder with what the examples name: a run, photographs, weights, and a model for images and text."""
     folder = tmp_path_factory.mktemp("examples")
-    quick = {**runs.QUICK, "epochs": 1, "max_images": 60, "model_fields": runs.SIZE}
-    vitkit.train("digits", vitkit.Recipe(**quick), out=folder / "runs" / "digits-1")
-    photos = runs.photos(folder / "PHOTOS")
-    fields: dict[str, Any] = {"weights": str(folder / "runs" / "digits-1"), "method": "full", "split_seed": 0}
-    fields |= {"workers": 0, "epochs": 1, "batch_size": 8, "precision": "float32"}
-    for seed in (1, 2):
-        vitkit.train(photos, vitkit.Recipe(seed=seed, **fields), out=folder / "runs" / f"leaves-{seed}")
-    shutil.copytree(photos / "red", folder / "photos")
-    shutil.copy(photos / "red" / "img1.png", folder / "photo.jpg")
-    shutil.copytree(photos, folder / "labelled")
+    photos = runs.shared_photos()
+    runs.copy_of(runs.shared_run(), folder / "runs" / "digits-1")
+    for name in ("PHOTOS", "labelled"):
+        (folder / name).symlink_to(photos)
+    (folder / "photos").symlink_to(photos / "red")
+    (folder / "photo.jpg").symlink_to(photos / "red" / "img1.png")
     (folder / "docs").symlink_to(ROOT / "docs")
     vitkit.convert(folder / "runs" / "digits-1", folder / "deit_tiny_patch16_224.pth", to="timm")
     return folder

@@ -23,18 +23,18 @@ from vitkit.weights import load
 CLASSES = ("blue", "green", "<red>")
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Random weights, which answer at once."""
-    Classifier(build(image_size=(16, 16), num_classes=3), CLASSES, Preprocess(size=(16, 16))).save(tmp_path / "model")
-    return tmp_path / "model"
+    folder = tmp_path_factory.mktemp("model") / "model"
+    Classifier(build(image_size=(16, 16), num_classes=3), CLASSES, Preprocess(size=(16, 16))).save(folder)
+    return folder
 
 
-@pytest.fixture
-def photos(data: Path, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def photos(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three photographs and a file that is none."""
-    folder = tmp_path / "photos"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("photos")
     for i in (1, 2, 3):
         (folder / f"{i}.png").write_bytes((data / "red" / f"img{i}.png").read_bytes())
     (folder / "4.png").write_text("not a picture")
@@ -76,8 +76,15 @@ def test_predictions_are_shown_in_a_line_and_in_a_notebook(model: Path, photos: 
     json.dumps(found.to_dict())
 
 
+@pytest.fixture(scope="module")
+def files_of_stopped() -> dict[str, bytes]:
+    return {}
+
+
 @pytest.fixture
-def stopped(model: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
+def stopped(
+    model: Path, photos: Path, tmp_path: Path, files_of_stopped: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> bytes:
     """The rows of an uninterrupted prediction with OpenVINO, of which out.csv.partial has the first.
 
     `auto` is OpenVINO for the four images, but not for the three that remain.
@@ -85,17 +92,21 @@ def stopped(model: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.Monke
     pytest.importorskip("openvino")
     for name, row in registry.BACKENDS.items():
         monkeypatch.setitem(registry.BACKENDS, name, replace(row, auto_from=min(row.auto_from, 4)))
-    whole, out = tmp_path / "whole.csv", tmp_path / "out.csv"
-    package.predict(model, photos, compute=package.Compute(batch_size=1), out=whole)
 
     def stop(task: str, done: int, of: int) -> None:
         if (task, done) == ("predicting", 1):
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        package.predict(model, photos, compute=package.Compute(batch_size=1), out=out, progress=stop)
+    if not files_of_stopped:
+        whole, out = tmp_path / "whole.csv", tmp_path / "out.csv"
+        package.predict(model, photos, compute=package.Compute(batch_size=1), out=whole)
+        with pytest.raises(KeyboardInterrupt):
+            package.predict(model, photos, compute=package.Compute(batch_size=1), out=out, progress=stop)
+        files_of_stopped.update({path.name: path.read_bytes() for path in tmp_path.glob("*.csv*")})
+    for name, content in files_of_stopped.items():
+        (tmp_path / name).write_bytes(content)
     assert len((tmp_path / "out.csv.partial").read_bytes().splitlines()) == 2
-    return whole.read_bytes()
+    return files_of_stopped["whole.csv"]
 
 
 def test_the_rest_is_computed_as_the_whole_would_be(
@@ -158,13 +169,13 @@ def test_a_writer_gets_each_prediction_and_none_is_kept(model: Path, photos: Pat
     assert (began, len(seen), found.kept, found.images) == ([4], 4, (), 4)
 
 
-def test_a_single_picture_is_not_among_others(model: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_picture_is_not_among_others(model: Path, photos: Path, tmp_path: Path, monkeypatch: Any) -> None:
     before = {path: path.read_bytes() for path in photos.iterdir()}
     for folder in (photos, photos / "drawn"):
         with refused("verbs.out-in-source", "pictures"):
             package.predict(model, photos / "1.png", pictures=folder, force=True)
     assert {path: path.read_bytes() for path in photos.iterdir()} == before
-    monkeypatch.chdir(photos)  # where a folder beside it is taken
+    monkeypatch.chdir(shutil.copytree(photos, tmp_path / "own"))  # where a folder beside it is taken
     package.predict(model, "1.png", pictures="drawn")
     assert [path.name for path in Path("drawn").iterdir()] == ["1.png.png"]
 

@@ -26,7 +26,7 @@ def test_that_is_an_assumption_which_every_command_says(trained: Path, photo: Pa
         ("predict", trained, photo),
         ("embed", trained, photo, "-o", trained.parent / "features.npz"),
         ("explain", trained, photo, "-o", out),
-        ("export", trained, "-o", trained.parent / "model.pt2"),
+        ("export", trained, "-o", trained.parent / "model.xml"),
     ):
         outcome = vitkit(*command)
         assert outcome.code == 0, outcome.err
