@@ -1,7 +1,6 @@
 """What one module and one registration add: the command line offers it by itself, and it works."""
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from refusals import refused
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
-from vitkit.exporting import Card
 from vitkit.weights import inspect
 
 _BACKEND = """
@@ -61,57 +59,6 @@ def test_a_backend_is_one_module_and_one_row(place: Path) -> None:
     done = vitkit(place, _BACKEND, "predict", "model", "image.png", "--backend", "toy")
     assert (done.returncode, done.stderr) == (0, "1 image (0 unreadable), toy, float32\n")
     assert done.stdout.splitlines()[1].startswith("image.png,c,0.99")
-
-
-_METHOD = """
-import torch
-from vitkit.explanation.methods import Method, register
-
-def corner(model, images):
-    found = torch.zeros(len(images), *model.config.grid)
-    found[:, 0, 0] = 1
-    return found
-
-register(Method("corner", "Looks into the corner <always>.", __name__, "corner"))
-"""
-
-
-def test_an_explanation_method_is_one_module_and_one_row(place: Path) -> None:
-    done = vitkit(place, _METHOD, "explain", "model", "image.png", "-o", "explained", "--method", "corner")
-    assert (done.returncode, done.stderr) == (0, "")
-    page = (place / "explained" / "images" / "image.png" / "index.html").read_text(encoding="utf-8")
-    assert '<h2 id="corner">corner</h2>' in page
-    assert "Looks into the corner &lt;always&gt;." in page
-
-
-_FORMAT = """
-from pathlib import Path
-import numpy as np
-from vitkit.exporting.formats import Format, register
-from vitkit.inference.backends.graph_runner import GraphRunner
-
-class Toy(GraphRunner):
-    backend, precision, batch, outputs = "toy", "float32", None, 7
-
-    def _run(self, images):
-        return {"logits": np.tile(np.float32([0, 0, 9, 0, 0, 0, 0]), (len(images), 1))}
-
-def open_file(path, precision):
-    return Toy(), Path(path).read_text()
-
-register(Format("toys", "the toy's runtime", ".toy", "toy", __name__))
-"""
-
-
-def test_a_format_of_exported_files_is_one_module_and_one_row(place: Path) -> None:
-    classifier = Classifier(build(), tuple("abcdefg"), Preprocess(size=(12, 16)))
-    (place / "model.toy").write_text(Card.of(classifier, "float32").to_json(), encoding="utf-8")
-    done = vitkit(place, _FORMAT, "predict", "model.toy", "image.png")
-    assert (done.returncode, done.stderr) == (0, "1 image (0 unreadable), toy, float32\n")
-    assert done.stdout.splitlines()[1].startswith("image.png,c,0.99")
-    done = vitkit(place, _FORMAT, "export", "model", "--to", "nothing")
-    assert done.returncode == 2
-    assert "'onnx', 'openvino', 'executorch', 'litert', 'torch', 'toys'" in done.stderr
 
 
 _SOURCE = """
@@ -184,31 +131,3 @@ def test_a_checkpoint_format_is_one_module_and_one_row(place: Path) -> None:
     done = vitkit(place, _CHECKPOINT, "convert", "--help")
     assert "toymaker" in done.stdout
     assert "toy (nobody's)" in " ".join(done.stdout.replace("│", " ").split())
-
-
-_METRIC = """
-from vitkit.evaluation.intervals import mean_interval
-from vitkit.evaluation.registry import Metric, register
-
-def is_c(evaluation):
-    return float((evaluation.predicted == 2).mean())
-
-def bounds(evaluation, units):
-    return mean_interval((evaluation.predicted == 2) * 1.0, 1.0, units)
-
-register(Metric("is_c", "share <of> c", __name__, "bounds", __name__, tasks=("single",)))
-"""
-
-
-def test_a_figure_is_one_module_and_one_row(place: Path) -> None:
-    photos = place / "photos"
-    photos.mkdir()
-    shutil.copy(place / "image.png", photos)
-    (photos / "list.csv").write_text("path,label,split\nimage.png,c,test\nimage.png,a,test\n", encoding="utf-8")
-    done = vitkit(place, _METRIC, "eval", "model", "photos/list.csv", "--out", "figures")
-    assert done.returncode == 0, done.stderr
-    kept = json.loads((place / "figures" / "evaluation.json").read_text(encoding="utf-8"))
-    low, high = kept["intervals_95"]["is_c"]
-    assert 0 <= low <= kept["is_c"] <= high <= 1
-    assert f"is_c               {kept['is_c']:.4f} (95 %: " in done.stdout
-    assert "share &lt;of&gt; c" in (place / "figures" / "report.html").read_text(encoding="utf-8")

@@ -2,19 +2,21 @@
 
 A block is fenced with ```console; its commands begin with `$ `. Every `$ vitkit ...` must name a verb and flags that
 there are. A block below the line `<!-- run -->` is run, each page's blocks in order in one folder where `docs` is ours;
-each command must exit with 0. Below `<!-- run with FLAGS -->` each command gets these flags too, to be quick enough.
-Each block fenced with ```python runs after them, in the same folder, as a program of its own.
+each command must exit with 0. What several pages have is run once for all, before the rest of each. Below
+`<!-- run with FLAGS -->` each command gets these flags too, to be quick enough. Each block fenced with ```python runs
+after them, in the same folder and process, but with no name of another.
 """
 
 import functools
 import inspect
 import itertools
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
-import tempfile
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -23,6 +25,7 @@ import pytest
 import typer
 
 import warm
+from once import once
 from vitkit.cli import function_of
 from vitkit.cli.app import VERBS
 
@@ -32,6 +35,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
 _FENCE = re.compile(
     r"(?P<mark>^<!-- run(?: with (?P<extra>.*?))? -->[ \t]*\n)?^```console[ \t]*\n(?P<text>.*?)^```[ \t]*$", re.M | re.S
 )
+_MODEL = 'model="vit_micro_patch8_16",'
 _PYTHON = re.compile(r"^```python[ \t]*\n(?P<text>.*?)^```[ \t]*$", re.M | re.S)
 
 
@@ -100,53 +104,77 @@ def test_the_commands_of_a_page_exist(path: Path) -> None:
     assert wrong == []
 
 
-def run(page: str, folder: Path, trained: dict[str, Path] | None = None) -> None:
-    """Run the marked blocks of a page. What another page's first command left in `trained` is copied."""
+def marked(page: str) -> list[str]:
+    return [f"{command} {block.extra}" for block in blocks(page) if block.runs for command in block.commands]
+
+
+# Where a command needs no shell, this process runs it, which has imported already what an earlier one needed.
+_RUN = """
+import glob, json, shlex, subprocess, sys, types
+from vitkit.cli import main
+
+commands, programs = map(json.loads, sys.argv[1:])
+for command in commands:
+    print("$", command, flush=True)
+    if command.startswith("vitkit ") and not set(command) & set("|&;<>{}()'"):
+        sys.argv = [part for word in shlex.split(command) for part in sorted(glob.glob(word)) or [word]]
+        try:
+            main()
+        except SystemExit as end:
+            assert not end.code, end
+    else:
+        subprocess.run(["bash", "-o", "pipefail", "-c", command], check=True)
+for program in programs:
+    print(program, flush=True)
+    sys.argv, sys.modules["__main__"] = ["-c"], types.ModuleType("__main__")
+    exec(program, sys.modules["__main__"].__dict__)
+"""
+
+
+def run(commands: list[str], programs: list[str], folder: Path) -> None:
     path = os.pathsep.join([str(Path(warm.vitkit()).parent), os.environ["PATH"]])
-    commands = [f"{command} {block.extra}" for block in blocks(page) if block.runs for command in block.commands]
-    for number, command in enumerate(commands):
-        if number == 0 and trained is not None and command in trained:
-            shutil.copytree(trained[command] / "runs", folder / "runs")
-            continue
-        done = subprocess.run(
-            ["bash", "-o", "pipefail", "-c", command],
-            cwd=folder, env=os.environ | {"PATH": path}, capture_output=True, text=True, timeout=600, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, f"$ {command}\n{done.stdout}{done.stderr}"
-        if number == 0 and trained is not None and command.startswith("vitkit train "):
-            trained[command] = Path(tempfile.mkdtemp(dir=folder.parent))
-            shutil.copytree(folder / "runs", trained[command] / "runs")
+    done = subprocess.run(
+        [warm.python(), "-c", _RUN, json.dumps(commands), json.dumps(programs)],
+        cwd=folder, env=os.environ | {"PATH": path}, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
-def run_python(page: str, folder: Path) -> None:
-    """Run the page's Python; a block that fails is an AssertionError with what it printed."""
-    for block in _PYTHON.finditer(page):
-        done = subprocess.run(
-            [warm.python(), "-c", block["text"]],
-            cwd=folder, capture_output=True, text=True, timeout=600, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, f"{block['text']}\n{done.stdout}{done.stderr}"
+def quick(program: str) -> str:
+    """With a smaller model and fewer images than a page's reader has."""
+    if "max_images=300" in program:
+        program = program.replace("max_images=300", "max_images=60")
+        program = program.replace(_MODEL, f'{_MODEL} model_fields={{"layers": 1}},')
+    return program.replace("rounds=3", "rounds=1")
 
 
-@pytest.fixture(scope="session")
-def trained() -> dict[str, Path]:
-    """What the pages' first trainings left."""
-    return {}
+_COUNTED = Counter(command for path in PAGES for command in dict.fromkeys(marked(path.read_text(encoding="utf-8"))))
+COMMON = [command for command, pages in _COUNTED.items() if pages > 1]
+
+
+def prepare(folder: Path) -> None:
+    """What the commands that several pages have leave in a folder."""
+    folder.mkdir()
+    (folder / "docs").symlink_to(ROOT / "docs")
+    run(COMMON, [], folder)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_the_marked_commands_of_a_page_run(
-    path: Path, tmp_path: Path, trained: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_marked_commands_of_a_page_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = path.read_text(encoding="utf-8")
+    commands = marked(page)
+    monkeypatch.setenv("VITKIT_CACHE", str(once("cache of the pages", Path.mkdir)))
+    monkeypatch.setenv("WARM_PYTHON", warm.python())
+    if set(commands) & set(COMMON):
+        shutil.copytree(once("pages", prepare), tmp_path, symlinks=True, dirs_exist_ok=True)
+    else:
+        (tmp_path / "docs").symlink_to(ROOT / "docs")
     if path.name != "README.md":  # whose pictures are drawn
         monkeypatch.setenv("BLANK_PICTURES", "1")
-    monkeypatch.setenv("WARM_PYTHON", warm.python())
-    (tmp_path / "docs").symlink_to(ROOT / "docs")
     if path == LESSON:
         prepare_lesson(tmp_path)
-    page = path.read_text(encoding="utf-8")
-    run(page, tmp_path, trained)
-    run_python(page, tmp_path)
+    programs = [quick(block["text"]) for block in _PYTHON.finditer(page)]
+    run([command for command in commands if command not in COMMON], programs, tmp_path)
 
 
 def prepare_lesson(folder: Path) -> None:
@@ -185,7 +213,7 @@ $ ls runs
 <!-- run -->
 ```console
 $ echo one > file.txt
-$ cat file.txt && command -v vitkit > where.txt
+$ cat file.txt && ls
 one
 ```
 ```python
@@ -206,7 +234,7 @@ $ echo
 def test_blocks_are_found_with_their_commands() -> None:
     assert blocks(PAGE) == [
         Block(("vitkit train photos --epochs 3      --out runs/mine", "ls runs"), runs=False),
-        Block(("echo one > file.txt", "cat file.txt && command -v vitkit > where.txt"), runs=True),
+        Block(("echo one > file.txt", "cat file.txt && ls"), runs=True),
         Block(("false",), runs=False),  # the mark is not right above it
         Block(("echo",), runs=True, extra="-n hello"),
     ]
@@ -235,13 +263,3 @@ def test_the_paper_has_as_few_lines_as_the_readme_says() -> None:
     text = " ".join(PAGES[0].read_text(encoding="utf-8").split())
     (path, limit) = re.findall(r"\]\((src/[^)]+/vit\.py)\) is the paper in under (\d+) lines", text)[0]
     assert len((ROOT / path).read_text(encoding="utf-8").splitlines()) < int(limit)
-
-
-def test_marked_blocks_run_in_order_in_one_folder_with_vitkit_at_hand(tmp_path: Path) -> None:
-    run(PAGE, tmp_path)
-    assert (tmp_path / "file.txt").read_text() == "one\n"
-    assert Path((tmp_path / "where.txt").read_text().strip()).parent == Path(warm.vitkit()).parent
-    with pytest.raises(AssertionError, match=r"\$ cat nowhere"):
-        run("<!-- run -->\n```console\n$ cat nowhere | sort\n```\n", tmp_path)
-    with pytest.raises(AssertionError, match="nowhere"):
-        run_python("```python\nimport nowhere\n```\n", tmp_path)
