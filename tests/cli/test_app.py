@@ -19,6 +19,7 @@ import typer
 
 import runs
 import vitkit as package
+import warm
 from vitkit.cli import function_of
 from vitkit.cli.app import OTHER_COMMANDS, VERBS
 from vitkit.cli.commands import SET_ONLY
@@ -320,7 +321,7 @@ def test_words_are_completed(shell: str, line: str, expected: str) -> None:
     asked = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))} if shell == "bash" else {}
     asked |= {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
     done = subprocess.run(
-        [Path(sys.executable).with_name("vitkit")],
+        [warm.vitkit()],
         env=runs.environment() | asked | {"_VITKIT_COMPLETE": f"complete_{shell}"},
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip

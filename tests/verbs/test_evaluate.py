@@ -70,11 +70,12 @@ def test_images_of_one_class_are_evaluated_and_drawn(trained: Path, data: Path, 
         package.evaluate(trained, tmp_path / "reds")
 
 
-def test_figures_of_a_run_that_is_being_trained_say_so(trained: Path) -> None:
-    with exclusive_in(trained):
-        notes = package.evaluate(trained).notes
-    assert [note for note in notes if note.startswith(f"{trained} is still being trained")]
-    assert not [note for note in package.evaluate(trained).notes if "still being trained" in note]
+def test_figures_of_a_run_that_is_being_trained_say_so(trained: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(trained, tmp_path / "run")  # other processes read the shared one meanwhile
+    with exclusive_in(run):
+        notes = package.evaluate(run).notes
+    assert [note for note in notes if note.startswith(f"{run} is still being trained")]
+    assert not [note for note in package.evaluate(run).notes if "still being trained" in note]
 
 
 def test_a_stopped_training_is_noted_in_every_use(trained: Path, data: Path, tmp_path: Path, vitkit: Any) -> None:
