@@ -13,6 +13,7 @@ from PIL import Image
 
 import runs
 import vitkit as package
+from once import once
 from refusals import refused
 from tiny import build
 from vitkit.classifier import Classifier
@@ -27,17 +28,19 @@ EXACT = package.Compute(backend="eager", precision="float32")
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run() -> Path:
     """A run on noisy colours, some of whose labels are wrong, with 36 validation and 36 test images."""
-    root = tmp_path_factory.mktemp("promises")
-    photographs = runs.photos(root / "photos", images=48, noise=90)
-    for i in range(0, 48, 6):  # so that no model is always right
-        one, other = photographs / "red" / f"img{i + 1}.png", photographs / "blue" / f"img{i + 1}.png"
-        one.rename(root / "swapped.png")
-        other.rename(one)
-        (root / "swapped.png").rename(other)
-    recipe = runs.quick(photographs, split=(0.5, 0.25, 0.25), epochs=4)
-    return train(recipe, root / "run")
+
+    def make(root: Path) -> None:
+        photographs = runs.photos(root / "photos", images=48, noise=90)
+        for i in range(0, 48, 6):  # so that no model is always right
+            one, other = photographs / "red" / f"img{i + 1}.png", photographs / "blue" / f"img{i + 1}.png"
+            one.rename(root / "swapped.png")
+            other.rename(one)
+            (root / "swapped.png").rename(other)
+        train(runs.quick(photographs, split=(0.5, 0.25, 0.25), epochs=4), root / "run")
+
+    return once("run with wrong labels", make) / "run"
 
 
 @pytest.fixture(scope="module")

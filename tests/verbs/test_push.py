@@ -20,6 +20,7 @@ import runs
 import vitkit
 import warm
 from hearing import heard
+from once import once
 from refusals import refused
 from vitkit.evaluation import headline_of
 from vitkit.evaluation.registry import read_figures
@@ -29,11 +30,12 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("jane-doe")
-    data = runs.photos(root / "photos", images=8)
-    fields: dict[str, Any] = {"epochs": 1, "split": (0.4, 0.3, 0.3)}
-    return Path(train(runs.quick(data, **fields), root / "runs" / "flowers_1"))
+def run() -> Path:
+    def make(root: Path) -> None:
+        data = runs.photos(root / "photos", images=8)
+        train(runs.quick(data, epochs=1, split=(0.4, 0.3, 0.3)), root / "runs" / "flowers_1")
+
+    return once("jane-doe", make) / "runs" / "flowers_1"
 
 
 def test_a_dry_run_writes_what_would_be_published(run: Path, tmp_path: Path) -> None:
