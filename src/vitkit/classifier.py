@@ -17,7 +17,7 @@ import numpy.typing as npt
 import vitkit
 from vitkit import model_folder
 from vitkit.data.decode import picture_of, warn_of_doubt
-from vitkit.data.in_memory import Held, Source, picture_held, sources_of
+from vitkit.data.in_memory import PictureInMemory, Source, picture_held, sources_of
 from vitkit.data.preprocess import Preprocess, Views
 from vitkit.data.table import check_names
 from vitkit.errors import VitkitError
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from vitkit.model.build import LoadReport, Model
     from vitkit.model.config import Features
 
-    Sources = str | Path | InMemory | Iterable[str | Path | InMemory | Held | Stored]
+    Sources = str | Path | InMemory | Iterable[str | Path | InMemory | PictureInMemory | Stored]
 
 
 class Outputs(NamedTuple):
@@ -113,7 +113,7 @@ class Classifier:
         config, metrics = self.model.config, self.provenance.get("metrics") or {}
         height, width = config.image_size
         size = f"{height} pixels" if height == width else f"{height}x{width} pixels"
-        parts = [f"{config.in_words}, {size}", f"{len(self.classes)} classes: {listed(self.classes)}"]
+        parts = [f"{config.description}, {size}", f"{len(self.classes)} classes: {listed(self.classes)}"]
         if data := self.provenance.get("data"):
             parts.append(f"trained on {data}")
         if isinstance(accuracy := metrics.get("val_acc"), float):
@@ -359,7 +359,9 @@ class Classifier:
     @property
     def computed(self) -> str:
         """A short description of `computation` and of the views, if there are several."""
-        return ", ".join([computed_in_words(self.computation), *([] if self.views is None else [self.views.in_words])])
+        return ", ".join(
+            [computed_in_words(self.computation), *([] if self.views is None else [self.views.description])]
+        )
 
     def probabilities(self, images: Tensor) -> Tensor:
         """Compute calibrated probabilities (B, K) from preprocessed images (B, C, height, width).
@@ -460,9 +462,11 @@ class Classifier:
         self, source: Source | Path, prepare: Callable[[Image.Image], npt.NDArray[np.float32]]
     ) -> npt.NDArray[np.float32]:
         short_side = self.preprocess.short_side
-        path = source.name if isinstance(source, Held) else source
+        path = source.name if isinstance(source, PictureInMemory) else source
         with (
-            picture_held(source, short_side) if isinstance(source, Held) else picture_of(source, short_side) as picture
+            picture_held(source, short_side)
+            if isinstance(source, PictureInMemory)
+            else picture_of(source, short_side) as picture
         ):
             warn_of_doubt(path, picture)
             return prepare(picture.image)

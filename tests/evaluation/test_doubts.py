@@ -19,10 +19,10 @@ from vitkit.evaluation import (
     LabelError,
     MultiEvaluation,
     choose_next,
+    describe_errors,
     find_suspects,
     from_features,
     from_predictions,
-    in_words,
     probe_out_of_fold,
     summary,
     write_label_errors,
@@ -157,8 +157,8 @@ def test_a_list_says_how_many_of_it_are_expected_by_chance() -> None:
         LabelError("b.png", "a", "b", 0.8, 0.5),
         LabelError("c.png", "b", "a", 0.7, 0.6),
     ]
-    assert in_words(doubts) == "3 labels look wrong; about 1.4 of these 3 are probably right"
-    assert in_words([]) == "no more labels look wrong than chance explains"
+    assert describe_errors(doubts) == "3 labels look wrong; about 1.4 of these 3 are probably right"
+    assert describe_errors([]) == "no more labels look wrong than chance explains"
     assert summary(doubts) == {"listed": 3, "expected_by_chance": pytest.approx(1.35)}
 
 

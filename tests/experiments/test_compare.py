@@ -21,7 +21,7 @@ from hearing import heard
 from refusals import refused
 from vitkit.data import Edit, add_edits, split_from_file
 from vitkit.evaluation import Units
-from vitkit.experiments import Family, Judged, JudgingImages, comparison_plan, comparison_runs, findings_of
+from vitkit.experiments import ComparisonImages, Family, RunPredictions, comparison_plan, comparison_runs, findings_of
 from vitkit.experiments.compare import compare
 from vitkit.model import config_for
 from vitkit.profiling import describe
@@ -313,13 +313,13 @@ def test_rows_of_a_label_file_that_match_no_picture_are_said(data: Path, tmp_pat
 def test_a_model_at_chance_is_named() -> None:
     labels = tuple("aab" * 20)
     right = np.arange(60) % 2 < 1
-    judged = Judged(1.0, tuple(map(str, range(60))), labels, {}, Units.of(60, None))
+    judged = RunPredictions(1.0, tuple(map(str, range(60))), labels, {}, Units.of(60, None))
     assert judged.chance == pytest.approx(2 / 3)
     models = [
         {"name": name, "interval": list(Family(own[None, None], judged.units).interval(0))}
         for name, own in (("lost", right), ("good", np.ones(60, bool)))
     ]
-    judging = JudgingImages("test", 60, {})
+    judging = ComparisonImages("test", 60, {})
     (line,) = findings_of(models, judged, judging)
     assert line == "lost is not distinguished from chance: always predicting the most frequent class (66.7 %)"
     assert findings_of(models[1:], judged, judging) == []

@@ -21,11 +21,11 @@ from vitkit.inference import (
     Prediction,
     Row,
     RowFormat,
-    Stock,
+    WrittenRows,
     gathering,
     partial_of,
     read_rows,
-    take_stock,
+    written_rows,
 )  # fmt: skip
 from vitkit.text import restored
 
@@ -52,10 +52,10 @@ def predictions(paths: Sequence[str], seed: int = 0) -> list[Prediction]:
 COMPUTATION = {"backend": "eager", "precision": "float32", "plan": ""}
 
 
-def write(out: Path, form: RowFormat, made: Sequence[Prediction], stock: Stock | None = None) -> list[str]:
+def write(out: Path, form: RowFormat, made: Sequence[Prediction], stock: WrittenRows | None = None) -> list[str]:
     """Everything that is missing; the paths that were computed."""
     paths = [prediction.path for prediction in made]
-    stock = stock or Stock(paths)
+    stock = stock or WrittenRows(paths)
     by_path = {prediction.path: prediction for prediction in made}
     with gathering(out, form, paths, stock, COMPUTATION) as add:
         for path in stock.missing:
@@ -122,7 +122,7 @@ def test_a_cut_file_is_completed(tmp_path: Path, name: str, form: RowFormat, ste
     out.unlink()
     for cut in {*range(0, len(whole) + 1, step), *(end + near for end in ends for near in (-1, 0))}:
         partial_of(out).write_bytes(whole[:cut])
-        stock = take_stock(out, form, NAMES)
+        stock = written_rows(out, form, NAMES)
         assert list(stock.missing) == NAMES[sum(end <= cut for end in ends) :], cut
         write(out, form, made, stock)
         assert out.read_bytes() == whole, cut
@@ -146,7 +146,7 @@ def test_any_names_cut_anywhere(names: list[str], form: str, where: float) -> No
         write(out, written, made)
         whole = out.read_bytes()
         partial_of(out).write_bytes(whole[: int(where * len(whole))])
-        write(out, written, made, take_stock(out, written, names))
+        write(out, written, made, written_rows(out, written, names))
         assert out.read_bytes() == whole
         assert [row.path for row in rows(out, written)] == names
 
@@ -158,7 +158,7 @@ def test_what_is_missing_is_put_in_its_place(tmp_path: Path, name: str, form: Ro
     write(tmp_path / "whole", form, made)
     out = tmp_path / name
     write(out, form, [made[i] for i in there])
-    stock = take_stock(out, form, NAMES)
+    stock = written_rows(out, form, NAMES)
     computed = write(out, form, made, stock)
     assert computed == [path for i, path in enumerate(NAMES) if i not in there]
     assert out.read_bytes() == (tmp_path / "whole").read_bytes()
@@ -174,7 +174,7 @@ def test_a_row_that_is_there_twice_is_there_once_in_the_end(tmp_path: Path, name
     whole = out.read_bytes()
     first = next(read_rows(out, form))[0]
     partial_of(out).write_bytes(whole[: first.stop] + whole[first])
-    stock = take_stock(out, form, NAMES)
+    stock = written_rows(out, form, NAMES)
     assert stock.tally.images == 1
     write(out, form, made, stock)
     assert out.read_bytes() == whole
@@ -184,17 +184,17 @@ def test_a_partial_file_goes_before_a_finished_one(tmp_path: Path) -> None:
     form, out = FORMATS[".csv"](Columns()), tmp_path / "rows.csv"
     write(out, form, predictions(NAMES[:2]))
     partial_of(out).write_bytes(form.header.encode())
-    stock = take_stock(out, form, NAMES)
+    stock = written_rows(out, form, NAMES)
     assert (stock.file, stock.tally.images) == (partial_of(out), 0)
 
 
 def test_a_block_that_fails_keeps_its_rows_and_the_finished_file(tmp_path: Path) -> None:
     form, out, made = FORMATS[".csv"](Columns()), tmp_path / "rows.csv", predictions(NAMES)
-    with pytest.raises(RuntimeError), gathering(out, form, NAMES, Stock(NAMES), COMPUTATION):
+    with pytest.raises(RuntimeError), gathering(out, form, NAMES, WrittenRows(NAMES), COMPUTATION):
         raise RuntimeError  # before the first row
     assert list(tmp_path.iterdir()) == []
     out.write_text("precious")
-    with pytest.raises(RuntimeError), gathering(out, form, NAMES, Stock(NAMES), COMPUTATION) as add:
+    with pytest.raises(RuntimeError), gathering(out, form, NAMES, WrittenRows(NAMES), COMPUTATION) as add:
         add(made[0])
         raise RuntimeError
     assert out.read_text() == "precious"
@@ -204,7 +204,7 @@ def test_a_block_that_fails_keeps_its_rows_and_the_finished_file(tmp_path: Path)
 def refused_and_kept(code: str, out: Path, form: RowFormat, names: Sequence[str] = NAMES) -> None:
     before = out.read_bytes()
     with refused(code):
-        take_stock(out, form, names)
+        written_rows(out, form, names)
     assert out.read_bytes() == before
 
 

@@ -38,14 +38,14 @@ _EXPECTED = "expected a path, a PIL image, a numpy array or a torch tensor"
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class PictureInMemory:
     """A picture in memory as the caller passed it, with a name for its row in results, such as `picture 0`."""
 
     name: str
     image: Image.Image | npt.NDArray[Any] | Tensor
 
 
-Source: TypeAlias = str | Held | Stored
+Source: TypeAlias = str | PictureInMemory | Stored
 
 
 def is_in_memory(source: object) -> bool:
@@ -63,7 +63,7 @@ def sources_of(sources: object) -> Iterator[Source]:
     Raises:
         VitkitError: a source is neither a path nor a picture; the message names its type.
     """
-    if isinstance(sources, (str, os.PathLike, Held, Stored)) or (
+    if isinstance(sources, (str, os.PathLike, PictureInMemory, Stored)) or (
         is_in_memory(sources) and getattr(sources, "ndim", 0) != 4
     ):
         sources = [sources]
@@ -75,10 +75,10 @@ def sources_of(sources: object) -> Iterator[Source]:
         )
     several: Iterable[object] = sources  # type: ignore[assignment]  # a tensor is iterable without saying so
     for number, source in enumerate(several):
-        if isinstance(source, (Held, Stored)):
+        if isinstance(source, (PictureInMemory, Stored)):
             yield source
         elif is_in_memory(source):
-            yield Held(f"picture {number}", source)  # type: ignore[arg-type]
+            yield PictureInMemory(f"picture {number}", source)  # type: ignore[arg-type]
         elif isinstance(source, (str, os.PathLike)):
             yield path_text(source, "a source")
         else:
@@ -133,7 +133,7 @@ def as_image(picture: Image.Image | npt.NDArray[Any] | Tensor, name: str = "the 
 
 
 @contextmanager
-def picture_held(held: Held, short_side: int | None = None) -> Iterator[Picture]:
+def picture_held(held: PictureInMemory, short_side: int | None = None) -> Iterator[Picture]:
     """Yield a picture in memory as `decode.picture_of` yields the picture of a file.
 
     Raises:

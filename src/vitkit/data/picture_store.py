@@ -10,7 +10,7 @@ from PIL import Image
 
 from vitkit.data.decode import decode, picture_of
 from vitkit.data.image_cache import Make, choose_cache, open_cache
-from vitkit.data.in_memory import Held, Source
+from vitkit.data.in_memory import PictureInMemory, Source
 from vitkit.data.picture import Picture
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.storage import Place
@@ -61,7 +61,7 @@ class PictureStore:
 
     def pixels(self, source: Source | Place) -> npt.NDArray[np.float32] | None:
         """Return a photograph as the model's input, (C, height, width); None if it is not one of the run."""
-        row = None if isinstance(source, Held) else self._row.get(str(source))
+        row = None if isinstance(source, PictureInMemory) else self._row.get(str(source))
         if row is None or self._kept is None:
             return None
         file, preprocess = self._files[row], self.preprocess

@@ -20,7 +20,7 @@ from PIL import Image
 
 from vitkit.data.picture import MAX_PIXELS
 from vitkit.errors import VitkitError
-from vitkit.text.arguments import settle_types
+from vitkit.text.arguments import coerce_types
 
 Fit = Literal["crop", "pad", "squash", "squash_crop"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
@@ -82,7 +82,7 @@ class Preprocess:
     def __post_init__(self) -> None:
         if isinstance(self.size, int):  # the side of a square
             object.__setattr__(self, "size", (self.size, self.size))
-        settle_types(self)
+        coerce_types(self)
         if min(self.size) < 1:
             raise VitkitError(
                 "data.preprocess-invalid", f"size must be (height, width) in pixels, not {self.size!r:.80}"
@@ -325,7 +325,7 @@ class Views:
         return (5 if self.crops else 1) * (2 if self.flip else 1)
 
     @property
-    def in_words(self) -> str:
+    def description(self) -> str:
         """The number and kinds of the views."""
         return f"mean of {self.count} views ({self})"
 

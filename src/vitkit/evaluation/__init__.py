@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from vitkit.evaluation.intervals import mean_interval
     from vitkit.evaluation.label_choice import PER_CLASS, choose_next
     from vitkit.evaluation.label_errors import LabelError, LabelNoise, find_suspects, from_features, from_predictions
-    from vitkit.evaluation.label_errors import in_words, probe_out_of_fold, summary, write_label_errors
+    from vitkit.evaluation.label_errors import describe_errors, probe_out_of_fold, summary, write_label_errors
     from vitkit.evaluation.linear_models import regress
     from vitkit.evaluation.metrics import Evaluation, MultiEvaluation, average_precisions, best_thresholds, class_curves
     from vitkit.evaluation.metrics import cross_fitted, grouped, mean_average_precision, pooled

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitkit.inference.trust import Trust, doubt_of
+from vitkit.inference.trust import Trust, uncertainty_of
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -68,7 +68,7 @@ class Sample:
     ) -> Sample:
         """Compute the values of images from their probabilities (n, K) and features (n, D)."""
         distance = None if trust.unknown is None else trust.unknown.neighbours.distances(features)
-        return cls(probabilities.argmax(axis=1).astype(np.int64), doubt_of(probabilities), distance)
+        return cls(probabilities.argmax(axis=1).astype(np.int64), uncertainty_of(probabilities), distance)
 
     @classmethod
     def joined(cls, parts: Sequence[Sample]) -> Sample:

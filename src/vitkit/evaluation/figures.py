@@ -213,10 +213,10 @@ def find_seen(record: PictureRecord, table: ImageTable, split: str, *, is_of_run
     rows = table if split == "all" else table.of_split(split)
     rows, overlap = look_up(record, rows)
     seen = seen_of(dict(zip(rows.paths, overlap.roles, strict=True)), split if is_of_run else "all")
-    return seen, doubt_of(record) or DOUBTS[overlap.looked_for]
+    return seen, unrecorded_reason(record) or DOUBTS[overlap.looked_for]
 
 
-def doubt_of(record: PictureRecord | None) -> str:
+def unrecorded_reason(record: PictureRecord | None) -> str:
     """Return why a record may lack images that the weights had seen; empty if it is complete."""
     return "" if record is not None and record.is_whole else UNRECORDED
 

@@ -42,7 +42,7 @@ class Units:
 
     group: Ints  # number of the unit to which each image belongs, from 0, (n,)
     count: int  # number of units
-    # Number of images in the imaginary unit, which is added for smoothing: 1 if each image is a unit. For groups, it is
+    # Number of images in the smoothing unit, which is added for smoothing: 1 if each image is a unit. For groups, it is
     # the size of the group to which an image belongs, averaged over images.
     imagined: float
 
@@ -62,7 +62,7 @@ class Units:
     def variance(self, influence: Floats, imagined: float, least: float = 0.0) -> float:
         """Return the variance of a figure under random weights of the units.
 
-        `influence` (n,) is that of each image on the figure, and `imagined` that of the imaginary unit. `least` is a
+        `influence` (n,) is that of each image on the figure, and `imagined` that of the smoothing unit. `least` is a
         lower bound of the contribution of the other units.
         """
         total = max(float((np.bincount(self.group, influence) ** 2).sum()), least) + imagined**2
@@ -137,7 +137,7 @@ def hamming_loss_bounds(evaluation: Evaluation, units: Units) -> Interval:
 def balanced_accuracy_bounds(evaluation: Evaluation, units: Units) -> Interval:
     """Return the 95 % confidence interval of `balanced_accuracy`, the mean recall of the classes that occur.
 
-    The images of the imaginary unit (see `Units`) are divided equally among these classes.
+    The images of the smoothing unit (see `Units`) are divided equally among these classes.
     """
     classes, label = np.unique(evaluation.labels, return_inverse=True)
     hits = evaluation.labels == evaluation.predicted
@@ -145,7 +145,7 @@ def balanced_accuracy_bounds(evaluation: Evaluation, units: Units) -> Interval:
     part = units.imagined / k
     images, effect = np.bincount(label) + part, units.effect(hits)  # images of each class, with the imaginary ones
     ends = []
-    for extreme in (0.0, 1.0):  # no image of the imaginary unit is right, or all are
+    for extreme in (0.0, 1.0):  # no image of the smoothing unit is right, or all are
         recall = (np.bincount(label, is_right) + part * extreme) / images
         influence = (is_right - recall[label]) / images[label] / k
         imagined = float((part * (extreme - recall) / images).sum()) / k
@@ -173,7 +173,7 @@ def ece_bounds(evaluation: Evaluation, units: Units) -> Interval:
 
     The variance of the error has a lower bound, which assumes binomial numbers of correct images in the bins, and
     includes the design effect (`Units.effect`). For this bound, the fraction of correct images in a bin is smoothed
-    with one imaginary image at the bin's mean confidence. The imaginary unit (`Units.imagined`) adds the
+    with one smoothing image at the bin's mean confidence. The smoothing unit (`Units.imagined`) adds the
     effect that one more unit has if all its images turn from correct to wrong.
     """
     confidence, is_right = evaluation.confidence, evaluation.labels == evaluation.predicted  # (n,)
@@ -232,7 +232,7 @@ def mean_interval(values: Floats, most: float, units: Units, tests: int = 1, fac
 def macro_f1_interval(labels: Ints, predicted: Ints, units: Units) -> Interval:
     """Return the 95 % confidence interval of the mean F1 of the classes that occur or are predicted.
 
-    The images of the imaginary unit are divided equally among the classes. A class that is predicted but does not occur
+    The images of the smoothing unit are divided equally among the classes. A class that is predicted but does not occur
     has an F1 of 0. It is ignored at the upper end, because its F1 may be higher in a larger sample, in which it occurs.
     """
     occurring = np.unique(labels)

@@ -408,7 +408,7 @@ def summary(errors: Sequence[LabelError]) -> dict[str, float]:
     return {"listed": len(errors), "expected_by_chance": sum(error.chance for error in errors)}
 
 
-def in_words(errors: Sequence[LabelError]) -> str:
+def describe_errors(errors: Sequence[LabelError]) -> str:
     """Describe the suspected label errors in a clause, without a full stop."""
     if not errors:
         return "no more labels look wrong than chance explains"

@@ -12,11 +12,18 @@ from vitkit.system import lazily
 
 if TYPE_CHECKING:
     from vitkit.experiments.compare import HEADINGS, cells
-    from vitkit.experiments.comparison_figures import CHANGES, Judged, at_one_size, changed, findings_of, variants
+    from vitkit.experiments.comparison_figures import (
+        CHANGES,
+        RunPredictions,
+        at_one_size,
+        changed,
+        findings_of,
+        variants,
+    )
     from vitkit.experiments.comparison_figures import verdict
     from vitkit.experiments.comparison_plan import ComparisonJob, Plan
     from vitkit.experiments.comparison_request import GRID, STRESSES, stresses_of
-    from vitkit.experiments.judging import JudgingImages, subject_of
+    from vitkit.experiments.judging import ComparisonImages, subject_of
     from vitkit.experiments.lab import Ablation, Measurement, of_model, summary_of
     from vitkit.experiments.lab.ablations import EXPERIMENTS, FEW_SHOT, trend_with_depth
     from vitkit.experiments.lab.cost import fastest_of, training_flops

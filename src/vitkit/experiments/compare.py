@@ -249,7 +249,7 @@ def _conclude(plan: Plan, folder: Path, stress: Sequence[str]) -> Result:
         luck_of,
         of_model,
         pairs_of,
-        read_judged,
+        read_run_predictions,
         stress_figures,
     )
     from vitkit.experiments.judging import after_training
@@ -258,7 +258,7 @@ def _conclude(plan: Plan, folder: Path, stress: Sequence[str]) -> Result:
     device = plan.jobs[0].fields.get("device", "auto")
     judging = after_training(((job.model, folder / job.folder) for job in plan.jobs), plan.test_hash)
     judging.check()
-    judged = [read_judged(plan, folder, fraction, judging) for fraction in plan.fractions]
+    judged = [read_run_predictions(plan, folder, fraction, judging) for fraction in plan.fractions]
     costs = costs_of(plan, folder, device)
     families = families_of(plan, judged)
     models = [of_model(name, plan, folder, families, costs[name]) for name in plan.models]

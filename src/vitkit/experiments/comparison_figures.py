@@ -28,7 +28,7 @@ from vitkit.evaluation import Units, counted_figures, headline_of, images_in_wor
 from vitkit.experiments.comparison_plan import ComparisonJob, Plan, passes_of
 from vitkit.experiments.comparison_request import GRID, STRESSES
 from vitkit.experiments.comparison_runs import COSTS
-from vitkit.experiments.judging import JudgingImages
+from vitkit.experiments.judging import ComparisonImages
 from vitkit.experiments.statistics import Difference, Family
 from vitkit.model_folder import read_description
 from vitkit.system import EVALUATION, GROUPS, METRICS, PREDICTIONS, read_json, receiver, reporting_within, write_json
@@ -40,7 +40,7 @@ Answers = dict[tuple[str, int], npt.NDArray[np.bool_]]  # by (model, seed): whet
 
 
 @dataclass(frozen=True)
-class Judged:
+class RunPredictions:
     """The predictions for n test images of all runs that were trained on the same fraction of the data."""
 
     fraction: float  # of the training images
@@ -65,7 +65,7 @@ class Judged:
         return max(map(self.labels.count, set(self.labels))) / len(self.labels)
 
 
-def read_judged(plan: Plan, out: Path, fraction: float, judging: JudgingImages) -> Judged:
+def read_run_predictions(plan: Plan, out: Path, fraction: float, judging: ComparisonImages) -> RunPredictions:
     """Read the test predictions of all runs on a fraction of the data, without the images that `judging` leaves out."""
     answers: Answers = {}
     known: tuple[tuple[str, ...], tuple[str, ...]] | None = None
@@ -97,19 +97,19 @@ def read_judged(plan: Plan, out: Path, fraction: float, judging: JudgingImages) 
     has_groups = len(set(group_of.tolist())) < len(group_of)
     units = Units.of(len(group_of), group_of if has_groups else None)
     answers = {run: is_right[kept] for run, is_right in answers.items()}
-    return Judged(fraction, paths, labels, answers, units, judging.split)
+    return RunPredictions(fraction, paths, labels, answers, units, judging.split)
 
 
 @dataclass(frozen=True)
-class JudgedFamily:
+class ComparedFamily:
     """The models that were trained on one fraction of the data, prepared for joint statistical tests."""
 
-    judged: Judged
+    judged: RunPredictions
     family: Family  # models that share the same runs occur once
     place: dict[str, int]  # the index of each model in `family`
 
 
-def families_of(plan: Plan, judged: Sequence[Judged]) -> list[JudgedFamily]:
+def families_of(plan: Plan, judged: Sequence[RunPredictions]) -> list[ComparedFamily]:
     """Prepare the models for joint statistical tests, separately for each fraction of the data."""
     families = []
     for own in judged:
@@ -120,14 +120,14 @@ def families_of(plan: Plan, judged: Sequence[Judged]) -> list[JudgedFamily]:
         right = np.stack([own.of(name_of[each]) for each in different])
         shares_subsets = any(job.fields.get("max_images") for job in jobs)
         place = {name: different.index(each) for name, each in folders.items()}
-        families.append(JudgedFamily(own, Family(right, own.units, shares_subsets=shares_subsets), place))
+        families.append(ComparedFamily(own, Family(right, own.units, shares_subsets=shares_subsets), place))
     return families
 
 
 # --- Each run and each model ------------------------------------------------------------------------------
 
 
-def of_run(job: ComparisonJob, out: Path, gmacs: float | None, judged: Judged) -> dict[str, Any]:
+def of_run(job: ComparisonJob, out: Path, gmacs: float | None, judged: RunPredictions) -> dict[str, Any]:
     """Return the numbers of one run; `gmacs` are the 10^9 multiply-accumulates of a forward pass, None if unknown.
 
     The accuracy is computed from the predictions for the test images in `judged`. Log loss and calibration error are
@@ -172,7 +172,7 @@ def of_run(job: ComparisonJob, out: Path, gmacs: float | None, judged: Judged) -
 
 
 def of_model(
-    name: str, plan: Plan, out: Path, families: Sequence[JudgedFamily], costs: dict[str, Any]
+    name: str, plan: Plan, out: Path, families: Sequence[ComparedFamily], costs: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the numbers of a model on the largest fraction of the data, summarised over its seeds.
 
@@ -212,7 +212,7 @@ def of_model(
 # --- Each pair of models ----------------------------------------------------------------------------------
 
 
-def pairs_of(plan: Plan, models: JudgedFamily) -> list[dict[str, Any]]:
+def pairs_of(plan: Plan, models: ComparedFamily) -> list[dict[str, Any]]:
     """Compare each pair of models: the difference in accuracy, intervals, p-values and verdict."""
     judged, family, place = models.judged, models.family, models.place
     compared = list(itertools.combinations(range(family.models), 2))  # models that share their runs count once
@@ -288,7 +288,7 @@ def _gain(difference: Difference) -> str:
 # --- All models together ----------------------------------------------------------------------------------
 
 
-def best_of(plan: Plan, models: JudgedFamily) -> dict[str, Any]:
+def best_of(plan: Plan, models: ComparedFamily) -> dict[str, Any]:
     """Return the model with the highest accuracy, and the accuracy to be expected on other images with other seeds.
 
     The measured accuracy is too optimistic, because the model was selected on the same images and seeds.
@@ -312,7 +312,7 @@ def best_of(plan: Plan, models: JudgedFamily) -> dict[str, Any]:
     }
 
 
-def luck_of(plan: Plan, models: JudgedFamily) -> dict[str, Any] | None:
+def luck_of(plan: Plan, models: ComparedFamily) -> dict[str, Any] | None:
     """Return the standard deviation of accuracy between seeds, by model and as a sentence; None for one seed."""
     family = models.family
     if family.seeds == 1:
@@ -329,7 +329,7 @@ def luck_of(plan: Plan, models: JudgedFamily) -> dict[str, Any] | None:
     }
 
 
-def findings_of(models: Sequence[dict[str, Any]], judged: Judged, judging: JudgingImages) -> list[str]:
+def findings_of(models: Sequence[dict[str, Any]], judged: RunPredictions, judging: ComparisonImages) -> list[str]:
     """Return sentences that state limitations of the results, and name the models that are no better than chance."""
     lost = [row["name"] for row in models if row["interval"][0] <= judged.chance]
     if not lost:
@@ -339,7 +339,7 @@ def findings_of(models: Sequence[dict[str, Any]], judged: Judged, judging: Judgi
     return [*judging.findings(), f"{', '.join(lost)} {are} not distinguished from chance: {always}"]
 
 
-def facts_of_test(plan: Plan, judged: Judged, judging: JudgingImages) -> dict[str, Any]:
+def facts_of_test(plan: Plan, judged: RunPredictions, judging: ComparisonImages) -> dict[str, Any]:
     """Return what every experiment of the lab says about its test."""
     return {
         "seeds": list(plan.seeds),
@@ -446,7 +446,9 @@ def variants(picture: Image.Image, names: Sequence[str], key: str) -> Iterator[I
             yield changed(picture, name, strength, key)
 
 
-def stress_figures(plan: Plan, out: Path, judged: Judged, names: Sequence[str], device: str) -> list[dict[str, Any]]:
+def stress_figures(
+    plan: Plan, out: Path, judged: RunPredictions, names: Sequence[str], device: str
+) -> list[dict[str, Any]]:
     """Return the accuracy of each model under each of these stresses and strengths, with 95 % intervals."""
     if not names:
         return []

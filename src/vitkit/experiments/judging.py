@@ -46,7 +46,7 @@ _FEWEST = 20  # minimum number of test images; if fewer than 40 images are held 
 
 
 @dataclass(frozen=True)
-class JudgingImages:
+class ComparisonImages:
     """The test images of a comparison."""
 
     split: str  # `test` if it exists, otherwise `val`, otherwise `all` for all images
@@ -103,7 +103,7 @@ class JudgingImages:
         )
 
 
-def before_training(entries: Iterable[tuple[str, SplitImages]]) -> JudgingImages:
+def before_training(entries: Iterable[tuple[str, SplitImages]]) -> ComparisonImages:
     """Choose the test images for models that are not trained yet, given the name and the images of each model.
 
     The images are split in the same way for all models.
@@ -116,10 +116,10 @@ def before_training(entries: Iterable[tuple[str, SplitImages]]) -> JudgingImages
         judging = [i for i, name in enumerate(table.splits) if split in ("all", name)]
         held_out = len(judging)
         seen[model] = frozenset(seen_of({table.paths[i]: roles[i] for i in judging}, split))
-    return JudgingImages(split, held_out, {model: paths for model, paths in seen.items() if paths})
+    return ComparisonImages(split, held_out, {model: paths for model, paths in seen.items() if paths})
 
 
-def after_training(runs: Iterable[tuple[str, Path]], test_hash: str) -> JudgingImages:
+def after_training(runs: Iterable[tuple[str, Path]], test_hash: str) -> ComparisonImages:
     """Choose the test images for finished runs, which are pairs of model name and run folder.
 
     Each run has a record of the images that its weights have seen. `test_hash` is the hash of the comparison's test
@@ -144,7 +144,7 @@ def after_training(runs: Iterable[tuple[str, Path]], test_hash: str) -> JudgingI
             seen[model] = seen.get(model, frozenset()) | frozenset(exposed)
         recipe = load_of_run(folder / RECIPE)
         chosen |= dict.fromkeys(chosen_on(split, recipe.to_dict(), table.task))
-    return JudgingImages(split, held_out, {model: paths for model, paths in seen.items() if paths}, tuple(chosen))
+    return ComparisonImages(split, held_out, {model: paths for model, paths in seen.items() if paths}, tuple(chosen))
 
 
 def hash_of_images(images: SplitImages, split: str) -> str:
@@ -172,14 +172,14 @@ class Subject:
 
     classifier: Classifier
     table: ImageTable
-    judging: JudgingImages
+    judging: ComparisonImages
     units: Units  # the independent units of the test images: single images, or groups of related images
     seeds: Sequence[int]  # for random draws
     findings: Sequence[str]  # about the model and the images
 
     @property
     def held_out(self) -> str:
-        """The split to test on, as in `JudgingImages`."""
+        """The split to test on, as in `ComparisonImages`."""
         return held_out_split(self.table)
 
     def features(self, images: ImageTable, what: str) -> npt.NDArray[np.float64]:

@@ -24,7 +24,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitkit.data.decode import UnreadableImageError, picture_of, warn_of_doubt
-from vitkit.data.in_memory import Held, InMemory, is_in_memory, picture_held
+from vitkit.data.in_memory import InMemory, PictureInMemory, is_in_memory, picture_held
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.storage import Place, Stored
 from vitkit.errors import NOT_FINITE, UnansweredError, VitkitError
@@ -112,7 +112,7 @@ def read_photograph(
     if isinstance(source, (bytes, bytearray)):
         return None, *_read("the picture", preprocess, bytes(source))
     if is_in_memory(source):
-        with picture_held(Held("the picture", source)) as picture:  # type: ignore[arg-type]
+        with picture_held(PictureInMemory("the picture", source)) as picture:  # type: ignore[arg-type]
             warn_of_doubt("the picture", picture)
         image = picture.image
         return None, image, torch.from_numpy(preprocess(image)), preprocess.box(*image.size)

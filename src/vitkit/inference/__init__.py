@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vitkit.inference.backends.torch import processor
     from vitkit.inference.pipeline import BATCH, BATCH_ALONE, cores, flow, join, limit_cores, set_threads, threads
     from vitkit.inference.prediction import ENCODING, FORMATS, Columns, Csv, JsonLines, Prediction, Ranking, Row
-    from vitkit.inference.prediction import RowFormat, Stock, gathering, partial_of, read_rows, take_stock
+    from vitkit.inference.prediction import RowFormat, WrittenRows, gathering, partial_of, read_rows, written_rows
     from vitkit.inference.trust import RISK, UNKNOWN, ClassSets, HeldOut, PredictionRules, RecordedTests, SureThreshold
     from vitkit.inference.trust import Trust, answers_needed, binomial_tail, class_sets, images_needed, quantile
     from vitkit.inference.trust import rules_for, sure_threshold

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitkit.errors import VitkitError
-from vitkit.inference.trust import NO_RULES, UNKNOWN, PredictionRules, doubt_of
+from vitkit.inference.trust import NO_RULES, UNKNOWN, PredictionRules, uncertainty_of
 from vitkit.system.files import from_json, read_json, replacing, to_json, write_json
 from vitkit.text.cells import JOINT, harmless, restored, visible
 from vitkit.text.workbook import write_workbook
@@ -320,9 +320,9 @@ def _ranking_of(prediction: Prediction) -> Ranking:
 
 
 def class_and_doubt(prediction: Prediction) -> tuple[int, float]:
-    """Return the number of the most probable class, and 1 minus its probability, exactly (`trust.doubt_of`)."""
+    """Return the number of the most probable class, and 1 minus its probability, exactly (`trust.uncertainty_of`)."""
     probabilities = _ranking_of(prediction).probabilities
-    return int(probabilities.argmax()), float(doubt_of(probabilities[None])[0])
+    return int(probabilities.argmax()), float(uncertainty_of(probabilities[None])[0])
 
 
 class RowFormat(Protocol):
@@ -577,7 +577,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Stock:
+class WrittenRows:
     """The rows that an earlier run has written, and the paths that have no row yet.
 
     Attributes:
@@ -606,7 +606,7 @@ def _computation_of(partial: Path) -> Path:
     return partial.with_name(f"{partial.name}.json")
 
 
-def take_stock(out: Path, form: RowFormat, paths: Sequence[str]) -> Stock:
+def written_rows(out: Path, form: RowFormat, paths: Sequence[str]) -> WrittenRows:
     """Read the rows of an earlier run from the partial file or, if there is none, from the finished file.
 
     Args:
@@ -619,7 +619,7 @@ def take_stock(out: Path, form: RowFormat, paths: Sequence[str]) -> Stock:
     """
     file = next((file for file in (partial_of(out), out) if file.exists()), None)
     if file is None:
-        return Stock(paths)
+        return WrittenRows(paths)
     size, is_in_order, tally = 0, True, Tally()
     has_row, order = dict.fromkeys(paths, False), iter(paths)
     for span, row in read_rows(file, form):
@@ -647,7 +647,7 @@ def take_stock(out: Path, form: RowFormat, paths: Sequence[str]) -> Stock:
                 "inference.computation-damaged",
                 f"{record} is damaged: start again with --force, or delete it to choose the backend anew",
             )
-    return Stock(missing, file, size, is_in_order, tally, computation)
+    return WrittenRows(missing, file, size, is_in_order, tally, computation)
 
 
 def read_rows(file: Path, form: RowFormat) -> Iterator[tuple[slice, Row]]:
@@ -674,7 +674,7 @@ def read_rows(file: Path, form: RowFormat) -> Iterator[tuple[slice, Row]]:
 
 @contextmanager
 def gathering(
-    out: Path, form: RowFormat, paths: Sequence[str], stock: Stock, computation: Mapping[str, Any]
+    out: Path, form: RowFormat, paths: Sequence[str], stock: WrittenRows, computation: Mapping[str, Any]
 ) -> Iterator[Callable[[Prediction], None]]:
     """Yield a function that appends the row of a prediction to the partial file.
 

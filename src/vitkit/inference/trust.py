@@ -60,7 +60,7 @@ class HeldOut:
         """Make the record from probabilities (n, K) and true classes (n,)."""
         label, predicted = labels.astype(np.int64), probabilities.argmax(axis=1).astype(np.int64)
         rest = _rest(probabilities)[np.arange(len(labels)), label]
-        return cls(label, predicted, rest, doubt_of(probabilities), chosen, folds)
+        return cls(label, predicted, rest, uncertainty_of(probabilities), chosen, folds)
 
     def __len__(self) -> int:
         return len(self.label)
@@ -136,7 +136,7 @@ def images_needed(coverage: float) -> int:
     return max(1, math.ceil(coverage / (1 - coverage) - _EXACT))
 
 
-def doubt_of(probabilities: npt.NDArray[np.float32]) -> Floats:
+def uncertainty_of(probabilities: npt.NDArray[np.float32]) -> Floats:
     """Return 1 minus the probability (n,) of the most probable class, without rounding it to 0."""
     p = probabilities.astype(np.float64)
     total = p.sum(axis=1)
@@ -203,10 +203,10 @@ class SureThreshold:
 
     def answers(self, probabilities: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
         """Return whether images with these probabilities are answered: (n, K) -> (n,)."""
-        is_sure: npt.NDArray[np.bool_] = doubt_of(probabilities) < self.doubt
+        is_sure: npt.NDArray[np.bool_] = uncertainty_of(probabilities) < self.doubt
         return is_sure
 
-    def in_words(self) -> str:
+    def description(self) -> str:
         return (
             f"--accuracy {self.accuracy}: predictions with a confidence above {max(self.confidence, 0):.6g} are given, "
             f"which {self.answered} of {self.images} {self.kind} have ({self.share:.1%}), {self.wrong} of them "
@@ -320,7 +320,7 @@ class RecordedTests:
     @classmethod
     def of(cls, probabilities: npt.NDArray[np.float32]) -> RecordedTests:
         """Make the record from probabilities (m, K)."""
-        return cls(probabilities.argmax(axis=1).astype(np.int64), doubt_of(probabilities))
+        return cls(probabilities.argmax(axis=1).astype(np.int64), uncertainty_of(probabilities))
 
     def __len__(self) -> int:
         return len(self.predicted)
@@ -466,7 +466,7 @@ class PredictionRules:
                 f"the true class {self.sets.coverage:.4g} of the time, for photographs like those"
             )
         if self.sure is not None:
-            lines.append(self.sure.in_words())
+            lines.append(self.sure.description())
         if self.unknown is not None:
             lines.append(
                 f"--unknown {self.unknown}: an image is called {UNKNOWN} if it looks less familiar than all but "

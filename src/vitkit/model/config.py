@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from vitkit.errors import VitkitError
 from vitkit.model.registry import BLOCKS
-from vitkit.text.arguments import as_typed, hints_of, is_number, settle_types
+from vitkit.text.arguments import as_typed, coerce_types, hints_of, is_number
 
 Pair = tuple[int, int]
 RELATIVE = ("relative", "relative_bias", "relative_mlp")  # positions that act inside attention
@@ -438,7 +438,7 @@ class ViTConfig:
         if self.window_size is not None or self.attention == "window":
             size = WINDOW if self.window_size is None else self.window_size
             object.__setattr__(self, "window_size", as_pair(size, "window_size"))
-        settle_types(self)
+        coerce_types(self)
         if self.class_token is None:
             object.__setattr__(self, "class_token", reads_token(self.pool))
         _check_sizes(self)
@@ -494,7 +494,7 @@ class ViTConfig:
         return 1 + self.distill_head if self.pool == "token" else None
 
     @property
-    def in_words(self) -> str:
+    def description(self) -> str:
         """A short description of the size, for reports."""
         return f"{self.layers} layers, {self.heads} heads"
 

@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from vitkit.errors import VitkitError
 from vitkit.model.config import IMAGENET_1K, MAX_SIDE, MAX_SIZE, Pair, ViTConfig, as_pair, override, suggest
-from vitkit.text.arguments import check_arguments, settle_types
+from vitkit.text.arguments import check_arguments, coerce_types
 
 IMAGENET_21K = 21843
 
@@ -190,7 +190,7 @@ class NetworkConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "image_size", as_pair(self.image_size, "image_size"))
-        settle_types(self)
+        coerce_types(self)
         if self.library not in LIBRARIES:
             raise VitkitError(
                 "model.value-invalid", f"library must be {' or '.join(LIBRARIES)}, not {self.library!r:.80}"
@@ -215,7 +215,7 @@ class NetworkConfig:
         return f"{self.library}:{self.name}"
 
     @property
-    def in_words(self) -> str:
+    def description(self) -> str:
         """A short description, for reports."""
         return f"the network {self.name}" if self.library == "custom" else f"{self.library}'s {self.name}"
 

@@ -258,7 +258,7 @@ def write_evaluation(
         numbers=numbers,
         root=table.place,
         facts={
-            "model": f"{config.in_words}, {len(classifier.classes)} classes",
+            "model": f"{config.description}, {len(classifier.classes)} classes",
             **by_name_in_words(classifier.provenance),
             "data": f"{table.root.name}: {len(evaluation.labels)} {evaluation.split} images",
             "pixels": f"{h}x{w}, {preprocess.fit}, {preprocess.interpolation}",

@@ -67,7 +67,7 @@ class Between:
     high: float = math.inf
 
     @property
-    def in_words(self) -> str:
+    def description(self) -> str:
         """The range, as in `at least 1`."""
         return f"at least {self.low:g}" if self.high == math.inf else f"between {self.low:g} and {self.high:g}"
 
@@ -117,7 +117,7 @@ class Options(metaclass=_Documented):
 
     def __post_init__(self) -> None:
         """Convert the fields to their types, and check their ranges. No option is an empty text."""
-        settle_types(self)
+        coerce_types(self)
         if (empty := next((name for name, value in self.to_dict().items() if value == ""), None)) is not None:
             raise VitkitError("text.path-empty", f'{empty} is empty (""): leave it out')
 
@@ -157,7 +157,7 @@ class Options(metaclass=_Documented):
         return {name: getattr(self, name) for name in self.given}
 
 
-def settle_types(instance: Any, exclude: tuple[str, ...] = ()) -> None:
+def coerce_types(instance: Any, exclude: tuple[str, ...] = ()) -> None:
     """Convert the fields of a frozen dataclass to their types, and check their ranges, except those in `exclude`."""
     for name, hint in hints_of(type(instance)).items():
         if name not in exclude:
@@ -327,7 +327,7 @@ def as_typed(name: str, hint: Any, value: Any) -> Any:
         raise VitkitError("text.value-wrong", message) if is_choice else WrongTypeError("text.value-wrong", message)
     for mark in marks:
         if isinstance(mark, Between) and not mark.low <= taken <= mark.high:
-            raise VitkitError("text.value-outside", f"{name} must be {mark.in_words}, not {taken:g}")
+            raise VitkitError("text.value-outside", f"{name} must be {mark.description}, not {taken:g}")
         if isinstance(mark, Only) and (other := [field for field in taken.given if field not in mark.names]):
             raise VitkitError("text.option-unused", f"{other[0]} has no effect here: leave it out")
     return taken

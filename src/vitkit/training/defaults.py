@@ -21,7 +21,7 @@ from vitkit.model.network import check_rates, native_rates
 from vitkit.model_folder import is_model_folder, read_description
 from vitkit.text.arguments import hints_of
 from vitkit.training.adapters import needs_every_patch
-from vitkit.training.recipe import Augment, Recipe, in_words
+from vitkit.training.recipe import Augment, Recipe, describe_changes
 from vitkit.weights.loading import LoadPlan, WeightsSource, is_hidden, look
 
 DEFAULT_MODEL = "vit_small_patch16_224"
@@ -281,7 +281,7 @@ def started_from(base: ViTConfig, recipe: Recipe, num_classes: int) -> ViTConfig
 def _refuse_others(config: ViTConfig, changes: Mapping[str, Any], source: str) -> None:
     # Refuse changes of the model that would alter the shapes or the meaning of the weights `source`.
     def shown(value: Any) -> str:
-        return in_words({"": value}).strip()
+        return describe_changes({"": value}).strip()
 
     others = {name: value for name, value in changes.items() if name not in (*_BY_LOAD, *_AFTER)}
     changed = config.replace(**others)

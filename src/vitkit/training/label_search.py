@@ -16,7 +16,7 @@ from torch import Tensor
 from vitkit.data.seen import PictureRecord, look_up
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
-from vitkit.evaluation.label_errors import LabelError, from_features, in_words
+from vitkit.evaluation.label_errors import LabelError, describe_errors, from_features
 from vitkit.system.run_files import RECIPE
 from vitkit.training.defaults import weights_of
 from vitkit.training.features import FeatureStore
@@ -69,7 +69,7 @@ def find_label_errors(run: Run) -> list[LabelError] | None:
     errors = from_features(table, run.frozen, targets.to(torch.int64), run.recipe.seed)
     precision = choose_precision(run.recipe.precision, run.recipe.device)
     seconds = time.monotonic() - started
-    run.say(f"{in_words(errors)} (of {len(table)} images, frozen features in {precision}, {seconds:.0f} s)")
+    run.say(f"{describe_errors(errors)} (of {len(table)} images, frozen features in {precision}, {seconds:.0f} s)")
     return errors
 
 

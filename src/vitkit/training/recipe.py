@@ -621,7 +621,7 @@ def to_table(name: str | None, changes: Mapping[str, Any]) -> dict[str, Any]:
     return plain if name is None else {"name": name, **plain}
 
 
-def in_words(changes: Mapping[str, Any]) -> str:
+def describe_changes(changes: Mapping[str, Any]) -> str:
     """Describe the changed fields of a model in words, as in `position none, layers 6`."""
     return ", ".join(
         f"{name} {','.join(map(str, value)) if isinstance(value, tuple) else str(value).lower()}"
@@ -647,4 +647,4 @@ def without_places(recipe: Recipe) -> Recipe:
 def name_of(recipe: Recipe) -> str:
     """Return the name of a recipe's model with its changed fields, or of the initial weights if it names no model."""
     name = recipe.model or Path(recipe.weights).name
-    return name if recipe.model_fields is None else f"{name} with {in_words(recipe.model_fields)}"
+    return name if recipe.model_fields is None else f"{name} with {describe_changes(recipe.model_fields)}"

@@ -12,7 +12,7 @@ from vitkit.data.named import DATASETS
 from vitkit.errors import VitkitError
 from vitkit.system.files import read_json, write_json
 from vitkit.system.run_files import EXTENSIONS
-from vitkit.training.recipe import Recipe, bundled, in_words, unfold
+from vitkit.training.recipe import Recipe, bundled, describe_changes, unfold
 
 if TYPE_CHECKING:
     import torch
@@ -87,7 +87,7 @@ def departures(recipe: Recipe) -> list[str]:
     original, now = Recipe.load(str(recipe.source)).to_dict(), recipe.to_dict()
     names = [name for name in now if name not in ("data", "model_fields") and now[name] != original[name]]
     changes = [f"{name} {now[name]} (published: {original[name]})" for name in names]
-    changes += [f"model.{in_words({name: value})}" for name, value in (recipe.model_fields or {}).items()]
+    changes += [f"model.{describe_changes({name: value})}" for name, value in (recipe.model_fields or {}).items()]
     return [f"recipe {recipe.source}, changed: {', '.join(changes)}"] if changes else []
 
 

@@ -30,8 +30,8 @@ from vitkit.evaluation.figures import (
     chosen_on,
     counted_part,
     describe,
-    doubt_of,
     seen_of,
+    unrecorded_reason,
 )
 from vitkit.evaluation.headline import headline_of
 from vitkit.evaluation.metrics import Evaluation
@@ -223,7 +223,7 @@ def _seen_images(
     doubt = DOUBTS[overlap.looked_for]
     if before.seen and not data_survey.is_certain:  # pictures of a run are recognised by their appearance
         doubt = "it cannot be determined for tensors, or pictures that change, whether the weights had seen others"
-    return record.to_bytes(), seen, doubt_of(before) or doubt
+    return record.to_bytes(), seen, unrecorded_reason(before) or doubt
 
 
 def _evaluate(classifier: Classifier, val: Images) -> Evaluation:

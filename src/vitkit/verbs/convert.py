@@ -150,7 +150,7 @@ def _write(classifier: Classifier, destination: Path, kind: str) -> None:
 def _compare(classifier: Classifier, written: Path, kind: str) -> None:
     from vitkit.model.build import stored_weights, vit_of
     from vitkit.weights import inspect
-    from vitkit.weights.formats.export import settled
+    from vitkit.weights.formats.export import calibrated_tensors
 
     is_bare = written.suffix in (".pth", ".pt")  # which does not record the number of heads
     options: dict[str, Any] = {"heads": vit_of(classifier.model, kind).config.heads} if is_bare else {}
@@ -158,7 +158,7 @@ def _compare(classifier: Classifier, written: Path, kind: str) -> None:
         plan = inspect(written, **options)
     except VitkitError as error:
         raise VitkitError(error.code, f"nothing was written, because it could not be read back: {error}") from error
-    wanted = stored_weights(classifier.model) if kind == VITKIT else settled(classifier)
+    wanted = stored_weights(classifier.model) if kind == VITKIT else calibrated_tensors(classifier)
     wrong = [name for name, tensor in wanted.items() if name not in plan.read or not plan.read[name]().equal(tensor)]
     if plan.thresholds != classifier.thresholds:
         wrong.append("thresholds")

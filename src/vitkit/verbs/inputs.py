@@ -44,7 +44,7 @@ from vitkit.weights.formats import pixel_owners
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier, Sources
-    from vitkit.data.in_memory import Held
+    from vitkit.data.in_memory import PictureInMemory
     from vitkit.data.table import ImageTable
     from vitkit.language.zero_shot import ImagesAndWords
     from vitkit.weights.preprocessing import PreprocessLike
@@ -127,16 +127,16 @@ def load_noting(
     return classifier
 
 
-def split_sources(sources: Sources) -> tuple[list[str], list[Held]]:
+def split_sources(sources: Sources) -> tuple[list[str], list[PictureInMemory]]:
     """Split sources into paths and patterns as text, and pictures in memory. One of the two lists is empty."""
-    from vitkit.data.in_memory import Held, sources_of
+    from vitkit.data.in_memory import PictureInMemory, sources_of
 
     names: list[str] = []
-    held: list[Held] = []
+    held: list[PictureInMemory] = []
     for source in sources_of(sources):
         if isinstance(source, str):
             names.append(source)
-        elif isinstance(source, Held):
+        elif isinstance(source, PictureInMemory):
             held.append(source)
     if names and held:
         raise VitkitError(

@@ -24,8 +24,8 @@ from vitkit.inference.prediction import (
     Csv,
     Row,
     RowFormat,
-    Stock,
     Tally,
+    WrittenRows,
     check_parquet,
     class_and_doubt,
     gathering,
@@ -33,9 +33,9 @@ from vitkit.inference.prediction import (
     partial_of,
     read_parquet,
     read_rows,
-    take_stock,
     tally_parquet,
     write_table,
+    written_rows,
 )
 from vitkit.system.files import address_of, exclusive, place_text
 from vitkit.system.logger import log
@@ -73,7 +73,7 @@ from vitkit.verbs.result import Notes, Result
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier, Sources
-    from vitkit.data.in_memory import Held
+    from vitkit.data.in_memory import PictureInMemory
     from vitkit.data.storage import Stored
     from vitkit.inference.prediction import Prediction
     from vitkit.reporting.plots import Album
@@ -314,9 +314,9 @@ def predict(
         classifier, columns = request.open(notes)
         gathered = None if _is_table(out) else out  # the file that grows row by row
         form = FORMATS[".csv" if gathered is None else gathered.suffix.lower()](columns)
-        stock = Stock(paths)
+        stock = WrittenRows(paths)
         if out is not None and resume:
-            stock = take_stock(out, form, paths)
+            stock = written_rows(out, form, paths)
             if stock.file is not None:
                 _check_same_model(classifier, stock.file, form, request.source)
                 log.info(f"{stock.tally.images} of {len(paths)} images are in {stock.file}")
@@ -393,7 +393,7 @@ class _PredictCommand:
 
     model: str | Path | Classifier
     files: tuple[str, ...]  # files, folders and patterns
-    in_memory: tuple[Held, ...]
+    in_memory: tuple[PictureInMemory, ...]
     listed: str | None  # the file that lists the images, or `-` for standard input
     lines: tuple[str, ...] | None  # of standard input; None if they are answered one by one
     names: Names
@@ -469,7 +469,7 @@ class _PredictCommand:
         top, is_multi = min(self.top, len(classifier.classes)), classifier.task == "multi"
         return classifier, Columns(top, promises.reject, is_multi, rules, classifier.unknown is not None)
 
-    def prepared(self, classifier: Classifier, images: int, note: Say, stock: Stock | None = None) -> Classifier:
+    def prepared(self, classifier: Classifier, images: int, note: Say, stock: WrittenRows | None = None) -> Classifier:
         """Return the classifier with the requested backend, precision and device.
 
         With `auto`, the backend is chosen by the total number of images (`images`). If an earlier call has written rows

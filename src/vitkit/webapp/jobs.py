@@ -45,7 +45,7 @@ from vitkit.system import (
     request_stop,
     write_json,
 )
-from vitkit.text import plural, settle_types
+from vitkit.text import coerce_types, plural
 from vitkit.training import bundled
 from vitkit.webapp.workspace import state_of_runs
 
@@ -97,7 +97,7 @@ class Jobs:
             try:
                 stored = from_json(read_text(file))
                 job = Job(request=stored.pop("asked"), **stored)
-                settle_types(job, exclude=("request",))
+                coerce_types(job, exclude=("request",))
             except FileNotFoundError:  # it was just removed from the queue
                 del jobs[file]
                 continue

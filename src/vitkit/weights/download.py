@@ -31,7 +31,7 @@ from vitkit.errors import VitkitError, first_line
 from vitkit.system.environment import cache_folder, offline
 from vitkit.system.files import from_json, write_json
 from vitkit.system.progress import progress, receiver
-from vitkit.text.arguments import settle_types
+from vitkit.text.arguments import coerce_types
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Version:
     md5: str | None = None
 
     def __post_init__(self) -> None:
-        settle_types(self)
+        coerce_types(self)
 
     @classmethod
     def described(cls, headers: Message, length: int | None) -> Version:

@@ -23,12 +23,12 @@ from vitkit.data import held_out_split, read_source, split_from_file
 from vitkit.errors import VitkitError
 from vitkit.evaluation import images_in_words
 from vitkit.experiments.comparison_figures import (
-    Judged,
-    JudgedFamily,
+    ComparedFamily,
+    RunPredictions,
     facts_of_test,
     families_of,
     pairs_of,
-    read_judged,
+    read_run_predictions,
 )
 from vitkit.experiments.comparison_plan import ComparisonJob, Plan
 from vitkit.experiments.comparison_request import PLANNED, names_of
@@ -178,7 +178,7 @@ def conclude(experiment: PretrainingSizes, plan: Plan, begun: Mapping[str, Any],
     tuning = replace(plan, jobs=tuple(job for job in plan.jobs if job.model in plan.models))
     judging = after_training(((job.model, out / job.folder) for job in tuning.jobs), plan.test_hash)
     judging.check()
-    judged = [read_judged(tuning, out, size, judging) for size in plan.fractions]
+    judged = [read_run_predictions(tuning, out, size, judging) for size in plan.fractions]
     families = families_of(tuning, judged)
     few = [_few_shot_family(tuning, out, each) for each in judged]
     counts = begun["images"]
@@ -213,7 +213,7 @@ def _measured(family: Family, place: int) -> dict[str, Any]:
     return {"accuracy": float(family.accuracy[place]), "interval": list(map(float, family.interval(place)))}
 
 
-def _few_shot_family(plan: Plan, out: Path, judged: Judged) -> Family:
+def _few_shot_family(plan: Plan, out: Path, judged: RunPredictions) -> Family:
     # Each pre-trained model is evaluated by least squares on the frozen features of `SHOTS` images of each class.
     from vitkit.weights import load
 
@@ -238,7 +238,9 @@ def _few_shot_family(plan: Plan, out: Path, judged: Judged) -> Family:
     return Family(np.array(list(right.values())), judged.units)  # (M, S, n)
 
 
-def _sentence(plan: Plan, counts: Sequence[int], families: Sequence[JudgedFamily], judged: Sequence[Judged]) -> str:
+def _sentence(
+    plan: Plan, counts: Sequence[int], families: Sequence[ComparedFamily], judged: Sequence[RunPredictions]
+) -> str:
     of_recipes = len(plan.seeds) > 1
     best = []
     for i in (0, -1):

@@ -117,7 +117,7 @@ _OF_BOTH = (  # fields that a pre-training shares with the training: model, prep
 
 
 if TYPE_CHECKING:
-    from vitkit.experiments.comparison_figures import Judged
+    from vitkit.experiments.comparison_figures import RunPredictions
     from vitkit.experiments.comparison_plan import Plan
     from vitkit.experiments.statistics import Family
     from vitkit.training import SplitImages
@@ -527,12 +527,12 @@ def _described(variant: AblationVariant, parameters: int, gmacs: float) -> dict[
 
 def figures_of(ablation: Ablation, plan: Plan, described: Sequence[Mapping[str, Any]], out: Path) -> dict[str, Any]:
     """Compute the results of an ablation from its finished runs, in plain JSON types."""
-    from vitkit.experiments.comparison_figures import facts_of_test, of_run, read_judged
+    from vitkit.experiments.comparison_figures import facts_of_test, of_run, read_run_predictions
     from vitkit.experiments.judging import after_training
 
     judging = after_training(((job.model, out / job.folder) for job in plan.jobs), plan.test_hash)
     judging.check()
-    judged = read_judged(plan, out, 1.0, judging)
+    judged = read_run_predictions(plan, out, 1.0, judging)
     labels = [row["label"] for row in described]
     family = family_of(labels, judged)
     variants = []
@@ -550,7 +550,7 @@ def figures_of(ablation: Ablation, plan: Plan, described: Sequence[Mapping[str, 
     }
 
 
-def family_of(labels: Sequence[str], judged: Judged) -> Family:
+def family_of(labels: Sequence[str], judged: RunPredictions) -> Family:
     """Prepare the variants for joint statistical tests."""
     import numpy as np
 
@@ -559,7 +559,7 @@ def family_of(labels: Sequence[str], judged: Judged) -> Family:
     return Family(np.stack([judged.of(label) for label in labels]), judged.units)
 
 
-def pairs_against(against: str, labels: Sequence[str], judged: Judged) -> list[dict[str, Any]]:
+def pairs_against(against: str, labels: Sequence[str], judged: RunPredictions) -> list[dict[str, Any]]:
     """Compare each variant with the variant `against`, with p-values that are adjusted for these comparisons."""
     from vitkit.experiments.comparison_figures import verdict
 

@@ -7,7 +7,7 @@ from typing import Any
 from vitkit.data.doctor.examine import caveats_of
 from vitkit.evaluation import label_errors
 from vitkit.evaluation.evaluator import earlier_figures, with_labels
-from vitkit.evaluation.figures import all_figures, calibration_rise, describe, doubt_of, unseen_part, without
+from vitkit.evaluation.figures import all_figures, calibration_rise, describe, unrecorded_reason, unseen_part, without
 from vitkit.evaluation.headline import BY_FOLDS, describe_labels, headline_of
 from vitkit.evaluation.intervals import fold_intervals
 from vitkit.evaluation.promises import trust_figures, trust_lines
@@ -27,7 +27,7 @@ def evaluate(run: Run) -> None:
     about = classifier.computation | run.changes.to_dict() | earlier_figures(tested, inputs.earlier, seen)
     about |= trust_figures(classifier, tested, seen, is_of_run=True)
     about |= {"problems": problems} if (problems := caveats_of(inputs.findings)) else {}
-    run.numbers = all_figures(tested, seen, classifier.provenance, about, doubt_of(inputs.record))
+    run.numbers = all_figures(tested, seen, classifier.provenance, about, unrecorded_reason(inputs.record))
     if tested.split == BY_FOLDS:
         run.numbers = _figures_by_folds(run)
     if (trained := choose_precision(recipe.precision, recipe.device)) != classifier.precision:
@@ -58,7 +58,7 @@ def evaluate(run: Run) -> None:
             of_split[run.calibration.split] = run.calibration.with_classes(added)
         suspected = label_errors.from_predictions(of_split[name] for name in ("val", "test") if name in of_split)
         if suspected:
-            run.say(f"{label_errors.in_words(suspected)} (among held-out images, according to the model itself)")
+            run.say(f"{label_errors.describe_errors(suspected)} (among held-out images, according to the model itself)")
     run.label_errors = suspected
     run.numbers["label_errors"] = label_errors.summary(suspected)
 

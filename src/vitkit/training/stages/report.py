@@ -101,7 +101,7 @@ def _facts(run: Run) -> dict[str, str]:
         if row["epoch"] == ZERO_SHOT and name in row
     ]
     facts = {
-        "model": f"{name_of(run.recipe)}: {parameters:,} parameters, {config.in_words}",
+        "model": f"{name_of(run.recipe)}: {parameters:,} parameters, {config.description}",
         "data": f"{table.root.name}: {splits} images, {len(table.classes)} classes",
         "pixels": ", ".join(pixels),
         "training": f"{spent}kept: epoch {epoch + 1}, {chosen}",

@@ -58,7 +58,7 @@ def inexpressible(to: str, what: str, hint: str = "") -> VitkitError:
     return VitkitError("weights.layout-unsuitable", message)
 
 
-def settled(classifier: Classifier) -> dict[str, Tensor]:
+def calibrated_tensors(classifier: Classifier) -> dict[str, Tensor]:
     """Return the model's tensors with the heads divided by the temperature.
 
     Formats without a temperature then give the same probabilities.
@@ -78,7 +78,7 @@ def model_of(classifier: Classifier) -> VisionTransformer:
 def tensors_under(classifier: Classifier, layout: Layout) -> dict[str, Tensor]:
     """Return the model's tensors under a layout's names."""
     config, tensors = model_of(classifier).config, {}
-    for name, ours in settled(classifier).items():
+    for name, ours in calibrated_tensors(classifier).items():
         if name not in layout.pieces:
             tensors[name] = ours.contiguous()
             continue
@@ -144,7 +144,7 @@ def write(classifier: Classifier, destination: Path, to: str) -> None:
     """Write a classifier in a format: `folder` for vitkit's model folder, or a key of `CHECKPOINT_FORMATS`.
 
     All formats contain the record of the pictures that the weights were trained on. Formats other than vitkit's have no
-    temperature, so the heads are divided by the temperature (`settled`).
+    temperature, so the heads are divided by the temperature (`calibrated_tensors`).
 
     Raises:
         VitkitError: the format cannot express the model; the message names the field.
