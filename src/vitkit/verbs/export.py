@@ -162,6 +162,7 @@ def export(
         )
     else:
         classifier = load_noting(model, notes, pixels, preprocess)
+    classifier.preprocess.check_known()  # before the conversion, which takes long
     if runtime in ELSEWHERE:
         return _export_elsewhere(classifier, runtime, out, pictures, notes, precision=precision, force=force)
     batch = form.batch if dynamic_batch else 1
