@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from vitkit.errors import VitkitError
 from vitkit.text.cells import interval_text, listed, plural
+from vitkit.text.verdict import Level, Verdict, share_in_words
 
 BY_FOLDS = "cross-validated"  # used as the split if each training image tested a model that was trained without it
 UNRECORDED = "whether the weights had seen these images before is not recorded"
@@ -242,3 +243,38 @@ def images_in_words(count: int, split: str) -> str:
     """Return the number and kind of images in words, such as `359 test images` or `40 validation images`."""
     what = {"val": "validation ", "all": ""}.get(split, f"{split} ")
     return plural(count, f"{what}image", f"{what}images")
+
+
+_CAREFUL = frozenset({"chosen_on", "of_folds", "relabelled", "missing", "changed", "groups", "baseline", "seen"})
+_WIDE = 0.2  # an interval of 20 points says little
+_OFTEN = 0.2  # the share of all mistakes from which on a pair of classes is named
+
+
+def verdict_of(numbers: Mapping[str, Any]) -> Verdict:
+    """Return the headline as a sentence for people: how often the model is right, and what it mixes up.
+
+    The level says how far the figure can be relied on, not whether it is high: a problem invalidates it, and after a
+    warning its caveats must be read. `numbers` is the content of evaluation.json or folds.json.
+    """
+    quoted = headline_of(numbers)
+    kinds = {caveat.kind for caveat in quoted.caveats}
+    if quoted.value is None:
+        return Verdict("problem", "Test it on other photographs: the weights had seen all of these")
+    right = "All classes right for" if quoted.figure == "exact match" else "Right for"
+    words = f"{right} {share_in_words(quoted.value, quoted.images)} photographs"
+    low, high = quoted.interval or (0.0, 1.0)
+    baseline = counted_figures(numbers).get("baseline") or numbers.get("baseline")
+    if "trained_on" in kinds:
+        return Verdict("problem", f"{words}, but it learned from these, so test it on others")
+    if "problem" in kinds:
+        return Verdict("problem", f"{words}, but the data have a problem to solve first")
+    if "baseline" in kinds and baseline and baseline["accuracy"] >= low:
+        return Verdict("problem", f"{words}, which is not clearly better than always answering {baseline['label']}")
+    mixed = Counter[tuple[str, ...]]()
+    for pair in numbers.get("confused", ()):
+        mixed[tuple(sorted((pair["true"], pair["predicted"])))] += pair["count"]
+    level: Level = "warning" if kinds & _CAREFUL or high - low > _WIDE else "good"
+    (pair, count), *_ = mixed.most_common(1) or [((), 0)]
+    if count > 1 and count >= _OFTEN * mixed.total():
+        return Verdict(level, f"{words}; {' and '.join(pair)} are mixed up most often")
+    return Verdict(level, words)

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from vitkit.reporting.comparison import draw_lines, draw_suite, pictures_of, pictures_of_experiment
     from vitkit.reporting.comparison import write_comparison
     from vitkit.reporting.dataset_report import write_checkup, write_drift
-    from vitkit.reporting.evaluation_report import VIEWS_FOLDER, confidence, headline, multi_class_table
-    from vitkit.reporting.evaluation_report import write_evaluation, write_predictions, write_report
+    from vitkit.reporting.evaluation_report import VIEWS_FOLDER, write_evaluation, write_predictions, write_report
     from vitkit.reporting.model_card import model_card_text
     from vitkit.reporting.plots import SIDE, Album, gallery, save_figure, thumbnails
     from vitkit.reporting.report_data import Explained, data_of_report, lay_out

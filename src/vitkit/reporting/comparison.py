@@ -12,7 +12,6 @@ import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from html import escape
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,9 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLoc
 
 from vitkit.evaluation.headline import images_in_words
 from vitkit.reporting.plots import BLUE, GREY, ORANGE, STYLES, in_legend
-from vitkit.text.cells import interval_text, plural, sentence
-from vitkit.text.pages import figure, finding, folded, new_figure, table, to_png, whole_numbers, wide, write_page
+from vitkit.text.cells import interval_text, listed, plural, sentence
+from vitkit.text.pages import address, from_template, new_figure, split_level, to_png, whole_numbers, write_page
+from vitkit.text.verdict import Verdict
 
 _ABOUT = (
     "Accuracy, calibration error and log loss are means over seeds; the other figures are medians. Epochs and seconds "
@@ -34,6 +34,10 @@ _ABOUT = (
     "measured or not reached."
 )
 
+_TEMPLATE = Path(__file__).parent / "templates" / "comparison.html"
+_SIGNIFICANT = 0.05
+_SHORT = 18  # characters of the longest name that is not replaced by a letter
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _SIZE, _ROW = (4.9, 3.5), 0.22  # inches of a picture, and of a row of its legend
 _LONG, _LONGEST = 22, 52  # maximum length of a name in a legend with two columns, and with one
 _MOST_BELOW = 44  # characters of all names below a picture; longer names are slanted
@@ -52,10 +56,11 @@ def write_comparison(
 
     `figures` is the content of comparison.json. The table of models has these `headings`, and a row for each model.
     """
-    models = figures["models"]
+    models, best, luck = figures["models"], figures["best"], figures["luck"]
     names, *values = zip(*rows, strict=True)  # a column for each model, because there are more values than models
-    lines = [[escape(heading), *map(escape, cells)] for heading, cells in zip(headings[1:], values, strict=True)]
-    best, luck = figures["best"], figures["luck"]
+    short = dict(zip(names, names, strict=True))
+    if max(map(len, names)) > _SHORT and len(names) > 1:
+        short = {name: _LETTERS[place % 26] * (1 + place // 26) for place, name in enumerate(names)}
     of = "the only model"
     if best["of"] > 1:
         of = (
@@ -66,90 +71,103 @@ def write_comparison(
     seeds, images = len(figures["seeds"]), images_in_words(figures["test_images"], figures["split"])
     chosen = f", which were used to choose {', '.join(figures['chosen_on'])}" if figures.get("chosen_on") else ""
     over = f"both the {seeds} seeds and the images" if seeds > 1 else "the images, with one seed"
-    tests = (
-        f"All models are evaluated on the same {images}{chosen}. Intervals take into account {over}. p is adjusted for "
-        "all pairs with the same fraction of the data; below 0.05, two models can be distinguished. “As trained” "
-        "compares only these trained models on other images of this kind, not what other seeds would give."
-    )
-    headline = (
-        f'<p><span class="figure">{100 * best["expected"]:.1f} %</span> expected accuracy of '
-        f'{escape(best["model"])}, {of} <span class="soft">(95 %: {bounds})</span></p>'
-    )
-    if luck is not None:
-        headline += f'<p class="soft">{escape(sentence(luck["sentence"]))}</p>'
-    body = [
-        f"<h1>Which model for {escape(figures['data'])}?</h1>",
-        headline,
-        *map(finding, figures["findings"]),
-        "<h2>Which is better</h2>",
-        f"<p>{escape(tests)}</p>",
-        "<ul>",
-        *(f"<li>{escape(sentence(pair['verdict']))}</li>" for pair in figures["pairs"]),
-        "</ul>",
-        *([folded("All pairs", wide(_pair_table(figures["pairs_by_fraction"])))] if figures["pairs"] else []),
-        "<h2>The models</h2>",
-        wide(table(lines, ["", *map(escape, names)])),
-        f'<p class="soft">{escape(_ABOUT)}</p>',
-        '<div class="pictures">',
-        *_pictures(models),
-        *(
-            _picture(f"Under stress: {stress['title']}", _by_strength(models, stress), stress["about"])
-            for stress in figures.get("stress", [])
+    drawn = _pictures(models)
+    for stress in figures.get("stress", []):
+        drawn.append((f"Under stress: {stress['title']}", _by_strength(models, stress), stress["about"]))
+    body = from_template(
+        _TEMPLATE,
+        data=figures["data"],
+        verdict=verdict_of(figures, short),
+        figure=f"{100 * best['expected']:.1f} %",
+        beside=f"expected accuracy of {best['model']}, {of} (95 %: {bounds})",
+        legend=[(letter, name) for name, letter in short.items() if letter != name],
+        findings=[split_level(text) for text in figures["findings"]],
+        names=list(short.values()),
+        best=short[best["model"]],
+        lines=list(zip(headings[1:], values, strict=True)),
+        about=_ABOUT,
+        verdicts=[sentence(pair["verdict"]) for pair in figures["pairs"]],
+        luck="" if luck is None else sentence(luck["sentence"]),
+        tests=(
+            f"All models are evaluated on the same {images}{chosen}. Intervals take into account {over}. p is adjusted "
+            "for all pairs with the same fraction of the data; below 0.05, two models can be distinguished. “As "
+            "trained” compares only these trained models on other images of this kind, not what other seeds would give."
         ),
-        "</div>",
-        "<h2>The runs</h2>",
-        folded(f"All {sum(len(model['runs']) for model in models)}", wide(_run_table(models))),
-        *(
-            ["<h2>Notes</h2>", *(f"<p>{escape(sentence(note))}</p>" for note in figures["notes"])]
-            if figures["notes"]
-            else []
-        ),
-    ]
+        pictures=[
+            {"caption": caption, "address": address(to_png(picture), "png"), "about": about}
+            for caption, picture, about in drawn
+        ],
+        pairs=_pairs(figures["pairs_by_fraction"]),
+        runs=[
+            {"folder": run["folder"], "name": model["name"], "cells": _cells_of_run(run)}
+            for model in models
+            for run in model["runs"]
+        ],
+        notes=[sentence(note) for note in figures["notes"]],
+    )
     write_page(path, f"Which model for {figures['data']}?", body)
 
 
-def _pair_table(pairs: Sequence[Mapping[str, Any]]) -> str:
+def verdict_of(figures: Mapping[str, Any], short: Mapping[str, str]) -> Verdict:
+    """Return which model to take; `figures` is the content of comparison.json, and `short` has names by model."""
+    best = figures["best"]["model"]
+    worse, as_trained, alike = list[Mapping[str, Any]](), list[Mapping[str, Any]](), list[str]()
+    for pair in figures["pairs"]:
+        if best in (pair["a"], pair["b"]):
+            other = pair["b"] if pair["a"] == best else pair["a"]
+            difference = pair["difference"] if pair["a"] == best else -pair["difference"]
+            found = {"name": short[other], "points": f"{100 * difference:.1f} points"}
+            if pair["p"] < _SIGNIFICANT and difference > 0:
+                worse.append(found)
+            elif pair["trained"]["p"] < _SIGNIFICANT and difference > 0:
+                as_trained.append(found)
+            else:
+                alike.append(short[other])
+    name = short[best]
+    if not figures["pairs"]:
+        return Verdict("note", f"{name} was compared with nothing")
+    if alike:
+        return Verdict(
+            "warning", f"{listed([name, *alike])} cannot be told apart: take the quickest of them, or more images"
+        )
+    if len(worse) + len(as_trained) > 1:
+        return Verdict("good", f"Take {name}: it is better than all others{', as trained' if as_trained else ''}")
+    (other,) = [*worse, *as_trained]
+    how = ", as trained," if as_trained else ""
+    return Verdict("good", f"{name} is better than {other['name']}{how} by {other['points']}")
+
+
+def _pairs(pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     has_fractions = len({pair["fraction"] for pair in pairs}) > 1
     rows = []
     for pair in sorted(pairs, key=lambda pair: -pair["fraction"]):
         low, high = (100 * end for end in pair["interval"])
         of_trained = [100 * end for end in pair["trained"]["interval"]]
-        needed = "-" if pair["needed"] is None else f"{100 * pair['needed']:.1f}"
         rows.append(
             [
-                f"{escape(pair['a'])} &minus; {escape(pair['b'])}",
+                f"{pair['a']} minus {pair['b']}",
                 *([f"{pair['fraction']:g}"] if has_fractions else []),
                 f"{100 * pair['difference']:+.1f}",
                 f"{low:+.1f} to {high:+.1f}",
-                needed,
+                "-" if pair["needed"] is None else f"{100 * pair['needed']:.1f}",
                 f"{pair['p']:.3f}",
                 f"{of_trained[0]:+.1f} to {of_trained[1]:+.1f}",
                 f"{pair['trained']['p']:.3f}",
             ]
         )
-    heading = ["difference in points", *(["fraction"] if has_fractions else []), "", "95 %", "needed", "p"]
-    return table(rows, [*heading, "as trained: 95 %", "p"])
+    heads = ["difference in points", *(["fraction"] if has_fractions else []), "", "95 %", "needed", "p"]
+    return {"rows": rows, "heads": [*heads, "as trained: 95 %", "p"]}
 
 
-def _run_table(models: Sequence[Mapping[str, Any]]) -> str:
-    rows = [
-        [
-            f'<a href="{escape(run["folder"])}/report.html">{escape(model["name"])}</a>',
-            str(run["seed"]),
-            str(run["training_images"]),
-            f"{100 * run['accuracy']:.1f} %",
-            "-" if run["loss"] is None else f"{run['loss']:.3f}",
-            "-" if run["epochs"] is None else str(run["epochs"]),
-            "-" if run["seconds"] is None else f"{run['seconds']:.0f}",
-        ]
-        for model in models
-        for run in model["runs"]
+def _cells_of_run(run: Mapping[str, Any]) -> list[str]:
+    return [
+        str(run["seed"]),
+        str(run["training_images"]),
+        f"{100 * run['accuracy']:.1f} %",
+        "-" if run["loss"] is None else f"{run['loss']:.3f}",
+        "-" if run["epochs"] is None else str(run["epochs"]),
+        "-" if run["seconds"] is None else f"{run['seconds']:.0f}",
     ]
-    return table(rows, ["run", "seed", "training images", "accuracy", "log loss", "epochs", "seconds"])
-
-
-def _picture(caption: str, drawn: Figure, about: str) -> str:
-    return f'<div>{figure(caption, to_png(drawn))}<p class="soft">{escape(about)}</p></div>'
 
 
 def pictures_of(models: Sequence[Model]) -> dict[str, Callable[[], Figure]]:
@@ -168,7 +186,7 @@ def pictures_of(models: Sequence[Model]) -> dict[str, Callable[[], Figure]]:
     return pictures
 
 
-def _pictures(models: Sequence[Model]) -> list[str]:
+def _pictures(models: Sequence[Model]) -> list[tuple[str, Figure, str]]:
     part = models[0]["by_fraction"][-1]["fraction"]
     data = "all the data" if part == 1 else f"{part:g} of the training images"
     about = {
@@ -196,7 +214,7 @@ def _pictures(models: Sequence[Model]) -> list[str]:
                 f"{plural(first, 'epoch', 'epochs')}; {name} needs {plural(there, 'epoch', 'epochs')}"
             )
             about[_BY_EPOCH] += f" {sentence(reached)}"
-    return [_picture(caption, picture, about[caption]) for caption, picture in drawn.items()]
+    return [(caption, picture, about[caption]) for caption, picture in drawn.items()]
 
 
 def _learning_curves(models: Sequence[Model]) -> Figure:

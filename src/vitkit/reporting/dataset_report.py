@@ -7,26 +7,26 @@ compares photographs with the validation and test images of a model.
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from vitkit.data.decode import UnreadableImageError, decode
 from vitkit.data.doctor.examine import Diagnosis
 from vitkit.data.labels import Suspect, chance_in_words
 from vitkit.data.splits import SPLITS
 from vitkit.data.storage import Place
 from vitkit.data.table import ImageTable
 from vitkit.reporting import plots
-from vitkit.reporting.plots import gallery, thumbnails
+from vitkit.reporting.plots import cell, thumbnail, thumbnails
 from vitkit.system.files import without_place
-from vitkit.text.pages import figure, finding, findings, image, table, to_png, write_page
+from vitkit.text.cells import plural
+from vitkit.text.pages import address, component, from_template, to_png, write_page
+from vitkit.text.verdict import Verdict
 
+_TEMPLATES = Path(__file__).parent / "templates"
 _SHOWN, _IN_A_ROW = 60, 6  # maximum number of groups of copies, and of pictures shown for each group
 _THUMBNAIL = 160  # pixels
 _SUSPECTS = 300  # photographs; more would slow browsers down
@@ -40,35 +40,51 @@ def write_checkup(path: Path, diagnosis: Diagnosis) -> None:
         "colours": Counter(diagnosis.facts.column("mode")),
         "ignored": Counter(images.ignored),
     }
-    files = []
-    for kind, counts in kinds.items():
-        found = ", ".join(f"{count} {value}" for value, count in counts.most_common())
-        files.append([kind, escape(found or "none")])
-    unreadable = [[escape(file), escape(reason)] for file, reason in diagnosis.unreadable.items()]
-    body = [
-        f"<h1>{escape(without_place(images.name))}</h1>",
-        f'<p><span class="figure">{len(images)}</span> images in {len(images.classes)} classes</p>',
-        *([f"<p>{escape(images.layout)}</p>"] if images.layout else []),
-        *[finding(str(problem)) for problem in diagnosis.findings],
-        *(figure(caption, to_png(draw())) for caption, draw in pictures_of(diagnosis).items()),
-        "<h2>Files</h2>",
-        table(files),
-        *(["<h2>Unreadable</h2>", table(unreadable)] if unreadable else []),
+    files = [
+        [kind, ", ".join(f"{count} {value}" for value, count in counts.most_common()) or "none"]
+        for kind, counts in kinds.items()
     ]
     conflicts = [group for group in diagnosis.copies if group.is_conflict]
     leaks = [group for group in diagnosis.copies if group.is_leak and not group.is_conflict]
     others = [group for group in diagnosis.copies if not group.is_leak and not group.is_conflict]
-    kinds_of_copies = {"One picture, two classes": conflicts, "One picture, two splits": leaks, "Copies": others}
-    for title, groups in kinds_of_copies.items():
-        if groups:
-            more = f" (the first {_SHOWN} of {len(groups)})" if len(groups) > _SHOWN else ""
-            body.append(f"<h2>{title}{more}</h2>")
-        for group in groups[:_SHOWN]:
-            cells = [_cell(images, i) for i in group.images[:_IN_A_ROW]]
-            left = len(group.images) - _IN_A_ROW
-            rest = f"<p>and {left} more</p>" if left > 0 else ""
-            body.append(f'<p class="soft">{group.kind}</p><div class="row">{"".join(cells)}</div>{rest}')
+    copies = []
+    of_kind = {"One picture, two classes": conflicts, "One picture, two splits": leaks, "Copies": others}
+    for title, groups in of_kind.items():
+        shown = [
+            {
+                "kind": group.kind,
+                "cells": [_cell(images, i) for i in group.images[:_IN_A_ROW]],
+                "more": len(group.images) - _IN_A_ROW,
+            }
+            for group in groups[:_SHOWN]
+        ]
+        if shown:
+            copies.append((title + (f" (the first {_SHOWN} of {len(groups)})" if len(groups) > _SHOWN else ""), shown))
+    body = from_template(
+        _TEMPLATES / "checkup.html",
+        name=without_place(images.name),
+        verdict=verdict_of(diagnosis),
+        figure=f"{len(images):,}",
+        beside=f"images in {plural(len(images.classes), 'class', 'classes')}",
+        layout=images.layout,
+        findings=diagnosis.findings,
+        copies=copies,
+        pictures=[(caption, address(to_png(draw()), "png")) for caption, draw in pictures_of(diagnosis).items()],
+        files=files,
+        unreadable=list(diagnosis.unreadable.items()),
+    )
     write_page(path, f"{without_place(images.name)}: check-up", body)
+
+
+def verdict_of(diagnosis: Diagnosis) -> Verdict:
+    """Return whether the data are ready for training, or how many things need a look first."""
+    serious = {finding.severity for finding in diagnosis.findings}
+    first = sum(finding.severity != "note" for finding in diagnosis.findings)
+    if "problem" in serious:
+        return Verdict("problem", f"{plural(first, 'thing', 'things')} to mend first: results would be wrong")
+    if "warning" in serious:
+        return Verdict("warning", f"{plural(first, 'thing', 'things')} to look at first")
+    return Verdict("good", "Ready to train")
 
 
 def pictures_of(diagnosis: Diagnosis) -> dict[str, Callable[[], Figure]]:
@@ -82,18 +98,14 @@ def pictures_of(diagnosis: Diagnosis) -> dict[str, Callable[[], Figure]]:
     }
 
 
-def _cell(images: ImageTable, index: int) -> str:
-    name = images.name_of(index) or "none"
-    where = name if images.splits[index] is None else f"{images.splits[index]}: {name}"
-    try:
-        picture = decode(images.file(index), _THUMBNAIL)
-    except UnreadableImageError as error:  # the file has changed since the check-up
-        return f"<figure>{escape(str(error))}</figure>"
-    picture.thumbnail((_THUMBNAIL, _THUMBNAIL))
-    data = io.BytesIO()
-    picture.save(data, "JPEG", quality=80)
-    shown = image(images.paths[index], data.getvalue(), "jpeg")
-    return f"<figure>{shown}<figcaption>{escape(where)}<br>{escape(images.paths[index])}</figcaption></figure>"
+def _cell(images: ImageTable, index: int) -> dict[str, Any]:
+    name = images.name_of(index)
+    return cell(thumbnail(images.file(index), _THUMBNAIL), (images.paths[index],)) | {
+        "path": images.paths[index],
+        "split": images.splits[index],
+        "label": name or "none",
+        "place": images.classes.index(name) if name in images.classes else None,
+    }
 
 
 def write_suspects(path: Path, title: str, suspects: Sequence[Suspect], files: Sequence[Place], advice: str) -> None:
@@ -101,32 +113,28 @@ def write_suspects(path: Path, title: str, suspects: Sequence[Suspect], files: S
 
     The suspects, with their photographs, begin with the most doubtful. `advice` tells the reader what to do with them.
     """
-    photographs = [
-        (
-            shown,
-            "",
-            (f"your label: {suspect.label}", f"looks like: {suspect.suggested} (by {suspect.score})", suspect.path),
-        )
-        for suspect, shown in zip(suspects[:_SUSPECTS], thumbnails(files[:_SUSPECTS]), strict=False)
-    ]
-    more = f"; the {_SUSPECTS} most doubtful are shown" if len(suspects) > _SUSPECTS else ", the most doubtful first"
-    summary = f"{len(suspects)} labels contradict models that were trained on the other images{more}"
-    body = [
-        f"<h1>{escape(title)}</h1>",
-        f"<p>{summary}{chance_in_words(suspects)}.</p>",
-        f"<p>{escape(advice)}</p>",
-        gallery(photographs),
-    ]
+    cells = []
+    for suspect, shown in zip(suspects[:_SUSPECTS], thumbnails(files[:_SUSPECTS]), strict=False):
+        looks = f"looks like: {suspect.suggested} (by {suspect.score})"
+        cells.append(cell(shown, (f"your label: {suspect.label}", looks, suspect.path)))
+    labels = plural(len(suspects), "label", "labels")
+    more = f"the {_SUSPECTS} most doubtful" if len(suspects) > _SUSPECTS else "the most doubtful first"
+    body = from_template(
+        _TEMPLATES / "suspects.html",
+        title=title,
+        verdict=Verdict("warning", f"{labels} to look at") if suspects else Verdict("good", "No label is doubtful"),
+        figure=f"{len(suspects):,}",
+        beside=f"labels contradict models that were trained on the other images{chance_in_words(suspects)}",
+        advice=advice,
+        heading=f"Photographs, {more}",
+        cells=cells,
+    )
     write_page(path, title, body)
 
 
 # --- Drift ----------------------------------------------------------------------------------------------------
 
 _CLASSES = 200  # rows of the table
-_ORDER = (
-    "The least familiar photographs first. <em>familiar</em> is the part of known images that look no more "
-    "familiar to the model: low is strange."
-)
 
 
 def write_drift(
@@ -153,44 +161,39 @@ def write_drift(
         detection: a sentence that states which rise in the share of a class is usually detected.
     """
     differs = any(row["differs"] for row in tests)
-    meaning = (
-        f"If these photographs came about like the validation and test images, a value of at most {level:g} in the "
-        f"column <em>adjusted p</em> would occur in at most {100 * level:g}% of such comparisons."
-    )
-    rows = []
-    for name, (before, now) in sorted(shares.items(), key=lambda item: -abs(item[1][1] - item[1][0]))[:_CLASSES]:
-        bars = "<br>".join(  # whose lengths are the shares
-            f'<meter min="0" max="1" value="{share:.4f}" aria-label="{escape(name)}, {when}"></meter>'
-            for share, when in ((before, "before"), (now, "now"))
-        )
-        rows.append([f"{escape(name)}<br>{bars}", f"{before:.1%}", f"{now:.1%}"])
-    more = len(shares) - len(rows)
-    pictures = thumbnails((Path(file) for file, _ in unfamiliar), _THUMBNAIL)
-    body = [
-        "<h1>Are these the photographs that the model was made for?</h1>",
-        f'<p class="figure">{"No" if differs else "No difference was found"}</p>',
-        f"<p>{escape(verdict)}.</p>",
-        *findings([f"note: {text}" for text in notes]),
-        "<h2>Tests</h2>",
-        table_of_tests(tests),
-        f"<p>{meaning} {escape(detection[:1].upper() + detection[1:])}.</p>",
-        "<h2>Predicted classes</h2>",
-        table(rows, ["class", "before", "now"]),
-        *([f"<p>and {more} more classes, whose shares differ less</p>"] if more else []),
-        "<h2>Photographs that differ most</h2>",
-        f"<p>{_ORDER}</p>",
-        gallery([(picture, "", lines) for picture, (_, lines) in zip(pictures, unfamiliar, strict=True)]),
+    places = {name: place for place, name in enumerate(shares)}
+    rows = [
+        {
+            "name": name,
+            "place": places[name],
+            "before": before,
+            "now": now,
+            "before_text": f"{before:.1%}",
+            "now_text": f"{now:.1%}",
+        }
+        for name, (before, now) in sorted(shares.items(), key=lambda item: -abs(item[1][1] - item[1][0]))[:_CLASSES]
     ]
+    pictures = thumbnails((Path(file) for file, _ in unfamiliar), _THUMBNAIL)
+    sentence = "No: test the model on photographs like these" if differs else "No difference was found"
+    body = from_template(
+        _TEMPLATES / "drift.html",
+        verdict=Verdict("problem" if differs else "good", sentence),
+        figure="",
+        beside=f"{verdict}.",
+        cells=[cell(picture, lines) for picture, (_, lines) in zip(pictures, unfamiliar, strict=True)],
+        shares=rows,
+        more=len(shares) - len(rows),
+        tests=table_of_tests(tests),
+        meaning=(
+            f"If these photographs came about like the validation and test images, a value of at most {level:g} in the "
+            f"column “adjusted p” would occur in at most {100 * level:g}% of such comparisons. "
+            f"{detection[:1].upper()}{detection[1:]}."
+        ),
+        notes=notes,
+    )
     write_page(path, "Are these the photographs that the model was made for?", body)
 
 
 def table_of_tests(tests: Sequence[Mapping[str, Any]]) -> str:
     """Return the tests as an HTML table."""
-    rows = []
-    for row in tests:
-        title, p = escape(row["test"]), f"{row['adjusted']:.4f}"
-        if row["differs"]:
-            title, p = f"<strong>{title}</strong>", f"<strong>{p}</strong>"
-        compared = f"before: {escape(row['before'])}<br>now: {escape(row['now'])}"
-        rows.append([f'{title}<br><span class="soft">{compared}</span>', p])
-    return table(rows, ["", "adjusted p"])
+    return component("tests", tests)

@@ -16,7 +16,6 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from html import escape
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,33 +27,19 @@ from vitkit.classifier import Classifier
 from vitkit.data.storage import Place
 from vitkit.data.table import ImageTable
 from vitkit.evaluation.figures import SHARES, by_name_in_words, calibration_rise, counted_part, tta_lines
-from vitkit.evaluation.headline import headline_of
+from vitkit.evaluation.headline import headline_of, verdict_of
 from vitkit.evaluation.label_errors import LabelError
 from vitkit.evaluation.metrics import Evaluation, MultiEvaluation
 from vitkit.evaluation.registry import METRICS
 from vitkit.inference.trust import CROSS_VALIDATED, VALIDATION
 from vitkit.reporting import plots, report_data
-from vitkit.reporting.plots import gallery
+from vitkit.reporting.plots import cell
 from vitkit.reporting.report_data import FIRST, Explained, LaidOut, ReportPhotographs, embed, threshold_data
 from vitkit.system.environment import STUDIO_PORT
 from vitkit.system.files import without_place, write_json, write_text
 from vitkit.system.run_files import EVALUATION, PREDICTIONS, RECIPE, REPORT
 from vitkit.text.cells import JOINT, by_chance, harmless, interval_text, plural
-from vitkit.text.pages import (
-    DRAWN,
-    Live,
-    decimals,
-    figure,
-    finding,
-    folded,
-    image,
-    listing,
-    table,
-    to_png,
-    wide,
-    write_page,
-)
-from vitkit.text.pages import findings as shown_findings
+from vitkit.text.pages import Live, address, decimals, from_template, split_level, to_png, write_page
 
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./([a-z_]+)\.js";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=class |function )", re.MULTILINE)
@@ -88,6 +73,7 @@ def _with_imports(name: str, done: set[str]) -> list[str]:
 
 CONFUSION, CONFIDENCE = "Confusion", "Confidence and accuracy"
 POINTS = "Held-out images as the model sees them"
+_TEMPLATE = Path(__file__).parent / "templates" / "evaluation.html"
 
 
 def write_report(
@@ -114,7 +100,7 @@ def write_report(
         numbers: the measured values of the evaluation (`evaluation.figures`).
         root: the folder or storage that the images' paths are relative to; None if the images are not files.
         facts: rows of the table about the run: its model, data and software.
-        findings: what the reader should know about the data, one sentence each; they are shown first.
+        findings: what the reader should know about the data, one sentence each; problems and warnings are shown first.
         pictures: PNG pictures by caption, such as those of `pictures_of`; they are embedded in the page.
         laid_out: some of the images as points in the plane.
         doubts: labels that are likely wrong, the most doubtful first.
@@ -122,48 +108,49 @@ def write_report(
         explained: mistakes with the regions that led to them.
     """
     photographs = ReportPhotographs.of(evaluation, root, doubts, laid_out)
-    rest = {caption: png for caption, png in pictures.items() if caption not in (CONFUSION, CONFIDENCE, POINTS)}
-    classes, join = evaluation.classes, "and" if isinstance(evaluation, MultiEvaluation) else "or"
-    task = f"{', '.join(classes[:-1])} {join} {classes[-1]}?" if len(classes) > 1 else classes[0]
+    drawn = {caption: address(png, "png") for caption, png in pictures.items()}
+    is_multi, classes = isinstance(evaluation, MultiEvaluation), evaluation.classes
+    task = f"{', '.join(classes[:-1])} {'and' if is_multi else 'or'} {classes[-1]}?" if len(classes) > 1 else classes[0]
     if len(classes) > 5:
-        task = f"{', '.join(classes[:5])} {join} {len(classes) - 5} more classes?"
-    caveats = []
+        task = f"{', '.join(classes[:5])} {'and' if is_multi else 'or'} {len(classes) - 5} more classes?"
+    sentences = [split_level(text) for text in findings]
     if evaluation.chosen:
-        what = ", ".join(evaluation.chosen)
-        text = f"all figures here are too optimistic, because the validation images were also used to choose ({what})"
-        caveats = [finding(f"note: {text}; only the figures on a test split are not affected by such choices")]
-    points = []
-    if laid_out is not None:
-        drawn = [] if POINTS not in pictures else [image(POINTS, pictures[POINTS], "png", DRAWN)]
-        text = (
-            "Images that look similar to the model are close together (t-SNE). A ring around a point marks a mistake."
-        )
-        points = [f"<h2>{escape(POINTS)}</h2>", f"<p>{text}</p>", _view("embedding", *drawn)]
-    body = [
-        f"<h1>{escape(task)}</h1>",
-        f'<p class="soft">{escape(title)}</p>',
-        headline(numbers),
-        *caveats,
-        *shown_findings(findings),
-        *_classes(evaluation, numbers),
-        *_confusion(evaluation, numbers, pictures.get(CONFUSION)),
-        *confidence(evaluation, numbers, pictures.get(CONFIDENCE)),
-        *([] if root is None else _photographs(evaluation, photographs, path.parent)),
-        *_explained(explained, photographs),
-        *([] if root is None else _label_errors(doubts, photographs)),
-        *points,
-        *_figures(evaluation, numbers),
-        *_operating_table(numbers),
-        *_promises(numbers),
-        *_unknown(numbers),
-        *[
-            figure(caption, picture, is_photograph=caption == "What the model sees in training")
-            for caption, picture in rest.items()
+        text = "all figures here are too optimistic, because the validation images were also used to choose"
+        only = "only the figures on a test split are not affected by such choices"
+        sentences.insert(0, ("warning", f"{text} ({', '.join(evaluation.chosen)}); {only}"))
+    figure, beside = headline(numbers)
+    body = from_template(
+        _TEMPLATE,
+        task=task,
+        is_multi=is_multi,
+        verdict=verdict_of(numbers),
+        figure=figure,
+        beside=beside,
+        findings=sentences,
+        notes=[f"This page is about {title}.", *(text for level, text in sentences if level == "note")],
+        classes=_class_rows(evaluation, numbers),
+        confusion=drawn.get(CONFUSION),
+        confused=[] if is_multi else _confused(numbers),
+        photographs=None if root is None else _photographs(evaluation, photographs),
+        studio=_studio_address(path.parent),
+        doubts=None if root is None or not doubts else _label_errors(doubts, photographs),
+        calibration=_calibration(evaluation, numbers),
+        reliability=drawn.get(CONFIDENCE),
+        thresholds=_thresholds(evaluation),
+        unknown=_unknown(numbers),
+        points=None if laid_out is None else drawn.get(POINTS, ""),
+        explained=_explained(explained, photographs),
+        figures=None if is_multi else _figures(evaluation, numbers),  # those of a multi-label model are in the headline
+        operating=_operating(numbers),
+        promises=_promises(numbers),
+        pictures=[
+            (caption, shown, caption == "What the model sees in training")
+            for caption, shown in drawn.items()
+            if caption not in (CONFUSION, CONFIDENCE, POINTS)
         ],
-        "<h2>The run</h2>",
-        table([[escape(name), escape(value)] for name, value in facts.items()]),
-        *(["<h2>Recipe</h2>", folded("The complete recipe", listing(recipe))] if recipe else []),
-    ]
+        facts=list(facts.items()),
+        recipe=recipe,
+    )
     data = _data(evaluation, numbers, photographs, laid_out, doubts if root is not None else ())
     write_page(path, title, body, Live(static("views.css"), script(), data))
 
@@ -294,148 +281,9 @@ def write_predictions(path: Path, evaluation: Evaluation) -> None:
     write_text(path, text.getvalue())
 
 
-# --- The sections of the page ---------------------------------------------------------------------------------
+# --- What the template shows ----------------------------------------------------------------------------------
 
 _HEADLINES = ("accuracy", "balanced_accuracy")
-
-
-def multi_class_table(rows: Mapping[str, Mapping[str, Any]], most: int) -> str:
-    """Return an HTML table of the first `most` classes of a multi-label evaluation, with thresholds and metrics."""
-    heads = ["class", "threshold", "precision", "recall", "F1", "average precision", "images"]
-    return _class_table(rows, most, heads, ("threshold", "precision", "recall", "f1", "average_precision", "support"))
-
-
-def _class_table(rows: Mapping[str, Mapping[str, Any]], most: int, heads: Sequence[str], keys: Sequence[str]) -> str:
-    def cell(value: float | None) -> str:
-        return str(value) if isinstance(value, int) else decimals(value)
-
-    return table([[escape(name), *(cell(row[key]) for key in keys)] for name, row in islice(rows.items(), most)], heads)
-
-
-def _operating_table(numbers: Mapping[str, Any]) -> list[str]:
-    # The results for the class frequencies in training beside those for equal frequencies, if measured.
-    points = numbers.get("operating_points")
-    if points is None:
-        return []
-    names = ("data", "uniform")
-    heads = [f"{SHARES[name]}{' (chosen)' if name == points['chosen'] else ''}" for name in names]
-    rows = [[what.replace("_", " "), *(f"{points[name][what]:.3f}" for name in names)] for what in _HEADLINES]
-    for row in points["data"]["recall"]:
-        values = [points[name]["recall"][row] for name in names]
-        rows.append([f"recall of {escape(row)}", *("none" if value is None else f"{value:.3f}" for value in values)])
-    words = (
-        "A model can predict for the class frequencies of its training data, or for equally frequent classes. The "
-        "latter finds more images of the rare classes and makes more errors overall (--set prior=uniform)."
-    )
-    return ["<h2>The operating point</h2>", f"<p>{words}</p>", wide(table(rows, ["", *heads]))]
-
-
-def _promises(numbers: Mapping[str, Any]) -> list[str]:
-    # The measured coverage of prediction sets, and accuracy of confident predictions.
-    entry = numbers.get("promises")
-    if entry is None:
-        return []
-    kept = [row for row in entry["coverage"] if "refused" not in row]
-    sure = [row for row in entry["accuracy"] if "refused" not in row]
-    refused = [row["refused"] for row in (*entry["coverage"], *entry["accuracy"]) if "refused" in row]
-    validation = entry["validation"]
-    chosen = f", which were also used to choose: {', '.join(validation['chosen_on_them'])}"
-    words = (
-        f"What vitkit predict --coverage and --accuracy promise by {validation['images']} {_kind(validation)}"
-        f"{chosen if validation['chosen_on_them'] else ''}, measured on the images of this page."
-    )
-    body = ["<h2>Sets and sure predictions</h2>", f"<p>{escape(words)}</p>"]
-    if kept:
-        rows = [
-            [
-                *(f"{row['requested']:g}", f"{row['measured']:.3f}", interval_text(row["interval_95"])),
-                *(f"{row['mean_size']:.2f}", str(row["empty"]), str(row["images"])),
-            ]
-            for row in kept
-        ]
-        heads = ["--coverage", "measured", "95 % interval", "classes in a set", "empty sets", "images"]
-        body.append(wide(table(rows, heads)))
-        per_class = kept[-1]["per_class"]
-        names = list(per_class)
-        if len(names) > _LEAST_COVERED:
-            names = sorted(names, key=lambda name: (per_class[name]["measured"], name))[:_LEAST_COVERED]
-            body.append(f"<p>The {_LEAST_COVERED} classes of {len(per_class):,} that are covered least often:</p>")
-        of_class = []
-        for name in names:
-            sets = [row["per_class"][name] for row in kept]
-            cells = [cell for each in sets for cell in (f"{each['measured']:.3f}", f"{each['mean_size']:.2f}")]
-            of_class.append([escape(name), *cells])
-        heads = [f"{what} ({row['requested']:g})" for row in kept for what in ("covered", "classes in a set")]
-        body.append(wide(table(of_class, ["class", *heads])))
-    if sure:
-        rows = []
-        for row in sure:
-            measured = ["none", ""]
-            if row["measured"] is not None:
-                measured = [f"{row['measured']:.3f}", interval_text(row["interval_95"])]
-            answered = f"{row['answered']} of {row['images']}"
-            rows.append([f"{row['requested']:g}", f"{row['above_confidence']:.4f}", answered, *measured])
-        heads = ["--accuracy", "above confidence", "answered", "measured accuracy", "95 % interval"]
-        body.append(wide(table(rows, heads)))
-    return [*body, *(f"<p>{escape(reason)}</p>" for reason in refused)]
-
-
-def _kind(entry: Mapping[str, Any]) -> str:
-    return CROSS_VALIDATED if entry.get("folds") else VALIDATION
-
-
-def _unknown(numbers: Mapping[str, Any]) -> list[str]:
-    # How well the model notices images of none of its classes.
-    entry = numbers.get("unknown")
-    if entry is None:
-        return []
-    text = (
-        f"The column familiar of vitkit predict is the part of known images that look no more familiar to the model "
-        f"(low is strange), by the distance to the nearest training images, compared with {entry['validation_images']} "
-        f"{_kind(entry)}."
-    )
-    body = ["<h2>Images of unknown things</h2>", f"<p>{escape(text)}</p>"]
-    if entry["limits"]:
-        caught = (
-            f"Where {entry['accepted']:.0%} of known images pass as known, so do these images, which belong to none of "
-            "the classes:"
-        )
-        rows = []
-        for row in entry["limits"]:
-            low, high = row["bounds"]
-            noticed = "mostly missed" if low >= 0.5 else "some are missed"
-            if high <= 0.2:
-                noticed = "mostly noticed"
-            basis = f"{row['images']} pictures made from {_kind(entry)}"
-            if row["classes"]:
-                basis = (
-                    f"{row['images']} images of {row['classes']} classes, each left out in turn, by the initial "
-                    "weights; the interval is for another class"
-                )
-            elif row.get("sorts"):
-                basis = (
-                    f"{row['images']} pictures of {row['sorts']} sorts made from {_kind(entry)}; the interval is for "
-                    "another sort"
-                )
-            share = f"{row['share']:.0%}"
-            rows.append([escape(row["kind"]), share, interval_text(row["bounds"]), noticed, basis])
-        words = ["noticed or missed", "measured on"]
-        heads = ["images", "pass as known", "95 % interval", *words]
-        body += [f"<p>{caught}</p>", wide(table(rows, heads, words))]
-    if not any(row["classes"] for row in entry["limits"]):
-        body.append(
-            "<p>Whether photographs of an unseen class that resembles the known ones are noticed was not measured: "
-            "this requires weights that had seen none of these images, and at least three classes.</p>"
-        )
-    if entry["called"]:
-        rows = [
-            [f"{row['level']:g}", f"{row['measured']:.3f}", interval_text(row["interval_95"]), str(row["images"])]
-            for row in entry["called"]
-        ]
-        body.append(wide(table(rows, ["--unknown", "called unknown", "95 % interval", "images of this page"])))
-    return body
-
-
 _CLASSES, _LEAST_COVERED = 1_000, 20  # rows without a script
 _OTHER_TITLES = {  # titles of figures that are not in the registry of metrics
     "ece_before_temperature": "the calibration error at temperature 1",
@@ -443,67 +291,72 @@ _OTHER_TITLES = {  # titles of figures that are not in the registry of metrics
     "roc_auc": "area under the ROC curve, mean over classes",
     "average_precision": "average precision, mean over classes",
 }
+_SINGLE = {
+    "precision": "precision",
+    "recall": "recall",
+    "f1": "F1",
+    "support": "images",
+    "roc_auc": "ROC area",
+    "average_precision": "average precision",
+}
+_MULTI = {"threshold": "threshold", **{key: name for key, name in _SINGLE.items() if key != "roc_auc"}}
 
 
-def _view(name: str, *content: str) -> str:
-    """Return the HTML element of an interactive view. It shows `content` until the script replaces the content."""
-    return f'<div data-view="{name}">{"".join(content)}</div>'
-
-
-def headline(numbers: Mapping[str, Any]) -> str:
-    """Return the paragraph with the main result, its interval and a few other metrics."""
+def headline(numbers: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the main figure, such as `95.0 %`, and in words what it is of, with its interval and other metrics."""
     quoted = headline_of(numbers)
     if quoted.value is None:
-        return f'<p><span class="figure">No figure</span> {escape(quoted.words)}</p>'
+        return "No figure", quoted.words
     interval = [] if quoted.interval is None else [f"95 %: {interval_text([100 * end for end in quoted.interval], 1)}"]
     if numbers.get("task") != "multi":
-        beside = f"balanced {100 * numbers['balanced_accuracy']:.1f} %, log loss {numbers['loss']:.3f}"
+        beside = f"balanced {100 * numbers['balanced_accuracy']:.1f} %"
     else:
         others = [metric for metric in METRICS["multi"].values() if metric.name not in _HEADLINES]
-        beside = ", ".join(f"{escape(metric.title)} {decimals(numbers[metric.name])}" for metric in others)
+        beside = ", ".join(f"{metric.title} {decimals(numbers[metric.name])}" for metric in others)
         if "cross_fitted" in numbers:
             beside += f"; macro F1 with cross-fitted thresholds {decimals(numbers['cross_fitted']['macro_f1'])}"
-    detail = "; ".join([*interval, beside])
-    return (
-        f'<p><span class="figure">{100 * quoted.value:.1f} %</span> {quoted.figure} on {escape(quoted.described)} '
-        f'<span class="soft">({detail})</span></p>'
-    )
+    return f"{100 * quoted.value:.1f} %", f"{quoted.figure} on {quoted.described} ({'; '.join([*interval, beside])})"
 
 
-def _classes(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
-    more = len(evaluation.classes) - _CLASSES
-    left = [f"<p>The first {_CLASSES:,} classes; {more:,} more are in the page's data.</p>"] if more > 0 else []
-    if not isinstance(evaluation, MultiEvaluation):
-        heads = ["class", "precision", "recall", "F1", "images", "ROC area", "average precision"]
-        keys = ("precision", "recall", "f1", "support", "roc_auc", "average_precision")
-        shown = _class_table(numbers["per_class"], _CLASSES, heads, keys)
-        return ["<h2>Each class</h2>", _view("classes", wide(shown), *left)]
+def _class_rows(evaluation: Evaluation, numbers: Mapping[str, Any]) -> dict[str, Any]:
+    columns = _MULTI if isinstance(evaluation, MultiEvaluation) else _SINGLE
+    rows = [
+        [name, *(str(row[key]) if isinstance(row[key], int) else decimals(row[key]) for key in columns)]
+        for name, row in islice(numbers["per_class"].items(), _CLASSES)
+    ]
+    more = len(evaluation.classes) - len(rows)
+    return {"heads": ["class", *columns.values()], "rows": rows, "more": f"{more:,}" if more > 0 else ""}
+
+
+def _confused(numbers: Mapping[str, Any]) -> list[list[str]]:
     return [
-        "<h2>Each class</h2>",
-        _view("classes", wide(multi_class_table(numbers["per_class"], _CLASSES)), *left),
-        "<h2>Thresholds</h2>",
-        _view("class_thresholds", "<p>The thresholds are in the table of classes.</p>"),
+        [pair["true"], pair["predicted"], str(pair["count"]), f"{100 * pair['share']:.1f} %"]
+        for pair in numbers["confused"][:20]
     ]
 
 
-def _confusion(evaluation: Evaluation, numbers: Mapping[str, Any], drawn: bytes | None) -> list[str]:
-    if isinstance(evaluation, MultiEvaluation):
-        return []
-    if not numbers["confused"]:
-        words = ["<p>The model made no mistakes.</p>"]
-    else:
-        pairs = [
-            [escape(pair["true"]), escape(pair["predicted"]), str(pair["count"]), f"{100 * pair['share']:.1f} %"]
-            for pair in numbers["confused"][:20]
-        ]
-        heads = ["true", "predicted", "images", "of the true class"]
-        words = ["<h3>Most often confused</h3>", wide(table(pairs, heads))]
-    picture = [] if drawn is None else [image("Confusion", drawn, "png", DRAWN)]
-    return ["<h2>Confusion</h2>", _view("confusion", *picture, *words)]
+def _calibration(evaluation: Evaluation, numbers: Mapping[str, Any]) -> str:
+    # How far confidences and accuracy are apart, and why the temperature may have made it worse.
+    if isinstance(evaluation, MultiEvaluation) or numbers.get("ece") is None:
+        return ""
+    text = f"Here the two differ by {100 * numbers['ece']:.1f} points on average."
+    if (rise := calibration_rise(evaluation, numbers)) is None:
+        return text
+    why = (
+        "such a rise can occur by chance even if the temperature is right"
+        if rise.is_chance
+        else "this is more than chance explains, so these images differ from those that the temperature was fitted on, "
+        "or it was fitted on too few"
+    )
+    return (
+        f"{text} The temperature, which was fitted to make the two agree, increased the calibration error from "
+        f"{numbers['ece_before_temperature']:.4f} to {numbers['ece']:.4f}: with "
+        f"{plural(len(evaluation.paths), 'image', 'images')}, {why}."
+    )
 
 
-def confidence(evaluation: Evaluation, numbers: Mapping[str, Any], drawn: bytes | None) -> list[str]:
-    """Return the section on how well confidences match accuracy; empty for multi-label models."""
+def _thresholds(evaluation: Evaluation) -> list[list[str]]:
+    # What is left if answers below a confidence are withheld.
     if isinstance(evaluation, MultiEvaluation):
         return []
     data = threshold_data(evaluation)
@@ -512,39 +365,14 @@ def confidence(evaluation: Evaluation, numbers: Mapping[str, Any], drawn: bytes 
         answered, right = (data[name][round(at * steps)] for name in ("answered", "right"))
         part = f"{100 * right / answered:.1f} %" if answered else "-"
         rows.append([f"{100 * at:.0f} %", f"{100 * answered / n:.1f} %", part, str(answered - right)])
-    heads = ["minimum confidence", "images kept", "of those right", "mistakes left"]
-    picture = [] if drawn is None else [image("Confidence and accuracy", drawn, "png", DRAWN)]
-    explained = []
-    if (rise := calibration_rise(evaluation, numbers)) is not None:
-        before, after = numbers["ece_before_temperature"], numbers["ece"]
-        why = (
-            "such a rise can occur by chance even if the temperature is right"
-            if rise.is_chance
-            else "this is more than chance explains, so these images differ from those that the temperature was fitted "
-            "on, or it was fitted on too few"
-        )
-        text = (
-            f"The temperature increased the calibration error from {before:.4f} to {after:.4f}: with "
-            f"{plural(n, 'image', 'images')}, {why}. The temperature minimises the log loss on the validation images. "
-            "It usually also reduces the calibration error on other images, but not always, because that error is "
-            "noisy."
-        )
-        explained = [f"<p>{escape(text)}</p>"]
-    return [
-        "<h2>Confidence</h2>",
-        *explained,
-        _view("reliability", *picture),
-        "<h3>Rejecting uncertain predictions</h3>",
-        _view("threshold", wide(table(rows, heads))),
-    ]
+    return rows
 
 
-def _photographs(evaluation: Evaluation, photographs: ReportPhotographs, folder: Path) -> list[str]:
-    # Without a script, the section shows the worst mistakes.
+def _photographs(evaluation: Evaluation, photographs: ReportPhotographs) -> dict[str, Any]:
+    # Without a script, the page shows the worst mistakes.
     n, here, listed = len(evaluation.paths), len(photographs.of_images), len(photographs.listed)
-    held = [] if here == n else [f"this page contains the photographs of {here:,} of {n:,} images"]
-    held += [] if listed == n else [f"{listed:,} images are listed, and the others are left out"]
-    words = f"<p>{'; '.join(held).capitalize()}.</p>" if held else ""
+    held = [] if here == n else [f"This page contains the photographs of {here:,} of {n:,} images."]
+    held += [] if listed == n else [f"{listed:,} images are listed, and the others are left out."]
     cells = []
     for i in photographs.first:
         if i not in photographs.of_images:
@@ -559,60 +387,163 @@ def _photographs(evaluation: Evaluation, photographs: ReportPhotographs, folder:
         now = evaluation.since.get(evaluation.paths[i])  # if the label has changed since earlier runs
         since = [] if now is None else [f"now: {now}"]
         lines = (f"your label: {label}", *since, f"predicted: {predicted}", evaluation.paths[i])
-        cells.append((photographs.of_images[i], f'data-image="{photographs.place(i)}"', lines))
-    head = ""
-    if not isinstance(evaluation, MultiEvaluation):
-        head = "<h3>The most confident mistakes</h3>" if cells else "<p>The model made no mistakes.</p>"
-    studio = []
-    if (folder / RECIPE).is_file():
-        place = f"http://127.0.0.1:{STUDIO_PORT}/#results/{quote(folder.name, safe='')}"
-        link = f'<a href="{escape(place)}">the enlarged photograph of its results</a>'
-        start = "Start <code>vitkit studio</code> with the folder of this run"
-        studio = [f"<p>Is one of your labels wrong? {start}, and correct it in {link}.</p>"]
-    return ["<h2>Photographs</h2>", words, *studio, _view("gallery", head, gallery(cells))]
+        cells.append(cell(photographs.of_images[i], lines, {"data-image": photographs.place(i)}))
+    return {"held": " ".join(held), "cells": cells}
 
 
-def _explained(mistakes: Sequence[Explained], photographs: ReportPhotographs) -> list[str]:
-    # The worst mistakes, and the picture regions that led to them.
-    if not mistakes:
-        return []
-    pieces = ["<h2>Where the mistakes come from</h2>"]
-    for mistake in mistakes:
-        place = f'data-map="{photographs.place(mistake.image)}"'
-        pictures = [
-            f'<figure class="large">{image(caption, data, "jpeg", place if number else "")}'
-            f"<figcaption>{escape(caption)}</figcaption></figure>"
-            for number, (caption, data) in enumerate(mistake.pictures)
-        ]
-        pieces += [f"<h3>{escape(mistake.title)}</h3>", f'<div class="row">{"".join(pictures)}</div>']
-    return pieces
+def _studio_address(folder: Path) -> str:
+    if not (folder / RECIPE).is_file():
+        return ""
+    return f"http://127.0.0.1:{STUDIO_PORT}/#results/{quote(folder.name, safe='')}"
 
 
-def _label_errors(doubts: Sequence[LabelError], photographs: ReportPhotographs) -> list[str]:
-    if not doubts:
-        return []
+def _explained(mistakes: Sequence[Explained], photographs: ReportPhotographs) -> list[dict[str, Any]]:
+    # The worst mistakes, and the picture regions that led to them; the first picture of each is the photograph.
+    return [
+        {
+            "title": mistake.title,
+            "pictures": [
+                {
+                    "caption": caption,
+                    "address": address(data, "jpeg"),
+                    "map": photographs.place(mistake.image) if number else None,
+                }
+                for number, (caption, data) in enumerate(mistake.pictures)
+            ],
+        }
+        for mistake in mistakes
+    ]
+
+
+def _label_errors(doubts: Sequence[LabelError], photographs: ReportPhotographs) -> dict[str, Any]:
     chance = by_chance(len(doubts), sum(error.chance for error in doubts))
     cells = []
     for place, (error, shown) in enumerate(zip(doubts[:FIRST], photographs.of_doubts, strict=False)):
         lines = (f"your label: {error.label}", f"looks like: {error.suggested} (by {error.score:.2f})", error.path)
-        cells.append((shown, f'data-doubt="{place}"', lines))
+        cells.append(cell(shown, lines, {"data-doubt": place}))
     words = (
         f"{len(doubts)} labels contradict models that were trained on the other images; the most doubtful come first. "
         f"{chance[0].upper()}{chance[1:]}, and their images are only difficult, so look at an image before you change "
         "its label. label_errors.csv in the run's folder lists all of them."
     )
-    return ["<h2>Labels to look at</h2>", f"<p>{words}</p>", _view("doubts", gallery(cells))]
+    return {"words": words, "cells": cells}
 
 
-def _figures(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
-    if isinstance(evaluation, MultiEvaluation):
-        return []  # its metrics are in the headline
+def _figures(evaluation: Evaluation, numbers: Mapping[str, Any]) -> dict[str, Any]:
     rows = []
     names = {name: metric.title for name, metric in METRICS["single"].items()} | _OTHER_TITLES
     for key, name in names.items():
         if numbers.get(key) is not None:
             bounds = numbers["intervals_95"].get(key)
-            interval = "" if bounds is None else interval_text(bounds, 4)
-            rows.append([escape(name), f"{numbers[key]:.4f}", interval])
+            rows.append([name, f"{numbers[key]:.4f}", "" if bounds is None else interval_text(bounds, 4)])
     of = {"val": "validation images", "all": "all images"}.get(evaluation.split, f"{evaluation.split} images")
-    return [f"<h2>Figures of {escape(of)}</h2>", wide(table(rows, ["", "", "95 % interval"]))]
+    return {"of": of, "rows": rows}
+
+
+def _operating(numbers: Mapping[str, Any]) -> dict[str, Any] | None:
+    # The results for the class frequencies in training beside those for equal frequencies, if measured.
+    points = numbers.get("operating_points")
+    if points is None:
+        return None
+    names = ("data", "uniform")
+    heads = [f"{SHARES[name]}{' (chosen)' if name == points['chosen'] else ''}" for name in names]
+    rows = [[what.replace("_", " "), *(f"{points[name][what]:.3f}" for name in names)] for what in _HEADLINES]
+    for row in points["data"]["recall"]:
+        values = [points[name]["recall"][row] for name in names]
+        rows.append([f"recall of {row}", *("none" if value is None else f"{value:.3f}" for value in values)])
+    return {"heads": ["", *heads], "rows": rows}
+
+
+def _promises(numbers: Mapping[str, Any]) -> dict[str, Any] | None:
+    # The measured coverage of prediction sets, and accuracy of confident predictions.
+    entry = numbers.get("promises")
+    if entry is None:
+        return None
+    kept = [row for row in entry["coverage"] if "refused" not in row]
+    validation = entry["validation"]
+    chosen = f", which were also used to choose: {', '.join(validation['chosen_on_them'])}"
+    names = list(kept[-1]["per_class"]) if kept else []
+    if is_long := len(names) > _LEAST_COVERED:
+        of_last = kept[-1]["per_class"]
+        names = sorted(names, key=lambda name: (of_last[name]["measured"], name))[:_LEAST_COVERED]
+    of_class = []
+    for name in names:
+        sets = [row["per_class"][name] for row in kept]
+        of_class.append(
+            [name, *(text for each in sets for text in (f"{each['measured']:.3f}", f"{each['mean_size']:.2f}"))]
+        )
+    sure = []
+    for row in entry["accuracy"]:
+        if "refused" not in row:
+            measured = ["none", ""]
+            if row["measured"] is not None:
+                measured = [f"{row['measured']:.3f}", interval_text(row["interval_95"])]
+            answered = f"{row['answered']} of {row['images']}"
+            sure.append([f"{row['requested']:g}", f"{row['above_confidence']:.4f}", answered, *measured])
+    return {
+        "words": f"What vitkit predict --coverage and --accuracy promise by {validation['images']} {_kind(validation)}"
+        f"{chosen if validation['chosen_on_them'] else ''}, measured on the images of this page.",
+        "kept": [
+            [
+                *(f"{row['requested']:g}", f"{row['measured']:.3f}", interval_text(row["interval_95"])),
+                *(f"{row['mean_size']:.2f}", str(row["empty"]), str(row["images"])),
+            ]
+            for row in kept
+        ],
+        "left_out": f"{len(kept[-1]['per_class']):,}" if is_long else "",
+        "of_class": of_class,
+        "heads": [
+            "class",
+            *(f"{what} ({row['requested']:g})" for row in kept for what in ("covered", "classes in a set")),
+        ],
+        "sure": sure,
+        "refused": [row["refused"] for row in (*entry["coverage"], *entry["accuracy"]) if "refused" in row],
+    }
+
+
+def _kind(entry: Mapping[str, Any]) -> str:
+    return CROSS_VALIDATED if entry.get("folds") else VALIDATION
+
+
+def _unknown(numbers: Mapping[str, Any]) -> dict[str, Any] | None:
+    # How well the model notices images of none of its classes.
+    entry = numbers.get("unknown")
+    if entry is None:
+        return None
+    limits, bars = [], []
+    for row in entry["limits"]:
+        low, high = row["bounds"]
+        noticed = "mostly missed" if low >= 0.5 else "some are missed"
+        if high <= 0.2:
+            noticed = "mostly noticed"
+        basis = f"{row['images']} pictures made from {_kind(entry)}"
+        if row["classes"]:
+            basis = (
+                f"{row['images']} images of {row['classes']} classes, each left out in turn, by the initial weights; "
+                "the interval is for another class"
+            )
+        elif row.get("sorts"):
+            basis = (
+                f"{row['images']} pictures of {row['sorts']} sorts made from {_kind(entry)}; the interval is for "
+                "another sort"
+            )
+        limits.append([row["kind"], f"{row['share']:.0%}", interval_text(row["bounds"]), noticed, basis])
+        bars.append({"kind": row["kind"], "noticed": 1 - row["share"], "share": f"{1 - row['share']:.0%}"})
+    sentence = "With --unknown, vitkit predict marks photographs that are unlike all that the model has learned from."
+    if bars:
+        sentence += f" If {1 - entry['accepted']:.0%} of known images may be marked, too, it notices:"
+    return {
+        "sentence": sentence,
+        "bars": bars,
+        "about": f"The column familiar of vitkit predict is the part of known images that look no more familiar to the "
+        f"model (low is strange), by the distance to the nearest training images, compared with "
+        f"{entry['validation_images']} {_kind(entry)}.",
+        "caught": f"Where {entry['accepted']:.0%} of known images pass as known, so do these images, which belong to "
+        "none of the classes:",
+        "limits": limits,
+        "has_classes": any(row["classes"] for row in entry["limits"]),
+        "called": [
+            [f"{row['level']:g}", f"{row['measured']:.3f}", interval_text(row["interval_95"]), str(row["images"])]
+            for row in entry["called"]
+        ],
+    }

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,7 +32,7 @@ from vitkit.evaluation.metrics import RATES, ClassCurves
 from vitkit.inference.pipeline import cores
 from vitkit.inference.prediction import Row
 from vitkit.system.files import common_folder, fitting, path_below, replacing
-from vitkit.text.pages import DPI, address, image, new_figure, shorten, to_png, whole_numbers
+from vitkit.text.pages import DPI, TONES, address, component, new_figure, shorten, to_png, whole_numbers
 
 # The colours of Okabe and Ito, which colour-blind readers can also distinguish.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#777777"
@@ -185,9 +184,9 @@ def ranking(
     curves = {i: each for i, each in by_class.items() if each.roc_auc is not None}
     by_precision = sorted(curves, key=lambda i: curves[i].average_precision)
     shown = list(curves) if len(curves) <= _MOST_LINES else by_precision[:_WORST]
-    for i, (colour, line) in zip(shown, STYLES, strict=False):
-        area = curves[i].roc_auc
-        style: dict[str, Any] = {"color": colour, "linestyle": line, "linewidth": 1.6}
+    for i in shown:
+        area, tone = curves[i].roc_auc, i % len(TONES)
+        style: dict[str, Any] = {"color": TONES[tone], "linestyle": "-" if tone == i else "--", "linewidth": 1.6}
         roc.plot(*roc_curve(labels == i, probabilities[:, i])[:2], label=f"{in_legend(classes[i])} {area:.3f}", **style)
         precision, recalled, _ = precision_recall_curve(labels == i, probabilities[:, i])
         label = f"{in_legend(classes[i])} {curves[i].average_precision:.3f}"
@@ -227,12 +226,12 @@ def embedding(
     axis = figure.subplots()
     for each, marker in enumerate(_MARKERS[: len(present)]):  # a call for each of many classes takes seconds
         ours = number % len(_MARKERS) == each
-        colours = [_CYCLE[i % len(_CYCLE)] for i in number[ours].tolist()]
+        colours = [TONES[i % len(TONES)] for i in labels[ours].tolist()]
         (x, y), widths = points[ours].T, np.where(is_right[ours], 0.0, 0.9).tolist()
         axis.scatter(x, y, s=34, c=colours, marker=marker, edgecolors="black", linewidths=widths, alpha=0.9)
     if has_legend:
         for i, label in enumerate(present.tolist()):
-            axis.scatter([], [], s=30, c=_CYCLE[i % len(_CYCLE)], marker=_MARKERS[i], label=in_legend(classes[label]))
+            axis.scatter([], [], s=30, c=TONES[label % len(TONES)], marker=_MARKERS[i], label=in_legend(classes[label]))
         axis.scatter([], [], s=30, c="white", edgecolors="black", label="mistake (black edge)")
         axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     else:
@@ -364,20 +363,20 @@ def thumbnails(paths: Iterable[Place], side: int = SIDE) -> Iterator[Thumbnail]:
         yield from pool.map(lambda path: thumbnail(path, side), paths)
 
 
-def gallery(photographs: Sequence[tuple[Thumbnail, str, Sequence[str]]]) -> str:
-    """Return the HTML of photographs with captions. If a photograph cannot be read, the reason is shown instead.
+def gallery(photographs: Sequence[tuple[Thumbnail, Sequence[str]]]) -> str:
+    """Return the HTML of photographs with captions. If a photograph cannot be read, the reason is shown instead."""
+    return component("gallery", [cell(shown, lines) for shown, lines in photographs])
 
-    A photograph has a thumbnail, attributes for its `img` element, and the lines of its caption.
-    """
-    cells = []
-    for shown, attributes, lines in photographs:
-        picture = f"<p>{escape(shown.reason)}</p>"
-        if shown.data:
-            tiny = ' class="tiny"' if shown.is_tiny else ""
-            picture = image(lines[-1], shown.data, shown.kind, f"{attributes}{tiny}".strip())
-        caption = "<br>".join(map(escape, lines))
-        cells.append(f"<figure>{picture}<figcaption>{caption}</figcaption></figure>")
-    return f'<div class="row">{"".join(cells)}</div>'
+
+def cell(shown: Thumbnail, lines: Sequence[str], attributes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return a photograph for the component `gallery`: its thumbnail, the lines of its caption, and HTML attributes."""
+    return {
+        "address": shown.address,
+        "reason": shown.reason,
+        "is_tiny": shown.is_tiny,
+        "lines": lines,
+        "attributes": attributes or {},
+    }
 
 
 class Album:

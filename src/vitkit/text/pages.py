@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-import itertools
 import json
 import logging
 import re
@@ -20,6 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from html import escape, unescape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
@@ -29,6 +29,7 @@ from vitkit.system.files import write_text
 from vitkit.text.cells import plural, visible
 
 if TYPE_CHECKING:
+    from jinja2 import Environment
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure, FigureBase
@@ -218,60 +219,10 @@ def written_as(target: Path, kinds: tuple[str, ...], *, or_folder: bool = False)
 # --- Pages ----------------------------------------------------------------------------------------------------
 
 DATA = '<script type="application/json" id="data">'  # precedes the data of an interactive page
+TEMPLATES = Path(__file__).parent / "templates"  # of the components that all pages share
+LOOK = TEMPLATES.parent / "look.css"  # the style sheet of all pages
+TONES = tuple(re.findall(r"--tone: (#\w{6})", LOOK.read_text(encoding="utf-8")))  # colours of classes, in their order
 _LONG_WORD = 14  # characters of the longest word that is not broken in the heading of a table
-_LISTED = 4  # minimum number of sections for a table of contents
-_SECTION = re.compile("<h2>(.*?)</h2>")
-
-_STYLE = """
-:root {
-  color-scheme: light dark;
-  --page: #fff; --ink: #1b1d20; --line: #8884; --edge: #8a8f98; --soft: #8881; --field: #f7f7f8;
-  --accent: #0b62b0; --right: #0072b2; --wrong: #c75400;
-}
-@media (prefers-color-scheme: dark) {
-  :root { --page: #16181b; --ink: #e8eaed; --edge: #757b85; --soft: #8882; --field: #23262b; --accent: #7cb9ff;
-  --right: #56b4e9; --wrong: #f08a3c; }
-}
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
-  background: var(--page); color: var(--ink); }
-a { color: var(--accent); }
-h1, h2, h3 { overflow-wrap: anywhere; } h1 { margin-bottom: 0; }
-h2 { margin-top: 2.2rem; border-bottom: 1px solid var(--line); }
-.figure { font-size: 2.6rem; font-weight: 600; } .soft { opacity: .8; }
-table { border-collapse: collapse; } td, th { padding: .2rem .8rem .2rem 0; text-align: left; vertical-align: top; }
-td { overflow-wrap: anywhere; } td.number, th.number { text-align: right; font-variant-numeric: tabular-nums;
-  overflow-wrap: normal; }
-tr + tr td { border-top: 1px solid var(--line); }
-img { max-width: 100%; background: white; border: 1px solid var(--line); }
-.contents ul { display: flex; flex-wrap: wrap; gap: .1rem 1rem; padding: 0; list-style: none; font-size: .9rem; }
-summary { cursor: pointer; padding: .3rem 0; }
-@media (prefers-color-scheme: dark) { img { background: transparent; }
-  img.drawn { filter: invert(.91) hue-rotate(180deg); border-color: #555; } }
-.finding { background: var(--soft); border-left: 4px solid #E69F00; padding: .3rem .8rem; margin: .4rem 0;
-  overflow-wrap: anywhere; }
-.row { display: flex; flex-wrap: wrap; gap: .8rem; } figure { margin: 0; width: 10rem; font-size: .75rem; }
-figure.large { width: 18rem; max-width: 100%; }
-figcaption { overflow-wrap: anywhere; }
-.thumbnails { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 9.5rem), 1fr)); gap: 1rem; }
-.thumbnails figure { width: auto; font-size: .85rem; } .thumbnails img { width: 100%; }
-img.tiny { width: 10rem; image-rendering: pixelated; }
-pre { background: var(--soft); padding: .8rem; overflow-x: auto; }
-.wide { overflow-x: auto; } .wide td { white-space: nowrap; } .wide + .wide { margin-top: 1rem; }
-.wide td:first-child, .wide th:first-child { position: sticky; left: 0; background: var(--page); }
-code span { display: inline-block; max-width: 100%; overflow-wrap: anywhere; }
-.pictures h2 { font-size: 1.15rem; margin-top: 1.2rem; }
-.pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 0 1.5rem; }
-.wide th.long { overflow-wrap: anywhere; min-width: 7.2rem; } p, li { overflow-wrap: break-word; }
-@media (max-width: 40rem) { .wide td:first-child, .wide th:first-child { white-space: normal; min-width: 6rem;
-  max-width: 38vw; overflow-wrap: anywhere; }
-  body { margin: 1rem auto; padding: 0 .8rem; } h1 { font-size: 1.5rem; } .figure {
-  font-size: 2.1rem; } }
-@media print { body { max-width: none; margin: 0; } figure, tr { break-inside: avoid; } h2 { break-after: avoid; }
-  .pictures { grid-template-columns: repeat(2, minmax(0, 1fr)); } .pictures > div { break-inside: avoid; }
-  .wide { overflow: visible; font-size: .85rem; } .wide td { white-space: normal; }
-  .wide th.long { min-width: 0; overflow-wrap: break-word; }
-  .wide td:first-child, .wide th:first-child { position: static; min-width: 6rem; } }
-"""
 
 
 @dataclass(frozen=True)
@@ -289,18 +240,19 @@ class Live:
     data: Any
 
 
-def write_page(path: Path, title: str, body: Sequence[str], live: Live | None = None) -> None:
-    """Write an HTML page with a table of contents if it has several sections, completely or not at all.
+def write_page(path: Path, title: str, body: str | Sequence[str], live: Live | None = None) -> None:
+    """Write an HTML page, completely or not at all.
 
     The page's Content-Security-Policy forbids all requests, and all scripts except those of the page itself.
 
     Args:
         path: the file to write.
         title: the title of the page, as plain text.
-        body: the content of the page, as fragments of HTML.
+        body: the content of the page as HTML, such as that of `from_template`, or fragments for a single panel.
         live: the interactive part; None if there is none.
     """
-    styles = _STYLE + ("" if live is None else live.styles)
+    content = body if isinstance(body, str) else '<div class="panel">\n{}\n</div>'.format("\n".join(body))
+    styles = LOOK.read_text(encoding="utf-8") + ("" if live is None else live.styles)
     allowed = (
         f"default-src 'none'; img-src data:; style-src '{source_hash(styles)}'; base-uri 'none'; form-action 'none'"
     )
@@ -308,23 +260,41 @@ def write_page(path: Path, title: str, body: Sequence[str], live: Live | None = 
         allowed += f"; script-src '{source_hash(live.script)}'"
     head = (
         f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta http-equiv="Content-Security-Policy" content="{allowed}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{allowed}">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{styles}</style>\n'
     )
-    content, numbers = "\n".join(body), itertools.count(1)
-    titles = _SECTION.findall(content)
-    content = _SECTION.sub(lambda match: f'<h2 id="part-{next(numbers)}">{match[1]}</h2>', content)
-    if len(titles) >= _LISTED:
-        links = "".join(f'<li><a href="#part-{number}">{title}</a></li>' for number, title in enumerate(titles, 1))
-        before, heading, rest = content.partition('<h2 id="part-1">')
-        contents = f'<nav class="contents" aria-label="Contents"><ul>{links}</ul></nav>'
-        content = f"{before}{contents}\n{heading}{rest}"
-    parts = [f"<main>\n{content}\n</main>"]
+    parts = [f'<main class="sheet">\n{content}\n</main>']
     if live is not None:
         if "</script" in live.script.lower():
             raise ValueError("the script would end its own element")
         parts += [f"{DATA}{script_data(live.data)}</script>", f'<script type="module">{live.script}</script>']
     write_text(path, head + "\n".join(parts) + "\n</html>\n")
+
+
+def from_template(template: Path, **values: Any) -> str:
+    """Return the HTML of a Jinja template, which can import the components of all pages from `components.html`.
+
+    Values are escaped; HTML that functions of this module have returned is passed on with `| safe`.
+    """
+    return _templates(template.parent).get_template(template.name).render(**values)
+
+
+def component(name: str, *values: Any, **options: Any) -> str:
+    """Return the HTML of one component of `templates/components.html`."""
+    return str(getattr(_templates(TEMPLATES).get_template("components.html").module, name)(*values, **options))
+
+
+@cache
+def _templates(folder: Path) -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    return Environment(
+        loader=FileSystemLoader([folder, TEMPLATES]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
 def folded(title: str, content: str) -> str:
@@ -333,16 +303,25 @@ def folded(title: str, content: str) -> str:
 
 
 def findings(sentences: Sequence[str]) -> list[str]:
-    """Return plain sentences as fragments of HTML.
+    """Return plain sentences such as `problem: 2 images are empty` as fragments of HTML, the worst first.
 
-    Sentences that begin with `note:` form a collapsed list at the end. All others are highlighted paragraphs.
+    The first word says how serious a sentence is: `problem`, `warning` or `note`; others are warnings. Notes form a
+    collapsed list at the end.
     """
-    notes = [text.removeprefix("note:").strip() for text in sentences if text.startswith("note:")]
-    others = [finding(text) for text in sentences if not text.startswith("note:")]
-    if not notes:
-        return others
-    listed = "".join(f"<li>{escape(text)}</li>" for text in notes)
-    return [*others, folded(plural(len(notes), "note", "notes"), f"<ul>{listed}</ul>")]
+    of_level: dict[str, list[str]] = {"problem": [], "warning": [], "note": []}
+    for level, text in map(split_level, sentences):
+        of_level[level].append(text)
+    shown = [component("finding", level, text) for level in ("problem", "warning") for text in of_level[level]]
+    if notes := of_level["note"]:
+        listed = "".join(f"<li>{escape(text)}</li>" for text in notes)
+        shown.append(folded(plural(len(notes), "note", "notes"), f"<ul>{listed}</ul>"))
+    return shown
+
+
+def split_level(sentence: str) -> tuple[str, str]:
+    """Divide `note: a sentence` into its level and the sentence; without a level, it is a warning."""
+    level, colon, text = sentence.partition(": ")
+    return (level, text.strip()) if colon and level in ("problem", "warning", "note") else ("warning", sentence)
 
 
 def source_hash(text: str) -> str:
@@ -362,8 +341,8 @@ def script_data(value: Any) -> str:
 
 
 def finding(text: str) -> str:
-    """Return a sentence of plain text as a highlighted paragraph."""
-    return f'<p class="finding">{escape(text)}</p>'
+    """Return a sentence of plain text as a highlighted paragraph, with an icon for its level (see `findings`)."""
+    return component("finding", *split_level(text))
 
 
 def decimals(value: float | None) -> str:

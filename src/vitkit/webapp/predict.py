@@ -191,7 +191,7 @@ def contact_sheet(stored: StoredPredictions, item: PredictionSet, withhold: floa
         sure = "corrected" if correction else f"{100 * float(confidence or 0):.0f} %"
         captions.append(("withheld" if is_withheld and label is None else str(label), sure, str(path)))
     pictures = thumbnails((Path(row.path) for row in rows), 160)
-    shown = [(picture, "", caption) for picture, caption in zip(pictures, captions, strict=True)]
+    shown = list(zip(pictures, captions, strict=True))
     title = f"{item.title}: what {item.run} sees"
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "sheet.html"

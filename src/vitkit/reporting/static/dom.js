@@ -59,3 +59,25 @@ export function search(label, onchange) {
   const input = el("input", { type: "search", spellcheck: "false", oninput: () => onchange(input.value) });
   return el("label", { class: "choice" }, label, input);
 }
+
+const TONES = 10; // colours of classes, as in look.css
+
+/** Shows the colour of a class by its place among all classes (-1: none). */
+export function tint(node, place) {
+  if (place < 0) delete node.dataset.tone;
+  else node.dataset.tone = place % TONES;
+  return node;
+}
+
+/** The name of a class, in its colour. */
+export function chip(name, place) {
+  return tint(el("span", { class: "chip" }, name), place);
+}
+
+/** The colours of classes, for drawings. */
+export function tones() {
+  const probe = document.body.appendChild(el("i", { hidden: true }));
+  const found = Array.from({ length: TONES }, (_, place) => getComputedStyle(tint(probe, place)).getPropertyValue("--tone").trim());
+  probe.remove();
+  return (place) => found[place % TONES];
+}

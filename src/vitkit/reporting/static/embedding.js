@@ -2,10 +2,10 @@
 //
 // Format: points [number of the image, x, y]. `pick(number of the image)`.
 
-import { choice, el } from "./dom.js";
+import { choice, el, tint, tones } from "./dom.js";
 import { photograph } from "./gallery.js";
 
-const COLOURS = ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8B6508", "#6A3D9A", "#B2182B", "#4D9221", "#7F7F7F", "#C51B7D"];
+const MOST_NAMED = 12; // classes in the legend
 const EDGE = 14; // pixels round the points
 const REACH = 18; // pixels within which a point is meant
 
@@ -36,12 +36,8 @@ export class Embedding {
   }
 
   legend() {
-    if (this.classes.length > COLOURS.length) return el("p", { class: "soft" }, "A ring around a point marks a mistake. Colours repeat.");
-    const marks = this.classes.map((number, i) => {
-      const dot = el("span", { class: "dot" });
-      dot.style.background = COLOURS[i];
-      return el("span", {}, dot, this.images.classes[number]);
-    });
+    if (this.classes.length > MOST_NAMED) return el("p", { class: "soft" }, "A ring around a point marks a mistake. Colours repeat.");
+    const marks = this.classes.map((number) => el("span", {}, tint(el("span", { class: "dot" }), number), this.images.classes[number]));
     return el("p", { class: "key" }, ...marks, el("span", {}, el("span", { class: "dot ring" }), "mistake"));
   }
 
@@ -68,11 +64,11 @@ export class Embedding {
     canvas.height = canvas.clientHeight * scale;
     const context = canvas.getContext("2d");
     context.scale(scale, scale);
-    const ink = getComputedStyle(canvas).color;
+    const [ink, tone] = [getComputedStyle(canvas).color, tones()];
     for (const point of this.points) {
       const [x, y] = this.place(point);
       context.globalAlpha = this.isShown(point[0]) ? 0.9 : 0.08;
-      context.fillStyle = COLOURS[this.classes.indexOf(images.true[point[0]]) % COLOURS.length];
+      context.fillStyle = tone(images.true[point[0]]);
       context.beginPath();
       context.arc(x, y, 4.5, 0, 2 * Math.PI);
       context.fill();

@@ -11,7 +11,7 @@
 //   classes, path, label, suggested (numbers in `classes`), score (0 to 1)
 // A photograph comes from `pictureOf(i)`, a larger one from `largeOf(i)`: an address, or null where there is none.
 
-import { percent } from "./dom.js";
+import { chip, percent } from "./dom.js";
 
 /** The classes, predictions and photographs of the images, for all views. */
 export class Images {
@@ -34,11 +34,17 @@ export class Images {
     return own.length ? own.join(", ") : "none";
   }
 
-  /** The caption of an image, as lines. */
+  /** Classes in their colours. */
+  chips(numbers) {
+    const own = [numbers].flat().map((number) => chip(this.classes[number], number));
+    return own.length ? own.flatMap((node, place) => (place ? [" ", node] : [node])) : ["none"];
+  }
+
+  /** The caption of an image, as lines, each of which is a list of elements and text. */
   lines(i) {
     const now = this.since?.[i] ?? null;
-    const since = now === null ? [] : [`now: ${now}`];
-    return [`your label: ${this.names(this.true[i])}`, ...since, `predicted: ${this.names(this.said[i])} ${percent(this.confidence[i])}`];
+    const since = now === null ? [] : [[`now: ${now}`]];
+    return [["your label: ", ...this.chips(this.true[i])], ...since, ["predicted: ", ...this.chips(this.said[i]), ` ${percent(this.confidence[i])}`]];
   }
 
   /** Whether a word is in its path or in one of its classes. */
@@ -54,6 +60,6 @@ export class Doubts extends Images {
   }
 
   lines(i) {
-    return [`your label: ${this.names(this.true[i])}`, `looks like: ${this.names(this.said[i])} (by ${this.confidence[i].toFixed(2)})`];
+    return [["your label: ", ...this.chips(this.true[i])], ["looks like: ", ...this.chips(this.said[i]), ` (by ${this.confidence[i].toFixed(2)})`]];
   }
 }

@@ -1,22 +1,13 @@
 // Elements, made of names and text. Text is always a text node: names of files and classes are not HTML.
 
-import { el, there } from "./views/dom.js"; // those of the report
+import { el, there, tint } from "./views/dom.js"; // those of the report
 
-export { el, plural as count } from "./views/dom.js";
+export { chip, el, plural as count, tint } from "./views/dom.js";
 
 /** Replaces the content of an element. */
 export function fill(parent, ...children) {
   parent.replaceChildren(...there(children));
   return parent;
-}
-
-const TONES = 10; // colours of classes, as in the style sheet
-
-/** Shows the colour of a class by its place among the classes (-1: none). */
-export function tint(node, place) {
-  if (place < 0) delete node.dataset.tone;
-  else node.dataset.tone = place % TONES;
-  return node;
 }
 
 /** The number key of a class, in the colour of the class; its name stands beside it. */
