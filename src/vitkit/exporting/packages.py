@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
 from vitkit.system.files import exclusive, replacing
-from vitkit.text.pages import script_data, source_hash
+from vitkit.text.pages import LOOK, script_data, source_hash
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -235,7 +235,7 @@ def _opening(name: str, card: Card, about: str, size: int) -> str:
     """Return the beginning of the page, which precedes the embedded files."""
     from vitkit.inference.trust import parsed
 
-    styles = (_STATIC / "page.css").read_text(encoding="utf-8")
+    styles = LOOK.read_text(encoding="utf-8") + (_STATIC / "page.css").read_text(encoding="utf-8")
     policy = (
         f"default-src 'none'; script-src '{source_hash(_script())}' blob: 'wasm-unsafe-eval'; worker-src blob:; "
         f"style-src '{source_hash(styles)}'; img-src blob: data:; media-src blob:; base-uri 'none'; form-action 'none'"

@@ -220,7 +220,7 @@ def written_as(target: Path, kinds: tuple[str, ...], *, or_folder: bool = False)
 
 DATA = '<script type="application/json" id="data">'  # precedes the data of an interactive page
 TEMPLATES = Path(__file__).parent / "templates"  # of the components that all pages share
-LOOK = TEMPLATES.parent / "look.css"  # the style sheet of all pages
+LOOK = TEMPLATES.parent / "static" / "look.css"  # the style sheet of all pages
 TONES = tuple(re.findall(r"--tone: (#\w{6})", LOOK.read_text(encoding="utf-8")))  # colours of classes, in their order
 _LONG_WORD = 14  # characters of the longest word that is not broken in the heading of a table
 

@@ -24,7 +24,7 @@ from vitkit.data import DATASETS
 from vitkit.errors import VitkitError, first_line
 from vitkit.reporting import VIEWS_FOLDER
 from vitkit.system import cache_folder, offline, to_json
-from vitkit.text import visible
+from vitkit.text import LOOK, visible
 from vitkit.webapp import folders
 from vitkit.webapp.photographs import ChangedError, GoneError
 from vitkit.webapp.workspace import Workspace
@@ -107,6 +107,7 @@ def _create_page(tabs: Sequence[Tab], about: Mapping[str, Any], *, is_chooser: b
         return {**about, "tabs": shown}
 
     app.mount("/static/views", _Files(directory=VIEWS_FOLDER), name="views")  # as in reports
+    app.mount("/static/look", _Files(directory=LOOK.parent), name="look")  # of all pages
     app.mount("/static", _Files(directory=_STATIC), name="static")
     return app
 

@@ -3,6 +3,7 @@
 const about = JSON.parse(document.getElementById("card").textContent);
 const [drop, list, status, note, least, unlike] = ["drop", "answers", "status", "note", "least", "unlike"].map((id) => document.getElementById(id));
 const SHOWN = 5; // classes
+const TONES = 10; // colours of classes, as in look.css
 const PICTURES = /\.(jpe?g|png|webp|gif|bmp|avif|heic|heif|tiff?|jfif|mpo)$/i;
 
 // --- The model ------------------------------------------------------------------------------------------------
@@ -102,13 +103,20 @@ function familiarity(place, familiar) {
   place.textContent = `Familiarity ${percent(familiar)}${isUnlike ? ", unlike the training images" : ""}: ${isUnlike ? "only " : ""}this part of known photographs looks no more familiar to the model.`;
 }
 
+function svg(tag, attributes, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+/** A bar of each class in its colour; where an image may have several classes, a line marks the threshold. */
 function bars(found) {
-  return el("ul", { class: "classes" }, found.ranked.slice(0, SHOWN).map((row) => {
-    const filled = el("span");
-    filled.style.width = `${100 * row.p}%`;
-    const mark = row.threshold === undefined ? null : el("i", { title: `threshold ${percent(row.threshold)}` });
-    if (mark) mark.style.left = `${100 * row.threshold}%`;
-    return el("li", { class: found.names.includes(row.name) ? "chosen" : "" }, el("span", {}, row.name), el("span", { class: "number" }, percent(row.p)), el("span", { class: "bar", "aria-hidden": "true" }, filled, mark));
+  return el("ul", { class: "bars" }, found.ranked.slice(0, SHOWN).map((row) => {
+    const parts = [svg("rect", { width: percent(row.p).replace(" ", ""), height: "100%", rx: 4 })];
+    if (row.threshold !== undefined) parts.push(svg("line", { x1: percent(row.threshold).replace(" ", ""), x2: percent(row.threshold).replace(" ", ""), y1: 0, y2: "100%" }));
+    const bar = svg("svg", { class: "bar", "aria-hidden": "true", "data-tone": about.classes.indexOf(row.name) % TONES }, ...parts);
+    return el("li", { class: found.names.includes(row.name) ? "chosen" : "" }, el("span", {}, row.name), el("span", { class: "number" }, percent(row.p)), bar);
   }));
 }
 

@@ -74,6 +74,11 @@ export function chip(name, place) {
   return tint(el("span", { class: "chip" }, name), place);
 }
 
+/** A bar whose length is a share from 0 to 1, in the colour of a class. */
+export function shareBar(share, place = -1) {
+  return tint(svg("svg", { class: "bar", "aria-hidden": "true" }, svg("rect", { width: `${(100 * share).toFixed(1)}%`, height: "100%", rx: 4 })), place);
+}
+
 /** The colours of classes, for drawings. */
 export function tones() {
   const probe = document.body.appendChild(el("i", { hidden: true }));

@@ -2,7 +2,7 @@
 
 import { el, there, tint } from "./views/dom.js"; // those of the report
 
-export { chip, el, plural as count, tint } from "./views/dom.js";
+export { chip, el, plural as count, shareBar, tint } from "./views/dom.js";
 
 /** Replaces the content of an element. */
 export function fill(parent, ...children) {

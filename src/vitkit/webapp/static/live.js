@@ -2,7 +2,7 @@
 
 import { fail, get, post, postBytes } from "./api.js";
 import { Camera, Recorder } from "./camera.js";
-import { el, fill } from "./dom.js";
+import { el, fill, shareBar } from "./dom.js";
 import { familiarity, modelChoice, percent } from "./models.js";
 
 const AGAIN = 1000; // milliseconds after which an answer that failed is requested again
@@ -68,11 +68,8 @@ class LivePage {
 
   draw(answer) {
     fill(this.said, el("p", { class: "live-said wrap" }, `${answer.label || "None of the classes"}, ${percent(answer.confidence)}`), familiarity(answer.familiar),
-      el("ul", { class: "live-bars" }, answer.top.map((own) => {
-        const filled = el("span");
-        filled.style.width = `${100 * own.confidence}%`;
-        return el("li", { class: own.chosen ? "chosen" : "" }, el("span", { class: "wrap" }, own.label), el("span", { class: "number" }, percent(own.confidence)), el("span", { class: "live-bar", "aria-hidden": "true" }, filled));
-      })));
+      el("ul", { class: "bars" }, answer.top.map((own) =>
+        el("li", { class: own.chosen ? "chosen" : "" }, el("span", { class: "wrap" }, own.label), el("span", { class: "number" }, percent(own.confidence)), shareBar(own.confidence)))));
   }
 
   async open(folder) {

@@ -1,7 +1,7 @@
 // The Look tab: what a model predicts for a picture, and where it looks.
 
 import { fail, get, postBytes, say } from "./api.js";
-import { el, fill } from "./dom.js";
+import { el, fill, shareBar } from "./dom.js";
 import { PatchView } from "./look_patch.js";
 import { overlay, scale } from "./look_map.js";
 import { familiarity, modelChoice, noModel, percent } from "./models.js";
@@ -54,9 +54,9 @@ class LookPage {
   drop() {
     const choose = el("input", { type: "file", accept: "image/*,.heic,.heif,.avif", class: "unseen", id: "look-file", onchange: () => this.take(choose) });
     const camera = el("input", { type: "file", accept: "image/*", capture: "environment", class: "unseen", id: "look-camera", onchange: () => this.take(camera) });
-    const place = el("div", { class: "look-drop" },
+    const place = el("div", { class: "drop" },
       el("p", {}, "Drop a picture here, paste one (", el("kbd", {}, "Ctrl"), " ", el("kbd", {}, "V"), "), or"),
-      el("div", { class: "row" }, choose, el("label", { for: "look-file", class: "button primary-label" }, "Choose a picture"),
+      el("div", { class: "row" }, choose, el("label", { for: "look-file", class: "button primary" }, "Choose a picture"),
         camera, el("label", { for: "look-camera", class: "button" }, "Use camera")),
       el("p", { class: "small soft" }, "It stays on this machine and is not kept."));
     for (const kind of ["dragover", "dragenter"]) place.addEventListener(kind, (event) => { event.preventDefault(); place.classList.add("over"); });
@@ -139,7 +139,7 @@ class LookPage {
       for (const other of this.found.querySelectorAll(".look-class")) other.setAttribute("aria-pressed", String(other === row));
       for (const map of this.maps) map?.load();
       say(`Shown: the evidence for ${own.label}`);
-    } }, el("span", { class: "cut" }, own.label), el("span", { class: "number" }, percent(own.confidence)), el("meter", { min: 0, max: 1, value: own.confidence, "aria-hidden": "true" }));
+    } }, el("span", { class: "cut" }, own.label), el("span", { class: "number" }, percent(own.confidence)), shareBar(own.confidence));
     return el("li", {}, row);
   }
 
