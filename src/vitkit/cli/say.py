@@ -90,6 +90,8 @@ def show(result: Result, *, as_json: bool) -> None:
         return
     for line in result.lines():
         say(line)
+    if result.next_step:
+        remark(f"Next: {result.next_step}", file=sys.stderr)
 
 
 _SECONDS_BETWEEN_LINES = 10.0

@@ -6,6 +6,7 @@ models: size, operations, and images per second in prediction.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -294,6 +295,7 @@ def _conclude(plan: Plan, folder: Path, stress: Sequence[str]) -> Result:
 
 def _result(folder: Path, figures: dict[str, Any]) -> Result:
     from vitkit.reporting import pictures_of
+    from vitkit.reporting.comparison import verdict_of
     from vitkit.text import table
 
     models, luck = figures["models"], figures["luck"]
@@ -310,8 +312,10 @@ def _result(folder: Path, figures: dict[str, Any]) -> Result:
     counted, seeds = plural(len(models), "model", "models"), plural(len(figures["seeds"]), "seed", "seeds")
     first = f"{counted} on {figures['data']}: {images}, {seeds}"
     shown = [list(HEADINGS.values()), *map(cells, models)]
+    first = f"{verdict_of(figures, {model['name']: model['name'] for model in models}).sentence}. {first}"
     last = f"{summary[0]}, on {images}{caveats}; page: {folder / PAGE}"
     facts = {"folder": folder, "figures": figures, "models": models, "pairs": figures["pairs"]}
+    run = shlex.quote(str(folder / best["runs"][-1]["folder"]))
 
     def html() -> str:
         body = [[escape(cell) for cell in cells(model)] for model in models]
@@ -326,6 +330,7 @@ def _result(folder: Path, figures: dict[str, Any]) -> Result:
         rows=rows,
         pictures=pictures_of(models),
         html=html,
+        next_step=f"open {folder / PAGE}, or vitkit predict {run} PHOTOS",
     )
 
 

@@ -5,6 +5,7 @@ Photographs without labels are compared with the images of a run in `drift`.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from html import escape
@@ -162,7 +163,7 @@ def doctor(
 def _checkup(diagnosis: Diagnosis, out: Path | None) -> Result:
     """Return the contents of a data set, and the findings, the worst first."""
     from vitkit.data.storage import natural
-    from vitkit.reporting.dataset_report import pictures_of
+    from vitkit.reporting.dataset_report import pictures_of, verdict_of
 
     images, figures, pictures = diagnosis.table, diagnosis.to_dict(), pictures_of(diagnosis)
     about = f"{images.name}: {len(images)} images in {len(images.classes)} classes"
@@ -187,6 +188,12 @@ def _checkup(diagnosis: Diagnosis, out: Path | None) -> Result:
         *(map(str, diagnosis.findings) if diagnosis.findings else ["nothing wrong was found"]),
         *([f"with pictures: {out}"] if out is not None else []),
     ]
+    verdict, data = verdict_of(diagnosis), shlex.quote(images.name)
+    lines.insert(0, f"{verdict.sentence}.")
+    if verdict.level == "good":
+        next_step = f"vitkit train {data}"
+    else:
+        next_step = f"vitkit doctor {data} --out check.html, which shows the pictures" if out is None else f"open {out}"
 
     def html() -> str:
         from vitkit.text.pages import finding, image, table, to_png
@@ -205,6 +212,7 @@ def _checkup(diagnosis: Diagnosis, out: Path | None) -> Result:
         rows=[{"class": name, "images": count} for name, count in counts.items()],
         pictures=pictures,
         html=html,
+        next_step=next_step,
     )
 
 

@@ -46,6 +46,7 @@ class Result:
         pictures: the functions that draw the pictures, by caption.
         html: the function that returns what notebooks display; by default, they display the lines.
         summary: the line in the `repr`; by default the first of the lines.
+        next_step: what the user can do now, with a command; the command line prints it last.
     """
 
     # Subclasses, which do not call the constructor, have these.
@@ -54,6 +55,7 @@ class Result:
     _pictures: Mapping[str, Callable[[], Figure]] = MappingProxyType({})
     _rows: Sequence[Mapping[str, Any]] | None = None
     _html: Callable[[], str] | None = None
+    next_step = ""
 
     def __init__(
         self,
@@ -66,9 +68,11 @@ class Result:
         pictures: Mapping[str, Callable[[], Figure]] | None = None,
         html: Callable[[], str] | None = None,
         summary: str = "",
+        next_step: str = "",
     ) -> None:
         self._verb, self._lines, self._facts, self._rows = verb, list(lines), dict(facts), rows
         self._json, self._pictures, self._html, self._headline = json or facts, pictures or {}, html, summary
+        self.next_step = next_step
 
     def __getattr__(self, name: str) -> Any:
         if name in self._facts:

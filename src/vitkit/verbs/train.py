@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,7 +12,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
-from vitkit.evaluation.headline import Headline, counted_figures, headline_of, value_of
+from vitkit.evaluation.headline import Headline, counted_figures, headline_of, value_of, verdict_of
 from vitkit.system.progress import Progress, display_of_notebook, silent
 from vitkit.system.run_files import EVALUATION, FOLDS, RECIPE, REPORT, fold_folder
 from vitkit.text.arguments import check_arguments
@@ -146,11 +147,17 @@ class TrainingRun(Result):
         }
 
     def lines(self) -> list[str]:
-        """Return one line with the main metric and the path of the report."""
+        """Return how good the model is in a sentence, and the main metric with the path of the report."""
         try:
-            return [f"{self.headline.words}; report: {self.report}"]
+            return [f"{verdict_of(self.evaluation).sentence}.", f"{self.headline.words}; report: {self.report}"]
         except FileNotFoundError:
             return [f"no figures; the model is in {self.folder}"]
+
+    @property
+    def next_step(self) -> str:  # type: ignore[override]
+        """What to do with the model, with a command."""
+        report = f"open {self.report}, or " if self.report.is_file() else ""
+        return f"{report}vitkit predict {shlex.quote(str(self.folder))} PHOTOS"
 
     def _repr_html_(self) -> str:
         from vitkit.evaluation.registry import METRICS
