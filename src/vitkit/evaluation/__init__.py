@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vitkit.evaluation.figures import describe, for_prior, gain, is_right, operating_points, rank_areas, seen_of
     from vitkit.evaluation.figures import tta_figures, tta_lines
     from vitkit.evaluation.headline import BY_FOLDS, UNRECORDED, Headline, counted_figures, describe_labels, headline_of
-    from vitkit.evaluation.headline import images_in_words, value_of
+    from vitkit.evaluation.headline import images_in_words, value_of, verdict_of
     from vitkit.evaluation.intervals import TAIL, Interval, Units, fold_intervals, loss_bounds, macro_f1_interval
     from vitkit.evaluation.intervals import mean_interval
     from vitkit.evaluation.label_choice import PER_CLASS, choose_next

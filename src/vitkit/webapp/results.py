@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -25,7 +26,7 @@ from vitkit.data import (
     split_from_file,
 )
 from vitkit.errors import VitkitError
-from vitkit.evaluation import BY_FOLDS, counted_figures, headline_of, read_figures
+from vitkit.evaluation import BY_FOLDS, counted_figures, headline_of, read_figures, verdict_of
 from vitkit.reporting import data_of_report
 from vitkit.system import EVALUATION, FOLDS, LABEL_ERRORS, REPORT, SPLIT
 from vitkit.text import JOINT
@@ -75,6 +76,7 @@ def figures_in(folder: Path) -> dict[str, Any]:
         "figures": {**figures, "images": quoted.images, "split": quoted.split},
         "interval": None if quoted.interval is None else list(quoted.interval),
         "caveats": [caveat.text for caveat in quoted.caveats],
+        "verdict": asdict(verdict_of(numbers)),
     }
 
 

@@ -7,14 +7,15 @@ import { showEvaluation } from "./views/evaluation.js";
 
 const VIEWS = "/static/views/views.css";
 const PARTS = [
-  ["gallery", "Photographs", "Each photograph with its class and the prediction; click one to enlarge it, and to correct its label."],
+  ["confusion", "What is mixed up", "Click a cell to see its photographs."],
   ["classes", "Each class", "Precision: the fraction of the photographs predicted as the class that belong to it. Recall: the fraction of the class that is found."],
-  ["confusion", "Which classes are confused", "Click a cell to see its photographs."],
-  ["reliability", "How reliable its confidence is", "Click a bar to see its photographs."],
-  ["threshold", "Rejecting uncertain predictions", "How many predictions remain, and how many of them are right."],
+  ["gallery", "Photographs", "Each photograph with its class and the prediction; click one to enlarge it, and to correct its label."],
+  ["reliability", "How sure it is", "If the confidence is 80 %, 80 of 100 answers should be right. Click a bar to see its photographs."],
+  ["threshold", "Withhold unsure answers", "How many predictions remain, and how many of them are right."],
   ["class_thresholds", "Thresholds", "The probability from which a class is predicted."],
   ["embedding", "As the model sees them", "Photographs that look similar to the model are close together; a ring marks a mistake."],
 ];
+const WIDE = "gallery"; // the part that takes a whole row
 const FEW = 10, MORE = 30; // doubtful labels shown at first, and with each press
 const STATES = { open: "", kept: "kept as it is", relabelled: "relabelled", excluded: "left out" };
 
@@ -87,15 +88,20 @@ class ResultsPage {
 
   show(address, data, doubts, labels, classes) {
     const places = new Map(PARTS.map(([name]) => [name, el("div", { "data-view": name })]));
-    const parts = PARTS.filter(([name]) => data[name]).map(([name, title, about]) =>
-      el("section", { class: "panel", "aria-label": title }, el("h2", {}, title), el("p", { class: "small soft" }, about), places.get(name)));
+    const parts = new Map(PARTS.filter(([name]) => data[name]).map(([name, title, about]) =>
+      [name, el("section", { class: "panel", "aria-label": title }, el("h2", {}, title), el("p", { class: "small soft" }, about), places.get(name))]));
+    const names = [...parts.keys()];
+    const beside = (chosen) => el("div", { class: "panels" }, chosen.map((name) => parts.get(name)));
+    const at = names.indexOf(WIDE);
     this.corrections = new Corrections(address, data, labels, classes, () => this.readDoubts(address));
     const dialogs = el("div", { onkeydown: (event) => this.corrections.pressed(event) });
-    const { note } = this.runs.find((run) => run.name === this.name);
+    const { note, verdict, figures } = this.runs.find((run) => run.name === this.name);
     const report = el("a", { class: "button", href: `${address}/report`, download: `${this.name}.html` }, "Save the report as one file");
     this.classes = data.images.classes;
     this.doubts = el("section", { class: "panel", "aria-label": "Labels to look at" });
-    fill(this.detail, el("div", { class: "row spread" }, el("h2", { class: "wrap" }, this.name), report), note && el("p", { class: "warn wrap" }, note), this.doubts, parts, dialogs);
+    fill(this.detail, el("div", { class: "row spread" }, el("h2", { class: "wrap" }, this.name), report), 
+      el("section", { class: "panel verdict", "data-level": verdict.level, "aria-label": "Verdict" }, el("span", { class: "figure" }, percent(figures.accuracy)), el("p", { class: "sentence" }, verdict.sentence)),
+      note && el("p", { class: "warn wrap" }, note), beside(names.slice(0, at)), parts.get(WIDE), this.doubts, beside(names.slice(at + 1)), dialogs);
     const pictureOf = (i) => `${address}/photographs/${i}?list=${encodeURIComponent(data.version)}`; // kept by browsers
     showEvaluation(data, { placeOf: (name) => places.get(name) ?? null, pictureOf, largeOf: (i) => `${pictureOf(i)}&large=true`, actionsOf: (i) => [this.corrections.of(i)], dialogs });
     this.showDoubts(address, doubts);
