@@ -27,7 +27,7 @@ from vitkit.errors import VitkitError
 from vitkit.evaluation import registry
 from vitkit.evaluation.evaluator import evaluate_before
 from vitkit.evaluation.figures import chosen_on, unseen_part
-from vitkit.evaluation.headline import headline_of
+from vitkit.evaluation.headline import headline_of, verdict_of
 from vitkit.evaluation.intervals import Interval, fold_intervals
 from vitkit.evaluation.metrics import Evaluation, grouped, pooled
 from vitkit.evaluation.registry import read_figures
@@ -36,7 +36,7 @@ from vitkit.system.files import write_json
 from vitkit.system.progress import progress
 from vitkit.system.run_files import EVALUATION, FOLDS, GROUPS, RECIPE, REPORT, SPLIT, fold_folder
 from vitkit.text.cells import interval_text, plural
-from vitkit.text.pages import table, write_page
+from vitkit.text.pages import component, table, wide, write_page
 from vitkit.training.finalize import OutOfFold, ValidationFacts
 from vitkit.training.inputs import Inputs
 from vitkit.training.recipe import Recipe, name_of, without_places
@@ -226,10 +226,11 @@ def _write_report(path: Path, recipe: Recipe, figures: Mapping[str, FoldFigure],
     ]
     rows.append(["all", *map(str, shown.values()), str(sum(item["images"] for item in stored["folds"]))])
     accuracy, headline = figures["accuracy"], headline_of(stored)
-    first = "<p>No accuracy can be given.</p>"
+    figure, beside = "No figure", ""
     if accuracy.mean is not None and accuracy.interval is not None:
-        interval = f'<span class="soft">(95 %: {interval_text([100 * end for end in accuracy.interval], 1)})</span>'
-        first = f'<p><span class="figure">{100 * accuracy.mean:.1f} %</span> {headline.figure} {interval}</p>'
+        figure = f"{100 * accuracy.mean:.1f} %"
+        beside = f"{headline.figure} (95 %: {interval_text([100 * end for end in accuracy.interval], 1)})"
+    verdict = verdict_of(stored)
     record = fold_folder(path.parent, 0) / RECORD
     unseen = "was not trained on it; it is not recorded whether its pretrained weights had seen it"
     if record.is_file() and PictureRecord.from_bytes(record.read_bytes(), record).is_whole:
@@ -245,10 +246,12 @@ def _write_report(path: Path, recipe: Recipe, figures: Mapping[str, FoldFigure],
     title = f"{name_of(recipe)} on {without_places(recipe).data}, {recipe.folds} folds"
     body = [
         f"<h1>{escape(title)}</h1>",
-        first,
+        component("verdict", verdict.level, verdict.sentence, figure, beside),
+        '<section class="panel">',
         *(f"<p>{escape(caveat.text[0].upper() + caveat.text[1:])}.</p>" for caveat in headline.caveats),
         f"<p>Every image was tested once, by a model that {unseen}.</p>",
         f"<p>{escape(about_final)}</p>",
-        table(rows, ["", *(name.replace("_", " ") for name in shown), "images"]),
+        wide(table(rows, ["", *(name.replace("_", " ") for name in shown), "images"])),
+        "</section>",
     ]
-    write_page(path, title, body)
+    write_page(path, title, "\n".join(body))
