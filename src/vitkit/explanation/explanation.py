@@ -367,7 +367,7 @@ class Explanation:
             body += [f'<h2 id="{method}">{method}</h2>', f"<p>{escape(self._tells(method))}{nothing}</p>"]
             pictures = [image(method, draw.thumbnail(self.overlay(method, ON_PAGE), ON_PAGE), "jpeg")]
             pictures.append(image(f"{method}, by patch", draw.to_png(draw.heatmap(values, method, "value")), "png"))
-            body.append(f'<div class="pictures">{"".join(f"<div>{picture}</div>" for picture in pictures)}</div>')
+            body.append(f'<div class="panels">{"".join(f"<div>{picture}</div>" for picture in pictures)}</div>')
         if self.heads is not None:
             body += [f'<h2 id="{HEADS}">{HEADS}</h2>', f"<p>{escape(self._tells(HEADS))}</p>"]
             if self.rollouts is not None:
@@ -398,7 +398,7 @@ class Explanation:
             caption = f"<b>{method}</b>" if flat is None else f"<b>{method}</b>: {flat}"
             caption += f"<br>{escape(self._tells(method))}" if has_texts else ""
             cells.append(f'<a href="{page}#{method}">{shown}</a><figcaption>{caption}</figcaption>')
-        return f'<div class="thumbnails">{"".join(f"<figure>{cell}</figure>" for cell in cells)}</div>'
+        return f'<div class="pictures">{"".join(f"<figure>{cell}</figure>" for cell in cells)}</div>'
 
 
 def explain(
@@ -548,10 +548,10 @@ def worst_mistakes_page(
             continue
         shown += 1
         cells = [
-            f'<figure class="large">{image(caption, data, "jpeg")}<figcaption>{escape(caption)}</figcaption></figure>'
+            f'<figure>{image(caption, data, "jpeg")}<figcaption>{escape(caption)}</figcaption></figure>'
             for caption, data in figures
         ]
-        body.append(f'<div class="row">{"".join(cells)}</div>')
+        body.append(f'<div class="pictures large">{"".join(cells)}</div>')
     write_page(Path(out), "Mistakes, explained", body)
     return shown
 

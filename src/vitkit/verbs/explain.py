@@ -253,7 +253,7 @@ def _explain_images(
         write_bytes(sheet, png)
         which = "" if len(pairs) == len(rows) else f" (the first {len(pairs)} of {len(rows)} images)"
         head += [f"<p>Input and attention, as in the paper's Figure 6{which}</p>", image("attention", png, "png")]
-    body = rows if method == "all" else [f'<div class="row">{"".join(rows)}</div>']
+    body = rows if method == "all" else [f'<div class="pictures large">{"".join(rows)}</div>']
     write_page(page, f"vitkit explain: {method}", [*head, *body])
     return replace(result, page=page, sheet=sheet)
 
