@@ -298,8 +298,8 @@ _TINY = 100  # pixels; smaller photographs are enlarged, and stored without loss
 
 
 def contact_sheet(pictures: Sequence[Image.Image], titles: Sequence[str], title: str) -> Figure:
-    """Show pictures with their titles in rows of eight."""
-    columns = min(8, len(pictures))
+    """Show pictures with their titles in rows of four."""
+    columns = min(4, len(pictures))
     wide, tall = 1.35 * columns, 1.55 * -(-len(pictures) // columns) + 0.4  # inches
     figure = new_figure(wide, tall, layout=None)
     figure.suptitle(title, fontsize=10, y=1 - 0.12 / tall, va="top")

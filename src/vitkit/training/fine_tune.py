@@ -316,7 +316,7 @@ def _load_newest(run: Run, state: TrainingState, writer: RunWriter) -> bool:
 
 # --- The images as the model sees them -----------------------------------------------------------------------------
 
-_SHOWN = 32  # maximum number of images in train_batch.png
+_SHOWN = 16  # maximum number of images in train_batch.png
 
 
 @dataclass

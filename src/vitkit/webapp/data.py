@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,7 +33,7 @@ from vitkit.data import (
 from vitkit.errors import VitkitError
 from vitkit.model_folder import DESCRIPTION
 from vitkit.system import LABEL_ERRORS, SPLIT, to_json
-from vitkit.text import restored
+from vitkit.text import Verdict, restored
 from vitkit.webapp.likeness import Background, Likeness, next_labels, run_vitkit
 from vitkit.webapp.photographs import (
     Photographs,
@@ -101,8 +102,10 @@ def diagnose(state: State) -> dict[str, Any]:
     """Check the photographs with their current labels as `vitkit doctor` does, without excluded photographs.
 
     Returns:
-        The findings, the copies and the unreadable photographs. Photographs are given by number.
+        The verdict, the findings, the copies and the unreadable photographs. Photographs are given by number.
     """
+    from vitkit.reporting import verdict_of  # it draws, too, which takes long to import
+
     table = state.table
     kept = [i for i, label in enumerate(state.labels) if label != EXCLUDED]
     rows = [(table.paths[i], state.labels[i], table.splits[i]) for i in kept]
@@ -112,17 +115,18 @@ def diagnose(state: State) -> dict[str, Any]:
     if len(labelled) < 2:  # too few classes: the doctor treats the photographs as unlabelled
         rows = [(path, UNLABELLED, None) for path, _, _ in rows]
     diagnosis = examine(table_of(table.name, table.root, rows, table.storage))
-    number, kept_table = {path: i for i, path in enumerate(table.paths)}, diagnosis.table
-    copies = []
-    for entry in diagnosis.copies:
-        names = {kept_table.name_of(i) for i in entry.images} - {UNLABELLED}
-        images = [number[kept_table.paths[i]] for i in entry.images]
-        copies.append({"images": images, "leak": entry.is_leak, "conflict": entry.is_conflict and len(names) > 1})
-    findings = [
-        {"severity": entry.severity, "text": entry.text} for entry in diagnosis.findings if UNLABELLED not in entry.text
+    number, paths = {path: i for i, path in enumerate(table.paths)}, diagnosis.table.paths
+    copies = [
+        {"images": [number[paths[i]] for i in entry.images], "leak": entry.is_leak, "conflict": entry.is_conflict}
+        for entry in diagnosis.copies
     ]
+    findings = tuple(entry for entry in diagnosis.findings if UNLABELLED not in entry.text)
+    verdict = verdict_of(replace(diagnosis, findings=findings))
+    if verdict.level == "good" and len(labelled) < 2:
+        verdict = Verdict("note", "Nothing is wrong: give photographs of two classes their names, then train")
     unreadable = {str(number[path]): reason for path, reason in diagnosis.unreadable.items()}
-    return {"unreadable": unreadable, "copies": copies, "findings": findings}
+    found = [{"severity": entry.severity, "text": entry.text} for entry in findings]
+    return {"verdict": asdict(verdict), "unreadable": unreadable, "copies": copies, "findings": found}
 
 
 def suspect_labels_by_number(workspace: Workspace, table: ImageTable) -> dict[int, dict[str, Any]]:
@@ -329,18 +333,20 @@ def _add_searches(routes: APIRouter, photographs: Photographs, workspace: Worksp
 
     These are the check-up (`vitkit doctor`), similar photographs, suggested classes, and what to label next.
     """
-    likeness, doctor = Likeness(workspace), Background[dict[str, Any]]()
+    likeness, doctor = Likeness(workspace), Background[tuple[list[str], dict[str, Any]]]()
     suggestions = Suggestions(workspace)
 
     @routes.post("/check")
     def check() -> dict[str, Any]:
         state = photographs.read()
-        doctor.start(state.version, lambda: diagnose(state))
+        doctor.start(state.version, lambda: (list(state.labels), diagnose(state)))
         return doctor.to_dict()
 
     @routes.get("/check")
     def checked() -> dict[str, Any]:
-        return {**doctor.to_dict(), "found": doctor.result(photographs.read().version)}
+        state = photographs.read()
+        labels, found = doctor.result(state.version) or (None, None)
+        return {**doctor.to_dict(), "found": found and {**found, "is_old": labels != list(state.labels)}}
 
     @routes.post("/look")
     def look(query: LookQuery | None = None) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import re
 import signal
 import subprocess
 import threading
@@ -24,7 +23,7 @@ from vitkit.data import EXCLUDED, UNLABELLED, ImageTable, UnreadableImageError, 
 from vitkit.errors import VitkitError, first_line
 from vitkit.system import cache_folder, python, receiver, replacing, reporting_to
 from vitkit.webapp.photographs import State, stamp_of, thumbnail
-from vitkit.webapp.train import Offer, best_feature_model, smallest_download
+from vitkit.webapp.train import PROGRESS, Offer, best_feature_model, smallest_download
 from vitkit.webapp.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -95,7 +94,6 @@ class Background(Generic[T]):
 
 COLOURS = Offer("colours", "their colours and shapes", "colours")  # needs no weights
 _NOT_YET = "the features of the photographs have not been computed yet: wait until they are"
-_PROGRESS = re.compile(r"(?P<what>[^:\r\n]+): (?P<done>\d+)(?: of (?P<total>\d+))?")
 
 
 class Likeness:
@@ -248,7 +246,7 @@ def run_vitkit(arguments: list[str], out: Path) -> None:
     try:
         assert process.stderr is not None
         for line in process.stderr:
-            if match := _PROGRESS.fullmatch(line.strip()):
+            if match := PROGRESS.fullmatch(line.strip()):
                 receiver()(match["what"], int(match["done"]), int(match["total"]) if match["total"] else None)
             elif line.startswith("error: "):
                 said = line.removeprefix("error: ").strip()

@@ -85,9 +85,10 @@ class Models:
         """Return the most probable classes of a camera frame, with its familiarity."""
         with self._lock:
             classifier, prediction = self._predict(run, content)
+        place = {name: i for i, name in enumerate(classifier.classes)}
         chosen = (prediction.label or "").split(JOINT) if classifier.task == "multi" else [prediction.label]
         top = [
-            {"label": label, "confidence": confidence, "chosen": label in chosen}
+            {"label": label, "confidence": confidence, "chosen": label in chosen, "place": place[label]}
             for label, confidence in prediction.ranking[:_LIVE]
         ]
         whole = {"label": prediction.label, "confidence": prediction.confidence, "familiar": prediction.familiar}

@@ -113,6 +113,7 @@ def _published() -> list[Offer]:
 _NONE = "none"  # weights of a training from scratch
 _DURATION = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?[smh]")
 _LINES = 200  # of a log
+PROGRESS = re.compile(r"(?P<what>[^:\r\n]+): (?P<done>\d+)(?: of (?P<total>\d+))?")  # a line that commands print
 _SAMPLES = "What the model sees in training"
 
 
@@ -170,9 +171,10 @@ def router(workspace: Workspace) -> APIRouter:
         folder, metrics = workspace.runs / name, list[dict[str, float]]()
         with suppress(VitkitError, OSError):  # the last row is just being written
             metrics = read_metrics(folder / METRICS)
-        said = _tail(folder / LOG) or ([] if job is None else _tail(jobs.log(job)))
-        figures = {**_summary(workspace, jobs, name, job), "metrics": metrics, "log": said}
-        return {**figures, "samples": (folder / PICTURES[_SAMPLES]).is_file(), "report": (folder / REPORT).is_file()}
+        printed = [] if job is None else _tail(jobs.log(job))
+        figures = {**_summary(workspace, jobs, name, job), "metrics": metrics, "step": _step(printed)}
+        files = {"samples": (folder / PICTURES[_SAMPLES]).is_file(), "report": (folder / REPORT).is_file()}
+        return {**figures, **files, "log": _tail(folder / LOG) or printed}
 
     @routes.get("/runs/{name}/samples")
     def show_samples(name: str) -> FileResponse:
@@ -272,12 +274,21 @@ def _summary(workspace: Workspace, jobs: Jobs, name: str, job: Job | None) -> di
         "state": state,
         "figures": shown.get("figures", {}),
         "caveats": shown.get("caveats", []),
+        "verdict": shown.get("verdict"),
         "why": jobs.why_failed(job) if state == "failed" and job is not None else "",
         "begun": begun,
         "asked": job.request if job is not None else {},
         "can_resume": jobs.can_resume(name),
         "can_stop": jobs.can_stop(job),
     }
+
+
+def _step(output: list[str]) -> dict[str, Any] | None:
+    """Return the progress that a training has printed last, unless it has printed something else since."""
+    match = PROGRESS.fullmatch(output[-1]) if output else None
+    if match is None or match["total"] is None:
+        return None
+    return {"what": match["what"], "done": int(match["done"]), "total": int(match["total"])}
 
 
 def _tail(file: Path) -> list[str]:

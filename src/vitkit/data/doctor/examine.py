@@ -21,7 +21,7 @@ from vitkit.data.file_facts import PLAIN, Facts, FactTable, Keep, Memory, scan
 from vitkit.data.file_names import SUFFIXES
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.splits import SPLITS, held_out_split, scenes
-from vitkit.data.table import ImageTable
+from vitkit.data.table import UNLABELLED, ImageTable
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json
 from vitkit.system.progress import progress
@@ -464,7 +464,7 @@ def _copies(table: ImageTable, links: Sequence[Link], twins: Sequence[int]) -> l
             tuple(images),
             next(kind for kind in reversed(get_args(Kind)) if kind in kinds[root]),
             is_leak=len({table.splits[i] for i in images}) > 1,
-            is_conflict=len({table.labels[i] for i in images}) > 1,
+            is_conflict=len({table.name_of(i) for i in images} - {UNLABELLED}) > 1,
         )
         for root, images in members.items()
     ]

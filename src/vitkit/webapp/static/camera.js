@@ -20,7 +20,7 @@ export class Camera {
     this.video = el("video", { playsinline: true, muted: true, "aria-label": "Picture of the camera" });
     this.video.muted = true;
     this.button = el("button", { type: "button", class: "primary", onclick: () => this.toggle() }, "Start the camera");
-    this.place = el("section", { class: "panel live-camera", "aria-label": "Camera" }, this.video, el("div", { class: "row" }, this.button), el("p", { class: "small soft" }, "Its pictures stay on this machine."));
+    this.place = el("section", { class: "panel live-camera", "aria-label": "Camera" }, this.video, el("div", { class: "row" }, this.button, el("span", { class: "small soft" }, "Its pictures stay on this machine.")));
   }
 
   get isOn() {
@@ -54,6 +54,7 @@ export class Camera {
       this.isStarting = false;
     }
     this.button.textContent = "Stop the camera";
+    this.place.classList.add("on");
     this.changed();
   }
 
@@ -74,6 +75,7 @@ export class Camera {
     for (const track of this.stream?.getTracks() || []) track.stop();
     this.stream = null;
     this.video.srcObject = null;
+    this.place.classList.remove("on");
     this.button.textContent = "Start the camera";
     this.changed();
   }

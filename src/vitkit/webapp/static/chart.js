@@ -1,15 +1,8 @@
 // A drawing of a few lines, with the same numbers as a table for readers who cannot see it.
 
-import { el } from "./dom.js";
+import { el, svg } from "./dom.js";
 
 const [WIDTH, HEIGHT, LEFT, BOTTOM] = [420, 210, 44, 26];
-
-function svg(name, properties, ...children) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const [key, value] of Object.entries(properties)) made.setAttribute(key, value);
-  made.append(...children);
-  return made;
-}
 
 /** lines: [{ title, points: [[x, y], ...] }], of which the empty ones are left out. */
 export function chart(title, across, lines, { percent = false } = {}) {

@@ -1,6 +1,7 @@
 // The Data tab: the photographs in a grid, their labels, and the photographs to label next.
 
 import { fail, get, post, say } from "./api.js";
+import { Hints } from "./data_hints.js";
 import { LabelBar } from "./data_label.js";
 import { lookAt } from "./data_look.js";
 import { Panel } from "./data_panel.js";
@@ -15,6 +16,7 @@ import { weightsPlace } from "./upload.js";
 export { ahead } from "./data_state.js";
 
 const BATCH = 24; // photographs that are labelled next
+const ENOUGH = 10; // photographs in each of two classes, after which training is proposed
 
 export async function show(main, studio) {
   const page = new DataPage(studio);
@@ -48,19 +50,20 @@ class DataPage {
     this.panel = new Panel(photos, { filtered: (how) => this.filtered(how), edit: (path, body) => this.edit(path, body), check: () => this.check(), again: () => this.again() });
     this.suggestions = new Suggestions(photos, { filtered: (how) => this.filtered(how), edit: (path, body) => this.edit(path, body), train: () => this.studio.goto("train") });
     this.panel.add(this.suggestions.element);
+    this.hints = new Hints(this.steps());
     this.unsaved = el("p", { class: "warn unsaved", role: "alert" });
     this.head = el("p", { class: "data-head", role: "status" });
     this.ordered = el("div", { class: "data-ordered" });
-    const size = el("input", { type: "range", min: 80, max: 320, step: 10, value: this.sizeAtFirst(), "aria-label": "Size of the pictures", oninput: () => this.resize(Number(size.value)) });
+    const size = el("input", { type: "range", min: 80, max: 320, step: 10, value: this.sizeAtFirst(), oninput: () => this.resize(Number(size.value)) });
     this.undoButton = el("button", { type: "button", title: "Ctrl+Z", onclick: () => this.undo() }, "Undo");
     this.redoButton = el("button", { type: "button", title: "Ctrl+Shift+Z", onclick: () => this.edit("redo") }, "Redo");
-    const find = this.find = el("input", { type: "search", placeholder: "Part of a name", "aria-label": "Part of a file's name or folder", oninput: () => { photos.filter.text = find.value; this.filtered({ top: true }); } });
+    const find = this.find = el("input", { type: "search", placeholder: "part of it", oninput: () => { photos.filter.text = find.value; this.filtered({ top: true }); } });
     const tools = el("div", { class: "row data-tools" },
       el("button", { type: "button", class: "primary", onclick: () => this.next() }, "Label these next"),
-      this.undoButton, this.redoButton, find, size,
+      this.undoButton, this.redoButton, el("label", { class: "row" }, "File or folder name", find), el("label", { class: "row size" }, "Picture size", size),
       el("button", { type: "button", class: "quiet", onclick: keys }, "Keys"));
     fill(main, el("div", { class: "data" }, this.panel.element,
-      el("section", { class: "data-main", "aria-label": "Photographs" }, tools, this.head, this.unsaved, this.ordered, this.grid.element, this.bar.element)));
+      el("section", { class: "data-main", "aria-label": "Photographs" }, tools, this.head, this.unsaved, this.ordered, this.grid.element, this.hints.element, this.bar.element)));
     main.classList.add("wide-page");
     this.grid.size = Number(size.value);
     this.keydown = (event) => this.command(event);
@@ -112,6 +115,7 @@ class DataPage {
     cell.classList.toggle("none", label === NONE);
     const troubles = photos.troubles(id);
     cell.classList.toggle("trouble", troubles.length > 0);
+    cell.dataset.level = photos.level(id);
     cell.title = [photos.paths[id], ...troubles].join("\n");
   }
 
@@ -131,6 +135,7 @@ class DataPage {
     this.undoButton.disabled = !photos.can_undo;
     this.redoButton.disabled = !photos.can_redo;
     this.suggestions.draw();
+    this.hints.draw();
     fill(this.ordered, !ids.length && photos.paths.length > 0 && this.wayOut(), photos.order && el("p", { class: "row chosen-order" }, el("span", {}, photos.order.title),
       photos.order.isNext && el("button", { type: "button", onclick: () => this.next() }, "The next ones"),
       el("button", { type: "button", onclick: () => this.filtered({ top: true, leaveOrder: true }) }, "Back to all")));
@@ -156,7 +161,21 @@ class DataPage {
       el("button", { type: "button", class: "primary", onclick: all }, "Show all photographs"));
   }
 
+  /** What to do next, for people who are here for the first time. */
+  steps() {
+    const { photos } = this;
+    const open = () => !photos.split_of && photos.counts().none > 0;
+    const press = (name, text, work) => el("button", { type: "button", class: "link", onclick: () => { this.hints.done(name); work(); } }, text);
+    return [
+      { name: "choose", fits: open, says: "Choose photographs: click one; Shift + click chooses all up to another, Ctrl + click one more." },
+      { name: "label", fits: open, says: photos.classes.length ? "Give what is chosen a class: click it below, press its number, or type a new name." : "Give what is chosen a class: type a name below, such as daisy, and press Enter." },
+      { name: "check", fits: () => !photos.split_of && photos.counts().none === 0 && photos.classes.length > 1, says: ["Every photograph has a class. Look for copies and broken files before you train: ", press("check", "check them now", () => this.check())] },
+      { name: "train", fits: () => !photos.split_of && photos.classes.filter((own) => own.count >= ENOUGH).length > 1, says: [`Two classes have ${ENOUGH} photographs or more: `, press("train", "train a first model", () => this.studio.goto("train"))] },
+    ];
+  }
+
   selected() {
+    if (this.grid.selected.size) this.hints.done("choose");
     this.bar.draw(this.grid.chosen(), this.grid.selected.size);
   }
 
@@ -188,6 +207,7 @@ class DataPage {
     const { grid, photos } = this;
     const alone = grid.selected.size <= 1 ? ids[0] : null;
     this.last = { ids, text, version: photos.version };
+    if (text) this.hints.done("label");
     this.saver.label(ids, text);
     const done = text === null ? "has no class now" : text === "" ? "left out" : text;
     say(`${count(ids.length, "photograph", "photographs")}: ${done}`);
@@ -343,6 +363,8 @@ class DataPage {
   // --- The doctor -------------------------------------------------------------------------------------------
 
   async check() {
+    this.hints.done("check");
+    this.panel.element.open = true;
     try {
       await post("/api/data/check");
     } catch (error) {

@@ -1,7 +1,7 @@
 // The panel next to the photographs: filters for classes, splits and findings.
 
 import { FINDINGS, NONE, OUT } from "./data_state.js";
-import { dialog, el, fill, keyOf } from "./dom.js";
+import { dialog, el, fill, finding, keyOf, verdict } from "./dom.js";
 import { stage } from "./progress.js";
 
 const SPLITS = { train: "For training", val: "For checking during training", test: "For the test" };
@@ -47,6 +47,7 @@ export class Panel {
 
   draw() {
     const { photos } = this;
+    if (this.told && this.old !== photos.isCheckOld) this.checking(this.told, false);
     const counts = photos.counts();
     fill(this.classes, this.choice("All", counts.all, "label", null),
       photos.classes.map((own, i) => this.choice(own.name, own.count, "label", own.name, keyOf(i), own)));
@@ -96,13 +97,17 @@ export class Panel {
   /** The progress of the doctor, and its findings. */
   checking(told, asked) {
     const found = this.photos.check;
+    this.told = told;
+    this.old = this.photos.isCheckOld;
     const button = el("button", { type: "button", disabled: told.running, onclick: () => this.tell.check() }, found ? "Check again" : "Check the photographs");
     fill(this.found, el("h2", {}, "Findings"),
-      !found && el("p", { class: "small soft" }, "Looks for files that cannot be read, and for pictures that occur more than once."),
+      found ? [verdict(this.old ? { level: "note", sentence: "The labels have changed since this check" } : found.verdict), el("div", { class: "small" }, found.findings.map((own) => finding(own.severity, own.text)))]
+        : el("p", { class: "small soft" }, "Looks for files that cannot be read, and for pictures that occur more than once."),
       button, told.running && el("p", { class: "small", role: "status" }, stage(told, "Checking")),
-      told.error && el("p", { class: "small bad" }, told.error),
-      found && (found.findings.length ? el("ul", { class: "small findings" }, found.findings.map((own) => el("li", { class: `wrap ${own.severity}` }, own.text)))
-        : el("p", { class: "small good" }, "No problems were found.")));
-    if (asked && !told.running && found) this.busy("");
+      told.error && el("p", { class: "small bad" }, told.error));
+    if (asked && !told.running && found) {
+      this.busy("");
+      this.found.scrollIntoView({ block: "nearest" });
+    }
   }
 }

@@ -7,6 +7,8 @@ export const OUT = -2; // is left out
 
 export const FINDINGS = { doubt: "Label looks wrong", suggested: "A class is suggested", copy: "Duplicates", conflict: "Copies with two classes", broken: "Cannot be read" };
 
+const HARMLESS = "there is a copy of it";
+
 let early = null;
 
 /** Asks for the photographs before the tab is there. */
@@ -116,6 +118,13 @@ export class Photos {
     return told;
   }
 
+  /** How serious the problems of a photograph are. */
+  level(id) {
+    const copies = this.check?.copied.get(id);
+    if (this.check?.unreadable[id] || (copies && !copies.includes(HARMLESS))) return "problem";
+    return this.doubt(id) ? "warning" : "note";
+  }
+
   /** The suspected label error of a photograph, while nobody has decided about it. */
   doubt(id) {
     const doubt = this.doubts.get(id);
@@ -128,10 +137,15 @@ export class Photos {
       const told = [];
       if (own.conflict) told.push("a copy has another class");
       if (own.leak) told.push("a copy is in another split");
-      if (!told.length) told.push("there is a copy of it");
+      if (!told.length) told.push(HARMLESS);
       for (const id of own.images) copied.set(id, told);
     }
-    this.check = { ...found, copied };
+    this.check = { ...found, copied, labels: found.is_old ? "" : String(this.labels) };
+  }
+
+  /** Whether labels have changed since the photographs were checked. */
+  get isCheckOld() {
+    return this.check !== null && this.check.labels !== String(this.labels);
   }
 
   /** The number of photographs of each finding. */

@@ -2,7 +2,7 @@
 
 import { el, there, tint } from "./views/dom.js"; // those of the report
 
-export { chip, el, plural as count, shareBar, tint } from "./views/dom.js";
+export { chip, el, plural as count, shareBar, svg, tint } from "./views/dom.js";
 
 /** Replaces the content of an element. */
 export function fill(parent, ...children) {
@@ -13,6 +13,16 @@ export function fill(parent, ...children) {
 /** The number key of a class, in the colour of the class; its name stands beside it. */
 export function keyOf(place) {
   return tint(el("kbd", { "aria-hidden": "true" }, place < 9 ? String(place + 1) : ""), place);
+}
+
+/** A sentence to act on with its level, a large figure, and what stands beside it. */
+export function verdict({ level, sentence }, figure = null, beside = [], name = "Verdict") {
+  return el("section", { class: "panel verdict", "data-level": level, "aria-label": name }, figure && el("span", { class: "figure" }, figure), el("div", {}, el("p", { class: "sentence wrap" }, sentence), beside.flat()));
+}
+
+/** A finding, with the colour and the icon of its level: problem, warning, note or good. */
+export function finding(level, ...inside) {
+  return el("div", { class: "finding", "data-level": level }, el("div", { class: "wrap" }, ["problem", "warning"].includes(level) && el("span", { class: "unseen" }, `${level}: `), inside));
 }
 
 /** Shows a dialog that closes on Escape and on its button; returns the element. */

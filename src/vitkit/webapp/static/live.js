@@ -2,7 +2,7 @@
 
 import { fail, get, post, postBytes } from "./api.js";
 import { Camera, Recorder } from "./camera.js";
-import { el, fill, shareBar } from "./dom.js";
+import { chip, el, fill, shareBar } from "./dom.js";
 import { familiarity, modelChoice, percent } from "./models.js";
 
 const AGAIN = 1000; // milliseconds after which an answer that failed is requested again
@@ -24,16 +24,16 @@ class LivePage {
     this.camera = new Camera(() => this.cameraChanged());
     this.recorder = new Recorder(this.camera, (folder) => this.open(folder));
     await this.recorder.load();
-    fill(main, el("div", { class: "live" }, el("div", {}, this.camera.place, this.answers(models)), this.recorder.place));
+    fill(main, el("div", { class: "live" }, this.camera.place, el("div", {}, this.answers(models), this.recorder.place)));
   }
 
   answers(models) {
     [this.said, this.rate] = [el("div", {}), el("p", { class: "small soft number" })];
     const place = el("section", { class: "panel", "aria-label": "Live answers" }, el("h2", {}, "Live answers"));
-    if (!models.length) return fill(place, el("h2", {}, "Live answers"), el("p", { class: "soft" }, "Once a model is trained, it answers here what the camera sees."));
+    if (!models.length) return fill(place, el("h2", {}, "Live answers"), el("p", { class: "soft" }, "Once a model is trained, it says here what the camera sees. First record pictures of each class below, and train with them."));
     const choice = modelChoice(this.studio, "live-model", models, (name) => { this.run = name; });
     this.run = choice.value;
-    place.append(el("div", { class: "row" }, el("label", { for: "live-model" }, "Ask the model of"), choice), this.said, this.rate);
+    place.append(el("div", { class: "row" }, el("label", { for: "live-model" }, "Ask the model of"), choice), fill(this.said, el("p", { class: "soft" }, "Start the camera, and hold something in front of it: the model says here what it sees.")), this.rate);
     return place;
   }
 
@@ -67,9 +67,9 @@ class LivePage {
   }
 
   draw(answer) {
-    fill(this.said, el("p", { class: "live-said wrap" }, `${answer.label || "None of the classes"}, ${percent(answer.confidence)}`), familiarity(answer.familiar),
+    fill(this.said, el("p", { class: "live-said wrap" }, `${answer.label || "None of the classes"}, ${percent(answer.confidence)}`),
       el("ul", { class: "bars" }, answer.top.map((own) =>
-        el("li", { class: own.chosen ? "chosen" : "" }, el("span", { class: "wrap" }, own.label), el("span", { class: "number" }, percent(own.confidence)), shareBar(own.confidence)))));
+        el("li", { class: own.chosen ? "chosen" : "" }, chip(own.label, own.place), el("span", { class: "number" }, percent(own.confidence)), shareBar(own.confidence, own.place)))), familiarity(answer.familiar));
   }
 
   async open(folder) {

@@ -2,7 +2,7 @@
 
 import { fail, get, post, say } from "./api.js";
 import { chart } from "./chart.js";
-import { el, fill } from "./dom.js";
+import { dialog, el, fill, verdict } from "./dom.js";
 import { timeLeft } from "./progress.js";
 import { weightsPlace } from "./upload.js";
 
@@ -15,6 +15,17 @@ const METHODS = [
 ];
 const TIMES = [["", "As long as it takes"], ["2m", "2 minutes"], ["10m", "10 minutes"], ["30m", "30 minutes"], ["1h", "1 hour"], ["3h", "3 hours"]];
 const STATES = { queued: "waiting", running: "running", done: "done", stopped: "stopped", failed: "failed" };
+const EPOCH = /^epoch +(\d+)\/(\d+)/;
+const PLANNED = /^()(\d+) epochs? of /; // before the first epoch
+const OVER = /^(no better|trained in|unknown images|temperature|thresholds by|no validation images|images that --unknown)/; // lines after the last epoch
+const STAGES = [ // what a training does before and after its epochs, by the lines of its log, the last stage first
+  { after: OVER, says: "Testing the model", why: "It is tested on photographs that it has not seen, and its results are written down." },
+  { after: EPOCH, says: "Testing the model", why: "It is tested on photographs that it has not seen, and its results are written down." },
+  { after: /^frozen backbone/, says: "Training the last layer", why: "The model looks at each photograph once, and then learns to tell your classes apart." },
+  { after: /classes; images: /, says: "Getting ready", why: "The model looks at your photographs for the first time, so that it begins with a good guess." },
+  { after: /./, says: "Getting ready", why: "Your photographs are read and divided: some for training, some for the test." },
+  { says: "Starting", why: "The program is loaded." },
+];
 const AGAIN = "again:"; // #train/again:RUN begins with that run's split and weights
 
 export async function show(main, studio) {
@@ -35,7 +46,7 @@ class TrainPage {
     this.runs = runs;
     if (!this.chosen && runs.length) this.chosen = runs[0].name;
     this.list = el("ul", { class: "runs" });
-    this.detail = el("section", { class: "panel run", "aria-label": "The chosen training" });
+    this.detail = el("section", { class: "run", "aria-label": "The chosen training" });
     this.place = el("div", {}, this.form(offers));
     const side = el("div", { class: "train-side" }, this.place, el("section", { class: "panel", "aria-label": "Trainings" }, el("h2", {}, "Trainings"), this.list,
       notes.map((note) => el("p", { class: "small soft wrap" }, note))));
@@ -73,6 +84,7 @@ class TrainPage {
       try {
         const { run, notes } = await post("/api/train/start", { weights: weights.value, method: weights.value === "none" ? "scratch" : method.value, time: time.value, split_from: split.value });
         this.chosen = run;
+        if (innerWidth < 800) this.detail.scrollIntoView();
         say(`${run} is in the queue. It continues when this page or the studio is closed.`);
         for (const note of notes) say(note);
         await this.follow();
@@ -81,12 +93,14 @@ class TrainPage {
       }
     };
     const few = offers.length === 0 && el("p", { class: "small bad" }, "No model is here to begin from, and downloading is switched off: choose a file of weights. A new model from scratch needs very many photographs.");
-    return el("form", { class: "panel", onsubmit: start, "aria-label": "A new training" }, el("h2", {}, this.again ? "Train again" : "Train"),
+    const form = el("form", { onsubmit: start, "aria-label": "A new training" },
       field("weights", "Begin from", weights, "A model that has seen many pictures learns from few."), few, weightsPlace((title) => this.offer(title)),
       el("div", { class: "field" }, el("label", { for: "method" }, "What is trained"), method, about),
       field("time", "At most", time),
       done.length > 0 && field("split", "Test photographs", split, "The same as in an earlier training if the figures should be compared; new photographs are assigned at random."),
       el("button", { class: "primary" }, "Train"));
+    const open = Boolean(this.again || chosen || !this.runs.length || innerWidth > 800);
+    return el("details", { class: "panel", open }, el("summary", {}, el("h2", {}, this.again ? "Train again" : "Train")), form);
   }
 
   /** Offers a file of weights that was just sent. */
@@ -138,16 +152,19 @@ class TrainPage {
   drawRun() {
     const run = this.now;
     if (!run) {
-      fill(this.detail, el("p", { class: "soft" }, "The progress of a training is shown here, with its curves and its log."));
+      fill(this.detail, el("div", { class: "panel" }, el("h2", {}, "No training yet"), el("p", { class: "soft" }, "Press Train: this place then shows how well the model does, how long it still takes, and the photographs it learns from.")));
       return;
     }
     const focused = this.detail.contains(document.activeElement) ? document.activeElement.textContent : null;
-    const open = this.detail.querySelector("details")?.open ?? run.state !== "done";
-    fill(this.detail, el("div", { class: "row spread" }, el("h2", { class: "wrap" }, run.name), mark(run)),
-      this.buttons(run), this.told(run), curves(run.metrics),
-      run.samples && el("figure", { class: "samples" }, el("figcaption", { class: "small soft" }, "Photographs as the model sees them in training, a little changed each time"),
-        el("img", { src: `/api/train/runs/${encodeURIComponent(run.name)}/samples?${run.begun}`, alt: "Photographs as the model sees them in training" })),
-      run.log.length > 0 && el("details", { open }, el("summary", {}, "Log"), el("pre", { class: "log", tabindex: 0, "aria-label": "Log of the training" }, run.log.slice(-40).join("\n"))));
+    const open = this.detail.querySelector("details.log-of")?.open ?? run.state === "failed";
+    const address = `/api/train/runs/${encodeURIComponent(run.name)}/samples?${run.begun}`;
+    const samples = () => el("img", { src: address, alt: "Photographs as the model sees them in training" });
+    const drawn = curves(run.metrics);
+    fill(this.detail, el("div", { class: "row spread" }, el("h2", { class: "wrap" }, run.name), this.buttons(run)), this.told(run),
+      el("div", { class: "panels" }, drawn && el("section", { class: "panel", "aria-label": "How well it does" }, drawn),
+        run.samples && el("section", { class: "panel", "aria-label": "What it learns from" }, el("h3", {}, "What it learns from"), el("p", { class: "small soft" }, "Some of your photographs as the model sees them, a little changed each time. Click to enlarge."),
+          el("button", { type: "button", class: "samples", onclick: () => dialog("What it learns from", samples()) }, samples()))),
+      run.log.length > 0 && el("details", { class: "panel log-of", open }, el("summary", {}, "Log"), el("pre", { class: "log", tabindex: 0, "aria-label": "Log of the training" }, run.log.slice(-40).join("\n"))));
     if (focused) [...this.detail.querySelectorAll("button")].find((own) => own.textContent === focused)?.focus();
   }
 
@@ -170,34 +187,55 @@ class TrainPage {
       results && el("button", { type: "button", class: "primary", onclick: () => this.studio.goto("results", run.name) }, "See the results"));
   }
 
+  /** What came of a training, or what it does now, as a verdict. */
   told(run) {
     const { accuracy, images, split } = run.figures;
-    const lines = run.log.map((line) => line.replace(/^[-\d]+ [:\d]+ +/, ""));
-    const [, done, of] = lines.findLast((line) => /^epoch +\d+\/\d+/.test(line))?.match(/^epoch +(\d+)\/(\d+)/) || [];
-    const isOver = done && !/^epoch/.test(lines.at(-1));
-    const now = !lines.length ? "Starting …" : done && !isOver ? `Epoch ${Math.min(Number(done) + 1, of)} of ${of}${leftOf(run, Number(done), Number(of))}` : `${done ? `${done} of ${of} epochs are done` : "Preparing"}: ${lines.at(-1)}`;
-    return [
-      isNumber(accuracy) && el("p", {}, el("strong", {}, `${(100 * accuracy).toFixed(1)} % right`), ` of ${images} ${split === "val" ? "validation" : split} photographs`),
-      accuracy === null && el("p", {}, el("strong", {}, "No figure can be given")),
-      ...run.caveats.map((text) => el("p", { class: "small soft wrap" }, text)),
-      run.state === "done" && run.asked.time && done && Number(done) < Number(of) && el("p", { class: "wrap" }, `The time (${run.asked.time}) is up: ${done} of ${of} epochs.`),
-      run.why && el("p", { class: "bad wrap" }, run.why),
-      run.state === "failed" && this.published.includes(run.asked.weights) && [el("p", {}, "If the model could not be downloaded, begin from a file of weights, which you have from elsewhere:"), weightsPlace((title) => this.offer(title))],
-      run.state === "running" && el("p", { class: "soft wrap", role: "status" }, now),
-      run.state === "running" && done && el("progress", { value: done, max: of, "aria-label": "Epochs that are done" }),
-      run.state === "running" && !run.can_stop && el("p", { class: "small soft" }, "This studio has not started it: stop it where it was started."),
-      run.state === "queued" && el("p", { class: "soft" }, "Waits for the trainings before it."),
-    ];
+    const small = (text) => el("p", { class: "small soft wrap" }, text);
+    const { done, of } = epochsOf(run);
+    if (run.state === "running") return this.progress(run);
+    if (run.state === "queued") return verdict({ level: "note", sentence: "Waits for the trainings before it" }, null, [], "Progress");
+    if (run.state === "failed") return verdict({ level: "problem", sentence: "The training failed" }, null, [run.why && el("p", { class: "wrap" }, run.why),
+      this.published.includes(run.asked.weights) && [el("p", {}, "If the model could not be downloaded, begin from a file of weights, which you have from elsewhere:"), weightsPlace((title) => this.offer(title))]]);
+    const stopped = { level: "warning", sentence: "Stopped before the end" };
+    return verdict(run.state === "stopped" ? stopped : run.verdict ?? { level: "note", sentence: "Done" }, isNumber(accuracy) ? `${(100 * accuracy).toFixed(1)} %` : null, [
+      isNumber(accuracy) && el("p", { class: "soft" }, `right, of ${images} ${split === "val" ? "validation" : split} photographs`),
+      run.caveats.map(small),
+      run.state === "done" && run.asked.time && done < of && small(`The time (${run.asked.time}) is up: ${done} of ${of} epochs.`),
+      run.state === "stopped" && run.can_resume && small("It can be continued where it stopped."),
+    ]);
+  }
+
+  /** What a running training does, in plain words, with the time left. */
+  progress(run) {
+    const { lines, done, of, isOver } = epochsOf(run);
+    const within = run.step?.what === `epoch ${done + 1}/${of}` ? run.step.done / run.step.total : 0;
+    const left = leftOf(run, done + within, of);
+    const learns = of > 0 && !isOver;
+    const stage = learns ? { says: "Learning from your photographs", value: done + within, of, why: `Epoch ${Math.min(done + 1, of)} of ${of}: in each, the model sees every training photograph once.` }
+      : { ...STAGES.find((own) => !own.after || lines.some((line) => own.after.test(line))), value: run.step?.done, of: run.step?.total };
+    const about = [stage.why, learns && !done && run.asked.time && `It learns for at most ${TIMES.find(([value]) => value === run.asked.time)?.[1] ?? run.asked.time}.`,
+      learns && left && "Then it is tested on photographs that it has not seen."].filter(Boolean).join(" ");
+    return el("div", { role: "status" }, verdict({ level: "note", sentence: stage.says + (learns && left ? `: ${left}` : "") }, null, [
+      el("p", { class: "soft" }, about), el("progress", { "aria-label": learns ? "Epochs that are done" : stage.says, ...(stage.of ? { value: stage.value, max: stage.of } : {}) }),
+      !run.can_stop && el("p", { class: "small soft" }, "This studio has not started it: stop it where it was started.")], "Progress"));
   }
 }
 
-/** The time left, estimated from the finished epochs and the limit. */
+/** The lines of the log without their times, the epochs that are done, and whether the learning is over. */
+function epochsOf(run) {
+  const lines = run.log.map((line) => line.replace(/^[-\d]+ [:\d]+ +/, ""));
+  const [, done, of] = lines.findLast((line) => EPOCH.test(line))?.match(EPOCH) || lines.findLast((line) => PLANNED.test(line))?.match(PLANNED) || [];
+  return { lines, done: Number(done || 0), of: Number(of || 0), isOver: of > 0 && done === of || lines.some((line) => OVER.test(line)) };
+}
+
+/** The time left for learning, estimated from the epochs that are done and the limit; empty before the first. */
 function leftOf(run, done, of) {
-  const seconds = run.metrics.at(-1)?.seconds;
+  const { seconds, epoch } = run.metrics.at(-1) ?? {};
   if (!seconds || !done) return "";
+  const each = seconds / (epoch + 1);
   const limit = /^([\d.]+)([smh])$/.exec(run.asked.time || "");
-  const most = limit ? limit[1] * { s: 1, m: 60, h: 3600 }[limit[2]] - seconds : Infinity;
-  return `, ${timeLeft(Math.max(0, Math.min(seconds / done * (of - done), most)))}`;
+  const most = limit ? limit[1] * { s: 1, m: 60, h: 3600 }[limit[2]] - each * done : Infinity;
+  return timeLeft(Math.max(0, Math.min(each * (of - done), most)));
 }
 
 function isNumber(value) {
@@ -217,7 +255,6 @@ function field(id, title, input, about = "") {
 function curves(rows) {
   if (!rows.length) return null;
   const line = (key, title) => ({ title, points: rows.filter((row) => row[key] !== undefined).map((row) => [row.epoch + 1, row[key]]) });
-  return el("div", { class: "curves" },
-    chart("Loss (lower is better)", "epoch", [line("train_loss", "on training photographs"), line("val_loss", "on validation photographs")]),
-    chart("Accuracy", "epoch", [line("train_acc", "on training photographs"), line("val_acc", "on validation photographs")], { percent: true }));
+  return [chart("Right answers", "epoch", [line("train_acc", "on training photographs"), line("val_acc", "on validation photographs")], { percent: true }),
+    chart("Loss (lower is better)", "epoch", [line("train_loss", "on training photographs"), line("val_loss", "on validation photographs")])];
 }
