@@ -243,7 +243,7 @@ def train(page: Any, journey: Journey, run: str) -> None:
     page.get_by_role("heading", name=run).wait_for()
     with journey.waiting():
         page.get_by_role("button", name="See the results").wait_for(timeout=LONGEST)
-    journey.end(f"train {run}", page.locator(".run strong").first.inner_text())
+    journey.end(f"train {run}", page.locator(".run .verdict .figure").inner_text())
 
 
 def review(page: Any, journey: Journey, truth: dict[str, str], wrong: dict[str, str]) -> None:
@@ -399,7 +399,7 @@ def digits(page: Any, journey: Journey) -> None:
     page.get_by_role("heading", name="digits-1").wait_for()
     with journey.waiting():
         page.get_by_role("button", name="See the results").wait_for(timeout=LONGEST)
-    right = page.locator(".run strong").first.inner_text()
+    right = page.locator(".run .verdict .figure").inner_text()
     page.get_by_role("button", name="See the results").click()
     with journey.waiting():
         page.get_by_role("region", name="Runs", exact=True).wait_for()
@@ -424,7 +424,7 @@ def photographs(page: Any, journey: Journey, things: Path) -> None:
     page.get_by_role("heading", name="things-1-1").wait_for()
     with journey.waiting():
         page.get_by_role("button", name="See the results").wait_for(timeout=LONGEST)
-    right = page.locator(".run strong").first.inner_text()
+    right = page.locator(".run .verdict .figure").inner_text()
     page.get_by_role("button", name="See the results").click()
     with journey.waiting():
         page.wait_for_load_state("networkidle")

@@ -217,13 +217,46 @@ def test_what_is_no_picture_is_shown_as_none_and_found_by_the_doctor(place: Work
         answer = own.get(f"/api/data/{kind}/{all_['version']}/{broken}")
         assert (answer.status_code, answer.headers["content-type"]) == (200, "image/svg+xml")
         assert "script" not in answer.text
-    ask(own, "check")
-    while (told := own.get("/api/data/check").json())["running"]:
-        pass
-    assert told["error"] == ""
+    told = checked(own)
     assert list(told["found"]["unreadable"]) == [str(broken)]
+    assert told["found"]["verdict"]["level"] == "problem"
     (found,) = (sorted(group["images"]) for group in told["found"]["copies"] if group["conflict"])
     assert found == sorted((copy, original))
+
+
+def checked(client: TestClient) -> dict[str, Any]:
+    ask(client, "check")
+    while (told := client.get("/api/data/check").json())["running"]:
+        pass
+    assert told["error"] == ""
+    return dict(told)
+
+
+def test_the_check_begins_with_a_verdict_on_the_labels_of_that_moment(place: Workspace, tmp_path: Path) -> None:
+    heap = tmp_path / "heap"
+    heap.mkdir()
+    for own in sorted(place.photographs.rglob("*.png")):
+        shutil.copy(own, heap / f"{own.parent.name}-{own.name}")
+    shutil.copy(heap / "blue-img1.png", heap / "copy.png")
+    client = opened(place, heap)
+    paths, version = (everything(client)[name] for name in ("paths", "version"))
+
+    def give(name: str, label: str) -> None:
+        images = [i for i, path in enumerate(paths) if path.startswith(name)]
+        ask(client, "labels", version=version, images=images, label=label)
+
+    found = checked(client)["found"]
+    assert found["verdict"]["level"] == "note" and "two classes" in found["verdict"]["sentence"] and not found["is_old"]
+    give("blue", "blue")
+    give("red", "red")
+    assert client.get("/api/data/check").json()["found"]["is_old"]
+    found = checked(client)["found"]
+    assert found["verdict"] == {"level": "warning", "sentence": "1 thing to look at first"}  # both classes are small
+    assert not found["is_old"] and "problem" not in {own["severity"] for own in found["findings"]}
+    assert [own["conflict"] for own in found["copies"]] == [False], "no class is no other class"
+    give("copy", "red")
+    found = checked(client)["found"]
+    assert found["verdict"]["level"] == "problem" and found["copies"][0]["conflict"]
 
 
 def test_unlabelled_photographs_get_their_first_classes(place: Workspace, tmp_path: Path) -> None:

@@ -65,8 +65,9 @@ def test_an_answer_is_that_of_predict(studio: Studio, place: Workspace, tmp_path
     assert told["label"] == expected.label
     assert told["confidence"] == pytest.approx(expected.confidence, abs=1e-6)
     assert expected.familiar is not None and told["familiar"] == pytest.approx(expected.familiar, abs=1e-6)
-    assert [(own["label"], own["chosen"]) for own in told["top"]] == [
-        (name, name == expected.label) for name, _ in expected.ranking[:5]
+    classes = load(place.runs / "first").classes
+    assert [(own["label"], own["chosen"], own["place"]) for own in told["top"]] == [
+        (name, name == expected.label, classes.index(name)) for name, _ in expected.ranking[:5]
     ]
     for run, content in (("first", b""), ("first", b"nothing"), ("../photos", file.read_bytes())):
         assert client.post("/api/live/answer", params={"run": run}, content=content).status_code == 400
@@ -106,6 +107,7 @@ def test_the_button_held_records_pictures(camera: Browser, studio: Studio, tmp_p
         page.locator(".live-said").wait_for()
         page.get_by_text("It may show none of the classes").wait_for()
         page.get_by_text("answers a second").wait_for()
+        assert page.locator(".bars .bar[data-tone]").count() > 1, "in the colours of their classes"
         page.get_by_label("Name of the class").first.fill("red/thing")
         button = page.get_by_role("button", name="Hold to record").first
         button.hover()

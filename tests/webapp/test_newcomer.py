@@ -160,7 +160,7 @@ def test_from_photographs_to_a_classifier_without_a_terminal(server: Server, bro
         assert {row["path"]: row["label"] for row in rows} == {path: wrong.get(path, truth(path)) for path in paths}
         fix(page, wrong)
         train(page, "garden-2")
-        page.get_by_text(re.compile(r"% right")).wait_for(timeout=240_000)
+        page.get_by_role("region", name="Verdict").wait_for(timeout=240_000)
         new = next(own for own in heap.parent.glob("*.jpg") if truth(own.name) == "daisy")
         page.get_by_role("link", name="Look").click()
         page.locator("#look-file").set_input_files(new)

@@ -17,6 +17,7 @@ import runs
 from browser import SIZES, browser, is_within, serious, served, shorten, watched
 from vitkit.data import labels_so_far
 from vitkit.errors import VitkitError
+from vitkit.system import exclusive_in
 from vitkit.webapp import Job, Jobs, Photographs, Workspace, create_app, open_workspace
 
 if TYPE_CHECKING:
@@ -134,6 +135,42 @@ def test_a_label_is_undone_where_it_was_given_and_each_class_has_its_colour(plac
     assert labels(place)[:2] == ["tulip", "unlabelled"]
 
 
+def test_hints_go_once_followed_or_closed_and_never_come_again(place: Workspace, browser: Browser) -> None:
+    with studio(place, browser) as page:
+        page.get_by_text("Choose photographs: click one").wait_for()
+        page.locator(".cell").first.click()
+        mark = "(cell) => getComputedStyle(cell.querySelector('.frame'), '::before').content"
+        assert ["✓" in page.locator(".cell").nth(i).evaluate(mark) for i in (0, 1)] == [True, False]
+        page.get_by_text("Choose photographs: click one").wait_for(state="detached")
+        page.get_by_text("type a name below").wait_for()
+        page.keyboard.type("red")
+        page.keyboard.press("Enter")
+        page.get_by_text("type a name below").wait_for(state="detached")
+        page.keyboard.press("Control+a")
+        page.keyboard.press("1")
+        page.locator(".cell").nth(2).click()
+        page.keyboard.type("blue")
+        page.keyboard.press("Enter")
+        page.get_by_role("button", name="check them now").click()
+        verdict = page.get_by_role("region", name="Verdict")
+        verdict.get_by_text("to look at first").wait_for()
+        assert page.locator(".data-panel .finding[data-level=warning]").count() == 1
+        assert serious(page) == []
+        page.keyboard.press("Control+z")
+        verdict.get_by_text("The labels have changed since this check").wait_for()
+        page.reload()
+        verdict.get_by_text("The labels have changed since this check").wait_for()
+        assert page.get_by_role("button", name="Hide this hint").count() == 0
+    Photographs(place).label(Photographs(place).read().version, range(18), "blue")
+    with studio(place, browser, "phone") as page:  # another browser
+        page.get_by_role("button", name="Hide this hint").click()
+        page.get_by_role("button", name="train a first model").click()
+        page.get_by_role("button", name="Train", exact=True).wait_for()
+        page.get_by_role("link", name="Data").click()
+        page.wait_for_selector(".cell")
+        assert page.get_by_role("button", name="Hide this hint").count() == 0
+
+
 def test_many_are_chosen_by_mouse_and_classes_are_merged(place: Workspace, browser: Browser) -> None:
     with studio(place, browser) as page:
         cells = page.locator(".cell")
@@ -153,11 +190,11 @@ def test_many_are_chosen_by_mouse_and_classes_are_merged(place: Workspace, brows
         assert [i for i, label in enumerate(labels(place)[:8]) if label == "one"] == [0, 2, 3, 5, 6]
         page.get_by_role("button", name="one 5").click()
         page.get_by_text("5 photographs of 36").wait_for()
-        page.get_by_label("Part of a file's name or folder").fill("img1 nothing")
+        page.get_by_label("File or folder name").fill("img1 nothing")
         page.get_by_text("No photograph matches all of these:").wait_for()
         page.get_by_role("button", name="Name: img1 nothing").click()
         page.get_by_text("5 photographs of 36").wait_for()
-        page.get_by_label("Part of a file's name or folder").fill("img1 nothing")
+        page.get_by_label("File or folder name").fill("img1 nothing")
         page.get_by_role("button", name="Show all photographs").click()
         page.get_by_text("36 photographs of 36").wait_for()
         (place.photographs / "blue-img1.png").rename(place.photographs / "new.png")
@@ -280,6 +317,43 @@ def test_a_training_that_ended_after_one_epoch_is_told_in_sentences(place: Works
         page.get_by_text("The time (1m) is up: 1 of 70 epochs.").wait_for()
         page.get_by_text("0.7 on training photographs, 0.6 on validation photographs").wait_for()
         assert page.locator(".chart svg").count() == 0
+
+
+def test_a_training_says_in_plain_words_what_it_does_and_begins_with_its_verdict(
+    place: Workspace, browser: Browser
+) -> None:
+    run = place.runs / "heap-1"
+    jobs, lines = Jobs(place.runs), ["3 classes; images: 24 train, 6 val, 6 test"]
+    jobs.folder.mkdir(parents=True)
+    job = Job(1, "heap-1", ("train",), str(place.runs), {}, 1.0, started=1.0, ended=2.0)
+    jobs.write(job)
+
+    def log(*more: str) -> None:
+        lines.extend(more)
+        (run / "log.txt").write_text("".join(f"2026-11-22 10:00:00  {line}\n" for line in lines))
+
+    with studio(place, browser) as page:
+        with exclusive_in(run):
+            log()
+            (run / "recipe.toml").write_text("")
+            page.get_by_role("link", name="Train").click()
+            told, bar = page.get_by_role("region", name="Progress"), page.get_by_role("progressbar")
+            told.get_by_text("looks at your photographs for the first time").wait_for()
+            (run / "metrics.csv").write_text(
+                "epoch,step,train_loss,train_acc,val_loss,val_acc,lr,seconds\n0,9,0.7,0.5,0.6,0.75,0.1,60\n"
+            )
+            jobs.log(job).write_text("reading images: 3 of 36\nepoch 2/4: 5 of 10\n")
+            log("4 epochs of 10 steps in float32", "accuracy 0.3 of something", "epoch   1/4  train_loss 0.7  60 s")
+            told.get_by_text("Learning from your photographs: about 3 minutes left").wait_for()  # 2.5 of 60 s
+            assert bar.get_attribute("value") == "1.5" and "Epoch 2 of 4" in told.inner_text()
+            assert "accuracy" not in told.inner_text() and not page.locator(".log").is_visible()
+            log("epoch   4/4  train_loss 0.7  240 s", "temperature 0.5")
+            told.get_by_text("tested on photographs that it has not seen").wait_for()
+        (run / "evaluation.json").write_text('{"accuracy": 0.5, "images": 6, "split": "test"}')
+        verdict = page.get_by_role("region", name="Verdict")
+        verdict.get_by_text("50.0 %").wait_for()
+        assert "Right for 1 of 2 photographs" in verdict.inner_text()
+        assert serious(page) == [] and is_within(page)
 
 
 @pytest.mark.accept

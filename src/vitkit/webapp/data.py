@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -120,13 +120,12 @@ def diagnose(state: State) -> dict[str, Any]:
         {"images": [number[paths[i]] for i in entry.images], "leak": entry.is_leak, "conflict": entry.is_conflict}
         for entry in diagnosis.copies
     ]
-    findings = tuple(entry for entry in diagnosis.findings if UNLABELLED not in entry.text)
-    verdict = verdict_of(replace(diagnosis, findings=findings))
+    verdict = verdict_of(diagnosis)
     if verdict.level == "good" and len(labelled) < 2:
         verdict = Verdict("note", "Nothing is wrong: give photographs of two classes their names, then train")
     unreadable = {str(number[path]): reason for path, reason in diagnosis.unreadable.items()}
-    found = [{"severity": entry.severity, "text": entry.text} for entry in findings]
-    return {"verdict": asdict(verdict), "unreadable": unreadable, "copies": copies, "findings": found}
+    findings = [{"severity": entry.severity, "text": entry.text} for entry in diagnosis.findings]
+    return {"verdict": asdict(verdict), "unreadable": unreadable, "copies": copies, "findings": findings}
 
 
 def suspect_labels_by_number(workspace: Workspace, table: ImageTable) -> dict[int, dict[str, Any]]:

@@ -185,10 +185,12 @@ def check_classes(table: ImageTable, lost: Sequence[str] = ()) -> Iterator[Findi
     if gone := sorted({*lost, *table.empty}):
         have, are = ("class folder has", "is") if len(gone) == 1 else ("class folders have", "are")
         yield Finding("warning", f"{len(gone)} {have} no readable image and {are} left out: {_list(gone)}")
-    counts = table.counts()
+    counts = {name: count for name, count in table.counts().items() if name != UNLABELLED}
     if tiny := [f"{name} ({count})" for name, count in counts.items() if count < TINY_CLASS]:
         have = plural(len(tiny), "class has", "classes have")
         yield Finding("warning", f"{have} fewer than {TINY_CLASS} images: {_list(tiny)}")
+    if not counts:
+        return
     (most, largest), (least, smallest) = (pick(counts.items(), key=lambda item: item[1]) for pick in (max, min))
     if largest > _IMBALANCE * smallest:
         text = f"the classes are uneven, {largest} images of {most!r} and {smallest} of {least!r}"
@@ -204,7 +206,7 @@ def check_splits(table: ImageTable) -> Iterator[Finding]:
     lacking = [
         (name, count, missing)
         for name, count in table.counts().items()
-        if (missing := tuple(split for split, counts in have.items() if not counts[name]))
+        if name != UNLABELLED and (missing := tuple(split for split, counts in have.items() if not counts[name]))
     ]
     if len(lacking) > _SINGLY:
         for missing in dict.fromkeys(missing for _, _, missing in lacking):

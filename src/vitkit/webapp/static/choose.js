@@ -1,7 +1,7 @@
 // The page before a folder is open: a choice of photographs, runs and data sets, and a place to add photographs.
 
 import { get, post } from "./api.js";
-import { el, fill } from "./dom.js";
+import { count, el, fill } from "./dom.js";
 import { uploadPlace } from "./upload.js";
 
 export async function show(main) {
@@ -20,8 +20,8 @@ export async function show(main) {
   };
   const choice = (kind, name, title, about) => el("li", {}, el("button", { type: "button", class: "filter", onclick: () => open(kind, name, title) }, el("span", { class: "cut" }, title), el("span", { class: "small soft" }, about)));
   const list = (title, rows, none) => el("section", { class: "panel", "aria-label": title }, el("h2", {}, title), rows.length ? el("ul", { class: "choices" }, rows) : el("p", { class: "soft" }, none));
-  fill(main, el("h2", {}, "Which photographs?"), told, el("div", { class: "choose" },
-    list("Folders and archives here", folders.map((own) => choice("folder", own.id, own.title, own.images === null ? "archive" : own.images.toLocaleString("en"))), "There are no photographs below the folder in which the studio was started."),
+  fill(main, el("h2", {}, "Which photographs?"), el("p", { class: "soft" }, "Begin with your own: a folder for each class, or one folder of photographs to which you give classes here. None of them is moved or changed."), told, el("div", { class: "choose" },
+    list("Folders and archives here", folders.map((own) => choice("folder", own.id, own.title, own.images === null ? "archive" : count(own.images, "photograph", "photographs"))), "There are no photographs below the folder in which the studio was started."),
     el("section", { class: "panel", "aria-label": "Add photographs" }, el("h2", {}, "Add photographs"), uploadPlace((folder) => open("folder", folder.id, folder.title))),
     runs.length > 0 && list("Runs", runs.map((name) => choice("run", name, name, "with its photographs")), ""),
     list("Data sets to try", named.map((own) => choice("named", own.name, own.name, own.megabytes ? `${own.megabytes.toLocaleString("en")} MB download` : "on this machine")), "")));

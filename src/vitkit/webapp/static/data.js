@@ -167,9 +167,9 @@ class DataPage {
     const open = () => !photos.split_of && photos.counts().none > 0;
     const press = (name, text, work) => el("button", { type: "button", class: "link", onclick: () => { this.hints.done(name); work(); } }, text);
     return [
-      { name: "choose", fits: open, says: "Choose photographs: click one; Shift + click chooses all up to another, Ctrl + click one more." },
+      { name: "choose", fits: open, says: matchMedia("(pointer: coarse)").matches ? "Choose photographs: tap them." : "Choose photographs: click one; Shift + click chooses all up to another, Ctrl + click one more." },
       { name: "label", fits: open, says: photos.classes.length ? "Give what is chosen a class: click it below, press its number, or type a new name." : "Give what is chosen a class: type a name below, such as daisy, and press Enter." },
-      { name: "check", fits: () => !photos.split_of && photos.counts().none === 0 && photos.classes.length > 1, says: ["Every photograph has a class. Look for copies and broken files before you train: ", press("check", "check them now", () => this.check())] },
+      { name: "check", fits: () => !photos.split_of && !photos.check && photos.counts().none === 0 && photos.classes.length > 1, says: ["Every photograph has a class. Look for copies and broken files before you train: ", press("check", "check them now", () => this.check())] },
       { name: "train", fits: () => !photos.split_of && photos.classes.filter((own) => own.count >= ENOUGH).length > 1, says: [`Two classes have ${ENOUGH} photographs or more: `, press("train", "train a first model", () => this.studio.goto("train"))] },
     ];
   }

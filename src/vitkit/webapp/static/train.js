@@ -198,7 +198,7 @@ class TrainPage {
       this.published.includes(run.asked.weights) && [el("p", {}, "If the model could not be downloaded, begin from a file of weights, which you have from elsewhere:"), weightsPlace((title) => this.offer(title))]]);
     const stopped = { level: "warning", sentence: "Stopped before the end" };
     return verdict(run.state === "stopped" ? stopped : run.verdict ?? { level: "note", sentence: "Done" }, isNumber(accuracy) ? `${(100 * accuracy).toFixed(1)} %` : null, [
-      isNumber(accuracy) && el("p", { class: "soft" }, `right, of ${images} ${split === "val" ? "validation" : split} photographs`),
+      isNumber(accuracy) && el("p", { class: "soft" }, `of ${images} ${split === "val" ? "validation" : split} photographs`),
       run.caveats.map(small),
       run.state === "done" && run.asked.time && done < of && small(`The time (${run.asked.time}) is up: ${done} of ${of} epochs.`),
       run.state === "stopped" && run.can_resume && small("It can be continued where it stopped."),
