@@ -122,7 +122,7 @@ def diagnose(state: State) -> dict[str, Any]:
     ]
     verdict = verdict_of(diagnosis)
     if verdict.level == "good" and len(labelled) < 2:
-        verdict = Verdict("note", "Nothing is wrong: give photographs of two classes their names, then train")
+        verdict = Verdict("note", "Nothing is wrong, but a training requires two classes")
     unreadable = {str(number[path]): reason for path, reason in diagnosis.unreadable.items()}
     findings = [{"severity": entry.severity, "text": entry.text} for entry in diagnosis.findings]
     return {"verdict": asdict(verdict), "unreadable": unreadable, "copies": copies, "findings": findings}

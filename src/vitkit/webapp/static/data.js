@@ -60,8 +60,8 @@ class DataPage {
     const find = this.find = el("input", { type: "search", placeholder: "part of it", oninput: () => { photos.filter.text = find.value; this.filtered({ top: true }); } });
     const tools = el("div", { class: "row data-tools" },
       el("button", { type: "button", class: "primary", onclick: () => this.next() }, "Label these next"),
-      this.undoButton, this.redoButton, el("label", { class: "row" }, "File or folder name", find), el("label", { class: "row size" }, "Picture size", size),
-      el("button", { type: "button", class: "quiet", onclick: keys }, "Keys"));
+      this.undoButton, this.redoButton, el("button", { type: "button", class: "quiet", onclick: keys }, "Keys"),
+      el("label", { class: "row" }, "File or folder name", find), el("label", { class: "row size" }, "Picture size", size));
     fill(main, el("div", { class: "data" }, this.panel.element,
       el("section", { class: "data-main", "aria-label": "Photographs" }, tools, this.head, this.unsaved, this.ordered, this.grid.element, this.hints.element, this.bar.element)));
     main.classList.add("wide-page");

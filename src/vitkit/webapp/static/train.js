@@ -19,8 +19,7 @@ const EPOCH = /^epoch +(\d+)\/(\d+)/;
 const PLANNED = /^()(\d+) epochs? of /; // before the first epoch
 const OVER = /^(no better|trained in|unknown images|temperature|thresholds by|no validation images|images that --unknown)/; // lines after the last epoch
 const STAGES = [ // what a training does before and after its epochs, by the lines of its log, the last stage first
-  { after: OVER, says: "Testing the model", why: "It is tested on photographs that it has not seen, and its results are written down." },
-  { after: EPOCH, says: "Testing the model", why: "It is tested on photographs that it has not seen, and its results are written down." },
+  { after: new RegExp(`${EPOCH.source}|${OVER.source}`), says: "Testing the model", why: "It is tested on photographs that it has not seen, and its results are written down." },
   { after: /^frozen backbone/, says: "Training the last layer", why: "The model looks at each photograph once, and then learns to tell your classes apart." },
   { after: /classes; images: /, says: "Getting ready", why: "The model looks at your photographs for the first time, so that it begins with a good guess." },
   { after: /./, says: "Getting ready", why: "Your photographs are read and divided: some for training, some for the test." },
@@ -225,7 +224,8 @@ class TrainPage {
 function epochsOf(run) {
   const lines = run.log.map((line) => line.replace(/^[-\d]+ [:\d]+ +/, ""));
   const [, done, of] = lines.findLast((line) => EPOCH.test(line))?.match(EPOCH) || lines.findLast((line) => PLANNED.test(line))?.match(PLANNED) || [];
-  return { lines, done: Number(done || 0), of: Number(of || 0), isOver: of > 0 && done === of || lines.some((line) => OVER.test(line)) };
+  const since = lines.slice(lines.findLastIndex((line) => EPOCH.test(line) || PLANNED.test(line)) + 1); // a run may be continued
+  return { lines, done: Number(done || 0), of: Number(of || 0), isOver: done === of || since.some((line) => OVER.test(line)) };
 }
 
 /** The time left for learning, estimated from the epochs that are done and the limit; empty before the first. */
