@@ -63,7 +63,7 @@ def write_checkup(path: Path, diagnosis: Diagnosis) -> None:
     body = from_template(
         _TEMPLATES / "checkup.html",
         name=without_place(images.name),
-        verdict=verdict_of(diagnosis),
+        verdict=verdict_of_data(diagnosis),
         figure=f"{len(images):,}",
         beside=f"images in {plural(len(images.classes), 'class', 'classes')}",
         layout=images.layout,
@@ -76,7 +76,7 @@ def write_checkup(path: Path, diagnosis: Diagnosis) -> None:
     write_page(path, f"{without_place(images.name)}: check-up", body)
 
 
-def verdict_of(diagnosis: Diagnosis) -> Verdict:
+def verdict_of_data(diagnosis: Diagnosis) -> Verdict:
     """Return whether the data are ready for training, or how many things need a look first."""
     serious = {finding.severity for finding in diagnosis.findings}
     first = sum(finding.severity != "note" for finding in diagnosis.findings)

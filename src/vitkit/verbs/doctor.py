@@ -163,7 +163,7 @@ def doctor(
 def _checkup(diagnosis: Diagnosis, out: Path | None) -> Result:
     """Return the contents of a data set, and the findings, the worst first."""
     from vitkit.data.storage import natural
-    from vitkit.reporting.dataset_report import pictures_of, verdict_of
+    from vitkit.reporting.dataset_report import pictures_of, verdict_of_data
 
     images, figures, pictures = diagnosis.table, diagnosis.to_dict(), pictures_of(diagnosis)
     about = f"{images.name}: {len(images)} images in {len(images.classes)} classes"
@@ -188,7 +188,7 @@ def _checkup(diagnosis: Diagnosis, out: Path | None) -> Result:
         *(map(str, diagnosis.findings) if diagnosis.findings else ["nothing wrong was found"]),
         *([f"with pictures: {out}"] if out is not None else []),
     ]
-    verdict, data = verdict_of(diagnosis), shlex.quote(images.name)
+    verdict, data = verdict_of_data(diagnosis), shlex.quote(images.name)
     lines.insert(0, f"{verdict.sentence}.")
     if verdict.level == "good":
         next_step = f"vitkit train {data}"

@@ -104,7 +104,7 @@ def diagnose(state: State) -> dict[str, Any]:
     Returns:
         The verdict, the findings, the copies and the unreadable photographs. Photographs are given by number.
     """
-    from vitkit.reporting import verdict_of  # it draws, too, which takes long to import
+    from vitkit.reporting import verdict_of_data  # it draws, too, which takes long to import
 
     table = state.table
     kept = [i for i, label in enumerate(state.labels) if label != EXCLUDED]
@@ -120,7 +120,7 @@ def diagnose(state: State) -> dict[str, Any]:
         {"images": [number[paths[i]] for i in entry.images], "leak": entry.is_leak, "conflict": entry.is_conflict}
         for entry in diagnosis.copies
     ]
-    verdict = verdict_of(diagnosis)
+    verdict = verdict_of_data(diagnosis)
     if verdict.level == "good" and len(labelled) < 2:
         verdict = Verdict("note", "Nothing is wrong, but a training requires two classes")
     unreadable = {str(number[path]): reason for path, reason in diagnosis.unreadable.items()}
