@@ -112,7 +112,10 @@ class Models:
         }
 
     def patch(self, run: str, content: bytes, row: int, column: int) -> dict[str, Any]:
-        """Return the attention from one patch to all patches, for each layer and head, as grids of values 0 to 255."""
+        """Return the attention from one patch to all patches, as grids of values 0 to 255.
+
+        There is one for each layer and head (`layers`), and one for each layer: the mean of its heads (`means`).
+        """
         import torch
 
         from vitkit.explanation import attending, patch_attention
@@ -124,7 +127,8 @@ class Models:
             images = torch.from_numpy(_pixels(classifier, content)[None])  # (1, C, height, width)
             weights = patch_attention(model, images, row, column).numpy()
         layers = [[_levels(head) for head in layer] for layer in weights]
-        return {"layers": layers, "numbers": attending(model.config)}
+        means = [_levels(layer.mean(axis=0)) for layer in weights]
+        return {"layers": layers, "means": means, "numbers": attending(model.config)}
 
     def _predict(self, run: str, content: bytes) -> tuple[Classifier, Prediction]:
         from vitkit.inference import join

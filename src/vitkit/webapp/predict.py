@@ -30,11 +30,13 @@ from starlette.background import BackgroundTask
 from vitkit.data import Edit, Overlooked, add_edits, has_no_folders, images_below
 from vitkit.errors import VitkitError
 from vitkit.inference import UNKNOWN
-from vitkit.system import from_json, read_text, write_json
+from vitkit.model_folder import DESCRIPTION
+from vitkit.system import from_json, read_json, read_text, write_json
 from vitkit.text import check_rows, harmless, restored, write_workbook
 from vitkit.webapp.folders import PhotoFolder, chosen, new_folder
 from vitkit.webapp.likeness import Background, run_vitkit
 from vitkit.webapp.photographs import Thumbnails, check_number, checked_name, photographs_in
+from vitkit.webapp.results import figures_in
 from vitkit.webapp.workspace import Workspace, label_file_of
 
 _TOP = 3  # classes that are shown for a photograph
@@ -199,6 +201,16 @@ def contact_sheet(stored: StoredPredictions, item: PredictionSet, withhold: floa
         return page.read_bytes()  # bytes, because names of files need not be UTF-8
 
 
+def _model_of(workspace: Workspace, run: str) -> dict[str, Any]:
+    """Return the classes of a run's model in their order, and how good it was in its test; empty if it is gone."""
+    folder, order = workspace.runs / run, []
+    if run in workspace.model_names():
+        with suppress(OSError, VitkitError, TypeError, KeyError):
+            order = list(map(str, read_json(folder / DESCRIPTION)["classes"]))
+    tested = figures_in(folder).get("verdict", {"sentence": ""})["sentence"] if order else ""
+    return {"order": order, "tested": tested}
+
+
 def _is_inside(workspace: Workspace, item: PredictionSet) -> bool:
     return Path(item.folder).resolve().is_relative_to(workspace.photographs.resolve())
 
@@ -311,7 +323,8 @@ def router(workspace: Workspace) -> APIRouter:
         item = stored.get(number)
         rows = [[_below(row.path, item.folder), row.ranking, row.error, row.familiar] for row in stored.rows(item)]
         classes = sorted({label for row in stored.rows(item) for label, _ in row.ranking})
-        return {**asdict(item), "rows": rows, "classes": classes, "inside": _is_inside(workspace, item)}
+        about = {"classes": classes, "inside": _is_inside(workspace, item), **_model_of(workspace, item.run)}
+        return {**asdict(item), "rows": rows, **about}
 
     @routes.get("/{number}/thumbnail/{row}")
     async def show_thumbnail(number: int, row: int, request: Request, large: bool = False) -> Response:

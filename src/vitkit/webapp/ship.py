@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,9 +13,12 @@ from pydantic import BaseModel, Field
 
 from vitkit.errors import VitkitError
 from vitkit.exporting import FORMATS, PACKAGES, RUNTIME_MEGABYTES, RUNTIME_URL, Format, Package
-from vitkit.model_folder import version_of
+from vitkit.model_folder import WEIGHTS, version_of
 from vitkit.reporting import model_card_text
+from vitkit.system import read_json, write_json
 from vitkit.webapp.likeness import Background
+from vitkit.webapp.photographs import stamp_of
+from vitkit.webapp.results import figures_in
 from vitkit.webapp.workspace import Workspace
 from vitkit.weights import cache_path
 
@@ -32,27 +36,48 @@ def write_export(workspace: Workspace, run: str, to: str) -> dict[str, Any]:
         raise VitkitError("webapp.format-unknown", f"{to!r} is none of {', '.join(_KINDS)}")
     place = workspace.runs / EXPORTS
     place.mkdir(parents=True, exist_ok=True)
-    result = vitkit.export(folder, to, place / f"{run}{_KINDS[to].suffix}", force=True)
-    outcome = result.outcome
-    return {
-        "run": run,
-        "to": to,
-        "compared_on": result.compared_on.partition(" of ")[0],
+    file = place / f"{run}{_KINDS[to].suffix}"
+    result = vitkit.export(folder, to, file, force=True)
+    outcome, speeds = result.outcome, dict(result.outcome.images_per_s)
+    measured = {
+        "compared_on": result.compared_on.partition(" of ")[0].replace(" val ", " validation "),
         "agreement": outcome.comparison.agreement,
-        "precision": outcome.precision,
+        "lost": None if outcome.accuracy is None else outcome.accuracy.loss,
+        "per_second": speeds.pop("file", None),
+        "model_per_second": max(speeds.values(), default=None),
         "lines": result.lines()[:-1],
     }
+    write_json(_record(file), {"stamps": _stamps(folder, file), "measured": measured})
+    return {"run": run, "to": to, **measured}
+
+
+def _record(file: Path) -> Path:
+    """Return the path of the file that keeps what was measured when `file` was exported."""
+    return file.with_name(f".{file.name}.measured")
+
+
+def _stamps(folder: Path, file: Path) -> list[str]:
+    return [stamp_of(folder / WEIGHTS), stamp_of(file)]
+
+
+def _measured(folder: Path, file: Path) -> Any:
+    """Return what was measured when a model was exported; None if the model or the file has changed since."""
+    with suppress(OSError, VitkitError):
+        kept = read_json(_record(file))
+        if kept.get("stamps") == _stamps(folder, file):
+            return kept.get("measured")
+    return None
 
 
 def exported(workspace: Workspace, run: str) -> list[dict[str, Any]]:
-    """Return the exports of a run that exist, with the names and sizes of their files."""
+    """Return the exports of a run that exist: the names and sizes of their files, and what the check measured."""
     place, exports = workspace.runs / EXPORTS, []
     for kind in _KINDS.values():
         file = place / f"{run}{kind.suffix}"
         files = [file] if isinstance(kind, Package) else kind.written(file)
         if all(file.is_file() for file in files):
             listed = [{"name": file.name, "bytes": file.stat().st_size} for file in files]
-            exports.append({"to": kind.name, "files": listed, "when": files[-1].stat().st_mtime})
+            exports.append({"to": kind.name, "files": listed, "measured": _measured(workspace.runs / run, file)})
     return exports
 
 
@@ -115,7 +140,8 @@ def router(workspace: Workspace) -> APIRouter:
     @routes.get("/model")
     def show_model(run: str) -> dict[str, Any]:
         card, command = card_of(workspace, run), shlex.join(["vitkit", "serve", str(_folder(workspace, run))])
-        return {"run": run, "card": card, "command": command, "exports": exported(workspace, run)}
+        model = {"bytes": (workspace.runs / run / WEIGHTS).stat().st_size, **figures_in(workspace.runs / run)}
+        return {"run": run, "card": card, "command": command, "model": model, "exports": exported(workspace, run)}
 
     @routes.post("/export")
     def start(wanted: Wanted) -> dict[str, Any]:

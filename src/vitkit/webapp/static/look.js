@@ -4,7 +4,7 @@ import { fail, get, postBytes, say } from "./api.js";
 import { el, fill, shareBar } from "./dom.js";
 import { PatchView } from "./look_patch.js";
 import { overlay, scale } from "./look_map.js";
-import { familiarity, modelChoice, noModel, percent } from "./models.js";
+import { familiarity, modelChoice, noModel, percent, UNFAMILIAR } from "./models.js";
 import { clock } from "./progress.js";
 
 const TITLES = {
@@ -119,13 +119,13 @@ class LookPage {
     this.maps = [0, 1].map((place) => this.mapFigure(place));
     const said = seen.multi && !seen.label ? "None of the classes" : seen.label;
     fill(this.found,
-      el("section", { class: "panel", "aria-label": "What the model says" },
-        el("h2", { class: "wrap" }, said, " ", el("span", { class: "chip" }, percent(seen.confidence))),
-        familiarity(seen.familiar),
-        seen.note && el("p", { class: "warn small" }, `It may be meant to be brighter or darker: ${seen.note}`),
-        el("p", { class: "small soft" }, seen.methods.length ? "Click a class to see the evidence for it." : ""),
-        el("ul", { class: "look-classes" }, seen.top.map((own) => this.classRow(own)))),
+      el("section", { class: "panel verdict", "data-level": seen.familiar !== null && seen.familiar <= UNFAMILIAR ? "warning" : "note", "aria-label": "What the model says" },
+        el("span", { class: "figure" }, percent(seen.confidence)),
+        el("div", {}, el("h2", { class: "sentence" }, said), familiarity(seen.familiar),
+          seen.note && el("p", { class: "warn small" }, `It may be meant to be brighter or darker: ${seen.note}`))),
       el("section", { class: "panel", "aria-label": "Where it looks" }, el("h2", {}, "Where it looks"),
+        el("p", { class: "small soft" }, seen.methods.length ? "Click a class to see the evidence for it." : ""),
+        el("ul", { class: "look-classes" }, seen.top.map((own) => this.classRow(own))),
         el("div", { class: "look-maps" },
           el("figure", {}, el("figcaption", {}, "The photograph"), el("img", { src: seen.picture, alt: "The picture as it was brought" })),
           this.maps.filter((own) => own).map((own) => own.figure))),

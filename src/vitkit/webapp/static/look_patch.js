@@ -1,10 +1,10 @@
 // What one patch of the picture attends to: click it, or go there with the arrow keys.
 
-import { dialog, el, fill } from "./dom.js";
-import { grid } from "./look_map.js";
+import { el, fill } from "./dom.js";
+import { grid, overlay, scale } from "./look_map.js";
 
 export class PatchView {
-  /** `ask(row, column)` gives back {layers, numbers}, or null. */
+  /** `ask(row, column)` gives back {layers, means, numbers}, or null. */
   constructor(seen, ask) {
     this.seen = seen;
     this.ask = ask;
@@ -16,12 +16,17 @@ export class PatchView {
       onclick: (event) => this.click(event), onkeydown: (event) => this.key(event) },
       el("img", { src: seen.picture, alt: "", draggable: "false" }), this.mark);
     this.told = el("p", { class: "small soft", role: "status" }, "No patch is chosen yet.");
-    this.heads = el("div", { class: "look-heads" });
+    this.canvas = el("canvas", { role: "img" });
+    this.name = el("figcaption");
+    this.large = el("figure", { hidden: true }, this.canvas, scale(), this.name);
+    [this.layers, this.heads] = ["Layers", "Heads"].map((title) => el("div", { class: "look-row", role: "group", "aria-label": title }));
+    [this.layer, this.head] = [null, -1]; // the layer that is shown: at first the last one; and its head, -1: the mean of all
     this.element = el("section", { class: "panel", "aria-label": "What a patch attends to" },
       el("h2", {}, "What a patch attends to"),
       el("p", { class: "small soft" }, `The model cuts the picture into ${this.rows} × ${this.columns} patches. In every layer, each of its heads lets a patch look at the others. Click a patch: the brighter another patch is, the more it is looked at.`),
-      el("div", { class: "look-attention" }, el("div", {}, this.place, this.told), this.heads));
+      el("div", { class: "look-attention" }, el("div", {}, this.place, this.told), this.large), this.layers, this.heads);
     this.draw();
+    this.load();
   }
 
   draw() {
@@ -68,24 +73,32 @@ export class PatchView {
       if (!found) this.told.textContent = "";
       return;
     }
-    this.told.textContent = `The patch in row ${row + 1}, column ${column + 1}. Click a small picture to enlarge it.`;
-    const many = found.layers[0].length;
-    const lines = found.layers.map((heads, i) => el("tr", {}, el("th", { scope: "row" }, String(found.numbers[i])),
-      heads.map((values, head) => el("td", {}, this.small(values, found.numbers[i], head)))));
-    const head = el("tr", {}, el("th", { scope: "col" }, "Layer"), Array.from({ length: many }, (_, i) => el("th", { scope: "col" }, `Head ${i}`)));
-    fill(this.heads, el("div", { class: "look-table", tabindex: "0", role: "region", "aria-label": "Each head of each layer" },
-      el("table", {}, el("thead", {}, head), el("tbody", {}, lines))));
+    this.told.textContent = `The patch in row ${row + 1}, column ${column + 1}.`;
+    this.found = found;
+    this.layer ??= found.layers.length - 1;
+    this.show();
   }
 
-  small(values, layer, head) {
-    const name = `Layer ${layer}, head ${head}`;
-    const made = grid(values);
-    made.setAttribute("aria-hidden", "true");
-    return el("button", { type: "button", class: "look-head", "aria-label": `${name}: enlarge`, onclick: () => {
-      const large = grid(values);
-      large.setAttribute("role", "img");
-      large.setAttribute("aria-label", `${name}: what the patch in row ${this.row + 1}, column ${this.column + 1} attends to`);
-      dialog(name, el("div", { class: "look-large" }, el("img", { src: this.seen.picture, alt: "The picture" }), large));
-    } }, made);
+  /** Shows the chosen layer or head large, below it the layers side by side, and the heads of the chosen one. */
+  show() {
+    const { found, layer, head } = this;
+    const number = found.numbers[layer];
+    const choose = (own, part) => { [this.layer, this.head] = [own, part]; this.show(); };
+    const title = head < 0 ? `Layer ${number}, all heads` : `Layer ${number}, head ${head}`;
+    const had = document.activeElement?.dataset?.map;
+    fill(this.layers, el("p", { class: "small soft" }, "Layers, the first to the last"), found.means.map((values, i) => small(values, `Layer ${found.numbers[i]}`, found.numbers[i], i === layer, () => choose(i, -1))));
+    fill(this.heads, el("p", { class: "small soft" }, `Heads of layer ${number}`), found.layers[layer].map((values, i) => small(values, `Head ${i}`, i, i === head, () => choose(layer, i === head ? -1 : i))));
+    if (had) this.element.querySelector(`[data-map="${had}"]`)?.focus();
+    this.canvas.setAttribute("aria-label", `${title}: what the patch in row ${this.row + 1}, column ${this.column + 1} attends to`);
+    this.name.textContent = title;
+    this.large.hidden = false;
+    overlay(this.canvas, this.seen.picture, head < 0 ? found.means[layer] : found.layers[layer][head], this.seen.box);
   }
+}
+
+/** A small map to choose. */
+function small(values, name, number, chosen, onclick) {
+  const made = grid(values);
+  made.setAttribute("aria-hidden", "true");
+  return el("button", { type: "button", class: "look-head", "data-map": name, "aria-label": name, "aria-pressed": String(chosen), onclick }, made, String(number));
 }

@@ -1,8 +1,10 @@
-// Shared by the tabs that use a trained model: the choice of the model, the page if there is none, and what a model says.
+// Shared by the tabs that use a trained model: the choice of the model, the page if there is none, what a model says.
 
 import { el } from "./dom.js";
 
-const UNFAMILIAR = 0.05;
+const VIEWS = "/static/views/views.css"; // the style sheet of a report's views
+
+export const UNFAMILIAR = 0.05;
 
 /** Says that there is no model yet, with a link to the trainings. */
 export function noModel(studio, title, about) {
@@ -15,6 +17,21 @@ export function modelChoice(studio, id, models, chosen) {
   const select = el("select", { id, onchange: () => chosen(select.value) }, models.map((name) => el("option", { value: name }, name)));
   select.value = models.includes(studio.where) ? studio.where : models[0];
   return select;
+}
+
+/** The first thing that a tab says: a sentence, beside a large figure. */
+export function verdict(level, figure, sentence, ...beside) {
+  return el("section", { class: "panel verdict", "data-level": level, "aria-label": "Verdict" },
+    figure && el("span", { class: "figure" }, figure), el("div", {}, el("p", { class: "sentence" }, sentence), beside.flat()));
+}
+
+/** Loads the style sheet of a report's views; returns a function that takes it away again. */
+export async function viewSheet() {
+  const sheet = el("link", { rel: "stylesheet", href: VIEWS });
+  const there = new Promise((done) => { sheet.onload = sheet.onerror = done; });
+  document.head.append(sheet);
+  await there;
+  return () => sheet.remove();
 }
 
 /** A sentence on how familiar a picture looks to the model; null if the model cannot tell. */

@@ -2,17 +2,20 @@
 
 import { fail, get, post, say } from "./api.js";
 import { percent } from "./data_state.js";
-import { count, dialog, el, fill } from "./dom.js";
-import { modelChoice, noModel } from "./models.js";
+import { chip, count, dialog, el, fill, shareBar } from "./dom.js";
+import { modelChoice, noModel, UNFAMILIAR, verdict, viewSheet } from "./models.js";
 import { bar, stage } from "./progress.js";
 import { uploadPlace } from "./upload.js";
+import { Enlarged } from "./views/enlarged.js";
 
-const PAGE = 60; // rows that are shown at first, and with each press
+const PAGE = 60; // photographs that are shown at first, and with each press
+const PHONE = 640; // pixels up to which the filters are closed at first
+const SURE = 0.8; // the confidence from which a class is not looked at
 
 export async function show(main, studio) {
-  const page = new PredictPage(studio);
+  const [page, left] = [new PredictPage(studio), await viewSheet()];
   await page.build(main);
-  return () => page.leave();
+  return () => { page.leave(); left(); };
 }
 
 class PredictPage {
@@ -21,6 +24,7 @@ class PredictPage {
     this.filter = { label: "", text: "", kind: "" };
     this.withhold = 0;
     this.unknownBelow = 0;
+    this.order = "look";
   }
 
   async build(main) {
@@ -47,7 +51,7 @@ class PredictPage {
 
   form() {
     this.model = modelChoice(this.studio, "predict-model", this.models, () => {});
-    return el("section", { class: "panel", "aria-label": "Predict a folder" }, el("h2", {}, "Predict a folder"),
+    return this.asks = el("details", { class: "panel" }, el("summary", {}, el("h2", {}, "Predict a folder")),
       el("div", { class: "predict-form" },
         el("div", {}, el("div", { class: "field" }, el("label", { for: "predict-folder" }, "Folder"), this.folder, el("span", { class: "small soft" }, "All subfolders are included. The photographs are only read.")),
           el("div", { class: "field" }, el("label", { for: "predict-model" }, "Model"), this.model),
@@ -95,6 +99,7 @@ class PredictPage {
 
   async list(done, number = done[0]?.number) {
     this.earlier.parentElement.hidden = !done.length;
+    if (this.asks) this.asks.open = !done.length;
     fill(this.earlier, done.map((own) => el("option", { value: own.number }, `${own.number}: ${own.title}, by ${own.run}`)));
     if (number === undefined) return;
     this.earlier.value = number;
@@ -137,41 +142,54 @@ class PredictPage {
     return this.shown.corrections[i] === undefined && this.familiar(i) <= this.unknownBelow;
   }
 
+  /** Whether a person should look at a photograph: the model is unsure, or the photograph is strange or cannot be read. */
+  isToLookAt(i) {
+    return this.shown.corrections[i] === undefined && (!this.label(i) || this.isWithheld(i) || this.confidence(i) < SURE || this.familiar(i) <= UNFAMILIAR);
+  }
+
   matching() {
     const { label, text, kind } = this.filter;
     const words = text.toLowerCase().split(/\s+/).filter(Boolean);
-    const kinds = { "": () => true, sure: (i) => this.label(i) && !this.isWithheld(i), withheld: (i) => this.isWithheld(i), unknown: (i) => this.isUnknown(i), corrected: (i) => this.shown.corrections[i] !== undefined, unreadable: (i) => this.shown.rows[i][2] !== "" };
+    const kinds = { "": () => true, look: (i) => this.isToLookAt(i), sure: (i) => this.label(i) && !this.isWithheld(i), withheld: (i) => this.isWithheld(i), unknown: (i) => this.isUnknown(i), corrected: (i) => this.shown.corrections[i] !== undefined, unreadable: (i) => this.shown.rows[i][2] !== "" };
     const fits = (i) => (!label || this.label(i) === label) && kinds[kind](i) && words.every((word) => this.shown.rows[i][0].toLowerCase().includes(word));
     const found = [...this.shown.rows.keys()].filter(fits);
-    const orders = { doubt: (a, b) => this.confidence(a) - this.confidence(b), familiar: (a, b) => (this.familiar(a) ?? 2) - (this.familiar(b) ?? 2) };
+    const [doubt, look] = [(a, b) => this.confidence(a) - this.confidence(b), (i) => Number(this.isToLookAt(i))];
+    const orders = { look: (a, b) => look(b) - look(a) || doubt(a, b), familiar: (a, b) => (this.familiar(a) ?? 2) - (this.familiar(b) ?? 2) };
     return this.order ? found.sort(orders[this.order]) : found;
   }
 
   drawResult() {
     const { shown } = this;
-    const labels = el("select", { "aria-label": "Class", onchange: () => { this.filter.label = labels.value; this.draw(true); } });
-    this.labels = labels;
     this.tells = [...shown.rows.keys()].some((i) => this.familiar(i) !== undefined);
-    if (!this.tells && this.order === "familiar") this.order = "";
-    const kinds = el("select", { "aria-label": "Which photographs", onchange: () => { this.filter.kind = kinds.value; this.draw(true); } },
-      [["", "All photographs"], ["sure", "With a class"], ["withheld", "Withheld"], ...(this.tells ? [["unknown", "Unknown"]] : []), ["corrected", "Corrected"], ["unreadable", "Cannot be read"]].map(([value, title]) => el("option", { value }, title)));
-    const order = el("select", { "aria-label": "Order", onchange: () => { this.order = order.value; this.draw(true); } }, el("option", { value: "" }, "By name"), el("option", { value: "doubt" }, "The least certain first"), this.tells && el("option", { value: "familiar" }, "The least familiar first"));
-    order.value = this.order || "";
-    const find = el("input", { type: "search", placeholder: "Part of a name", "aria-label": "Part of a file's name", oninput: () => { this.filter.text = find.value; this.draw(true); } });
-    const withhold = el("input", { type: "number", id: "withhold", min: 0, max: 100, step: 1, value: Math.round(100 * this.withhold), oninput: () => { this.withhold = Math.min(1, Math.max(0, Number(withhold.value) / 100 || 0)); this.draw(); } });
-    const unknown = el("input", { type: "number", id: "unknown", min: 0, max: 100, step: 0.5, value: 100 * this.unknownBelow, title: "Photographs that look less familiar than all but this part of known ones are labelled ?", oninput: () => { this.unknownBelow = Math.min(1, Math.max(0, Number(unknown.value) / 100 || 0)); this.draw(); } });
+    if (!this.tells && this.order === "familiar") this.order = "look";
+    const choice = (title, choices, chosen, onchange) => {
+      const select = el("select", { onchange: () => { onchange(select.value); this.draw(true); } }, choices.filter(Boolean).map(([value, text]) => el("option", { value }, text)));
+      select.value = chosen;
+      return el("label", { class: "choice" }, title, select);
+    };
+    const number = (id, title, step, value, onchange) => {
+      const input = el("input", { type: "number", id, min: 0, max: 100, step, value, oninput: () => { onchange(Math.min(1, Math.max(0, Number(input.value) / 100 || 0))); this.draw(); } });
+      return el("div", { class: "choice" }, el("label", { for: id }, title), el("span", {}, input, " %"));
+    };
+    const kinds = choice("Which photographs", [["", "All photographs"], ["look", "To look at"], ["sure", "With a class"], ["withheld", "Withheld"], this.tells && ["unknown", "Unknown"], ["corrected", "Corrected"], ["unreadable", "Cannot be read"]], "", (value) => { this.filter.kind = value; });
+    const labels = choice("Class", [], "", (value) => { this.filter.label = value; });
+    [this.kinds, this.labels] = [kinds, labels].map((own) => own.querySelector("select"));
+    const find = el("input", { type: "search", oninput: () => { this.filter.text = find.value; this.draw(true); } });
+    this.verdict = el("div");
     this.counts = el("p", { class: "soft", role: "status" });
-    this.body = el("tbody");
+    this.list = el("ul", { class: "predictions" });
     this.more = el("button", { type: "button", onclick: () => { this.most += PAGE; this.draw(); } });
-    this.files = el("div", { class: "row", role: "group", "aria-label": "Save" });
+    this.files = el("div", { class: "row predict-files", role: "group", "aria-label": "Save" });
     this.names = el("datalist", { id: "predict-classes" }, shown.classes.map((name) => el("option", { value: name })));
-    fill(this.result, el("section", { class: "panel", "aria-label": "Predictions" }, el("h2", { class: "wrap" }, `${shown.title}, by ${shown.run}`),
-      el("div", { class: "row predict-tools" }, labels, kinds, order, find, el("label", { for: "withhold" }, "Withhold below"), withhold, el("span", {}, "%"),
-        this.tells && [el("label", { for: "unknown" }, "Call unknown up to a familiarity of"), unknown, el("span", {}, "%")]),
-      this.files, this.counts, this.names,
-      el("div", { class: "predict-table", role: "region", tabindex: 0, "aria-label": "Table of predictions" },
-        el("table", {}, el("thead", {}, el("tr", {}, ["Photograph", "Class", "Confidence", this.tells && "Familiarity", "Next", "Correction"].filter(Boolean).map((title) => el("th", { scope: "col" }, title)))), this.body)),
-      this.more));
+    const pictures = { path: shown.rows.map(([path]) => path), largeOf: (i) => (shown.rows[i][2] ? null : `${this.thumbnail(i)}?large=true`), lines: (i) => this.lines(i) };
+    this.enlarged = new Enlarged(pictures, () => [], (i) => [this.correction(i)]);
+    fill(this.result, this.verdict, el("section", { class: "panel", "aria-label": "Predictions" }, el("h2", { class: "wrap" }, `${shown.title}, by ${shown.run}`),
+      el("details", { class: "predict-filters", open: innerWidth > PHONE }, el("summary", {}, "Filter and order"), el("div", { class: "controls", role: "group", "aria-label": "Filter" }, labels, kinds,
+        choice("Order", [["look", "To look at first"], ["", "By name"], this.tells && ["familiar", "The least familiar first"]], this.order, (value) => { this.order = value; }),
+        el("label", { class: "choice" }, "Part of a file's name", find),
+        number("withhold", "Withhold below", 1, Math.round(100 * this.withhold), (value) => { this.withhold = value; }),
+        this.tells && number("unknown", "Call unknown up to a familiarity of", 0.5, 100 * this.unknownBelow, (value) => { this.unknownBelow = value; }))),
+      this.files, this.counts, this.names, this.list, this.more), this.enlarged.element);
     this.draw();
   }
 
@@ -185,26 +203,59 @@ class PredictPage {
     const found = this.matching();
     const withheld = all.filter((i) => this.isWithheld(i)).length;
     const broken = all.filter((i) => shown.rows[i][2]).length;
-    this.counts.textContent = [count(found.length, "photograph", "photographs") + ` of ${all.length.toLocaleString("en")}`, withheld && `${withheld} withheld`, Object.keys(shown.corrections).length && `${Object.keys(shown.corrections).length} corrected`, broken && `${broken} cannot be read`].filter(Boolean).join(" · ");
-    fill(this.body, found.slice(0, this.most).map((i) => this.row(i)));
+    const corrected = Object.keys(shown.corrections).length;
+    this.counts.textContent = [count(found.length, "photograph", "photographs") + ` of ${all.length.toLocaleString("en")}`, withheld && `${withheld} withheld`, corrected && `${corrected} corrected`, broken && `${broken} cannot be read`].filter(Boolean).join(" · ");
+    fill(this.list, found.slice(0, this.most).map((i, place) => this.card(i, () => this.enlarged.open(found, place))));
     this.more.hidden = found.length <= this.most;
     this.more.textContent = `Show more (${(found.length - this.most).toLocaleString("en")} left)`;
+    this.drawVerdict(all.length, all.filter((i) => this.isToLookAt(i)).length);
     this.drawFiles(found);
   }
 
-  row(i) {
+  drawVerdict(all, look) {
+    const [words, others] = [(number) => number.toLocaleString("en"), this.filter.kind === "look" ? "" : "look"];
+    const show = el("button", { type: "button", onclick: () => { this.kinds.value = this.filter.kind = others; this.draw(true); } }, others ? `Show the ${words(look)} to look at` : `Show all ${words(all)}`);
+    const rule = `Sure means a confidence of at least ${Math.round(100 * Math.max(SURE, this.withhold))} %${this.tells ? " and a familiar photograph" : ""}, or that you corrected it.`;
+    fill(this.verdict, verdict(look ? "warning" : "good", null, look ? `${words(all - look)} sure, ${words(look)} to look at` : `All ${words(all)} sure`,
+      el("p", { class: "soft" }, rule, this.shown.tested && ` The model's test: ${this.shown.tested}.`), (look > 0 || !others) && show));
+  }
+
+  thumbnail(i) {
+    return `/api/predict/${this.shown.number}/thumbnail/${i}`;
+  }
+
+  place(name) {
+    return this.shown.order.indexOf(name);
+  }
+
+  card(i, open) {
     const [path, ranking, error] = this.shown.rows[i];
-    const withheld = this.isWithheld(i);
-    const correction = this.shown.corrections[i] ?? "";
-    const address = `/api/predict/${this.shown.number}/thumbnail/${i}`;
-    const input = el("input", { type: "text", list: "predict-classes", maxlength: 200, value: correction, placeholder: "It is …", "aria-label": `Correct class of ${path}`, onchange: () => this.correct(i, input.value.trim()) });
-    return el("tr", { "data-row": i, class: withheld ? "withheld" : "" },
-      el("td", { class: "predict-photo" }, !error && el("button", { type: "button", class: "quiet", "aria-label": `Enlarge ${path}`, onclick: () => dialog(path, el("img", { src: `${address}?large=true`, alt: path })) }, el("img", { src: address, alt: "", loading: "lazy" })), el("span", { class: "small wrap" }, path)),
-      el("td", {}, error ? el("span", { class: "bad" }, error) : this.isUnknown(i) ? el("span", {}, el("strong", {}, "?"), el("span", { class: "soft" }, ` (${ranking[0][0]})`)) : withheld ? el("span", { class: "soft" }, `withheld (${ranking[0][0]})`) : el("strong", {}, this.label(i) || "none")),
-      el("td", ranking.length ? { "data-title": "Confidence" } : {}, ranking.length ? percent(ranking[0][1]) : ""),
-      this.tells && el("td", { ...(this.familiar(i) !== undefined && { "data-title": "Familiarity" }), title: "The part of known photographs that look no more familiar to the model: low is strange" }, this.familiar(i) === undefined ? "" : `${(100 * this.familiar(i)).toFixed(1)} %`),
-      el("td", { class: "small soft" }, ranking.slice(1).map(([name, part]) => el("div", {}, `${name} ${percent(part)}`))),
-      el("td", {}, input));
+    const [label, familiar] = [this.label(i), this.familiar(i)];
+    const said = error && !label ? "cannot be read" : this.isUnknown(i) ? `? (${label})` : this.isWithheld(i) ? `withheld (${label})` : label || "none";
+    const state = [this.shown.corrections[i] !== undefined && "corrected", this.isToLookAt(i) && "to look at"].filter(Boolean);
+    const sure = ranking.length > 0 && percent(ranking[0][1]);
+    const tells = [path, said, sure, familiar !== undefined && `familiarity ${(100 * familiar).toFixed(1)} %`, ...state].filter(Boolean).join(", ");
+    return el("li", { "data-row": i }, el("button", { type: "button", class: `prediction ${this.isToLookAt(i) ? "look" : ""}`, "aria-label": tells, title: tells, onclick: open },
+      error ? el("span", { class: "none" }, "?") : el("img", { src: this.thumbnail(i), alt: "", loading: "lazy" }),
+      el("span", { class: "cut said" }, said), sure && shareBar(ranking[0][1], this.place(ranking[0][0])), sure && el("span", { class: "number" }, sure)));
+  }
+
+  /** What is said below an enlarged photograph. */
+  lines(i) {
+    const [, ranking, error] = this.shown.rows[i];
+    const bars = ranking.map(([name, part]) => [chip(name, this.place(name)), " ", percent(part), shareBar(part, this.place(name))]);
+    const familiar = this.familiar(i) !== undefined && `Familiarity ${(100 * this.familiar(i)).toFixed(1)} %: this part of known photographs looks no more familiar to the model.`;
+    return [error && [el("span", { class: "bad" }, error)], ...bars, familiar && [el("span", { class: "small soft" }, familiar)]].filter(Boolean);
+  }
+
+  correction(i) {
+    const [path, ranking] = this.shown.rows[i];
+    const said = el("p", { role: "status", class: "good" });
+    const tell = () => { said.textContent = this.shown.corrections[i] === undefined ? "" : `corrected: ${this.shown.corrections[i]}`; };
+    const give = async (label) => { input.value = label; await this.correct(i, label); tell(); };
+    const input = el("input", { type: "text", list: "predict-classes", maxlength: 200, value: this.shown.corrections[i] ?? "", placeholder: "It is …", "aria-label": `Correct class of ${path}`, onchange: () => give(input.value.trim()) });
+    tell();
+    return el("div", {}, el("div", { class: "row" }, ranking.map(([name]) => el("button", { type: "button", onclick: () => give(name) }, `It is ${name}`)), input), said);
   }
 
   async correct(i, label) {
@@ -222,7 +273,7 @@ class PredictPage {
     const address = (file) => `/api/predict/${this.shown.number}/${file}?withhold=${this.withhold}&unknown=${this.unknownBelow}`;
     const link = (file, title) => el("a", { class: "button", href: address(file), download: "" }, title);
     const numbers = found.filter((i) => this.label(i) && !this.isWithheld(i));
-    fill(this.files, link("table.xlsx", "Excel (.xlsx)"), link("table.csv", "CSV"), link("sheet.html", "Contact sheet"),
+    fill(this.files, el("span", { class: "soft" }, "Save as"), link("table.xlsx", "Excel"), link("table.csv", "CSV"), link("sheet.html", "Contact sheet"),
       el("button", { type: "button", disabled: !numbers.length, title: "Classes that you did not correct are recorded as proposed by the model", onclick: () => (this.shown.inside ? this.add(numbers) : this.choose(numbers)) }, `Add the ${numbers.length.toLocaleString("en")} shown to the data`));
   }
 

@@ -1,11 +1,11 @@
-// The Results tab: runs side by side, the right and wrong predictions of a model, and suspected label errors.
+// The Results tab: how good a model is, its right and wrong predictions, and suspected label errors.
 
 import { fail, get, post, say } from "./api.js";
-import { count, el, fill } from "./dom.js";
+import { chip, count, el, fill } from "./dom.js";
+import { verdict, viewSheet } from "./models.js";
 import { Corrections } from "./results_label.js";
 import { showEvaluation } from "./views/evaluation.js";
 
-const VIEWS = "/static/views/views.css";
 const PARTS = [
   ["confusion", "What is mixed up", "Click a cell to see its photographs."],
   ["classes", "Each class", "Precision: the fraction of the photographs predicted as the class that belong to it. Recall: the fraction of the class that is found."],
@@ -15,18 +15,14 @@ const PARTS = [
   ["class_thresholds", "Thresholds", "The probability from which a class is predicted."],
   ["embedding", "As the model sees them", "Photographs that look similar to the model are close together; a ring marks a mistake."],
 ];
-const WIDE = "gallery"; // the part that takes a whole row
+const LAYOUT = [[["confusion"], ["classes", "reliability"]], [["gallery"]], "labels", [["threshold", "class_thresholds"], ["embedding"]]]; // columns in rows
 const FEW = 10, MORE = 30; // doubtful labels shown at first, and with each press
 const STATES = { open: "", kept: "kept as it is", relabelled: "relabelled", excluded: "left out" };
 
 export async function show(main, studio) {
-  const sheet = el("link", { rel: "stylesheet", href: VIEWS });
-  const there = new Promise((done) => { sheet.onload = sheet.onerror = done; });
-  document.head.append(sheet);
-  await there;
-  const page = new ResultsPage(studio);
-  await page.build(main);
-  return () => sheet.remove();
+  const left = await viewSheet();
+  await new ResultsPage(studio).build(main);
+  return left;
 }
 
 class ResultsPage {
@@ -44,64 +40,65 @@ class ResultsPage {
     }
     const asked = this.runs.find((run) => run.name === this.studio.where);
     main.classList.add("views");
-    fill(main, this.table(), this.detail);
+    fill(main, this.detail);
     await this.choose((asked || this.runs[0]).name);
   }
 
-  table() {
-    this.rows = this.runs.map((run) => this.row(run));
-    const heads = ["run", "right", "95 % interval", "average over classes", "photographs"].map((text) => el("th", { scope: "col" }, text));
-    const others = this.runs.length > 1 && el("label", { class: "field" }, "Compare with",
-      this.other = el("select", { onchange: () => this.compare() }, el("option", { value: "" }, "no other run"), this.runs.map((run) => el("option", { value: run.name }, run.name))));
-    return el("section", { class: "panel", "aria-label": "Runs" }, el("h2", {}, "Runs"),
-      el("div", { class: "results-wide", role: "region", tabindex: 0, "aria-label": "Runs and their figures" }, el("table", { class: "results-runs" }, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, this.rows))), others, this.beside);
+  /** The list of runs, and another one to compare with. */
+  choices() {
+    const list = (id, title, first, chosen, onchange) => {
+      const runs = this.runs.map((run) => el("option", { value: run.name }, `${run.name}: ${percent(run.figures.accuracy)}`));
+      const select = el("select", { id, onchange: () => onchange(select.value) }, first, runs);
+      select.value = chosen;
+      return [el("label", { for: id }, title), select];
+    };
+    const compare = (name) => { this.other = name; return this.compare(); };
+    return [list("results-run", "Run", null, this.name, (name) => this.choose(name)),
+      this.runs.length > 1 ? list("results-other", "Compare with", el("option", { value: "" }, "no other run"), this.other ?? "", compare) : []].flat();
   }
 
-  row(run) {
-    const { accuracy, balanced_accuracy: alike, images, split } = run.figures;
-    const open = el("button", { type: "button", class: "filter", "data-run": run.name, onclick: () => this.choose(run.name) }, run.name);
-    const interval = run.interval ? `${percent(run.interval[0])} to ${percent(run.interval[1])}` : "";
+  verdict() {
+    const { figures, interval, caveats, verdict: told } = this.runs.find((run) => run.name === this.name);
+    const { accuracy, balanced_accuracy: alike, images, split } = figures;
     const kind = split === "val" ? "validation photographs, on which the figures are too optimistic" : `${split} photographs`;
-    const caveats = run.caveats.map((text) => el("p", { class: "small soft" }, text));
-    return el("tr", {}, el("td", {}, open), el("td", {}, percent(accuracy)), el("td", {}, interval), el("td", {}, percent(alike)), el("td", {}, `${images} ${kind}`, caveats));
+    const parts = [`${this.name}, on ${images} ${kind}`, interval && `95 % interval ${percent(interval[0])} to ${percent(interval[1])}`, alike !== undefined && `${percent(alike)} on average over the classes`];
+    return verdict(told.level, accuracy !== null && percent(accuracy), told.sentence, el("p", { class: "soft wrap" }, parts.filter(Boolean).join("; ")), caveats.map((text) => el("p", { class: "small soft wrap" }, text)));
   }
 
   async choose(name) {
     this.name = name;
     this.most = FEW;
     this.decided = null; // the doubtful label that was decided last
-    for (const row of this.rows) {
-      const button = row.querySelector("button");
-      button.setAttribute("aria-pressed", String(button.dataset.run === name));
-    }
-    fill(this.detail, el("p", { class: "soft" }, "Loading …"));
+    const had = document.activeElement?.id;
+    const tools = el("div", { class: "row results-tools" }, this.choices());
+    fill(this.detail, this.verdict(), tools, this.beside, el("p", { class: "soft" }, "Loading …"));
+    if (had) document.getElementById(had)?.focus();
     try {
       const address = `/api/results/runs/${encodeURIComponent(name)}`;
       const [data, doubts, labels, { classes }] = await Promise.all([get(address), get(`${address}/suspects`), get(`${address}/labels`), get("/api/data/labels")]);
       if (this.name !== name) return;
-      this.show(address, data, doubts, labels, classes);
+      this.show(address, data, doubts, labels, classes, tools);
     } catch (error) {
-      fill(this.detail, el("p", { class: "bad wrap" }, error.message));
+      if (this.name === name) this.detail.lastChild.replaceWith(el("p", { class: "bad wrap" }, error.message));
     }
     await this.compare();
   }
 
-  show(address, data, doubts, labels, classes) {
+  show(address, data, doubts, labels, classes, tools) {
     const places = new Map(PARTS.map(([name]) => [name, el("div", { "data-view": name })]));
     const parts = new Map(PARTS.filter(([name]) => data[name]).map(([name, title, about]) =>
       [name, el("section", { class: "panel", "aria-label": title }, el("h2", {}, title), el("p", { class: "small soft" }, about), places.get(name))]));
-    const names = [...parts.keys()];
-    const beside = (chosen) => el("div", { class: "panels" }, chosen.map((name) => parts.get(name)));
-    const at = names.indexOf(WIDE);
     this.corrections = new Corrections(address, data, labels, classes, () => this.readDoubts(address));
     const dialogs = el("div", { onkeydown: (event) => this.corrections.pressed(event) });
-    const { note, verdict, figures } = this.runs.find((run) => run.name === this.name);
-    const report = el("a", { class: "button", href: `${address}/report`, download: `${this.name}.html` }, "Save the report as one file");
     this.classes = data.images.classes;
     this.doubts = el("section", { class: "panel", "aria-label": "Labels to look at" });
-    fill(this.detail, el("div", { class: "row spread" }, el("h2", { class: "wrap" }, this.name), report), 
-      el("section", { class: "panel verdict", "data-level": verdict.level, "aria-label": "Verdict" }, el("span", { class: "figure" }, percent(figures.accuracy)), el("p", { class: "sentence" }, verdict.sentence)),
-      note && el("p", { class: "warn wrap" }, note), beside(names.slice(0, at)), parts.get(WIDE), this.doubts, beside(names.slice(at + 1)), dialogs);
+    const rows = LAYOUT.map((columns) => {
+      if (columns === "labels") return this.doubts;
+      const there = columns.map((names) => names.map((name) => parts.get(name)).filter(Boolean)).filter((column) => column.length);
+      return there.length > 1 ? el("div", { class: "panels" }, there.map((column) => el("div", {}, column))) : there.flat();
+    });
+    tools.append(el("a", { class: "button", href: `${address}/report`, download: `${this.name}.html` }, "Save the report as one file"));
+    this.detail.lastChild.replaceWith(...rows.flat(), dialogs);
     const pictureOf = (i) => `${address}/photographs/${i}?list=${encodeURIComponent(data.version)}`; // kept by browsers
     showEvaluation(data, { placeOf: (name) => places.get(name) ?? null, pictureOf, largeOf: (i) => `${pictureOf(i)}&large=true`, actionsOf: (i) => [this.corrections.of(i)], dialogs });
     this.showDoubts(address, doubts);
@@ -117,7 +114,7 @@ class ResultsPage {
   }
 
   async compare() {
-    const other = this.other?.value;
+    const { other } = this;
     this.beside.textContent = "";
     if (!other || other === this.name) return;
     try {
@@ -156,6 +153,10 @@ class ResultsPage {
     if (had) this.doubts.querySelector(`[data-decides="${had}"]`)?.focus();
   }
 
+  chip(name) {
+    return chip(name, this.classes.indexOf(name));
+  }
+
   /** The field for any other class. */
   another(own, number, send) {
     const others = this.classes.filter((name) => name !== own.label && name !== own.suggested);
@@ -170,7 +171,7 @@ class ResultsPage {
     image.addEventListener("load", () => image.classList.toggle("tiny", Math.max(image.naturalWidth, image.naturalHeight) < 100));
     const act = (what, text, label) => el("button", { type: "button", "data-decides": `${number}-${what}`, "aria-pressed": label && String(own.state === label), onclick: () => send([number], what) }, text);
     return el("li", { "data-state": own.state }, image,
-      el("p", {}, "your label: ", el("strong", {}, own.label)), el("p", {}, "looks like: ", el("strong", {}, own.suggested), ` (by ${Number(own.score).toFixed(2)})`),
+      el("p", {}, "your label: ", this.chip(own.label)), el("p", {}, "looks like: ", this.chip(own.suggested), ` (by ${Number(own.score).toFixed(2)})`),
       el("p", { class: "small soft" }, own.path),
       send && el("div", { class: "row" }, act("keep", "Keep", "kept"), act("relabel", `It is ${own.suggested}`, "relabelled"), act("exclude", "Leave out", "excluded"), this.another(own, number, send)),
       own.state !== "open" && el("div", { class: "row spread" }, el("p", { class: "good" }, own.state === "relabelled" ? `now: ${own.said}` : STATES[own.state]), number === this.decided && act("undo", "Undo")));

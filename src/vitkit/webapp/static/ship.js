@@ -2,17 +2,18 @@
 
 import { fail, get, post, say } from "./api.js";
 import { el, fill } from "./dom.js";
-import { modelChoice, noModel } from "./models.js";
+import { modelChoice, noModel, percent, verdict } from "./models.js";
 
 const FOR = {
-  html: "One file that classifies photographs in a browser, by double click: no network, no installation, no studio.",
-  zip: "The model, its card, its classes, and instructions for Windows, macOS and Linux.",
-  onnx: "For nearly every language and system.",
-  openvino: "The fastest on Intel and AMD processors. Two files: keep both together.",
-  executorch: "For apps on phones and small computers, with PyTorch's runtime.",
-  litert: "For apps on phones and small computers, with Google's runtime.",
-  torch: "For programs that use PyTorch.",
+  html: ["a page", "One file that classifies photographs in a browser, by double click: no network, no installation, no studio."],
+  zip: ["an archive", "The model, its card, its classes, and instructions for Windows, macOS and Linux."],
+  onnx: ["ONNX", "For nearly every language and system."],
+  openvino: ["OpenVINO", "The fastest on Intel and AMD processors. Two files: keep both together."],
+  executorch: ["ExecuTorch", "For apps on phones and small computers, with PyTorch's runtime."],
+  litert: ["LiteRT", "For apps on phones and small computers, with Google's runtime."],
+  torch: ["torch.export", "For programs that use PyTorch."],
 };
+const HEADS = ["File", "Size", "Photographs a second", "Accuracy"];
 
 export async function show(main, studio) {
   const page = new ShipPage(studio);
@@ -34,8 +35,8 @@ class ShipPage {
     this.formats = formats;
     const choice = modelChoice(this.studio, "ship-model", models, (name) => { this.run = name; this.load().catch(fail); });
     this.run = choice.value;
-    this.body = el("div", { class: "ship" });
-    fill(main, el("div", { class: "panel row" }, el("label", { for: "ship-model" }, "The model of"), choice), this.body);
+    this.body = el("div");
+    fill(main, el("p", { class: "row" }, el("label", { for: "ship-model" }, "The model of"), choice), this.body);
     await this.load();
   }
 
@@ -49,19 +50,21 @@ class ShipPage {
     const [told, state] = await Promise.all([get(`/api/ship/model?run=${encodeURIComponent(run)}`), get("/api/ship/export")]);
     if (run !== this.run || this.left) return;
     this.told = told;
-    [this.packages, this.exports] = [el("div", {}), el("div", {})];
+    [this.packages, this.exports] = [el("tbody"), el("tbody")];
+    const files = (title, about, rows) => el("section", { class: "panel", "aria-label": title }, el("h2", {}, title), el("p", { class: "small soft" }, about),
+      el("table", { class: "ship-files" }, el("thead", {}, el("tr", {}, HEADS.map((head) => el("th", { scope: "col" }, head)), el("td"))), rows));
+    const { verdict: tested, figures } = told.model;
     fill(this.body,
-      el("section", { class: "panel", "aria-label": "Take it along" }, el("h2", {}, "Take it along"),
-        el("p", { class: "small soft" }, "For people and machines without the studio. Photographs stay on the machine on which the file is opened."), this.packages),
-      el("section", { class: "panel", "aria-label": "Files for other programs" }, el("h2", {}, "Files for other programs"),
-        el("p", { class: "small soft" }, "Each file is read back and tested on the same photographs as the model. It is kept only if its predictions agree."), this.exports),
+      tested ? verdict(tested.level, figures.accuracy !== null && percent(figures.accuracy), tested.sentence, el("p", { class: "soft" }, `On ${figures.images} ${figures.split} photographs. Each file below is read back and compared with the model, and kept only if its predictions agree. The first download makes the file, checks it and measures it.`))
+        : verdict("note", null, "How often the model is right is not known: it was not tested"),
+      files("Take it along", "For people and machines without the studio. Photographs stay on the machine on which the file is opened.", this.packages),
+      files("Files for other programs", "Speed: on this machine, in batches of 8. Accuracy: against the model, on the photographs of the check.", this.exports),
       el("section", { class: "panel", "aria-label": "Serve it" }, el("h2", {}, "Serve it"),
         el("p", {}, "This command serves predictions to other programs on this machine; its page /docs describes the requests:"), copied(told.command),
         el("p", { class: "small soft" }, "With --host 0.0.0.0, other machines can connect, too; they need the token that the command then prints.")),
-      el("section", { class: "panel", "aria-label": "Model card" }, el("h2", {}, "Model card"),
-        el("p", { class: "small soft" }, "It describes the model, its training data and its accuracy for everyone who receives the model."),
-        el("p", {}, el("a", { class: "button", href: `/api/ship/card?run=${encodeURIComponent(run)}`, download: "MODEL_CARD.md" }, "Download the card")),
-        el("pre", { class: "ship-card", tabindex: "0", "aria-label": "Text of the model card" }, told.card)));
+      el("section", { class: "panel", "aria-label": "Model card" },
+        el("div", { class: "row spread" }, el("h2", {}, "Model card"), el("a", { class: "button", href: `/api/ship/card?run=${encodeURIComponent(run)}`, download: "MODEL_CARD.md" }, "Download the card")),
+        el("p", { class: "small soft" }, "It describes the model, its training data and its accuracy for everyone who receives the model."), card(told.card)));
     this.follow(state);
   }
 
@@ -76,6 +79,7 @@ class ShipPage {
           if (!now.running && now.error) fail(new Error(now.error));
           else if (!now.running) say(`${now.run} was exported.`);
           this.follow(now);
+          if (!now.running) this.bring(now);
         } catch (error) {
           fail(error);
         }
@@ -83,30 +87,43 @@ class ShipPage {
     }
   }
 
+  /** Downloads what was exported at a press on this page. */
+  bring({ run, to }) {
+    if (this.wanted !== `${run} ${to}` || run !== this.run) return;
+    this.wanted = "";
+    for (const link of this.body.querySelectorAll(`tr[data-form="${to}"] a[download]`)) link.click();
+  }
+
   drawExports(state) {
     const focused = document.activeElement?.dataset?.to;
-    const row = (form) => {
-      const there = this.told.exports.find((own) => own.to === form.name);
-      const busy = state.running && state.run === this.run && state.to === form.name;
-      const found = state.found && state.found.run === this.run && state.found.to === form.name ? state.found : null;
-      return el("li", { class: "ship-form" },
-        el("div", {}, el("strong", {}, form.title), " ", el("span", { class: "small soft" }, FOR[form.name] || ""),
-          !there && form.megabytes > 0 && el("p", { class: "small soft" }, `The first export downloads ONNX Runtime Web, ${form.megabytes} MB.`),
-          found && el("p", { class: "good small" }, `Checked: on ${found.compared_on}, its prediction is the model's for ${(100 * found.agreement).toFixed(found.agreement === 1 ? 0 : 2)} %.`),
-          found && el("details", {}, el("summary", {}, "What the check found"), el("pre", {}, found.lines.join("\n"))),
-          busy && el("p", { class: "small", role: "status" }, state.what ? `${state.what} …` : "Begins …"),
-          busy && el("progress", { "aria-label": "Export", ...(state.total ? { value: state.done, max: state.total } : {}) })),
-        el("div", { class: "row" },
-          there && there.files.map((file) => el("a", { class: "button", href: `/api/ship/file/${encodeURIComponent(file.name)}`, download: file.name }, `${file.name} (${size(file.bytes)})`)),
-          el("button", { type: "button", "data-to": form.name, disabled: state.running, onclick: () => this.export(form.name) }, there ? "Export again" : "Export")));
-    };
-    for (const [place, isPackage] of [[this.packages, true], [this.exports, false]]) {
-      fill(place, el("ul", { class: "ship-forms" }, this.formats.filter((form) => form.is_package === isPackage).map(row)));
-    }
+    const { exports, model } = this.told;
+    const speed = exports.find((own) => own.measured)?.measured.model_per_second;
+    const itself = el("tr", { "data-form": "model" }, el("td", {}, el("strong", {}, "The model itself"), el("p", { class: "small soft" }, "For vitkit.")),
+      figure("Size", size(model.bytes)), figure("Photographs a second", rate(speed)), figure("Accuracy", model.figures?.accuracy !== undefined && model.figures.accuracy !== null && percent(model.figures.accuracy)), el("td"));
+    const rows = (isPackage) => this.formats.filter((form) => form.is_package === isPackage).map((form) => this.row(form, state));
+    fill(this.packages, rows(true));
+    fill(this.exports, itself, rows(false));
     if (focused) this.body.querySelector(`[data-to="${CSS.escape(focused)}"]`)?.focus();
   }
 
+  row(form, state) {
+    const [name, about] = FOR[form.name] ?? [form.title, ""];
+    const there = this.told.exports.find((own) => own.to === form.name);
+    const measured = there?.measured;
+    const busy = state.running && state.run === this.run && state.to === form.name;
+    const make = (title, more) => el("button", { type: "button", ...more, "data-to": form.name, disabled: state.running, onclick: () => this.export(form.name) }, title);
+    const link = (file) => el("a", { class: "button", href: `/api/ship/file/${encodeURIComponent(file.name)}`, download: file.name }, there.files.length > 1 ? `Download ${file.name}` : `Download as ${name}`);
+    return el("tr", { "data-form": form.name },
+      el("td", {}, el("strong", {}, form.title), el("p", { class: "small soft" }, about),
+        !there && form.megabytes > 0 && el("p", { class: "small soft" }, `The first export downloads ONNX Runtime Web, ${form.megabytes} MB.`),
+        measured && el("details", {}, el("summary", { class: "small" }, "What the check found"), el("pre", {}, [].concat(measured.lines).join("\n")))),
+      there ? [figure("Size", size(there.files.reduce((sum, file) => sum + file.bytes, 0))), figure("Photographs a second", rate(measured?.per_second)), figure("Accuracy", measured && against(measured))]
+        : el("td", { colspan: 3, class: "soft" }, busy ? [el("span", { role: "status" }, state.what ? `${state.what} …` : "Begins …"), el("progress", { "aria-label": "Export", ...(state.total ? { value: state.done, max: state.total } : {}) })] : "Not made yet"),
+      el("td", {}, el("div", { class: "row" }, there ? [there.files.map(link), make("Make it again", { class: "quiet" })].flat() : make(`Download as ${name}`))));
+  }
+
   async export(to) {
+    this.wanted = `${this.run} ${to}`;
     try {
       this.follow(await post("/api/ship/export", { run: this.run, to }));
     } catch (error) {
@@ -125,6 +142,42 @@ function copied(text) {
     }
   };
   return el("div", { class: "row ship-command" }, el("pre", { tabindex: "0", "aria-label": "The command" }, text), el("button", { type: "button", onclick: copy }, "Copy"));
+}
+
+/** The model card as elements: headings, lists, commands and paragraphs. */
+function card(markdown) {
+  const parts = [el("div")];
+  for (const line of markdown.split("\n")) {
+    const place = parts.at(-1);
+    const inside = (tag, ...child) => { if (place.lastChild?.localName === tag) place.lastChild.append(...child); else place.append(el(tag, {}, ...child)); };
+    if (line.startsWith("## ")) parts.push(el("div", {}, el("h3", {}, shown(line.slice(3)))));
+    else if (line.startsWith("# ")) place.append(el("h3", {}, shown(line.slice(2))));
+    else if (line.startsWith("- ")) inside("ul", el("li", {}, shown(line.slice(2))));
+    else if (line.startsWith("    ")) inside("pre", `${line.slice(4)}\n`);
+    else if (line) place.append(el("p", {}, shown(line)));
+  }
+  return el("div", { class: "ship-card", tabindex: 0, role: "group", "aria-label": "Text of the model card" }, parts);
+}
+
+/** Text without the marks of Markdown; what is between backquotes is code. */
+function shown(text) {
+  return text.split(/(?<!\\)`/).map((part, i) => { const plain = part.replace(/\\(.)/g, "$1"); return i % 2 ? el("code", {}, plain) : plain; });
+}
+
+/** A cell with a figure, or that it was not measured. */
+function figure(title, text) {
+  return el("td", { "data-title": title }, text || el("span", { class: "soft" }, "not measured"));
+}
+
+function rate(speed) {
+  return speed > 0 && (speed < 10 ? Number(speed).toFixed(1) : Math.round(speed).toLocaleString("en"));
+}
+
+/** What a file predicts beside its model. */
+function against({ lost, agreement, compared_on: images }) {
+  const points = Math.abs(100 * lost).toFixed(1);
+  const words = lost === null ? `${(100 * agreement).toFixed(agreement === 1 ? 0 : 2)} % the same classes` : points === "0.0" ? "as the model" : `${points} points ${lost > 0 ? "lower" : "higher"}`;
+  return [words, el("span", { class: "small soft" }, ` on ${images}`)];
 }
 
 function size(bytes) {
