@@ -286,7 +286,7 @@ def predict(page: Any, journey: Journey, truth: dict[str, str], folder: Path) ->
     with journey.waiting():
         page.get_by_role("region", name="Predictions", exact=True).wait_for(timeout=LONGEST)
     with page.expect_download() as download:
-        page.get_by_role("link", name="Excel (.xlsx)").click()
+        page.get_by_role("link", name="Excel", exact=True).click()
     download.value.save_as(folder / "answers.xlsx")
     rows = workbook(folder / "answers.xlsx")
     right = sum(truth[row["path"]] == row["label"] for row in rows)
@@ -298,12 +298,8 @@ def take_along(page: Any, journey: Journey, folder: Path) -> None:
     section = page.get_by_role("region", name="Take it along")
     sizes = []
     for kind in ("zip", "html"):
-        section.locator(f"button[data-to='{kind}']").click()
-        file = section.get_by_role("link", name=re.compile(rf"\.{kind} "))
-        with journey.waiting():
-            file.wait_for(timeout=LONGEST)
-        with page.expect_download() as download:
-            file.click()
+        with journey.waiting(), page.expect_download(timeout=LONGEST) as download:
+            section.locator(f"button[data-to='{kind}']").click()
         download.value.save_as(folder / f"model.{kind}")
         sizes.append(f"{kind} {(folder / f'model.{kind}').stat().st_size / 1e6:.1f} MB")
     journey.end("take along", ", ".join(sizes))
@@ -402,7 +398,7 @@ def digits(page: Any, journey: Journey) -> None:
     right = page.locator(".run .verdict .figure").inner_text()
     page.get_by_role("button", name="See the results").click()
     with journey.waiting():
-        page.get_by_role("region", name="Runs", exact=True).wait_for()
+        page.get_by_role("region", name="Verdict", exact=True).wait_for()
         page.wait_for_load_state("networkidle")
     journey.end("digits", right)
 

@@ -1,6 +1,7 @@
 """The Look and Ship tabs: what they answer, and their pages in a real browser."""
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ __all__ = ["browser"]
 
 HOSTILE = "<script>alert(1)</script>"
 NAMES = ("a", "b", "c", "d", "e", "f", HOSTILE)
+FIGURES = ("cells => cells.map((own) => own.dataset.title)", "cells => cells.map((own) => own.innerText)")
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +103,8 @@ def test_a_patch_has_a_map_for_every_head_of_every_layer(client: TestClient, pic
     layers = np.array(found["layers"])
     assert (layers.shape, found["numbers"]) == ((3, 4, 3, 4), [0, 1, 2])
     assert layers.max(axis=(2, 3)).tolist() == [[255] * 4] * 3
+    means = np.array(found["means"])
+    assert means.shape == (3, 3, 4) and means.max(axis=(1, 2)).tolist() == [255] * 3
 
 
 def test_what_cannot_be_looked_at_is_told_in_a_line(client: TestClient, picture: Path) -> None:
@@ -117,13 +121,19 @@ def test_what_cannot_be_looked_at_is_told_in_a_line(client: TestClient, picture:
         assert (answer.status_code, answer.json()["code"]) == (400, code), answer.text
 
 
-def test_an_export_is_checked_and_can_be_downloaded(client: TestClient, tmp_path: Path) -> None:
+def test_an_export_is_checked_and_can_be_downloaded(client: TestClient, place: Workspace, tmp_path: Path) -> None:
     assert client.get("/api/ship/model?run=first").json()["exports"] == []
     client.post("/api/ship/export", json={"run": "first", "to": "openvino"})
     while (state := client.get("/api/ship/export").json())["running"]:
         time.sleep(0.02)
     assert (state["error"], state["found"]["agreement"]) == ("", 1.0)
-    (made,) = client.get("/api/ship/model?run=first").json()["exports"]
+    told = client.get("/api/ship/model?run=first").json()
+    (made,) = told["exports"]
+    measured = made["measured"]
+    assert (measured["agreement"], measured["compared_on"]) == (1.0, state["found"]["compared_on"])
+    assert min(measured["per_second"], measured["model_per_second"]) > 0
+    assert told["model"]["bytes"] == (place.runs / "first" / "model.safetensors").stat().st_size
+    assert told["model"]["figures"]["accuracy"] == 0.9, "that of the run, not of the check"
     names = [file["name"] for file in made["files"]]
     assert sorted(names) == ["first.bin", "first.xml"]
     for name in names:
@@ -133,6 +143,10 @@ def test_an_export_is_checked_and_can_be_downloaded(client: TestClient, tmp_path
     assert load_exported(tmp_path / "first.xml").classes == NAMES
     for name in ("recipe.toml", "..%2Ffirst%2Frecipe.toml", "second.onnx"):
         assert client.get(f"/api/ship/file/{name}").status_code in (400, 404)
+    again = TestClient(create_app(place)).get("/api/ship/model?run=first").json()["exports"]
+    assert again[0]["measured"] == measured, "what was measured is kept"
+    (place.runs / "exports" / "first.xml").write_bytes((tmp_path / "first.xml").read_bytes())
+    assert client.get("/api/ship/model?run=first").json()["exports"][0]["measured"] is None, "of another file"
 
 
 def test_cards_say_what_is_damaged(place: Workspace, tmp_path: Path) -> None:
@@ -177,6 +191,22 @@ def test_a_picture_is_brought_and_looked_into(browser: Any, address: str, pictur
         page.goto(f"{address}/#ship")
         page.get_by_role("heading", name="Model card").wait_for()
         assert is_within(page) and serious(page) == []
+        assert "90.0 %" in page.get_by_role("region", name="Verdict").inner_text()
+        card = page.get_by_role("region", name="Model card")
+        assert "How good it is" in card.get_by_role("heading", level=3).all_inner_texts()
+        items = card.get_by_role("listitem").all_inner_texts()
+        assert HOSTILE in items and "accuracy: 90.0 % (95 % interval 80.0 to 95.0 %)" in items
+        assert "\\" not in card.inner_text() and "##" not in card.inner_text()
+        row = page.locator("tr[data-form=torch]")
+        assert "Not made yet" in row.inner_text()
+        with page.expect_download() as download:
+            row.get_by_role("button", name="Download as torch.export").click()
+        assert download.value.suggested_filename == "first.pt2"
+        figures = dict(zip(*(row.locator("td[data-title]").evaluate_all(own) for own in FIGURES), strict=True))
+        assert "B" in figures["Size"] and float(figures["Photographs a second"].replace(",", "")) > 0
+        assert "100 % the same classes" in figures["Accuracy"] or "as the model" in figures["Accuracy"]
+        row.get_by_role("link", name="Download as torch.export").wait_for()
+        assert is_within(page) and serious(page) == []
         page.goto(f"{address}/#look")
         page.set_input_files("#look-file", str(picture))
         page.get_by_role("heading", name="Where it looks").wait_for()
@@ -187,14 +217,28 @@ def test_a_picture_is_brought_and_looked_into(browser: Any, address: str, pictur
         other = page.locator(".look-class .cut").nth(1)
         other.click()
         page.get_by_role("img", name=map_of(other.inner_text()), exact=True).wait_for()
+        large = page.locator(".look-attention").get_by_role("img", name="what the patch in row")
+        large.wait_for()
         page.locator(".look-patches").click(position={"x": 100, "y": 100})
-        page.locator(".look-head").first.wait_for()
-        assert page.locator(".look-head").count() == 12
+        told = page.get_by_role("region", name="What a patch attends to").get_by_role("status")
+        told.get_by_text(re.compile(r"^The patch in row \d, column \d\.$")).wait_for()
+        groups = (page.get_by_role("group", name=name, exact=True) for name in ("Layers", "Heads"))
+        layers, heads = (group.get_by_role("button") for group in groups)
+        assert (layers.count(), heads.count()) == (3, 4)
+        assert [own.get_attribute("aria-pressed") for own in layers.all()] == ["false", "false", "true"]
+        layers.first.focus()
+        page.keyboard.press("Enter")
+        page.get_by_role("img", name="Layer 0, all heads: what the patch").wait_for()
+        heads.nth(2).click()
+        page.get_by_role("img", name="Layer 0, head 2: what the patch").wait_for()
+        before = told.inner_text()
         page.locator(".look-patches").focus()
         page.keyboard.press("ArrowRight")
         page.keyboard.press("Enter")
-        page.locator(".look-head").first.wait_for()
-        page.locator(".look-head").first.click()
-        page.get_by_role("dialog").wait_for()
-        page.keyboard.press("Escape")
+        page.wait_for_function(
+            "before => /^The patch in row/.test(document.querySelector('.look-attention [role=status]').innerText)"
+            " && document.querySelector('.look-attention [role=status]').innerText !== before",
+            arg=before,
+        )
+        page.get_by_role("img", name="Layer 0, head 2: what the patch").wait_for()
         assert is_within(page) and serious(page) == []

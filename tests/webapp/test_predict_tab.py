@@ -297,12 +297,25 @@ def test_a_folder_is_dropped_and_corrected(place: Workspace, browser: Browser) -
         files = sorted((place.runs.parent / "new").rglob("x_*.png"))
         page.locator("#upload-files").set_input_files(files)
         page.get_by_role("heading", name="photographs-1, by first").wait_for(timeout=60_000)
-        rows = page.locator("tr[data-row]")
+        rows = page.locator("li[data-row]")
         assert rows.count() == 3
-        page.wait_for_function("[...document.querySelectorAll('tr img')].some((image) => image.naturalWidth)")
-        page.get_by_label("Correct class of x_1.png").fill("mine")
+        page.wait_for_function("[...document.querySelectorAll('li img')].some((image) => image.naturalWidth)")
+        verdict = page.get_by_role("region", name="Verdict")
+        verdict.get_by_text("0 sure, 3 to look at").wait_for()
+        rows.get_by_role("button", name="x_1.png").click()
+        enlarged = page.get_by_role("dialog", name="Photograph")
+        assert serious(page, "dialog[open]") == [] and is_within(page)
+        enlarged.get_by_label("Correct class of x_1.png").fill("mine")
         page.keyboard.press("Tab")
+        enlarged.get_by_text("corrected: mine").wait_for()
+        page.keyboard.press("Escape")
         page.get_by_text("1 corrected").wait_for()
+        verdict.get_by_text("1 sure, 2 to look at").wait_for()
+        verdict.get_by_role("button", name="Show the 2 to look at").click()
+        assert rows.count() == 2 and page.get_by_label("Which photographs").input_value() == "look"
+        verdict.get_by_role("button", name="Show all 3").click()
+        assert rows.count() == 3
+        page.get_by_text("Filter and order").click()
         page.get_by_label("Withhold below").fill("100")
         page.get_by_text("2 withheld").wait_for()
         page.get_by_label("Which photographs").select_option("withheld")
@@ -333,11 +346,18 @@ def test_a_familiar_photograph_is_told_from_a_strange_one(place: Workspace, brow
             assert [row[3] for row in own.get("/api/predict/1").json()["rows"]] == [0.969, 0.004]
     with served(create_app(place)) as address, watched(browser) as page:
         page.goto(f"{address}/#predict")
-        page.get_by_role("columnheader", name="Familiarity").wait_for()
-        shown = [text.split("\t")[2:4] for text in page.locator("tr[data-row]").all_inner_texts()]
-        assert shown == [["99 %", "96.9 %"], ["99 %", "0.4 %"]]
-        page.get_by_label("Order").select_option("familiar")
-        assert "a_1.png" in page.locator("tr[data-row]").first.inner_text(), "the strange photograph is first"
+        photographs = page.locator("li[data-row]").get_by_role("button")
+        page.get_by_label("Order").select_option("")
+        shown = [own.get_attribute("aria-label") for own in photographs.all()]
+        strange = "a/a_1.png, a, 99 %, familiarity 0.4 %, to look at"
+        assert shown == ["a/a_0.png, a, 99 %, familiarity 96.9 %", strange]
+        assert (
+            page.locator("li[data-row] .bar").evaluate_all("bars => bars.map((own) => own.dataset.tone)") == ["0"] * 2
+        )
+        page.get_by_text("1 sure, 1 to look at").wait_for()
+        for order in ("look", "familiar"):
+            page.get_by_label("Order").select_option(order)
+            assert photographs.first.get_attribute("aria-label") == strange, "the strange photograph is first"
         page.get_by_label("Call unknown up to").fill("5")
         page.get_by_text("1 withheld").wait_for()
         with page.expect_download() as download:

@@ -267,8 +267,15 @@ def test_the_figure_of_the_labels_of_before_stands_in_front(
     with served(create_app(place)) as address, watched(browser, "desk", "light") as page:
         page.goto(f"{address}/#results/fixed")
         page.wait_for_selector("[data-view=embedding] canvas, [data-view=threshold] input")
-        row = page.locator("tr", has=page.locator("[data-run=fixed]")).inner_text()
-        assert f"{100 * value:.1f} %" in row and caveat in row
+        verdict = page.get_by_role("region", name="Verdict")
+        assert f"{100 * value:.1f} %" in verdict.inner_text() and caveat in verdict.inner_text()
+        assert verdict.evaluate("own => own.parentElement.firstElementChild === own"), "it is first"
+        page.get_by_label("Run", exact=True).select_option("first")
+        verdict.get_by_text("first, on").wait_for()
+        page.wait_for_selector("[data-view=embedding] canvas, [data-view=threshold] input")
+        assert caveat not in verdict.inner_text()
+        page.get_by_label("Run", exact=True).select_option("fixed")
+        page.wait_for_selector("[data-view=embedding] canvas, [data-view=threshold] input")
         assert page.get_by_text("now: ").count() > 0
         assert is_within(page) and serious(page) == []
         page.goto(f"{address}/#train/fixed")

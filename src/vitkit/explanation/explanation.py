@@ -548,7 +548,7 @@ def worst_mistakes_page(
             continue
         shown += 1
         cells = [
-            f'<figure>{image(caption, data, "jpeg")}<figcaption>{escape(caption)}</figcaption></figure>'
+            f"<figure>{image(caption, data, 'jpeg')}<figcaption>{escape(caption)}</figcaption></figure>"
             for caption, data in figures
         ]
         body.append(f'<div class="pictures large">{"".join(cells)}</div>')

@@ -19,7 +19,7 @@ export class PatchView {
     this.canvas = el("canvas", { role: "img" });
     this.name = el("figcaption");
     this.large = el("figure", { hidden: true }, this.canvas, scale(), this.name);
-    [this.layers, this.heads] = ["Layers", "Heads"].map((title) => el("div", { class: "look-row", role: "group", "aria-label": title }));
+    [this.layers, this.heads] = ["Layers", "Heads"].map((title) => el("div", { role: "group", "aria-label": title }));
     [this.layer, this.head] = [null, -1]; // the layer that is shown: at first the last one; and its head, -1: the mean of all
     this.element = el("section", { class: "panel", "aria-label": "What a patch attends to" },
       el("h2", {}, "What a patch attends to"),
@@ -86,8 +86,9 @@ export class PatchView {
     const choose = (own, part) => { [this.layer, this.head] = [own, part]; this.show(); };
     const title = head < 0 ? `Layer ${number}, all heads` : `Layer ${number}, head ${head}`;
     const had = document.activeElement?.dataset?.map;
-    fill(this.layers, el("p", { class: "small soft" }, "Layers, the first to the last"), found.means.map((values, i) => small(values, `Layer ${found.numbers[i]}`, found.numbers[i], i === layer, () => choose(i, -1))));
-    fill(this.heads, el("p", { class: "small soft" }, `Heads of layer ${number}`), found.layers[layer].map((values, i) => small(values, `Head ${i}`, i, i === head, () => choose(layer, i === head ? -1 : i))));
+    const row = (title, maps) => [el("p", { class: "small soft" }, title), el("div", { class: "look-row" }, maps)];
+    fill(this.layers, row("Layers, the first to the last", found.means.map((values, i) => small(values, `Layer ${found.numbers[i]}`, found.numbers[i], i === layer, () => choose(i, -1)))));
+    fill(this.heads, row(`Heads of layer ${number}`, found.layers[layer].map((values, i) => small(values, `Head ${i}`, i, i === head, () => choose(layer, i === head ? -1 : i)))));
     if (had) this.element.querySelector(`[data-map="${had}"]`)?.focus();
     this.canvas.setAttribute("aria-label", `${title}: what the patch in row ${this.row + 1}, column ${this.column + 1} attends to`);
     this.name.textContent = title;
