@@ -351,9 +351,7 @@ def test_a_familiar_photograph_is_told_from_a_strange_one(place: Workspace, brow
         shown = [own.get_attribute("aria-label") for own in photographs.all()]
         strange = "a/a_1.png, a, 99 %, familiarity 0.4 %, to look at"
         assert shown == ["a/a_0.png, a, 99 %, familiarity 96.9 %", strange]
-        assert (
-            page.locator("li[data-row] .bar").evaluate_all("bars => bars.map((own) => own.dataset.tone)") == ["0"] * 2
-        )
+        assert [own.get_attribute("data-tone") for own in page.locator("li[data-row] .bar").all()] == ["0", "0"]
         page.get_by_text("1 sure, 1 to look at").wait_for()
         for order in ("look", "familiar"):
             page.get_by_label("Order").select_option(order)
@@ -364,3 +362,37 @@ def test_a_familiar_photograph_is_told_from_a_strange_one(place: Workspace, brow
             page.get_by_role("link", name="CSV").click()
         saved = list(csv.DictReader(io.StringIO(Path(str(download.value.path())).read_text())))
     assert [(row["label"], float(row["familiar"])) for row in saved] == [("a", 0.969), ("?", 0.004)]
+
+
+def test_sixty_predictions_begin_with_what_is_to_be_looked_at_and_fit_a_phone(
+    place: Workspace, browser: Browser
+) -> None:
+    stored = place.state_folder / "predictions"
+    stored.mkdir(parents=True)
+    item = {"number": 1, "run": "first", "folder": str(place.photographs), "title": "photos", "when": 0.0}
+    (stored / "000001.json").write_text(json.dumps(item | {"corrections": {}}))
+    sure = [f"{place.photographs}/a/a_{i % 2}.png,{NAMES[i % 6]},0.99,\n" for i in range(57)]
+    unsure = [f"{place.photographs}/b/b_0.png,b,{confidence},\n" for confidence in (0.79, 0.3)]
+    rows = [*sure, *unsure, f"{place.photographs}/x.png,,,not a photograph\n"]
+    (stored / "000001.csv").write_text(f"path,label,confidence,error\n{''.join(rows)}")
+    with served(create_app(place)) as address, watched(browser, "phone") as page:
+        page.goto(f"{address}/#predict")
+        page.get_by_role("region", name="Verdict").get_by_text("57 sure, 3 to look at").wait_for()
+        cards = page.locator("li[data-row]")
+        shown = [str(own.get_attribute("aria-label")) for own in cards.get_by_role("button").all()]
+        expected = [
+            "x.png, cannot be read, to look at",
+            "b/b_0.png, b, 30 %, to look at",
+            "b/b_0.png, b, 79 %, to look at",
+        ]
+        assert len(shown) == 60 and shown[:3] == expected and not any("to look at" in own for own in shown[3:])
+        assert page.evaluate("document.documentElement.scrollHeight") <= 3 * 740
+        assert is_within(page) and serious(page) == []
+        cards.get_by_role("button", name="b/b_0.png, b, 30 %").click()
+        enlarged = page.get_by_role("dialog", name="Photograph")
+        enlarged.get_by_role("button", name="It is b", exact=True).click()
+        enlarged.get_by_text("corrected: b").wait_for()
+        enlarged.get_by_role("button", name="Next").click()
+        enlarged.get_by_text("3 of 60").wait_for()
+        page.keyboard.press("Escape")
+        page.get_by_text("58 sure, 2 to look at").wait_for()
