@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from contextlib import suppress
 from pathlib import Path
@@ -40,7 +41,7 @@ def write_export(workspace: Workspace, run: str, to: str) -> dict[str, Any]:
     result = vitkit.export(folder, to, file, force=True)
     outcome, speeds = result.outcome, dict(result.outcome.images_per_s)
     measured = {
-        "compared_on": result.compared_on.partition(" of ")[0].replace(" val ", " validation "),
+        "compared_on": re.split(r" of | \(", result.compared_on)[0].replace(" val ", " validation "),
         "agreement": outcome.comparison.agreement,
         "lost": None if outcome.accuracy is None else outcome.accuracy.loss,
         "per_second": speeds.pop("file", None),
