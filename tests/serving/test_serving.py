@@ -27,7 +27,7 @@ from PIL import Image
 import runs
 import vitkit
 import warm
-from browser import browser, watched
+from browser import browser, is_within, serious, watched
 from exporting.ready import exported
 from refusals import refused
 from serving.asking import Program, Tally, ask_all, counted, posted, resident, serving
@@ -184,12 +184,34 @@ def test_answers_have_the_promised_forms(client: httpx.Client, folder: Path) -> 
     assert headers == ["application/json", "nosniff"], "names of classes are text"
     described = client.get("/openapi.json").json()
     assert described["components"]["schemas"]["RefusedRequest"]["required"] == ["error", "code"]
+    assert [group["name"] for group in described["tags"]] == ["Pictures", "The server"]
     paths = described["paths"]
     assert list(paths) == ["/predict", "/explain", "/embed", "/models", "/health", "/ready", "/metrics"]
     for path in ("/predict", "/explain", "/embed"):  # what is described is taken, and nothing else
         known = {own["name"]: "x" for own in paths[path]["post"]["parameters"]}
         told = client.post(path, params={**known, "nothing": "x"}, files=own[:1]).json()["error"]
         assert "'nothing'" in told and told.endswith(", ".join(known))
+
+
+def test_the_examples_in_the_description_are_what_is_sent_and_answered(client: httpx.Client) -> None:
+    described = client.get("/openapi.json").json()["paths"]
+    for path, form in (
+        ("/predict", answers.PredictionsForm),
+        ("/explain", answers.ExplanationForm),
+        ("/embed", answers.EmbeddingsForm),
+        ("/models", answers.ModelsForm),
+        ("/health", answers.StateForm),
+        ("/ready", answers.StateForm),
+    ):
+        (route,) = described[path].values()
+        for status, shape in (("200", form), ("4XX", answers.RefusedRequest)):
+            content = route["responses"][status]["content"]["application/json"]
+            assert content["schema"]["$ref"].endswith(shape.__name__)
+            shape.model_validate(content["example"], strict=True)
+        if "requestBody" in route:
+            assert route["tags"] == ["Pictures"]
+            example = route["requestBody"]["content"]["application/json"]["example"]
+            form.model_validate(client.post(path, json=example).raise_for_status().json(), strict=True)
 
 
 def test_errors_have_codes_beside_their_messages(client: httpx.Client, folder: Path) -> None:
@@ -228,11 +250,11 @@ def test_the_page_loads_nothing_from_elsewhere(client: httpx.Client) -> None:
     page = client.get("/", follow_redirects=True)
     assert page.url.path == "/docs"
     linked = re.findall(r'(?:src|href)="([^"]+)"', page.text)
-    assert linked == ["data:,", "/docs/swagger-ui.css", "/docs/swagger-ui-bundle.js", "/docs/begin.js"]
-    for path in linked[1:]:
+    assert linked[0] == "data:," and all(path.startswith(("/docs/", "/openapi.json")) for path in linked[1:])
+    for path in (*linked[1:], "/docs/look.css", "/docs/dom.js"):  # and what those load
         assert client.get(path).status_code == 200
     assert "default-src 'self'" in page.headers["content-security-policy"]
-    assert "<script>" not in page.text
+    assert "<script>" not in page.text and "style=" not in page.text
     for path in ("index.html", "../pages.py", "%2e%2e/pages.py", "..%2f..%2fpages.py"):
         assert client.get(f"/docs/{path}").status_code == 404
 
@@ -366,6 +388,30 @@ def test_the_page_describes_routes_and_asks_nobody(browser: Any, server: Server,
         page.locator(".live-responses-table .response").first.wait_for()
         assert "several" in page.locator(".live-responses-table").inner_text()
         page.screenshot(path=tmp_path / "docs.png", full_page=True)
+
+
+@pytest.mark.parametrize(("size", "scheme"), [("phone", "dark"), ("desk", "light")])
+def test_the_page_classifies_a_chosen_picture(
+    browser: Any, server: Server, folder: Path, size: str, scheme: str
+) -> None:
+    own = files(folder, "1.jpg")
+    expected = [httpx.post(f"{server.url}/predict{query}", files=own, timeout=30) for query in ("", "?model=several")]
+    with watched(browser, size, scheme) as page:
+        page.goto(f"{server.url}/docs")
+        page.get_by_text("It knows 7 classes").wait_for()
+        assert HOSTILE in page.locator("#known").inner_text()
+        page.locator("#picture").set_input_files(str(folder / "photos" / "1.jpg"))
+        said = page.locator("#answer")
+        for place, answer in zip("02", expected, strict=True):
+            with page.expect_response("**/predict?*"):
+                page.get_by_role("combobox", name="Model").select_option(place)
+            (row,) = answer.json()["predictions"]
+            sentence = row["label"] or "None of the classes"
+            said.locator(".sentence", has_text=re.compile(f"^{re.escape(sentence)}$")).wait_for()
+            assert said.locator(".figure").inner_text() == f"{100 * row['confidence']:.1f} %"
+            shown = [text.split("\n") for text in said.locator(".bars li").all_inner_texts()]
+            assert shown == [[top["label"], f"{100 * top['confidence']:.1f} %"] for top in row["top"]]
+            assert is_within(page) and serious(page, ".panel") == []
 
 
 VITKIT = str(Path(sys.executable).with_name("vitkit"))

@@ -28,6 +28,12 @@ from vitkit.text.verdict import Verdict
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _SHOWN, _IN_A_ROW = 60, 6  # maximum number of groups of copies, and of pictures shown for each group
+_COPIES = {
+    "exact": "The same file",
+    "near": "Resized or compressed again",
+    "altered": "Cropped or changed",
+    "mirrored": "Mirrored",
+}
 _THUMBNAIL = 160  # pixels
 _SUSPECTS = 300  # photographs; more would slow browsers down
 
@@ -52,14 +58,15 @@ def write_checkup(path: Path, diagnosis: Diagnosis) -> None:
     for title, groups in of_kind.items():
         shown = [
             {
-                "kind": group.kind,
+                "kind": _COPIES[group.kind],
                 "cells": [_cell(images, i) for i in group.images[:_IN_A_ROW]],
                 "more": len(group.images) - _IN_A_ROW,
             }
             for group in groups[:_SHOWN]
         ]
+        of = f"the first {_SHOWN} of {len(groups):,}" if len(groups) > _SHOWN else f"{len(groups)}"
         if shown:
-            copies.append((title + (f" (the first {_SHOWN} of {len(groups)})" if len(groups) > _SHOWN else ""), shown))
+            copies.append((f"{title} ({of})", shown, groups is not others))
     body = from_template(
         _TEMPLATES / "checkup.html",
         name=without_place(images.name),
@@ -78,12 +85,11 @@ def write_checkup(path: Path, diagnosis: Diagnosis) -> None:
 
 def verdict_of_data(diagnosis: Diagnosis) -> Verdict:
     """Return whether the data are ready for training, or how many things need a look first."""
-    serious = {finding.severity for finding in diagnosis.findings}
-    first = sum(finding.severity != "note" for finding in diagnosis.findings)
-    if "problem" in serious:
-        return Verdict("problem", f"{plural(first, 'thing', 'things')} to mend first: results would be wrong")
-    if "warning" in serious:
-        return Verdict("warning", f"{plural(first, 'thing', 'things')} to look at first")
+    found = Counter(finding.severity for finding in diagnosis.findings)
+    if found["problem"]:
+        return Verdict("problem", f"{plural(found['problem'], 'problem', 'problems')} to solve first, or results are wrong")
+    if found["warning"]:
+        return Verdict("warning", f"{plural(found['warning'], 'thing', 'things')} to look at first")
     return Verdict("good", "Ready to train")
 
 
@@ -101,7 +107,6 @@ def pictures_of(diagnosis: Diagnosis) -> dict[str, Callable[[], Figure]]:
 def _cell(images: ImageTable, index: int) -> dict[str, Any]:
     name = images.name_of(index)
     return cell(thumbnail(images.file(index), _THUMBNAIL), (images.paths[index],)) | {
-        "path": images.paths[index],
         "split": images.splits[index],
         "label": name or "none",
         "place": images.classes.index(name) if name in images.classes else None,

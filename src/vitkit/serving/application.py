@@ -7,13 +7,15 @@ compare the classes with real answers. The page at /docs loads all its files fro
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse
+from fastapi.responses import FileResponse, RedirectResponse
 from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -25,14 +27,22 @@ import vitkit
 from vitkit.serving.questions import BadRequestError, merge_options, read_body
 from vitkit.serving.service import CONTENT_TYPE, OPTIONS, Embedded, Service, described
 from vitkit.system import to_json
+from vitkit.text import LOOK
 
+_STATIC = Path(__file__).parent / "static"
+_EXAMPLES = json.loads((_STATIC / "examples.json").read_text(encoding="utf-8"))  # of answers, by route
+_PICTURES, _SERVER = "Pictures", "The server"
+_GROUPS = [
+    {"name": _PICTURES, "description": "Send pictures, and get answers about them"},
+    {"name": _SERVER, "description": "Which models there are, and how the server is"},
+]
 _LARGE = 2**20  # bytes of a body; larger ones are parsed in a thread
 _Handle = Callable[[Request], Awaitable[Response]]
 
 
 def make_application(service: Service) -> FastAPI:
     """Create the application with the routes of a service."""
-    app = FastAPI(title="vitkit", version=vitkit.__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title="vitkit", version=vitkit.__version__, docs_url=None, redoc_url=None, openapi_tags=_GROUPS)
     app.openapi_version = "3.0.3"  # the version that the bundled page reads
 
     @app.exception_handler(HTTPException)
@@ -51,7 +61,10 @@ def make_application(service: Service) -> FastAPI:
         ("/ready", routes.ready, StateForm, "Check whether the server accepts requests"),
         ("/metrics", routes.metrics, None, "Return the metrics for Prometheus"),
     ):
-        responses: dict[int | str, dict[str, Any]] = {200: {"model": form}, "4XX": {"model": RefusedRequest}}
+        responses: dict[int | str, dict[str, Any]] = {
+            200: {"model": form, **_example(path)},
+            "4XX": {"model": RefusedRequest, **_example("4XX")},
+        }
         app.add_api_route(
             path,
             _counted(service, path, handle),
@@ -59,11 +72,16 @@ def make_application(service: Service) -> FastAPI:
             operation_id=path[1:],
             response_model=None,
             summary=summary,
+            tags=[_PICTURES if path in OPTIONS else _SERVER],
             responses=responses if form else None,
-            openapi_extra=described(path) if path in OPTIONS else None,
+            openapi_extra=described(path, _EXAMPLES["request"]) if path in OPTIONS else None,
         )
     _add_pages(app)
     return app
+
+
+def _example(name: str) -> dict[str, Any]:
+    return {"content": {"application/json": {"example": _EXAMPLES[name]}}} if name in _EXAMPLES else {}
 
 
 class _Routes:
@@ -279,39 +297,28 @@ class StateForm(_Form):
     status: str
 
 
-_FILES = ("swagger-ui.css", "swagger-ui-bundle.js")
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>vitkit: what this server answers</title><link rel="icon" href="data:,">
-<link rel="stylesheet" href="/docs/swagger-ui.css"></head>
-<body><main id="page"></main><script src="/docs/swagger-ui-bundle.js"></script><script src="/docs/begin.js"></script>
-</body></html>
-"""
-_BEGIN = """
-SwaggerUIBundle({url: "/openapi.json", dom_id: "#page", validatorUrl: null, deepLinking: true,
-                 syntaxHighlight: {activated: false}});
-"""
+_FILES = {
+    **{name: swagger_ui_path / name for name in ("swagger-ui.css", "swagger-ui-bundle.js")},
+    **{name: _STATIC / name for name in ("docs.css", "docs.js")},
+    "dom.js": _STATIC.parents[1] / "reporting/static/dom.js",
+    "look.css": LOOK,
+}
 
 
 def _add_pages(app: FastAPI) -> None:
-    """Add the page at /docs, which shows the OpenAPI schema with the bundled Swagger UI."""
+    """Add the page at /docs: a form that classifies a picture, and the OpenAPI schema in the bundled Swagger UI."""
 
     async def page() -> Response:
-        return HTMLResponse(_PAGE)
-
-    async def begin() -> Response:
-        return Response(_BEGIN, media_type="text/javascript")
+        return FileResponse(_STATIC / "docs.html")
 
     async def file(name: str) -> Response:
         if name not in _FILES:
             raise HTTPException(404)
-        return FileResponse(swagger_ui_path / name)
+        return FileResponse(_FILES[name])
 
     async def root() -> Response:
         return RedirectResponse("/docs")
 
-    pages: dict[str, Callable[..., Any]] = {
-        "/": root, "/docs": page, "/docs/begin.js": begin, "/docs/{name}": file,
-    }  # fmt: skip
+    pages: dict[str, Callable[..., Any]] = {"/": root, "/docs": page, "/docs/{name}": file}
     for path, handle in pages.items():
         app.add_api_route(path, handle, include_in_schema=False, response_model=None)

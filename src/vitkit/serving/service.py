@@ -78,8 +78,11 @@ _ONE = {
 }
 
 
-def described(path: str) -> dict[str, Any]:
-    """Return the OpenAPI description of the request to a route that takes pictures, such as `/predict`."""
+def described(path: str, example: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the OpenAPI description of the request to a route that takes pictures, such as `/predict`.
+
+    `example` is the JSON body of a request.
+    """
     fields = dict.fromkeys(OPTIONS[path], _TEXT)
     files = {"image": {"type": "array", "items": _BINARY}}
     images = {"image": _ONE, "images": {"type": "array", "items": _ONE}}
@@ -88,7 +91,7 @@ def described(path: str) -> dict[str, Any]:
         "description": "Pictures; the options may be sent with them instead of in the address.",
         "content": {
             "multipart/form-data": {"schema": {"type": "object", "properties": files | fields}},
-            "application/json": {"schema": {"type": "object", "properties": images | fields}},
+            "application/json": {"schema": {"type": "object", "properties": images | fields}, "example": example},
             "image/*": {"schema": _BINARY},
         },
     }
