@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from scipy.special import softmax
 
 from refusals import refused
@@ -26,11 +28,14 @@ from vitkit.evaluation import (
     headline_of,
     most_rise,
     value_of,
+    verdict_of,
 )
 from vitkit.evaluation.figures import figures
-from vitkit.reporting import confidence, headline
+from vitkit.reporting import write_report
+from vitkit.reporting.evaluation_report import headline
 from vitkit.system.files import write_json
 from vitkit.text.cells import interval_text
+from vitkit.text.verdict import Verdict, share_in_words
 
 MAIN: dict[str, Any] = {"accuracy": 0.25, "images": 4, "intervals_95": {"accuracy": [0.1, 0.5]}, "split": "test"}
 
@@ -222,7 +227,7 @@ def test_json_and_page_say_what_was_chosen_on_the_images() -> None:
     assert next(iter(numbers)) == "accuracy"
     assert numbers["chosen_on"] == ["thresholds by F1"]
     assert numbers["cross_fitted"]["macro_f1"] < numbers["macro_f1"]
-    assert "validation, flattered by selection: chosen on these images: thresholds by F1" in headline(figures(own))
+    assert "validation, flattered by selection: chosen on these images: thresholds by F1" in headline(figures(own))[1]
     single = Evaluation("test", ("a", "b"), ("1",), np.array([0]), np.array([[0.9, 0.1]], np.float32))
     assert figures(single)["chosen_on"] == []
 
@@ -234,7 +239,7 @@ def test_a_rise_of_the_calibration_error_is_measured_against_chance() -> None:
     assert most_rise(now, far) < 0, "far from right, it cannot rise"
 
 
-def test_the_report_says_why_the_calibration_error_rose_and_only_then() -> None:
+def test_the_report_says_why_the_calibration_error_rose_and_only_then(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     logits = rng.normal(0, 2, (300, 3))
     told = {}
@@ -245,9 +250,62 @@ def test_the_report_says_why_the_calibration_error_rose_and_only_then() -> None:
         own = Evaluation(
             "test", ("a", "b", "c"), paths, labels, probabilities.astype(np.float32), temperature=temperature
         )
-        told[temperature] = calibration_rise(own, figures(own)), "".join(confidence(own, figures(own), None))
-    assert told[1.0][0] is None and "increased" not in told[1.0][1]
+        plain: Any = {"title": "t", "facts": {}, "findings": [], "pictures": {}, "root": None}
+        write_report(tmp_path / "page.html", evaluation=own, numbers=figures(own), **plain)
+        told[temperature] = calibration_rise(own, figures(own)), (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert told[1.0][0] is None and "increased the calibration error" not in told[1.0][1]
     for temperature in (0.5, 2.0):
         rise, page = told[temperature]
         assert rise is not None and rise.by > 0 and not rise.is_chance
-        assert "The temperature increased the calibration error" in page and "more than chance" in page
+        assert "to make the two agree, increased the calibration error" in page and "more than chance" in page
+
+
+@given(st.integers(1, 20_000).flatmap(lambda count: st.tuples(st.integers(0, count), st.just(count))))
+@example((299, 300))
+@example((1, 1000))
+def test_a_share_in_words_is_never_larger_than_it_is(counts: tuple[int, int]) -> None:
+    right, count = counts
+    words = share_in_words(right / count, count)
+    if words.startswith("all "):
+        assert right == count
+    elif words.startswith("none of "):
+        assert right <= 1
+    else:
+        said, of = (int(number.replace(",", "")) for number in words.split(" of "))
+        assert 0 <= said < of
+        assert said * count <= right * of, words
+        assert right / count - said / of <= max(0.15 * min(right, count - right) / count, 0.01) + 1e-9, words
+
+
+PAIRS = [{"true": "a", "predicted": "b", "count": 3}, {"true": "b", "predicted": "a", "count": 2}]
+RIGHT = "Right for 19 of 20 photographs"
+
+
+@pytest.mark.parametrize(
+    ("more", "level", "sentence"),
+    [
+        ({}, "good", RIGHT),
+        ({"confused": PAIRS}, "good", f"{RIGHT}; a and b are mixed up most often"),
+        ({"confused": [{**PAIRS[0], "count": 1}]}, "good", RIGHT),
+        ({"task": "multi"}, "good", "All classes right for 19 of 20 photographs"),
+        ({"intervals_95": {"accuracy": [0.7, 0.97]}}, "warning", RIGHT),
+        ({"chosen_on": ["epoch"]}, "warning", RIGHT),
+        ({"split": "train"}, "problem", f"{RIGHT}, but it learned from these, so test it on others"),
+        ({"problems": ["two labels"]}, "problem", f"{RIGHT}, but the data have a problem to solve first"),
+        (
+            {"baseline": {"label": "a", "accuracy": 0.94}},
+            "problem",
+            f"{RIGHT}, which is not clearly better than always answering a",
+        ),
+        (
+            {"seen": {"images": 300}, "without_seen": None, "with_seen": {"accuracy": 0.953}, "accuracy": None},
+            "problem",
+            "Test it on other photographs: the weights had seen all of these",
+        ),
+    ],
+)
+def test_the_verdict_says_how_often_it_is_right_and_whether_to_rely_on_that(
+    more: dict[str, Any], level: str, sentence: str
+) -> None:
+    numbers = {"accuracy": 0.953, "images": 300, "split": "test", "intervals_95": {"accuracy": [0.92, 0.97]}, **more}
+    assert verdict_of(numbers) == Verdict(level, sentence)

@@ -217,7 +217,10 @@ def test_photographs_are_answered_and_unreadable_ones_named(browser: Browser, tm
         assert page.locator(".said").last.inner_text() == "Left out"
         assert "cannot read it as a picture" in page.locator(".answer").last.inner_text()
         assert page.locator(".said").first.inner_text().startswith("c,d, ")
-        assert page.locator(".answer").first.locator(".classes li").count() == 5
+        bars = page.locator(".answer").first.locator(".bars li")
+        assert bars.count() == 5
+        assert bars.first.inner_text().split("\n")[0] == "c,d"
+        assert bars.first.locator(".bar").get_attribute("data-tone") == str(CLASSES.index("c,d"))
         page.get_by_label("Withhold answers below").fill("99")
         assert page.locator(".said").first.inner_text().startswith("Withheld: c,d, ")
         page.get_by_label("Withhold answers below").fill("0")
@@ -230,6 +233,8 @@ def test_photographs_are_answered_and_unreadable_ones_named(browser: Browser, tm
         page.get_by_role("button", name="Remove all").click()
         assert page.locator(".answer").count() == 0
         assert page.title() == "My model"
+        sentence = page.locator("main > p").inner_text()
+        assert sentence.startswith("This page says what a photograph shows: größer, <b>b</b>, c,d, =e, f, g or 日本.")
 
 
 def test_probabilities_are_those_of_the_pixels(browser: Browser, tmp_path: Path) -> None:
@@ -262,7 +267,7 @@ def test_a_multi_label_page_names_classes_above_threshold(browser: Browser, tmp_
         wait(page, 1)
         assert page.locator(".said").inner_text().startswith("c,d, =e, ")
         assert page.locator(".chosen").count() == 2
-        assert page.locator(".bar i").count() == 5
+        assert page.locator(".bar line").count() == 5, "a mark for each threshold"
         page.goto((pages() / "none.html").as_uri())
         page.set_input_files("#files", str(file))
         wait(page, 1)

@@ -3,16 +3,20 @@
 import base64
 import io
 import re
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
 from photos import folder, noise, save, smooth
 from vitkit.data import examine, read_source
+from vitkit.data.doctor.examine import Finding
 from vitkit.reporting import dataset_report as checkup
 from vitkit.reporting import write_checkup
+from vitkit.text.verdict import Verdict
 
 
 def page_of(root: Path, target: Path) -> str:
@@ -22,7 +26,9 @@ def page_of(root: Path, target: Path) -> str:
 
 def shown(html: str) -> list[str]:
     """What the pictures are called, in the order of the page."""
-    return [unescape(name) for name in re.findall(r'<img alt="([^"]*)" src="data:image/(?:jpeg|png);base64,[^"]*"', html)]
+    return [
+        unescape(name) for name in re.findall(r'<img alt="([^"]*)" src="data:image/(?:webp|png);base64,[^"]*"', html)
+    ]
 
 
 def test_groups_are_under_the_gravest_thing_that_is_wrong_with_them(tmp_path: Path) -> None:
@@ -56,6 +62,27 @@ def test_names_are_escaped_wherever_they_stand(tmp_path: Path) -> None:
     assert '<b>"bold"/copy<u>.png' in shown(html)
     assert "&lt;em&gt;.jpg" in html
     assert "a&amp;b" in html
+
+
+@pytest.mark.parametrize(
+    ("severities", "level", "sentence"),
+    [
+        ((), "good", "Ready to train"),
+        (("note", "note"), "good", "Ready to train"),
+        (("warning", "note"), "warning", "1 thing to look at first"),
+        (("problem", "problem", "warning", "note"), "problem", "2 problems to solve first, or results are wrong"),
+    ],
+)
+def test_the_verdict_counts_what_comes_first(
+    tmp_path: Path, severities: tuple[Any, ...], level: str, sentence: str
+) -> None:
+    plain = examine(read_source(folder(tmp_path / "photos", {"a": 3, "b": 3})))
+    diagnosis = replace(plain, findings=tuple(Finding(severity, "told") for severity in severities))
+    assert checkup.verdict_of(diagnosis) == Verdict(level, sentence)
+    write_checkup(tmp_path / "page.html", diagnosis)
+    html = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert f'data-level="{level}" aria-label="Verdict"' in html and f'<p class="sentence">{sentence}</p>' in html
+    assert html.index(sentence) < html.index("Images per class") < html.index("<h2>Details")
 
 
 def test_unreadable_files_and_ignored_ones_are_listed(tmp_path: Path) -> None:
@@ -93,7 +120,7 @@ def test_pictures_are_shown_upright_whole_and_small(tmp_path: Path) -> None:
     save(Image.linear_gradient("L").resize((1, 4000)), root / "b" / "hair2.png")
     html = page_of(root, tmp_path / "page.html")
     sizes = {}
-    for name, content in re.findall(r'<img alt="([^"]*)" src="data:image/jpeg;base64,([^"]*)"', html):
+    for name, content in re.findall(r'<img alt="([^"]*)" src="data:image/webp;base64,([^"]*)"', html):
         sizes[name] = Image.open(io.BytesIO(base64.b64decode(content))).size
     assert sizes["a/turned.jpg"] == (120, 160)
     assert sizes["b/hair.png"] == (1, 160)

@@ -9,7 +9,8 @@ import pytest
 
 from vitkit.experiments import HEADINGS, cells
 from vitkit.reporting import write_comparison
-from vitkit.reporting.comparison import by_compute
+from vitkit.reporting.comparison import by_compute, verdict_of
+from vitkit.text.verdict import Verdict
 
 NAMES = ("vit_<tiny>@weights of mine.pth", "_resnet18")
 
@@ -64,7 +65,9 @@ def test_a_page_says_everything_and_needs_nothing_else(tmp_path: Path) -> None:
     assert "1 of 2 runs" in text  # reached 90 % in one of two
     assert captions(text) == ["Accuracy by epoch", "Accuracy by data", "Accuracy by computation"]
     assert not re.search(r'(src|href)="(?!data:|runs/)', text)
-    assert "88.5 %</span> expected accuracy" in text and "measured accuracy of 90.0 %" in text
+    assert '<span class="figure">88.5 %</span>' in text and "expected accuracy of" in text
+    assert "A is better than B by 10.0 points" in text and text.index("A is better") < text.index("The models")
+    assert "measured accuracy of 90.0 %" in text
     assert "selected on the same images" in text and "A seed moves a training by 1.2 points." in text
     assert "trained on all the data. Thin lines" in text
 
@@ -79,6 +82,31 @@ def test_what_there_is_none_of_is_not_shown(tmp_path: Path) -> None:
     one = {**found, "models": found["models"][:1], "pairs": [], "pairs_by_fraction": [], "luck": None}
     one["best"] = {**found["best"], "of": 1}
     assert "the only model" in page(tmp_path, one)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "level", "sentence"),
+    [
+        ([("a", "b", 0.1, 0.01, 0.01), ("a", "c", 0.2, 0.01, 0.01)], "good", "Take a: it is better than all others"),
+        ([("b", "a", -0.1, 0.01, 0.01)], "good", "a is better than b by 10.0 points"),
+        ([("a", "b", 0.1, 0.2, 0.01)], "good", "a is better than b, as trained, by 10.0 points"),
+        (
+            [("a", "b", 0.1, 0.01, 0.01), ("a", "c", 0.02, 0.5, 0.2), ("b", "c", 0.02, 0.01, 0.01)],
+            "warning",
+            "a and c cannot be told apart: take the quicker of them, or more images",
+        ),
+        ([], "note", "a was compared with nothing"),
+    ],
+)
+def test_the_verdict_names_a_model_only_if_it_is_better(
+    pairs: list[tuple[str, str, float, float, float]], level: str, sentence: str
+) -> None:
+    told = [
+        {"a": a, "b": b, "difference": difference, "p": p, "trained": {"p": trained}}
+        for a, b, difference, p, trained in pairs
+    ]
+    names = {name: name for name in "abc"}
+    assert verdict_of({"best": {"model": "a"}, "pairs": told}, names) == Verdict(level, sentence)
 
 
 @pytest.mark.parametrize("split", ["test", "val"])

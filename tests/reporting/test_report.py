@@ -115,7 +115,7 @@ def test_pictures_and_photographs_are_in_the_page(html: str, tmp_path: Path) -> 
         assert np.array_equal(*there)
 
 
-def test_a_large_photograph_is_in_the_page_as_a_small_jpeg(tmp_path: Path, evaluation: Evaluation) -> None:
+def test_a_large_photograph_is_in_the_page_as_a_small_webp(tmp_path: Path, evaluation: Evaluation) -> None:
     """A page without facts, findings and pictures is well-formed, too."""
     for path in evaluation.paths:
         save(noise(900, 600), tmp_path / path)
@@ -123,7 +123,7 @@ def test_a_large_photograph_is_in_the_page_as_a_small_jpeg(tmp_path: Path, evalu
     write_report(tmp_path / "r.html", evaluation=evaluation, numbers=figures(evaluation), root=tmp_path, **shown)
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert Page(text).open == []
-    found = re.findall(r"data:image/jpeg;base64,([^\"]+)", text)
+    found = re.findall(r"data:image/webp;base64,([^\"]+)", text)
     assert len(found) == len(evaluation.paths), "each once"
     for own in found:
         assert Image.open(io.BytesIO(base64.b64decode(own))).size == (SIDE, SIDE * 2 // 3)
@@ -133,8 +133,10 @@ def test_the_page_has_the_numbers_the_mistakes_and_the_doubtful_labels_in_their_
     html: str, evaluation: Evaluation
 ) -> None:
     text = "".join(Page(html).text)
-    for told in ("75.0 %", "4 test images", f"log loss {evaluation.loss:.3f}", "predicted: cat 70.0 %"):
+    for told in ("75.0 %", "Right for 3 of 4 photographs", "4 test images", "predicted: cat 70.0 %"):
         assert told in text
+    assert html.index("Right for 3 of 4") < html.index("Each class") < html.index("<h2>Details")
+    assert f'<td>log loss</td><td class="number">{evaluation.loss:.3f}</td>' in html.partition("<h2>Details")[2]
     cells = re.findall(r"<td[^>]*>([^<]*)</td>", html)
     start = cells.index("cat")
     assert cells[start : start + 5] == ["cat", "0.667", "1.000", "0.800", "2"]

@@ -156,6 +156,7 @@ LARGEST = 600 * 10**6  # bytes of a page: browsers need about four times as much
 _RUNTIME_SCRIPT, _WASM = "package/dist/ort.wasm.bundle.min.mjs", "package/dist/ort-wasm-simd-threaded.wasm"
 _LEVELS = {"model": 1}  # levels of compression: higher levels hardly make weights smaller
 _GZIP = 31  # the format, for zlib
+_NAMED = 8  # classes in the first sentence of a page
 _BLOCK = 6 * 2**20  # bytes in one element; a multiple of 3, so that each can be decoded alone
 _FAMILIAR = (
     '<label for="unlike">Mark what looks less familiar than all but</label>'
@@ -249,14 +250,19 @@ def _opening(name: str, card: Card, about: str, size: int) -> str:
     if unknown is not None and card.features:  # as `unknown.js` reads it
         points, nearest = unknown.neighbours.points, unknown.neighbours.nearest
         data["unknown"] = {"points": _bytes(points), "nearest": nearest, "known": _bytes(unknown.known)}
-    many = f"{len(card.classes):,} classes" if len(card.classes) != 1 else "one class"
+    named = [*card.classes[:_NAMED], *([f"{more:,} more classes"] if (more := len(card.classes) - _NAMED) > 0 else [])]
     several = " A photograph may show several of them, or none." if card.thresholds is not None else ""
-    described = f"<details><summary>About the model</summary><pre>{escape(about)}</pre></details>" if about else ""
+    described = (
+        f'<details class="panel"><summary>About the model</summary><pre>{escape(about)}</pre></details>'
+        if about
+        else ""
+    )
     return Template((_STATIC / "page.html").read_text(encoding="utf-8")).substitute(
         name=escape(name),
         policy=policy,
         styles=styles,
-        many=many,
+        many=f"{len(card.classes):,}",
+        choice=escape(" or ".join(filter(None, (", ".join(named[:-1]), named[-1])))),
         several=several,
         megabytes=f"{size / 1e6:.0f}",
         classes=escape(", ".join(card.classes)),

@@ -127,9 +127,9 @@ def verdict_of(figures: Mapping[str, Any], short: Mapping[str, str]) -> Verdict:
     if not figures["pairs"]:
         return Verdict("note", f"{name} was compared with nothing")
     if alike:
-        return Verdict(
-            "warning", f"{listed([name, *alike])} cannot be told apart: take the quickest of them, or more images"
-        )
+        quickest = "quickest" if len(alike) > 1 else "quicker"
+        names = listed([name, *alike])
+        return Verdict("warning", f"{names} cannot be told apart: take the {quickest} of them, or more images")
     if len(worse) + len(as_trained) > 1:
         return Verdict("good", f"Take {name}: it is better than all others{', as trained' if as_trained else ''}")
     (other,) = [*worse, *as_trained]

@@ -87,7 +87,9 @@ def verdict_of_data(diagnosis: Diagnosis) -> Verdict:
     """Return whether the data are ready for training, or how many things need a look first."""
     found = Counter(finding.severity for finding in diagnosis.findings)
     if found["problem"]:
-        return Verdict("problem", f"{plural(found['problem'], 'problem', 'problems')} to solve first, or results are wrong")
+        return Verdict(
+            "problem", f"{plural(found['problem'], 'problem', 'problems')} to solve first, or results are wrong"
+        )
     if found["warning"]:
         return Verdict("warning", f"{plural(found['warning'], 'thing', 'things')} to look at first")
     return Verdict("good", "Ready to train")

@@ -38,7 +38,7 @@ _MOST_THRESHOLDS = 300  # classes whose threshold can be moved
 
 FIRST = 24  # photographs in a gallery without a script
 MOST, MOST_DOUBTED = 500, 100  # photographs in a page
-_BYTES = 10_000_000  # of photographs, so that the page stays below 20 MB
+_BYTES = 3_200_000  # of photographs, so that the page has about 4 MB
 _OF_A_PAIR, _OF_PAIRS = 3, 150  # mistakes that come first, for each pair of classes and in total
 _PATHS = 4_000_000  # characters of all paths in a page
 _STEPS = 200  # steps of the threshold from 0 to 1

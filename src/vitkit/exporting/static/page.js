@@ -110,13 +110,15 @@ function svg(tag, attributes, ...children) {
   return made;
 }
 
+const tone = ({ name }) => about.classes.indexOf(name) % TONES;
+
 /** A bar of each class in its colour; where an image may have several classes, a line marks the threshold. */
 function bars(found) {
   return el("ul", { class: "bars" }, found.ranked.slice(0, SHOWN).map((row) => {
     const parts = [svg("rect", { width: percent(row.p).replace(" ", ""), height: "100%", rx: 4 })];
     if (row.threshold !== undefined) parts.push(svg("line", { x1: percent(row.threshold).replace(" ", ""), x2: percent(row.threshold).replace(" ", ""), y1: 0, y2: "100%" }));
-    const bar = svg("svg", { class: "bar", "aria-hidden": "true", "data-tone": about.classes.indexOf(row.name) % TONES }, ...parts);
-    return el("li", { class: found.names.includes(row.name) ? "chosen" : "" }, el("span", {}, row.name), el("span", { class: "number" }, percent(row.p)), bar);
+    const bar = svg("svg", { class: "bar", "aria-hidden": "true", "data-tone": tone(row) }, ...parts);
+    return el("li", { class: found.names.includes(row.name) ? "chosen" : "" }, el("span", {}, el("span", { class: "chip", "data-tone": tone(row) }, row.name)), el("span", { class: "number" }, percent(row.p)), bar);
   }));
 }
 
@@ -141,7 +143,7 @@ async function take(files) {
   for (const row of rows) {
     const result = { name: row.name, said: row.said };
     try {
-      const { probabilities, familiar, milliseconds } = await ask({ file: row.file });
+      const { probabilities, familiar } = await ask({ file: row.file });
       result.found = verdict(probabilities);
       result.probabilities = probabilities;
       row.said.textContent = sentence(result.found);
@@ -149,9 +151,8 @@ async function take(files) {
         result.familiar = familiar;
         result.place = el("p", {});
         familiarity(result.place, familiar);
-        row.body.append(result.place);
       }
-      row.body.append(bars(result.found), el("p", { class: "small soft" }, `${Math.round(milliseconds).toLocaleString("en")} ms`));
+      row.body.append(bars(result.found), ...(result.place ? [result.place] : []));
     } catch (error) {
       result.error = error.message;
       row.said.textContent = "Left out";

@@ -17,14 +17,13 @@ async function start({ model, wasm, card }) {
 
 /** The probabilities of a picture, a file or a frame of the camera, and how familiar it is. */
 async function answer({ file, frame }) {
-  const began = performance.now();
   const input = prepare(frame ? pixels(frame) : await decode(file), about.preprocess, Boolean(file) && await isJpeg(file));
   const { size, mean } = about.preprocess;
   const { logits, features } = await session.run({ images: new ort.Tensor("float32", input, [1, mean.length, size[0], size[1]]) });
   const probabilities = about.thresholds ? sigmoid(logits.data) : softmax(logits.data);
   if (!probabilities.every(Number.isFinite)) throw new Error("the model gives no finite number for this picture");
   const familiar = score ? familiarity(score, Float64Array.from(features.data)) : null;
-  return { probabilities, familiar, milliseconds: performance.now() - began };
+  return { probabilities, familiar };
 }
 
 /** Decodes a file without colour management, upright, as `vitkit predict` does. */

@@ -60,7 +60,7 @@ export class Selected {
     this.element.querySelector("h2").textContent = title;
     const here = chosen.length;
     this.note.textContent = here < expected ? `${here} of these ${expected} images are listed in this page.` : "";
-    this.body.replaceChildren(new Gallery(this.images, { chosen, enlarge: this.enlarge }).element);
+    this.body.replaceChildren(new Gallery(this.images, { chosen, page: 24, enlarge: this.enlarge }).element);
     this.element.showModal();
   }
 }

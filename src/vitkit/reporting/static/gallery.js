@@ -2,8 +2,6 @@
 
 import { choice, el, plural, search, whole } from "./dom.js";
 
-const PAGE = 24;
-
 const ORDERS = {
   sure: ["most confident first", (images) => (a, b) => images.confidence[b] - images.confidence[a]],
   unsure: ["least confident first", (images) => (a, b) => images.confidence[a] - images.confidence[b]],
@@ -20,11 +18,12 @@ const KINDS = {
  * A gallery in `element`.
  *
  * options: `chosen`, numbers of images (all); `kind`, `order`, where it begins; `enlarge(list, place)`, called with
- * the images in their order and which of them was clicked; `controls`, whether there are filters.
+ * the images in their order and which of them was clicked; `controls`, whether there are filters; `page`, how many are
+ * shown at first, and more with each click.
  */
 export class Gallery {
-  constructor(images, { chosen = images.all, kind = "all", order = "sure", enlarge, controls = true }) {
-    Object.assign(this, { images, chosen, kind, order, enlarge });
+  constructor(images, { chosen = images.all, kind = "all", order = "sure", enlarge, controls = true, page = 14 }) {
+    Object.assign(this, { images, chosen, kind, order, enlarge, page });
     this.word = "";
     this.isPicturedOnly = this.lacks();
     this.count = el("p", { class: "soft", "aria-live": "polite" });
@@ -74,7 +73,7 @@ export class Gallery {
 
   showMore() {
     const place = this.list.childElementCount;
-    this.list.append(...this.found.slice(place, place + PAGE).map((i, own) => this.card(i, place + own)));
+    this.list.append(...this.found.slice(place, place + this.page).map((i, own) => this.card(i, place + own)));
     const left = this.found.length - this.list.childElementCount;
     this.more.hidden = left === 0;
     this.more.textContent = `Show more (${whole(left)} left)`;
