@@ -43,11 +43,14 @@ from vitkit.text.pages import (
     KINDS,
     Fonts,
     as_file,
+    component,
+    folded,
     image,
     new_figure,
+    panel,
+    panels,
     plot_picture,
     shorten,
-    table,
     write_page,
     written_as,
 )
@@ -352,34 +355,45 @@ class Explanation:
         return data.getvalue()
 
     def _write_page(self, path: Path) -> None:
-        ranked = [[escape(name), f"{probability:.4f}"] for name, probability in self.ranking[:5]]
-        name = escape(without_place(self.path or ""))
+        best, _ = self.ranking[0]
+        sentence = f"The model sees {best}" if self.target == best else f"The model sees {best}, and here {self.target}"
+        figure, name = f"{100 * self.probability:.1f} %", without_place(self.path or "")
+        bars = "".join(
+            f'<li><span>{escape(own)}</span><span class="number">{p:.4f}</span>{component("bar", p, own)}</li>'
+            for own, p in self.ranking[:5]
+        )
         photograph = draw.thumbnail(draw.fit(self.photograph, self.box, ON_PAGE)[0], ON_PAGE)
+        beside = f"probability of {self.target}{f', in {name}' if name else ''}"
         body = [
-            f"<h1>{escape(self.target)}</h1>",
-            f'<p>probability {self.probability:.4f} <span class="soft">{name}</span></p>',
-            image("photograph", photograph, "jpeg"),
-            table(ranked, ["class", "probability"]),
-            *(["<h2>Methods</h2>", self.thumbnails()] if len(self.methods) > 1 else []),
+            f"<h1>Why {escape(self.target)}?</h1>",
+            component("verdict", "note", sentence, figure, beside),
+            panels(
+                panel("Photograph", image("photograph", photograph, "jpeg")),
+                panel("The most probable classes", f'<ul class="bars">{bars}</ul>'),
+            ),
+            *([panel("Methods", self.thumbnails())] if len(self.methods) > 1 else []),
         ]
+        maps = []
         for method, values in self.maps.items():
             nothing = f" <b>Here it is {flat}.</b>" if (flat := draw.describe_flat(values)) else ""
-            body += [f'<h2 id="{method}">{method}</h2>', f"<p>{escape(self._tells(method))}{nothing}</p>"]
-            pictures = [image(method, draw.thumbnail(self.overlay(method, ON_PAGE), ON_PAGE), "jpeg")]
-            pictures.append(image(f"{method}, by patch", draw.to_png(draw.heatmap(values, method, "value")), "png"))
-            body.append(f'<div class="panels">{"".join(f"<div>{picture}</div>" for picture in pictures)}</div>')
+            shown = image(method, draw.thumbnail(self.overlay(method, ON_PAGE), ON_PAGE), "jpeg")
+            drawn = image(f"{method}, by patch", draw.to_png(draw.heatmap(values, method, "value")), "png")
+            tells = f"<p>{escape(self._tells(method))}{nothing}</p>"
+            maps.append(panel(method, shown, tells, folded("By patch", drawn), name=method))
+        body.append(panels(*maps))
         if self.heads is not None:
-            body += [f'<h2 id="{HEADS}">{HEADS}</h2>', f"<p>{escape(self._tells(HEADS))}</p>"]
+            pieces = [f"<p>{escape(self._tells(HEADS))}</p>"]
             if self.rollouts is not None:
                 about = "Layer by layer: the attention of its heads, averaged, and rollout from the first layer to it."
-                body += [f"<p>{about}</p>", image("film through the layers", self._film("WEBP"), "webp")]
-                body.append(image("all layers", draw.to_jpeg(self._layers_sheet()), "jpeg"))
+                film = image("film through the layers", self._film("WEBP"), "webp")
+                layers = image("all layers", draw.to_jpeg(self._layers_sheet()), "jpeg")
+                pieces += [f"<p>{about}</p>", panels(f"<div>{film}</div>", f"<div>{layers}</div>")]
             for layer, picture in self._head_sheets().items():
                 shown = image(f"heads of layer {layer}", draw.to_jpeg(picture), "jpeg")
-                is_open = " open" if len(self.layers) == 1 else ""
-                body.append(f"<details{is_open}><summary>The heads of layer {layer}</summary>{shown}</details>")
-            body += ["<p>All heads by patch:</p>", image(HEADS, draw.to_png(self._draw(HEADS)), "png")]
-        write_page(path, self.title, body)
+                pieces.append(folded(f"The heads of layer {layer}", shown, is_open=len(self.layers) == 1))
+            pieces.append(folded("All heads by patch", image(HEADS, draw.to_png(self._draw(HEADS)), "png")))
+            body.append(panel(HEADS, *pieces, name=HEADS))
+        write_page(path, self.title, "\n".join(body))
 
     def _tells(self, method: str) -> str:
         return methods_for(is_network=self.is_network)[method].tells
@@ -541,18 +555,18 @@ def worst_mistakes_page(
     tells = methods_for(is_network=isinstance(classifier.model, Network))[method].tells
     body, shown = ["<h1>Mistakes, explained</h1>", f"<p>{escape(tells)}</p>"], 0
     for path, true, predicted in rows:
-        body.append(f"<h2>{escape(true)}, taken for {escape(predicted)}</h2>")
+        title = f"{true}, taken for {predicted}"
         figures = explain_mistake(classifier, path, true, predicted, method)
         if isinstance(figures, str):
-            body.append(f"<p>{escape(without_place(path))}: {escape(figures)}</p>")
+            body.append(panel(title, f"<p>{escape(without_place(path))}: {escape(figures)}</p>"))
             continue
         shown += 1
         cells = [
             f"<figure>{image(caption, data, 'jpeg')}<figcaption>{escape(caption)}</figcaption></figure>"
             for caption, data in figures
         ]
-        body.append(f'<div class="pictures large">{"".join(cells)}</div>')
-    write_page(Path(out), "Mistakes, explained", body)
+        body.append(panel(title, f'<div class="pictures large">{"".join(cells)}</div>'))
+    write_page(Path(out), "Mistakes, explained", "\n".join(body))
     return shown
 
 

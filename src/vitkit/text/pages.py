@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from vitkit.errors import VitkitError
 from vitkit.system.files import write_text
-from vitkit.text.cells import plural, visible
+from vitkit.text.cells import visible
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -297,25 +297,25 @@ def _templates(folder: Path) -> Environment:
     )
 
 
-def folded(title: str, content: str) -> str:
-    """Return a collapsible section: its content (HTML) is hidden until its title (plain text) is clicked."""
-    return f"<details><summary>{escape(title)}</summary>{content}</details>"
+def panel(title: str, *content: str, name: str = "") -> str:
+    """Return a section with a heading (plain text); the content is HTML, and `name` the target of links to it."""
+    heading = f'<h2 id="{escape(name)}">' if name else "<h2>"
+    return f'<section class="panel">{heading}{escape(title)}</h2>{"".join(content)}</section>'
 
 
-def findings(sentences: Sequence[str]) -> list[str]:
-    """Return plain sentences such as `problem: 2 images are empty` as fragments of HTML, the worst first.
+def panels(*sections: str) -> str:
+    """Return sections side by side, where there is room."""
+    return f'<div class="panels">{"".join(sections)}</div>'
 
-    The first word says how serious a sentence is: `problem`, `warning` or `note`; others are warnings. Notes form a
-    collapsed list at the end.
-    """
-    of_level: dict[str, list[str]] = {"problem": [], "warning": [], "note": []}
-    for level, text in map(split_level, sentences):
-        of_level[level].append(text)
-    shown = [component("finding", level, text) for level in ("problem", "warning") for text in of_level[level]]
-    if notes := of_level["note"]:
-        listed = "".join(f"<li>{escape(text)}</li>" for text in notes)
-        shown.append(folded(plural(len(notes), "note", "notes"), f"<ul>{listed}</ul>"))
-    return shown
+
+def details(title: str, *content: str) -> str:
+    """Return a collapsed section: its content (HTML) is hidden until its title (plain text) is clicked."""
+    return f'<details class="panel"><summary>{escape(title)}</summary>{"".join(content)}</details>'
+
+
+def folded(title: str, content: str, *, is_open: bool = False) -> str:
+    """Return a part of a section that is hidden until its title (plain text) is clicked; the content is HTML."""
+    return f"<details{' open' if is_open else ''}><summary>{escape(title)}</summary>{content}</details>"
 
 
 def split_level(sentence: str) -> tuple[str, str]:
@@ -380,15 +380,7 @@ def wide(table: str) -> str:
     return f'<div class="wide" role="region" tabindex="0" aria-label="Table">{table}</div>'
 
 
-def figure(caption: str, data: bytes, kind: str = "png", *, is_photograph: bool = False) -> str:
-    """Return HTML with a caption (plain text) and an embedded picture: a file of the kind png, jpeg or svg+xml.
-
-    Drawings on a white background, unlike photographs, are inverted on dark pages.
-    """
-    return f"<h2>{escape(caption)}</h2>{image(caption, data, kind, '' if is_photograph else DRAWN)}"
-
-
-DRAWN = 'class="drawn"'  # the attribute of a drawing on a white background
+DRAWN = 'class="drawn"'  # the attribute of a drawing on a white background, which dark pages invert
 
 
 def command(text: str) -> str:

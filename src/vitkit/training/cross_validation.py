@@ -36,7 +36,7 @@ from vitkit.system.files import write_json
 from vitkit.system.progress import progress
 from vitkit.system.run_files import EVALUATION, FOLDS, GROUPS, RECIPE, REPORT, SPLIT, fold_folder
 from vitkit.text.cells import interval_text, plural
-from vitkit.text.pages import component, table, wide, write_page
+from vitkit.text.pages import component, panel, table, wide, write_page
 from vitkit.training.finalize import OutOfFold, ValidationFacts
 from vitkit.training.inputs import Inputs
 from vitkit.training.recipe import Recipe, name_of, without_places
@@ -247,11 +247,12 @@ def _write_report(path: Path, recipe: Recipe, figures: Mapping[str, FoldFigure],
     body = [
         f"<h1>{escape(title)}</h1>",
         component("verdict", verdict.level, verdict.sentence, figure, beside),
-        '<section class="panel">',
-        *(f"<p>{escape(caveat.text[0].upper() + caveat.text[1:])}.</p>" for caveat in headline.caveats),
-        f"<p>Every image was tested once, by a model that {unseen}.</p>",
-        f"<p>{escape(about_final)}</p>",
-        wide(table(rows, ["", *(name.replace("_", " ") for name in shown), "images"])),
-        "</section>",
+        panel("Each fold", wide(table(rows, ["", *(name.replace("_", " ") for name in shown), "images"]))),
+        panel(
+            "What this says",
+            f"<p>Every image was tested once, by a model that {unseen}.</p>",
+            f"<p>{escape(about_final)}</p>",
+            *(f"<p>{escape(caveat.text[0].upper() + caveat.text[1:])}.</p>" for caveat in headline.caveats),
+        ),
     ]
     write_page(path, title, "\n".join(body))

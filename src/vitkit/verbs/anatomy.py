@@ -75,7 +75,7 @@ def anatomy(
     from vitkit.explanation.model_analysis import row_and_column_contrast
     from vitkit.model.build import vit_of
     from vitkit.model.layers import evaluating
-    from vitkit.text.pages import image, write_page
+    from vitkit.text.pages import image, panel, panels, write_page
 
     names, notes = source_names(sources), Notes()
     if out is None:
@@ -97,7 +97,8 @@ def anatomy(
                 continue
             arrays[name] = values
             write_bytes(folder / f"{name}.png", png)
-            pieces += [f"<h2>{name.replace('_', ' ')}</h2><p>{part.description}</p>", image(name, png, "png")]
+            drawn = image(name, png, "png")
+            pieces.append(panel(name.replace("_", " "), f"<p>{part.description}</p>", drawn))
         if not arrays:
             raise VitkitError("verbs.figures-missing", "; ".join(remarks))
         with replacing(folder / "anatomy.npz") as temporary, temporary.open("wb") as file:
@@ -109,7 +110,7 @@ def anatomy(
                 f"{neither:.2f} in neither"
             )
         head = ["<h1>Anatomy</h1>", *(f"<p>{escape(line)}</p>" for line in remarks)]
-        write_page(folder / "index.html", "vitkit explain: anatomy", [*head, *pieces])
+        write_page(folder / "index.html", "vitkit explain: anatomy", "\n".join([*head, panels(*pieces)]))
     page = folder / "index.html"
     drawn = f"{', '.join(arrays)}: {page}"
     facts = {"page": page, "arrays": arrays, "remarks": tuple(remarks), "notes": tuple(notes.lines)}

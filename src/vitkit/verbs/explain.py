@@ -210,7 +210,7 @@ def _explain_images(
 
     from vitkit.data.decode import UnreadableImageError
     from vitkit.explanation.draw import paper_sheet, thumbnail, to_png
-    from vitkit.text.pages import as_file, image, write_page
+    from vitkit.text.pages import as_file, component, image, panel, write_page
 
     method = choices[0]
     rows: list[str] = []
@@ -235,15 +235,22 @@ def _explain_images(
             rows.append(f"<figure>{picture}<figcaption>{title}<br>{name}</figcaption></figure>")
         else:
             heading = f'<h2>{title} <span class="soft">{name}</span></h2>'
-            rows.append(heading + explanation.thumbnails(link, has_texts=not rows))
+            shown = explanation.thumbnails(link, has_texts=not rows)
+            rows.append(f'<section class="panel">{heading}{shown}</section>')
         if style == "paper" and len(pairs) < _MOST_IN_SHEET:
             pairs.append(_pair(explanation, method))
     progress("explaining", len(paths), len(paths))
     if result.is_empty:
         return result
-    unreadable = [f"<p>{escape(f'{without_place(path)}: {why}')}</p>" for path, why in result.unreadable.items()]
-    title = "All methods" if method == "all" else method
-    head = [f"<h1>{title}</h1>", f"<p>{result.count}</p>", *unreadable]
+    unreadable = [
+        component("finding", "warning", f"{without_place(path)}: {why}") for path, why in result.unreadable.items()
+    ]
+    how = "by all methods" if method == "all" else f"by the method {method}"
+    head = [
+        "<h1>Where does the model look?</h1>",
+        f"<p>{escape(result.count)}, explained {how}. Click a picture for its page.</p>",
+        *unreadable,
+    ]
     page, sheet = out / "index.html", None
     if pairs:
         figure, sheet = paper_sheet(pairs), out / "attention.png"
@@ -252,9 +259,10 @@ def _explain_images(
         png = to_png(figure)
         write_bytes(sheet, png)
         which = "" if len(pairs) == len(rows) else f" (the first {len(pairs)} of {len(rows)} images)"
-        head += [f"<p>Input and attention, as in the paper's Figure 6{which}</p>", image("attention", png, "png")]
-    body = rows if method == "all" else [f'<div class="pictures large">{"".join(rows)}</div>']
-    write_page(page, f"vitkit explain: {method}", [*head, *body])
+        head.append(panel(f"Input and attention, as in the paper's Figure 6{which}", image("attention", png, "png")))
+    grid = f'<div class="pictures large">{"".join(rows)}</div>'
+    body = rows if method == "all" else [f'<section class="panel">{grid}</section>']
+    write_page(page, f"vitkit explain: {method}", "\n".join([*head, *body]))
     return replace(result, page=page, sheet=sheet)
 
 

@@ -132,22 +132,19 @@ def result_of(
     facts |= {"remarks": tuple(remarks), "folder": folder, "page": None if folder is None else folder / PAGE}
 
     def page() -> str:
-        from vitkit.text import command, figure, table, to_svg, wide
+        from vitkit.text import DRAWN, command, component, details, image, panel, panels, table, to_svg, wide
 
         first, *others = remarks
         said = [*others, source, f"what differs: {experiment.differs}"]
-        shown = [figure(caption, to_svg(draw()), "svg+xml") for caption, draw in pictures.items()]
-        drawn = ["<div class='pictures'>", *(f"<div>{picture}</div>" for picture in shown), "</div>"]
+        shown = [panel(caption, image(caption, to_svg(draw()), "svg+xml", DRAWN)) for caption, draw in pictures.items()]
+        rows = [[escape(cell) for cell in row] for row in cells]
         pieces = [
             f"<h1>{escape(experiment.name)}</h1>",
-            f"<p>{escape(experiment.question)}</p>",
-            command(figures["command"]),
-            f"<p><strong>{escape(sentence(first))}</strong></p>",
-            *(drawn if shown else []),
-            wide(table([[escape(cell) for cell in row] for row in cells], list(map(escape, headings)))),
-            "<ul>",
-            *(f"<li>{escape(sentence(line))}</li>" for line in said),
-            "</ul>",
+            component("verdict", "note", sentence(first), "", experiment.question),
+            panels(*shown),
+            panel("What was measured", wide(table(rows, list(map(escape, headings))))),
+            panel("What to know", "<ul>", *(f"<li>{escape(sentence(line))}</li>" for line in said), "</ul>"),
+            details("The command", command(figures["command"])),
         ]
         return "".join(pieces)
 

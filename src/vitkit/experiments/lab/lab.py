@@ -431,7 +431,7 @@ def _written(result: Result) -> Result:
     from vitkit.text import write_page
 
     write_json(result.folder / LAB, result.figures)
-    write_page(result.folder / PAGE, f"vitkit lab: {result.experiment.name}", [result._repr_html_()])
+    write_page(result.folder / PAGE, f"vitkit lab: {result.experiment.name}", result._repr_html_())
     return result
 
 

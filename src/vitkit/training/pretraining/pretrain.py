@@ -40,7 +40,21 @@ from vitkit.model.vit import Attention, VisionTransformer
 from vitkit.reporting.plots import BLUE, GREY, ORANGE
 from vitkit.system.files import without_place, write_text
 from vitkit.system.run_files import FILLER, PRETRAINING, RECIPE, REPORT, resume_command
-from vitkit.text.pages import figure, finding, listing, new_figure, table, to_png, whole_numbers, write_page
+from vitkit.text.pages import (
+    DRAWN,
+    component,
+    details,
+    finding,
+    image,
+    listing,
+    new_figure,
+    panel,
+    panels,
+    table,
+    to_png,
+    whole_numbers,
+    write_page,
+)
 from vitkit.training.adapters import needs_every_patch
 from vitkit.training.checkpoint import identity
 from vitkit.training.defaults import check_effects, weights_of
@@ -282,7 +296,7 @@ def _report(choices: Pretraining, run: Run) -> None:
     headline = f"{kind} loss {loss:.4f}{right}, epoch {epoch + 1}"
     note = (
         "No labels were used. The loss measures how well hidden patches are filled in, not how good a classifier will "
-        "be: fine-tune from this run and from random weights, and compare."
+        "be."
     )
     facts = {
         "objective": f"{choices.objective}: {choices.mask:.0%} of the patches, target {choices.target}",
@@ -297,20 +311,18 @@ def _report(choices: Pretraining, run: Run) -> None:
         "that were predicted normalised are drawn with their mean and contrast."
     )
     strips = _draw_strips(choices, run, images.of_split(split))
+    losses = image("Loss by epoch", to_png(draw_losses(run.metrics.rows, epoch)), "png", DRAWN)
     body = [
         f"<h1>{escape(title)}</h1>",
-        f"<p>{escape(headline)}</p>",
-        f'<p class="soft">{note}</p>',
+        component("verdict", "note", "Fine-tune from this run, and compare with random weights", "", headline),
         *(finding(str(item)) for item in run.inputs.findings),
-        "<h2>The run</h2>",
-        table([[escape(name), escape(value)] for name, value in facts.items()]),
-        figure("Loss by epoch", to_png(draw_losses(run.metrics.rows, epoch))),
-        figure("Pictures filled in", to_png(strips), is_photograph=True),
-        f"<p>{shown}</p>",
-        "<h2>Recipe</h2>",
-        listing(without_places(recipe).to_toml()),
+        panel("Pictures filled in", image("Pictures filled in", to_png(strips), "png"), f'<p class="soft">{shown}</p>'),
+        panels(panel("Loss by epoch", losses), panel("What this says", f"<p>{note}</p>")),
+        "<h2>Details</h2>",
+        details("The run", table([[escape(name), escape(value)] for name, value in facts.items()])),
+        details("The complete recipe", listing(without_places(recipe).to_toml())),
     ]
-    write_page(run.folder / REPORT, title, body)
+    write_page(run.folder / REPORT, title, "\n".join(body))
     run.say(f"{headline}; report: {run.folder / REPORT}")
     run.say(f"to train from it: vitkit train {images.name} --weights {run.folder}")
 
