@@ -138,12 +138,12 @@ def result_of(
         said = [*others, source, f"what differs: {experiment.differs}"]
         shown = [panel(caption, image(caption, to_svg(draw()), "svg+xml", DRAWN)) for caption, draw in pictures.items()]
         rows = [[escape(cell) for cell in row] for row in cells]
+        told = "".join(f"<li>{escape(sentence(line))}</li>" for line in said)
         pieces = [
             f"<h1>{escape(experiment.name)}</h1>",
             component("verdict", "note", sentence(first), "", experiment.question),
-            panels(*shown),
             panel("What was measured", wide(table(rows, list(map(escape, headings))))),
-            panel("What to know", "<ul>", *(f"<li>{escape(sentence(line))}</li>" for line in said), "</ul>"),
+            panels(*shown, panel("What to know", f"<ul>{told}</ul>")),
             details("The command", command(figures["command"])),
         ]
         return "".join(pieces)
