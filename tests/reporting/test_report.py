@@ -136,7 +136,7 @@ def test_the_page_has_the_numbers_the_mistakes_and_the_doubtful_labels_in_their_
     for told in ("75.0 %", "Right for 3 of 4 photographs", "4 test images", "predicted: cat 70.0 %"):
         assert told in text
     assert html.index("Right for 3 of 4") < html.index("Each class") < html.index("<h2>Details")
-    assert f'<td>log loss</td><td class="number">{evaluation.loss:.3f}</td>' in html.partition("<h2>Details")[2]
+    assert f'<td>log loss</td><td class="number">{evaluation.loss:.4f}</td>' in html.partition("<h2>Details")[2]
     cells = re.findall(r"<td[^>]*>([^<]*)</td>", html)
     start = cells.index("cat")
     assert cells[start : start + 5] == ["cat", "0.667", "1.000", "0.800", "2"]

@@ -23,7 +23,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLoc
 
 from vitkit.evaluation.headline import images_in_words
 from vitkit.reporting.plots import BLUE, GREY, ORANGE, STYLES, in_legend
-from vitkit.text.cells import interval_text, listed, plural, sentence
+from vitkit.text.cells import interval_text, plural, sentence
 from vitkit.text.pages import address, from_template, new_figure, split_level, to_png, whole_numbers, write_page
 from vitkit.text.verdict import Verdict
 
@@ -128,8 +128,11 @@ def verdict_of(figures: Mapping[str, Any], short: Mapping[str, str]) -> Verdict:
         return Verdict("note", f"{name} was compared with nothing")
     if alike:
         quickest = "quickest" if len(alike) > 1 else "quicker"
-        names = listed([name, *alike])
-        return Verdict("warning", f"{names} cannot be told apart: take the {quickest} of them, or more images")
+        names = [name, *alike]
+        return Verdict(
+            "warning",
+            f"{', '.join(names[:-1])} and {names[-1]} cannot be told apart: take the {quickest} of them, or more images",
+        )
     if len(worse) + len(as_trained) > 1:
         return Verdict("good", f"Take {name}: it is better than all others{', as trained' if as_trained else ''}")
     (other,) = [*worse, *as_trained]

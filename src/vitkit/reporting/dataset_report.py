@@ -130,7 +130,7 @@ def write_suspects(path: Path, title: str, suspects: Sequence[Suspect], files: S
         _TEMPLATES / "suspects.html",
         title=title,
         verdict=Verdict("warning", f"{labels} to look at") if suspects else Verdict("good", "No label is doubtful"),
-        figure=f"{len(suspects):,}",
+        figure="",
         beside=f"labels contradict models that were trained on the other images{chance_in_words(suspects)}",
         advice=advice,
         heading=f"Photographs, {more}",

@@ -235,8 +235,8 @@ def _explain_images(
             rows.append(f"<figure>{picture}<figcaption>{title}<br>{name}</figcaption></figure>")
         else:
             heading = f'<h2>{title} <span class="soft">{name}</span></h2>'
-            shown = explanation.thumbnails(link, has_texts=not rows)
-            rows.append(f'<section class="panel">{heading}{shown}</section>')
+            methods = explanation.thumbnails(link, has_texts=not rows)
+            rows.append(f'<section class="panel">{heading}{methods}</section>')
         if style == "paper" and len(pairs) < _MOST_IN_SHEET:
             pairs.append(_pair(explanation, method))
     progress("explaining", len(paths), len(paths))
