@@ -128,11 +128,8 @@ def verdict_of(figures: Mapping[str, Any], short: Mapping[str, str]) -> Verdict:
         return Verdict("note", f"{name} was compared with nothing")
     if alike:
         quickest = "quickest" if len(alike) > 1 else "quicker"
-        names = [name, *alike]
-        return Verdict(
-            "warning",
-            f"{', '.join(names[:-1])} and {names[-1]} cannot be told apart: take the {quickest} of them, or more images",
-        )
+        names = f"{', '.join([name, *alike[:-1]])} and {alike[-1]}"
+        return Verdict("warning", f"{names} cannot be told apart: take the {quickest} of them, or more images")
     if len(worse) + len(as_trained) > 1:
         return Verdict("good", f"Take {name}: it is better than all others{', as trained' if as_trained else ''}")
     (other,) = [*worse, *as_trained]
