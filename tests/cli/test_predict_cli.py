@@ -172,7 +172,8 @@ def test_below_the_threshold_the_label_is_withheld(vitkit: Any, unsure: Path, he
         assert row["label"] == ((expected.label or "") if trusted else "")
         assert row["rejected"] == ("" if trusted else expected.label or "")
         assert row["label_2"] == (expected.ranking[1][0] if expected.ranking else "")
-    assert outcome.err == "38 images (2 unreadable, 18 rejected), eager, float32\n"
+    assert outcome.err == "38 images (2 unreadable, 18 rejected), eager, float32\n18 answered, 20 to look at.\n"
+    assert "36 answered, none to look at." in vitkit("predict", unsure, "photos", "--reject", 0).err
 
 
 def many(folder: Path, count: int) -> Path:
@@ -205,7 +206,8 @@ def test_a_run_killed_with_sigkill_is_gone_on_with(vitkit: Any, trained: Path, h
     assert (here / f"{name}.partial").stat().st_size < (here / f"whole-{name}").stat().st_size / 2
     outcome = vitkit(*arguments, "-o", name, "--resume")
     assert (outcome.code, outcome.err) == (1, "")
-    assert outcome.out.splitlines()[-1] == f"800 images (21 unreadable), eager, float32: {name}"
+    last = [f"800 images (21 unreadable), eager, float32: {name}", "779 answered, 21 to look at."]
+    assert outcome.out.splitlines()[-2:] == last
     assert not (here / f"{name}.partial").exists()
     assert_same_rows(here / name, here / f"whole-{name}")
 
@@ -290,6 +292,7 @@ def test_only_what_is_missing_is_computed(
     assert outcome.out.splitlines() == [
         f"{rows} of 38 images are in {out}.partial",
         f"38 images (2 unreadable), eager, float32: {out}",
+        "36 answered, 2 to look at.",
     ]
     assert sorted(computed) == sorted(everything[: rows > 0] + everything[rows:]), "the first is looked at again"
     assert (here / out).read_bytes() == whole
@@ -427,7 +430,7 @@ def test_strange_names_go_through_a_pipe_and_a_resume(vitkit: Any, trained: Path
         shutil.copy(f"photos/red/img{i}.png", here / "odd" / name)
     command = [warm.vitkit(), "predict", trained, "odd", *EXACT]
     done = subprocess.run(command, env=runs.environment(), capture_output=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (1, b"5 images (2 unreadable), eager, float32\n")
+    assert (done.returncode, done.stderr) == (1, b"5 images (2 unreadable), eager, float32\n3 answered, 2 to look at.\n")
     assert done.stdout == cut_short(vitkit, trained, "odd", rows=2)
     assert vitkit("predict", trained, "odd", "-o", "out.csv", "--resume", "--pictures", "drawn").code == 1
     assert done.stdout == Path("out.csv").read_bytes()

@@ -25,7 +25,7 @@ PAGES = (
     *("index.html", "guide/studio.html", "guide/timm-and-lightning.html", "notebooks/6-your-photographs.html"),
     *("paper.html", "house.html", "results.html", "decisions/index.html", "reference/recipe.html"),
     *("reference/files.html", "reference/commands/train.html", "reference/functions/train.html"),
-    "reference/classes/ViTConfig.html",
+    *("reference/classes/ViTConfig.html", "live/report.html", "live/attention.html"),
 )
 SEARCHES = {
     "exif": "guide/your-data",

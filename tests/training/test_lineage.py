@@ -172,7 +172,7 @@ def test_data_that_come_split_are_a_problem_and_have_a_second_figure(data: Path,
     assert numbers["accuracy"] == pytest.approx(sum(judged) / rest)
     caveat = f"(without {len(seen)} that the weights had seen; with them {numbers['with_seen']['accuracy']:.4f}"
     line = f"on {rest} test images {caveat}"
-    assert line in said and line in TrainingRun(second).lines()[0]
+    assert line in said and line in TrainingRun(second).lines()[1]
     assert TrainingRun(second).accuracy == vitkit.evaluate(second).accuracy == numbers["accuracy"]
     page = (second / "report.html").read_text()
     assert f'<span class="figure">{100 * numbers["accuracy"]:.1f} %</span> accuracy on {rest} test images' in page
@@ -274,7 +274,7 @@ def test_images_of_scenes_that_are_trained_on_do_not_count_and_problems_reach_ev
     assert f"problem: {told[0]}: " in said
     caveats = stored["headline"]["caveats"]
     assert [any(text in caveat["text"] for caveat in caveats) for text in told] == [True] * 3
-    lines = (said.splitlines()[-1], TrainingRun(folder).lines()[0], evaluated.lines()[-1], evaluated.headline.words)
+    lines = (said.splitlines()[-1], TrainingRun(folder).lines()[1], evaluated.lines()[-1], evaluated.headline.words)
     assert all(text in line for line in lines for text in told)
     assert all("(95 %: " in line and "more than one split" not in line for line in lines)
 

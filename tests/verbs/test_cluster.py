@@ -88,6 +88,7 @@ def test_rows_and_figures_are_those_of_one_process(
     outcome = vitkit("predict", "model", "photos", *flags, "--cluster", "ray", "-o", "rows.parquet")
     rejected = sum(row.is_rejected for row in whole.values())
     words = f"22 images (1 unreadable, {rejected} rejected), eager, float32, on a Ray cluster: rows.parquet\n"
+    words += f"{21 - rejected} answered, {1 + rejected} to look at.\n"
     assert outcome.code == 1 and outcome.out.endswith(words)
     rows = [row for file in Path("rows.parquet").iterdir() for row in pq.read_table(file).to_pylist()]
     assert len(rows) == 22 and len({row["path"] for row in rows}) == 22

@@ -28,7 +28,8 @@ def test_function_and_command_agree_and_count(command: Any, leaks: Path, tmp_pat
     found = vitkit.doctor(leaks, tmp_path / "ours.html", preprocess="fit=pad")
     said = command("doctor", leaks, "--preprocess", "fit=pad", "-o", tmp_path / "theirs.html")
     assert said.out == "".join(f"{line}\n" for line in found.lines()).replace("ours.html", "theirs.html")
-    assert (said.code, said.err, found.is_trustworthy) == (1, "", False)
+    assert (said.code, said.err, found.is_trustworthy) == (1, f"Next: open {tmp_path / 'theirs.html'}\n", False)
+    assert said.out.splitlines()[-1].endswith(" to mend first: results would be wrong.")
     assert "train/cat/ramp.png = val/cat/ramp.jpg (near)" in said.out
     assert "train/cat/both.png = train/dog/both.png" in said.out
     assert (tmp_path / "ours.html").read_bytes() == (tmp_path / "theirs.html").read_bytes()
@@ -49,8 +50,8 @@ def test_function_and_command_agree_and_count(command: Any, leaks: Path, tmp_pat
 
 def test_a_healthy_folder_and_one_with_warnings_exit_with_0(command: Any, healthy: Path, tmp_path: Path) -> None:
     outcome = command("doctor", healthy)
-    assert (outcome.code, outcome.err) == (0, "")
-    assert outcome.out.splitlines()[-1] == "nothing wrong was found"
+    assert (outcome.code, outcome.err) == (0, f"Next: vitkit train {healthy}\n")
+    assert outcome.out.splitlines()[-1] == "Ready to train: nothing wrong was found."
     found = vitkit.doctor(healthy, tmp_path / "page.html")
     assert repr(found).startswith(f"<doctor: {healthy}: 22 images in 2 classes, {healthy}")
     assert "Nothing wrong was found" in found._repr_html_()

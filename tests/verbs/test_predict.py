@@ -55,7 +55,7 @@ def test_function_and_command_write_the_same_file(
     found = package.predict(model, photos, out=own, **values)
     outcome = vitkit("predict", model, photos, *flags, "-o", other)
     assert own.read_bytes() == other.read_bytes()
-    assert outcome.out == f"{found.lines()[0].removesuffix(str(own))}{other}\n"
+    assert outcome.out == f"{found.lines()[0].removesuffix(str(own))}{other}\n{found.lines()[1]}\n"
     in_memory = package.predict(str(model), [str(photos)], **values)
     assert (len(found), found.is_whole) == (len(in_memory), in_memory.is_whole) == (4, False)
     for row, kept in zip(found, in_memory, strict=True):

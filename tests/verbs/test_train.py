@@ -57,9 +57,12 @@ def test_the_result_is_what_the_folder_holds(trained: Path, data: Path) -> None:
         rows = list(csv.DictReader(file))
     assert len(rows) == numbers["images"]
     assert sum(row["label"] == row["predicted"] for row in rows) / len(rows) == numbers["accuracy"]
-    assert run.lines() == [f"{run.headline.words}; report: {trained / 'report.html'}"]
-    assert repr(run) == f"<TrainingRun: {run.lines()[0]}>"
+    verdict, headline = run.lines()
+    assert verdict.startswith("Right for ") and verdict.endswith(".")
+    assert headline == f"{run.headline.words}; report: {trained / 'report.html'}"
+    assert repr(run) == f"<TrainingRun: {headline}>"
     page = run._repr_html_()
+    assert verdict in page and run.headline.words in page
     assert f"{run.evaluation['loss']:.4f}" in page
     assert page.count("<tr>") == 7  # the head, and every figure of an evaluation
 
@@ -91,7 +94,8 @@ def test_a_run_whose_classes_were_chosen_on_its_images_says_so(trained: Path, tm
     numbers = json.loads((folder / "evaluation.json").read_text())
     changed = numbers | {"split": "val", "chosen_on": ["the epoch"], "task": "multi"}
     (folder / "evaluation.json").write_text(json.dumps(changed))
-    (line,) = TrainingRun(folder).lines()
+    verdict, line = TrainingRun(folder).lines()
+    assert verdict.startswith("All classes right for ")
     assert line.startswith("exact match ")
     assert "6 val images (validation, flattered by selection: chosen on these images: the epoch)" in line
 
@@ -101,7 +105,7 @@ def test_a_cross_validation_has_the_runs_of_its_folds(data: Path, tmp_path: Path
     assert [fold.folder.name for fold in run.folds] == ["fold-1", "fold-2"]
     assert run.accuracy == pytest.approx(sum(fold.accuracy for fold in run.folds) / 2)
     bounds = interval_text(run.evaluation["accuracy"]["interval_95"])
-    assert run.lines()[0].startswith(
+    assert run.lines()[1].startswith(
         f"accuracy {run.accuracy:.4f} (95 %: {bounds}) over 2 folds, on 36 test images (of the folds' models; "
     )
     assert [row["fold"] for row in run.rows()] == [1, 2, "final"]
@@ -160,16 +164,17 @@ def test_a_run_says_what_it_does_and_nothing_else(data: Path, trained: Path, tmp
         [warm.vitkit(), "train", data, *runs.FLAGS, "--out", "run"],
         cwd=tmp_path, env=runs.environment(), capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
+    report, folder = Path("run", "report.html"), "run"
+    assert (done.returncode, done.stderr) == (0, f"Next: open {report}, or vitkit predict {folder} PHOTOS\n")
     starts = ["vitkit ", "folders read as classes: 3", "3 classes; images: 27 train, 3 val, 6 test"]
     starts += ["3 epochs of 4 steps in float32", *(f"epoch   {epoch}/3  train_loss " for epoch in (1, 2, 3))]
     starts += ["unknown images are recognised by "]
     starts += ["trained in float32, evaluated in bfloat16"] if best_precision("cpu") == "bfloat16" else []
-    starts += ["temperature ", "accuracy "]
+    starts += ["temperature ", "Right for ", "accuracy "]
     lines = done.stdout.splitlines()
     assert len(lines) == len(starts), done.stdout
     assert [line for line, start in zip(lines, starts, strict=True) if not line.startswith(start)] == []
-    assert lines[-1].endswith(f"report: {Path('run', 'report.html')}")
+    assert lines[-1].endswith(f"report: {report}")
     assert [line.partition("  ")[2] for line in (tmp_path / "run" / "log.txt").read_text().splitlines()] == lines
     runs.assert_same_weights(tmp_path / "run", trained)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import os
 import re
 import shlex
 import sys
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 import typer
 
 import vitkit
-from vitkit.cli.say import HARMLESS, Bar, remark, say, show
+from vitkit.cli.say import HARMLESS, Bar, remark, say, show, show_next
 from vitkit.errors import Interrupted, ShortageError, VitkitError
 from vitkit.system.files import to_json
 from vitkit.text.arguments import SPEAKS_OF_FLAGS, Only, Options, alternatives, help_of, hints_of
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _Function = Callable[..., Any]
 _Values = dict[str, Any]
 _FIGURES = {"as_json": "Print the figures as JSON."}
+_RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # not 0 where others than the main process train
 _EVERYTHING = {"as_json": "Print everything as JSON."}
 
 
@@ -144,7 +146,9 @@ def _train(function: _Function, values: _Values, *, dry_run: bool, price: float 
             raise VitkitError(
                 "cli.option-missing", f"{'--json' if price is None else '--price'} belongs to --dry-run: add it"
             )
-        _silent(function, values)
+        result = _call(function, values)
+        if all(os.environ.get(name, "0") == "0" for name in _RANKS):
+            show_next(result)  # the function printed the other lines itself
         return
     for name in ("resume", "data_root"):
         if values.pop(name, None):

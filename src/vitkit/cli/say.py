@@ -90,6 +90,11 @@ def show(result: Result, *, as_json: bool) -> None:
         return
     for line in result.lines():
         say(line)
+    show_next(result)
+
+
+def show_next(result: Result) -> None:
+    """Print what to do with a result on stderr, if there is anything."""
     if result.next_step:
         remark(f"Next: {result.next_step}", file=sys.stderr)
 

@@ -310,9 +310,9 @@ def _result(folder: Path, figures: dict[str, Any]) -> Result:
     (best,) = (model for model in models if model["name"] == figures["best"]["model"])
     caveats = f" ({'; '.join(best['caveats'])})" if best["caveats"] else ""
     counted, seeds = plural(len(models), "model", "models"), plural(len(figures["seeds"]), "seed", "seeds")
-    first = f"{counted} on {figures['data']}: {images}, {seeds}"
+    about = f"{counted} on {figures['data']}: {images}, {seeds}"
     shown = [list(HEADINGS.values()), *map(cells, models)]
-    first = f"{verdict_of(figures, {model['name']: model['name'] for model in models}).sentence}. {first}"
+    verdict = verdict_of(figures, {model["name"]: model["name"] for model in models}).sentence
     last = f"{summary[0]}, on {images}{caveats}; page: {folder / PAGE}"
     facts = {"folder": folder, "figures": figures, "models": models, "pairs": figures["pairs"]}
     run = shlex.quote(str(folder / best["runs"][-1]["folder"]))
@@ -320,16 +320,17 @@ def _result(folder: Path, figures: dict[str, Any]) -> Result:
     def html() -> str:
         body = [[escape(cell) for cell in cells(model)] for model in models]
         said = "".join(f"<p>{escape(line)}</p>" for line in [*summary, *verdicts, *figures["findings"]])
-        return f"<p>{escape(first)}</p>{table(body, list(HEADINGS.values()))}{said}"
+        return f"<p>{escape(verdict)}. {escape(about)}</p>{table(body, list(HEADINGS.values()))}{said}"
 
     return Result(
         "compare",
-        [first, *aligned(shown), "", *summary[1:], *verdicts, *figures["findings"], last],
+        [about, *aligned(shown), "", *summary[1:], *verdicts, *figures["findings"], f"{verdict}.", last],
         facts | {"report": folder / PAGE, "verdicts": verdicts, "summary": summary},
         json=figures,
         rows=rows,
         pictures=pictures_of(models),
         html=html,
+        summary=f"{verdict}. {about}",
         next_step=f"open {folder / PAGE}, or vitkit predict {run} PHOTOS",
     )
 

@@ -107,6 +107,7 @@ def cross_validate(conclude: Sequence[Callable[[Run], None]], run: Run) -> None:
     if run.team.is_main:
         write_json(run.folder / FOLDS, stored)
         _write_report(run.folder / REPORT, recipe, figures, stored)
+        say(f"{verdict_of(stored).sentence}.")
         say(f"{headline_of(stored).words}; report: {run.folder / REPORT}")
 
 

@@ -65,7 +65,7 @@ def doctor(
         >>> import vitkit
         >>> checkup = vitkit.doctor("digits")
         >>> checkup.is_trustworthy, checkup.rows()[0], checkup.lines()[-1]
-        (True, {'class': '0', 'images': 178}, 'nothing wrong was found')
+        (True, {'class': '0', 'images': 178}, 'Ready to train: nothing wrong was found.')
 
     On the command line: `vitkit doctor digits`, or `vitkit doctor photos --against runs/digits-1`.
 
@@ -157,14 +157,17 @@ def doctor(
         diagnosis = examine(table, pixels)
         if out is not None:
             write_checkup(out, diagnosis)
-    return _checkup(diagnosis, out)
+    named = [str(data), *([] if labels is None else ["--labels", str(labels)])]
+    named += [] if layout == "auto" else ["--layout", layout]
+    return _checkup(diagnosis, out, shlex.join(named))
 
 
-def _checkup(diagnosis: Diagnosis, out: Path | None) -> Result:
-    """Return the contents of a data set, and the findings, the worst first."""
+def _checkup(diagnosis: Diagnosis, out: Path | None, named: str) -> Result:
+    """Return the contents of a data set, and the findings, the worst first. `named` is the data with their flags."""
     from vitkit.data.storage import natural
     from vitkit.reporting.dataset_report import pictures_of, verdict_of_data
 
+    verdict = verdict_of_data(diagnosis)
     images, figures, pictures = diagnosis.table, diagnosis.to_dict(), pictures_of(diagnosis)
     about = f"{images.name}: {len(images)} images in {len(images.classes)} classes"
     sizes = (("width", "pixels"), ("height", "pixels"), ("aspect", "width / height"))
@@ -185,15 +188,16 @@ def _checkup(diagnosis: Diagnosis, out: Path | None) -> Result:
             f"median {figures[name]['median']:g} ({unit})"
             for name, unit in sizes
         ),
-        *(map(str, diagnosis.findings) if diagnosis.findings else ["nothing wrong was found"]),
+        *map(str, diagnosis.findings),
         *([f"with pictures: {out}"] if out is not None else []),
+        f"{verdict.sentence}{'' if diagnosis.findings else ': nothing wrong was found'}.",
     ]
-    verdict, data = verdict_of_data(diagnosis), shlex.quote(images.name)
-    lines.insert(0, f"{verdict.sentence}.")
     if verdict.level == "good":
-        next_step = f"vitkit train {data}"
+        next_step = f"vitkit train {named}"
     else:
-        next_step = f"vitkit doctor {data} --out check.html, which shows the pictures" if out is None else f"open {out}"
+        next_step = (
+            f"vitkit doctor {named} --out check.html, which shows the pictures" if out is None else f"open {out}"
+        )
 
     def html() -> str:
         from vitkit.text.pages import finding, image, table, to_png
@@ -202,7 +206,9 @@ def _checkup(diagnosis: Diagnosis, out: Path | None) -> Result:
         caption, draw = next(iter(pictures.items()))
         cells = [[escape(name), str(count)] for name, count in counts.items()]
         chart = image(caption, to_png(draw()), "png")
-        return f"<p>{escape(about)}</p>" + findings + chart + table(cells, ("class", "images"))
+        return (
+            f"<p>{escape(verdict.sentence)}. {escape(about)}</p>" + findings + chart + table(cells, ("class", "images"))
+        )
 
     return Result(
         "doctor",

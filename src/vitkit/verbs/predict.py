@@ -174,12 +174,18 @@ class Predictions(Result):
         return {**numbers, "computed": self.computed, **where}
 
     def lines(self) -> list[str]:
-        """Return one line with the counts and how the predictions were computed."""
+        """Return the counts with how the predictions were computed, and how many a person must look at."""
         rejected = f", {self.rejected} rejected" if self.form.columns.may_reject else ""
         rejected += "" if self.form.columns.rules.unknown is None else f", {self.unknown} of them as unknown"
         images = plural(self.images, "image", "images")
         where = "" if self.out is None else f": {self.place}"
-        return [f"{images} ({self.unreadable} unreadable{rejected}), {self.computed}{where}"]
+        return [f"{images} ({self.unreadable} unreadable{rejected}), {self.computed}{where}", *self._verdict()]
+
+    def _verdict(self) -> Iterator[str]:
+        # Where images may have no label: how many have one, and how many have none.
+        left = self.rejected + self.unreadable
+        if left or self.form.columns.may_reject:
+            yield f"{self.images - left:,} answered, {f'{left:,}' if left else 'none'} to look at."
 
     def _repr_html_(self) -> str:
         from vitkit.text.pages import table
@@ -191,7 +197,8 @@ class Predictions(Result):
             confidence = "" if row.confidence is None else f"{row.confidence:.4f}"
             rows.append([escape(row.path), escape(label), confidence])
         more = f"<p>... and {self.images - len(rows)} more</p>" if self.images > len(rows) > 0 else ""
-        return f"<p>{escape(self.lines()[0])}</p>" + table(rows, ("path", "label", "confidence")) + more
+        said = "".join(f"<p>{escape(line)}</p>" for line in self.lines())
+        return said + table(rows, ("path", "label", "confidence")) + more
 
 
 @check_arguments

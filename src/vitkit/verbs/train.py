@@ -159,17 +159,21 @@ class TrainingRun(Result):
         report = f"open {self.report}, or " if self.report.is_file() else ""
         return f"{report}vitkit predict {shlex.quote(str(self.folder))} PHOTOS"
 
+    def __repr__(self) -> str:
+        return f"<TrainingRun: {self.lines()[-1]}>"
+
     def _repr_html_(self) -> str:
         from vitkit.evaluation.registry import METRICS
         from vitkit.text.pages import table
 
         if not (self.folder / EVALUATION).is_file() and not self.folds:
-            return f"<p>{escape(self.lines()[0])}</p>"
+            return f"<p>{escape(self.lines()[-1])}</p>"
         shown = METRICS["multi" if self.evaluation.get("task") == "multi" else "single"]
         counted = {} if self.folds else counted_figures(self.evaluation)
         figures = {name: counted[name] for name in shown if name in counted}
         rows = [[escape(name), f"{value:.4f}"] for name, value in figures.items() if value is not None]
-        return f"<p>{escape(self.lines()[0])}</p>" + (table(rows, ("figure", "value")) if rows else "")
+        said = "".join(f"<p>{escape(line)}</p>" for line in self.lines())
+        return said + (table(rows, ("figure", "value")) if rows else "")
 
 
 @check_arguments

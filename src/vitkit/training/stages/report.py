@@ -8,7 +8,7 @@ from functools import partial
 from vitkit.data.splits import SPLITS
 from vitkit.evaluation import label_errors
 from vitkit.evaluation.figures import describe
-from vitkit.evaluation.headline import BY_FOLDS, describe_labels, headline_of
+from vitkit.evaluation.headline import BY_FOLDS, describe_labels, headline_of, verdict_of
 from vitkit.evaluation.metrics import MultiEvaluation
 from vitkit.explanation import can_explain
 from vitkit.explanation.explanation import explain_mistake
@@ -63,6 +63,7 @@ def report(run: Run) -> None:
         explained=explained,
     )
     loss = "" if numbers["loss"] is None else f" ({numbers['loss']:.4f} log loss)"
+    run.say(f"{verdict_of(numbers).sentence}.")
     run.say(f"{headline_of(numbers).words}{loss}; report: {run.folder / REPORT}")
 
 
