@@ -21,7 +21,7 @@ import runs
 import vitkit as package
 import warm
 from vitkit.cli import function_of
-from vitkit.cli.app import OTHER_COMMANDS, VERBS
+from vitkit.cli.app import GROUPS, OTHER_COMMANDS, VERBS
 from vitkit.cli.commands import SET_ONLY
 from vitkit.text.arguments import hints_of
 from vitkit.training import Recipe
@@ -37,7 +37,9 @@ def test_the_version_the_help_and_words_that_are_no_commands(vitkit: Any) -> Non
     for flag in ("--help", "-h"):
         outcome = vitkit(flag)
         assert outcome.code == 0
-        assert all(f" {verb} " in outcome.out for verb in VERBS)
+        assert all(len(re.findall(rf"^  {verb} ", outcome.out, re.M)) == 1 for verb in VERBS)
+        assert [outcome.out.index(f"{title}:") for title in GROUPS] == sorted(map(outcome.out.index, GROUPS))
+        assert "More:" not in outcome.out, "every command has its group"
     outcome = vitkit()
     assert "Usage: vitkit" in outcome.out + outcome.err
     assert "'vitkit[studio]'" in " ".join(vitkit("studio", "--help").out.split())

@@ -430,7 +430,8 @@ def test_strange_names_go_through_a_pipe_and_a_resume(vitkit: Any, trained: Path
         shutil.copy(f"photos/red/img{i}.png", here / "odd" / name)
     command = [warm.vitkit(), "predict", trained, "odd", *EXACT]
     done = subprocess.run(command, env=runs.environment(), capture_output=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (1, b"5 images (2 unreadable), eager, float32\n3 answered, 2 to look at.\n")
+    last = b"5 images (2 unreadable), eager, float32\n3 answered, 2 to look at.\n"
+    assert (done.returncode, done.stderr) == (1, last)
     assert done.stdout == cut_short(vitkit, trained, "odd", rows=2)
     assert vitkit("predict", trained, "odd", "-o", "out.csv", "--resume", "--pictures", "drawn").code == 1
     assert done.stdout == Path("out.csv").read_bytes()
