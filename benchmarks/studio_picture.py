@@ -23,7 +23,7 @@ from playwright.sync_api import sync_playwright
 import vitkit
 
 DOCS = Path(__file__).parents[1] / "docs"
-WINDOW = {"width": 1400, "height": 875}
+WINDOW = {"width": 1200, "height": 750}
 KINDS = {  # petals, centre, and how many petals
     "anemone": ("white", "black", 6),
     "cornflower": ("slateblue", "indigo", 11),
@@ -123,7 +123,7 @@ if __name__ == "__main__":
         explained.save(DOCS / "live" / "attention.html")
         explained.save(DOCS / "live" / "attention.webp")
         shorten_film(DOCS / "live" / "attention.webp")
-        keep(picture(run.report), "live/report.png")
+        keep(picture(DOCS / "live" / "report.html"), "live/report.png")
         keep(studio(folder), "pictures/studio.png")
     for name in (*MOST, "live/report.png", "pictures/studio.png"):
         size = (DOCS / name).stat().st_size

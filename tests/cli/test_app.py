@@ -38,7 +38,8 @@ def test_the_version_the_help_and_words_that_are_no_commands(vitkit: Any) -> Non
         outcome = vitkit(flag)
         assert outcome.code == 0
         assert all(len(re.findall(rf"^  {verb} ", outcome.out, re.M)) == 1 for verb in VERBS)
-        assert [outcome.out.index(f"{title}:") for title in GROUPS] == sorted(map(outcome.out.index, GROUPS))
+        places = [outcome.out.index(f"\n{title}:\n") for title in GROUPS]
+        assert places == sorted(places)
         assert "More:" not in outcome.out, "every command has its group"
     outcome = vitkit()
     assert "Usage: vitkit" in outcome.out + outcome.err

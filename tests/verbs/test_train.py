@@ -115,10 +115,15 @@ def test_a_cross_validation_has_the_runs_of_its_folds(data: Path, tmp_path: Path
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, Any], Any, dict[str, Any]]]:
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[dict[str, Any], Any, dict[str, Any]]]:
     """What the command asks of `run.train`, which is not run."""
     calls: list[tuple[dict[str, Any], Any, dict[str, Any]]] = []
-    monkeypatch.setattr(run, "train", lambda recipe, out, **options: calls.append((recipe, out, options)))
+
+    def train(*asked: Any, **options: Any) -> Path:
+        calls.append((*asked, options))
+        return tmp_path / "run"
+
+    monkeypatch.setattr(run, "train", train)
     return calls
 
 
@@ -226,7 +231,7 @@ def test_a_run_imitates_another_and_needs_it_to_go_on(vitkit: Any, data: Path, t
     vitkit("train", data, *flags, "--out", teacher, "--force").refused("training.out-overwrites", str(teacher))
     runs.assert_same_weights(teacher, trained)
     done = vitkit("train", data, *flags, "--distillation", "soft", "--out", out)
-    assert (done.code, done.err) == (0, "")
+    assert (done.code, done.err) == (0, f"Next: open {out / 'report.html'}, or vitkit predict {out} PHOTOS\n")
     assert load(out).provenance["teacher"]["name"] == teacher.name
     assert vitkit("train", "--resume", out).code == 0
     shutil.rmtree(teacher)
