@@ -72,7 +72,7 @@ def write_checkup(path: Path, diagnosis: Diagnosis) -> None:
         name=without_place(images.name),
         verdict=verdict_of_data(diagnosis),
         figure=f"{len(images):,}",
-        beside=f"images in {plural(len(images.classes), 'class', 'classes')}",
+        beside=f"{len(images):,} images in {plural(len(images.classes), 'class', 'classes')}",
         layout=images.layout,
         findings=diagnosis.findings,
         copies=copies,
