@@ -152,6 +152,17 @@ def test_every_field_of_the_recipe_but_the_data_can_be_set(vitkit: Any, asked: l
     assert asked[0][0] == Recipe(data=str(tmp_path))
 
 
+def test_only_the_main_process_says_what_comes_next(
+    vitkit: Any, asked: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert vitkit("train", tmp_path).err == f"Next: vitkit predict {tmp_path / 'run'} PHOTOS\n"
+    for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"):
+        with monkeypatch.context() as change:
+            change.setenv(name, "1")
+            assert vitkit("train", tmp_path).err == ""
+    assert len(asked) == 4
+
+
 @pytest.mark.parametrize("extra", ["photos", "--epochs 5", "--out x", "--recipe digits"])
 def test_resume_takes_no_other_flags(vitkit: Any, trained: Path, extra: str) -> None:
     vitkit("train", *extra.split(), "--resume", trained).refused("verbs.option-conflict", "--resume")
