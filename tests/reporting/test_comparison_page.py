@@ -9,7 +9,7 @@ import pytest
 
 from vitkit.experiments import HEADINGS, cells
 from vitkit.reporting import write_comparison
-from vitkit.reporting.comparison import by_compute, verdict_of
+from vitkit.reporting.comparison import by_compute, verdict_of_comparison
 from vitkit.text.verdict import Verdict
 
 NAMES = ("vit_<tiny>@weights of mine.pth", "_resnet18")
@@ -106,7 +106,7 @@ def test_the_verdict_names_a_model_only_if_it_is_better(
         for a, b, difference, p, trained in pairs
     ]
     names = {name: name for name in "abc"}
-    assert verdict_of({"best": {"model": "a"}, "pairs": told}, names) == Verdict(level, sentence)
+    assert verdict_of_comparison({"best": {"model": "a"}, "pairs": told}, names) == Verdict(level, sentence)
 
 
 @pytest.mark.parametrize("split", ["test", "val"])

@@ -294,8 +294,7 @@ def _conclude(plan: Plan, folder: Path, stress: Sequence[str]) -> Result:
 
 
 def _result(folder: Path, figures: dict[str, Any]) -> Result:
-    from vitkit.reporting import pictures_of
-    from vitkit.reporting.comparison import verdict_of
+    from vitkit.reporting import pictures_of, verdict_of_comparison
     from vitkit.text import table
 
     models, luck = figures["models"], figures["luck"]
@@ -312,7 +311,7 @@ def _result(folder: Path, figures: dict[str, Any]) -> Result:
     counted, seeds = plural(len(models), "model", "models"), plural(len(figures["seeds"]), "seed", "seeds")
     about = f"{counted} on {figures['data']}: {images}, {seeds}"
     shown = [list(HEADINGS.values()), *map(cells, models)]
-    verdict = verdict_of(figures, {model["name"]: model["name"] for model in models}).sentence
+    verdict = verdict_of_comparison(figures, {model["name"]: model["name"] for model in models}).sentence
     last = f"{summary[0]}, on {images}{caveats}; page: {folder / PAGE}"
     facts = {"folder": folder, "figures": figures, "models": models, "pairs": figures["pairs"]}
     run = shlex.quote(str(folder / best["runs"][-1]["folder"]))

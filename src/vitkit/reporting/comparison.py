@@ -77,7 +77,7 @@ def write_comparison(
     body = from_template(
         _TEMPLATE,
         data=figures["data"],
-        verdict=verdict_of(figures, short),
+        verdict=verdict_of_comparison(figures, short),
         figure=f"{100 * best['expected']:.1f} %",
         beside=f"expected accuracy of {best['model']}, {of} (95 %: {bounds})",
         legend=[(letter, name) for name, letter in short.items() if letter != name],
@@ -108,7 +108,7 @@ def write_comparison(
     write_page(path, f"Which model for {figures['data']}?", body)
 
 
-def verdict_of(figures: Mapping[str, Any], short: Mapping[str, str]) -> Verdict:
+def verdict_of_comparison(figures: Mapping[str, Any], short: Mapping[str, str]) -> Verdict:
     """Return which model to take; `figures` is the content of comparison.json, and `short` has names by model."""
     best = figures["best"]["model"]
     worse, as_trained, alike = list[Mapping[str, Any]](), list[Mapping[str, Any]](), list[str]()
