@@ -1,6 +1,7 @@
 """`vitkit explain --style paper`: Figure 6 of the paper, input and attention of many photographs."""
 
 import re
+from html import unescape
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def test_the_sheet_is_a_png_an_svg_and_a_pdf(classifier: Classifier, photographs
     svg = (tmp_path / "out" / "attention.svg").read_text(encoding="utf-8")
     assert svg.count("<image") == 2 * 4 and "</svg>" in svg
     assert (tmp_path / "out" / "attention.pdf").read_bytes().startswith(b"%PDF")
-    page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+    page = unescape((tmp_path / "out" / "index.html").read_text(encoding="utf-8"))
     assert page.index("as in the paper's Figure 6") < page.index("0.png")
     assert result.to_dict()["sheet"] == str(result.sheet)
 

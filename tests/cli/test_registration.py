@@ -101,7 +101,7 @@ def test_a_named_data_set_is_one_module_and_one_row(place: Path) -> None:
 
 _CHECKPOINT = """
 import numpy as np, torch
-from vitkit.weights.formats.export import settled
+from vitkit.weights.formats.export import calibrated_tensors
 from vitkit.weights.formats import CheckpointFormat, register
 from vitkit.weights.layout import Layout, same
 
@@ -116,7 +116,7 @@ def recognise(checkpoint):
 
 def write(classifier, destination):
     with destination.open("wb") as file:
-        np.savez(file, **{f"toy/{name}": tensor.numpy() for name, tensor in settled(classifier).items()})
+        np.savez(file, **{f"toy/{name}": tensor.numpy() for name, tensor in calibrated_tensors(classifier).items()})
 
 register(CheckpointFormat("toy", "nobody's", __name__, __name__, (".box",), pixels={"toymaker": "PIXELS"}))
 """
