@@ -1,5 +1,6 @@
 """Folders that take seconds to make, made once for all processes that run tests."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,10 +12,11 @@ root = Path()  # conftest.py sets it: a folder of this run of the tests, which i
 def once(name: str, make: Callable[[Path], object]) -> Path:
     """The folder or file that `make` writes at the path it is given; tests may read but not change it.
 
-    The process that asks first makes it, while others that ask wait.
+    The process that asks first makes it, while others that ask wait. Names are those of the file that asks: two files
+    may use the same.
     """
-    place = root / name
-    complete = root / f"{name}.made"
+    name = f"{Path(sys._getframe(1).f_code.co_filename).stem}-{name}"
+    place, complete = root / name, root / f"{name}.made"
     with FileLock(root / f"{name}.lock"):
         if not complete.exists():
             make(place)

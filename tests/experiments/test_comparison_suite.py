@@ -234,9 +234,13 @@ def test_a_worker_that_is_busy_stops_in_good_order(worker_of: Callable[[str], Wo
 
 def test_a_worker_tells_a_training_that_is_past_help_from_one_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
     job = ComparisonJob("a", 0, 1.0, 1, {}, "runs/a")
-    for error, is_past_help in ((DivergedError("no"), True), (VitkitError("no"), False)):
+    for error, is_past_help in ((DivergedError("no"), True), (VitkitError("data.class-single", "no"), False)):
         monkeypatch.setattr(comparison_job, "make", Mock(side_effect=error))
-        assert _make((job, Path("out"))) == {"error": "no", "is_past_help": is_past_help}
+        assert _make((job, Path("out"))) == {
+            "error": "no",
+            "code": error.code,
+            "is_past_help": is_past_help,
+        }
 
 
 def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

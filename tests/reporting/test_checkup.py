@@ -78,7 +78,7 @@ def test_the_verdict_counts_what_comes_first(
 ) -> None:
     plain = examine(read_source(folder(tmp_path / "photos", {"a": 3, "b": 3})))
     diagnosis = replace(plain, findings=tuple(Finding(severity, "told") for severity in severities))
-    assert checkup.verdict_of(diagnosis) == Verdict(level, sentence)
+    assert checkup.verdict_of_data(diagnosis) == Verdict(level, sentence)
     write_checkup(tmp_path / "page.html", diagnosis)
     html = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert f'data-level="{level}" aria-label="Verdict"' in html and f'<p class="sentence">{sentence}</p>' in html

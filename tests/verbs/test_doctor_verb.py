@@ -29,7 +29,7 @@ def test_function_and_command_agree_and_count(command: Any, leaks: Path, tmp_pat
     said = command("doctor", leaks, "--preprocess", "fit=pad", "-o", tmp_path / "theirs.html")
     assert said.out == "".join(f"{line}\n" for line in found.lines()).replace("ours.html", "theirs.html")
     assert (said.code, said.err, found.is_trustworthy) == (1, f"Next: open {tmp_path / 'theirs.html'}\n", False)
-    assert said.out.splitlines()[-1].endswith(" to mend first: results would be wrong.")
+    assert said.out.splitlines()[-1].endswith(" to solve first, or results are wrong.")
     assert "train/cat/ramp.png = val/cat/ramp.jpg (near)" in said.out
     assert "train/cat/both.png = train/dog/both.png" in said.out
     assert (tmp_path / "ours.html").read_bytes() == (tmp_path / "theirs.html").read_bytes()
@@ -185,7 +185,7 @@ class Page(HTMLParser):
         for tag, attributes in self.tags:
             if tag == "img":
                 kind, _, content = str(attributes["src"]).partition(";base64,")
-                assert kind in ("data:image/png", "data:image/jpeg")
+                assert kind in ("data:image/png", "data:image/jpeg", "data:image/webp")
                 picture = Image.open(io.BytesIO(base64.b64decode(content)))
                 assert kind.endswith(str(picture.format).lower())
                 found[str(attributes["alt"])] = picture

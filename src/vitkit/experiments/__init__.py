@@ -12,15 +12,8 @@ from vitkit.system import lazily
 
 if TYPE_CHECKING:
     from vitkit.experiments.compare import HEADINGS, cells
-    from vitkit.experiments.comparison_figures import (
-        CHANGES,
-        RunPredictions,
-        at_one_size,
-        changed,
-        findings_of,
-        variants,
-    )
-    from vitkit.experiments.comparison_figures import verdict
+    from vitkit.experiments.comparison_figures import CHANGES, RunPredictions, at_one_size, changed
+    from vitkit.experiments.comparison_figures import findings_of, variants, verdict
     from vitkit.experiments.comparison_plan import ComparisonJob, Plan
     from vitkit.experiments.comparison_request import GRID, STRESSES, stresses_of
     from vitkit.experiments.judging import ComparisonImages, subject_of
