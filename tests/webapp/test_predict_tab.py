@@ -299,7 +299,7 @@ def test_a_folder_is_dropped_and_corrected(place: Workspace, browser: Browser) -
         page.get_by_role("heading", name="photographs-1, by first").wait_for(timeout=60_000)
         rows = page.locator("li[data-row]")
         assert rows.count() == 3
-        page.wait_for_function("[...document.querySelectorAll('li img')].some((image) => image.naturalWidth)")
+        page.wait_for_function("() => [...document.querySelectorAll('li img')].some((image) => image.naturalWidth)")
         verdict = page.get_by_role("region", name="Verdict")
         verdict.get_by_text("0 sure, 3 to look at").wait_for()
         rows.get_by_role("button", name="x_1.png").click()

@@ -329,7 +329,7 @@ def test_the_tab_shows_what_is_clicked_and_labels(place: Workspace, browser: Bro
         cell.click()
         shown = page.locator("dialog[open] .card")
         assert shown.count() == int(cell.inner_text())
-        page.wait_for_function("[...document.querySelectorAll('dialog[open] img')].every((own) => own.naturalWidth)")
+        shown.locator("img").evaluate_all("(images) => Promise.all(images.map((own) => own.decode()))")
         shown.first.click()
         assert page.locator("dialog[open]").count() == 2
         enlarged = page.locator("dialog[open]").last
