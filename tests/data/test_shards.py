@@ -661,3 +661,21 @@ def test_object_storage(data: Path, shards: Path, tmp_path: Path, monkeypatch: p
         server.kill()
         server.wait()
         _filesystem_of.cache_clear()
+
+
+def test_what_lacks_credentials_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoCredentialsError(Exception):  # as botocore's, which has no base class of Python's
+        pass
+
+    class Bucket:
+        asked = 0
+
+        def cat_file(self, address: str) -> bytes:
+            self.asked += 1
+            raise NoCredentialsError("Unable to locate credentials")
+
+    bucket = Bucket()
+    monkeypatch.setattr("vitkit.data.remote._filesystem", lambda _: bucket)
+    with refused("data.shards-unreadable"):
+        read_table("s3://bucket/nobody")
+    assert bucket.asked == 1

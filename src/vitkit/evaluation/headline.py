@@ -135,7 +135,7 @@ def _headline_of_folds(numbers: Mapping[str, Any]) -> Headline:
     # The mean over the folds of a cross-validation, with the caveats of every fold.
     mean, folds = numbers["accuracy"]["mean"], [headline_of(fold) for fold in numbers["folds"]]
     if "interval_95" in numbers["accuracy"]:
-        low, high = numbers["accuracy"]["interval_95"]
+        low, high = numbers["accuracy"]["interval_95"] or (0.0, 1.0)
     else:
         margin = numbers["accuracy"]["margin_95"]
         low, high = max(mean - margin, 0.0), min(mean + margin, 1.0)
@@ -144,24 +144,29 @@ def _headline_of_folds(numbers: Mapping[str, Any]) -> Headline:
         every = plural(final["images"], "image", "images")
         text = f"of the folds' models; the final model was trained on all {every}, so none is left to test it"
         caveats.insert(0, Caveat("of_folds", text))
+    images, groups = (sum(fold.get(name, 0) for fold in numbers["folds"]) for name in ("images", "independent_groups"))
+    together = {"images": images, "independent_groups": groups, "baseline": _majority_of_folds(numbers)}
+    return Headline(
+        figure=folds[0].figure,
+        value=mean,
+        interval=None if mean is None else (low, high),
+        images=sum(fold.images for fold in folds),
+        split=folds[0].split,
+        caveats=(*caveats, *_caveats_of_images(together, low)),
+        folds=len(folds),
+    )
+
+
+def _majority_of_folds(numbers: Mapping[str, Any]) -> dict[str, Any] | None:
+    # The most frequent label of all folds, and the accuracy of always answering it.
     labels = Counter[str]()  # the number of images of each label in all folds
     for fold in numbers["folds"]:
         if "confused" in fold and fold.get("images"):  # one class for each image, and not all of them were seen
             labels.update({name: row["support"] for name, row in fold["per_class"].items()})
         elif baseline := fold.get("baseline"):  # of sets of classes, only the most frequent one of each fold is known
             labels[baseline["label"]] += round(baseline["accuracy"] * fold["images"])
-    images, groups = (sum(fold.get(name, 0) for fold in numbers["folds"]) for name in ("images", "independent_groups"))
-    majority = next(({"label": label, "accuracy": count / images} for label, count in labels.most_common(1)), None)
-    together = {"images": images, "independent_groups": groups, "baseline": majority}
-    return Headline(
-        figure=folds[0].figure,
-        value=mean,
-        interval=(low, high),
-        images=sum(fold.images for fold in folds),
-        split=folds[0].split,
-        caveats=(*caveats, *_caveats_of_images(together, low)),
-        folds=len(folds),
-    )
+    images = sum(fold.get("images", 0) for fold in numbers["folds"])
+    return next(({"label": label, "accuracy": count / images} for label, count in labels.most_common(1)), None)
 
 
 def _seen(numbers: Mapping[str, Any]) -> int:
@@ -245,7 +250,10 @@ def images_in_words(count: int, split: str) -> str:
     return plural(count, f"{what}image", f"{what}images")
 
 
-_CAREFUL = frozenset({"chosen_on", "of_folds", "relabelled", "missing", "changed", "groups", "baseline", "seen"})
+# Caveats that must be read. Of most weights nothing is recorded of what they had seen, so that is none of them.
+_CAREFUL = frozenset(
+    {"chosen_on", "of_folds", "relabelled", "missing", "changed", "unreadable", "groups", "baseline", "seen"}
+)
 _WIDE = 0.2  # an interval of 20 points says little
 _OFTEN = 0.2  # the share of all mistakes from which on a pair of classes is named
 
@@ -263,18 +271,23 @@ def verdict_of(numbers: Mapping[str, Any]) -> Verdict:
     right = "All classes right for" if quoted.figure == "exact match" else "Right for"
     words = f"{right} {share_in_words(quoted.value, quoted.images)} photographs"
     low, high = quoted.interval or (0.0, 1.0)
-    baseline = counted_figures(numbers).get("baseline") or numbers.get("baseline")
+    if isinstance(numbers["accuracy"], Mapping):
+        baseline, mistakes = _majority_of_folds(numbers), 0
+    else:
+        counted = counted_figures(numbers)
+        baseline = counted.get("baseline") or numbers.get("baseline")
+        mistakes = round((1 - (counted.get("accuracy") or 0.0)) * counted.get("images", 0))
     if "trained_on" in kinds:
         return Verdict("problem", f"{words}, but it learned from these, so test it on others")
     if "problem" in kinds:
         return Verdict("problem", f"{words}, but the data have a problem to solve first")
     if "baseline" in kinds and baseline and baseline["accuracy"] >= low:
-        return Verdict("problem", f"{words}, which is not clearly better than always answering {baseline['label']}")
+        return Verdict("problem", f"{words}, which is not clearly better than always answering {baseline['label']!r}")
     mixed = Counter[tuple[str, ...]]()
     for pair in numbers.get("confused", ()):
         mixed[tuple(sorted((pair["true"], pair["predicted"])))] += pair["count"]
     level: Level = "warning" if kinds & _CAREFUL or high - low > _WIDE else "good"
     (pair, count), *_ = mixed.most_common(1) or [((), 0)]
-    if count > 1 and count >= _OFTEN * mixed.total():
+    if count > 1 and count >= _OFTEN * mistakes:
         return Verdict(level, f"{words}; {' and '.join(pair)} are mixed up most often")
     return Verdict(level, words)

@@ -158,7 +158,7 @@ _FITS: dict[str, Callable[[Any], bool]] = {  # checks of other keys that are rea
     "intervals_95": lambda value: isinstance(value, dict) and all(map(_is_pair, value.values())),
     "confused": lambda value: (
         isinstance(value, list)
-        and all(isinstance(pair, dict) and {"true", "predicted"} <= pair.keys() for pair in value)
+        and all(isinstance(pair, dict) and {"true", "predicted", "count"} <= pair.keys() for pair in value)
     ),
 }
 

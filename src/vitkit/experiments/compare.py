@@ -330,7 +330,7 @@ def _result(folder: Path, figures: dict[str, Any]) -> Result:
         pictures=pictures_of(models),
         html=html,
         summary=f"{verdict}. {about}",
-        next_step=f"open {folder / PAGE}, or vitkit predict {run} PHOTOS",
+        next_step=f"open {shlex.quote(str(folder / PAGE))}, or vitkit predict {run} PHOTOS",
     )
 
 

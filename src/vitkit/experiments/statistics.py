@@ -122,7 +122,7 @@ class Family:
         """Errors of these trained models' accuracies that are due to the choice of the test images, (draws, M).
 
         This is the distribution of a bootstrap over units with normally distributed weights, the same ones for all
-        models, and with as many degrees of freedom as there are units. An smoothing unit for each model, which only
+        models, and with as many degrees of freedom as there are units. A smoothing unit for each model, which only
         this model classifies correctly, prevents errors of 0 if no prediction differs (Agresti and Min 2005).
         """
         rng, freedom = np.random.default_rng(0), max(self.units.count - 1, 1)

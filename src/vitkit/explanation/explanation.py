@@ -356,7 +356,8 @@ class Explanation:
 
     def _write_page(self, path: Path) -> None:
         best, _ = self.ranking[0]
-        sentence = f"The model sees {best}" if self.target == best else f"The model sees {best}, and here {self.target}"
+        sentence = f"The most probable class is {best}"
+        sentence += "" if self.target == best else f", and this page explains {self.target}"
         figure, name = f"{100 * self.probability:.1f} %", without_place(self.path or "")
         bars = "".join(
             f'<li><span>{escape(own)}</span><span class="number">{p:.4f}</span>{component("bar", p, own)}</li>'

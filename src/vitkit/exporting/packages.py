@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
 from vitkit.system.files import exclusive, replacing
+from vitkit.text.cells import plural
 from vitkit.text.pages import LOOK, script_data, source_hash
 
 if TYPE_CHECKING:
@@ -250,7 +251,10 @@ def _opening(name: str, card: Card, about: str, size: int) -> str:
     if unknown is not None and card.features:  # as `unknown.js` reads it
         points, nearest = unknown.neighbours.points, unknown.neighbours.nearest
         data["unknown"] = {"points": _bytes(points), "nearest": nearest, "known": _bytes(unknown.known)}
-    named = [*card.classes[:_NAMED], *([f"{more:,} more classes"] if (more := len(card.classes) - _NAMED) > 0 else [])]
+    named = [
+        *card.classes[:_NAMED],
+        *([plural(more, "more class", "more classes")] if (more := len(card.classes) - _NAMED) > 0 else []),
+    ]
     several = " A photograph may show several of them, or none." if card.thresholds is not None else ""
     described = (
         f'<details class="panel"><summary>About the model</summary><pre>{escape(about)}</pre></details>'

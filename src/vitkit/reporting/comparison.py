@@ -25,7 +25,7 @@ from vitkit.evaluation.headline import images_in_words
 from vitkit.reporting.plots import BLUE, GREY, ORANGE, STYLES, in_legend
 from vitkit.text.cells import interval_text, plural, sentence
 from vitkit.text.pages import address, from_template, new_figure, split_level, to_png, whole_numbers, write_page
-from vitkit.text.verdict import Verdict
+from vitkit.text.verdict import Level, Verdict
 
 _ABOUT = (
     "Accuracy, calibration error and log loss are means over seeds; the other figures are medians. Epochs and seconds "
@@ -35,7 +35,6 @@ _ABOUT = (
 )
 
 _TEMPLATE = Path(__file__).parent / "templates" / "comparison.html"
-_SIGNIFICANT = 0.05
 _SHORT = 18  # characters of the longest name that is not replaced by a letter
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _SIZE, _ROW = (4.9, 3.5), 0.22  # inches of a picture, and of a row of its legend
@@ -117,9 +116,9 @@ def verdict_of_comparison(figures: Mapping[str, Any], short: Mapping[str, str]) 
             other = pair["b"] if pair["a"] == best else pair["a"]
             difference = pair["difference"] if pair["a"] == best else -pair["difference"]
             found = {"name": short[other], "points": f"{100 * difference:.1f} points"}
-            if pair["p"] < _SIGNIFICANT and difference > 0:
+            if pair["better"]["recipe"] == best:
                 worse.append(found)
-            elif pair["trained"]["p"] < _SIGNIFICANT and difference > 0:
+            elif pair["better"]["trained"] == best:
                 as_trained.append(found)
             else:
                 alike.append(short[other])
@@ -128,13 +127,15 @@ def verdict_of_comparison(figures: Mapping[str, Any], short: Mapping[str, str]) 
         return Verdict("note", f"{name} was compared with nothing")
     if alike:
         quickest = "quickest" if len(alike) > 1 else "quicker"
-        names = f"{', '.join([name, *alike[:-1]])} and {alike[-1]}"
-        return Verdict("warning", f"{names} cannot be told apart: take the {quickest} of them, or more images")
+        others = f"{', '.join(alike[:-1])} and {alike[-1]}" if len(alike) > 1 else alike[0]
+        sentence = f"{name} cannot be told apart from {others}: take the {quickest} of them, or more images"
+        return Verdict("warning", sentence)
+    level: Level = "warning" if figures.get("findings") or figures.get("chosen_on") else "good"
     if len(worse) + len(as_trained) > 1:
-        return Verdict("good", f"Take {name}: it is better than all others{', as trained' if as_trained else ''}")
+        return Verdict(level, f"Take {name}: it is better than all others{', as trained' if as_trained else ''}")
     (other,) = [*worse, *as_trained]
     how = ", as trained," if as_trained else ""
-    return Verdict("good", f"{name} is better than {other['name']}{how} by {other['points']}")
+    return Verdict(level, f"{name} is better than {other['name']}{how} by {other['points']}")
 
 
 def _pairs(pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -129,9 +129,11 @@ def write_suspects(path: Path, title: str, suspects: Sequence[Suspect], files: S
     body = from_template(
         _TEMPLATES / "suspects.html",
         title=title,
-        verdict=Verdict("warning", f"{labels} to look at") if suspects else Verdict("good", "No label is doubtful"),
+        verdict=Verdict("warning", f"{labels} to look at") if suspects else Verdict("good", "No label to look at"),
         figure="",
-        beside=f"labels contradict models that were trained on the other images{chance_in_words(suspects)}",
+        beside=f"labels contradict models that were trained on the other images{chance_in_words(suspects)}"
+        if suspects
+        else "",
         advice=advice,
         heading=f"Photographs, {more}",
         cells=cells,
@@ -184,7 +186,7 @@ def write_drift(
     sentence = "No: test the model on photographs like these" if differs else "No difference was found"
     body = from_template(
         _TEMPLATES / "drift.html",
-        verdict=Verdict("problem" if differs else "good", sentence),
+        verdict=Verdict("problem" if differs else "note", sentence),
         figure="",
         beside=f"{verdict}.",
         cells=[cell(picture, lines) for picture, (_, lines) in zip(pictures, unfamiliar, strict=True)],

@@ -528,7 +528,8 @@ def _unknown(numbers: Mapping[str, Any]) -> dict[str, Any] | None:
                 "another sort"
             )
         limits.append([row["kind"], f"{row['share']:.0%}", interval_text(row["bounds"]), noticed, basis])
-        bars.append({"kind": row["kind"], "noticed": 1 - row["share"], "share": f"{1 - row['share']:.0%}"})
+        words = f"{int(100 * (1 - row['share']))} % noticed (95 %: {1 - high:.0%} to {1 - low:.0%})"
+        bars.append({"kind": row["kind"], "noticed": 1 - row["share"], "words": words})
     sentence = "With --unknown, vitkit predict marks photographs that are unlike all that the model has learned from."
     if bars:
         sentence += f" If {1 - entry['accepted']:.0%} of known images may be marked, too, it notices:"

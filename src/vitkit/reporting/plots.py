@@ -42,6 +42,7 @@ _CYCLE = (BLUE, ORANGE, GREEN, "#D55E00", "#CC79A7", "#56B4E9", "#F0E442")
 STYLES = tuple((colour, line) for line in ("-", "--") for colour in (*_CYCLE, "black"))  # of lines in one picture
 _MOST_BARS = 100  # the numbers of more bars would overlap
 _MOST_LINES, _WORST = 12, 5
+_DASHES = ("-", "--", ":", "-.", (0, (5, 1)))
 _MARKERS = "osD^vP*X<>phd"
 _WIDE = 100  # ratio of two sizes from which only powers of 10 have a tick
 _NAMED = 30  # maximum number of class names among points
@@ -184,9 +185,12 @@ def ranking(
     curves = {i: each for i, each in by_class.items() if each.roc_auc is not None}
     by_precision = sorted(curves, key=lambda i: curves[i].average_precision)
     shown = list(curves) if len(curves) <= _MOST_LINES else by_precision[:_WORST]
+    drawn = Counter[int]()  # lines of each tone, which differ in their dashes
     for i in shown:
         area, tone = curves[i].roc_auc, i % len(TONES)
-        style: dict[str, Any] = {"color": TONES[tone], "linestyle": "-" if tone == i else "--", "linewidth": 1.6}
+        dashes = _DASHES[drawn[tone] % len(_DASHES)]
+        style: dict[str, Any] = {"color": TONES[tone], "linestyle": dashes, "linewidth": 1.6}
+        drawn[tone] += 1
         roc.plot(*roc_curve(labels == i, probabilities[:, i])[:2], label=f"{in_legend(classes[i])} {area:.3f}", **style)
         precision, recalled, _ = precision_recall_curve(labels == i, probabilities[:, i])
         label = f"{in_legend(classes[i])} {curves[i].average_precision:.3f}"

@@ -28,7 +28,7 @@ def share_in_words(share: float, count: int) -> str:
     """
     if share >= 1:
         return f"all {count:,}"
-    if share * count < 1:
+    if share * count < 1 - 1e-6:
         return f"none of {count:,}"
     for of in _OF:
         said = math.floor(share * of + 1e-9)

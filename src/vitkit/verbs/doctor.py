@@ -159,6 +159,7 @@ def doctor(
             write_checkup(out, diagnosis)
     named = [str(data), *([] if labels is None else ["--labels", str(labels)])]
     named += [] if layout == "auto" else ["--layout", layout]
+    named += ["--follow-links"] if follow_links else []
     return _checkup(diagnosis, out, shlex.join(named))
 
 
@@ -196,7 +197,9 @@ def _checkup(diagnosis: Diagnosis, out: Path | None, named: str) -> Result:
         next_step = f"vitkit train {named}"
     else:
         next_step = (
-            f"vitkit doctor {named} --out check.html, which shows the pictures" if out is None else f"open {out}"
+            f"to see the pictures, vitkit doctor {named} --out check.html"
+            if out is None
+            else f"open {shlex.quote(str(out))}"
         )
 
     def html() -> str:

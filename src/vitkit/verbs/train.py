@@ -156,7 +156,7 @@ class TrainingRun(Result):
     @property
     def next_step(self) -> str:  # type: ignore[override]
         """What to do with the model, with a command."""
-        report = f"open {self.report}, or " if self.report.is_file() else ""
+        report = f"open {shlex.quote(str(self.report))}, or " if self.report.is_file() else ""
         return f"{report}vitkit predict {shlex.quote(str(self.folder))} PHOTOS"
 
     def __repr__(self) -> str:

@@ -207,8 +207,11 @@ def _model_of(workspace: Workspace, run: str) -> dict[str, Any]:
     if run in workspace.model_names():
         with suppress(OSError, VitkitError, TypeError, KeyError):
             order = list(map(str, read_json(folder / DESCRIPTION)["classes"]))
-    tested = figures_in(folder).get("verdict", {"sentence": ""})["sentence"] if order else ""
-    return {"order": order, "tested": tested}
+    told = figures_in(folder) if order else {}
+    figures, verdict = told.get("figures", {}), told.get("verdict", {})
+    is_test = figures.get("accuracy") is not None and figures.get("split") != "val"
+    is_sound = is_test and verdict.get("level") != "problem"
+    return {"order": order, "tested": verdict["sentence"] if is_sound else ""}
 
 
 def _is_inside(workspace: Workspace, item: PredictionSet) -> bool:

@@ -69,6 +69,7 @@ def figures_in(folder: Path) -> dict[str, Any]:
         quoted, counted = headline_of(numbers), counted_figures(numbers)
         beside = {name: counted[name] for name in _BESIDE if name in counted}
         beside = {name: value["mean"] if quoted.folds else value for name, value in beside.items()}
+        verdict = asdict(verdict_of(numbers))
     except (OSError, VitkitError, TypeError, KeyError, AttributeError):
         return {}  # the file is just being written, or is damaged
     figures = {"figure": quoted.figure, "accuracy": quoted.value, **beside}
@@ -76,7 +77,7 @@ def figures_in(folder: Path) -> dict[str, Any]:
         "figures": {**figures, "images": quoted.images, "split": quoted.split},
         "interval": None if quoted.interval is None else list(quoted.interval),
         "caveats": [caveat.text for caveat in quoted.caveats],
-        "verdict": asdict(verdict_of(numbers)),
+        "verdict": verdict,
     }
 
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from vitkit.errors import VitkitError
 from vitkit.exporting import FORMATS, PACKAGES, RUNTIME_MEGABYTES, RUNTIME_URL, Format, Package
-from vitkit.model_folder import WEIGHTS, version_of
+from vitkit.model_folder import DESCRIPTION, WEIGHTS, version_of
 from vitkit.reporting import model_card_text
 from vitkit.system import read_json, write_json
 from vitkit.webapp.likeness import Background
@@ -37,18 +37,22 @@ def write_export(workspace: Workspace, run: str, to: str) -> dict[str, Any]:
         raise VitkitError("webapp.format-unknown", f"{to!r} is none of {', '.join(_KINDS)}")
     place = workspace.runs / EXPORTS
     place.mkdir(parents=True, exist_ok=True)
-    file = place / f"{run}{_KINDS[to].suffix}"
+    kind, file = _KINDS[to], place / f"{run}{_KINDS[to].suffix}"
+    before = _stamps(folder / WEIGHTS, folder / DESCRIPTION)
     result = vitkit.export(folder, to, file, force=True)
-    outcome, speeds = result.outcome, dict(result.outcome.images_per_s)
+    outcome, speeds, lines = result.outcome, dict(result.outcome.images_per_s), result.lines()[:-1]
+    rate = speeds.pop("file", None)
+    if isinstance(kind, Package) and kind.needs_runtime:  # the browser will compute the page, and that was not timed
+        rate, lines = None, [line for line in lines if "images per second" not in line]
     measured = {
         "compared_on": re.split(r" of | \(", result.compared_on)[0].replace(" val ", " validation "),
         "agreement": outcome.comparison.agreement,
         "lost": None if outcome.accuracy is None else outcome.accuracy.loss,
-        "per_second": speeds.pop("file", None),
+        "per_second": rate,
         "model_per_second": max(speeds.values(), default=None),
-        "lines": result.lines()[:-1],
+        "lines": lines,
     }
-    write_json(_record(file), {"stamps": _stamps(folder, file), "measured": measured})
+    write_json(_record(file), {"stamps": [*before, *_stamps(*_files(kind, file))], "measured": measured})
     return {"run": run, "to": to, **measured}
 
 
@@ -57,15 +61,20 @@ def _record(file: Path) -> Path:
     return file.with_name(f".{file.name}.measured")
 
 
-def _stamps(folder: Path, file: Path) -> list[str]:
-    return [stamp_of(folder / WEIGHTS), stamp_of(file)]
+def _stamps(*files: Path) -> list[str]:
+    return [stamp_of(file) for file in files]
 
 
-def _measured(folder: Path, file: Path) -> Any:
-    """Return what was measured when a model was exported; None if the model or the file has changed since."""
+def _files(kind: Format | Package, file: Path) -> list[Path]:
+    return [file] if isinstance(kind, Package) else list(kind.written(file))
+
+
+def _measured(folder: Path, kind: Format | Package, file: Path) -> Any:
+    """Return what was measured when a model was exported; None if the model or a file has changed since."""
     with suppress(OSError, VitkitError):
         kept = read_json(_record(file))
-        if kept.get("stamps") == _stamps(folder, file):
+        now = _stamps(folder / WEIGHTS, folder / DESCRIPTION, *_files(kind, file))
+        if isinstance(kept, dict) and kept.get("stamps") == now:
             return kept.get("measured")
     return None
 
@@ -75,10 +84,10 @@ def exported(workspace: Workspace, run: str) -> list[dict[str, Any]]:
     place, exports = workspace.runs / EXPORTS, []
     for kind in _KINDS.values():
         file = place / f"{run}{kind.suffix}"
-        files = [file] if isinstance(kind, Package) else kind.written(file)
+        files = _files(kind, file)
         if all(file.is_file() for file in files):
             listed = [{"name": file.name, "bytes": file.stat().st_size} for file in files]
-            exports.append({"to": kind.name, "files": listed, "measured": _measured(workspace.runs / run, file)})
+            exports.append({"to": kind.name, "files": listed, "measured": _measured(workspace.runs / run, kind, file)})
     return exports
 
 

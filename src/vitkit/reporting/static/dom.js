@@ -79,6 +79,11 @@ export function shareBar(share, place = -1) {
   return tint(svg("svg", { class: "bar", "aria-hidden": "true" }, svg("rect", { width: `${(100 * share).toFixed(1)}%`, height: "100%", rx: 4 })), place);
 }
 
+/** Whether two of these classes have the same colour. */
+export function coloursRepeat(places) {
+  return new Set(places.map((place) => place % TONES)).size < places.length;
+}
+
 /** The colours of classes, for drawings. */
 export function tones() {
   const probe = document.body.appendChild(el("i", { hidden: true }));

@@ -2,10 +2,9 @@
 //
 // Format: points [number of the image, x, y]. `pick(number of the image)`.
 
-import { choice, el, tint, tones } from "./dom.js";
+import { choice, coloursRepeat, el, tint, tones } from "./dom.js";
 import { photograph } from "./gallery.js";
 
-const MOST_NAMED = 12; // classes in the legend
 const EDGE = 14; // pixels round the points
 const REACH = 18; // pixels within which a point is meant
 
@@ -36,7 +35,7 @@ export class Embedding {
   }
 
   legend() {
-    if (this.classes.length > MOST_NAMED) return el("p", { class: "soft" }, "A ring around a point marks a mistake. Colours repeat.");
+    if (coloursRepeat(this.classes)) return el("p", { class: "soft" }, "A ring around a point marks a mistake. Colours repeat.");
     const marks = this.classes.map((number) => el("span", {}, tint(el("span", { class: "dot" }), number), this.images.classes[number]));
     return el("p", { class: "key" }, ...marks, el("span", {}, el("span", { class: "dot ring" }), "mistake"));
   }

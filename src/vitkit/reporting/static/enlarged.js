@@ -13,6 +13,7 @@ export class Enlarged {
     this.next = el("button", { type: "button", onclick: () => this.turn(1) }, "Next");
     this.element = dialog("Photograph", this.where, this.body, el("p", { class: "buttons" }, this.back, this.next));
     this.element.addEventListener("keydown", (event) => {
+      if (event.target.closest("input, select, textarea")) return; // which use the arrow keys themselves
       if (event.key === "ArrowLeft") this.turn(-1);
       if (event.key === "ArrowRight") this.turn(1);
     });

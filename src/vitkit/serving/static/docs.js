@@ -45,7 +45,7 @@ async function take(file) {
   if (turn !== asked) return; // another picture was chosen meanwhile
   const image = el("img", { alt: file.name || "The picture", src: URL.createObjectURL(file) });
   image.addEventListener("load", () => URL.revokeObjectURL(image.src));
-  image.addEventListener("error", () => image.remove()); // the server reads kinds of files that browsers do not
+  image.addEventListener("error", () => { URL.revokeObjectURL(image.src); image.remove(); }); // the server reads kinds of files that browsers do not
   answer.replaceChildren(el("div", { class: "answer" }, image, shown));
 }
 
@@ -63,7 +63,13 @@ document.addEventListener("paste", (event) => { if (event.clipboardData?.files.l
 
 document.getElementById("curl").textContent = `curl -F image=@photo.jpg ${window.location.origin}/predict`;
 SwaggerUIBundle({ url: "/openapi.json", dom_id: "#list", validatorUrl: null, deepLinking: true, defaultModelsExpandDepth: -1, syntaxHighlight: { activated: false } });
-({ models } = await (await fetch("/models")).json());
+try {
+  const found = await (await fetch("/models")).json();
+  if (!found.models) throw new Error(found.error);
+  ({ models } = found);
+} catch (error) {
+  known.textContent = `The models cannot be read: ${error.message}`;
+}
 model.append(...models.map(({ name, version }, value) => el("option", { value }, `${name} (${version})`)));
 which.hidden = models.length < 2;
 tellClasses();

@@ -140,7 +140,7 @@ export class Photos {
       if (!told.length) told.push(HARMLESS);
       for (const id of own.images) copied.set(id, told);
     }
-    this.check = { ...found, copied, labels: found.is_old ? "" : String(this.labels) };
+    this.check = { ...found, copied, labels: found.is_old || this.pending.length ? "" : String(this.labels) };
   }
 
   /** Whether labels have changed since the photographs were checked. */

@@ -74,7 +74,7 @@ export class PatchView {
       return;
     }
     this.told.textContent = `The patch in row ${row + 1}, column ${column + 1}.`;
-    this.found = found;
+    this.found = { ...found, row, column };
     this.layer ??= found.layers.length - 1;
     this.show();
   }
@@ -90,7 +90,7 @@ export class PatchView {
     fill(this.layers, row("Layers, the first to the last", found.means.map((values, i) => small(values, `Layer ${found.numbers[i]}`, found.numbers[i], i === layer, () => choose(i, -1)))));
     fill(this.heads, row(`Heads of layer ${number}`, found.layers[layer].map((values, i) => small(values, `Head ${i}`, i, i === head, () => choose(layer, i === head ? -1 : i)))));
     if (had) this.element.querySelector(`[data-map="${had}"]`)?.focus();
-    this.canvas.setAttribute("aria-label", `${title}: what the patch in row ${this.row + 1}, column ${this.column + 1} attends to`);
+    this.canvas.setAttribute("aria-label", `${title}: what the patch in row ${found.row + 1}, column ${found.column + 1} attends to`);
     this.name.textContent = title;
     this.large.hidden = false;
     overlay(this.canvas, this.seen.picture, head < 0 ? found.means[layer] : found.layers[layer][head], this.seen.box);

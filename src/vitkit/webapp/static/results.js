@@ -39,7 +39,6 @@ class ResultsPage {
       return;
     }
     const asked = this.runs.find((run) => run.name === this.studio.where);
-    main.classList.add("views");
     fill(main, this.detail);
     await this.choose((asked || this.runs[0]).name);
   }
@@ -47,7 +46,7 @@ class ResultsPage {
   /** The list of runs, and another one to compare with. */
   choices() {
     const list = (id, title, first, chosen, onchange) => {
-      const runs = this.runs.map((run) => el("option", { value: run.name }, `${run.name}: ${percent(run.figures.accuracy)}`));
+      const runs = this.runs.map((run) => el("option", { value: run.name }, `${run.name}: ${percent(run.figures.accuracy)}${run.figures.split === "val" ? " (validation)" : ""}`));
       const select = el("select", { id, onchange: () => onchange(select.value) }, first, runs);
       select.value = chosen;
       return [el("label", { for: id }, title), select];
@@ -66,6 +65,7 @@ class ResultsPage {
   }
 
   async choose(name) {
+    const turn = (this.turn = {});
     this.name = name;
     this.most = FEW;
     this.decided = null; // the doubtful label that was decided last
@@ -76,10 +76,10 @@ class ResultsPage {
     try {
       const address = `/api/results/runs/${encodeURIComponent(name)}`;
       const [data, doubts, labels, { classes }] = await Promise.all([get(address), get(`${address}/suspects`), get(`${address}/labels`), get("/api/data/labels")]);
-      if (this.name !== name) return;
+      if (this.turn !== turn) return;
       this.show(address, data, doubts, labels, classes, tools);
     } catch (error) {
-      if (this.name === name) this.detail.lastChild.replaceWith(el("p", { class: "bad wrap" }, error.message));
+      if (this.turn === turn) this.detail.lastChild.replaceWith(el("p", { class: "bad wrap" }, error.message));
     }
     await this.compare();
   }
@@ -114,12 +114,12 @@ class ResultsPage {
   }
 
   async compare() {
-    const { other } = this;
+    const { name, other } = this;
     this.beside.textContent = "";
-    if (!other || other === this.name) return;
+    if (!other || other === name) return;
     try {
-      const told = await get(`/api/results/runs/${encodeURIComponent(this.name)}/beside/${encodeURIComponent(other)}`);
-      this.beside.textContent = agreement(this.name, other, told);
+      const told = await get(`/api/results/runs/${encodeURIComponent(name)}/beside/${encodeURIComponent(other)}`);
+      if (name === this.name && other === this.other) this.beside.textContent = agreement(name, other, told);
     } catch (error) {
       fail(error);
     }

@@ -55,7 +55,7 @@ class ShipPage {
       el("table", { class: "ship-files" }, el("thead", {}, el("tr", {}, HEADS.map((head) => el("th", { scope: "col" }, head)), el("td"))), rows));
     const { verdict: tested, figures } = told.model;
     fill(this.body,
-      tested ? verdict(tested.level, figures.accuracy !== null && percent(figures.accuracy), tested.sentence, el("p", { class: "soft" }, `On ${figures.images} ${figures.split} photographs. Each file below is read back and compared with the model, and kept only if its predictions agree. The first download makes the file, checks it and measures it.`))
+      tested ? verdict(tested.level, figures.accuracy !== null && percent(figures.accuracy), tested.sentence, el("p", { class: "soft" }, `On ${figures.images} ${figures.split === "val" ? "validation" : figures.split} photographs${told.model.caveats.length ? ` (${told.model.caveats.join("; ")})` : ""}. Each file below is read back and compared with the model, and kept only if its predictions agree. The first download makes the file, checks it and measures it.`))
         : verdict("note", null, "How often the model is right is not known: it was not tested"),
       files("Take it along", "For people and machines without the studio. Photographs stay on the machine on which the file is opened.", this.packages),
       files("Files for other programs", "Speed: on this machine, in batches of 8. Accuracy: against the model, on the photographs of the check.", this.exports),
@@ -74,12 +74,15 @@ class ShipPage {
     if (state.running && !this.left) {
       this.timer = setTimeout(async () => {
         try {
-          const now = await get("/api/ship/export");
-          if (!now.running) this.told = await get(`/api/ship/model?run=${encodeURIComponent(this.run)}`);
+          const [run, now] = [this.run, await get("/api/ship/export")];
+          const told = now.running ? this.told : await get(`/api/ship/model?run=${encodeURIComponent(run)}`);
+          if (run !== this.run) return;
+          this.told = told;
           if (!now.running && now.error) fail(new Error(now.error));
           else if (!now.running) say(`${now.run} was exported.`);
           this.follow(now);
-          if (!now.running) this.bring(now);
+          if (!now.running && now.error) this.wanted = "";
+          else if (!now.running) this.bring(now);
         } catch (error) {
           fail(error);
         }
@@ -127,6 +130,7 @@ class ShipPage {
     try {
       this.follow(await post("/api/ship/export", { run: this.run, to }));
     } catch (error) {
+      this.wanted = "";
       fail(error);
     }
   }
