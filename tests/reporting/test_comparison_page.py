@@ -33,7 +33,7 @@ def model(name: str, accuracy: float, fractions: tuple[float, ...]) -> dict[str,
 def figures(fractions: tuple[float, ...] = (0.1, 1), **more: Any) -> dict[str, Any]:
     pair = {
         "a": NAMES[0], "b": NAMES[1], "difference": 0.1, "interval": [0.02, 0.18], "p": 0.012, "needed": 0.07,
-        "trained": {"interval": [0.04, 0.16], "p": 0.001},
+        "trained": {"interval": [0.04, 0.16], "p": 0.001}, "better": {"recipe": NAMES[0], "trained": NAMES[0]},
         "verdict": f"{NAMES[0]} is better than {NAMES[1]} here: +10.0 points, 95 % 2.0 to 18.0",
     }  # fmt: skip
     best = {"model": NAMES[0], "of": len(NAMES), "measured": 0.9, "expected": 0.885, "interval": [0.78, 0.94]}
@@ -93,7 +93,7 @@ def test_what_there_is_none_of_is_not_shown(tmp_path: Path) -> None:
         (
             [("a", "b", 0.1, 0.01, 0.01), ("a", "c", 0.02, 0.5, 0.2), ("b", "c", 0.02, 0.01, 0.01)],
             "warning",
-            "a and c cannot be told apart: take the quicker of them, or more images",
+            "a cannot be told apart from c: take the quicker of them, or more images",
         ),
         ([], "note", "a was compared with nothing"),
     ],
@@ -102,11 +102,22 @@ def test_the_verdict_names_a_model_only_if_it_is_better(
     pairs: list[tuple[str, str, float, float, float]], level: str, sentence: str
 ) -> None:
     told = [
-        {"a": a, "b": b, "difference": difference, "p": p, "trained": {"p": trained}}
-        for a, b, difference, p, trained in pairs
+        {
+            "a": a,
+            "b": b,
+            "difference": difference,
+            "better": {
+                name: (a if difference > 0 else b) if p < 0.05 else None
+                for name, p in (("recipe", recipe), ("trained", trained))
+            },
+        }
+        for a, b, difference, recipe, trained in pairs
     ]
     names = {name: name for name in "abc"}
-    assert verdict_of_comparison({"best": {"model": "a"}, "pairs": told}, names) == Verdict(level, sentence)
+    figures = {"best": {"model": "a"}, "pairs": told}
+    assert verdict_of_comparison(figures, names) == Verdict(level, sentence)
+    doubted = verdict_of_comparison({**figures, "findings": ["a is not distinguished from chance"]}, names)
+    assert (doubted.level, doubted.sentence) == (level if level == "note" else "warning", sentence)
 
 
 @pytest.mark.parametrize("split", ["test", "val"])
