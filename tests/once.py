@@ -15,9 +15,10 @@ def once(name: str, make: Callable[[Path], object]) -> Path:
     The process that asks first makes it, while others that ask wait. Names are those of the file that asks: two files
     may use the same.
     """
-    name = f"{Path(sys._getframe(1).f_code.co_filename).stem}-{name}"
-    place, complete = root / name, root / f"{name}.made"
-    with FileLock(root / f"{name}.lock"):
+    folder = root / Path(sys._getframe(1).f_code.co_filename).stem
+    folder.mkdir(exist_ok=True)
+    place, complete = folder / name, folder / f"{name}.made"
+    with FileLock(folder / f"{name}.lock"):
         if not complete.exists():
             make(place)
             complete.touch()
