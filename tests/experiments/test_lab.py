@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -299,7 +300,7 @@ def test_an_experiment_is_its_runs(done: package.Result) -> None:
 def test_the_page_and_the_lines_have_the_table_and_what_differs(done: package.Result) -> None:
     page, lines = done.page.read_text(), "\n".join(done.lines())
     for text in ("pre-norm", "post-norm", done.experiment.differs, "LayerNorm before each sub-layer"):
-        assert text in page
+        assert text in unescape(page)
         assert text in lines
     (command,) = re.findall(r"<code>(.*?)</code>", page)
     words = re.sub("<[^>]+>", "", command)
