@@ -79,7 +79,6 @@ GROUPS = {  # the commands in the help
     "Models and machines": ("models", "info", "bench"),
     "The paper": ("lab",),
 }
-_LONGEST_VERB = max(len(verb) for verbs in GROUPS.values() for verb in verbs)
 
 
 def function_of(verb: str) -> Callable[..., None]:
@@ -172,12 +171,13 @@ class _Verbs(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  # called by its name
         """Write the first clause of each command's first sentence, so that the commands fit on a screen."""
         clauses = {verb: re.split(r"[,;:] ", command.sentence.rstrip("."))[0] for verb, command in VERBS.items()}
+        width = max(map(len, clauses))
         named = {verb for verbs in GROUPS.values() for verb in verbs}
         more = tuple(verb for verb in clauses if verb not in named)
         for title, verbs in {**GROUPS, "More": more}.items():
             if verbs:
                 with formatter.section(title):
-                    formatter.write_dl([(f"{verb:{_LONGEST_VERB}}", clauses[verb]) for verb in verbs])
+                    formatter.write_dl([(f"{verb:{width}}", clauses[verb]) for verb in verbs])
 
 
 app = typer.Typer(

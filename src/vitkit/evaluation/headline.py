@@ -271,12 +271,8 @@ def verdict_of(numbers: Mapping[str, Any]) -> Verdict:
     right = "All classes right for" if quoted.figure == "exact match" else "Right for"
     words = f"{right} {share_in_words(quoted.value, quoted.images)} photographs"
     low, high = quoted.interval or (0.0, 1.0)
-    if isinstance(numbers["accuracy"], Mapping):
-        baseline, mistakes = _majority_of_folds(numbers), 0
-    else:
-        counted = counted_figures(numbers)
-        baseline = counted.get("baseline") or numbers.get("baseline")
-        mistakes = round((1 - (counted.get("accuracy") or 0.0)) * counted.get("images", 0))
+    counted = counted_figures(numbers)
+    baseline = _majority_of_folds(numbers) if quoted.folds else {**numbers, **counted}.get("baseline")
     if "trained_on" in kinds:
         return Verdict("problem", f"{words}, but it learned from these, so test it on others")
     if "problem" in kinds:
@@ -288,6 +284,6 @@ def verdict_of(numbers: Mapping[str, Any]) -> Verdict:
         mixed[tuple(sorted((pair["true"], pair["predicted"])))] += pair["count"]
     level: Level = "warning" if kinds & _CAREFUL or high - low > _WIDE else "good"
     (pair, count), *_ = mixed.most_common(1) or [((), 0)]
-    if count > 1 and count >= _OFTEN * mistakes:
+    if count > 1 and count >= _OFTEN * round((1 - counted["accuracy"]) * counted["images"]):
         return Verdict(level, f"{words}; {' and '.join(pair)} are mixed up most often")
     return Verdict(level, words)

@@ -286,7 +286,7 @@ def _sentences(labels: Sequence[str], rows: Sequence[Mapping[str, Any]], seeds: 
 
 def _write_page(result: Result) -> None:
     from vitkit.reporting import draw_suite
-    from vitkit.text import DRAWN, component, image, panel, table, to_svg, wide, write_page
+    from vitkit.text import component, figure, panel, table, to_svg, wide, write_page
 
     figures, title = result.figures, "Which model, over several data sets?"
     space = "\N{NO-BREAK SPACE}"
@@ -302,12 +302,11 @@ def _write_page(result: Result) -> None:
         f'<a href="{escape(figures["folders"][data])}/comparison.html">{escape(data)}</a>' for data in figures["data"]
     ]
     first, *rest = headings(figures["data"])
-    drawn = "Accuracy on each data set, 95 % intervals"
     body = [
         f"<h1>{title}</h1>",
-        component("verdict", "note", sentence(result.lines()[0]), "", ""),
-        panel(drawn, image(drawn, to_svg(draw_suite(figures)), "svg+xml", DRAWN)),
+        component("verdict", "note", sentence(result.lines()[0])),
+        figure("Accuracy on each data set, 95 % intervals", to_svg(draw_suite(figures)), "svg+xml"),
         panel("The models", wide(table(rows, [first, *linked, *map(escape, rest[len(linked) :])]))),
         panel("Over all data sets", *(f"<p>{escape(sentence(line))}</p>" for line in figures["sentences"])),
     ]
-    write_page(result.folder / PAGE, title, "\n".join(body))
+    write_page(result.folder / PAGE, title, body)

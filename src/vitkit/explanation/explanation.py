@@ -394,7 +394,7 @@ class Explanation:
                 pieces.append(folded(f"The heads of layer {layer}", shown, is_open=len(self.layers) == 1))
             pieces.append(folded("All heads by patch", image(HEADS, draw.to_png(self._draw(HEADS)), "png")))
             body.append(panel(HEADS, *pieces, name=HEADS))
-        write_page(path, self.title, "\n".join(body))
+        write_page(path, self.title, body)
 
     def _tells(self, method: str) -> str:
         return methods_for(is_network=self.is_network)[method].tells
@@ -567,7 +567,7 @@ def worst_mistakes_page(
             for caption, data in figures
         ]
         body.append(panel(title, f'<div class="pictures large">{"".join(cells)}</div>'))
-    write_page(Path(out), "Mistakes, explained", "\n".join(body))
+    write_page(Path(out), "Mistakes, explained", body)
     return shown
 
 

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
 from vitkit.system.files import exclusive, replacing
-from vitkit.text.cells import plural
-from vitkit.text.pages import LOOK, script_data, source_hash
+from vitkit.text.cells import one_of, plural
+from vitkit.text.pages import LOOK, details, script_data, source_hash
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -251,22 +251,17 @@ def _opening(name: str, card: Card, about: str, size: int) -> str:
     if unknown is not None and card.features:  # as `unknown.js` reads it
         points, nearest = unknown.neighbours.points, unknown.neighbours.nearest
         data["unknown"] = {"points": _bytes(points), "nearest": nearest, "known": _bytes(unknown.known)}
-    named = [
-        *card.classes[:_NAMED],
-        *([plural(more, "more class", "more classes")] if (more := len(card.classes) - _NAMED) > 0 else []),
-    ]
+    named = list(card.classes[:_NAMED])
+    if (more := len(card.classes) - _NAMED) > 0:
+        named.append(plural(more, "more class", "more classes"))
     several = " A photograph may show several of them, or none." if card.thresholds is not None else ""
-    described = (
-        f'<details class="panel"><summary>About the model</summary><pre>{escape(about)}</pre></details>'
-        if about
-        else ""
-    )
+    described = details("About the model", f"<pre>{escape(about)}</pre>") if about else ""
     return Template((_STATIC / "page.html").read_text(encoding="utf-8")).substitute(
         name=escape(name),
         policy=policy,
         styles=styles,
         many=f"{len(card.classes):,}",
-        choice=escape(" or ".join(filter(None, (", ".join(named[:-1]), named[-1])))),
+        choice=escape(one_of(tuple(named))),
         several=several,
         megabytes=f"{size / 1e6:.0f}",
         classes=escape(", ".join(card.classes)),

@@ -98,7 +98,18 @@ def write_comparison(
         ],
         pairs=_pairs(figures["pairs_by_fraction"]),
         runs=[
-            {"folder": run["folder"], "name": model["name"], "cells": _cells_of_run(run)}
+            {
+                "folder": run["folder"],
+                "name": model["name"],
+                "cells": [
+                    str(run["seed"]),
+                    str(run["training_images"]),
+                    f"{100 * run['accuracy']:.1f} %",
+                    "-" if run["loss"] is None else f"{run['loss']:.3f}",
+                    "-" if run["epochs"] is None else str(run["epochs"]),
+                    "-" if run["seconds"] is None else f"{run['seconds']:.0f}",
+                ],
+            }
             for model in models
             for run in model["runs"]
         ],
@@ -110,19 +121,17 @@ def write_comparison(
 def verdict_of_comparison(figures: Mapping[str, Any], short: Mapping[str, str]) -> Verdict:
     """Return which model to take; `figures` is the content of comparison.json, and `short` has names by model."""
     best = figures["best"]["model"]
-    worse, as_trained, alike = list[Mapping[str, Any]](), list[Mapping[str, Any]](), list[str]()
+    name, as_trained = short[best], ""
+    better, alike = list[tuple[str, str]](), list[str]()
     for pair in figures["pairs"]:
         if best in (pair["a"], pair["b"]):
-            other = pair["b"] if pair["a"] == best else pair["a"]
-            difference = pair["difference"] if pair["a"] == best else -pair["difference"]
-            found = {"name": short[other], "points": f"{100 * difference:.1f} points"}
-            if pair["better"]["recipe"] == best:
-                worse.append(found)
-            elif pair["better"]["trained"] == best:
-                as_trained.append(found)
-            else:
+            sign, other = (1, pair["b"]) if pair["a"] == best else (-1, pair["a"])
+            if best not in (pair["better"]["recipe"], pair["better"]["trained"]):
                 alike.append(short[other])
-    name = short[best]
+                continue
+            better.append((short[other], f"{100 * sign * pair['difference']:.1f} points"))
+            if pair["better"]["recipe"] != best:
+                as_trained = ", as trained"
     if not figures["pairs"]:
         return Verdict("note", f"{name} was compared with nothing")
     if alike:
@@ -131,11 +140,10 @@ def verdict_of_comparison(figures: Mapping[str, Any], short: Mapping[str, str]) 
         sentence = f"{name} cannot be told apart from {others}: take the {quickest} of them, or more images"
         return Verdict("warning", sentence)
     level: Level = "warning" if figures.get("findings") or figures.get("chosen_on") else "good"
-    if len(worse) + len(as_trained) > 1:
-        return Verdict(level, f"Take {name}: it is better than all others{', as trained' if as_trained else ''}")
-    (other,) = [*worse, *as_trained]
-    how = ", as trained," if as_trained else ""
-    return Verdict(level, f"{name} is better than {other['name']}{how} by {other['points']}")
+    if len(better) > 1:
+        return Verdict(level, f"Take {name}: it is better than all others{as_trained}")
+    ((other, points),) = better
+    return Verdict(level, f"{name} is better than {other}{as_trained}{',' if as_trained else ''} by {points}")
 
 
 def _pairs(pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -158,17 +166,6 @@ def _pairs(pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         )
     heads = ["difference in points", *(["fraction"] if has_fractions else []), "", "95 %", "needed", "p"]
     return {"rows": rows, "heads": [*heads, "as trained: 95 %", "p"]}
-
-
-def _cells_of_run(run: Mapping[str, Any]) -> list[str]:
-    return [
-        str(run["seed"]),
-        str(run["training_images"]),
-        f"{100 * run['accuracy']:.1f} %",
-        "-" if run["loss"] is None else f"{run['loss']:.3f}",
-        "-" if run["epochs"] is None else str(run["epochs"]),
-        "-" if run["seconds"] is None else f"{run['seconds']:.0f}",
-    ]
 
 
 def pictures_of(models: Sequence[Model]) -> dict[str, Callable[[], Figure]]:

@@ -130,7 +130,6 @@ def write_suspects(path: Path, title: str, suspects: Sequence[Suspect], files: S
         _TEMPLATES / "suspects.html",
         title=title,
         verdict=Verdict("warning", f"{labels} to look at") if suspects else Verdict("good", "No label to look at"),
-        figure="",
         beside=f"labels contradict models that were trained on the other images{chance_in_words(suspects)}"
         if suspects
         else "",
@@ -177,8 +176,6 @@ def write_drift(
             "place": places[name],
             "before": before,
             "now": now,
-            "before_text": f"{before:.1%}",
-            "now_text": f"{now:.1%}",
         }
         for name, (before, now) in sorted(shares.items(), key=lambda item: -abs(item[1][1] - item[1][0]))[:_CLASSES]
     ]
@@ -187,12 +184,11 @@ def write_drift(
     body = from_template(
         _TEMPLATES / "drift.html",
         verdict=Verdict("problem" if differs else "note", sentence),
-        figure="",
         beside=f"{verdict}.",
         cells=[cell(picture, lines) for picture, (_, lines) in zip(pictures, unfamiliar, strict=True)],
         shares=rows,
         more=len(shares) - len(rows),
-        tests=table_of_tests(tests),
+        tests=tests,
         meaning=(
             f"If these photographs came about like the validation and test images, a value of at most {level:g} in the "
             f"column “adjusted p” would occur in at most {100 * level:g}% of such comparisons. "

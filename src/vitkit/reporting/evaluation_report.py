@@ -118,6 +118,9 @@ def write_report(
         text = "all figures here are too optimistic, because the validation images were also used to choose"
         only = "only the figures on a test split are not affected by such choices"
         sentences.insert(0, ("warning", f"{text} ({', '.join(evaluation.chosen)}); {only}"))
+    studio = ""
+    if (path.parent / RECIPE).is_file():
+        studio = f"http://127.0.0.1:{STUDIO_PORT}/#results/{quote(path.parent.name, safe='')}"
     figure, beside = headline(numbers)
     body = from_template(
         _TEMPLATE,
@@ -130,9 +133,12 @@ def write_report(
         notes=[f"This page is about {title}.", *(text for level, text in sentences if level == "note")],
         classes=_class_rows(evaluation, numbers),
         confusion=drawn.get(CONFUSION),
-        confused=[] if is_multi else _confused(numbers),
+        confused=[
+            [pair["true"], pair["predicted"], str(pair["count"]), f"{100 * pair['share']:.1f} %"]
+            for pair in numbers.get("confused", ())[:20]
+        ],
         photographs=None if root is None else _photographs(evaluation, photographs),
-        studio=_studio_address(path.parent),
+        studio=studio,
         doubts=None if root is None or not doubts else _label_errors(doubts, photographs),
         calibration=_calibration(evaluation, numbers),
         reliability=drawn.get(CONFIDENCE),
@@ -291,15 +297,6 @@ _OTHER_TITLES = {  # titles of figures that are not in the registry of metrics
     "roc_auc": "area under the ROC curve, mean over classes",
     "average_precision": "average precision, mean over classes",
 }
-_SINGLE = {
-    "precision": "precision",
-    "recall": "recall",
-    "f1": "F1",
-    "support": "images",
-    "roc_auc": "ROC area",
-    "average_precision": "average precision",
-}
-_MULTI = {"threshold": "threshold", **{key: name for key, name in _SINGLE.items() if key != "roc_auc"}}
 
 
 def headline(numbers: Mapping[str, Any]) -> tuple[str, str]:
@@ -319,20 +316,13 @@ def headline(numbers: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _class_rows(evaluation: Evaluation, numbers: Mapping[str, Any]) -> dict[str, Any]:
-    columns = _MULTI if isinstance(evaluation, MultiEvaluation) else _SINGLE
+    columns = {key: title for key, title, *_ in report_data.columns_of(evaluation)}
     rows = [
         [name, *(str(row[key]) if isinstance(row[key], int) else decimals(row[key]) for key in columns)]
         for name, row in islice(numbers["per_class"].items(), _CLASSES)
     ]
     more = len(evaluation.classes) - len(rows)
     return {"heads": ["class", *columns.values()], "rows": rows, "more": f"{more:,}" if more > 0 else ""}
-
-
-def _confused(numbers: Mapping[str, Any]) -> list[list[str]]:
-    return [
-        [pair["true"], pair["predicted"], str(pair["count"]), f"{100 * pair['share']:.1f} %"]
-        for pair in numbers["confused"][:20]
-    ]
 
 
 def _calibration(evaluation: Evaluation, numbers: Mapping[str, Any]) -> str:
@@ -391,28 +381,15 @@ def _photographs(evaluation: Evaluation, photographs: ReportPhotographs) -> dict
     return {"held": " ".join(held), "cells": cells}
 
 
-def _studio_address(folder: Path) -> str:
-    if not (folder / RECIPE).is_file():
-        return ""
-    return f"http://127.0.0.1:{STUDIO_PORT}/#results/{quote(folder.name, safe='')}"
-
-
-def _explained(mistakes: Sequence[Explained], photographs: ReportPhotographs) -> list[dict[str, Any]]:
+def _explained(mistakes: Sequence[Explained], photographs: ReportPhotographs) -> list[tuple[str, list[dict[str, Any]]]]:
     # The worst mistakes, and the picture regions that led to them; the first picture of each is the photograph.
-    return [
-        {
-            "title": mistake.title,
-            "pictures": [
-                {
-                    "caption": caption,
-                    "address": address(data, "jpeg"),
-                    "map": photographs.place(mistake.image) if number else None,
-                }
-                for number, (caption, data) in enumerate(mistake.pictures)
-            ],
-        }
-        for mistake in mistakes
-    ]
+    explained = []
+    for mistake in mistakes:
+        place = {"data-map": photographs.place(mistake.image)}
+        pictures = [(plots.Thumbnail(data, "jpeg"), (caption,)) for caption, data in mistake.pictures]
+        cells = [cell(*picture, place if number else {}) for number, picture in enumerate(pictures)]
+        explained.append((mistake.title, cells))
+    return explained
 
 
 def _label_errors(doubts: Sequence[LabelError], photographs: ReportPhotographs) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,8 +33,9 @@ from vitkit.evaluation.metrics import RATES, ClassCurves
 from vitkit.inference.pipeline import cores
 from vitkit.inference.prediction import Row
 from vitkit.system.files import common_folder, fitting, path_below, replacing
-from vitkit.text.pages import DPI, TONES, address, component, new_figure, shorten, to_png, whole_numbers
+from vitkit.text.pages import DPI, LOOK, address, component, new_figure, shorten, to_png, whole_numbers
 
+TONES = tuple(re.findall(r"--tone: (#\w{6})", LOOK.read_text(encoding="utf-8")))  # colours of classes, in their order
 # The colours of Okabe and Ito, which colour-blind readers can also distinguish.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#777777"
 _MOST_NAMED, _UNNAMED = 60, 12.0  # maximum number of class names along an axis; side in inches of a matrix of more

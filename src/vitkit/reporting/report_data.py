@@ -106,9 +106,14 @@ def confidence(evaluation: Evaluation) -> npt.NDArray[np.float64]:
     return np.round(evaluation.confidence, 6)
 
 
+def columns_of(evaluation: Evaluation) -> tuple[tuple[str, str, str, int], ...]:
+    """Return the key, title, description and number of digits of each metric of a class."""
+    return _MULTI if isinstance(evaluation, MultiEvaluation) else _SINGLE
+
+
 def class_table(evaluation: Evaluation, numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Return the data of `class_table.js`: the metrics of each class, and a description of each metric."""
-    described = _MULTI if isinstance(evaluation, MultiEvaluation) else _SINGLE
+    described = columns_of(evaluation)
     columns = [{"key": key, "title": title, "help": tells, "digits": digits} for key, title, tells, digits in described]
     keys = [key for key, *_ in described]
     rows = [

@@ -7,7 +7,6 @@ compare the classes with real answers. The page at /docs loads all its files fro
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -26,11 +25,11 @@ from swagger_ui_bundle import swagger_ui_path
 import vitkit
 from vitkit.serving.questions import BadRequestError, merge_options, read_body
 from vitkit.serving.service import CONTENT_TYPE, OPTIONS, Embedded, Service, described
-from vitkit.system import to_json
+from vitkit.system import read_json, to_json
 from vitkit.text import LOOK
 
 _STATIC = Path(__file__).parent / "static"
-_EXAMPLES = json.loads((_STATIC / "examples.json").read_text(encoding="utf-8"))  # of answers, by route
+_EXAMPLES = read_json(_STATIC / "examples.json")  # of answers, by route
 _PICTURES, _SERVER = "Pictures", "The server"
 _GROUPS = [
     {"name": _PICTURES, "description": "Send pictures, and get answers about them"},

@@ -221,7 +221,6 @@ def written_as(target: Path, kinds: tuple[str, ...], *, or_folder: bool = False)
 DATA = '<script type="application/json" id="data">'  # precedes the data of an interactive page
 TEMPLATES = Path(__file__).parent / "templates"  # of the components that all pages share
 LOOK = TEMPLATES.parent / "static" / "look.css"  # the style sheet of all pages
-TONES = tuple(re.findall(r"--tone: (#\w{6})", LOOK.read_text(encoding="utf-8")))  # colours of classes, in their order
 _LONG_WORD = 14  # characters of the longest word that is not broken in the heading of a table
 
 
@@ -248,10 +247,10 @@ def write_page(path: Path, title: str, body: str | Sequence[str], live: Live | N
     Args:
         path: the file to write.
         title: the title of the page, as plain text.
-        body: the content of the page as HTML, such as that of `from_template`, or fragments for a single panel.
+        body: the content of the page as HTML, such as that of `from_template`, or fragments of HTML.
         live: the interactive part; None if there is none.
     """
-    content = body if isinstance(body, str) else '<div class="panel">\n{}\n</div>'.format("\n".join(body))
+    content = body if isinstance(body, str) else "\n".join(body)
     styles = LOOK.read_text(encoding="utf-8") + ("" if live is None else live.styles)
     allowed = (
         f"default-src 'none'; img-src data:; style-src '{source_hash(styles)}'; base-uri 'none'; form-action 'none'"
@@ -341,7 +340,7 @@ def script_data(value: Any) -> str:
 
 
 def finding(text: str) -> str:
-    """Return a sentence of plain text as a highlighted paragraph, with an icon for its level (see `findings`)."""
+    """Return a sentence of plain text as a highlighted paragraph, with an icon for its level (see `split_level`)."""
     return component("finding", *split_level(text))
 
 
@@ -380,7 +379,9 @@ def wide(table: str) -> str:
     return f'<div class="wide" role="region" tabindex="0" aria-label="Table">{table}</div>'
 
 
-DRAWN = 'class="drawn"'  # the attribute of a drawing on a white background, which dark pages invert
+def figure(caption: str, data: bytes, kind: str = "png") -> str:
+    """Return a panel with a drawing on a white background, a file of the kind png or svg+xml; dark pages invert it."""
+    return panel(caption, component("drawing", caption, address(data, kind)))
 
 
 def command(text: str) -> str:

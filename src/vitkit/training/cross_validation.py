@@ -256,4 +256,4 @@ def _write_report(path: Path, recipe: Recipe, figures: Mapping[str, FoldFigure],
             *(f"<p>{escape(caveat.text[0].upper() + caveat.text[1:])}.</p>" for caveat in headline.caveats),
         ),
     ]
-    write_page(path, title, "\n".join(body))
+    write_page(path, title, body)

@@ -110,7 +110,7 @@ def anatomy(
                 f"{neither:.2f} in neither"
             )
         head = ["<h1>Anatomy</h1>", *(f"<p>{escape(line)}</p>" for line in remarks)]
-        write_page(folder / "index.html", "vitkit explain: anatomy", "\n".join([*head, panels(*pieces)]))
+        write_page(folder / "index.html", "vitkit explain: anatomy", [*head, panels(*pieces)])
     page = folder / "index.html"
     drawn = f"{', '.join(arrays)}: {page}"
     facts = {"page": page, "arrays": arrays, "remarks": tuple(remarks), "notes": tuple(notes.lines)}

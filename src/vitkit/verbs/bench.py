@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from vitkit.errors import VitkitError
-from vitkit.inference.backends.registry import BACKENDS, PRECISIONS
+from vitkit.inference.backends.registry import BACKENDS, PRECISIONS, backend_names
 from vitkit.model.names import is_model_name, is_network_name
 from vitkit.system.environment import DeviceName
 from vitkit.system.files import exclusive_in
@@ -105,8 +105,6 @@ def bench(
         VitkitError: there is no such model, a requested backend does not work on this machine, or `out` contains the
             table or picture of an earlier call.
     """
-    from vitkit.inference.backends.registry import backend_names
-
     if isinstance(batch_sizes, str):
         parts = [part.strip() for part in batch_sizes.split(",")]
     else:
@@ -231,8 +229,6 @@ def _measure(
     if backends is not None and rest.missing:
         name, reason = next(iter(rest.missing.items()))
         raise VitkitError("verbs.backend-unavailable", f"--backends {name.split()[0]} does not work here: {reason}")
-    for left_out, reason in rest.missing.items():
-        note(f"{left_out} is left out: {reason}")
     for left_out, reason in rest.missing.items():
         note(f"{left_out} is left out: {reason}")
     contenders, memory = [*first.contenders, *rest.contenders], {**first.memory, **rest.memory}

@@ -195,12 +195,10 @@ def _checkup(diagnosis: Diagnosis, out: Path | None, named: str) -> Result:
     ]
     if verdict.level == "good":
         next_step = f"vitkit train {named}"
+    elif out is None:
+        next_step = f"to see the pictures, vitkit doctor {named} --out check.html"
     else:
-        next_step = (
-            f"to see the pictures, vitkit doctor {named} --out check.html"
-            if out is None
-            else f"open {shlex.quote(str(out))}"
-        )
+        next_step = f"open {shlex.quote(str(out))}"
 
     def html() -> str:
         from vitkit.text.pages import finding, image, table, to_png

@@ -262,7 +262,7 @@ def _explain_images(
         head.append(panel(f"Input and attention, as in the paper's Figure 6{which}", image("attention", png, "png")))
     grid = f'<div class="pictures large">{"".join(rows)}</div>'
     body = rows if method == "all" else [f'<section class="panel">{grid}</section>']
-    write_page(page, f"vitkit explain: {method}", "\n".join([*head, *body]))
+    write_page(page, f"vitkit explain: {method}", [*head, *body])
     return replace(result, page=page, sheet=sheet)
 
 

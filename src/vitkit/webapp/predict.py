@@ -197,7 +197,8 @@ def contact_sheet(stored: StoredPredictions, item: PredictionSet, withhold: floa
     title = f"{item.title}: what {item.run} sees"
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "sheet.html"
-        write_page(page, title, [f"<h1>{escape(title)}</h1>", f"<p>{len(rows)} photographs</p>", gallery(shown)])
+        heading = f"<h1>{escape(title)}</h1><p>{len(rows)} photographs</p>"
+        write_page(page, title, ['<div class="panel">', heading, gallery(shown), "</div>"])
         return page.read_bytes()  # bytes, because names of files need not be UTF-8
 
 
@@ -208,10 +209,8 @@ def _model_of(workspace: Workspace, run: str) -> dict[str, Any]:
         with suppress(OSError, VitkitError, TypeError, KeyError):
             order = list(map(str, read_json(folder / DESCRIPTION)["classes"]))
     told = figures_in(folder) if order else {}
-    figures, verdict = told.get("figures", {}), told.get("verdict", {})
-    is_test = figures.get("accuracy") is not None and figures.get("split") != "val"
-    is_sound = is_test and verdict.get("level") != "problem"
-    return {"order": order, "tested": verdict["sentence"] if is_sound else ""}
+    is_sound = told and told["figures"]["split"] != "val" and told["verdict"]["level"] != "problem"
+    return {"order": order, "tested": told["verdict"]["sentence"] if is_sound else ""}
 
 
 def _is_inside(workspace: Workspace, item: PredictionSet) -> bool:

@@ -74,7 +74,7 @@ def _measured(folder: Path, kind: Format | Package, file: Path) -> Any:
     with suppress(OSError, VitkitError):
         kept = read_json(_record(file))
         now = _stamps(folder / WEIGHTS, folder / DESCRIPTION, *_files(kind, file))
-        if isinstance(kept, dict) and kept.get("stamps") == now:
+        if kept.get("stamps") == now:
             return kept.get("measured")
     return None
 

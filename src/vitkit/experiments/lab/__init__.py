@@ -132,16 +132,16 @@ def result_of(
     facts |= {"remarks": tuple(remarks), "folder": folder, "page": None if folder is None else folder / PAGE}
 
     def page() -> str:
-        from vitkit.text import DRAWN, command, component, details, image, panel, panels, table, to_svg, wide
+        from vitkit.text import command, component, details, figure, panel, panels, table, to_svg, wide
 
         first, *others = remarks
         said = [*others, source, f"what differs: {experiment.differs}"]
-        shown = [panel(caption, image(caption, to_svg(draw()), "svg+xml", DRAWN)) for caption, draw in pictures.items()]
+        shown = [figure(caption, to_svg(draw()), "svg+xml") for caption, draw in pictures.items()]
         rows = [[escape(cell) for cell in row] for row in cells]
         told = "".join(f"<li>{escape(sentence(line))}</li>" for line in said)
         pieces = [
             f"<h1>{escape(experiment.name)}</h1>",
-            component("verdict", "note", sentence(first), "", experiment.question),
+            component("verdict", "note", sentence(first), beside=experiment.question),
             panel("What was measured", wide(table(rows, list(map(escape, headings))))),
             panels(*shown, panel("What to know", f"<ul>{told}</ul>")),
             details("The command", command(figures["command"])),

@@ -60,6 +60,13 @@ export function search(label, onchange) {
   return el("label", { class: "choice" }, label, input);
 }
 
+/** Takes what is dropped in `area`, and marks `place` while something is above it. */
+export function takeDrops(place, dropped, area = place) {
+  for (const kind of ["dragover", "dragenter"]) area.addEventListener(kind, (event) => { event.preventDefault(); place.classList.add("over"); });
+  for (const kind of ["dragleave", "drop"]) area.addEventListener(kind, () => place.classList.remove("over"));
+  area.addEventListener("drop", (event) => { event.preventDefault(); dropped(event.dataTransfer); });
+}
+
 const TONES = 10; // colours of classes, as in look.css
 
 /** Shows the colour of a class by its place among all classes (-1: none). */

@@ -19,7 +19,7 @@ export class Embedding {
     this.tip = el("div", { class: "tip", hidden: true, "aria-live": "polite" });
     const names = this.classes.map((number) => [String(number), images.classes[number]]);
     const find = choice("Class", [["", "all"], ["wrong", "mistakes"], ...names], "", (value) => this.set(value));
-    this.element = el("div", { class: "embedding" }, find, el("div", { class: "stage" }, this.canvas, this.tip), this.legend());
+    this.element = el("div", {}, find, el("div", { class: "stage" }, this.canvas, this.tip), this.legend());
     new ResizeObserver(() => this.draw()).observe(this.canvas);
     window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
   }

@@ -91,8 +91,13 @@ export class Gallery {
 /** A photograph in a square; one of few pixels is enlarged so that each is seen. */
 export function photograph(address, alt = "") {
   if (address === null) return el("span", { class: "frame none" }, "the photograph is not in this page");
-  const image = el("img", { alt, loading: "lazy", decoding: "async" });
-  image.addEventListener("load", () => image.classList.toggle("tiny", Math.max(image.naturalWidth, image.naturalHeight) < 100));
+  const image = sharp(el("img", { alt, loading: "lazy", decoding: "async" }));
   image.src = address;
   return el("span", { class: "frame" }, image);
+}
+
+/** An image; one of few pixels is enlarged so that each is seen. */
+export function sharp(image) {
+  image.addEventListener("load", () => image.classList.toggle("tiny", Math.max(image.naturalWidth, image.naturalHeight) < 100));
+  return image;
 }

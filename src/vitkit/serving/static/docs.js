@@ -1,6 +1,6 @@
 // The page of a server: classifies a picture with the first request of the list, and shows the list.
 
-import { chip, el, percent, plural, shareBar, whole } from "./dom.js";
+import { chip, el, percent, plural, shareBar, takeDrops, whole } from "./dom.js";
 
 const [drop, picture, which, model, answer, known] = ["drop", "picture", "which", "model", "answer", "known"].map((id) => document.getElementById(id));
 const NAMED = 12; // classes
@@ -56,9 +56,7 @@ function bring(file) {
 }
 picture.addEventListener("change", () => { bring(picture.files[0]); picture.value = ""; });
 model.addEventListener("change", () => { tellClasses(); bring(); });
-for (const kind of ["dragover", "dragenter"]) document.addEventListener(kind, (event) => { event.preventDefault(); drop.classList.add("over"); });
-for (const kind of ["dragleave", "drop"]) document.addEventListener(kind, () => drop.classList.remove("over"));
-document.addEventListener("drop", (event) => { event.preventDefault(); bring(event.dataTransfer.files[0]); });
+takeDrops(drop, ({ files }) => bring(files[0]), document);
 document.addEventListener("paste", (event) => { if (event.clipboardData?.files.length) bring(event.clipboardData.files[0]); });
 
 document.getElementById("curl").textContent = `curl -F image=@photo.jpg ${window.location.origin}/predict`;

@@ -41,9 +41,9 @@ from vitkit.reporting.plots import BLUE, GREY, ORANGE
 from vitkit.system.files import without_place, write_text
 from vitkit.system.run_files import FILLER, PRETRAINING, RECIPE, REPORT, resume_command
 from vitkit.text.pages import (
-    DRAWN,
     component,
     details,
+    figure,
     finding,
     image,
     listing,
@@ -311,18 +311,18 @@ def _report(choices: Pretraining, run: Run) -> None:
         "that were predicted normalised are drawn with their mean and contrast."
     )
     strips = _draw_strips(choices, run, images.of_split(split))
-    losses = image("Loss by epoch", to_png(draw_losses(run.metrics.rows, epoch)), "png", DRAWN)
+    losses = figure("Loss by epoch", to_png(draw_losses(run.metrics.rows, epoch)))
     body = [
         f"<h1>{escape(title)}</h1>",
-        component("verdict", "note", "Fine-tune from this run, and compare with random weights", "", headline),
+        component("verdict", "note", "Fine-tune from this run, and compare with random weights", beside=headline),
         *(finding(str(item)) for item in run.inputs.findings),
         panel("Pictures filled in", image("Pictures filled in", to_png(strips), "png"), f'<p class="soft">{shown}</p>'),
-        panels(panel("Loss by epoch", losses), panel("What this says", f"<p>{note}</p>")),
+        panels(losses, panel("What this says", f"<p>{note}</p>")),
         "<h2>Details</h2>",
         details("The run", table([[escape(name), escape(value)] for name, value in facts.items()])),
         details("The complete recipe", listing(without_places(recipe).to_toml())),
     ]
-    write_page(run.folder / REPORT, title, "\n".join(body))
+    write_page(run.folder / REPORT, title, body)
     run.say(f"{headline}; report: {run.folder / REPORT}")
     run.say(f"to train from it: vitkit train {images.name} --weights {run.folder}")
 

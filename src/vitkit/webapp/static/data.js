@@ -53,7 +53,7 @@ class DataPage {
     this.hints = new Hints(this.steps());
     this.unsaved = el("p", { class: "warn unsaved", role: "alert" });
     this.head = el("p", { class: "data-head", role: "status" });
-    this.ordered = el("div", { class: "data-ordered" });
+    this.ordered = el("div");
     const size = el("input", { type: "range", min: 80, max: 320, step: 10, value: this.sizeAtFirst(), oninput: () => this.resize(Number(size.value)) });
     this.undoButton = el("button", { type: "button", title: "Ctrl+Z", onclick: () => this.undo() }, "Undo");
     this.redoButton = el("button", { type: "button", title: "Ctrl+Shift+Z", onclick: () => this.edit("redo") }, "Redo");

@@ -6,7 +6,7 @@ import { dialog, el, fill, keyOf } from "./dom.js";
 /** tell: { label(text), undo(), given(), back() } */
 export function lookAt(photos, grid, id, tell) {
   const image = el("img", { alt: "" });
-  const about = el("div", { class: "look-about" });
+  const about = el("div");
   const made = dialog("Photograph", image, about);
   made.classList.add("look");
   made.tabIndex = -1;

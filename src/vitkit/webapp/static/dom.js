@@ -2,12 +2,23 @@
 
 import { el, there, tint } from "./views/dom.js"; // those of the report
 
-export { chip, el, plural as count, shareBar, svg, tint } from "./views/dom.js";
+export { chip, choice, el, percent, plural as count, search, shareBar, svg, takeDrops, tint } from "./views/dom.js";
 
-/** Replaces the content of an element. */
+/** Replaces the content of an element; the focus stays on what has the same `data-focus` as what had it. */
 export function fill(parent, ...children) {
+  const had = parent.contains(document.activeElement) ? document.activeElement.dataset.focus : undefined;
   parent.replaceChildren(...there(children));
+  if (had !== undefined) parent.querySelector(`[data-focus="${CSS.escape(had)}"]`)?.focus();
   return parent;
+}
+
+/** Adds a style sheet to the page; resolves once it is there, since sizes that are measured before would be wrong. */
+export async function styleSheet(href) {
+  const sheet = el("link", { rel: "stylesheet", href });
+  const loaded = new Promise((done) => { sheet.onload = sheet.onerror = done; });
+  document.head.append(sheet);
+  await loaded;
+  return sheet;
 }
 
 /** The number key of a class, in the colour of the class; its name stands beside it. */

@@ -1,7 +1,7 @@
 // The Look tab: what a model predicts for a picture, and where it looks.
 
 import { fail, get, postBytes, say } from "./api.js";
-import { el, fill, shareBar } from "./dom.js";
+import { el, fill, shareBar, takeDrops } from "./dom.js";
 import { PatchView } from "./look_patch.js";
 import { overlay, scale } from "./look_map.js";
 import { familiarity, modelChoice, noModel, percent, UNFAMILIAR } from "./models.js";
@@ -35,7 +35,7 @@ class LookPage {
       fill(main, noModel(this.studio, "No model is trained yet", "Once a training is done, bring any picture here and see what its model predicts."));
       return;
     }
-    this.found = el("div", { class: "look-found", "aria-live": "polite" });
+    this.found = el("div", { "aria-live": "polite" });
     const model = modelChoice(this.studio, "look-model", models, (name) => { this.run = name; this.look(); });
     this.run = model.value;
     fill(main, el("section", { class: "panel look-bring", "aria-label": "A picture" },
@@ -59,12 +59,7 @@ class LookPage {
       el("div", { class: "row" }, choose, el("label", { for: "look-file", class: "button primary" }, "Choose a picture"),
         camera, el("label", { for: "look-camera", class: "button" }, "Use camera")),
       el("p", { class: "small soft" }, "It stays on this machine and is not kept."));
-    for (const kind of ["dragover", "dragenter"]) place.addEventListener(kind, (event) => { event.preventDefault(); place.classList.add("over"); });
-    for (const kind of ["dragleave", "drop"]) place.addEventListener(kind, () => place.classList.remove("over"));
-    place.addEventListener("drop", (event) => {
-      event.preventDefault();
-      if (event.dataTransfer.files.length) this.bring(event.dataTransfer.files[0]);
-    });
+    takeDrops(place, ({ files }) => { if (files.length) this.bring(files[0]); });
     return place;
   }
 
@@ -148,7 +143,7 @@ class LookPage {
     const { methods } = this.seen;
     if (place >= methods.length) return null;
     const canvas = el("canvas", { role: "img" });
-    const tells = el("span", { class: "small soft look-tells" });
+    const tells = el("span", { class: "small soft" });
     const left = el("span", { class: "small look-left", "aria-hidden": "true" });
     const choice = el("select", { "aria-label": `Map ${place + 1}: method`, onchange: () => load() }, methods.map((own) => el("option", { value: own.name }, TITLES[own.name] || own.name)));
     choice.value = methods[place].name;

@@ -85,11 +85,9 @@ export class PatchView {
     const number = found.numbers[layer];
     const choose = (own, part) => { [this.layer, this.head] = [own, part]; this.show(); };
     const title = head < 0 ? `Layer ${number}, all heads` : `Layer ${number}, head ${head}`;
-    const had = document.activeElement?.dataset?.map;
     const row = (title, maps) => [el("p", { class: "small soft" }, title), el("div", { class: "look-row" }, maps)];
     fill(this.layers, row("Layers, the first to the last", found.means.map((values, i) => small(values, `Layer ${found.numbers[i]}`, found.numbers[i], i === layer, () => choose(i, -1)))));
     fill(this.heads, row(`Heads of layer ${number}`, found.layers[layer].map((values, i) => small(values, `Head ${i}`, i, i === head, () => choose(layer, i === head ? -1 : i)))));
-    if (had) this.element.querySelector(`[data-map="${had}"]`)?.focus();
     this.canvas.setAttribute("aria-label", `${title}: what the patch in row ${found.row + 1}, column ${found.column + 1} attends to`);
     this.name.textContent = title;
     this.large.hidden = false;
@@ -101,5 +99,5 @@ export class PatchView {
 function small(values, name, number, chosen, onclick) {
   const made = grid(values);
   made.setAttribute("aria-hidden", "true");
-  return el("button", { type: "button", class: "look-head", "data-map": name, "aria-label": name, "aria-pressed": String(chosen), onclick }, made, String(number));
+  return el("button", { type: "button", class: "look-head", "data-focus": name, "aria-label": name, "aria-pressed": String(chosen), onclick }, made, String(number));
 }

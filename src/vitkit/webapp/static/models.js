@@ -1,6 +1,6 @@
 // Shared by the tabs that use a trained model: the choice of the model, the page if there is none, what a model says.
 
-import { el } from "./dom.js";
+import { el, styleSheet } from "./dom.js";
 
 const VIEWS = "/static/views/views.css"; // the style sheet of a report's views
 
@@ -19,18 +19,9 @@ export function modelChoice(studio, id, models, chosen) {
   return select;
 }
 
-/** The first thing that a tab says: a sentence, beside a large figure. */
-export function verdict(level, figure, sentence, ...beside) {
-  return el("section", { class: "panel verdict", "data-level": level, "aria-label": "Verdict" },
-    figure && el("span", { class: "figure" }, figure), el("div", {}, el("p", { class: "sentence" }, sentence), beside.flat()));
-}
-
 /** Loads the style sheet of a report's views; returns a function that takes it away again. */
 export async function viewSheet() {
-  const sheet = el("link", { rel: "stylesheet", href: VIEWS });
-  const there = new Promise((done) => { sheet.onload = sheet.onerror = done; });
-  document.head.append(sheet);
-  await there;
+  const sheet = await styleSheet(VIEWS);
   return () => sheet.remove();
 }
 

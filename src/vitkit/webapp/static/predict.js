@@ -2,8 +2,8 @@
 
 import { fail, get, post, say } from "./api.js";
 import { percent } from "./data_state.js";
-import { chip, count, dialog, el, fill, shareBar } from "./dom.js";
-import { modelChoice, noModel, UNFAMILIAR, verdict, viewSheet } from "./models.js";
+import { chip, choice, count, dialog, el, fill, search, shareBar, verdict } from "./dom.js";
+import { modelChoice, noModel, UNFAMILIAR, viewSheet } from "./models.js";
 import { bar, stage } from "./progress.js";
 import { uploadPlace } from "./upload.js";
 import { Enlarged } from "./views/enlarged.js";
@@ -162,19 +162,15 @@ class PredictPage {
     const { shown } = this;
     this.tells = [...shown.rows.keys()].some((i) => this.familiar(i) !== undefined);
     if (!this.tells && this.order === "familiar") this.order = "look";
-    const choice = (title, choices, chosen, onchange) => {
-      const select = el("select", { onchange: () => { onchange(select.value); this.draw(true); } }, choices.filter(Boolean).map(([value, text]) => el("option", { value }, text)));
-      select.value = chosen;
-      return el("label", { class: "choice" }, title, select);
-    };
+    const pick = (title, choices, chosen, set) => choice(title, choices.filter(Boolean), chosen, (value) => { set(value); this.draw(true); });
     const number = (id, title, step, value, onchange) => {
       const input = el("input", { type: "number", id, min: 0, max: 100, step, value, oninput: () => { onchange(Math.min(1, Math.max(0, Number(input.value) / 100 || 0))); this.draw(); } });
       return el("div", { class: "choice" }, el("label", { for: id }, title), el("span", {}, input, " %"));
     };
-    const kinds = choice("Which photographs", [["", "All photographs"], ["look", "To look at"], ["sure", "With a class"], ["withheld", "Withheld"], this.tells && ["unknown", "Unknown"], ["corrected", "Corrected"], ["unreadable", "Cannot be read"]], "", (value) => { this.filter.kind = value; });
-    const labels = choice("Class", [], "", (value) => { this.filter.label = value; });
+    const kinds = pick("Which photographs", [["", "All photographs"], ["look", "To look at"], ["sure", "With a class"], ["withheld", "Withheld"], this.tells && ["unknown", "Unknown"], ["corrected", "Corrected"], ["unreadable", "Cannot be read"]], "", (value) => { this.filter.kind = value; });
+    const labels = pick("Class", [], "", (value) => { this.filter.label = value; });
     [this.kinds, this.labels] = [kinds, labels].map((own) => own.querySelector("select"));
-    const find = el("input", { type: "search", oninput: () => { this.filter.text = find.value; this.draw(true); } });
+    const find = search("Part of a file's name", (text) => { this.filter.text = text; this.draw(true); });
     this.verdict = el("div");
     this.counts = el("p", { class: "soft", role: "status" });
     this.list = el("ul", { class: "predictions" });
@@ -185,8 +181,8 @@ class PredictPage {
     this.enlarged = new Enlarged(pictures, () => [], (i) => [this.correction(i)]);
     fill(this.result, this.verdict, el("section", { class: "panel", "aria-label": "Predictions" }, el("h2", { class: "wrap" }, `${shown.title}, by ${shown.run}`),
       el("details", { class: "predict-filters", open: innerWidth > PHONE }, el("summary", {}, "Filter and order"), el("div", { class: "controls", role: "group", "aria-label": "Filter" }, labels, kinds,
-        choice("Order", [["look", "To look at first"], ["", "By name"], this.tells && ["familiar", "The least familiar first"]], this.order, (value) => { this.order = value; }),
-        el("label", { class: "choice" }, "Part of a file's name", find),
+        pick("Order", [["look", "To look at first"], ["", "By name"], this.tells && ["familiar", "The least familiar first"]], this.order, (value) => { this.order = value; }),
+        find,
         number("withhold", "Withhold below", 1, Math.round(100 * this.withhold), (value) => { this.withhold = value; }),
         this.tells && number("unknown", "Call unknown up to a familiarity of", 0.5, 100 * this.unknownBelow, (value) => { this.unknownBelow = value; }))),
       this.files, this.counts, this.names, this.list, this.more), this.enlarged.element);
@@ -197,8 +193,9 @@ class PredictPage {
     if (top) this.most = PAGE;
     const { shown } = this;
     const all = [...shown.rows.keys()];
-    const classes = [...new Set(all.map((i) => this.label(i)).filter(Boolean))].sort();
-    fill(this.labels, el("option", { value: "" }, "Every class"), classes.map((name) => el("option", { value: name }, `${name} (${all.filter((i) => this.label(i) === name).length.toLocaleString("en")})`)));
+    const counts = new Map();
+    for (const label of all.map((i) => this.label(i)).filter(Boolean)) counts.set(label, (counts.get(label) ?? 0) + 1);
+    fill(this.labels, el("option", { value: "" }, "Every class"), [...counts.keys()].sort().map((name) => el("option", { value: name }, `${name} (${counts.get(name).toLocaleString("en")})`)));
     this.labels.value = this.filter.label;
     const found = this.matching();
     const withheld = all.filter((i) => this.isWithheld(i)).length;
@@ -214,10 +211,10 @@ class PredictPage {
 
   drawVerdict(all, look) {
     const [words, others] = [(number) => number.toLocaleString("en"), this.filter.kind === "look" ? "" : "look"];
-    const show = el("button", { type: "button", onclick: () => { this.kinds.value = this.filter.kind = others; this.draw(true); } }, others ? `Show the ${words(look)} to look at` : `Show all ${words(all)}`);
+    const show = el("button", { type: "button", "data-focus": "show", onclick: () => { this.kinds.value = this.filter.kind = others; this.draw(true); } }, others ? `Show the ${words(look)} to look at` : `Show all ${words(all)}`);
     const rule = `Sure means a confidence of at least ${Math.round(100 * Math.max(SURE, this.withhold))} %${this.tells ? " and a familiar photograph" : ""}, or that you corrected it.`;
-    fill(this.verdict, verdict(look ? "warning" : "good", null, look ? `${words(all - look)} sure, ${words(look)} to look at` : `All ${words(all)} sure`,
-      el("p", { class: "soft" }, rule, this.shown.tested && ` The model's test: ${this.shown.tested}.`), (look > 0 || !others) && show));
+    const told = look ? { level: "warning", sentence: `${words(all - look)} sure, ${words(look)} to look at` } : { level: "good", sentence: `All ${words(all)} sure` };
+    fill(this.verdict, verdict(told, null, [el("p", { class: "soft" }, rule, this.shown.tested && ` The model's test: ${this.shown.tested}.`), (look > 0 || !others) && show]));
   }
 
   thumbnail(i) {

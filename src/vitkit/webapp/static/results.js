@@ -1,10 +1,11 @@
 // The Results tab: how good a model is, its right and wrong predictions, and suspected label errors.
 
 import { fail, get, post, say } from "./api.js";
-import { chip, count, el, fill } from "./dom.js";
-import { verdict, viewSheet } from "./models.js";
+import { chip, count, el, fill, verdict } from "./dom.js";
+import { viewSheet } from "./models.js";
 import { Corrections } from "./results_label.js";
 import { showEvaluation } from "./views/evaluation.js";
+import { sharp } from "./views/gallery.js";
 
 const PARTS = [
   ["confusion", "What is mixed up", "Click a cell to see its photographs."],
@@ -47,7 +48,7 @@ class ResultsPage {
   choices() {
     const list = (id, title, first, chosen, onchange) => {
       const runs = this.runs.map((run) => el("option", { value: run.name }, `${run.name}: ${percent(run.figures.accuracy)}${run.figures.split === "val" ? " (validation)" : ""}`));
-      const select = el("select", { id, onchange: () => onchange(select.value) }, first, runs);
+      const select = el("select", { id, "data-focus": id, onchange: () => onchange(select.value) }, first, runs);
       select.value = chosen;
       return [el("label", { for: id }, title), select];
     };
@@ -61,7 +62,7 @@ class ResultsPage {
     const { accuracy, balanced_accuracy: alike, images, split } = figures;
     const kind = split === "val" ? "validation photographs, on which the figures are too optimistic" : `${split} photographs`;
     const parts = [`${this.name}, on ${images} ${kind}`, interval && `95 % interval ${percent(interval[0])} to ${percent(interval[1])}`, alike !== undefined && `${percent(alike)} on average over the classes`];
-    return verdict(told.level, accuracy !== null && percent(accuracy), told.sentence, el("p", { class: "soft wrap" }, parts.filter(Boolean).join("; ")), caveats.map((text) => el("p", { class: "small soft wrap" }, text)));
+    return verdict(told, accuracy !== null && percent(accuracy), [el("p", { class: "soft wrap" }, parts.filter(Boolean).join("; ")), caveats.map((text) => el("p", { class: "small soft wrap" }, text))]);
   }
 
   async choose(name) {
@@ -69,10 +70,8 @@ class ResultsPage {
     this.name = name;
     this.most = FEW;
     this.decided = null; // the doubtful label that was decided last
-    const had = document.activeElement?.id;
     const tools = el("div", { class: "row results-tools" }, this.choices());
     fill(this.detail, this.verdict(), tools, this.beside, el("p", { class: "soft" }, "Loading …"));
-    if (had) document.getElementById(had)?.focus();
     try {
       const address = `/api/results/runs/${encodeURIComponent(name)}`;
       const [data, doubts, labels, { classes }] = await Promise.all([get(address), get(`${address}/suspects`), get(`${address}/labels`), get("/api/data/labels")]);
@@ -145,12 +144,10 @@ class ResultsPage {
     const again = el("button", { type: "button", class: "primary", disabled: Boolean(whyNot), onclick: () => this.studio.goto("train", `again:${this.name}`) }, "Train again with these labels");
     const left = suspects.length - this.most;
     const more = el("button", { type: "button", onclick: () => { this.most += MORE; this.showDoubts(address, told); } }, `Show more (${left} left)`);
-    const had = document.activeElement?.dataset?.decides;
     fill(this.doubts, el("h2", {}, "Labels to look at"), el("p", { class: "soft" }, words), whyNot && el("p", { class: "soft wrap" }, whyNot),
       el("p", { class: "row" }, again, el("span", { class: "small soft" }, `${kept} Changed labels count as they were in this run, and photographs that you leave out as it predicted them; the figure with the new labels stands beside.`)),
       el("ul", { class: "suspects" }, suspects.slice(0, this.most).map((own, number) => this.suspect(`${address}/suspects/${number}?list=${encodeURIComponent(version)}`, own, number, whyNot ? null : send))),
       left > 0 && more);
-    if (had) this.doubts.querySelector(`[data-decides="${had}"]`)?.focus();
   }
 
   chip(name) {
@@ -167,9 +164,8 @@ class ResultsPage {
   }
 
   suspect(picture, own, number, send) {
-    const image = el("img", { src: picture, alt: `photograph ${own.path}`, loading: "lazy" });
-    image.addEventListener("load", () => image.classList.toggle("tiny", Math.max(image.naturalWidth, image.naturalHeight) < 100));
-    const act = (what, text, label) => el("button", { type: "button", "data-decides": `${number}-${what}`, "aria-pressed": label && String(own.state === label), onclick: () => send([number], what) }, text);
+    const image = sharp(el("img", { src: picture, alt: `photograph ${own.path}`, loading: "lazy" }));
+    const act = (what, text, label) => el("button", { type: "button", "data-focus": `${number}-${what}`, "aria-pressed": label && String(own.state === label), onclick: () => send([number], what) }, text);
     return el("li", { "data-state": own.state }, image,
       el("p", {}, "your label: ", this.chip(own.label)), el("p", {}, "looks like: ", this.chip(own.suggested), ` (by ${Number(own.score).toFixed(2)})`),
       el("p", { class: "small soft" }, own.path),

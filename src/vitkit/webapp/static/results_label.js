@@ -25,7 +25,7 @@ export class Corrections {
     this.list = more.length > 0 && el("select", { "aria-label": "Another class", onchange: () => this.list.value && this.give(this.list.value) }, el("option", { value: "" }, "It is …"), more.map((own) => el("option", { value: own.name }, own.name)));
     this.undoing = el("button", { type: "button", title: "Ctrl+Z", onclick: () => this.undo() }, "Undo");
     this.said = el("p", { role: "status" });
-    this.element = el("div", {}, el("div", { class: "row results-classes", role: "group", "aria-label": "Your label" },
+    this.element = el("div", {}, el("div", { class: "row", role: "group", "aria-label": "Your label" },
       this.classes.slice(0, KEYS).map((own, place) => button(own.name, keyOf(place), el("span", { class: "cut class-name" }, own.name))), this.list,
       button("", "Leave out"), this.undoing), this.said);
     this.draw();

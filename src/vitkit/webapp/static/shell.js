@@ -1,6 +1,6 @@
 // The page: tabs by the address's hash (#data, #train/RUN), one at a time.
 
-import { el, fill } from "./dom.js";
+import { el, fill, styleSheet } from "./dom.js";
 import { fail, get, post } from "./api.js";
 
 let studio = null;
@@ -28,13 +28,8 @@ async function start() {
   await open();
 }
 
-/** Loads a style sheet, and waits for it, since sizes that are measured before would be wrong. */
 function styled(address) {
-  if (document.querySelector(`link[href="${address}"]`)) return null;
-  const link = el("link", { rel: "stylesheet", href: address });
-  const done = new Promise((there) => { link.onload = link.onerror = there; });
-  document.head.append(link);
-  return done;
+  return document.querySelector(`link[href="${address}"]`) ? null : styleSheet(address);
 }
 
 function asked() {
@@ -64,7 +59,6 @@ async function open() {
     else link.removeAttribute("aria-current");
   }
   fill(main, el("h1", { class: "unseen" }, tab.title), el("p", { class: "soft" }, "Loading …"));
-  main.className = `tab-${tab.name}`;
   try {
     const [module] = await Promise.all([import(`./${tab.name}.js`), tab.styled && styled(`/static/${tab.name}.css`)]);
     const page = el("div", { class: "page" });

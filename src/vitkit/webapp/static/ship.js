@@ -1,8 +1,9 @@
 // The Ship tab: the card of a model, files for other programs, and the command that serves it.
 
 import { fail, get, post, say } from "./api.js";
-import { el, fill } from "./dom.js";
-import { modelChoice, noModel, percent, verdict } from "./models.js";
+import { el, fill, verdict } from "./dom.js";
+import { modelChoice, noModel, percent } from "./models.js";
+import { bar } from "./progress.js";
 
 const FOR = {
   html: ["a page", "One file that classifies photographs in a browser, by double click: no network, no installation, no studio."],
@@ -55,8 +56,8 @@ class ShipPage {
       el("table", { class: "ship-files" }, el("thead", {}, el("tr", {}, HEADS.map((head) => el("th", { scope: "col" }, head)), el("td"))), rows));
     const { verdict: tested, figures } = told.model;
     fill(this.body,
-      tested ? verdict(tested.level, figures.accuracy !== null && percent(figures.accuracy), tested.sentence, el("p", { class: "soft" }, `On ${figures.images} ${figures.split === "val" ? "validation" : figures.split} photographs${told.model.caveats.length ? ` (${told.model.caveats.join("; ")})` : ""}. Each file below is read back and compared with the model, and kept only if its predictions agree. The first download makes the file, checks it and measures it.`))
-        : verdict("note", null, "How often the model is right is not known: it was not tested"),
+      tested ? verdict(tested, figures.accuracy !== null && percent(figures.accuracy), [el("p", { class: "soft" }, `On ${figures.images} ${figures.split === "val" ? "validation" : figures.split} photographs${told.model.caveats.length ? ` (${told.model.caveats.join("; ")})` : ""}. Each file below is read back and compared with the model, and kept only if its predictions agree. The first download makes the file, checks it and measures it.`)])
+        : verdict({ level: "note", sentence: "How often the model is right is not known: it was not tested" }),
       files("Take it along", "For people and machines without the studio. Photographs stay on the machine on which the file is opened.", this.packages),
       files("Files for other programs", "Speed: on this machine, in batches of 8. Accuracy: against the model, on the photographs of the check.", this.exports),
       el("section", { class: "panel", "aria-label": "Serve it" }, el("h2", {}, "Serve it"),
@@ -78,11 +79,16 @@ class ShipPage {
           const told = now.running ? this.told : await get(`/api/ship/model?run=${encodeURIComponent(run)}`);
           if (run !== this.run) return;
           this.told = told;
-          if (!now.running && now.error) fail(new Error(now.error));
-          else if (!now.running) say(`${now.run} was exported.`);
           this.follow(now);
-          if (!now.running && now.error) this.wanted = "";
-          else if (!now.running) this.bring(now);
+          if (now.running) return;
+          if (document.activeElement === document.body) this.body.querySelector(`button[data-to="${now.to}"]`)?.focus();
+          if (now.error) {
+            this.wanted = "";
+            fail(new Error(now.error));
+          } else {
+            say(`${now.run} was exported.`);
+            this.bring(now);
+          }
         } catch (error) {
           fail(error);
         }
@@ -98,15 +104,13 @@ class ShipPage {
   }
 
   drawExports(state) {
-    const focused = document.activeElement?.dataset?.to;
     const { exports, model } = this.told;
     const speed = exports.find((own) => own.measured)?.measured.model_per_second;
     const itself = el("tr", { "data-form": "model" }, el("td", {}, el("strong", {}, "The model itself"), el("p", { class: "small soft" }, "For vitkit.")),
-      figure("Size", size(model.bytes)), figure("Photographs a second", rate(speed)), figure("Accuracy", model.figures?.accuracy !== undefined && model.figures.accuracy !== null && percent(model.figures.accuracy)), el("td"));
+      figures(size(model.bytes), rate(speed), Number.isFinite(model.figures?.accuracy) && percent(model.figures.accuracy)), el("td"));
     const rows = (isPackage) => this.formats.filter((form) => form.is_package === isPackage).map((form) => this.row(form, state));
     fill(this.packages, rows(true));
     fill(this.exports, itself, rows(false));
-    if (focused) this.body.querySelector(`[data-to="${CSS.escape(focused)}"]`)?.focus();
   }
 
   row(form, state) {
@@ -120,8 +124,8 @@ class ShipPage {
       el("td", {}, el("strong", {}, form.title), el("p", { class: "small soft" }, about),
         !there && form.megabytes > 0 && el("p", { class: "small soft" }, `The first export downloads ONNX Runtime Web, ${form.megabytes} MB.`),
         measured && el("details", {}, el("summary", { class: "small" }, "What the check found"), el("pre", {}, [].concat(measured.lines).join("\n")))),
-      there ? [figure("Size", size(there.files.reduce((sum, file) => sum + file.bytes, 0))), figure("Photographs a second", rate(measured?.per_second)), figure("Accuracy", measured && against(measured))]
-        : el("td", { colspan: 3, class: "soft" }, busy ? [el("span", { role: "status" }, state.what ? `${state.what} …` : "Begins …"), el("progress", { "aria-label": "Export", ...(state.total ? { value: state.done, max: state.total } : {}) })] : "Not made yet"),
+      there ? figures(size(there.files.reduce((sum, file) => sum + file.bytes, 0)), rate(measured?.per_second), measured && against(measured))
+        : el("td", { colspan: 3, class: "soft" }, busy ? [el("span", { role: "status" }, state.what ? `${state.what} …` : "Begins …"), bar(state, "Export")] : "Not made yet"),
       el("td", {}, el("div", { class: "row" }, there ? [there.files.map(link), make("Make it again", { class: "quiet" })].flat() : make(`Download as ${name}`))));
   }
 
@@ -168,9 +172,9 @@ function shown(text) {
   return text.split(/(?<!\\)`/).map((part, i) => { const plain = part.replace(/\\(.)/g, "$1"); return i % 2 ? el("code", {}, plain) : plain; });
 }
 
-/** A cell with a figure, or that it was not measured. */
-function figure(title, text) {
-  return el("td", { "data-title": title }, text || el("span", { class: "soft" }, "not measured"));
+/** Cells with figures below their headings, or that one was not measured. */
+function figures(...texts) {
+  return texts.map((text, i) => el("td", { "data-title": HEADS[i + 1] }, text || el("span", { class: "soft" }, "not measured")));
 }
 
 function rate(speed) {

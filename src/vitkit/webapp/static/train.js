@@ -2,8 +2,8 @@
 
 import { fail, get, post, say } from "./api.js";
 import { chart } from "./chart.js";
-import { dialog, el, fill, verdict } from "./dom.js";
-import { timeLeft } from "./progress.js";
+import { dialog, el, fill, percent, verdict } from "./dom.js";
+import { bar, timeLeft } from "./progress.js";
 import { weightsPlace } from "./upload.js";
 
 const METHODS = [
@@ -43,15 +43,13 @@ class TrainPage {
   async build(main) {
     const [{ offers }, { runs, notes }] = await Promise.all([get("/api/train/offers"), get("/api/train/runs")]);
     this.runs = runs;
-    if (!this.chosen && runs.length) this.chosen = runs[0].name;
     this.list = el("ul", { class: "runs" });
     this.detail = el("section", { class: "run", "aria-label": "The chosen training" });
     this.place = el("div", {}, this.form(offers));
-    const side = el("div", { class: "train-side" }, this.place, el("section", { class: "panel", "aria-label": "Trainings" }, el("h2", {}, "Trainings"), this.list,
+    const side = el("div", {}, this.place, el("section", { class: "panel", "aria-label": "Trainings" }, el("h2", {}, "Trainings"), this.list,
       notes.map((note) => el("p", { class: "small soft wrap" }, note))));
     fill(main, el("div", { class: "train" }, side, this.detail));
-    this.draw();
-    await this.follow();
+    await this.follow(runs);
   }
 
   stop() {
@@ -110,11 +108,11 @@ class TrainPage {
 
   // --- How it goes --------------------------------------------------------------------------------------------
 
-  async follow() {
+  async follow(runs = null) {
     clearTimeout(this.timer);
     if (this.stopped) return;
     try {
-      this.runs = (await get("/api/train/runs")).runs;
+      this.runs = runs ?? (await get("/api/train/runs")).runs;
       if (!this.runs.some((run) => run.name === this.chosen)) this.chosen = this.runs[0]?.name || "";
       this.now = this.chosen ? await get(`/api/train/runs/${encodeURIComponent(this.chosen)}`) : null;
       this.draw();
@@ -129,11 +127,9 @@ class TrainPage {
     const rows = JSON.stringify([this.runs.map((run) => [run.name, run.state, run.figures]), this.chosen]);
     if (rows !== this.rows) {
       this.rows = rows;
-      const had = document.activeElement?.dataset?.run;
       fill(this.list, this.runs.map((run) => el("li", {},
-        el("button", { type: "button", class: "filter", "data-run": run.name, "aria-pressed": String(run.name === this.chosen), onclick: () => this.choose(run.name) },
+        el("button", { type: "button", class: "filter", "data-focus": run.name, "aria-pressed": String(run.name === this.chosen), onclick: () => this.choose(run.name) },
           el("span", { class: "cut" }, run.name), mark(run)))));
-      if (had) this.list.querySelector(`[data-run="${CSS.escape(had)}"]`)?.focus();
       if (!this.runs.length) fill(this.list, el("li", { class: "soft" }, "None yet."));
     }
     const now = JSON.stringify(this.now);
@@ -154,17 +150,16 @@ class TrainPage {
       fill(this.detail, el("div", { class: "panel" }, el("h2", {}, "No training yet"), el("p", { class: "soft" }, "Press Train: this place then shows how well the model does, how long it still takes, and the photographs it learns from.")));
       return;
     }
-    const focused = this.detail.contains(document.activeElement) ? document.activeElement.textContent : null;
     const open = this.detail.querySelector("details.log-of")?.open ?? run.state === "failed";
     const address = `/api/train/runs/${encodeURIComponent(run.name)}/samples?${run.begun}`;
     const samples = () => el("img", { src: address, alt: "Photographs as the model sees them in training" });
-    const drawn = curves(run.metrics);
+    const told = JSON.stringify([run.name, run.metrics]);
+    if (told !== this.charted) [this.charted, this.charts] = [told, curves(run.metrics)];
     fill(this.detail, el("div", { class: "row spread" }, el("h2", { class: "wrap" }, run.name), this.buttons(run)), this.told(run),
-      el("div", { class: "panels" }, drawn && el("section", { class: "panel", "aria-label": "How well it does" }, drawn),
+      el("div", { class: "panels" }, this.charts && el("section", { class: "panel", "aria-label": "How well it does" }, this.charts),
         run.samples && el("section", { class: "panel", "aria-label": "What it learns from" }, el("h3", {}, "What it learns from"), el("p", { class: "small soft" }, "Some of your photographs as the model sees them, a little changed each time. Click to enlarge."),
-          el("button", { type: "button", class: "samples", onclick: () => dialog("What it learns from", samples()) }, samples()))),
-      run.log.length > 0 && el("details", { class: "panel log-of", open }, el("summary", {}, "Log"), el("pre", { class: "log", tabindex: 0, "aria-label": "Log of the training" }, run.log.slice(-40).join("\n"))));
-    if (focused) [...this.detail.querySelectorAll("button")].find((own) => own.textContent === focused)?.focus();
+          el("button", { type: "button", class: "samples", "data-focus": "samples", onclick: () => dialog("What it learns from", samples()) }, samples()))),
+      run.log.length > 0 && el("details", { class: "panel log-of", open }, el("summary", { "data-focus": "log" }, "Log"), el("pre", { class: "log", tabindex: 0, "aria-label": "Log of the training" }, run.log.slice(-40).join("\n"))));
   }
 
   buttons(run) {
@@ -177,26 +172,27 @@ class TrainPage {
       }
       await this.follow();
     };
+    const button = (text, onclick, kind = "") => el("button", { type: "button", class: kind, "data-focus": text, onclick }, text);
     const results = run.state === "done" && this.studio.tabs.some((tab) => tab.name === "results");
     return el("div", { class: "row" },
-      run.state === "running" && run.can_stop && el("button", { type: "button", onclick: () => act("stop", `${run.name} stops after this step, and keeps what it has learned.`) }, "Stop"),
-      run.state === "queued" && el("button", { type: "button", onclick: () => act("stop", `${run.name} is removed from the queue.`) }, "Remove from the queue"),
-      run.state === "stopped" && run.can_resume && el("button", { type: "button", class: "primary", onclick: () => act("resume", `${run.name} continues.`) }, "Continue"),
-      run.state === "failed" && el("button", { type: "button", onclick: () => act("forget", `${run.name} is no longer in the list.`) }, "Remove from the list"),
-      results && el("button", { type: "button", class: "primary", onclick: () => this.studio.goto("results", run.name) }, "See the results"));
+      run.state === "running" && run.can_stop && button("Stop", () => act("stop", `${run.name} stops after this step, and keeps what it has learned.`)),
+      run.state === "queued" && button("Remove from the queue", () => act("stop", `${run.name} is removed from the queue.`)),
+      run.state === "stopped" && run.can_resume && button("Continue", () => act("resume", `${run.name} continues.`), "primary"),
+      run.state === "failed" && button("Remove from the list", () => act("forget", `${run.name} is no longer in the list.`)),
+      results && button("See the results", () => this.studio.goto("results", run.name), "primary"));
   }
 
   /** What came of a training, or what it does now, as a verdict. */
   told(run) {
     const { accuracy, images, split } = run.figures;
     const small = (text) => el("p", { class: "small soft wrap" }, text);
-    const { done, of } = epochsOf(run);
     if (run.state === "running") return this.progress(run);
+    const { done, of } = epochsOf(run);
     if (run.state === "queued") return verdict({ level: "note", sentence: "Waits for the trainings before it" }, null, [], "Progress");
     if (run.state === "failed") return verdict({ level: "problem", sentence: "The training failed" }, null, [run.why && el("p", { class: "wrap" }, run.why),
       this.published.includes(run.asked.weights) && [el("p", {}, "If the model could not be downloaded, begin from a file of weights, which you have from elsewhere:"), weightsPlace((title) => this.offer(title))]]);
     const stopped = { level: "warning", sentence: "Stopped before the end" };
-    return verdict(run.state === "stopped" ? stopped : run.verdict ?? { level: "note", sentence: "Done" }, isNumber(accuracy) ? `${(100 * accuracy).toFixed(1)} %` : null, [
+    return verdict(run.state === "stopped" ? stopped : run.verdict ?? { level: "note", sentence: "Done" }, isNumber(accuracy) ? percent(accuracy) : null, [
       isNumber(accuracy) && el("p", { class: "soft" }, `of ${images} ${split === "val" ? "validation" : split} photographs`),
       run.caveats.map(small),
       run.state === "done" && run.asked.time && done < of && small(`The time (${run.asked.time}) is up: ${done} of ${of} epochs.`),
@@ -210,12 +206,12 @@ class TrainPage {
     const within = run.step?.what === `epoch ${done + 1}/${of}` ? run.step.done / run.step.total : 0;
     const left = leftOf(run, done + within, of);
     const learns = of > 0 && !isOver;
-    const stage = learns ? { says: "Learning from your photographs", value: done + within, of, why: `Epoch ${Math.min(done + 1, of)} of ${of}: in each, the model sees every training photograph once.` }
-      : { ...STAGES.find((own) => !own.after || lines.some((line) => own.after.test(line))), value: run.step?.done, of: run.step?.total };
+    const stage = learns ? { says: "Learning from your photographs", done: done + within, total: of, why: `Epoch ${Math.min(done + 1, of)} of ${of}: in each, the model sees every training photograph once.` }
+      : { ...run.step, ...STAGES.find((own) => !own.after || lines.some((line) => own.after.test(line))) };
     const about = [stage.why, learns && !done && run.asked.time && `It learns for at most ${TIMES.find(([value]) => value === run.asked.time)?.[1] ?? run.asked.time}.`,
       learns && left && "Then it is tested on photographs that it has not seen."].filter(Boolean).join(" ");
     return el("div", { role: "status" }, verdict({ level: "note", sentence: stage.says + (learns && left ? `: ${left}` : "") }, null, [
-      el("p", { class: "soft" }, about), el("progress", { "aria-label": learns ? "Epochs that are done" : stage.says, ...(stage.of ? { value: stage.value, max: stage.of } : {}) }),
+      el("p", { class: "soft" }, about), bar(stage, learns ? "Epochs that are done" : stage.says),
       !run.can_stop && el("p", { class: "small soft" }, "This studio has not started it: stop it where it was started.")], "Progress"));
   }
 }
@@ -244,7 +240,7 @@ function isNumber(value) {
 
 function mark(run) {
   const kind = { failed: "bad", stopped: "warn" }[run.state] || "";
-  const told = run.state === "done" && isNumber(run.figures.accuracy) ? `${(100 * run.figures.accuracy).toFixed(1)} %` : STATES[run.state];
+  const told = run.state === "done" && isNumber(run.figures.accuracy) ? percent(run.figures.accuracy) : STATES[run.state];
   return el("span", { class: `chip ${kind}` }, told);
 }
 

@@ -1,7 +1,7 @@
 // Sends photographs, or a folder or archive of them, to the studio, which writes them into a new folder.
 
 import { fail, post, postBytes, say } from "./api.js";
-import { count, el, fill } from "./dom.js";
+import { count, el, fill, takeDrops } from "./dom.js";
 import { timeLeft } from "./progress.js";
 
 const PART = 16 * 2 ** 20; // bytes that are sent at a time
@@ -33,13 +33,10 @@ export function uploadPlace(done) {
     el("div", { class: "row" }, input("upload-files", { accept: KINDS }), el("label", { for: "upload-files", class: "button" }, "Choose files"),
       input("upload-folder", { webkitdirectory: true }), el("label", { for: "upload-folder", class: "button" }, "Choose a folder")),
     el("p", { class: "small soft" }, "They are copied into a new folder on the studio's machine, beside the runs. The originals stay as they are."), told);
-  for (const kind of ["dragover", "dragenter"]) place.addEventListener(kind, (event) => { event.preventDefault(); place.classList.add("over"); });
-  for (const kind of ["dragleave", "drop"]) place.addEventListener(kind, () => place.classList.remove("over"));
-  place.addEventListener("drop", async (event) => {
-    event.preventDefault();
-    const entries = [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
+  takeDrops(place, async ({ items, files }) => {
+    const entries = [...items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
     try {
-      await send(entries.length ? (await Promise.all(entries.map((entry) => walk(entry)))).flat() : [...event.dataTransfer.files].map((file) => [file.name, file]));
+      await send(entries.length ? (await Promise.all(entries.map((entry) => walk(entry)))).flat() : [...files].map((file) => [file.name, file]));
     } catch (error) {
       fail(new Error(`What was dropped cannot be read: ${error.message}`));
     }
