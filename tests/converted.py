@@ -29,7 +29,7 @@ def keep(replace: Callable[..., None]) -> None:
 
 def _named(model: Model, batch: int | None, span: Span) -> graphs.Source:
     found = _source(model, batch, span)
-    if isinstance(model, VisionTransformer):
+    if isinstance(model, VisionTransformer) and span.pixels is None:  # tests break how pixels are read
         name = sha256(repr((model, model.config, classes_and_features(model), batch, span)).encode())
         for tensor in model.state_dict().values():
             name.update(tensor.numpy().tobytes())

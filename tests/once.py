@@ -1,5 +1,6 @@
 """Folders that take seconds to make, made once for all processes that run tests."""
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ def once(name: str, make: Callable[[Path], object]) -> Path:
     place, complete = folder / name, folder / f"{name}.made"
     with FileLock(folder / f"{name}.lock"):
         if not complete.exists():
+            shutil.rmtree(place, ignore_errors=True)  # what an attempt that failed has left
             make(place)
             complete.touch()
     return place

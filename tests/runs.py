@@ -36,19 +36,8 @@ QUICK: dict[str, Any] = {
     "precision": "float32",
     "workers": 0,
 }
-# A fine-tuning of the whole model, whose weights are named beside.
-FINE_TUNING: dict[str, Any] = {
-    "method": "full",
-    "epochs": 2,
-    "batch_size": 8,
-    "precision": "float32",
-    "workers": 0,
-    "split": (0.5, 0.25, 0.25),
-}
-FLAGS = (
-    *(part for name, value in QUICK.items() for part in (f"--{name.replace('_', '-')}", str(value))),
-    *(part for name, value in SIZE.items() for part in ("--set", f"model.{name}={value}")),
-)
+SIZE_FLAGS = tuple(part for name, value in SIZE.items() for part in ("--set", f"model.{name}={value}"))
+FLAGS = (*(part for name, value in QUICK.items() for part in (f"--{name.replace('_', '-')}", str(value))), *SIZE_FLAGS)
 
 
 def photos(root: Path, images: int = 12, noise: float = 30.0, seed: int = 0) -> Path:
@@ -120,25 +109,7 @@ def quick(data: Path, **fields: Any) -> Recipe:
     return Recipe.of(Recipe(**quick_fields(data=str(data), **fields)).to_dict(), "the test")
 
 
-class Coloured:
-    """A dataset of a caller: pictures of one colour a class, made when they are asked for."""
-
-    classes = tuple(COLOURS)
-
-    def __init__(self, images: int = 24, seed: int = 0, *, tensors: bool = False) -> None:
-        self.images, self.seed, self.tensors = images, seed, tensors
-
-    def __len__(self) -> int:
-        return self.images
-
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        noise = np.random.default_rng((self.seed, index)).normal(0, 30, (16, 16, 3))
-        pixels = np.clip(np.array(COLOURS[self.classes[index % 3]]) + noise, 0, 255).astype(np.uint8)
-        tensor = torch.from_numpy(pixels).permute(2, 0, 1).float() / 127.5 - 1
-        return tensor if self.tensors else Image.fromarray(pixels), index % 3
-
-
-def overlaid(root: Path, images: int, header: str = "labels") -> Path:
+def overlaid(root: Path, images: int) -> Path:
     """A table of pictures that each of three colours is in or not, whatever the others are."""
     root.mkdir(exist_ok=True)
     rng, rows = np.random.default_rng(0), []
@@ -148,7 +119,7 @@ def overlaid(root: Path, images: int, header: str = "labels") -> Path:
         Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(root / f"{i}.png")
         rows.append((f"{i}.png", ";".join(name for name, own in zip(COLOURS, has, strict=True) if own)))
     with (root / "all.csv").open("w", newline="") as text:
-        csv.writer(text).writerows([("path", header), *rows])
+        csv.writer(text).writerows([("path", "labels"), *rows])
     return root / "all.csv"
 
 
@@ -178,12 +149,6 @@ def shared_start() -> Path:
     return once("begun", begun) / "start"
 
 
-def shared_tuned() -> Path:
-    """The whole model of `shared_start`, fine-tuned on `shared_photos` for two epochs."""
-    fields = {**FINE_TUNING, "weights": str(shared_start())}
-    return once("run-from-weights", lambda place: vitkit.train(shared_photos(), Recipe(**fields), out=place))
-
-
 @contextmanager
 def two_penalties() -> Iterator[None]:
     """A head on frozen features is fitted with two penalties, not with eight, the least of which take seconds."""
@@ -199,16 +164,6 @@ def head_on(data: Path | vitkit.Datasets, out: Path, **fields: Any) -> vitkit.Tr
         return vitkit.train(data, Recipe(**given), out=out)
 
 
-def shared_head() -> Path:
-    """Such a run on `shared_few`, which chose that method: every image trains, and is tested by cross-validation."""
-    return once("run-of-a-head", lambda place: head_on(shared_few(), place))
-
-
-def shared_several() -> Path:
-    """A run of four epochs on `shared_overlaid`: an image may have several classes, or none."""
-    return once("run-of-several", lambda place: train(quick(shared_overlaid(), epochs=4, lr=2e-3), place))
-
-
 def folded(data: Path | None = None, **fields: Any) -> Recipe:
     return quick(data or shared_few(), **{"epochs": 2, "batch_size": 4, "folds": 3, **fields})
 
@@ -216,12 +171,6 @@ def folded(data: Path | None = None, **fields: Any) -> Recipe:
 def shared_folds() -> Path:
     """A cross-validation of `shared_few` in three folds of two epochs."""
     return once("run-of-folds", lambda place: train(folded(), place))
-
-
-def shared_own() -> Path:
-    """A run of four epochs on datasets of the caller."""
-    data, fields = vitkit.Datasets(Coloured(), Coloured(9, seed=1)), quick_fields(epochs=4)
-    return once("run-of-a-caller", lambda place: vitkit.train(data, Recipe(**fields), out=place))
 
 
 def begun(folder: Path) -> Path:

@@ -33,7 +33,6 @@ _ROW = re.compile(r"^\| (?P<number>\d\.\d+) \| (?P<what>[^|]+) \| `(?P<line>[^`]
 ROWS = {match["number"]: match["line"] for match in _ROW.finditer(PAGE.read_text(encoding="utf-8"))}
 # What makes a training quick enough for a test; a row's own flags take precedence.
 _TRAIN = {"--epochs": "1", "--workers": "0", "--batch-size": "8", "--precision": "float32", "--image-size": "16"}
-SMALL = [part for name, value in runs.SIZE.items() for part in ("--set", f"model.{name}={value}")]
 _TRAINED = ("data-size", "position", "pooling", "norm", "optimizer", "axial")  # experiments of small models
 
 
@@ -170,7 +169,7 @@ class Row:
             if "probe" in words or "--recipe" in words:
                 del quick["--epochs"]
             words += [word for flag, value in quick.items() if flag not in words for word in (flag, value)]
-            words += SMALL if "none" in words else []
+            words += runs.SIZE_FLAGS if "none" in words else []
         elif words[0] == "compare" or (words[0] == "lab" and words[1] in _TRAINED):
             words += ["--set", "workers=0", "--set", "image_size=16"]
         before = set((self._place / "runs").iterdir())

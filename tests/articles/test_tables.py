@@ -32,10 +32,10 @@ class Results(dict[str, Any]):
 
     def __init__(self, place: Path) -> None:
         super().__init__()
-        self.place = place
+        self.place, self.run = place, str(runs.shared_run())  # before a test asks for drawn pictures
 
     def __missing__(self, name: str) -> Any:
-        self[name] = MADE[name](runs.shared_photos(), str(runs.shared_run()), self.place / name)
+        self[name] = MADE[name](runs.shared_photos(), self.run, self.place / name)
         return self[name]
 
 

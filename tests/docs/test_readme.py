@@ -263,3 +263,12 @@ def test_the_paper_has_as_few_lines_as_the_readme_says() -> None:
     text = " ".join(PAGES[0].read_text(encoding="utf-8").split())
     (path, limit) = re.findall(r"\]\((src/[^)]+/vit\.py)\) is the paper in under (\d+) lines", text)[0]
     assert len((ROOT / path).read_text(encoding="utf-8").splitlines()) < int(limit)
+
+
+@pytest.mark.parametrize(
+    ("commands", "programs"),
+    [(["cat nowhere | sort"], []), (["vitkit predict nowhere x.png"], []), ([], ["import nowhere"])],
+)
+def test_what_fails_on_a_page_is_noticed(tmp_path: Path, commands: list[str], programs: list[str]) -> None:
+    with pytest.raises(AssertionError, match="nowhere"):
+        run(commands, programs, tmp_path)

@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 
 import vitkit
+from photos import noise
 from refusals import refused
 from tiny import LOCAL, build
 from vitkit.classifier import Classifier
@@ -40,10 +41,6 @@ def classifier(
     model = build(**fields)
     pixels = Preprocess(size=model.config.image_size, **(SCALE | preprocess))
     return Classifier(model, tuple("abcdefg"), pixels, temperature=1.7, thresholds=thresholds)
-
-
-def noise(width: int, height: int) -> Image.Image:
-    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
 @pytest.mark.parametrize(

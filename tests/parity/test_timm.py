@@ -1,7 +1,9 @@
 """The same weights in timm's Vision Transformer give the same numbers."""
 
+import json
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tiny import TINY, build, images, largest_difference, tiny
-from vitkit.model import VisionTransformer
+from vitkit.model import VisionTransformer, config_for
 from vitkit.training import parameter_groups
 
 deit = pytest.importorskip("timm.models.deit")
@@ -25,6 +27,7 @@ class Case:
     theirs: dict[str, Any] = field(default_factory=dict)
 
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "param_counts.json"
 GAP = {"class_token": False, "global_pool": "avg", "fc_norm": False}
 CASES = {
     "token": Case(),
@@ -112,6 +115,26 @@ def test_drop_path_rates_follow_timms_linear_rule(layers: int) -> None:
     theirs = timm.VisionTransformer(img_size=16, embed_dim=12, num_heads=3, depth=layers, drop_path_rate=0.3)
     expected = [getattr(block.drop_path1, "drop_prob", 0.0) for block in theirs.blocks]
     assert [block.drop_path1.rate for block in ours.blocks] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("vit_micro_patch4_16", "vit_tiny_patch8_384_gap", "vit_small_patch32_224_in21k", "vit_base_patch16_384"),
+        *("vit_large_patch32_384_in21k", "vit_huge_patch14_224_gap", "vit_huge_patch14_224_in21k"),
+        *("deit_tiny_patch16_224", "deit_base_distilled_patch16_384"),
+    ],
+)
+def test_the_golden_counts_are_timms(name: str) -> None:
+    config = config_for(name)
+    cls = deit.VisionTransformerDistilled if "distilled" in name else timm.VisionTransformer
+    sizes = {"img_size": config.image_size, "patch_size": config.patch_size, "num_classes": config.num_classes}
+    sizes |= {"embed_dim": config.hidden_size, "depth": config.layers, "num_heads": config.heads}
+    with torch.device("meta"):
+        model = cls(**sizes, **(GAP if name.endswith("_gap") else {}))
+    # timm no longer has the representation layer: its Linear(D, D) is added by hand.
+    extra = config.hidden_size * (config.hidden_size + 1) if name.endswith("_in21k") else 0
+    assert json.loads(GOLDEN.read_text())[name] == sum(own.numel() for own in model.parameters()) + extra
 
 
 RATES = {

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from scipy.stats import binomtest
 
+import photos as pictures
 import runs
 from once import once
 from vitkit.data import split_from_file
@@ -25,18 +25,10 @@ def easy() -> Path:
     return once("choose-method-easy", lambda place: runs.photos(place, images=EACH, noise=30))
 
 
-def noise(root: Path) -> None:
-    rng = np.random.default_rng(0)
-    for name in ("a", "b"):
-        (root / name).mkdir(parents=True)
-        for i in range(EACH):
-            Image.fromarray(rng.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(root / name / f"{i}.png")
-
-
 @pytest.fixture(scope="module")
 def hard() -> Path:
     """Pictures whose classes say nothing about them."""
-    return once("choose-method-hard", noise)
+    return once("choose-method-hard", lambda place: pictures.folder(place, dict.fromkeys("ab", EACH), 16, 16))
 
 
 def fields(data: Path, start: Path, **more: Any) -> dict[str, Any]:

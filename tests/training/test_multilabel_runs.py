@@ -1,6 +1,5 @@
 """Training where an image may have several classes, or none: every method, from a CSV to a saved model."""
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from scipy.stats import mannwhitneyu
 from sklearn.linear_model import LogisticRegression
 
@@ -27,26 +25,12 @@ CLASSES = ("blue", "green", "red")
 
 @pytest.fixture(scope="module")
 def data() -> Path:
-    return once("several", lambda place: photos(place, 48)) / "all.csv"
+    return runs.shared_overlaid()
 
 
 @pytest.fixture(scope="module")
 def scratch(data: Path) -> Path:
-    return once("several-run", lambda place: train(quick(data, epochs=4), place))
-
-
-def photos(root: Path, images: int) -> Path:
-    """A CSV of pictures whose every colour is there or not, whatever the others do."""
-    root.mkdir()
-    rng, rows = np.random.default_rng(0), [("path", "labels")]
-    for i in range(images):
-        has = rng.random(3) < 0.45
-        pixels = rng.normal(60, 25, (16, 16, 3)) + 120 * has[::-1]
-        Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(root / f"{i}.png")
-        rows.append((f"{i}.png", ";".join(name for name, own in zip(CLASSES, has, strict=True) if own)))
-    with (root / "all.csv").open("w", newline="") as text:
-        csv.writer(text).writerows(rows)
-    return root / "all.csv"
+    return once("several", lambda place: train(quick(data, epochs=4), place))
 
 
 def quick(data: Path, **fields: Any) -> Recipe:
@@ -152,7 +136,7 @@ def test_interruptions_end_in_the_same_weights_and_thresholds(data: Path, scratc
 
 
 def test_a_single_class_with_none_of_it_is_learned(tmp_path: Path) -> None:
-    file = photos(tmp_path / "data", 30)
+    file = runs.overlaid(tmp_path / "data", 30)
     header, *rows = file.read_text().splitlines()
     own = [row.split(",")[0] + ("," + "red" * ("red" in row)) for row in rows]
     file.write_text("\n".join([header, *own]) + "\n")

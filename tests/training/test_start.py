@@ -99,3 +99,5 @@ def test_a_split_seed_keeps_splits_and_folds_and_the_seed_draws_a_limit(table: I
     )
     assert len(few) == 9 and few < larger < whole
     assert other < whole and other != few
+    for name in ("val", "test"):
+        assert split(name, split_seed=7, seed=1, max_images=9) == split(name, split_seed=7, seed=1)
