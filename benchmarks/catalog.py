@@ -25,7 +25,7 @@ from timm.models import get_pretrained_cfg
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitkit.weights import CATALOG, COLUMNS, FILE, Entry
-from vitkit.weights.formats.timm import pixels_of_pretrained
+from vitkit.weights.formats.timm import preprocess_from_pretrained
 
 HERE = Path(__file__).parent
 RESULTS = {  # what sources/ keeps of each
@@ -162,7 +162,7 @@ def gated(hub: str) -> str:
 def row_of_tag(name: str) -> dict[str, Any]:
     own = get_pretrained_cfg(name)
     parameters, gmacs = counted().get(name) or cost_of(name.partition(".")[0])
-    pixels = pixels_of_pretrained(own.to_dict())
+    pixels = preprocess_from_pretrained(own.to_dict())
     _, height, width = own.input_size
     data = data_of(name.partition(".")[2])
     top1, source = results().get(name, ("", ""))

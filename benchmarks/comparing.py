@@ -125,7 +125,7 @@ def of_equal(setting: Setting, repeats: int) -> dict[str, float]:
     for _ in range(repeats):
         right, true = planted(rng, [EQUAL] * setting.models, setting)
         family = Family(right, setting.units)
-        recipes, trained = family.differences(pairs), family.differences(pairs, of_recipes=False)
+        recipes, trained = family.differences(pairs), family.differences(pairs, include_seeds=False)
         low, high = family.interval(0)
         best = family.winner()
         counts["false"] += any(own.is_distinguished for own in recipes)
@@ -150,7 +150,7 @@ def of_better(setting: Setting, repeats: int) -> dict[str, float]:
     for _ in range(repeats):
         right, _ = planted(rng, accuracies, setting)
         family = Family(right, setting.units)
-        recipes, trained = (family.differences(pairs, of_recipes=both)[:others] for both in (True, False))
+        recipes, trained = (family.differences(pairs, include_seeds=both)[:others] for both in (True, False))
         best = family.winner()
         counts["found"] += any(own.is_distinguished and own.mean > 0 for own in recipes)
         counts["found pair"] += recipes[0].is_distinguished

@@ -32,14 +32,14 @@ from tables import save_table
 
 from vitkit import embed
 from vitkit.data import (
-    Described,
+    Appearance,
+    FactDatabase,
     Facts,
-    Memory,
     PictureRecord,
     compare,
     connect,
+    find_copies_of_known,
     find_duplicates,
-    find_known,
     find_pairs,
     make_record,
     scan,
@@ -213,8 +213,8 @@ KINDS: dict[str, Alter] = {
 
 
 def read(files: Sequence[Path]) -> list[Facts]:
-    with Memory() as memory:
-        facts = scan(files, memory)
+    with FactDatabase() as database:
+        facts = scan(files, database)
     assert all(fact.error is None for fact in facts)
     return facts
 
@@ -244,7 +244,7 @@ def of_record(
     """A row for each way of altering: what the record recognises."""
     record = make_record(facts, ["seen"] * len(facts), ["train"] * len(facts), is_whole=True)
     data = record.to_bytes()
-    known = PictureRecord.from_bytes(data, "the benchmark").described()
+    known = PictureRecord.from_bytes(data, "the benchmark").appearance()
     place = {digest.tobytes(): j for j, digest in enumerate(record.digests)}
     number = [place[fact.digest[:16]] for fact in facts]
     of_number = {n: i for i, n in enumerate(number)}
@@ -252,8 +252,8 @@ def of_record(
     rows: list[dict[str, object]] = []
     for kind in KINDS:
         with tempfile.TemporaryDirectory() as folder:
-            new = Described.of(read(alter(kind, [files[i] for i in chosen], [files[i] for i in others], Path(folder))))
-        pairs, _ = find_known(new, known)
+            new = Appearance.of(read(alter(kind, [files[i] for i in chosen], [files[i] for i in others], Path(folder))))
+        pairs, _ = find_copies_of_known(new, known)
         thumbnails = find_pairs(new.pixels, known.pixels, 10**6) or ([], [])
         right = {i for i, j, _ in pairs if of_number[j] == chosen[i]}
         before = {i for own in thumbnails for i, j in own if of_number[j] == chosen[i]}
@@ -280,7 +280,7 @@ def of_pairs(name: str, files: Sequence[Path]) -> tuple[dict[str, object], list[
     facts = read(files)
     was_read = time.perf_counter()
     compared = compare(facts)
-    links, looked_for = find_duplicates(facts, compared=compared)
+    links, looked_for = find_duplicates(facts, comparison=compared)
     (near, mirrored), (altered, turned) = (own or ([], []) for own in (compared.pairs, compared.altered))
     row: dict[str, object] = {
         "pictures": len(files),
@@ -336,16 +336,16 @@ def of_permuted_labels(files: Sequence[Path], weights: Path, count: int, seed: i
     labels = rng.integers(5, size=2 * count)
     facts = read(drawn)
     record = make_record(facts[:count], ["seen"] * count, ["train"] * count, is_whole=True)
-    known = PictureRecord.from_bytes(record.to_bytes(), "the benchmark").described()
+    known = PictureRecord.from_bytes(record.to_bytes(), "the benchmark").appearance()
     knows = features_of(trained, weights)
     rest = features_of(held_out, weights)
     rows: list[dict[str, object]] = []
     for kind in SEVEN:
         with tempfile.TemporaryDirectory() as folder:
             altered = alter(kind, trained, trained, Path(folder))
-            new = Described.of([*read(altered), *facts[count:]])
+            new = Appearance.of([*read(altered), *facts[count:]])
             asked = np.concatenate([features_of(altered, weights), rest])
-        seen = {i for i, _, _ in find_known(new, known)[0]}
+        seen = {i for i, _, _ in find_copies_of_known(new, known)[0]}
         right = labels[(asked @ knows.T).argmax(axis=1)] == labels
         left = [i for i in range(2 * count) if i not in seen]
         low, high = wilson(int(right[left].sum()), len(left))

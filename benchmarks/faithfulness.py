@@ -62,7 +62,7 @@ def orders(model: VisionTransformer, images: Tensor, target: Tensor) -> dict[str
         if name == "heads":  # whose mean is `raw`
             continue
         started = time.perf_counter()
-        maps = method(model, images, **({"target": target} if METHODS[name].of_class else {}))
+        maps = method(model, images, **({"target": target} if METHODS[name].is_class_specific else {}))
         found[name] = maps.flatten(1).argsort(dim=1, descending=True), time.perf_counter() - started
     generator = torch.Generator().manual_seed(int(images.float().sum().item()) % 2**31)
     chance = torch.rand(len(images), model.config.patches, generator=generator)
@@ -110,7 +110,7 @@ def interval(values: Scores) -> str:
     return f"{values.mean():+.3f} ({low:+.3f} to {high:+.3f})"
 
 
-def to_table(scores: dict[str, tuple[Scores, float]]) -> str:
+def model_table(scores: dict[str, tuple[Scores, float]]) -> str:
     """Markdown. `gain` is insertion less deletion, which is compared with the same of two other orders."""
     gain = {name: own[1] - own[0] for name, (own, _) in scores.items()}
     lines = [
@@ -139,7 +139,7 @@ def main(folder: Path, data: Path, number: int | None, out: Path | None, *, is_r
 
     blur, words = (blurred_as_in_rise, "RISE's blur") if is_rise else (blurred, f"blur of {BLUR:g} pixels")
     text = f"{len(images)} test photographs of `{data.name}`, {STEPS} steps, {words}, bfloat16\n\n"
-    text += to_table(score(model, images, blur, report))
+    text += model_table(score(model, images, blur, report))
     print(text)
     if out is not None:
         out.write_text(text, encoding="utf-8")

@@ -172,7 +172,7 @@ def head_of(how: str, x: torch.Tensor, y: torch.Tensor, seed: int) -> tuple[Fit,
         fitted, labels = choose_head(x, y, None, classes, penalty), y
     p = logits.double().softmax(dim=1).numpy()
     temperature = fit_temperature(p, labels.numpy())
-    held_out = HeldOut.of((logits / temperature).double().softmax(dim=1).numpy(), labels.numpy())
+    held_out = HeldOut.from_probabilities((logits / temperature).double().softmax(dim=1).numpy(), labels.numpy())
     return fitted, held_out, temperature, float((logits.argmax(dim=1) == labels).float().mean())
 
 
@@ -185,7 +185,7 @@ def measure_head(how: str, x: torch.Tensor, y: torch.Tensor, tested: tuple[torch
     for coverage in (0.9, 0.95):
         name = f"covered_{round(100 * coverage)}"
         with suppress(VitkitError):
-            row[name] = class_sets(held_out, coverage).of(p)[np.arange(len(true)), true].mean()
+            row[name] = class_sets(held_out, coverage).contains(p)[np.arange(len(true)), true].mean()
     with suppress(VitkitError):
         answers = sure_threshold(held_out, 0.9).answers(p)
         row |= {"answered": answers.mean(), "right": is_right[answers].mean() if answers.any() else 1.0}

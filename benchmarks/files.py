@@ -29,7 +29,7 @@ from vitkit.exporting.formats import Storage
 from vitkit.inference import processor
 from vitkit.inference.backends import onnx, openvino
 from vitkit.model import config_for
-from vitkit.profiling import interleave, on_cpu, random_model
+from vitkit.profiling import interleave, random_model, wall_seconds
 
 OPENS = {".xml": openvino.from_file, ".onnx": onnx.from_file}
 CARD = f'{{"checksum": "{BLANK}"}}'
@@ -42,7 +42,9 @@ def write(folder: Path, labels: list[str], suffixes: list[str]) -> None:
         for suffix in suffixes:
             out = folder / f"{label.replace('/', '')}{suffix}"
             form = format_of(out)
-            took = on_cpu(lambda form=form, model=model, out=out: form.save(form.convert(model, Storage()), out, CARD))
+            took = wall_seconds(
+                lambda form=form, model=model, out=out: form.save(form.convert(model, Storage()), out, CARD)
+            )
             print(f"{out.name}: written in {took:.2f} s", flush=True)
 
 
@@ -57,7 +59,7 @@ def rows_of(before: Path, after: Path, batches: list[int], rounds: int) -> list[
     """Compare two files of one model: one row for each batch size."""
     opens = OPENS[before.suffix]
     image = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(1))
-    opening = interleave({str(path): partial(_open, path, image) for path in (before, after)}, 5, long=0)
+    opening = interleave({str(path): partial(_open, path, image) for path in (before, after)}, 5, warm_up_below=0)
     runners = {"before": opens(before, "float32"), "after": opens(after, "float32"), "copy": opens(before, "float32")}
     rows = []
     for batch in batches:
@@ -65,7 +67,7 @@ def rows_of(before: Path, after: Path, batches: list[int], rounds: int) -> list[
         works = {name: partial(runner, images) for name, runner in runners.items()}
         times = interleave(works, rounds, stopwatch=processor_seconds)
         ours, earlier = times["after"], times["before"]
-        ratio, itself = ours.times_as_fast_as(earlier), times["copy"].times_as_fast_as(earlier)
+        ratio, itself = ours.speedup_over(earlier), times["copy"].speedup_over(earlier)
         rows.append(
             {
                 "model": before.stem,

@@ -105,7 +105,7 @@ def main() -> None:
         for way, kills in (("Ray", False), ("Ray, a worker killed", True)):
             out = folder / f"{way}.parquet"
             seconds, used, _ = run([*command, *of_ray], out, kills=kills)
-            table = pyarrow.dataset.dataset(out).to_table(columns=["path", "confidence"]).to_pylist()
+            table = pyarrow.dataset.dataset(out).model_table(columns=["path", "confidence"]).to_pylist()
             row = {"way": way, "seconds": f"{seconds:.1f}", "rate": f"{arguments.images / seconds:.0f}"}
             row["once"] = str(sorted(found["path"] for found in table) == sorted(expected))
             difference = max(abs(found["confidence"] - expected[found["path"]]) for found in table)

@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader, Dataset
 from vitkit import Classifier, Preprocess
 from vitkit.data import IMAGENET_MEAN, IMAGENET_STD, find_images
 from vitkit.model import config_for
-from vitkit.profiling import Timing, on_cpu, random_model, resident
+from vitkit.profiling import Timing, random_model, resident_bytes, wall_seconds
 from vitkit.weights import load
 
 DATA = os.environ.get("VITKIT_TEST_DATA")
@@ -146,7 +146,7 @@ def measure(
             def work(name: str = name, run: Pass = run) -> None:
                 answers[name] = run(paths)
 
-            seconds[name].append(on_cpu(work))
+            seconds[name].append(wall_seconds(work))
             print(f"{what}: {name}: {seconds[name][-1]:.2f} s", file=sys.stderr, flush=True)
     times = {name: Timing(tuple(own)) for name, own in seconds.items()}
     return [
@@ -169,7 +169,7 @@ def _row(
     if alone is not None:
         parts = zip(times[alone].seconds, times[READING].seconds, strict=True)
         bound = Timing(tuple(model + reading for model, reading in parts))
-        of_bound = round(own.times_as_fast_as(bound).median, 3)
+        of_bound = round(own.speedup_over(bound).median, 3)
     return {
         "what": what,
         "name": name if alone is None else f"{name} ({alone.partition(', ')[2]})",
@@ -178,8 +178,8 @@ def _row(
         "images_per_s_q1": round(rate.low, 1),
         "images_per_s_q3": round(rate.high, 1),
         "of_bound": of_bound,
-        "times_timm_float32": round(own.times_as_fast_as(times["timm loop float32"]).median, 3),
-        "times_timm_bfloat16": round(own.times_as_fast_as(times["timm loop bfloat16"]).median, 3),
+        "times_timm_float32": round(own.speedup_over(times["timm loop float32"]).median, 3),
+        "times_timm_bfloat16": round(own.speedup_over(times["timm loop bfloat16"]).median, 3),
         "same_top1": agreement,
         "rounds": len(own.seconds),
     }
@@ -207,7 +207,7 @@ def print_memory(model: str, folder: str) -> None:
     """What a process of its own is started for: bytes held after each twentieth of the files."""
     classifier, paths = load(model).use(), list(find_images([folder]))
     samples = [
-        (done, resident())
+        (done, resident_bytes())
         for done, _ in enumerate(classifier.stream(paths), start=1)
         if done % max(len(paths) // 20, 1) == 0
     ]

@@ -462,9 +462,9 @@ def _rates(timing: Timing, batch: int) -> Row:
 def _beside(timing: Timing, theirs: Mapping[str, Timing], same: str) -> Row:
     """Compare with the fastest peer, and with timm by the same way."""
     best = min(theirs.values(), key=lambda other: other.quartiles.median, default=None)
-    row = {"times_best_peer": None if best is None else round(timing.times_as_fast_as(best).median, 3)}
+    row = {"times_best_peer": None if best is None else round(timing.speedup_over(best).median, 3)}
     if same in theirs and theirs[same] is not timing:
-        row["times_timm_same_way"] = round(timing.times_as_fast_as(theirs[same]).median, 3)
+        row["times_timm_same_way"] = round(timing.speedup_over(theirs[same]).median, 3)
     return row
 
 

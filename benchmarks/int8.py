@@ -24,9 +24,9 @@ from torch import Tensor
 
 from vitkit.exporting.card import BLANK
 from vitkit.exporting.formats import FORMATS, INT8, Storage
-from vitkit.exporting.quantization import ends
+from vitkit.exporting.quantization import first_and_last
 from vitkit.inference.backends.graph_runner import import_without_telemetry
-from vitkit.inference.backends.graphs import folded, quietly
+from vitkit.inference.backends.graphs import exportable_copy, quietly
 from vitkit.profiling.speed import interleave
 from vitkit.system.files import to_json
 
@@ -38,10 +38,11 @@ def ours(setting: Setting, to: str, *, is_int8: bool) -> Run:
     """Return the function of a file that vitkit exports."""
     form, path = FORMATS[to], setting.folder / f"{is_int8}{FORMATS[to].suffix}"
     images = torch.randn(CALIBRATED_ON, *setting.images.shape[1:]).numpy()
-    storage = Storage(INT8, images=images, keep=ends(folded(setting.model))) if is_int8 else Storage("float32")
+    keep = first_and_last(exportable_copy(setting.model))
+    storage = Storage(INT8, images=images, keep=keep) if is_int8 else Storage("float32")
     form.save(form.convert(setting.model, storage), path, to_json({"checksum": BLANK}))
     runner, _ = form.open(path, "auto")
-    return lambda batch: runner.answer(batch.numpy())
+    return lambda batch: runner.compute(batch.numpy())
 
 
 def timms(setting: Setting, to: str, *, is_int8: bool) -> Run:
@@ -73,7 +74,7 @@ def measure(label: str, to: str, batch: int, rounds: int) -> dict[str, Any]:
         times = interleave({name: partial(run, images) for name, run in runs.items()}, rounds)
     speeds = {name.replace(" ", "_"): timing.rate(batch).median for name, timing in times.items()}
     compared = {
-        f"{kind}_times_{other.replace(' ', '_')}": times[f"ours {kind}"].times_as_fast_as(times[other]).median
+        f"{kind}_times_{other.replace(' ', '_')}": times[f"ours {kind}"].speedup_over(times[other]).median
         for kind, other in (
             *(("int8", other) for other in ("timms int8", "timms float32", "ours float32")),
             ("float32", "timms float32"),

@@ -29,7 +29,7 @@ from peers import MODELS, SMOKE
 from tables import RESULTS, read_table, result_path, show, write_table
 from torch import Tensor
 
-from vitkit.inference import BATCH, OptimizedModel, best, build, cores, measure, processor
+from vitkit.inference import BATCH, OptimizedModel, build_plan, cores, fastest_plan, measure_plans, processor
 from vitkit.model import config_for
 from vitkit.profiling import random_model
 
@@ -83,10 +83,10 @@ def row_of(label: str, name: str, rounds: int, *, busy: bool) -> dict[str, Any]:
     model = random_model(config_for(name))
     with beside(busy):
         began = time.perf_counter()
-        measured = measure(model)
-        seconds, chosen = time.perf_counter() - began, best(measured)
+        measured = measure_plans(model)
+        seconds, chosen = time.perf_counter() - began, fastest_plan(measured)
         images = torch.randn(BATCH, model.config.in_channels, *model.config.image_size)
-        found, processors = ratios_of(build(model, chosen), build(model, "plain"), images, rounds)
+        found, processors = ratios_of(build_plan(model, chosen), build_plan(model, "plain"), images, rounds)
     low, middle, high = statistics.quantiles(found, n=4, method="inclusive")
     return {
         "model": label,

@@ -129,7 +129,7 @@ def one_split(known: Arrays, labels: np.ndarray, seed: int) -> tuple[HeldOut, Ar
             best, least, plain = head, loss, p
     assert best is not None
     temperature = fit_temperature(plain, labels[val])
-    held_out = HeldOut.of(probabilities(scaled["float32"][val], best, temperature), labels[val])
+    held_out = HeldOut.from_probabilities(probabilities(scaled["float32"][val], best, temperature), labels[val])
     return (
         held_out,
         {way: probabilities(values[test], best, temperature) for way, values in scaled.items()},
@@ -146,7 +146,7 @@ def measure(name: str, known: Arrays, labels: np.ndarray, splits: int, kind: str
         for way, p in test.items():
             for coverage in COVERAGES:
                 try:
-                    sets = class_sets(held_out, coverage).of(p)
+                    sets = class_sets(held_out, coverage).contains(p)
                 except VitkitError:
                     continue
                 sizes = sets.sum(axis=1)

@@ -36,7 +36,7 @@ class Batches:
     def images_in(self, _first: int, _last: int) -> tuple[int, int]:
         return self.images, self.images
 
-    def places(self, images: int) -> range:
+    def positions_in_batch(self, images: int) -> range:
         return range(images)
 
 

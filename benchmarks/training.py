@@ -119,9 +119,9 @@ def measure_speed(label: str, name: str, batch: int, rounds: int, device: torch.
                 "images_per_s": round(rate.median, 2),
                 "images_per_s_q1": round(rate.low, 2),
                 "images_per_s_q3": round(rate.high, 2),
-                "times_timm_float32": round(own.times_as_fast_as(times[BASE]).median, 3),
-                "times_timm_same_precision": round(own.times_as_fast_as(times[f"timm {way.precision}"]).median, 3),
-                "share_of_ceiling": round(3 * own.times_as_fast_as(top).median, 3),
+                "times_timm_float32": round(own.speedup_over(times[BASE]).median, 3),
+                "times_timm_same_precision": round(own.speedup_over(times[f"timm {way.precision}"]).median, 3),
+                "share_of_ceiling": round(3 * own.speedup_over(top).median, 3),
                 "rounds": rounds,
             }
         )

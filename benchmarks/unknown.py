@@ -218,9 +218,9 @@ def table(left_out: str, seen: dict[str, Seen], stored: Unknown | None) -> Itera
         if where == "final":
             ways["confidence"] = lambda each, val=val: p_values(confidence(val), confidence(each))
         fitted = Unknown.fit(train.features, val.features)
-        ways["neighbours"] = lambda each, fitted=fitted: fitted.of(each.features)
+        ways["neighbours"] = lambda each, fitted=fitted: fitted.p_values(each.features)
         if stored is not None and where == "final":
-            ways["vitkit"] = lambda each: stored.of(each.features)
+            ways["vitkit"] = lambda each: stored.p_values(each.features)
         for kind in KINDS:
             if (each := seen.get(f"{where}|{kind}")) is not None:
                 passed = {way: round(float((of(each) > 1 - ACCEPTED).mean()), 4) for way, of in ways.items()}

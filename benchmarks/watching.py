@@ -160,7 +160,8 @@ def smoke() -> dict[str, Any]:
     seen, _ = made_up(np.random.default_rng(0))
     val = seen["final|val"]
     unknown = Unknown.fit(seen["final|train"].features, val.features)
-    return measure("none", seen, Trust(HeldOut.of(probabilities(val, 1.0), val.labels), unknown), 1.0, 20)
+    held_out = HeldOut.from_probabilities(probabilities(val, 1.0), val.labels)
+    return measure("none", seen, Trust(held_out, unknown), 1.0, 20)
 
 
 def main() -> None:

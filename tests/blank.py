@@ -20,7 +20,7 @@ Set = Callable[[Any, str, Any], None]  # setattr, or pytest's
 
 _savefig = Figure.savefig
 _with_all_letters = pages.with_all_letters
-_explained = report._EXPLAINED
+_explained = report._MAX_EXPLAINED
 _PLOTS = {
     name: own for name, own in vars(plots).items() if getattr(own, "__annotations__", {}).get("return") == "Figure"
 }
@@ -31,7 +31,7 @@ def blank(put: Set) -> None:
     put(Figure, "savefig", _save_nothing)
     put(pages, "with_all_letters", lambda figure: figure)
     put(report_data, "TSNE", _Unmoved)
-    put(report, "_EXPLAINED", 2)
+    put(report, "_MAX_EXPLAINED", 2)
     for name in _PLOTS:
         put(plots, name, _put_nothing_together)
 
@@ -41,7 +41,7 @@ def real(put: Set) -> None:
     put(Figure, "savefig", _savefig)
     put(pages, "with_all_letters", _with_all_letters)
     put(report_data, "TSNE", TSNE)
-    put(report, "_EXPLAINED", _explained)
+    put(report, "_MAX_EXPLAINED", _explained)
     for name, own in _PLOTS.items():
         put(plots, name, own)
 

@@ -109,7 +109,7 @@ def _any_processor() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vitkit.inference.backends.best_precision", lambda _: "float32")
         patch.setattr("vitkit.inference.backends.openvino.processor_precision", lambda: "float32")
-        patch.setattr("vitkit.inference.backends.torch.measure", lambda model, dtype: {"plain": 1.0})
+        patch.setattr("vitkit.inference.backends.torch.measure_plans", lambda model, dtype: {"plain": 1.0})
         yield
 
 

@@ -18,16 +18,16 @@ from vitkit.inference.backends.span import Span
 from vitkit.model import VisionTransformer
 from vitkit.model.build import Model, classes_and_features
 
-_source, _convert = graphs.source, torch.onnx.export
+_source, _convert = graphs.converter_input, torch.onnx.export
 
 
 def keep(replace: Callable[..., None]) -> None:
     """Keep conversions for all processes that run tests; `replace` is the `setattr` of a monkeypatch."""
-    replace(graphs, "source", _named)
+    replace(graphs, "converter_input", _named)
     replace(torch.onnx, "export", _export)
 
 
-def _named(model: Model, batch: int | None, span: Span) -> graphs.Source:
+def _named(model: Model, batch: int | None, span: Span) -> graphs.ConverterInput:
     found = _source(model, batch, span)
     if isinstance(model, VisionTransformer) and span.pixels is None:  # tests break how pixels are read
         name = sha256(repr((model, model.config, classes_and_features(model), batch, span)).encode())

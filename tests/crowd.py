@@ -131,14 +131,14 @@ def train_together(rank: int, size: int, table: ImageTable, bad: int) -> tuple[A
     guard = StabilityGuard(lines.append)
     state = TrainingState(model.train(), recipe, data.batches, guard, team, fused)
     loop = Loop(state, Objective(recipe, 3), data, fabric_of("float32", "cpu"), team=team)
-    sys.modules[Loop.__module__]._SECONDS_APART = 1e9  # type: ignore[attr-defined]  # however slow the machine is
+    sys.modules[Loop.__module__]._MAX_SECONDS_APART = 1e9  # type: ignore[attr-defined]  # however slow the machine is
     loop.start()
     loop.begin_epoch()
     pickled, reduced, reads, moved = list[str](), list[str](), HostReads(), list[bool]()
     plain = {name: getattr(dist, name) for name in (*PICKLING, "all_reduce")}
 
     def reduce(tensor: Tensor, *arguments: Any, **options: Any) -> Any:
-        reduced.append("agreement" if options.get("group") is team.group else "bucket")
+        reduced.append("agreement" if options.get("group") is team.cpu_group else "bucket")
         return plain["all_reduce"](tensor, *arguments, **options)
 
     for name in PICKLING:
@@ -157,7 +157,7 @@ def train_together(rank: int, size: int, table: ImageTable, bad: int) -> tuple[A
     counts = pickled[:], reduced.count("bucket"), reduced.count("agreement"), reads.count
     for name, function in plain.items():
         setattr(dist, name, function)
-    loop.check.resolve_pending()
+    loop.finite_check.resolve_pending()
     return counts, moved, lines
 
 
@@ -175,7 +175,7 @@ def skip_sharded(rank: int, size: int) -> tuple[list[bool], list[str]]:
         check.note_team((~loss.detach().isfinite()).float())
         before = [parameter.full_tensor().clone() for parameter in model.parameters()]  # type: ignore[attr-defined]
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-        assert check.allows(optimizer, torch.nn.utils.get_total_norm(gradients))
+        assert check.allows(optimizer, check.is_finite(torch.nn.utils.get_total_norm(gradients)))
         optimizer.step()
         after = [parameter.full_tensor() for parameter in model.parameters()]  # type: ignore[attr-defined]
         moved.append(not all(torch.equal(one, other) for one, other in zip(before, after, strict=True)))
@@ -191,7 +191,7 @@ def judge_share(rank: int, size: int) -> tuple[Any, ...]:
     logits, labels = answers()
     share = slice(rank, 3, size) if rank < 3 else slice(0, 0)  # one process has no image
     own = logits[share], labels[share]
-    figures, outcome = Objective(Recipe(), 4).judge(*own, team)
+    figures, outcome = Objective(Recipe(), 4).validation_figures(*own, team)
     return figures, outcome.spread, [rows.tolist() for rows in team.gather(own[1])]
 
 

@@ -125,11 +125,11 @@ LOSS = Addition(
         ],
         "training/losses.py": [
             (
-                "        if self.imitate is None:\n",
+                "        if self.teacher_logits is None:\n",
                 "        if recipe.focal:  # arXiv 1708.02002, eq. 5\n"
                 "            loss = torch.stack([_cross_entropy(logits, targets, 0.0) for logits in heads]).mean()\n"
                 "            return (1 - (-loss).exp()) ** recipe.focal * loss\n"
-                "        if self.imitate is None:\n",
+                "        if self.teacher_logits is None:\n",
             )
         ],
     },
@@ -252,7 +252,7 @@ def saliency(model: VisionTransformer, images: Tensor, target: object = None) ->
             (
                 "for _row in (\n",
                 'for _row in (\n    Method("saliency", "The gradient of the class with respect to the pixels.",\n'
-                '           f"{_HOME}.saliency", "saliency", of_class=True),\n',
+                '           f"{_HOME}.saliency", "saliency", is_class_specific=True),\n',
             )
         ]
     },

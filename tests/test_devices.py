@@ -159,5 +159,5 @@ def test_processes_are_started_for_the_device(asked: str, monkeypatch: pytest.Mo
     monkeypatch.setattr("lightning_fabric.Fabric", fabric)
     expected: AbstractContextManager[Any] = pytest.raises(ZeroDivisionError)
     with expected if asked == "cpu" else refused("training.devices-missing"):
-        distributed.assemble(2, 1, setup.choose_device(Recipe(device=asked)))
+        distributed.form_process_group(2, 1, setup.choose_device(Recipe(device=asked)))
     assert [call.kwargs["accelerator"] for call in fabric.call_args_list] == (["cpu"] if asked == "cpu" else [])

@@ -13,7 +13,7 @@ from filelock import FileLock
 
 import runs
 from refusals import refused
-from vitkit.system import exclusive, exclusive_in, files, is_empty, is_held, replacing, write_json, write_text
+from vitkit.system import exclusive, exclusive_in, files, is_empty, is_locked, replacing, write_json, write_text
 from vitkit.system.files import LOCK
 
 
@@ -166,11 +166,11 @@ def test_a_lock_taken_during_the_release_is_left_alone(tmp_path: Path, monkeypat
 def test_asking_whether_a_lock_is_held_makes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, place = tmp_path / "run", tmp_path / "run" / LOCK
     folder.mkdir()
-    assert not is_held(folder)
+    assert not is_locked(folder)
     with exclusive(folder, place):
         text = place.read_text()
-        assert is_held(folder)
-    assert not is_held(folder) and is_empty(folder) and not place.exists()
+        assert is_locked(folder)
+    assert not is_locked(folder) and is_empty(folder) and not place.exists()
     real = files.read_text
 
     def read_and_release(path: Path) -> str:
@@ -178,17 +178,17 @@ def test_asking_whether_a_lock_is_held_makes_none(tmp_path: Path, monkeypatch: p
         return text if path == place else real(path)
 
     monkeypatch.setattr(files, "read_text", read_and_release)
-    assert not is_held(folder) and not place.exists()
+    assert not is_locked(folder) and not place.exists()
 
 
 def test_an_empty_lock_that_a_killed_process_left_is_not_held(tmp_path: Path) -> None:
     place = tmp_path / LOCK
     place.touch()
-    assert is_held(tmp_path), "a process may be about to write its number into it"
+    assert is_locked(tmp_path), "a process may be about to write its number into it"
     os.utime(place, (time.time() - 11, time.time() - 11))
-    assert not is_held(tmp_path)
+    assert not is_locked(tmp_path)
     with FileLock(place):
-        assert is_held(tmp_path)
+        assert is_locked(tmp_path)
 
 
 def test_whoever_asks_does_not_keep_others_from_the_lock(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_whoever_asks_does_not_keep_others_from_the_lock(tmp_path: Path) -> None
 
     def ask() -> None:
         while not done.is_set():
-            is_held(tmp_path)
+            is_locked(tmp_path)
 
     asking = threading.Thread(target=ask)
     asking.start()

@@ -212,6 +212,6 @@ def test_an_exported_file_with_a_spoilt_weight(command: Any, tmp_path: Path, pic
         values = onnx.numpy_helper.to_array(weight)
         if values.dtype == np.float32 and values.size > 1:
             weight.CopyFrom(onnx.numpy_helper.from_array(np.full_like(values, np.nan), weight.name))
-    file.write_bytes(seal.sealed(stored.SerializeToString()))
+    file.write_bytes(seal.with_checksum(stored.SerializeToString()))
     outcome = command("predict", file, picture)
     assert outcome.code == 1 and NOT_FINITE in outcome.out

@@ -18,14 +18,20 @@ def kinds(of: type = VitkitError) -> set[str]:
 
 
 def errors() -> Iterator[tuple[str, str, ast.Call]]:
-    """File and line, room, and how the error is made."""
+    """File and line, room, and how the error is made. A name as its message becomes what was last assigned to it."""
     names = kinds()
     for path in sorted(SOURCE.rglob("*.py")):
         source = path.read_text(encoding="utf-8")
         is_any = any(f"{name}(" in source for name in names)
         room = path.relative_to(SOURCE).parts[0].removesuffix(".py").partition("_")[0]
-        for node in ast.walk(ast.parse(source)) if is_any else ():
+        nodes = list(ast.walk(ast.parse(source))) if is_any else []
+        assigned = [node for node in nodes if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)]
+        for node in nodes:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
+                if node.args and isinstance(own := node.args[-1], ast.Name):
+                    before = (each for each in assigned if each.lineno < node.lineno and each.targets[0].id == own.id)  # type: ignore[attr-defined]
+                    last = max(before, key=lambda each: each.lineno, default=None)
+                    node.args[-1] = own if last is None else last.value
                 yield f"{path}:{node.lineno}", room, node
 
 

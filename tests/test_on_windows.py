@@ -14,10 +14,10 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
-from vitkit.serving.guard import keep_others_off
-from vitkit.system import environment, exclusive, files, is_held, processes, python
-from vitkit.system.files import common_folder, holder, path_below, replacing
-from vitkit.webapp.folders import target_in
+from vitkit.serving.guard import claim_port
+from vitkit.system import environment, exclusive, files, is_locked, processes, python_command
+from vitkit.system.files import common_folder, path_below, replacing
+from vitkit.webapp.folders import upload_path
 
 SOURCE = Path(__file__).parents[1] / "src" / "vitkit"
 
@@ -35,9 +35,8 @@ def test_who_holds_a_lock_can_be_read(on_windows: None, tmp_path: Path, monkeypa
     monkeypatch.setattr(os, "kill", lambda *arguments: pytest.fail("os.kill(process, 0) would be Ctrl-C"))
     with exclusive(folder, folder / ".lock"):
         assert (folder / ".lock").read_text() == ""  # its only byte is locked
-        assert is_held(folder)
-        assert holder(folder) == os.getpid()
-    assert not is_held(folder)
+        assert is_locked(folder)
+    assert not is_locked(folder)
     assert list(folder.iterdir()) == []
 
 
@@ -46,9 +45,9 @@ def test_a_lock_that_a_killed_process_left_is_free(on_windows: None, tmp_path: P
     ended.wait()
     (tmp_path / ".lock").touch()
     (tmp_path / ".lock.holder").write_text(f"process {ended.pid} of {socket.gethostname()} since yesterday")
-    assert not is_held(tmp_path)
+    assert not is_locked(tmp_path)
     with exclusive(tmp_path, tmp_path / ".lock"):
-        assert is_held(tmp_path)
+        assert is_locked(tmp_path)
 
 
 def test_a_file_is_replaced_once_closed(on_windows: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +62,7 @@ def test_a_file_is_replaced_once_closed(on_windows: None, tmp_path: Path, monkey
     monkeypatch.setattr(Path, "replace", busy)
     with replacing(tmp_path / "file") as temporary:
         temporary.write_text("new")
-    monkeypatch.setattr(files, "_REPLACED_WITHIN", 0.1)
+    monkeypatch.setattr(files, "_REPLACE_TIMEOUT", 0.1)
     monkeypatch.setattr(Path, "replace", Mock(side_effect=PermissionError(13, "denied")))
     with pytest.raises(PermissionError), replacing(tmp_path / "file") as temporary:
         temporary.write_text("newer")
@@ -84,7 +83,7 @@ def test_paths_on_two_drives_have_places_of_their_own(monkeypatch: pytest.Monkey
     "name", ["con.jpg", "NUL.png", "com1.tar.jpg", "aux .jpg", "a<b>.jpg", 'quote".jpg', "dot..jpg"]
 )
 def test_photographs_are_sent_under_names_that_windows_allows(name: str, tmp_path: Path) -> None:
-    kept = target_in(tmp_path, name).name
+    kept = upload_path(tmp_path, name).name
     assert not re.search(r'[<>:"/\\|?*]', kept)
     assert not re.fullmatch(r"(con|prn|aux|nul|com\d|lpt\d)", kept.partition(".")[0].strip(), re.IGNORECASE)
     assert kept.endswith(Path(name).suffix)
@@ -152,32 +151,32 @@ def test_a_signal_to_this_process_is_raised_not_sent(on_windows: None, monkeypat
     raised = Mock()
     monkeypatch.setattr(os, "kill", lambda *arguments: pytest.fail("on Windows, this ends the process"))
     monkeypatch.setattr(signal, "raise_signal", raised)
-    processes.send_here(signal.SIGTERM)
+    processes.signal_this_process(signal.SIGTERM)
     raised.assert_called_once_with(signal.SIGTERM)
 
 
 def test_a_detached_process_is_started_as_the_system_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = subprocess.Popen(python("this"), stdout=subprocess.DEVNULL, **processes.detached())
+    process = subprocess.Popen(python_command("this"), stdout=subprocess.DEVNULL, **processes.detached_options())
     assert process.wait() == 0
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0x200, raising=False)
     monkeypatch.setattr(subprocess, "CREATE_NO_WINDOW", 0x8000000, raising=False)
-    assert processes.detached() == {"creationflags": 0x8000200}
+    assert processes.detached_options() == {"creationflags": 0x8000200}
 
 
 def test_two_servers_never_share_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
     listener = Mock()
-    keep_others_off(listener)
+    claim_port(listener)
     monkeypatch.setattr(environment, "IS_WINDOWS", True)
     monkeypatch.setattr(socket, "SO_EXCLUSIVEADDRUSE", -5, raising=False)
-    keep_others_off(listener)
+    claim_port(listener)
     assert [call.args[1] for call in listener.setsockopt.call_args_list] == [socket.SO_REUSEADDR, -5]
 
 
 def test_processes_are_known_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(processes, "_PROC", tmp_path)
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    birth = processes.birth_of(child.pid)
-    assert birth == processes.birth_of(child.pid) != ""
+    birth = processes.start_time_of(child.pid)
+    assert birth == processes.start_time_of(child.pid) != ""
     child.communicate(b"\n")
-    assert processes.birth_of(child.pid) == ""
+    assert processes.start_time_of(child.pid) == ""

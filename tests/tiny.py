@@ -274,6 +274,6 @@ def with_score(classifier: Classifier, folder: Path) -> Classifier:
     logits, features = classifier.seeing()(pixels)
     half = np.arange(len(pixels)) < len(pixels) // 2
     unknown = Unknown.fit(features[half], features[~half])
-    held_out = HeldOut.of(classifier.calibrated(logits), logits.argmax(axis=1))
+    held_out = HeldOut.from_probabilities(classifier.calibrated(logits), logits.argmax(axis=1))
     classifier.trust = Trust(held_out, unknown).to_bytes()
     return classifier

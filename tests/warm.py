@@ -56,10 +56,10 @@ def python() -> str:
 
 
 def starting() -> Callable[..., list[str]]:
-    """Takes the place of `vitkit.system.processes.python`: what it starts begins warm."""
+    """Takes the place of `vitkit.system.processes.python_command`: what it starts begins warm."""
     from vitkit.system import processes
 
-    plain = processes.python
+    plain = processes.python_command
     return lambda module, *arguments: [python(), *plain(module, *arguments)[1:]]
 
 

@@ -16,12 +16,12 @@ import numpy.typing as npt
 
 import vitkit
 from vitkit import model_folder
-from vitkit.data.decode import picture_of, warn_of_doubt
-from vitkit.data.in_memory import PictureInMemory, Source, picture_held, sources_of
+from vitkit.data.decode import picture_of, warn_if_doubtful
+from vitkit.data.in_memory import PictureInMemory, Source, open_in_memory, sources_of
 from vitkit.data.preprocess import Preprocess, Views
 from vitkit.data.table import check_names
 from vitkit.errors import VitkitError
-from vitkit.inference.pipeline import BATCH, BATCH_ALONE, Images, flow, try_read, unless_short
+from vitkit.inference.pipeline import BATCH, BATCH_ALONE, Images, compute_in_order, explain_memory_shortage, try_read
 from vitkit.inference.prediction import Prediction, Ranking, rank
 from vitkit.inference.trust import PredictionRules, Trust, parsed, rules_for
 from vitkit.inference.unknown import Unknown
@@ -55,8 +55,8 @@ class Outputs(NamedTuple):
 def computed_in_words(computation: Mapping[str, Any]) -> str:
     """Return `Classifier.computation` as a short text, such as `openvino, bfloat16`."""
     plan = computation["plan"]
-    named = [f"plan {plan}"] if plan not in ("", "plain") else []
-    return ", ".join([computation["backend"], computation["precision"], *named])
+    parts = [computation["backend"], computation["precision"]]
+    return ", ".join(parts if plan in ("", "plain") else [*parts, f"plan {plan}"])
 
 
 @dataclass(repr=False)
@@ -184,10 +184,8 @@ class Classifier:
             VitkitError: this classifier was not opened from weights, or the training is not possible.
         """
         if self.report is None:
-            raise VitkitError(
-                "classifier.source-missing",
-                "this classifier was not opened from weights: save it to a folder, and open that",
-            )
+            message = "this classifier was not opened from weights: save it to a folder, and open that"
+            raise VitkitError("classifier.source-missing", message)
         if not isinstance(recipe, vitkit.Recipe):
             recipe = vitkit.Recipe() if recipe is None else vitkit.Recipe.load(recipe)
         return vitkit.train(data, recipe.replace(weights=self.report.source), out=out).classifier
@@ -272,7 +270,8 @@ class Classifier:
         images = _preprocessed(images)
         with torch.inference_mode():
             if self.runner is not None:
-                return self.runner(images)[:, : len(self.classes)] if self.runner_has_features else self.runner(images)
+                outputs = self.runner(images)
+                return outputs[:, : len(self.classes)] if self.runner_has_features else outputs
             from vitkit.model.layers import evaluating
 
             with evaluating(self.model):
@@ -309,10 +308,10 @@ class Classifier:
         from vitkit.model.build import with_features
 
         if features is None:
-            features = self._by(None).unknown is not None
+            features = self._with_runner(None).unknown is not None
         model = with_features(self.model) if features else self.model
         runner = open_runner(model, backend, precision, images, plan, device)
-        return self._by(runner, has_features=features)
+        return self._with_runner(runner, has_features=features)
 
     def with_views(self, names: str) -> Classifier:
         """Return a copy of this classifier that averages the probabilities of several views of each picture.
@@ -334,9 +333,9 @@ class Classifier:
         other.views = views
         return other
 
-    def _by(self, runner: Runner | None, *, has_features: bool = False) -> Classifier:
+    def _with_runner(self, runner: Runner | None, *, has_features: bool = False) -> Classifier:
         """Return a copy of this classifier with another runner; None computes logits with the model itself."""
-        other = copy.copy(self)  # a new instance would switch the model to evaluation mode
+        other = copy.copy(self)  # `replace` would call `__post_init__`, which switches the model to evaluation mode
         other.runner, other.runner_has_features = runner, has_features
         return other
 
@@ -359,9 +358,8 @@ class Classifier:
     @property
     def computed(self) -> str:
         """A short description of `computation` and of the views, if there are several."""
-        return ", ".join(
-            [computed_in_words(self.computation), *([] if self.views is None else [self.views.description])]
-        )
+        text = computed_in_words(self.computation)
+        return text if self.views is None else f"{text}, {self.views.description}"
 
     def probabilities(self, images: Tensor) -> Tensor:
         """Compute calibrated probabilities (B, K) from preprocessed images (B, C, height, width).
@@ -402,7 +400,9 @@ class Classifier:
 
         def assess(pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
             logits, features = compute(pixels)
-            return np.concatenate([self.calibrated(logits), unknown.of(features)[:, None]], axis=1, dtype=np.float32)
+            return np.concatenate(
+                [self.calibrated(logits), unknown.p_values(features)[:, None]], axis=1, dtype=np.float32
+            )
 
         return assess
 
@@ -417,8 +417,8 @@ class Classifier:
         if self.runner is not None and self.runner_has_features:
             compute = self.runner
         else:
-            wide, device = with_features(self.model), self.device
-            compute = lambda images: wide(images.to(device)).cpu()  # noqa: E731
+            model, device = with_features(self.model), self.device
+            compute = lambda images: model(images.to(device)).cpu()  # noqa: E731
 
         def see(pixels: npt.NDArray[np.float32]) -> Outputs:
             with torch.inference_mode():
@@ -444,9 +444,8 @@ class Classifier:
 
         sources = list(sources_of(image))
         if len(sources) != 1:
-            raise VitkitError(
-                "classifier.images-several", f"read takes one image, not {len(sources)}: call it for each of them"
-            )
+            message = f"read takes one image, not {len(sources)}: call it for each of them"
+            raise VitkitError("classifier.images-several", message)
         return torch.from_numpy(self.pixels(sources[0]))
 
     def pixels(self, source: Source | Path) -> npt.NDArray[np.float32]:
@@ -455,20 +454,18 @@ class Classifier:
         Raises:
             UnreadableImageError: the file does not contain a picture.
         """
-        kept = None if self.pictures_kept is None else self.pictures_kept.pixels(source)
-        return self._prepared(source, self.preprocess) if kept is None else kept
+        stored = None if self.pictures_kept is None else self.pictures_kept.pixels(source)
+        return self._read_with(source, self.preprocess) if stored is None else stored
 
-    def _prepared(
+    def _read_with(
         self, source: Source | Path, prepare: Callable[[Image.Image], npt.NDArray[np.float32]]
     ) -> npt.NDArray[np.float32]:
-        short_side = self.preprocess.short_side
-        path = source.name if isinstance(source, PictureInMemory) else source
-        with (
-            picture_held(source, short_side)
-            if isinstance(source, PictureInMemory)
-            else picture_of(source, short_side) as picture
-        ):
-            warn_of_doubt(path, picture)
+        if isinstance(source, PictureInMemory):
+            opened = open_in_memory(source, self.preprocess.short_side)
+        else:
+            opened = picture_of(source, self.preprocess.short_side)
+        with opened as picture:
+            warn_if_doubtful(source.name if isinstance(source, PictureInMemory) else source, picture)
             return prepare(picture.image)
 
     def features(self, images: Tensor, what: Features = "head", precision: str = "float32") -> Tensor:
@@ -514,9 +511,11 @@ class Classifier:
         """
         self._check_classes()
         if self.views is None:
-            return self._map(partial(self._prepared, prepare=self.preprocess), self.answer, images, batch_size)
+            read = partial(self._read_with, prepare=self.preprocess)
+            return self._compute_each(read, self.answer, images, batch_size)
         prepare = partial(self.views.pixels, preprocess=self.preprocess)  # (V, C, height, width) for V views
-        return self._map(partial(self._prepared, prepare=prepare), self.views.mean(self.answer), images, batch_size)
+        read = partial(self._read_with, prepare=prepare)
+        return self._compute_each(read, self.views.mean(self.answer), images, batch_size)
 
     @check_arguments
     def assessments(
@@ -526,7 +525,7 @@ class Classifier:
         if self.views is not None:
             return self.stream(images, batch_size)  # several views have no score for unknown images
         self._check_classes()
-        return self._map(self.pixels, self.assessing(), images, batch_size)
+        return self._compute_each(self.pixels, self.assessing(), images, batch_size)
 
     @check_arguments
     def logits_and_features(
@@ -539,22 +538,16 @@ class Classifier:
         def compute(pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
             return np.concatenate(see(pixels), axis=1)
 
-        return self._map(self.pixels, compute, images, batch_size)
+        return self._compute_each(self.pixels, compute, images, batch_size)
 
     def _check_classes(self) -> None:
         if not self.classes:
-            raise VitkitError(
-                "classifier.head-missing",
-                "the model has no head, so there are no classes: train one, or load with num_classes",
-            )
+            message = "the model has no head, so there are no classes: train one, or load with num_classes"
+            raise VitkitError("classifier.head-missing", message)
 
     @check_arguments
     def embed(
-        self,
-        images: Sources,
-        what: Features = "head",
-        batch_size: int | None = None,
-        precision: str = "float32",
+        self, images: Sources, what: Features = "head", batch_size: int | None = None, precision: str = "float32"
     ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
         """Yield the path of each image with its features or an error message.
 
@@ -562,32 +555,32 @@ class Classifier:
         """
         import torch
 
-        plain = self._by(None)
+        eager = self._with_runner(None)  # backends do not compute features
 
         def read(source: Source) -> Tensor:
-            return torch.from_numpy(plain.pixels(source))
+            return torch.from_numpy(eager.pixels(source))
 
-        return plain._map(read, lambda batch: self.features(batch, what, precision), images, batch_size)
+        return eager._compute_each(read, lambda batch: self.features(batch, what, precision), images, batch_size)
 
-    def _map(
+    def _compute_each(
         self,
         read: Callable[[Source], Images],
         compute: Callable[[Images], Images],
         images: Sources,
         batch_size: int | None,
     ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
+        """Yield the path of each image with its row of `compute`, which receives batches, or an error message."""
         if batch_size is not None and not 1 <= batch_size <= 10**6:
-            raise VitkitError(
-                "classifier.batch-size-invalid",
-                f"batch_size must be at least 1 and at most 1,000,000, not {batch_size}",
-            )
+            message = f"batch_size must be at least 1 and at most 1,000,000, not {batch_size}"
+            raise VitkitError("classifier.batch-size-invalid", message)
         is_concurrent = self.device.type == "cpu" if self.runner is None else self.runner.is_concurrent
         batch_size = batch_size or (BATCH if is_concurrent else BATCH_ALONE)
-        batch_size = max(1, batch_size // (1 if self.views is None else self.views.count))
+        if self.views is not None:  # an image has several inputs
+            batch_size = max(1, batch_size // self.views.count)
         sources = sources_of(images)
-        rows = flow(sources, partial(try_read, read), compute, batch_size, is_concurrent=is_concurrent)
+        rows = compute_in_order(sources, partial(try_read, read), compute, batch_size, is_concurrent=is_concurrent)
         named = ((source if isinstance(source, str) else source.name, row) for source, row in rows)
-        return unless_short(named, batch_size)
+        return explain_memory_shortage(named, batch_size)
 
     @check_arguments
     def predict(self, images: Sources, batch_size: int | None = None) -> Generator[Prediction]:
@@ -611,16 +604,12 @@ class Classifier:
         """Make a prediction from a row of the result of `assess`, (K,) or (K + 1,), or from an error message."""
         if isinstance(outcome, str):
             return Prediction(path, error=outcome)
-        thresholds, K = None if self.thresholds is None else np.array(self.thresholds), len(self.classes)
-        familiar = float(outcome[K]) if len(outcome) > K else None
-        return rank(path, Ranking(self.classes, outcome[:K]), thresholds, familiar)
+        K, thresholds = len(self.classes), None if self.thresholds is None else np.array(self.thresholds)
+        p_known = float(outcome[K]) if len(outcome) > K else None
+        return rank(path, Ranking(self.classes, outcome[:K]), thresholds, p_known)
 
     def rules(
-        self,
-        *,
-        coverage: float | None = None,
-        accuracy: float | None = None,
-        unknown: float | None = None,
+        self, *, coverage: float | None = None, accuracy: float | None = None, unknown: float | None = None
     ) -> PredictionRules:
         """Return the rules for prediction sets and for uncertain or unknown images.
 
@@ -679,11 +668,9 @@ class Classifier:
 
         check_parts(self.model)
         if self.preprocess.size != self.model.config.image_size:
-            wanted, reads = self.preprocess.size, self.model.config.image_size
-            raise VitkitError(
-                "classifier.size-mismatched",
-                f"preprocess has size {wanted}, but the model expects {reads}: nothing was written",
-            )
+            actual, expected = self.preprocess.size, self.model.config.image_size
+            message = f"preprocess has size {actual}, but the model expects {expected}: nothing was written"
+            raise VitkitError("classifier.size-mismatched", message)
         description = {
             "task": self.task,
             "classes": list(self.classes),

@@ -20,12 +20,12 @@ class VitkitError(ValueError):
     The command line prints only the message and exits with code 2; `--debug` shows the traceback.
 
     Attributes:
-        code: names the reason by the room that found it and two or three words: `data.class-single`. A message may be
-            reworded; a code is not, so programs compare codes.
+        code: the reason, as the package that raises the error and two or three words: `data.class-single`. A message
+            may change in later versions, but a code does not, so programs compare codes.
     """
 
     def __init__(self, code: str, message: str | None = None) -> None:
-        if message is None:  # PyTorch makes the error of a worker process again from its message alone
+        if message is None:  # PyTorch raises an error of a worker process again, from its message alone
             code, message = "unspecified", code
         super().__init__(code, message)
         self.code = code
@@ -48,29 +48,28 @@ class ShortageError(VitkitError):
     """The machine currently has too little free memory or too many open files. The request itself is valid."""
 
 
-_FEW_FILES = (errno.EMFILE, errno.ENFILE)
-_SIGNS = ("out of memory", "can't allocate memory", "not enough memory")
+_TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 
 def is_memory_short(error: BaseException) -> bool:
     """Return whether an error means that the memory of a GPU or of the machine ran out."""
-    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
-    return isinstance(error, MemoryError) or (
-        isinstance(error, (RuntimeError, OSError)) and any(sign in str(error).lower() for sign in _SIGNS)
-    )
+    # Libraries also raise general exceptions, which only the text of the message distinguishes from others.
+    return isinstance(error, (RuntimeError, OSError)) and any(text in str(error).lower() for text in _OUT_OF_MEMORY)
 
 
 def are_files_short(error: BaseException) -> bool:
     """Return whether an error means that this process or the machine has too many open files."""
-    return isinstance(error, OSError) and error.errno in _FEW_FILES
+    return isinstance(error, OSError) and error.errno in _TOO_MANY_FILES
 
 
 class UnansweredError(VitkitError):
     """The model's output for an image is not finite."""
 
 
-class Interrupted(BaseException):  # not an error, but a request
+class Interrupted(BaseException):
     """A signal has asked the program to stop.
 
     Like `KeyboardInterrupt`, it is not an `Exception`, so that error handlers do not catch it. The command line exits

@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 import vitkit
 from vitkit.errors import VitkitError
-from vitkit.system.files import from_json, is_held, replacing, write_bytes, write_json
+from vitkit.system.files import from_json, is_locked, replacing, write_bytes, write_json
 from vitkit.system.run_files import CLASS_INDICES, EVALUATION, RECIPE, REPORT, resume_command, run_of_fold
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT_VERSION = 2
-OF_VIT = 1  # the version of a Vision Transformer's folder, which earlier versions of vitkit can read
+VIT_FORMAT_VERSION = 1  # of a Vision Transformer's folder; earlier versions of vitkit can read it
 WEIGHTS, DESCRIPTION, RECORD, TRUST = "model.safetensors", "model.json", "pictures.npz", "trust.safetensors"
 FILES = (WEIGHTS, DESCRIPTION, RECORD, TRUST)
-_NEXT = "model.json.next"  # the description of weights that are being saved
-_BESIDE = {RECORD: "pictures_sha256", TRUST: "trust_sha256"}  # further files, and the keys of their hashes
-_CONTENT = {RECORD: "lists the training pictures", TRUST: "has the predictions of held-out images"}
+_NEXT_DESCRIPTION = "model.json.next"  # the description of weights that are being saved
+_HASH_KEYS = {RECORD: "pictures_sha256", TRUST: "trust_sha256"}  # of the optional files, in the description
+_DESCRIPTIONS = {RECORD: "lists the training pictures", TRUST: "has the predictions of held-out images"}
 
 
 def write(
@@ -53,20 +53,20 @@ def write(
 
     folder.mkdir(parents=True, exist_ok=True)
     _recover(folder)
-    beside = {name: data for name, data in ((RECORD, pictures), (TRUST, trust)) if data is not None}
+    optional_files = {name: data for name, data in ((RECORD, pictures), (TRUST, trust)) if data is not None}
     try:
         with replacing(folder / WEIGHTS) as temporary:
             tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
             content = save(tensors, {"vitkit_version": vitkit.__version__})
             temporary.write_bytes(content)
             hashes = {"weights_sha256": hashlib.sha256(content).hexdigest()}
-            for name, data in beside.items():
-                write_bytes(_next(folder, name), data)
-                hashes[_BESIDE[name]] = hashlib.sha256(data).hexdigest()
-            is_network = "library" in description.get("config", {})
-            version = FORMAT_VERSION if is_network else OF_VIT
+            for name, data in optional_files.items():
+                write_bytes(_next_path(folder, name), data)
+                hashes[_HASH_KEYS[name]] = hashlib.sha256(data).hexdigest()
+            is_network = "library" in description.get("config", {})  # a network of another library
+            version = FORMAT_VERSION if is_network else VIT_FORMAT_VERSION
             versions = {"format_version": version, "vitkit_version": vitkit.__version__}
-            write_json(folder / _NEXT, {**versions, **description, **hashes})
+            write_json(folder / _NEXT_DESCRIPTION, {**versions, **description, **hashes})
     except BaseException:
         _recover(folder)
         raise
@@ -75,7 +75,7 @@ def write(
 
 def is_model_folder(path: Path) -> bool:
     """Return whether the folder has a model description of vitkit. The description may be damaged."""
-    return any((path / name).is_file() for name in (DESCRIPTION, _NEXT))
+    return any((path / name).is_file() for name in (DESCRIPTION, _NEXT_DESCRIPTION))
 
 
 def read_description(folder: Path) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def read_description(folder: Path) -> dict[str, Any]:
         VitkitError: the folder is not a model folder, or one of its files is damaged.
     """
     weights = folder / WEIGHTS
-    names = [name for name in (DESCRIPTION, _NEXT) if (folder / name).is_file()]
+    names = [name for name in (DESCRIPTION, _NEXT_DESCRIPTION) if (folder / name).is_file()]
     if not names or not weights.is_file():
         missing = DESCRIPTION if not names else WEIGHTS
         raise VitkitError("model.folder-incomplete", f"{folder} is not a model folder: it has no {missing}")
@@ -113,12 +113,8 @@ def version_of(folder: Path) -> str:
 
 
 def read_record(folder: Path, description: Mapping[str, Any]) -> bytes | None:
-    """Read the record of training images that belongs to the weights; None if the model was saved without one.
-
-    Raises:
-        VitkitError: the file is missing, or its content does not match the hash in `model.json`.
-    """
-    return _read_beside(folder, RECORD, description)
+    """Read the record of training images that belongs to the weights, or return None, as `read_trust` does."""
+    return _read_checked(folder, RECORD, description)
 
 
 def read_trust(folder: Path, description: Mapping[str, Any]) -> bytes | None:
@@ -127,18 +123,18 @@ def read_trust(folder: Path, description: Mapping[str, Any]) -> bytes | None:
     Raises:
         VitkitError: the file is missing, or its content does not match the hash in `model.json`.
     """
-    return _read_beside(folder, TRUST, description)
+    return _read_checked(folder, TRUST, description)
 
 
-def unfinished(folder: Path) -> tuple[str, ...]:
-    """Return a line if the folder is that of a run whose training is still running or was stopped before its end.
+def unfinished_notes(folder: Path) -> tuple[str, ...]:
+    """Return a note if the folder belongs to a run that is still training or was stopped; otherwise no note.
 
-    A run writes its report, or its evaluation, at the end.
+    A run is finished if it has written its report or its evaluation.
     """
     if not (folder / RECIPE).is_file():
         return ()
     is_finished = any((folder / name).is_file() for name in (EVALUATION, REPORT))
-    if is_held(folder) or (not is_finished and is_held(run_of_fold(folder) or folder)):
+    if is_locked(folder) or (not is_finished and is_locked(run_of_fold(folder) or folder)):
         return (f"{folder} is still being trained: this is the model that it holds now",)
     if is_finished:
         return ()
@@ -146,58 +142,59 @@ def unfinished(folder: Path) -> tuple[str, ...]:
     return (f"the training in {folder} has not finished: {kept}; continue it with {resume_command(folder)}",)
 
 
-def _read_beside(folder: Path, name: str, description: Mapping[str, Any]) -> bytes | None:
-    expected = description.get(_BESIDE[name])
+def _read_checked(folder: Path, name: str, description: Mapping[str, Any]) -> bytes | None:
+    """Read an optional file that matches its hash in the description; None if the description has no hash of it."""
+    expected = description.get(_HASH_KEYS[name])
     if expected is None:
         return None
-    for file in (folder / name, _next(folder, name)):
+    for file in (folder / name, _next_path(folder, name)):
         with suppress(FileNotFoundError):
             data = file.read_bytes() if file.is_file() else b""
             if hashlib.sha256(data).hexdigest() == expected:
                 return data
     state = "is damaged" if (folder / name).is_file() else "is gone"
     raise _damaged(
-        f"{folder / name} {state}: it {_CONTENT[name]}; restore it, or remove {_BESIDE[name]} "
+        f"{folder / name} {state}: it {_DESCRIPTIONS[name]}; restore it, or remove {_HASH_KEYS[name]} "
         f"from {DESCRIPTION} to use the model without it"
     )
 
 
-def _next(folder: Path, name: str) -> Path:
-    """Return the path at which a file is stored while the model folder is being saved."""
+def _next_path(folder: Path, name: str) -> Path:
+    """Return the path of a file that is written completely, but does not yet replace the previous one."""
     return folder / f"{name}.next"
 
 
 def _recover(folder: Path) -> None:
     """Complete an interrupted save if the new weights are in place; otherwise delete the new description."""
-    pending, weights = folder / _NEXT, folder / WEIGHTS
+    pending, weights = folder / _NEXT_DESCRIPTION, folder / WEIGHTS
     if not pending.is_file():
-        _drop_next(folder)
+        _delete_next(folder)
         return
     try:
         description = from_json(pending.read_text(encoding="utf-8"))
-        expected = description["weights_sha256"]
+        is_complete = weights.is_file() and description["weights_sha256"] == _sha256(weights)
     except (ValueError, KeyError, TypeError):
-        expected = None
-    if weights.is_file() and expected == _sha256(weights):
+        is_complete = False
+    if is_complete:
         _complete(folder, description)
     else:
         pending.unlink()
-        _drop_next(folder)
+        _delete_next(folder)
 
 
 def _complete(folder: Path, description: Mapping[str, Any]) -> None:
     """Move the files that belong to the new weights into place, the description last."""
-    for name, key in _BESIDE.items():
+    for name, key in _HASH_KEYS.items():
         if key not in description:
             (folder / name).unlink(missing_ok=True)  # it belongs to the previous model
         with suppress(FileNotFoundError):
-            _next(folder, name).replace(folder / name)
-    (folder / _NEXT).replace(folder / DESCRIPTION)
+            _next_path(folder, name).replace(folder / name)
+    (folder / _NEXT_DESCRIPTION).replace(folder / DESCRIPTION)
 
 
-def _drop_next(folder: Path) -> None:
-    for name in _BESIDE:
-        _next(folder, name).unlink(missing_ok=True)
+def _delete_next(folder: Path) -> None:
+    for name in _HASH_KEYS:
+        _next_path(folder, name).unlink(missing_ok=True)
 
 
 def _damaged(message: str) -> VitkitError:
@@ -213,10 +210,8 @@ def _parse(path: Path) -> dict[str, Any]:
     if not isinstance(version, int):
         raise _damaged(f"{path} is not a vitkit model description: it has no format_version")
     if version > FORMAT_VERSION:
-        raise VitkitError(
-            "model.version-newer",
-            f"{path} has format version {version}, this vitkit reads up to {FORMAT_VERSION}: upgrade vitkit",
-        )
+        message = f"{path} has format version {version}, this vitkit reads up to {FORMAT_VERSION}: upgrade vitkit"
+        raise VitkitError("model.version-newer", message)
     return description
 
 
@@ -225,8 +220,8 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def names_beside(weights: Path, count: int) -> tuple[tuple[str, ...] | None, str | None]:
-    """Return the class names in the `class_indices.json` next to weights, and a note about them.
+def read_class_indices(weights: Path, count: int) -> tuple[tuple[str, ...] | None, str | None]:
+    """Read the class names from the `class_indices.json` next to weights, and return them with a note for the user.
 
     The file may contain {"0": "daisy"} or {"daisy": 0}. If there is no such file, names and note are None. If the file
     does not have a name for each of the `count` classes, the names are None and the note gives the reason.

@@ -77,7 +77,7 @@ def test_photographs_that_are_lines_have_their_places(classifier: Classifier, tm
 def test_a_sheet_has_the_first_of_many_images(
     classifier: Classifier, photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vitkit.verbs.explain._MOST_IN_SHEET", 2)
+    monkeypatch.setattr("vitkit.verbs.explain._MAX_IN_SHEET", 2)
     vitkit.explain(classifier, photographs, tmp_path / "out", style="paper")
     page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
     assert "(the first 2 of 4 images)" in page and len(re.findall("<figure>", page)) == 4

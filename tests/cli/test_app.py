@@ -361,5 +361,5 @@ def test_the_guide_lists_every_exit_code_and_the_commands_that_answer_no() -> No
     signals = {128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM)}
     assert {int(code) for code in table} == {0, 1, 2} | signals
     answering = {name for name, verb in VERBS.items() if verb.run.__annotations__["return"].startswith("int")}
-    plain = {name for name, verb in VERBS.items() if verb.run.__name__ == "_answer"}  # which returns None
+    plain = {name for name, verb in VERBS.items() if verb.run.__name__ == "_call_and_print"}  # which returns None
     assert set(re.findall(r"`([a-z]+)`", table["1"])) == answering - plain

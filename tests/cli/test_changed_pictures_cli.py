@@ -15,7 +15,7 @@ import runs
 import vitkit as package
 from hearing import heard
 from refusals import refused
-from vitkit.data import look_over, read_contents, split_from_file
+from vitkit.data import check_images, read_contents, split_from_file
 from vitkit.errors import Interrupted
 from vitkit.evaluation import LabelError, write_label_errors
 from vitkit.experiments import compare as comparison_costs
@@ -100,10 +100,10 @@ def test_pictures_that_change_during_the_training_do_not_count(data: Path, tmp_p
 
 def test_an_export_is_compared_on_pictures_that_are_what_they_were(run: Path) -> None:
     overwrite(held_out(run, "val")[:1])
-    assert choose_pictures(run, None).what.startswith("2 val images of ")
+    assert choose_pictures(run, None).description.startswith("2 val images of ")
     overwrite(held_out(run, "val"))
     told = "synthetic images (3 of the run's 3 val images are no longer what they were"
-    assert told in choose_pictures(run, None).what
+    assert told in choose_pictures(run, None).description
 
 
 def test_labels_that_were_doubted_of_other_pictures_are_named(vitkit: Any, run: Path) -> None:
@@ -138,8 +138,8 @@ def test_no_comparison_goes_on_with_other_pictures(data: Path, tmp_path: Path, m
 def test_only_what_is_asked_about_is_looked_at(run: Path) -> None:
     table, contents = split_from_file(run / SPLIT), read_contents(run / SPLIT)
     overwrite(held_out(run, "train")[:3])
-    assert not look_over(table, contents, ("test",))[1]
-    marked, changes = look_over(table, contents)
+    assert not check_images(table, contents, ("test",))[1]
+    marked, changes = check_images(table, contents)
     assert (changes.images, len(changes.changed), changes.missing) == (36, 3, ())
     assert sum(not marked.file(i).is_file() for i in range(36)) == 3
     assert package.evaluate(run).accuracy == package.evaluate(run, split="test").accuracy

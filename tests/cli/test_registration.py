@@ -105,20 +105,20 @@ from vitkit.weights.formats.export import calibrated_tensors
 from vitkit.weights.formats import CheckpointFormat, register
 from vitkit.weights.layout import Layout, same
 
-PIXELS = {"fit": "squash", "interpolation": "nearest", "mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)}
+PREPROCESS = {"fit": "squash", "interpolation": "nearest", "mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)}
 
 def recognise(checkpoint):
     if not all(name.startswith("toy/") for name in checkpoint.tensors):
         return None
     pieces = {name.removeprefix("toy/"): same(name) for name in checkpoint.tensors}
-    return Layout(format="toy", pieces=pieces, fields={"heads": 4, "norm_eps": 1e-6}, preprocess=PIXELS,
+    return Layout(format="toy", pieces=pieces, fields={"heads": 4, "norm_eps": 1e-6}, preprocess=PREPROCESS,
                   is_preprocess_known=True, image_size=(12, 16))
 
 def write(classifier, destination):
     with destination.open("wb") as file:
         np.savez(file, **{f"toy/{name}": tensor.numpy() for name, tensor in calibrated_tensors(classifier).items()})
 
-register(CheckpointFormat("toy", "nobody's", __name__, __name__, (".box",), pixels={"toymaker": "PIXELS"}))
+register(CheckpointFormat("toy", "nobody's", __name__, __name__, (".box",), preprocess={"toymaker": "PREPROCESS"}))
 """
 
 

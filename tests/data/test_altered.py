@@ -17,26 +17,26 @@ from vitkit.data import (
     BYTES,
     MOST,
     THUMBNAIL,
+    Appearance,
     Datasets,
-    Described,
+    FactDatabase,
     Facts,
-    Memory,
     PictureRecord,
     Preprocess,
     compare,
+    decode_record,
+    encode_record,
     examine,
     find_altered,
+    find_copies_of_known,
     find_duplicates,
     find_keypoints,
-    find_known,
     find_overlap,
-    from_text,
     make_record,
     read_source,
     scan,
     split,
     survey,
-    to_text,
     working_copy,
 )
 
@@ -65,8 +65,8 @@ def facts_of(picture: Image.Image) -> Facts:
 
 
 def look(files: Sequence[Path]) -> list[Facts]:
-    with Memory() as memory:
-        return scan(files, memory)
+    with FactDatabase() as database:
+        return scan(files, database)
 
 
 def jpeg(picture: Image.Image, quality: int) -> Image.Image:
@@ -126,7 +126,8 @@ def record_of(facts: Sequence[Facts]) -> PictureRecord:
 @pytest.mark.parametrize("change", ALTERED.values(), ids=ALTERED)
 def test_a_record_recognises_altered_copies(originals: list[Image.Image], known: list[Facts], change: Change) -> None:
     record = PictureRecord.from_bytes(record_of(known).to_bytes(), "a test")
-    pairs, looked_for = find_known(Described.of([facts_of(change(own)) for own in originals[:5]]), record.described())
+    altered = Appearance.of([facts_of(change(own)) for own in originals[:5]])
+    pairs, looked_for = find_copies_of_known(altered, record.appearance())
     assert looked_for == "altered"
     assert {(i, j) for i, j, _ in pairs} == {(i, i) for i in range(5)}
 
@@ -175,7 +176,7 @@ def test_other_photographs_and_enlarged_digits_are_no_copies(known: list[Facts])
     pictures = [Image.fromarray((15 * own).astype(np.uint8)) for own in load_digits().images[:60]]
     digits = [facts_of(own.resize((96, 96), Image.Resampling.BICUBIC).convert("RGB")) for own in pictures]
     for facts in (known, digits):
-        assert find_altered(Described.of(facts), None) == ([], [])
+        assert find_altered(Appearance.of(facts), None) == ([], [])
 
 
 def test_drawings_of_the_same_shapes_are_no_copies() -> None:
@@ -189,7 +190,7 @@ def test_drawings_of_the_same_shapes_are_no_copies() -> None:
         pictures.append(facts_of(picture))
     links, looked_for = find_duplicates(pictures)
     assert (links, looked_for) == ([], "altered")
-    assert not Described.of(pictures).has_much.any()
+    assert not Appearance.of(pictures).is_detailed.any()
 
 
 def test_one_bar_of_text_below_all_pictures_makes_no_copies(originals: list[Image.Image]) -> None:
@@ -200,7 +201,7 @@ def test_one_bar_of_text_below_all_pictures_makes_no_copies(originals: list[Imag
         draw.text((4, 164), "CAM04  2026-11-23 12:07  14 C", fill="white")
         return picture
 
-    assert find_altered(Described.of([facts_of(with_bar(own)) for own in originals]), None) == ([], [])
+    assert find_altered(Appearance.of([facts_of(with_bar(own)) for own in originals]), None) == ([], [])
 
 
 def test_frames_of_one_scene_are_given_up() -> None:
@@ -218,17 +219,17 @@ def test_records_grow_with_the_keypoints_of_their_own_pictures(known: list[Facts
     first, second = record_of(known[:8]), record_of(known[5:12])
     both = first.merge(second)
     places = {digest.tobytes(): i for i, digest in enumerate(both.digests)}
-    described, expected = both.described(), Described.of(known)
+    appearance, expected = both.appearance(), Appearance.of(known)
     assert len(both) == 12
     assert len(record_of(known).to_bytes()) / len(known) < 2_000
     for i, fact in enumerate(known[:12]):
         j = places[fact.digest[:16]]
         own, want = (
             (side.words[side.ends[k] : side.ends[k + 1]], side.places[side.ends[k] : side.ends[k + 1]])
-            for side, k in ((described, j), (expected, i))
+            for side, k in ((appearance, j), (expected, i))
         )
         assert all(np.array_equal(a, b) for a, b in zip(own, want, strict=True))
-        assert described.aspects[j] == pytest.approx(expected.aspects[i], rel=1e-6)
+        assert appearance.aspects[j] == pytest.approx(expected.aspects[i], rel=1e-6)
 
 
 def test_a_record_that_an_earlier_version_wrote_is_read(
@@ -252,7 +253,7 @@ def test_a_record_that_an_earlier_version_wrote_is_read(
     assert overlap.looked_for == "altered" and overlap.known == len(table)
     assert {kind for path, kind in zip(table.paths, overlap.kinds, strict=True) if "crop" in path} == {"altered"}
     merged = record.merge(record_of(known[:3]))
-    assert merged.has_thumbnails and not merged.has_keypoints and merged.described().ends[-1] == 3 * MOST
+    assert merged.has_thumbnails and not merged.has_keypoints and merged.appearance().ends[-1] == 3 * MOST
 
 
 @pytest.mark.parametrize(
@@ -272,8 +273,9 @@ def test_unfitting_keypoints_are_refused(known: list[Facts], spoil: Callable[[Pi
 
 def test_a_record_that_is_too_long_for_a_text_loses_keypoints_before_thumbnails(known: list[Facts]) -> None:
     data = record_of(known).to_bytes()
-    whole = len(to_text(data))
-    parts = [PictureRecord.from_bytes(from_text(to_text(data, most), "it"), "it") for most in (whole, whole - 1, 100)]
+    whole = len(encode_record(data))
+    texts = [encode_record(data, most) for most in (whole, whole - 1, 100)]
+    parts = [PictureRecord.from_bytes(decode_record(text, "it"), "it") for text in texts]
     assert [(own.has_keypoints, own.has_thumbnails) for own in parts] == [(True, True), (False, True), (False, False)]
 
 

@@ -27,7 +27,7 @@ from vitkit.data import (
     examine,
     find_images,
     find_source,
-    is_there,
+    image_exists,
     open_place,
     read_digests,
     read_place,
@@ -183,7 +183,7 @@ def test_an_archive_that_changes_is_read_again(tmp_path: Path) -> None:
     zip_of(tmp_path / "b.zip", {"c/0.png": b"", "a/0.png": b"again"}).replace(packed)
     assert _read(storage, "a/0.png") == b"again"
     assert storage.stamp("a/0.png") not in (before, None)
-    assert not is_there(Stored(storage, "b/0.png"))
+    assert not image_exists(Stored(storage, "b/0.png"))
     packed.unlink()
     assert storage.stamp("a/0.png") is None
     with pytest.raises(UnreadableImageError, match="no such file"):
@@ -393,7 +393,7 @@ def test_compressed_tars_are_refused_with_what_to_do(tmp_path: Path, name: str) 
 def test_enormous_lists_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     members = {f"{name}/{i}.png": PICTURE.getvalue() for name in "ab" for i in range(6)}
     packed = zip_of(tmp_path / "it.zip", members)
-    monkeypatch.setattr(archive, "_MOST_MEMBERS", 10)
+    monkeypatch.setattr(archive, "_MAX_MEMBERS", 10)
     with refused("data.archive-too-large", "10 members"):
         read_source(packed)
     packed = zip_of(tmp_path / "two.zip", members)

@@ -19,9 +19,9 @@ from vitkit.data import (
     LEAST_CORRELATION,
     MOST_DIFFERENCE,
     THUMBNAIL,
+    FactDatabase,
     Facts,
     Link,
-    Memory,
     compare,
     connect,
     find_duplicates,
@@ -81,8 +81,8 @@ def facts_of(picture: Image.Image) -> Facts:
 
 
 def look(files: list[Path]) -> list[Facts]:
-    with Memory() as memory:
-        return scan(files, memory)
+    with FactDatabase() as database:
+        return scan(files, database)
 
 
 def thumbnails(pictures: Iterable[np.ndarray]) -> list[Facts]:
@@ -265,7 +265,7 @@ def test_blocks_miss_no_pair_across_their_borders(monkeypatch: pytest.MonkeyPatc
     pictures = [*originals, *(resized(0.5)(own) for own in originals[:10]), *map(ImageOps.mirror, originals[10:])]
     whole = found(pictures)
     monkeypatch.setattr(search, "_BLOCK", 7)
-    monkeypatch.setattr(search, "_WIDE", 5)
+    monkeypatch.setattr(search, "_COLUMNS", 5)
     assert set(found(pictures)) == set(whole)
     assert len(whole) == 20
 
@@ -279,7 +279,7 @@ def test_what_is_new_among_what_was_compared_gives_what_all_of_it_gives(pictures
     after = [facts[i] for i in rng.permutation(len(facts))[: rng.integers(1, len(facts) + 1)]]
     stored = compare(before)
     assert compare(after, stored) == compare(after)
-    assert find_duplicates(after, compared=compare(after, stored)) == find_duplicates(after)
+    assert find_duplicates(after, comparison=compare(after, stored)) == find_duplicates(after)
 
 
 def test_only_what_is_new_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,7 +298,7 @@ def test_only_what_is_new_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_where_too_many_were_alike_all_are_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitkit.data.doctor.duplicates._MOST_PAIRS", 10)
+    monkeypatch.setattr("vitkit.data.doctor.duplicates._MAX_PAIRS", 10)
     rng, scene = np.random.default_rng(0), np.asarray(texture(0, 16, 16)).astype(float)
     frames = thumbnails(np.clip(scene + rng.integers(-1, 2, scene.shape), 0, 255) for _ in range(60))
     others = [facts_of(texture(seed)) for seed in range(1, 20)]

@@ -55,7 +55,7 @@ UNREADABLE = {f"a/{i}.png": "truncated" for i in range(8)}
     [
         (findings.check_files(table_of({"a": 2}), {}), []),
         (findings.check_copies(SIX, []), []),
-        (findings.check_likeness("altered", 0), []),
+        (findings.check_search("altered", 0), []),
         (findings.check_classes(table_of({"a": 10, "b": 100})), []),
         (findings.check_pictures(table_of({"a": 2}), [fact(), fact(mode="L")]), []),
         (findings.check_splits(table_of({"a": 2, "b": 2})), []),  # nothing is split yet
@@ -93,12 +93,12 @@ UNREADABLE = {f"a/{i}.png": "truncated" for i in range(8)}
         ),
         (findings.check_copies(table_of({"a": 6}, ("train",) * 6), [copies(0, 1)]), [("note", "1 picture is")]),
         (
-            findings.check_likeness("exact", 1),
+            findings.check_search("exact", 1),
             [("warning", "too alike"), ("note", "1 image is the mirror", "--no-hflip")],
         ),
         (findings.check_classes(table_of({"a": 9, "b": 10})), [("warning", "1 class has fewer than 10", "a (9)")]),
         (
-            findings.check_classes(table_of({"a": 9, "b": 101, "c": 10}, empty=("none",)), lost=["broken"]),
+            findings.check_classes(table_of({"a": 9, "b": 101, "c": 10}, empty=("none",)), unreadable=["broken"]),
             [
                 ("warning", "2 class folders have", "broken, none"),
                 ("warning", "a (9)"),

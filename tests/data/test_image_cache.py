@@ -21,8 +21,8 @@ from vitkit.data import (
     PictureCache,
     Preprocess,
     TrainingImages,
-    bytes_of,
     choose_cache,
+    estimate_bytes,
     open_cache,
     read_source,
     split,
@@ -179,10 +179,10 @@ def test_auto_takes_memory_that_can_be_shared_then_disk_then_nothing(monkeypatch
 def test_the_bytes_of_pictures_are_told_from_their_headers(tmp_path: Path) -> None:
     files = [save(noise(40, 20, i), tmp_path / f"{i}.png") for i in range(5)]
     (tmp_path / "0.png").write_bytes(b"")
-    assert bytes_of(files, None) == bytes_of(files, 100) == 5 * 3 * 40 * 20
-    assert bytes_of(files, 10) == 5 * 3 * 20 * 10
-    assert bytes_of(files, None, (7, 9)) == 5 * 3 * 7 * 9
-    assert bytes_of([], 10) == 0
+    assert estimate_bytes(files, None) == estimate_bytes(files, 100) == 5 * 3 * 40 * 20
+    assert estimate_bytes(files, 10) == 5 * 3 * 20 * 10
+    assert estimate_bytes(files, None, (7, 9)) == 5 * 3 * 7 * 9
+    assert estimate_bytes([], 10) == 0
 
 
 def test_what_was_not_used_for_longest_makes_room(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,7 +223,7 @@ def test_validation_shares_are_put_together_in_order(table: ImageTable, size: in
     shares = [torch.cat([images for images, _ in data((rank, size)).val_batches()]) for rank in range(size)]
     whole = data((0, 1))
     expected = torch.stack([whole.val[i][0] for i in range(len(whole.val))])
-    assert torch.equal(data((0, size)).put_together(shares), expected)
+    assert torch.equal(data((0, size)).combine_shares(shares), expected)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vitkit.data import ImageTable, scenes
+from vitkit.data import ImageTable, merge_by_scene
 from vitkit.data import table_of as of_rows
 from vitkit.data.doctor.examine import check_names
 
@@ -46,7 +46,7 @@ def test_group_names_are_recognised_and_the_printed_flag_keeps_each_together(nam
     (finding,) = check_names(table)
     assert finding.severity == "problem"
     assert f"show {GROUPS} groups" in finding.text
-    found = scenes(table, flag_of(finding.text), range(len(table)))
+    found = merge_by_scene(table, flag_of(finding.text), range(len(table)))
     assert [found[i] for i in range(len(table))] == [i - i % EACH for i in range(len(table))]
 
 
@@ -57,7 +57,7 @@ def test_groups_may_be_numbered_anew_in_each_class() -> None:
     ]
     (finding,) = check_names(table_of(tracks))
     assert "show 100 groups" in finding.text
-    found = scenes(table_of(tracks), flag_of(finding.text), range(len(tracks)))
+    found = merge_by_scene(table_of(tracks), flag_of(finding.text), range(len(tracks)))
     assert len(set(found)) == 100
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from photos import noise, save
 from refusals import refused
-from vitkit.data import Overlooked, examine, find_images, read_source
+from vitkit.data import SearchLog, examine, find_images, read_source
 from vitkit.errors import VitkitError
 from vitkit.reporting import Album
 from vitkit.system import replacing
@@ -48,7 +48,7 @@ def album(tmp_path: Path) -> Path:
 
 def test_folders_that_cannot_be_read_are_told_or_refused_by_their_reason(album: Path, close: Closing) -> None:
     close(album / "cat" / "deep")
-    overlooked = Overlooked()
+    overlooked = SearchLog()
     assert len(find_images([str(album)], overlooked)) == 6
     (line,) = overlooked.lines()
     assert str(album / "cat/deep") in line and "permission denied" in line
@@ -66,19 +66,19 @@ def test_folders_that_cannot_be_read_are_told_or_refused_by_their_reason(album: 
 @pytest.mark.parametrize("pattern", ["*/*.png", "**/*.png", "c*", "cat/*/*.png"])
 def test_a_folder_that_a_pattern_leads_into_is_told(album: Path, close: Closing, pattern: str) -> None:
     close(album / "cat", album / "cat" / "deep")
-    overlooked = Overlooked()
+    overlooked = SearchLog()
     try:
         find_images([str(album / pattern)], overlooked)
     except VitkitError as error:
         assert error.code == "data.images-missing"
-    assert overlooked.closed
+    assert overlooked.unreadable
 
 
 def test_hidden_folders_with_images_are_told_and_others_are_not(album: Path) -> None:
     folder(album, {".bird": 2, "cat/.more": 1})
     (album / ".git").mkdir()
     (album / ".git" / "config").touch()
-    overlooked = Overlooked()
+    overlooked = SearchLog()
     assert len(find_images([str(album)], overlooked)) == 8
     assert sorted(Path(own).name for own in overlooked.hidden) == [".bird", ".more"]
     table = read_source(album)
@@ -108,7 +108,7 @@ def test_folders_of_systems_and_file_servers_are_left_out_and_told(tmp_path: Pat
         assert table.ignored == {f"folder {name}": 3 for name in SYSTEM_FOLDERS}
         (line,) = table.overlooked
         assert f"{3 * len(SYSTEM_FOLDERS)} hidden or system folders" in line
-        overlooked = Overlooked()
+        overlooked = SearchLog()
         assert len(find_images([str(data)], overlooked)) == 6
         assert len(overlooked.hidden) == 3 * len(SYSTEM_FOLDERS)
 
@@ -120,7 +120,7 @@ def test_folders_that_people_may_name_so_are_classes(tmp_path: Path) -> None:
 
 def test_a_pattern_does_not_lead_into_folders_of_file_servers_unless_it_names_them(tmp_path: Path) -> None:
     root = folder(tmp_path, {"cat": 3, "cat/@eaDir": 2})
-    overlooked = Overlooked()
+    overlooked = SearchLog()
     assert len(find_images([str(root / "cat" / "*")], overlooked)) == 3
     assert len(find_images([str(root / "**" / "*.png")], overlooked)) == 3
     assert overlooked.hidden == {str(root / "cat" / "@eaDir")}

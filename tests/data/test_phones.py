@@ -16,7 +16,7 @@ from PIL import Image, features
 
 from data.test_decode import STORED_BY_ORIENTATION, pixels, reason, rotated_exif
 from photos import folder, noise, save, smooth
-from vitkit.data import bytes_of, examine, read_picture, read_source
+from vitkit.data import estimate_bytes, examine, read_picture, read_source
 from vitkit.data import picture as module
 from vitkit.data.decode import UnreadableImageError, decode
 
@@ -128,4 +128,4 @@ def test_the_doctor_knows_them_and_the_image_cache_their_sizes(tmp_path: Path) -
     assert found.unreadable == {}
     assert found.to_dict()["formats"] == {"PNG": 4, "HEIF": 3}
     assert not any("HEIF" in str(own) for own in found.findings)
-    assert bytes_of(files, None) == pytest.approx(3 * 3 * 65 * 48, rel=0.05)
+    assert estimate_bytes(files, None) == pytest.approx(3 * 3 * 65 * 48, rel=0.05)

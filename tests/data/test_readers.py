@@ -12,7 +12,7 @@ from PIL import Image
 
 from once import once
 from photos import folder, noise, save
-from vitkit.data import Facts, Memory, scan
+from vitkit.data import FactDatabase, Facts, scan
 from vitkit.data import file_facts as module
 
 
@@ -40,8 +40,8 @@ def files() -> list[Path]:
 
 
 def look(files: list[Path], **options: Any) -> list[Facts]:
-    with Memory() as memory:
-        return scan(files, memory, **options)
+    with FactDatabase() as database:
+        return scan(files, database, **options)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_where_no_process_can_be_had_this_one_looks(
 ) -> None:
     code = {"fails": "1 / 0", "is silent": "", "answers something else": "print('hello')"}
     if program in code:
-        monkeypatch.setattr("vitkit.system.processes.python", lambda _: [sys.executable, "-c", code[program]])
+        monkeypatch.setattr("vitkit.system.processes.python_command", lambda _: [sys.executable, "-c", code[program]])
     else:
         monkeypatch.setattr(sys, "executable", program)
     assert look(files) == truth and here
@@ -130,8 +130,8 @@ def test_a_script_that_asks_is_not_run_twice(files: list[Path], tmp_path: Path) 
     script = tmp_path / "script.py"
     script.write_text(
         "import sys\nfrom pathlib import Path\nprint('once')\n"
-        "from vitkit.data import file_facts\nfile_facts._MANY = 1\nfrom vitkit.data.file_facts import Memory, scan\n"
-        "with Memory() as memory:\n    print(len(scan(sorted(Path(sys.argv[1]).glob('cat/*.png')), memory)))\n"
+        "from vitkit.data import FactDatabase, file_facts, scan\nfile_facts._MANY = 1\n"
+        "with FactDatabase() as facts:\n    print(len(scan(sorted(Path(sys.argv[1]).glob('cat/*.png')), facts)))\n"
     )
     done = subprocess.run([sys.executable, script, files[0].parent], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["once", "70"]

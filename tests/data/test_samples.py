@@ -16,7 +16,7 @@ from tiffs import write_png, write_tiff
 from vitkit.data import MemoryBudget, examine, read_picture, read_source
 from vitkit.data import decode as decoding
 from vitkit.data.decode import UnreadableImageError, decode
-from vitkit.data.in_memory import PictureInMemory, picture_held
+from vitkit.data.in_memory import PictureInMemory, open_in_memory
 
 RAMP = np.linspace(0, 1, 24 * 32).reshape(24, 32)
 
@@ -174,7 +174,7 @@ def test_a_transparent_grey_of_16_bits_is_white_and_a_colour_is_refused(tmp_path
     expected = 255 * RAMP
     expected[values == 300] = 255
     np.testing.assert_allclose(grey(path), expected, atol=0.51)
-    with Image.open(path) as image, picture_held(PictureInMemory("a", image)) as held:
+    with Image.open(path) as image, open_in_memory(PictureInMemory("a", image)) as held:
         np.testing.assert_array_equal(np.asarray(held.image)[..., 0], grey(path))
     colours = write_png(tmp_path / "b.png", np.stack([ramp("<u2", 65535)] * 3, axis=2))
     with pytest.raises(UnreadableImageError, match="transparent"):

@@ -21,7 +21,19 @@ from PIL import Image
 import runs
 import warm
 from photos import fingerprint, folder, noise, save, smooth
-from vitkit.data import BYTES, MOST, ROLES, THUMBNAIL, Facts, FactTable, Memory, examine, make_record, read_source, scan
+from vitkit.data import (
+    BYTES,
+    MOST,
+    ROLES,
+    THUMBNAIL,
+    FactDatabase,
+    Facts,
+    FactTable,
+    examine,
+    make_record,
+    read_source,
+    scan,
+)
 from vitkit.data import file_facts as module
 from vitkit.errors import ShortageError
 from vitkit.system import files
@@ -54,8 +66,8 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def look(files: list[Path], **options: Any) -> list[Facts]:
-    with Memory() as memory:
-        return list(scan(files, memory, **options))
+    with FactDatabase() as database:
+        return list(scan(files, database, **options))
 
 
 def files_of(root: Path) -> list[Path]:
@@ -313,13 +325,13 @@ def test_a_memory_that_is_locked_changes_nothing(
 SCAN = """
 import resource, sys
 from pathlib import Path
-from vitkit.data.file_facts import Memory, scan
+from vitkit.data.file_facts import FactDatabase, scan
 if sys.argv[2:]:
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
 files = sorted(Path(sys.argv[1]).rglob("*.png"))
 for _ in range(5):
-    with Memory() as memory:
-        print(*(fact.digest.hex() for fact in scan(files, memory) if fact.error is None))
+    with FactDatabase() as database:
+        print(*(fact.digest.hex() for fact in scan(files, database) if fact.error is None))
 """
 
 

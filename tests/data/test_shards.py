@@ -38,7 +38,7 @@ from vitkit.data import (
     read_source,
     read_table,
 )
-from vitkit.data.remote import _fetch, _filesystem_of, copy_of, fetched_ahead
+from vitkit.data.remote import _cache_shard, _filesystem_of, cached_shard, prefetch_shards
 from vitkit.data.shard_writer import write_shards
 from vitkit.errors import VitkitError
 
@@ -443,7 +443,7 @@ def test_an_image_is_one_request_which_is_repeated_if_it_fails(site: Site, shard
 
 
 def test_a_slow_server_is_given_up_and_asked_again(site: Site, shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitkit.data.remote._PATIENCE", 0.3)
+    monkeypatch.setattr("vitkit.data.remote._TIMEOUT", 0.3)
     _filesystem_of.cache_clear()
     site.fault = lambda name, before: "slow" if before == 0 else None
     table = read_table(site.address)
@@ -483,9 +483,9 @@ def test_shards_are_fetched_ahead_and_read_from_their_copies(site: Site, shards:
     files, index = storage.files(), storage.index()
     order = sorted(range(len(index.keys)), key=lambda row: index.shard_of[row])
     shard_of = [index.shard_of[row] for row in order]
-    for row in fetched_ahead(iter(order), files, shard_of, 1):
+    for row in prefetch_shards(iter(order), files, shard_of, 1):
         address, sha256, _ = files[index.shard_of[row]]
-        path = eventually(lambda sha256=sha256: copy_of(sha256))
+        path = eventually(lambda sha256=sha256: cached_shard(sha256))
         assert Path(path).read_bytes() == (shards / Path(address).name).read_bytes()
     before = site.requests.total()
     assert digests(read_table(site.address)) == digests(read_table(shards))
@@ -502,12 +502,12 @@ def eventually(value: Callable[[], Any]) -> Any:
 
 def test_a_copy_with_another_checksum_is_not_kept(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     address, sha256, size = ShardFolder(Path(site.address)).files()[0]
-    _fetch(address, "0" * 64, size)
+    _cache_shard(address, "0" * 64, size)
     assert not list((tmp_path / "cache" / "shards").iterdir())
-    _fetch(address, sha256, size)
-    monkeypatch.setattr("vitkit.data.remote._LARGEST", size + 10)
-    _fetch(*ShardFolder(Path(site.address)).files()[1])  # the first one makes room
-    assert len(list((tmp_path / "cache" / "shards").iterdir())) == 1 and copy_of(sha256) is None
+    _cache_shard(address, sha256, size)
+    monkeypatch.setattr("vitkit.data.remote._MAX_CACHE", size + 10)
+    _cache_shard(*ShardFolder(Path(site.address)).files()[1])  # the first one makes room
+    assert len(list((tmp_path / "cache" / "shards").iterdir())) == 1 and cached_shard(sha256) is None
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from vitkit.data import Facts, FactTable, Memory, read_source, scan
+from vitkit.data import FactDatabase, Facts, FactTable, read_source, scan
 from vitkit.data.doctor.examine import check_shortcuts, examine
 from vitkit.data.doctor.shortcuts import CHANCE, find_shortcuts
 from vitkit.data.table import UNLABELLED, ImageTable
@@ -99,8 +99,8 @@ def test_photographs_of_one_site_have_no_shortcut(step: int) -> None:
         pytest.skip("needs the flowers")
     table = read_source(str(root))
     table = table.take(list(range(0, len(table), step)))
-    with Memory() as memory:
-        assert find_shortcuts(table, scan(table.files(), memory)) == []
+    with FactDatabase() as database:
+        assert find_shortcuts(table, scan(table.files(), database)) == []
 
 
 def test_permuted_labels_have_shortcuts_at_the_nominal_rate() -> None:

@@ -17,7 +17,7 @@ from vitkit.data import (
     DATASETS,
     SUFFIXES,
     DataSet,
-    Overlooked,
+    SearchLog,
     examine,
     find_images,
     locate,
@@ -341,7 +341,7 @@ def test_links_out_of_the_folder_are_left_out_or_followed_on_request_but_not_upw
     (data / "owl").symlink_to(tmp_path / "private")
     (data / "cat" / "one.png").symlink_to(tmp_path / "private" / "private_0.png")
     (data / "dog" / "all").symlink_to("/")
-    table, overlooked = read_source(data), Overlooked()
+    table, overlooked = read_source(data), SearchLog()
     assert table.counts() == {"cat": 2, "dog": 1}
     (line,) = table.overlooked
     assert "3 links" in line and "cat/one.png, dog/all, owl" in line and "--follow-links" in line
@@ -350,7 +350,7 @@ def test_links_out_of_the_folder_are_left_out_or_followed_on_request_but_not_upw
     assert table.counts() == {"cat": 3, "dog": 1, "owl": 2}
     (line,) = table.overlooked
     assert "dog/all" in line and "owl" not in line
-    assert len(find_images([str(data)], Overlooked(follow_links=True))) == 6
+    assert len(find_images([str(data)], SearchLog(follow_links=True))) == 6
     with refused("data.option-unsuited"):
         read_source(csv_file(tmp_path / "all.csv", lines("path,label")), follow_links=True)
 

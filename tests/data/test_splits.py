@@ -20,7 +20,7 @@ from vitkit.data import (
     ImageTable,
     fold,
     limit_training,
-    scenes,
+    merge_by_scene,
     split,
     split_from_file,
     split_to_dict,
@@ -290,16 +290,16 @@ def named(*paths: str) -> ImageTable:
     ],
 )
 def test_a_scene_is_what_the_expression_finds(paths: tuple[str, ...], pattern: str, expected: list[int]) -> None:
-    assert scenes(named(*paths), pattern, range(len(paths))) == expected
+    assert merge_by_scene(named(*paths), pattern, range(len(paths))) == expected
     table = named("a/s1_1.png", "a/s2_1.png", "a/s1_2.png", "a/s3_1.png", "a/s2_2.png")
     copies = [0, 1, 2, 2, 4]  # the fourth is a copy of the third: scenes and copies are joined
-    assert scenes(table, r"s\d", copies) == [0, 1, 0, 0, 1]
+    assert merge_by_scene(table, r"s\d", copies) == [0, 1, 0, 0, 1]
 
 
 def test_an_expression_that_tells_nothing_apart_is_refused() -> None:
     for pattern in ("cam", "a/", ""):
         with refused("data.groups-all-one"):
-            scenes(named("a/1.png", "a/2.png"), pattern, range(2))
+            merge_by_scene(named("a/1.png", "a/2.png"), pattern, range(2))
 
 
 @given(images=sizes, folds=st.integers(2, 8), seed=st.integers(0, 99))

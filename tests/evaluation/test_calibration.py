@@ -3,9 +3,16 @@
 import numpy as np
 import pytest
 from scipy.optimize import minimize
-from scipy.special import log_softmax, softmax
+from scipy.special import expit, log_expit, log_softmax, softmax
 
-from vitkit.evaluation import Reliability, fit_temperature
+from vitkit.evaluation import (
+    Reliability,
+    calibrate,
+    fit_temperature,
+    log_odds,
+    max_rise_by_chance,
+    to_probabilities,
+)
 
 
 def sample(n: int, k: int, scale: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -42,16 +49,93 @@ def test_few_images_that_are_all_right_do_not_make_it_certain() -> None:
     assert 0.05 <= fit_temperature(rows, np.array([0, 1, 1])) <= 20
 
 
-def test_the_calibration_error_is_that_of_a_loop() -> None:
+def test_bins_have_the_images_confidence_and_accuracy_of_a_loop() -> None:
+    """Some bins are too confident and others are not, so that their gaps do not add up as one bin's would."""
     rng = np.random.default_rng(0)
-    rows, labels = rng.dirichlet(np.ones(4), 300).astype(np.float32), rng.integers(0, 4, 300)
-    confidence, right = rows.max(1).astype(np.float64), rows.argmax(1) == labels
-    error = 0.0
-    for low, high in zip(np.arange(15) / 15, np.arange(1, 16) / 15, strict=True):
-        own = (confidence > low) & (confidence <= high)
-        if own.any():
-            error += own.mean() * abs(right[own].mean() - confidence[own].mean())
-    assert Reliability.of(rows, labels).ece == pytest.approx(error, abs=1e-9)
+    confidence = np.concatenate([rng.random(400), np.arange(16) / 15])  # the edges, too: bins are (low, high]
+    is_right = rng.random(len(confidence)) < np.sqrt(confidence) - 0.3 * (confidence > 0.5)
+    found, error = Reliability.of_confidence(confidence, is_right), 0.0
+    for i, (low, high) in enumerate(zip(np.arange(15) / 15, np.arange(1, 16) / 15, strict=True)):
+        own = (confidence > low) & (confidence <= high) | (i == 0) & (confidence == 0)
+        assert found.counts[i] == own.sum() > 0
+        assert found.confidence[i] == pytest.approx(confidence[own].mean())
+        assert found.accuracy[i] == pytest.approx(is_right[own].mean())
+        error += own.mean() * abs(is_right[own].mean() - confidence[own].mean())
+    assert found.ece == pytest.approx(error)
+    rows = rng.dirichlet(np.ones(4), 300).astype(np.float32)
+    labels = rng.integers(0, 4, 300)
+    of_rows = Reliability.of_confidence(rows.max(1).astype(np.float64), rows.argmax(1) == labels)
+    assert Reliability.of(rows, labels).ece == of_rows.ece
+
+
+def cost(logits: np.ndarray, labels: np.ndarray, shift: np.ndarray, temperature: float, strength: float) -> float:
+    """The log loss with its prior: log T is normal around 0 and the strength around 1, both with a deviation of 0.5."""
+    z = logits / temperature + strength * shift
+    if labels.ndim == 1:
+        loss = -sum(log_softmax(row)[label] for row, label in zip(z, labels, strict=True))
+    else:
+        loss = -(labels * log_expit(z) + (1 - labels) * log_expit(-z)).sum()
+    return float(loss + 2 * np.log(temperature) ** 2 + 2 * (strength - 1) ** 2)
+
+
+@pytest.mark.parametrize("is_multi", [False, True])
+@pytest.mark.parametrize("size", [12, 3000])  # with few images, the prior counts
+def test_temperature_and_strength_of_a_shift_have_the_least_cost(size: int, is_multi: bool) -> None:
+    rng, shift = np.random.default_rng(3), np.array([1.5, 0.0, -1.0])
+    logits = 3 * rng.normal(size=(size, 3))
+    truth = logits / 2 + 0.6 * shift
+    if is_multi:
+        labels = (rng.random((size, 3)) < expit(truth)).astype(np.int64)
+    else:
+        labels = np.array([rng.choice(3, p=softmax(row)) for row in truth])
+    found = calibrate(logits, labels, shift)
+    own = minimize(
+        lambda x: cost(logits, labels, shift, np.exp(x[0]), x[1]), (0.0, 1.0), method="Nelder-Mead", tol=1e-8
+    )
+    assert found.temperature == pytest.approx(np.exp(own.x[0]), rel=1e-3)
+    assert found.strength == pytest.approx(own.x[1], abs=2e-3)
+    if size > 12:
+        assert found.temperature == pytest.approx(2, rel=0.15) and found.strength == pytest.approx(0.6, abs=0.15)
+    doubled = calibrate(np.tile(logits, (2, 1)), np.concatenate([labels, labels]), shift)
+    weighted = calibrate(logits, labels, shift, np.full(size, 2.0))
+    assert weighted.temperature == pytest.approx(doubled.temperature, rel=1e-3)
+    assert weighted.strength == pytest.approx(doubled.strength, abs=2e-3)
+
+
+@pytest.mark.parametrize(("shift", "is_multi"), [((1.0, 1.0), False), ((0.0, 0.0), False), ((0.0, 0.0), True)])
+def test_a_shift_without_effect_keeps_its_strength(shift: tuple[float, ...], is_multi: bool) -> None:
+    logits, labels = np.array([[2.0, 0.0], [1.0, 0.5], [0.0, 1.0]]), np.array([0, 1, 1])
+    targets = np.eye(2, dtype=np.int64)[labels] if is_multi else labels
+    found = calibrate(logits, targets, np.array(shift))
+    assert found.strength == 1
+    assert found.temperature == pytest.approx(calibrate(logits, targets, np.zeros(2)).temperature)
+    if is_multi:  # the same shift of all classes matters to decisions of each class
+        assert calibrate(logits, targets, np.array([3.0, 3.0])).strength != 1
+
+
+def test_logits_of_probabilities_give_them_back_and_are_finite_at_0_and_1() -> None:
+    rng = np.random.default_rng(1)
+    rows, labels = rng.dirichlet(np.ones(5), 50).astype(np.float32), np.zeros(50, np.int64)
+    assert np.allclose(to_probabilities(log_odds(rows, labels), labels), rows, atol=1e-6)
+    several = rng.random((50, 3)).astype(np.float32)
+    assert np.allclose(to_probabilities(log_odds(several, several), several), several, atol=1e-6)
+    ends = np.array([[0.0, 1.0]], np.float32)
+    assert np.isfinite(log_odds(ends, labels[:1])).all()
+    least, most = log_odds(ends, ends)[0]
+    assert least < -80 and most == pytest.approx(np.log(2 / np.finfo(np.float32).eps)), "the largest below 1"
+
+
+def test_chance_increases_the_error_by_more_than_said_in_one_of_forty_samples() -> None:
+    rng = np.random.default_rng(5)
+    before = 0.5 + 0.5 * rng.random(80)
+    after = before**2 / (before**2 + (1 - before) ** 2)  # what the right temperature, here 1/2, makes of them
+    limit = max_rise_by_chance(after, before)
+    rises = []
+    for _ in range(4000):
+        is_right = rng.random(80) < after
+        rises.append(Reliability.of_confidence(after, is_right).ece - Reliability.of_confidence(before, is_right).ece)
+    assert np.mean(np.array(rises) > limit) == pytest.approx(0.025, abs=0.02)
+    assert -0.1 < limit < 0.1
 
 
 def test_confidence_that_is_as_it_should_be_has_no_error_and_certain_mistakes_have_all_of_it() -> None:

@@ -5,7 +5,7 @@ import numpy.typing as npt
 import pytest
 
 from vitkit.evaluation import Sample, detectable_rise, drift_tests
-from vitkit.evaluation.drift import _p_of_shares
+from vitkit.evaluation.drift import _class_shares_p_value
 
 CLASSES = ("a", "b", "c", "d")
 
@@ -55,8 +55,8 @@ def test_the_test_of_shares_agrees_with_all_divisions() -> None:
 
     every = [np.bincount(pool[list(rows)], minlength=4) for rows in combinations(range(8), 4)]
     exact = np.mean([statistic(counts) >= statistic(now) - 1e-12 for counts in every])
-    assert _p_of_shares(before, now, seed=0) == pytest.approx(exact, abs=0.02)
-    assert _p_of_shares(now, now, seed=0) == 1.0
+    assert _class_shares_p_value(before, now, seed=0) == pytest.approx(exact, abs=0.02)
+    assert _class_shares_p_value(now, now, seed=0) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_the_detectable_rise_is_detected_as_often_as_stated(shares: tuple[float,
     now[int(rise.name)] = rise.now
     rng = np.random.default_rng(1)
     drawn = rng.multinomial(new, now / now.sum(), size=100)
-    found = np.mean([_p_of_shares(counts, row, seed=i, draws=1999) * 3 <= 0.05 for i, row in enumerate(drawn)])
+    found = np.mean([_class_shares_p_value(counts, row, seed=i, draws=1999) * 3 <= 0.05 for i, row in enumerate(drawn)])
     assert 0.7 < found < 0.9  # 80 % of 100 is 72 to 88 % in 95 of 100 cases, beside the chance in the simulation
 
 

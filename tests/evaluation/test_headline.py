@@ -26,7 +26,7 @@ from vitkit.evaluation import (
     cross_fitted,
     describe,
     headline_of,
-    most_rise,
+    max_rise_by_chance,
     value_of,
     verdict_of,
 )
@@ -235,8 +235,8 @@ def test_json_and_page_say_what_was_chosen_on_the_images() -> None:
 def test_a_rise_of_the_calibration_error_is_measured_against_chance() -> None:
     logits = np.random.default_rng(0).normal(0, 2, (200, 3))
     now, before, far = (softmax(logits / t, axis=1).max(axis=1) for t in (1.05, 1.0, 0.25))
-    assert 0 < most_rise(now, before) < 0.05
-    assert most_rise(now, far) < 0, "far from right, it cannot rise"
+    assert 0 < max_rise_by_chance(now, before) < 0.05
+    assert max_rise_by_chance(now, far) < 0, "far from right, it cannot rise"
 
 
 def test_the_report_says_why_the_calibration_error_rose_and_only_then(tmp_path: Path) -> None:

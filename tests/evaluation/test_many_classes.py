@@ -22,7 +22,7 @@ from vitkit.evaluation import (
     from_predictions,
     label_errors,
     loss_bounds,
-    macro_f1_interval,
+    macro_f1_bounds,
     mean_interval,
     operating_points,
 )
@@ -103,7 +103,7 @@ def test_the_interval_of_macro_f1_is_that_of_indicators_of_every_class(own: Eval
         spread = float((1 / (is_true.sum(axis=0) + part)).sum()) / k**2
         least = units.effect(own.labels == own.predicted) * mean * (1 - mean) * spread
         ends.append(_quantile(mean, units.variance(influence, imagined, least), 1.0, is_upper=is_upper))
-    assert macro_f1_interval(own.labels, own.predicted, units) == pytest.approx(ends, abs=1e-9)
+    assert macro_f1_bounds(own, units) == pytest.approx(ends, abs=1e-9)
 
 
 @settings(max_examples=30)
@@ -149,7 +149,7 @@ def test_ten_thousand_classes_are_one_outline_and_a_thousand_rows() -> None:
     axis = plots.class_counts({"train": dict.fromkeys(names, 3), "test": dict.fromkeys(names, 2)}, names).axes[0]
     assert len(axis.patches) + len(axis.texts) + len(axis.collections) == 2
     own = Evaluation("test", tuple(names), ("a",), np.array([9_999]), np.zeros((1, 10_000), np.float32))
-    assert own.confusion(plots.MOST_SHADED).shape == (1000, 1000)
+    assert own.confusion(plots.MAX_CELLS).shape == (1000, 1000)
 
 
 def test_a_large_table_is_a_file_without_a_name_or_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

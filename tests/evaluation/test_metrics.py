@@ -57,9 +57,9 @@ def test_numbers_equal_scikit_learns(seed: int, images: int, classes: int) -> No
     )
     for k in range(1, classes):
         rank = (own.probabilities > own.probabilities[np.arange(images), true][:, None]).sum(1)
-        assert own.top(k) == pytest.approx(np.mean(rank < k))
+        assert own.is_among(k).mean() == pytest.approx(np.mean(rank < k))
         if classes > 2:
-            assert own.top(k) == pytest.approx(
+            assert own.is_among(k).mean() == pytest.approx(
                 reference.top_k_accuracy_score(true, own.probabilities, k=k, labels=every)
             )
     assert own.macro_f1 == pytest.approx(reference.f1_score(true, predicted, average="macro"))
@@ -205,6 +205,6 @@ def test_figures_are_json_with_accuracy_first_and_every_number_of_the_evaluation
 def test_the_error_before_the_temperature_is_that_of_the_probabilities_at_temperature_one(temperature: float) -> None:
     own = sample(200, temperature=temperature)
     plain = at_temperature(own, 1.0)
-    assert own.untempered.ece == pytest.approx(plain.ece, abs=1e-6)
-    assert own.untempered.counts.tolist() == plain.untempered.counts.tolist()
-    assert figures(own)["ece_before_temperature"] == own.untempered.ece
+    assert own.reliability_untempered.ece == pytest.approx(plain.ece, abs=1e-6)
+    assert own.reliability_untempered.counts.tolist() == plain.reliability_untempered.counts.tolist()
+    assert figures(own)["ece_before_temperature"] == own.reliability_untempered.ece

@@ -218,7 +218,7 @@ def test_what_is_written_is_read_again(form: type[Csv] | type[JsonLines], top: i
     for prediction in _SAID:
         row = form(columns).decode(form(columns).encode(prediction))
         assert row == columns.row(prediction)
-        assert columns.agree_with(row)
+        assert columns.is_consistent_with(row)
 
 
 def test_the_further_columns_begin_with_the_most_probable_class() -> None:

@@ -57,7 +57,7 @@ def planned(out: Path, *arguments: Any, **options: Any) -> tuple[dict[str, Any],
     """The plan of a comparison of which nothing is trained, and what was said."""
     lines: list[str] = []
     with pytest.MonkeyPatch.context() as patch, pytest.raises(_Killed), heard(lines.append):
-        patch.setattr(comparison_runs, "make_all", Mock(side_effect=_Killed))
+        patch.setattr(comparison_runs, "train_all", Mock(side_effect=_Killed))
         compare(*arguments, **options, out=out)
     return plan_of(out), lines
 
@@ -169,7 +169,7 @@ def test_a_model_whose_training_leads_nowhere_is_left_out_and_the_reader_told(
 ) -> None:
     lost = next(job["folder"] for job in plan_of(copied)["jobs"] if job["model"] == B and job["seed"] == 4)
     shutil.rmtree(copied / lost)
-    monkeypatch.setattr(comparison_runs, "make", Mock(side_effect=DivergedError("past help")))
+    monkeypatch.setattr(comparison_runs, "train_job", Mock(side_effect=DivergedError("past help")))
     lines: list[str] = []
     with heard(lines.append):
         left = compare(out=copied, resume=True)

@@ -20,7 +20,7 @@ from refusals import refused
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.experiments import ComparisonJob
 from vitkit.experiments import comparison_runs as comparison_job
-from vitkit.experiments.comparison_runs import _environments, _make
+from vitkit.experiments.comparison_runs import _environments, _train_in_worker
 from vitkit.experiments.comparison_suite import figures_of
 from vitkit.system import Worker
 from vitkit.training import DivergedError
@@ -154,7 +154,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_written(
 
 _FORKING = """
 import multiprocessing
-from vitkit.system.processes import answer_questions
+from vitkit.system.processes import serve_calls
 
 def answer(question):
     child = multiprocessing.get_context("fork").Process(target=print)
@@ -163,14 +163,14 @@ def answer(question):
     return f"a child ended with {child.exitcode}"
 
 if __name__ == "__main__":
-    answer_questions(answer)
+    serve_calls(answer)
 """
 _BUSY = """
 import sys, time
 from pathlib import Path
 from vitkit.errors import Interrupted
 from vitkit.system import Deferral
-from vitkit.system.processes import answer_questions
+from vitkit.system.processes import serve_calls
 
 def answer(question):
     print("what a library prints")
@@ -186,7 +186,7 @@ def answer(question):
         sys.exit(0)
 
 if __name__ == "__main__":
-    answer_questions(answer, stops_at_end=True)
+    serve_calls(answer, stops_at_end=True)
 """
 
 
@@ -195,7 +195,7 @@ def worker_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
     def start(program: str) -> Worker:
         (tmp_path / "program.py").write_text(program)
         command = [sys.executable, str(tmp_path / "program.py")]
-        monkeypatch.setattr("vitkit.system.processes.python", lambda _: command)
+        monkeypatch.setattr("vitkit.system.processes.python_command", lambda _: command)
         return Worker("program", is_quiet=True)
 
     monkeypatch.chdir(tmp_path)
@@ -205,19 +205,19 @@ def worker_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
 def test_what_a_training_forks_does_not_wait_for_the_next_job(worker_of: Callable[[str], Worker]) -> None:
     """A forked child closes its standard input, which the process that forked it is reading."""
     worker = worker_of(_FORKING)
-    assert worker.ask({}) == "a child ended with 0"
+    assert worker.call({}) == "a child ended with 0"
     worker.close()
     worker.wait()
 
 
 def test_a_worker_that_is_busy_stops_in_good_order(worker_of: Callable[[str], Worker], tmp_path: Path) -> None:
     worker = worker_of(_BUSY)
-    assert worker.ask({"any": (1, tmp_path)}) == {"any": (1, tmp_path)}, "what it prints is no answer"
+    assert worker.call({"any": (1, tmp_path)}) == {"any": (1, tmp_path)}, "what it prints is no answer"
     ended: list[type[BaseException]] = []
 
     def ask() -> None:
         try:
-            worker.ask("wait")
+            worker.call("wait")
         except (EOFError, OSError, ValueError) as error:
             ended.append(type(error))
 
@@ -232,14 +232,14 @@ def test_a_worker_that_is_busy_stops_in_good_order(worker_of: Callable[[str], Wo
     assert ended
 
 
-def test_a_worker_tells_a_training_that_is_past_help_from_one_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_tells_a_training_that_diverged_from_one_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
     job = ComparisonJob("a", 0, 1.0, 1, {}, "runs/a")
-    for error, is_past_help in ((DivergedError("no"), True), (VitkitError("data.class-single", "no"), False)):
-        monkeypatch.setattr(comparison_job, "make", Mock(side_effect=error))
-        assert _make((job, Path("out"))) == {
+    for error, diverged in ((DivergedError("no"), True), (VitkitError("data.class-single", "no"), False)):
+        monkeypatch.setattr(comparison_job, "train_job", Mock(side_effect=error))
+        assert _train_in_worker((job, Path("out"))) == {
             "error": "no",
             "code": error.code,
-            "is_past_help": is_past_help,
+            "diverged": diverged,
         }
 
 

@@ -15,7 +15,7 @@ import vitkit
 from photos import scene
 from refusals import refused
 from vitkit.errors import VitkitError
-from vitkit.experiments import FEW_SHOT, judging
+from vitkit.experiments import FEW_SHOT, comparison_images
 from vitkit.experiments.compare import compare
 from vitkit.training import run
 
@@ -159,18 +159,18 @@ def test_few_shots_are_tested_on_images_that_the_weights_had_not_seen(data: Path
 
 
 def test_images_that_are_left_are_counted_once() -> None:
-    own = judging.ComparisonImages("test", 40, {"x": frozenset("abc"), "y": frozenset("cd")})
-    assert own.left == 36
+    own = comparison_images.ComparisonImages("test", 40, {"x": frozenset("abc"), "y": frozenset("cd")})
+    assert own.remaining == 36
     assert own.to_dict() == {"images": 4, "seen": {"x": 3, "y": 2}}
     own.check()
-    assert judging.ComparisonImages("test", 8, {}).findings() == []
-    judging.ComparisonImages("test", 8, {}).check()  # few, but nothing had been seen
-    judging.ComparisonImages("test", 8, {"x": frozenset("abcd")}).check()  # few, but not for what had been seen
+    assert comparison_images.ComparisonImages("test", 8, {}).findings() == []
+    comparison_images.ComparisonImages("test", 8, {}).check()  # few, but nothing had been seen
+    comparison_images.ComparisonImages("test", 8, {"x": frozenset("abcd")}).check()  # few, but not because of these
     for held_out, seen in ((40, 21), (8, 5), (1, 1)):
         with refused("experiments.test-images-few", "x had seen"):
-            judging.ComparisonImages("test", held_out, {"x": frozenset(map(str, range(seen)))}).check()
+            comparison_images.ComparisonImages("test", held_out, {"x": frozenset(map(str, range(seen)))}).check()
     with refused("experiments.test-images-few", "3 of 3 are trained on"):  # which is not blamed on the weights
-        judging.ComparisonImages("all", 3, {"a": frozenset("xyz"), "b": frozenset("xyz")}).check()
+        comparison_images.ComparisonImages("all", 3, {"a": frozenset("xyz"), "b": frozenset("xyz")}).check()
 
 
 @pytest.fixture

@@ -27,12 +27,13 @@ from vitkit.experiments import (
     EXPERIMENTS,
     Ablation,
     Measurement,
+    RunPredictions,
     base_config,
     base_fields,
     changes_in_words,
     claims_of,
     fastest_of,
-    of_model,
+    model_variant,
     pairs_against,
     summary_of,
     trend_with_depth,
@@ -44,7 +45,7 @@ from vitkit.experiments.lab import lab as verb
 from vitkit.model import ViTConfig, config_for
 from vitkit.model.build import build
 from vitkit.profiling import describe
-from vitkit.training import Recipe, bundled, complete, config_of, without_fields_of_vits
+from vitkit.training import Recipe, bundled, complete, config_of, without_vit_fields
 
 ABLATIONS = {name: own for name, own in EXPERIMENTS.items() if isinstance(own, Ablation)}
 
@@ -60,7 +61,7 @@ MICRO = {"data": "d", "model": "vit_micro_patch4_16", "weights": "none"}
 def recipes_of(name: str, base: dict[str, Any]) -> list[Recipe]:
     """Of each variant of an ablation."""
     variants = ABLATIONS[name].variants(base_config(base))
-    return [without_fields_of_vits(Recipe.of(variant_fields(base, {}, variant)))[0] for variant in variants]
+    return [without_vit_fields(Recipe.of(variant_fields(base, {}, variant)))[0] for variant in variants]
 
 
 @pytest.mark.parametrize("model", ["vit_micro_patch4_16", "vit_micro_patch4_32", "vit_base_patch16_224"])
@@ -85,7 +86,7 @@ def test_every_variant_can_be_built_and_differs_from_the_others(name: str, model
 def test_the_published_recipe_is_one_and_is_foreseen(name: str, first: int) -> None:
     own = ABLATIONS[name]
     assert own.recipe in bundled()
-    found = verb.foresee(replace(own, variants=lambda base: own.variants(base)[:first]), {})
+    found = verb.predict_costs(replace(own, variants=lambda base: own.variants(base)[:first]), {})
     assert found.folder is None and found.figures["variants"]
     assert "nothing was trained" in "\n".join(found.lines())
 
@@ -119,7 +120,7 @@ def test_the_papers_positions_are_those_of_the_same_column() -> None:
         base = config_for("vit_micro_patch4_16", **where)
         assert [variant.paper for variant in ABLATIONS["position"].variants(base)] == paper
     deep = {"model_fields": {"layers": 2}}  # fields of variants stay with those of the base
-    fields = variant_fields({**MICRO, **deep}, deep, of_model("none", position="none"))
+    fields = variant_fields({**MICRO, **deep}, deep, model_variant("none", position="none"))
     assert fields["model_fields"] == {"layers": 2, "position": "none"}
 
 
@@ -206,24 +207,24 @@ def test_what_cannot_be_done_is_refused(photos: Path, arguments: dict[str, Any],
         package.lab(**runs.divided(package.lab, **own))
 
 
-class Answers:
-    """Which images each variant has right, (S, n)."""
-
-    def __init__(self, **right: float) -> None:
-        self.described, self.units = "400 test images", Units.of(400, None)
-        self._right = {label: default_rng(0).random((3, 400)) < part for label, part in right.items()}
-
-    def of(self, label: str) -> np.ndarray:
-        return self._right[label]
+def predictions_of(**accuracy: float) -> RunPredictions:
+    """Predictions of three trainings of each variant for 400 images, correct with this probability."""
+    correct = {
+        (label, seed): row
+        for label, part in accuracy.items()
+        for seed, row in enumerate(default_rng(0).random((3, 400)) < part)
+    }
+    paths = tuple(map(str, range(400)))
+    return RunPredictions(1.0, paths, ("a",) * 400, correct, Units.of(400, None))
 
 
 def test_a_claim_is_held_by_the_test_of_the_verdicts() -> None:
-    judged: Any = Answers(none=0.6, better=0.8, same=0.61, worse=0.4)
+    judged = predictions_of(none=0.6, better=0.8, same=0.61, worse=0.4)
     own = replace(ABLATIONS["position"], against="none", better=("better", "same", "worse"))
     pairs = pairs_against("none", ["none", "better", "same", "worse"], judged)
     assert [claim["outcome"] for claim in claims_of(own, pairs, 3)] == ["held", "not shown", "the other way round"]
     for pair in pairs:
-        exact = judged.of(pair["a"]).mean() - judged.of("none").mean()
+        exact = judged.correct_of(pair["a"]).mean() - judged.correct_of("none").mean()
         assert pair["difference"] == pytest.approx(exact)
         assert pair["interval"][0] < exact < pair["interval"][1]
         assert pair["p"] >= pair["p_alone"], "corrected for three pairs"
@@ -234,7 +235,7 @@ def test_a_claim_is_held_by_the_test_of_the_verdicts() -> None:
 def test_a_claim_never_contradicts_its_verdict() -> None:
     """Alone, the first difference would be significant (its interval is above 0); among eight pairs, it is not."""
     right = {"none": 0.60, "a": 0.64, **{f"b{i}": 0.60 + i / 1000 for i in range(7)}}
-    judged: Any = Answers(**right)
+    judged = predictions_of(**right)
     pairs = pairs_against("none", list(right), judged)
     first = next(pair for pair in pairs if pair["a"] == "a")
     assert first["p_alone"] < 0.05 <= first["p"] and first["interval"][0] > 0
@@ -362,10 +363,9 @@ def test_a_loss_is_not_called_a_gain() -> None:
 
 
 def test_digits_are_halved_by_class(tmp_path: Path) -> None:
-    from vitkit.experiments import halve
+    from vitkit.experiments import split_by_class
 
-    transfer = halve("digits", tmp_path)
-    upstream, downstream = read_source(transfer.upstream), read_source(transfer.downstream)
+    upstream, downstream = map(read_source, split_by_class("digits", tmp_path))
     assert (upstream.classes, downstream.classes) == (tuple("02468"), tuple("13579"))
     assert len(upstream) + len(downstream) == 1797
 
@@ -522,7 +522,7 @@ def test_few_shot_counts_what_ridge_regression_has_right(photos: Path, model: Pa
     labels, true = np.array(train.labels), np.array(test.labels)
     for own in found[1:]:
         for seed, accuracy in enumerate(own["by_seed"]):
-            chosen = few_shot.draw(labels, own["shots"], seed)
+            chosen = few_shot.draw_images(labels, own["shots"], seed)
             few = x[chosen].astype(np.float64)
             scale = ((few - few.mean(axis=0)) ** 2).mean()
             targets = np.where(labels[chosen][:, None] == np.arange(3), 1.0, -1.0)
@@ -533,11 +533,11 @@ def test_few_shot_counts_what_ridge_regression_has_right(photos: Path, model: Pa
 def test_more_shots_have_the_fewer_among_them() -> None:
     labels = default_rng(0).integers(0, 4, 200)
     for seed in range(3):
-        five, ten = (set(few_shot.draw(labels, shots, seed)) for shots in (5, 10))
+        five, ten = (set(few_shot.draw_images(labels, shots, seed)) for shots in (5, 10))
         assert five < ten and np.bincount(labels[list(ten)]).tolist() == [10] * 4
-    assert set(few_shot.draw(labels, 5, 0)) != set(few_shot.draw(labels, 5, 1))
+    assert set(few_shot.draw_images(labels, 5, 0)) != set(few_shot.draw_images(labels, 5, 1))
     ones = np.array([1, 1, 1, 1, 0, 0])  # features that say nothing leave the largest class
-    assert few_shot.fit_on(np.ones((6, 4)), ones, np.ones((3, 4)), 2).tolist() == [1, 1, 1]
+    assert few_shot.fit_and_predict(np.ones((6, 4)), ones, np.ones((3, 4)), 2).tolist() == [1, 1, 1]
 
 
 def test_attention_distances_are_the_models(photos: Path, model: Path, tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_two_seeds_of_digits_are_told_apart_where_one_model_has_half_of_them_rig
     own = difference(strong, weak)
     assert own.p < 0.02
     assert own.needed < 0.25
-    (trained,) = family([strong, weak]).differences([(0, 1)], of_recipes=False)
+    (trained,) = family([strong, weak]).differences([(0, 1)], include_seeds=False)
     text = verdict("large", "small", own, trained, 2, 359, 1)
     assert text.startswith("large is better than small here, also with other seeds: +43.0 points, 95 % ")
     assert verdict("small", "large", own.reversed(), trained.reversed(), 2, 359, 1) == text
@@ -83,7 +83,7 @@ def test_two_seeds_of_digits_are_told_apart_where_one_model_has_half_of_them_rig
 def test_trained_models_differ_where_their_recipes_may_not() -> None:
     rng = np.random.default_rng(8)
     better = family([agreeing(rng, [3280, 3600], 4000), agreeing(rng, [3200, 3360], 4000)])
-    (recipe,), (trained,) = (better.differences([(0, 1)], of_recipes=both) for both in (True, False))
+    (recipe,), (trained,) = (better.differences([(0, 1)], include_seeds=both) for both in (True, False))
     assert recipe.p > LEVEL > trained.p
     text = verdict("a", "b", recipe, trained, 2, 4000, 1)
     assert "a is better than b here, as trained: +" in text and "for other seeds this is undecided" in text
@@ -92,7 +92,7 @@ def test_trained_models_differ_where_their_recipes_may_not() -> None:
 def test_with_one_seed_a_verdict_is_of_these_trained_models() -> None:
     first, second = planted(np.random.default_rng(3), [0.9, 0.7], 1, 400, luck=0.0)
     pair = family([first, second])
-    recipe, trained = (pair.differences([(0, 1)], of_recipes=both)[0] for both in (True, False))
+    recipe, trained = (pair.differences([(0, 1)], include_seeds=both)[0] for both in (True, False))
     assert recipe == trained
     text = verdict("a", "b", recipe, trained, 1, "400 test images", 1)
     assert "as trained: +" in text and "one seed" in text

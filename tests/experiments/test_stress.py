@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from refusals import refused
-from vitkit.experiments import CHANGES, GRID, STRESSES, at_one_size, changed, stresses_of, variants
+from vitkit.experiments import CORRUPTIONS, GRID, STRESSES, corrupt, resize_short_side, stresses_of, with_corruptions
 
 
 def picture(width: int = 70, height: int = 56, seed: int = 0) -> Image.Image:
@@ -21,10 +21,10 @@ def pixels(image: Image.Image) -> np.ndarray:
 
 
 def test_every_kind_has_a_change_and_begins_with_nothing() -> None:
-    assert CHANGES.keys() == STRESSES.keys()
+    assert CORRUPTIONS.keys() == STRESSES.keys()
     for own in STRESSES.values():
         assert list(own.strengths) == sorted(set(own.strengths))
-        assert changed(picture(), own.name, own.strengths[0], "") == picture()
+        assert corrupt(picture(), own.name, own.strengths[0], "") == picture()
 
 
 @pytest.mark.parametrize("name", sorted(STRESSES))
@@ -32,20 +32,20 @@ def test_every_kind_has_a_change_and_begins_with_nothing() -> None:
 def test_a_change_keeps_the_size_and_is_the_same_for_the_same_key(name: str, size: tuple[int, int]) -> None:
     own = picture(*size)
     for strength in STRESSES[name].strengths[1:]:
-        found = changed(own, name, strength, "0 a.png")
+        found = corrupt(own, name, strength, "0 a.png")
         assert (found.size, found.mode) == (own.size, "RGB")
-        assert pixels(found).tolist() == pixels(changed(own, name, strength, "0 a.png")).tolist()
+        assert pixels(found).tolist() == pixels(corrupt(own, name, strength, "0 a.png")).tolist()
     strongest = STRESSES[name].strengths[-1]
-    assert (pixels(changed(own, name, strongest, "")) != pixels(own)).any()
+    assert (pixels(corrupt(own, name, strongest, "")) != pixels(own)).any()
     if name in ("occlusion", "shuffle", "patch"):
-        others = [pixels(changed(own, name, strongest, key)) for key in ("0 a.png", "1 a.png", "0 b.png")]
+        others = [pixels(corrupt(own, name, strongest, key)) for key in ("0 a.png", "1 a.png", "0 b.png")]
         assert all((others[0] != other).any() for other in others[1:])
 
 
 def test_dropped_patches_are_as_many_as_asked_for_and_nested() -> None:
     own, before = picture(140, 70), np.zeros((70, 140), bool)
     for strength in STRESSES["occlusion"].strengths[1:]:
-        black = (pixels(changed(own, "occlusion", strength, "k")) == 0).all(axis=2)
+        black = (pixels(corrupt(own, "occlusion", strength, "k")) == 0).all(axis=2)
         assert black.sum() == round(strength * GRID**2) * (70 // GRID) * (140 // GRID)
         assert (black >= before).all()
         before = black
@@ -57,7 +57,7 @@ def test_shuffled_cells_keep_what_is_in_them() -> None:
         h, w = 48 // k, 64 // k
         before, after = (
             sorted(pixels(image)[y : y + h, x : x + w].tobytes() for y in range(0, 48, h) for x in range(0, 64, w))
-            for image in (own, changed(own, "shuffle", k, "k"))
+            for image in (own, corrupt(own, "shuffle", k, "k"))
         )
         assert before == after
 
@@ -65,7 +65,7 @@ def test_shuffled_cells_keep_what_is_in_them() -> None:
 def test_a_patch_covers_its_part_of_the_area_and_nothing_else() -> None:
     own = picture(100, 80)
     for part in STRESSES["patch"].strengths[1:]:
-        differs = (pixels(changed(own, "patch", part, "k")) != pixels(own)).any(axis=2)
+        differs = (pixels(corrupt(own, "patch", part, "k")) != pixels(own)).any(axis=2)
         assert differs.sum() == pytest.approx(part * 8000, rel=0.1)
         rows, columns = np.flatnonzero(differs.any(axis=1)), np.flatnonzero(differs.any(axis=0))
         assert len(rows) * len(columns) == pytest.approx(part * 8000, rel=0.1)  # one rectangle
@@ -73,7 +73,7 @@ def test_a_patch_covers_its_part_of_the_area_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("name", ["texture", "blur"])
 def test_what_smoothes_smoothes_more_by_strength(name: str) -> None:
-    changes = [pixels(changed(picture(150, 120), name, strength, "")) for strength in STRESSES[name].strengths]
+    changes = [pixels(corrupt(picture(150, 120), name, strength, "")) for strength in STRESSES[name].strengths]
     found = [np.abs(np.diff(own[..., 0], axis=1)).mean() for own in changes]
     assert found == sorted(found, reverse=True)
     assert found[-1] < 0.3 * found[0]
@@ -83,29 +83,29 @@ def test_a_median_keeps_an_edge_that_a_blur_does_not() -> None:
     edge = Image.fromarray(
         np.repeat(np.where(np.arange(100) < 50, 40, 200)[None, :, None], 100, 0).repeat(3, 2).astype("uint8")
     )
-    assert pixels(changed(edge, "texture", 6.0, "")).tolist() == pixels(edge).tolist()
-    assert np.abs(pixels(changed(edge, "blur", 2.0, "")) - pixels(edge)).max() > 40
+    assert pixels(corrupt(edge, "texture", 6.0, "")).tolist() == pixels(edge).tolist()
+    assert np.abs(pixels(corrupt(edge, "blur", 2.0, "")) - pixels(edge)).max() > 40
 
 
 def test_compression_loses_more_by_strength() -> None:
     own = picture(100, 80)
-    lost = [np.abs(pixels(changed(own, "jpeg", s, "")) - pixels(own)).mean() for s in STRESSES["jpeg"].strengths]
+    lost = [np.abs(pixels(corrupt(own, "jpeg", s, "")) - pixels(own)).mean() for s in STRESSES["jpeg"].strengths]
     assert lost == sorted(lost) and lost[0] == 0 < lost[1]
 
 
 def test_one_size_is_of_the_short_side() -> None:
     for size in ((300, 200), (20, 30), (7, 7)):
-        found = at_one_size(picture(*size), 32).size
+        found = resize_short_side(picture(*size), 32).size
         assert min(found) == 32
         assert found[0] / found[1] == pytest.approx(size[0] / size[1], rel=0.05)
 
 
 def test_variants_are_the_picture_and_then_each_strength() -> None:
     names = ("blur", "shuffle")
-    found = list(variants(picture(), names, "k"))
+    found = list(with_corruptions(picture(), names, "k"))
     assert len(found) == 1 + sum(len(STRESSES[name].strengths) - 1 for name in names)
     assert found[0] == picture()
-    assert found[1] == changed(picture(), "blur", STRESSES["blur"].strengths[1], "k")
+    assert found[1] == corrupt(picture(), "blur", STRESSES["blur"].strengths[1], "k")
 
 
 def test_kinds_are_asked_for_by_name() -> None:

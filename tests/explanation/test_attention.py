@@ -16,7 +16,7 @@ from explanation.written_out import FEW, written_out
 from refusals import refused
 from tiny import build, configs, images, kinds, largest_difference, randomise
 from vitkit import explanation as explain
-from vitkit.explanation import attention_maps, head_maps, last_attention, patch_attention, plain
+from vitkit.explanation import attention_maps, head_maps, last_attention, patch_attention, unwrap_compiled
 from vitkit.model import VisionTransformer, ViTConfig
 from vitkit.training import add_low_rank, merge_low_rank
 
@@ -92,7 +92,7 @@ def test_the_model_is_left_as_it_was_while_the_maps_are_not_yet_all_asked_for() 
 def test_a_compiled_model_has_the_same_maps(name: str) -> None:
     method, expected = explain.METHODS[name], explain.METHODS[name](build(), images())
     compiled, in_place, by_block = torch.compile(build(), backend="eager"), build(), build()
-    assert plain(compiled) is not compiled and plain(in_place) is in_place
+    assert unwrap_compiled(compiled) is not compiled and unwrap_compiled(in_place) is in_place
     in_place.compile(backend="eager")
     for i, block in enumerate(by_block.blocks):
         by_block.blocks[i] = torch.compile(block, backend="eager")
@@ -110,7 +110,7 @@ def test_the_callers_mode_of_autograd_does_not_matter(name: str) -> None:
         assert torch.equal(method(build(), images()), expected)
         assert torch.equal(method(made_inside, images()), expected)
         inference_images, inference_targets = images(), build()(images()).argmax(-1)
-    if method.of_class:
+    if method.is_class_specific:
         assert torch.equal(method(build(), inference_images, inference_targets), expected)
     for model, batch in (
         (build(), inference_images),
@@ -122,7 +122,7 @@ def test_the_callers_mode_of_autograd_does_not_matter(name: str) -> None:
 
 @pytest.mark.parametrize("name", explain.METHODS)
 def test_autocast_and_bfloat16_weights_give_nearly_the_same_maps(name: str) -> None:
-    method, target = explain.METHODS[name], {"target": 3} if explain.METHODS[name].of_class else {}
+    method, target = explain.METHODS[name], {"target": 3} if explain.METHODS[name].is_class_specific else {}
     expected = method(build(), images(), **target)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         casting = method(build(), images(), **target)
@@ -196,7 +196,7 @@ def test_what_a_method_cannot_explain_is_refused(name: str) -> None:
         method(nn.Linear(3, 3), images())
     with refused("model.images-misshapen"):
         method(build(), torch.zeros(1, 3, 8, 8))
-    for layer in (3, -4, 100) if method.of_layer else ():
+    for layer in (3, -4, 100) if method.is_layer_specific else ():
         with refused("model.layer-missing"):
             method(build(), images(), layer=layer)
     convolving = build(conv_layers=(0, 1, 2), pool="gap")

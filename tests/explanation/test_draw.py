@@ -57,7 +57,7 @@ boxes = st.tuples(corner, corner, length, length).map(lambda b: (b[0], b[1], b[0
 @given(boxes, st.integers(1, 5), st.integers(1, 5), st.integers(1, 20), st.integers(1, 20))
 def test_maps_are_interpolated_between_patches(box: draw.Box, h: int, w: int, width: int, height: int) -> None:
     values = random(h, w)
-    spread, seen = draw.spread(values, box, (width, height))
+    spread, seen = draw.interpolate_map(values, box, (width, height))
     assert spread.shape == seen.shape == (height, width)
     for y in range(height):
         for x in range(width):

@@ -18,7 +18,7 @@ from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.data.decode import UnreadableImageError, decode
-from vitkit.explanation import METHODS, explain_classes, find_class, spread, worst_mistakes_page
+from vitkit.explanation import METHODS, explain_classes, find_class, interpolate_map, worst_mistakes_page
 from vitkit.model import VisionTransformer
 
 CLASSES = ("rose", "tulip", "3", "daisy & <b>", "été", "top", "oak")
@@ -150,7 +150,7 @@ def test_maps_are_the_methods_own_on_the_models_grid(photograph: Path) -> None:
     assert list(found.maps) == MAPS
     for name, values in found.maps.items():
         assert (values.shape, values.dtype) == ((3, 4), np.float32)
-        kind = {"target": 3} if METHODS[name].of_class else {}
+        kind = {"target": 3} if METHODS[name].is_class_specific else {}
         expected = METHODS[name](asked.model, asked.read(photograph)[None], **kind)[0]
         np.testing.assert_allclose(values, expected.cpu().numpy(), atol=1e-6)
         alone = asked.explain(photograph, name, "daisy & <b>")
@@ -255,7 +255,7 @@ def test_what_makes_a_class_is_bright(tmp_path: Path, shape: tuple[int, int], pa
     found = asked.explain(save(picture, tmp_path / "a.png"), "occlusion", "rose")
     values = found.maps["occlusion"]
     assert np.unravel_index(values.argmax(), values.shape) == patch
-    laid, seen = spread(np.maximum(values, 0), found.box, shape)
+    laid, seen = interpolate_map(np.maximum(values, 0), found.box, shape)
     row, column = np.unravel_index((laid * seen).argmax(), laid.shape)
     assert abs(column + 0.5 - (x + step / 2)) <= step
     assert abs(row + 0.5 - (y + step / 2)) <= step

@@ -14,7 +14,7 @@ from refusals import refused
 from tiny import VARIETY, build, images, kinds
 from vitkit import explanation
 from vitkit.explanation import class_maps, gradient_attention, gradient_rollout, occlusion
-from vitkit.explanation.attention import attending
+from vitkit.explanation.attention import attention_layers
 from vitkit.model import VisionTransformer
 
 TARGETS = torch.tensor([5, 0])
@@ -23,7 +23,7 @@ TARGETS = torch.tensor([5, 0])
 @pytest.mark.parametrize("fields", kinds({name: own for name, own in VARIETY.items() if own.get("pool") != "map"}, FEW))
 def test_relevance_is_that_of_the_models_whole_graph(fields: dict[str, Any]) -> None:
     model = build(**fields)
-    rows, prefix = explanation.readers(model.config).double().numpy(), model.config.prefix_tokens
+    rows, prefix = explanation.head_token_weights(model.config).double().numpy(), model.config.prefix_tokens
     logits, seen = written_out(model, images())
     sum(logits[i, target] for i, target in enumerate(TARGETS)).backward()
     products = [(own * own.grad).detach().double().numpy() for own in seen.values()]
@@ -33,7 +33,7 @@ def test_relevance_is_that_of_the_models_whole_graph(fields: dict[str, Any]) -> 
         followed = followed + relevance @ followed
     expected = (rows @ followed)[:, prefix:].reshape(2, 3, 4)
     np.testing.assert_allclose(gradient_rollout(model, images(), TARGETS), expected, atol=1e-6, rtol=1e-4)
-    for layer, relevance in zip(attending(model.config), layers, strict=True):
+    for layer, relevance in zip(attention_layers(model.config), layers, strict=True):
         found = gradient_attention(model, images(), TARGETS, layer)
         expected = (rows @ relevance)[:, prefix:].reshape(2, 3, 4)
         np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-4)
@@ -120,7 +120,7 @@ def test_it_is_the_mean_drop_over_the_squares_that_cover_a_patch(square: int, st
 @pytest.mark.parametrize(("square", "stride"), list(product([1, 2, 3, 6], [1, 2, 3, 7])))
 def test_every_patch_is_covered(square: int, stride: int) -> None:
     for grid in ((1, 1), (2, 5), (7, 3)):
-        places = explanation.square_places(grid, square, stride)
+        places = explanation.square_masks(grid, square, stride)
         assert places.any(dim=0).all()
         assert len(places.flatten(1).unique(dim=0)) == len(places), "no place twice"
         assert (places.flatten(1).sum(1) == min(square, grid[0]) * min(square, grid[1])).all()

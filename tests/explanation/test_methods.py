@@ -57,7 +57,7 @@ def test_maps_have_the_grids_shape_and_differ_as_they_should(name: str, size: st
     assert model.config.prefix_tokens == prefix
     h, w = (side // model.config.patch_size[0] for side in batch.shape[-2:])
     options: dict[str, Any] = {"square": 8, "stride": 8} if name == "occlusion" else {}
-    options |= {"target": 0} if METHODS[name].of_class else {}
+    options |= {"target": 0} if METHODS[name].is_class_specific else {}
     maps = METHODS[name](model, batch, **options)
     assert maps.shape == ((2, 2, h, w) if name == "heads" else (2, h, w))
     assert maps.dtype == torch.float32
@@ -65,7 +65,7 @@ def test_maps_have_the_grids_shape_and_differ_as_they_should(name: str, size: st
     assert not maps.requires_grad
     assert not torch.allclose(maps[0], maps[1], rtol=1e-3, atol=0), "two images, one map"
     assert maps.flatten(1).std(dim=1).min() > 0, "a map of nothing"
-    if METHODS[name].of_class:
+    if METHODS[name].is_class_specific:
         other = METHODS[name](model, batch, **options | {"target": torch.tensor([2, 0])})
         assert not torch.allclose(other[0], maps[0], rtol=1e-3, atol=0), "two classes, one map"
         assert torch.equal(other[1], maps[1])

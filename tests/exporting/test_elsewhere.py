@@ -86,7 +86,7 @@ def test_a_runtime_that_is_installed_verifies_at_once(tmp_path: Path, monkeypatc
     static = runs.copy_of(elsewhere._STATIC, tmp_path / "static")
     (static / "tensorrt.py").write_text(WITH_ONNX_RUNTIME)
     monkeypatch.setattr(elsewhere, "_STATIC", static)
-    here = elsewhere.replace(elsewhere.ELSEWHERE["tensorrt"], is_here=lambda: True, write=copy_model)
+    here = elsewhere.replace(elsewhere.ELSEWHERE["tensorrt"], can_verify_here=lambda: True, write=copy_model)
     monkeypatch.setitem(elsewhere.ELSEWHERE, "tensorrt", here)
     found = vitkit.export(plain(), out=tmp_path / "a.tensorrt")
     assert (found.file.name, found.to_dict()["is_verified"]) == ("a.tensorrt", True)

@@ -87,15 +87,15 @@ def test_what_a_file_is_compared_on(trained: Path, tmp_path: Path) -> None:
     """At most 200 images of every class; synthetic ones for a run whose photographs are gone."""
     data = photos.folder(tmp_path / "data", {"a": 150, "b": 140, "c": 60}, 2, 2)
     chosen = choose_pictures("model", str(data))
-    assert chosen.what == f"200 labelled images of {data}"
-    counts = [sum(Path(str(path)).parent.name == name for path in chosen.those) for name in "abc"]
+    assert chosen.description == f"200 labelled images of {data}"
+    counts = [sum(Path(str(path)).parent.name == name for path in chosen.images) for name in "abc"]
     assert counts == [86, 80, 34]
     run = shutil.copytree(trained, tmp_path / "run")
     text = (run / "split.json").read_text()
     root = json.loads(text)["root"]
     (run / "split.json").write_text(text.replace(json.dumps(root), json.dumps(str(tmp_path / "gone"))))
     chosen = choose_pictures(run, None)
-    assert chosen.what.startswith("64 synthetic images (") and str(tmp_path / "gone") in chosen.what
+    assert chosen.description.startswith("64 synthetic images (") and str(tmp_path / "gone") in chosen.description
 
 
 @pytest.mark.parametrize("folder", ["photos", ""])

@@ -271,7 +271,7 @@ def test_an_earlier_export_survives_one_that_fails(
 
 
 def card(**fields: Any) -> Card:
-    return dataclasses.replace(Card.of(classifier(), "float32"), **fields)
+    return dataclasses.replace(Card.from_classifier(classifier(), "float32"), **fields)
 
 
 def logits(*rows: list[float]) -> Tensor:

@@ -14,7 +14,7 @@ from tiny import LOCAL, VARIETY, build, configs, images, kinds, largest_differen
 from vitkit.exporting import FORMATS
 from vitkit.exporting.card import BLANK
 from vitkit.exporting.formats import Storage
-from vitkit.inference import Runner, flow
+from vitkit.inference import Runner, compute_in_order
 from vitkit.inference.backends import graphs, onnx, openvino
 from vitkit.model import VisionTransformer, ViTConfig, hybrids, position
 from vitkit.system.files import to_json
@@ -110,7 +110,7 @@ def test_what_depends_on_weights_alone_is_computed_in_advance(monkeypatch: pytes
     chosen = (LOCAL["window mlp bias"], VARIETY["rotary mixed"], VARIETY["learned_2d shared"], MORE["hybrid"])
     models = [build(**fields) for fields in chosen]
     expected = [model(images(2, config=model.config)) for model in models]
-    folded = [graphs.folded(model) for model in models]
+    folded = [graphs.exportable_copy(model) for model in models]
 
     def refuse(*_: Any) -> None:
         raise AssertionError
@@ -139,7 +139,8 @@ def test_openvino_answers_in_several_threads_at_once() -> None:
     torch.set_num_threads(2)
     try:
         assert largest_difference(runner(pictures), expected) <= 1e-5
-        rows = list(flow(map(str, range(40)), lambda path: pictures[int(path)], runner, 3, is_concurrent=True))
+        paths = map(str, range(40))
+        rows = list(compute_in_order(paths, lambda path: pictures[int(path)], runner, 3, is_concurrent=True))
     finally:
         torch.set_num_threads(before)
     assert [path for path, _ in rows] == [str(number) for number in range(40)]
@@ -156,7 +157,7 @@ def test_what_a_runtime_cannot_compute_is_refused(monkeypatch: pytest.MonkeyPatc
 
     runner, graph = openvino.from_model(build(), "float32"), graphs.to_openvino(build())
     monkeypatch.setattr(openvino, "_core", Old)
-    monkeypatch.setattr(graphs, "_LARGEST", 1000)
+    monkeypatch.setattr(graphs, "_MAX_BYTES", 1000)
     for ask, code in (
         (lambda: runner(images(1)), "inference.runtime-failed"),
         (lambda: openvino.OpenVINORunner(graph, "bfloat16"), "inference.precision-unsupported"),

@@ -74,7 +74,7 @@ def test_a_program_says_nothing_of_the_folders_it_was_made_in(folder: Path) -> N
 def test_the_program_of_every_model_computes_its_logits(fields: dict[str, Any], tmp_path: Path) -> None:
     model = build(**fields)
     own = Classifier(model, tuple("abcdefg"), Preprocess(size=model.config.image_size))
-    card = Card.of(own, "float32").to_json()
+    card = Card.from_classifier(own, "float32").to_json()
     program.save(program.convert(model, Storage()), tmp_path / "model.pt2", card)
     asked = images(2, config=model.config)
     assert largest_difference(torch.export.load(tmp_path / "model.pt2").module()(asked), own.logits(asked)) < 1e-5
@@ -116,7 +116,7 @@ def test_an_onnx_file_with_others_is_refused(folder: Path, attack: Callable[[Any
 
     model = onnx.load(folder / "model.onnx")
     attack(model)
-    (place / "model.onnx").write_bytes(seal.sealed(model.SerializeToString()))
+    (place / "model.onnx").write_bytes(seal.with_checksum(model.SerializeToString()))
     with refused("exporting.file-foreign"):
         load_exported(place / "model.onnx")
 
@@ -142,7 +142,7 @@ def test_an_openvino_model_with_others_is_refused(folder: Path, old: bytes, new:
     assert old in content
     is_batch = old == b'shape="?,3,12,16"'
     content = content.replace(old, new) if is_batch else content.replace(old, new, 1)
-    (place / "model.xml").write_bytes(seal.sealed(content, (place / "model.bin").read_bytes()))
+    (place / "model.xml").write_bytes(seal.with_checksum(content, (place / "model.bin").read_bytes()))
     with refused("exporting.file-damaged" if is_batch else "exporting.file-foreign"):
         load_exported(place / "model.xml")
 
@@ -190,7 +190,7 @@ def test_a_card_that_was_changed_is_noticed(folder: Path, old: str, new: str, is
     content = model.SerializeToString()
     if is_forged:  # a forger can compute the checksum, too
         stated = re.search(r'"checksum": "([0-9a-f]{64})"', entry.value)
-        content = seal.sealed(content.replace(stated[1].encode(), seal.BLANK.encode()))
+        content = seal.with_checksum(content.replace(stated[1].encode(), seal.BLANK.encode()))
     (place / "model.onnx").write_bytes(content)
     with refused("exporting.file-damaged"):
         load_exported(place / "model.onnx")

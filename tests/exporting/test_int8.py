@@ -31,9 +31,9 @@ from vitkit.evaluation import evaluate
 from vitkit.exporting import FORMATS, Card, Pictures, Refused, export, load_exported, writing
 from vitkit.exporting.comparison import accuracy_change
 from vitkit.exporting.formats import Storage
-from vitkit.exporting.quantization import by_sensitivity, ends, layers
+from vitkit.exporting.quantization import first_and_last, layers, rank_by_sensitivity
 from vitkit.exporting.writing import Int8
-from vitkit.inference.backends.graphs import folded
+from vitkit.inference.backends.graphs import exportable_copy
 from vitkit.model import VisionTransformer
 from vitkit.model.build import with_features
 
@@ -72,13 +72,13 @@ def test_int8_is_smaller_and_calibrated_again(tmp_path: Path, to: str) -> None:
 
 @pytest.mark.accept
 def test_a_quantisation_that_loses_accuracy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = writing._answers
+    compute_logits = writing._compute_logits
 
-    def turned(classifier: Any, images: Any, what: str) -> Any:
-        logits = answers(classifier, images, what)
-        return logits.roll(1, dims=1) if what == "asking the file" else logits
+    def turned(classifier: Any, images: Any, step: str) -> Any:
+        logits = compute_logits(classifier, images, step)
+        return logits.roll(1, dims=1) if step == "computing with the file" else logits
 
-    monkeypatch.setattr(writing, "_answers", turned)
+    monkeypatch.setattr(writing, "_compute_logits", turned)
     with refused("exporting.accuracy-lost"):
         package.export(runs.shared_run(), out=tmp_path / "model.xml", precision="int8")
     assert list(tmp_path.iterdir()) == []
@@ -128,13 +128,13 @@ def test_the_layer_that_rounding_hurts_most_is_first() -> None:
     with torch.no_grad():
         model.blocks[1].mlp.fc1.bias[0] = 5000  # type: ignore[index, operator, union-attr]
         model.blocks[1].mlp.fc2.weight[:, 0] = 0  # type: ignore[index, operator, union-attr]
-    module = folded(model)
+    module = exportable_copy(model)
     before = {name: value.clone() for name, value in module.state_dict().items()}
     images = np.random.default_rng(0).standard_normal((4, 3, *model.config.image_size)).astype(np.float32)
-    ranked = by_sensitivity(module, images)
+    ranked = rank_by_sensitivity(module, images)
     assert ranked[0] == "model.blocks.1.mlp.fc2"
-    assert set(ranked) == set(layers(module)) - set(ends(module))
-    assert ends(module) == ("model.patch_embed.linear", "model.head")
+    assert set(ranked) == set(layers(module)) - set(first_and_last(module))
+    assert first_and_last(module) == ("model.patch_embed.linear", "model.head")
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
@@ -153,9 +153,9 @@ def test_kept_layers_are_not_quantised(to: str, unknown_score: bool) -> None:
     assert model.head is not None
     model.head.bias.data.zero_()  # a converter leaves out the addition
     model = with_features(model) if unknown_score else model
-    module = folded(model)
+    module = exportable_copy(model)
     images = np.random.default_rng(0).standard_normal((4, 3, *model.config.image_size)).astype(np.float32)
-    kept = (*ends(module), next(name for name in layers(module) if name.endswith("blocks.1.mlp.fc2")))
+    kept = (*first_and_last(module), next(name for name in layers(module) if name.endswith("blocks.1.mlp.fc2")))
     graph = FORMATS[to].convert(model, Storage("int8", images=images, keep=kept))
     if to == "onnx":
         stored = [(each.data_type == onnx.TensorProto.INT8, len(each.dims)) for each in graph.graph.initializer]
@@ -168,7 +168,7 @@ def test_kept_layers_are_not_quantised(to: str, unknown_score: bool) -> None:
 
 
 def test_the_change_of_the_accuracy_has_intervals() -> None:
-    card = Card.of(classifier(), "int8")
+    card = Card.from_classifier(classifier(), "int8")
     truth = torch.eye(7).repeat(20, 1).bool()  # (140, 7)
     ours = truth.float()
     theirs = ours.clone()

@@ -27,14 +27,14 @@ schema = pytest.importorskip("ai_edge_litert.schema_py_generated")
 
 MODEL = build(layers=2)
 KEPT = ("model.patch_embed.linear", "model.blocks.1.mlp.fc1", "model.head")
-CARD = Card.of(Classifier(MODEL, tuple("abcdefg"), Preprocess(size=(12, 16))), "float32").to_json()
+CARD = Card.from_classifier(Classifier(MODEL, tuple("abcdefg"), Preprocess(size=(12, 16))), "float32").to_json()
 _COMMAND = """
 import sys
 sys.modules["torch"] = None  # importing it is an error
 from pathlib import Path
 import numpy as np
 from vitkit.exporting.litert_format import open_file
-np.save("answer.npy", open_file(Path("model.tflite"), "auto")[0].answer(np.load("images.npy")))
+np.save("answer.npy", open_file(Path("model.tflite"), "auto")[0].compute(np.load("images.npy")))
 assert not [name for name in sys.modules if name.startswith(("torch.", "jax", "litert_torch"))]
 """
 

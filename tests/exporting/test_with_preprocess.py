@@ -129,7 +129,7 @@ def test_an_app_that_follows_the_instructions_prepares_the_same_values(
     """Written from the sentences alone, without a look at how vitkit does it."""
     ours = classifier(fit=fit, interpolation="bilinear", floor_crop=floor_crop)
     picture = noise(*size)
-    guide = json.loads(instructions(Card.of(ours, "float32")))
+    guide = json.loads(instructions(Card.from_classifier(ours, "float32")))
     _decode, resize, *rest = guide["steps"]
     height, width = map(int, re.search(r"(\d+)x(\d+) pixels", resize).groups())  # type: ignore[union-attr]
     if "covers" in resize or "fits" in resize:
@@ -153,13 +153,13 @@ def test_an_app_that_follows_the_instructions_prepares_the_same_values(
 
 
 def test_the_instructions_say_what_to_do_with_the_answer() -> None:
-    guide = json.loads(instructions(Card.of(classifier(), "float32")))
+    guide = json.loads(instructions(Card.from_classifier(classifier(), "float32")))
     pixels = {"dtype": "float32", "layout": "NCHW", "channels": "RGB"}
     assert guide["input"] == {"name": "images", "shape": [1, 3, 12, 16], **pixels}
     assert guide["output"] == {"name": "logits", "activation": "softmax", "temperature": 1.7}
     assert guide["classes"] == list("abcdefg")
     assert "softmax" in guide["steps"][-1] and "temperature" in guide["steps"][-1]
-    taking = json.loads(instructions(Card.of(classifier((0.3,) * 7), "float32"), takes_pixels=True))
+    taking = json.loads(instructions(Card.from_classifier(classifier((0.3,) * 7), "float32"), takes_pixels=True))
     assert taking["input"]["shape"] == [1, 12, 16, 3]
     assert taking["output"] == {"name": "probabilities", "thresholds": [0.3] * 7}
     assert not any("mean" in step or "Divide" in step for step in taking["steps"])

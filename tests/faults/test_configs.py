@@ -89,7 +89,7 @@ def test_recipes(tmp_path: Path, watch: Watch) -> None:
 
 def test_cards(tmp_path: Path, watch: Watch) -> None:
     folder = model_folder(tmp_path / "model")
-    text, rng = Card.of(load(folder), "float32").to_json(), random.Random(3)
+    text, rng = Card.from_classifier(load(folder), "float32").to_json(), random.Random(3)
     for _ in range(300):
         watch(Card.from_json, mutations.mutate_json(text, rng), Path("model.onnx"))
     assert watch.tried == 300

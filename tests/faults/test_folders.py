@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from photos import noise, save
-from vitkit.data import Overlooked, find_images, read_source
+from vitkit.data import SearchLog, find_images, read_source
 from vitkit.errors import VitkitError
 
 pytestmark = pytest.mark.accept
@@ -46,11 +46,11 @@ def test_folders_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.Monke
         everything = set(find_images([str(root)]))
         shut = rng.sample(folders, rng.randrange(1, min(3, len(folders))))
         closed.update(map(os.path.realpath, shut))
-        overlooked = Overlooked()
+        overlooked = SearchLog()
         found = set(find_images([str(root)], overlooked))
         lost = {path for path in everything if any(Path(path).is_relative_to(own) for own in shut)}
         assert found == everything - lost
-        assert all(any(Path(path).is_relative_to(own) for own in overlooked.closed) for path in lost)
+        assert all(any(Path(path).is_relative_to(own) for own in overlooked.unreadable) for path in lost)
         try:
             table = read_source(root)
         except VitkitError as error:

@@ -46,7 +46,7 @@ def forge_onnx(ours: Path, target: Path, rng: Random) -> None:
     content = mutations.mutate_bytes((ours / "model.onnx").read_bytes(), rng)
     if rng.random() < 0.95:
         with suppress(ValueError):
-            content = seal.sealed(content)
+            content = seal.with_checksum(content)
     target.write_bytes(content)
 
 
@@ -61,7 +61,7 @@ def forge_xml(ours: Path, target: Path, rng: Random) -> None:
         weights = mutations.mutate_bytes(weights, rng)
     if rng.random() < 0.95:
         with suppress(ValueError):
-            content = seal.sealed(content, weights)
+            content = seal.with_checksum(content, weights)
     target.write_bytes(content)
     target.with_suffix(".bin").write_bytes(weights)
 

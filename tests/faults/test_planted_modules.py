@@ -23,7 +23,7 @@ import pytest
 import runs
 import wordy
 from vitkit.cli.app import VERBS as KNOWN
-from vitkit.system import python
+from vitkit.system import python_command
 from vitkit.training import run
 
 SOURCE = Path(__file__).parents[2] / "src" / "vitkit"
@@ -85,7 +85,7 @@ def test_planted_files_are_run_by_what_does_not_take_care(place: Path) -> None:
 
 
 def test_one_function_starts_python() -> None:
-    """Whoever needs another interpreter takes `system.processes.python`."""
+    """Whoever needs another interpreter takes `system.processes.python_command`."""
     files = {path.relative_to(SOURCE).as_posix(): path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py")}
     users = {name for name, text in files.items() if re.search(r"\bsys\.executable\b", text)}
     assert users == {"system/processes.py", "data/file_facts.py"}  # the second asks whether there is one
@@ -102,7 +102,7 @@ def test_a_process_that_vitkit_starts(place: Path, program: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         patch.setattr(sys, "path", ["", str(place), *sys.path])  # as `python` and `python -m` have it
-        command = python(*program.split())
+        command = python_command(*program.split())
     execute(place, *command)
 
 
@@ -110,8 +110,8 @@ def test_vitkit_is_found_where_the_current_folder_is_its_source(monkeypatch: pyt
     """As in a checkout that is not installed: it comes last, behind the standard library."""
     monkeypatch.chdir(SOURCE.parent)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
-    assert execute(SOURCE.parent, *python("vitkit", "--version")).startswith("vitkit ")
-    assert f"'{SOURCE.parent}']; import" in python("vitkit")[-1]
+    assert execute(SOURCE.parent, *python_command("vitkit", "--version")).startswith("vitkit ")
+    assert f"'{SOURCE.parent}']; import" in python_command("vitkit")[-1]
 
 
 SPAWNING = """

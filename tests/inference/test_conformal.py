@@ -41,14 +41,14 @@ def test_coverage_is_exactly_the_order_statistics_share(n: int, coverage: float)
     rng, draws, covered = np.random.default_rng(0), 600, []
     for _ in range(draws):
         p, labels = drawn(rng, n + 50)
-        sets = class_sets(HeldOut.of(p[:n], labels[:n]), coverage)
-        covered.append(sets.of(p[n:])[np.arange(50), labels[n:]].mean())
+        sets = class_sets(HeldOut.from_probabilities(p[:n], labels[:n]), coverage)
+        covered.append(sets.contains(p[n:])[np.arange(50), labels[n:]].mean())
     assert abs(np.mean(covered) - exact) < 4 * math.sqrt(0.25 / draws / 10)
 
 
 def test_smallest_sets_are_empty_if_the_model_is_right_more_often_than_requested() -> None:
     p, labels = drawn(np.random.default_rng(2), 1000, sharp=6)
-    sets = class_sets(HeldOut.of(p, labels), 0.5).of(p)
+    sets = class_sets(HeldOut.from_probabilities(p, labels), 0.5).contains(p)
     assert (p.argmax(axis=1) == labels).mean() > 0.7
     assert 0.45 < sets[np.arange(1000), labels].mean() < 0.55
     assert (sets.sum(axis=1) == 0).any()
@@ -59,7 +59,7 @@ def test_labels_at_random_are_covered_by_nearly_all_classes() -> None:
     for _ in range(200):
         p, _ = drawn(rng, 250)
         labels = rng.integers(0, 4, 250)
-        sets = class_sets(HeldOut.of(p[:200], labels[:200]), 0.95).of(p[200:])
+        sets = class_sets(HeldOut.from_probabilities(p[:200], labels[:200]), 0.95).contains(p[200:])
         hits.append(sets[np.arange(50), labels[200:]].mean())
         sizes.append(sets.sum(axis=1).mean())
     assert np.mean(hits) > 0.945 and np.mean(sizes) > 3.6
@@ -68,9 +68,9 @@ def test_labels_at_random_are_covered_by_nearly_all_classes() -> None:
 def test_the_score_is_1_minus_the_probability_of_the_true_class() -> None:
     p = np.array([[0.5, 0.3, 0.15, 0.05]], np.float32)
     for label, score in enumerate([0.5, 0.7, 0.85, 0.95]):
-        assert HeldOut.of(p, np.array([label])).rest[0] == pytest.approx(score, abs=1e-6)
+        assert HeldOut.from_probabilities(p, np.array([label])).rest[0] == pytest.approx(score, abs=1e-6)
     p = np.array([[1.0, 1e-12, 1e-20], [1.0, 1e-14, 1e-20]], np.float32)
-    assert HeldOut.of(p, np.array([0, 0])).doubt == pytest.approx([1e-12, 1e-14]), "near certainty"
+    assert HeldOut.from_probabilities(p, np.array([0, 0])).doubt == pytest.approx([1e-12, 1e-14]), "near certainty"
 
 
 @pytest.mark.parametrize(
@@ -83,16 +83,16 @@ def test_the_score_is_1_minus_the_probability_of_the_true_class() -> None:
 )
 def test_promises_that_would_be_empty_are_refused(coverage: float, images: int, code: str) -> None:
     p, labels = drawn(np.random.default_rng(0), 19, 2)
-    assert math.isfinite(class_sets(HeldOut.of(p, labels), 0.95).limit)
+    assert math.isfinite(class_sets(HeldOut.from_probabilities(p, labels), 0.95).limit)
     with refused(code):
-        class_sets(HeldOut.of(p[:images], labels[:images]), coverage)
+        class_sets(HeldOut.from_probabilities(p[:images], labels[:images]), coverage)
 
 
 def test_the_column_has_every_class_of_the_set_and_the_most_probable_first() -> None:
     p, names = drawn(np.random.default_rng(1), 300)[0], tuple("abcd")
     sets = ClassSets(0.9, 0.8, 99)
     columns, sizes = Columns(rules=PredictionRules(sets=sets)), set[int]()
-    for probabilities, contained in zip(p, sets.of(p), strict=True):
+    for probabilities, contained in zip(p, sets.contains(p), strict=True):
         best, ranking = int(probabilities.argmax()), Ranking(names, probabilities)
         row = columns.row(Prediction("x.png", names[best], float(probabilities[best]), ranking))
         assert row.set is not None and set(row.set) == {names[k] for k in np.flatnonzero(contained)}

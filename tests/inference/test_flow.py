@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitkit.inference import flow
+from vitkit.inference import compute_in_order
 
 READ: list[str] = []
 
@@ -30,7 +30,7 @@ def double(images: Tensor) -> Tensor:
 def test_every_path_has_its_row_in_order(batch_size: int, is_concurrent: bool) -> None:
     for images in (0, 1, 3, 4, 50):
         paths = list(map(str, range(images)))
-        rows = list(flow(iter(paths), number, double, batch_size, is_concurrent=is_concurrent))
+        rows = list(compute_in_order(iter(paths), number, double, batch_size, is_concurrent=is_concurrent))
         assert [path for path, _ in rows] == paths
         for path, row in rows:
             assert row == "odd one" if int(path) % 7 == 3 else np.array_equal(row, [2.0 * int(path)] * 2)
@@ -45,7 +45,7 @@ def test_batches_hold_as_many_as_was_said(is_concurrent: bool) -> None:
         return images
 
     paths = [str(7 * i) for i in range(20)]
-    list(flow(paths, number, measure, 6, is_concurrent=is_concurrent))
+    list(compute_in_order(paths, number, measure, 6, is_concurrent=is_concurrent))
     assert sorted(sizes) == [2, 6, 6, 6]
 
 
@@ -58,7 +58,7 @@ def test_an_endless_supply_is_read_a_few_batches_ahead(is_concurrent: bool) -> N
             taken.append(i)
             yield str(i)
 
-    rows = flow(endless(), number, double, 4, is_concurrent=is_concurrent)
+    rows = compute_in_order(endless(), number, double, 4, is_concurrent=is_concurrent)
     bound = 4 * (2 * (len(threading.enumerate()) + 64) + 2)
     for received in range(200):
         next(rows)
@@ -80,7 +80,7 @@ def test_an_backend_that_is_not_concurrent_computes_one_batch_at_a_time() -> Non
         inside.pop()
         return images
 
-    list(flow(map(str, range(60)), number, watch, 4, is_concurrent=False))
+    list(compute_in_order(map(str, range(60)), number, watch, 4, is_concurrent=False))
     assert max(most) == 1
 
 
@@ -94,7 +94,7 @@ def test_each_core_computes_in_one_thread_and_the_callers_number_stays() -> None
         return images
 
     try:
-        list(flow(map(str, range(40)), number, watch, 4, is_concurrent=True))
+        list(compute_in_order(map(str, range(40)), number, watch, 4, is_concurrent=True))
         assert seen == {1}
         assert torch.get_num_threads() == 3
         later: list[int] = []
@@ -115,7 +115,7 @@ def test_a_failure_ends_the_flow_and_its_threads(is_concurrent: bool) -> None:
 
     before = threading.active_count()
     with pytest.raises(RuntimeError, match="broken"):
-        list(flow(map(str, count()), number, fail, 4, is_concurrent=is_concurrent))
+        list(compute_in_order(map(str, count()), number, fail, 4, is_concurrent=is_concurrent))
     assert threading.active_count() == before
 
 
@@ -127,7 +127,7 @@ def test_closing_does_not_wait_for_what_was_to_come(is_concurrent: bool) -> None
         slow.wait(0.05 if int(path) >= 8 else 0)
         return torch.zeros(2)
 
-    rows = flow(map(str, count()), linger, double, 8, is_concurrent=is_concurrent)
+    rows = compute_in_order(map(str, count()), linger, double, 8, is_concurrent=is_concurrent)
     next(rows)
     started = time.perf_counter()
     rows.close()

@@ -22,7 +22,7 @@ from vitkit.inference import (
     Row,
     RowFormat,
     WrittenRows,
-    gathering,
+    appending_rows,
     partial_of,
     read_rows,
     written_rows,
@@ -57,7 +57,7 @@ def write(out: Path, form: RowFormat, made: Sequence[Prediction], stock: Written
     paths = [prediction.path for prediction in made]
     stock = stock or WrittenRows(paths)
     by_path = {prediction.path: prediction for prediction in made}
-    with gathering(out, form, paths, stock, COMPUTATION) as add:
+    with appending_rows(out, form, paths, stock, COMPUTATION) as add:
         for path in stock.missing:
             add(by_path[path])
     assert not partial_of(out).exists()
@@ -190,11 +190,11 @@ def test_a_partial_file_goes_before_a_finished_one(tmp_path: Path) -> None:
 
 def test_a_block_that_fails_keeps_its_rows_and_the_finished_file(tmp_path: Path) -> None:
     form, out, made = FORMATS[".csv"](Columns()), tmp_path / "rows.csv", predictions(NAMES)
-    with pytest.raises(RuntimeError), gathering(out, form, NAMES, WrittenRows(NAMES), COMPUTATION):
+    with pytest.raises(RuntimeError), appending_rows(out, form, NAMES, WrittenRows(NAMES), COMPUTATION):
         raise RuntimeError  # before the first row
     assert list(tmp_path.iterdir()) == []
     out.write_text("precious")
-    with pytest.raises(RuntimeError), gathering(out, form, NAMES, WrittenRows(NAMES), COMPUTATION) as add:
+    with pytest.raises(RuntimeError), appending_rows(out, form, NAMES, WrittenRows(NAMES), COMPUTATION) as add:
         add(made[0])
         raise RuntimeError
     assert out.read_text() == "precious"
@@ -226,9 +226,9 @@ def test_rows_of_another_threshold_are_refused(tmp_path: Path, suffix: str) -> N
 
 def test_a_confidence_that_is_rounded_to_the_threshold_fits_either_way() -> None:
     columns = Columns(1, 0.5)
-    assert columns.agree_with(Row("a", "x", 0.5, is_rejected=True))
-    assert columns.agree_with(Row("a", "x", 0.5, is_rejected=False))
-    assert not columns.agree_with(Row("a", "x", 0.501, is_rejected=True))
+    assert columns.is_consistent_with(Row("a", "x", 0.5, is_rejected=True))
+    assert columns.is_consistent_with(Row("a", "x", 0.5, is_rejected=False))
+    assert not columns.is_consistent_with(Row("a", "x", 0.501, is_rejected=True))
 
 
 @pytest.mark.parametrize("suffix", FORMATS)

@@ -162,7 +162,7 @@ def test_precision_follows_the_hardware(
     """As the system tells of it, or PyTorch where the system does not."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
-    monkeypatch.setattr(hardware, "_PROCESSOR", tmp_path / "cpuinfo")
+    monkeypatch.setattr(hardware, "_CPU_INFO", tmp_path / "cpuinfo")
     assert best_precision() == expected
     there = " ".join(name for name, is_there in capabilities.items() if is_there)
     (tmp_path / "cpuinfo").write_text(

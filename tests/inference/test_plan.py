@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from hearing import heard
 from refusals import refused
 from tiny import FEW, VARIETY, build, images, largest_difference
-from vitkit.inference import GAIN, PLANS, best, can_pack, choose, open_runner
-from vitkit.inference import build as build_plan
+from vitkit.inference import GAIN, PLANS, build_plan, can_pack, choose_plan, fastest_plan, open_runner
 from vitkit.inference.backends import torch as plan
 from vitkit.system import cache_folder
 
@@ -42,7 +41,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         calls.append(f"{model.config.layers} {dtype}")
         return FAST
 
-    monkeypatch.setattr(plan, "measure", measure)
+    monkeypatch.setattr(plan, "measure_plans", measure)
     return calls
 
 
@@ -72,7 +71,7 @@ def test_the_head_of_the_plain_plan_does_not_round() -> None:
 
 @given(st.dictionaries(st.sampled_from(WAYS[1:]), st.floats(0.3, 2.0)))
 def test_the_model_itself_unless_another_is_a_twentieth_faster(ratios: dict[str, float]) -> None:
-    chosen = best({"plain": 1.0, **ratios})
+    chosen = fastest_plan({"plain": 1.0, **ratios})
     fastest = max(ratios.values(), default=0.0)
     if fastest < GAIN:
         assert chosen == "plain"
@@ -81,21 +80,21 @@ def test_the_model_itself_unless_another_is_a_twentieth_faster(ratios: dict[str,
 
 
 def test_every_way_is_measured_in_turn_and_beside_the_model_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "_LONGEST", 600.0)
+    monkeypatch.setattr(plan, "_TIME_LIMIT", 600.0)
     ratios = _real_measure(build(), torch.float32)
     assert set(ratios) == set(ways(torch.float32)) and ratios["plain"] == 1.0
     assert all(ratio > 0 for ratio in ratios.values())
-    monkeypatch.setattr(plan, "_LONGEST", 0.0)
+    monkeypatch.setattr(plan, "_TIME_LIMIT", 0.0)
     assert _real_measure(build()) == {"plain": 1.0}, "time is up before it can tell"
 
 
-_real_measure = plan.measure  # at import, before tests fix it
+_real_measure = plan.measure_plans  # at import, before tests fix it
 
 
 @pytest.mark.parametrize("fields", [{"conv_layers": (0, 1)}, {"layers": 1}, {"num_classes": 0}], ids=str)
 def test_measuring_takes_any_model_and_keeps_threads(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "_SECONDS", 0.0)
-    monkeypatch.setattr(plan, "_LONGEST", 600.0)
+    monkeypatch.setattr(plan, "_TIME_LIMIT", 600.0)
     before = torch.get_num_threads()
     assert set(_real_measure(build(**fields))) == set(WAYS)
     assert torch.get_num_threads() == before
@@ -105,15 +104,15 @@ def test_a_measurement_is_said_kept_and_not_repeated(measured: list[str], cache:
     said: list[str] = []
     with heard(said.append):
         for seed, may_measure in ((0, True), (1, True), (0, False)):
-            assert choose(build(seed=seed), may_measure=may_measure) == "folded-fused"
+            assert choose_plan(build(seed=seed), may_measure=may_measure) == "folded-fused"
     assert len(measured) == len(said) == 1
     assert "folded-fused 1.20, folded-batch 1.04" in said[0]
-    assert choose(build(layers=2), may_measure=True) == "folded-fused"
+    assert choose_plan(build(layers=2), may_measure=True) == "folded-fused"
     assert len(measured) == 2 and len(list((cache / "plans").iterdir())) == 2
 
 
 def test_few_images_are_not_measured_for(measured: list[str]) -> None:
-    assert choose(build(), may_measure=False) == "plain"
+    assert choose_plan(build(), may_measure=False) == "plain"
     assert open_runner(build(), "eager", "bfloat16", images=499).plan == "plain"
     assert measured == []
     assert open_runner(build(), "eager", "bfloat16", images=500).plan == "folded-fused"
@@ -131,26 +130,26 @@ CONTENTS: dict[str, bytes | dict[str, Any]] = {
 
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
 def test_what_is_damaged_or_of_another_machine_is_measured_anew(content: Any, measured: list[str], cache: Path) -> None:
-    choose(build(), may_measure=True)
+    choose_plan(build(), may_measure=True)
     (file,) = (cache / "plans").iterdir()
     kept = json.loads(file.read_text())
     file.write_bytes(content if isinstance(content, bytes) else json.dumps(kept | content).encode())
-    assert choose(build(), may_measure=False) == "plain"
-    assert choose(build(), may_measure=True) == "folded-fused"
+    assert choose_plan(build(), may_measure=False) == "plain"
+    assert choose_plan(build(), may_measure=True) == "folded-fused"
     assert len(measured) == 2 and json.loads(file.read_text()) == kept
 
 
 @pytest.mark.parametrize("name", ["processor", "capability", "ONEDNN_MAX_CPU_ISA", "cores", "torch", "batch"])
 def test_it_holds_for_one_machine_and_version(name: str, measured: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    choose(build(), may_measure=True)
-    facts = plan._facts
-    monkeypatch.setattr(plan, "_facts", lambda *given: facts(*given) | {name: "another"})
-    assert choose(build(), may_measure=False) == "plain"
+    choose_plan(build(), may_measure=True)
+    facts = plan._measurement_key
+    monkeypatch.setattr(plan, "_measurement_key", lambda *given: facts(*given) | {name: "another"})
+    assert choose_plan(build(), may_measure=False) == "plain"
 
 
 def test_a_cache_that_cannot_be_written_stops_nothing(measured: list[str], cache: Path) -> None:
     (cache / "plans").write_text("a file")
-    assert choose(build(), may_measure=True) == "folded-fused"
+    assert choose_plan(build(), may_measure=True) == "folded-fused"
 
 
 def test_a_fixed_plan_is_taken_and_is_of_eager(measured: list[str]) -> None:
@@ -175,7 +174,7 @@ def test_a_plan_that_is_named_is_taken_in_float32(way: str, measured: list[str])
 @pytest.mark.parametrize(("asked", "named"), [(None, "auto"), (1, "auto"), (499, "auto"), (500, "plain")])
 def test_float32_is_the_model_itself_for_few_images(asked: int | None, named: str, measured: list[str]) -> None:
     model = build()
-    choose(model, torch.float32, may_measure=True)
+    choose_plan(model, torch.float32, may_measure=True)
     runner = open_runner(model, "eager", "float32", images=asked, plan=named)
     with torch.inference_mode():
         assert torch.equal(runner(images(2)), model(images(2)))
@@ -194,7 +193,7 @@ def test_many_images_have_a_plan_in_float32_too_kept_beside_that_of_bfloat16(mea
 
 def test_the_model_itself_if_no_plan_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     for ratios in ({}, {"folded-fused": 1.04}):
-        monkeypatch.setattr(plan, "measure", lambda model, dtype, ratios=ratios: {"plain": 1.0} | ratios)
+        monkeypatch.setattr(plan, "measure_plans", lambda model, dtype, ratios=ratios: {"plain": 1.0} | ratios)
         model = build(layers=3 - len(ratios))
         runner = open_runner(model, "eager", "float32", images=500)
         with torch.inference_mode():
@@ -206,7 +205,7 @@ def test_the_model_itself_if_no_plan_is_faster(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_layer_unknown_to_plans_is_computed(precision: str, is_kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if is_kept:  # by a model of the same configuration, whose layers are vitkit's
-        monkeypatch.setattr(plan, "measure", lambda model, dtype: FAST)
+        monkeypatch.setattr(plan, "measure_plans", lambda model, dtype: FAST)
         assert open_runner(build(), "eager", precision, images=500).plan == "folded-fused"
         monkeypatch.undo()
     model = build()

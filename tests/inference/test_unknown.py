@@ -36,7 +36,7 @@ def test_few_known_images_are_called_unknown() -> None:
     train = known(200, 0)
     rates = []
     for seed in range(1, 150):
-        values = Unknown.fit(train, known(99, seed)).of(known(50, 1000 + seed))
+        values = Unknown.fit(train, known(99, seed)).p_values(known(50, 1000 + seed))
         rates.append((values <= 0.05).mean())
     margin = 4 * np.std(rates) / len(rates) ** 0.5
     assert 0.04 - margin < np.mean(rates) < 0.05 + margin
@@ -54,7 +54,7 @@ def test_a_level_that_no_image_can_reach_is_refused() -> None:
     for level in (0.0, 1.0, 1.5):
         with refused("inference.share-outside"):
             check_level(fitted(98), level)
-    assert fitted(39).of(far(50, 2)).max() <= 1 / 40, "what is unlike all has the lowest value"
+    assert fitted(39).p_values(far(50, 2)).max() <= 1 / 40, "what is unlike all has the lowest value"
 
 
 @pytest.mark.parametrize(("images", "k"), [(5, 1), (25, 2), (60, 3), (500, 3)])
@@ -76,7 +76,7 @@ def test_a_score_is_stored_without_loss() -> None:
     unknown = Unknown.fit(known(60, 0), known(40, 1))
     arrays, about = to_arrays(unknown)
     again = from_arrays(arrays, json.loads(json.dumps(about)))
-    assert np.array_equal(again.of(known(30, 2)), unknown.of(known(30, 2)))
+    assert np.array_equal(again.p_values(known(30, 2)), unknown.p_values(known(30, 2)))
     arrays, about = to_arrays(Unknown.fit(known(120, 0), known(40, 1)))
     del about["nearest"]  # the first files count ten neighbours and have a row of known scores
     again = from_arrays({**arrays, "known": arrays["known"][None]}, about)

@@ -18,7 +18,7 @@ import wordy
 from photos import noise, save
 from refusals import refused
 from tiny import largest_difference, randomise
-from vitkit.language import SEVEN, TEMPLATES, read_images_and_words, read_text_encoder
+from vitkit.language import IMAGENET_TEMPLATES, TEMPLATES, read_images_and_words, read_text_encoder
 from vitkit.language.zero_shot import zero_shot
 from vitkit.weights import read_checkpoint
 
@@ -68,12 +68,12 @@ def test_templates_are_averaged_as_clips_authors_do(tmp_path: Path) -> None:
     with torch.inference_mode():
         rows = []
         for name in CLASSES:
-            tokens = tokens_of(tokenizer, [template.format(name) for template in SEVEN])
+            tokens = tokens_of(tokenizer, [template.format(name) for template in IMAGENET_TEMPLATES])
             vectors = model.get_text_features(tokens)
             vectors = getattr(vectors, "pooler_output", vectors)
             mean = (vectors / vectors.norm(dim=-1, keepdim=True)).mean(dim=0)
             rows.append(mean / mean.norm())
-    assert largest_difference(ours.of_classes(CLASSES, SEVEN), torch.stack(rows)) <= 1e-6
+    assert largest_difference(ours.class_vectors(CLASSES, IMAGENET_TEMPLATES), torch.stack(rows)) <= 1e-6
 
 
 def open_clip_folder(folder: Path, *, quick: bool) -> Any:

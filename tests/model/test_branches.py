@@ -14,14 +14,14 @@ from vitkit.explanation import attention_maps
 from vitkit.inference import prepare
 from vitkit.inference.backends import graphs
 from vitkit.model import MLP, VisionTransformer, ViTConfig, variants
-from vitkit.weights import refuse_unless
+from vitkit.weights import check_expressible
 
 Compute = Callable[[VisionTransformer], object]
 
 
 COMPUTE: dict[str, Compute] = {
     "optimized": prepare,
-    "graph": graphs.folded,
+    "graph": graphs.exportable_copy,
     "explanation": lambda model: next(iter(attention_maps(model, images(1)))),
 }
 
@@ -46,9 +46,9 @@ def test_a_new_field_is_refused_by_name_but_at_its_default(name: str) -> None:
 
 @pytest.mark.parametrize("to", ["timm", "Hugging Face", "npz"])
 def test_layouts_refuse_a_new_field_by_its_value_alone(to: str) -> None:
-    refuse_unless(later().config, to, {})
+    check_expressible(later().config, to, {})
     with refused("weights.layout-unsuitable", "qk_norm True"):
-        refuse_unless(later(qk_norm=True).config, to, {})
+        check_expressible(later(qk_norm=True).config, to, {})
 
 
 def test_every_field_of_today_is_in_the_registry_once() -> None:
@@ -91,4 +91,4 @@ def test_a_part_that_is_not_known_is_refused(name: str, part: str) -> None:
 def test_a_head_of_another_kind_is_converted_as_it_is() -> None:
     model = build()
     model.head = nn.Sequential(nn.Linear(model.config.hidden_size, 7), nn.Tanh())  # type: ignore[assignment]
-    torch.testing.assert_close(graphs.folded(model)(images(2)), model(images(2)))
+    torch.testing.assert_close(graphs.exportable_copy(model)(images(2)), model(images(2)))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tiny import build, images, kinds, tiny
-from vitkit.model import VisionTransformer, filled
+from vitkit.model import VisionTransformer, build_with_weights
 
 D, M, LAYERS = 128, 192, 2
 WIDE: dict[str, Any] = {"hidden_size": D, "mlp_size": M, "layers": LAYERS, "representation_size": 96, "patch_size": 4}
@@ -165,7 +165,7 @@ def test_weights_have_the_strides_of_new_ones() -> None:
     odd = {name: own.detach() for name, own in model.state_dict().items()}
     odd["cls_token"] = torch.as_strided(odd["cls_token"], odd["cls_token"].shape, (1, 1, 1))
     odd["head.weight"] = odd["head.weight"].T.contiguous().T
-    found = filled(model.config, odd).state_dict()
+    found = build_with_weights(model.config, odd).state_dict()
     for name, own in model.state_dict().items():
         assert torch.equal(found[name], own), name
         assert found[name].stride() == own.stride(), name

@@ -61,7 +61,7 @@ def test_a_ceiling_computes_every_product_as_often_as_the_model(
         assert dtype is getattr(torch, precision)
         return [lambda: done.append(product.macs)]
 
-    monkeypatch.setattr("vitkit.profiling.speed._ways", ways)
+    monkeypatch.setattr("vitkit.profiling.speed._implementations", ways)
     ceiling = Ceiling(tiny.tiny(), 3, precision, CPU)
     done.clear()
     ceiling()
@@ -71,10 +71,10 @@ def test_a_ceiling_computes_every_product_as_often_as_the_model(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("product", [Product(6, 8, 5), Product(6, 8, 5, 3)])
 def test_all_ways_of_a_product_compute_the_same(product: Product, dtype: torch.dtype) -> None:
-    from vitkit.profiling.speed import _ways
+    from vitkit.profiling.speed import _implementations
 
     with torch.inference_mode():
-        results = [work() for work in _ways(product, dtype, CPU)]
+        results = [work() for work in _implementations(product, dtype, CPU)]
     assert len(results) >= 2
     for result in results:
         assert isinstance(result, torch.Tensor)

@@ -135,7 +135,7 @@ def test_everything_is_warmed_up_twice_and_then_takes_turns() -> None:
 
 def test_no_round_begins_after_the_limit_but_the_first() -> None:
     clock = Clock()
-    times = interleave({name: clock.work(name, 1.0) for name in "ab"}, 9, stopwatch=clock.stopwatch, limit=0)
+    times = interleave({name: clock.work(name, 1.0) for name in "ab"}, 9, stopwatch=clock.stopwatch, max_seconds=0)
     assert "".join(clock.log) == "aabb" + "ab"
     assert times["a"].seconds == times["b"].seconds == (1.0,)
 
@@ -151,7 +151,7 @@ def test_the_first_calls_and_what_the_one_before_slowed_are_not_counted() -> Non
 def test_all_but_long_work_is_done_once_untimed_in_its_turn_and_short_work_several_times() -> None:
     clock = Clock()
     works = {"short": clock.work("s", 0.25), "middle": clock.work("m", 2.0), "long": clock.work("l", 4.0)}
-    times = interleave(works, 2, stopwatch=clock.stopwatch, least=1.0, long=4.0)
+    times = interleave(works, 2, stopwatch=clock.stopwatch, min_seconds=1.0, warm_up_below=4.0)
     assert "".join(clock.log) == "ssmmll" + ("s" + "ssss" + "mm" + "l") * 2
     assert times["short"].seconds == pytest.approx((0.25, 0.25))
 
@@ -165,6 +165,6 @@ def test_quartiles_are_numpys(values: list[float]) -> None:
 def test_a_ratio_is_taken_within_each_round() -> None:
     # The machine is ten times slower in the second round: the ratio of medians would say something else.
     ours, theirs = Timing((1.0, 10.0, 1.0)), Timing((2.0, 20.0, 3.0))
-    assert ours.times_as_fast_as(theirs).median == 2.0
-    assert theirs.times_as_fast_as(ours).median == 0.5
+    assert ours.speedup_over(theirs).median == 2.0
+    assert theirs.speedup_over(ours).median == 0.5
     assert Timing((2.0, 4.0, 8.0)).rate(8) == Quartiles(2.0, 1.5, 3.0)

@@ -199,7 +199,7 @@ def test_names_that_no_font_has_are_numbers_and_a_note_says_what_they_stand_for(
     shipped = [font for font in font_manager.fontManager.ttflist if font.name == "DejaVu Sans"]
     monkeypatch.setattr(font_manager.fontManager, "ttflist", shipped)
     monkeypatch.setattr("vitkit.text.pages._NUMBERS", {})
-    monkeypatch.setattr("vitkit.text.pages._TOLD", set())
+    monkeypatch.setattr("vitkit.text.pages._LOGGED", set())
     figure = plots.confusion(np.eye(4, dtype=np.int64), [*names, "Δ роза"], "test")
     with caplog.at_level(logging.WARNING):
         to_svg(figure)

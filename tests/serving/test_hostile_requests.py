@@ -31,7 +31,7 @@ def strict() -> Iterator[Server]:
         patch.setattr(connections, "READ_SECONDS", 0.3, raising=False)
         with serve(classifier(), compute=Compute(backend="eager", precision="float32"), port=0) as running:
             guard = running._server.config.app
-            guard.rules = replace(guard.rules, seconds=0.4, most_bytes=200_000)
+            guard.rules = replace(guard.rules, seconds=0.4, max_bytes=200_000)
             running._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**14)  # connections inherit it
             yield running
 

@@ -18,7 +18,7 @@ from serving.conftest import classifier
 from serving.test_batching import Doubling, workers
 from vitkit import Compute
 from vitkit.explanation import explanation
-from vitkit.serving import ClosedError, ServedModel, Server, ToExplain, Upload, Work
+from vitkit.serving import ClosedError, Computation, ExplanationRequest, ServedModel, Server, Upload
 from vitkit.serving import serve as running_module
 from vitkit.serving.serve import serve
 from vitkit.serving.service import _Budget
@@ -59,7 +59,7 @@ def ask(server: Server, picture: bytes) -> Iterator[Asking]:
 def test_explanations_keep_no_prediction_waiting(server: Server, ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, plain = threading.Event(), ServedModel._explain
 
-    def slow(own: ServedModel, asked: ToExplain) -> Any:
+    def slow(own: ServedModel, asked: ExplanationRequest) -> Any:
         assert gate.wait(60)
         return plain(own, asked)
 
@@ -90,7 +90,8 @@ def test_one_batch_at_a_time_predicts_while_it_explains(picture: bytes, monkeypa
     monkeypatch.setattr(explanation, "explain", slow)
     model = ServedModel("a", classifier())
     assert not model.is_concurrent
-    thread = threading.Thread(target=model._explain, args=(ToExplain(Upload("a", picture), "all", "top", None),))
+    asked = ExplanationRequest(Upload("a", picture), "all", "top", None)
+    thread = threading.Thread(target=model._explain, args=(asked,))
     thread.start()
     assert begun.wait(60)
     ((_, row),) = model._rows([Upload("a", picture)], model.classifier.answer)[1]
@@ -124,13 +125,13 @@ def test_explanations_end_when_the_server_stops(server: Server, ask: Asking, mon
 
 
 def test_a_request_that_does_not_end_does_not_keep_a_server_from_stopping(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running_module, "_LAST", 1)
+    monkeypatch.setattr(running_module, "_SHUTDOWN_SECONDS", 1)
     with serve(classifier(), compute=Compute(backend="eager", precision="float32"), port=0) as own:
         host, port = own.url.removeprefix("http://").split(":")
         guard = own._server.config.app
         with socket.create_connection((host, int(port)), timeout=60) as other:
             other.sendall(b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\n" + b"x" * 1000)
-            until(lambda: guard._held > 0)
+            until(lambda: guard._total_bytes > 0)
             stopping = threading.Thread(target=own.stop, daemon=True)
             stopping.start()
             stopping.join(15)  # the body itself may take 20 seconds
@@ -139,14 +140,14 @@ def test_a_request_that_does_not_end_does_not_keep_a_server_from_stopping(monkey
 
 def test_what_nobody_waits_for_is_not_computed() -> None:
     double, own = Doubling(), workers()
-    work = Work("a", 1, double)
+    work = Computation("a", 1, double)
 
     async def leave() -> None:
         double.gate.clear()
-        first = asyncio.create_task(own.ask(work, [1]))
+        first = asyncio.create_task(own.submit(work, [1]))
         await _working(own)
-        gone = asyncio.create_task(own.ask(work, [2, 3]))
-        last = asyncio.create_task(own.ask(work, [4]))
+        gone = asyncio.create_task(own.submit(work, [2, 3]))
+        last = asyncio.create_task(own.submit(work, [4]))
         await asyncio.sleep(0)
         gone.cancel()
         await asyncio.sleep(0)
@@ -166,13 +167,13 @@ async def _working(own: Any) -> None:
 
 def test_what_waits_is_refused_when_workers_are_cancelled() -> None:
     double, own = Doubling(), workers()
-    work = Work("a", 1, double)
+    work = Computation("a", 1, double)
 
     async def cancel() -> list[Any]:
         double.gate.clear()
-        first = asyncio.create_task(own.ask(work, [1]))
+        first = asyncio.create_task(own.submit(work, [1]))
         await _working(own)
-        rest = [asyncio.create_task(own.ask(work, [i, i + 1])) for i in range(3)]
+        rest = [asyncio.create_task(own.submit(work, [i, i + 1])) for i in range(3)]
         await asyncio.sleep(0)
         own.cancel()
         found = await asyncio.gather(*rest, return_exceptions=True)
@@ -219,13 +220,13 @@ def test_answers_that_are_being_sent_have_a_size_together(
     service, each = server._service, numbers(server)
     budget = service._features = _Budget(each, "numbers")
     for _ in range(4):
-        budget.take(1, each, "")
+        budget.reserve(1, each, "")
     refused = ask("/embed?what=patches").result()
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
     assert ask("/predict").result().status_code == 200
-    budget.give_back(each)
+    budget.release(each)
     assert ask("/embed?what=patches").result().status_code == 200
-    until(lambda: budget._taken == 3 * each)
+    until(lambda: budget._reserved == 3 * each)
     unread = httpx.post(f"{server.url}/embed", content=b"none", headers={"content-type": "image/png"})
     assert unread.status_code == 422
     host, port = server.url.removeprefix("http://").split(":")
@@ -234,7 +235,7 @@ def test_answers_that_are_being_sent_have_a_size_together(
         with socket.create_connection((host, int(port)), timeout=60) as own:
             own.sendall(head.encode() + picture)
             own.recv(10)  # and leaves
-    until(lambda: budget._taken == 3 * each)
+    until(lambda: budget._reserved == 3 * each)
     monkeypatch.setattr(ServedModel, "_rows", lambda *_: 1 / 0)
     assert ask("/embed").result().status_code == 500
-    until(lambda: budget._taken == 3 * each)
+    until(lambda: budget._reserved == 3 * each)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitkit.serving import BadRequestError, merge_options, part_of_one, read_body, whole_number
+from vitkit.serving import BadRequestError, fraction_option, integer_option, merge_options, read_body
 
 BOUND = b"xXx"
 FORM = "multipart/form-data; boundary=xXx"
@@ -125,8 +125,8 @@ def test_options_come_from_the_address_or_the_body_and_agree() -> None:
 @pytest.mark.parametrize("text", ["0", "-1", "x", "1.5", "", "1e3", "٣", "9" * 5000])
 def test_numbers_are_numbers(text: str) -> None:
     with pytest.raises(BadRequestError):
-        whole_number({"top": text}, "top", 1, 5)
+        integer_option({"top": text}, "top", 1, 5)
     with pytest.raises(BadRequestError):
-        part_of_one({"reject": text if text not in ("0", "٣") else "nan"}, "reject")
-    assert whole_number({}, "top", 1, 5) == 5
-    assert part_of_one({"reject": "0.25"}, "reject") == 0.25
+        fraction_option({"reject": text if text not in ("0", "٣") else "nan"}, "reject")
+    assert integer_option({}, "top", 1, 5) == 5
+    assert fraction_option({"reject": "0.25"}, "reject") == 0.25

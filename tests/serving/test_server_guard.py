@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refusals import refused as error
-from vitkit.serving import Guard, Rules, check_token, is_loopback, new_token, rules_of
+from vitkit.serving import Guard, Rules, check_token, is_loopback, new_token, rules_for_host
 
 TOKEN = "a-token-of-some-length"
 LOCAL = Rules(frozenset({"localhost", "127.0.0.1", "::1"}))
@@ -105,7 +105,7 @@ def test_it_is_called_by_its_own_names_alone(host: str) -> None:
 
 
 def test_a_server_for_others_is_called_by_addresses_and_by_its_names_alone() -> None:
-    rules = rules_of("0.0.0.0", TOKEN)
+    rules = rules_for_host("0.0.0.0", TOKEN)
     head = [("authorization", f"Bearer {TOKEN}")]
     for host, status in {"192.168.1.7:8000": 200, "[fe80::1]": 200, "localhost": 200, "evil.example": 421}.items():
         assert ask(Guard(Echo(), rules), head=[*head, ("host", host)]).status == status
@@ -186,7 +186,7 @@ def test_the_token_in_an_address_and_open_paths_open_nothing_else() -> None:
 @pytest.mark.parametrize("application", [Echo, Swallowing])
 def test_a_body_is_counted_and_timed_as_it_comes(application: type[Echo]) -> None:
     own = application()
-    guard = Guard(own, Rules(LOCAL.names, most_bytes=10))
+    guard = Guard(own, Rules(LOCAL.names, max_bytes=10))
     assert ask(guard, "POST", parts=[b"12345", b"67890"]).body == b"1234567890"
     answer = ask(guard, "POST", parts=[b"12345", b"67890", b"1", b"2" * 100])
     assert refused(answer) == (413, "serving.request-large")
@@ -209,7 +209,7 @@ def test_drops_do_not_prolong_the_time_of_a_body_but_much_has_longer() -> None:
 
 
 def test_bodies_of_all_requests_together_are_bounded() -> None:
-    guard = Guard(Echo(), Rules(LOCAL.names, most_held=15))
+    guard = Guard(Echo(), Rules(LOCAL.names, max_total_bytes=15))
     answer = ask(guard, "POST", parts=[b"x" * 16])
     assert refused(answer) == (503, "serving.server-busy") and int(answer.headers["retry-after"]) > 0
     for _ in range(3):  # what was held is given back
@@ -245,7 +245,7 @@ def test_which_hosts_are_this_machine_alone() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "127.1.2.3", "localhost", "::1", "[::1]", "LocalHost")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.0.1", "example.org", "", "localhost.evil.example")))
     with pytest.raises(AssertionError):
-        rules_of("0.0.0.0", None)
+        rules_for_host("0.0.0.0", None)
 
 
 def test_tokens_are_long_and_plain() -> None:

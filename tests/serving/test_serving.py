@@ -171,19 +171,19 @@ def test_answers_have_the_promised_forms(client: httpx.Client, folder: Path) -> 
     own = [*files(folder, "0.png"), ("image", ("bad.jpg", b"no picture"))]
     models = client.get("/models")
     for form, answer in (
-        (answers.PredictionsForm, client.post("/predict?reject=0.5", files=own)),
-        (answers.EmbeddingsForm, client.post("/embed", files=own)),
-        (answers.ExplanationForm, client.post("/explain?method=all", files=own[:1])),
-        (answers.ModelsForm, models),
-        (answers.StateForm, client.get("/ready")),
-        (answers.RefusedRequest, client.get("/nothing")),
+        (answers.PredictionsResponse, client.post("/predict?reject=0.5", files=own)),
+        (answers.EmbeddingsResponse, client.post("/embed", files=own)),
+        (answers.ExplanationResponse, client.post("/explain?method=all", files=own[:1])),
+        (answers.ModelsResponse, models),
+        (answers.StateResponse, client.get("/ready")),
+        (answers.ErrorResponse, client.get("/nothing")),
     ):
         form.model_validate(answer.json(), strict=True)
     assert HOSTILE in models.json()["models"][0]["classes"]
     headers = [models.headers[name] for name in ("content-type", "x-content-type-options")]
     assert headers == ["application/json", "nosniff"], "names of classes are text"
     described = client.get("/openapi.json").json()
-    assert described["components"]["schemas"]["RefusedRequest"]["required"] == ["error", "code"]
+    assert described["components"]["schemas"]["ErrorResponse"]["required"] == ["error", "code"]
     assert [group["name"] for group in described["tags"]] == ["Pictures", "The server"]
     paths = described["paths"]
     assert list(paths) == ["/predict", "/explain", "/embed", "/models", "/health", "/ready", "/metrics"]
@@ -196,15 +196,15 @@ def test_answers_have_the_promised_forms(client: httpx.Client, folder: Path) -> 
 def test_the_examples_in_the_description_are_what_is_sent_and_answered(client: httpx.Client) -> None:
     described = client.get("/openapi.json").json()["paths"]
     for path, form in (
-        ("/predict", answers.PredictionsForm),
-        ("/explain", answers.ExplanationForm),
-        ("/embed", answers.EmbeddingsForm),
-        ("/models", answers.ModelsForm),
-        ("/health", answers.StateForm),
-        ("/ready", answers.StateForm),
+        ("/predict", answers.PredictionsResponse),
+        ("/explain", answers.ExplanationResponse),
+        ("/embed", answers.EmbeddingsResponse),
+        ("/models", answers.ModelsResponse),
+        ("/health", answers.StateResponse),
+        ("/ready", answers.StateResponse),
     ):
         (route,) = described[path].values()
-        for status, shape in (("200", form), ("4XX", answers.RefusedRequest)):
+        for status, shape in (("200", form), ("4XX", answers.ErrorResponse)):
             content = route["responses"][status]["content"]["application/json"]
             assert content["schema"]["$ref"].endswith(shape.__name__)
             shape.model_validate(content["example"], strict=True)
@@ -235,7 +235,7 @@ def test_errors_have_codes_beside_their_messages(client: httpx.Client, folder: P
         (("POST", "/predict", {"headers": {"origin": "http://evil.example"}}), 403, "serving.origin-foreign"),
     ):  # fmt: skip
         answer = client.request(method, path, **more)
-        found = answers.RefusedRequest.model_validate(answer.json(), strict=True)
+        found = answers.ErrorResponse.model_validate(answer.json(), strict=True)
         assert (answer.status_code, found.code) == (status, code), path
 
 

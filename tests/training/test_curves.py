@@ -65,7 +65,7 @@ def unseen(patch: pytest.MonkeyPatch) -> None:
 
     A learning rate is looked for in few steps.
     """
-    patch.setattr(fine_tune, "STEPS", 6)
+    patch.setattr(fine_tune, "TRIAL_STEPS", 6)
     patch.setattr(run, "TRAINING", replace(run.TRAINING, conclude=()))
     patch.setattr(fit, "draw_classes", lambda *_: None)
     patch.setattr(fit, "draw_some", lambda *_: None)

@@ -21,7 +21,7 @@ from refusals import refused
 from vitkit.data import images_of_run, move_run, read_contents
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.system import exclusive, exclusive_in, reporting_to
-from vitkit.training import MAY_CHANGE, Recipe, identity, load_of_run, run, save
+from vitkit.training import MAY_CHANGE, Recipe, identity, load_run_recipe, run, save
 from vitkit.training.checkpoint import DamagedError, read
 from vitkit.training.stages import examine, fit
 from vitkit.weights import load
@@ -364,18 +364,18 @@ def test_places_may_be_paths() -> None:
 
 def test_a_recipe_cut_short_is_refused(finished: Path, tmp_path: Path) -> None:
     """TOML is whole after any line, and fields have defaults. The last is for the workers, who change no outcome."""
-    whole = load_of_run(finished / "recipe.toml").replace(model_fields=None).to_toml()
+    whole = load_run_recipe(finished / "recipe.toml").replace(model_fields=None).to_toml()
     path = tmp_path / "recipe.toml"
     assert whole.endswith("\nworkers = 0\n")
     for end in range(0, len(whole) - len("\nworkers = 0\n"), 7):
         path.write_text(whole[:end], "utf-8")
         with pytest.raises(VitkitError, match=r"recipe\.toml"):
-            load_of_run(path)
+            load_run_recipe(path)
     path.write_text(whole, "utf-8")
-    assert load_of_run(path).to_toml() == whole
+    assert load_run_recipe(path).to_toml() == whole
     path.write_text("\n".join(line for line in whole.splitlines() if not line.startswith("epochs ")), "utf-8")
     with refused("training.field-missing", "epochs"):
-        load_of_run(path)
+        load_run_recipe(path)
 
 
 def test_a_pipe_in_the_place_of_the_log_is_refused_and_not_waited_for(folder: Path) -> None:

@@ -19,14 +19,14 @@ from tiny import VARIETY, build, images, largest_difference
 from vitkit.model import Dropout, DropPath, VisionTransformer, random_bits, survives
 from vitkit.model.layers import _scramble
 from vitkit.training import (
-    SPARED,
-    Draws,
+    PATCH_DROPOUT,
+    DropoutNumbers,
     PatchDropout,
     ProcessGroup,
     Recipe,
     check_config,
+    choose_patch_dropout,
     drop_patches,
-    spare_patches,
     train,
 )
 
@@ -89,20 +89,20 @@ def test_shares_and_pieces_of_a_batch_come_to_the_rows_of_the_whole(name: str) -
     model = dropping(**VARIETY.get(name, {}))
     if name == "plain":
         drop_patches(model, 0.3)
-    draws, batch = Draws(model), images(6, config=model.config)
-    with torch.no_grad(), draws.using(draws.of(5, range(6), CPU)):
+    draws, batch = DropoutNumbers(model), images(6, config=model.config)
+    with torch.no_grad(), draws.using(draws.sample(5, range(6), CPU)):
         whole = model(batch)
     assert largest_difference(whole, model.eval()(batch)) > 1e-3
     model.train()
     for places in (range(0, 6, 2), range(1, 6, 2), range(5, 6)):
-        with torch.no_grad(), draws.using(draws.of(5, places, CPU)):
+        with torch.no_grad(), draws.using(draws.sample(5, places, CPU)):
             assert largest_difference(model(batch[list(places)]), whole[list(places)]) < 1e-5
 
 
 def test_every_layer_draws_for_itself() -> None:
     model = dropping(layers=3)
     drop_patches(model, 0.5)
-    keys = Draws(model).of(1, range(4), CPU)
+    keys = DropoutNumbers(model).sample(1, range(4), CPU)
     # Of the positions and the patches; a block's attention (2), MLP (2) and branches (2), of rate 0 in the first.
     assert keys.shape == (2 + 3 * 6 - 2, 4)
     assert len(keys.unique()) == keys.numel()
@@ -111,13 +111,13 @@ def test_every_layer_draws_for_itself() -> None:
 @pytest.mark.parametrize(("backend", "layers"), [("eager", 1), pytest.param("aot_eager", 2, marks=pytest.mark.accept)])
 def test_checkpointing_draws_the_same_again_and_so_does_a_compiled_pass(backend: str, layers: int) -> None:
     model = dropping(layers=layers)
-    draws, batch = Draws(model), images(4, config=model.config)
+    draws, batch = DropoutNumbers(model), images(4, config=model.config)
     compiled = torch.compile(model.forward_heads, backend=backend, fullgraph=True)
     gradients = list[list[Tensor]]()
     for checkpointing, forward in ((0, model.forward_heads), (1, model.forward_heads), (0, compiled)):
         model.checkpointing = checkpointing
         for seed in (3, 4):  # the second time with what was compiled for the first
-            with draws.using(draws.of(seed, range(4), CPU)):
+            with draws.using(draws.sample(seed, range(4), CPU)):
                 loss = forward(batch)[0].square().sum()
                 gradients.append(list(torch.autograd.grad(loss, list(model.parameters()))))
     for number in (0, 1):
@@ -129,8 +129,8 @@ def test_checkpointing_draws_the_same_again_and_so_does_a_compiled_pass(backend:
 
 def test_layers_forget_what_they_were_told_even_if_memory_runs_out() -> None:
     model = dropping()
-    draws = Draws(model)
-    with pytest.raises(MemoryError), draws.using(draws.of(0, range(2), CPU)):
+    draws = DropoutNumbers(model)
+    with pytest.raises(MemoryError), draws.using(draws.sample(0, range(2), CPU)):
         raise MemoryError
     assert [m.keys for m in model.modules() if isinstance(m, (Dropout, DropPath)) and m.keys is not None] == []
 
@@ -151,7 +151,7 @@ def test_each_share_gets_the_images_before_its_own(length: int, size: int) -> No
             patched.setattr(dist, "all_gather_into_tensor", meet)
             for rank in range(size):
                 own = whole[rank::size] if rank < length else whole[:1]  # a stand-in
-                before = ProcessGroup(rank, size).before(own, length)
+                before = ProcessGroup(rank, size).preceding_images(own, length)
                 expected = whole.roll(1, dims=0)[rank::size] if rank < length else own
                 assert meet is note or torch.equal(before, expected)
 
@@ -198,11 +198,11 @@ def test_evaluation_and_state_are_the_plain_models(name: str) -> None:
 
 def test_full_fine_tuning_spares_patches_unless_it_is_told_or_cannot() -> None:
     full, plain = Recipe.of({"method": "full", "weights": "x"}), build().config
-    assert spare_patches(full, {}, plain).patch_dropout == SPARED > 0
-    assert spare_patches(full, {"patch_dropout": 0.0}, plain) == full
-    assert spare_patches(Recipe.of({"method": "lora", "weights": "x"}), {}, plain).patch_dropout == 0
+    assert choose_patch_dropout(full, {}, plain).patch_dropout == PATCH_DROPOUT > 0
+    assert choose_patch_dropout(full, {"patch_dropout": 0.0}, plain) == full
+    assert choose_patch_dropout(Recipe.of({"method": "lora", "weights": "x"}), {}, plain).patch_dropout == 0
     for config in (tiny.tiny(**VARIETY[name]) for name in VARIETY if any(word in name for word in REFUSED)):
-        assert spare_patches(full, {}, config) == full
+        assert choose_patch_dropout(full, {}, config) == full
         with refused("training.patch-dropout-unsupported"):
             check_config(config, Recipe(patch_dropout=0.3))
 

@@ -10,7 +10,7 @@ import pytest
 import runs
 import vitkit
 from refusals import refused
-from vitkit.training import ACTS, Recipe, bundled, check_effects, choose, load_of_run, run, without_effect
+from vitkit.training import CONDITIONS, Recipe, bundled, check_effects, choose, load_run_recipe, run, without_effect
 
 BASE: dict[str, Any] = {"batch_size": 8, "workers": 0, "precision": "float32", "cache": "none", "logger": "none"}
 BASE |= {"lp_ft": False, "seed": 0, "keep": "best"}
@@ -52,14 +52,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory, data: Path, start: Path) -
             folder = place / str(len(known))
             run.train(Recipe.of(asked, "the test"), folder)
             content = (folder / "model.safetensors").read_bytes() + str(runs.metrics(folder)).encode()
-            known[key] = hashlib.sha256(content).hexdigest(), load_of_run(folder / "recipe.toml")
+            known[key] = hashlib.sha256(content).hexdigest(), load_run_recipe(folder / "recipe.toml")
         return known[key]
 
     return train
 
 
 def test_every_field_of_the_table_is_tried() -> None:
-    assert ACTS.keys() <= CHOICES.keys() | NOT_SHOWN
+    assert CONDITIONS.keys() <= CHOICES.keys() | NOT_SHOWN
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def test_a_head_for_few_needs_no_validation(fields: dict[str, Any], each: float,
     recipe, reasons = choose(Recipe.of(fields), each)
     assert recipe.split == split
     assert any("no image is set aside for validation" in reason for reason in reasons) == (split[1] == 0)
-    recipe, reasons = choose(Recipe.of(fields), each, comes_split=True)
+    recipe, reasons = choose(Recipe.of(fields), each, is_split=True)
     assert split[1] or (recipe.split == (0.7, 0.1, 0.2) and not any("set aside" in reason for reason in reasons))
 
 

@@ -20,7 +20,7 @@ from refusals import refused
 from vitkit.data import images_of_run
 from vitkit.errors import Interrupted
 from vitkit.evaluation import evaluate
-from vitkit.language import spoken, why_no_words
+from vitkit.language import names_as_words, why_indistinguishable
 from vitkit.language.zero_shot import zero_shot
 from vitkit.training import Fit, Hooks, Recipe, choose_head, read_metrics, resume, train
 from vitkit.verbs import TrainingRun
@@ -74,13 +74,13 @@ def rows(folder: Path) -> dict[int, dict[str, float]]:
     ],
 )
 def test_which_names_are_words(names: list[str], unsuitable: str | None) -> None:
-    why = why_no_words(names)
+    why = why_indistinguishable(names)
     assert why is None if unsuitable is None else why is not None and why.startswith(unsuitable)
 
 
 def test_names_are_spoken_as_words() -> None:
-    assert spoken(["n01440764", "red__tulip", "T-shirt"]) == ("tench", "red tulip", "T-shirt")
-    assert why_no_words(sorted(imagenet_synsets())) is None
+    assert names_as_words(["n01440764", "red__tulip", "T-shirt"]) == ("tench", "red tulip", "T-shirt")
+    assert why_indistinguishable(sorted(imagenet_synsets())) is None
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ def test_the_share_that_passes_is_measured_with_its_interval() -> None:
     unknown = fit_unknown(known(300, 0), known(200, 1), {"far": far(100, 2)})
     (limit,) = unknown.limits
     assert (limit.kind, limit.images) == ("far", 100)
-    assert limit.bounds[0] <= (unknown.of(far(2000, 3)) > 0.05).mean() <= limit.bounds[1]
+    assert limit.bounds[0] <= (unknown.p_values(far(2000, 3)) > 0.05).mean() <= limit.bounds[1]
     alike = fit_unknown(known(300, 0), known(200, 1), {"alike": known(400, 2)}).limits[0]
     assert alike.bounds[0] <= 0.95 <= alike.bounds[1] + 0.05, "known images under another name pass, and it is said"
     exact = binomtest(round(limit.share * limit.images), limit.images).proportion_ci(0.95, "exact")
@@ -32,7 +32,7 @@ def before(n: int, seed: int, spread: float) -> LabelledFeatures:
 
 def in_folds(train: LabelledFeatures, folds: int) -> Any:
     fold = np.arange(len(train.labels)) % folds
-    pairs = [(train.at(fold != k), train.at(fold == k)) for k in range(folds)]
+    pairs = [(train.select(fold != k), train.select(fold == k)) for k in range(folds)]
     return fit_unknown(train.features, [(a.features, b.features) for a, b in pairs], {}, (train, pairs))
 
 

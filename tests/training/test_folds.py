@@ -456,7 +456,7 @@ def test_its_temperature_and_promises_are_fitted_on_them(finished: Path) -> None
     assert classifier.temperature == pytest.approx(fitted.temperature, rel=1e-4)
     assert final_of(finished)["temperature"] == classifier.temperature
     stored = classifier.held_out.held_out
-    expected = HeldOut.of(softmax(logits / classifier.temperature, axis=1), predictions.labels)
+    expected = HeldOut.from_probabilities(softmax(logits / classifier.temperature, axis=1), predictions.labels)
     for name in ("label", "predicted"):
         assert (getattr(stored, name) == getattr(expected, name)).all()
     np.testing.assert_allclose(stored.rest, expected.rest, atol=1e-5)

@@ -77,7 +77,7 @@ def test_a_fused_optimiser_skips_steps_of_sharded_weights(tmp_path: Path) -> Non
 
 def test_figures_of_shares_add_up_to_those_of_all_images(tmp_path: Path) -> None:
     logits, labels = answers()
-    expected, outcome = Objective(Recipe(), 4).judge(logits, labels)
+    expected, outcome = Objective(Recipe(), 4).validation_figures(logits, labels)
     relative = (logits - logits.mean(dim=1, keepdim=True)).double()
     by_hand = relative.std(dim=0).max().item(), relative.mean(dim=0).std().item()
     assert outcome.spread == pytest.approx(by_hand)

@@ -62,34 +62,34 @@ def test_one_other_prediction_in_a_hundred_is_still_a_collapse_and_two_are_none(
 def test_a_model_better_than_the_largest_class_has_never_collapsed(labels: list[int], seed: int, scale: float) -> None:
     logits = scale * torch.randn(len(labels), 5, generator=torch.Generator().manual_seed(seed))
     outcome = ValidationOutcome.of(logits, torch.tensor(labels))
-    assert outcome.accuracy <= outcome.largest_class or not has_collapsed(outcome, best_accuracy=1.0)
+    assert outcome.accuracy <= outcome.majority_share or not has_collapsed(outcome, best_accuracy=1.0)
 
 
 def test_what_was_good_is_remembered_and_a_collapse_is_not() -> None:
     guard = StabilityGuard(lambda _: None)
-    assert guard.judge(None)
-    assert guard.judge(ValidationOutcome.of(torch.eye(3)[TRUE], TRUE))
+    assert guard.accepts(None)
+    assert guard.accepts(ValidationOutcome.of(torch.eye(3)[TRUE], TRUE))
     assert guard.best_accuracy == 1.0
-    assert not guard.judge(ValidationOutcome.of(always(1, 0.5, noise=0.05), TRUE))
+    assert not guard.accepts(ValidationOutcome.of(always(1, 0.5, noise=0.05), TRUE))
     later = StabilityGuard(lambda _: None)
     later.load_state_dict(guard.state_dict())
-    assert not later.judge(ValidationOutcome.of(always(1, 0.5, noise=0.05), TRUE))
+    assert not later.accepts(ValidationOutcome.of(always(1, 0.5, noise=0.05), TRUE))
 
 
 def test_the_rate_is_lowered_twice_by_ten_and_then_it_is_over() -> None:
     lines: list[str] = []
     guard = StabilityGuard(lines.append)
     scales, beginning = [guard.lr_scale], ValidationOutcome.of(always(1, 0.5, noise=0.05), TRUE)
-    assert guard.judge(beginning)
+    assert guard.accepts(beginning)
     for epoch in range(2):
-        guard.lower(epoch, "it fell")
+        guard.reduce_learning_rate(epoch, "it fell")
         scales.append(guard.lr_scale)
     assert scales == pytest.approx([1, 0.1, 0.01])
-    assert not guard.judge(beginning), "after one collapse no further sign is needed"
-    assert guard.judge(ValidationOutcome.of(torch.eye(3)[TRUE], TRUE))
+    assert not guard.accepts(beginning), "after one collapse no further sign is needed"
+    assert guard.accepts(ValidationOutcome.of(torch.eye(3)[TRUE], TRUE))
     assert len(lines) == 2
     with refused("training.diverged", "it fell", "epoch 3"):
-        guard.lower(2, "it fell")
+        guard.reduce_learning_rate(2, "it fell")
 
 
 def test_one_number_among_many_is_found() -> None:
@@ -105,5 +105,5 @@ def test_a_bad_share_of_another_process_skips_the_step() -> None:
     check = FiniteCheck(StabilityGuard(lines.append))
     check.note_loss(torch.tensor(0.5), 0, 3)
     check.note_team(torch.tensor(1.0))
-    assert not check.allows(None, torch.tensor(1.0))  # type: ignore[arg-type]
+    assert not check.allows(None, check.is_finite(torch.tensor(1.0)))  # type: ignore[arg-type]
     assert lines == ["the loss is not finite in epoch 1, after 3 steps: step skipped"]

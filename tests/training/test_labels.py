@@ -30,7 +30,7 @@ from vitkit.data import (
     split_from_file,
     undo_edits,
 )
-from vitkit.training import Inputs, Recipe, RunImages, divide, resume
+from vitkit.training import Inputs, Recipe, RunImages, assign_splits, resume
 from vitkit.weights import load
 
 
@@ -88,7 +88,8 @@ def test_evaluating_with_a_label_file(corrected: Path, data: Path, tmp_path: Pat
     assert after.figures["images"] == before.figures["images"] - 1
     names = [after.evaluation.classes[label] for label in after.evaluation.labels]
     assert names[:2] == [held.name_of(1), held.name_of(2)], "those that the run was tested with"
-    assert [after.evaluation.since.get(path, "gold") for path in after.evaluation.paths[:2]] == ["gold", "gold"]
+    now = [after.evaluation.current_labels.get(path, "gold") for path in after.evaluation.paths[:2]]
+    assert now == ["gold", "gold"]
     assert any("left out" in line for line in notes)
     same = vitkit.evaluate(folder, labels=corrected.parent / "labels.csv")  # by which it was trained
     assert same.figures["accuracy"] == before.figures["accuracy"]
@@ -184,7 +185,7 @@ def again(work: Workshop, folder: Path, before: Path | None) -> RunImages:
     recipe = runs.quick(work.root, labels=str(work.labels), split_from=None if before is None else str(before))
     diagnosis = examine(work.table())
     nothing = make_record([], [], [], is_whole=True)
-    own = divide(RunImages.of(diagnosis), recipe, nothing)
+    own = assign_splits(RunImages.of(diagnosis), recipe, nothing)
     folder.mkdir()
     Inputs.of(own, nothing, []).write(folder, recipe)
     return own.images

@@ -32,7 +32,7 @@ def data_of(images: int, batch_size: int, val: int = 4) -> ImageData:
 def loop_at(step: int, recipe: Recipe, steps: int = 10, batches: int = 1, epoch: int = 0, **fields: Any) -> Loop:
     """A loop in the middle of a training of `steps` steps, in batches of four images; `images` in an epoch."""
     guard, images = fields.pop("guard", None), fields.pop("images", 4 * batches)
-    learned = {name: fields.pop(name) for name in ("class_weights", "imitate") if name in fields}
+    learned = {name: fields.pop(name) for name in ("class_weights", "teacher_logits") if name in fields}
     recipe = recipe.replace(batch_size=4)
     state = TrainingState(tiny.build(**fields).train(), recipe, steps, guard)
     state.step, state.epoch = step, epoch
@@ -123,13 +123,13 @@ def test_a_step_on_mixed_images_learns_their_mixed_labels(smoothing: float, head
 
 
 def answer(images: Tensor) -> Tensor:
-    """A teacher's logits, for `imitate`."""
+    """A teacher's logits, for `teacher_logits`."""
     return images.mean(dim=(1, 2, 3))[:, None] * torch.arange(7.0)
 
 
 def test_a_teacher_looks_at_the_mixed_image() -> None:
     seen: list[Tensor] = []
-    loop = loop_at(2, Recipe(mixup=0.8, distillation="soft"), imitate=lambda x: (seen.append(x), answer(x))[1])
+    loop = loop_at(2, Recipe(mixup=0.8, distillation="soft"), teacher_logits=lambda x: (seen.append(x), answer(x))[1])
     train(loop, [BATCH])
     expected, _ = Mixing(mixup=0.8).apply(BATCH[0], torch.zeros(4, 7), mix_seeds(0, 2, 0))
     assert torch.equal(seen[0], expected)
@@ -142,9 +142,9 @@ def test_weighing_a_class_twice_is_showing_its_images_twice(kind: Any, smoothing
     again = torch.tensor([0, 1, 2, 1])  # the image of class 1 a second time
     recipe = Recipe(label_smoothing=smoothing, clip_grad=0.0, distillation=kind or "hard", distill_alpha=0.4)
     teacher = None if kind is None else answer
-    weighed = loop_at(1, recipe, class_weights=torch.tensor([1.0, 2.0, 0, 0, 0, 0, 0]), imitate=teacher)
+    weighed = loop_at(1, recipe, class_weights=torch.tensor([1.0, 2.0, 0, 0, 0, 0, 0]), teacher_logits=teacher)
     loss = weighed.loss_of(images, weighed.objective.targets(labels))[0] * 3
-    twice = loop_at(1, recipe, imitate=teacher).loss_of(images[again], labels[again])[0] * 4
+    twice = loop_at(1, recipe, teacher_logits=teacher).loss_of(images[again], labels[again])[0] * 4
     assert torch.isclose(loss, twice, rtol=1e-5)
 
 
@@ -158,9 +158,11 @@ def test_validation_weighs_images_not_batches_and_has_neither_label_smoothing_no
     assert loop.state.metrics["val_acc"] == pytest.approx((logits.argmax(1) == LABELS).float().mean().item())
 
 
-@pytest.mark.parametrize("imitate", [None, lambda x: torch.arange(7.0).expand(len(x), 7)], ids=["labels", "teacher"])
-def test_in_bfloat16_loss_and_validation_are_of_logits_that_are_not_rounded(imitate: Any) -> None:
-    loop, labels = loop_at(1, Recipe(label_smoothing=0.0), imitate=imitate), torch.full((4,), 3)
+@pytest.mark.parametrize(
+    "teacher_logits", [None, lambda x: torch.arange(7.0).expand(len(x), 7)], ids=["labels", "teacher"]
+)
+def test_in_bfloat16_loss_and_validation_are_of_logits_that_are_not_rounded(teacher_logits: Any) -> None:
+    loop, labels = loop_at(1, Recipe(label_smoothing=0.0), teacher_logits=teacher_logits), torch.full((4,), 3)
     # 10.02 for class 3 and 10 for all others, which bfloat16 cannot tell
     logits = torch.full((4, 7), 10.0).index_fill(1, torch.tensor(3), 10.02)
     with torch.no_grad():
@@ -172,7 +174,7 @@ def test_in_bfloat16_loss_and_validation_are_of_logits_that_are_not_rounded(imit
     exact = F.cross_entropy(logits, labels)
     assert loop.state.metrics["val_acc"] == 1.0
     assert loop.state.metrics["val_loss"] == pytest.approx(exact.item(), rel=1e-6)
-    if imitate is not None:  # hard distillation from a teacher that says class 6
+    if teacher_logits is not None:  # hard distillation from a teacher that says class 6
         exact = (exact + F.cross_entropy(logits, torch.full((4,), 6))) / 2
     assert hits.all()
     assert loss.item() == pytest.approx(exact.item(), rel=1e-6)
@@ -237,7 +239,7 @@ def test_per_epoch_the_rate_is_that_of_the_epochs_begin_in_all_of_its_steps_and_
 def test_a_time_budget_carries_the_schedule_and_is_fitted_to_what_a_head_start_leaves_after_a_resume_too() -> None:
     def loop_after(spent: float, ahead: float = 0.0, steps: int = 100) -> Loop:
         loop = loop_at(0, Recipe(time="10s", warmup=0.2, lr=0.4), steps=steps)
-        loop.state.clock.spent, loop.state.clock.ahead = spent, ahead
+        loop.state.clock.spent, loop.state.clock.before_first_step = spent, ahead
         return loop
 
     assert [loop_after(spent).state.progress for spent in (6.0, 60.0)] == pytest.approx([0.6, 1.0], abs=0.05)
@@ -301,7 +303,10 @@ def test_what_a_process_computes_as_a_stand_in_counts_for_nothing() -> None:
 def test_pieces_change_nothing_about_mixing_weights_and_teachers(size: int, fields: dict[str, Any]) -> None:
     def found(size: int | None, *, rounded: bool = False) -> dict[str, Tensor]:
         heads = {"distill_token": True, "distill_head": True} if not fields else {}
-        learned = {"imitate": answer if "distillation" in fields else None, "class_weights": torch.linspace(0.5, 2, 7)}
+        learned = {
+            "teacher_logits": answer if "distillation" in fields else None,
+            "class_weights": torch.linspace(0.5, 2, 7),
+        }
         loop = loop_at(0, Recipe(clip_grad=0.0, **fields), **learned, **heads)
         loop.state.pieces.size = size
         with torch.autocast("cpu", torch.bfloat16, enabled=rounded):
@@ -386,7 +391,7 @@ def test_memory_for_not_one_image_or_for_the_optimiser_or_of_one_of_several_proc
         train(small, [BATCH])
     calls.clear()
     with refused("training.memory-short", "--strategy fsdp"):
-        Pieces(lambda _: None, is_sharded=True).each(4, fail)
+        Pieces(lambda _: None, is_sharded=True).run(4, fail)
     assert len(calls) == 1, "a piece in which others take part is not computed again"
 
 
@@ -429,9 +434,9 @@ def test_three_bad_steps_in_a_row_end_the_training_also_over_a_resume() -> None:
 
 def end_epoch(loop: Loop, logits: Tensor, labels: Tensor) -> None:
     """Validation that came out so, and what the loop makes of it."""
-    metrics, outcome = loop.objective.judge(logits, labels)
+    metrics, outcome = loop.objective.validation_figures(logits, labels)
     loop.state.metrics.update(metrics)
-    loop.judge(outcome)
+    loop.restore_if_unusable(outcome)
     loop.state.epoch += 1
 
 
@@ -457,12 +462,12 @@ def test_a_collapse_goes_back_to_the_last_good_epoch_with_a_tenth_of_the_rate() 
     spoil(loop, 0.5)
     loop.begin_epoch()
     end_epoch(loop, COLLAPSED, TRUE)
-    assert state.went_back and unchanged(good, loop) and not state.optimizer.state
+    assert state.was_restored and unchanged(good, loop) and not state.optimizer.state
     assert all(torch.equal(mean[name], own) for name, own in average.state_dict().items())
     assert state.lr == pytest.approx(0.01)
     assert len(lines) == 1 and "after epoch 2" in lines[0]
     loop.begin_epoch()
-    assert not state.went_back
+    assert not state.was_restored
 
 
 def test_a_collapse_in_the_first_epoch_goes_back_to_the_start_and_the_third_ends_the_training() -> None:
@@ -483,13 +488,13 @@ def test_in_warm_up_a_collapse_is_only_watched_and_its_weights_are_nothing_to_go
     loop.start()
     spoil(loop, 0.5)
     end_epoch(loop, COLLAPSED, TRUE)
-    assert not loop.state.went_back
+    assert not loop.state.was_restored
     spoil(resumed, 0.5)
     resumed.state.load_state_dict(loop.state.state_dict())
     resumed.state.step = 6
     resumed.start()
     end_epoch(resumed, COLLAPSED, TRUE)
-    assert resumed.state.went_back and unchanged(start, resumed)
+    assert resumed.state.was_restored and unchanged(start, resumed)
 
 
 def test_weights_that_are_not_finite_are_given_up_whatever_validation_says() -> None:
@@ -498,12 +503,12 @@ def test_weights_that_are_not_finite_are_given_up_whatever_validation_says() -> 
     loop.start()
     spoil(loop, math.inf)
     end_epoch(loop, GOOD, TRUE)
-    assert loop.state.went_back and unchanged(start, loop) and len(lines) == 1
+    assert loop.state.was_restored and unchanged(start, loop) and len(lines) == 1
 
 
 def test_the_seconds_spent_the_pieces_and_the_lowered_rate_are_in_the_checkpoint() -> None:
     loop, later = loop_at(1, Recipe()), loop_at(1, Recipe())
-    loop.state.clock.spent, loop.state.pieces.size, loop.state.guard.lowered = 100.0, 2, 1
+    loop.state.clock.spent, loop.state.pieces.size, loop.state.guard.reductions = 100.0, 2, 1
     checkpoint = loop.state.state_dict()
     later.state.load_state_dict(checkpoint)
     assert later.state.clock.elapsed >= 100.0

@@ -16,7 +16,7 @@ from vitkit.data import Preprocess
 from vitkit.errors import Interrupted
 from vitkit.model import VisionTransformer
 from vitkit.system import reporting_to
-from vitkit.training import Recipe, add_low_rank, fine_tune, load_of_run, merge_low_rank, run
+from vitkit.training import Recipe, add_low_rank, fine_tune, load_run_recipe, merge_low_rank, run
 from vitkit.weights import load
 
 MATRICES = [f"blocks.{i}.{name}.weight" for i in range(3) for name in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")]
@@ -110,7 +110,7 @@ def test_a_run_resumes_to_the_same_weights(finished: Path, data: Path, source: P
 
 @pytest.fixture
 def quick_search(no_reports: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fine_tune, "STEPS", 6)
+    monkeypatch.setattr(fine_tune, "TRIAL_STEPS", 6)
 
 
 @pytest.mark.usefixtures("quick_search")
@@ -122,7 +122,7 @@ def test_short_runs_choose_the_learning_rate_and_it_is_written_down(data: Path, 
     assert [float(lr) for lr in tried] == pytest.approx([1e-5, 3e-5, 1e-4, 3e-4, 1e-3])
     best = min(tried, key=lambda lr: float(tried[lr]))
     assert line.endswith(f"taking {best}")
-    settled = load_of_run(folder / "recipe.toml")
+    settled = load_run_recipe(folder / "recipe.toml")
     assert settled.lr == pytest.approx(float(best)) and not settled.find_lr
     description = json.loads((folder / "model.json").read_text())
     assert description["provenance"]["recipe"]["lr"] == settled.lr
@@ -132,4 +132,4 @@ def test_short_runs_choose_the_learning_rate_and_it_is_written_down(data: Path, 
 @pytest.mark.usefixtures("quick_search")
 def test_a_learning_rate_that_leads_nowhere_is_not_taken(data: Path, source: Path, tmp_path: Path) -> None:
     folder = run.train(recipe(data, source, lr=30.0, find_lr=True, method="full", epochs=1), tmp_path / "run")
-    assert load_of_run(folder / "recipe.toml").lr == pytest.approx(3.0)
+    assert load_run_recipe(folder / "recipe.toml").lr == pytest.approx(3.0)

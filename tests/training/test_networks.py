@@ -118,7 +118,7 @@ def observe(remembered: RunningStatistics, norm: nn.Module, *batches: Tensor) ->
     remembered.begin()
     for batch in batches:
         norm(batch)
-    remembered.finish(sum(map(len, batches)), lambda: torch.tensor(True))
+    remembered.finish(sum(map(len, batches)), torch.tensor(True))
 
 
 def test_a_step_left_out_changes_no_statistics(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,11 +193,11 @@ def test_weights_to_go_back_to_have_their_statistics_and_a_copy_its_own_head() -
     assert copied.head is not model.head
     assert copied.get_parameter("head.weight") is copied.network.fc.weight
     point = SafePoint(model)
-    point.remember()
+    point.store()
     before = {name: own.clone() for name, own in model.state_dict().items()}
     model.train()(torch.randn(4, 3, 32, 32))
     assert not torch.equal(model.state_dict()["network.conv1.1.running_mean"], before["network.conv1.1.running_mean"])
-    point.go_back()
+    point.restore()
     assert all(torch.equal(before[name], own) for name, own in model.state_dict().items())
 
 
@@ -258,7 +258,7 @@ def test_several_processes_remember_the_mean_of_what_each_has_seen_by_its_images
     theirs, counters = parts(other, floating=True), parts(model, floating=False)
     expected = [(6 * a + 2 * b) / 8 for a, b in zip(parts(model, floating=True), theirs, strict=True)]
     remembered._team = Pair()  # type: ignore[assignment]
-    remembered.finish(6, lambda: torch.tensor(True))
+    remembered.finish(6, torch.tensor(True))
     torch.testing.assert_close(parts(model, floating=True), expected)
     assert all(map(torch.equal, counters, parts(model, floating=False)))
 

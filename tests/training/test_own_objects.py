@@ -20,7 +20,7 @@ import vitkit
 from hearing import heard
 from photos import scene
 from refusals import refused
-from vitkit.data import item_of
+from vitkit.data import read_item
 from vitkit.errors import Interrupted
 from vitkit.training import TrainingState, loggers_of
 
@@ -220,9 +220,9 @@ def test_a_dataset_that_fails_later_is_named(tmp_path: Path, how: str, code: str
 def test_other_kinds_of_numbers_and_pictures_are_read_as_files_are(tmp_path: Path) -> None:
     clear = Image.new("RGBA", (16, 16), (10, 0, 0, 0))
     clear.paste((10, 0, 0, 255), (0, 0, 16, 4))
-    seen = np.asarray(item_of([(clear, 0)], 0, "train")[0])  # type: ignore[arg-type]
+    seen = np.asarray(read_item([(clear, 0)], 0, "train")[0])  # type: ignore[arg-type]
     assert seen[4:].min() == 255 and seen[:4].max() == 10, "on white"
-    doubles, label = item_of([(torch.zeros(3, 2, 2, dtype=torch.float64), np.array(1))], 0, "train")  # type: ignore[arg-type]
+    doubles, label = read_item([(torch.zeros(3, 2, 2, dtype=torch.float64), np.array(1))], 0, "train")  # type: ignore[arg-type]
     assert isinstance(doubles, torch.Tensor)
     assert (doubles.dtype, label) == (torch.float32, 1)
 

@@ -19,14 +19,14 @@ from vitkit.training import (
     Pretraining,
     SelfSupervised,
     check_encoder,
-    colours,
     corrupt,
     decoder_config,
+    dequantised_colours,
     network_of,
-    painted,
     parameter_groups,
     patchify,
-    shuffled,
+    quantised_colours,
+    shuffle_patches,
     unpatchify,
 )
 
@@ -126,7 +126,7 @@ def test_mae_has_the_loss_and_gradients_of_transformers(target: Any) -> None:
     assert torch.allclose(ours.task.positions, theirs.decoder.decoder_pos_embed[0], atol=1e-6)
     state = weights_of(theirs)
     ours.load_state_dict(state)
-    loss = theirs(images(), noise=shuffled(KEYS, 16).argsort(dim=1).double()).loss
+    loss = theirs(images(), noise=shuffle_patches(KEYS, 16).argsort(dim=1).double()).loss
     assert_same_loss_and_gradients(ours, theirs, loss)
 
 
@@ -176,7 +176,7 @@ def test_the_loss_is_the_cross_entropy_of_the_colours_of_corrupted_patches() -> 
 
 def test_sixteen_colours_of_a_patch_lie_row_by_row() -> None:
     pixels = torch.rand(2, 3, 16, 24, generator=torch.Generator().manual_seed(2))
-    found = colours(pixels, (8, 8), 4)  # (2, 6, 16)
+    found = quantised_colours(pixels, (8, 8), 4)  # (2, 6, 16)
     assert found.shape == (2, 6, 16)
     by_hand = [
         colour_by_hand(pixels[1], 8 * (p // 3) + 2 * (c // 4), 8 * (p % 3) + 2 * (c % 4), 2)
@@ -185,9 +185,10 @@ def test_sixteen_colours_of_a_patch_lie_row_by_row() -> None:
     ]
     assert found[1].flatten().tolist() == by_hand
     numbers = torch.randint(512, (2, 6, 16), generator=torch.Generator().manual_seed(3))
-    assert torch.equal(colours(painted(numbers, 3, (8, 8), 4, (16, 24)), (8, 8), 4), numbers), "and are painted so"
+    pixels = dequantised_colours(numbers, 3, (8, 8), 4, (16, 24))
+    assert torch.equal(quantised_colours(pixels, (8, 8), 4), numbers), "and are painted so"
     ends = torch.stack([torch.ones(3, 4, 4), torch.zeros(3, 4, 4)])
-    assert colours(ends, (4, 4), 1).flatten().tolist() == [511, 0], "white is the last and black the first"
+    assert quantised_colours(ends, (4, 4), 1).flatten().tolist() == [511, 0], "white is the last and black the first"
     grey = Preprocess(size=(16, 16), mean=(0.5,), std=(0.5,))
     task = MaskedPatchPrediction(config(in_channels=1), Pretraining(objective="masked-patch").resolved(), grey)
     assert task.head.out_features == 8
@@ -206,15 +207,15 @@ def test_patches_go_back_to_their_places(h: int, w: int, p: int, q: int, channel
 @given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=5), st.integers(2, 40))
 @settings(max_examples=40)
 def test_an_order_has_every_patch_once_and_depends_on_the_key_alone(keys: list[int], patches: int) -> None:
-    order = shuffled(torch.tensor(keys), patches)
+    order = shuffle_patches(torch.tensor(keys), patches)
     assert torch.equal(order.sort(dim=1).values, torch.arange(patches).expand(len(keys), -1))
-    alone = torch.cat([shuffled(torch.tensor([key]), patches) for key in keys])
+    alone = torch.cat([shuffle_patches(torch.tensor([key]), patches) for key in keys])
     assert torch.equal(order, alone)
 
 
 def test_every_patch_is_hidden_as_often_as_any_other() -> None:
     keys = torch.from_numpy(np.random.default_rng(0).integers(-(2**31), 2**31, 20_000))
-    hidden = shuffled(keys, 16)[:, 4:].flatten().bincount(minlength=16).double() / 20_000
+    hidden = shuffle_patches(keys, 16)[:, 4:].flatten().bincount(minlength=16).double() / 20_000
     assert hidden.tolist() == pytest.approx([0.75] * 16, abs=0.015)  # five standard deviations
 
 

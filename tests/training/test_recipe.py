@@ -22,12 +22,12 @@ from vitkit.training import (
     PRESETS,
     Recipe,
     bundled,
+    choose_patch_dropout,
     complete,
     config_of,
-    departures,
+    describe_changed_fields,
+    flatten_fields,
     parse_duration,
-    spare_patches,
-    unfold,
 )
 from vitkit.weights import find
 
@@ -86,7 +86,9 @@ RECIPES = st.builds(Recipe, **{name: _values(name, *alternatives(hint)[0]) for n
 def test_a_recipe_survives_toml_which_has_no_key_of_what_is_none(recipe: Recipe, epochs: int) -> None:
     text = recipe.to_toml()
     assert Recipe.of(tomllib.loads(text)) == recipe
-    assert set(unfold(tomllib.loads(text))) == {name for name, own in recipe.to_dict().items() if own is not None}
+    assert set(flatten_fields(tomllib.loads(text))) == {
+        name for name, own in recipe.to_dict().items() if own is not None
+    }
     assert recipe.replace(epochs=epochs) == dataclasses.replace(recipe, epochs=epochs)
     assert type(Recipe.of({"lr": 1}).lr) is float, "a whole number serves where a number is expected"
 
@@ -131,7 +133,7 @@ def test_a_published_recipe_leaves_nothing_to_the_method_the_data_or_the_machine
     paths = tuple(f"{i}.png" for i in range(len(labels)))
     table = ImageTable("t", Path(), ("a", "b"), paths, labels, (None,) * len(labels))
     settled, reasons = complete(Recipe.of(fields), table)
-    settled = spare_patches(settled, fields, config_for(fields["model"], 2))
+    settled = choose_patch_dropout(settled, fields, config_for(fields["model"], 2))
     assert (settled, reasons) == (Recipe.of({"method": "scratch", **fields}), [])
 
 
@@ -168,10 +170,12 @@ def test_a_published_recipe_has_the_values_of_the_original(name: str) -> None:
 def test_flags_go_before_a_published_recipe_and_what_they_change_is_said() -> None:
     recipe = resolved({"data": "photos", "epochs": 2, "patch_dropout": 0.3, "seed": 0}, "flowers-head")
     assert recipe.patch_dropout == 0.3
-    (line,) = departures(recipe)
+    (line,) = describe_changed_fields(recipe)
     assert line == "recipe flowers-head, changed: patch_dropout 0.3 (published: 0.0), epochs 2 (published: 10)"
-    assert departures(Recipe.load("flowers-head")) == departures(Recipe(data="photos")) == []
-    (line,) = departures(resolved({"data": "digits", "model_fields": {"position": "none", "drop_path": 0.0}}))
+    assert describe_changed_fields(Recipe.load("flowers-head")) == describe_changed_fields(Recipe(data="photos")) == []
+    (line,) = describe_changed_fields(
+        resolved({"data": "digits", "model_fields": {"position": "none", "drop_path": 0.0}})
+    )
     assert "drop_path 0.0 (published: 0.1)" in line and "model.position none" in line
 
 

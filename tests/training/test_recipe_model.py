@@ -15,7 +15,7 @@ from vitkit.classifier import Classifier
 from vitkit.data import ImageTable, Preprocess, read_source
 from vitkit.errors import VitkitError
 from vitkit.text.arguments import hints_of
-from vitkit.training import Recipe, blueprint_of, naming, new_classifier, read_sets
+from vitkit.training import Recipe, blueprint_of, new_classifier, parse_set_arguments, prefix_errors
 
 
 @pytest.fixture(scope="module")
@@ -76,14 +76,14 @@ FIELD_MISSING = "training.model-field-missing"
 )
 def test_what_cannot_be_meant_is_refused(model_fields: Any, code: str, named: str) -> None:
     beside = {"model": "a", "dropout": 0.1, "image_size": 32} if code == "training.field-repeated" else {}
-    with refused(code, "mine.toml", named), naming("mine.toml"):
+    with refused(code, "mine.toml", named), prefix_errors("mine.toml"):
         Recipe.of({**beside, "model_fields": model_fields})
 
 
 def test_a_table_that_cannot_be_meant_is_refused() -> None:
     repeated, wrong = {"depth": 2, "layers": 2}, {"name": 3}
     for model, code in ((repeated, "model.option-repeated"), (wrong, "text.value-wrong"), ({}, FIELD_MISSING)):
-        with refused(code, "mine.toml"), naming("mine.toml"):
+        with refused(code, "mine.toml"), prefix_errors("mine.toml"):
             Recipe.of({"model": model})
 
 
@@ -100,8 +100,8 @@ def test_a_flag_is_read_as_its_field() -> None:
     recipe = {"split": (0.5, 0.2, 0.3), "decay_all": True, "fit": None, "step_per": "epoch", "split_seed": 3}
     given = ["split=0.5, 0.2,0.3", "decay_all=true", "fit=none", "step_per=epoch", "split_seed=3"]
     for text, meant in MEANT.items():
-        assert read_sets([f"model.{text}"], {}) == {"model_fields": meant}
-        assert read_sets([*given, f"model.{text}"], hints_of(Recipe)) == {**recipe, "model_fields": meant}
+        assert parse_set_arguments([f"model.{text}"], {}) == {"model_fields": meant}
+        assert parse_set_arguments([*given, f"model.{text}"], hints_of(Recipe)) == {**recipe, "model_fields": meant}
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_flag_is_read_as_its_field() -> None:
 )
 def test_a_flag_that_says_nothing_is_refused(texts: str, code: str, named: str) -> None:
     with refused(code, named):
-        read_sets(texts.split(), hints_of(Recipe))
+        parse_set_arguments(texts.split(), hints_of(Recipe))
 
 
 def test_what_is_typed_of_any_model_is_that_model() -> None:
@@ -129,7 +129,7 @@ def test_what_is_typed_of_any_model_is_that_model() -> None:
         found = dict[str, Any]()
         for field, value in given.items():
             text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value).lower()
-            found |= read_sets([f"model.{field}={text}"], {})["model_fields"]
+            found |= parse_set_arguments([f"model.{field}={text}"], {})["model_fields"]
         assert found == {**given, **{k: tuple(v) for k, v in given.items() if isinstance(v, (list, tuple))}}
 
 
@@ -216,7 +216,7 @@ def test_what_had_to_be_assumed_of_a_file_may_be_said(table: ImageTable, tmp_pat
 
 
 def test_weights_of_a_name_are_refused_unfetched(table: ImageTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitkit.training.defaults.look", lambda *_, **__: pytest.fail("it looks for weights"))
+    monkeypatch.setattr("vitkit.training.defaults.inspect_source", lambda *_, **__: pytest.fail("it looks for weights"))
     recipe = Recipe(data="d", model="vit_tiny_patch16_224", method="full", model_fields={"position": "none"})
     with refused("training.weights-mismatch", "vit_tiny_patch16_224", "position"):
         blueprint_of(recipe, table.classes)

@@ -15,12 +15,12 @@ from vitkit.data import (
     Edit,
     ImageTable,
     add_edits,
+    changes_since_run,
     images_of_run,
-    labels_before_run,
     labels_of,
     move_run,
+    read_changes,
     read_corrected,
-    read_labels_before,
     read_source,
     renaming,
     split_from_file,
@@ -45,7 +45,7 @@ class Work:
         for number, own in enumerate(settled.parts):
             folder = self.root / "runs" / name / (f"fold-{number + 1}" if len(settled.parts) > 1 else "")
             folder.mkdir(parents=True)
-            Inputs.of(own, settled.before, []).write(folder, settled.recipe)
+            Inputs.of(own, settled.seen_before, []).write(folder, settled.recipe)
         return settled.parts[0]
 
     def predict(self, name: str, predicted: dict[str, str]) -> None:
@@ -149,7 +149,7 @@ def test_a_photograph_without_a_persons_label_is_never_tested(work: Work, how: s
         split_of = dict(zip(table.paths, table.splits, strict=True))
         assert {split_of.get(path) for path in paths} <= {"train", None}
         assert any(split_of.get(path) == "train" for path in paths)
-        assert {item.before for item in read_labels_before(file.parent).changed} == {UNLABELLED}
+        assert {item.before for item in read_changes(file.parent).changed} == {UNLABELLED}
 
 
 @pytest.mark.parametrize("way", ["label file", "moved files"])
@@ -165,7 +165,7 @@ def test_a_test_label_that_was_changed_counts_as_it_was(work: Work, way: str) ->
     own = work.begin("second", split_from="first")
     assert before(own) == {one: "red", two: "red"}
     assert {item.by for item in own.earlier.changed} == {"first"}
-    assert read_labels_before(work.root / "runs" / "second") == own.earlier
+    assert read_changes(work.root / "runs" / "second") == own.earlier
 
 
 def test_the_third_round_knows_the_labels_of_the_first(work: Work) -> None:
@@ -258,7 +258,7 @@ def test_what_a_run_keeps_is_found_where_its_photographs_are_now(work: Work) -> 
         (moved / path.parent.name).mkdir(parents=True, exist_ok=True)
         path.rename(moved / path.parent.name / f"{i}.png")
     for place in (moved, None):
-        (item,) = labels_before_run(folder, images_of_run(folder / "split.json", place)).changed
+        (item,) = changes_since_run(folder, images_of_run(folder / "split.json", place)).changed
         assert item.before == "red" and (moved / item.path).is_file()
         move_run(folder / "split.json", moved)
 
@@ -267,7 +267,7 @@ def test_a_damaged_list_of_earlier_labels_and_one_of_earlier_versions_are_refuse
     for content in ('[{"path": 1}]', '{"changed": []}', '{"changed": [], "missing": [{"a": 1}]}'):
         (work.root / "earlier_labels.json").write_text(content)
         with refused("data.run-damaged", "earlier_labels.json"):
-            read_labels_before(work.root)
+            read_changes(work.root)
     work.begin("first")
     (work.root / "runs" / "first" / "proposals.json").write_text("[]")
     with refused("data.run-outdated", "proposals.json"):

@@ -209,7 +209,7 @@ class Crash(BaseException):
 
 def stop_when(monkeypatch: pytest.MonkeyPatch, step: str, epoch: int) -> None:
     """Crash before a step of the epoch's writing down."""
-    home: Any = {"append": Metrics, "_note_best": writer.RunWriter, "save": writer}[step]
+    home: Any = {"append": Metrics, "_update_best": writer.RunWriter, "save": writer}[step]
     original = getattr(home, step)
     calls = Counter[str]()
 
@@ -223,7 +223,7 @@ def stop_when(monkeypatch: pytest.MonkeyPatch, step: str, epoch: int) -> None:
 
 
 @pytest.mark.usefixtures("no_reports")
-@pytest.mark.parametrize(("step", "epoch"), [("append", 1), ("_note_best", 1), ("save", 1), ("append", 0)])
+@pytest.mark.parametrize(("step", "epoch"), [("append", 1), ("_update_best", 1), ("save", 1), ("append", 0)])
 def test_a_crash_between_any_two_steps_of_saving_changes_nothing_after_a_resume(
     finished: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, epoch: int
 ) -> None:

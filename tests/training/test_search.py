@@ -49,7 +49,7 @@ def test_images_of_all_classes_judge_and_not_the_first_batches_of_validation(
 
     The first sixteen validation batches are all of class a, by which the highest rate would be the best.
     """
-    monkeypatch.setattr(search, "STEPS", 8)
+    monkeypatch.setattr(search, "TRIAL_STEPS", 8)
     losses = find(grey(tmp_path, {"train": (16, 0, 0), "val": (33, 33, 33)}, batch_size=2))
     assert losses == sorted(losses)
     assert losses[0] < losses[-1]
@@ -62,7 +62,7 @@ def test_images_of_all_classes_judge_and_not_the_first_batches_of_validation(
 def test_the_model_random_numbers_and_the_order_of_the_data_stay_as_they_were(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "STEPS", 8)
+    monkeypatch.setattr(search, "TRIAL_STEPS", 8)
     data, model = grey(tmp_path, {"train": (5, 5, 5), "val": (2, 2, 2)}, batch_size=4), linear_model()
     order, val = [labels.tolist() for _, labels in data.train_batches(0)], data.val
     before, state = {n: t.clone() for n, t in model.state_dict().items()}, torch.get_rng_state()
@@ -90,7 +90,7 @@ def teacher(data: Path) -> Path:
     return once("search-teacher", lambda place: train(runs.quick(data, epochs=1), place))
 
 
-BESIDE = ("imitate", "class_weights", "sets", "shift")
+BESIDE = ("teacher_logits", "class_weights", "sets", "shift")
 HEADS = {"model": "deit_micro_distilled_patch8_16", "model_fields": runs.SIZE}
 
 
@@ -101,8 +101,8 @@ HEADS = {"model": "deit_micro_distilled_patch8_16", "model_fields": runs.SIZE}
         ({"balance": "sampler", "grad_accum": 2, "batch_size": 1}, None),
         ({"patch_dropout": 0.5, "dropout": 0.3, "drop_path": 0.3, "precision": "bfloat16"}, None),
         ({"layer_decay": 0.5, "clip_grad": 0.05, "optimizer": "sgd", "decay_all": True}, None),
-        ({"teacher": "", "balance": "none", "distillation": "soft", "distill_alpha": 0.5}, {"imitate"}),
-        ({"teacher": "", "balance": "loss", "mixup": 0.5, **HEADS}, {"imitate", "class_weights", "shift"}),
+        ({"teacher": "", "balance": "none", "distillation": "soft", "distill_alpha": 0.5}, {"teacher_logits"}),
+        ({"teacher": "", "balance": "loss", "mixup": 0.5, **HEADS}, {"teacher_logits", "class_weights", "shift"}),
         ({"data": "", "balance": "loss", "cutmix": 1.0, "label_smoothing": 0.2}, {"sets", "class_weights", "shift"}),
         ({"data": "", "balance": "none", **HEADS}, {"sets"}),
     ],
@@ -138,14 +138,14 @@ def test_a_short_run_learns_what_the_run_learns(
 
     monkeypatch.setattr(EpochSums, "add", noted)
     monkeypatch.setattr("vitkit.training.stability.has_collapsed", lambda *outcome: False)
-    monkeypatch.setattr(search, "FACTORS", (1.0,))
-    monkeypatch.setattr(search, "STEPS", 10)
+    monkeypatch.setattr(search, "LR_FACTORS", (1.0,))
+    monkeypatch.setattr(search, "TRIAL_STEPS", 10)
     monkeypatch.setattr(search, "find_lr", spied)
-    shape = {"epochs": 1, "batch_size": 2, "warmup": search.WARMUP / search.STEPS, "schedule": "constant"}
+    shape = {"epochs": 1, "batch_size": 2, "warmup": search.WARMUP_STEPS / search.TRIAL_STEPS, "schedule": "constant"}
     recipe = Recipe.of(runs.quick_fields(find_lr=True, lr=1e-3, keep="last", **{**shape, **own}), "the test")
     folder = train(recipe, tmp_path / "run")
     half = len(losses) // 2
-    assert len(losses) == 2 * half >= 2 * search.STEPS
+    assert len(losses) == 2 * half >= 2 * search.TRIAL_STEPS
     assert losses[0] == losses[half], "the first step"
     assert losses[:half] == losses[half:], "and all others"
     (found,) = tried[0].values()

@@ -50,7 +50,7 @@ def test_the_figures_of_the_run_are_those_of_the_saved_model(finished: Path) -> 
     assert numbers.pop("seen") == {"images": 0, "trained_on": 0, "chosen_by": 0, "paths": []}
     chances = [float(row["chance"]) for row in doubted(finished)]
     listed = numbers.pop("label_errors")
-    assert listed == {"listed": len(chances), "expected_by_chance": pytest.approx(sum(chances), abs=1e-4)}
+    assert listed == {"listed": len(chances), "expected_correct_labels": pytest.approx(sum(chances), abs=1e-4)}
     assert "the run had 3" in numbers.pop("promises")["accuracy"][0]["refused"]
     assert numbers.pop("headline")["value"] == outcome.accuracy
     assert numbers.pop("unknown")["validation_images"] == 3
@@ -79,7 +79,7 @@ def test_a_run_from_nothing_doubts_held_out_labels_alone(finished: Path) -> None
 def run_of(folder: Path, recipe: Recipe, table: ImageTable) -> Run:
     run = Run(recipe)
     run.recipe, run.inputs = recipe, Inputs(table, "", {}, {})
-    run.enter(folder)
+    run.set_folder(folder)
     return run
 
 

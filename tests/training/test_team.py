@@ -23,7 +23,7 @@ from once import once
 from refusals import refused
 from vitkit.classifier import Classifier
 from vitkit.data import Augment, ImageData, ImageTable, Preprocess
-from vitkit.training import ALONE, ProcessGroup, Recipe, assemble, check_team, read_metrics
+from vitkit.training import ALONE, ProcessGroup, Recipe, check_team, form_process_group, read_metrics
 
 BIN = Path(sys.executable).parent
 PLAIN = ("--optimizer", "sgd", "--lr", "0.01", "--drop-path", "0", "--epochs", "1")
@@ -185,7 +185,7 @@ def test_a_process_parts_from_the_others_before_its_interpreter_ends(monkeypatch
     farewells: list[Callable[[], None]] = []
     monkeypatch.setattr("lightning_fabric.Fabric", Launcher)
     monkeypatch.setattr("atexit.register", farewells.append)
-    team = assemble(2, 1)
+    team = form_process_group(2, 1)
     assert team.gather("a") == ["a"]
     (farewell,) = farewells
     farewell()
@@ -231,7 +231,7 @@ def test_validation_images_are_put_together_in_order_and_once(val: int, size: in
     every = [images(3, val, 4, rank, size) for rank in range(size)]
     shares = [torch.tensor(list(data._val_loader.sampler), dtype=torch.float64) for data in every]
     assert all(len(share) for share in shares), "a process without images would not come to the meeting"
-    assert every[0].put_together(shares).tolist() == list(range(val))
+    assert every[0].combine_shares(shares).tolist() == list(range(val))
 
 
 def test_the_others_are_told_if_the_first_process_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +261,7 @@ def test_other_numbers_than_were_started_are_refused(
     for name, value in started.items():
         monkeypatch.setenv(name, str(value))
     with refused("training.processes-mismatch", named):
-        assemble(devices, nodes)
+        form_process_group(devices, nodes)
 
 
 @pytest.mark.parametrize(

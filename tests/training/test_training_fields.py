@@ -28,9 +28,9 @@ from vitkit.weights import load
 
 def test_one_that_went_back_resumes_alike(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second epoch is taken for a collapse, before the run is interrupted in the third."""
-    original, calls = StabilityGuard.judge, list[int]()
+    original, calls = StabilityGuard.accepts, list[int]()
 
-    def judge(guard: StabilityGuard, outcome: Any) -> bool:
+    def accepts(guard: StabilityGuard, outcome: Any) -> bool:
         good = original(guard, outcome)
         calls.append(1)
         return good and len(calls) != 2
@@ -39,7 +39,7 @@ def test_one_that_went_back_resumes_alike(data: Path, tmp_path: Path, monkeypatc
         if what.startswith("epoch 3/") and done == 2:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(StabilityGuard, "judge", judge)
+    monkeypatch.setattr(StabilityGuard, "accepts", accepts)
     whole, said = train(runs.quick(data), tmp_path / "whole")
     assert said.count("restored earlier weights") == 1
     calls.clear()

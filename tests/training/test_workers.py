@@ -14,8 +14,8 @@ import runs
 import tiny
 import warm
 from refusals import refused
-from vitkit.data import EvaluationImages, Preprocess, read_source, tell_lost_workers_once
-from vitkit.data.loading import check_guard
+from vitkit.data import EvaluationImages, Preprocess, read_source, report_lost_workers_once
+from vitkit.data.loading import check_main_guard
 from vitkit.system import reporting_to
 from vitkit.training import Recipe, features, run
 from vitkit.training import start as setup
@@ -73,7 +73,7 @@ def test_a_script_with_a_guard_and_one_that_forks_may_start_processes(
         script.write_text(f"{text}print()\n")
         monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__=str(script)))
         monkeypatch.setattr("multiprocessing.get_start_method", lambda method=method: method)
-        check_guard()
+        check_main_guard()
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_of_processes_that_die_together_the_program_is_told_once_and_an_ordinary
 
     before = signal.signal(signal.SIGCHLD, tell)
     try:
-        tell_lost_workers_once()
+        report_lost_workers_once()
         for _ in range(2):  # processes that end as they should
             signal.raise_signal(signal.SIGCHLD)
         assert len(ended) == 2
@@ -144,6 +144,6 @@ def test_of_processes_that_die_together_the_program_is_told_once_and_an_ordinary
             with pytest.raises(RuntimeError, match="pid 7"):
                 signal.raise_signal(signal.SIGCHLD)
             signal.raise_signal(signal.SIGCHLD)  # in the midst of what is told of the first
-            tell_lost_workers_once()  # the next training
+            report_lost_workers_once()  # the next training
     finally:
         signal.signal(signal.SIGCHLD, before)

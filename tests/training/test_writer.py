@@ -89,14 +89,14 @@ def test_keep_every_keeps_each_epoch_once_and_the_best_as_the_model(tmp_path: Pa
 
 def test_while_every_epoch_diverges_nothing_is_kept(tmp_path: Path) -> None:
     story = Story(tmp_path).tell([{"val_loss": float("inf"), "val_acc": 0.5}] * 2)
-    assert not story.writer.has_kept
+    assert not story.writer.has_saved_model
     assert not (tmp_path / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize("keep", ["best", "last", "every"])
 def test_weights_that_were_given_up_are_not_kept(tmp_path: Path, keep: str) -> None:
     story = Story(tmp_path, keep=keep).tell(DISAGREEING[:1])
-    story.state.went_back = True
+    story.state.was_restored = True
     story.tell([{"val_loss": 0.1, "val_acc": 0.9}])
     assert kept_in(tmp_path) == 0
     assert len(list((tmp_path / "checkpoints").glob("epoch-*"))) == (1 if keep == "every" else 0)

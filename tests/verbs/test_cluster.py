@@ -24,7 +24,7 @@ from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.inference.prediction import ENCODING
-from vitkit.verbs.cluster import _choose, _Job, _share, _Worker, parquet_folder, write_by_ray
+from vitkit.verbs.cluster import _choose_computation, _divide_resources, _Job, _Worker, parquet_folder, write_by_ray
 
 EXACT = package.Compute(backend="eager", precision="float32")
 SQUARES = pyarrow.schema({"path": pyarrow.string(), "square": pyarrow.int64()})
@@ -63,7 +63,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def write_here(start: Any, paths: Any, schema: Any, folder: Path, compute: Any) -> Any:
     """What `write_by_ray` does, as one worker after another in this process, which get their job as bytes."""
     sent = cloudpickle.dumps(_Job(start, str(Path.cwd()), 1, schema))
-    computation = _choose(cloudpickle.loads(sent))
+    computation = _choose_computation(cloudpickle.loads(sent))
     worker = _Worker(cloudpickle.loads(sent), computation)
     for i in range(0, len(paths), 5):
         block = pyarrow.table({"path": [path.encode(*ENCODING) for path in paths[i : i + 5]]})
@@ -186,7 +186,7 @@ def test_ray_and_a_model_that_other_machines_can_open_are_needed(here: Path, mon
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 4)), min_size=1, max_size=4), st.integers(1, 30))
 def test_the_workers_fit_the_cluster_and_leave_cores_for_writing(nodes: list[tuple[int, int]], workers: int) -> None:
     alive = [{"Alive": True, "Resources": {"CPU": cpus, "GPU": gpus}} for cpus, gpus in nodes]
-    count, resources, cores = _share(alive, workers, uses_gpus=True)
+    count, resources, cores = _divide_resources(alive, workers, uses_gpus=True)
     cpus, gpus = (sum(of_node) for of_node in zip(*nodes, strict=True))
     assert count == workers and 1 <= cores <= max(1, cpus // workers)
     ((name, share),) = resources.items()
@@ -195,5 +195,5 @@ def test_the_workers_fit_the_cluster_and_leave_cores_for_writing(nodes: list[tup
     assert share <= 1 and parts * workers <= 10_000 * (gpus or cpus / 2)
     dead = {"Alive": False, "Resources": {"CPU": 16, "GPU": 2}}
     by_machines = (gpus or len(nodes), gpus > 0)
-    found, kind, _ = _share([*alive, dead], None, uses_gpus=True)
+    found, kind, _ = _divide_resources([*alive, dead], None, uses_gpus=True)
     assert (found, "num_gpus" in kind) == by_machines

@@ -223,7 +223,7 @@ def test_anatomy_with_images_has_every_figure_of_some_of_many(
         save(noise(30, 20, seed=9 + i), photographs / "one" / f"more{i}.png")
     (photographs / "broken.png").unlink()
     out, before = model.parent / "out", fingerprint(photographs)
-    monkeypatch.setattr("vitkit.verbs.anatomy._MOST_IMAGES", 4)
+    monkeypatch.setattr("vitkit.verbs.anatomy._MAX_IMAGES", 4)
     outcome = command("explain", model, photographs, "--anatomy", "-o", out)
     assert outcome.code == 0
     assert "4 images of 5, evenly spread" in outcome.out

@@ -55,7 +55,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     logits = rng.normal(size=(400, 7)) * 2
     p = (np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)).astype(np.float32)
     labels = (rng.random((400, 1)) > p.cumsum(axis=1)).sum(axis=1).clip(max=6)
-    classifier.trust = Trust(HeldOut.of(p, labels, ("temperature by log loss",))).to_bytes()
+    classifier.trust = Trust(HeldOut.from_probabilities(p, labels, ("temperature by log loss",))).to_bytes()
     classifier.save(root / "model")
     return root / "model", root / "photos"
 

@@ -14,7 +14,7 @@ from refusals import refused
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
-from vitkit.verbs.inputs import of_shard
+from vitkit.verbs.inputs import select_shard
 
 EXACT = package.Compute(backend="eager", precision="float32")
 
@@ -33,7 +33,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @given(st.integers(1, 50), st.data())
 def test_parts_are_all_items_in_their_order(images: int, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, images))
-    parts = [of_shard(range(images), f"{number}/{count}") for number in range(1, count + 1)]
+    parts = [select_shard(range(images), f"{number}/{count}") for number in range(1, count + 1)]
     assert [item for part in parts for item in part] == list(range(images))
     assert {len(part) for part in parts} <= {images // count, images // count + 1}
 
@@ -41,7 +41,7 @@ def test_parts_are_all_items_in_their_order(images: int, data: st.DataObject) ->
 @pytest.mark.parametrize("text", ["0/3", "4/3", "1/0", "1", "a/b", "-1/3", "1/3/5", "", "1/2\n"])
 def test_what_is_no_part(text: str) -> None:
     with refused("verbs.option-invalid", "--shard"):
-        of_shard(range(9), text)
+        select_shard(range(9), text)
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])

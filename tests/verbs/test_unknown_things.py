@@ -100,7 +100,7 @@ def test_values_agree_between_files_json_and_python(vitkit: Any, made: tuple[Pat
     classifier = load(model)
     unknown = classifier.unknown
     pixels = np.stack([np.asarray(classifier.read(row.path)) for row in rows])
-    assert [row.familiar for row in rows] == pytest.approx(unknown.of(classifier.seeing()(pixels).features))
+    assert [row.familiar for row in rows] == pytest.approx(unknown.p_values(classifier.seeing()(pixels).features))
     called = [row.is_unknown for row in rows]
     assert called == [row.familiar is not None and row.familiar <= LEVEL for row in rows] and any(called)
     assert [row.label for row in rows] == ["?" if row.is_unknown else row.name for row in rows]

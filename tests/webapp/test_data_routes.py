@@ -186,10 +186,10 @@ def test_thumbnails_are_made_once_and_anew_for_another_picture(
     first = own.get(address)
     assert first.headers["content-type"] == "image/jpeg"
     assert Image.open(io.BytesIO(first.content)).size == (16, 16)
-    shrunk = thumbnails._shrunk
-    monkeypatch.setattr(thumbnails, "_shrunk", lambda *_: pytest.fail("it is made a second time"))
+    shrunk = thumbnails._shrink
+    monkeypatch.setattr(thumbnails, "_shrink", lambda *_: pytest.fail("it is made a second time"))
     assert own.get(address).content == first.content
-    monkeypatch.setattr(thumbnails, "_shrunk", shrunk)
+    monkeypatch.setattr(thumbnails, "_shrink", shrunk)
     Image.new("RGB", (500, 100), "green").save(tmp_path / "own" / "blue" / "img4.png")
     assert Image.open(io.BytesIO(own.get(address).content)).size == (256, 51)
 

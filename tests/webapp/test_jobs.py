@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from refusals import refused
-from vitkit.system import exclusive, is_held
+from vitkit.system import exclusive, is_locked
 from vitkit.webapp import Job, Jobs, work
 from vitkit.webapp import jobs as module
 
@@ -71,7 +71,7 @@ def test_one_after_the_other_in_the_order_in_which_they_were_asked_for(jobs: Job
     ]
     assert set(states(jobs).values()) == {"done"}
     assert [job.code for job in jobs.all()] == [0, 0, 0]
-    assert not jobs.is_worked_on
+    assert not jobs.has_runner
 
 
 def test_a_training_whose_log_cannot_be_written_holds_up_no_other(jobs: Jobs) -> None:
@@ -83,7 +83,7 @@ def test_a_training_whose_log_cannot_be_written_holds_up_no_other(jobs: Jobs) ->
     thread.join(60)
     assert not thread.is_alive()
     assert states(jobs) == {"a-1": "failed", "a-2": "done"}
-    assert "pipe or a device" in jobs.why_failed(first)
+    assert "pipe or a device" in jobs.last_error(first)
 
 
 def test_of_two_runners_one_works(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +93,7 @@ def test_of_two_runners_one_works(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -
     for thread in threads:
         thread.start()
     until(lambda: states(jobs)["a-1"] == "running")
-    assert jobs.is_worked_on
+    assert jobs.has_runner
     for thread in threads:
         thread.join()
     assert (jobs.runs / "order.txt").read_text().split() == ["begin", "a-1", "end", "a-1"]
@@ -102,20 +102,20 @@ def test_of_two_runners_one_works(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -
 def test_a_runner_is_started_with_a_job_or_where_there_is_none(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[int] = []
     monkeypatch.setattr(Jobs, "_start_runner", lambda self: started.append(1))
-    jobs.start_waiting()
+    jobs.start_runner_if_needed()
     assert not started  # there is nothing to do
     jobs.add("a-1", ("0.5",), {})
-    jobs.start_waiting()
+    jobs.start_runner_if_needed()
     assert len(started) == 2
     thread = threading.Thread(target=work, args=(jobs.runs,))
     thread.start()
-    until(lambda: jobs.is_worked_on)
+    until(lambda: jobs.has_runner)
     jobs.add("a-2", ("0",), {})
     for _ in range(20):  # as a page asks, each second
-        jobs.start_waiting()
+        jobs.start_runner_if_needed()
     assert len(started) == 3
     thread.join()
-    jobs.start_waiting()
+    jobs.start_runner_if_needed()
     assert len(started) == 3
 
 
@@ -126,7 +126,7 @@ def test_a_training_that_is_stopped_can_be_gone_on_with_and_a_waiting_one_is_tak
     thread.start()
     until(lambda: (jobs.runs / "a-1" / "checkpoints" / "last.ckpt").exists())
     assert states(jobs) == {"a-1": "running", "a-2": "queued"}
-    assert is_held(jobs.runs / "a-1")
+    assert is_locked(jobs.runs / "a-1")
     jobs.stop("a-2")
     jobs.stop("a-1")
     thread.join(20)
@@ -149,10 +149,10 @@ def test_a_killed_runner_takes_no_training_with_it_and_the_next_waits_for_that(j
         "jobs.work(runs)\n"
     )
     runner = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
-    until(lambda: is_held(jobs.runs / "a-1"))
+    until(lambda: is_locked(jobs.runs / "a-1"))
     os.killpg(runner.pid, signal.SIGKILL)
     runner.wait()
-    assert not jobs.is_worked_on
+    assert not jobs.has_runner
     assert states(jobs) == {"a-1": "running", "a-2": "queued"}
     work(jobs.runs)  # the next one
     assert (jobs.runs / "order.txt").read_text().split() == ["begin", "a-1", "end", "a-1", "begin", "a-2", "end", "a-2"]
@@ -187,7 +187,7 @@ def test_a_training_that_fails_says_why_and_can_be_forgotten(jobs: Jobs, monkeyp
     job = jobs.add("a-1", ("0",), {})
     work(jobs.runs)
     assert states(jobs) == {"a-1": "failed"}
-    assert jobs.why_failed(job) == "there is no such thing"
+    assert jobs.last_error(job) == "there is no such thing"
     jobs.forget("a-1")
     assert states(jobs) == {}
     assert not list(jobs.folder.iterdir())

@@ -18,7 +18,7 @@ from tiny import build, some
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess, read_source, split_to_dict
 from vitkit.exporting import load_exported
-from vitkit.serving import Guard, rules_of
+from vitkit.serving import Guard, rules_for_host
 from vitkit.webapp import Workspace, create_app, open_workspace
 
 __all__ = ["browser"]
@@ -181,7 +181,7 @@ def test_the_card_says_what_is_known_and_acts_on_no_name(client: TestClient, pla
 
 @pytest.fixture(scope="module")
 def address(place: Workspace) -> Iterator[str]:
-    with served(Guard(create_app(place), rules_of("127.0.0.1", None))) as url:
+    with served(Guard(create_app(place), rules_for_host("127.0.0.1", None))) as url:
         yield url
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from browser import browser, watched
-from vitkit.system import is_held
+from vitkit.system import is_locked
 from vitkit.webapp import Jobs
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def test_from_photographs_to_a_classifier_without_a_terminal(server: Server, bro
         page.goto(server.address)
         label_all(page, wrong)
         train(page, "garden-1")
-        until(lambda: is_held(run))
+        until(lambda: is_locked(run))
     server.kill()  # the tab is closed, the server is gone
     assert not is_listening(server.port)
     until(lambda: jobs.state("garden-1", jobs.last()["garden-1"]) == "done")

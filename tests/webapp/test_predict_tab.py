@@ -81,7 +81,7 @@ def test_a_folder_is_predicted_corrected_and_saved_as_predict_does(
 ) -> None:
     """By the command itself."""
     monkeypatch.setattr("vitkit.webapp.predict.run_vitkit", likeness.run_vitkit)
-    monkeypatch.setattr(likeness, "python", warm.starting())
+    monkeypatch.setattr(likeness, "python_command", warm.starting())
     told = predicted(client, "new")
     rows = {path: (ranking, error) for path, ranking, error, _ in told["rows"]}
     assert set(rows) == {"=1+1.png", "broken.png", *(f"x/x_{i}.png" for i in range(3))}
@@ -201,7 +201,7 @@ def test_no_half_joined_folder_is_shown(client: TestClient, place: Workspace, mo
     shown: list[tuple[str, int | None]] = []
 
     def written(file: Path, edits: list[Edit]) -> None:
-        both = [*offers.offered(place.runs, place.photographs), *offers.sent_folders(place.runs)]
+        both = [*offers.offered(place.runs, place.photographs), *offers.upload_folders(place.runs)]
         shown.extend((own.title, own.images) for own in both)
         add_edits(file, edits)
 

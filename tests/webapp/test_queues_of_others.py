@@ -188,4 +188,4 @@ def test_a_job_that_is_not_run_says_why(place: Workspace, monkeypatch: pytest.Mo
     own = jobs.add("photos-1", ("train", "--help"), {})
     work(place.runs)
     (ended,) = jobs.all()
-    assert (ended.code, jobs.state("photos-1", ended)) == (2, "failed") and jobs.why_failed(own)
+    assert (ended.code, jobs.state("photos-1", ended)) == (2, "failed") and jobs.last_error(own)

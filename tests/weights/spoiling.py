@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.weights import StoredTensor
-from vitkit.weights.loading import LoadPlan, look
+from vitkit.weights.loading import LoadPlan, inspect_source
 
 
 class Spoilt:
     """A file or folder with weights, of which one tensor may be missing or have another shape."""
 
     def __init__(self, path: Path) -> None:
-        self.source = look(path)
+        self.source = inspect_source(path)
         assert self.source.checkpoint is not None
         self.tensors = dict(self.source.checkpoint.tensors)
 

@@ -264,7 +264,7 @@ def test_pixels_that_no_patch_reads_are_told(tmp_path: Path) -> None:
         theirs = timm.create_model("vit_so400m_patch14_siglip_384")
     found = inspect(folder_of(theirs, "vit_so400m_patch14_siglip_384", tmp_path))
     assert found.config.image_size == (378, 378)
-    assert found.report.assumed["image_size"].startswith("378x378, photographs are resized to that: of 384x384 pixels")
+    assert found.report.assumed["image_size"].startswith("378x378, to which photographs are resized")
 
 
 @pytest.mark.parametrize("name", some(dict.fromkeys(tag.partition(".")[0] for tag in TAGS), FEW))

@@ -144,7 +144,7 @@ def options(name: str) -> dict[str, Any]:
 def understand(tensors: dict[str, StoredTensor], name: str) -> SourceWeights:
     whole = dataclasses.replace(checkpoint(name), tensors=tensors)
     given = {} if name in HF else options(name)
-    return read_foreign(whole, None, given, allow_partial=False, image_size=None, grid=None, patch_size=None)
+    return read_foreign(whole, None, given, allow_partial=False, image_size=None, grid=None)
 
 
 def of_shape(*shape: int) -> StoredTensor:

@@ -23,7 +23,7 @@ from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.model import VisionTransformer, config_for
 from vitkit.weights import load, shapes_between, shapes_of, write
-from vitkit.weights.formats.timm import described_pixels, pixels_of_pretrained
+from vitkit.weights.formats.timm import preprocess_from_config, preprocess_from_pretrained
 
 SQUARE = {"image_size": (16, 16)}
 DINO = {"layer_scale": 0.1, "pool": "token+gap", "mlp_size": 64}
@@ -249,8 +249,8 @@ def test_pixels_come_back_or_are_refused(tmp_path: Path, fit: Any, to: str) -> N
 def test_a_description_without_numbers_is_refused() -> None:
     for numbers in (0.5, "0.5", [], [None], {}):
         with refused("weights.description-invalid", "mean"):
-            described_pixels({"pretrained_cfg": {"mean": numbers, "std": [0.5] * 3}})
-    assert described_pixels({"pretrained_cfg": {"mean": None, "label_names": ["a", "b"]}}) is None
+            preprocess_from_config({"pretrained_cfg": {"mean": numbers, "std": [0.5] * 3}})
+    assert preprocess_from_config({"pretrained_cfg": {"mean": None, "label_names": ["a", "b"]}}) is None
 
 
 def test_a_transform_that_is_not_supported_is_named_before_the_first_picture() -> None:
@@ -261,7 +261,7 @@ def test_a_transform_that_is_not_supported_is_named_before_the_first_picture() -
         ("interpolation", ["box"]),
     ):
         described = {"mean": [0.5] * 3, "std": [0.2] * 3, name: value}
-        preprocess = Preprocess(size=(32, 32), **pixels_of_pretrained(described))
+        preprocess = Preprocess(size=(32, 32), **preprocess_from_pretrained(described))
         with refused("data.preprocess-unknown", name):
             preprocess(Image.new("RGB", (40, 40)))
 
@@ -275,11 +275,11 @@ def test_a_transform_that_is_not_supported_is_named_before_the_first_picture() -
 )
 def test_pictures_are_prepared_as_timm_does(shape: tuple[int, int], mode: str, share: float) -> None:
     described = {"crop_mode": mode, "crop_pct": share, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.2] * 3}
-    preprocess = Preprocess(size=(32, 32), **pixels_of_pretrained(described))
+    preprocess = Preprocess(size=(32, 32), **preprocess_from_pretrained(described))
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8))
     theirs = timm.data.create_transform(input_size=(3, 32, 32), is_training=False, **described)
     np.testing.assert_allclose(preprocess(picture), theirs(picture).numpy(), atol=1e-6)
-    assert "border" in Preprocess(size=(32, 32), **pixels_of_pretrained(described | BORDER)).unknown
+    assert "border" in Preprocess(size=(32, 32), **preprocess_from_pretrained(described | BORDER)).unknown
 
 
 @pytest.mark.parametrize("missing", ["mean", "std", "interpolation", "crop_pct", "crop_mode"])

@@ -177,8 +177,7 @@ def test_a_folder_is_kept_if_what_was_written_cannot_be_read_back(tmp_path: Path
     vitkit.convert(tmp_path / "model", tmp_path / "out", to="hf")
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     real = described.processor
-    module = "vitkit.weights.formats.huggingface"
-    monkeypatch.setattr(f"{module}.processor", lambda preprocess: {**real(preprocess), "resample": 9})
+    monkeypatch.setattr(described, "processor", lambda preprocess: {**real(preprocess), "resample": 9})
     for name in ("out", "new"):
         with refused(UNSUPPORTED, "nothing was written"):
             vitkit.convert(tmp_path / "model", tmp_path / name, to="hf", force=True)
@@ -265,4 +264,4 @@ def test_pictures_of_another_size_are_named_or_positions_resized(tmp_path: Path)
     assert any("makes pictures of (40, 48)" in note for note in vitkit.load(tmp_path / "ViT").report.notes)
     assert vitkit.load(tmp_path / "Dinov2").model.config.image_size == (40, 48)
     rewritten(tmp_path / "ViT" / "preprocessor_config.json", size={"shortest_edge": 32})
-    assert any("only the square in their middle" in note for note in vitkit.load(tmp_path / "ViT").report.notes)
+    assert any("only its middle square is used" in note for note in vitkit.load(tmp_path / "ViT").report.notes)

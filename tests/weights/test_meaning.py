@@ -20,12 +20,12 @@ from vitkit.weights import (
     CATALOG,
     Use,
     cache_path,
+    choose_weights,
     create_model,
     find,
     inspect,
     load,
-    meaning_of,
-    tags,
+    timm_names,
     weights_for,
     write,
 )
@@ -156,7 +156,7 @@ def test_what_is_not_published_is_refused_with_what_is(name: str, use: Use, code
 def test_what_exists_on_disk_is_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / NAME).mkdir()
-    assert meaning_of(NAME, "answers") is None
+    assert choose_weights(NAME, "answers") is None
     with refused("weights.tensors-absent"):
         inspect(NAME)
 
@@ -166,4 +166,4 @@ def test_the_list_says_whose_pixels_are_others(capsys: pytest.CaptureFixture[str
     printed = capsys.readouterr().out.splitlines()
     column = printed[0].index("timm's")
     found = Counter(line[column : column + 6].strip() for line in printed[1:-1])
-    assert found == {"": 65, "same": 8 + len(tags()), "other": 56}
+    assert found == {"": 65, "same": 8 + len(timm_names()), "other": 56}

@@ -140,7 +140,7 @@ def test_answers_are_timms(tmp_path: Path, name: str) -> None:
             assert largest_difference(read, reference.forward_head(features, pre_logits=True)) <= 1e-5
     if name in ROTARY:
         assert bare.report.format.startswith("timm (")
-        assert "because" in bare.report.assumed["rotary"] and "if wrong: rotary" in bare.report.assumed["rotary"]
+        assert ", as in " in bare.report.assumed["rotary"] and "if wrong: rotary" in bare.report.assumed["rotary"]
 
 
 @pytest.mark.parametrize("name", some(ROTARY, QUICK))

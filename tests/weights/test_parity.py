@@ -393,7 +393,7 @@ def huge(library: str) -> Checkpoint:
 
 @pytest.mark.parametrize("library", ["timm", "torchvision", "transformers", "transformers without config.json"])
 def test_huge_has_sixteen_heads(library: str) -> None:
-    origin = read_foreign(huge(library), None, {}, allow_partial=False, image_size=None, grid=None, patch_size=None)
+    origin = read_foreign(huge(library), None, {}, allow_partial=False, image_size=None, grid=None)
     assert (origin.config.heads, origin.config.layers, origin.config.patch_size) == (16, 32, (14, 14))
     assert "heads" not in origin.assumed
 
@@ -473,12 +473,11 @@ def test_pixels_are_those_that_torchvision_publishes(published: str) -> None:
     name = published.split("_Weights")[0].lower()
     with torch.device("meta"):
         state = vision_transformer.__dict__[name](image_size=transforms.crop_size[0]).state_dict()
-    given: dict[str, Any] = {"image_size": None, "grid": None, "patch_size": None}
-    origin = read_foreign(shapes_alone(state), None, {}, allow_partial=False, **given)
+    origin = read_foreign(shapes_alone(state), None, {}, allow_partial=False, image_size=None, grid=None)
     assert "preprocess" in origin.assumed
     if published in ("ViT_B_16_Weights.IMAGENET1K_SWAG_LINEAR_V1", "ViT_L_16_Weights.IMAGENET1K_SWAG_LINEAR_V1"):
         return  # the same shapes as others with other pixels: that it is assumed has been said
-    preprocess = Preprocess(size=origin.config.image_size, **origin.pixels)
+    preprocess = Preprocess(size=origin.config.image_size, **origin.preprocess)
     assert preprocess.size == (transforms.crop_size[0],) * 2
     assert preprocess.before_crop == (transforms.resize_size[0],) * 2
     assert preprocess.interpolation == transforms.interpolation.value

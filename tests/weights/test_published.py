@@ -28,12 +28,12 @@ from vitkit.weights import (
     facts_of,
     find,
     find_published,
+    find_timm,
     inspect,
     load,
     names,
-    tagged,
-    tags,
     tags_of,
+    timm_names,
     weights_for,
 )
 from vitkit.weights import download as hub
@@ -56,13 +56,13 @@ def test_every_tag_of_timm_is_known() -> None:
     theirs = {tag for module in MODULES for tag in timm.list_models(module=module, pretrained=True, include_tags=True)}
     assert len(theirs) == 463
     assert theirs - set(names()) == set()
-    assert set(tags()) == theirs - set(CATALOG)
+    assert set(timm_names()) == theirs - set(CATALOG)
     assert len(names()) == len(set(names())) == len(rows())
 
 
 def test_what_only_timm_computes_is_refused_before_it_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "fetch_hub", None)
-    unknown = [name for name in tags() if re.match("vit_(dwee|dlittle|pwee|dpwee)_", name)]
+    unknown = [name for name in timm_names() if re.match("vit_(dwee|dlittle|pwee|dpwee)_", name)]
     assert len(unknown) == 6
     for name in unknown:
         with refused("weights.name-unknown", f"timm:{name}"):
@@ -71,7 +71,7 @@ def test_what_only_timm_computes_is_refused_before_it_is_fetched(monkeypatch: py
 
 @pytest.fixture(scope="module")
 def entries() -> dict[str, Any]:
-    return {name: tagged(name) for name in tags()}
+    return {name: find_timm(name) for name in timm_names()}
 
 
 def test_an_entry_says_what_timm_says(entries: dict[str, Any]) -> None:
@@ -92,7 +92,7 @@ def test_an_entry_says_what_timm_says(entries: dict[str, Any]) -> None:
 def test_pictures_are_those_of_timms_transforms_to_the_bit() -> None:
     rng = np.random.default_rng(0)
     picture = Image.fromarray(rng.integers(0, 256, (180, 333, 3), dtype=np.uint8))
-    every = {name: tagged(name) or CATALOG[name] for name in names()}
+    every = {name: find_timm(name) or CATALOG[name] for name in names()}
     kinds = {str(entry.timm): (name, entry.timm) for name, entry in every.items() if entry.timm is not None}
     assert len(kinds) > 50
     for name, preprocess in kinds.values():
@@ -146,7 +146,7 @@ def test_the_table_is_what_its_program_writes(monkeypatch: pytest.MonkeyPatch) -
 
     by_name = {row["name"]: row for row in rows()}
     assert tuple(rows()[0]) == COLUMNS
-    for name in tags():
+    for name in timm_names():
         assert {column: str(value) for column, value in catalog.row_of_tag(name).items()} == by_name[name]
     for entry in CATALOG.values():
         assert {column: str(value) for column, value in catalog.row_of_entry(entry).items()} == by_name[entry.name]

@@ -18,7 +18,7 @@ from vitkit.errors import VitkitError, first_line, is_memory_short
 from vitkit.exporting.formats import TORCHSCRIPT
 
 _BROKEN_PIPE = 128 + 13  # the exit code if the reader of the output has closed the pipe (SIGPIPE)
-_LONGEST = 2000  # characters of an error message
+_MAX_LENGTH = 2000  # characters of an error message
 # Flags of timm and of other common training scripts, with advice on the equivalent flags of vitkit.
 SCRIPT_FLAGS = {
     "--data": "name the data first, as in `vitkit train flowers/`",
@@ -103,8 +103,8 @@ class _Command(TyperCommand):
         return parsed
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        arguments = [each for each in self.get_params(ctx) if not isinstance(each, TyperOption)]
-        names = [str(each.metavar) if each.required else f"[{each.metavar}]" for each in arguments]
+        arguments = [parameter for parameter in self.get_params(ctx) if not isinstance(parameter, TyperOption)]
+        names = [str(argument.metavar) if argument.required else f"[{argument.metavar}]" for argument in arguments]
         return ["[OPTIONS]", *names]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -114,19 +114,20 @@ class _Command(TyperCommand):
         formatter = ctx.make_formatter()
         self.format_usage(ctx, formatter)
         self.format_help_text(ctx, formatter)
-        shown, common = self.get_params(ctx), (*VERBS[str(self.name)].common, "help")
+        parameters, common = self.get_params(ctx), (*VERBS[str(self.name)].common, "help")
         is_short, left_out = len(common) > 1 and not is_complete, 0
         if is_short:
-            flags = {each.name: each for each in shown if isinstance(each, TyperOption)}
+            flags = {parameter.name: parameter for parameter in parameters if isinstance(parameter, TyperOption)}
             left_out = len(flags) - len(common)
-            shown = [each for each in shown if each.name not in flags] + [flags[str(name)] for name in common]
+            parameters = [parameter for parameter in parameters if parameter.name not in flags]
+            parameters += [flags[name] for name in common]
         panels: dict[str, list[tuple[str, str]]] = {}  # rows of a flag and its text
-        for each in shown:
-            flag, text = each.get_help_record(ctx) or ("", "")
+        for parameter in parameters:
+            flag, text = parameter.get_help_record(ctx) or ("", "")
             text = re.sub(r"\[default: \((.*?)\)", r"[default: \1", text)
-            panel = "Most used options" if is_short else getattr(each, "rich_help_panel", None) or "Options"
-            if not isinstance(each, TyperOption):
-                panel, flag = "Arguments", str(each.metavar)
+            panel = "Most used options" if is_short else getattr(parameter, "rich_help_panel", None) or "Options"
+            if not isinstance(parameter, TyperOption):
+                panel, flag = "Arguments", str(parameter.metavar)
             elif is_short:
                 text = re.sub(r"(?<=\.) \S.*?(?=  \[|$)", "", text)  # keep the first sentence, and the default
             panels.setdefault(panel, []).append((flag, text))
@@ -141,7 +142,7 @@ class _Command(TyperCommand):
 
 
 class _Commands(Mapping[str, Any]):
-    """A mapping from names to commands. Each command is created when it is looked up."""
+    """A mapping from names to commands. A command is created when it is looked up."""
 
     def __getitem__(self, verb: str) -> Any:
         if verb not in VERBS:
@@ -172,9 +173,9 @@ class _Verbs(TyperGroup):
         """Write the first clause of each command's first sentence, so that the commands fit on a screen."""
         clauses = {verb: re.split(r"[,;:] ", command.sentence.rstrip("."))[0] for verb, command in VERBS.items()}
         width = max(map(len, clauses))
-        named = {verb for verbs in GROUPS.values() for verb in verbs}
-        more = tuple(verb for verb in clauses if verb not in named)
-        for title, verbs in {**GROUPS, "More": more}.items():
+        grouped = {verb for verbs in GROUPS.values() for verb in verbs}
+        others = tuple(verb for verb in clauses if verb not in grouped)
+        for title, verbs in {**GROUPS, "More": others}.items():
             if verbs:
                 with formatter.section(title):
                     formatter.write_dl([(f"{verb:{width}}", clauses[verb]) for verb in verbs])
@@ -218,10 +219,9 @@ def main() -> None:
     Exit codes: 0 for success; 1 if the answer is no (for example, the data have problems); 2 if the user must change
     something; 128 + n if signal n stopped the program.
     """
-    given = sys.argv[1:]
-    arguments = [argument for argument in given if argument not in ("--debug", "--quiet", "-q")]
-    is_debugged = "--debug" in given
-    set_quiet(len(arguments) < len(given) - is_debugged)
+    arguments = [argument for argument in sys.argv[1:] if argument not in ("--debug", "--quiet", "-q")]
+    is_debugged = "--debug" in sys.argv[1:]
+    set_quiet("--quiet" in sys.argv[1:] or "-q" in sys.argv[1:])
     prepare_streams()
     try:
         code = app(arguments or ["--help"], prog_name="vitkit", standalone_mode=False)
@@ -234,20 +234,20 @@ def main() -> None:
     except (typer.TyperException, typer.Abort, VitkitError, KeyboardInterrupt, OSError) as error:
         if is_debugged:
             raise
-        _end(error, arguments)
+        _exit_with_message(error, arguments)
     except (MemoryError, RuntimeError) as error:
         if not is_memory_short(error) or is_debugged:
             raise
-        _end(error, arguments)
+        _exit_with_message(error, arguments)
     sys.exit(code or 0)
 
 
-def _end(error: BaseException, arguments: list[str]) -> NoReturn:
+def _exit_with_message(error: BaseException, arguments: list[str]) -> NoReturn:
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         sys.exit(130)
-    message = _with_flag(_describe(error), arguments)
-    if len(message) > _LONGEST:  # names from a damaged or hostile file may be very long
-        message = f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}"
+    message = _name_flags(_describe(error), arguments)
+    if len(message) > _MAX_LENGTH:  # names from a damaged or hostile file may be very long
+        message = f"{message[: _MAX_LENGTH // 2]} ... {message[-_MAX_LENGTH // 2 :]}"
     say(f"error: {message}", file=sys.stderr)
     if isinstance(error, typer.TyperException):
         verb = next((argument for argument in arguments if not argument.startswith("-")), "")
@@ -256,7 +256,7 @@ def _end(error: BaseException, arguments: list[str]) -> NoReturn:
 
 
 def _advice(option: str, context: Any) -> str | None:
-    """Return what to do instead of a flag that a command lacks; None if nothing is known.
+    """Return what to use instead of a flag that a command does not have; None if this is not known.
 
     Advice of `SCRIPT_FLAGS` that mentions flags of vitkit applies to commands that have all of them. Advice without
     flags applies to commands whose first argument is the data.
@@ -268,8 +268,8 @@ def _advice(option: str, context: Any) -> str | None:
         return None
     parameters = context.command.params
     flags = {flag for parameter in parameters for flag in parameter.opts}
-    if former := FLAGS_OF_COMMANDS.get(f"{context.info_name} {option}"):
-        return former
+    if advice_of_command := FLAGS_OF_COMMANDS.get(f"{context.info_name} {option}"):
+        return advice_of_command
     name = option.removeprefix("--").replace("-", "_")
     field = name.removeprefix("no_")
     if "--set" in flags and field in hints_of(Recipe):
@@ -278,27 +278,28 @@ def _advice(option: str, context: Any) -> str | None:
         value = str(field == name).lower() if kind is bool else ",".join(["VALUE"] * count)
         return f"use --set {field}={value}"
     advice = SCRIPT_FLAGS.get(option, "")
-    needed = set(re.findall(r"--[a-z][a-z-]*", advice))
-    is_of_command = needed <= flags if needed else next((each.name for each in parameters), None) == "data"
-    return advice if advice and is_of_command else None
+    mentioned = set(re.findall(r"--[a-z][a-z-]*", advice))
+    applies = mentioned <= flags if mentioned else bool(parameters) and parameters[0].name == "data"
+    return advice if advice and applies else None
 
 
-def _with_flag(message: str, arguments: list[str]) -> str:
+def _name_flags(message: str, arguments: list[str]) -> str:
     """Replace a parameter name at the beginning of a message with the parameter's flag, if the user passed it.
 
-    For a command that sets a field of the recipe only with --set, `--weights none` becomes `--set weights=none`.
+    If the command sets some fields of the recipe only with --set, `--weights none` also becomes `--set weights=none`.
     """
-    flags = inspect.signature(function_of(arguments[0])).parameters if arguments and arguments[0] in VERBS else {}
+    is_verb = bool(arguments) and arguments[0] in VERBS
+    parameters = inspect.signature(function_of(arguments[0])).parameters if is_verb else {}
 
     def as_set(flag: re.Match[str]) -> str:
         from vitkit.text.arguments import hints_of
         from vitkit.training.recipe import Recipe
 
         name = flag[1].replace("-", "_")
-        is_set_only = name in hints_of(Recipe) and name not in flags
+        is_set_only = name in hints_of(Recipe) and name not in parameters
         return f"--set {name}={flag[2].replace(' ', ',')}" if is_set_only else flag[0]
 
-    if "sets" in flags:
+    if "sets" in parameters:
         message = re.sub(r"--([a-z][a-z-]*) ([a-z0-9./]+(?: [0-9.]+)*)", as_set, message)
     name = re.split(r"[^a-z_0-9]", message, maxsplit=1)[0]
     flag = f"--{name.replace('_', '-')}"

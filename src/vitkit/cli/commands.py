@@ -29,7 +29,7 @@ import vitkit
 from vitkit.cli.say import HARMLESS, Bar, remark, say, show, show_next
 from vitkit.errors import Interrupted, ShortageError, VitkitError
 from vitkit.system.files import to_json
-from vitkit.text.arguments import SPEAKS_OF_FLAGS, Only, Options, alternatives, help_of, hints_of
+from vitkit.text.arguments import KEEP_FLAGS, Only, Options, alternatives, help_of, hints_of
 from vitkit.text.cells import JOINT
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _Function = Callable[..., Any]
 _Values = dict[str, Any]
 _FIGURES = {"as_json": "Print the figures as JSON."}
-_RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # not 0 where others than the main process train
+_RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # set by torchrun and srun; 0 in the main process
 _EVERYTHING = {"as_json": "Print everything as JSON."}
 
 
@@ -50,7 +50,7 @@ def _call(function: _Function, values: _Values, *, as_json: bool = False) -> Any
         return function(**values, **({"progress": bar} if has_progress else {}))
 
 
-def _answer(function: _Function, values: _Values, *, as_json: bool = False) -> int | None:
+def _call_and_print(function: _Function, values: _Values, *, as_json: bool = False) -> int | None:
     """Call the function of a command and print its result."""
     show(_call(function, values, as_json=as_json), as_json=as_json)
     return None
@@ -66,7 +66,7 @@ class Verb:
         run: a function that takes the command's function, the values of its parameters, and the switches. It prints the
             result and returns the exit code, or None for 0.
         switches: the flags that are not parameters of the function, such as `as_json`, with their help.
-        ahead: the flag before which the switches are listed; if empty, they are listed last.
+        switches_before: the flag before which the switches are listed; if empty, they follow the parameters.
         numbers: those of the switches that take a number.
         flags: positional parameters of the function that become flags on the command line.
         exclude: parameters that are not offered on the command line.
@@ -76,9 +76,9 @@ class Verb:
 
     module: str
     name: str
-    run: Callable[..., int | None] = _answer
+    run: Callable[..., int | None] = _call_and_print
     switches: Mapping[str, str] = field(default_factory=dict)
-    ahead: str = ""
+    switches_before: str = ""
     numbers: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -89,38 +89,39 @@ class Verb:
     def sentence(self) -> str:
         """The first sentence of the help, the function's docstring.
 
-        The source file is searched as text, because importing or parsing it would take longer.
+        It is found in the text of the source file, because importing or parsing the file would take longer.
         """
         file = Path(vitkit.__file__).parent.joinpath(*self.module.split(".")).with_suffix(".py")
         text = file.read_text(encoding="utf-8")
-        begun = text.index('    """', text.index(f"\ndef {self.name}(")) + len('    """')
-        paragraph = " ".join(text[begun : text.index('"""', begun)].partition("\n\n")[0].split())
-        shown = re.sub(r"`(\w+)`", lambda match: _flags_of(match[1])[0], paragraph)
-        sentence, stop, _ = shown.partition(". ")
+        start = text.index('    """', text.index(f"\ndef {self.name}(")) + len('    """')
+        paragraph = " ".join(text[start : text.index('"""', start)].partition("\n\n")[0].split())
+        with_flags = re.sub(r"`(\w+)`", lambda match: _flags_of(match[1])[0], paragraph)
+        sentence, stop, _ = with_flags.partition(". ")
         return sentence + stop.strip()
 
     def function(self) -> Callable[..., None]:
         """Return the function that typer calls, with the signature of the command."""
         function: _Function = getattr(import_module(f"vitkit.{self.module}"), self.name)
-        offered = _Offered.of(function, self)
+        offered = _Parameters.of(function, self)
+        switches = []
+        for name, text in self.switches.items():
+            if name in self.numbers:
+                option = typer.Option(*_flags_of(name), help=text, metavar=_PLACEHOLDERS[float], min=0)
+                switches.append(_parameter(name, float | None, option, default=None))
+            else:
+                switches.append(_parameter(name, bool, typer.Option(*_flags_of(name), help=text), default=False))
         parameters = [*offered.plain, *offered.fields]
         names = [parameter.name for parameter in parameters]
-        place = names.index(self.ahead) if self.ahead else len(offered.plain)
-        for name, text in reversed(list(self.switches.items())):
-            if name in self.numbers:
-                option = typer.Option(*_flags_of(name), help=text, metavar=_WORDS[float], min=0)
-                parameters.insert(place, _parameter(name, float | None, option, default=None))
-            else:
-                option = typer.Option(*_flags_of(name), help=text)
-                parameters.insert(place, _parameter(name, bool, option, default=False))
+        position = names.index(self.switches_before) if self.switches_before else len(offered.plain)
+        parameters[position:position] = switches
 
         def command(**values: Any) -> None:
-            switches = {name: values.pop(name) for name in self.switches}
-            before = SPEAKS_OF_FLAGS.set(True)
+            switch_values = {name: values.pop(name) for name in self.switches}
+            token = KEEP_FLAGS.set(True)
             try:
-                code = self.run(function, offered.arguments(values), **switches)
+                code = self.run(function, offered.arguments(values), **switch_values)
             finally:
-                SPEAKS_OF_FLAGS.reset(before)
+                KEEP_FLAGS.reset(token)
             if code:
                 raise typer.Exit(code)
 
@@ -129,14 +130,14 @@ class Verb:
         # The description, without the paragraphs for callers from Python.
         text = (inspect.getdoc(inspect.unwrap(function)) or "").partition("\nArgs:\n")[0].rstrip()
         paragraphs = [part for part in text.split("\n\n") if not part.startswith(" ") and "`vitkit." not in part]
-        shown = "\n\n".join(paragraphs).replace("On the command line: ", "Example: ")
-        shown = re.sub(r"(Example: .*)`\.$", r"\1`", shown)
-        fields = {each.name: _flags_of(each.name)[0] for each in offered.fields}
-        command.__doc__ = _in_flags(shown, fields | _spelling(function, self.flags))
+        description = "\n\n".join(paragraphs).replace("On the command line: ", "Example: ")
+        description = re.sub(r"(Example: .*)`\.$", r"\1`", description)  # without the full stop
+        fields = {parameter.name: _flags_of(parameter.name)[0] for parameter in offered.fields}
+        command.__doc__ = _in_flags(description, fields | _command_line_names(function, self.flags))
         return command
 
 
-def _silent(function: _Function, values: _Values) -> None:
+def _only_call(function: _Function, values: _Values) -> None:
     _call(function, values)  # the function prints its log itself
 
 
@@ -156,9 +157,9 @@ def _train(function: _Function, values: _Values, *, dry_run: bool, price: float 
                 "cli.option-conflict",
                 f"--dry-run writes nothing, so it does not go with {_flags_of(name)[0]}: leave out one",
             )
-    from vitkit.verbs.dry_run import dry_run as measured
+    from vitkit.verbs.dry_run import dry_run as measure
 
-    _answer(measured, values | ({} if price is None else {"price": price}), as_json=as_json)
+    _call_and_print(measure, values | ({} if price is None else {"price": price}), as_json=as_json)
 
 
 def _doctor(function: _Function, values: _Values, *, as_json: bool) -> int:
@@ -178,7 +179,7 @@ def _predict(function: _Function, values: _Values, *, as_json: bool) -> int:
     from vitkit.verbs.predict import WRITER
 
     with Bar(as_json=as_json) as bar:
-        before = WRITER.set(partial(_begin_rows, bar, as_json))
+        token = WRITER.set(partial(_row_printer, bar, as_json))
         try:
             result: Predictions = function(**values, progress=bar)
         except (Interrupted, ShortageError):
@@ -189,7 +190,7 @@ def _predict(function: _Function, values: _Values, *, as_json: bool) -> int:
                 say(f"to continue: {shlex.join(['vitkit', *words])}")
             raise
         finally:
-            WRITER.reset(before)
+            WRITER.reset(token)
     if as_json and out is not None:
         print(to_json(result.counts()))
     else:
@@ -207,7 +208,7 @@ def _embed(function: _Function, values: _Values) -> None:
             "cli.option-missing",
             "name the file to write: --out FILE.npz; or what to search for: --near IMAGE or --text TEXT",
         )
-    _answer(function, values)
+    _call_and_print(function, values)
 
 
 def _explain(function: _Function, values: _Values, *, anatomy: bool) -> int:
@@ -215,21 +216,21 @@ def _explain(function: _Function, values: _Values, *, anatomy: bool) -> int:
         result = _call(function, values)
         show(result, as_json=False)
         return int(result.is_empty)
-    from vitkit.verbs.anatomy import anatomy as drawn
+    from vitkit.verbs.anatomy import anatomy as draw
 
-    usual = {"method": None, "style": "overlay", "target": "top", "layer": None}
-    if any(values.pop(name, default) != default for name, default in usual.items()):
+    defaults = {"method": None, "style": "overlay", "target": "top", "layer": None}
+    if any(values.pop(name, default) != default for name, default in defaults.items()):
         raise VitkitError(
             "cli.option-conflict",
             "--anatomy shows the model, not a prediction: leave out --method, --style, --target and --layer",
         )
-    show(_call(drawn, values), as_json=False)
+    show(_call(draw, values), as_json=False)
     return 0
 
 
 def _models(function: _Function, values: _Values, *, as_json: bool = False) -> None:
     result = _call(function, values)
-    if as_json:
+    if as_json:  # the dict of this result has a single value, a list
         print(to_json(next(iter(result.to_dict().values())), indent=2 if values["weights"] else None))
     else:
         show(result, as_json=False)
@@ -239,7 +240,7 @@ def _export(function: _Function, values: _Values, *, as_json: bool) -> int | Non
     from vitkit.exporting import Refused
 
     try:
-        return _answer(function, values, as_json=as_json)
+        return _call_and_print(function, values, as_json=as_json)
     except Refused as error:
         say(f"refused: {error}; nothing was written", file=sys.stderr)
         return 1
@@ -273,7 +274,7 @@ def _bench(function: _Function, values: _Values, *, as_json: bool) -> None:
 
 # The rows are in the order of the help. A command that only prints its result needs no row.
 _ROWS = {
-    "studio": Verb("webapp.studio", "studio", _silent),
+    "studio": Verb("webapp.studio", "studio", _only_call),
     "doctor": Verb(
         "verbs.doctor",
         "doctor",
@@ -287,7 +288,7 @@ _ROWS = {
     "pretrain": Verb(
         "verbs.pretrain",
         "pretrain",
-        _silent,
+        _only_call,
         common=("out", "objective", "sets", "recipe", "mask", "unlabelled", "resume"),
     ),
     "train": Verb(
@@ -319,9 +320,7 @@ _ROWS = {
         "verbs.predict",
         "predict",
         _predict,
-        {
-            "as_json": "Print a line with a JSON object for each image, as in a .jsonl file; with --out, the counts.",
-        },
+        {"as_json": "Print a line with a JSON object for each image, as in a .jsonl file; with --out, the counts."},
         common=("out", "reject", "top", "accuracy", "unknown", "classes", "force", "resume", "as_json"),
     ),
     "convert": Verb("verbs.convert", "convert", metavars={"source": "MODEL"}),
@@ -334,7 +333,7 @@ _ROWS = {
         metavars={"target": "CLASS|top|N"},
         common=("out", "method", "target", "style", "layer", "anatomy", "force"),
     ),
-    "info": Verb("verbs.info", "info", switches=_EVERYTHING, ahead="image_size"),
+    "info": Verb("verbs.info", "info", switches=_EVERYTHING, switches_before="image_size"),
     "models": Verb("verbs.models", "models", _models, {"as_json": "Print a JSON list."}),
     "export": Verb(
         "verbs.export",
@@ -349,7 +348,7 @@ _ROWS = {
     "serve": Verb(
         "serving.serve", "serve", _serve, common=("port", "host", "token", "device", "backend", "batch_size")
     ),
-    "bench": Verb("verbs.bench", "bench", _bench, _EVERYTHING, ahead="out"),
+    "bench": Verb("verbs.bench", "bench", _bench, _EVERYTHING, switches_before="out"),
 }
 _NAMED = {row.name for row in _ROWS.values()} | {"dry_run", "anatomy"}  # flags of train and explain
 VERBS = _ROWS | {
@@ -399,77 +398,79 @@ _METAVARS = {
     "time": "TIME",
     "sets": "FIELD=VALUE",
 }
-_WORDS = {int: "N", float: "NUMBER", str: "TEXT", Path: "PATH"}  # placeholders for values of a type
+_PLACEHOLDERS = {int: "N", float: "NUMBER", str: "TEXT", Path: "PATH"}  # for values of a type, in the help
+_TEXT_TYPES = (str, int, float, bool, Path, Sequence[str])  # whose values can be typed as text
 _ENVIRONMENT = {"token": "VITKIT_TOKEN"}
 
 
 @dataclass(frozen=True)
-class _Offered:
-    """What a command offers: parameters of its function, and fields of classes of options."""
+class _Parameters:
+    """The parameters of a command, which are made from those of its function and from fields of option classes."""
 
-    plain: list[inspect.Parameter] = field(default_factory=list)  # parameters of the function
-    fields: list[inspect.Parameter] = field(default_factory=list)  # as flags
-    owners: dict[str, type[Options]] = field(default_factory=dict)  # of the fields, by parameter of the function
+    plain: list[inspect.Parameter] = field(default_factory=list)  # from parameters of the function
+    fields: list[inspect.Parameter] = field(default_factory=list)  # from fields of option classes
+    owners: dict[str, type[Options]] = field(default_factory=dict)  # option classes, by parameter of the function
 
     @classmethod
-    def of(cls, function: _Function, verb: Verb) -> _Offered:
+    def of(cls, function: _Function, verb: Verb) -> _Parameters:
         """Read the signature, the docstring and the classes of options of a function."""
         offered, hints = cls(), hints_of(function)
-        written = _spelling(function, verb.flags)
+        spelling = _command_line_names(function, verb.flags)
         doc = inspect.getdoc(inspect.unwrap(function)) or ""
         section = re.split(r"\n\n(?=\S)", doc.partition("\nArgs:\n")[2])[0]
-        _, *parts = re.split(r"^ {4}(\w+): ", section, flags=re.MULTILINE)
+        _, *parts = re.split(r"^ {4}(\w+): ", section, flags=re.MULTILINE)  # names and texts in turn
         entries = {name: " ".join(text.split()) for name, text in zip(parts[::2], parts[1::2], strict=True)}
         for parameter in inspect.signature(inspect.unwrap(function)).parameters.values():
             name = parameter.name
             kinds, marks = alternatives(hints[name])
             text = re.split(r"(?<=\.)\s+(?=[A-Z`])", entries.get(name, ""))[0]  # the first sentence
-            text = _in_flags(text if text.startswith("`") else text[:1].upper() + text[1:], written)
+            text = _in_flags(text if text.startswith("`") else text[:1].upper() + text[1:], spelling)
             text = next((mark for mark in marks if isinstance(mark, str)), text)
             owner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Options)), None)
-            typed = (str, int, float, bool, Path, Sequence[str])  # kinds of values that can be typed as text
-            kind = next((kind for kind in kinds if kind in typed or get_origin(kind) is Literal), None)
+            kind = next((kind for kind in kinds if kind in _TEXT_TYPES or get_origin(kind) is Literal), None)
             if name in verb.exclude or (owner is None and kind is None):
                 continue
             if kind is not None:
-                offered.plain.append(_plain(parameter, kind, text, verb))
+                offered.plain.append(_from_parameter(parameter, kind, text, verb))
             if kind is not None and owner is not None:
-                offered.plain.append(_sets())
+                offered.plain.append(_set_flag())
             if owner is not None:
                 offered.owners[name] = owner
             if owner is not None and (kind is None or verb.name == "train"):
                 only = next((mark.names for mark in marks if isinstance(mark, Only)), tuple(hints_of(owner)))
-                shown = [each for each in only if each not in (*SET_ONLY, *_NOT_FLAGS)]
-                spelt = written | {each: _flags_of(each)[0] for each in shown}
-                offered.fields.extend(_field(owner, each, _in_flags(help_of(owner)[each], spelt)) for each in shown)
+                fields = [field for field in only if field not in (*SET_ONLY, *_NOT_FLAGS)]
+                of_fields = spelling | {field: _flags_of(field)[0] for field in fields}
+                for field in fields:
+                    offered.fields.append(_from_field(owner, field, _in_flags(help_of(owner)[field], of_fields)))
         return offered
 
     def arguments(self, values: _Values) -> _Values:
-        """Return the values that the user has set, as arguments of the function, whose defaults apply to others."""
+        """Convert the values that the user has set to arguments of the function. For others, its defaults apply."""
         given = {name: value for name, value in values.items() if value is not None}
-        fields = {name: given.pop(name) for name in (each.name for each in self.fields) if name in given}
+        fields = {field.name: given.pop(field.name) for field in self.fields if field.name in given}
         for name, owner in self.owners.items():
             own = {field: fields[field] for field in hints_of(owner) if field in fields}
             if name == "recipe":
-                from vitkit.training.recipe import Recipe, read_sets
+                from vitkit.training.recipe import Recipe, parse_set_arguments
 
-                own_sets = read_sets(given.pop("sets", ()), hints_of(Recipe))
-                if twice := next((field for field in own_sets if field in own), None):
-                    raise VitkitError(
-                        "cli.option-twice",
-                        f"{twice} is given twice, by {_flags_of(twice)[0]} and by --set: leave out one of them",
-                    )
+                own_sets = parse_set_arguments(given.pop("sets", ()), hints_of(Recipe))
+                for field in own_sets:
+                    if field in own:
+                        raise VitkitError(
+                            "cli.option-twice",
+                            f"{field} is given twice, by {_flags_of(field)[0]} and by --set: leave out one of them",
+                        )
                 if own or own_sets:
                     recipe = Recipe.of({**own, **own_sets})
                     given[name] = Recipe.load(given[name]).updated(recipe) if name in given else recipe
             elif own:
                 given[name] = owner(**own)
-        none = {parameter.name for parameter in self.plain if parameter.default is None}
-        return {name: value for name, value in given.items() if not (value is False and name in none)}
+        optional = {parameter.name for parameter in self.plain if parameter.default is None}
+        return {name: value for name, value in given.items() if not (value is False and name in optional)}
 
 
-def _plain(parameter: inspect.Parameter, kind: Any, text: str, verb: Verb) -> inspect.Parameter:
-    """Return a parameter of the function as an argument or a flag."""
+def _from_parameter(parameter: inspect.Parameter, kind: Any, text: str, verb: Verb) -> inspect.Parameter:
+    """Convert a parameter of the function to an argument or a flag of the command."""
     metavar_of, name, default = {**_METAVARS, **verb.metavars}, parameter.name, parameter.default
     settings: dict[str, Any] = {"help": text}
     if _is_argument(parameter, verb.flags):
@@ -479,34 +480,33 @@ def _plain(parameter: inspect.Parameter, kind: Any, text: str, verb: Verb) -> in
             kind, default = kind | None, None
         return _parameter(name, kind, typer.Argument(**settings), default)
     own_metavar = None if name in _ARGUMENTS else metavar_of.get(name)
-    settings["metavar"] = own_metavar or _word(kind)
+    settings["metavar"] = own_metavar or _placeholder(kind)
     if name in _ENVIRONMENT:
         settings |= {"envvar": _ENVIRONMENT[name], "show_envvar": True}
-    written, kind = _flags_of(name), _list_of(kind)
+    flags, kind = _flags_of(name), _list_of(kind)
     if kind is bool:
-        is_pair = default is True and "/" not in written[0]
-        if is_pair:
-            written = (f"{written[0]}/--no-{written[0][2:]}",)
+        if default is True and "/" not in flags[0]:  # a switch that is on by default can be turned off
+            flags = (f"{flags[0]}/--no-{flags[0][2:]}",)
         default = bool(default)
     elif default in (None, ()):
         kind, default = kind | None, None
-    return _parameter(name, kind, typer.Option(*written, **settings), default)
+    return _parameter(name, kind, typer.Option(*flags, **settings), default)
 
 
-def _field(owner: type[Options], name: str, text: str) -> inspect.Parameter:
-    """Return a field of a class of options as a flag."""
+def _from_field(owner: type[Options], name: str, text: str) -> inspect.Parameter:
+    """Convert a field of an option class to a flag of the command."""
     (kind, *_), _ = alternatives(hints_of(owner)[name])
-    declaring = next(base for base in owner.__mro__ if name in inspect.get_annotations(base))
-    written, panel = _flags_of(name), (declaring.__doc__ or "").partition(".")[0]
-    settings: dict[str, Any] = {"help": text, "show_default": _show(getattr(owner(), name), owner, name)}
-    settings |= {"metavar": _METAVARS.get(name) or _word(kind), "rich_help_panel": panel}
+    declaring_class = next(base for base in owner.__mro__ if name in inspect.get_annotations(base))
+    flags, panel = _flags_of(name), (declaring_class.__doc__ or "").partition(".")[0]
+    settings: dict[str, Any] = {"help": text, "show_default": _default_in_help(getattr(owner(), name), owner, name)}
+    settings |= {"metavar": _METAVARS.get(name) or _placeholder(kind), "rich_help_panel": panel}
     if name == "model":
         settings["autocompletion"] = _model_names
-    written = (f"{written[0]}/--no-{written[0][2:]}",) if kind is bool else written
-    return _parameter(name, _list_of(kind) | None, typer.Option(*written, **settings), None)
+    flags = (f"{flags[0]}/--no-{flags[0][2:]}",) if kind is bool else flags
+    return _parameter(name, _list_of(kind) | None, typer.Option(*flags, **settings), None)
 
 
-def _sets() -> inspect.Parameter:
+def _set_flag() -> inspect.Parameter:
     """Return the flag --set, which sets any field of a recipe."""
     settings: dict[str, Any] = {
         "help": "Set a field of the recipe or model, as in lr=1e-4 or model.layers=6 (see vitkit train --help-all).",
@@ -521,15 +521,15 @@ def fields_of_set() -> list[tuple[str, str]]:
     """Return each field that only --set changes, with its choices and with its help."""
     from vitkit.training.recipe import Recipe
 
-    texts, usual, rows = help_of(Recipe), Recipe(), []
-    written = {name: _flags_of(name)[0] for name in texts if name not in SET_ONLY}
+    texts, defaults, rows = help_of(Recipe), Recipe(), []
+    spelling = {name: _flags_of(name)[0] for name in texts if name not in SET_ONLY}
     for name in (name for name in texts if name in SET_ONLY):
         (kind, *_), _ = alternatives(hints_of(Recipe)[name])
         is_choice = get_origin(kind) is Literal
-        values = "|".join(map(str, get_args(kind))) if is_choice else _word(kind) or "true|false"
-        default = _show(getattr(usual, name), Recipe, name)
-        shown = f"  [default: {default}]" if default else ""
-        rows.append((f"{name}={values}", _in_flags(texts[name], written) + shown))
+        values = "|".join(map(str, get_args(kind))) if is_choice else _placeholder(kind) or "true|false"
+        default = _default_in_help(getattr(defaults, name), Recipe, name)
+        suffix = f"  [default: {default}]" if default else ""
+        rows.append((f"{name}={values}", _in_flags(texts[name], spelling) + suffix))
     return rows
 
 
@@ -546,16 +546,16 @@ def _is_argument(parameter: inspect.Parameter, flags: Collection[str]) -> bool:
     return parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.name not in ("out", "recipe", *flags)
 
 
-def _spelling(function: Callable[..., Any], flags: Collection[str]) -> dict[str, str]:
+def _command_line_names(function: Callable[..., Any], flags: Collection[str]) -> dict[str, str]:
     """Return how each parameter is written on the command line, such as MODEL or --out."""
     parameters = inspect.signature(function).parameters.values()
     arguments = {p.name: _ARGUMENTS.get(p.name, p.name.upper()) for p in parameters if _is_argument(p, flags)}
     return {p.name: _flags_of(p.name)[0].split("/")[0] for p in parameters} | arguments
 
 
-def _in_flags(text: str, written: Mapping[str, str]) -> str:
+def _in_flags(text: str, spelling: Mapping[str, str]) -> str:
     """Replace parameters in backticks with their spelling on the command line, and remove all other backticks."""
-    return re.sub(r"`([^`]+)`", lambda match: written.get(match[1], match[1]), text)
+    return re.sub(r"`([^`]+)`", lambda match: spelling.get(match[1], match[1]), text)
 
 
 def _parameter(name: str, kind: Any, info: Any, default: Any) -> inspect.Parameter:
@@ -576,15 +576,15 @@ def _field_names(incomplete: str) -> list[str]:
     return [f"{name}=" for name in hints_of(Recipe) if name.startswith(incomplete)]
 
 
-def _word(kind: Any) -> str | None:
+def _placeholder(kind: Any) -> str | None:
     """Return the placeholder of a flag's value in the help; None if typer writes it itself (choices and switches)."""
     if get_origin(kind) is tuple:
-        return " ".join(_WORDS.get(each, "TEXT") for each in get_args(kind) if each is not Ellipsis)
-    return "TEXT" if kind == Sequence[str] else _WORDS.get(kind)
+        return " ".join(_PLACEHOLDERS.get(part, "TEXT") for part in get_args(kind) if part is not Ellipsis)
+    return "TEXT" if kind == Sequence[str] else _PLACEHOLDERS.get(kind)
 
 
-def _show(default: Any, owner: type[Options], name: str) -> str | bool:
-    """Return how the help shows the default of a field: a text, `by method`, or False for none."""
+def _default_in_help(default: Any, owner: type[Options], name: str) -> str | bool:
+    """Return the default of a field as text for the help, `by method`, or False to show none."""
     if _BY_METHOD in alternatives(hints_of(owner)[name])[1]:
         return _BY_METHOD
     if default in (None, ()) or default is False:
@@ -595,8 +595,8 @@ def _show(default: Any, owner: type[Options], name: str) -> str | bool:
 # --- Predictions, which are printed while they are computed ---------------------------------------------------
 
 
-def _begin_rows(bar: Bar, as_json: bool, form: RowFormat, images: int) -> Write:
-    """Remove the bar, and return a function that prints a prediction to stdout: as a row, or as JSON lines.
+def _row_printer(bar: Bar, as_json: bool, form: RowFormat, images: int) -> Write:
+    """Remove the bar, and return a function that prints a prediction to stdout, as a row or as a JSON line.
 
     For a single image on a terminal, the function prints the probabilities of all classes as a bar chart instead.
     """
@@ -607,15 +607,15 @@ def _begin_rows(bar: Bar, as_json: bool, form: RowFormat, images: int) -> Write:
         lines = JsonLines(form.columns)
         return lambda prediction: print(lines.encode(prediction), end="", flush=True)
     if images == 1 and sys.stdout.isatty():
-        return lambda prediction: _print_all(prediction, form.columns)
+        return lambda prediction: _print_chart(prediction, form.columns)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors=HARMLESS)  # file names may not be UTF-8
     sys.stdout.write(form.header)
     return lambda prediction: print(form.encode(prediction), end="", flush=True)
 
 
-def _print_all(prediction: Prediction, columns: Columns) -> None:
-    """Print the probability of every class for one image, and what else the row contains."""
+def _print_chart(prediction: Prediction, columns: Columns) -> None:
+    """Print the probability of every class for one image as a bar chart, and what else the row contains."""
     say(prediction.path if prediction.error is None else f"{prediction.path}: {prediction.error}")
     width = max((len(label) for label, _ in prediction.ranking), default=0)
     for label, confidence in prediction.ranking:

@@ -30,7 +30,7 @@ _is_quiet = False
 HARMLESS = "vitkit"  # the error handler for characters that an encoding lacks
 
 
-def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
+def _replace_harmlessly(error: UnicodeError) -> tuple[str | bytes, int]:
     """Keep bytes of file names that are not UTF-8, and replace characters that the console lacks with escapes."""
     assert isinstance(error, UnicodeEncodeError)
     if all("\udc80" <= character <= "\udcff" for character in error.object[error.start : error.end]):
@@ -38,7 +38,7 @@ def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
     return codecs.lookup_error("backslashreplace")(error)
 
 
-codecs.register_error(HARMLESS, _replace)
+codecs.register_error(HARMLESS, _replace_harmlessly)
 
 
 def prepare_streams() -> None:
@@ -51,8 +51,8 @@ def prepare_streams() -> None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # for as long as it runs
     for stream in (sys.__stdout__, sys.__stderr__):
         if isinstance(stream, io.TextIOWrapper):
-            is_free = not stream.isatty() and "PYTHONIOENCODING" not in os.environ
-            stream.reconfigure(encoding="utf-8" if is_free else None, errors=HARMLESS)
+            uses_utf8 = not stream.isatty() and "PYTHONIOENCODING" not in os.environ
+            stream.reconfigure(encoding="utf-8" if uses_utf8 else None, errors=HARMLESS)
 
 
 def give_up_stdout() -> None:

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from vitkit.data.file_names import is_passed_over, why_ignored
-from vitkit.data.layout import Folder, LayoutName, table_of_layout, understand
-from vitkit.data.storage import Overlooked, UnreadableImageError
+from vitkit.data.layout import Folder, LayoutName, read_layout, table_of_layout
+from vitkit.data.storage import SearchLog, UnreadableImageError
 from vitkit.data.table import ImageTable, unlabelled_table
 from vitkit.errors import VitkitError
 from vitkit.text.cells import listed, plural
@@ -34,12 +34,15 @@ if TYPE_CHECKING:
 
 _COMPRESSED = (".gz", ".tgz", ".bz2", ".tbz2", ".xz", ".txz", ".zst")  # refused with advice
 SUFFIXES = (".zip", ".tar", *_COMPRESSED)
-_MOST_MEMBERS = 2_000_000
-_MOST_LISTED = 2**28  # bytes of a zip's list of members, which is read as a whole
-_LARGE, _MOST_RATIO, _LARGEST = 2**26, 100, 2**31  # bytes and ratio: refused above the third, or above both others
+_MAX_MEMBERS = 2_000_000
+_MAX_LIST_SIZE = 2**28  # bytes of a zip's list of members, which is read as a whole
+_MAX_SIZE = 2**31  # bytes of a member
+_SUSPICIOUS_SIZE, _SUSPICIOUS_RATIO = 2**26, 100  # bytes, and bytes per packed byte; members above both are refused
 _DEFLATED = 8  # zip's number of this compression method
-_ENCODING = "VITKIT_ZIP_ENCODING"  # an environment variable, since an archive is opened in many places and processes
-_LONGEST_HEADER = 2**20  # bytes of all headers of one member of a tar, such as long names
+_ENCODING = (
+    "VITKIT_ZIP_ENCODING"  # an environment variable, because archives are opened by many functions and processes
+)
+_MAX_HEADER_SIZE = 2**20  # bytes of all headers of one member of a tar, such as long names
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class _Member:
     packed: int  # bytes in the archive
     size: int  # bytes after decompression
     method: int | None = None  # zip's number of the compression method; None in a tar
-    check: int | None = None  # CRC-32 of the decompressed bytes; None in a tar, which has no checksums of contents
+    crc32: int | None = None  # of the decompressed bytes; None in a tar, which has no checksums of contents
     is_encrypted: bool = False
 
 
@@ -62,13 +65,13 @@ class _MemberIndex:
     unsafe: list[str] = field(default_factory=list)  # ignored names that lead out of the archive, such as `../a.png`
 
     def add(self, archive: Path, name: str, member: _Member | None) -> None:
-        """Add a member of the archive, or a folder if `member` is None; refuse a name that occurs twice."""
+        """Add a file, or a folder if `member` is None. Raise VitkitError if two files have the same name."""
         key = name.removeprefix("./").rstrip("/")
         parts = key.split("/")
         if key in ("", ".") and member is None:
             return
-        is_odd = len(parts) > 100 or len(key) > 4096 or ":" in parts[0] or "\0" in key
-        if is_odd or not {"", ".", ".."}.isdisjoint(parts):
+        is_unsafe = len(parts) > 100 or len(key) > 4096 or ":" in parts[0] or "\0" in key  # C: is a drive of Windows
+        if is_unsafe or not {"", ".", ".."}.isdisjoint(parts):
             self.unsafe.append(name)
         elif member is None:
             self.folders.add(key)
@@ -79,10 +82,10 @@ class _MemberIndex:
             )
         else:
             self.members[key] = member
-        if len(self.members) + len(self.folders) + len(self.unsafe) > _MOST_MEMBERS:
+        if len(self.members) + len(self.folders) + len(self.unsafe) > _MAX_MEMBERS:
             raise VitkitError(
                 "data.archive-too-large",
-                f"{archive} has more than {_MOST_MEMBERS:,} members: unpack it, and use the folder",
+                f"{archive} has more than {_MAX_MEMBERS:,} members: unpack it, and use the folder",
             )
 
 
@@ -131,10 +134,10 @@ class Archive:
             raise UnreadableImageError("data.image-encrypted", "encrypted")
         if member.method not in (None, 0, _DEFLATED):  # 0 is without compression
             raise UnreadableImageError(
-                "data.image-compression",
-                f"compressed by method {member.method}: make the archive again with deflate",
+                "data.image-compression", f"compressed by method {member.method}: make the archive again with deflate"
             )
-        if member.size > _LARGEST or (member.size > _LARGE and member.size > _MOST_RATIO * member.packed):
+        is_suspicious = member.size > _SUSPICIOUS_SIZE and member.size > _SUSPICIOUS_RATIO * member.packed
+        if member.size > _MAX_SIZE or is_suspicious:
             raise UnreadableImageError(
                 "data.image-too-large",
                 f"unpacks from {member.packed:,} to {member.size:,} bytes, too large for an image",
@@ -145,21 +148,22 @@ class Archive:
                 header = file.read(30)  # signature, ..., lengths of the name and of the extra field
                 if len(header) != 30:
                     raise UnreadableImageError("data.image-damaged", "truncated")
-                signature, name, extra = struct.unpack("<4s22xHH", header)
+                signature, name_length, extra_length = struct.unpack("<4s22xHH", header)
                 if signature != b"PK\3\4":
                     raise UnreadableImageError(
                         "data.image-damaged", "damaged (the archive has no member at the listed position)"
                     )
-                file.seek(name + extra, 1)
+                file.seek(name_length + extra_length, os.SEEK_CUR)
             data = file.read(member.packed)
         if len(data) != member.packed:
             raise UnreadableImageError("data.image-damaged", "truncated")
         if member.method == _DEFLATED:
             try:
+                # Stop one byte after the declared size, which shows that the size is wrong.
                 data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, member.size + 1)
             except zlib.error as error:
                 raise UnreadableImageError("data.image-damaged", f"damaged ({error})") from error
-        if len(data) != member.size or (member.check is not None and zlib.crc32(data) != member.check):
+        if len(data) != member.size or (member.crc32 is not None and zlib.crc32(data) != member.crc32):
             raise UnreadableImageError("data.image-damaged", "damaged (its size or checksum is not the listed one)")
         return io.BytesIO(data)
 
@@ -207,20 +211,20 @@ def _index_of(path: Path, stamp: tuple[int, ...], encoding: str | None) -> _Memb
 
 
 def _name_of(path: Path, info: ZipInfo, encoding: str | None) -> str:
-    """Return the name of a member of a zip. Without a flag for UTF-8, it is UTF-8 nevertheless, or in `encoding`."""
-    if info.flag_bits & 1 << 11:
+    """Return the name of a member of a zip, which is UTF-8 or in `encoding`."""
+    if info.flag_bits & 1 << 11:  # the archive states that the name is UTF-8
         return info.orig_filename
-    written = info.orig_filename.encode("cp437")  # as which zipfile has decoded it
+    raw = info.orig_filename.encode("cp437")  # with which zipfile has decoded it
     try:
-        return written.decode()
+        return raw.decode()
     except UnicodeDecodeError:
         pass
     try:
         if encoding:
-            return written.decode(encoding)
-        problem = f"that are not UTF-8, such as {written!r:.200}"
+            return raw.decode(encoding)
+        problem = f"that are not UTF-8, such as {raw!r:.200}"
     except UnicodeDecodeError:
-        problem = f"that are neither UTF-8 nor {encoding}, such as {written!r:.200}"
+        problem = f"that are neither UTF-8 nor {encoding}, such as {raw!r:.200}"
     except LookupError:
         raise VitkitError(
             "data.archive-encoding", f"{_ENCODING}={encoding}: there is no encoding of this name"
@@ -235,44 +239,45 @@ def _name_of(path: Path, info: ZipInfo, encoding: str | None) -> str:
 def _check_list(path: Path) -> None:
     """Refuse a zip whose list of members would take too much memory. The list itself is not read."""
     with path.open("rb") as file:
-        end = file.seek(0, 2)
+        end = file.seek(0, os.SEEK_END)
+        # The last record of a zip has 22 bytes and a comment of at most 64 KiB.
         file.seek(max(0, end - 2**16 - 22))
         tail = file.read()
-        place = tail.rfind(b"PK\5\6")
-        if place < 0 or len(tail) - place < 22:
+        position = tail.rfind(b"PK\5\6")
+        if position < 0 or len(tail) - position < 22:
             raise _damaged(
                 f"{path} is not a .zip, or it is damaged or incomplete: it has no list of members at its end"
             )
-        size = struct.unpack_from("<L", tail, place + 12)[0]
-        if place >= 20:  # where the position of a zip64's end is
-            signature, offset = struct.unpack_from("<4s4xQ", tail, place - 20)
+        size = struct.unpack_from("<L", tail, position + 12)[0]
+        if position >= 20:  # a zip64 has 20 bytes before it, with the offset of a record that contains the size
+            signature, offset = struct.unpack_from("<4s4xQ", tail, position - 20)
             if signature == b"PK\6\7" and offset < end:
                 file.seek(offset)
-                head = file.read(56)
-                size = struct.unpack_from("<Q", head, 40)[0] if len(head) == 56 else size
-    if size > _MOST_LISTED:
+                record = file.read(56)
+                size = struct.unpack_from("<Q", record, 40)[0] if len(record) == 56 else size
+    if size > _MAX_LIST_SIZE:
         raise VitkitError(
             "data.archive-too-large",
-            f"{path} has a list of members of {size:,} bytes, more than the limit of {_MOST_LISTED:,}: unpack it, and "
-            "use the folder",
+            f"{path} has a list of members of {size:,} bytes, more than the limit of {_MAX_LIST_SIZE:,}: unpack it, "
+            "and use the folder",
         )
 
 
 def _index_of_tar(path: Path) -> _MemberIndex:
     import tarfile
 
-    index, size = _MemberIndex(), path.stat().st_size
+    index, archive_size = _MemberIndex(), path.stat().st_size
     try:
-        with _Headers(io.FileIO(path)) as file, tarfile.open(fileobj=file, mode="r:") as archive:
+        with _LimitedReader(io.FileIO(path)) as file, tarfile.open(fileobj=file, mode="r:") as archive:
             while (info := archive.next()) is not None:
-                archive.members.clear()  # type: ignore[attr-defined]  # a list that only costs memory
-                file.left = _LONGEST_HEADER
+                archive.members.clear()  # type: ignore[attr-defined]  # tarfile's own list, which only costs memory
+                file.left = _MAX_HEADER_SIZE
                 if info.issparse():
                     raise VitkitError(
                         "data.archive-sparse",
                         f"{path} has the sparse file {info.name!r}: pack the folder without --sparse",
                     )
-                if info.size < 0 or (info.isreg() and info.offset_data + info.size > size):
+                if info.size < 0 or (info.isreg() and info.offset_data + info.size > archive_size):
                     raise _damaged(f"{path} is incomplete: it ends within {info.name!r}")
                 if info.isdir():
                     index.add(path, info.name, None)
@@ -280,14 +285,15 @@ def _index_of_tar(path: Path) -> _MemberIndex:
                     index.ignored["link in the archive" if info.issym() or info.islnk() else "no regular file"] += 1
                 else:
                     index.add(path, info.name, _Member(info.offset_data, info.size, info.size))
-            offset = archive.offset  # behind the last member: tarfile stops at any header that is cut or damaged
+            offset = archive.offset  # after the last member; tarfile stops silently at a truncated or damaged header
     except VitkitError:
         raise
     except (tarfile.TarError, ValueError, EOFError) as error:
         raise _damaged(f"{path} is not a plain .tar, or it is damaged or incomplete: {error}") from error
     with path.open("rb") as plain_file:
         plain_file.seek(offset)
-        end, rest = plain_file.read(1024), plain_file.read(2**24)  # two blocks of zeros, padded by further zeros
+        # A tar ends with two blocks of zeros, and may be padded by further zeros.
+        end, rest = plain_file.read(1024), plain_file.read(2**24)
     if any(end[:512]):
         raise _damaged(f"{path} is damaged or incomplete: there is no member at byte {offset:,}")
     if any(end) or any(rest):
@@ -309,14 +315,14 @@ def _damaged(text: str) -> VitkitError:
     return VitkitError("data.archive-damaged", f"{text}; copy or download it again")
 
 
-class _Headers(io.BufferedReader):
-    """A reader for a tar file that refuses to read more than `left` bytes for the headers of the next member."""
+class _LimitedReader(io.BufferedReader):
+    """A reader for the headers of a tar file, which raises ValueError after `left` further bytes."""
 
-    left = _LONGEST_HEADER
+    left = _MAX_HEADER_SIZE
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is None or not 0 <= size <= self.left:
-            raise ValueError(f"a header is longer than {_LONGEST_HEADER:,} bytes")
+            raise ValueError(f"a header is longer than {_MAX_HEADER_SIZE:,} bytes")
         self.left -= size
         return super().read(size)
 
@@ -327,7 +333,7 @@ class _Headers(io.BufferedReader):
 class _Tree:
     """The folders in an archive, with the methods that `data.layout` uses for folders on disk."""
 
-    def __init__(self, path: Path, overlooked: Overlooked) -> None:
+    def __init__(self, path: Path, overlooked: SearchLog) -> None:
         self._root, self._overlooked = path, overlooked
         self._files: dict[str, list[str]] = {"": []}
         self._folders: dict[str, set[str]] = {"": set()}
@@ -341,23 +347,20 @@ class _Tree:
         for key in self.index.folders:
             self._add_folder(key)
         for key in self.index.members:
-            above, _, name = key.rpartition("/")
-            self._add_folder(above)
-            self._files[above].append(name)
+            parent, _, name = key.rpartition("/")
+            self._add_folder(parent)
+            self._files[parent].append(name)
         for key in self.index.members:
             if key in self._folders:
-                raise VitkitError(
-                    "data.name-repeated",
-                    f"{path} contains a file and a folder named {key!r}: create the archive again with only one of "
-                    "them",
-                )
+                text = f"{path} contains a file and a folder named {key!r}"
+                raise VitkitError("data.name-repeated", f"{text}: create the archive again with only one of them")
 
     def _add_folder(self, key: str) -> None:
         if key not in self._folders:
             self._folders[key], self._files[key] = set(), []
-            above, _, name = key.rpartition("/")
-            self._add_folder(above)
-            self._folders[above].add(name)
+            parent, _, name = key.rpartition("/")
+            self._add_folder(parent)
+            self._folders[parent].add(name)
 
     def survey(self, key: str = "") -> Folder:
         folders = []
@@ -372,11 +375,11 @@ class _Tree:
     def images_below(self, folder: Path) -> list[str]:
         return list(self._images(folder.relative_to(self._root).as_posix().removeprefix("."), ""))
 
-    def _images(self, key: str, before: str) -> Iterator[str]:
+    def _images(self, key: str, prefix: str) -> Iterator[str]:
         for name in sorted(self._files[key]):
             reason = why_ignored(name)
             if reason is None:
-                yield before + name
+                yield prefix + name
             else:
                 self._overlooked.ignored[reason] += 1
         for name in sorted(self._folders[key]):
@@ -384,7 +387,7 @@ class _Tree:
                 self._overlooked.ignored[f"folder {name}"] += 1
                 self._hide(_join(key, name))
             else:
-                yield from self._images(_join(key, name), f"{before}{name}/")
+                yield from self._images(_join(key, name), f"{prefix}{name}/")
 
     def entries(self, folder: Path) -> list[tuple[str, bool]]:
         """List the entries of a folder as pairs of a name and whether it is a file."""
@@ -401,7 +404,7 @@ class _Tree:
         )
 
     def lines(self) -> tuple[str, ...]:
-        """Describe the ignored folders that contain images, and the members with invalid names, one sentence each."""
+        """Return one line about the ignored folders that contain images, and one about members with invalid names."""
         lines = self._overlooked.lines(self._root)
         if unsafe := self.index.unsafe:
             members = plural(len(unsafe), "member is", "members are")
@@ -417,14 +420,14 @@ def _join(key: str, name: str) -> str:
 def read_archive(name: str, path: Path, layout_name: LayoutName = "auto") -> ImageTable:
     """Return the table of the images in an archive. Classes and splits are inferred from its folders as on disk."""
     path = path.resolve()
-    overlooked = Overlooked()
+    overlooked = SearchLog()
     tree = _Tree(path, overlooked)
-    layout = understand(name, tree.survey(), layout_name)
+    layout = read_layout(name, tree.survey(), layout_name)
     try:
         table = table_of_layout(name, path, layout, overlooked, tree.images_below, tree.entries)
     except VitkitError as error:
-        in_error = len(overlooked.lines(path))  # the first lines, which the error includes already
-        text = "; ".join([str(error), *tree.lines()[in_error:]])
+        already_included = len(overlooked.lines(path))  # the first lines; `table_of_layout` adds them to its errors
+        text = "; ".join([str(error), *tree.lines()[already_included:]])
         raise VitkitError(error.code, text) from error
     return replace(table, storage=Archive(path), overlooked=tree.lines())
 
@@ -432,7 +435,7 @@ def read_archive(name: str, path: Path, layout_name: LayoutName = "auto") -> Ima
 def read_unlabelled_archive(name: str, path: Path) -> ImageTable:
     """Return all images of an archive as a table of one class without splits."""
     path = path.resolve()
-    overlooked = Overlooked()
+    overlooked = SearchLog()
     tree = _Tree(path, overlooked)
     keys = tree.images_below(path)
     if not keys:

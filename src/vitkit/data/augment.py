@@ -121,7 +121,7 @@ class Mixing:
         return self.mixup > 0 or self.cutmix > 0
 
     def apply(
-        self, images: Tensor, targets: Tensor, seed: int, before: Callable[[Tensor], Tensor] | None = None
+        self, images: Tensor, targets: Tensor, seed: int, shift: Callable[[Tensor], Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
         """Mix each image with the previous image of the batch, and the first image with the last.
 
@@ -129,28 +129,29 @@ class Mixing:
             images: (B, C, height, width).
             targets: (B, K) probabilities of the classes.
             seed: the seed of all random numbers.
-            before: a function that is needed if `images` is only one process's share of a batch. It takes a tensor with
-                a row for each image of the share. In place of each row, it returns the row of the previous image of the
-                whole batch, which another process may hold. None if `images` is the whole batch.
+            shift: a function that is needed if `images` is only one process's part of a batch. It takes a tensor with a
+                row for each image of the part, and replaces each row by the row of the previous image of the whole
+                batch, which another process may hold. None if `images` is the whole batch.
         """
-        before = before or partial(torch.roll, shifts=1, dims=0)
-        random = np.random.default_rng(seed)
-        cuts = self.cutmix > 0 and (self.mixup <= 0 or random.random() < 0.5)
-        alpha = self.cutmix if cuts else self.mixup
-        share = float(random.beta(alpha, alpha))
-        others = before(images)
-        if cuts:
+        shift = shift or partial(torch.roll, shifts=1, dims=0)
+        generator = np.random.default_rng(seed)
+        uses_cutmix = self.cutmix > 0 and (self.mixup <= 0 or generator.random() < 0.5)
+        alpha = self.cutmix if uses_cutmix else self.mixup
+        weight = float(generator.beta(alpha, alpha))  # of the first image
+        others = shift(images)
+        if uses_cutmix:
             h, w = images.shape[-2:]
             # A rectangle of the images' aspect ratio around a random pixel, clipped to the image.
-            half = (1 - share) ** 0.5 / 2
-            (y, x), (dy, dx) = (int(random.integers(h)), int(random.integers(w))), (int(half * h), int(half * w))
+            half = (1 - weight) ** 0.5 / 2
+            y, x = int(generator.integers(h)), int(generator.integers(w))
+            dy, dx = int(half * h), int(half * w)
             top, bottom, left, right = max(y - dy, 0), min(y + dy, h), max(x - dx, 0), min(x + dx, w)
             images = images.clone()
             images[:, :, top:bottom, left:right] = others[:, :, top:bottom, left:right]  # (B, C, height, width)
-            share = 1 - (bottom - top) * (right - left) / (h * w)
+            weight = 1 - (bottom - top) * (right - left) / (h * w)
         else:
-            images = share * images + (1 - share) * others  # (B, C, height, width)
-        return images, share * targets + (1 - share) * before(targets)
+            images = weight * images + (1 - weight) * others  # (B, C, height, width)
+        return images, weight * targets + (1 - weight) * shift(targets)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,18 +167,18 @@ class CustomAugment(Augment):
     change: Callable[[Image.Image], Image.Image]
 
     def build_random(self, preprocess: Preprocess) -> v2.Transform:
-        return v2.Compose([v2.Lambda(self._changed), super().build_random(preprocess)])
+        return v2.Compose([v2.Lambda(self._apply), super().build_random(preprocess)])
 
-    def _changed(self, image: Image.Image) -> Image.Image:
+    def _apply(self, image: Image.Image) -> Image.Image:
         seed = int(torch.randint(2**31, ()))
-        before, before_numpy = random.getstate(), np.random.get_state()
+        state, numpy_state = random.getstate(), np.random.get_state()
         random.seed(seed)
         np.random.seed(seed)
         try:
             changed = self.change(image)
         finally:
-            random.setstate(before)
-            np.random.set_state(before_numpy)
+            random.setstate(state)
+            np.random.set_state(numpy_state)
         if not isinstance(changed, Image.Image):
             raise VitkitError("data.augment-result", f"augment must return a PIL image, not {type(changed).__name__}")
         if not changed.width or not changed.height:

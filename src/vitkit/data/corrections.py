@@ -4,8 +4,8 @@ A label file changes the classes of images, leaves images out, and adds images. 
 class. If a run uses the split of an earlier run (`split_from`), images also keep their split
 (docs/decisions/0028-label-files.md).
 
-A label that a person gave on the suggestion of a model is marked as such in the file (`proposed_by`). The table records
-the label before (`ImageTable.earlier`), because a test with the new one would favour the model.
+Labels that a person accepted on the suggestion of a model are marked in the file (`proposed_by`). The table records the
+labels before (`ImageTable.earlier`), because a test with the new labels would favour the model.
 """
 
 from __future__ import annotations
@@ -16,13 +16,22 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from vitkit.data.earlier_labels import new_names
+from vitkit.data.earlier_labels import renamed_classes
 from vitkit.data.labels import EXCLUDED, Edit, LabelFile, PathFinder, read_labels
 from vitkit.data.layout import LayoutName
 from vitkit.data.sources import check_classes, has_no_folders, read_table, read_unlabelled
-from vitkit.data.table import MULTI_LABEL, SINGLE_LABEL, UNLABELLED, EarlierLabel, ImageTable, Task, bare, look
+from vitkit.data.table import (
+    MULTI_LABEL,
+    SINGLE_LABEL,
+    UNLABELLED,
+    EarlierLabel,
+    ImageTable,
+    Task,
+    normal_form,
+    without_invisible,
+)
 from vitkit.errors import VitkitError
-from vitkit.system.files import without_place
+from vitkit.system.files import public_path
 from vitkit.text.cells import listed, plural
 
 
@@ -56,8 +65,8 @@ def read_corrected(
         table = read_table(data, layout, follow_links=follow_links)
     else:
         labels_in_file = read_labels(labels)
-        is_heap = layout == "auto" and has_no_folders(data, follow_links=follow_links)
-        read = read_unlabelled if is_heap else partial(read_table, layout=layout)
+        is_flat = layout == "auto" and has_no_folders(data, follow_links=follow_links)
+        read = read_unlabelled if is_flat else partial(read_table, layout=layout)
         table = correct(read(data, follow_links=follow_links), labels_in_file)
     if not may_be_one_class:
         check_classes(table)
@@ -90,23 +99,23 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
     # Apply the rows of the file in their order.
     before = [table.cell_of(i) for i in range(len(table))]
     after, finder = list(before), PathFinder(table.root, table.paths)
-    spellings, task = {look(name): name for name in table.classes}, _task_with(table, labels)
-    added, lost = dict[str, str](), dict[str, None]()
-    names_of: dict[int, set[str]] = {}  # of each image: the first previous label, and all labels
-    last = dict[int, str]()  # of each image: the label before it was left out
+    spellings, task = {normal_form(name): name for name in table.classes}, _task_with(table, labels)
+    added, lost = dict[str, str](), dict[str, None]()  # the labels of added pictures by path; paths without a picture
+    mentioned: dict[int, set[str]] = {}  # for each image: its first previous label, and all of its labels in the file
+    last = dict[int, str]()  # for each image: the last label that did not leave it out
     proposed = dict[str, EarlierLabel]()  # by path: the label before the first proposal of a model
-    for edit, label, rows in _edits_with_rows(table, labels, finder, spellings, task):
-        for i in rows:
-            names_of.setdefault(i, {edit.previous}).add(label)
+    for edit, label, images in _edits_with_images(table, labels, finder, spellings, task):
+        for i in images:
+            mentioned.setdefault(i, {edit.previous}).add(label)
             if edit.proposed_by:
                 old = edit.previous if edit.previous in table.classes else after[i]
                 proposed.setdefault(table.paths[i], EarlierLabel(table.paths[i], old, edit.proposed_by))
             if after[i] != EXCLUDED:
                 last[i] = after[i]
             after[i] = label
-        if rows:
+        if images:
             continue
-        if may_add and (path := finder.beside(edit.path)) is not None:
+        if may_add and (path := finder.find_unlisted(edit.path)) is not None:
             added[path] = label
             if edit.proposed_by:
                 proposed.setdefault(path, EarlierLabel(path, UNLABELLED, edit.proposed_by))
@@ -118,9 +127,9 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
     for path, split in zip(table.paths, table.splits, strict=True):
         if "/" in path:
             splits_of_folder.setdefault(path.split("/")[0], set()).add(split)
-    split_of = {folder: split for folder, (split, *others) in splits_of_folder.items() if split and not others}
+    split_of = {folder: splits.pop() for folder, splits in splits_of_folder.items() if len(splits) == 1}
     added = {path: label for path, label in added.items() if label != EXCLUDED}
-    outside = [path for path in added if path.split("/")[0] not in split_of] if any(table.splits) else []
+    outside = [path for path in added if not split_of.get(path.split("/")[0])] if any(table.splits) else []
     for path in outside:
         del added[path]
     if labels.has_suspects and not added and after == before:
@@ -130,51 +139,51 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
             f"column label (an empty one leaves the picture out), or inspect them first: vitkit doctor {labels.name}",
         )
 
-    # The remaining images, then the added ones, in a table with the classes that are left.
-    kept = [(table.paths[i], label, table.splits[i]) for i, label in enumerate(after)]
-    kept += [(path, label, split_of.get(path.split("/")[0])) for path, label in added.items()]
-    kept = [row for row in kept if row[1] not in (EXCLUDED, UNLABELLED)]
-    if not kept:
+    # Build a table of the remaining images and the added ones, with the classes that are left.
+    rows = [(table.paths[i], label, table.splits[i]) for i, label in enumerate(after)]
+    rows += [(path, label, split_of.get(path.split("/")[0])) for path, label in added.items()]
+    rows = [row for row in rows if row[1] not in (EXCLUDED, UNLABELLED)]
+    if not rows:
         raise VitkitError(
             "data.images-missing",
             f"{table.name}: the label file leaves out every picture, or gives none of them a class",
         )
-    names_of_labels = [task.names_in(label) for _, label, _ in kept]
+    names_of_labels = [task.names_in(label) for _, label, _ in rows]
     classes = tuple(sorted({name for names in names_of_labels for name in names}))
     number = {name: i for i, name in enumerate(classes)}
     sets, numbers = task.encode([tuple(sorted(number[name] for name in names)) for names in names_of_labels])
     changed = replace(
         table,
         classes=classes,
-        paths=tuple(path for path, _, _ in kept),
+        paths=tuple(path for path, _, _ in rows),
         labels=numbers,
-        splits=tuple(split for _, _, split in kept),
+        splits=tuple(split for _, _, split in rows),
         sets=sets,
         empty=tuple(name for name in table.empty if name not in classes),
     )
 
-    # The labels before the first proposal, under the current names of their classes; and those of earlier label files.
+    # The labels before the first proposals, with the current names of their classes, and those of earlier label files.
     pairs = ((old, new) for path, old, new in zip(table.paths, before, after, strict=True) if path not in proposed)
-    renamed = new_names(pairs, changed)
-    earlier = {path: item._replace(before=renamed.get(item.before, item.before)) for path, item in proposed.items()}
+    new_name = renamed_classes(pairs, changed)
+    earlier = {path: item._replace(before=new_name.get(item.before, item.before)) for path, item in proposed.items()}
     earlier |= {item.path: item for item in table.earlier}
     label_of = dict(zip(table.paths, after, strict=True)) | added
     earlier = {path: item for path, item in earlier.items() if label_of.get(path) != item.before}
 
-    # What the user should know.
-    stale = [table.paths[i] for i, names in names_of.items() if not names & {"", UNLABELLED, before[i]}]
+    # Describe what the user should know.
+    stale = [table.paths[i] for i, names in mentioned.items() if not names & {"", UNLABELLED, before[i]}]
     new_proposals = len(earlier.keys() - {item.path for item in table.earlier})
-    name = without_place(labels.name)
+    name = public_path(labels.name)
     notes = _describe(name, table, changed, list(zip(before, after, strict=True)), len(added), new_proposals, stale)
-    unmatched = _lost_lines(name, table, lost)
+    unmatched = _describe_lost(name, table, lost)
     if outside:
         pictures = plural(len(outside), "picture", "pictures")
         because = f"because {'it lies' if len(outside) == 1 else 'they lie'} outside the folders of the data's splits"
         unmatched.append(f"{pictures} of {name} left out, {because}: {listed(outside)}")
-    excluded = ((table.paths[i], label, table.splits[i]) for i, label in last.items() if after[i] == EXCLUDED)
+    left_out = [(table.paths[i], last[i], table.splits[i]) for i in last if after[i] == EXCLUDED]
     return replace(
         changed,
-        left_out=(*table.left_out, *excluded),
+        left_out=(*table.left_out, *left_out),
         earlier=tuple(earlier.values()),
         corrections=(*table.corrections, *notes),
         unmatched=(*table.unmatched, *unmatched),
@@ -192,8 +201,8 @@ def _describe(
 ) -> Iterator[str]:
     """Yield sentences about the effect of a label file.
 
-    `labels` are the labels of each image before and after, `added` and `proposed` numbers of images, and `stale` the
-    images whose label in the data the file does not mention.
+    `labels` are the labels of each image before and after. `added` and `proposed` are numbers of images, and `stale`
+    the paths of images whose class in the data has changed since the label file was written.
     """
     changes = Counter(
         "left out" if new == EXCLUDED else "labelled" if old == UNLABELLED else "with another label"
@@ -204,11 +213,11 @@ def _describe(
         changes["added"] = added
     counts = ", ".join(f"{plural(count, 'picture', 'pictures')} {change}" for change, count in changes.items())
     yield f"{name}: {counts or 'changes no label'}{f' ({proposed} proposed by a model)' if proposed else ''}"
-    old, new = set(table.classes) - {UNLABELLED}, set(changed.classes)
-    if more := sorted(new - old):
-        yield f"{name} adds the {'class' if len(more) == 1 else 'classes'} {listed(more, 10)}"
-    if fewer := sorted(old - new):
-        yield f"{name} leaves no picture in the {'class' if len(fewer) == 1 else 'classes'} {listed(fewer, 10)}"
+    old_classes, new_classes = set(table.classes) - {UNLABELLED}, set(changed.classes)
+    if gained := sorted(new_classes - old_classes):
+        yield f"{name} adds the {'class' if len(gained) == 1 else 'classes'} {listed(gained, 10)}"
+    if emptied := sorted(old_classes - new_classes):
+        yield f"{name} leaves no picture in the {'class' if len(emptied) == 1 else 'classes'} {listed(emptied, 10)}"
     if unlabelled := sum(label == UNLABELLED for _, label in labels):
         yield f"{plural(unlabelled, 'picture without a label yet is', 'pictures without a label yet are')} left out"
     if stale:
@@ -219,22 +228,23 @@ def _describe(
 
 
 def _task_with(table: ImageTable, labels: LabelFile) -> Task:
-    """Return the table's task. If the table has no classes yet, return the task that the label file implies."""
+    """Return the task of a table, or the task that the label file implies if the table has no classes yet."""
     if table.classes == (UNLABELLED,) and any(SINGLE_LABEL.refuses(edit.label) for edit in labels.edits):
         return MULTI_LABEL
     return table.task
 
 
-def _edits_with_rows(
+def _edits_with_images(
     table: ImageTable, labels: LabelFile, finder: PathFinder, spellings: dict[str, str], task: Task
 ) -> Iterator[tuple[Edit, str, Sequence[int]]]:
-    """Yield each row of a label file, its label in the spelling of the table, and the images of its path.
+    """Yield each row of a label file, its label in the spelling of the table, and the indices of its images.
 
     Class names that look the same denote the same class. They may differ because accents are encoded differently, as in
-    folder names on macOS, or because text copied from a web page contains zero-width spaces.
+    folder names on macOS, or because text copied from a web page contains zero-width spaces. `spellings` has the name
+    of each class by its normal form; new classes are added to it.
     """
     for line, edit in zip(labels.lines, labels.edits, strict=True):
-        label = edit.label if edit.label in table.classes else bare(edit.label).strip()
+        label = edit.label if edit.label in table.classes else without_invisible(edit.label).strip()
         if label not in (EXCLUDED, *table.classes):  # a class of the table may contain a separator
             if task.refuses(label):
                 raise VitkitError(
@@ -242,16 +252,16 @@ def _edits_with_rows(
                     f"{labels.name}, line {line}: {label!r} has several classes, but the pictures of {table.name} have "
                     "one each; to allow several, list the pictures in a CSV whose label column is named 'labels'",
                 )
-            label = task.label_of(spellings.setdefault(look(part), part) for part in task.names_in(label))
+            label = task.label_of(spellings.setdefault(normal_form(part), part) for part in task.names_in(label))
         yield edit, label, finder.find(edit.path)
 
 
-def _lost_lines(name: str, table: ImageTable, lost: Collection[str]) -> list[str]:
+def _describe_lost(name: str, table: ImageTable, lost: Collection[str]) -> list[str]:
     if not lost:
         return []
     path, match, change = ("path", "matches", "changes") if len(lost) == 1 else ("paths", "match", "change")
-    line = f"{len(lost)} {path} of {name} {match} no picture of {table.name}, and {change} nothing: "
-    return [f"{line}{listed(list(lost))}; paths must be relative to the data's folder, or absolute"]
+    effect = f"{len(lost)} {path} of {name} {match} no picture of {table.name}, and {change} nothing"
+    return [f"{effect}: {listed(list(lost))}; paths must be relative to the data's folder, or absolute"]
 
 
 # --- Corrections one by one ----------------------------------------------------------------------------------
@@ -262,17 +272,17 @@ class CurrentLabels:
 
     Attributes:
         labels: the current label of each image, written as in a label file; `EXCLUDED` if the image is left out.
-        lost: the paths in the label file that match no image of the table and no file in the data's folder (as keys).
+        lost: the paths in the label file (as keys) that match no image of the table and no file in the data's folder.
     """
 
     def __init__(self, table: ImageTable) -> None:
         self._table, self._finder = table, PathFinder(table.root, table.paths)
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._edits: tuple[Edit, ...] = ()
         self._task = self._table.task
-        self._spellings = {look(name): name for name in self._table.classes}
+        self._spellings = {normal_form(name): name for name in self._table.classes}
         self.labels = [self._table.cell_of(i) for i in range(len(self._table))]
         self.lost: dict[str, None] = {}
 
@@ -284,19 +294,20 @@ class CurrentLabels:
         """
         known = len(self._edits)
         task = _task_with(self._table, replace(file, edits=file.edits[known:]))
-        task = self._task if task is self._table.task else task
+        if task is self._table.task:  # the new rows do not change the task, but earlier rows may have changed it
+            task = self._task
         if task is not self._task or file.edits[:known] != self._edits:
-            self._begin()
+            self._reset()
             known, self._task = 0, task
         added = replace(file, edits=file.edits[known:], lines=file.lines[known:])
         self._edits = ()  # after an error in the loop, the next call starts again from the first row
-        for edit, label, rows in _edits_with_rows(self._table, added, self._finder, self._spellings, task):
-            for i in rows:
+        for edit, label, images in _edits_with_images(self._table, added, self._finder, self._spellings, task):
+            for i in images:
                 self.labels[i] = label
-            if not rows and self._finder.beside(edit.path) is None:
+            if not images and self._finder.find_unlisted(edit.path) is None:
                 self.lost[edit.path] = None
         self._edits = file.edits
 
-    def lines(self, name: str) -> list[str]:
+    def describe_lost(self, name: str) -> list[str]:
         """Describe the rows of the label file that match no picture."""
-        return _lost_lines(name, self._table, self.lost)
+        return _describe_lost(name, self._table, self.lost)

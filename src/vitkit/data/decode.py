@@ -1,7 +1,7 @@
 """The only image decoder: all commands decode files here, so that they use the same pixels.
 
-Start with `decode` and `read_picture`. `picture.py` converts the content of a file to a picture; this module adds what
-a command needs besides: images in storages, and the memory budget that the decoding threads share.
+Start with `decode` and `read_picture`. `picture.py` converts the content of a file to a picture. This module adds
+images in storages, and the memory budget that the decoding threads share.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vitkit.data.storage import UnreadableImageError as UnreadableImageError
 from vitkit.errors import ShortageError, are_files_short, is_memory_short
 from vitkit.text.cells import visible
 
-_RULES = 2  # increase it if `picture.py` makes other pixels of a file
+_VERSION = 2  # increase it when `picture.py` is changed so that it returns other pixels for a file
 _READER_OVERHEAD = 2**26  # bytes that a reader may need in addition to its pixels
 
 _WARNING = threading.Lock()
@@ -64,21 +64,18 @@ def read_picture(path: str | Place, short_side: int | None = None) -> Picture:
 def picture_of(path: str | Place, short_side: int | None = None, content: bytes | None = None) -> Iterator[Picture]:
     """Decode a file as `read_picture` does, for use in a `with` block.
 
-    The picture counts towards the memory budget until the block ends, so other threads may have to wait before they can
-    decode large pictures. Inside the block, reduce the picture to something smaller.
+    The picture counts towards the memory budget until the block ends. Other threads may have to wait for its end before
+    they can decode large pictures, so only reduce the picture to something smaller inside the block.
 
-    Args:
-        path: the file.
-        short_side: see `decode`.
-        content: the bytes of the file, if they have been read already.
+    `content` is the bytes of the file, if they have been read already; the other arguments are those of `decode`.
     """
     size = 0
-    with DECODE_BUDGET.share() as take:
+    with DECODE_BUDGET.share() as reserve_bytes:
 
         def reserve(needed: int) -> None:
             nonlocal size
             size = needed
-            take(needed)
+            reserve_bytes(needed)
 
         try:
             if content is None:
@@ -93,7 +90,7 @@ def picture_of(path: str | Place, short_side: int | None = None, content: bytes 
 
 
 def _stored_bytes(path: str | Place) -> bytes | None:
-    """Return the bytes of an image in a storage; None for a regular file, because Pillow reads only parts of it."""
+    """Return the bytes of an image in a storage; None for a regular file, of which Pillow reads only some parts."""
     if not isinstance(path, Stored) and os.path.isfile(path):  # noqa: PTH113  # a Path takes three times as long
         return None
     stored = stored_at(path)
@@ -111,8 +108,8 @@ def sizes_of(files: Iterable[str | Place]) -> list[tuple[int, int]]:
     return sizes
 
 
-def warn_of_doubt(path: str | Place, picture: Picture) -> None:
-    """Log a warning if a picture's brightness is doubtful, but only once per folder."""
+def warn_if_doubtful(path: str | Place, picture: Picture) -> None:
+    """Log a warning if the brightness of a picture is uncertain, but only once per folder."""
     if picture.doubt is None:
         return
     folder = Path(str(path)).parent
@@ -120,17 +117,15 @@ def warn_of_doubt(path: str | Place, picture: Picture) -> None:
         is_new = folder not in _WARNED_FOLDERS
         _WARNED_FOLDERS.add(folder)
     if is_new:
-        text = (
-            f"note: {path}, and perhaps other files in its folder, may be read in the wrong brightness: {picture.doubt}"
-        )
-        logging.getLogger(__name__).warning("%s", visible(text))
+        text = f"note: {path}, and perhaps other files in its folder, may be read in the wrong brightness"
+        logging.getLogger(__name__).warning("%s", visible(f"{text}: {picture.doubt}"))
 
 
 def raise_if_short(path: str | Place, error: Exception, size: int = 0) -> None:
     """Raise ShortageError if reading a file failed because the machine lacks memory or has too many open files.
 
-    A decoder may request absurd amounts of memory for a damaged file, so the machine counts as short of memory only if
-    it cannot allocate twice the bytes (`size`) that the pixels of an intact picture need; 0 if unknown.
+    A decoder may request far too much memory for a damaged file. Therefore the machine counts as short of memory only
+    if it cannot allocate twice the bytes (`size`) that the pixels of an intact picture need. `size` is 0 if unknown.
     """
     if are_files_short(error):
         raise ShortageError(
@@ -143,7 +138,8 @@ def raise_if_short(path: str | Place, error: Exception, size: int = 0) -> None:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    return is_memory_short(error) or str(error) == "decoder error -9"  # of Pillow's TIFF reader
+    # Pillow's TIFF reader reports missing memory only by this text.
+    return is_memory_short(error) or str(error) == "decoder error -9"
 
 
 def _is_free(size: int) -> bool:
@@ -155,7 +151,7 @@ def _is_free(size: int) -> bool:
 
 
 def reason(path: str | Place, error: Exception, content: bytes | None = None) -> str:
-    """Return a short explanation of why a file cannot be read. `content` has its bytes if they were read already."""
+    """Return a short reason why a file cannot be read. `content` is its bytes, if they have been read already."""
     if isinstance(error, UnreadableImageError):
         return str(error)
     if _is_out_of_memory(error):
@@ -163,7 +159,7 @@ def reason(path: str | Place, error: Exception, content: bytes | None = None) ->
     return why_unreadable(str(path) if content is None else content, error)
 
 
-def decoders() -> str:
+def decoder_versions() -> str:
     """Return a name that identifies the installed decoders and their versions.
 
     Cached results are stored under it, because other decoders may return other pixels.
@@ -171,8 +167,9 @@ def decoders() -> str:
     from importlib.metadata import version
 
     Image.init()
-    able = [str(_RULES), *sorted({*Image.OPEN, "HEIF"}), *sorted(features.get_supported()), version("pillow-heif")]
-    return f"pillow-{PIL.__version__}-{hashlib.sha256(','.join(able).encode()).hexdigest()[:8]}"
+    formats, libraries = sorted({*Image.OPEN, "HEIF"}), sorted(features.get_supported())
+    text = ",".join([str(_VERSION), *formats, *libraries, version("pillow-heif")])
+    return f"pillow-{PIL.__version__}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 # --- The memory budget ------------------------------------------------------------------------------------
@@ -196,12 +193,12 @@ class MemoryBudget:
     """
 
     def __init__(self, size: int | None = None) -> None:
-        self._size, self._most = size, math.inf
+        self._size, self._max_picture = size, math.inf
         self.clear()
 
-    def limit(self, most: int) -> None:
-        """Set the budget to `most` bytes. From now on, a larger picture raises OverBudgetError."""
-        self._size = self._most = most
+    def limit(self, size: int) -> None:
+        """Set the budget to `size` bytes. From now on, a larger picture raises OverBudgetError."""
+        self._size = self._max_picture = size
 
     def clear(self) -> None:
         """Discard all reservations. This is called in a forked process, in which the parent's threads do not exist."""
@@ -212,37 +209,40 @@ class MemoryBudget:
         """Yield a function that waits until the requested number of bytes is free, and reserves them.
 
         A thread that has reserved bytes already does not wait. The bytes are released at the end of the `with` block.
-        The function raises OverBudgetError if more bytes are requested than `limit` allows.
+        The function raises OverBudgetError if more bytes are requested than `limit` allows. It ignores small pictures.
         """
-        taken = 0
+        reserved = 0
 
         def fits(size: int) -> bool:
             if self._size is None and size > LEAST_BUDGET:  # the first large picture decides the size of the budget
                 self._size = max(LEAST_BUDGET, available_memory() // 4)
             return self._size is None or size <= self._size
 
-        def take(size: int) -> None:
-            nonlocal taken
-            if size > self._most:
+        def reserve(size: int) -> None:
+            nonlocal reserved
+            if size > self._max_picture:
                 raise OverBudgetError
-            if size < 2**16:  # small pictures are not counted
+            if size < 2**16:
                 return
             with self._changed:
                 if not self._reserved_here:
                     self._changed.wait_for(lambda: self._reserved == 0 or fits(self._reserved + size))
-                self._reserved, self._of_thread.reserved = self._reserved + size, self._reserved_here + size
-                taken += size
+                self._of_thread.reserved = self._reserved_here + size
+                self._reserved += size
+                reserved += size
 
         try:
-            yield take
+            yield reserve
         finally:
-            if taken:
+            if reserved:
                 with self._changed:
-                    self._reserved, self._of_thread.reserved = self._reserved - taken, self._reserved_here - taken
+                    self._of_thread.reserved = self._reserved_here - reserved
+                    self._reserved -= reserved
                     self._changed.notify_all()
 
     @property
     def _reserved_here(self) -> int:
+        """The bytes that the current thread has reserved."""
         reserved: int = getattr(self._of_thread, "reserved", 0)
         return reserved
 
@@ -257,7 +257,8 @@ def available_memory() -> int:
     import psutil
 
     free = int(psutil.virtual_memory().available)
-    with contextlib.suppress(OSError, ValueError):  # in a container
+    # A container may have a lower limit. Elsewhere, the files do not exist, or contain "max" instead of a number.
+    with contextlib.suppress(OSError, ValueError):
         group = Path("/sys/fs/cgroup")
         limit, used = ((group / name).read_text(encoding="ascii") for name in ("memory.max", "memory.current"))
         free = min(free, max(int(limit) - int(used), 0))

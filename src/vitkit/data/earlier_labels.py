@@ -1,11 +1,11 @@
-"""Compare the labels of images with those that earlier runs had, for figures that do not flatter.
+"""Compare the labels of images with those in earlier runs, so that changed labels cannot make test results too good.
 
-Whoever has seen a model's predictions and then changes labels, or removes images, moves the test towards the model. The
-figure of a run therefore uses the labels that its images had in the runs that its split or its weights come from. A
-test image of such a run that is no longer there counts as that run predicted it. Images are recognised by their
-content (docs/decisions/0028-label-files.md).
+If somebody changes labels or removes images after seeing a model's predictions, the test set moves towards the model.
+Test results therefore use the labels that the images had in the runs that the split or the weights come from. A test
+image of such a run that has been removed counts with the prediction of that run. Images are recognised by their content
+(docs/decisions/0028-label-files.md).
 
-A run stores the result (earlier_labels.json), so the labels of the first run reach all later ones.
+A run stores the changes (earlier_labels.json), so the labels of the first run reach all later ones.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from vitkit.system.run_files import EARLIER_LABELS, EVALUATION, PREDICTIONS, PRO
 from vitkit.text.cells import restored
 
 
-class MissingTest(NamedTuple):
-    """A test image of an earlier run that is no longer among the images."""
+class MissingTestImage(NamedTuple):
+    """A test image of an earlier run that is not in the data any more."""
 
     digest: str  # the first bytes of the file's SHA-256 in hexadecimal
-    label: str  # the label that the run was tested with
-    predicted: str  # what the run predicted
+    label: str  # the label in the test of this run
+    predicted: str  # the prediction of this run
     run: str  # the name of the run
 
 
 @dataclass(frozen=True)
-class LabelsBefore:
+class ChangesSinceRuns:
     """The differences between the labels of some images and those of earlier runs."""
 
-    changed: tuple[EarlierLabel, ...] = ()  # images with another label now; `UNLABELLED` if no person gave the earlier
-    missing: tuple[MissingTest, ...] = ()  # test images of earlier runs that are no longer there
+    changed: tuple[EarlierLabel, ...] = ()  # the earlier labels of images that now have another label
+    missing: tuple[MissingTestImage, ...] = ()
 
     @property
     def untested(self) -> frozenset[str]:
-        """Return the paths of the images that no person has labelled. They can be trained on, but test nothing."""
+        """Return the paths of images whose labels only models proposed. They are used for training, not for testing."""
         return frozenset(item.path for item in self.changed if item.before == UNLABELLED)
 
     def to_dict(self) -> dict[str, Any]:
@@ -55,18 +55,18 @@ class LabelsBefore:
         }
 
 
-UNCHANGED = LabelsBefore()
+UNCHANGED = ChangesSinceRuns()
 
 
-def runs_of(sources: Iterable[str | Path]) -> list[Path]:
-    """Return the run folders among sources of weights or of splits; a source may also be a file in a run folder."""
-    places = [place for place in map(Path, sources) if place.exists()]
-    folders = [place if place.is_dir() else place.parent for place in places]
+def run_folders_among(sources: Iterable[str | Path]) -> list[Path]:
+    """Return the run folders among sources of weights or of splits. A source may also be a file in a run folder."""
+    paths = [path for path in map(Path, sources) if path.exists()]
+    folders = [path if path.is_dir() else path.parent for path in paths]
     return [folder for folder in dict.fromkeys(folders) if (folder / SPLIT).is_file()]
 
 
-def read_labels_before(run: Path) -> LabelsBefore:
-    """Read the earlier labels that a run stored; they are empty if there is no such file.
+def read_changes(run: Path) -> ChangesSinceRuns:
+    """Read the changes that a run stored; return `UNCHANGED` if it stored none.
 
     Raises:
         VitkitError: the file is damaged, or an earlier version of vitkit wrote it in another form (proposals.json).
@@ -81,110 +81,119 @@ def read_labels_before(run: Path) -> LabelsBefore:
         return UNCHANGED
     try:
         stored = from_json(read_text(file))
-        found = LabelsBefore(
-            tuple(EarlierLabel(**row) for row in stored["changed"]),
-            tuple(MissingTest(**row) for row in stored["missing"]),
-        )
-        if not all(isinstance(text, str) for row in (*found.changed, *found.missing) for text in row):
+        changed = tuple(EarlierLabel(**row) for row in stored["changed"])
+        missing = tuple(MissingTestImage(**row) for row in stored["missing"])
+        if not all(isinstance(text, str) for row in (*changed, *missing) for text in row):
             raise TypeError("a row contains something other than text")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise VitkitError("data.run-damaged", f"{file} is damaged: {error}; restore it, or train again") from error
-    return found
+    return ChangesSinceRuns(changed, missing)
 
 
 def compare_with_runs(
     table: ImageTable, digests: Mapping[str, str], runs: Iterable[Path], tested: Collection[str] = ()
-) -> LabelsBefore:
+) -> ChangesSinceRuns:
     """Compare the labels of images with those that they had in earlier runs.
 
-    Labels that the label file marks as proposed by a model are compared with those before the proposal, if no run knows
-    the image.
+    If no run contains an image, but the label file marks its label as proposed by a model, the label before the
+    proposal is used.
 
     Args:
         table: the images with their current labels.
         digests: the digest of each image's file, by path. An image without a digest counts as missing.
-        runs: the folders of the runs; the first one that knows an image decides.
-        tested: the paths of the images that are tested now. The missing test images of a run count if at least half of
-            these images, apart from those that the run learned from, were test images of the run. Otherwise, the test
-            is of other images.
+        runs: the folders of the runs. If several contain an image, the label of the first one is used.
+        tested: the paths of the images that are tested now. The missing test images of a run count only if at least
+            half of the tested images were test images of that run (images that it was trained on are not considered).
+            Otherwise, the run was tested on a different data set.
     """
     now = {path: table.cell_of(i) for i, path in enumerate(table.paths)}
-    marked = {item.path: item for item in table.earlier}
-    known, missing = dict[str, EarlierLabel](), dict[str, MissingTest]()
+    proposed = {item.path: item._replace(digest=digests.get(item.path, "")) for item in table.earlier}
+    present = set(digests.values())
+    earlier, missing = dict[str, EarlierLabel](), dict[str, MissingTestImage]()
     for run in runs:
-        images, contents, before = split_from_file(run / SPLIT), read_contents(run / SPLIT), read_labels_before(run)
-        labels: dict[str, set[str]] = {}  # by the digest of the file, whose copies may have several
+        images, contents, changes = split_from_file(run / SPLIT), read_contents(run / SPLIT), read_changes(run)
+        labels_of: dict[str, set[str]] = {}  # by digest; copies of a file may have different labels
         for i, path in enumerate(images.paths):
             if path in contents:
-                labels.setdefault(contents[path], set()).add(images.cell_of(i))
+                labels_of.setdefault(contents[path], set()).add(images.cell_of(i))
+        # The label of each file in the run, or the even earlier label that the run stored.
         then = {
-            digest: EarlierLabel("", label, run.name, digest)
-            for digest, (label, *others) in labels.items()
-            if not others
+            digest: EarlierLabel("", next(iter(labels)), run.name, digest)
+            for digest, labels in labels_of.items()
+            if len(labels) == 1
         }
-        then |= {item.digest: item for item in before.changed if item.digest and item.before != UNLABELLED}
+        then |= {item.digest: item for item in changes.changed if item.digest and item.before != UNLABELLED}
         compared = [(path, then[digest]) for path, digest in digests.items() if path in now and digest in then]
-        stored = {item.digest: item.before for item in before.changed}
-        plain = [(path, item) for path, item in compared if path not in marked and item.digest not in stored]
-        names = new_names(((item.before, now[path]) for path, item in plain), table)
-        same = sum(names.get(item.before, item.before) == now[path] for path, item in compared)
+        stored = {item.digest: item.before for item in changes.changed}
+        pairs = [
+            (item.before, now[path])
+            for path, item in compared
+            if path not in proposed and item.digest not in stored  # their labels differ for another reason
+        ]
+        new_name = renamed_classes(pairs, table)
+        same = sum(new_name.get(item.before, item.before) == now[path] for path, item in compared)
         if not set(images.classes) & set(table.classes) and 4 * same < 3 * len(compared):
-            continue  # the classes serve another purpose, such as colours in place of species
+            continue  # the run has other classes for another purpose, such as colours instead of species
         for path, item in compared:
-            old = names.get(item.before, item.before)
-            label = UNLABELLED if stored.get(item.digest) == UNLABELLED and old == now[path] else old
-            known.setdefault(path, item._replace(path=path, before=label))
-        tests, there = _tests_of_run(run, contents, before, table.task), set(digests.values())
-        learned = set(contents.values()) - tests.keys()  # these do not count in a test
-        there_tested = [digests[path] for path in tested if path in digests and digests[path] not in learned]
-        if there_tested and 2 * sum(digest in tests for digest in there_tested) >= len(there_tested):
+            label = new_name.get(item.before, item.before)
+            if stored.get(item.digest) == UNLABELLED and label == now[path]:
+                label = UNLABELLED
+            earlier.setdefault(path, item._replace(path=path, before=label))
+        tests = _test_images_of_run(run, contents, changes, table.task)
+        trained = set(contents.values()) - tests.keys()
+        tested_now = [digests[path] for path in tested if path in digests and digests[path] not in trained]
+        if tested_now and 2 * sum(digest in tests for digest in tested_now) >= len(tested_now):
             for digest, test in tests.items():
-                label = names.get(test.label, test.label)
-                if digest not in there:
-                    missing.setdefault(digest, test._replace(label=label))
-    marked = {path: item._replace(digest=digests.get(path, "")) for path, item in marked.items()}
-    earlier = [found for path in now if (found := known.get(path, marked.get(path)))]
-    return LabelsBefore(tuple(item for item in earlier if item.before != now[item.path]), tuple(missing.values()))
+                if digest not in present:
+                    missing.setdefault(digest, test._replace(label=new_name.get(test.label, test.label)))
+    earlier = proposed | earlier
+    changed = [earlier[path] for path in now if path in earlier and earlier[path].before != now[path]]
+    return ChangesSinceRuns(tuple(changed), tuple(missing.values()))
 
 
-def new_names(pairs: Iterable[tuple[str, str]], table: ImageTable) -> dict[str, str]:
-    """Return the current label for each earlier label whose class no longer exists: what most of its images are now.
+def renamed_classes(pairs: Iterable[tuple[str, str]], table: ImageTable) -> dict[str, str]:
+    """Return the new label for each label with classes that do not exist any more: the one of most of its images.
 
-    `pairs` are the earlier and the current labels of images, and `table` has the current classes.
+    `pairs` are the earlier and the current label of each image, and `table` has the current classes.
     """
     votes: dict[str, Counter[str]] = {}
     for (old, new), count in Counter(pairs).items():
-        is_known = set(table.task.names_in(old)) <= set(table.classes)
-        if old and new and UNLABELLED not in (old, new) and not is_known:
+        still_exists = set(table.task.names_in(old)) <= set(table.classes)
+        if old and new and UNLABELLED not in (old, new) and not still_exists:
             votes.setdefault(old, Counter())[new] += count
     return {old: counts.most_common(1)[0][0] for old, counts in votes.items()}
 
 
-def labels_before_run(run: Path, table: ImageTable) -> LabelsBefore:
-    """Return the earlier labels that a run stored, with the current paths of its images (`images_of_run`)."""
-    found = compare_with_runs(table, digests_of_run(run, table), [run])
-    return replace(found, missing=read_labels_before(run).missing)
+def changes_since_run(run: Path, table: ImageTable) -> ChangesSinceRuns:
+    """Return the changes that a run stored, with the current paths of its images, `table` (`images_of_run`)."""
+    changes = compare_with_runs(table, digests_of_run(run, table), [run])
+    return replace(changes, missing=read_changes(run).missing)
 
 
 def digests_of_run(run: Path, table: ImageTable) -> dict[str, str]:
     """Return the digests of a run's images by their current paths, which are those in `table` (`images_of_run`)."""
     contents = read_contents(run / SPLIT)
-    known = zip(split_from_file(run / SPLIT).paths, table.paths, strict=True)
-    return {new: contents[old] for old, new in known if old in contents}
+    old_and_new = zip(split_from_file(run / SPLIT).paths, table.paths, strict=True)
+    return {new: contents[old] for old, new in old_and_new if old in contents}
 
 
-def _tests_of_run(run: Path, contents: Mapping[str, str], stored: LabelsBefore, task: Task) -> dict[str, MissingTest]:
-    """Return the test images of a run by the digests of the files, without those that its weights had seen."""
-    tests = {item.digest: item for item in stored.missing}
+def _test_images_of_run(
+    run: Path, contents: Mapping[str, str], changes: ChangesSinceRuns, task: Task
+) -> dict[str, MissingTestImage]:
+    """Return the test images of a run by digest, without images that its weights had been trained on before.
+
+    The missing test images of even earlier runs, which the run stored, are included.
+    """
+    tests = {item.digest: item for item in changes.missing}
     if not (run / PREDICTIONS).is_file():
         return tests
     try:
-        numbers = from_json(read_text(run / EVALUATION)) if (run / EVALUATION).is_file() else {}
-        seen = set((numbers.get("seen") or {"paths": ()})["paths"])
+        evaluation = from_json(read_text(run / EVALUATION)) if (run / EVALUATION).is_file() else {}
+        seen = set((evaluation.get("seen") or {"paths": ()})["paths"])
         for row in csv.DictReader(io.StringIO(read_text(run / PREDICTIONS))):
             path, label, predicted = (restored(row[name]) for name in ("path", "label", "predicted"))
             if path in contents and path not in seen:
-                item = MissingTest(contents[path], label or task.no_class, predicted or task.no_class, run.name)
+                item = MissingTestImage(contents[path], label or task.no_class, predicted or task.no_class, run.name)
                 tests[contents[path]] = item
     except (ValueError, TypeError, KeyError, AttributeError, csv.Error) as error:
         raise VitkitError(

@@ -1,12 +1,12 @@
 """Facts about image files: each file is read and decoded once, and the results are stored in a database.
 
-`scan` returns the facts of files: a digest, the size, a thumbnail and keypoints. `Memory` stores them in an SQLite
-database outside the data's folder. A file is not read again if its device, inode, size and times are unchanged (as in
-git). Otherwise it is read, but if a file with the same content has been examined before, it is not decoded again. If
-the database cannot be written, every file is examined.
+`scan` returns the facts of files: a digest, the size, a thumbnail and keypoints. They are stored in an SQLite database
+outside the data's folder (`FactDatabase`). A file is not read again if its device, inode, size and times are unchanged
+(as in git). Otherwise it is read, but if a file with the same content has been examined before, it is not decoded
+again. If the database cannot be written, every file is examined.
 
 Python decodes small pictures in only one thread at a time, so many files are distributed to processes. If such a
-process cannot start or dies, its files are examined in the main process.
+process cannot start or dies, the main process examines its files.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from vitkit.data.decode import (
     DECODE_BUDGET,
     LEAST_BUDGET,
     OverBudgetError,
-    decoders,
+    decoder_versions,
     picture_of,
     raise_if_short,
     reason,
@@ -53,13 +53,13 @@ from vitkit.data.picture import QUIET, Picture
 from vitkit.data.storage import Place, Stored, UnreadableImageError, open_place
 from vitkit.system.environment import cache_folder
 from vitkit.system.files import empty_array, to_json
-from vitkit.system.processes import Worker, answer_questions
+from vitkit.system.processes import Worker, serve_calls
 
 Stamped = tuple[Place, bytes | None]  # a file, and its stamp (`stamp_of`)
 THUMBNAIL = 16  # pixels of a thumbnail's sides: enough to recognise a picture, too few to show its details
 LEAST_SIDE = 48  # pixels; in smaller pictures, blobs have too few pixels for keypoints
-NO_BORDER, PLAIN = -1, -2  # `Facts.border`
-_KEPT = (b"\xff\xd8\xff", b"\x89PNG")  # first bytes of the formats that are decoded from memory just as from a file
+NO_BORDER, PLAIN = -1, -2  # values of `Facts.border`
+_IN_MEMORY = (b"\xff\xd8\xff", b"\x89PNG")  # the first bytes of formats that are decoded from memory as from a file
 
 _VERSION = 7  # increase it if the stored facts or the comparison of pictures change
 _FACTS = "digest, error, format, mode, width, height, is_animated, thumbnail, doubt, keypoints, quality, camera, border"
@@ -67,17 +67,17 @@ _CREATE = f"""
 CREATE TABLE IF NOT EXISTS facts ({_FACTS}, seal, PRIMARY KEY (digest));
 CREATE TABLE IF NOT EXISTS stamps (stamp PRIMARY KEY, digest, seal) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS compared (number INTEGER PRIMARY KEY, name UNIQUE, contents, pairs, seal);
-"""  # the seal of a row (`_checksum_of`) reveals damage
+"""  # the seal is a checksum of the row (`_checksum_of`)
 _BY_DIGEST = f"SELECT {_FACTS}, seal FROM facts WHERE digest IN"  # noqa: S608  # constants
-_FORGET = """
+_DELETE_OLD = """
 DELETE FROM compared WHERE number IN (
     SELECT number FROM (SELECT number, SUM(LENGTH(contents)) OVER (ORDER BY number DESC) AS held FROM compared)
     WHERE held > ? AND number < (SELECT MAX(number) FROM compared)
 )
 """  # deletes the oldest comparisons, but never the last one
-_MOST_COMPARED = 64 * 2**20  # bytes of digests
-_DIGEST = 32  # bytes of each
-_MOST_AT_ONCE = 512  # files or contents in one query
+_MAX_COMPARED = 64 * 2**20  # the bytes of digests in all stored comparisons
+_DIGEST = 32  # the bytes of a digest
+_MAX_KEYS = 512  # the number of files or contents in one query
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Facts:
     border: int = NO_BORDER  # the coarse colour of a border (`_border`), or PLAIN for a picture of one colour
 
 
-row_of = attrgetter(*_FACTS.split(", "))
+_row_of = attrgetter(*_FACTS.split(", "))
 
 
 class FactTable(Sequence[Facts]):
@@ -118,11 +118,12 @@ class FactTable(Sequence[Facts]):
         self._digests = np.zeros((images, _DIGEST), np.uint8)
         self._thumbnails: npt.NDArray[np.uint8] = empty_array((images, 3 * THUMBNAIL**2), "uint8")
         self._keypoints: npt.NDArray[np.uint8] = empty_array((images, MOST * BYTES), "uint8")
-        self._sizes = np.zeros((images, 3), np.int32)  # width, height, and bytes of keypoints
-        # Each combination of the fields `_KIND`, and of whether there is a thumbnail; and its index for each image.
+        self._sizes = np.zeros((images, 3), np.int32)  # width, height, and the number of bytes of keypoints
+        # The other fields (`_NAMED`), with whether there are a digest and a thumbnail, have few distinct combinations.
+        # Each combination is a kind, and each image has the index of its kind.
         missing = ("not read", "", "", False, None, 0, "", NO_BORDER, False, False)
         self._kinds: list[tuple[Any, ...]] = [missing]
-        self._numbers: dict[tuple[Any, ...], int] = {missing: 0}
+        self._index_of_kind: dict[tuple[Any, ...], int] = {missing: 0}
         self._kind = np.zeros(images, np.int32)
 
     @classmethod
@@ -146,13 +147,13 @@ class FactTable(Sequence[Facts]):
             return self.take(np.arange(len(self))[index])
         row = self._rows[index]
         *named, has_digest, has_thumbnail = self._kinds[self._kind[row]]
-        width, height, keypoints = self._sizes[row].tolist()
+        width, height, keypoint_bytes = self._sizes[row].tolist()
         return Facts(
             self._digests[row].tobytes() if has_digest else b"",
             width=width,
             height=height,
             thumbnail=self._thumbnails[row].tobytes() if has_thumbnail else b"",
-            keypoints=self._keypoints[row, :keypoints].tobytes(),
+            keypoints=self._keypoints[row, :keypoint_bytes].tobytes(),
             **dict(zip(_NAMED, named, strict=True)),
         )
 
@@ -168,13 +169,13 @@ class FactTable(Sequence[Facts]):
         rows = self._rows[np.asarray(indices, np.int64)]
         kinds = [(*_named(fact), bool(fact.digest), bool(fact.thumbnail)) for fact in facts]
         for kind in dict.fromkeys(kinds):
-            if kind not in self._numbers:
-                self._numbers[kind] = len(self._kinds)
+            if kind not in self._index_of_kind:
+                self._index_of_kind[kind] = len(self._kinds)
                 self._kinds.append(kind)
-        self._kind[rows] = [self._numbers[kind] for kind in kinds]
+        self._kind[rows] = [self._index_of_kind[kind] for kind in kinds]
         self._sizes[rows] = [(fact.width, fact.height, len(fact.keypoints)) for fact in facts]
-        _fill(self._digests, rows, [fact.digest for fact in facts])
-        _fill(self._thumbnails, rows, [fact.thumbnail for fact in facts])
+        _set_rows(self._digests, rows, [fact.digest for fact in facts])
+        _set_rows(self._thumbnails, rows, [fact.thumbnail for fact in facts])
         for row, fact in zip(rows.tolist(), facts, strict=True):
             if fact.keypoints:
                 self._keypoints[row, : len(fact.keypoints)] = np.frombuffer(fact.keypoints, np.uint8)
@@ -188,15 +189,15 @@ class FactTable(Sequence[Facts]):
     def column(self, name: str) -> list[Any]:
         """Return one field of all images, without creating a `Facts` object per image."""
         rows = self._rows
-        if name in _KIND:
-            values = [kind[_KIND.index(name)] for kind in self._kinds]
+        if name in _NAMED:
+            values = [kind[_NAMED.index(name)] for kind in self._kinds]
             return [values[number] for number in self._kind[rows].tolist()]
         if name in _SIZES:
             pixels: list[Any] = self._sizes[rows, _SIZES.index(name)].tolist()
             return pixels
         if name == "digest":
             digests: list[Any] = self._digests[rows].view(f"V{_DIGEST}")[:, 0].tolist()
-            missing = [number for number, kind in enumerate(self._kinds) if not kind[_KIND.index("has_digest")]]
+            missing = [number for number, (*_, has_digest, _) in enumerate(self._kinds) if not has_digest]
             for i in np.flatnonzero(np.isin(self._kind[rows], missing)).tolist():
                 digests[i] = b""
             return digests
@@ -206,36 +207,34 @@ class FactTable(Sequence[Facts]):
         return [getattr(fact, name) for fact in self]
 
     def columns(self, *names: str) -> list[list[Any]]:
-        """Return several fields of all images, each as `column` does."""
         return [self.column(name) for name in names]
 
     def thumbnails(self) -> npt.NDArray[np.uint8]:
         """Return the thumbnails (n, 16, 16, 3)."""
         pixels = empty_array((len(self), 3 * THUMBNAIL**2), "uint8")
-        np.take(self._thumbnails, self._rows, axis=0, out=pixels, mode="clip")  # "clip" needs no buffer
+        np.take(self._thumbnails, self._rows, axis=0, out=pixels, mode="clip")  # other modes copy `out`
         return pixels.reshape(-1, THUMBNAIL, THUMBNAIL, 3)
 
 
-def _fill(array: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64], values: Sequence[bytes]) -> None:
+def _set_rows(array: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64], values: Sequence[bytes]) -> None:
     """Set rows of an array (n, bytes) to these values. Rows with an empty value are left unchanged."""
-    there = [value for value in values if value]
-    where = rows if len(there) == len(rows) else rows[[bool(value) for value in values]]
-    array[where] = np.frombuffer(b"".join(there), np.uint8).reshape(len(there), array.shape[1])
+    present = rows[[bool(value) for value in values]]
+    array[present] = np.frombuffer(b"".join(values), np.uint8).reshape(len(present), array.shape[1])
 
 
 _NAMED = ("error", "format", "mode", "is_animated", "doubt", "quality", "camera", "border")
-_KIND, _SIZES = (*_NAMED, "has_digest"), ("width", "height")
+_SIZES = ("width", "height")
 _named = attrgetter(*_NAMED)
 
 
 Keep = Callable[[Place, Picture, bytes | None], None]
-_BATCH = 32  # files examined together
-_MANY = 2_000  # new files for which it is worth starting processes
+_BATCH = 32  # the number of files that are examined together
+_MANY = 2_000  # the number of new files for which it is worth starting processes
 
 
 def scan(
     files: Sequence[Place],
-    memory: Memory,
+    database: FactDatabase,
     progress: Callable[[int, int], None] | None = None,
     keep: Keep | None = None,
 ) -> FactTable:
@@ -243,17 +242,17 @@ def scan(
 
     Args:
         files: the image files.
-        memory: the database with the facts of earlier scans.
+        database: the database with the facts of earlier scans.
         progress: receives the number of files done and their total. A file that is listed several times counts once.
         keep: receives the pictures that this process decodes, so that they need not be decoded again.
     """
-    rows = {file: row for row, file in enumerate(dict.fromkeys(files))}
-    distinct = list(rows)
+    row_of = {file: row for row, file in enumerate(dict.fromkeys(files))}
+    distinct = list(row_of)
     table = FactTable(len(distinct))
-    stamps: dict[int, bytes | None] = {}  # of new files
-    for start in range(0, len(distinct), _MOST_AT_ONCE):
-        part = {i: stamp_of(distinct[i]) for i in range(start, min(start + _MOST_AT_ONCE, len(distinct)))}
-        facts_of = memory.of_files(list(part.values()))
+    stamps: dict[int, bytes | None] = {}  # the stamps of new files, by row
+    for start in range(0, len(distinct), _MAX_KEYS):
+        part = {i: stamp_of(distinct[i]) for i in range(start, min(start + _MAX_KEYS, len(distinct)))}
+        facts_of = database.find_by_stamps(list(part.values()))
         known = {i: facts_of[stamp] for i, stamp in part.items() if stamp is not None and stamp in facts_of}
         table.fill(list(known), list(known.values()))
         stamps |= {i: stamp for i, stamp in part.items() if i not in known}
@@ -261,66 +260,66 @@ def scan(
     batches = [new[start : start + _BATCH] for start in range(0, len(new), _BATCH)]
     done = len(distinct) - len(new)
     cpus = os.cpu_count() or 1
-    # On two CPUs, processes gain less than keeping the pictures, which only this process can.
+    # With two CPUs, processes save less time than `keep`, which only this process can call.
     processes = cpus if len(new) >= _MANY and (keep is None or cpus > 2) else 1
-    with Readers(processes) as readers, ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ReaderPool(processes) as readers, ThreadPoolExecutor(cpus) as threads:
 
-        def look(batch: Sequence[int]) -> list[Facts]:
+        def examine_batch(batch: Sequence[int]) -> list[Facts]:
             stamped = [(distinct[i], stamps[i]) for i in batch]
             facts = readers.examine(stamped)
-            if left := [i for i, fact in enumerate(facts) if fact is None]:  # no other process can examine them
-                for i, fact in zip(left, examine([stamped[i] for i in left], memory, keep), strict=True):
+            if left := [i for i, fact in enumerate(facts) if fact is None]:  # this process must examine them
+                for i, fact in zip(left, examine([stamped[i] for i in left], database, keep), strict=True):
                     facts[i] = fact
             return [fact for fact in facts if fact is not None]
 
-        for batch, batch_facts in zip(batches, pool.map(look, batches), strict=True):
+        for batch, batch_facts in zip(batches, threads.map(examine_batch, batches), strict=True):
             table.fill(batch, batch_facts)
             done += len(batch)
             if progress is not None:
                 progress(done, len(distinct))
     if progress is not None and not new:
         progress(done, len(distinct))
-    return table.take([rows[file] for file in files])
+    return table.take([row_of[file] for file in files])
 
 
 # --- Reading files -----------------------------------------------------------------------------------------------
 
 
-def examine(files: Sequence[Stamped], memory: Memory, keep: Keep | None = None) -> list[Facts | None]:
+def examine(files: Sequence[Stamped], database: FactDatabase, keep: Keep | None = None) -> list[Facts | None]:
     """Examine files whose stamp is not in the database, store the facts and return them.
 
-    They are None for a picture that needs more memory than this process may use.
+    The facts are None for a picture that needs more memory than this process may use.
     """
     with QUIET:
         contents = [_content_of(file) for file, _ in files]
-        known = memory.of_contents([content[0] for content in contents if not isinstance(content, Facts)])
+        known = database.find_by_contents([content[0] for content in contents if not isinstance(content, Facts)])
         facts: list[Facts | None] = []
-        lasting: list[bool] = []  # whether to store the facts, because another examination would give the same
+        may_store: list[bool] = []  # whether to store the facts, because another examination would give the same
         greys: dict[int, Grey] = {}  # the grey values in which to search for keypoints, by index
         for i, ((file, _), content) in enumerate(zip(files, contents, strict=True)):
-            found: Facts | None
+            fact: Facts | None
             if isinstance(content, Facts):
-                found, is_lasting, grey = content, False, None
+                fact, is_lasting, grey = content, False, None
             elif content[0] in known:
-                found, is_lasting, grey = known[content[0]], True, None
+                fact, is_lasting, grey = known[content[0]], True, None
             else:
-                found, is_lasting, grey = _decode(file, *content, keep)
-            facts.append(found)
-            lasting.append(is_lasting)
+                fact, is_lasting, grey = _decode(file, *content, keep)
+            facts.append(fact)
+            may_store.append(is_lasting)
             if grey is not None:
                 greys[i] = grey
     for i, keypoints in zip(greys, find_keypoints(list(greys.values())), strict=True):
         fact = facts[i]
         assert fact is not None
         facts[i] = replace(fact, keypoints=keypoints)
-    for fact, is_lasting, (_, stamp) in zip(facts, lasting, files, strict=True):
+    for fact, is_lasting, (_, stamp) in zip(facts, may_store, files, strict=True):
         if fact is not None and is_lasting:
-            memory.learn(fact, stamp)
+            database.add(fact, stamp)
     return facts
 
 
 def _content_of(file: Place) -> tuple[bytes, bytes | None] | Facts:
-    """Return the digest of a file, and its bytes if they are few; if it cannot be opened, facts with the reason."""
+    """Return the digest of a file, and its bytes if they are few; facts with the reason if it cannot be read."""
     digest = hashlib.sha256()
     parts, first = 0, b""
     try:
@@ -331,7 +330,7 @@ def _content_of(file: Place) -> tuple[bytes, bytes | None] | Facts:
     except (OSError, UnreadableImageError) as error:
         raise_if_short(file, error)
         return Facts(b"", reason(file, error))
-    return digest.digest(), first if parts == 1 and first.startswith(_KEPT) else None
+    return digest.digest(), first if parts == 1 and first.startswith(_IN_MEMORY) else None
 
 
 def _decode(
@@ -342,40 +341,41 @@ def _decode(
     The facts are None for a picture that needs more memory than this process may use.
     """
     try:
-        with picture_of(file, short_side=SHORT // 2, content=content) as opened:  # reads a JPEG to its end
+        with picture_of(file, short_side=SHORT // 2, content=content) as picture:  # reads a JPEG to its end
             if keep is not None:
-                keep(file, opened, content)
-            levels: Any = opened.image.getextrema()  # a pair for each channel
-            is_plain = all(high - low <= 2 for low, high in levels)  # compression adds noise of two levels
+                keep(file, picture, content)
+            extrema: Any = picture.image.getextrema()  # a pair for each channel
+            is_plain = all(high - low <= 2 for low, high in extrema)  # compression adds noise of two levels
             facts = Facts(
                 digest,
                 None,
-                opened.format,
-                opened.mode,
-                opened.width,
-                opened.height,
-                opened.is_animated,
-                opened.image.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX).tobytes(),
-                opened.doubt,
-                quality=opened.quality,
-                camera=opened.camera,
-                border=PLAIN if is_plain else _border(opened.image),
+                picture.format,
+                picture.mode,
+                picture.width,
+                picture.height,
+                picture.is_animated,
+                picture.image.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX).tobytes(),
+                picture.doubt,
+                quality=picture.quality,
+                camera=picture.camera,
+                border=PLAIN if is_plain else _border(picture.image),
             )
-            grey = working_copy(opened.image) if min(opened.image.size) >= LEAST_SIDE else None
+            grey = working_copy(picture.image) if min(picture.image.size) >= LEAST_SIDE else None
             return facts, True, grey
     except OverBudgetError:
         return None, False, None
     except UnreadableImageError as error:
         cause = error.__cause__
-        is_passing = isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno is not None)
-        return Facts(digest, str(error)), not is_passing, None
+        # With an errno, the error is one of the system, such as a network that fails; Pillow's own have none.
+        is_temporary = isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno is not None)
+        return Facts(digest, str(error)), not is_temporary, None
 
 
 def _border(picture: Image.Image) -> int:
-    """Return a number for the coarse colour of a border or bar, or NO_BORDER.
+    """Return a number for the coarse colour of a border or a bar at an edge; NO_BORDER if there is none.
 
-    An edge belongs to one if its outermost pixels are of one colour, within a tolerance that recognises a border of 4
-    pixels after compression as JPEG. In photographs, 15 % of the edges are, too. The most frequent colour counts.
+    An edge belongs to a border if its outermost pixels have one colour. The tolerance is such that a border of 4 pixels
+    is recognised after compression as JPEG; 15 % of the edges of photographs are, too. The most frequent colour counts.
     """
     width, height = picture.size
     boxes = ((0, 0, width, 1), (0, 0, 1, height), (width - 1, 0, width, height), (0, height - 1, width, height))
@@ -389,7 +389,7 @@ def _border(picture: Image.Image) -> int:
     return max(colours, key=lambda colour: (colours[colour], colour), default=NO_BORDER)
 
 
-class Readers:
+class ReaderPool:
     """A pool of processes that examine files, which threads may share. A pool of one process starts none."""
 
     def __init__(self, processes: int) -> None:
@@ -426,22 +426,22 @@ class Readers:
 class _Reader:
     """A process that examines files. If it fails, `examine` returns None for each file."""
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, budget: int) -> None:
         self.worker = Worker(__name__, is_quiet=True)
-        self._is_able: bool | None = None  # None until the process has answered
-        self._room = room
+        self._is_usable: bool | None = None  # None until the process has answered
+        self._budget = budget
 
     def examine(self, files: Sequence[Stamped]) -> list[Facts | None]:
         try:
-            if self._is_able is None:  # a format may have been added in this process
-                self._is_able = self.worker.ask(self._room) == decoders()
-            if self._is_able:
-                rows = self.worker.ask(
+            if self._is_usable is None:  # the other process may lack formats that were added in this one
+                self._is_usable = self.worker.call(self._budget) == decoder_versions()
+            if self._is_usable:
+                rows = self.worker.call(
                     [(str(place) if isinstance(place, Path) else place, stamp) for place, stamp in files]
                 )
                 return [None if row is None else Facts(*row) for row in rows]
         except (OSError, EOFError, pickle.PickleError, AttributeError, TypeError):
-            self._is_able = False  # it died, or the storage of the files cannot be pickled
+            self._is_usable = False  # it died, or the storage of the files cannot be pickled
         return [None] * len(files)
 
 
@@ -449,37 +449,36 @@ def serve() -> None:
     """Examine the lists of files that the parent process sends, after the bytes that decoding a picture may take."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process also receives it, and decides what to do
     gc.set_threshold(100_000)  # decoding creates few reference cycles
-    with Memory() as memory:
+    with FactDatabase() as database:
 
         def answer(question: Any) -> Any:
             if isinstance(question, int):
                 DECODE_BUDGET.limit(question)
-                return decoders()
+                return decoder_versions()
             files = [(Path(file) if isinstance(file, str) else file, stamp) for file, stamp in question]
-            return [None if fact is None else row_of(fact) for fact in examine(files, memory)]
+            return [None if fact is None else _row_of(fact) for fact in examine(files, database)]
 
-        answer_questions(answer)
+        serve_calls(answer)
 
 
-# --- What is remembered ------------------------------------------------------------------------------------------
+# --- The database ------------------------------------------------------------------------------------------------
 
 
 def _checksum_of(*cells: Any) -> int:
-    """Return a checksum of a row."""
-    seal = 0
+    checksum = 0
     for cell in cells:
-        seal = zlib.crc32(cell if isinstance(cell, bytes) else str(cell).encode(), seal)
-    return seal
+        checksum = zlib.crc32(cell if isinstance(cell, bytes) else str(cell).encode(), checksum)
+    return checksum
 
 
-class Memory:
+class FactDatabase:
     """A database of the facts of files and of the pairs of copies that were found. Threads may share it.
 
-    Facts are looked up by the stamp or by the content of a file.
+    Facts are found by the stamp or by the content of a file.
     """
 
     def __init__(self) -> None:
-        self._path = cache_folder() / f"doctor-{_VERSION}-{decoders()}.sqlite3"
+        self._path = cache_folder() / f"doctor-{_VERSION}-{decoder_versions()}.sqlite3"
         self._lock = threading.Lock()
         self._facts: list[Facts] = []  # not yet written
         self._stamps: list[tuple[bytes, bytes]] = []
@@ -492,85 +491,87 @@ class Memory:
 
     def __exit__(self, *_: object) -> None:
         self.write()
-        self._give_up()
+        self._close()
 
-    def of_files(self, stamps: Sequence[bytes | None]) -> dict[bytes, Facts]:
+    def find_by_stamps(self, stamps: Sequence[bytes | None]) -> dict[bytes, Facts]:
         """Look up the facts of files by their stamps (`stamp_of`). Unknown files are left out."""
-        known = [stamp for stamp in stamps if stamp is not None]
-        question = "SELECT stamp, digest, seal FROM stamps WHERE stamp IN"
-        digests = dict(row for part in _parts(known) for row in self._ask(question, part))
-        facts = self.of_contents(list(set(digests.values())))
+        present = [stamp for stamp in stamps if stamp is not None]
+        query = "SELECT stamp, digest, seal FROM stamps WHERE stamp IN"
+        digests = dict(row for part in _parts(present) for row in self._checked_rows(query, part))
+        facts = self.find_by_contents(list(set(digests.values())))
         return {stamp: facts[digest] for stamp, digest in digests.items() if digest in facts}
 
-    def of_contents(self, digests: Sequence[bytes]) -> dict[bytes, Facts]:
+    def find_by_contents(self, digests: Sequence[bytes]) -> dict[bytes, Facts]:
         """Look up the facts of file contents by their SHA-256 digests. Unknown contents are left out."""
-        return {row[0]: Facts(*row) for part in _parts(digests) for row in self._ask(_BY_DIGEST, part)}
+        return {row[0]: Facts(*row) for part in _parts(digests) for row in self._checked_rows(_BY_DIGEST, part)}
 
-    def learn(self, facts: Facts, stamp: bytes | None) -> None:
+    def add(self, facts: Facts, stamp: bytes | None) -> None:
         """Store the facts of a file by its content, and also by its stamp if there is one."""
         with self._lock:
             self._facts.append(facts)
             if stamp is not None:
                 self._stamps.append((stamp, facts.digest))
-        self.write(least=4096)
+        self.write(min_count=4096)
 
-    def compared(self, digests: Sequence[bytes]) -> tuple[tuple[bytes, ...], Any] | None:
+    def find_comparison(self, digests: Sequence[bytes]) -> tuple[tuple[bytes, ...], Any] | None:
         """Look up the earlier comparison that covered the largest part of these contents.
 
         Return its contents and its result; None if no comparison covered more than half of `digests`, which are sorted.
         """
         by_name = "SELECT name, pairs, seal FROM compared WHERE name IN"
-        if rows := self._ask(by_name, [_name_of(b"".join(digests))]):
+        if rows := self._checked_rows(by_name, [_name_of(b"".join(digests))]):
             return tuple(digests), json.loads(rows[0][1])
-        wanted, most, best = set(digests), len(digests) // 2, None
-        for names in self._query("SELECT name FROM compared WHERE LENGTH(name) IN", [_DIGEST]):
-            rows = self._ask("SELECT contents, name FROM compared WHERE name IN", names, _name_of)
+        wanted, most = set(digests), len(digests) // 2
+        best_name, best_contents = b"", list[bytes]()
+        for (name,) in self._query("SELECT name FROM compared WHERE LENGTH(name) IN", [_DIGEST]):
+            rows = self._checked_rows("SELECT contents, name FROM compared WHERE name IN", [name], _name_of)
             joined = rows[0][0] if rows else b""
             contents = [joined[i : i + _DIGEST] for i in range(0, len(joined), _DIGEST)]
-            there = len(wanted.intersection(contents))
-            if there > most:
-                most, best = there, (names, contents)
-        rows = [] if best is None else self._ask(by_name, best[0])
-        return None if best is None or not rows else (tuple(best[1]), json.loads(rows[0][1]))
+            covered = len(wanted.intersection(contents))
+            if covered > most:
+                most, best_name, best_contents = covered, name, contents
+        rows = self._checked_rows(by_name, [best_name]) if best_name else []
+        return (tuple(best_contents), json.loads(rows[0][1])) if rows else None
 
-    def learn_compared(self, digests: Sequence[bytes], outcome: Any) -> None:
+    def add_comparison(self, digests: Sequence[bytes], result: Any) -> None:
         """Store the result of comparing these contents with one another. The result must consist of JSON types."""
-        contents, pairs = b"".join(digests), to_json(outcome)
+        contents, pairs = b"".join(digests), to_json(result)
         row = (_name_of(contents), contents, pairs, _checksum_of(_name_of(contents), pairs))
         self._run("INSERT OR REPLACE INTO compared (name, contents, pairs, seal) VALUES (?, ?, ?, ?)", [row])
-        self._run(_FORGET, [(_MOST_COMPARED,)])
+        self._run(_DELETE_OLD, [(_MAX_COMPARED,)])
 
-    def write(self, least: int = 1) -> None:
-        """Write the pending facts to the database if there are at least `least` of them."""
-        if len(self._facts) >= least:
+    def write(self, min_count: int = 1) -> None:
+        """Write the pending facts to the database if there are at least `min_count` of them."""
+        if len(self._facts) >= min_count:
             with self._lock:
                 facts, stamps, self._facts, self._stamps = self._facts, self._stamps, [], []
-            rows = [tuple(int(cell) if isinstance(cell, bool) else cell for cell in row_of(fact)) for fact in facts]
-            self._learn("INSERT OR IGNORE INTO facts", rows)
-            self._learn("INSERT OR REPLACE INTO stamps", stamps)
+            # SQLite returns booleans as integers, which have another checksum.
+            rows = [tuple(int(cell) if isinstance(cell, bool) else cell for cell in _row_of(fact)) for fact in facts]
+            self._insert("INSERT OR IGNORE INTO facts", rows)
+            self._insert("INSERT OR REPLACE INTO stamps", stamps)
 
-    def _learn(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    def _insert(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
         if rows:
             values = ", ".join("?" * (len(rows[0]) + 1))
             self._run(f"{statement} VALUES ({values})", [(*row, _checksum_of(*row)) for row in rows])
 
-    def _ask(self, question: str, keys: Sequence[Any], checksum_of: Callable[..., Any] = _checksum_of) -> list[Any]:
-        """Check the seal of each row, its last column, and return the rows without it; none if a seal is wrong."""
-        rows = self._query(question, keys)
-        if any(checksum_of(*row[:-1]) != row[-1] for row in rows):
+    def _checked_rows(self, query: str, keys: Sequence[Any], checksum: Callable[..., Any] = _checksum_of) -> list[Any]:
+        """Check the last column of each row, a checksum, and return the rows without it; none if a row is damaged."""
+        rows = self._query(query, keys)
+        if any(checksum(*row[:-1]) != row[-1] for row in rows):
             with self._lock:
-                self._give_up(sqlite3.DatabaseError("a row is damaged"))
+                self._close(sqlite3.DatabaseError("a row is damaged"))
             return []
         return [row[:-1] for row in rows]
 
-    def _query(self, question: str, keys: Sequence[Any]) -> list[Any]:
+    def _query(self, query: str, keys: Sequence[Any]) -> list[Any]:
         with self._lock:
             if self._database is None or not keys:
                 return []
             try:
-                return self._database.execute(f"{question} ({', '.join('?' * len(keys))})", keys).fetchall()
+                return self._database.execute(f"{query} ({', '.join('?' * len(keys))})", keys).fetchall()
             except sqlite3.Error as error:
-                self._give_up(error)
+                self._close(error)
                 return []
 
     def _run(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
@@ -580,21 +581,21 @@ class Memory:
                     with self._database:
                         self._database.executemany(statement, rows)
                 except sqlite3.Error as error:
-                    self._give_up(error)
+                    self._close(error)
 
     def _open(self) -> None:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._database = sqlite3.connect(self._path, timeout=30, check_same_thread=False)
-            self._database.text_factory = partial(str, encoding="utf-8", errors="replace")  # the seal reveals damage
+            self._database.text_factory = partial(str, encoding="utf-8", errors="replace")  # checksums reveal damage
             self._database.executescript(_CREATE)
         except (OSError, sqlite3.Error) as error:
-            self._give_up(error)
+            self._close(error)
 
-    def _give_up(self, reason: Exception | None = None) -> None:
-        """Close the database, and work without it. If `reason` means that it is damaged, set it aside and make another.
+    def _close(self, reason: Exception | None = None) -> None:
+        """Close the database, and work without it. If `reason` means that it is damaged, rename it and create another.
 
-        A full disk, for example, is not damage. An invalid SQL statement is: the file has tables of another layout.
+        A full disk, for example, is not damage. An error in an SQL statement is: the file has tables of another layout.
         """
         if self._database is not None:
             with contextlib.suppress(sqlite3.Error):
@@ -607,20 +608,20 @@ class Memory:
             self._was_replaced = True
             with contextlib.suppress(OSError):
                 for journal in self._path.parent.glob(f"{self._path.name}-*"):
-                    journal.unlink()  # SQLite would replay it into the new one
+                    journal.unlink()  # SQLite would apply it to the new database
                 self._path.replace(self._path.with_suffix(".damaged"))
                 self._open()
 
 
 def _parts(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    return (keys[start : start + _MOST_AT_ONCE] for start in range(0, len(keys), _MOST_AT_ONCE))
+    return (keys[start : start + _MAX_KEYS] for start in range(0, len(keys), _MAX_KEYS))
 
 
 def stamp_of(file: Place) -> bytes | None:
     """Return the stamp of a file: bytes that change whenever the file changes.
 
-    Return None if the file cannot be accessed. Also return None if the file changed in the last two seconds, because
-    times may be too coarse to reveal another change so soon after.
+    Return None if the file cannot be accessed, or if it changed in the last two seconds, because times may be too
+    coarse to reveal another change so soon after.
     """
     if isinstance(file, Stored):
         return file.storage.stamp(file.key)

@@ -15,9 +15,9 @@ SUFFIXES = frozenset(
         *("bmp", "tif", "tiff", "ppm", "pgm", "heic", "heif", "hif", "avif"),
     )
 )
-_SYSTEM = frozenset((".ds_store", "thumbs.db", "ehthumbs.db", "desktop.ini"))
-# Folders of thumbnails, deleted files and snapshots, in any case. `#1` and `$5` may be classes.
-_OF_SYSTEMS = re.compile(
+_SYSTEM_FILES = frozenset((".ds_store", "thumbs.db", "ehthumbs.db", "desktop.ini"))
+# Folders of thumbnails, deleted files and snapshots, in upper or lower case. `#1` and `$5` may be classes.
+_SYSTEM_FOLDERS = re.compile(
     r"[.~]|[@#$][^\W\d]"  # hidden folders, and the marks of Synology, QNAP, NetApp and Windows
     r"|(?:recycler|recycled|system volume information|found\.\d{3}|lost\.dir|lost\+found"  # Windows, Android, Linux
     r"|__macosx|network trash folder|temporary items|thevolumesettingsfolder|.*\.(?:photoslibrary|backupdb)"  # macOS
@@ -28,12 +28,12 @@ _OF_SYSTEMS = re.compile(
 
 def is_passed_over(folder: str) -> bool:
     """Return whether a folder is ignored by its name: it is hidden, or one that a system or file server adds."""
-    return _OF_SYSTEMS.match(folder) is not None
+    return _SYSTEM_FOLDERS.match(folder) is not None
 
 
 def why_ignored(file: str) -> str | None:
     """Return the reason why a file with this name is ignored; None if the name is that of an image."""
-    if file.lower() in _SYSTEM or file.startswith("._"):
+    if file.lower() in _SYSTEM_FILES or file.startswith("._"):
         return "system file"
     if file.startswith("."):
         return "hidden"

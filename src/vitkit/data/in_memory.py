@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-import vitkit.data.sources  # noqa: F401  # registers the archives that a path may lead into
+import vitkit.data.sources  # noqa: F401  # registers the kinds of archives that a path may lead into
 from vitkit.data.decode import UnreadableImageError, picture_of, reason
 from vitkit.data.picture import MAX_PIXELS, Picture, flattened, upright
 from vitkit.data.storage import Stored
@@ -67,14 +67,14 @@ def sources_of(sources: object) -> Iterator[Source]:
         is_in_memory(sources) and getattr(sources, "ndim", 0) != 4
     ):
         sources = [sources]
+    # These are iterable, but do not contain sources.
     is_refused = isinstance(sources, (bytes, bytearray, memoryview, Mapping)) or hasattr(sources, "read")
     if is_refused or not (isinstance(sources, Iterable) or is_in_memory(sources)):
         raise VitkitError(
             "data.source-type",
             f"{type_of(sources)} is neither a picture nor a list of pictures: {_EXPECTED}, or several",
         )
-    several: Iterable[object] = sources  # type: ignore[assignment]  # a tensor is iterable without saying so
-    for number, source in enumerate(several):
+    for number, source in enumerate(cast("Iterable[object]", sources)):
         if isinstance(source, (PictureInMemory, Stored)):
             yield source
         elif is_in_memory(source):
@@ -118,7 +118,7 @@ def as_image(picture: Image.Image | npt.NDArray[Any] | Tensor, name: str = "the 
         )
     if array.dtype.kind == "f":
         low, high = float(array.min()), float(array.max())
-        if not (low >= 0 and high <= 1):  # NaN is neither
+        if not (low >= 0 and high <= 1):  # written so that NaN is refused, too
             raise VitkitError(
                 "data.image-values",
                 f"{kind} of floats from {low:.3g} to {high:.3g}, but the values of a picture must be from 0 to 1; pass "
@@ -133,29 +133,29 @@ def as_image(picture: Image.Image | npt.NDArray[Any] | Tensor, name: str = "the 
 
 
 @contextmanager
-def picture_held(held: PictureInMemory, short_side: int | None = None) -> Iterator[Picture]:
+def open_in_memory(picture: PictureInMemory, short_side: int | None = None) -> Iterator[Picture]:
     """Yield a picture in memory as `decode.picture_of` yields the picture of a file.
 
     Raises:
         UnreadableImageError: the picture is a PIL image whose file is damaged or closed.
         VitkitError: the picture cannot be converted (`as_image`).
     """
-    image = as_image(held.image, held.name)
+    image = as_image(picture.image, picture.name)
     if not all(image.size):
         raise UnreadableImageError("data.image-empty", "it has no pixels")
-    if image.mode.startswith(("I", "F")):  # the range of such numbers is stated in the file's tags
-        with picture_of(held.name, short_side, as_file(image)) as picture:
-            yield picture
+    # The range of such numbers is stated in the tags of a file, so these images are encoded and decoded as a file.
+    if image.mode.startswith(("I", "F")):
+        with picture_of(picture.name, short_side, as_file(image)) as decoded:
+            yield decoded
         return
     try:
         if image.width * image.height > MAX_PIXELS:
             raise UnreadableImageError(
                 "data.image-too-large", f"{image.width}x{image.height} pixels, more than the limit of {MAX_PIXELS:,}"
             )
-        turned = upright(image)
-        rgb, doubt = flattened(turned)
-    except Exception as error:  # PIL reads the file only now
-        raise UnreadableImageError("data.image-unreadable", reason(held.name, error, b"file")) from error
+        rgb, doubt = flattened(upright(image))
+    except Exception as error:  # a PIL image reads its file only now
+        raise UnreadableImageError("data.image-unreadable", reason(picture.name, error, b"file")) from error
     yield Picture(rgb, str(image.format or "memory"), image.mode, rgb.width, rgb.height, is_animated=False, doubt=doubt)
 
 
@@ -168,10 +168,11 @@ def as_file(image: Image.Image) -> bytes:
     data = io.BytesIO()
     try:
         exif = image.getexif()
-        is_clear_grey = image.has_transparency_data and image.mode == "I;16"  # RGBA would have 8 bits
-        if image.has_transparency_data and not is_clear_grey:
+        # Only a PNG can hold 16 bits with transparency; RGBA has 8 bits.
+        is_transparent_16_bit = image.has_transparency_data and image.mode == "I;16"
+        if image.has_transparency_data and not is_transparent_16_bit:
             image = image.convert("RGBA")
-        image.save(data, "PNG" if is_clear_grey else "TIFF", exif=exif)
+        image.save(data, "PNG" if is_transparent_16_bit else "TIFF", exif=exif)
     except (OSError, ValueError, KeyError) as error:
         raise VitkitError(
             "data.image-mode", f"a picture of mode {image.mode} cannot be read; convert it to RGB"

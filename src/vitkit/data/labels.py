@@ -32,29 +32,29 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from vitkit.data.file_names import SUFFIXES
-from vitkit.data.storage import is_there
+from vitkit.data.storage import image_exists
 from vitkit.data.table import MULTI_LABEL
 from vitkit.errors import VitkitError
 from vitkit.system.files import (
     append_bytes,
-    cut_off,
     exclusive,
-    mend_append,
+    open_regular,
     read_appended,
     read_bytes,
-    regular,
+    repair_append,
+    truncate,
     write_bytes,
 )
 from vitkit.system.run_files import LABELS
-from vitkit.text.cells import JOINT, by_chance, harmless, restored
+from vitkit.text.cells import JOINT, false_alarms_in_words, harmless, restored
 
 EXCLUDED = ""  # the label of a picture that is to be left out
-TITLES = {  # of columns, as people write them
+TITLES = {  # the standard names of columns by the titles that people write
     **dict.fromkeys(("path", "file", "filename", "image"), "path"),
     **dict.fromkeys(("label", "class", "labels"), "label"),
 }
 _TITLES = TITLES | {name: name for name in ("previous", "when", "proposed_by", "suggested", "score")}
-_WAIT = 10.0  # seconds to wait for another process; an edit takes milliseconds
+_WAIT = 10.0  # seconds to wait for another process that edits the file, which takes milliseconds
 
 
 class Edit(NamedTuple):
@@ -72,16 +72,13 @@ _HEADER = (",".join(Edit._fields) + "\n").encode()  # rows are appended only to 
 
 @dataclass(frozen=True)
 class LabelFile:
-    """The rows of a label file. A run's list of suspected label errors (`has_suspects`) is one, too.
-
-    The labels in such a list are those that the images already have, unless somebody has edited it.
-    """
+    """The rows of a label file."""
 
     name: str  # for messages
     edits: tuple[Edit, ...] = ()  # in order; for each path, the last row counts
     lines: tuple[int, ...] = ()  # the number of the line in which each row begins
-    has_suspects: bool = False
-    content: bytes = field(default=b"", repr=False, compare=False)  # from which the rows were read
+    has_suspects: bool = False  # whether the file is a run's list of suspected label errors, which people may edit
+    content: bytes = field(default=b"", repr=False, compare=False)  # the bytes of the file
 
 
 def read_labels(file: str | Path, known: LabelFile | None = None) -> LabelFile:
@@ -102,19 +99,20 @@ def read_labels(file: str | Path, known: LabelFile | None = None) -> LabelFile:
         raise VitkitError(
             "data.labels-unreadable", f"label file {file}: {reason}; expected a CSV with the columns path and label"
         ) from error
-    return _read(str(file), content, known)
+    return _parse_new(str(file), content, known)
 
 
-def _read(name: str, content: bytes, known: LabelFile | None) -> LabelFile:
+def _parse_new(name: str, content: bytes, known: LabelFile | None) -> LabelFile:
+    """Parse the content of a label file, or only the new rows if rows were added to those in `known`."""
     if known is None or not known.content.startswith(_HEADER):
         return _parse(name, content)
     if known.content.endswith(b"\n") and content.startswith(known.content):
         if len(content) == len(known.content):
             return known
-        first = known.content.count(b"\n") - 1  # the number of known lines below the header
-        added = _parse(name, _HEADER + content[len(known.content) :], first)
+        known_lines = known.content.count(b"\n") - 1  # without the header
+        added = _parse(name, _HEADER + content[len(known.content) :], known_lines)
         return LabelFile(name, known.edits + added.edits, known.lines + added.lines, content=content)
-    if _takes_rows(content) and known.content.startswith(content):  # the last rows were removed
+    if _is_appendable(content) and known.content.startswith(content):  # the last rows were removed
         rows = bisect_right(known.lines, content.count(b"\n"))
         return LabelFile(name, known.edits[:rows], known.lines[:rows], content=content)
     return _parse(name, content)
@@ -130,7 +128,7 @@ def labels_so_far(file: str | Path, known: LabelFile | None = None) -> LabelFile
 
 
 def add_edits(file: str | Path, edits: Iterable[Edit]) -> tuple[Edit, ...]:
-    """Append rows to a label file, which is created if necessary. Return them with their time: by default, now.
+    """Append rows to a label file, which is created if necessary. Return the rows; those without a time get the time.
 
     Either all rows are written or none. Processes and threads that add rows at the same time wait for one another. Rows
     are appended without rewriting the file, unless it has other columns or was last written by another program.
@@ -142,17 +140,18 @@ def add_edits(file: str | Path, edits: Iterable[Edit]) -> tuple[Edit, ...]:
     """
     path = Path(file)
     with exclusive(path, wait=_WAIT):
-        content = _content_for_writing(path)
-        now, recent = datetime.now(UTC), (content or b"")[-(2**16) :]
-        while (when := now.isoformat(timespec="microseconds").replace("+00:00", "Z")).encode() in recent:
-            now += timedelta(microseconds=1)  # rows with the same time are undone together
-        made = tuple(edit._replace(when=edit.when or when) for edit in edits)
-        text = _checked_text_of(path, made)
-        if content is not None and _takes_rows(content):
+        content = _repaired_content(path)
+        now, last_rows = datetime.now(UTC), (content or b"")[-(2**16) :]
+        # Rows with the same time are undone together, so choose a time that no other rows have.
+        while (when := now.isoformat(timespec="microseconds").replace("+00:00", "Z")).encode() in last_rows:
+            now += timedelta(microseconds=1)
+        added = tuple(edit._replace(when=edit.when or when) for edit in edits)
+        text = _checked_text_of(path, added)
+        if content is not None and _is_appendable(content):
             append_bytes(path, text)
         else:
-            write_bytes(path, _HEADER + _checked_text_of(path, (*_for_writing(path, content).edits, *made)))
-        return made
+            write_bytes(path, _HEADER + _checked_text_of(path, (*_editable(path, content).edits, *added)))
+        return added
 
 
 def undo_edits(
@@ -160,7 +159,7 @@ def undo_edits(
 ) -> tuple[Edit, ...]:
     """Remove the rows that were added last to a label file: the last row and those before it with the same time.
 
-    Return the removed rows, which `add_edits` can add again. It raises the same errors.
+    Return the removed rows, which `add_edits` can add again. The errors are those of `add_edits`.
 
     Args:
         file: the label file.
@@ -172,9 +171,11 @@ def undo_edits(
     if not path.exists():
         return ()
     with exclusive(path, wait=_WAIT):
-        content = _content_for_writing(path) or b""
-        edits = _for_writing(path, content, known).edits
-        end = next((i for i in range(len(edits), 0, -1) if may is None or may(edits[i - 1])), 0)
+        content = _repaired_content(path) or b""
+        edits = _editable(path, content, known).edits
+        end = len(edits)
+        while end > 0 and may is not None and not may(edits[end - 1]):
+            end -= 1
         if not end:
             return ()
         when = edits[end - 1].when  # rows without a time, written by hand, are removed one by one
@@ -183,15 +184,16 @@ def undo_edits(
             start -= 1
         text = _text_of(edits[start:end])
         if end == len(edits) and content.endswith(text) and len(content) >= len(_HEADER) + len(text):
-            cut_off(path, len(content) - len(text))
+            truncate(path, len(content) - len(text))
         else:
             write_bytes(path, _HEADER + _checked_text_of(path, (*edits[:start], *edits[end:])))
         return edits[start:end]
 
 
-def _content_for_writing(path: Path) -> bytes | None:
+def _repaired_content(path: Path) -> bytes | None:
+    """Return the content of a label file that is about to be changed; None if there is no such file."""
     try:
-        mend_append(path)  # a crash may have left an incomplete last row
+        repair_append(path)  # a crash may have left an incomplete last row
         return read_bytes(path)
     except FileNotFoundError:
         return None
@@ -201,17 +203,18 @@ def _content_for_writing(path: Path) -> bytes | None:
         ) from error
 
 
-def _for_writing(path: Path, content: bytes | None, known: LabelFile | None = None) -> LabelFile:
-    before = LabelFile(str(path)) if content is None else _read(str(path), content, known)
-    if before.has_suspects:
+def _editable(path: Path, content: bytes | None, known: LabelFile | None = None) -> LabelFile:
+    """Parse the content of a label file that is about to be changed. Raise VitkitError for a list of suspects."""
+    labels = LabelFile(str(path)) if content is None else _parse_new(str(path), content, known)
+    if labels.has_suspects:
         raise VitkitError(
             "data.labels-read-only",
             f"{path} is a list of suspected label errors, to which rows cannot be added: use a label file",
         )
-    return before
+    return labels
 
 
-def _takes_rows(content: bytes) -> bool:
+def _is_appendable(content: bytes) -> bool:
     """Return whether rows can be appended: the columns are the standard ones, and the last row is complete."""
     return content.startswith(_HEADER) and content.endswith(b"\n") and content.count(b'"') % 2 == 0
 
@@ -223,22 +226,23 @@ def _text_of(edits: Iterable[Edit]) -> bytes:
 
 
 def _checked_text_of(path: Path, edits: Sequence[Edit]) -> bytes:
+    """Return the rows as CSV. Raise VitkitError if they could not be read again, because of an unusual name."""
     text = _text_of(edits)
-    try:  # one unusual name could make the whole file unreadable
-        kept = _parse(str(path), _HEADER + text)
+    try:
+        parsed = _parse(str(path), _HEADER + text)
     except VitkitError as error:
         raise VitkitError(error.code, f"{error}; the name of a file or class cannot be stored: rename it") from error
-    for edit, known_edit in itertools.zip_longest(edits, kept.edits):
-        if edit != known_edit:
+    for edit, parsed_edit in itertools.zip_longest(edits, parsed.edits):
+        if edit != parsed_edit:
             raise VitkitError(
-                "data.name-unstorable", f"{path}: {edit} would be read as {known_edit}; rename the file or the class"
+                "data.name-unstorable", f"{path}: {edit} would be read as {parsed_edit}; rename the file or the class"
             )
     return text
 
 
-def _parse(name: str, content: bytes, first: int = 0) -> LabelFile:  # `first` is added to the line numbers
+def _parse(name: str, content: bytes, lines_before: int = 0) -> LabelFile:  # lines above `content`
     refuse_encoding(name, content)
-    # File names need not be UTF-8 on Linux and keep their bytes; labels that are not UTF-8 are refused by `_edit`.
+    # File names on Linux need not be UTF-8, and keep their bytes. `_parse_row` refuses labels that are not UTF-8.
     text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", errors="surrogateescape", newline="")
     try:
         expected = "path and label, each once (a label file may have previous, when and proposed_by too)"
@@ -247,14 +251,14 @@ def _parse(name: str, content: bytes, first: int = 0) -> LabelFile:  # `first` i
         raise VitkitError("data.csv-damaged", f"{name} is not a CSV file: {error}") from error
     has_suspects = {"suggested", "score"} <= set(table.columns)
     allowed = {*Edit._fields, *(("suggested", "score", _CHANCE) if has_suspects else ())}
-    # Another kind of list may have such columns as split or prediction; without them, its labels would be wrong.
+    # Another kind of list may have columns such as split or prediction, without which its labels would be wrong.
     if other := [title for title, column in zip(table.titles, table.columns, strict=True) if column not in allowed]:
         raise VitkitError(
             "data.columns-unexpected",
             f"{name} has the column{'s' * (len(other) > 1)} {', '.join(map(repr, other))}, but a label file has "
             "only path, label, previous, when and proposed_by: remove the others, or pass a list of images as the data",
         )
-    # Half of a label may be the name of another class. Rows that vitkit writes have all cells and a line end.
+    # The first half of a label may be the name of another class. Rows that vitkit writes have all cells and a line end.
     if content.startswith(_HEADER) and not content.endswith((b"\n", b"\r")) and table.rows:
         line, cells = table.rows[-1]
         if len(cells) < len(Edit._fields):
@@ -262,13 +266,15 @@ def _parse(name: str, content: bytes, first: int = 0) -> LabelFile:  # `first` i
                 "data.labels-cut-off",
                 f"{name}, line {line}: the last row may be cut off: complete it, and add a line break after it",
             )
-    edits = tuple(_edit(name, line + first, cells) for line, cells in table.rows)
-    return LabelFile(name, edits, tuple(line + first for line, _ in table.rows), has_suspects, content)
+    edits = tuple(_parse_row(name, line + lines_before, cells) for line, cells in table.rows)
+    return LabelFile(name, edits, tuple(line + lines_before for line, _ in table.rows), has_suspects, content)
 
 
-def _edit(name: str, line: int, cells: dict[str, str]) -> Edit:
+def _parse_row(name: str, line: int, cells: dict[str, str]) -> Edit:
     values = [cells.get(column, "") for column in Edit._fields]
-    path, label, previous, when, proposed_by = map(restored, values) if "'" in "".join(values) else values
+    if "'" in "".join(values):  # `harmless` only adds such quotes; the check saves time
+        values = list(map(restored, values))
+    path, label, previous, when, proposed_by = values
     if not path.strip():
         raise VitkitError("data.path-empty", f"{name}, line {line}: path is empty")
     if "\0" in path + label:
@@ -287,7 +293,7 @@ def _edit(name: str, line: int, cells: dict[str, str]) -> Edit:
         )
     if "suggested" in cells and not proposed_by:
         suggested = restored(cells["suggested"]).strip()
-        if suggested and label.strip() in (suggested, EXCLUDED):  # in a list of suspects that a user has edited
+        if suggested and label.strip() in (suggested, EXCLUDED):  # a user accepted the suggestion in a list of suspects
             proposed_by = Path(name).name
     return Edit(path, label, previous, when, proposed_by)
 
@@ -305,15 +311,15 @@ def renaming(edits: Iterable[tuple[str, str]], old: str, new: str) -> list[Edit]
     """
     if not new.strip():
         raise VitkitError("data.class-name-empty", f"a class needs a name: enter a new name for {old}")
-    made = []
+    renamed = []
     for path, label in edits:
         names = [label] if label == old else MULTI_LABEL.names_in(label)
         if old in names:
-            kept = list(dict.fromkeys(new if name == old else name for name in names))
-            made.append(Edit(path, JOINT.join(kept), label))
-    if not made:
+            new_names = dict.fromkeys(new if name == old else name for name in names)  # without duplicates
+            renamed.append(Edit(path, JOINT.join(new_names), label))
+    if not renamed:
         raise VitkitError("data.class-missing", f"no picture has the class {old!r}")
-    return made
+    return renamed
 
 
 COLUMNS = ("path", "label", "suggested", "score")
@@ -336,8 +342,8 @@ def is_list_of_suspects(file: str | Path) -> bool:
     if path.suffix.lower() != ".csv" or not path.is_file():
         return False
     with path.open("rb") as opened:
-        lines = [opened.readline(2**16).decode("utf-8-sig", "replace") for _ in range(2)]
-    header = (lines[1] if SEPARATOR.fullmatch(lines[0]) else lines[0]).strip().lower().replace(";", ",")
+        first, second = (opened.readline(2**16).decode("utf-8-sig", "replace") for _ in range(2))
+    header = (second if SEPARATOR.fullmatch(first) else first).strip().lower().replace(";", ",")
     return set(header.replace('"', "").split(",")) >= set(COLUMNS)
 
 
@@ -351,7 +357,7 @@ def read_suspects(file: str | Path) -> list[Suspect]:
     with Path(file).open("rb") as data:
         refuse_encoding(str(file), data.read(64))
     try:
-        with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="", opener=regular) as text:
+        with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="", opener=open_regular) as text:
             table = read_rows(str(file), text, known, COLUMNS, f"{' and '.join(COLUMNS)}, each once")
     except csv.Error as error:
         raise VitkitError("data.csv-damaged", f"{file} is not a CSV file: {error}") from error
@@ -362,38 +368,38 @@ def read_suspects(file: str | Path) -> list[Suspect]:
         try:
             chance = None if cell is None else float(cell)
         except ValueError:
-            chance = -1.0
+            chance = -1.0  # no number is as wrong as a number below 0
         if chance is not None and not 0 <= chance <= 1:
             raise VitkitError("data.chance-invalid", f"{file}, line {line}: chance must be from 0 to 1, not {cell!r}")
         suspects.append(Suspect(path, label, suggested, score, chance))
     return suspects
 
 
-def expected_by_chance(suspects: Sequence[Suspect]) -> float | None:
+def expected_correct_labels(suspects: Sequence[Suspect]) -> float | None:
     """Return the expected number of correct labels among the suspects; None if a row has no `chance`."""
-    known = [suspect.chance for suspect in suspects if suspect.chance is not None]
-    return sum(known) if len(known) == len(suspects) else None
+    chances = [suspect.chance for suspect in suspects if suspect.chance is not None]
+    return sum(chances) if len(chances) == len(suspects) else None
 
 
 def chance_in_words(suspects: Sequence[Suspect]) -> str:
-    """Return a phrase with the number from `expected_by_chance`, starting with a semicolon; "" if it is unknown."""
-    expected = expected_by_chance(suspects)
-    return f"; {by_chance(len(suspects), expected)}" if suspects and expected is not None else ""
+    """Return a phrase with `expected_correct_labels`, starting with a semicolon; "" if this number is unknown."""
+    expected = expected_correct_labels(suspects)
+    return f"; {false_alarms_in_words(len(suspects), expected)}" if suspects and expected is not None else ""
 
 
 def decisions_since(labels: LabelFile, run: Path) -> dict[str, Edit]:
     """Return, by path, the rows of a label file that count as decisions about a run's suspected label errors.
 
-    Only the last row of an image can be a decision. A row that was added after the run started, so that the run's copy
-    of the label file lacks it, always is one. An older row is one only if it confirmed the label that the image already
-    had, as "Keep" in the studio does; any other older row is itself the source of the suspected label.
+    Only the last row of an image can be a decision. If it was added after the run started, it always is one. An older
+    row is a decision only if it confirmed the label that the image already had, as "Keep" in the studio does. Any other
+    older row is itself the source of the suspected label.
     """
-    read = Counter(labels_so_far(run / LABELS).edits)
-    last: dict[str, tuple[Edit, bool]] = {}
+    known_to_run = Counter(labels_so_far(run / LABELS).edits)  # the run's copy of the label file
+    last: dict[str, tuple[Edit, bool]] = {}  # the last row of each image, and whether it is new
     for edit in labels.edits:
-        is_new = not read[edit]
+        is_new = not known_to_run[edit]
         if not is_new:
-            read[edit] -= 1
+            known_to_run[edit] -= 1
         last[edit.path] = edit, is_new
     return {path: edit for path, (edit, is_new) in last.items() if is_new or edit.label == edit.previous != EXCLUDED}
 
@@ -408,11 +414,11 @@ class PathFinder:
 
     def __init__(self, root: Path, paths: Sequence[str]) -> None:
         self._root, self._paths = root, paths
-        self._exact: dict[str, list[int]] = {}
+        self._by_path: dict[str, list[int]] = {}
         for i, path in enumerate(paths):
-            self._exact.setdefault(self._absolute(path), []).append(i)
-        self._real: dict[str, list[int]] | None = None
-        self._parents: dict[str, str] = {}
+            self._by_path.setdefault(self._absolute(path), []).append(i)
+        self._by_real_path: dict[str, list[int]] | None = None
+        self._real_folders: dict[str, str] = {}
 
     def find(self, path: str) -> list[int]:
         """Return the indices of the images with this path.
@@ -421,31 +427,31 @@ class PathFinder:
         in their folders and composing accents (NFC), in which operating systems differ.
         """
         for spelling in dict.fromkeys((path, path.strip())):
-            if matches := self._exact.get(self._absolute(spelling)):
+            if matches := self._by_path.get(self._absolute(spelling)):
                 return matches
-        if self._real is None:
-            self._real = {}
-            for i, spelling in enumerate(self._paths):
-                self._real.setdefault(self._real_path(self._absolute(spelling)), []).append(i)
-        return self._real.get(self._real_path(self._absolute(path.strip())), [])
+        if self._by_real_path is None:
+            self._by_real_path = {}
+            for i, image_path in enumerate(self._paths):
+                self._by_real_path.setdefault(self._real_path(self._absolute(image_path)), []).append(i)
+        return self._by_real_path.get(self._real_path(self._absolute(path.strip())), [])
 
-    def beside(self, path: str) -> str | None:
-        """Return the relative path of an image file that is in the folder, but that `find` does not find; or None."""
+    def find_unlisted(self, path: str) -> str | None:
+        """Return the relative path of an image file that exists in the folder, but is not in `paths`; None without."""
         for spelling in dict.fromkeys((path, path.strip())):
-            place = Path(self._real_path(self._absolute(spelling), normal=False))
-            if place.suffix.lower() in SUFFIXES and place.is_relative_to(self._root) and is_there(place):
-                return place.relative_to(self._root).as_posix()
+            file = Path(self._real_path(self._absolute(spelling), is_composed=False))
+            if file.suffix.lower() in SUFFIXES and file.is_relative_to(self._root) and image_exists(file):
+                return file.relative_to(self._root).as_posix()
         return None
 
     def _absolute(self, path: str) -> str:
         return os.path.normpath(os.path.join(self._root, path))  # noqa: PTH118  # a Path takes ten times as long
 
-    def _real_path(self, place: str, *, normal: bool = True) -> str:
-        folder, name = os.path.split(place)
-        if folder not in self._parents:
-            self._parents[folder] = os.path.realpath(folder)
-        path = os.path.join(self._parents[folder], name)  # noqa: PTH118
-        return unicodedata.normalize("NFC", path) if normal else path
+    def _real_path(self, path: str, *, is_composed: bool = True) -> str:
+        folder, name = os.path.split(path)
+        if folder not in self._real_folders:
+            self._real_folders[folder] = os.path.realpath(folder)
+        real = os.path.join(self._real_folders[folder], name)  # noqa: PTH118
+        return unicodedata.normalize("NFC", real) if is_composed else real
 
 
 # --- Rows of CSV files ----------------------------------------------------------------------------------------
@@ -455,7 +461,7 @@ class PathFinder:
 class CsvRows:
     """The content of a CSV file."""
 
-    titles: tuple[str, ...]  # of the columns, as in the file
+    titles: tuple[str, ...]  # the titles of the columns, as in the file
     columns: tuple[str, ...]  # the standard names (`known` of `read_rows`), or the titles of other columns
     delimiter: str  # a comma, a semicolon, a tab, or the character that the file declares by `sep=`
     rows: tuple[tuple[int, dict[str, str]], ...]  # not empty: the number of the first line, and the cells by column
@@ -478,34 +484,36 @@ def read_rows(name: str, text: TextIO, known: Mapping[str, str], needed: Sequenc
         VitkitError: a column is missing or occurs twice, a quote is not closed, or a row has too many cells; the
             message names the line.
     """
-    header, first = text.readline(), 2
-    named = SEPARATOR.fullmatch(header)
-    if named is not None:
-        header, first = text.readline(), 3
-    delimiter = named[1] if named is not None else max(",;\t", key=header.count)
-    written = [title.strip() for title in next(csv.reader([header], delimiter=delimiter, strict=True), [])]
-    titles = written[: max((place for place, title in enumerate(written, start=1) if title), default=0)]
+    header, first_line = text.readline(), 2
+    declaration = SEPARATOR.fullmatch(header)
+    if declaration is not None:
+        header, first_line = text.readline(), 3
+    delimiter = declaration[1] if declaration is not None else max(",;\t", key=header.count)
+    all_titles = [title.strip() for title in next(csv.reader([header], delimiter=delimiter, strict=True), [])]
+    titles = list(all_titles)
+    while titles and not titles[-1]:
+        titles.pop()
     columns = [known.get(title.lower(), title) for title in titles]
     if not set(needed) <= set(columns) or len(set(columns)) < len(columns):
         raise VitkitError("data.columns-missing", f"{name} needs the columns {expected}; it has: {header.strip():.200}")
     lines: list[tuple[int, list[str]]] = []
-    reader, line = csv.reader(text, delimiter=delimiter, strict=True), first
+    reader, line = csv.reader(text, delimiter=delimiter, strict=True), first_line
     try:
         for cells in reader:
             if any(cells):
                 lines.append((line, cells))
-            line = reader.line_num + first
+            line = reader.line_num + first_line
     except csv.Error as error:
         raise VitkitError(
             "data.csv-damaged",
             f"{name} is not a CSV file from line {line} on: {error}; is there a quote too many, or one not closed?",
         ) from error
-    # A quote that is not closed makes a cell of the rows below it.
+    # If a quote is not closed, the rows below it become part of its cell: look for cells with lines that are rows.
     for line, cells in lines:
         if "\n" not in (joined := "".join(cells)) and "\r" not in joined:
             continue
-        swallowed = [part for cell in cells for part in cell.splitlines()[1:]]
-        for inner in (part.split(delimiter) for part in swallowed):
+        for text_line in (part for cell in cells for part in cell.splitlines()[1:]):
+            inner = text_line.split(delimiter)
             is_row = len(inner) >= len(columns) and (
                 Path(inner[columns.index("path")].strip(' "')).suffix.lower() in SUFFIXES
             )
@@ -515,10 +523,10 @@ def read_rows(name: str, text: TextIO, known: Mapping[str, str], needed: Sequenc
                 )
     for line, cells in lines:
         beyond = [cell for cell in cells[len(columns) :] if cell]
-        if len(titles) == len(written) and beyond:  # further cells may be classes, which would be lost
-            wide = f"{len(cells)} cells for {len(columns)} columns"
+        if len(titles) == len(all_titles) and beyond:  # further cells may be classes, which would be lost
+            counts = f"{len(cells)} cells for {len(columns)} columns"
             raise VitkitError(
-                "data.cells-too-many", f'{name}, line {line}: {wide}; put several classes between quotes: "cat;dog"'
+                "data.cells-too-many", f'{name}, line {line}: {counts}; put several classes between quotes: "cat;dog"'
             )
         if text_beyond := [cell for cell in beyond if cell.strip()]:
             raise VitkitError(
@@ -533,12 +541,9 @@ SEPARATOR = re.compile(r"sep=(.)\s*", re.IGNORECASE)  # the line by which a file
 
 
 def refuse_encoding(name: str, data: bytes) -> None:
-    """Refuse a file whose first bytes (`data`) are UTF-16 or UTF-32, which spreadsheets save as "Unicode text".
-
-    Raises:
-        VitkitError: the bytes are UTF-16 or UTF-32; the message begins with `name`.
-    """
+    """Raise VitkitError if a file begins with UTF-16 or UTF-32, which spreadsheets save as "Unicode text"."""
     head = data[:64]
+    # ASCII characters have one zero byte of two in UTF-16, and three of four in UTF-32.
     is_wide = head.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")) or head.count(b"\0") > len(head) // 2
     if is_wide or head.startswith((b"\xff\xfe", b"\xfe\xff")) or 3 * head.count(b"\0") > len(head):
         raise VitkitError(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Literal
 
 from vitkit.data.file_names import is_passed_over, why_ignored
-from vitkit.data.storage import Branch, Overlooked, look_through
-from vitkit.data.table import ImageTable, Row, look, table_of
+from vitkit.data.storage import Branch, SearchLog, folder_tree
+from vitkit.data.table import ImageTable, Row, normal_form, table_of
 from vitkit.errors import VitkitError
 from vitkit.text.cells import listed
 
-_WORDS = {  # as people write them; `eval` is test, or val if there is another test folder
+_WORDS = {  # names of splits, as people write them; `eval` means val if there is also a test split, otherwise test
     **dict.fromkeys(("train", "training", "trainval"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
@@ -50,13 +50,13 @@ def split_of_folder(name: str) -> tuple[str, tuple[str, ...]] | None:
     one data set have the same remaining words. Return None if the name contains no split, or several.
     """
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[^\W\d_])(?=\d)", " ", name)
-    words = [
-        next((word.removesuffix(end) for end in _FILLERS if word.removesuffix(end) in _WORDS), word)
-        for word in filter(None, re.split(r"[\W_]+", spaced.lower()))
-    ]
+    words = list(filter(None, re.split(r"[\W_]+", spaced.lower())))
+    for i, word in enumerate(words):
+        shortened = [word.removesuffix(filler) for filler in _FILLERS]
+        words[i] = next((short for short in shortened if short in _WORDS), word)  # `trainset` becomes `train`
     splits = [_WORDS[word] for word in words if word in _WORDS]
     if splits == ["train", "val"]:
-        splits = ["train"]  # train_val: a validation split is still to be taken from it
+        splits = ["train"]  # as in `train_val`: images for training, of which some may be taken for validation
     if len(splits) != 1:
         return None
     return splits[0], tuple(word for word in words if word not in _WORDS and word not in _FILLERS)
@@ -64,7 +64,7 @@ def split_of_folder(name: str) -> tuple[str, tuple[str, ...]] | None:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder with its subfolders. `has_images` is whether it contains images itself, not only in subfolders."""
+    """A folder with its subfolders. `has_images` is whether it directly contains images."""
 
     path: Path
     has_images: bool
@@ -75,45 +75,48 @@ class Folder:
         return self.path.name
 
     @cached_property
-    def holds_images(self) -> bool:  # at any depth
-        return self.has_images or any(folder.holds_images for folder in self.folders)
+    def has_images_at_any_depth(self) -> bool:
+        return self.has_images or any(folder.has_images_at_any_depth for folder in self.folders)
 
     @cached_property
-    def full(self) -> tuple[Folder, ...]:
-        return tuple(folder for folder in self.folders if folder.holds_images)
+    def folders_with_images(self) -> tuple[Folder, ...]:  # at any depth
+        return tuple(folder for folder in self.folders if folder.has_images_at_any_depth)
 
     @property
-    def is_made_of_folders(self) -> bool:
-        """Return whether the folder contains images only in its subfolders."""
-        return not self.has_images and bool(self.full)
+    def has_images_only_below(self) -> bool:
+        return not self.has_images and bool(self.folders_with_images)
 
 
-def survey(path: Path, overlooked: Overlooked) -> Folder:
+def read_folder_tree(path: Path, overlooked: SearchLog) -> Folder:
     """Return the tree of folders below `path`. Hidden and unreadable folders are recorded in `overlooked`."""
 
     def as_folder(branch: Branch) -> Folder:
         path, has_images, folders = branch
         return Folder(path, has_images, tuple(map(as_folder, folders)))
 
-    return as_folder(look_through(path, overlooked))
+    return as_folder(folder_tree(path, overlooked))
 
 
-def inside(folder: Folder) -> Iterator[Folder]:
+def subfolders_with_images(folder: Folder) -> Iterator[Folder]:
     """Yield the subfolders of a folder, at any depth, that contain images at any depth."""
-    for child in folder.full:
+    for child in folder.folders_with_images:
         yield child
-        yield from inside(child)
+        yield from subfolders_with_images(child)
 
 
-def between(top: Folder, folder: Folder) -> tuple[Path, ...]:
+def folders_between(top: Folder, folder: Folder) -> tuple[Path, ...]:
     """Return the paths of the folders from `top` down to `folder`, including both."""
     steps = folder.path.relative_to(top.path).parts
     return tuple(top.path.joinpath(*steps[:i]) for i in range(len(steps) + 1))
 
 
-def below(top: Folder, folder: Folder) -> str:
+def relative_name(top: Folder, folder: Folder) -> str:
     """Return the path of `folder` relative to `top`, ending with a slash."""
     return f"{folder.path.relative_to(top.path).as_posix()}/"
+
+
+def _names(top: Folder, folders: Iterable[Folder]) -> str:
+    return listed([relative_name(top, folder) for folder in folders])
 
 
 @dataclass(frozen=True)
@@ -130,38 +133,40 @@ class SplitFolder:
 
     @property
     def has_classes(self) -> bool:
-        return bool(self.inner.full)
+        return bool(self.inner.folders_with_images)
 
 
-def grouped(folder: Folder) -> dict[tuple[str, ...], list[SplitFolder]]:
+def group_split_folders(folder: Folder) -> dict[tuple[str, ...], list[SplitFolder]]:
     """Group the subfolders that are named like splits by the other words in their names (`split_of_folder`)."""
     groups: dict[tuple[str, ...], list[SplitFolder]] = defaultdict(list)
-    for child in folder.full:
-        split_name = split_of_folder(child.name)
-        if split_name is not None:
-            groups[split_name[1]].append(SplitFolder(child, undouble(child), *split_name))
+    for child in folder.folders_with_images:
+        if (split_name := split_of_folder(child.name)) is not None:
+            split, words = split_name
+            groups[words].append(SplitFolder(child, skip_repeated_folders(child), split, words))
     return groups
 
 
-def is_pair(splits: Sequence[SplitFolder]) -> bool:
-    """Return whether there are two or more split folders, one of them for training."""
-    return len(splits) > 1 and any(part.split == "train" for part in splits)
+def has_train_and_another(splits: Sequence[SplitFolder]) -> bool:
+    return len(splits) > 1 and any(folder.split == "train" for folder in splits)
 
 
-def undouble(folder: Folder) -> Folder:
+def skip_repeated_folders(folder: Folder) -> Folder:
     """Return the innermost of nested folders that repeat the name of a split, as archives leave them.
 
-    For example, the inner folder of `seg_train/seg_train`; without such a folder in it, `folder` itself.
+    For `seg_train/seg_train`, this is the inner folder. Without such a folder inside, it is `folder` itself.
     """
     inner = folder
-    while not inner.has_images and len(inner.full) == 1 and split_of_folder(inner.full[0].name) is not None:
-        inner = inner.full[0]
+    while not inner.has_images and len(inner.folders_with_images) == 1:
+        (only,) = inner.folders_with_images
+        if split_of_folder(only.name) is None:
+            break
+        inner = only
     return inner if split_of_folder(inner.name) == split_of_folder(folder.name) else folder
 
 
-def _split_of_eval(splits: Sequence[SplitFolder]) -> list[SplitFolder]:  # `eval` is val beside test, otherwise test
-    instead = "val" if any(part.split == "test" for part in splits) else "test"
-    return [replace(part, split=instead) if part.split == "eval" else part for part in splits]
+def _resolve_eval(splits: Sequence[SplitFolder]) -> list[SplitFolder]:
+    meaning = "val" if any(folder.split == "test" for folder in splits) else "test"
+    return [replace(folder, split=meaning) if folder.split == "eval" else folder for folder in splits]
 
 
 LayoutName = Literal["auto", "classes", "splits"]
@@ -180,15 +185,15 @@ class ClassFolder:
 
 @dataclass(frozen=True)
 class FolderLayout:
-    """The interpretation of a folder's subfolders as classes and splits; `text` describes it in one line."""
+    """The interpretation of a folder's subfolders as classes and splits."""
 
     classes: tuple[ClassFolder, ...]
     between: tuple[Path, ...]  # the folders above the class folders; files in them belong to no class
-    left_out: tuple[Path, ...]
-    text: str
+    left_out: tuple[Path, ...]  # folders beside the splits
+    text: str  # a description in one line
 
 
-def understand(name: str, top: Folder, layout: LayoutName) -> FolderLayout:
+def read_layout(name: str, top: Folder, layout: LayoutName) -> FolderLayout:
     """Distinguish classes from splits among the folders below `top`, by their names and contents.
 
     `classes` reads every subfolder of `top` as a class. `splits` reads the folders that are named like splits as
@@ -200,9 +205,9 @@ def understand(name: str, top: Folder, layout: LayoutName) -> FolderLayout:
     if layout == "classes":
         return _as_classes(top, top)
     inner = top = replace(top, folders=tuple(map(_without_filler_folders, top.folders)))
-    while not inner.has_images and len(inner.folders) == 1:  # a folder with a single folder: its content counts
+    while not inner.has_images and len(inner.folders) == 1:  # skip folders that contain nothing but another folder
         (only,) = inner.folders
-        if only.has_images or not only.full or split_of_folder(only.name) is not None:
+        if only.has_images or not only.folders_with_images or split_of_folder(only.name) is not None:
             break
         inner = only
     result = _as_splits(name, top, inner, layout) or _as_splits_of_classes(top, inner)
@@ -217,7 +222,7 @@ def understand(name: str, top: Folder, layout: LayoutName) -> FolderLayout:
 
 
 def _without_filler_folders(folder: Folder) -> Folder:
-    """Take the images in `n01/images` for images of `n01`, in folders that contain nothing but such a folder."""
+    """Move the images of `n01/images` to `n01`, at any depth, if `n01` contains only a folder with such a name."""
     if not folder.has_images and len(folder.folders) == 1:
         (only,) = folder.folders
         if only.has_images and not only.folders and only.name.lower() in _FILLERS:
@@ -229,59 +234,59 @@ def _without_filler_folders(folder: Folder) -> Folder:
 
 
 def _as_classes(top: Folder, folder: Folder) -> FolderLayout:
-    where = "" if folder is top else f", in {below(top, folder)}"
+    where = "" if folder is top else f", in {relative_name(top, folder)}"
     return FolderLayout(
         classes=tuple(ClassFolder(child.path, child.name) for child in folder.folders),
-        between=between(top, folder),
+        between=folders_between(top, folder),
         left_out=(),
-        text=f"folders read as classes: {len(folder.full)}{where}",
+        text=f"folders read as classes: {len(folder.folders_with_images)}{where}",
     )
 
 
 def _refuse_ambiguous(name: str, top: Folder, folder: Folder) -> None:
     """Raise VitkitError if folders that would be read as classes may be something else, such as splits."""
-    for words, splits in grouped(folder).items():
+    for words, splits in group_split_folders(folder).items():
         if len(splits) > 1:
-            named = " and ".join(below(top, item.outer) for item in splits)
-            held = "" if any(item.has_classes for item in splits) else ", with images but no class folders in them"
-            like = "look like splits" if not words else "look like splits of one class"
+            folders = " and ".join(relative_name(top, item.outer) for item in splits)
+            what = "splits" if not words else "splits of one class"
+            detail = "" if any(item.has_classes for item in splits) else ", with images but no class folders in them"
             raise VitkitError(
                 "data.layout-ambiguous",
-                f"{name}: {named} {like}{held}; put class folders into each of train/, val/ and test/, "
+                f"{name}: {folders} look like {what}{detail}; put class folders into each of train/, val/ and test/, "
                 "or use --layout classes if these folders are classes",
             )
-    if alike := _with_same_subfolders(folder):
-        folders, names = alike
+    if (found := _folders_with_same_subfolders(folder)) is not None:
+        outer, shared = found
         raise VitkitError(
             "data.layout-ambiguous",
-            f"{name}: it is not clear what the classes are, as {listed([below(top, item) for item in folders])} have "
-            f"folders of the same names ({listed(names)}): if those names are the classes, call the outer folders "
-            "train, val and test; if the outer folders are the classes, use --layout classes",
+            f"{name}: it is not clear what the classes are, as {_names(top, outer)} have folders of the same names "
+            f"({listed(shared)}): if those names are the classes, call the outer folders train, val and test; if the "
+            "outer folders are the classes, use --layout classes",
         )
-    for item in inside(folder):
-        parts = next((each for each in grouped(item).values() if is_pair(each)), None)
-        if parts is not None:
-            named = " and ".join(f"{part.outer.name}/" for part in parts)
+    for item in subfolders_with_images(folder):
+        for splits in filter(has_train_and_another, group_split_folders(item).values()):
+            names = " and ".join(f"{split.outer.name}/" for split in splits)
             raise VitkitError(
                 "data.layout-ambiguous",
-                f"{name}: {below(top, item)} contains {named}, which look like splits: pass the folder {item.path} "
-                f"itself, or use --layout classes to treat the folders above it as classes",
+                f"{name}: {relative_name(top, item)} contains {names}, which look like splits: pass the folder "
+                f"{item.path} itself, or use --layout classes to treat the folders above it as classes",
             )
 
 
-def _with_same_subfolders(folder: Folder) -> tuple[list[Folder], list[str]] | None:
+def _folders_with_same_subfolders(folder: Folder) -> tuple[list[Folder], list[str]] | None:
     """Find folders whose subfolders mostly have the same names. Return them and these names; None if there are none.
 
     Such folders are probably splits, folds or sites rather than classes.
     """
-    outer = [child for child in folder.full if child.is_made_of_folders]
-    direct = [{inner.name.casefold() for inner in child.full} for child in outer]
-    leaves = [{inner.name.casefold() for inner in inside(child) if inner.has_images} for child in outer]
-    for names in (direct, leaves):
-        count = Counter(each for child in names for each in child)
-        shared = {each for each, times in count.items() if times > 1}
-        if shared and 2 * len(shared) >= len(count):
-            return [child for child, has in zip(outer, names, strict=True) if has & shared], sorted(shared)
+    outer = [child for child in folder.folders_with_images if child.has_images_only_below]
+    direct = [{inner.name.casefold() for inner in child.folders_with_images} for child in outer]
+    leaves = [{inner.name.casefold() for inner in subfolders_with_images(child) if inner.has_images} for child in outer]
+    for names_of_folders in (direct, leaves):
+        counts = Counter(name for names in names_of_folders for name in names)
+        shared = {name for name, count in counts.items() if count > 1}
+        if shared and 2 * len(shared) >= len(counts):
+            found = [child for child, names in zip(outer, names_of_folders, strict=True) if names & shared]
+            return found, sorted(shared)
     return None
 
 
@@ -290,43 +295,43 @@ def _with_same_subfolders(folder: Folder) -> tuple[list[Folder], list[str]] | No
 
 def _as_splits(name: str, top: Folder, folder: Folder, requested: LayoutName) -> FolderLayout | None:
     """Return the layout `split/class/image`; None if the folders do not have it."""
-    groups = {words: [item for item in splits if item.has_classes] for words, splits in grouped(folder).items()}
-    groups = {words: splits for words, splits in groups.items() if splits}
+    by_words = group_split_folders(folder).values()
+    groups = list(filter(None, ([item for item in splits if item.has_classes] for splits in by_words)))
     if not groups:
         return None
-    chosen = [splits for splits in groups.values() if is_pair(splits)] or list(groups.values())
-    if len(chosen) > 1 or sum(item.split == "train" for splits in groups.values() for item in splits) > 1:
-        named = listed([below(top, item.outer) for splits in groups.values() for item in splits])
+    candidates = [splits for splits in groups if has_train_and_another(splits)] or groups
+    folders = [item for splits in groups for item in splits]
+    if len(candidates) > 1 or sum(item.split == "train" for item in folders) > 1:
         raise VitkitError(
             "data.layout-ambiguous",
-            f"{name}: {named} could each be a split; keep at most one each of train/, val/ and test/, or use "
-            "--layout classes if these folders are classes",
+            f"{name}: {_names(top, [item.outer for item in folders])} could each be a split; keep at most one each of "
+            "train/, val/ and test/, or use --layout classes if these folders are classes",
         )
-    splits = _split_of_eval(chosen[0])
+    splits = _resolve_eval(candidates[0])
     taken = {item.outer.path for item in splits}
-    others = [item for item in folder.full if item.path not in taken]
+    others = [child for child in folder.folders_with_images if child.path not in taken]
     if len(splits) == 1 and others and requested == "auto" and _is_class(name, top, folder, splits[0], others):
         return None
-    # If the only folders of all splits have the same name, as in train/images and test/images, their content counts.
-    while all(item.inner.is_made_of_folders and len(item.inner.folders) == 1 for item in splits):
-        within = [item.inner.folders[0] for item in splits]
-        if len({item.name.casefold() for item in within}) > 1 or not all(item.is_made_of_folders for item in within):
+    # If every split contains only a folder of the same name, as in train/images and test/images, the classes are in it.
+    while all(item.inner.has_images_only_below and len(item.inner.folders) == 1 for item in splits):
+        only = [item.inner.folders[0] for item in splits]
+        if len({child.name.casefold() for child in only}) > 1 or not all(child.has_images_only_below for child in only):
             break
-        splits = [replace(item, inner=inner) for item, inner in zip(splits, within, strict=True)]
+        splits = [replace(item, inner=child) for item, child in zip(splits, only, strict=True)]
     splits.sort(key=lambda item: _ORDER.index(item.split))
     _check_splits(name, top, splits, requested)
-    named = ", ".join(f"{item.split} in {below(top, item.inner)}" for item in splits)
-    rest = f"; left out: {listed([below(top, item) for item in others])}" if others else ""
-    steps = [path for item in splits for path in between(item.outer, item.inner)]
+    where = ", ".join(f"{item.split} in {relative_name(top, item.inner)}" for item in splits)
+    rest = f"; left out: {_names(top, others)}" if others else ""
+    inside_splits = [path for item in splits for path in folders_between(item.outer, item.inner)]
     return FolderLayout(
         classes=tuple(
-            ClassFolder(item.path, item.name, split.split)
-            for split in sorted(splits, key=lambda each: each.outer.path)
-            for item in split.inner.folders
+            ClassFolder(child.path, child.name, item.split)
+            for item in sorted(splits, key=lambda item: item.outer.path)
+            for child in item.inner.folders
         ),
-        between=(*between(top, folder), *steps),
-        left_out=tuple(item.path for item in folder.folders if item.path not in taken),
-        text=f"folders read as splits: {named}{rest}",
+        between=(*folders_between(top, folder), *inside_splits),
+        left_out=tuple(child.path for child in folder.folders if child.path not in taken),
+        text=f"folders read as splits: {where}{rest}",
     )
 
 
@@ -334,82 +339,87 @@ def _is_class(name: str, top: Folder, folder: Folder, split_folder: SplitFolder,
     """Return whether `split_folder`, which is named like a split, is a class beside the folders `others`."""
     if split_folder.outer.has_images:
         return True
-    unlabelled = [split_of_folder(child.name) is not None and not undouble(child).full for child in others]
-    if split_folder.split == "train" and all(unlabelled):  # unlabelled test images, as in competitions
+    are_unlabelled = all(
+        split_of_folder(child.name) is not None and not skip_repeated_folders(child).folders_with_images
+        for child in others
+    )
+    if split_folder.split == "train" and are_unlabelled:  # competitions publish test images without their classes
         return False
-    if len(others) > 1 and all(child.is_made_of_folders for child in others) and not _with_same_subfolders(folder):
+    have_classes = len(others) > 1 and all(child.has_images_only_below for child in others)
+    if have_classes and not _folders_with_same_subfolders(folder):
         return True
-    beside = listed([below(top, child) for child in others])
     raise VitkitError(
         "data.layout-ambiguous",
-        f"{name}: {below(top, split_folder.outer)} may be a split or a class: there is no other split with class "
-        f"folders beside it, only {beside}; {_OVERRIDE}",
+        f"{name}: {relative_name(top, split_folder.outer)} may be a split or a class: there is no other split with "
+        f"class folders beside it, only {_names(top, others)}; {_OVERRIDE}",
     )
 
 
 def _check_splits(name: str, top: Folder, splits: Sequence[SplitFolder], requested: LayoutName) -> None:
-    for one, other in pairwise(splits):
-        if one.split == other.split:
-            named = f"{below(top, one.outer)} and {below(top, other.outer)}"
+    for first, second in pairwise(splits):  # sorted by split
+        if first.split == second.split:
+            both = f"{relative_name(top, first.outer)} and {relative_name(top, second.outer)} are both"
             raise VitkitError(
-                "data.splits-twice", f"{name}: {named} are both the {one.split} split; merge them, or move one away"
+                "data.splits-twice", f"{name}: {both} the {first.split} split; merge them, or move one away"
             )
     if requested == "splits":
         return
     for split in splits:
         _refuse_ambiguous(name, top, split.inner)
-    first, *rest = splits
-    meant = {item.name: split_of_folder(item.name) for split in splits for item in split.inner.full}
-    like_splits = [item for item in meant if meant[item] is not None]
-    if len({meant[item] for item in like_splits}) > 1:
+    names = {child.name for split in splits for child in split.inner.folders_with_images}
+    like_splits = {child: found for child in names if (found := split_of_folder(child)) is not None}
+    if len(set(like_splits.values())) > 1:
         raise VitkitError(
             "data.layout-ambiguous",
             f"{name}: {listed(sorted(like_splits))} lie inside splits, but look like splits themselves; {_OVERRIDE}",
         )
-    known = {item.name for item in first.inner.full}
-    by_case = {_alike(item): item for item in known}
+    first_split, *rest = splits
+    known = {child.name for child in first_split.inner.folders_with_images}
+    known_by_spelling = {_spelling(class_name): class_name for class_name in known}
     for split in rest:
-        theirs = {item.name for item in split.inner.full}
-        for new in sorted(theirs - known):
-            if _alike(new) in by_case:
-                old = by_case[_alike(new)]
-                pair = [f"{below(top, first.inner)}{old}", f"{below(top, split.inner)}{new}"]
-                if old.casefold() != new.casefold():  # they may look the same
+        classes = {child.name for child in split.inner.folders_with_images}
+        for new in sorted(classes - known):
+            if (old := known_by_spelling.get(_spelling(new))) is not None:
+                pair = [f"{relative_name(top, first_split.inner)}{old}", f"{relative_name(top, split.inner)}{new}"]
+                if old.casefold() != new.casefold():  # they may look the same, so show their code points
                     pair = list(map(ascii, pair))
                 raise VitkitError(
                     "data.classes-alike",
                     f"{name}: {pair[0]} and {pair[1]} differ only in spelling, but would be two classes; rename one",
                 )
-        if not known & theirs:
+        if not known & classes:
             raise VitkitError(
                 "data.layout-ambiguous",
-                f"{name}: no folder of {below(top, split.inner)} ({listed(sorted(theirs))}) is a class of "
-                f"{below(top, first.inner)} ({listed(sorted(known))}); {_OVERRIDE}",
+                f"{name}: no folder of {relative_name(top, split.inner)} ({listed(sorted(classes))}) is a class of "
+                f"{relative_name(top, first_split.inner)} ({listed(sorted(known))}); {_OVERRIDE}",
             )
 
 
-def _alike(name: str) -> str:
+def _spelling(name: str) -> str:
     """Return a form that is equal for names that differ only in case, or look the same but are encoded differently."""
-    return unicodedata.normalize("NFKC", look(name)).casefold().strip()
+    return unicodedata.normalize("NFKC", normal_form(name)).casefold().strip()
 
 
 def _as_splits_of_classes(top: Folder, folder: Folder) -> FolderLayout | None:
     """Return the layout `class/split/image`; None if the folders do not have it."""
     parts: list[ClassFolder] = []
-    for child in folder.full:
-        groups = list(grouped(child).values())
-        splits = _split_of_eval(groups[0]) if len(groups) == 1 else []
-        if child.has_images or len(splits) < len(child.full) or not all(split.inner.has_images for split in splits):
+    children = folder.folders_with_images
+    for child in children:
+        groups = list(group_split_folders(child).values())
+        splits = _resolve_eval(groups[0]) if len(groups) == 1 else []
+        has_other_folders = len(splits) < len(child.folders_with_images)
+        if child.has_images or has_other_folders or not all(split.inner.has_images for split in splits):
             return None
         parts += [ClassFolder(split.outer.path, child.name, split.split) for split in splits]
-    if len(folder.full) < 2 or len({(part.name, part.split) for part in parts}) < len(parts):
+    if len(children) < 2 or len({(part.name, part.split) for part in parts}) < len(parts):
         return None
     present = [split for split in _ORDER if any(part.split == split for part in parts)]
+    parts += [ClassFolder(child.path, child.name) for child in folder.folders if not child.has_images_at_any_depth]
     return FolderLayout(
-        classes=(*parts, *(ClassFolder(child.path, child.name) for child in folder.folders if not child.holds_images)),
-        between=(*between(top, folder), *(child.path for child in folder.full)),
+        classes=tuple(parts),
+        between=(*folders_between(top, folder), *(child.path for child in children)),
         left_out=(),
-        text=f"folders read as classes with splits in them: {len(folder.full)} with {', '.join(present)}",
+        text=f"folders read as classes with splits in them: {len(children)} with {', '.join(present)}",
     )
 
 
@@ -420,7 +430,7 @@ def table_of_layout(
     name: str,
     root: Path,
     layout: FolderLayout,
-    overlooked: Overlooked,
+    overlooked: SearchLog,
     images_below: Callable[[Path], list[str]],
     entries: Callable[[Path], list[tuple[str, bool]]],
 ) -> ImageTable:
@@ -432,8 +442,8 @@ def table_of_layout(
     ignored = overlooked.ignored
     rows: list[Row] = []
     for folder in layout.classes:
-        where = folder.path.relative_to(root).as_posix()
-        rows += [(f"{where}/{file}", folder.name, folder.split) for file in images_below(folder.path)]
+        prefix = folder.path.relative_to(root).as_posix()
+        rows += [(f"{prefix}/{file}", folder.name, folder.split) for file in images_below(folder.path)]
     for children in map(entries, layout.between):
         ignored["outside the class folders"] += sum(is_file for _, is_file in children)
         ignored.update(f"folder {child}" for child, is_file in children if not is_file and is_passed_over(child))
@@ -441,9 +451,9 @@ def table_of_layout(
     if not rows:
         loose = sum(is_file and why_ignored(child) is None for child, is_file in entries(root))
         hint = f" ({loose} images lie in the folder itself)" if loose else ""
-        more = "".join(f"; {line}" for line in overlooked.lines(root)) or hint
+        hint = "".join(f"; {line}" for line in overlooked.lines(root)) or hint
         raise VitkitError(
-            "data.images-missing", f"{name} has no images: expected one sub-folder per class with images in it{more}"
+            "data.images-missing", f"{name} has no images: expected one sub-folder per class with images in it{hint}"
         )
     table = table_of(name, root, rows)
     return replace(

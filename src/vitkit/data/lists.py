@@ -1,9 +1,9 @@
 """Read lists of images: CSV files with the path and the classes of each image, and possibly its split and its group.
 
 Lists come from many programs, so columns are recognised by their titles and by their cells. Whatever could change the
-result is either read or refused: `splits_in` finds the column with the splits under any title, `_separator` finds the
-mark between the classes of an image, and `_refuse_other_paths` finds files that a list calls by other paths. The table
-of a list names every column that is not read (`ImageTable.overlooked`).
+result is either read or refused: `find_splits` finds the column with the splits under any title, `_find_separator` the
+mark between the classes of an image, and `_refuse_other_paths` files that a list calls by other paths. The table of a
+list names every column that is not read (`ImageTable.overlooked`).
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from typing import NamedTuple
 from vitkit.data.file_names import SUFFIXES, why_ignored
 from vitkit.data.labels import TITLES, CsvRows, read_rows, refuse_encoding
 from vitkit.data.layout import LayoutName, split_of_folder
-from vitkit.data.storage import is_there, walk
+from vitkit.data.storage import image_exists, walk
 from vitkit.data.table import MULTI_LABEL, SINGLE_LABEL, ImageTable, refuse_lookalikes
 from vitkit.errors import VitkitError
-from vitkit.system.files import regular
+from vitkit.system.files import open_regular
 from vitkit.text.cells import JOINT, listed, plural, restored
 
 _EXPECTED = "path and label, each once (and may have split and group), or path and a column of 0 and 1 for each class"
-_SPLIT_TITLES = frozenset(  # titles, without spaces and underscores, of columns that hold nothing but splits
+_SPLIT_TITLES = frozenset(  # titles, without spaces and underscores, of columns that contain only splits
     ("subset", "partition", "usage", "traintest", "testtrain", "trainvaltest", "trainvalidtest", "traindevtest", "tvt")
 )
+# Titles of columns that may contain splits, but also something else.
 _VAGUE_TITLES = frozenset(("set", "dataset", "imageset", "phase", "mode", "stage", "fold", "role", "purpose"))
 _GROUP_TITLES = ("group", "groups", "groupid", "patient", "patientid", "subjectid", "caseid", "lesionid")  # best first
-_MISSING = frozenset(("nan", "na", "n/a", "null", "none", "-1", "-", "?", "unlabeled", "unlabelled"))
+_NO_LABEL_WORDS = frozenset(("nan", "na", "n/a", "null", "none", "-1", "-", "?", "unlabeled", "unlabelled"))
 _SEPARATORS = ("|", ",", "/", "+", "&", ":", " and ", "_and_", "\t", "\n", "、", "~", " ", "-", "_")
-_SPLITS = {  # cells, in addition to the words for folders; the first two are Kaggle's, and `eval` is val beside test
+_SPLITS = {  # words in cells, in addition to those in folder names; the first two lines are Kaggle's
     **dict.fromkeys(("public", "publictest"), "eval"),
     **dict.fromkeys(("private", "privatetest"), "test"),
     **dict.fromkeys(("tr", "trn"), "train"),
@@ -46,33 +47,35 @@ _YES_NO = {
     **dict.fromkeys(("1", "1.0", "true", "t", "yes", "y"), True),
     **dict.fromkeys(("0", "0.0", "false", "f", "no", "n"), False),
 }
-_SPLIT_PREFIXES = frozenset(("is", "in", "for", "used"))  # before the split in the title of a column of yes and no
+_SPLIT_PREFIXES = frozenset(("is", "in", "for", "used"))  # words before the split in titles such as is_train
 _ROBOFLOW_LIST = "_classes.csv"  # Roboflow's list, in the folder of the images
-_SEARCHED = 20_000  # files among which a path that does not exist is searched
+_MAX_SEARCHED = 20_000  # the number of files that are searched for one whose path does not exist
 
 
 class _Labels(NamedTuple):
-    names: Sequence[Sequence[str]]  # of the classes of each image
-    is_multi: bool  # whether an image may have several
-    note: str = ""  # how the labels were read
+    names: Sequence[Sequence[str]]  # the names of the classes of each image
+    is_multi: bool  # whether an image may have several classes
+    note: str = ""  # how the labels were read, for users
 
 
 def read_list(name: str, file: Path, _: LayoutName = "auto") -> ImageTable:
     """Read the table of the images in a CSV file.
 
     The columns path and label may have other titles (`labels.TITLES`); instead of label, there may be a column of 0 and
-    1 for each class. A column with splits may have any title (`splits_in`). Images with the same cell in the column
+    1 for each class. A column with splits may have any title (`find_splits`). Images with the same cell in the column
     group stay in one split.
     """
     rows = _read_rows(name, file)
-    split_column, splits = splits_in(name, rows)
-    rest = [column for column in rows.columns if column not in ("path", "label", *split_column)]
-    group_column = next((column for title in _GROUP_TITLES for column in rest if _plain(column) == title), None)
+    split_columns, splits = find_splits(name, rows)
+    rest = [column for column in rows.columns if column not in ("path", "label", *split_columns)]
+    by_title = {_letters(column): column for column in reversed(rest)}  # the first column of each title
+    group_column = next((by_title[title] for title in _GROUP_TITLES if title in by_title), None)
     rest = [column for column in rest if column != group_column]
-    labels = _labels_in(name, rows, rest)
+    labels = _read_labels(name, rows, rest)
     paths = []
     for line, cells in rows.rows:
-        paths.append(path := _cell(cells, "path"))
+        path = _cell(cells, "path")
+        paths.append(path)
         if not path:
             raise VitkitError("data.path-empty", f"{name}, line {line}: path is empty")
         if "\0" in path:
@@ -81,31 +84,32 @@ def read_list(name: str, file: Path, _: LayoutName = "auto") -> ImageTable:
     _refuse_other_paths(table)
     groups = {}
     if group_column is not None:
-        found = ((path, _cell(cells, group_column)) for path, (_, cells) in zip(paths, rows.rows, strict=True))
-        groups = {path: group for path, group in found if group}
+        for path, cells in zip(paths, (cells for _, cells in rows.rows), strict=True):
+            if group := _cell(cells, group_column):
+                groups[path] = group
         if len(groups) == len(set(paths)) > 1 and len(set(groups.values())) == 1:
             raise VitkitError(
                 "data.groups-all-one",
                 f"{name}: all rows have the same {group_column}, so the images cannot be split: remove this column",
             )
     notes = [
-        *([f"splits read from {_quoted(split_column)}"] if split_column not in ((), ("split",)) else []),
-        *filter(None, [labels.note]),
-        *([f"images with the same {group_column!r} stay in one split"] if groups else []),
+        f"splits read from {_columns_in_words(split_columns)}" if split_columns not in ((), ("split",)) else "",
+        labels.note,
+        f"images with the same {group_column!r} stay in one split" if groups else "",
     ]
     overlooked = ""
-    if rest and "label" in rows.columns:  # otherwise they are the classes
+    if rest and "label" in rows.columns:  # without a column label, each of the other columns is a class
         unread = listed([column or "(without a title)" for column in rest], 20)
         overlooked = f"{plural(len(rest), 'column is', 'columns are')} not read: {unread}"
         if folds := [column for column in rest if "fold" in column.lower()]:
-            overlooked += f"; {folds[0]} does not tell which images are test images: write train, val and test into a "
-            overlooked += "column split"
+            advice = "write train, val and test into a column split"
+            overlooked += f"; {folds[0]} does not tell which images are test images: {advice}"
     parents = {(table.root / path).parent for path in table.paths}
     return replace(
         table,
         folders=tuple({parent.resolve() for parent in parents}),
         groups=groups,
-        layout="; ".join(notes),
+        layout="; ".join(filter(None, notes)),
         overlooked=(overlooked,) if overlooked else (),
     )
 
@@ -122,15 +126,15 @@ def read_lists_of_splits(name: str, root: Path) -> ImageTable | None:
         return None
     tables = [replace(read_list(f"{name}/{file.parent.name}/{_ROBOFLOW_LIST}", file), name=name) for file in files]
     folders = [file.parent.name for file in files]
-    words = [named[0] for named in files.values() if named is not None]
-    eval_split = "val" if "test" in words else "test"
+    split_names = [split_and_words[0] for split_and_words in files.values() if split_and_words is not None]
+    eval_split = "val" if "test" in split_names else "test"  # the meaning of a folder named `eval`
     paths: list[str] = []
     names: list[list[str]] = []
     splits: list[str | None] = []
-    for folder, word, table in zip(folders, words, tables, strict=True):
+    for folder, split, table in zip(folders, split_names, tables, strict=True):
         paths += [f"{folder}/{path}" for path in table.paths]
         names += [[table.classes[k] for k in table.classes_of(i)] for i in range(len(table))]
-        splits += [eval_split if word == "eval" else word] * len(table)
+        splits += [eval_split if split == "eval" else split] * len(table)
     return replace(
         _table_of(name, root, paths, _Labels(names, any(table.sets for table in tables)), splits),
         folders=(root.resolve(),),
@@ -141,10 +145,10 @@ def read_lists_of_splits(name: str, root: Path) -> ImageTable | None:
 
 def _read_rows(name: str, file: Path) -> CsvRows:
     try:
-        with open(file, "rb", opener=regular) as data:
+        with open(file, "rb", opener=open_regular) as data:
             refuse_encoding(name, data.read(64))
         # Spreadsheets write a byte order mark.
-        with open(file, encoding="utf-8-sig", newline="", opener=regular) as text:
+        with open(file, encoding="utf-8-sig", newline="", opener=open_regular) as text:
             rows = read_rows(name, text, TITLES, ("path",), _EXPECTED)
     except (UnicodeDecodeError, csv.Error) as error:
         raise VitkitError("data.csv-damaged", f"{name} is not a CSV file in UTF-8: {error}") from error
@@ -165,50 +169,52 @@ def _cell(cells: Mapping[str, str], column: str) -> str:
     return restored(cells.get(column, "").strip())
 
 
-def _plain(title: str) -> str:
+def _letters(title: str) -> str:
     return re.sub(r"[\W_]+", "", title.lower())
 
 
-def _quoted(titles: Sequence[str]) -> str:
+def _columns_in_words(titles: Sequence[str]) -> str:
     return f"the column{'s' * (len(titles) > 1)} {', '.join(map(repr, titles))}"
 
 
 # --- Splits and groups ----------------------------------------------------------------------------------------
 
 
-def splits_in(name: str, rows: CsvRows) -> tuple[tuple[str, ...], list[str | None]]:
-    """Find the splits of the rows. Return the titles of the columns that hold them, and the split of each row.
+def find_splits(name: str, rows: CsvRows) -> tuple[tuple[str, ...], list[str | None]]:
+    """Find the splits of the rows. Return the titles of the columns that contain them, and the split of each row.
 
-    A column holds splits if all of its cells are words for splits, or if its title is one for splits. There may also be
-    columns of yes and no for single splits, such as is_train. Without any of these, no row has a split.
+    A column contains splits if all of its cells are words for splits, or if its title says so. Splits may also be given
+    by columns of yes and no, such as is_train. Without such columns, no row has a split. Raise VitkitError if columns
+    contradict each other, or if only some of the rows have a split.
     """
     found: dict[tuple[str, ...], list[str | None]] = {}
     for column in rows.columns:
-        if column not in ("path", "label") and (splits := _splits_of_words(name, rows, column)) is not None:
+        if column not in ("path", "label") and (splits := _splits_in_column(name, rows, column)) is not None:
             found[(column,)] = splits
     if flags := _flag_columns(name, rows):
-        # A row without any yes is in the first split without a column.
+        # A row without any yes is in the first split that has no column.
         rest = next((split for split in ("train", "test", "val") if split not in flags.values()), None)
         splits = []
         for line, cells in rows.rows:
-            named = [split for column, split in flags.items() if _YES_NO.get(_cell(cells, column).lower())]
-            if len(named) > 1 or (not named and rest is None):
+            chosen = [split for column, split in flags.items() if _YES_NO.get(_cell(cells, column).lower())]
+            if len(chosen) > 1 or (not chosen and rest is None):
                 raise VitkitError(
                     "data.split-invalid",
-                    f"{name}, line {line}: {_quoted([*flags])} must contain one 1, not {len(named)}",
+                    f"{name}, line {line}: {_columns_in_words([*flags])} must contain one 1, not {len(chosen)}",
                 )
-            splits.append(named[0] if named else rest)
+            splits.append(chosen[0] if chosen else rest)
         found[tuple(flags)] = splits
     if not found:
         return (), [None] * len(rows.rows)
-    (titles, splits), *others = sorted(found.items(), key=lambda item: item[0] != ("split",))
-    for other, theirs in others:
-        if (row := next((i for i, split in enumerate(splits) if split != theirs[i]), None)) is not None:
-            raise VitkitError(
-                "data.splits-conflict",
-                f"{name}, line {rows.rows[row][0]}: {_quoted((*titles, *other))} give different splits "
-                f"({splits[row]} and {theirs[row]}): keep one of them",
-            )
+    (titles, splits), *others = sorted(found.items(), key=lambda item: item[0] != ("split",))  # `split` comes first
+    for other_titles, other_splits in others:
+        for (line, _), split, other in zip(rows.rows, splits, other_splits, strict=True):
+            if split != other:
+                raise VitkitError(
+                    "data.splits-conflict",
+                    f"{name}, line {line}: {_columns_in_words((*titles, *other_titles))} give different splits "
+                    f"({split} and {other}): keep one of them",
+                )
     if 0 < (without := splits.count(None)) < len(splits):
         raise VitkitError(
             "data.split-missing",
@@ -217,42 +223,44 @@ def splits_in(name: str, rows: CsvRows) -> tuple[tuple[str, ...], list[str | Non
     return tuple(column for columns in found for column in columns), splits
 
 
-def _splits_of_words(name: str, rows: CsvRows, column: str) -> list[str | None] | None:
+def _splits_in_column(name: str, rows: CsvRows, column: str) -> list[str | None] | None:
+    """Return the split of each row if a column contains splits; otherwise None."""
     words = [_cell(cells, column) for _, cells in rows.rows]
-    meant: dict[str, str | None] = {}
+    split_of: dict[str, str | None] = {}
     for word in filter(None, dict.fromkeys(words)):
-        named = split_of_folder(word)
-        meant[word] = _SPLITS.get(_plain(word)) or (named[0] if named is not None and not named[1] else None)
-    known, plain = set(meant.values()) - {None}, _plain(column)
-    is_of_splits = "split" in plain or plain in _SPLIT_TITLES
-    if not meant or not (is_of_splits or len(known) > 1 or (known and plain in _VAGUE_TITLES)):
+        split, other_words = split_of_folder(word) or (None, ())
+        split_of[word] = _SPLITS.get(_letters(word)) or (None if other_words else split)
+    known, title = set(split_of.values()) - {None}, _letters(column)
+    title_is_clear = "split" in title or title in _SPLIT_TITLES
+    if not split_of or not (title_is_clear or len(known) > 1 or (known and title in _VAGUE_TITLES)):
         return None
-    if (other := next((word for word in meant if meant[word] is None), None)) is not None:
-        if not is_of_splits and len(known) < 2:
+    if other := [word for word in split_of if split_of[word] is None]:
+        if not title_is_clear and len(known) < 2:
             return None
-        line = rows.rows[words.index(other)][0]
+        line, _ = rows.rows[words.index(other[0])]
         raise VitkitError(
             "data.split-invalid",
-            f"{name}, line {line}: {column} must be train, val or test, not {other!r}; rename the column if it does "
+            f"{name}, line {line}: {column} must be train, val or test, not {other[0]!r}; rename the column if it does "
             "not tell the split",
         )
-    eval_split = "val" if "test" in known else "test"
-    return [eval_split if (split := meant.get(word)) == "eval" else split for word in words]
+    split_of |= {word: "val" if "test" in known else "test" for word in split_of if split_of[word] == "eval"}
+    return [split_of.get(word) for word in words]
 
 
 def _flag_columns(name: str, rows: CsvRows) -> dict[str, str]:
-    """Return the columns of yes and no that tell whether a row is in a split, with these splits."""
+    """Return the split of each column whose cells are yes or no, and whose title names a split, such as is_train."""
     flags: dict[str, str] = {}
-    is_clear = False
+    has_prefix = False  # whether a title is clear
     for column in rows.columns:
-        named = split_of_folder(column)
+        split, other_words = split_of_folder(column) or (None, ())
         cells = {_cell(cells, column).lower() for _, cells in rows.rows}
-        if named is not None and set(named[1]) <= _SPLIT_PREFIXES and cells <= {*_YES_NO, ""} and cells != {""}:
-            flags[column] = "test" if named[0] == "eval" else named[0]
-            is_clear |= bool(named[1])
+        if split is not None and set(other_words) <= _SPLIT_PREFIXES and cells <= {*_YES_NO, ""} and cells != {""}:
+            flags[column] = "test" if split == "eval" else split
+            has_prefix |= bool(other_words)
     if len(set(flags.values())) < len(flags):
-        raise VitkitError("data.splits-twice", f"{name}: {_quoted([*flags])} tell the same split: keep one of them")
-    if len(flags) == 1 and not is_clear:
+        named = _columns_in_words([*flags])
+        raise VitkitError("data.splits-twice", f"{name}: {named} tell the same split: keep one of them")
+    if len(flags) == 1 and not has_prefix:
         (column,) = flags
         raise VitkitError(
             "data.column-ambiguous",
@@ -265,7 +273,7 @@ def _flag_columns(name: str, rows: CsvRows) -> dict[str, str]:
 # --- Labels -----------------------------------------------------------------------------------------------------
 
 
-def _labels_in(name: str, rows: CsvRows, rest: Sequence[str]) -> _Labels:
+def _read_labels(name: str, rows: CsvRows, rest: Sequence[str]) -> _Labels:
     """Read the column label, whose cells may join several names, or else the columns of 0 and 1 for each class."""
     if "label" not in rows.columns:
         flags = [[_cell(cells, column) for column in rest] for _, cells in rows.rows]
@@ -276,35 +284,37 @@ def _labels_in(name: str, rows: CsvRows, rest: Sequence[str]) -> _Labels:
             )
         names = [[column for column, flag in zip(rest, row, strict=True) if flag.startswith("1")] for row in flags]
         note = f"labels read from {len(rest)} columns of 0 and 1: {listed(rest, 20)}"
-        return _Labels(names, any(len(each) != 1 for each in names), note)
+        return _Labels(names, any(len(row) != 1 for row in names), note)
     is_declared = any(title.lower() == "labels" for title in rows.titles)
     cells = [_cell(row, "label") for _, row in rows.rows]
-    if (lists := _names_of_lists(name, rows, cells)) is not None:
-        several = is_declared or any(len(each) != 1 for each in lists)
-        return _Labels(lists, several, "labels read as lists" if several else "")
+    if (lists := _parse_lists(name, rows, cells)) is not None:
+        is_multi = is_declared or any(len(row) != 1 for row in lists)
+        return _Labels(lists, is_multi, "labels read as lists" if is_multi else "")
     names = [MULTI_LABEL.names_in(cell) for cell in cells]
-    several = is_declared or any(len(set(each)) > 1 for each in names)
-    if not several and (empty := next((i for i, cell in enumerate(cells) if not cell), None)) is not None:
-        raise VitkitError("data.label-missing", f"{name}, line {rows.rows[empty][0]}: label is empty")
-    if not several:
+    is_multi = is_declared or any(len(set(row)) > 1 for row in names)
+    if not is_multi:
+        if "" in cells:
+            line, _ = rows.rows[cells.index("")]
+            raise VitkitError("data.label-missing", f"{name}, line {line}: label is empty")
         names = [[cell] for cell in cells]
-    is_joined, labels = any(len(row) > 1 for row in names), {each for row in names for each in row}
-    separator, note = _separator(name, labels, is_declared=is_declared, is_joined=is_joined)
+    is_joined, labels = any(len(row) > 1 for row in names), {label for row in names for label in row}
+    separator, note = _find_separator(name, labels, is_declared=is_declared, is_joined=is_joined)
     if separator is None:
-        missing = sorted(label for label in labels if label.lower() in _MISSING)
-        warning = f"{missing[0]!r} is read as a class: remove the rows without a label" if missing else ""
-        return _Labels(names, several, "; ".join(filter(None, (note, warning))))
+        suspicious = sorted(label for label in labels if label.lower() in _NO_LABEL_WORDS)
+        warning = f"{suspicious[0]!r} is read as a class: remove the rows without a label" if suspicious else ""
+        return _Labels(names, is_multi, "; ".join(filter(None, (note, warning))))
     if is_joined:
         raise VitkitError(
             "data.label-invalid", f"{name}: labels join classes by {JOINT!r} and by {separator!r}: use {JOINT!r} only"
         )
-    names = [[part.strip() for each in row for part in each.split(separator) if part.strip()] for row in names]
-    return _Labels(names, is_multi=True, note=f"labels split at {separator!r}")
+    parts = [[part.strip() for label in row for part in label.split(separator)] for row in names]
+    return _Labels([list(filter(None, row)) for row in parts], is_multi=True, note=f"labels split at {separator!r}")
 
 
-def _names_of_lists(name: str, rows: CsvRows, cells: Sequence[str]) -> list[list[str]] | None:
+def _parse_lists(name: str, rows: CsvRows, cells: Sequence[str]) -> list[list[str]] | None:
     """Return the names in cells such as ['cat', 'dog']; None if the cells are not written as lists."""
     are_lists = [cell[:1] + cell[-1:] in ("[]", "()", "{}") for cell in cells if cell]
+    # Parentheses and braces also occur in the names of classes, so they need to be in every cell.
     if not any(are_lists) or (not all(are_lists) and not any(cell.startswith("[") for cell in cells)):
         return None
     if not all(are_lists):
@@ -317,16 +327,16 @@ def _names_of_lists(name: str, rows: CsvRows, cells: Sequence[str]) -> list[list
     names = []
     for (line, _), cell in zip(rows.rows, cells, strict=True):
         try:
-            found = ast.literal_eval(cell or "[]")
-            items = [] if isinstance(found, dict) else [str(item).strip() for item in found]
-            is_plain = not isinstance(found, dict) and all(isinstance(item, str | int | float) for item in found)
+            value = ast.literal_eval(cell or "[]")
+            items = [] if isinstance(value, dict) else [str(item).strip() for item in value]
+            is_plain = not isinstance(value, dict) and all(isinstance(item, str | int | float) for item in value)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # names without quotes
-            items = [item for part in cell[1:-1].split(",") if (item := part.strip(" '\""))]
-            is_plain = not any(
+            items = list(filter(None, (part.strip(" '\"") for part in cell[1:-1].split(","))))
+            is_plain = not any(  # dictionaries, lists of lists, and numbers with spaces between them
                 re.search(r"[:\[{]", item) or re.fullmatch(r"[\d.]+(\s+[\d.]+)+", item) for item in items
             )
         is_joined = re.search(r"""(['"])\s+\1""", cell)  # NumPy writes no commas, and Python joins such strings
-        if not is_plain or is_joined or len(set(items)) < len(items):  # perhaps a 0 or 1 for each class
+        if not is_plain or is_joined or len(set(items)) < len(items):  # equal items may be a 0 or 1 for each class
             raise VitkitError(
                 "data.label-invalid",
                 f"{name}, line {line}: the label {cell!r:.80} is not a list of different names between commas: join "
@@ -336,18 +346,18 @@ def _names_of_lists(name: str, rows: CsvRows, cells: Sequence[str]) -> list[list
     return names
 
 
-def _separator(name: str, labels: set[str], *, is_declared: bool, is_joined: bool) -> tuple[str | None, str]:
-    """Return the mark, other than `;`, at which labels are to be split, or None, and a note about names with one.
+def _find_separator(name: str, labels: set[str], *, is_declared: bool, is_joined: bool) -> tuple[str | None, str]:
+    """Return the mark, other than `;`, at which labels are to be split (or None), and a note about labels with a mark.
 
-    `is_declared` is whether the title of the column says that there are several names, and `is_joined` whether some
-    rows join names by `;`, so that other characters are probably parts of names. It is an error if labels seem to join
-    other labels by a mark that may be a part of their names.
+    `is_declared` is whether the title of the column says that a label may contain several classes. `is_joined` is
+    whether some rows join classes by `;`; other characters are then probably parts of names. Raise VitkitError if
+    labels seem to join other labels by a mark that may be a part of their names.
     """
     note = ""
     for mark in "|," if is_joined else _SEPARATORS:
         parts = {label: [part.strip() for part in label.split(mark) if part.strip()] for label in labels}
         joined = sorted(label for label in labels if len(parts[label]) > 1)
-        whole = [label for label in joined if labels.issuperset(parts[label])]
+        whole = [label for label in joined if labels.issuperset(parts[label])]  # whose parts are labels, too
         is_certain = bool(joined) and whole == joined
         if joined and not is_joined and (mark == "|" or (mark == "," and is_declared)):
             return mark, ""
@@ -384,29 +394,29 @@ def _table_of(name: str, root: Path, paths: Sequence[str], labels: _Labels, spli
 
 def _refuse_other_paths(table: ImageTable) -> None:
     """Refuse a list none of whose paths exists, if the file of the first path is found under another path."""
-    if any(is_there(place) for place in table.files()):
+    if any(image_exists(file) for file in table.files()):
         return
     path = table.paths[0]
-    if (there := next(_candidates(table.root, path), None)) is not None:
+    if (candidate := next(_candidates(table.root, path), None)) is not None:
         raise VitkitError(
             "data.images-elsewhere",
-            f"{table.name}: none of its {len(table)} images exists (the first is {path!r:.200}), but {there} does: "
+            f"{table.name}: none of its {len(table)} images exists (the first is {path!r:.200}), but {candidate} does: "
             f"write paths as they are below {table.root}, with '/' and the suffix",
         )
 
 
 def _candidates(root: Path, path: str) -> Iterator[str]:
     """Yield files that a path may mean: with other slashes, with a suffix, or in another folder."""
-    name = PureWindowsPath(path).name  # which takes both kinds of slashes
+    name = PureWindowsPath(path).name  # a PureWindowsPath accepts both kinds of slashes
     folders = PureWindowsPath(path).as_posix().rpartition("/")[0].split("/")
-    for i in range(len(folders)):  # without the folders above, too, which may be those of another machine
-        place = root.joinpath(*folders[i:], name)
-        if is_there(place):
-            yield place.relative_to(root).as_posix()
+    for i in range(len(folders)):  # the first folders of the path may be those of another machine
+        file = root.joinpath(*folders[i:], name)
+        if image_exists(file):
+            yield file.relative_to(root).as_posix()
     stem = Path(name).stem if Path(name).suffix.lower() in SUFFIXES else name
-    for file in islice(walk(root), _SEARCHED):
+    for file in islice(walk(root), _MAX_SEARCHED):
         if file.name == name or (file.stem == stem and why_ignored(file.name) is None):
             yield file.relative_to(root).as_posix()
     for other in (Path.cwd(), root.parent):
-        if is_there(other / path):
+        if image_exists(other / path):
             yield str(other / path)

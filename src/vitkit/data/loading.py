@@ -29,19 +29,19 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from vitkit.data.augment import Augment
 from vitkit.data.decode import UnreadableImageError, decode
-from vitkit.data.image_cache import PictureCache, bytes_of, choose_cache, open_cache
+from vitkit.data.image_cache import PictureCache, choose_cache, estimate_bytes, open_cache
 from vitkit.data.picture_store import PictureStore
-from vitkit.data.preprocess import Preprocess, values_of_levels
-from vitkit.data.remote import fetched_ahead
+from vitkit.data.preprocess import Preprocess, normalised_values
+from vitkit.data.remote import prefetch_shards
 from vitkit.data.shards import ShardFolder
-from vitkit.data.splits import in_proportion
+from vitkit.data.splits import order_in_proportion
 from vitkit.data.table import ImageTable
 from vitkit.errors import ShortageError, VitkitError, first_line
 
 S = TypeVar("S")
 T = TypeVar("T")
 Batch = tuple[Tensor, Tensor]  # images (B, C, height, width), labels (B,)
-WINDOW = 8  # remote shards from which images are drawn at a time
+WINDOW = 8  # the number of remote shards from which images are drawn at a time
 
 
 def apply_seeded(transform: Callable[[S], T], sample: S, *seeds: int) -> T:
@@ -72,8 +72,8 @@ class EpochSampler(Sampler[tuple[int, ...]]):
     With `labels`, an epoch of the same length contains the same number of images of every class: some images of large
     classes are left out, and images of small classes are repeated. The n-th repetition is (epoch, index, n).
 
-    With `shards`, the shard number of each image, images are drawn from only `WINDOW` shards at a time, because shards
-    are read remotely. The shards are shuffled, and enter this window one after another.
+    With the number of each image's remote shard (`shards`), the shards are shuffled, and images are drawn from about
+    `WINDOW` shards at a time, so that few shards need to be stored.
     """
 
     def __init__(
@@ -94,31 +94,33 @@ class EpochSampler(Sampler[tuple[int, ...]]):
         order = self._shuffled(torch.arange(self.length), generator)
         if self.labels is None:
             return iter([(self.epoch, index) for index in order.tolist()])
-        by_label: dict[int, list[int]] = {}  # in random order: the first classes may be drawn once more than others
+        by_label: dict[int, list[int]] = {}  # in random order, because the first classes may get one image more
         for i, label in zip(order.tolist(), self.labels[order].tolist(), strict=True):
             by_label.setdefault(label, []).append(i)
-        classes = list(by_label)
+        classes = list(by_label.values())
         drawn = list[tuple[int, ...]]()
-        for k in range(self.length):  # an image of each class in turn; a class begins again when all are drawn
-            images = by_label[classes[k % len(classes)]]
-            again, place = divmod(k // len(classes), len(images))
-            drawn.append((self.epoch, images[place], again) if again else (self.epoch, images[place]))
+        for k in range(self.length):  # an image of each class in turn; a class starts again after its last image
+            images = classes[k % len(classes)]
+            repetition, position = divmod(k // len(classes), len(images))
+            key = (self.epoch, images[position])
+            drawn.append((*key, repetition) if repetition else key)
         shuffled = self._shuffled(torch.tensor([key[1] for key in drawn]), generator).tolist()
         return iter([drawn[i] for i in shuffled])
 
     def _shuffled(self, images: Tensor, generator: torch.Generator) -> Tensor:  # a permutation (n,) for images (n,)
         if self.shards is None:
             return torch.randperm(len(images), generator=generator)
-        places = torch.randperm(int(self.shards.max()) + 1, generator=generator)[self.shards[images]]
-        return torch.argsort(places + WINDOW * torch.rand(len(images), generator=generator, dtype=torch.float64))
+        # Shuffle the shards, and move each image by up to `WINDOW` shards.
+        ranks = torch.randperm(int(self.shards.max()) + 1, generator=generator)[self.shards[images]]
+        return torch.argsort(ranks + WINDOW * torch.rand(len(images), generator=generator, dtype=torch.float64))
 
 
 class BatchSampler(Sampler[list[tuple[int, ...]]]):
-    """Yield one process's share of each batch, as a list of the tuples that `EpochSampler` yields, from batch `first`.
+    """Yield one process's share of each batch from batch `first` on, as a list of the tuples of `EpochSampler`.
 
-    The last batch may be smaller. If it has fewer images than there are processes, each process without an image gets
-    the first image of the batch, because no process may skip a collective operation. `ImageData.images_in` does not
-    count such an extra image. `batch_size` is summed over all processes, and `process` is (rank, number of processes).
+    `batch_size` is summed over all processes, and `process` is (rank, number of processes). The last batch may be
+    smaller. If it has fewer images than there are processes, the processes without an image get the first image of the
+    batch, because no process may skip a collective operation. `ImageData.images_in` does not count this extra image.
     """
 
     def __init__(self, sampler: EpochSampler, batch_size: int, process: tuple[int, int]) -> None:
@@ -140,7 +142,7 @@ class Images(Dataset[tuple[Tensor, int]]):
 
     labels: Sequence[int]
     paths: Sequence[str]  # keys
-    shards: Sequence[int] | None = None  # shard numbers if shards are read remotely; None if any order is as fast
+    shards: Sequence[int] | None = None  # the number of each image's remote shard; None if any order is equally fast
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -161,7 +163,7 @@ class BatchedImages:
         process: the rank of this process and the number of processes.
     """
 
-    cache, kept_bytes = "none", 0  # the kind of cache for decoded pictures (ram, disk or none), and its estimated size
+    cache, cache_bytes = "none", 0  # the kind of cache for decoded pictures (ram, disk or none), and its estimated size
 
     def __init__(
         self,
@@ -178,34 +180,34 @@ class BatchedImages:
         self.train, self.val, self.table = train, val, table
         self.batch_size, self.workers, self.seed, self.balanced = batch_size, workers, seed, balanced
         self.process = process
-        self._prepared_epoch: tuple[tuple[int, int], Iterator[Batch]] | None = None  # (epoch, first) and its batches
+        # The epoch and the first batch that `prepare_epoch` has prepared, and the batches.
+        self._prepared_epoch: tuple[tuple[int, int], Iterator[Batch]] | None = None
 
     # --- Training images ----------------------------------------------------------------------------
 
     @property
-    def batches(self) -> int:
-        """Return the number of training batches in an epoch."""
+    def batches(self) -> int:  # in an epoch
         return math.ceil(len(self.train) / self.batch_size)
 
     def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """Yield this process's share of each training batch of an epoch, in order, starting with batch `first`."""
-        ahead, self._prepared_epoch = self._prepared_epoch, None
-        if ahead is not None and ahead[0] == (epoch, first):
-            return ahead[1]
-        batches, loader = self._train_loader
-        batches.sampler.set_epoch(epoch)
-        batches.first = first
-        return self._begin(loader)
+        prepared, self._prepared_epoch = self._prepared_epoch, None
+        if prepared is not None and prepared[0] == (epoch, first):
+            return prepared[1]
+        batch_sampler, loader = self._train_loader
+        batch_sampler.sampler.set_epoch(epoch)
+        batch_sampler.first = first
+        return self._iterate(loader)
 
     def prepare_epoch(self, epoch: int) -> None:
         """Let the worker processes prepare the first batches of an epoch before `train_batches` is called for it."""
-        if self.workers and self.train.shards is None:  # remote shards are first fetched as a whole
+        if self.workers and self.train.shards is None:  # images in remote shards must be downloaded first
             self._prepared_epoch = (epoch, 0), BatchedImages.train_batches(self, epoch)
 
     @cached_property
     def _train_loader(self) -> tuple[BatchSampler, DataLoader[Any]]:
-        batches = self._batch_sampler()
-        return batches, self._loader(self.train, batch_sampler=batches)
+        batch_sampler = self._batch_sampler()
+        return batch_sampler, self._make_loader(self.train, batch_sampler=batch_sampler)
 
     def rows_of_batch(self, epoch: int, batch: int) -> list[int]:
         """Return the rows of this process's share of a training batch in the table of training images."""
@@ -217,18 +219,19 @@ class BatchedImages:
         return torch.stack(images), torch.tensor(labels)
 
     def _keys(self, epoch: int, batch: int) -> list[tuple[int, ...]]:
-        batches = self._batch_sampler()
-        batches.sampler.set_epoch(epoch)
-        return next(islice(batches, batch, None))
+        batch_sampler = self._batch_sampler()
+        batch_sampler.sampler.set_epoch(epoch)
+        return next(islice(batch_sampler, batch, None))
 
     def images_in(self, first: int, last: int) -> tuple[int, int]:
-        """Return the number of training images in batches `first` to `last`, of this process and in total."""
+        """Return the number of images in the training batches `first` to `last`: those of this process, and all."""
         rank, size = self.process
-        start, end = (min(number * self.batch_size, len(self.train)) for number in (first, last + 1))
-        sizes = [min(self.batch_size, end - begin) for begin in range(start, end, self.batch_size)]
-        return sum(len(range(rank, images, size)) for images in sizes), end - start
+        start = min(first * self.batch_size, len(self.train))
+        end = min((last + 1) * self.batch_size, len(self.train))
+        batch_sizes = [min(self.batch_size, end - i) for i in range(start, end, self.batch_size)]
+        return sum(len(range(rank, batch_size, size)) for batch_size in batch_sizes), end - start
 
-    def places(self, images: int) -> range:
+    def positions_in_batch(self, images: int) -> range:
         """Return the positions, in the whole training batch, of this process's first `images` images."""
         rank, size = self.process
         return range(rank, rank + images * size, size)
@@ -242,35 +245,33 @@ class BatchedImages:
 
     @property
     def has_val(self) -> bool:
-        """Return whether there are validation images."""
         return len(self.val) > 0
 
     @property
-    def val_images(self) -> int:
-        """Return the number of validation images in this process's share."""
+    def val_images(self) -> int:  # in this process's share
         rank, size = self.process
         return len(range(rank, len(self.val), size))
 
     def val_batches(self) -> Iterator[Batch]:
-        """Yield this process's share of the validation images."""
-        return self._begin(self._val_loader)
+        return self._iterate(self._val_loader)
 
     @cached_property
     def _val_loader(self) -> DataLoader[Any]:
         rank, size = self.process
         indices = list(range(rank, len(self.val), size)) or [0]  # every process must take part in collective operations
-        return self._loader(self.val, sampler=indices, batch_size=self.batch_size)
+        return self._make_loader(self.val, sampler=indices, batch_size=self.batch_size)
 
-    def put_together(self, shares: Sequence[Tensor]) -> Tensor:
+    def combine_shares(self, shares: Sequence[Tensor]) -> Tensor:
         """Combine the results of all processes (`shares`) for the validation images, in the order of the images.
 
-        The result for the extra image that a process without an image got is dropped.
+        If there are more processes than images, the extra results of processes without an image are dropped.
         """
-        whole = torch.empty(len(self.val), *shares[0].shape[1:], dtype=shares[0].dtype)
+        _, size = self.process
+        combined = torch.empty(len(self.val), *shares[0].shape[1:], dtype=shares[0].dtype)
         for rank, share in enumerate(shares):
-            ranks = range(rank, len(self.val), self.process[1])
-            whole[rank :: self.process[1]] = share[: len(ranks)]
-        return whole
+            images = len(range(rank, len(self.val), size))
+            combined[rank::size] = share[:images]
+        return combined
 
     # --- Both ---------------------------------------------------------------------------------------
 
@@ -280,78 +281,79 @@ class BatchedImages:
         for name in ("_train_loader", "_val_loader"):
             self.__dict__.pop(name, None)
 
-    def _begin(self, loader: DataLoader[Any]) -> Iterator[Batch]:
-        batches = iter(loader)
+    def _iterate(self, loader: DataLoader[Any]) -> Iterator[Batch]:
+        batches = iter(loader)  # starts the worker processes
         if self.workers:
-            tell_lost_workers_once()
+            report_lost_workers_once()
         return batches
 
-    def _loader(self, images: Dataset[Any], **options: Any) -> DataLoader[Any]:
-        is_forked = self.workers > 0 and self.cache == "ram"  # to share the cache
+    def _make_loader(self, images: Dataset[Any], **options: Any) -> DataLoader[Any]:
+        is_forked = self.workers > 0 and self.cache == "ram"  # forked processes share the cache
         if self.workers and not is_forked:
-            check_guard()
+            check_main_guard()
         return DataLoader(
             images,
             num_workers=self.workers,
             persistent_workers=self.workers > 0,
             multiprocessing_context="fork" if is_forked else None,
-            pin_memory=torch.cuda.is_available(),  # so that it can be copied while the GPU computes
+            pin_memory=torch.cuda.is_available(),  # so that batches can be copied while the GPU computes
             **options,
         )
 
 
-class TellOnce:
-    """A SIGCHLD handler that raises only one error if several workers die together.
+class ReportOnce:
+    """A SIGCHLD handler that raises only one error if several worker processes die together.
 
     PyTorch's handler raises an error for each dead worker, at any point of the program, so a second error could
     interrupt the handling of the first. If another worker dies later, the program gets an error when it waits for it.
     """
 
-    def __init__(self, tell: Callable[[int, FrameType | None], Any]) -> None:
-        self.tell, self.is_reported = tell, False
+    def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
+        self.handler, self.is_reported = handler, False
 
-    def __call__(self, number: int, frame: FrameType | None) -> None:
+    def __call__(self, signal_number: int, frame: FrameType | None) -> None:
         if not self.is_reported:
             self.is_reported = True
-            self.tell(number, frame)  # raises an error if a worker was lost
+            self.handler(signal_number, frame)  # raises an error if a worker was lost; then `is_reported` stays True
             self.is_reported = False
 
 
-def tell_lost_workers_once() -> None:
-    """Replace PyTorch's handler of dead workers, which it installs when they start, with `TellOnce`."""
+def report_lost_workers_once() -> None:
+    """Replace PyTorch's handler of dead workers, which it installs when they start, with `ReportOnce`."""
     if not hasattr(signal, "SIGCHLD") or threading.current_thread() is not threading.main_thread():
         return  # Windows has no such signal, and only the main thread may set handlers
-    tell = signal.getsignal(signal.SIGCHLD)
-    if isinstance(tell, TellOnce):
-        tell.is_reported = False
-    elif callable(tell):
-        signal.signal(signal.SIGCHLD, TellOnce(tell))
+    handler = signal.getsignal(signal.SIGCHLD)
+    if isinstance(handler, ReportOnce):
+        handler.is_reported = False
+    elif callable(handler):
+        signal.signal(signal.SIGCHLD, ReportOnce(handler))
 
 
 def is_worker_lost(error: BaseException) -> bool:
     """Return whether an error means that a worker process was killed, or had too little shared memory."""
     if isinstance(error, (ConnectionError, EOFError)):  # the connection broke while PyTorch was reading
         return True
-    signs = ("killed by signal", "exited unexpectedly", "shared memory", "Bus error")
-    return "DataLoader worker" in str(error) and any(sign in str(error) for sign in signs)
+    # PyTorch raises a plain RuntimeError, which only its message tells from others.
+    phrases = ("killed by signal", "exited unexpectedly", "shared memory", "Bus error")
+    return "DataLoader worker" in str(error) and any(phrase in str(error) for phrase in phrases)
 
 
-def raised_by_worker(error: BaseException) -> VitkitError | None:
-    """Return the error of a process that prepares images without its traceback; None if `error` is another one.
+def error_of_worker(error: BaseException) -> VitkitError | None:
+    """Return the VitkitError that a worker process raised, without its traceback; None if `error` is another error.
 
-    PyTorch passes such errors on with the traceback in their message, and perhaps as a RuntimeError.
+    PyTorch passes on such an error with the traceback in its message, and sometimes as a RuntimeError.
     """
-    _, found, message = str(error).rpartition("VitkitError: ")
-    if not found or "in DataLoader worker process" not in first_line(error):
+    _, prefix, message = str(error).rpartition("VitkitError: ")
+    if not prefix or "in DataLoader worker process" not in first_line(error):
         return None
     return VitkitError("data.worker-failed", message.strip())
 
 
-def check_guard() -> None:
-    """Raise VitkitError if worker processes cannot be started, because the script of this program has no guard.
+def check_main_guard() -> None:
+    """Raise VitkitError if the script of this program has no `if __name__ == "__main__":`, which workers need.
 
-    Where Python does not fork (on Windows and macOS, and from Python 3.14 on), each of them imports the script. Without
-    a guard, it would do everything that the script does.
+    Where Python does not fork (on Windows and macOS, and from Python 3.14 on), each worker process imports the script.
+    Without this line, it would run the whole script.
     """
     script = getattr(sys.modules["__main__"], "__file__", None)
     if script is None or multiprocessing.get_start_method() == "fork":
@@ -365,8 +367,7 @@ def check_guard() -> None:
             )
 
 
-def worker_lost(workers: int) -> str:
-    """Return the error message about a lost worker process."""
+def lost_worker_message(workers: int) -> str:
     return f"a process that prepares images ended: memory, or /dev/shm, is too small for --workers {workers}"
 
 
@@ -379,9 +380,9 @@ def quiet_workers() -> Iterator[None]:
 
 
 class _TableImages(Images):
-    """The images of a table: decoded for a short side, reduced by the deterministic part of the preprocessing, cached.
+    """The images of a table, decoded, reduced by the deterministic part of the preprocessing, and then cached.
 
-    With `as_levels`, they are uint8 pixels that are not yet normalised, which take a quarter of the bytes of floats.
+    With `as_levels`, images are uint8 pixels that are not yet normalised, which take a quarter of the bytes of floats.
     """
 
     def __init__(
@@ -408,7 +409,7 @@ class _TableImages(Images):
     def _picture(self, index: int) -> Image.Image:
         file = self._place / self.paths[index]
 
-        def make() -> Image.Image:
+        def read() -> Image.Image:
             try:
                 return self._reduce(decode(file, self.decoded_side))
             except UnreadableImageError as error:  # it was readable when the run started
@@ -416,7 +417,7 @@ class _TableImages(Images):
             except ShortageError as error:  # PyTorch passes on only errors that it can construct from a message
                 raise VitkitError(error.code, str(error)) from error
 
-        return make() if self.cache is None else self.cache.picture(index, file, make)
+        return read() if self.cache is None else self.cache.picture(index, file, read)
 
 
 class EvaluationImages(_TableImages):
@@ -434,7 +435,7 @@ class EvaluationImages(_TableImages):
 class TrainingImages(_TableImages):
     """The augmented training images of a table.
 
-    The index is (epoch, index), or (epoch, index, n) for the n-th repetition in an epoch.
+    An image is requested by (epoch, index), or by (epoch, index, n) for its n-th repetition in an epoch.
     """
 
     def __init__(
@@ -453,10 +454,12 @@ class TrainingImages(_TableImages):
         self.transform, self.transform_pixels = augment.build_random(preprocess), augment.build_pixels()
 
     def __getitem__(self, key: tuple[int, ...]) -> tuple[Tensor, int]:
-        def augmented(index: int) -> Tensor:  # (C, height, width)
-            return self.transform_pixels(torch.from_numpy(self._to_pixels(self.transform(self._picture(index)))))
+        index = key[1]
 
-        return apply_seeded(augmented, key[1], self.seed, *key), self.table.labels[key[1]]
+        def augment(picture: Image.Image) -> Tensor:  # (C, height, width)
+            return self.transform_pixels(torch.from_numpy(self._to_pixels(self.transform(picture))))
+
+        return apply_seeded(augment, self._picture(index), self.seed, *key), self.table.labels[index]
 
 
 class ImageData(BatchedImages):
@@ -468,10 +471,10 @@ class ImageData(BatchedImages):
         augment: the random augmentations of training images.
         cache: where decoded pictures are cached for the next epoch (`choose_cache`). Results do not depend on it.
         seed: the seed of the order and of the augmentation.
-        pictures: the photographs that are kept in evaluation already, which include the validation images; or None.
+        pictures: a store that already contains the photographs, including the validation images; or None.
         normalise_on: the GPU that normalises the batches; None to normalise in the worker processes. The results are
-            the same, but a GPU that normalises receives only a quarter of the bytes. It must be None if pixels are
-            changed after normalisation (`Augment.random_erasing`).
+            the same, but uint8 pixels take only a quarter of the bytes. It must be None if pixels are changed after
+            normalisation (`Augment.random_erasing`).
         options: other arguments of `BatchedImages`.
     """
 
@@ -495,64 +498,68 @@ class ImageData(BatchedImages):
         val = EvaluationImages(table.of_split("val"), preprocess, pictures, as_levels=as_levels)
         self.preprocess, self.normalise_on = preprocess, normalise_on
         super().__init__(train, val, table, seed=seed, **options)
-        if cache != "none":
-            short_side = augment.short_side(preprocess)
-            files, known = (train.table.files(), val.table.files()), None if pictures is None else pictures.sizes
-            needs = [
-                bytes_of(files[0], short_side, preprocess.size if short_side is None else None, known),
-                0 if pictures is not None else bytes_of(files[1], None, preprocess.size),
-            ]
-            self.cache = choose_cache(cache, sum(needs), workers=self.workers, processes=self.process[1])
-            self.kept_bytes = sum(needs) if pictures is None else needs[0] + pictures.bytes
-            evaluated = f"evaluation {preprocess.to_dict()}"
-            rule = evaluated if short_side is None else f"short side {short_side}, decoded for {train.decoded_side}"
-            train.cache = open_cache(self.cache, len(files[0]), needs[0], rule)
-            if pictures is None:
-                val.cache = open_cache(self.cache, len(files[1]), needs[1], evaluated)
+        if cache == "none":
+            return
+        short_side = augment.short_side(preprocess)  # None if training images are resized as in evaluation
+        train_size = preprocess.size if short_side is None else None
+        train_files, val_files = train.table.files(), val.table.files()
+        train_bytes = estimate_bytes(train_files, short_side, train_size, None if pictures is None else pictures.sizes)
+        val_bytes = estimate_bytes(val_files, None, preprocess.size) if pictures is None else 0
+        needed = train_bytes + val_bytes
+        self.cache = choose_cache(cache, needed, workers=self.workers, processes=self.process[1])
+        self.cache_bytes = needed if pictures is None else needed + pictures.bytes
+        # The description of how a picture was reduced is a part of its key in the cache.
+        val_key = f"evaluation {preprocess.to_dict()}"
+        train_key = val_key if short_side is None else f"short side {short_side}, decoded for {train.decoded_side}"
+        train.cache = open_cache(self.cache, len(train_files), train_bytes, train_key)
+        if pictures is None:
+            val.cache = open_cache(self.cache, len(val_files), val_bytes, val_key)
 
     def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         batches, shards = map(self._normalised, super().train_batches(epoch, first)), self.train.shards
         if shards is None:
             return batches
-        order = [shards[key[1]] for key in self._train_loader[0].sampler]
-        return self._ahead(batches, order[first * self.batch_size :])
+        batch_sampler, _ = self._train_loader
+        order = [shards[key[1]] for key in batch_sampler.sampler]
+        return self._prefetched(batches, order[first * self.batch_size :])
 
     def val_batches(self) -> Iterator[Batch]:
         batches, shards = map(self._normalised, super().val_batches()), self.val.shards
-        return batches if shards is None else self._ahead(batches, shards)
+        return batches if shards is None else self._prefetched(batches, shards)
 
     def batch_again(self, epoch: int, batch: int) -> Batch:
         return self._normalised(super().batch_again(epoch, batch))
 
     def _normalised(self, batch: Batch) -> Batch:
-        """Move a batch of uint8 levels to the GPU and normalise it there; return other batches unchanged."""
+        """Move a batch of uint8 pixels to the GPU and normalise it there; return other batches unchanged."""
         if self.normalise_on is None:
             return batch
-        levels, labels = batch[0].to(self.normalise_on, non_blocking=True), batch[1]
+        pixels, labels = batch[0].to(self.normalise_on, non_blocking=True), batch[1]
         values = self._values_of_levels  # (C, 256)
-        places = levels.int() + 256 * torch.arange(len(values), dtype=torch.int32, device=levels.device)[:, None, None]
-        return values.flatten().index_select(0, places.flatten()).view(levels.shape), labels
+        channels = torch.arange(len(values), dtype=torch.int32, device=pixels.device)[:, None, None]
+        indices = pixels.int() + 256 * channels  # into the flattened `values`
+        return values.flatten().index_select(0, indices.flatten()).view(pixels.shape), labels
 
     @cached_property
     def _values_of_levels(self) -> Tensor:
-        return torch.from_numpy(values_of_levels(self.preprocess.mean, self.preprocess.std)).to(self.normalise_on)
+        return torch.from_numpy(normalised_values(self.preprocess.mean, self.preprocess.std)).to(self.normalise_on)
 
-    def _ahead(self, batches: Iterator[Batch], order: Sequence[int]) -> Iterator[Batch]:
-        # `order` holds the shard number of each remaining image of the epoch.
+    def _prefetched(self, batches: Iterator[Batch], order: Sequence[int]) -> Iterator[Batch]:
+        # `order` is the shard number of each remaining image of the epoch.
         storage = self.table.storage
         assert isinstance(storage, ShardFolder)
-        return fetched_ahead(batches, storage.files(), order, self.batch_size)
+        return prefetch_shards(batches, storage.files(), order, self.batch_size)
 
     def sample(self, images: int) -> ImageData:
-        """Return a copy that has at most `images` of the validation images and is for a single process.
+        """Return a copy for a single process, with at most `images` of the validation images.
 
-        If there are no validation images, training images are used instead, prepared as in evaluation.
+        If there are no validation images, they are replaced by training images, prepared as in evaluation.
         """
         table = self.val.table if self.has_val else self.train.table
         sampled = copy.copy(self)
         sampled.close()
         sampled.process = (0, 1)
         order = torch.randperm(len(table), generator=torch.Generator().manual_seed(mix_seeds(self.seed))).tolist()
-        chosen = sorted(in_proportion(order, table.labels)[:images])  # the labels in about the same proportions
+        chosen = sorted(order_in_proportion(order, table.labels)[:images])
         sampled.val = EvaluationImages(table.take(chosen), self.val.preprocess, as_levels=self.val.as_levels)
         return sampled

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, count
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TarDownload:
-    """A callable that downloads a tar file, and writes its images (`class/name.jpg`) and its licence."""
+    """A function that downloads a tar file, and writes its images (`class/name.jpg`) and its licence."""
 
     url: str
     sha256: str
@@ -53,14 +54,14 @@ class TarDownload:
             raise RuntimeError(f"the SHA-256 of {self.url} is {actual[:16]}…, expected {self.sha256[:16]}…")
         extract_archive(raw / "archive.tgz", raw)
         for image in raw.glob("*/*/*.jpg"):
-            _place(image, folder / image.parent.name)
+            _write_image(image, folder / image.parent.name)
         for licence in raw.glob("*/LICENSE.txt"):  # it names the photographers
             licence.rename(folder / licence.name)
 
 
 @dataclass(frozen=True)
 class Torchvision:
-    """A callable that downloads a data set with a class of torchvision.datasets, and writes its images.
+    """A function that downloads a data set with a class of torchvision.datasets, and writes its images.
 
     `samples` returns a pair for each sample: the image or the path of its file, and the label. `names` returns the
     class names, in the order of the labels.
@@ -79,23 +80,22 @@ class Torchvision:
             data = getattr(datasets, self.kind)(raw, download=True, **arguments, **self.options)
             names = folder_names(self.names(data))
             for position, (image, label) in enumerate(self.samples(data)):
-                _place(image, folder / split / names[int(label)], f"{position:05d}.png")
+                _write_image(image, folder / split / names[int(label)], f"{position:05d}.png")
 
 
 def folder_names(classes: Iterable[str]) -> list[str]:
     """Convert class names to folder names that are valid and distinct on every file system."""
     names: list[str] = []
+    taken = set[str]()  # in lower case
     for name in classes:
-        safe = re.sub(r'[<>:"/\\|?*\x00-\x1f]+', "-", name).strip(" .-") or "_"
-        taken, again = {other.lower() for other in names}, 2
-        unique = safe
-        while unique.lower() in taken:
-            unique, again = f"{safe} ({again})", again + 1
-        names.append(unique)
+        valid = re.sub(r'[<>:"/\\|?*\x00-\x1f]+', "-", name).strip(" .-") or "_"
+        candidates = chain([valid], (f"{valid} ({number})" for number in count(2)))
+        names.append(next(candidate for candidate in candidates if candidate.lower() not in taken))
+        taken.add(names[-1].lower())
     return names
 
 
-def _place(image: Path | str | Image.Image, folder: Path, name: str = "") -> None:
+def _write_image(image: Path | str | Image.Image, folder: Path, name: str = "") -> None:
     """Move a published file into a folder, or write an image there as a file called `name`."""
     folder.mkdir(parents=True, exist_ok=True)
     if isinstance(image, (str, Path)):
@@ -104,7 +104,7 @@ def _place(image: Path | str | Image.Image, folder: Path, name: str = "") -> Non
         image.save(folder / name)
 
 
-def opened(data: Any) -> Iterator[tuple[str, int]]:
+def paths_and_labels(data: Any) -> Iterator[tuple[str, int]]:
     """Yield the path and label of each sample of a torchvision data set that returns opened images instead of paths."""
     for image, label in (data[i] for i in range(len(data))):
         image.close()
@@ -119,7 +119,8 @@ def write_digits(_: Path, folder: Path) -> None:
 
     digits = load_digits()
     for i, (image, label) in enumerate(zip(digits.images, digits.target, strict=True)):
-        _place(Image.fromarray(np.round(image * (255 / 16)).astype(np.uint8)), folder / str(label), f"{i:04d}.png")
+        grey = Image.fromarray(np.round(image * (255 / 16)).astype(np.uint8))
+        _write_image(grey, folder / str(label), f"{i:04d}.png")
 
 
 @dataclass(frozen=True)
@@ -129,14 +130,14 @@ class DataSet:
     name: str  # as users type it; also the name of the folder in the cache
     images: int  # the numbers of images and classes are checked after the download
     classes: int
-    splits: tuple[str, ...] = ()  # the official ones, out of train, val and test
+    splits: tuple[str, ...] = ()  # the official splits, some of train, val and test
     megabytes: int = 0  # the size of the download (10^6 bytes)
     host: str = ""  # the server that it is downloaded from
     licence: str = ""  # in a few words; `page` has its text
     page: str = ""  # the URL of the description
     per_class: tuple[int, ...] = ()  # the number of images of each class, for computing a split before the download
-    # Takes two empty folders. It downloads files into the first, which is deleted afterwards, and writes the images as
-    # `class/image` or `split/class/image` into the second.
+    # A function of two empty folders. It downloads files into the first, which is deleted afterwards, and writes the
+    # images as `class/image` or `split/class/image` into the second.
     write: Callable[[Path, Path], None] = field(kw_only=True)
 
 
@@ -154,12 +155,12 @@ _FLOWERS = TarDownload(
 )
 _PETS = Torchvision("OxfordIIITPet", _TRAINVAL_TEST, samples=lambda data: zip(data._images, data._labels, strict=True))
 _IMAGENETTE = Torchvision("Imagenette", _TRAIN_VAL, _AS_PATHS, names=lambda data: [names[0] for names in data.classes])
-_CALTECH = Torchvision("Caltech101", _ALL, samples=opened, names=attrgetter("categories"))
+_CALTECH = Torchvision("Caltech101", _ALL, samples=paths_and_labels, names=attrgetter("categories"))
 _SIGNS = Torchvision(
     "GTSRB",
     _TRAIN_TEST,
     samples=attrgetter("_samples"),
-    names=lambda _: [f"{sign:05d}" for sign in range(43)],  # the names of its folders; the classes have no other names
+    names=lambda _: [f"{sign:05d}" for sign in range(43)],  # the published folders; the classes have no other names
 )
 
 # name, images, classes, splits, megabytes, host, licence, page, write
@@ -209,7 +210,7 @@ _ENTRIES = (
 # fmt: on
 
 
-class _Table(UserDict[str, DataSet]):
+class _DataSets(UserDict[str, DataSet]):
     """A dictionary of data sets whose keys ignore capitals, hyphens and underscores."""
 
     def __contains__(self, name: object) -> bool:
@@ -219,14 +220,14 @@ class _Table(UserDict[str, DataSet]):
         return self.data[self._spelling_of(name)]
 
     def _spelling_of(self, name: str) -> str:
-        return next((column for column in self.data if _plain(column) == _plain(name)), name)
+        return next((key for key in self.data if _comparable(key) == _comparable(name)), name)
 
 
-def _plain(name: str) -> str:
+def _comparable(name: str) -> str:
     return re.sub("[-_]", "", name).lower()
 
 
-DATASETS = _Table({entry.name: entry for entry in _ENTRIES})
+DATASETS = _DataSets({entry.name: entry for entry in _ENTRIES})
 """Data sets that have a name."""
 
 
@@ -238,11 +239,11 @@ def register(entry: DataSet) -> None:
 
 
 _TIMEOUT = 30.0  # seconds without a byte; torchvision itself has no timeout
-_TROUBLE = (
+_DOWNLOAD_ERRORS = (
     *(OSError, RuntimeError, EOFError, http.client.HTTPException),
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error),
 )
-_DISK = {
+_DISK_ERRORS = {  # the errno of errors in writing to the cache
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS),
     *(errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR),
 }
@@ -283,17 +284,17 @@ def materialise(name: str) -> Path:
             lock.acquire()
         try:
             if not folder.is_dir():  # otherwise another process has written it
-                _make(entry, folder)
+                _download(entry, folder)
         finally:
             lock.release()
-    except _TROUBLE as error:
+    except _DOWNLOAD_ERRORS as error:
         reason = str(error) or type(error).__name__
         if isinstance(error, HTTPError):
             error.close()
             reason = f"the server answered {error.code} {error.reason}"
         elif isinstance(error, URLError):
             reason = str(error.reason)
-        elif isinstance(error, OSError) and error.errno in _DISK:
+        elif isinstance(error, OSError) and error.errno in _DISK_ERRORS:
             raise VitkitError(
                 "data.cache-unwritable",
                 f"cannot write the data set {entry.name} to {folder}: {error.strerror}; free some space, or set "
@@ -302,13 +303,14 @@ def materialise(name: str) -> Path:
         elif reason.startswith("File not found or corrupted"):  # torchvision's message if the MD5 differs
             reason = "the file that arrived is not the one that was published (its checksum differs)"
         raise VitkitError(
-            "data.download-failed", f"could not get {_described(entry)}: {' '.join(reason.split())}; {_advice(entry)}"
+            "data.download-failed", f"could not get {_with_host(entry)}: {' '.join(reason.split())}; {_advice(entry)}"
         ) from error
     return folder
 
 
-def _make(entry: DataSet, folder: Path) -> None:
-    for stale in folder.parent.glob(f".{entry.name}-*"):  # left by a process that was killed; we hold the lock
+def _download(entry: DataSet, folder: Path) -> None:
+    # This process holds the lock, so such folders are left from processes that were killed.
+    for stale in folder.parent.glob(f".{entry.name}-*"):
         shutil.rmtree(stale, ignore_errors=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{entry.name}-", dir=folder.parent))
     raw, written = unfinished / "raw", unfinished / "written"
@@ -320,26 +322,26 @@ def _make(entry: DataSet, folder: Path) -> None:
                 f"downloading {entry.name}, about {entry.megabytes:,} MB from {entry.host}: {entry.images:,} images "
                 f"in {entry.classes} classes, licence: {entry.licence} ({entry.page})"
             )
-        with _watched(f"downloading {entry.name}") if entry.megabytes else nullcontext():
+        with _progress_and_timeout(f"downloading {entry.name}") if entry.megabytes else nullcontext():
             entry.write(raw, written)
         images = [image for split in entry.splits or ("",) for image in (written / split).glob("*/*")]
         classes = {image.parent.name for image in images}
         if (len(images), len(classes)) != (entry.images, entry.classes):
             raise VitkitError(
                 "data.download-incomplete",
-                f"{_described(entry)} has {len(images):,} images in {len(classes)} classes, expected "
+                f"{_with_host(entry)} has {len(images):,} images in {len(classes)} classes, expected "
                 f"{entry.images:,} in {entry.classes}; {_advice(entry)}",
             )
         try:
             written.rename(folder)
         except OSError:
-            if not folder.is_dir():  # otherwise another process was first, with the same content
+            if not folder.is_dir():  # otherwise another process has written the same content
                 raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _described(entry: DataSet) -> str:
+def _with_host(entry: DataSet) -> str:
     return f"the data set {entry.name}" + (f" from {entry.host}" if entry.host else "")
 
 
@@ -348,12 +350,12 @@ def _advice(entry: DataSet) -> str:
 
 
 @contextmanager
-def _watched(what: str) -> Iterator[None]:
+def _progress_and_timeout(task: str) -> Iterator[None]:
     """Report torchvision's downloads to `progress`, and let them time out if the server stops sending."""
     from torchvision.datasets import utils
 
     bar, timeout = utils.tqdm, socket.getdefaulttimeout()
-    utils.tqdm = partial(_ProgressBar, what)
+    utils.tqdm = partial(_ProgressBar, task)
     socket.setdefaulttimeout(_TIMEOUT)
     try:
         yield
@@ -365,8 +367,8 @@ def _watched(what: str) -> Iterator[None]:
 class _ProgressBar:
     """A stand-in for tqdm that draws nothing and reports to `progress`."""
 
-    def __init__(self, what: str, total: int | None = None, **_: Any) -> None:
-        self._tell, self._done, self._total = partial(progress, what), 0, total or 0
+    def __init__(self, task: str, total: int | None = None, **_: Any) -> None:
+        self._task, self._done, self._total = task, 0, total or 0
 
     def __enter__(self) -> Self:
         self.update(0)
@@ -377,4 +379,4 @@ class _ProgressBar:
 
     def update(self, count: int) -> None:
         self._done += count
-        self._tell(self._done, self._total)
+        progress(self._task, self._done, self._total)

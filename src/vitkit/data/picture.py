@@ -43,7 +43,7 @@ from PIL import (  # plugins register themselves; importing all 42 of Pillow's t
 MAX_PIXELS = 178_956_970  # Pillow's limit, above which a file may be a decompression bomb
 STRIP = 2**20  # number of pixels that are converted at a time
 _READER_BYTES = {"AVIF": 5, "HEIF": 8}  # bytes per pixel that a reader holds in addition to Pillow's image
-logging.getLogger("PIL").addHandler(logging.NullHandler())  # Pillow's remarks on a file; `why_unreadable` has its own
+logging.getLogger("PIL").addHandler(logging.NullHandler())  # hides Pillow's warnings, because callers report problems
 
 _TRANSPOSE = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -72,7 +72,7 @@ class Picture:
 
 
 class UnsupportedError(Exception):
-    """The file is intact, but is not read. The message is the reason."""
+    """The file is intact, but its kind is not supported. The message is the reason."""
 
 
 def picture_in(
@@ -89,14 +89,14 @@ def picture_in(
         Exception: any kind, since readers raise any; `why_unreadable` explains it.
     """
     try:
-        return _picture_in(source, short_side, reserve)
+        return _decode(source, short_side, reserve)
     except (OSError, SyntaxError, ValueError):
-        if (bare := _without_metadata(source)) is None:
+        if (pixels_only := _without_metadata(source)) is None:
             raise
-    return _picture_in(bare, short_side, reserve)
+    return _decode(pixels_only, short_side, reserve)
 
 
-def _picture_in(source: str | bytes, short_side: int | None, reserve: Callable[[int], None]) -> Picture:
+def _decode(source: str | bytes, short_side: int | None, reserve: Callable[[int], None]) -> Picture:
     with QUIET, open_picture(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
         if image.width * image.height > MAX_PIXELS:
             raise UnsupportedError(f"{image.width}x{image.height} pixels, more than the limit of {MAX_PIXELS:,}")
@@ -109,21 +109,22 @@ def _picture_in(source: str | bytes, short_side: int | None, reserve: Callable[[
         file_size, mode = image.size, image.mode
         is_animated = image.format != "MPO" and getattr(image, "is_animated", False)
         if short_side is not None and image.format in ("JPEG", "MPO") and min(image.size) >= 4 * short_side:
-            scale = 2 * short_side / min(image.size)
+            scale = 2 * short_side / min(image.size)  # a JPEG can be decoded at a smaller scale, which is faster
             image.draft(None, (math.ceil(image.width * scale), math.ceil(image.height * scale)))
         samples = _read_samples(image)
         own_bytes = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2}.get(image.mode, 4)
         working_bytes = 4 + _READER_BYTES.get(str(image.format), 0)
         reserve(image.width * image.height * (own_bytes + working_bytes))
         image.load()
-        width, height = file_size[::-1] if _orientation(image) in (5, 6, 7, 8) else file_size
+        is_turned = _orientation(image) in (5, 6, 7, 8)  # by 90 or 270 degrees
+        width, height = file_size[::-1] if is_turned else file_size
         rgb, doubt = upright(image), None
         if not samples.are_bytes and samples.is_shortened:
             rgb, doubt = _stretch_bytes(rgb, samples)
         elif not samples.are_bytes:
             rgb, doubt = _to_grey(rgb, samples, is_png=image.format == "PNG")
-        rgb, hidden = flattened(rgb)
-        doubt = "; ".join(filter(None, [hidden, doubt, samples.unread])) or None
+        rgb, transparency_doubt = flattened(rgb)
+        doubt = "; ".join(filter(None, [transparency_doubt, doubt, samples.unread])) or None
         quality, camera = sum(getattr(image, "quantization", {}).get(0, ())), ""
         with contextlib.suppress(Exception):  # unreadable metadata does not make the picture unreadable
             names = [image.getexif().get(tag) for tag in (ExifTags.Base.Make, ExifTags.Base.Model)]
@@ -172,13 +173,14 @@ def _orientation(image: Image.Image) -> int | None:
 
 
 def flattened(image: Image.Image) -> tuple[Image.Image, str | None]:
-    """Return a picture in 8-bit RGB, with transparency composited on white, and a doubt, or None.
+    """Return a picture in 8-bit RGB, composited on white if it is transparent, and a doubt (`Picture.doubt`) or None.
 
-    Alpha that is 0 everywhere hides the whole picture, so it is most likely a mistake and is ignored.
+    Alpha that is 0 everywhere would hide the whole picture. It is most likely a mistake, and is ignored.
     """
     doubt = None
     if image.has_transparency_data:
-        if any(strip.convert("RGBA").getchannel("A").getextrema()[1] for _, strip in _strips(image)):
+        is_visible = any(strip.convert("RGBA").getchannel("A").getextrema()[1] for _, strip in _strips(image))
+        if is_visible:
             flat = Image.new("RGB", image.size)
             for top, strip in _strips(image):  # so that large pictures need little working memory
                 rgba = strip.convert("RGBA")
@@ -186,18 +188,20 @@ def flattened(image: Image.Image) -> tuple[Image.Image, str | None]:
                 flat.paste(Image.alpha_composite(white, rgba).convert("RGB"), (0, top))
             return flat, None
         doubt = "it is transparent everywhere, and read as if it were opaque"
-    is_done = image.mode == "RGB" and image.format == "JPEG"  # other readers may keep their file or its bytes alive
+    # `convert` also makes a copy of RGB, since readers other than that of JPEG may keep their file or its bytes alive.
+    is_done = image.mode == "RGB" and image.format == "JPEG"
     return image if is_done else image.convert("RGB"), doubt
 
 
 # --- Opening files ----------------------------------------------------------------------------------------
 
-# Formats are recognised by content, regardless of the file's name. MPO is a JPEG variant that some phones write.
 _RAW = "a camera's raw file, of which only the preview could be read: convert it to JPEG or TIFF"
-_RAW_MARKS = (b"FUJIFILMCCD-RAW", b"IIRO", b"IIRS", b"MMOR", b"IIU\0", b"\0MRM", b"FOVb")  # of kinds that are no TIFF
+# The first bytes of raw files that are not a kind of TIFF.
+_RAW_MARKS = (b"FUJIFILMCCD-RAW", b"IIRO", b"IIRS", b"MMOR", b"IIU\0", b"\0MRM", b"FOVb")
+# Formats are recognised by content, regardless of the file's name. MPO is a JPEG variant that some phones write.
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "HEIF")
 _HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1"))
-_REGISTERING = threading.Lock()
+_REGISTRATION = threading.Lock()  # for registering HEIF with Pillow
 
 
 class _Quiet:
@@ -238,7 +242,7 @@ def open_picture(source: str | Path | BinaryIO) -> ImageFile.ImageFile:
     except UnidentifiedImageError:
         if not _is_heif(source):
             raise
-    with _REGISTERING:
+    with _REGISTRATION:
         if "HEIF" not in Image.OPEN:
             import pillow_heif
 
@@ -257,7 +261,8 @@ def _available() -> list[str]:
 def _is_raw(tags: Any, file: Any) -> bool:
     """Return whether a TIFF is a camera's raw file, whose first picture is only a preview.
 
-    A DNG has a version, a CR2 a mark behind the header, and others begin with a smaller picture than those they name.
+    A CR2 has the mark `CR` after the header, and a DNG states a version. Others contain the values of a sensor, or
+    begin with a picture that is marked as a smaller version of others.
     """
     file.seek(8)
     is_preview = (tags.get(_SUBFILE) or 0) & 1 and _SUBFILES in tags
@@ -273,17 +278,18 @@ def _why_unidentified(file: BinaryIO) -> str:
     if head[:4] in TiffImagePlugin.PREFIXES:
         with QUIET, contextlib.suppress(Exception):  # a damaged header may raise anything
             file.seek(0)
-            tags = TiffImagePlugin.ImageFileDirectory_v2(file.read(16 if head[2] == 43 else 8))
+            is_big = head[2] == 43  # BigTIFF
+            tags = TiffImagePlugin.ImageFileDirectory_v2(file.read(16 if is_big else 8))
             file.seek(tags.next)
             tags.load(file)
             if _is_raw(tags, file):
                 return _RAW
             if tags.get(_COMPRESSION, 1) not in TiffImagePlugin.COMPRESSION_INFO:
-                named = f"compression {tags[_COMPRESSION]}"
-                return f"a TIFF with {named}, which is not supported: save it without compression"
+                compression = f"compression {tags[_COMPRESSION]}"
+                return f"a TIFF with {compression}, which is not supported: save it without compression"
             bands: int = tags.get(_BANDS, 1)
-            number: Any = tags.get(_PHOTOMETRIC)
-            colours = _COLOURS.get(number, f"(photometric interpretation {number})")
+            interpretation: Any = tags.get(_PHOTOMETRIC)
+            colours = _COLOURS.get(interpretation, f"(photometric interpretation {interpretation})")
             bits = "/".join(map(str, sorted(set(tags.get(_BITS, (1,))))))
             kind = {2: "signed ", 3: "floating-point "}.get(int(_number(tags.get(_FORMAT)) or 1), "")
             instead = "save three of them as RGB" if bands > 4 else "save it as RGB or grey of 8 or 16 bits"
@@ -293,29 +299,30 @@ def _why_unidentified(file: BinaryIO) -> str:
 
 
 _PNG = b"\x89PNG\r\n\x1a\n"
-_PIXEL_CHUNKS = (b"tRNS", b"sBIT", b"acTL", b"fcTL", b"fdAT")  # besides the critical ones, in capitals
+# Chunks that determine the pixels, in addition to the critical chunks, whose names begin with a capital.
+_PIXEL_CHUNKS = (b"tRNS", b"sBIT", b"acTL", b"fcTL", b"fdAT")
 
 
 def _without_metadata(source: str | bytes) -> bytes | None:
-    """Return a PNG without texts, profiles and the like; None if the file is no PNG, or has none of them.
+    """Return a PNG without texts, colour profiles and other metadata; None if the file is no PNG, or has no metadata.
 
-    Pillow refuses a PNG if one of them is larger than 1 MiB or damaged, although the pixels do not depend on them. The
-    EXIF data, which contain the orientation, are kept unless they are damaged.
+    Pillow refuses a PNG if a piece of metadata is larger than 1 MiB or damaged, although the pixels do not depend on
+    it. The EXIF data, which contain the orientation, are kept unless they are damaged.
     """
     with io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file:
         if file.read(len(_PNG)) != _PNG:
             return None
         content = file.read()
     kept, start = [_PNG], 0
-    while start + 12 <= len(content):
+    while start + 12 <= len(content):  # a chunk: 4 bytes for the size, 4 for the name, the data, 4 for the checksum
         size, name = struct.unpack_from(">I4s", content, start)
         chunk = content[start : start + 12 + size]
         is_whole = zlib.crc32(chunk[4:-4]).to_bytes(4) == chunk[-4:]
         if name[:1].isupper() or name in _PIXEL_CHUNKS or (name == b"eXIf" and is_whole):
             kept.append(chunk)
         start += 12 + size
-    bare = b"".join([*kept, content[start:]])
-    return bare if len(bare) < len(_PNG) + len(content) else None
+    pixels_only = b"".join([*kept, content[start:]])
+    return pixels_only if len(pixels_only) < len(_PNG) + len(content) else None
 
 
 def _is_heif(source: str | Path | BinaryIO) -> bool:
@@ -340,10 +347,10 @@ _KINDS: dict[int, Literal["unsigned", "signed", "float"]] = {2: "signed", 3: "fl
 
 @dataclass(frozen=True)
 class Samples:
-    """The storage format of the numbers in an image file, and the numbers that mean black and white.
+    """The format of the numbers in an image file (samples), and what the file states about their meaning.
 
     A file states the number of bits of its samples. It may also state the largest number in use, and whether 0 is black
-    or white. If it does not state these, the most likely values are assumed, and the doubt is reported
+    or white. If it does not, the most likely values are assumed, and the doubt is reported
     (docs/decisions/0015-what-numbers-stand-for.md).
     """
 
@@ -353,8 +360,8 @@ class Samples:
     high: float | None = None
     is_negative: bool = False  # whether 0 is white
     is_shortened: bool = False  # whether Pillow returns only the upper 8 of 16 bits
-    hole: float | None = None  # the number that stands for "no data", or for transparent
-    unread: str | None = None  # what the file contains or states besides, and is not read
+    no_data: float | None = None  # the number that means that there is no data, or that a pixel is transparent
+    unread: str | None = None  # a sentence about content of the file that is not read
 
     @property
     def are_bytes(self) -> bool:  # which Pillow converts to RGB correctly
@@ -367,27 +374,27 @@ def _read_samples(image: Any) -> Samples:
     if image.format != "TIFF":
         if not is_wide and not is_shortened:
             return Samples()
-        is_grey_png = image.format == "PNG" and is_wide and image.fp is not None
-        high, hole = (_most_in_png(image.fp), image.info.get("transparency")) if is_grey_png else (None, None)
-        return Samples(16, high=high, is_shortened=is_shortened, hole=hole)
-    tags, read = image.tag_v2, len(image.getbands())
+        if image.format != "PNG" or not is_wide or image.fp is None:
+            return Samples(16, is_shortened=is_shortened)
+        high, no_data = _max_stated_by_png(image.fp), image.info.get("transparency")
+        return Samples(16, high=high, is_shortened=is_shortened, no_data=no_data)
+    tags, readable = image.tag_v2, len(image.getbands())
     bands = tags.get(_BANDS, 1)
-    unread = f"it has {bands} bands, of which only {read} can be read" if bands > read else None
+    unread = f"it has {bands} bands, of which only {readable} can be read" if bands > readable else None
     if not is_wide and image.mode != "L" and not is_shortened:
         return Samples(unread=unread)
     bits, kind = _number(tags.get(_BITS)) or 1, _KINDS.get(int(_number(tags.get(_FORMAT)) or 1), "unsigned")
-    low, high = (
-        next((value for value in map(_number, map(tags.get, keys)) if value is not None), None)
-        for keys in ((_SMIN, _MIN), (_SMAX, _MAX))
-    )
-    is_unconverted, hole = bits > 8 or kind != "unsigned", None  # Pillow has already inverted narrower samples
+    low, high = _number(tags.get(_SMIN)), _number(tags.get(_SMAX))
+    low = _number(tags.get(_MIN)) if low is None else low
+    high = _number(tags.get(_MAX)) if high is None else high
+    is_unconverted, no_data = bits > 8 or kind != "unsigned", None  # Pillow has already inverted narrower samples
     is_negative = is_unconverted and _number(tags.get(_PHOTOMETRIC)) == 0
     if is_unconverted and _NODATA in tags:
         try:
-            hole = float(str(tags[_NODATA]).strip(" \0").replace(",", "."))
+            no_data = float(str(tags[_NODATA]).strip(" \0").replace(",", "."))
         except ValueError:
             unread = f"what it says of missing data is no number: {str(tags[_NODATA])[:20]!r}"
-    return Samples(int(bits), kind, low, high, is_negative, is_shortened, hole, unread)
+    return Samples(int(bits), kind, low, high, is_negative, is_shortened, no_data, unread)
 
 
 def _number(value: Any) -> float | None:
@@ -401,7 +408,7 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _most_in_png(file: IO[bytes]) -> float | None:
+def _max_stated_by_png(file: IO[bytes]) -> float | None:
     """Return the largest number that the significant bits of a PNG (sBIT) allow; None if it states none or 16."""
     position = file.tell()
     try:
@@ -437,63 +444,66 @@ def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
 
 
 def _to_grey(image: Image.Image, samples: Samples, *, is_png: bool) -> tuple[Image.Image, str | None]:
-    """Convert wide, signed or floating-point samples to 8-bit grey. Return why the brightness may be wrong, too."""
-    low, high, is_finite = math.inf, -math.inf, True  # of the finite samples, holes aside
+    """Convert wide, signed or floating-point samples to 8-bit grey. Also return why the brightness may be wrong."""
+    low, high, is_finite = math.inf, -math.inf, True  # of the samples with data: the range, and whether all are finite
     for _, strip in _strips(image):
         values = _values(strip, samples)
         if values.dtype.kind == "f":
             finite = values[np.isfinite(values)]
-            holes = 0 if samples.hole is None else int(np.isnan(values).sum())
-            is_finite = is_finite and finite.size + holes == values.size
+            without_data = 0 if samples.no_data is None else int(np.isnan(values).sum())
+            is_finite = is_finite and finite.size + without_data == values.size
             values = finite
         if values.size:
             low, high = min(low, float(values.min())), max(high, float(values.max()))
     low, high = (low, high) if low <= high else (0.0, 0.0)
     if is_png and samples.high is not None:
-        # The standard says that the significant bits of a PNG are the highest; if so, they state no range.
-        used, significant = 0, int(samples.high).bit_length()
+        # By the standard, the highest bits of each number are the significant ones, and white is 65,535 as always. But
+        # some programs use the lowest bits, so that white is `samples.high`.
+        used_bits, significant = 0, int(samples.high).bit_length()
         for _, strip in _strips(image):
-            used |= int(np.bitwise_or.reduce(np.asarray(strip).astype(np.int64), axis=None))
-        if used >= 2**significant or used % 2 ** (16 - significant) == 0:
+            used_bits |= int(np.bitwise_or.reduce(np.asarray(strip).astype(np.int64), axis=None))
+        if used_bits >= 2**significant or used_bits % 2 ** (16 - significant) == 0:
             samples = replace(samples, high=None)
     black, white, doubt = _range(samples, low, high)
     grey = Image.new("L", image.size)
     for top, strip in _strips(image):
         values = _values(strip, samples).astype(np.float64)
-        is_hole = np.isnan(values)
+        has_no_data = np.isnan(values)
         values = np.nan_to_num(values, nan=black, posinf=white, neginf=black)
         scaled = np.clip((values - black) / max(white - black, 1e-300), 0, 1)
         scaled = 1 - scaled if samples.is_negative else scaled
         if is_png:
-            scaled[is_hole] = 1  # transparent, hence white
+            scaled[has_no_data] = 1  # transparent, hence white
         grey.paste(Image.fromarray(np.round(255 * scaled).astype(np.uint8)), (0, top))
     return grey, doubt or (None if is_finite else "some of its numbers are not finite")
 
 
 def _stretch_bytes(image: Image.Image, samples: Samples) -> tuple[Image.Image, str | None]:
-    """Stretch a picture to the range that its file states, if Pillow has kept only the upper 8 of 16 bits.
+    """Stretch the brightness of a picture of which Pillow has kept only the upper 8 of 16 bits.
 
-    Return it unchanged if the file states no range. The second value is why its brightness may be wrong, or None.
+    The picture is unchanged if its file does not state the largest number in use. The second value is the reason why
+    the brightness may be wrong, or None.
     """
-    kept = image
-    if samples.hole is not None:
-        hole = samples.hole // 256
-        kept = image.point([0 if value == hole else value for value in range(256)] * len(image.getbands()))
-    extrema: Any = kept.getextrema()[:3]  # a pair for each channel, or of the only one
-    top = max(int(high) for _, high in (extrema if isinstance(extrema[0], tuple) else [extrema]))
-    bits = _stated_bits(samples, 256 * top)
+    with_data = image  # the picture in which pixels without data are black
+    if samples.no_data is not None:
+        no_data = samples.no_data // 256
+        with_data = image.point([0 if value == no_data else value for value in range(256)] * len(image.getbands()))
+    extrema: Any = with_data.getextrema()[:3]  # a pair for each channel, or only a pair if there is one channel
+    largest = max(int(high) for _, high in (extrema if isinstance(extrema[0], tuple) else [extrema]))
+    bits = _stated_bits(samples, 256 * largest)
     if bits is None:
-        return image, _dark(256 * top + 255, 16) if 0 < top < 64 else None
-    most = 2**bits - 1
+        return image, _dark(256 * largest + 255, 16) if 0 < largest < 64 else None
     if image.mode not in ("RGB", "RGBA", "LA") or bits == 16:
         return image, None
-    table = [min(255, round(255 * (256 * value + 128 * (value > 0)) / most)) for value in range(256)]
-    colours, has_alpha = len(image.getbands()), image.mode.endswith("A")
-    return image.point(table * (colours - has_alpha) + list(range(256)) * has_alpha), None
+    # The lower 8 bits are unknown, so take the middle of their range, except for black.
+    white = 2**bits - 1
+    stretch = [min(255, round(255 * (256 * value + 128 * (value > 0)) / white)) for value in range(256)]
+    bands, has_alpha = len(image.getbands()), image.mode.endswith("A")
+    return image.point(stretch * (bands - has_alpha) + list(range(256)) * has_alpha), None
 
 
 def _values(image: Image.Image, samples: Samples) -> npt.NDArray[Any]:
-    """Return the samples of a picture as an array of the numbers in the file; holes become NaN.
+    """Return the samples of a picture as an array of the numbers in the file. Pixels without data become NaN.
 
     Pillow returns signed bytes as unsigned ones, and unsigned 32-bit numbers as signed ones.
     """
@@ -502,10 +512,10 @@ def _values(image: Image.Image, samples: Samples) -> npt.NDArray[Any]:
         stored = stored.view(np.int8)
     elif samples.kind == "unsigned" and samples.bits == 32 and stored.dtype == np.int32:
         stored = stored.view(np.uint32)
-    if samples.hole is None:
+    if samples.no_data is None:
         return stored
-    with np.errstate(over="ignore"):  # a hole that is no 32-bit number
-        return np.where(stored == samples.hole, np.nan, stored)
+    with np.errstate(over="ignore"):  # the number may have more than 32 bits
+        return np.where(stored == samples.no_data, np.nan, stored)
 
 
 def _range(samples: Samples, low: float, high: float) -> tuple[float, float, str | None]:
@@ -516,9 +526,9 @@ def _range(samples: Samples, low: float, high: float) -> tuple[float, float, str
     if samples.kind == "float" and low >= 0 and high <= 1:
         return 0.0, 1.0, None
     if samples.kind != "unsigned" and samples.low is not None and samples.high is not None:
-        least, most = samples.low, samples.high
-        if least < most and least <= low and high <= most:
-            return least, most, None
+        black, white = samples.low, samples.high
+        if black < white and black <= low and high <= white:
+            return black, white, None
     unstated = f"it does not say which of its numbers, {low:g} to {high:g}, are black and white"
     if samples.kind == "float" or low < 0:
         return low, high, unstated
@@ -531,7 +541,7 @@ def _range(samples: Samples, low: float, high: float) -> tuple[float, float, str
             return low, high, unstated
         doubt = f"it does not say how many of its {samples.bits} bits are used; {bits} are enough"
         return 0.0, float(2**bits - 1), doubt
-    bits = samples.bits - (samples.kind == "signed")
+    bits = samples.bits - (samples.kind == "signed")  # without the sign
     is_dark = bits > 8 and 0 < high < 2 ** (bits - 2)
     return 0.0, float(2**bits - 1), _dark(high, bits) if is_dark else None
 

@@ -24,12 +24,12 @@ from vitkit.text.arguments import coerce_types
 
 Fit = Literal["crop", "pad", "squash", "squash_crop"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
-LEAST_CROP = 0.01
-_LARGEST, _LEAST_STD = 1e6, 1e-6  # values beyond these come from damaged files
+LEAST_CROP = 0.01  # the minimum of `crop_pct`
+_MAX_VALUE, _MIN_STD = 1e6, 1e-6  # a mean or std beyond these limits comes from a damaged file
 HALF = (0.5, 0.5, 0.5)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-_SCALES = {
+_SCALE_NAMES = {  # by (mean, std)
     (HALF, HALF): "0.5",
     (IMAGENET_MEAN, IMAGENET_STD): "ImageNet's",
     (CLIP_MEAN, CLIP_STD): "CLIP's",
@@ -38,11 +38,11 @@ _SCALES = {
 _REMEDY = "set it with preprocess= or --preprocess, such as resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5"
 
 
-def by_conversion(weights: str, then: str) -> str:
-    """Return the remedy for an unknown preprocessing that no option sets: a command, and what to do after it."""
+def conversion_remedy(weights: str, next_step: str) -> str:
+    """Return a remedy for an unknown preprocessing: the command that converts the weights, and the step after it."""
     settings = "crop_pct=0.875,interpolation=bilinear,mean=0.5,std=0.5"
     command = f"vitkit convert {shlex.quote(weights)} NEW --preprocess {settings}"
-    return f"set it, for example with {command}, and {then}"
+    return f"set it, for example with {command}, and {next_step}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,28 +83,19 @@ class Preprocess:
         if isinstance(self.size, int):  # the side of a square
             object.__setattr__(self, "size", (self.size, self.size))
         coerce_types(self)
+        problem = ""
         if min(self.size) < 1:
-            raise VitkitError(
-                "data.preprocess-invalid", f"size must be (height, width) in pixels, not {self.size!r:.80}"
-            )
-        if self.size[0] * self.size[1] > MAX_PIXELS:
-            raise VitkitError(
-                "data.preprocess-invalid",
-                f"size {self.size[0]}x{self.size[1]} is more than the limit of {MAX_PIXELS:,} pixels",
-            )
-        if not LEAST_CROP <= self.crop_pct <= 1:
-            raise VitkitError(
-                "data.preprocess-invalid", f"crop_pct must be from {LEAST_CROP} to 1, not {self.crop_pct!r}"
-            )
-        if not len(self.mean) == len(self.std) in (1, 3) or not all(value >= _LEAST_STD for value in self.std):
-            raise VitkitError(
-                "data.preprocess-invalid",
-                f"mean {self.mean} and std {self.std} must have 1 or 3 values, those of std above 0",
-            )
-        if max(map(abs, self.mean + self.std)) >= _LARGEST:
-            raise VitkitError(
-                "data.preprocess-invalid", f"mean {self.mean} and std {self.std} must be for pixels scaled to 0 ... 1"
-            )
+            problem = f"size must be (height, width) in pixels, not {self.size!r:.80}"
+        elif self.size[0] * self.size[1] > MAX_PIXELS:
+            problem = f"size {self.size[0]}x{self.size[1]} is more than the limit of {MAX_PIXELS:,} pixels"
+        elif not LEAST_CROP <= self.crop_pct <= 1:
+            problem = f"crop_pct must be from {LEAST_CROP} to 1, not {self.crop_pct!r}"
+        elif not len(self.mean) == len(self.std) in (1, 3) or not all(value >= _MIN_STD for value in self.std):
+            problem = f"mean {self.mean} and std {self.std} must have 1 or 3 values, those of std above 0"
+        elif max(map(abs, self.mean + self.std)) >= _MAX_VALUE:
+            problem = f"mean {self.mean} and std {self.std} must be for pixels scaled to 0 ... 1"
+        if problem:
+            raise VitkitError("data.preprocess-invalid", problem)
 
     def __call__(self, image: Image.Image) -> npt.NDArray[np.float32]:
         """Convert an RGB picture of any size to (C, height, width) float32."""
@@ -115,7 +106,8 @@ class Preprocess:
         h, w = self.size
         full_h, full_w, top, left = self._placement(image.width, image.height)
         if self.fit == "pad":
-            canvas = Image.new("RGB", (w, h), tuple(round(255 * value) for value in (self.mean * 3)[:3]))
+            mean = self.mean if len(self.mean) == 3 else self.mean * 3
+            canvas = Image.new("RGB", (w, h), tuple(round(255 * value) for value in mean))
             canvas.paste(self._resample(image, (full_h, full_w)), (-left, -top))
             return canvas
         if full_h * full_w > MAX_PIXELS:  # a very long picture: resample only the part that is kept
@@ -129,9 +121,9 @@ class Preprocess:
         """
         (h, w), (full_h, full_w, top, left) = self.size, self._placement(image.width, image.height)
         corners = [(y, x) for y in (0, full_h - h) for x in (0, full_w - w)]
-        if full_h * full_w > MAX_PIXELS:
-            rows, columns = image.height / full_h, image.width / full_w
-            boxes = [(x * columns, y * rows, (x + w) * columns, (y + h) * rows) for y, x in corners]
+        if full_h * full_w > MAX_PIXELS:  # as in `resize`
+            y_scale, x_scale = image.height / full_h, image.width / full_w
+            boxes = [(x * x_scale, y * y_scale, (x + w) * x_scale, (y + h) * y_scale) for y, x in corners]
             return [self.resize(image), *(self._resample(image, (h, w), box) for box in boxes)]
         resized = self._resample(image, (full_h, full_w))
         return [resized.crop((x, y, x + w, y + h)) for y, x in [(top, left), *corners]]
@@ -140,8 +132,8 @@ class Preprocess:
         """Reduce a decoded picture to the size that random crops need, or resize and crop it as in evaluation.
 
         The result does not depend on random numbers, so it can be cached. `short_side` is the short side of the result
-        in pixels (`Augment.short_side`), or None without random crops. With random crops, a picture whose short side is
-        not longer is returned unchanged.
+        in pixels (`Augment.short_side`); a smaller picture is returned unchanged. None means that there are no random
+        crops, so the picture is resized and cropped as in evaluation.
         """
         if short_side is None:
             return self.resize(image)
@@ -157,30 +149,30 @@ class Preprocess:
         """
         h, w = self.size
         full_h, full_w, top, left = self._placement(width, height)
-        x, y = width / full_w, height / full_h
-        return left * x, top * y, (left + w) * x, (top + h) * y
+        x_scale, y_scale = width / full_w, height / full_h
+        return left * x_scale, top * y_scale, (left + w) * x_scale, (top + h) * y_scale
 
     def normalise(self, image: Image.Image) -> npt.NDArray[np.float32]:
         """Convert an RGB picture of the model's size to (C, height, width) float32: (pixel / 255 - mean) / std."""
         levels = self.levels(image)
-        values = np.empty(levels.shape, np.float32)
-        for table, channel, row in zip(values_of_levels(self.mean, self.std), levels, values, strict=True):
-            np.take(table, channel, out=row, mode="clip")  # "clip" writes directly into `out`
-        return values
+        result = np.empty(levels.shape, np.float32)
+        for table, channel, out in zip(normalised_values(self.mean, self.std), levels, result, strict=True):
+            np.take(table, channel, out=out, mode="clip")  # any other mode would need a buffer
+        return result
 
     def levels(self, image: Image.Image) -> npt.NDArray[np.uint8]:
-        """Return the pixels (C, height, width), from 0 to 255, of an RGB picture that has the model's size."""
+        """Return the pixels (C, height, width) in uint8 of an RGB picture that has the model's size."""
         channels = len(self.mean)
         pixels = np.asarray(image.convert("L") if channels == 1 else image, np.uint8).reshape(-1, channels)
         return np.array(pixels.T, order="C").reshape(channels, *self.size)  # a copy, which may be written to
 
     def picture_of(self, pixels: npt.NDArray[np.float32]) -> Image.Image:
-        """Convert normalised pixels (C, height, width) to a picture. Levels outside 0 to 255 are clipped."""
+        """Convert normalised pixels (C, height, width) to a picture. Values outside 0 to 255 are clipped."""
         levels = self.levels_of(pixels[None])[0]
         return Image.fromarray(levels[:, :, 0] if len(self.mean) == 1 else levels)
 
     def levels_of(self, pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-        """Convert normalised pixels (B, C, height, width) back to levels (B, height, width, C), clipped to 0 to 255."""
+        """Convert normalised pixels (B, C, height, width) back to uint8 (B, height, width, C), clipped to 0 to 255."""
         values = pixels.transpose(0, 2, 3, 1) * np.array(self.std) + np.array(self.mean)
         return np.round(values * 255).clip(0, 255).astype(np.uint8, order="C")
 
@@ -192,7 +184,7 @@ class Preprocess:
     @property
     def before_crop(self) -> tuple[int, int]:
         """Return the minimum (height, width) of a resized picture before it is cropped."""
-        # 224 / (224 / 242) is slightly less than 242 in floating point.
+        # The summand is needed because 224 / (224 / 242) is slightly less than 242 in floating point.
         return math.floor(self.size[0] / self.crop_pct + 1e-6), math.floor(self.size[1] / self.crop_pct + 1e-6)
 
     def kept(self, width: int, height: int) -> float:
@@ -208,8 +200,10 @@ class Preprocess:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON types."""
-        fields = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
-        return {name: value for name, value in fields.items() if name != "unknown" or value}
+        fields = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        if not self.unknown:
+            del fields["unknown"]
+        return fields
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Preprocess:
@@ -247,8 +241,10 @@ class Preprocess:
             full_h = int(full_w * height / width)
         elif self.fit == "crop":
             full_w = int(full_h * width / height)
-        top, left = (both // 2 if self.floor_crop else round(both / 2) for both in (full_h - h, full_w - w))
-        return full_h, full_w, top, left
+        y_margin, x_margin = full_h - h, full_w - w
+        if self.floor_crop:
+            return full_h, full_w, y_margin // 2, x_margin // 2
+        return full_h, full_w, round(y_margin / 2), round(x_margin / 2)
 
     def _resample(
         self, image: Image.Image, size: tuple[int, int], box: tuple[float, float, float, float] | None = None
@@ -257,8 +253,8 @@ class Preprocess:
 
 
 @lru_cache(maxsize=8)
-def values_of_levels(mean: tuple[float, ...], std: tuple[float, ...]) -> npt.NDArray[np.float32]:
-    """Return the normalised values of the 256 levels of each channel, (C, 256); three times as fast as computing."""
+def normalised_values(mean: tuple[float, ...], std: tuple[float, ...]) -> npt.NDArray[np.float32]:
+    """Return the normalised value of each uint8 value in each channel, (C, 256). Looking it up saves two thirds."""
     levels = np.arange(256, dtype=np.float32) / np.float32(255)
     centre, spread = np.array(mean, np.float32)[:, None], np.array(std, np.float32)[:, None]
     values: npt.NDArray[np.float32] = (levels - centre) / spread
@@ -273,24 +269,22 @@ def describe(pixels: Mapping[str, Any]) -> str:
     if pixels.get("unknown"):
         return f"not known ({pixels['unknown']})"
     mean, std = tuple(pixels["mean"]), tuple(pixels["std"])
-    scale = _SCALES.get((mean, std))
-    fit, share = pixels.get("fit", Preprocess.fit), pixels.get("crop_pct", Preprocess.crop_pct)
-    parts = [scale_text(mean, std) if scale is None else f"mean and std {scale}", fit]
-    parts += [pixels.get("interpolation", Preprocess.interpolation)]
-    return ", ".join([*parts, *([f"crop {share:.3f}"] if fit.endswith("crop") else [])])
+    scale = _SCALE_NAMES.get((mean, std))
+    scale = scale_text(mean, std) if scale is None else f"mean and std {scale}"
+    fit = pixels.get("fit", Preprocess.fit)
+    text = f"{scale}, {fit}, {pixels.get('interpolation', Preprocess.interpolation)}"
+    return text + (f", crop {pixels.get('crop_pct', Preprocess.crop_pct):.3f}" if fit.endswith("crop") else "")
 
 
 def scale_text(mean: Sequence[float], std: Sequence[float]) -> str:
     """Describe a normalisation, such as `mean 0.5/0.5/0.5, std 0.25/0.25/0.25`."""
-    return ", ".join(
-        f"{name} {'/'.join(f'{value:.4g}' for value in values)}" for name, values in (("mean", mean), ("std", std))
-    )
+    return f"mean {'/'.join(f'{value:.4g}' for value in mean)}, std {'/'.join(f'{value:.4g}' for value in std)}"
 
 
 # --- Several views of a picture -----------------------------------------------------------------------------------
 
 _VIEWS = ("flip", "crops")
-_Answer: TypeAlias = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]  # (n, C, height, width) -> (n, K)
+_Classify: TypeAlias = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]  # (n, C, height, width) -> (n, K)
 
 
 @dataclass(frozen=True)
@@ -356,14 +350,14 @@ class Views:
             views += [view[:, :, ::-1] for view in views]
         return np.stack(views)
 
-    def mean(self, answer: _Answer) -> _Answer:
+    def mean(self, classify: _Classify) -> _Classify:
         """Return a function that maps views (B, V, C, height, width) to the mean of their probabilities, (B, K).
 
-        `answer` computes probabilities, (n, C, height, width) -> (n, K).
+        `classify` computes probabilities, (n, C, height, width) -> (n, K).
         """
 
-        def compute(pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-            each = answer(pixels.reshape(-1, *pixels.shape[2:]))  # (B * V, K)
-            return each.reshape(len(pixels), self.count, -1).mean(axis=1, dtype=np.float32)  # (B, K)
+        def classify_views(pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+            probabilities = classify(pixels.reshape(-1, *pixels.shape[2:]))  # (B * V, K)
+            return probabilities.reshape(len(pixels), self.count, -1).mean(axis=1, dtype=np.float32)  # (B, K)
 
-        return compute
+        return classify_views

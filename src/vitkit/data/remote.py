@@ -1,7 +1,7 @@
 """Read and write remote files by address, such as `s3://bucket/folder/file` or `https://host/file`, with retries.
 
 The servers are accessed through fsspec. fsspec and the packages that a scheme needs (`pip install 'vitkit[remote]'`)
-are imported only when an address is used. `copy_of` and `fetched_ahead` keep local copies of shards.
+are imported only when an address is used. `prefetch_shards` makes local copies of shards; `cached_shard` finds them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from vitkit.errors import VitkitError
 from vitkit.system.environment import cache_folder, offline
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before each further attempt
-_PATIENCE = 20.0  # seconds without a byte after which an HTTP connection is given up
+_TIMEOUT = 20.0  # seconds without a byte after which an HTTP connection is given up
 _FINAL = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)  # a further attempt cannot help
-_BUSY = (408, 425, 429)  # HTTP statuses from 401 on after which to retry; 400 may be an answer that aiohttp cannot read
-_PART = 2**23  # bytes that are read at a time
+_TEMPORARY = (408, 425, 429)  # HTTP statuses of clients' errors after which to retry
+_CHUNK = 2**23  # bytes that are read at a time
 
 
 def read_file(address: str) -> bytes:
@@ -53,7 +53,8 @@ class RemoteFile:
     name: str
 
     def __post_init__(self) -> None:
-        _refuse_offline(self.name)  # at once: what `open` raises would be the reason why an image is unreadable
+        # Checked now, because an error in `open` would be reported as an unreadable image.
+        _refuse_offline(self.name)
 
     def keys(self) -> Collection[str]:
         return ("",)
@@ -65,35 +66,35 @@ class RemoteFile:
         return None
 
 
-def read_part(address: str, start: int, length: int, is_right: Callable[[bytes], bool]) -> bytes:
-    """Read `length` bytes of a remote file, beginning at `start`, again if `is_right` returns False for them."""
+def read_part(address: str, start: int, length: int, is_valid: Callable[[bytes], bool]) -> bytes:
+    """Read `length` bytes of a remote file, beginning at `start`. Retry if `is_valid` returns False for the bytes."""
 
     def read() -> bytes:
         data = bytes(_filesystem(address).cat_file(address, start=start, end=start + length))
         if len(data) != length:
             raise OSError(f"{len(data):,} bytes arrived where {length:,} were requested")
-        if not is_right(data):
+        if not is_valid(data):
             raise OSError("the bytes that arrived do not have the listed checksum")
         return data
 
     return _with_retries(address, read)
 
 
-def _download(address: str, file: BinaryIO, received: Callable[[bytes], None]) -> None:
-    """Download a remote file to `file`, and pass each chunk of bytes to `received`, too."""
+def _download(address: str, file: BinaryIO, on_chunk: Callable[[bytes], None] = lambda _: None) -> None:
+    """Download a remote file to `file`, and call `on_chunk` with each chunk of bytes."""
 
     def read() -> None:
-        with _filesystem(address).open(address, "rb", cache_type="none", block_size=_PART) as source:
-            source.seek(file.tell())  # the end of the previous attempt
-            while part := source.read(_PART):
-                file.write(part)
-                received(part)
+        with _filesystem(address).open(address, "rb", cache_type="none", block_size=_CHUNK) as source:
+            source.seek(file.tell())  # continue where the previous attempt ended
+            while chunk := source.read(_CHUNK):
+                file.write(chunk)
+                on_chunk(chunk)
 
     _with_retries(address, read)
 
 
 @contextlib.contextmanager
-def fetched(path: PurePath) -> Iterator[Path]:
+def local_copy(path: PurePath) -> Iterator[Path]:
     """Yield the path of a local file, or of a temporary local copy if the path is an address."""
     address = address_of(path)
     if address is None:
@@ -102,12 +103,12 @@ def fetched(path: PurePath) -> Iterator[Path]:
     with TemporaryDirectory() as scratch:
         copy = Path(scratch) / path.name
         with copy.open("wb") as file:
-            _download(address, file, lambda _: None)
+            _download(address, file)
         yield copy
 
 
 def write_file(address: str, content: bytes | PurePath) -> None:
-    """Write bytes, or copy a local file, to an address. The remote file becomes visible only when it is complete.
+    """Write bytes or a local file (a path) to an address. The remote file becomes visible only when it is complete.
 
     Raises:
         OSError: the server refuses, or does not answer.
@@ -158,11 +159,11 @@ def check_writable(address: str) -> None:
         )
 
 
-def _with_retries(address: str, read: Callable[[], T]) -> T:
-    """Call `read`. If it fails, wait and call it again, unless this cannot help."""
+def _with_retries(address: str, function: Callable[[], T]) -> T:
+    """Call a function. If it fails, wait and call it again, unless another attempt cannot help."""
     for wait in (*_WAITS, None):
         try:
-            return read()
+            return function()
         except (VitkitError, ImportError, *_FINAL):
             raise
         except NotImplementedError as error:
@@ -173,8 +174,9 @@ def _with_retries(address: str, read: Callable[[], T]) -> T:
         except Exception as error:  # each scheme has its own errors
             reason = str(error) or type(error).__name__
             status = getattr(error, "status", 0)
-            lacks_credentials = "Credentials" in type(error).__name__  # as errors of botocore and google
-            if lacks_credentials or (status in range(401, 500) and status not in _BUSY):
+            lacks_credentials = "Credentials" in type(error).__name__  # in errors of botocore and google
+            # 400 is retried, because aiohttp also reports it for a response that it cannot read.
+            if lacks_credentials or (status in range(401, 500) and status not in _TEMPORARY):
                 raise OSError(f"{address}: {reason}") from error
             if wait is None:
                 raise OSError(f"{address}: gave up after {len(_WAITS) + 1} attempts: {reason}") from error
@@ -196,21 +198,16 @@ def _filesystem(address: str) -> AbstractFileSystem:
 
 
 @lru_cache(maxsize=8)
-def _filesystem_of(scheme: str, process: int) -> AbstractFileSystem:  # noqa: ARG001  # another one in each process
+def _filesystem_of(scheme: str, process: int) -> AbstractFileSystem:  # noqa: ARG001  # part of the cache's key
     try:
         import fsspec
 
-        options: dict[str, Any] = {}
-        if scheme in ("http", "https"):
-            from aiohttp import ClientTimeout
+        if scheme not in ("http", "https"):
+            return fsspec.filesystem(scheme)
+        from aiohttp import ClientTimeout
 
-            options = {
-                "client_kwargs": {
-                    "timeout": ClientTimeout(total=None, sock_connect=_PATIENCE, sock_read=_PATIENCE),
-                    "auto_decompress": False,
-                }
-            }
-        return fsspec.filesystem(scheme, **options)
+        timeout = ClientTimeout(total=None, sock_connect=_TIMEOUT, sock_read=_TIMEOUT)
+        return fsspec.filesystem(scheme, client_kwargs={"timeout": timeout, "auto_decompress": False})
     except ImportError as error:
         raise VitkitError(
             "data.package-missing",
@@ -228,14 +225,14 @@ def _filesystem_of(scheme: str, process: int) -> AbstractFileSystem:  # noqa: AR
 # Remote shards are copied to the cache folder before training reaches them. The file name of a copy is the SHA-256 of
 # the shard, so every run can use it, whatever the address. Images without a copy are read remotely, one by one.
 
-_Shards = Sequence[tuple[str, str, int]]  # address, SHA-256 and bytes of each
-_LARGEST = 64 * 2**30  # bytes of all copies, even if more are free
-_STALLED = 30.0  # a copy that has not grown for so many seconds is given up: its process or the server has failed
-_SHARDS_AHEAD = 4  # shards that are fetched before the reader reaches them
+_Shards = Sequence[tuple[str, str, int]]  # the address, the SHA-256 and the size in bytes of each shard
+_MAX_CACHE = 64 * 2**30  # bytes of all copies, even if more are free
+_STALLED = 30.0  # seconds without growth after which a download is considered failed
+_SHARDS_AHEAD = 4  # shards that are downloaded before the reader reaches them
 
 
-def copy_of(sha256: str) -> str | None:
-    """Return the path of the local copy of a shard, after the end of its download; None if there is none."""
+def cached_shard(sha256: str) -> str | None:
+    """Return the path of the local copy of a shard; None if there is none. If it is being downloaded, wait for it."""
     path = f"{_folder()}/{sha256}.tar"
     while not os.path.exists(path):  # noqa: PTH110  # a Path takes three times as long
         if not _is_downloading(f"{path}.part"):
@@ -244,40 +241,41 @@ def copy_of(sha256: str) -> str | None:
     return path
 
 
-def fetched_ahead(batches: Iterator[T], shards: _Shards, order: Sequence[int], batch_size: int) -> Iterator[T]:
-    """Yield the remaining batches of an epoch, while a thread fetches the shards that the next ones need.
+def prefetch_shards(batches: Iterator[T], shards: _Shards, order: Sequence[int], batch_size: int) -> Iterator[T]:
+    """Yield the remaining batches of an epoch, while a thread downloads the shards that the next batches need.
 
-    `order` holds the index of the shard of each remaining image of the epoch.
+    `order` holds the index in `shards` for each remaining image of the epoch. The thread starts at once, not when the
+    first batch is read.
     """
-    fetcher = _Fetcher(shards, order)  # starts at once, not when the first batch is read
+    prefetcher = _Prefetcher(shards, order)
 
     def yield_batches() -> Iterator[T]:
         try:
             for number, batch in enumerate(batches, start=1):
                 yield batch
-                fetcher.reach(number * batch_size)
+                prefetcher.advance(number * batch_size)
         finally:
-            fetcher.close()
+            prefetcher.close()
 
     return yield_batches()
 
 
-class _Fetcher:
-    """A thread that fetches shards in the order of their use, a few ahead. It skips those it cannot get."""
+class _Prefetcher:
+    """A thread that downloads shards in the order of their use, a few ahead. It skips shards that it cannot get."""
 
     def __init__(self, shards: _Shards, order: Sequence[int]) -> None:
-        first_use: dict[int, int] = {}
-        for place, number in enumerate(order):
-            first_use.setdefault(number, place)
-        self._uses = [(place, shards[number]) for number, place in first_use.items()]
-        self._lead = _SHARDS_AHEAD * len(order) // max(len(first_use), 1)
-        self._place, self._is_closed = 0, False
+        first_use: dict[int, int] = {}  # the first image of each shard
+        for image, number in enumerate(order):
+            first_use.setdefault(number, image)
+        self._uses = [(image, shards[number]) for number, image in first_use.items()]
+        self._images_ahead = _SHARDS_AHEAD * len(order) // max(len(first_use), 1)
+        self._images_read, self._is_closed = 0, False
         self._changed = threading.Condition()
-        threading.Thread(target=self._fetch_all, name="vitkit-shards", daemon=True).start()
+        threading.Thread(target=self._download_all, name="vitkit-shards", daemon=True).start()
 
-    def reach(self, place: int) -> None:  # the number of images that have been read so far
+    def advance(self, images_read: int) -> None:
         with self._changed:
-            self._place = place
+            self._images_read = images_read
             self._changed.notify()
 
     def close(self) -> None:
@@ -285,18 +283,19 @@ class _Fetcher:
             self._is_closed = True
             self._changed.notify()
 
-    def _fetch_all(self) -> None:
-        for place, shard in self._uses:
+    def _download_all(self) -> None:
+        for image, shard in self._uses:
             with self._changed:
-                self._changed.wait_for(lambda place=place: self._is_closed or place <= self._place + self._lead)  # type: ignore[misc]
+                while not self._is_closed and image > self._images_read + self._images_ahead:
+                    self._changed.wait()
                 if self._is_closed:
                     return
             with contextlib.suppress(OSError, VitkitError):
-                _fetch(*shard)
+                _cache_shard(*shard)
 
 
-def _fetch(address: str, sha256: str, size: int) -> None:
-    """Download a shard, unless there is a copy already, another process is fetching it, or there is no space for it."""
+def _cache_shard(address: str, sha256: str, size: int) -> None:
+    """Download a shard, unless there is a copy, another process is downloading it, or there is no space for it."""
     folder = _folder()
     path, partial = folder / f"{sha256}.tar", folder / f"{sha256}.tar.part"
     with contextlib.suppress(FileNotFoundError):
@@ -311,18 +310,18 @@ def _fetch(address: str, sha256: str, size: int) -> None:
             stat = copy.stat()
             copies.append((stat.st_mtime, stat.st_size, copy))
     used = sum(bytes_used for _, bytes_used, _ in copies)
-    most = min((shutil.disk_usage(folder).free + used) // 2, _LARGEST)
+    limit = min((shutil.disk_usage(folder).free + used) // 2, _MAX_CACHE)
     for _, bytes_used, copy in sorted(copies):
-        if used + size <= most:
+        if used + size <= limit:
             break
         copy.unlink(missing_ok=True)
         used -= bytes_used
-    if used + size > most:
+    if used + size > limit:
         return
     partial.unlink(missing_ok=True)  # a killed process may have left it
     try:
         file = partial.open("xb")
-    except FileExistsError:  # another process has begun to fetch it
+    except FileExistsError:  # another process has begun to download it
         return
     digest = hashlib.sha256()
     try:

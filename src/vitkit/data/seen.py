@@ -2,8 +2,8 @@
 
 A run creates the record when it starts, and stores it with the weights: next to them in a model folder, or inside a
 converted or exported file. Every run that starts from these weights extends the record. The entry of a picture consists
-of its role (train, val or test), its label, the hash of its file, a 16 x 16 thumbnail in about 300 bytes, and up to 96
-keypoints of 12 bytes (docs/decisions/0013-what-weights-have-seen.md).
+of its role (train, val or test), its label, the digest of its file, a 16 x 16 thumbnail in about 300 bytes, and up to
+96 keypoints of 12 bytes (docs/decisions/0013-what-weights-have-seen.md).
 
 A picture is recognised if it is the same file under any name, or a copy that was resized, recompressed, altered or
 mirrored (docs/decisions/0009-duplicates.md). A mirror image in another class is not recognised.
@@ -22,25 +22,28 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 
-from vitkit.data.doctor.altered import Described, ends_of
-from vitkit.data.doctor.duplicates import Kind, LookedFor, cosines, find_known
+from vitkit.data.doctor.altered import Appearance, ends_of
+from vitkit.data.doctor.duplicates import Kind, SearchDepth, cosines, find_copies_of_known
 from vitkit.data.doctor.keypoints import MOST
-from vitkit.data.file_facts import THUMBNAIL, Facts, FactTable, Memory, scan
+from vitkit.data.file_facts import THUMBNAIL, FactDatabase, Facts, FactTable, scan
 from vitkit.data.table import UNLABELLED, ImageTable
 from vitkit.errors import VitkitError
 from vitkit.system.files import empty_array, from_json, to_json
 from vitkit.system.progress import progress
 
-ROLES = ("test", "val", "train")  # not used by the weights, used to select them, used to train them; from low to high
+# From the lowest to the highest role: the picture did not influence the weights, selected them, or trained them.
+ROLES = ("test", "val", "train")
 DIGEST = 16  # bytes of a file's SHA-256 that are kept
 _FORMAT = 1
 _PIXELS = THUMBNAIL**2
 _TO_YCC = np.array([[0.299, 0.587, 0.114], [-0.169, -0.331, 0.5], [0.5, -0.419, -0.081]], np.float32)
-_FINEST = np.array([1.0, 8.0, 8.0], np.float32)  # grey levels; smaller steps do not help to distinguish pictures
-_LARGE, _MOST_RATIO = 2**30, 200  # unpacked bytes, and their ratio to the packed bytes; refused if both are exceeded
-_CHUNK = 1024  # thumbnails
-_ROWS = 64  # coefficients: what a line of a processor's cache holds
-_MOST_TEXT = 64 * 2**20  # characters; a safetensors file takes 100 million in its header
+_MIN_STEPS = np.array([1.0, 8.0, 8.0], np.float32)  # in grey levels; smaller steps do not help to distinguish pictures
+# A record is refused as a decompression bomb if its unpacked bytes exceed both the first number, and the second times
+# its packed bytes.
+_LARGE, _MAX_RATIO = 2**30, 200
+_CHUNK = 1024  # the number of thumbnails that are processed at a time
+_ROWS = 64  # the number of coefficients that are written at a time: the bytes of a line of a processor's cache
+_MAX_TEXT = 64 * 2**20  # characters; the header of a safetensors file may have 100 million
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class PictureRecord:
     codes: npt.NDArray[np.int8]  # quantised cosine coefficients of each thumbnail, (n, 768), or (0, 768) without them
     is_whole: bool  # False if training started from weights without a record, whose pictures are unknown
     counts: npt.NDArray[np.uint8]  # the number of keypoints of each picture, (n,), or (0,) without thumbnails
-    words: npt.NDArray[np.uint64]  # the keypoints of all pictures in turn, as in `altered.Described`
+    words: npt.NDArray[np.uint64]  # the keypoints of all pictures, picture by picture, as in `altered.Appearance`
     places: npt.NDArray[np.uint16]
     aspects: npt.NDArray[np.float32]  # width / height, (n,); 0 in records without keypoints, as of earlier versions
 
@@ -74,14 +77,14 @@ class PictureRecord:
     @property
     def seen(self) -> int:
         """Return the number of pictures that were used to train or select the weights (train and val)."""
-        return int((self.roles > 0).sum())
+        return int((self.roles > ROLES.index("test")).sum())
 
     def role_of(self) -> dict[bytes, str]:
         """Return the role of each picture by the digest of its file."""
         return {digest.tobytes(): ROLES[role] for digest, role in zip(self.digests, self.roles.tolist(), strict=True)}
 
     def roles_of(self, contents: Mapping[str, str]) -> dict[str, str | None]:
-        """Return the role of each file by its path (None if it is not listed), given the digests in hexadecimal."""
+        """Return the role of each file by path (None if it is not in the record), given its digest in hexadecimal."""
         role_of = self.role_of()
         return {path: role_of.get(bytes.fromhex(digest)) for path, digest in contents.items()}
 
@@ -89,20 +92,20 @@ class PictureRecord:
         return self.names[self.labels[index]]
 
     def thumbnails(self) -> npt.NDArray[np.uint8]:
-        """Return the thumbnails (n, 16, 16, 3) in RGB, which are exact enough to recognise copies."""
+        """Decode the thumbnails (n, 16, 16, 3) in RGB, which are exact enough to recognise copies."""
         result = np.empty((len(self.codes), THUMBNAIL, THUMBNAIL, 3), np.uint8)
         basis, to_rgb = cosines(), np.linalg.inv(_TO_YCC).T.astype(np.float32)
-        for span in _spans(len(result)):  # the inverse of `_encode`
+        for span in _spans(len(result)):  # the inverse of `_encode_thumbnails`
             means, steps = self.scales[span, :3].astype(np.float32), self.scales[span, 3:].astype(np.float32)
             spectrum = self.codes[span].reshape(-1, 3, THUMBNAIL, THUMBNAIL) * steps[:, :, None, None]
             channels = basis.T @ spectrum @ basis + means[:, :, None, None]  # (n, 3, 16, 16)
             result[span] = np.round(np.moveaxis(channels, 1, -1) @ to_rgb).clip(0, 255).astype(np.uint8)
         return result
 
-    def described(self) -> Described:
+    def appearance(self) -> Appearance:
         """Return the keypoints and thumbnails in the form in which `doctor.altered` compares pictures."""
         aspects = np.where(self.aspects > 0, self.aspects, 1).astype(np.float64)
-        return Described(self.words, self.places, ends_of(self.counts), aspects, self.thumbnails())
+        return Appearance(self.words, self.places, ends_of(self.counts), aspects, self.thumbnails())
 
     def without_thumbnails(self) -> PictureRecord:
         """Return the record without thumbnails and keypoints. Hashes, roles and labels remain."""
@@ -116,9 +119,8 @@ class PictureRecord:
 
     def without_keypoints(self) -> PictureRecord:
         """Return the record without keypoints, as earlier versions of vitkit wrote it."""
-        return replace(
-            self, counts=0 * self.counts, words=self.words[:0], places=self.places[:0], aspects=0 * self.aspects
-        )
+        no_counts, no_aspects = np.zeros_like(self.counts), np.zeros_like(self.aspects)
+        return replace(self, counts=no_counts, words=self.words[:0], places=self.places[:0], aspects=no_aspects)
 
     def merge(self, later: PictureRecord) -> PictureRecord:
         """Combine this record with a later one.
@@ -129,33 +131,33 @@ class PictureRecord:
         """
         if not len(self):
             return replace(later, is_whole=self.is_whole and later.is_whole)
-        places: dict[bytes, list[int]] = {}
+        later_rows: dict[bytes, list[int]] = {}  # by digest
         for i, digest in enumerate(later.digests):
-            places.setdefault(digest.tobytes(), []).append(i)
-        rest = [i for i, digest in enumerate(self.digests) if digest.tobytes() not in places]
+            later_rows.setdefault(digest.tobytes(), []).append(i)
+        rest = [i for i, digest in enumerate(self.digests) if digest.tobytes() not in later_rows]
         roles = later.roles.copy()
         for digest, role in zip(self.digests, self.roles, strict=True):
-            for i in places.get(digest.tobytes(), ()):
+            for i in later_rows.get(digest.tobytes(), ()):
                 roles[i] = max(roles[i], role)
         names = tuple(dict.fromkeys((*later.names, *self.names)))
         number = {name: i for i, name in enumerate(names)}
-        mapped = np.array([number[name] for name in self.names], np.int32)
-        first, second, described = later, self, rest  # `described` are the remaining pictures with thumbnails
+        new_number = np.array([number[name] for name in self.names], np.int32)
+        old, new, rest_with_thumbnails = self, later, rest
         if not (self.has_thumbnails and later.has_thumbnails):
-            first, second, described = later.without_thumbnails(), self.without_thumbnails(), []
-        keypoints_kept = np.repeat(np.isin(np.arange(len(second.counts)), described), second.counts)
+            old, new, rest_with_thumbnails = self.without_thumbnails(), later.without_thumbnails(), []
+        is_kept = np.repeat(np.isin(np.arange(len(old.counts)), rest_with_thumbnails), old.counts)  # for each keypoint
         return PictureRecord(
             digests=np.concatenate([later.digests, self.digests[rest]]),
             roles=np.concatenate([roles, self.roles[rest]]),
-            labels=np.concatenate([later.labels, mapped[self.labels[rest]] if rest else self.labels[:0]]),
+            labels=np.concatenate([later.labels, new_number[self.labels[rest]] if rest else self.labels[:0]]),
             names=names,
-            scales=np.concatenate([first.scales, second.scales[described]]),
-            codes=np.concatenate([first.codes, second.codes[described]]),
+            scales=np.concatenate([new.scales, old.scales[rest_with_thumbnails]]),
+            codes=np.concatenate([new.codes, old.codes[rest_with_thumbnails]]),
             is_whole=self.is_whole and later.is_whole,
-            counts=np.concatenate([first.counts, second.counts[described]]),
-            words=np.concatenate([first.words, second.words[keypoints_kept]]),
-            places=np.concatenate([first.places, second.places[keypoints_kept]]),
-            aspects=np.concatenate([first.aspects, second.aspects[described]]),
+            counts=np.concatenate([new.counts, old.counts[rest_with_thumbnails]]),
+            words=np.concatenate([new.words, old.words[is_kept]]),
+            places=np.concatenate([new.places, old.places[is_kept]]),
+            aspects=np.concatenate([new.aspects, old.aspects[rest_with_thumbnails]]),
         )
 
     def to_bytes(self) -> bytes:
@@ -178,8 +180,8 @@ class PictureRecord:
             for name, array in arrays.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, array, allow_pickle=False)
-            # As (768, n), so that the zeros of high frequencies lie next to each other, which compresses better. A few
-            # rows at a time: the codes of a million pictures take 768 MB.
+            # Store the codes as (768, n): the zeros of high frequencies then lie next to each other, which compresses
+            # better. Write a few rows at a time, because the codes of a million pictures take 768 MB.
             shape = self.codes.shape[::-1]
             header = {"descr": np.lib.format.dtype_to_descr(self.codes.dtype), "fortran_order": False, "shape": shape}
             with archive.open("codes.npy", "w", force_zip64=True) as member:
@@ -198,7 +200,7 @@ class PictureRecord:
         try:
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
                 size = sum(member.file_size for member in archive.infolist())
-            if size > max(_LARGE, _MOST_RATIO * len(data)):
+            if size > max(_LARGE, _MAX_RATIO * len(data)):
                 raise ValueError(f"{len(data):,} bytes would unpack to {size:,}")
             with np.load(io.BytesIO(data), allow_pickle=False) as file:
                 about = from_json(file["about"].tobytes())
@@ -246,18 +248,13 @@ class PictureRecord:
             (self.words.shape, (int(self.counts.sum(dtype=np.int64)),)),
             (self.places.shape, (len(self.words), 2)),
         ]
-        wrong = [f"{have} in place of {want}" for have, want in shapes if have != want]
+        wrong = [f"{actual} in place of {expected}" for actual, expected in shapes if actual != expected]
         if wrong or len(self.codes) not in (0, n):
             raise ValueError(f"its parts do not fit together: {', '.join(wrong) or len(self.codes)}")
         if n and (self.roles.max() >= len(ROLES) or self.labels.max() >= len(self.names) or self.labels.min() < 0):
             raise ValueError("it refers to roles or labels that do not exist")
-        types = [
-            (self.counts.dtype, "u1"),
-            (self.words.dtype, "<u8"),
-            (self.places.dtype, "<u2"),
-            (self.aspects.dtype, "<f4"),
-        ]
-        if any(have != want for have, want in types) or self.counts.max(initial=0) > MOST:
+        dtypes = [array.dtype.str for array in (self.counts, self.words, self.places, self.aspects)]
+        if dtypes != ["|u1", "<u8", "<u2", "<f4"] or self.counts.max(initial=0) > MOST:
             raise ValueError("its keypoints are damaged")
         if not (np.isfinite(self.aspects) & (self.aspects >= 0)).all():
             raise ValueError("it has pictures without width or height")
@@ -280,22 +277,22 @@ def make_record(
     table = FactTable.of(facts)
     packed = b"".join(digest[:DIGEST] for digest in table.column("digest"))
     digests = np.frombuffer(packed, np.uint8).reshape(-1, DIGEST)
-    _, content = np.unique(digests.view(f"V{DIGEST}")[:, 0], return_inverse=True)
-    role_of = np.zeros(len(digests), np.uint8)  # by content
-    np.maximum.at(role_of, content, np.array([ROLES.index(role) for role in roles], np.uint8))
-    # A file may occur several times with different labels; there is an entry for each.
+    _, content = np.unique(digests.view(f"V{DIGEST}")[:, 0], return_inverse=True)  # equal for identical files
+    role_of_content = np.zeros(len(digests), np.uint8)
+    np.maximum.at(role_of_content, content, np.array([ROLES.index(role) for role in roles], np.uint8))
+    # Keep the first image of each pair of a content and a label.
     _, first = np.unique(content * max(1, len(names)) + numbers, return_index=True)
     order = np.sort(first)
-    chosen, parts = table.take(order), list[Described]()
+    chosen, parts = table.take(order), list[Appearance]()
     scales = np.empty((len(order), 6), np.float16)
     codes = empty_array((len(order), 3 * _PIXELS), "int8")
     for span in _spans(len(order)):
-        part = Described.of(chosen[span])
-        scales[span], codes[span] = _encode(part.pixels)
+        part = Appearance.of(chosen[span])
+        scales[span], codes[span] = _encode_thumbnails(part.pixels)
         parts.append(replace(part, pixels=part.pixels[:0].copy()))  # a view would keep all pixels in memory
     return PictureRecord(
         digests=digests[order],
-        roles=role_of[content[order]],
+        roles=role_of_content[content[order]],
         labels=numbers[order],
         names=names,
         scales=scales,
@@ -308,20 +305,23 @@ def make_record(
     )
 
 
-def to_text(data: bytes, most: int = _MOST_TEXT) -> str:
-    """Encode a record as text of at most `most` characters, without keypoints or also thumbnails if necessary."""
+def encode_record(data: bytes, max_length: int = _MAX_TEXT) -> str:
+    """Encode a record, the bytes of `PictureRecord.to_bytes`, as text.
+
+    If it has more than `max_length` characters, keypoints are left out, and thumbnails too if this is not enough.
+    """
     text = base64.b64encode(data).decode()
-    if len(text) > most:
-        whole = PictureRecord.from_bytes(data, "this model")
-        for less in (whole.without_keypoints(), whole.without_thumbnails()):
-            text = base64.b64encode(less.to_bytes()).decode()
-            if len(text) <= most:
+    if len(text) > max_length:
+        record = PictureRecord.from_bytes(data, "this model")
+        for smaller in (record.without_keypoints(), record.without_thumbnails()):
+            text = base64.b64encode(smaller.to_bytes()).decode()
+            if len(text) <= max_length:
                 break
     return text
 
 
-def from_text(text: str, source: object) -> bytes:
-    """Decode the text that `to_text` returned; `source` names its origin in messages."""
+def decode_record(text: str, source: object) -> bytes:
+    """Decode the text that `encode_record` returned. `source` names its origin in messages."""
     try:
         return base64.b64decode(text, validate=True)
     except ValueError as error:
@@ -332,11 +332,11 @@ def from_text(text: str, source: object) -> bytes:
 
 
 def _spans(n: int) -> Iterator[slice]:
-    # While a thumbnail is processed, its coefficients in float32 take 12 kB. There is at least one slice.
+    # While a thumbnail is processed, its coefficients in float32 take 12 kB. There is a slice even if n is 0.
     return (slice(start, start + _CHUNK) for start in range(0, max(n, 1), _CHUNK))
 
 
-def _encode(pixels: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float16], npt.NDArray[np.int8]]:
+def _encode_thumbnails(pixels: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float16], npt.NDArray[np.int8]]:
     """Return the means and steps (n, 6) and the cosine coefficients (n, 768) of thumbnails (n, 16, 16, 3).
 
     The quantisation step of a channel is a hundredth of the norm of the channel after its mean is subtracted. No
@@ -352,8 +352,8 @@ def _encode(pixels: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float16], npt
     spectrum = (rows.swapaxes(2, 3).reshape(-1, side) @ basis.T).reshape(n, 3, _PIXELS)  # frequency along x, then y
     means = spectrum[:, :, 0] / side
     spectrum[:, :, 0] = 0
-    length = np.sqrt(np.einsum("ncf,ncf->nc", spectrum, spectrum))
-    steps = np.maximum(length / 100, _FINEST).astype(np.float16)
+    norm = np.sqrt(np.einsum("ncf,ncf->nc", spectrum, spectrum))
+    steps = np.maximum(norm / 100, _MIN_STEPS).astype(np.float16)
     spectrum /= steps.astype(np.float32)[:, :, None]
     codes = np.rint(spectrum, out=spectrum).astype(np.int8).reshape(n, 3, side, side).swapaxes(2, 3)
     return np.hstack([means.astype(np.float16), steps]), codes.reshape(n, 3 * _PIXELS)
@@ -363,17 +363,18 @@ def _encode(pixels: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float16], npt
 class Overlap:
     """The result of searching a picture record for the images of a table.
 
-    The role of an image is that of the identical file in the record, and otherwise the highest role of its copies.
-    `looked_for` is how far the search got: `altered` if it covered all kinds of copies, `near` if it did not cover
-    altered copies, and `exact` if it covered only identical files. The search stops early if the images are too similar
+    The role of an image is that of the identical file in the record, or else the highest role of its copies.
+
+    `looked_for` is the extent of the search: `altered` if it covered all kinds of copies, `near` if it did not cover
+    altered copies, and `exact` if it covered only identical files. The search is reduced if the images are too similar
     to one another, as those from a fixed camera, or if the record has no thumbnails or no keypoints.
     """
 
     roles: tuple[str | None, ...]  # None if the record contains neither the file nor a copy
     kinds: tuple[Kind | None, ...]  # how each image was recognised
-    touched: tuple[frozenset[str], ...]  # the role of the identical file, or the roles of all copies
+    copy_roles: tuple[frozenset[str], ...]  # the role of the identical file, or else the roles of all copies
     relabelled: frozenset[int] = frozenset()  # images whose identical file is in the record, but with other labels
-    looked_for: LookedFor = "altered"
+    looked_for: SearchDepth = "altered"
 
     @property
     def known(self) -> int:
@@ -388,7 +389,7 @@ class Overlap:
         return Overlap(
             tuple(self.roles[i] for i in indices),
             tuple(self.kinds[i] for i in indices),
-            tuple(self.touched[i] for i in indices),
+            tuple(self.copy_roles[i] for i in indices),
             frozenset(new for new, i in enumerate(indices) if i in self.relabelled),
             self.looked_for,
         )
@@ -412,23 +413,24 @@ def find_overlap(
     digests = [digest[:DIGEST] for digest in table_of_facts.column("digest")]
     roles: list[str | None] = [role_of.get(digest) for digest in digests]
     kinds: list[Kind | None] = [None if role is None else "exact" for role in roles]
-    touched: list[set[str]] = [set() if role is None else {role} for role in roles]
+    copy_roles: list[set[str]] = [set() if role is None else {role} for role in roles]
     rest = [i for i, role in enumerate(roles) if role is None]
-    looked_for: LookedFor = "altered"
+    looked_for: SearchDepth = "altered"
     if rest and not record.has_thumbnails:
         looked_for = "exact"
     elif rest:
-        pairs, looked_for = find_known(Described.of(table_of_facts.take(rest)), record.described(), progress)
+        appearance = Appearance.of(table_of_facts.take(rest))
+        pairs, looked_for = find_copies_of_known(appearance, record.appearance(), progress)
         if looked_for == "altered" and not record.has_keypoints:
             looked_for = "near"
         for number, j, kind in pairs:
             i, role = rest[number], ROLES[record.roles[j]]
             if kind == "mirrored" and record.label_of(j) not in (table.name_of(i), UNLABELLED):
-                continue
-            touched[i].add(role)
+                continue  # a mirror image in another class counts as another picture
+            copy_roles[i].add(role)
             kinds[i] = min(kind, kinds[i] or kind, key=get_args(Kind).index)  # the one that `Kind` lists first
-            roles[i] = highest(role, roles[i])
-    labels: dict[bytes, set[str]] = {}
+            roles[i] = highest_role(role, roles[i])
+    labels: dict[bytes, set[str]] = {}  # the labels in the record, by digest
     for j, digest in enumerate(record.digests):
         labels.setdefault(digest.tobytes(), set()).add(record.label_of(j))
     relabelled = frozenset(
@@ -436,16 +438,16 @@ def find_overlap(
         for i, digest in enumerate(digests)
         if digest in labels and not labels[digest] & {table.name_of(i), UNLABELLED}
     )
-    return Overlap(tuple(roles), tuple(kinds), tuple(map(frozenset, touched)), relabelled, looked_for)
+    return Overlap(tuple(roles), tuple(kinds), tuple(map(frozenset, copy_roles)), relabelled, looked_for)
 
 
-def look_up(record: PictureRecord, table: ImageTable) -> tuple[ImageTable, Overlap]:
+def search_readable_images(record: PictureRecord, table: ImageTable) -> tuple[ImageTable, Overlap]:
     """Search a picture record for the readable images of a table. Return these images and the result of the search.
 
     Files that vitkit has not examined before are read.
     """
-    with Memory() as memory:
-        facts = scan(table.files(), memory, partial(progress, "reading images"))
+    with FactDatabase() as database:
+        facts = scan(table.files(), database, partial(progress, "reading images"))
     readable = [i for i, error in enumerate(facts.column("error")) if error is None]
     rows = table.take(readable)
     return rows, find_overlap(record, rows, facts.take(readable), partial(progress, "comparing images"))
@@ -453,19 +455,19 @@ def look_up(record: PictureRecord, table: ImageTable) -> tuple[ImageTable, Overl
 
 def read_digests(table: ImageTable) -> dict[str, str]:
     """Return the digest of each readable image by its path."""
-    with Memory() as memory:
-        facts = scan(table.files(), memory, partial(progress, "reading images"))
+    with FactDatabase() as database:
+        facts = scan(table.files(), database, partial(progress, "reading images"))
     rows = zip(table.paths, facts.column("digest"), facts.column("error"), strict=True)
     return {path: digest[:DIGEST].hex() for path, digest, error in rows if error is None}
 
 
-def highest(*roles: str | None) -> str | None:
+def highest_role(*roles: str | None) -> str | None:
     """Return the highest of some roles. From high to low, the order is train, val, test, None."""
     known = [role for role in roles if role is not None]
     return max(known, key=ROLES.index, default=None)
 
 
-def inherit(overlap: Overlap, groups: Sequence[int]) -> tuple[list[str | None], list[int]]:
+def inherit_splits(overlap: Overlap, groups: Sequence[int]) -> tuple[list[str | None], list[int]]:
     """Assign each image the split in which it was used for the weights, and find images with conflicting splits.
 
     - An image whose identical file is in the record with the same label gets the recorded role as its split.
@@ -478,36 +480,36 @@ def inherit(overlap: Overlap, groups: Sequence[int]) -> tuple[list[str | None], 
     Images with the same number in `groups` must be in the same split. The result is the split of each image, or None if
     it may be in any split or has conflicting splits, and the indices of the images with conflicting splits.
     """
-    # The file of an image is in the record with the same label (fixed), with another one (moving), or not (new).
-    states = [
-        "new" if kind != "exact" else "moving" if i in overlap.relabelled else "fixed"
-        for i, kind in enumerate(overlap.kinds)
-    ]
-    touched: dict[tuple[str, int], set[str]] = {}  # the roles of the copies of a group's images of one state
-    for state, group, roles in zip(states, groups, overlap.touched, strict=True):
-        touched.setdefault((state, group), set()).update(roles)
+    states = []  # whether the file of an image is in the record
+    for i, kind in enumerate(overlap.kinds):
+        in_record = "relabelled" if i in overlap.relabelled else "same label"
+        states.append(in_record if kind == "exact" else "new")
+    roles_of: dict[tuple[str, int], set[str]] = {}  # the roles of the copies of a group's images, by state and group
+    for state, group, roles in zip(states, groups, overlap.copy_roles, strict=True):
+        roles_of.setdefault((state, group), set()).update(roles)
     kept: list[str | None] = []
     conflicting = []
     for i, (state, group, role) in enumerate(zip(states, groups, overlap.roles, strict=True)):
-        if state == "fixed":
+        if state == "same label":
             kept.append(role)
             continue
-        fixed = touched.get(("fixed", group), set())
-        candidates = fixed | touched.get(("new", group), set())
-        if not fixed and ("moving", group) in touched:
-            # No image fixes the split of this group, so the whole group gets the highest role.
-            target = highest(*touched["moving", group], *candidates)
-            is_conflicting = False
+        fixed = roles_of.get(("same label", group), set())
+        candidates = fixed | roles_of.get(("new", group), set())
+        if not fixed and ("relabelled", group) in roles_of:
+            # No image determines the split of this group, so the whole group gets the highest role.
+            kept.append(highest_role(*roles_of["relabelled", group], *candidates))
+            continue
+        splits = candidates if state == "new" else fixed
+        split = next(iter(splits), None)
+        if len(splits) > 1 or highest_role(role, split) != split:
+            kept.append(None)
+            conflicting.append(i)
         else:
-            chosen = candidates if state == "new" else fixed
-            target = next(iter(chosen), None)
-            is_conflicting = len(chosen) > 1 or highest(role, target) != target
-        kept.append(None if is_conflicting else target)
-        conflicting += [i] * is_conflicting
+            kept.append(split)
     return kept, conflicting
 
 
-def exposures(table: ImageTable, groups: Sequence[int], overlap: Overlap | None) -> list[str]:
+def roles_after_training(table: ImageTable, groups: Sequence[int], overlap: Overlap | None) -> list[str]:
     """Return the role of each image after training on a split table.
 
     The role is the highest of the image's split, the splits of its group, and the image's role before this training. A
@@ -518,9 +520,8 @@ def exposures(table: ImageTable, groups: Sequence[int], overlap: Overlap | None)
         groups: a number for each image, which is the same for copies of one picture and images of one scene.
         overlap: the roles of the images before this training; None if the weights have no record.
     """
-    rank: dict[str | None, int] = {None: 0, **{role: number for number, role in enumerate(ROLES)}}
-    most: dict[int, int] = {}
+    of_group: dict[int, str | None] = {}
     for group, split in zip(groups, table.splits, strict=True):
-        most[group] = max(most.get(group, 0), rank[split])
+        of_group[group] = highest_role(of_group.get(group), split)
     before = overlap.roles if overlap is not None else (None,) * len(table)
-    return [ROLES[max(most[group], rank[role])] for group, role in zip(groups, before, strict=True)]
+    return [highest_role(of_group[group], role) or "test" for group, role in zip(groups, before, strict=True)]

@@ -4,8 +4,7 @@ Writing has three steps:
 
 1. Plan the shards. The order of the images and the bytes of every shard depend only on the images, their labels and the
    size of a shard.
-2. Write the shards in several threads. A shard gets its name when it is complete. A shard for a remote address is
-   written to a temporary file first.
+2. Write the shards in several threads, each to a temporary file that is renamed or uploaded when it is complete.
 3. Write the index.
 
 A second call with the same plan keeps the shards that exist already. If a call was killed, it can therefore simply be
@@ -24,17 +23,18 @@ import os
 import tarfile
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from threading import Event
 
-from vitkit.data.file_facts import Memory, scan
-from vitkit.data.remote import check_writable, fetched, names_at, read_file, remove_file, write_file
-from vitkit.data.shards import INDEX, UNFINISHED, LeftOut, Shard, ShardFolder, ShardIndex, clear_caches
+from vitkit.data.file_facts import FactDatabase, scan
+from vitkit.data.remote import check_writable, local_copy, names_at, read_file, remove_file, write_file
+from vitkit.data.shards import INDEX, UNFINISHED, OmittedImage, Shard, ShardFolder, ShardIndex, clear_caches
 from vitkit.data.splits import SPLITS
 from vitkit.data.storage import UnreadableImageError, open_place, read_place
 from vitkit.data.table import ImageTable
@@ -80,22 +80,23 @@ def write_shards(table: ImageTable, folder: Path, size: int) -> ShardIndex:
     target = _LocalTarget(folder) if address is None else _RemoteTarget(address)
     with target.lock():
         names = target.names()
-        known = ShardFolder(folder).index() if INDEX in names else None
-        if known is None and UNFINISHED not in names and names:
+        existing = ShardFolder(folder).index() if INDEX in names else None
+        if names and existing is None and UNFINISHED not in names:
             raise VitkitError("data.folder-not-empty", f"{target} is not empty: choose a new folder for the shards")
         plan = _plan(table, size)
-        before = known.plan if known is not None else target.plan_begun() if UNFINISHED in names else None
-        if before not in (None, plan.digest):
+        unfinished_plan = target.read_unfinished_plan() if existing is None and UNFINISHED in names else None
+        earlier_plan = unfinished_plan if existing is None else existing.plan
+        if earlier_plan not in (None, plan.digest):
             raise VitkitError(
                 "data.shards-of-others",
                 f"{target} contains shards of other images or labels, or of another --size: choose a new folder, or "
                 "delete this one",
             )
-        if known is None:
+        if existing is None:
             target.write(UNFINISHED, to_json({"plan": plan.digest}) + "\n")
-        target.tidy()
+        target.remove_temporary_files()
         index = _write_all(plan, target)
-        if index != known:
+        if index != existing:
             target.write(INDEX, to_json(index.to_dict()) + "\n")
         target.remove(UNFINISHED)
     return index
@@ -110,19 +111,18 @@ class _LocalTarget:
     def __str__(self) -> str:
         return str(self.path)
 
-    @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
-        with exclusive_in(self.path):
-            yield
+    def lock(self) -> AbstractContextManager[None]:
+        return exclusive_in(self.path)
 
     def names(self) -> set[str]:
         return set() if is_empty(self.path) else {path.name for path in self.path.iterdir()}
 
-    def tidy(self) -> None:  # delete the temporary files of a call that was killed
-        for _, left in [*unfinished(self.path)]:
-            left.unlink()
+    def remove_temporary_files(self) -> None:
+        for _, path in [*unfinished(self.path)]:  # of a call that was killed
+            path.unlink()
 
-    def plan_begun(self) -> str:  # the digest of the plan of a call that was interrupted
+    def read_unfinished_plan(self) -> str:
+        """Return the digest of the plan of a call that was interrupted."""
         return str(read_json(self.path / UNFINISHED).get("plan"))
 
     def write(self, name: str, text: str) -> None:
@@ -131,14 +131,11 @@ class _LocalTarget:
     def remove(self, name: str) -> None:
         (self.path / name).unlink(missing_ok=True)
 
-    @contextlib.contextmanager
-    def reading(self, name: str) -> Iterator[Path]:
-        yield self.path / name
+    def reading(self, name: str) -> AbstractContextManager[Path]:
+        return contextlib.nullcontext(self.path / name)
 
-    @contextlib.contextmanager
-    def writing(self, name: str) -> Iterator[Path]:
-        with replacing(self.path / name) as temporary:
-            yield temporary
+    def writing(self, name: str) -> AbstractContextManager[Path]:
+        return replacing(self.path / name)
 
 
 @dataclass(frozen=True)
@@ -164,10 +161,10 @@ class _RemoteTarget:
     def names(self) -> set[str]:
         return names_at(self.address)
 
-    def tidy(self) -> None:
+    def remove_temporary_files(self) -> None:
         pass  # a remote file becomes visible only when it is complete
 
-    def plan_begun(self) -> str:
+    def read_unfinished_plan(self) -> str:
         content = read_file(f"{self.address}/{UNFINISHED}")
         try:
             return str(from_json(content.decode())["plan"])
@@ -183,10 +180,8 @@ class _RemoteTarget:
     def remove(self, name: str) -> None:
         remove_file(f"{self.address}/{name}")
 
-    @contextlib.contextmanager
-    def reading(self, name: str) -> Iterator[Path]:
-        with fetched(PurePosixPath(self.address) / name) as copy:
-            yield copy
+    def reading(self, name: str) -> AbstractContextManager[Path]:
+        return local_copy(PurePosixPath(self.address) / name)
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[Path]:
@@ -194,6 +189,9 @@ class _RemoteTarget:
             yield Path(scratch) / name
             write_file(f"{self.address}/{name}", Path(scratch) / name)
 
+
+_Target = _LocalTarget | _RemoteTarget
+_Report = Callable[[int], None]  # receives the number of bytes of a shard that have been written so far
 
 # --- The plan -----------------------------------------------------------------------------------------------------
 
@@ -206,11 +204,12 @@ class _ShardMember:
     number: int  # the name of the image's files
     offset: int  # of the image's first byte
     length: int  # bytes
-    after: tuple[tuple[str, bytes], ...]  # the names and contents of the files
+    files: tuple[tuple[str, bytes], ...]  # the names and contents of the files
 
     @property
     def end(self) -> int:
-        return self.offset + _padded(self.length) + sum(_BLOCK + _padded(len(data)) for _, data in self.after)
+        """The offset after the last of these files. Each file has a header of one block."""
+        return self.offset + _padded(self.length) + sum(_BLOCK + _padded(len(data)) for _, data in self.files)
 
 
 @dataclass(frozen=True)
@@ -222,7 +221,7 @@ class _PlannedShard:
     @property
     def size(self) -> int:
         """The size of the shard in bytes: the images, two empty blocks, and padding to whole tar records."""
-        return -(-(self.members[-1].end + 2 * _BLOCK) // _RECORD) * _RECORD
+        return _padded(self.members[-1].end + 2 * _BLOCK, _RECORD)
 
 
 @dataclass(frozen=True)
@@ -232,20 +231,20 @@ class _ShardPlan:
     table: ImageTable  # the readable images
     digests: tuple[bytes, ...]  # the SHA-256 of each image
     shards: tuple[_PlannedShard, ...]
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[OmittedImage, ...]
     digest: str  # of the other attributes and of the size of a shard
 
 
 def _plan(table: ImageTable, size: int) -> _ShardPlan:
-    with Memory() as memory:
-        facts = scan(table.files(), memory, partial(progress, "examining images"))
+    with FactDatabase() as database:
+        facts = scan(table.files(), database, partial(progress, "examining images"))
     readable = [row for row, error in enumerate(facts.column("error")) if error is None]
     left_out = [
-        LeftOut(table.paths[row], table.name_of(row), table.splits[row], str(error))
+        OmittedImage(table.paths[row], table.name_of(row), table.splits[row], str(error))
         for row, error in enumerate(facts.column("error"))
         if error is not None
     ]
-    left_out += [LeftOut(*row, "left out by the label file") for row in table.left_out]
+    left_out += [OmittedImage(*row, "left out by the label file") for row in table.left_out]
     if not readable:
         raise VitkitError(
             "data.images-unreadable",
@@ -267,12 +266,14 @@ def _plan(table: ImageTable, size: int) -> _ShardPlan:
 
 
 def _divide(table: ImageTable, size: int) -> Iterator[_PlannedShard]:
-    def place(row: int) -> tuple[int, bytes]:
+    """Distribute the images over shards of at most `size` bytes."""
+
+    def sort_key(row: int) -> tuple[int, bytes]:
         split = table.splits[row]
         digest = hashlib.sha256(table.paths[row].encode("utf-8", "surrogateescape")).digest()
         return -1 if split is None else SPLITS.index(split), digest
 
-    order = sorted(range(len(table)), key=place)
+    order = sorted(range(len(table)), key=sort_key)
     members: list[_ShardMember] = []
     count = 0
     for number, row in enumerate(order):
@@ -281,12 +282,12 @@ def _divide(table: ImageTable, size: int) -> Iterator[_PlannedShard]:
         names = [table.classes[k] for k in table.classes_of(row)]
         description = {"classes": names} if table.sets else {"class": names[0]}
         text = to_json({"key": table.paths[row], **description, "split": table.splits[row]})
-        after = [(f"{number:08}.json", text.encode("utf-8", "surrogateescape"))]
+        files = [(f"{number:08}.json", text.encode("utf-8", "surrogateescape"))]
         if not table.sets:
-            after.insert(0, (f"{number:08}.cls", str(table.labels[row]).encode()))
-        member = _ShardMember(row, number, members[-1].end + _BLOCK if members else _BLOCK, length, tuple(after))
-        is_other = bool(members) and table.splits[row] != table.splits[members[0].row]
-        if members and (is_other or member.end + 2 * _BLOCK > size):  # two empty blocks end a tar file
+            files.insert(0, (f"{number:08}.cls", str(table.labels[row]).encode()))
+        member = _ShardMember(row, number, members[-1].end + _BLOCK if members else _BLOCK, length, tuple(files))
+        is_other_split = bool(members) and table.splits[row] != table.splits[members[0].row]
+        if members and (is_other_split or member.end + 2 * _BLOCK > size):  # two empty blocks end a tar file
             yield _PlannedShard(f"shard-{count:05}.tar", table.splits[members[0].row], tuple(members))
             member, members, count = replace(member, offset=_BLOCK), [], count + 1
         members.append(member)
@@ -295,20 +296,22 @@ def _divide(table: ImageTable, size: int) -> Iterator[_PlannedShard]:
     yield _PlannedShard(f"shard-{count:05}.tar", table.splits[members[0].row], tuple(members))
 
 
-def _padded(length: int) -> int:
-    return -(-length // _BLOCK) * _BLOCK
+def _padded(length: int, unit: int = _BLOCK) -> int:
+    """Round a number of bytes up to a multiple of a unit."""
+    return -(-length // unit) * unit
 
 
 # --- The files ----------------------------------------------------------------------------------------------------
 
 
-def _write_all(plan: _ShardPlan, target: _LocalTarget | _RemoteTarget) -> ShardIndex:
+def _write_all(plan: _ShardPlan, target: _Target) -> ShardIndex:
     """Write the shards that do not exist yet, several at a time. Return the index of all shards of the plan."""
-    done, total = array("q", [0] * len(plan.shards)), sum(shard.size for shard in plan.shards)
+    written = array("q", [0] * len(plan.shards))  # bytes of each shard
+    total = sum(shard.size for shard in plan.shards)
     is_stopped = Event()
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
         jobs = [
-            pool.submit(_complete, plan, shard, target, partial(done.__setitem__, i), is_stopped)
+            pool.submit(_write_if_missing, plan, shard, target, partial(written.__setitem__, i), is_stopped)
             for i, shard in enumerate(plan.shards)
         ]
         try:
@@ -316,18 +319,18 @@ def _write_all(plan: _ShardPlan, target: _LocalTarget | _RemoteTarget) -> ShardI
             while waiting:
                 finished, waiting = wait(waiting, timeout=0.2, return_when=FIRST_EXCEPTION)
                 for job in finished:
-                    job.result()
-                progress("writing shards (MB)", sum(done) // 10**6, total // 10**6)
+                    job.result()  # raises the error of a job that failed
+                progress("writing shards (MB)", sum(written) // 10**6, total // 10**6)
         except BaseException:
             is_stopped.set()
             pool.shutdown(cancel_futures=True)
             raise
     table = plan.table
-    shard_of, offsets, lengths, checks = (array("q", [0] * len(table)) for _ in range(4))
+    shard_of, offsets, lengths, checksums = (array("q", [0] * len(table)) for _ in range(4))
     for number, (shard, job) in enumerate(zip(plan.shards, jobs, strict=True)):
-        for member, check in zip(shard.members, job.result()[1], strict=True):
+        for member, checksum in zip(shard.members, job.result()[1], strict=True):
             row = member.row
-            shard_of[row], offsets[row], lengths[row], checks[row] = number, member.offset, member.length, check
+            shard_of[row], offsets[row], lengths[row], checksums[row] = number, member.offset, member.length, checksum
     return ShardIndex(
         plan=plan.digest,
         task=table.task.name,
@@ -338,44 +341,44 @@ def _write_all(plan: _ShardPlan, target: _LocalTarget | _RemoteTarget) -> ShardI
         shard_of=shard_of,
         offsets=offsets,
         lengths=lengths,
-        checks=checks,
+        checksums=checksums,
         left_out=plan.left_out,
         earlier=table.earlier,
         groups=dict(table.groups),
     )
 
 
-def _complete(
-    plan: _ShardPlan, shard: _PlannedShard, target: _LocalTarget | _RemoteTarget, done: partial[None], is_stopped: Event
+def _write_if_missing(
+    plan: _ShardPlan, shard: _PlannedShard, target: _Target, report: _Report, is_stopped: Event
 ) -> tuple[Shard, list[int]]:
     """Write a shard, unless an earlier call has. Return it, with the CRC-32 of each of its images."""
     with contextlib.suppress(FileNotFoundError), target.reading(shard.name) as path, path.open("rb") as file:
-        checks = []
+        checksums = []
         for member in shard.members:
             file.seek(member.offset)
             data = file.read(member.length)
             if hashlib.sha256(data).digest() != plan.digests[member.row]:
                 break
-            checks.append(zlib.crc32(data))
-        else:
+            checksums.append(zlib.crc32(data))
+        else:  # all images are the planned ones
             file.seek(0)
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             if file.tell() == shard.size:
-                done(shard.size)
-                return Shard(shard.name, shard.size, sha256, shard.split), checks
+                report(shard.size)
+                return Shard(shard.name, shard.size, sha256, shard.split), checksums
     with target.writing(shard.name) as path:
-        written = _write(plan, shard, path, done, is_stopped)
-    done(shard.size)
+        written = _write(plan, shard, path, report, is_stopped)
+    report(shard.size)
     return written
 
 
 def _write(
-    plan: _ShardPlan, shard: _PlannedShard, path: Path, done: partial[None], is_stopped: Event
+    plan: _ShardPlan, shard: _PlannedShard, path: Path, report: _Report, is_stopped: Event
 ) -> tuple[Shard, list[int]]:
-    digest, checks = hashlib.sha256(), []
+    digest, checksums = hashlib.sha256(), []
     with path.open("wb") as file:
 
-        def put(name: str, data: bytes) -> None:
+        def add_file(name: str, data: bytes) -> None:
             header = tarfile.TarInfo(name)  # with fixed times, owner and mode
             header.size = len(data)
             for part in (header.tobuf(tarfile.USTAR_FORMAT), data, bytes(-len(data) % _BLOCK)):
@@ -384,7 +387,7 @@ def _write(
 
         for member in shard.members:
             if is_stopped.is_set():
-                # The error that stopped it is reported instead.
+                # Not shown: the error of another thread, which stopped this one, is reported.
                 raise VitkitError("data.shards-unfinished", "the shards are not complete")
             place = plan.table.file(member.row)
             try:
@@ -399,12 +402,12 @@ def _write(
                 raise VitkitError(
                     "data.image-changed", f"{place} has changed since it was examined: repeat the command"
                 )
-            put(f"{member.number:08}{PurePosixPath(plan.table.paths[member.row]).suffix.lower()}", data)
-            for name, content in member.after:
-                put(name, content)
-            checks.append(zlib.crc32(data))
-            done(member.end)
+            add_file(f"{member.number:08}{PurePosixPath(plan.table.paths[member.row]).suffix.lower()}", data)
+            for name, content in member.files:
+                add_file(name, content)
+            checksums.append(zlib.crc32(data))
+            report(member.end)
         end = bytes(shard.size - shard.members[-1].end)
         file.write(end)
         digest.update(end)
-    return Shard(shard.name, shard.size, digest.hexdigest(), shard.split), checks
+    return Shard(shard.name, shard.size, digest.hexdigest(), shard.split), checksums

@@ -23,11 +23,11 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 from vitkit.data.file_names import is_passed_over, why_ignored
 from vitkit.data.layout import LayoutName, split_of_word
-from vitkit.data.remote import copy_of, read_file, read_part
+from vitkit.data.remote import cached_shard, read_file, read_part
 from vitkit.data.storage import UnreadableImageError, entries_in
 from vitkit.data.table import TASKS, EarlierLabel, ImageTable, TaskName, unlabelled_table
 from vitkit.errors import VitkitError
-from vitkit.system.files import address_of, from_json, place_text, read_bytes
+from vitkit.system.files import address_of, from_json, path_or_address, read_bytes
 from vitkit.text.cells import listed, plural
 
 INDEX, UNFINISHED = "shards.json", "sharding.json"  # the second exists while shards are being written
@@ -35,9 +35,9 @@ VERSION = 1
 _FORMAT = "vitkit shards"
 _SHARD, _SHA256 = re.compile(r"shard-\d{5,9}\.tar"), re.compile(r"[0-9a-f]{64}")
 _FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-_BRIEFLY = 1.0  # seconds for which the state of a file is cached
+_CACHE_TIME = 1.0  # seconds for which the state of a file is cached
 _Result = TypeVar("_Result")
-_KEPT_OPEN = 64 if hasattr(os, "pread") else 0  # files; none on Windows, where threads would share a position
+_MAX_OPEN = 64 if hasattr(os, "pread") else 0  # shards; none on Windows, where threads would share a file position
 _WRITE_AGAIN = "write it again with `vitkit shard`"
 
 
@@ -52,8 +52,8 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class LeftOut:
-    """An image of the data that was not written to the shards, because it is unreadable or a label file says so."""
+class OmittedImage:
+    """An image of the data that was not written to the shards, because it is unreadable or a label file excludes it."""
 
     key: str
     label: str
@@ -69,13 +69,13 @@ class ShardIndex:
     task: TaskName
     classes: tuple[str, ...]
     shards: tuple[Shard, ...]
-    keys: tuple[str, ...]  # of the images, as all columns up to `checks`
+    keys: tuple[str, ...]  # of the images; the columns up to `checksums` have one entry per image
     classes_of: tuple[tuple[int, ...], ...]  # class numbers
     shard_of: array[int]  # shard numbers
     offsets: array[int]  # the position of the first byte in the shard
     lengths: array[int]  # bytes
-    checks: array[int]  # CRC-32
-    left_out: tuple[LeftOut, ...] = ()
+    checksums: array[int]  # CRC-32
+    left_out: tuple[OmittedImage, ...] = ()
     earlier: tuple[EarlierLabel, ...] = ()  # as in `ImageTable`
     groups: dict[str, str] = field(default_factory=dict)  # as in `ImageTable`
     rows: dict[str, int] = field(init=False, repr=False, compare=False)  # by key
@@ -104,7 +104,7 @@ class ShardIndex:
                 "shard": list(self.shard_of),
                 "offset": list(self.offsets),
                 "length": list(self.lengths),
-                "crc32": list(self.checks),
+                "crc32": list(self.checksums),
             },
             "left_out": [vars(image) for image in self.left_out],
             "proposals": [item._asdict() for item in self.earlier],
@@ -113,7 +113,7 @@ class ShardIndex:
 
     @classmethod
     def from_json(cls, text: bytes) -> ShardIndex:
-        """Read `shards.json`, which may come from an untrusted source. ValueError: it is invalid."""
+        """Read `shards.json`, which may come from an untrusted source. Raise ValueError if it is invalid."""
         try:
             stored = from_json(text)
             if stored["format"] != _FORMAT:
@@ -121,9 +121,6 @@ class ShardIndex:
             if stored["version"] != VERSION:
                 raise ValueError(f"its version is {stored['version']!r}, and this vitkit reads version {VERSION}")
             images, is_multi = stored["images"], stored["task"] == "multi"
-            shard_of, offsets, lengths, checks = (
-                array("q", images[name]) for name in ("shard", "offset", "length", "crc32")
-            )
             index = cls(
                 str(stored["plan"]),
                 "multi" if is_multi else "single",
@@ -131,11 +128,11 @@ class ShardIndex:
                 tuple(Shard(**shard) for shard in stored["shards"]),
                 tuple(images["key"]),
                 tuple(tuple(numbers) if is_multi else (numbers,) for numbers in images["class"]),
-                shard_of,
-                offsets,
-                lengths,
-                checks,
-                tuple(LeftOut(**image) for image in stored["left_out"]),
+                array("q", images["shard"]),
+                array("q", images["offset"]),
+                array("q", images["length"]),
+                array("q", images["crc32"]),
+                tuple(OmittedImage(**image) for image in stored["left_out"]),
                 tuple(EarlierLabel(**item) for item in stored["proposals"]),
                 dict(stored.get("groups", {})),
             )
@@ -148,7 +145,7 @@ class ShardIndex:
 
     def _check(self) -> None:
         images = len(self.keys)
-        columns = (self.classes_of, self.shard_of, self.offsets, self.lengths, self.checks)
+        columns = (self.classes_of, self.shard_of, self.offsets, self.lengths, self.checksums)
         if images == 0 or any(len(column) != images for column in columns):
             raise ValueError("its columns are empty or have different lengths")
         if len(self.rows) != images or not all(isinstance(key, str) and key for key in self.keys):
@@ -175,7 +172,7 @@ class ShardFolder:
     """A local or remote folder of shards as a storage of images. The keys of images are those in the original data.
 
     Threads and processes (forked or spawned) may share a folder. Reading does not move a file position, and no shard is
-    closed while a thread reads from it. A process reads the index once, and again if a local index has changed.
+    closed while a thread reads from it. A process reads the index once; it reads a local index again after a change.
     """
 
     path: Path
@@ -186,7 +183,7 @@ class ShardFolder:
 
     @cached_property
     def name(self) -> str:
-        return place_text(self.path)
+        return path_or_address(self.path)
 
     @cached_property
     def is_remote(self) -> bool:
@@ -211,7 +208,7 @@ class ShardFolder:
             ) from error
 
     def stamp(self, key: str) -> bytes | None:
-        """Return bytes that change if the image's shard, or its place in it, changes; None if there is no image."""
+        """Return bytes that change if the image's shard or its position there changes; None if there is no image."""
         try:
             index = self._cached_briefly(INDEX, self.index)
             row = index.rows[key]
@@ -220,13 +217,14 @@ class ShardFolder:
             version = shard.sha256 if self.is_remote else self._cached_briefly(shard.name, lambda: _stamp_of(file))
         except (KeyError, OSError, VitkitError):
             return None
-        place = f"({index.offsets[row]}, {index.lengths[row]}, {index.checks[row]})"  # twice as fast as a tuple's text
-        return f"{self.name}\0{shard.name}\0{version}\0{place}".encode("utf-8", "surrogateescape")
+        # Twice as fast as the text of a tuple.
+        entry = f"({index.offsets[row]}, {index.lengths[row]}, {index.checksums[row]})"
+        return f"{self.name}\0{shard.name}\0{version}\0{entry}".encode("utf-8", "surrogateescape")
 
     def _cached_briefly(self, file: str, compute: Callable[[], _Result]) -> _Result:
         now = time.monotonic()
-        checked, result = self._recent.get(file, (-_BRIEFLY, None))
-        if result is None or now - checked > _BRIEFLY:
+        computed_at, result = self._recent.get(file, (0.0, None))
+        if result is None or now - computed_at > _CACHE_TIME:
             result = compute()
             self._recent[file] = now, result
         return cast("_Result", result)
@@ -236,22 +234,23 @@ class ShardFolder:
         row = index.rows.get(key)
         if row is None:
             raise FileNotFoundError(f"{self.name} has no image {key!r}")
-        shard, check = index.shards[index.shard_of[row]], index.checks[row]
-        file, place = f"{self.name}/{shard.name}", (index.offsets[row], index.lengths[row])
+        shard, checksum = index.shards[index.shard_of[row]], index.checksums[row]
+        file, offset, length = f"{self.name}/{shard.name}", index.offsets[row], index.lengths[row]
         if self.is_remote:
-            copy = copy_of(shard.sha256)
+            copy = cached_shard(shard.sha256)
             data = None
             if copy is not None:
                 with suppress(FileNotFoundError):  # it may have been deleted
-                    data = _read(_OpenFile(copy), *place)  # closed at once: a deleted file occupies the disk while open
-            if data is None or zlib.crc32(data) != check:
-                data = read_part(file, *place, lambda answer: zlib.crc32(answer) == check)
+                    # It is not kept open, because a deleted file occupies the disk until it is closed.
+                    data = _read(_OpenFile(copy), offset, length)
+            if data is None or zlib.crc32(data) != checksum:
+                data = read_part(file, offset, length, lambda part: zlib.crc32(part) == checksum)
             return io.BytesIO(data)
         for _ in range(2):
-            data = _read(_opened(file), *place)
-            if zlib.crc32(data) == check:
+            data = _read(_open_file(file), offset, length)
+            if zlib.crc32(data) == checksum:
                 return io.BytesIO(data)
-            _opened.cache_clear()  # the file may have been replaced since it was opened
+            _open_file.cache_clear()  # the file may have been replaced since it was opened
         raise UnreadableImageError("data.image-damaged", f"damaged (it does not have the checksum that {INDEX} lists)")
 
     def check_files(self) -> None:
@@ -283,11 +282,13 @@ class ShardFolder:
         return [index.shard_of[index.rows[key]] for key in keys]
 
 
-class _OpenFile:  # closed when the last thread has finished reading from it
+class _OpenFile:
+    """A file that is closed when nothing refers to it any more, so that no thread is still reading from it."""
+
     __slots__ = ("descriptor",)
 
     def __init__(self, path: str) -> None:
-        self.descriptor = -1
+        self.descriptor = -1  # for `__del__`, if opening the file fails
         self.descriptor = os.open(path, _FLAGS)
 
     def __del__(self) -> None:
@@ -295,7 +296,7 @@ class _OpenFile:  # closed when the last thread has finished reading from it
             os.close(self.descriptor)
 
 
-_opened = lru_cache(maxsize=_KEPT_OPEN)(_OpenFile)
+_open_file = lru_cache(maxsize=_MAX_OPEN)(_OpenFile)
 
 
 def _read(file: _OpenFile, offset: int, length: int) -> bytes:
@@ -311,18 +312,19 @@ def _stamp_of(path: str) -> tuple[int, int, int, int]:
 
 
 @lru_cache(maxsize=8)
-def _index_at(folder: str, stamp: tuple[int, ...] | None) -> ShardIndex:  # an address has no stamp
+def _index_at(folder: str, stamp: tuple[int, ...] | None) -> ShardIndex:
+    """Read the index of a folder. The stamp of a local index is part of the cache's key; None for an address."""
     content = (read_file if stamp is None else read_bytes)(f"{folder}/{INDEX}")
     try:
         index = ShardIndex.from_json(content)
     except ValueError as error:
         raise VitkitError("data.shards-damaged", f"{folder}/{INDEX} cannot be used: {error}; {_WRITE_AGAIN}") from error
     if stamp is None:
-        _FOLDERS.add(folder)
+        _REMOTE_FOLDERS.add(folder)
     return index
 
 
-_FOLDERS: set[str] = set()  # addresses that contain shards; servers are not asked about each of their images
+_REMOTE_FOLDERS: set[str] = set()  # addresses that contain shards; servers are not asked about each of their images
 
 
 # --- The source ---------------------------------------------------------------------------------------------------
@@ -333,27 +335,28 @@ MARKS = (INDEX, UNFINISHED, "shard-00000.tar")  # a local folder counts even if 
 
 def has_shards(address: str) -> bool:
     """Return whether an address contains shards."""
-    return not any(address.startswith(f"{folder}/") for folder in _FOLDERS) and _is_at(address)
+    return not any(address.startswith(f"{folder}/") for folder in _REMOTE_FOLDERS) and _has_index(address)
 
 
 @lru_cache(maxsize=1024)
-def _is_at(address: str) -> bool:
+def _has_index(address: str) -> bool:
     try:
         return bool(_index_at(address, None).keys)
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         return False
     except OSError as error:
-        raise VitkitError("data.shards-unreadable", f"cannot read {error}") from error  # which begins with the address
+        # The text of the error begins with the address.
+        raise VitkitError("data.shards-unreadable", f"cannot read {error}") from error
 
 
 def clear_caches() -> None:
     """Clear the caches of remote indices and of the results of `has_shards`, because a remote folder has changed."""
     _index_at.cache_clear()
-    _is_at.cache_clear()
+    _has_index.cache_clear()
 
 
 def read_shards(name: str, path: Path, _: LayoutName = "auto") -> ImageTable:
-    """Return the table of the images in a folder of shards, as it was when the shards were written."""
+    """Return the table from which a folder of shards was written."""
     storage = ShardFolder(path if address_of(path) else path.resolve())
     index = storage.index()
     storage.check_files()
@@ -363,14 +366,14 @@ def read_shards(name: str, path: Path, _: LayoutName = "auto") -> ImageTable:
         images = plural(len(index.left_out), "image was", "images were")
         reasons = listed([f"{image.key} ({image.reason})" for image in index.left_out])
         overlooked.append(f"{images} left out when the shards were written: {reasons}")
-    entries: list[tuple[str, bool]] = []
-    with suppress(PermissionError):  # the shards can be read all the same
-        entries = [] if storage.is_remote else entries_in(storage.path)
-    if beside := sorted(
-        entry for entry, is_file in entries if (not why_ignored(entry) if is_file else not is_passed_over(entry))
-    ):
-        some_lie = plural(len(beside), "folder or image lies", "folders or images lie")
-        overlooked.append(f"{some_lie} beside the shards and will not be read: {listed(beside)}")
+    others = []
+    with suppress(PermissionError):  # the shards can be read even if the folder cannot be listed
+        for entry, is_file in () if storage.is_remote else entries_in(storage.path):
+            if not (why_ignored(entry) if is_file else is_passed_over(entry)):
+                others.append(entry)
+    if others:
+        some_lie = plural(len(others), "folder or image lies", "folders or images lie")
+        overlooked.append(f"{some_lie} beside the shards and will not be read: {listed(sorted(others))}")
     return ImageTable(
         name=name,
         root=storage.path,

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from vitkit.data import archive, shards
 from vitkit.data.file_names import is_passed_over
-from vitkit.data.layout import LayoutName, survey, table_of_layout, understand
+from vitkit.data.layout import LayoutName, read_folder_tree, read_layout, table_of_layout
 from vitkit.data.lists import read_list, read_lists_of_splits
 from vitkit.data.named import DATASETS
-from vitkit.data.storage import FOLDER_STORAGES, STORAGES, Marks, Overlooked, Storage, entries_in, images_below
+from vitkit.data.storage import FOLDER_STORAGES, STORAGES, SearchLog, Storage, StorageSigns, entries_in, images_below
 from vitkit.data.storage import storage_at as storage_at  # which knows the kinds that are registered here
 from vitkit.data.table import ImageTable, unlabelled_table
 from vitkit.errors import VitkitError
@@ -34,13 +34,13 @@ class SourceKind:
     """
 
     name: str
-    tells: str  # a description in a few words, for error messages that list all kinds
-    # A function (name, path, layout) that finds the images, or raises VitkitError; `name` is the source in messages.
-    # Functions that read folders also accept `follow_links=True`.
+    description: str  # in a few words, for error messages that list all kinds
+    # A function (name, path, layout) that finds the images or raises VitkitError. `name` names the source in messages.
+    # The function of the kind that covers folders also accepts `follow_links=True`.
     read: Callable[..., ImageTable]
     suffixes: tuple[str, ...] = ()  # of files, in lower case
     has_layout: bool = False  # whether it contains folders that may be classes or splits (`--layout`)
-    marks: Marks | None = None  # the files by which a folder of this kind is recognised
+    marks: StorageSigns | None = None  # the files by which a folder of this kind is recognised
     storage: Callable[[Path], Storage] | None = None  # opens it as a storage; None if each image is a separate file
     # A function (name, path) that reads all images as one class; None if images of this kind always have labels.
     read_unlabelled: Callable[..., ImageTable] | None = None
@@ -51,7 +51,7 @@ SOURCE_KINDS: dict[str, SourceKind] = {}
 
 def register(kind: SourceKind) -> None:
     """Add a kind of source. Raise ValueError if a kind with this name or suffix exists already."""
-    taken = {suffix for kind_known in SOURCE_KINDS.values() for suffix in _suffixes(kind_known)}
+    taken = {suffix for other in SOURCE_KINDS.values() for suffix in _suffixes(other)}
     if kind.name in SOURCE_KINDS or taken & set(_suffixes(kind)):
         raise ValueError(f"a kind of source named {kind.name!r}, or with one of its suffixes, exists already")
     SOURCE_KINDS[kind.name] = kind
@@ -61,7 +61,7 @@ def register(kind: SourceKind) -> None:
             FOLDER_STORAGES.append((kind.marks, kind.storage))
 
 
-def _suffixes(kind: SourceKind) -> tuple[str, ...]:
+def _suffixes(kind: SourceKind) -> tuple[str, ...]:  # those of the kind that covers folders are ("",)
     return kind.suffixes or (() if kind.marks is not None else ("",))
 
 
@@ -74,7 +74,7 @@ def kind_of_file(path: str | Path) -> SourceKind | None:
 def kind_of(path: Path) -> SourceKind | None:
     """Return the kind of a folder, file or address; None if it does not exist or the file's suffix is unknown."""
     for kind in SOURCE_KINDS.values():
-        if kind.marks is not None and kind.marks.are_on(path):
+        if kind.marks is not None and kind.marks.match(path):
             return kind
     if not path.is_dir():
         return kind_of_file(path) if path.exists() else None
@@ -94,7 +94,7 @@ def read_source(data: str | Path, layout: LayoutName = "auto", *, follow_links: 
 
 def check_classes(table: ImageTable) -> None:
     """Raise VitkitError if a table has a single class, and its task needs at least two."""
-    if len(table.classes) == 1 < table.task.least_classes:
+    if len(table.classes) == 1 < table.task.min_classes:
         folder = table.root / table.classes[0]
         inner = [child for child in folder.iterdir() if child.is_dir()] if folder.is_dir() else []
         has_folders = any(not is_passed_over(child.name) for child in inner)
@@ -109,7 +109,7 @@ def check_classes(table: ImageTable) -> None:
 def read_table(data: str | Path, layout: LayoutName = "auto", *, follow_links: bool = False) -> ImageTable:
     """Find the images of a source: a folder, a CSV file, an archive, a folder of shards, or a named data set.
 
-    - A folder contains `class/image`, or `train/class/image` next to `val` and `test` (see `layout.understand`).
+    - A folder contains `class/image`, or `train/class/image` next to `val` and `test` (see `layout.read_layout`).
     - A CSV file has the columns path (relative to the file's folder), label and, optionally, split and group
       (`lists.read_list`). The table is multi-label if a label joins several names by `;`, or if the column is called
       `labels`. An image with the label `cat;dog` then has two classes, and an image with an empty label has none.
@@ -137,10 +137,11 @@ def read_table(data: str | Path, layout: LayoutName = "auto", *, follow_links: b
         raise VitkitError(
             "data.option-unsuited", f"--layout {layout} applies to folders, but {data} is a {kind.name}; leave it out"
         )
-    return kind.read(str(data), root, layout, **_links_of(kind, data, follow_links=follow_links))
+    return kind.read(str(data), root, layout, **_link_arguments(kind, data, follow_links=follow_links))
 
 
-def _links_of(kind: SourceKind, data: str | Path, *, follow_links: bool) -> dict[str, bool]:  # only folders accept it
+def _link_arguments(kind: SourceKind, data: str | Path, *, follow_links: bool) -> dict[str, bool]:
+    """Return `follow_links` as a keyword argument if it is True. Raise VitkitError if the kind does not accept it."""
     if follow_links and _suffixes(kind) != ("",):
         raise VitkitError(
             "data.option-unsuited", f"--follow-links applies to folders, but {data} is a {kind.name}; leave it out"
@@ -174,7 +175,7 @@ def find_source(data: str | Path) -> SourceKind | None:
         raise VitkitError(
             "data.source-missing", f"no such folder: {data} (and no data set of that name; known: {known})"
         )
-    expected = " or ".join(known_kind.tells for known_kind in SOURCE_KINDS.values())
+    expected = " or ".join(known_kind.description for known_kind in SOURCE_KINDS.values())
     raise VitkitError("data.source-type", f"{data} is a file; expected {expected}")
 
 
@@ -185,8 +186,8 @@ def read_folders(name: str, root: Path, layout_name: LayoutName, *, follow_links
     """
     if layout_name == "auto" and (table := read_lists_of_splits(name, root)) is not None:
         return table
-    overlooked = Overlooked(top=root, follow_links=follow_links)
-    layout = understand(name, survey(root, overlooked), layout_name)
+    overlooked = SearchLog(top=root, follow_links=follow_links)
+    layout = read_layout(name, read_folder_tree(root, overlooked), layout_name)
     return table_of_layout(name, root, layout, overlooked, partial(images_below, overlooked=overlooked), entries_in)
 
 
@@ -204,11 +205,11 @@ def read_unlabelled(data: str | Path, *, follow_links: bool = False) -> ImageTab
     kind = kind_of(root)
     if kind is None or kind.read_unlabelled is None:
         raise VitkitError("data.source-missing", f"no such folder or archive of pictures: {data}")
-    return kind.read_unlabelled(str(data), root, **_links_of(kind, data, follow_links=follow_links))
+    return kind.read_unlabelled(str(data), root, **_link_arguments(kind, data, follow_links=follow_links))
 
 
 def read_unlabelled_folder(name: str, root: Path, *, follow_links: bool = False) -> ImageTable:
-    overlooked = Overlooked(follow_links=follow_links)
+    overlooked = SearchLog(follow_links=follow_links)
     paths = images_below(root, overlooked)
     if not paths:
         notes = "".join(f"; {line}" for line in overlooked.lines(root))
@@ -231,7 +232,7 @@ def has_no_folders(data: str | Path, *, follow_links: bool = False) -> bool:
     if kind is None or kind.read_unlabelled is None:
         return False
     if kind.storage is None:
-        paths = images_below(root, Overlooked(follow_links=follow_links))
+        paths = images_below(root, SearchLog(follow_links=follow_links))
         return bool(paths) and not any("/" in path for path in paths)
     return not any("/" in key for key in kind.read_unlabelled(str(data), root).paths)
 
@@ -258,7 +259,7 @@ for _row in (
         "folder of shards",
         "a folder of shards",
         shards.read_shards,
-        marks=Marks(shards.MARKS, shards.has_shards),
+        marks=StorageSigns(shards.MARKS, shards.has_shards),
         storage=shards.ShardFolder,
         read_unlabelled=shards.read_unlabelled_shards,
     ),

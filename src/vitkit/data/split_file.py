@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from vitkit.data import named
-from vitkit.data.file_facts import Memory, stamp_of
+from vitkit.data.file_facts import FactDatabase, stamp_of
 from vitkit.data.file_names import SUFFIXES
 from vitkit.data.named import DATASETS
 from vitkit.data.seen import DIGEST, PictureRecord
 from vitkit.data.sources import storage_at
 from vitkit.data.splits import SPLITS
-from vitkit.data.storage import Place, Storage, UnreadableImageError, is_there, open_place, walk
+from vitkit.data.storage import Place, Storage, UnreadableImageError, image_exists, open_place, walk
 from vitkit.data.table import SINGLE_LABEL, ImageTable
 from vitkit.errors import VitkitError
-from vitkit.system.files import address_of, from_json, place_text, read_text, write_json
+from vitkit.system.files import address_of, from_json, path_or_address, read_text, write_json
 from vitkit.system.progress import progress
 from vitkit.system.run_files import GROUPS, SPLIT
 from vitkit.text.cells import JOINT, plural
@@ -34,7 +34,7 @@ def split_to_dict(table: ImageTable) -> dict[str, Any]:
 
     In a multi-label table, the paths are listed by set of classes, whose names are joined by `;`.
     """
-    names = [JOINT.join(table.classes[k] for k in labels) for labels in table.sets] or table.classes
+    names = [JOINT.join(table.classes[k] for k in label_set) for label_set in table.sets] or table.classes
     present = [name for name in SPLITS if name in table.splits]
     splits: dict[str, dict[str, list[str]]] = {name: {cls: [] for cls in names} for name in present}
     for path, label, split in zip(table.paths, table.labels, table.splits, strict=True):
@@ -46,22 +46,22 @@ def split_to_dict(table: ImageTable) -> dict[str, Any]:
         "splits": splits,
     }
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    return {"data": table.name, "root": place_text(table.root), "hash": digest, **content}
+    return {"data": table.name, "root": path_or_address(table.root), "hash": digest, **content}
 
 
 def table_from_split(stored: Mapping[str, Any], storage: Storage | None) -> ImageTable:
-    """Return the table that the content of a split.json describes; its images are listed by split and class."""
-    names = stored["classes"]
+    """Return the table that the content of a split.json describes. Its images are listed by split and class."""
+    keys = stored["classes"]  # of the images of each split
     sets: tuple[tuple[int, ...], ...] = ()
-    if stored.get("task") == "multi":  # the keys are sets of class names
-        number = {name: i for i, name in enumerate(names)}
-        names = list(dict.fromkeys(key for by_set in stored["splits"].values() for key in by_set))
-        sets = tuple(tuple(number[name] for name in key.split(JOINT) if name) for key in names)
+    if stored.get("task") == "multi":  # each key joins the names of a set of classes
+        number = {name: i for i, name in enumerate(stored["classes"])}
+        keys = list(dict.fromkeys(key for images_by_key in stored["splits"].values() for key in images_by_key))
+        sets = tuple(tuple(number[name] for name in key.split(JOINT) if name) for key in keys)
     rows = [
-        (image, label, name)
-        for name, by_class in stored["splits"].items()
-        for label, cls in enumerate(names)
-        for image in by_class[cls]
+        (path, label, split)
+        for split, images_by_key in stored["splits"].items()
+        for label, key in enumerate(keys)
+        for path in images_by_key[key]
     ]
     return ImageTable(
         name=stored["data"],
@@ -83,9 +83,9 @@ def split_from_file(path: Path) -> ImageTable:
     """
     try:
         stored = from_json(read_text(path))
-        texts = (stored["data"], stored["root"], *stored["classes"])
-        images = (image for by_class in stored["splits"].values() for paths in by_class.values() for image in paths)
-        if not all(isinstance(text, str) for each in (texts, images) for text in each):
+        names = (stored["data"], stored["root"], *stored["classes"])
+        paths = (path for by_class in stored["splits"].values() for paths in by_class.values() for path in paths)
+        if not all(isinstance(text, str) for text in chain(names, paths)):
             raise TypeError("a name or a path is not text")
         table = table_from_split(stored, storage_at(Path(stored["root"])))
         if split_to_dict(table)["hash"] != stored["hash"]:
@@ -98,12 +98,11 @@ def split_from_file(path: Path) -> ImageTable:
 
 
 def groups_to_list(table: ImageTable, groups: Sequence[int]) -> list[list[str]]:
-    """List the paths of each group of two or more images; `groups` holds the number of each image's group, (n,)."""
-    sizes, members = Counter(groups), dict[int, list[str]]()
+    """Return the paths of each group of two or more images, given the number of each image's group, (n,)."""
+    members: dict[int, list[str]] = {}
     for path, number in zip(table.paths, groups, strict=True):
-        if sizes[number] > 1:
-            members.setdefault(number, []).append(path)
-    return list(members.values())
+        members.setdefault(number, []).append(path)
+    return [paths for paths in members.values() if len(paths) > 1]
 
 
 def groups_from_file(path: Path) -> dict[str, int]:
@@ -114,8 +113,8 @@ def groups_from_file(path: Path) -> dict[str, int]:
     """
     try:
         stored = from_json(read_text(path))
-        groups = {image: number for number, paths in enumerate(stored) for image in paths}
-        if not all(isinstance(image, str) for image in groups):
+        groups = {path: number for number, paths in enumerate(stored) for path in paths}
+        if not all(isinstance(path, str) for path in groups):
             raise TypeError("a path is not text")
         return groups
     except FileNotFoundError:
@@ -124,16 +123,16 @@ def groups_from_file(path: Path) -> dict[str, int]:
         raise VitkitError("data.run-damaged", f"{path} is damaged: {error}; restore it, or train again") from error
 
 
-_REPLACED = " (another picture now)"  # `images_of_run` appends this to a path, so that there is no such file
+_REPLACED = " (another picture now)"  # appended to the path of a file that now contains another picture
 
 
 @dataclass(frozen=True)
 class Changes:
     """The images of a run that have changed since the run started."""
 
-    images: int  # that were checked
+    images: int  # the number of images that were checked
     what: str  # a description of them, such as `test images`
-    changed: tuple[str, ...] = ()  # the paths of files that now hold other pictures
+    changed: tuple[str, ...] = ()  # the paths of files that now contain other pictures
     missing: tuple[str, ...] = ()  # the paths of files that no longer exist
 
     def __bool__(self) -> bool:
@@ -142,12 +141,13 @@ class Changes:
     @property
     def text(self) -> str:
         """Describe the changes, e.g. `1 of the run's 18 test images is no longer what it was`."""
-        count, parts = len(self.changed) + len(self.missing), []
+        parts = []
         if self.changed:
-            hold = plural(len(self.changed), "holds another picture", "hold other pictures")
-            parts.append(f"{hold} (first: {self.changed[0]})")
+            text = plural(len(self.changed), "holds another picture", "hold other pictures")
+            parts.append(f"{text} (first: {self.changed[0]})")
         if self.missing:
             parts.append(f"{plural(len(self.missing), 'is', 'are')} gone (first: {self.missing[0]})")
+        count = len(self.changed) + len(self.missing)
         are = "is no longer what it was" if count == 1 else "are no longer what they were"
         return f"{count} of the run's {self.images} {self.what} {are}: {', '.join(parts)}"
 
@@ -165,13 +165,13 @@ class Changes:
             raise VitkitError("data.images-changed", f"{self.text}; restore the images, or {remedy}")
 
 
-def look_over(
+def check_images(
     table: ImageTable, contents: Mapping[str, str], splits: Sequence[str] | None = None
 ) -> tuple[ImageTable, Changes]:
     """Check whether the images of a run have changed. Return the table and the changes.
 
-    If a file now holds another picture, the path of its image in the table is replaced by one that does not exist, so
-    that the image counts as unreadable.
+    If a file now contains another picture, `_REPLACED` is appended to its path in the table. No such file exists, so
+    the image counts as unreadable.
 
     Args:
         table: the table of `images_of_run`.
@@ -179,42 +179,43 @@ def look_over(
             existence is checked.
         splits: the splits to check. Every image is checked if this is None or contains `all`.
     """
-    is_all = splits is None or "all" in splits
-    chosen = [i for i, split in enumerate(table.splits) if is_all or split in (splits or ())]
-    replaced = {i for i in chosen if table.paths[i].endswith(_REPLACED)}
+    if splits is None or "all" in splits:
+        chosen, what = list(range(len(table))), "images"
+    else:
+        chosen, what = [i for i, split in enumerate(table.splits) if split in splits], f"{' and '.join(splits)} images"
+    replaced = {i for i in chosen if table.paths[i].endswith(_REPLACED)}  # `images_of_run` has found these
     rest = [i for i in chosen if i not in replaced]
     known = [i for i in rest if table.paths[i] in contents]
     digests = _digests([table.file(i) for i in known], "checking whether the images have changed")
-    digest_of = dict(zip(known, digests, strict=True))
+    digest_of_image = dict(zip(known, digests, strict=True))
     paths, missing = list(table.paths), []
     for i in rest:
-        digest = digest_of.get(i)
-        if digest is None and (i in digest_of or not is_there(table.file(i))):
+        digest = digest_of_image.get(i)
+        if digest is None and (i in digest_of_image or not image_exists(table.file(i))):
             missing.append(paths[i])
         elif digest is not None and digest != contents[paths[i]]:
             paths[i] += _REPLACED
             replaced.add(i)
     changed = tuple(paths[i].removesuffix(_REPLACED) for i in sorted(replaced))
-    what = "images" if is_all else f"{' and '.join(splits or ())} images"
     return replace(table, paths=tuple(paths)), Changes(len(chosen), what, changed, tuple(missing))
 
 
 def is_unchanged(file: Place, digest: str | None) -> bool:
-    """Return whether a file still holds the picture that a run recorded (`digest`); True if `digest` is None."""
+    """Return whether a file has the digest that a run recorded; True if it recorded none."""
     return digest is None or digest_of(file) == digest
 
 
-def refuse_changed(split_file: Path, remedy: str) -> None:
-    """Raise VitkitError if images of a run have changed; `remedy` is an alternative to restoring them."""
-    table = images_of_run(split_file)
-    look_over(table, read_contents(split_file), None)[1].refuse(remedy)
+def refuse_changed_images(split_file: Path, remedy: str) -> None:
+    """Raise VitkitError if images of a run have changed. `remedy` is what users can do instead of restoring them."""
+    _, changes = check_images(images_of_run(split_file), read_contents(split_file))
+    changes.refuse(remedy)
 
 
 def images_of_run(split_file: Path, root: Path | None = None) -> ImageTable:
     """Read the table of a run's images, with their splits and the current paths of their files.
 
-    If `root` is given, each image is recognised by its content, even if its file was renamed. An image that is not
-    found keeps its old path and counts as unreadable.
+    If `root` is given, images are recognised by their content, even if their files were renamed. An image that is not
+    found keeps its old path. If this file now contains another picture, `_REPLACED` is appended to the path.
 
     Args:
         split_file: the run's split.json.
@@ -265,12 +266,17 @@ def read_contents(split_file: Path) -> dict[str, str]:
 def groups_of_run(run: Path, table: ImageTable) -> dict[str, int]:
     """Return the group numbers of a run's images by their current paths, which are those in `table`."""
     groups = groups_from_file(run / GROUPS)
-    known = zip(split_from_file(run / SPLIT).paths, table.paths, strict=True) if groups else ()
-    return {new: groups[old] for old, new in known if old in groups}
+    if not groups:
+        return {}
+    old_and_new = zip(split_from_file(run / SPLIT).paths, table.paths, strict=True)
+    return {new: groups[old] for old, new in old_and_new if old in groups}
 
 
 def roles_in_run(split_file: Path, record: PictureRecord) -> dict[str, str | None]:
-    """Return the role (or None) of a run's images in a picture record, by path, if the run recorded their digests."""
+    """Return the role of a run's images in a picture record, by path; None for images that are not in the record.
+
+    Images whose digests the run did not record are left out.
+    """
     return record.roles_of(read_contents(split_file))
 
 
@@ -284,20 +290,19 @@ def move_run(split_file: Path, root: Path) -> None:
     contents = read_contents(split_file)
     groups_from_file(split_file.with_name(GROUPS))  # refuses a damaged file before anything is written
     after = _moved_to(before, root, contents)
-    if missing := [path for i, path in enumerate(after.paths) if not is_there(after.file(i))]:
+    if missing := [path for i, path in enumerate(after.paths) if not image_exists(after.file(i))]:
         raise VitkitError(
             "data.images-missing", f"{root} lacks {len(missing)} of the run's {len(after)} images (first: {missing[0]})"
         )
-    place = dict(zip(before.paths, after.paths, strict=True))
-    moved = {place[old]: digest for old, digest in contents.items() if old in place}
+    new_path = dict(zip(before.paths, after.paths, strict=True))
     if (groups := split_file.with_name(GROUPS)).is_file():
-        stored = from_json(read_text(groups))
-        write_json(groups, [[place.get(path, path) for path in entry] for entry in stored])
-    write_json(split_file, {**split_to_dict(after), "contents": moved})
+        write_json(groups, [[new_path.get(path, path) for path in group] for group in from_json(read_text(groups))])
+    new_contents = {new_path[old]: digest for old, digest in contents.items() if old in new_path}
+    write_json(split_file, {**split_to_dict(after), "contents": new_contents})
 
 
 def _moved_to(table: ImageTable, root: Path, contents: Mapping[str, str]) -> ImageTable:
-    """Return the table below `root`. Images that are not at their paths are looked for by digest (`contents`)."""
+    """Return the table with `root` as its folder. Search it for images that have other paths there, by digest."""
     if not root.is_dir() and storage_at(root) is None:
         raise VitkitError("data.folder-missing", f"--data-root {root}: no such folder")
     table = replace(table, root=root if address_of(root) else root.resolve(), storage=storage_at(root))
@@ -305,31 +310,30 @@ def _moved_to(table: ImageTable, root: Path, contents: Mapping[str, str]) -> Ima
     paths = list(table.paths)
     lost = [i for i, path in enumerate(paths) if digests[i] is None or digests[i] != contents.get(path, digests[i])]
     if lost:
-        storage = table.storage
-        if storage is None:
+        if table.storage is None:
             keys = [file.relative_to(table.root).as_posix() for file in walk(table.root)]
         else:
-            keys = sorted(storage.keys())
+            keys = sorted(table.storage.keys())
         keys = [key for key in keys if Path(key).suffix.lower() in SUFFIXES]
-        path_of: dict[str, str] = {}
+        key_of: dict[str, str] = {}  # by digest
         for done, key in enumerate(keys, start=1):
             if (digest := digest_of(table.at(key))) is not None:
-                path_of.setdefault(digest, key)
+                key_of.setdefault(digest, key)
             progress("looking for the run's images", done, len(keys))
         for i in lost:
-            paths[i] = path_of.get(contents.get(paths[i], ""), paths[i])
+            paths[i] = key_of.get(contents.get(paths[i], ""), paths[i])
     if all(digests[i] is None and paths[i] == table.paths[i] for i in range(len(paths))):
         raise VitkitError(
             "data.images-missing",
             f"--data-root {root} contains none of the run's {len(table)} images (first: {table.paths[0]})",
         )
     for i in lost:  # another picture has taken the place of an image that was not found
-        if paths[i] == table.paths[i] and is_there(table.file(i)):
+        if paths[i] == table.paths[i] and image_exists(table.file(i)):
             paths[i] += _REPLACED
     return replace(table, paths=tuple(paths))
 
 
-def exact_copies(table: ImageTable, paths: Sequence[str]) -> dict[str, int]:
+def content_numbers(table: ImageTable, paths: Sequence[str]) -> dict[str, int]:
     """Return a number for each of these images that can be read, by path; it is equal for files of the same content."""
     digests = _digests([table.at(path) for path in paths], "looking for copies")
     number = {digest: i for i, digest in enumerate(dict.fromkeys(digests))}
@@ -337,11 +341,11 @@ def exact_copies(table: ImageTable, paths: Sequence[str]) -> dict[str, int]:
 
 
 def _digests(files: Sequence[Place], task: str) -> list[str | None]:
-    # A file that cannot be read has no digest. Files with unchanged size and times (`stamp_of`) are not read again.
+    """Return the digest of each file; None if it cannot be read. Unchanged files (`stamp_of`) are not read again."""
     digests: list[str | None] = []
-    with Memory() as memory:
+    with FactDatabase() as database:
         stamps = [stamp_of(file) for file in files]
-        known = memory.of_files(stamps)
+        known = database.find_by_stamps(stamps)
         for done, (file, stamp) in enumerate(zip(files, stamps, strict=True), start=1):
             facts = None if stamp is None else known.get(stamp)
             digests.append(digest_of(file) if facts is None else facts.digest[:DIGEST].hex())

@@ -17,55 +17,56 @@ from vitkit.data.doctor.duplicates import Forest
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 
-UNEQUAL = 3  # ratio of the largest to the smallest class above which classes are very unequal
+UNEQUAL = 3  # the ratio of the largest to the smallest class above which classes are called imbalanced
 
-ALL, _NONE = -2, -1  # keys of counts beside the classes: all images, and images without a class
-
-
-def classes_in(table: ImageTable, images: Sequence[int]) -> Counter[int]:
-    """Count these images by class. Images without a class are counted under `_NONE`."""
-    return Counter(label for i in images for label in (table.classes_of(i) or (_NONE,)))
+ALL, _NO_CLASS = -2, -1  # further keys of counts by class number: all images, and images without a class
 
 
-def total(counts: Sequence[Counter[int]]) -> Counter[int]:
-    """Add up several counts."""
-    summed = Counter[int]()
-    for vector in counts:
-        summed.update(vector)
-    return summed
+def count_by_class(table: ImageTable, images: Sequence[int]) -> Counter[int]:
+    """Count these images by class. Images without a class are counted under `_NO_CLASS`."""
+    return Counter(label for i in images for label in (table.classes_of(i) or (_NO_CLASS,)))
 
 
-def deal_sets(
+def sum_counts(counts: Sequence[Counter[int]]) -> Counter[int]:
+    total = Counter[int]()
+    for count in counts:
+        total.update(count)
+    return total
+
+
+def assign_multi_label_groups(
     table: ImageTable,
     members: Sequence[Sequence[int]],
     shares: np.ndarray,
     rng: np.random.Generator,
-    have: Sequence[Counter[int]],
+    existing: Sequence[Counter[int]],
 ) -> list[int]:
     """Assign a split to each group of multi-label images: 0 for train, 1 for val, 2 for test.
 
-    Every class has at least one image in train. `members` are the images of each group, `shares` the fractions of val
-    and test, and `have` the numbers of images that each split already contains, by class and in total (`ALL`).
+    Every class gets at least one image in train. `members` are the images of each group, and `shares` the fractions of
+    val and test. `existing` counts the images that each split already contains, by class and in total (`ALL`).
     """
-    counts = [classes_in(table, images) for images in members]
-    wants: list[dict[int, float]] = [{}, {}, {}]
-    for label, images in total([Counter({ALL: sum(map(len, members))}), *counts, *have]).items():
-        val, test = sizes_of(images, shares)
-        for want, size, already in zip(wants, (images - val - test, val, test), have, strict=True):
-            want[label] = size - already[label]
-    parts = stratify(members, counts, wants, rng)
-    learned = {label for count, part in zip(counts, parts, strict=True) if part == 0 for label in count} | set(have[0])
-    for i in sorted(range(len(members)), key=lambda i: len(members[i])):
-        if not learned.issuperset(counts[i]):
+    counts = [count_by_class(table, images) for images in members]
+    totals = sum_counts([Counter({ALL: sum(map(len, members))}), *counts, *existing])
+    wanted: list[dict[int, float]] = [{}, {}, {}]
+    for label, images in totals.items():
+        val, test = val_and_test_sizes(images, shares)
+        for k, size in enumerate((images - val - test, val, test)):
+            wanted[k][label] = size - existing[k][label]
+    parts = stratify(members, counts, wanted, rng)
+    in_train = {label for count, part in zip(counts, parts, strict=True) if part == 0 for label in count}
+    in_train |= set(existing[0])
+    for i in sorted(range(len(members)), key=lambda i: len(members[i])):  # move small groups rather than large ones
+        if not in_train.issuperset(counts[i]):
             parts[i] = 0
-            learned.update(counts[i])
+            in_train.update(counts[i])
     return parts
 
 
 def stratify(
     members: Sequence[Sequence[int]],
     counts: Sequence[Counter[int]],
-    wants: Sequence[dict[int, float]],
+    wanted: Sequence[dict[int, float]],
     rng: np.random.Generator,
 ) -> list[int]:
     """Assign each group to a part, such as a split, by iterative stratification (Sechidis et al. 2011, algorithm 1).
@@ -76,49 +77,53 @@ def stratify(
     Args:
         members: the images of each group.
         counts: the number of images of each class, for each group.
-        wants: for each part, the desired number of images, by class and in total (`ALL`).
+        wanted: for each part, the desired number of images, by class and in total (`ALL`).
         rng: the random number generator, which orders groups of the same size.
     """
-    lacking = [dict(want) for want in wants]
-    holders: dict[int, list[int]] = {}
+    missing = [dict(sizes) for sizes in wanted]
+    groups_with: dict[int, list[int]] = {}  # the groups that contain each class, large groups first
     for i in sorted(rng.permutation(len(members)).tolist(), key=lambda i: -len(members[i])):
         for label in counts[i]:
-            holders.setdefault(label, []).append(i)
-    left = {label: len(numbers) for label, numbers in holders.items()}
-    queue = [(groups, label) for label, groups in left.items()]  # entries whose count has changed later are skipped
+            groups_with.setdefault(label, []).append(i)
+    remaining = {label: len(groups) for label, groups in groups_with.items()}
+    # A heap of (remaining groups, class). Whenever a number changes, a new entry is added and the old one is outdated.
+    queue = [(count, label) for label, count in remaining.items()]
     heapify(queue)
     parts = [-1] * len(members)
     while queue:
-        groups, rarest = heappop(queue)
-        if groups != left[rarest] or not groups:
+        count, rarest = heappop(queue)
+        if count != remaining[rarest] or not count:
             continue
-        for i in (i for i in holders[rarest] if parts[i] < 0):
-            parts[i] = max(range(len(lacking)), key=lambda k: (lacking[k][rarest], lacking[k][ALL]))
+        for i in groups_with[rarest]:
+            if parts[i] >= 0:
+                continue
+            part = max(range(len(missing)), key=lambda k: (missing[k][rarest], missing[k][ALL]))
+            parts[i] = part
             for label, images in counts[i].items():
-                lacking[parts[i]][label] -= images
-                left[label] -= 1
-                heappush(queue, (left[label], label))
-            lacking[parts[i]][ALL] -= len(members[i])
+                missing[part][label] -= images
+                remaining[label] -= 1
+                heappush(queue, (remaining[label], label))
+            missing[part][ALL] -= len(members[i])
     return parts
 
 
-def members_of(groups: Sequence[int], free: Sequence[int]) -> list[list[int]]:
-    """Collect the images in `free` by group. The groups are in the order of their first images."""
+def images_by_group(groups: Sequence[int], images: Sequence[int]) -> list[list[int]]:
+    """Collect images by group. The groups are in the order of their first images."""
     members: dict[int, list[int]] = {}
-    for i in free:
+    for i in images:
         members.setdefault(groups[i], []).append(i)
     return list(members.values())
 
 
-def by_class(table: ImageTable, members: Sequence[list[int]]) -> list[list[list[int]]]:
+def groups_by_class(table: ImageTable, members: Sequence[list[int]]) -> list[list[list[int]]]:
     """Collect groups of images by class. The class of a group is the class of its first image."""
-    groups_of: list[list[list[int]]] = [[] for _ in table.classes]
+    groups: list[list[list[int]]] = [[] for _ in table.classes]
     for images in members:
-        groups_of[table.labels[images[0]]].append(images)
-    return groups_of
+        groups[table.labels[images[0]]].append(images)
+    return groups
 
 
-def deal(sizes: Sequence[int], val: int, test: int, trained: int = 0) -> list[str]:
+def assign_groups(sizes: Sequence[int], val: int, test: int, trained: int = 0) -> list[str]:
     """Assign a split to each group of a class, so that val and test get about the desired number of images.
 
     Groups of several images are assigned first, the largest first, each to the split that lacks the most images. Copies
@@ -126,33 +131,39 @@ def deal(sizes: Sequence[int], val: int, test: int, trained: int = 0) -> list[st
     fill test, val and train, in this order. At least one group is assigned to train, unless train already has `trained`
     images of the class. `sizes` are the numbers of images of the groups; a desired number of 0 or less means none.
     """
-    lacking = {"test": test, "val": val, "train": sum(sizes) - val - test}
+    missing = {"test": test, "val": val, "train": sum(sizes) - val - test}
     names = [""] * len(sizes)
-    for i in sorted((i for i, size in enumerate(sizes) if size > 1), key=lambda i: -sizes[i]):
-        names[i] = max(("train", "test", "val"), key=lambda name: lacking[name])
-        lacking[names[i]] -= sizes[i]
-    for i in (i for i, size in enumerate(sizes) if size == 1):
-        names[i] = next((name for name in ("test", "val") if lacking[name] > 0), "train")
-        lacking[names[i]] -= 1
-    if sizes and "train" not in names and not trained:
-        names[max(range(len(sizes)), key=lambda i: sizes[i])] = "train"
-    for name, wanted in (("test", test), ("val", val)):  # with a few large groups, a split may be empty
-        others = Counter(names)
-        if wanted > 0 and not others[name] and not trained and max(others.values(), default=0) > 1:
-            rich = max(others, key=lambda other: others[other])
-            names[min((i for i, value in enumerate(names) if value == rich), key=lambda i: sizes[i])] = name
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        if sizes[i] > 1:
+            names[i] = max(("train", "test", "val"), key=lambda name: missing[name])
+        else:
+            names[i] = next((name for name in ("test", "val") if missing[name] > 0), "train")
+        missing[names[i]] -= sizes[i]
+    if trained:
+        return names
+    if sizes and "train" not in names:
+        largest = max(range(len(sizes)), key=lambda i: sizes[i])
+        names[largest] = "train"
+    for name, wanted in (("test", test), ("val", val)):
+        counts = Counter(names)
+        # With a few large groups, a split may have got none: take the smallest from the split with the most groups.
+        if wanted > 0 and not counts[name] and max(counts.values(), default=0) > 1:
+            donor = max(counts, key=lambda other: counts[other])
+            smallest = min((i for i, value in enumerate(names) if value == donor), key=lambda i: sizes[i])
+            names[smallest] = name
     return names
 
 
-def sizes_of(images: int, shares: np.ndarray) -> tuple[int, int]:
+def val_and_test_sizes(images: int, shares: np.ndarray) -> tuple[int, int]:
     """Return the numbers of images of a class in val and test (`shares`): at least one each, if there are enough.
 
     The numbers are rounded, except that val without test is rounded down, as is usual for two splits.
     """
     spare = images - 1
     test = min(spare, max(round(images * shares[1]), 1)) if shares[1] else 0
-    whole = round(images * shares[0]) if shares[1] else int(images * shares[0] + 1e-9)
-    val = min(spare - test, max(whole, 1)) if shares[0] else 0
+    # The product may be slightly too small, as 0.29 * 100 is.
+    val = round(images * shares[0]) if shares[1] else int(images * shares[0] + 1e-9)
+    val = min(spare - test, max(val, 1)) if shares[0] else 0
     return max(val, 0), max(test, 0)
 
 
@@ -177,8 +188,8 @@ def split(
         fractions: the fractions of train, val and test.
         seed: the seed of the shuffle within each class.
         groups: a number for each image; images with the same number are assigned to the same split.
-        kept: the split of each image in an earlier run, which the image keeps, or None for a new image. New images are
-            assigned so that the splits of all images together come close to the fractions.
+        kept: the split of each image in an earlier run, which the image keeps; None for a new image. New images are
+            assigned so that all images together come close to the fractions.
 
     Raises:
         VitkitError: the fractions are not three numbers that sum to 1, or the first is 0.
@@ -197,31 +208,33 @@ def split(
     if present:  # a train folder without a val folder; a test folder, if any, is the test split
         shares = np.array([shares[0], 0.0 if "test" in present else shares[1]])
     rng = np.random.default_rng(seed)
-    free = [i for i, item in enumerate(splits) if item in (None, "train")]
+    free = [i for i, name in enumerate(splits) if name in (None, "train")]
     may_be = ("train", "val") if present else SPLITS
-    assigned = {i for i in free if kept is not None and kept[i] in may_be}
-    for i in assigned:
-        splits[i] = kept[i]  # type: ignore[index]  # without it, none is assigned
+    assigned = set[int]()
+    if kept is not None:
+        assigned = {i for i in free if kept[i] in may_be}
+        for i in assigned:
+            splits[i] = kept[i]
     groups = range(len(table)) if groups is None else groups
-    members = members_of(groups, [i for i in free if i not in assigned])
+    members = images_by_group(groups, [i for i in free if i not in assigned])
     if table.sets:
         counts: list[Counter[int]] = [Counter() for _ in SPLITS]
         for i in assigned:
-            counts[SPLITS.index(str(splits[i]))].update([*classes_in(table, [i]), ALL])
-        parts = deal_sets(table, members, shares, rng, counts)
+            counts[SPLITS.index(str(splits[i]))].update([*count_by_class(table, [i]), ALL])
+        parts = assign_multi_label_groups(table, members, shares, rng, counts)
         for images, part in zip(members, parts, strict=True):
             for i in images:
                 splits[i] = SPLITS[part]
         return replace(table, splits=tuple(splits))
-    there: dict[int, Counter[str | None]] = {}
+    existing: list[Counter[str | None]] = [Counter() for _ in table.classes]  # the images of each split, by class
     for i in assigned:
-        there.setdefault(table.labels[i], Counter())[splits[i]] += 1
-    for label, item in enumerate(by_class(table, members)):
-        rng.shuffle(item)
-        have = there.get(label, Counter())
-        val, test = sizes_of(sum(map(len, item)) + have.total(), shares)
-        dealt = deal([len(images) for images in item], val - have["val"], test - have["test"], trained=have["train"])
-        for images, name in zip(item, dealt, strict=True):
+        existing[table.labels[i]][splits[i]] += 1
+    for groups_of_class, count in zip(groups_by_class(table, members), existing, strict=True):
+        rng.shuffle(groups_of_class)
+        sizes = [len(images) for images in groups_of_class]
+        val, test = val_and_test_sizes(sum(sizes) + count.total(), shares)
+        names = assign_groups(sizes, val - count["val"], test - count["test"], trained=count["train"])
+        for images, name in zip(groups_of_class, names, strict=True):
             for i in images:
                 splits[i] = name
     return replace(table, splits=tuple(splits))
@@ -246,9 +259,9 @@ def fold(table: ImageTable, folds: int, seed: int, groups: Sequence[int] | None 
     Raises:
         VitkitError: `folds` is less than two, or more than the number of images (or groups) of the largest class.
     """
-    members = members_of(groups or range(len(table)), range(len(table)))
-    counts = [classes_in(table, images) for images in members]
-    largest = max(Counter(label for images_of_class in counts for label in images_of_class).values())
+    members = images_by_group(groups or range(len(table)), range(len(table)))
+    counts = [count_by_class(table, images) for images in members]
+    largest = max(Counter(label for count in counts for label in count).values())  # in groups
     if not 2 <= folds <= largest:
         raise VitkitError(
             "data.folds-invalid",
@@ -257,26 +270,26 @@ def fold(table: ImageTable, folds: int, seed: int, groups: Sequence[int] | None 
     rng = np.random.default_rng(seed)
     fold_of = [0] * len(table)
     if table.sets:
-        whole = total([Counter({ALL: len(table)}), *counts])
-        wants = [{label: whole[label] / folds for label in whole} for _ in range(folds)]
-        for images, part in zip(members, stratify(members, counts, wants, rng), strict=True):
+        totals = sum_counts([Counter({ALL: len(table)}), *counts])
+        wanted = [{label: images / folds for label, images in totals.items()} for _ in range(folds)]
+        for images, part in zip(members, stratify(members, counts, wanted, rng), strict=True):
             for i in images:
                 fold_of[i] = part
         return fold_of
-    in_all = np.zeros(folds)
-    for images_of_class in by_class(table, members):
-        rng.shuffle(images_of_class)
-        have = np.zeros(folds)
-        for images in sorted(images_of_class, key=len, reverse=True):
-            smallest = min(range(folds), key=lambda k: (have[k], in_all[k]))
-            have[smallest] += len(images)
-            in_all[smallest] += len(images)
+    sizes = np.zeros(folds)
+    for groups_of_class in groups_by_class(table, members):
+        rng.shuffle(groups_of_class)
+        sizes_in_class = np.zeros(folds)
+        for images in sorted(groups_of_class, key=len, reverse=True):
+            smallest = min(range(folds), key=lambda k: (sizes_in_class[k], sizes[k]))
+            sizes_in_class[smallest] += len(images)
+            sizes[smallest] += len(images)
             for i in images:
                 fold_of[i] = smallest
     return fold_of
 
 
-def scenes(table: ImageTable, pattern: str | None, groups: Sequence[int]) -> list[int]:
+def merge_by_scene(table: ImageTable, pattern: str | None, groups: Sequence[int]) -> list[int]:
     """Merge the groups of images that belong to the same scene, or to the same group of the table.
 
     The scene of an image is the part of its path that a regular expression matches: the first capture group, or the
@@ -286,7 +299,7 @@ def scenes(table: ImageTable, pattern: str | None, groups: Sequence[int]) -> lis
         table: the images.
         pattern: the regular expression, searched in each path below the data's folder. An image without a match is in
             no scene. None means that there are no scenes.
-        groups: the group of each image, as `duplicates.connect` returns it. Images of a group stay together.
+        groups: a number for each image (`duplicates.connect`). Images with the same number stay together.
 
     Returns:
         A number for each image, which is the same for images of the same scene or group.
@@ -295,24 +308,26 @@ def scenes(table: ImageTable, pattern: str | None, groups: Sequence[int]) -> lis
         VitkitError: no path matches, or all paths match the same text.
         re.error: the pattern is not a regular expression.
     """
-    names: list[str | None] = [None] * len(table)
+    scenes: list[str | None] = [None] * len(table)
     if pattern is not None:
         matches = [re.search(pattern, path) for path in table.paths]
-        names = [match and (match[1] if match.re.groups else match[0]) for match in matches]
-    if pattern is not None and len(set(names)) == 1:
-        what = f"matches no path, such as {table.paths[0]!r}"
-        if names[0] is not None:
-            what = f"matches {names[0]!r} in every path"
-        raise VitkitError(
-            "data.groups-all-one",
-            f"--group-by {pattern!r} {what}; it should match the part of the path that names the scene",
-        )
-    forest, first = Forest(len(table)), dict[tuple[str, str], int]()
-    for i, (path, name, group) in enumerate(zip(table.paths, names, groups, strict=True)):
+        scenes = [match and (match[1] if match.re.groups else match[0]) for match in matches]
+        if len(set(scenes)) == 1:
+            problem = f"matches no path, such as {table.paths[0]!r}"
+            if scenes[0] is not None:
+                problem = f"matches {scenes[0]!r} in every path"
+            raise VitkitError(
+                "data.groups-all-one",
+                f"--group-by {pattern!r} {problem}; it should match the part of the path that names the scene",
+            )
+    forest = Forest(len(table))
+    first_of_scene, first_of_group = dict[str, int](), dict[str, int]()  # the first image of each
+    for i, (path, scene, group) in enumerate(zip(table.paths, scenes, groups, strict=True)):
         forest.join(i, group)
-        for key in (("scene", name), ("group", table.groups.get(path))):
-            if key[1] is not None:
-                forest.join(i, first.setdefault((key[0], key[1]), i))
+        if scene is not None:
+            forest.join(i, first_of_scene.setdefault(scene, i))
+        if path in table.groups:
+            forest.join(i, first_of_group.setdefault(table.groups[path], i))
     return forest.roots()
 
 
@@ -326,11 +341,11 @@ def limit_training(table: ImageTable, limit: int, seed: int) -> ImageTable:
         VitkitError: the limit is too small to keep an image of each class.
     """
     rng = np.random.default_rng(seed)
-    drawn = rng.permutation([i for i, split_name in enumerate(table.splits) if split_name == "train"]).tolist()
-    ranked = in_proportion(drawn, table.labels)  # one order for every limit
+    shuffled = rng.permutation([i for i, split_name in enumerate(table.splits) if split_name == "train"]).tolist()
+    ranked = order_in_proportion(shuffled, table.labels)  # the same order for every limit
     if limit >= len(ranked):
         return table
-    first: dict[int, int] = {}
+    first: dict[int, int] = {}  # the first image of each class
     for i in ranked:
         for label in table.classes_of(i):
             first.setdefault(label, i)
@@ -344,7 +359,7 @@ def limit_training(table: ImageTable, limit: int, seed: int) -> ImageTable:
     return table.take([i for i, split_name in enumerate(table.splits) if split_name != "train" or i in kept])
 
 
-def in_proportion(images: Sequence[int], labels: Sequence[int]) -> list[int]:
+def order_in_proportion(images: Sequence[int], labels: Sequence[int]) -> list[int]:
     """Order images so that any first n of them have about the same proportions of labels as all of them.
 
     The relative order of images with the same label is preserved. `labels` are those of all images of the table.
@@ -352,8 +367,9 @@ def in_proportion(images: Sequence[int], labels: Sequence[int]) -> list[int]:
     by_class: dict[int, list[int]] = {}
     for i in images:
         by_class.setdefault(labels[i], []).append(i)
-    ranked = sorted(((n + 0.5) / len(same), i) for same in by_class.values() for n, i in enumerate(same))
-    return [i for _, i in ranked]
+    # The n-th of N images with a label gets the position (n + 1/2) / N, so the images of each label are evenly spread.
+    positions = [((n + 0.5) / len(same), i) for same in by_class.values() for n, i in enumerate(same)]
+    return [i for _, i in sorted(positions)]
 
 
 def held_out_split(table: ImageTable) -> str:
@@ -361,7 +377,7 @@ def held_out_split(table: ImageTable) -> str:
     return next((name for name in ("test", "val") if name in table.splits), "all")
 
 
-def differ_much(counts: Sequence[int]) -> bool:
+def is_imbalanced(counts: Sequence[int]) -> bool:
     """Return whether the largest class has more than `UNEQUAL` times as many images as the smallest."""
     occurring = [count for count in counts if count]
     return bool(occurring) and max(occurring) > UNEQUAL * min(occurring)

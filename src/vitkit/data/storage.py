@@ -1,11 +1,10 @@
 """Find images and open them: files in a folder, or entries of a storage that returns bytes by key.
 
 All code that reads pictures takes a `Place`: the path of a file, or an image in a storage. A path can also continue
-inside an archive: `flowers.zip/daisy/1.jpg` names an image in the archive `flowers.zip`. In the same way, a path or an
-address can continue inside a folder of shards. Therefore such images can be named in command lines and prediction
-files.
+inside an archive: `flowers.zip/daisy/1.jpg` names an image in the archive `flowers.zip`. In the same way, a path or a
+URL can continue inside a folder of shards. Such names are used on the command line and in files of predictions.
 
-`walk`, `look_through` and `find_images` search folders on disk, and recognise image files by their names.
+`walk`, `folder_tree` and `find_images` search folders on disk, and recognise image files by their names.
 """
 
 from __future__ import annotations
@@ -96,21 +95,21 @@ STORAGES: dict[str, Opener] = {}  # by the suffix of their files; `data.sources`
 
 
 @dataclass(frozen=True)
-class Marks:
+class StorageSigns:
     """The signs by which a folder or an address is recognised as a certain kind of storage."""
 
-    files: tuple[str, ...]  # a local folder is of this kind if it contains one of them
-    is_at: Callable[[str], bool] | None = None  # whether an address is; None if no address is
+    files: tuple[str, ...]  # a local folder is of this kind if it contains one of these files
+    is_at: Callable[[str], bool] | None = None  # returns whether an address is of this kind; None if no address is
 
-    def are_on(self, path: Path) -> bool:
+    def match(self, path: Path) -> bool:
         """Return whether a folder or address is of this kind. Raise VitkitError if a server does not answer."""
         address = address_of(path)
         if address is None:
-            return os.path.isdir(path) and any((path / name).is_file() for name in self.files)  # noqa: PTH112  # see `is_there`
+            return os.path.isdir(path) and any((path / name).is_file() for name in self.files)  # noqa: PTH112  # see `image_exists`
         return self.is_at is not None and self.is_at(address)
 
 
-FOLDER_STORAGES: list[tuple[Marks, Opener]] = []  # `data.sources` registers them, too
+FOLDER_STORAGES: list[tuple[StorageSigns, Opener]] = []  # `data.sources` registers them, too
 
 
 def storage_at(path: Path) -> Storage | None:
@@ -120,9 +119,9 @@ def storage_at(path: Path) -> Storage | None:
         VitkitError: a server does not answer.
     """
     opener = STORAGES.get(path.suffix.lower())
-    if opener is not None and os.path.isfile(path):  # noqa: PTH113  # see `is_there`
+    if opener is not None and os.path.isfile(path):  # noqa: PTH113  # see `image_exists`
         return opener(path)
-    return next((open_folder(path) for marks, open_folder in FOLDER_STORAGES if marks.are_on(path)), None)
+    return next((open_folder(path) for signs, open_folder in FOLDER_STORAGES if signs.match(path)), None)
 
 
 def open_place(place: str | Place) -> BinaryIO:
@@ -152,7 +151,7 @@ def stored_at(place: str | Place) -> Stored | None:
         return place
     try:
         mode = os.stat(place).st_mode  # noqa: PTH116  # half the time of a Path's own
-    except (NotADirectoryError, FileNotFoundError):
+    except (NotADirectoryError, FileNotFoundError):  # perhaps a path that continues inside an archive
         if (stored := below_storage(place)) is None or not stored.key:
             raise
         return stored
@@ -162,7 +161,7 @@ def stored_at(place: str | Place) -> Stored | None:
 
 
 def below_storage(path: str | Path) -> Stored | None:
-    """Split a path into a storage and a key in it; return None if no part of the path is a storage."""
+    """Split a path into a storage and a key in it; return None if no beginning of the path is a storage."""
     parts = Path(path).parts
     for count in range(len(parts), 0, -1):
         start = Path(*parts[:count])
@@ -173,22 +172,24 @@ def below_storage(path: str | Path) -> Stored | None:
     return None
 
 
-def is_there(place: Place) -> bool:
+def image_exists(place: Place) -> bool:
     """Return whether an image exists, as a file or in a storage. (A `Path` raises an error for names too long.)"""
     if isinstance(place, Stored):
         return place.key in place.storage.keys()  # noqa: SIM118  # a storage is not a mapping
     if os.path.isfile(place):  # noqa: PTH113  # a Path takes three times as long
         return True
     stored = None if os.path.exists(place) else below_storage(place)  # noqa: PTH110
-    return stored is not None and is_there(stored)
+    return stored is not None and image_exists(stored)
 
 
 def version_of(place: Place) -> tuple[int, int, int] | None:
-    """Return three numbers, of which one changes when the image changes; None if this cannot be detected."""
+    """Return three numbers, some of which change when the image changes; None if changes cannot be detected."""
     if isinstance(place, Stored):
         stamp = place.storage.stamp(place.key)
-        digest = None if stamp is None else hashlib.sha256(stamp).digest()
-        return None if digest is None else tuple(int.from_bytes(digest[i : i + 7]) for i in (0, 7, 14))  # type: ignore[return-value]
+        if stamp is None:
+            return None
+        digest = hashlib.sha256(stamp).digest()
+        return int.from_bytes(digest[:7]), int.from_bytes(digest[7:14]), int.from_bytes(digest[14:21])
     try:
         status = os.stat(place)  # noqa: PTH116
     except OSError:
@@ -198,59 +199,60 @@ def version_of(place: Place) -> tuple[int, int, int] | None:
 
 # --- Images in folders ----------------------------------------------------------------------------------------
 
-_MOST_CHECKED = 10_000  # number of files in a hidden folder that are checked
+_MAX_CHECKED = 10_000  # files of a hidden folder that are checked
 
 
 @dataclass
-class Overlooked:
-    """Files and folders that a search for images ignored, and which links the search follows."""
+class SearchLog:
+    """What a search for images left out, and which links it follows."""
 
-    ignored: Counter[str] = field(default_factory=Counter)  # numbers by reason, such as `not an image format`
-    closed: dict[str, str] = field(default_factory=dict)  # folders that could not be read, with the reasons
+    ignored: Counter[str] = field(default_factory=Counter)  # the number of ignored files by reason
+    unreadable: dict[str, str] = field(default_factory=dict)  # folders that could not be read, with the reasons
     hidden: set[str] = field(default_factory=set)  # folders with images that are ignored by name (`is_passed_over`)
-    links: set[str] = field(default_factory=set)  # not followed, because they lead out of the searched folder
+    links: set[str] = field(default_factory=set)  # links that were not followed, because they lead out of `top`
     top: Path | None = None  # the folder that links may not leave; None for the folder that is searched
-    follow_links: bool = False  # out of this folder, too
+    follow_links: bool = False  # whether to follow links that lead out of `top`
 
-    def close(self, error: OSError) -> None:
+    def add_unreadable(self, error: OSError) -> None:
         """Record a folder that could not be read."""
-        self.closed[str(error.filename)] = (error.strerror or type(error).__name__).lower()
+        self.unreadable[str(error.filename)] = (error.strerror or type(error).__name__).lower()
 
-    def hide(self, folder: str | Path) -> None:
+    def add_hidden(self, folder: str | Path) -> None:
         """Record a folder that is ignored because of its name, but only if it contains images."""
         if str(folder) not in self.hidden:
-            files = islice(walk(Path(folder)), _MOST_CHECKED)
+            files = islice(walk(Path(folder)), _MAX_CHECKED)
             if any(why_ignored(file.name) is None for file in files):
                 self.hidden.add(str(folder))
 
-    def leaves_out(self, link: str, top: str) -> bool:
-        """Return whether a link is not followed; record it if it leads out of the folder with the real path `top`."""
+    def follows(self, link: str, top: str) -> bool:
+        """Return whether to follow a link; if not, record it. `top` is the real path of the folder to stay in."""
         target = os.path.realpath(link)
-        if _lies_in(target, top) or (self.follow_links and not _lies_in(top, target)):  # the latter might not end
-            return False
+        # A link to a folder above `top` is never followed, because the search might not end.
+        if _lies_in(target, top) or (self.follow_links and not _lies_in(top, target)):
+            return True
         self.links.add(link)
-        return True
+        return False
 
     def lines(self, root: Path | None = None) -> list[str]:
-        """Describe the unreadable and hidden folders, and the links, in a line each. Paths are relative to `root`."""
+        """Return up to three lines: about unreadable folders, hidden ones, and links. Paths are relative to `root`."""
 
-        def named_from(folder: str) -> str:
-            return folder if root is None else Path(folder).relative_to(root).as_posix()
+        def relative(path: str) -> str:
+            return path if root is None else Path(path).relative_to(root).as_posix()
 
         lines = []
-        if self.closed:
-            named = [f"{named_from(folder)} ({why})" for folder, why in sorted(self.closed.items())]
-            folders = plural(len(named), "folder", "folders")
-            lines.append(f"{folders} cannot be read, and their content is left out: {listed(named)}")
+        if self.unreadable:
+            names = [f"{relative(folder)} ({reason})" for folder, reason in sorted(self.unreadable.items())]
+            folders = plural(len(names), "folder", "folders")
+            lines.append(f"{folders} cannot be read, and their content is left out: {listed(names)}")
         if self.hidden:
             folders = plural(len(self.hidden), "hidden or system folder", "hidden or system folders")
-            names = listed([named_from(folder) for folder in sorted(self.hidden)])
-            lines.append(f"images in {folders} are left out; rename the folders to include them: {names}")
+            names = [relative(folder) for folder in sorted(self.hidden)]
+            lines.append(f"images in {folders} are left out; rename the folders to include them: {listed(names)}")
         if self.links:
             links = plural(len(self.links), "link out of the folder is", "links out of the folder are")
-            names = listed([named_from(link) for link in sorted(self.links)])
+            names = [relative(link) for link in sorted(self.links)]
             flag = "--follow-links of train, doctor, eval and shard takes them"
-            lines.append(f"{links} left out ({flag}): {names}")
+            lines.append(f"{links} left out ({flag}): {listed(names)}")
         return lines
 
 
@@ -258,16 +260,16 @@ def _lies_in(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
-def images_below(folder: Path, overlooked: Overlooked) -> list[str]:
+def images_below(folder: Path, overlooked: SearchLog) -> list[str]:
     """List the image files below a folder by their relative paths; record other files and ignored folders."""
     keys = []
-    for parent, files in _walk(folder, overlooked):  # strings, since `Path` would double the time
-        below = os.path.relpath(parent, folder).replace(os.sep, "/")
-        before = "" if below == "." else f"{below}/"
+    for parent, files in _walk(folder, overlooked):  # strings, because `Path` would double the time
+        relative = os.path.relpath(parent, folder).replace(os.sep, "/")
+        prefix = "" if relative == "." else f"{relative}/"
         for name in files:
             reason = why_ignored(name)
             if reason is None:
-                keys.append(before + name)
+                keys.append(prefix + name)
             else:
                 overlooked.ignored[reason] += 1
     return keys
@@ -281,48 +283,52 @@ def entries_in(folder: Path) -> list[tuple[str, bool]]:
 Branch = tuple[Path, bool, list["Branch"]]  # a folder, whether it contains images directly, and the folders in it
 
 
-def look_through(path: Path, overlooked: Overlooked, above: tuple[str, ...] = ()) -> Branch:
-    """Return the tree of folders below `path`. Links are followed, except to folders above the link (`above`)."""
+def folder_tree(path: Path, overlooked: SearchLog, above: tuple[str, ...] = ()) -> Branch:
+    """Return the tree of folders below `path`. `above` holds the real paths of the folders from the root to `path`.
+
+    A link to one of these is not followed, because the tree would be infinite.
+    """
     real = os.path.realpath(path)
     if real in above:
         return path, False, []
     top = above[0] if above else real
     folders, files, _ = _entries(str(path), overlooked, top)
     has_images = any(why_ignored(name) is None for name in files)
-    return path, has_images, [look_through(path / child, overlooked, (*above, real)) for child in folders]
+    return path, has_images, [folder_tree(path / child, overlooked, (*above, real)) for child in folders]
 
 
-def _entries(folder: str, overlooked: Overlooked, top: str) -> tuple[list[str], list[str], list[str]]:
-    # The sorted names of the folders to enter, of the files, and of the folders that are ignored by name.
+def _entries(folder: str, overlooked: SearchLog, top: str) -> tuple[list[str], list[str], list[str]]:
+    """Return the sorted names of the folders to enter, of the files, and of the folders that are ignored by name."""
     folders, files, passed_over = list[str](), list[str](), list[str]()
     try:
         with os.scandir(folder) as scanned:
             entries = sorted(scanned, key=lambda entry: entry.name)
     except OSError as error:
-        overlooked.close(error)
+        overlooked.add_unreadable(error)
         entries = []
     for entry in entries:
         is_folder = False
-        with suppress(OSError):  # a link to itself
+        with suppress(OSError):  # a link that leads to itself
             is_folder = entry.is_dir()
         if is_folder and is_passed_over(entry.name):
             passed_over.append(entry.name)
-            overlooked.hide(entry.path)
-        elif not (entry.is_symlink() and overlooked.leaves_out(entry.path, top)):
+            overlooked.add_hidden(entry.path)
+        elif not entry.is_symlink() or overlooked.follows(entry.path, top):
             (folders if is_folder else files).append(entry.name)
     return folders, files, passed_over
 
 
-def walk(folder: Path, overlooked: Overlooked | None = None) -> Iterator[Path]:
+def walk(folder: Path, overlooked: SearchLog | None = None) -> Iterator[Path]:
     """Yield every file below a folder, sorted. No folder is entered twice, even if links lead to it.
 
     Folders that are ignored by name, links out of the folder, and unreadable folders are recorded in `overlooked`.
     """
-    for parent, files in _walk(folder, Overlooked() if overlooked is None else overlooked):
+    for parent, files in _walk(folder, overlooked or SearchLog()):
         yield from (Path(parent, name) for name in files)
 
 
-def _walk(folder: Path, overlooked: Overlooked) -> Iterator[tuple[str, list[str]]]:
+def _walk(folder: Path, overlooked: SearchLog) -> Iterator[tuple[str, list[str]]]:
+    """Yield each folder at and below `folder`, with the names of its files."""
     visited: set[str] = set()
     top = os.path.realpath(overlooked.top or folder)
     waiting = [str(folder)]
@@ -337,59 +343,67 @@ def _walk(folder: Path, overlooked: Overlooked) -> Iterator[tuple[str, list[str]
         waiting += [os.path.join(parent, name) for name in reversed(folders)]  # noqa: PTH118  # faster than a Path
 
 
-def find_images(sources: Iterable[str], overlooked: Overlooked | None = None) -> list[str]:
+def find_images(sources: Iterable[str], overlooked: SearchLog | None = None) -> list[str]:
     """Find the images in files, folders, archives and glob patterns.
 
     The images of each source are sorted in natural order.
 
     Args:
         sources: the paths and glob patterns that the user typed.
-        overlooked: receives the ignored files and folders; None to discard them.
+        overlooked: records the ignored files and folders; None to discard them.
 
     Raises:
         VitkitError: a source does not exist, or contains no image.
     """
-    overlooked, found = Overlooked() if overlooked is None else overlooked, list[str]()
+    overlooked, found = overlooked or SearchLog(), list[str]()
     for source in sources:
         if not source:
             raise VitkitError(
                 "data.source-empty",
                 'one of the sources is empty (""): pass a file, a folder ("." is the current one) or a pattern',
             )
-        closed = len(overlooked.closed)
+        unreadable_before = len(overlooked.unreadable)
         if Path(source).exists() or below_storage(source) is not None:
             paths = _images_of(source, overlooked)
         else:
             paths = _matching(source, overlooked)
         if not paths:
-            unread = list(overlooked.closed.items())[closed:]
-            because = f": {unread[0][0]} cannot be read ({unread[0][1]})" if unread else ""
+            unreadable = list(overlooked.unreadable.items())[unreadable_before:]
+            because = "".join(f": {folder} cannot be read ({reason})" for folder, reason in unreadable[:1])
             raise VitkitError("data.images-missing", f"no images in {source}{because}")
-        found += sorted(paths, key=natural)
+        found += sorted(paths, key=natural_key)
     return found
 
 
-def _matching(pattern: str, overlooked: Overlooked) -> list[str]:
-    parts, closed = re.split(r"[/\\]" if os.sep == "\\" else "/", pattern), len(overlooked.closed)
-    above = ("/".join([*parts[:i], ""]) for i in range(1, len(parts)) if glob.has_magic(parts[i]))
-    for folder in (folder for each in above for folder in glob.glob(each, recursive=True)):  # noqa: PTH207
-        try:
-            os.scandir(folder).close()  # `glob` skips unreadable folders silently
-        except OSError as error:
-            overlooked.close(error)
+def _matching(pattern: str, overlooked: SearchLog) -> list[str]:
+    """Return the images that match a glob pattern, and those in matching folders."""
+    parts = re.split(r"[/\\]" if os.sep == "\\" else "/", pattern)
+    unreadable_before = len(overlooked.unreadable)
+    # `glob` skips unreadable folders silently, so the folders in which it must search are tried first.
+    for i in range(1, len(parts)):
+        if glob.has_magic(parts[i]):
+            for folder in glob.glob("/".join([*parts[:i], ""]), recursive=True):  # noqa: PTH207
+                try:
+                    os.scandir(folder).close()
+                except OSError as error:
+                    overlooked.add_unreadable(error)
     matches = glob.glob(pattern, recursive=True)  # noqa: PTH207  # keeps the path as the user typed it
-    if not matches and len(overlooked.closed) == closed:
+    if not matches and len(overlooked.unreadable) == unreadable_before:
         raise VitkitError("data.source-missing", f"no such file, folder or pattern: {pattern}")
-    paths, named = list[str](), Path(pattern).parts
+    paths: list[str] = []
+    typed = Path(pattern).parts
     for match in matches:
-        folders = Path(match).parts[: None if Path(match).is_dir() else -1]
-        hidden = [part for part in folders if is_passed_over(part) and part[0] != "." and part not in named]
-        overlooked.hidden.update(match[: match.index(part) + len(part)] for part in hidden[:1])
-        paths += [] if hidden else _images_of(match, overlooked)
+        folders = Path(match).parts if Path(match).is_dir() else Path(match).parts[:-1]
+        # `glob` matches a leading dot only if the user typed it. Folders that the user typed are searched in any case.
+        hidden = [part for part in folders if is_passed_over(part) and part[0] != "." and part not in typed]
+        if hidden:
+            overlooked.hidden.add(match[: match.index(hidden[0]) + len(hidden[0])])
+        else:
+            paths += _images_of(match, overlooked)
     return paths
 
 
-def _images_of(source: str, overlooked: Overlooked) -> list[str]:
+def _images_of(source: str, overlooked: SearchLog) -> list[str]:
     """Return the images in a folder or storage, or in a folder of a storage; or only `source`, if it is a file."""
     stored = below_storage(source)
     if stored is None:
@@ -402,22 +416,22 @@ def _images_of(source: str, overlooked: Overlooked) -> list[str]:
         return [source]
     if isinstance(stored.storage, Checkable):
         stored.storage.check_files()
-    above = f"{stored.key}/" if stored.key else ""
-    if above and not any(key.startswith(above) for key in keys):
+    prefix = f"{stored.key}/" if stored.key else ""
+    if prefix and not any(key.startswith(prefix) for key in keys):
         raise VitkitError("data.source-missing", f"no such file or folder in {stored.storage.name}: {stored.key}")
     images = []
     for key in keys:
-        *folders, name = key.removeprefix(above).split("/")
-        if not key.startswith(above) or why_ignored(name) is not None:
+        *folders, name = key.removeprefix(prefix).split("/")
+        if not key.startswith(prefix) or why_ignored(name) is not None:
             continue
-        hidden = next((i for i, folder in enumerate(folders, start=1) if is_passed_over(folder)), None)
-        if hidden is None:
+        depth = next((i for i, folder in enumerate(folders, start=1) if is_passed_over(folder)), None)
+        if depth is None:
             images.append("/".join([source.rstrip("/"), *folders, name]))
         else:
-            overlooked.hidden.add("/".join([source.rstrip("/"), *folders[:hidden]]))
+            overlooked.hidden.add("/".join([source.rstrip("/"), *folders[:depth]]))
     return images
 
 
-def natural(text: str) -> list[tuple[int, str]]:
-    """Return a sort key for natural order, in which img2 is before img10."""
+def natural_key(text: str) -> list[tuple[int, str]]:
+    """Return a sort key for natural order, in which img2 comes before img10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", text)]

@@ -5,7 +5,7 @@ An `ImageTable` holds the key, the class or classes, and the split of each image
 There are two tasks, `SINGLE_LABEL` (each image has one class) and `MULTI_LABEL` (any number of classes), and each
 table has one of them (`ImageTable.task`). Code that works with labels calls the methods of the task instead of
 distinguishing the two cases. The loss functions are in `training.losses`, and the metrics in `evaluation.metrics`.
-Class names are compared as people see them (`look`, `alike`). This module imports neither numpy nor torch.
+Class names that look the same count as equal (`normal_form`). This module imports neither numpy nor torch.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Row = tuple[str, str, str | None]  # key, class, split
+Sets = tuple[tuple[int, ...], ...]
 
 UNLABELLED = "unlabelled"  # the label of a picture whose class is unknown
 
@@ -42,8 +43,8 @@ class ImageTable:
     splits: tuple[str | None, ...]  # train, val, test, or None if not yet assigned
     ignored: dict[str, int] = field(default_factory=dict)  # the number of ignored files and folders, by reason
     empty: tuple[str, ...] = ()  # class folders without images, which do not become classes
-    folders: tuple[Path, ...] = ()  # that contain the photographs; nothing may be written below them
-    sets: tuple[tuple[int, ...], ...] = ()  # of classes in a multi-label table, as sorted numbers; or empty
+    folders: tuple[Path, ...] = ()  # the folders with the photographs; nothing may be written below them
+    sets: Sets = ()  # in a multi-label table, the distinct sets of classes, as sorted indices into `classes`
     layout: str = ""  # one line about the folders or columns that were read as classes and splits
     overlooked: tuple[str, ...] = ()  # sentences about files, folders and columns that were left out but may matter
     corrections: tuple[str, ...] = ()  # sentences about the changes that a label file made
@@ -64,7 +65,7 @@ class ImageTable:
 
     def files(self) -> list[Place]:
         """Return the `Place` of every image, in the order of the rows."""
-        place = self.place
+        place = self.place  # computed once, not for each image
         return [place / path for path in self.paths]
 
     def at(self, key: str) -> Place:
@@ -90,7 +91,7 @@ class ImageTable:
         return MULTI_LABEL if self.sets else SINGLE_LABEL
 
     def classes_of(self, index: int) -> tuple[int, ...]:
-        """Return the class numbers of an image. In a single-label table there is exactly one."""
+        """Return the class numbers of an image, exactly one in a single-label table."""
         return self.sets[self.labels[index]] if self.sets else (self.labels[index],)
 
     def name_of(self, index: int) -> str:
@@ -106,18 +107,18 @@ class ImageTable:
     def set_targets(self) -> list[list[float]]:
         """Return the targets of all `sets`, (S, K): 1 for each class. Row s is that of every image with label s."""
         targets = [[0.0] * len(self.classes) for _ in self.sets]
-        for target, labels in zip(targets, self.sets, strict=True):
-            for label in labels:
-                target[label] = 1.0
+        for target, class_numbers in zip(targets, self.sets, strict=True):
+            for class_number in class_numbers:
+                target[class_number] = 1.0
         return targets
 
     def counts(self) -> dict[str, int]:
         """Count the images of each class. An image with several classes counts in each."""
-        count = Counter[int]()
+        count = Counter[int]()  # by class number
         for label, images in Counter(self.labels).items():
             for class_number in self.sets[label] if self.sets else (label,):
                 count[class_number] += images
-        return {name: count[label] for label, name in enumerate(self.classes)}
+        return {name: count[class_number] for class_number, name in enumerate(self.classes)}
 
     def take(self, indices: list[int]) -> ImageTable:
         """Return a table of the rows at these indices, in this order, with the same classes."""
@@ -130,14 +131,13 @@ class ImageTable:
 
     def compact(self) -> ImageTable:
         """Return a table of the same rows, in which `classes` and `sets` contain only entries that are used."""
-        present = [label for label, images in enumerate(self.counts().values()) if images]
-        new = {label: i for i, label in enumerate(present)}
-        label_sets = [tuple(new[label] for label in self.classes_of(i)) for i in range(len(self))]
-        sets, labels = self.task.encode(label_sets)
-        return replace(self, classes=tuple(self.classes[label] for label in present), labels=labels, sets=sets)
+        used = [number for number, images in enumerate(self.counts().values()) if images]
+        new_number = {old: new for new, old in enumerate(used)}
+        classes_of_images = [tuple(new_number[old] for old in self.classes_of(i)) for i in range(len(self))]
+        sets, labels = self.task.encode(classes_of_images)
+        return replace(self, classes=tuple(self.classes[number] for number in used), labels=labels, sets=sets)
 
     def of_split(self, split: str) -> ImageTable:
-        """Return the rows of one split."""
         return self.take([i for i, split_name in enumerate(self.splits) if split_name == split])
 
 
@@ -145,9 +145,9 @@ class EarlierLabel(NamedTuple):
     """The label that an image had before it got its current one."""
 
     path: str
-    before: str  # as in a label file; `UNLABELLED` if no person had given one
-    by: str  # the run that had this label, or whose model proposed the current one
-    digest: str = ""  # the first bytes of the file's SHA-256 as hexadecimal text; empty if unknown
+    before: str  # the label, written as in a label file; `UNLABELLED` if no person had given one
+    by: str  # the run that used this label, or the run whose model proposed the current label
+    digest: str = ""  # the first bytes of the file's SHA-256 in hexadecimal; empty if unknown
 
 
 def table_of(name: str, root: Path, rows: Sequence[Row], storage: Storage | None = None) -> ImageTable:
@@ -172,21 +172,20 @@ def unlabelled_table(name: str, root: Path, keys: Sequence[str], **fields: Any) 
 
 
 def refuse_lookalikes(name: str, classes: Sequence[str], rows: Iterable[Row]) -> None:
-    """Raise VitkitError if two class names differ but look the same; the message shows the first row with one."""
-    if (lookalikes := alike(classes)) is not None:
-        one, other, difference = lookalikes
-        example = next((f" (the latter in {path})" for path, label, _ in rows if other in label), "")
+    """Raise VitkitError if two class names differ but look the same; the message names a row with the second one."""
+    if (lookalikes := find_lookalikes(classes)) is not None:
+        first, second, difference = lookalikes
+        example = next((f" (the latter in {path})" for path, label, _ in rows if second in label), "")
+        pair = f"{first!r} and {second!r}{example}"
         raise VitkitError(
-            "data.classes-alike",
-            f"{name}: the classes {one!r} and {other!r}{example} look the same, and differ in {difference}: rename one",
+            "data.classes-alike", f"{name}: the classes {pair} look the same, and differ in {difference}: rename one"
         )
 
 
 # --- The task ------------------------------------------------------------------------------------------------
 
 TaskName = Literal["single", "multi"]
-Sets = tuple[tuple[int, ...], ...]
-NO_THRESHOLD = 0.5  # for a class that no validation image has
+NO_THRESHOLD = 0.5  # the threshold of a class that no validation image has
 
 
 class Task:
@@ -194,15 +193,15 @@ class Task:
 
     name: TaskName = "single"  # in split.json, model.json and evaluation.json
     no_class = ""  # the label of an image without any class
-    least_classes = 2  # that can be learned
+    min_classes = 2  # needed for training
     is_sigmoid = False  # each class has an independent probability; otherwise those of all classes sum to 1
-    least_weight = 0.0  # the lower limit of class weights in a balanced loss
+    min_weight = 0.0  # the lower limit of class weights in a balanced loss
     recipe_fields: Mapping[str, Any] = {}  # values that suit the task better than the defaults
     accuracy = "accuracy"  # its name in reports
-    calibration = "calibrating"  # on the validation images after training, for progress messages
-    chosen = "temperature by log loss"  # what the calibration chooses, and by which metric
-    conflict = "in more than one class"  # says that copies of one image have conflicting labels
-    too_few_classes = "fewer than two classes are left"  # the message for such a table
+    calibration = "calibrating"  # a progress message for the step after training that uses validation images
+    chosen = "temperature by log loss"  # what this step chooses, and by which metric
+    conflict = "in more than one class"  # a phrase for copies of one image that have different labels
+    too_few_classes = "fewer than two classes are left"  # the message for a table without enough classes
     description = ""  # a sentence for users about the number of classes of an image
 
     def names_in(self, label: str) -> list[str]:
@@ -224,7 +223,7 @@ class Task:
 
     def encode(self, indices: Sequence[tuple[int, ...]]) -> tuple[Sets, tuple[int, ...]]:
         """Convert the class numbers of each image to the `sets` and `labels` of a table."""
-        return (), tuple(only for (only,) in indices)
+        return (), tuple(class_number for (class_number,) in indices)
 
     def targets(self, labels: Tensor, sets: Sequence[Sequence[float]]) -> Tensor:  # noqa: ARG002
         """Return the training targets for labels (n,): class numbers (n,), or in a multi-label task 0 and 1 (n, K).
@@ -256,10 +255,10 @@ class _MultiLabel(Task):
 
     name: TaskName = "multi"
     no_class = JOINT
-    least_classes = 1
+    min_classes = 1
     is_sigmoid = True
     # A weight balances the images that have a class against the others, so frequent classes need no smaller weight.
-    least_weight = 1.0
+    min_weight = 1.0
     # The exact match is near 0 in early epochs, so the loss ranks epochs better. Label smoothing would raise the many
     # targets of 0, and thereby keep probabilities away from 0.
     recipe_fields: Mapping[str, Any] = {"monitor": "val_loss", "label_smoothing": 0.0}
@@ -284,8 +283,8 @@ class _MultiLabel(Task):
 
     def encode(self, indices: Sequence[tuple[int, ...]]) -> tuple[Sets, tuple[int, ...]]:
         sets = tuple(sorted(set(indices)))
-        number = {each: i for i, each in enumerate(sets)}
-        return sets, tuple(number[each] for each in indices)
+        label = {label_set: i for i, label_set in enumerate(sets)}
+        return sets, tuple(label[label_set] for label_set in indices)
 
     def targets(self, labels: Tensor, sets: Sequence[Sequence[float]]) -> Tensor:
         import torch
@@ -296,21 +295,13 @@ class _MultiLabel(Task):
         return (NO_THRESHOLD,) * classes
 
     def check_recipe(self, fields: Mapping[str, Any]) -> None:
+        several = "one class for each image, but these may have several"
         if fields["teacher"] is not None:
-            raise VitkitError(
-                "data.task-multi-label",
-                "--teacher: a teacher predicts one class for each image, but these may have several; leave it out",
-            )
+            self.require_single(f"--teacher: a teacher predicts {several}; leave it out")
         if fields["balance"] == "sampler":
-            raise VitkitError(
-                "data.task-multi-label",
-                "--balance sampler needs one class for each image, but these may have several; use --balance loss",
-            )
+            self.require_single(f"--balance sampler needs {several}; use --balance loss")
         if fields["prior"] == "uniform":
-            raise VitkitError(
-                "data.task-multi-label",
-                "prior uniform needs one class for each image, but these may have several; leave it out",
-            )
+            self.require_single(f"prior uniform needs {several}; leave it out")
 
     def require_single(self, message: str) -> None:
         raise VitkitError("data.task-multi-label", message)
@@ -337,59 +328,65 @@ _INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164"
     "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
-# Joiners and variation selectors after letters from Arabic to Khmer, ideographs or emoji shape those characters.
+# Joiners and variation selectors change the shape of a letter (from Arabic to Khmer), ideograph or emoji before them.
 _SHAPING = re.compile("(?<=[\u0600-\u17ff\u2190-\U0003ffff])[\u200c\u200d\ufe00-\ufe0f\U000e0100-\U000e01ef]")
-_UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, and bytes that are not UTF-8
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, and bytes that are not UTF-8
 
 
-def bare(name: str) -> str:
+def without_invisible(name: str) -> str:
     """Remove the invisible characters of a name, except those that change the shape of other characters."""
-    kept = {match.start() for match in _SHAPING.finditer(name)}
-    return _INVISIBLE.sub(lambda match: match[0] if match.start() in kept else "", name)
+    shaping = {match.start() for match in _SHAPING.finditer(name)}
+    return _INVISIBLE.sub(lambda match: match[0] if match.start() in shaping else "", name)
 
 
-def look(name: str) -> str:
-    """Normalise a name, so that names that look the same become equal: NFC, single spaces, no invisible characters."""
-    return " ".join(unicodedata.normalize("NFC", bare(name)).split())
+def normal_form(name: str) -> str:
+    """Return a form of a name that is equal for names that look the same.
+
+    Accents are composed (NFC), invisible characters are removed, and other spaces become single spaces.
+    """
+    return " ".join(unicodedata.normalize("NFC", without_invisible(name)).split())
 
 
-def unseen_in(name: str) -> str | None:
-    """Describe the first invisible or control character of a name, such as `U+200B ZERO WIDTH SPACE`; or None."""
-    kept = {match.start() for match in _SHAPING.finditer(name)}
-    for place, character in enumerate(name):
-        if _UNFIT.match(character) or (_INVISIBLE.match(character) and place not in kept):
-            return _code_point(character)
+def first_invisible_character(name: str) -> str | None:
+    """Describe the first invisible or control character of a name, such as `U+200B ZERO WIDTH SPACE`; None without."""
+    shaping = {match.start() for match in _SHAPING.finditer(name)}
+    for position, character in enumerate(name):
+        if _CONTROL.match(character) or (_INVISIBLE.match(character) and position not in shaping):
+            return _describe_character(character)
     return None
 
 
-def _code_point(character: str) -> str:
-    if "\udc80" <= character <= "\udcff":
+def _describe_character(character: str) -> str:
+    if "\udc80" <= character <= "\udcff":  # Python's `surrogateescape` stores other bytes so
         return f"the byte 0x{ord(character) - 0xDC00:02X}, which is not UTF-8"
     return f"U+{ord(character):04X} {unicodedata.name(character, '(a control character)')}"
 
 
-def alike(names: Iterable[str]) -> tuple[str, str, str] | None:
+def find_lookalikes(names: Iterable[str]) -> tuple[str, str, str] | None:
     """Return two names that differ but look the same, and describe a character in which they differ; or None."""
-    first: dict[str, str] = {}
+    first: dict[str, str] = {}  # the first name of each form
     for name in names:
-        other = first.setdefault(look(name), name)
+        other = first.setdefault(normal_form(name), name)
         if other != name:
+            # Names that consist of the same characters differ in their spaces.
             differ = [c for c in name + other if (c in name) != (c in other)] or [" "]
+            # Describe the character that is hardest to see.
             differ.sort(key=lambda c: (not _INVISIBLE.match(c), not c.isspace(), not unicodedata.combining(c)))
-            return other, name, _code_point(differ[0])  # the one that is hardest to see
+            return other, name, _describe_character(differ[0])
     return None
 
 
 def check_names(classes: Iterable[object]) -> None:
     """Raise VitkitError if a class name is not text, cannot be stored in a file, or has no visible character."""
     for name in classes:
+        is_text = isinstance(name, str)
         try:
-            is_text = isinstance(name, str) and name.encode("utf-8", "surrogateescape") is not None
+            str(name).encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:  # JSON can contain half of a surrogate pair
             is_text = False
         if not is_text:
             raise VitkitError("data.class-name-invalid", f"class names must be text, not {name!r:.80}")
-        if not look(str(name)):
+        if not normal_form(str(name)):
             raise VitkitError(
                 "data.class-name-invalid", f"class names must contain visible characters, and {name!r:.80} has none"
             )

@@ -28,22 +28,22 @@ from vitkit.data.file_facts import LEAST_SIDE, THUMBNAIL, Facts
 from vitkit.data.loading import Images, apply_seeded
 from vitkit.data.picture import flattened
 from vitkit.data.preprocess import Fit, Interpolation, Preprocess, scale_text
-from vitkit.data.table import ImageTable, alike, check_names
+from vitkit.data.table import ImageTable, check_names, find_lookalikes
 from vitkit.errors import VitkitError, first_line
 from vitkit.system.progress import progress
 from vitkit.text.arguments import is_number
 
 NAME = "datasets given from Python"
 _LIBRARIES = ("torchvision", "timm")
-_TO_FLOAT = ("ToTensor", "MaybeToTensor", "ConvertImageDtype")  # from 0 to 255 -> from 0 to 1
-_SAME = ("ToImage", "ToPILImage", "PILToTensor", "MaybePILToTensor", "ToPureTensor", "Identity")
-_TRIED = 3  # pictures with which the preprocessing is checked
-_LEVELS = 1.0  # of 255; the largest mean difference of such a picture
+_TO_FLOAT = ("ToTensor", "MaybeToTensor", "ConvertImageDtype")  # transforms that scale pixels from 0 ... 255 to 0 ... 1
+_NO_CHANGE = ("ToImage", "ToPILImage", "PILToTensor", "MaybePILToTensor", "ToPureTensor", "Identity")
+_CHECKED = 3  # pictures with which the preprocessing is checked
+_TOLERANCE = 1.0  # of 255 levels: the largest mean difference of such a picture
 
 
 @dataclass
 class _Steps:
-    """What the transforms that have been read so far do."""
+    """The combined effect of the transforms that have been read so far."""
 
     resized: int | tuple[int, int] | None = None  # the short side, or (height, width)
     size: tuple[int, int] | None = None  # (height, width) after these transforms; None if it depends on the picture
@@ -64,7 +64,7 @@ def read_preprocess(dataset: Any, shape: tuple[int, int, int], item: Callable[[i
         dataset: a dataset with its transforms in the attribute `transform`, as in torchvision, or a subset of such a
             dataset.
         shape: (C, height, width) of its tensors.
-        item: a function that returns the image of the dataset at an index.
+        item: a function that returns the dataset's image with the given index.
 
     Raises:
         VitkitError: the preprocessing cannot be determined; the message is the reason, such as `RandomErasing changes
@@ -73,12 +73,12 @@ def read_preprocess(dataset: Any, shape: tuple[int, int, int], item: Callable[[i
     transforms, steps = [*_transforms_of(dataset)], _Steps()
     if not transforms:
         raise _unknown("it has no attribute `transform` that describes their preparation")
-    for step in transforms:
-        _read(step, steps)
+    for transform in transforms:
+        _add_step(steps, transform)
     channels, size = shape[0], shape[1:]
-    mean, std = (
-        numbers * channels if len(numbers) == 1 else numbers for numbers in (steps.mean or (0.0,), steps.std or (1.0,))
-    )
+    mean, std = steps.mean or (0.0,), steps.std or (1.0,)
+    mean = mean * channels if len(mean) == 1 else mean
+    std = std * channels if len(std) == 1 else std
     if not len(mean) == len(std) == channels:
         raise _unknown(f"Normalize has {len(mean)} channels, but the tensors have {channels}")
     if not steps.is_float:
@@ -88,17 +88,17 @@ def read_preprocess(dataset: Any, shape: tuple[int, int, int], item: Callable[[i
     if steps.size not in (None, size):
         raise _unknown(f"its transforms give {steps.size} pixels, but its tensors have {size}")
     preprocess = Preprocess(size=size, fit="squash", interpolation=steps.interpolation, mean=mean, std=std)
-    if steps.resized != size:
-        full = steps.resized if isinstance(steps.resized, tuple) else (steps.resized, steps.resized)
-        shares = [kept / side for kept, side in zip(size, full, strict=True)]
-        if shares[0] != shares[1] or not shares[0] <= 1:
+    if steps.resized != size:  # there is a crop after Resize
+        full_h, full_w = steps.resized if isinstance(steps.resized, tuple) else (steps.resized, steps.resized)
+        crop_pct = size[0] / full_h
+        if crop_pct != size[1] / full_w or crop_pct > 1:
             raise _unknown(
                 f"its tensors have {size} pixels, but a crop after Resize({steps.resized}) must keep the same share of "
                 "both sides, at most 1"
             )
         fit: Fit = "crop" if isinstance(steps.resized, int) else "squash_crop"
-        preprocess = replace(preprocess, fit=fit, crop_pct=shares[0])
-    for index in np.linspace(0, len(dataset) - 1, _TRIED).astype(int).tolist() if len(dataset) else ():
+        preprocess = replace(preprocess, fit=fit, crop_pct=crop_pct)
+    for index in np.linspace(0, len(dataset) - 1, _CHECKED).astype(int).tolist() if len(dataset) else ():
         file = _file_of(dataset, index)
         tensor = None if file is None else item(index)
         if file is None or not isinstance(tensor, Tensor):
@@ -107,86 +107,87 @@ def read_preprocess(dataset: Any, shape: tuple[int, int, int], item: Callable[[i
             expected = preprocess(decode(file, preprocess.short_side))
         except VitkitError:  # the file cannot be read
             continue
-        gap = (np.abs(expected - tensor.numpy()) * np.array(preprocess.std)[:, None, None] * 255).mean()
-        if gap > _LEVELS:
-            raise _unknown(
-                f"its tensor of {file.name} differs from what its transforms give, by {gap:.0f} of 255 levels in the "
-                "mean"
-            )
+        difference = (np.abs(expected - tensor.numpy()) * np.array(preprocess.std)[:, None, None] * 255).mean()
+        if difference > _TOLERANCE:
+            text = f"its tensor of {file.name} differs from what its transforms give"
+            raise _unknown(f"{text}, by {difference:.0f} of 255 levels in the mean")
     return preprocess
 
 
-def read_scale(dataset: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+def read_normalisation(dataset: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     """Return the mean and standard deviation of a dataset's normalisation; None if they are unknown."""
-    scales = [(step.mean, step.std) for step in _transforms_of(dataset) if _is(step, "Normalize")]
-    try:
-        (mean, std), *_ = [(_floats(mean), _floats(std)) for mean, std in scales]
-    except ValueError:  # there is no Normalize, or its numbers are damaged
-        return None
-    return mean, std
+    for transform in _transforms_of(dataset):
+        if _is(transform, "Normalize"):
+            try:
+                return _floats(transform.mean), _floats(transform.std)
+            except VitkitError:  # they are not numbers
+                return None
+    return None
 
 
 # --- The transforms ------------------------------------------------------------------------------------------
 
 
 def _transforms_of(dataset: Any) -> Iterator[Any]:
-    """Yield a dataset's transforms in the order of application; those of the dataset below a subset come first."""
-    below = getattr(dataset, "dataset", None)
-    if below is not None and below is not dataset:
-        yield from _transforms_of(below)
-    waiting = [getattr(dataset, "transform", None)]
-    while waiting:
-        transform: Any = waiting.pop(0)
+    """Yield a dataset's transforms in the order of application. For a subset, the inner dataset's come first."""
+    inner = getattr(dataset, "dataset", None)
+    if inner is not None and inner is not dataset:
+        yield from _transforms_of(inner)
+    remaining = [getattr(dataset, "transform", None)]
+    while remaining:
+        transform: Any = remaining.pop(0)
         if _is(transform, "Compose"):
-            waiting = [*transform.transforms, *waiting]
+            remaining = [*transform.transforms, *remaining]
         elif isinstance(transform, torch.nn.Sequential):
-            waiting = [*transform, *waiting]
+            remaining = [*transform, *remaining]
         elif transform is not None:
             yield transform
 
 
-def _is(step: Any, *names: str) -> bool:
-    kind = type(step)
+def _is(transform: Any, *names: str) -> bool:
+    """Return whether a transform is one of the named classes of torchvision or timm."""
+    kind = type(transform)
     return kind.__module__.partition(".")[0] in _LIBRARIES and kind.__name__ in names
 
 
-def _read(step: Any, steps: _Steps) -> None:
-    name = type(step).__name__
-    if _is(step, *_SAME) or isinstance(step, torch.nn.Identity):
+def _add_step(steps: _Steps, transform: Any) -> None:
+    """Add the effect of one transform to `steps`. VitkitError: the effect is unknown."""
+    name = type(transform).__name__
+    if _is(transform, *_NO_CHANGE) or isinstance(transform, torch.nn.Identity):
         return
-    if _is(step, "Resize"):
-        _resize(steps, step.size, step.interpolation, getattr(step, "max_size", None), getattr(step, "antialias", True))
-    elif _is(step, "CenterCrop"):
-        _crop(steps, step.size)
-    elif _is(step, *_TO_FLOAT):
-        if getattr(step, "dtype", torch.float32) is not torch.float32:
-            raise _unknown(f"{name} converts pixels to {step.dtype}, not float32")
+    if _is(transform, "Resize"):
+        max_size, antialias = getattr(transform, "max_size", None), getattr(transform, "antialias", True)
+        _add_resize(steps, transform.size, transform.interpolation, max_size, antialias)
+    elif _is(transform, "CenterCrop"):
+        _add_crop(steps, transform.size)
+    elif _is(transform, *_TO_FLOAT):
+        if getattr(transform, "dtype", torch.float32) is not torch.float32:
+            raise _unknown(f"{name} converts pixels to {transform.dtype}, not float32")
         steps.is_float = True
-    elif _is(step, "ToDtype"):
-        if step.dtype is not torch.float32 or not (step.scale or steps.is_float):
+    elif _is(transform, "ToDtype"):
+        if transform.dtype is not torch.float32 or not (transform.scale or steps.is_float):
             raise _unknown("ToDtype does not scale the pixels to 0 ... 1")
         steps.is_float = True
-    elif _is(step, "Normalize"):
+    elif _is(transform, "Normalize"):
         if steps.mean is not None or not steps.is_float:
             raise _unknown("Normalize is applied to something other than pixels from 0 to 1")
-        steps.mean, steps.std = _floats(step.mean), _floats(step.std)
-    elif _is(step, "Grayscale") and int(step.num_output_channels) == 1:
-        return  # included in a preprocessing with one channel
-    elif _is(step, "ImageClassification"):  # the transforms of torchvision's published weights
-        size = _sides(step.resize_size)
-        _resize(steps, list(size) if len(size) == 2 else size[0], step.interpolation, None, step.antialias)
-        _crop(steps, step.crop_size)
-        steps.is_float, steps.mean, steps.std = True, _floats(step.mean), _floats(step.std)
+        steps.mean, steps.std = _floats(transform.mean), _floats(transform.std)
+    elif _is(transform, "Grayscale") and int(transform.num_output_channels) == 1:
+        return  # a preprocessing with one channel does this
+    elif _is(transform, "ImageClassification"):  # the transforms of torchvision's published weights
+        _add_resize(steps, transform.resize_size, transform.interpolation, None, transform.antialias)
+        _add_crop(steps, transform.crop_size)
+        steps.is_float, steps.mean, steps.std = True, _floats(transform.mean), _floats(transform.std)
     elif name.startswith(("Random", "AutoAugment", "RandAugment", "TrivialAugment", "AugMix", "ColorJitter")):
         raise _unknown(f"{name} changes pictures at random")
     else:
         raise _unknown(f"vitkit does not know what the transform {name} does")
 
 
-def _resize(steps: _Steps, size: Any, interpolation: Any, longest: int | None, antialias: bool | None) -> None:
+def _add_resize(steps: _Steps, size: Any, interpolation: Any, max_size: int | None, antialias: bool | None) -> None:
     if steps.resized is not None or steps.mean is not None:
         raise _unknown("pictures are resized twice, or after the normalisation")
-    if longest is not None:
+    if max_size is not None:
         raise _unknown("Resize with max_size is not supported")
     if steps.is_float and antialias is False:
         raise _unknown("Resize without antialias is not supported")
@@ -198,7 +199,7 @@ def _resize(steps: _Steps, size: Any, interpolation: Any, longest: int | None, a
     steps.interpolation = name  # type: ignore[assignment]
 
 
-def _crop(steps: _Steps, size: Any) -> None:
+def _add_crop(steps: _Steps, size: Any) -> None:
     if steps.resized is None:
         raise _unknown("CenterCrop without Resize before it is not supported")
     sides = _sides(size)
@@ -222,14 +223,17 @@ def _floats(values: Any) -> tuple[float, ...]:
 
 def _file_of(dataset: Any, index: int) -> Path | None:
     """Return the file of an image of a dataset; None if the dataset does not name it."""
-    if (below := getattr(dataset, "dataset", None)) is not None:
+    if (inner := getattr(dataset, "dataset", None)) is not None:
         indices = getattr(dataset, "indices", None)
-        return None if indices is None else _file_of(below, int(indices[index]))
-    lists = (getattr(dataset, name, None) for name in ("samples", "imgs", "images_path"))
-    paths = next((paths for paths in lists if isinstance(paths, Sequence)), ())
-    entry = paths[index] if 0 <= index < len(paths) else None
-    entry = entry[0] if isinstance(entry, (tuple, list)) and entry else entry
-    return Path(entry) if isinstance(entry, (str, Path)) and Path(entry).is_file() else None
+        return None if indices is None else _file_of(inner, int(indices[index]))
+    for name in ("samples", "imgs", "images_path"):
+        files = getattr(dataset, name, None)
+        if isinstance(files, Sequence):
+            entry = files[index] if 0 <= index < len(files) else None
+            if isinstance(entry, (tuple, list)) and entry:  # (path, label)
+                entry = entry[0]
+            return Path(entry) if isinstance(entry, (str, Path)) and Path(entry).is_file() else None
+    return None
 
 
 class Labelled(Protocol):
@@ -293,19 +297,19 @@ class Datasets:
                 "data.class-names-invalid",
                 f"class_names must be a list of names, in the order of the labels, not {names!r}",
             )
-        named = tuple(map(str, names))
-        if len(set(named)) < len(named) or len(named) < 2:
+        names = tuple(map(str, names))
+        if len(set(names)) < len(names) or len(names) < 2:
             raise VitkitError(
-                "data.class-names-invalid", f"class_names must be two or more different names, not {list(named)}"
+                "data.class-names-invalid", f"class_names must be two or more different names, not {list(names)}"
             )
-        if (lookalikes := alike(named)) is not None:
+        if (lookalikes := find_lookalikes(names)) is not None:
             raise VitkitError(
                 "data.classes-alike",
                 f"class_names: {lookalikes[0]!r} and {lookalikes[1]!r} look the same, and differ in {lookalikes[2]}: "
                 "rename one",
             )
-        check_names(named)
-        return named
+        check_names(names)
+        return names
 
 
 class _DatasetImages(Images):
@@ -319,17 +323,17 @@ class _DatasetImages(Images):
         return len(self.labels)
 
     def item(self, index: int) -> tuple[Image.Image | Tensor, int]:
-        image, label = item_of(self.images, index, self.name)
-        if label != (before := self.labels[index]):
+        image, label = read_item(self.images, index, self.name)
+        if label != self.labels[index]:
             raise VitkitError(
                 "data.dataset-unstable",
-                f"{self.name}[{index}] has label {label} now, and had {before}: an index must "
-                "always return the same image",
+                f"{self.name}[{index}] has label {label} now, and had {self.labels[index]}: an index must always "
+                "return the same image",
             )
         return image, label
 
 
-class EvaluationOf(_DatasetImages):
+class EvaluationDataset(_DatasetImages):
     """The images of a user's dataset, preprocessed without random augmentation. Tensors are returned unchanged."""
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
@@ -337,7 +341,7 @@ class EvaluationOf(_DatasetImages):
         return image if isinstance(image, Tensor) else torch.from_numpy(self.preprocess(image)), label
 
 
-class TrainingOf(_DatasetImages):
+class TrainingDataset(_DatasetImages):
     """The augmented images of a user's dataset, indexed like `TrainingImages`. Tensors are not augmented."""
 
     def __init__(
@@ -352,11 +356,11 @@ class TrainingOf(_DatasetImages):
         if isinstance(image, Tensor):
             return image, label
 
-        def augmented(image: Image.Image) -> Tensor:
+        def augment(image: Image.Image) -> Tensor:
             reduced = self.preprocess.reduce(image, self._short_side)
             return self.transform_pixels(torch.from_numpy(self.preprocess.normalise(self.transform(reduced))))
 
-        return apply_seeded(augmented, image, self.seed, *key), label
+        return apply_seeded(augment, image, self.seed, *key), label
 
 
 @dataclass(frozen=True)
@@ -378,14 +382,14 @@ class Survey:
     shared: int  # the number of validation images whose pixels are identical to those of a training image
     contents: dict[str, str]  # digests by key; empty if a dataset returns another image when an index is read again
     shapes: dict[tuple[str, tuple[int, ...]], str]  # the first image by dataset (train or val) and (C, height, width)
-    looks: tuple[Fingerprint, ...] = ()  # in the order of the table
+    fingerprints: tuple[Fingerprint, ...] = ()  # in the order of the table
 
     @property
     def is_certain(self) -> bool:
         """Return whether all copies among the images can be recognised.
 
-        Copies of tensors may be missed, and those in a dataset that returns another image each time it is read, such as
-        a random crop.
+        This is not certain for tensors, nor for a dataset that returns another image each time an index is read, such
+        as a random crop.
         """
         return not self.shapes and bool(self.contents)
 
@@ -395,7 +399,7 @@ class Survey:
         Tensors are assumed to have the normalisation of `preprocess`, the model's preprocessing.
         """
         facts = []
-        for image in self.looks:
+        for image in self.fingerprints:
             pixels = image.thumbnail
             if pixels.dtype != np.uint8:
                 levels = (pixels * np.array(preprocess.std) + np.array(preprocess.mean)) * 255
@@ -410,9 +414,9 @@ class Survey:
 
     @property
     def digest(self) -> str:
-        """Return a hash of the labels. It includes the images if the datasets return the same images each time."""
-        whole = (self.table.classes, self.table.labels, self.table.splits, sorted(self.contents.items()))
-        return hashlib.sha256(repr(whole).encode()).hexdigest()
+        """Return a hash of the labels, and also of the images if the datasets return the same images each time."""
+        content = (self.table.classes, self.table.labels, self.table.splits, sorted(self.contents.items()))
+        return hashlib.sha256(repr(content).encode()).hexdigest()
 
     def preprocess_of(self, datasets: Datasets, preprocess: Preprocess) -> tuple[Preprocess, list[str]]:
         """Determine the preprocessing with which the trained model must read files. Return it with notes for the user.
@@ -428,20 +432,19 @@ class Survey:
         name, dataset = "train", datasets.train
         if datasets.val is not None and "val" in self.table.splits:
             name, dataset = "val", datasets.val
-        if name not in {each for each, _ in self.shapes}:
+        if all(name != dataset_name for dataset_name, _ in self.shapes):  # it contains PIL images
             return preprocess, []
         try:
-            read = read_preprocess(
-                dataset, (len(preprocess.mean), *preprocess.size), lambda i: item_of(dataset, i, name)[0]
-            )
+            shape = (len(preprocess.mean), *preprocess.size)
+            inferred = read_preprocess(dataset, shape, lambda i: read_item(dataset, i, name)[0])
         except VitkitError as error:
             unknown = f"{name} gave tensors, and {error}"
             note = f"note: the model cannot read files: {unknown}; state how files are prepared with preprocess="
             return replace(preprocess, unknown=unknown), [note]
-        in_val, in_train = (read.mean, read.std), read_scale(datasets.train)
+        in_val, in_train = (inferred.mean, inferred.std), read_normalisation(datasets.train)
         if name == "train" or in_train is None or in_train == in_val:
-            return read, []
-        return read, [f"problem: train normalises by {scale_text(*in_train)}, and val by {scale_text(*in_val)}"]
+            return inferred, []
+        return inferred, [f"problem: train normalises by {scale_text(*in_train)}, and val by {scale_text(*in_val)}"]
 
     def check(self, preprocess: Preprocess) -> None:
         """Raise VitkitError if the shape of a tensor differs from the model's input; the message names the tensor."""
@@ -462,9 +465,9 @@ def survey(datasets: Datasets) -> Survey:
     """
     names, labels, splits = datasets.names(), list[int](), list[str]()
     contents, shapes = dict[str, str](), dict[tuple[str, tuple[int, ...]], str]()
-    looks, lengths = list[Fingerprint](), dict[str, int]()
-    named = {"train": datasets.train} | ({} if datasets.val is None else {"val": datasets.val})
-    for name, dataset in named.items():
+    fingerprints, lengths = list[Fingerprint](), dict[str, int]()
+    by_name = {"train": datasets.train} | ({} if datasets.val is None else {"val": datasets.val})
+    for name, dataset in by_name.items():
         try:
             lengths[name] = len(dataset)
         except Exception as error:  # the caller's code may raise anything
@@ -473,30 +476,31 @@ def survey(datasets: Datasets) -> Survey:
             ) from error
     if empty := [name for name, length in lengths.items() if length == 0]:
         raise VitkitError("data.images-missing", f"{empty[0]} contains no images")
-    for name, dataset in named.items():
+    for name, dataset in by_name.items():
         for index in range(lengths[name]):
-            image, label = item_of(dataset, index, name)
+            image, label = read_item(dataset, index, name)
             if not 0 <= label < len(names):
                 raise VitkitError(
                     "data.label-invalid",
                     f"{name}[{index}] has label {label}, but there are {len(names)} classes, numbered from 0",
                 )
             digest = contents[f"{name}/{index}"] = _content(image)
-            looks.append(_fingerprint(image, digest))
+            fingerprints.append(_fingerprint(image, digest))
             if isinstance(image, Tensor):
                 shapes.setdefault((name, tuple(image.shape)), f"{name}[{index}]")
             labels.append(label)
             splits.append(name)
             progress("reading labels", len(labels), sum(lengths.values()))
-    trained = {digest for path, digest in contents.items() if path.startswith("train/")}
-    shared = sum(digest in trained for path, digest in contents.items() if path.startswith("val/"))
-    firsts = {name: _content(item_of(dataset, 0, name)[0]) for name, dataset in named.items()}
-    is_fixed = all(digest == contents[f"{name}/0"] for name, digest in firsts.items())
+    in_train = {digest for key, digest in contents.items() if key.startswith("train/")}
+    shared = sum(digest in in_train for key, digest in contents.items() if key.startswith("val/"))
+    is_fixed = all(
+        _content(read_item(dataset, 0, name)[0]) == contents[f"{name}/0"] for name, dataset in by_name.items()
+    )
     table = ImageTable(NAME, Path(), names, tuple(contents), tuple(labels), tuple(splits))
-    return Survey(table, shared, contents if is_fixed else {}, shapes, tuple(looks))
+    return Survey(table, shared, contents if is_fixed else {}, shapes, tuple(fingerprints))
 
 
-def item_of(dataset: Labelled, index: int, name: str) -> tuple[Image.Image | Tensor, int]:
+def read_item(dataset: Labelled, index: int, name: str) -> tuple[Image.Image | Tensor, int]:
     """Return an image and its class number. The image is a PIL image in RGB or a float32 tensor (C, height, width).
 
     Raises:
@@ -506,9 +510,10 @@ def item_of(dataset: Labelled, index: int, name: str) -> tuple[Image.Image | Ten
     where = f"{name}[{index}]"
     try:
         item = dataset[index]
+        # (None, None) stands for anything else than a pair, which is reported below.
         image, label = item if isinstance(item, Sequence) and len(item) == 2 else (None, None)
         has_known_range = isinstance(image, Image.Image) and not image.mode.startswith(("I", "F"))
-        if has_known_range:  # as `decode` converts a file
+        if has_known_range:  # convert the picture as `decode` converts a file
             image = flattened(ImageOps.exif_transpose(image))[0]
     except Exception as error:  # the caller's code may raise anything, even StopIteration, which would end an epoch
         raise VitkitError("data.dataset-item", f"{where}: {type(error).__name__}: {first_line(error)}") from error
@@ -537,6 +542,7 @@ def item_of(dataset: Labelled, index: int, name: str) -> tuple[Image.Image | Ten
 
 
 def _content(image: Image.Image | Tensor) -> str:
+    """Return the SHA-256 of the pixels."""
     raw = image.numpy() if isinstance(image, Tensor) else np.asarray(image)
     return hashlib.sha256(repr(raw.shape).encode() + raw.tobytes()).hexdigest()
 

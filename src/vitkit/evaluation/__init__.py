@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 from vitkit.system import lazily
 
 if TYPE_CHECKING:
-    from vitkit.evaluation.calibration import Calibration, Reliability, calibrate, fit_temperature, log_odds, most_rise
-    from vitkit.evaluation.calibration import to_probabilities
-    from vitkit.evaluation.drift import DetectableRise, DriftTest, Sample, detectable_rise, drift_tests, shares_of
+    from vitkit.evaluation.calibration import Calibration, Reliability, calibrate, fit_temperature, log_odds
+    from vitkit.evaluation.calibration import max_rise_by_chance, to_probabilities
+    from vitkit.evaluation.drift import DetectableRise, DriftTest, Sample, class_shares, detectable_rise, drift_tests
     from vitkit.evaluation.evaluator import evaluate
     from vitkit.evaluation.figures import Gain, all_figures, at_temperature, calibration_rise, chosen_on, counted_part
-    from vitkit.evaluation.figures import describe, for_prior, gain, is_right, operating_points, rank_areas, seen_of
+    from vitkit.evaluation.figures import describe, for_prior, gain, operating_points, rank_areas, seen_to_exclude
     from vitkit.evaluation.figures import tta_figures, tta_lines
     from vitkit.evaluation.headline import BY_FOLDS, UNRECORDED, Headline, counted_figures, describe_labels, headline_of
     from vitkit.evaluation.headline import images_in_words, value_of, verdict_of
-    from vitkit.evaluation.intervals import TAIL, Interval, Units, fold_intervals, loss_bounds, macro_f1_interval
+    from vitkit.evaluation.intervals import TAIL, Interval, Units, fold_intervals, loss_bounds, macro_f1_bounds
     from vitkit.evaluation.intervals import mean_interval
     from vitkit.evaluation.label_choice import PER_CLASS, choose_next
     from vitkit.evaluation.label_errors import LabelError, LabelNoise, find_suspects, from_features, from_predictions

@@ -13,17 +13,17 @@ from scipy.special import expit, log_expit, log_softmax, softmax
 
 Floats = npt.NDArray[np.floating[Any]]
 BINS = 15
-_RANGE, _STRENGTHS = (0.05, 20.0), (0.0, 2.0)
+_TEMPERATURES, _STRENGTHS = (0.05, 20.0), (0.0, 2.0)  # allowed ranges
 _PRIOR = 0.5  # standard deviation of the priors of ln T and of the strength, which limit the influence of few images
 _NUMBERS = 2**18  # entries of an array that are processed at a time; they fit into a core's cache
 
 
-def blocks(rows: int, width: int, numbers: int | None = None) -> Iterator[slice]:
+def blocks(rows: int, width: int, max_entries: int | None = None) -> Iterator[slice]:
     """Return slices that divide an array (rows, width) into blocks of rows, so that intermediate results stay small.
 
-    `numbers` is the maximum number of entries per block; None for the default.
+    `max_entries` is the maximum number of entries per block; None for the default.
     """
-    size = max(1, (numbers or _NUMBERS) // max(width, 1))
+    size = max(1, (max_entries or _NUMBERS) // max(width, 1))
     return (slice(start, start + size) for start in range(0, rows, size))
 
 
@@ -43,16 +43,16 @@ class Reliability:
 
     @classmethod
     def of_confidence(
-        cls, confidence: npt.NDArray[np.float64], is_right: npt.NDArray[np.bool_], bins: int = BINS
+        cls, confidence: npt.NDArray[np.float64], is_correct: npt.NDArray[np.bool_], bins: int = BINS
     ) -> Reliability:
-        """Bin n images by confidence; `confidence` and `is_right` are (n,)."""
+        """Bin n images by confidence; `confidence` and `is_correct` are (n,)."""
         bin_index = bin_of(confidence, bins)
         counts = np.bincount(bin_index, minlength=bins)
         divisor = np.maximum(counts, 1)
         return cls(
             counts,
             np.bincount(bin_index, confidence, minlength=bins) / divisor,
-            np.bincount(bin_index, is_right, minlength=bins) / divisor,
+            np.bincount(bin_index, is_correct, minlength=bins) / divisor,
         )
 
     @property
@@ -100,23 +100,24 @@ def fit_temperature(probabilities: Floats, labels: npt.NDArray[np.int64]) -> flo
     return calibrate(logits, labels, shift=np.zeros(logits.shape[1])).temperature
 
 
-def most_rise(
+def max_rise_by_chance(
     after: npt.NDArray[np.float64], before: npt.NDArray[np.float64], draws: int = 400, seed: int = 0
 ) -> float:
     """Return the largest increase of the calibration error that chance explains, as a 97.5 % quantile.
 
-    Even the right temperature can increase the calibration error of a finite sample, compared with temperature 1. The
-    quantile comes from simulated samples for which the fitted temperature is the right one: their predictions are
-    correct with the probabilities `after`, the confidences at the fitted temperature, (n,). `before` are the
-    confidences at temperature 1, (n,).
+    Even the correct temperature can increase the calibration error of a finite sample, compared with temperature 1. The
+    quantile comes from simulated samples for which the fitted temperature is the correct one: the confidences `after`
+    (n,), at the fitted temperature, are the probabilities with which the simulated predictions are correct. `before`
+    are the confidences at temperature 1, (n,).
     """
     rng = np.random.default_rng(seed)
-    bins = bin_of(after), bin_of(before)
+    bins_after, bins_before = bin_of(after), bin_of(before)
     rises = []
     for _ in range(draws):
-        is_right = rng.random(len(after)) < after
-        gaps = [np.bincount(index, is_right - sure) for index, sure in zip(bins, (after, before), strict=True)]
-        rises.append(float(np.abs(gaps[0]).sum() - np.abs(gaps[1]).sum()) / len(after))
+        is_correct = rng.random(len(after)) < after
+        gaps_after = np.bincount(bins_after, is_correct - after)
+        gaps_before = np.bincount(bins_before, is_correct - before)
+        rises.append(float(np.abs(gaps_after).sum() - np.abs(gaps_before).sum()) / len(after))
     return float(np.quantile(rises, 0.975))
 
 
@@ -133,7 +134,7 @@ def calibrate(
         weights: weight of each image, (n,); None weights all equally.
     """
     image_weights = np.ones(len(labels)) if weights is None else weights
-    has_effect = np.ptp(shift) > 0 if labels.ndim == 1 else shift.any()
+    shift_has_effect = np.ptp(shift) > 0 if labels.ndim == 1 else shift.any()
 
     def cost(log_t: float, strength: float) -> float:
         losses = np.empty(len(logits))
@@ -143,12 +144,13 @@ def calibrate(
                 losses[rows] = -log_softmax(z, axis=1)[np.arange(len(label)), label]
             else:  # the sum over K binary decisions
                 losses[rows] = -log_expit(np.where(label == 1, z, -z)).sum(axis=1)
-        return float(image_weights @ losses + (log_t / _PRIOR) ** 2 / 2 + ((strength - 1) / _PRIOR) ** 2 / 2)
+        priors = (log_t / _PRIOR) ** 2 / 2 + ((strength - 1) / _PRIOR) ** 2 / 2
+        return float(image_weights @ losses + priors)
 
-    low, high = np.log(_RANGE)
-    if not has_effect:
-        exact = {"xatol": 1e-6}
-        best = minimize_scalar(lambda log_t: cost(log_t, 1.0), bounds=(low, high), method="bounded", options=exact)
+    low, high = np.log(_TEMPERATURES)
+    if not shift_has_effect:
+        options = {"xatol": 1e-6}
+        best = minimize_scalar(lambda log_t: cost(log_t, 1.0), bounds=(low, high), method="bounded", options=options)
         return Calibration(float(np.exp(best.x)))
     both = minimize(lambda pair: cost(*pair), (0.0, 1.0), bounds=((low, high), _STRENGTHS), method="L-BFGS-B")
     return Calibration(float(np.exp(both.x[0])), float(both.x[1]))
@@ -160,10 +162,10 @@ def log_odds(probabilities: Floats, labels: npt.NDArray[np.int64]) -> npt.NDArra
     For labels (n,), this inverts the softmax; the logits are determined only up to a constant per row. For class
     indicators (n, K), it inverts the sigmoid.
     """
-    exact = np.maximum(probabilities.astype(np.float64), np.finfo(np.float32).tiny)
+    p = np.maximum(probabilities.astype(np.float64), np.finfo(np.float32).tiny)  # so that no logarithm is infinite
     if labels.ndim == 1:
-        return np.log(exact)
-    return np.log(exact) - np.log(np.maximum(1 - exact, np.finfo(np.float32).eps / 2))
+        return np.log(p)
+    return np.log(p) - np.log(np.maximum(1 - p, np.finfo(np.float32).eps / 2))
 
 
 def to_probabilities(logits: Floats, labels: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:

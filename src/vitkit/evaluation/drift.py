@@ -29,11 +29,13 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 LEVEL = 0.05
 _DRAWS = 9_999  # random permutations in the test of class shares
-_AT_ONCE = 4_000_000  # counts that are drawn at a time
-_FEW_CLASSES = 20  # with more, one permutation test stands for those of all simulated comparisons
-_SIMULATED, _MOST_SIMULATED = 300, 2_000  # comparisons of a share, at least and at most
-_FEW_DRAWS, _LOW = 999, 0.01  # permutations in simulated comparisons, unless the level is as low as this
-_FEW_ROWS = 50  # different outcomes of simulated comparisons; so few afford all permutations
+_BLOCK_COUNTS = 4_000_000  # maximum number of class counts that are drawn at a time
+# For the power of the test (`_power`):
+_FEW_CLASSES = 20  # with more classes, all simulated samples share one permutation test
+_MIN_SIMULATED, _MAX_SIMULATED = 300, 2_000  # number of simulated samples
+_FEW_DRAWS = 999  # random permutations for each sample, except that there are `_DRAWS` in two cases:
+_LOW_LEVEL = 0.01  # if the level is lower than this,
+_FEW_SAMPLES = 50  # or if at most this number of samples are different
 _TITLES = {
     "classes": "predicted classes",
     "confidence": "confidence",
@@ -105,29 +107,29 @@ def drift_tests(before: Sample, now: Sample, classes: Sequence[str], seed: int =
     from scipy.stats import false_discovery_control, ks_2samp
 
     counts = [np.bincount(sample.predicted, minlength=len(classes)) for sample in (before, now)]
-    shares = [each / max(int(each.sum()), 1) for each in counts]
-    k = int(np.lexsort((shares[1], np.abs(shares[1] - shares[0])))[-1])  # the class whose share changed most
+    earlier, new = shares = [count / max(int(count.sum()), 1) for count in counts]
+    k = int(np.lexsort((new, np.abs(new - earlier)))[-1])  # the class whose share changed most; of several, the largest
     medians = [f"median {1 - float(np.median(sample.doubt)):.3f}" for sample in (before, now)]
     rows = [
-        ("classes", _p_of_shares(*counts, seed=seed), [f"{classes[k]} {share[k]:.1%}" for share in shares]),
+        ("classes", _class_shares_p_value(*counts, seed=seed), [f"{classes[k]} {share[k]:.1%}" for share in shares]),
         ("confidence", float(ks_2samp(before.doubt, now.doubt).pvalue), medians),
     ]
     if before.distance is not None and now.distance is not None:
         limit = float(np.quantile(before.distance, 0.95, method="higher"))
-        far = [f"{(each > limit).mean():.1%} above {limit:.3g}" for each in (before.distance, now.distance)]
+        far = [f"{(values > limit).mean():.1%} above {limit:.3g}" for values in (before.distance, now.distance)]
         rows.append(("distance", float(ks_2samp(before.distance, now.distance).pvalue), far))
-    adjusted = false_discovery_control([p for _, p, _ in rows])
-    return tuple(DriftTest(name, p, float(a), *words) for (name, p, words), a in zip(rows, adjusted, strict=True))
+    adjusted = map(float, false_discovery_control([p for _, p, _ in rows]))
+    return tuple(DriftTest(name, p, q, *words) for (name, p, words), q in zip(rows, adjusted, strict=True))
 
 
-def _p_of_shares(before: Ints, now: Ints, *, seed: int, draws: int = _DRAWS) -> float:
+def _class_shares_p_value(before: Ints, now: Ints, *, seed: int, draws: int = _DRAWS) -> float:
     # The p-value of a permutation test for equal class shares, with Pearson's chi-squared statistic.
     both, images, rng = before + now, int(now.sum()), np.random.default_rng(seed)
-    least = float(_chi_squared(now, both, images)) * (1 - 1e-12)
-    block, extreme = max(1, _AT_ONCE // len(both)), 0
+    measured = float(_chi_squared(now, both, images)) * (1 - 1e-12)  # so that rounding breaks no tie
+    block, extreme = max(1, _BLOCK_COUNTS // len(both)), 0
     for start in range(0, draws, block):
         drawn = rng.multivariate_hypergeometric(both, images, size=min(block, draws - start))
-        extreme += int((_chi_squared(drawn, both, images) >= least).sum())
+        extreme += int((_chi_squared(drawn, both, images) >= measured).sum())
     return (1 + extreme) / (draws + 1)
 
 
@@ -150,14 +152,15 @@ def detectable_rise(before: Sample, images: int, classes: Sequence[str], level: 
     The result is None if no share would be detected, because there are too few images or `level` is too low, or if
     there is only one class.
     """
-    level /= 2 + (before.distance is not None)
+    level /= 2 if before.distance is None else 3  # for the smallest p-value of two or three tests
     if level < 1 / (_DRAWS + 1) or len(classes) < 2:
         return None
     counts = np.bincount(before.predicted, minlength=len(classes))
     p = counts / len(before)
     by_share = np.argsort(counts, kind="stable")
-    rising = by_share[(p[by_share] > 0) & (p[by_share] < 1)]
-    k = int(rising[(len(rising) - 1) // 2] if len(rising) else by_share[0])
+    predicted = by_share[(p[by_share] > 0) & (p[by_share] < 1)]
+    # The class with the median share of those that are predicted; if a single class is, one of the others.
+    k = int(predicted[(len(predicted) - 1) // 2] if len(predicted) else by_share[0])
     others = np.delete(p, k) / (1 - p[k])
 
     def is_detected(q: float) -> bool:
@@ -179,11 +182,11 @@ def _power(before: Ints, shares: Floats, images: int, level: float) -> float:
     # too low to estimate this value, the result is 0.
     rng = np.random.default_rng(0)
     if len(before) <= _FEW_CLASSES:
-        rows, times = np.unique(rng.multinomial(images, shares, size=_SIMULATED), axis=0, return_counts=True)
-        draws = _DRAWS if level < _LOW or len(rows) <= _FEW_ROWS else _FEW_DRAWS
-        is_rejected = [_p_of_shares(before, row, seed=0, draws=draws) <= level for row in rows]
+        rows, times = np.unique(rng.multinomial(images, shares, size=_MIN_SIMULATED), axis=0, return_counts=True)
+        draws = _DRAWS if level < _LOW_LEVEL or len(rows) <= _FEW_SAMPLES else _FEW_DRAWS
+        is_rejected = [_class_shares_p_value(before, row, seed=0, draws=draws) <= level for row in rows]
         return float(np.average(is_rejected, weights=times))
-    simulated = int(np.clip(_AT_ONCE // len(before), _SIMULATED, _MOST_SIMULATED))
+    simulated = int(np.clip(_BLOCK_COUNTS // len(before), _MIN_SIMULATED, _MAX_SIMULATED))
     if level * simulated < 1:
         return 0.0
     expected = before + (images * shares).round().astype(np.int64)
@@ -194,14 +197,15 @@ def _power(before: Ints, shares: Floats, images: int, level: float) -> float:
 
 
 def _chi_squared(now: npt.NDArray[Any], both: npt.NDArray[Any], images: int) -> npt.NDArray[np.float64]:
-    # Pearson's statistic for the class counts `now` (..., K) of the new images and `both` of all images.
+    # Pearson's statistic, up to a constant factor, for the class counts `now` (..., K) of the new images and `both` of
+    # all images.
     total = both.sum(axis=-1, keepdims=True)
     expected = images * both / np.maximum(total, 1)
     statistic: npt.NDArray[np.float64] = ((now - expected) ** 2 / np.maximum(both, 1)).sum(axis=-1)
     return statistic
 
 
-def shares_of(sample: Sample, classes: Sequence[str]) -> dict[str, float]:
+def class_shares(sample: Sample, classes: Sequence[str]) -> dict[str, float]:
     """Return the fraction of images for which each class is predicted, by class name."""
     counts = np.bincount(sample.predicted, minlength=len(classes))
     return dict(zip(classes, (counts / max(len(sample), 1)).tolist(), strict=True))

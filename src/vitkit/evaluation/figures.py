@@ -18,14 +18,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import softmax
 
-from vitkit.data.doctor.duplicates import LookedFor
-from vitkit.data.seen import PictureRecord, look_up
-from vitkit.data.splits import differ_much
+from vitkit.data.doctor.duplicates import SearchDepth
+from vitkit.data.seen import PictureRecord, search_readable_images
+from vitkit.data.splits import is_imbalanced
 from vitkit.data.table import SINGLE_LABEL, TASKS, ImageTable, Task
-from vitkit.evaluation.calibration import blocks, log_odds, most_rise, to_probabilities
+from vitkit.evaluation.calibration import blocks, log_odds, max_rise_by_chance, to_probabilities
 from vitkit.evaluation.headline import BY_FOLDS, UNRECORDED, headline_of
 from vitkit.evaluation.intervals import Interval, Units, intervals, mean_interval
 from vitkit.evaluation.metrics import Evaluation, MultiEvaluation, cross_fitted
@@ -36,7 +35,7 @@ from vitkit.text.cells import interval_text, listed
 
 def figures(evaluation: Evaluation) -> dict[str, Any]:
     """Compute all figures in plain JSON types, `accuracy` first, as in evaluation.json and `vitkit eval --json`."""
-    rows: dict[str, dict[str, Any]] = {name: dict(row) for name, row in evaluation.per_class().items()}
+    rows = evaluation.per_class()
     numbers = {**evaluation.summary(), "chosen_on": list(evaluation.chosen)}
     if isinstance(evaluation, MultiEvaluation):
         if evaluation.chosen:
@@ -50,14 +49,15 @@ def figures(evaluation: Evaluation) -> dict[str, Any]:
         numbers["roc_auc"] = float(np.mean(roc_areas)) if roc_areas else None
         numbers["average_precision"] = float(np.mean(precisions))
         numbers["temperature"] = evaluation.temperature
-        numbers["ece_before_temperature"] = evaluation.untempered.ece
+        numbers["ece_before_temperature"] = evaluation.reliability_untempered.ece
     numbers["intervals_95"] = {name: list(ends) for name, ends in intervals(evaluation).items()}
     if evaluation.groups:
         numbers["independent_groups"] = len(set(evaluation.groups))
-    _, first, counts = np.unique(evaluation.labels, axis=0, return_index=True, return_counts=True)
-    most = int(counts.argmax())  # the most frequent label; the baseline always predicts it
-    label, share = evaluation.label_of(int(first[most])), float(counts[most] / len(evaluation.labels))
-    numbers["baseline"] = {"label": label, "accuracy": share}
+    # The baseline always predicts the most frequent label, or the most frequent set of labels.
+    _, examples, counts = np.unique(evaluation.labels, axis=0, return_index=True, return_counts=True)
+    most_frequent = int(counts.argmax())
+    label = evaluation.label_of(int(examples[most_frequent]))
+    numbers["baseline"] = {"label": label, "accuracy": float(counts[most_frequent] / len(evaluation.labels))}
     numbers["absent_classes"] = list(evaluation.absent)
     if not isinstance(evaluation, MultiEvaluation):
         numbers["confused"] = [
@@ -69,10 +69,13 @@ def figures(evaluation: Evaluation) -> dict[str, Any]:
 
 def rank_areas(evaluation: Evaluation) -> dict[str, dict[str, float | None]]:
     """Return the areas under the ROC and precision-recall curves of each class, one-vs-rest; None where undefined."""
-    areas: dict[str, dict[str, float | None]]
-    areas = {name: {"roc_auc": None, "average_precision": None} for name in evaluation.classes}
-    for i, curves in evaluation.curves.items():
-        areas[evaluation.classes[i]] = {"roc_auc": curves.roc_auc, "average_precision": curves.average_precision}
+    areas: dict[str, dict[str, float | None]] = {}
+    for i, name in enumerate(evaluation.classes):
+        curves = evaluation.curves.get(i)
+        areas[name] = {
+            "roc_auc": None if curves is None else curves.roc_auc,
+            "average_precision": None if curves is None else curves.average_precision,
+        }
     return areas
 
 
@@ -93,7 +96,7 @@ def calibration_rise(evaluation: Evaluation, numbers: Mapping[str, Any]) -> Rise
     by = numbers["ece"] - numbers["ece_before_temperature"]
     if evaluation.temperature == 1 or by <= 0:
         return None
-    return Rise(by, by <= most_rise(evaluation.confidence, evaluation.confidence_before))
+    return Rise(by, by <= max_rise_by_chance(evaluation.confidence, evaluation.confidence_untempered))
 
 
 def at_temperature(evaluation: Evaluation, temperature: float) -> Evaluation:
@@ -116,13 +119,7 @@ def _zero_shot_templates(provenance: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(provenance["head"]["templates"]) if is_start else ()
 
 
-def by_name(provenance: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the entry `zero_shot` of evaluation.json: the prompt templates; empty unless the model is zero-shot."""
-    templates = _zero_shot_templates(provenance)
-    return {"zero_shot": list(templates)} if templates else {}
-
-
-def by_name_in_words(provenance: Mapping[str, Any]) -> dict[str, str]:
+def zero_shot_in_words(provenance: Mapping[str, Any]) -> dict[str, str]:
     """Return the description of the prompt templates for a page; empty unless the model is zero-shot."""
     templates = ", ".join(map(repr, _zero_shot_templates(provenance)))
     return {"zero-shot": f"by the class names alone, as {templates}"} if templates else {}
@@ -163,7 +160,7 @@ def operating_points(evaluation: Evaluation, balance: Mapping[str, Any] | None) 
     if balance is None or isinstance(evaluation, MultiEvaluation):
         return None
     counts, chosen = balance["counts"], balance["prior"]
-    if not differ_much(counts) or len(counts) != evaluation.probabilities.shape[1]:
+    if not is_imbalanced(counts) or len(counts) != evaluation.probabilities.shape[1]:
         return None
     points: dict[str, Any] = {"chosen": chosen}
     priors: tuple[Literal["data", "uniform"], ...] = ("data", "uniform")
@@ -181,19 +178,20 @@ def operating_points(evaluation: Evaluation, balance: Mapping[str, Any] | None) 
 def for_prior(evaluation: Evaluation, counts: Sequence[int], prior: Literal["data", "uniform"]) -> Evaluation:
     """Convert an evaluation from the other class prior to `prior` (Saerens et al. 2002, eq. 2.4).
 
-    The priors are the class frequencies in training (`data`), of which `counts` are the images, and equal ones
-    (`uniform`).
+    The two priors are the class frequencies in training (`data`), given by the number of images of each class
+    (`counts`), and equal frequencies (`uniform`).
     """
-    shares = np.log(np.maximum(counts, 1))
+    shift = np.log(np.maximum(counts, 1))
     probabilities = empty_array(evaluation.probabilities.shape)
     for rows in blocks(*probabilities.shape):
         labels = evaluation.labels[rows]
-        logits = log_odds(evaluation.probabilities[rows], labels) + (shares if prior == "data" else -shares)
+        logits = log_odds(evaluation.probabilities[rows], labels) + (shift if prior == "data" else -shift)
         probabilities[rows] = to_probabilities(logits, labels)
     return replace(evaluation, probabilities=probabilities)
 
 
-DOUBTS: dict[LookedFor, str] = {
+# Why a search may have missed images that the weights had seen, by the kinds of copies that it looked for.
+DOUBTS: dict[SearchDepth, str] = {
     "exact": "whether the weights had seen resized or altered copies of others cannot be known",
     "near": "whether the weights had seen altered copies of others cannot be known",
     "altered": "",
@@ -211,8 +209,8 @@ def find_seen(record: PictureRecord, table: ImageTable, split: str, *, is_of_run
         have seen more images. The reason is empty if the search was complete.
     """
     rows = table if split == "all" else table.of_split(split)
-    rows, overlap = look_up(record, rows)
-    seen = seen_of(dict(zip(rows.paths, overlap.roles, strict=True)), split if is_of_run else "all")
+    rows, overlap = search_readable_images(record, rows)
+    seen = seen_to_exclude(dict(zip(rows.paths, overlap.roles, strict=True)), split if is_of_run else "all")
     return seen, unrecorded_reason(record) or DOUBTS[overlap.looked_for]
 
 
@@ -221,7 +219,7 @@ def unrecorded_reason(record: PictureRecord | None) -> str:
     return "" if record is not None and record.is_whole else UNRECORDED
 
 
-def seen_of(roles: Mapping[str, str | None], split: str) -> dict[str, str]:
+def seen_to_exclude(roles: Mapping[str, str | None], split: str) -> dict[str, str]:
     """Return the images that must be excluded from the figures of a split, as a mapping from path to role.
 
     These are the images that the weights were trained on and, except in the `val` split, selected by. For the split
@@ -255,8 +253,8 @@ def all_figures(
     """
     counted = unseen_part(evaluation, seen)
     numbers = figures(evaluation) | _NO_FIGURES if counted is None else figures(counted)
-    numbers = {"accuracy": numbers["accuracy"], **(about or {}), **numbers}
-    roles = {path: role for path in evaluation.paths if (role := (seen or {}).get(path)) is not None}
+    numbers = {"accuracy": numbers["accuracy"], **(about or {}), **numbers}  # `accuracy` stays the first entry
+    roles = {path: seen[path] for path in evaluation.paths if seen and seen.get(path) is not None}
     if seen is None or (not roles and doubt == UNRECORDED):
         numbers["seen"] = None
     else:
@@ -269,11 +267,13 @@ def all_figures(
         }
     if roles:
         rest = without(evaluation, roles)
-        numbers |= {"with_seen": _main(evaluation), "without_seen": None if rest is None else _main(rest)}
+        numbers["with_seen"] = _main_figures(evaluation)
+        numbers["without_seen"] = None if rest is None else _main_figures(rest)
     points = None if counted is None else operating_points(counted, provenance.get(BALANCE))
     if points is not None:
         numbers["operating_points"] = points
-    numbers |= by_name(provenance)
+    if templates := _zero_shot_templates(provenance):
+        numbers["zero_shot"] = list(templates)
     return {**numbers, "headline": headline_of(numbers).to_dict()}
 
 
@@ -301,7 +301,7 @@ def counted_part(evaluation: Evaluation, numbers: Mapping[str, Any]) -> Evaluati
     return unseen_part(evaluation, dict.fromkeys(seen["paths"])) or evaluation
 
 
-def _main(evaluation: Evaluation) -> dict[str, Any]:
+def _main_figures(evaluation: Evaluation) -> dict[str, Any]:
     return {**evaluation.summary(), "intervals_95": {name: list(ends) for name, ends in intervals(evaluation).items()}}
 
 
@@ -319,7 +319,7 @@ def without(evaluation: Evaluation, paths: Mapping[str, Any]) -> Evaluation | No
         labels=evaluation.labels[kept],
         probabilities=probabilities,
         groups=tuple(evaluation.groups[i] for i in kept) if evaluation.groups else (),
-        familiar=None if evaluation.familiar is None else evaluation.familiar[kept],
+        p_known=None if evaluation.p_known is None else evaluation.p_known[kept],
     )
 
 
@@ -328,20 +328,20 @@ def describe(numbers: Mapping[str, Any]) -> str | None:
     seen = numbers.get("seen")
     if not seen or not seen["images"]:
         return None
-    ways = {"trained_on": "trained on", "chosen_by": "chosen by"}
-    how = [f"{seen[key]} {what}" for key, what in ways.items() if seen[key]]
-    every, rest = numbers["with_seen"], numbers["without_seen"]
+    uses = {"trained_on": "trained on", "chosen_by": "chosen by"}
+    how = [f"{seen[key]} {use}" for key, use in uses.items() if seen[key]]
+    with_seen, without_seen = numbers["with_seen"], numbers["without_seen"]
     text = (
-        f"{seen['images']} of {every['images']} images had been seen by the weights ({', '.join(how)}): "
+        f"{seen['images']} of {with_seen['images']} images had been seen by the weights ({', '.join(how)}): "
         f"{listed(seen['paths'])}"
     )
-    if rest is None:
+    if without_seen is None:
         return f"{text}; no other image is left to test on"
-    bounds = rest["intervals_95"].get("accuracy")
+    bounds = without_seen["intervals_95"].get("accuracy")
     interval = "" if bounds is None else f" (95 %: {interval_text(bounds)})"
     return (
-        f"{text}; without them accuracy {rest['accuracy']:.4f}{interval} on {rest['images']} images, with them "
-        f"{every['accuracy']:.4f}"
+        f"{text}; without them accuracy {without_seen['accuracy']:.4f}{interval} on {without_seen['images']} images, "
+        f"with them {with_seen['accuracy']:.4f}"
     )
 
 
@@ -369,12 +369,7 @@ class Gain:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the gain in plain JSON types, as in evaluation.json."""
-        return {
-            "accuracy": self.mean,
-            "interval_95": list(self.interval),
-            "gained": self.gained,
-            "lost": self.lost,
-        }
+        return {"accuracy": self.mean, "interval_95": list(self.interval), "gained": self.gained, "lost": self.lost}
 
     def __str__(self) -> str:
         return f"{self.mean:+.4f} (95 %: {interval_text(self.interval)})"
@@ -383,26 +378,20 @@ class Gain:
 def gain(first: Evaluation, second: Evaluation, tests: int = 1) -> Gain:
     """Compute the gain in accuracy of the second evaluation over the first, of the same images in the same order.
 
-    If the best of several comparisons (`tests`) is selected, the interval is widened, so that the intervals of all
-    comparisons hold together with a probability of 95 % (Bonferroni).
+    If there are several comparisons (`tests`), the interval is widened (Bonferroni): all their intervals contain the
+    true gains with a probability of 95 %, so that the best of them can be selected.
     """
     assert first.paths == second.paths
-    before, after = is_right(first), is_right(second)
+    before, after = first.is_correct, second.is_correct
     units = Units.of_evaluation(first)
-    halves = (1.0 + after - before) / 2  # from 0 to 1
-    low, high = mean_interval(halves, 1.0, units, tests)
+    scaled = (1.0 + after - before) / 2  # from -1, 0 or 1 to the range from 0 to 1 of `mean_interval`
+    low, high = mean_interval(scaled, 1.0, units, tests)
     return Gain(
-        mean=float(2 * halves.mean() - 1),
+        mean=float(2 * scaled.mean() - 1),
         interval=(2 * low - 1, 2 * high - 1),
         gained=int((after & ~before).sum()),
         lost=int((before & ~after).sum()),
     )
-
-
-def is_right(evaluation: Evaluation) -> npt.NDArray[np.bool_]:
-    """Return whether each image is predicted correctly, (n,). A multi-label prediction must be an exact match."""
-    right = np.asarray(evaluation.labels == evaluation.predicted)
-    return np.asarray(right if right.ndim == 1 else right.all(axis=1))
 
 
 def tta_figures(
@@ -421,7 +410,7 @@ def tta_figures(
     before, after = unseen_part(plain, seen), unseen_part(averaged, seen)
     compared: dict[str, Any] = {"plain": None, "gain": None}
     if before is not None and after is not None:
-        compared = {"plain": {**before.summary()}, "gain": gain(before, after).to_dict()}
+        compared = {"plain": before.summary(), "gain": gain(before, after).to_dict()}
     return {
         "tta": {
             "views": views[0],

@@ -35,7 +35,7 @@ Kind = Literal[
     "tta",  # the probabilities are means over several views of each image
     "precision",  # the predictions were not computed in float32
 ]
-_MOSTLY = 0.75  # share of the most frequent label above which the accuracy of always predicting it is always stated
+_FREQUENT_BASELINE = 0.75  # the accuracy of always predicting the most frequent label is always stated if it is above
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def counted_figures(numbers: Mapping[str, Any]) -> Mapping[str, Any]:
     The result is empty if no image is left. Figures of the training split and of a cross-validation are returned
     unchanged. The main figures in files of earlier versions include seen images; their `without_seen` is returned.
     """
-    if "folds" in numbers or numbers["split"] == "train" or not _seen(numbers):
+    if "folds" in numbers or numbers["split"] == "train" or not _seen_count(numbers):
         return numbers
     return numbers["without_seen"] or {}
 
@@ -141,18 +141,18 @@ def _headline_of_folds(numbers: Mapping[str, Any]) -> Headline:
         low, high = max(mean - margin, 0.0), min(mean + margin, 1.0)
     caveats = list(dict.fromkeys(caveat for fold in numbers["folds"] for caveat in _caveats(fold)))
     if final := numbers.get("final"):
-        every = plural(final["images"], "image", "images")
-        text = f"of the folds' models; the final model was trained on all {every}, so none is left to test it"
+        all_images = plural(final["images"], "image", "images")
+        text = f"of the folds' models; the final model was trained on all {all_images}, so none is left to test it"
         caveats.insert(0, Caveat("of_folds", text))
     images, groups = (sum(fold.get(name, 0) for fold in numbers["folds"]) for name in ("images", "independent_groups"))
-    together = {"images": images, "independent_groups": groups, "baseline": _majority_of_folds(numbers)}
+    combined = {"images": images, "independent_groups": groups, "baseline": _majority_of_folds(numbers)}
     return Headline(
         figure=folds[0].figure,
         value=mean,
         interval=None if mean is None else (low, high),
         images=sum(fold.images for fold in folds),
         split=folds[0].split,
-        caveats=(*caveats, *_caveats_of_images(together, low)),
+        caveats=(*caveats, *_caveats_of_images(combined, low)),
         folds=len(folds),
     )
 
@@ -165,11 +165,13 @@ def _majority_of_folds(numbers: Mapping[str, Any]) -> dict[str, Any] | None:
             labels.update({name: row["support"] for name, row in fold["per_class"].items()})
         elif baseline := fold.get("baseline"):  # of sets of classes, only the most frequent one of each fold is known
             labels[baseline["label"]] += round(baseline["accuracy"] * fold["images"])
-    images = sum(fold.get("images", 0) for fold in numbers["folds"])
-    return next(({"label": label, "accuracy": count / images} for label, count in labels.most_common(1)), None)
+    if not labels:
+        return None
+    ((label, count),) = labels.most_common(1)
+    return {"label": label, "accuracy": count / sum(fold.get("images", 0) for fold in numbers["folds"])}
 
 
-def _seen(numbers: Mapping[str, Any]) -> int:
+def _seen_count(numbers: Mapping[str, Any]) -> int:
     # The number of images that the weights are known to have seen.
     return int((numbers.get("seen") or {"images": 0})["images"])
 
@@ -181,24 +183,25 @@ def _caveats(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
         yield Caveat("of_folds", "each tested a head that was trained without it; the model's head was trained on all")
     if is_train:
         yield Caveat("trained_on", "training images: the figure says nothing about others")
-    elif seen := _seen(numbers):
+    elif seen := _seen_count(numbers):
         # In evaluation.json of earlier versions, `with_seen` is missing, and the main figures describe all images.
         with_them = numbers.get("with_seen", numbers)["accuracy"]
         if numbers["without_seen"] is None:
-            had = f"the weights had seen all {seen} {'' if numbers['split'] == 'all' else numbers['split'] + ' '}images"
+            split = "" if numbers["split"] == "all" else f"{numbers['split']} "
+            text = f"the weights had seen all {seen} {split}images"
         else:
-            had = f"without {seen} that the weights had seen"
-        yield Caveat("seen", f"{had}; with them {with_them:.4f}")
-    if (recorded := numbers.get("seen", {})) is None:
-        if not is_train:
-            yield Caveat("unrecorded", UNRECORDED)
-    elif doubt := recorded.get("doubt"):
-        yield Caveat("unrecorded", doubt)
+            text = f"without {seen} that the weights had seen"
+        yield Caveat("seen", f"{text}; with them {with_them:.4f}")
+    recorded = numbers.get("seen", {})
+    if recorded is None and not is_train:
+        yield Caveat("unrecorded", UNRECORDED)
+    elif recorded and recorded.get("doubt"):
+        yield Caveat("unrecorded", recorded["doubt"])
     yield from (Caveat("problem", text) for text in numbers.get("problems", ()))
     yield from _caveats_of_labels(numbers)
     if changed := numbers.get("changed"):
         yield Caveat("changed", changed["text"])
-    unreadable = numbers.get("unreadable", 0) - (changed or {"images": 0})["images"]  # images that changed count twice
+    unreadable = numbers.get("unreadable", 0) - (changed or {"images": 0})["images"]  # these include changed images
     if unreadable > 0:
         yield Caveat("unreadable", f"without {unreadable} that cannot be read")
     if chosen := numbers.get("chosen_on"):
@@ -218,7 +221,7 @@ def _caveats_of_images(counted: Mapping[str, Any], low: float) -> Iterator[Cavea
     if 0 < groups < images:
         yield Caveat("groups", f"only {groups} of them independent, the others being copies or of the same scenes")
     baseline = counted.get("baseline")
-    if baseline and (baseline["accuracy"] >= low or baseline["accuracy"] > _MOSTLY):
+    if baseline and (baseline["accuracy"] >= low or baseline["accuracy"] > _FREQUENT_BASELINE):
         yield Caveat("baseline", f"always answering {baseline['label']!r} gives {baseline['accuracy']:.4f}")
 
 
@@ -232,8 +235,8 @@ def _caveats_of_labels(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
         yield Caveat("relabelled", f"{labels} changed since {runs}, and the earlier ones count{figure}")
     if missing := numbers.get("missing_tests"):
         images = plural(missing["images"], "test image", "test images")
-        what = f"{images} of {listed(missing['runs'])} missing, counted as predicted there ({missing['right']} right)"
-        yield Caveat("missing", f"{what}; without them {counted_figures(numbers)['accuracy']:.4f}")
+        text = f"{images} of {listed(missing['runs'])} missing, counted as predicted there ({missing['right']} right)"
+        yield Caveat("missing", f"{text}; without them {counted_figures(numbers)['accuracy']:.4f}")
 
 
 def describe_labels(numbers: Mapping[str, Any]) -> str | None:
@@ -250,12 +253,12 @@ def images_in_words(count: int, split: str) -> str:
     return plural(count, f"{what}image", f"{what}images")
 
 
-# Caveats that must be read. Of most weights nothing is recorded of what they had seen, so that is none of them.
-_CAREFUL = frozenset(
+# Caveats that make a verdict a warning. `unrecorded` is none of them, because it applies to most weights.
+_WARNING_KINDS = frozenset(
     {"chosen_on", "of_folds", "relabelled", "missing", "changed", "unreadable", "groups", "baseline", "seen"}
 )
-_WIDE = 0.2  # an interval of 20 points says little
-_OFTEN = 0.2  # the share of all mistakes from which on a pair of classes is named
+_WIDE_INTERVAL = 0.2  # an interval of 20 points says little
+_OFTEN_CONFUSED = 0.2  # a pair of classes with at least this share of all mistakes is named
 
 
 def verdict_of(numbers: Mapping[str, Any]) -> Verdict:
@@ -264,26 +267,26 @@ def verdict_of(numbers: Mapping[str, Any]) -> Verdict:
     The level says how far the figure can be relied on, not whether it is high: a problem invalidates it, and after a
     warning its caveats must be read. `numbers` is the content of evaluation.json or folds.json.
     """
-    quoted = headline_of(numbers)
-    kinds = {caveat.kind for caveat in quoted.caveats}
-    if quoted.value is None:
+    headline = headline_of(numbers)
+    kinds = {caveat.kind for caveat in headline.caveats}
+    if headline.value is None:
         return Verdict("problem", "Test it on other photographs: the weights had seen all of these")
-    right = "All classes right for" if quoted.figure == "exact match" else "Right for"
-    words = f"{right} {share_in_words(quoted.value, quoted.images)} photographs"
-    low, high = quoted.interval or (0.0, 1.0)
+    start = "All classes right for" if headline.figure == "exact match" else "Right for"
+    words = f"{start} {share_in_words(headline.value, headline.images)} photographs"
+    low, high = headline.interval or (0.0, 1.0)
     counted = counted_figures(numbers)
-    baseline = _majority_of_folds(numbers) if quoted.folds else {**numbers, **counted}.get("baseline")
+    baseline = _majority_of_folds(numbers) if headline.folds else {**numbers, **counted}.get("baseline")
     if "trained_on" in kinds:
         return Verdict("problem", f"{words}, but it learned from these, so test it on others")
     if "problem" in kinds:
         return Verdict("problem", f"{words}, but the data have a problem to solve first")
     if "baseline" in kinds and baseline and baseline["accuracy"] >= low:
         return Verdict("problem", f"{words}, which is not clearly better than always answering {baseline['label']!r}")
-    mixed = Counter[tuple[str, ...]]()
+    confused = Counter[tuple[str, ...]]()  # in either direction
     for pair in numbers.get("confused", ()):
-        mixed[tuple(sorted((pair["true"], pair["predicted"])))] += pair["count"]
-    level: Level = "warning" if kinds & _CAREFUL or high - low > _WIDE else "good"
-    (pair, count), *_ = mixed.most_common(1) or [((), 0)]
-    if count > 1 and count >= _OFTEN * round((1 - counted["accuracy"]) * counted["images"]):
-        return Verdict(level, f"{words}; {' and '.join(pair)} are mixed up most often")
+        confused[tuple(sorted((pair["true"], pair["predicted"])))] += pair["count"]
+    level: Level = "warning" if kinds & _WARNING_KINDS or high - low > _WIDE_INTERVAL else "good"
+    for classes, count in confused.most_common(1):
+        if count > 1 and count >= _OFTEN_CONFUSED * round((1 - counted["accuracy"]) * counted["images"]):
+            return Verdict(level, f"{words}; {' and '.join(classes)} are mixed up most often")
     return Verdict(level, words)

@@ -31,9 +31,9 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Interval = tuple[float, float]
 TAIL = 0.025
-MOST_BRIER = 2.0
-_CONFIDENT = 0.9  # quantile of the losses that images would have if their second most probable class were true
-_SHARED = 1.4  # factor of margins for folds, which are not independent because they share training images
+MAX_BRIER = 2.0
+_CONFIDENT_QUANTILE = 0.9  # of the losses that images would have if their second most probable class were true
+_DEPENDENCE_FACTOR = 1.4  # multiplies the margins of folds, which are not independent (`fold_intervals`)
 
 
 @dataclass(frozen=True)
@@ -59,21 +59,21 @@ class Units:
         """Return the units of an evaluation's images."""
         return cls.of(len(evaluation.labels), np.array(evaluation.groups) if evaluation.groups else None)
 
-    def variance(self, influence: Floats, imagined: float, least: float = 0.0) -> float:
+    def variance(self, influence: Floats, imagined: float, minimum: float = 0.0) -> float:
         """Return the variance of a figure under random weights of the units.
 
-        `influence` (n,) is that of each image on the figure, and `imagined` that of the smoothing unit. `least` is a
-        lower bound of the contribution of the other units.
+        `influence` (n,) is the influence of each image on the figure, and `imagined` that of the smoothing unit.
+        `minimum` is a lower bound of the contribution of the other units.
         """
-        total = max(float((np.bincount(self.group, influence) ** 2).sum()), least) + imagined**2
+        total = max(float((np.bincount(self.group, influence) ** 2).sum()), minimum) + imagined**2
         return total * (self.count + 1) / (self.count + 2)
 
-    def effect(self, is_right: npt.NDArray[np.bool_]) -> float:
+    def effect(self, is_correct: npt.NDArray[np.bool_]) -> float:
         """Return the design effect of the number of correct images (Kish 1965), at least 1.
 
         This is the variance with the dependence of images within units, divided by the variance for independent images.
         """
-        residual = is_right - is_right.mean()
+        residual = is_correct - is_correct.mean()
         independent = float((residual**2).sum())
         return max(float((np.bincount(self.group, residual) ** 2).sum()) / independent, 1.0) if independent else 1.0
 
@@ -101,31 +101,33 @@ def fold_intervals(folds: Sequence[Evaluation]) -> dict[str, Interval]:
     whole = pooled(folds)
     task = whole.task.name
     rows = {metric.name: metric for metric in metrics_of(task, len(whole.classes))}
-    bounds, z = {}, float(ndtri(1 - TAIL))
+    bounds, z = {}, float(ndtri(1 - TAIL))  # 1.96
     for name, (low, high) in intervals(whole).items():
         value, values = rows[name].of(whole), [rows[name].of(fold) for fold in folds]
         if value is None:
             bounds[name] = low, high
             continue
-        images = (high - low) / 2 / z
-        between = 0.0 if None in values else float(np.var(np.array(values, dtype=np.float64), ddof=1)) / len(folds)
-        between_trainings = max(between - images**2, 0.0)
-        total = (_SHARED * images) ** 2 + between_trainings
-        quantile = (
-            float(stdtrit((len(folds) - 1) * (total / between_trainings) ** 2, 1 - TAIL)) if between_trainings else z
-        )
+        by_images = (high - low) / 2 / z  # standard deviation
+        between_folds = 0.0
+        if None not in values:
+            between_folds = float(np.var(np.array(values, dtype=np.float64), ddof=1)) / len(folds)
+        between_trainings = max(between_folds - by_images**2, 0.0)
+        quantile = z
+        if between_trainings:  # of Student's t, since this variance comes from few folds (Welch and Satterthwaite)
+            total = (_DEPENDENCE_FACTOR * by_images) ** 2 + between_trainings
+            quantile = float(stdtrit((len(folds) - 1) * (total / between_trainings) ** 2, 1 - TAIL))
         below, above = (
-            np.hypot(_SHARED * margin / z, between_trainings**0.5) * quantile for margin in (value - low, high - value)
+            np.hypot(_DEPENDENCE_FACTOR * margin / z, between_trainings**0.5) * quantile
+            for margin in (value - low, high - value)
         )
-        most = {"loss": np.inf, "brier": MOST_BRIER}.get(name, 1.0)
-        bounds[name] = max(float(value - below), 0.0), min(float(value + above), most)
+        maximum = {"loss": np.inf, "brier": MAX_BRIER}.get(name, 1.0)
+        bounds[name] = max(float(value - below), 0.0), min(float(value + above), maximum)
     return bounds
 
 
 def accuracy_bounds(evaluation: Evaluation, units: Units) -> Interval:
     """Return the 95 % confidence interval of `accuracy`, which is the exact match for several classes per image."""
-    is_right = evaluation.labels == evaluation.predicted
-    return mean_interval((is_right if is_right.ndim == 1 else is_right.all(axis=1)).astype(np.float64), 1.0, units)
+    return mean_interval(evaluation.is_correct.astype(np.float64), 1.0, units)
 
 
 def hamming_loss_bounds(evaluation: Evaluation, units: Units) -> Interval:
@@ -140,29 +142,24 @@ def balanced_accuracy_bounds(evaluation: Evaluation, units: Units) -> Interval:
     The images of the smoothing unit (see `Units`) are divided equally among these classes.
     """
     classes, label = np.unique(evaluation.labels, return_inverse=True)
-    hits = evaluation.labels == evaluation.predicted
-    is_right, k = hits.astype(np.float64), len(classes)
-    part = units.imagined / k
-    images, effect = np.bincount(label) + part, units.effect(hits)  # images of each class, with the imaginary ones
+    is_correct = evaluation.is_correct
+    effect, k = units.effect(is_correct), len(classes)
+    added = units.imagined / k  # images of the smoothing unit in each class
+    images = np.bincount(label) + added
     ends = []
-    for extreme in (0.0, 1.0):  # no image of the smoothing unit is right, or all are
-        recall = (np.bincount(label, is_right) + part * extreme) / images
-        influence = (is_right - recall[label]) / images[label] / k
-        imagined = float((part * (extreme - recall) / images).sum()) / k
+    for extreme in (0.0, 1.0):  # no image of the smoothing unit is correct, or all are
+        recall = (np.bincount(label, is_correct) + added * extreme) / images
+        influence = (is_correct - recall[label]) / images[label] / k
+        imagined = float((added * (extreme - recall) / images).sum()) / k
         mean = float(recall.mean())
-        least = effect * mean * (1 - mean) * float((1 / images).sum()) / k**2
-        ends.append(_quantile(mean, units.variance(influence, imagined, least), 1.0, is_upper=extreme > 0))
+        minimum = effect * mean * (1 - mean) * float((1 / images).sum()) / k**2  # if all recalls were equal
+        ends.append(_quantile(mean, units.variance(influence, imagined, minimum), 1.0, is_upper=extreme > 0))
     return ends[0], ends[1]
-
-
-def macro_f1_bounds(evaluation: Evaluation, units: Units) -> Interval:
-    """Return the 95 % confidence interval of `macro_f1`."""
-    return macro_f1_interval(evaluation.labels, evaluation.predicted, units)
 
 
 def brier_bounds(evaluation: Evaluation, units: Units) -> Interval:
     """Return the 95 % confidence interval of `brier`."""
-    return mean_interval(evaluation.briers, MOST_BRIER, units)
+    return mean_interval(evaluation.briers, MAX_BRIER, units)
 
 
 def ece_bounds(evaluation: Evaluation, units: Units) -> Interval:
@@ -176,15 +173,15 @@ def ece_bounds(evaluation: Evaluation, units: Units) -> Interval:
     with one smoothing image at the bin's mean confidence. The smoothing unit (`Units.imagined`) adds the
     effect that one more unit has if all its images turn from correct to wrong.
     """
-    confidence, is_right = evaluation.confidence, evaluation.labels == evaluation.predicted  # (n,)
+    confidence, is_correct = evaluation.confidence, evaluation.is_correct  # (n,)
     n, bins = len(confidence), bin_of(confidence)
-    images, right, confident = (np.bincount(bins, value, BINS) for value in (np.ones(n), is_right, confidence))
-    error = float(np.abs(right - confident).sum()) / n
-    part = (right + confident / np.maximum(images, 1)) / (images + 1)
-    least = units.effect(is_right) * float((images * part * (1 - part)).sum()) / n**2
-    gap = (right - confident) / np.maximum(images, 1)
-    influence = (np.sign(gap)[bins] * (is_right - confidence) - error) / n
-    margin = float(ndtri(1 - TAIL)) * units.variance(influence, units.imagined / n, least) ** 0.5
+    # In each bin: the number of images, the number of correct ones, and the sum of confidences.
+    images, correct, confident = (np.bincount(bins, value, BINS) for value in (np.ones(n), is_correct, confidence))
+    error = float(np.abs(correct - confident).sum()) / n
+    accuracy = (correct + confident / np.maximum(images, 1)) / (images + 1)  # of each bin, smoothed
+    minimum = units.effect(is_correct) * float((images * accuracy * (1 - accuracy)).sum()) / n**2
+    influence = (np.sign(correct - confident)[bins] * (is_correct - confidence) - error) / n
+    margin = float(ndtri(1 - TAIL)) * units.variance(influence, units.imagined / n, minimum) ** 0.5
     return max(error - margin, 0.0), min(error + margin, 1.0)
 
 
@@ -208,12 +205,14 @@ def loss_bounds(evaluation: Evaluation, units: Units) -> Interval:
         second = np.empty_like(true)  # probability of the second most probable class
         for rows in blocks(*probabilities.shape):
             second[rows] = np.partition(probabilities[rows], -2, axis=1)[:, -2]
-    losses, mistaken = (-np.log(np.maximum(p.astype(np.float64), np.finfo(np.float32).tiny)) for p in (true, second))
-    return mean_interval(losses, max(float(losses.max()), float(np.quantile(mistaken, _CONFIDENT))), units)
+    tiny = np.finfo(np.float32).tiny
+    losses, if_mistaken = (-np.log(np.maximum(p.astype(np.float64), tiny)) for p in (true, second))
+    maximum = max(float(losses.max()), float(np.quantile(if_mistaken, _CONFIDENT_QUANTILE)))
+    return mean_interval(losses, maximum, units)
 
 
-def mean_interval(values: Floats, most: float, units: Units, tests: int = 1, factor: float = 1.0) -> Interval:
-    """Return the interval of the mean of `values` (n,), which lie between 0 and `most`.
+def mean_interval(values: Floats, maximum: float, units: Units, tests: int = 1, factor: float = 1.0) -> Interval:
+    """Return the 95 % confidence interval of the mean of `values` (n,), which lie between 0 and `maximum`.
 
     For values of 0 and 1, this is the interval of Clopper and Pearson. With several `tests`, the interval is wider, so
     that the intervals of all tests hold together with a probability of 95 %. The `factor` multiplies the variance
@@ -221,20 +220,21 @@ def mean_interval(values: Floats, most: float, units: Units, tests: int = 1, fac
     """
     ends = []
     weight = len(values) + units.imagined
-    for extreme in (0.0, most):
+    for extreme in (0.0, maximum):
         mean = (float(values.sum()) + units.imagined * extreme) / weight
         imagined = units.imagined * (extreme - mean) / weight
         variance = factor * units.variance((values - mean) / weight, imagined)
-        ends.append(_quantile(mean, variance, most, is_upper=extreme > 0, tail=TAIL / tests))
+        ends.append(_quantile(mean, variance, maximum, is_upper=extreme > 0, tail=TAIL / tests))
     return ends[0], ends[1]
 
 
-def macro_f1_interval(labels: Ints, predicted: Ints, units: Units) -> Interval:
-    """Return the 95 % confidence interval of the mean F1 of the classes that occur or are predicted.
+def macro_f1_bounds(evaluation: Evaluation, units: Units) -> Interval:
+    """Return the 95 % confidence interval of `macro_f1`, the mean F1 of the classes that occur or are predicted.
 
     The images of the smoothing unit are divided equally among the classes. A class that is predicted but does not occur
     has an F1 of 0. It is ignored at the upper end, because its F1 may be higher in a larger sample, in which it occurs.
     """
+    labels, predicted = evaluation.labels, evaluation.predicted
     occurring = np.unique(labels)
     either = np.union1d(occurring, predicted)
     return (
@@ -245,26 +245,31 @@ def macro_f1_interval(labels: Ints, predicted: Ints, units: Units) -> Interval:
 
 def _macro_f1_end(labels: Ints, predicted: Ints, classes: Ints, units: Units, *, is_upper: bool) -> float:
     k = len(classes)
-    part = units.imagined / k
-    # The position (n,) of each label and prediction in the sorted `classes`; k for other classes.
-    places = [(numbers, np.searchsorted(classes, numbers)) for numbers in (labels, predicted)]
-    true, guess = (np.where(np.append(classes, -1)[place] == numbers, place, k) for numbers, place in places)
-    support, named, both = (np.bincount(places, minlength=k + 1)[:k] for places in (true, guess, true[true == guess]))
-    images = support + part
-    either = support + named + 2 * part
-    f1 = 2 * (both + part * is_upper) / either
-    shares, weights = (np.append(parts / either, 0.0) for parts in (f1, np.ones(k)))  # an image counts in two classes
-    influence = (2.0 * (true == guess) * weights[true] - shares[true] - shares[guess]) / k
-    imagined = float((2 * part * (is_upper - f1) / either).sum()) / k
+    added = units.imagined / k  # images of the smoothing unit in each class
+
+    def index_in_classes(numbers: Ints) -> Ints:
+        # The index (n,) of each class number in the sorted `classes`; k for other classes.
+        index = np.searchsorted(classes, numbers)
+        return np.where(np.append(classes, -1)[index] == numbers, index, k)
+
+    true, guess = index_in_classes(labels), index_in_classes(predicted)
+    is_correct = true == guess
+    support, named, hits = (np.bincount(index, minlength=k + 1)[:k] for index in (true, guess, true[is_correct]))
+    denominator = support + named + 2 * added
+    f1 = 2 * (hits + added * is_upper) / denominator
+    # An image counts in two classes: that of its label, and the predicted one. Other classes (k) have no influence.
+    weights, penalties = np.append(1 / denominator, 0.0), np.append(f1 / denominator, 0.0)
+    influence = (2.0 * is_correct * weights[true] - penalties[true] - penalties[guess]) / k
+    imagined = float((2 * added * (is_upper - f1) / denominator).sum()) / k
     mean = float(f1.mean())
-    least = units.effect(labels == predicted) * mean * (1 - mean) * float((1 / images).sum()) / k**2
-    return _quantile(mean, units.variance(influence, imagined, least), 1.0, is_upper=is_upper)
+    minimum = units.effect(labels == predicted) * mean * (1 - mean) * float((1 / (support + added)).sum()) / k**2
+    return _quantile(mean, units.variance(influence, imagined, minimum), 1.0, is_upper=is_upper)
 
 
-def _quantile(mean: float, variance: float, most: float, *, is_upper: bool, tail: float = TAIL) -> float:
-    """Return an end of the interval: a quantile of the beta distribution on [0, most] with this mean and variance."""
-    share = mean / most if most else 0.0
-    if share <= 0 or share >= 1 or variance <= 0:
+def _quantile(mean: float, variance: float, maximum: float, *, is_upper: bool, tail: float = TAIL) -> float:
+    """Return an end of the interval: a quantile of the beta distribution on [0, maximum] with these moments."""
+    p = mean / maximum if maximum else 0.0
+    if p <= 0 or p >= 1 or variance <= 0:
         return mean
-    size = max(share * (1 - share) / (variance / most**2) - 1, 1e-6)
-    return float(betaincinv(share * size, (1 - share) * size, 1 - tail if is_upper else tail)) * most
+    size = max(p * (1 - p) / (variance / maximum**2) - 1, 1e-6)  # the sum of the distribution's two parameters
+    return float(betaincinv(p * size, (1 - p) * size, 1 - tail if is_upper else tail)) * maximum

@@ -22,8 +22,8 @@ from vitkit.data.picture import QUIET
 Floats = npt.NDArray[np.float64]
 
 PER_CLASS = 8  # smallest average number of labels per class for which pictures are selected by margin
-_SPREAD = 8  # ratio of candidates with small margins to requested pictures
-_MOST = 10_000  # maximum number of candidates, sampled at random if there are more
+_CANDIDATES_PER_PICTURE = 8  # candidates with small margins for each requested picture
+_MOST = 10_000  # maximum number of pictures to choose from, sampled at random if there are more
 _MOST_CLUSTERS = 512
 _PENALTY = 1 / 30  # regularisation of the head's weights, for features of length 1
 
@@ -59,37 +59,38 @@ def choose_next(
     if not np.isfinite(x).all():
         raise ValueError("features must be finite")
     x = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
-    known = np.array([label is not None for label in labels], bool)
-    free = ~known if may_choose is None else ~known & np.asarray(may_choose, bool)
-    chosen, pool = np.flatnonzero(known), np.flatnonzero(free)
+    is_labelled = np.array([label is not None for label in labels], bool)
+    is_allowed = np.ones(len(x), bool) if may_choose is None else np.asarray(may_choose, bool)
+    labelled, pool = np.flatnonzero(is_labelled), np.flatnonzero(~is_labelled & is_allowed)
     if len(pool) <= count:
         return [int(i) for i in pool]
     generator = np.random.default_rng(seed)
     if len(pool) > _MOST:
         pool = np.sort(generator.choice(pool, max(_MOST, count), replace=False))
     label_names = [str(label) for label in labels if label is not None]
-    classes, number = np.unique(label_names, return_inverse=True)
-    if len(classes) < 2 or len(chosen) < PER_CLASS * len(classes):
+    classes, class_numbers = np.unique(label_names, return_inverse=True)
+    if len(classes) < 2 or len(labelled) < PER_CLASS * len(classes):
         # Prefer pictures near the centre of their cluster, clusters with few labelled pictures, and large clusters.
-        everything = np.concatenate([x[pool], x[chosen]])
-        cluster, distance = _clusters(everything, min(len(chosen) + count, _MOST_CLUSTERS), seed)
-        labelled = np.bincount(cluster[len(pool) :], minlength=cluster.max() + 1)  # in each cluster
+        pictures = np.concatenate([x[pool], x[labelled]])
+        cluster, distance = _clusters(pictures, min(len(labelled) + count, _MOST_CLUSTERS), seed)
+        labelled_count = np.bincount(cluster[len(pool) :], minlength=cluster.max() + 1)  # in each cluster
         size = np.bincount(cluster)
         cluster, distance = cluster[: len(pool)], distance[: len(pool)]
-        order = np.lexsort((distance, -size[cluster], _ranks(cluster, distance) + labelled[cluster]))[:count]
+        # The last key is the first criterion. Labelled pictures take the first ranks of their cluster.
+        order = np.lexsort((distance, -size[cluster], _ranks(cluster, distance) + labelled_count[cluster]))[:count]
     else:
         # Prefer pictures with small margins, from different clusters as far as possible.
         from sklearn.linear_model import LogisticRegression
 
         with QUIET:  # approximate convergence is enough for choosing
-            head = LogisticRegression(C=1 / _PENALTY, max_iter=300).fit(x[chosen], number)
-        ordered = np.sort(head.predict_proba(x[pool]), axis=1)
-        margin = ordered[:, -1] - ordered[:, -2]  # between the two highest probabilities
-        unsure = np.argsort(margin, kind="stable")[: _SPREAD * count]
-        weights = 1 - margin[unsure] + 1e-3
-        cluster, distance = _clusters(x[pool[unsure]], min(count, _MOST_CLUSTERS), seed, weights)
-        spread = unsure[np.lexsort((margin[unsure], _ranks(cluster, distance)))[:count]]
-        order = spread[np.argsort(margin[spread], kind="stable")]
+            head = LogisticRegression(C=1 / _PENALTY, max_iter=300).fit(x[labelled], class_numbers)
+        probabilities = np.sort(head.predict_proba(x[pool]), axis=1)
+        margin = probabilities[:, -1] - probabilities[:, -2]  # between the two highest probabilities
+        candidates = np.argsort(margin, kind="stable")[: _CANDIDATES_PER_PICTURE * count]
+        weights = 1 - margin[candidates] + 1e-3  # positive also for a margin of 1
+        cluster, distance = _clusters(x[pool[candidates]], min(count, _MOST_CLUSTERS), seed, weights)
+        chosen = candidates[np.lexsort((margin[candidates], _ranks(cluster, distance)))[:count]]
+        order = chosen[np.argsort(margin[chosen], kind="stable")]
     return [int(i) for i in pool[order]]
 
 
@@ -97,7 +98,7 @@ def _clusters(x: Floats, count: int, seed: int, weights: Floats | None = None) -
     """Cluster features (n, D) by k-means. Return each picture's cluster and distance to the centre, both (n,)."""
     from sklearn.cluster import KMeans
 
-    count = min(count, len(np.unique(x, axis=0)))
+    count = min(count, len(np.unique(x, axis=0)))  # there cannot be more clusters than different pictures
     with QUIET:  # nearly equal pictures form fewer clusters
         means = KMeans(count, n_init=3, random_state=seed).fit(x, sample_weight=weights)
     cluster = means.labels_.astype(np.int64)

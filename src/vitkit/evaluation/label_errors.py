@@ -37,18 +37,18 @@ from vitkit.evaluation.calibration import blocks
 from vitkit.evaluation.linear_models import regress, regression_loss
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.system.files import write_text
-from vitkit.text.cells import JOINT, by_chance, harmless, plural
+from vitkit.text.cells import JOINT, false_alarms_in_words, harmless, plural
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 FOLDS = 5
-MOST_BY_CHANCE = 2 / 3  # maximum expected fraction of correct labels in a list, so that it has not only hard images
+MAX_CORRECT_FRACTION = 2 / 3  # expected in a list of suspected labels, so that these are not only of hard images
 LEVEL = 0.05  # significance level of the test for wrong labels
 _PENALTIES = (0.3, 0.1, 0.03, 0.01)
 _TINY = 1e-12
 _BOUNDS = ((-4.0, 2.0), (-2.0, 2.0), (-12.0, -0.4))  # ln of the inverse temperature, weight of frequencies, logit
 _NUMBERS = 2**18  # number of probabilities that are processed at a time
-_FITTED = 2**20  # maximum number of probabilities that the parameters are fitted to
+_MAX_FITTED = 2**20  # maximum number of probabilities that the parameters are fitted to
 
 
 @dataclass(frozen=True)
@@ -86,26 +86,28 @@ class LabelNoise:
             labels: classes (n,), or class indicators (n, K).
             is_usable: whether the label of each image may be used to fit the parameters, (n,); None allows all.
         """
-        most = max(_FITTED // probabilities.shape[1], 1)
+        model_type = _SingleLabelModel if labels.ndim == 1 else _MultiLabelModel
         used = np.arange(len(labels)) if is_usable is None else np.flatnonzero(is_usable)
-        kind, known = (_SingleLabelModel if labels.ndim == 1 else _MultiLabelModel), labels[used]
-        if len(used) > most:  # enough for three parameters
-            used = np.sort(np.random.default_rng(0).permutation(used)[:most])
-        model = kind(probabilities[used], labels[used], known)
-        without = model.fit([(0.0, 0.0), (-2.0, 0.0)], is_noisy=False)
-        noisy = model.fit([(*without[0], -4.0), (*without[0], -1.5)], is_noisy=True)
-        ratio = max(2 * (without[1] - noisy[1]), 0.0)
+        usable_labels = labels[used]
+        max_images = max(_MAX_FITTED // probabilities.shape[1], 1)  # enough for three parameters
+        if len(used) > max_images:
+            used = np.sort(np.random.default_rng(0).permutation(used)[:max_images])
+        model = model_type(probabilities[used], labels[used], usable_labels)
+        # Each fit starts from two points, because the cost can have several minima.
+        plain, plain_cost = model.fit([(0.0, 0.0), (-2.0, 0.0)], is_noisy=False)
+        noisy, noisy_cost = model.fit([(*plain, -4.0), (*plain, -1.5)], is_noisy=True)
+        ratio = max(2 * (plain_cost - noisy_cost), 0.0)  # of the likelihoods, as twice the difference of logarithms
         # The fraction is at the boundary of its range, so the ratio is 0 half of the time (Self and Liang 1987).
         p = float(chdtrc(1, ratio)) / 2 if ratio else 1.0
-        return cls(p, *kind(probabilities, labels, known).judge(np.array(noisy[0])))
+        return cls(p, *model_type(probabilities, labels, usable_labels).assess(np.array(noisy)))
 
 
 class _Model(ABC):
     """The negative log-likelihood of labels and its gradient, for one task."""
 
-    def __init__(self, probabilities: npt.NDArray[np.floating], labels: Ints, known: Ints) -> None:
+    def __init__(self, probabilities: npt.NDArray[np.floating], labels: Ints, usable_labels: Ints) -> None:
         self.probabilities, self.labels = probabilities, labels  # (n, K); classes (n,), or class indicators (n, K)
-        self.frequency = self._frequency(known)
+        self.frequency = self._frequency(usable_labels)  # labels of test images have no influence
         self.prior = self._logits(self.frequency)  # (K,)
 
     @abstractmethod
@@ -163,7 +165,7 @@ class _Model(ABC):
         best = min(results, key=lambda result: float(result.fun))
         return tuple(map(float, best.x)), float(best.fun)
 
-    def judge(self, parameters: Floats) -> tuple[Floats, Ints, Floats]:
+    def assess(self, parameters: Floats) -> tuple[Floats, Ints, Floats]:
         """Return `wrong`, `suggested` and `doubt` of `LabelNoise` for fitted parameters."""
         fraction = float(expit(parameters[2]))
         wrong, doubt = np.empty(self.labels.shape), np.empty(self.labels.shape)
@@ -171,9 +173,9 @@ class _Model(ABC):
         for rows in blocks(len(self.labels), self.probabilities.shape[1], _NUMBERS):
             calibrated, _ = self._calibrated(rows, parameters)
             label, at_random = self._label(calibrated, rows)
-            wrong[rows] = (
-                fraction * at_random * (1 - label) / np.maximum((1 - fraction) * label + fraction * at_random, _TINY)
-            )
+            # Bayes' theorem: the probability that the label is random and differs from the one that it replaced.
+            mixed = np.maximum((1 - fraction) * label + fraction * at_random, _TINY)
+            wrong[rows] = fraction * at_random * (1 - label) / mixed
             suggested[rows], doubt[rows] = self._suggest(calibrated, label, rows)
         return wrong, suggested, doubt
 
@@ -203,22 +205,16 @@ class _SingleLabelModel(_Model):
         return calibrated[np.arange(len(labels)), labels], 1 / calibrated.shape[1]
 
     def _suggest(self, calibrated: Floats, label: Floats, rows: slice) -> tuple[Ints, Floats]:
-        at = np.arange(len(calibrated))
-        calibrated[at, self.labels[rows]] = -1.0
+        row = np.arange(len(calibrated))
+        calibrated[row, self.labels[rows]] = -1.0  # so that the label is not suggested
         suggested = calibrated.argmax(axis=1)
-        return suggested, calibrated[at, suggested] - label
+        return suggested, calibrated[row, suggested] - label
 
-    def _slopes(
-        self,
-        slope: Floats,
-        z: Floats,
-        calibrated: Floats,
-        label: Floats,  # noqa: ARG002
-        rows: slice,
-    ) -> tuple[float, float]:
-        at = np.arange(len(z)), self.labels[rows]
-        by_scale = float((slope * (z[at] - (calibrated * z).sum(axis=1))).sum())
-        return by_scale, float((slope * (self.prior[at[1]] - calibrated @ self.prior)).sum())
+    def _slopes(self, slope: Floats, z: Floats, calibrated: Floats, label: Floats, rows: slice) -> tuple[float, float]:  # noqa: ARG002
+        labels = self.labels[rows]
+        z_of_label = z[np.arange(len(z)), labels]
+        by_scale = float((slope * (z_of_label - (calibrated * z).sum(axis=1))).sum())
+        return by_scale, float((slope * (self.prior[labels] - calibrated @ self.prior)).sum())
 
 
 class _MultiLabelModel(_Model):
@@ -241,16 +237,9 @@ class _MultiLabelModel(_Model):
     def _suggest(self, calibrated: Floats, label: Floats, rows: slice) -> tuple[Ints, Floats]:  # noqa: ARG002
         return (calibrated > 0.5).astype(np.int64), 1 - 2 * label
 
-    def _slopes(
-        self,
-        slope: Floats,
-        z: Floats,
-        calibrated: Floats,  # noqa: ARG002
-        label: Floats,
-        rows: slice,
-    ) -> tuple[float, float]:
-        towards = slope * (1 - label) * np.where(self.labels[rows] == 1, 1.0, -1.0)
-        return float((towards * z).sum()), float((towards * self.prior).sum())
+    def _slopes(self, slope: Floats, z: Floats, calibrated: Floats, label: Floats, rows: slice) -> tuple[float, float]:  # noqa: ARG002
+        by_logit = slope * (1 - label) * np.where(self.labels[rows] == 1, 1.0, -1.0)
+        return float((by_logit * z).sum()), float((by_logit * self.prior).sum())
 
 
 def find_suspects(
@@ -271,35 +260,36 @@ def find_suspects(
     noise = LabelNoise.of(probabilities, labels, is_usable) if len(labels) else None
     if noise is None or noise.p >= LEVEL:
         return []
-    is_doubtful = noise.doubt > 0
-    each = np.where(is_doubtful, noise.wrong, 0.0)  # the most probable label is never listed
-    wrong = each if labels.ndim == 1 else each.max(axis=1)
+    decision_wrong = np.where(noise.doubt > 0, noise.wrong, 0.0)  # the most probable label is never listed
+    wrong = decision_wrong if labels.ndim == 1 else decision_wrong.max(axis=1)  # of each image
     usable = np.ones(len(labels), np.bool_) if is_usable is None else is_usable
-    lists = []  # one for each group of images: the longest one of which few enough labels are correct by chance
+    lists = []  # one of usable labels and one of others, so that neither influences the length of the other
     for images in (np.flatnonzero(usable), np.flatnonzero(~usable)):
         order = images[np.argsort(-wrong[images], kind="stable")]
-        by_chance = np.cumsum(1 - wrong[order]) / np.arange(1, len(order) + 1)
-        allowed = np.flatnonzero((by_chance <= MOST_BY_CHANCE) & (wrong[order] > 0))
+        correct_fraction = np.cumsum(1 - wrong[order]) / np.arange(1, len(order) + 1)  # of the list up to each image
+        allowed = np.flatnonzero((correct_fraction <= MAX_CORRECT_FRACTION) & (wrong[order] > 0))
         lists.append(order[: int(allowed[-1]) + 1] if len(allowed) else order[:0])
-    chosen = np.concatenate(lists)
-    chosen = chosen[np.argsort(-wrong[chosen], kind="stable")]
-    least = float(wrong[chosen].min()) if len(chosen) else 1.0
+    listed = np.concatenate(lists)
+    listed = listed[np.argsort(-wrong[listed], kind="stable")]
     suspects = []
-    for i in map(int, chosen):
+    for i in map(int, listed):
+        chance = 1 - float(wrong[i])
         if labels.ndim == 1:
-            chance, doubt = 1 - float(wrong[i]), float(noise.doubt[i])
+            doubt = float(noise.doubt[i])
             suspects.append(Disagreement(i, (int(labels[i]),), (int(noise.suggested[i]),), doubt, chance))
             continue
-        has, flipped = labels[i] == 1, each[i] >= least  # decisions at least as doubtful as the last in the list
-        labelled, suggested = (tuple(map(int, np.flatnonzero(decisions))) for decisions in (has, has ^ flipped))
-        suspects.append(Disagreement(i, labelled, suggested, float(noise.doubt[i][flipped].max()), 1 - float(wrong[i])))
+        # The suggestion changes the decisions that are at least as likely wrong as the last image of the list.
+        before, is_changed = labels[i] == 1, decision_wrong[i] >= wrong[listed[-1]]
+        label = tuple(map(int, np.flatnonzero(before)))
+        suggested = tuple(map(int, np.flatnonzero(before ^ is_changed)))
+        suspects.append(Disagreement(i, label, suggested, float(noise.doubt[i][is_changed].max()), chance))
     return suspects
 
 
 def probe_out_of_fold(
     features: Tensor, labels: Tensor, classes: int, seed: int = 0, is_usable: npt.NDArray[np.bool_] | None = None
 ) -> Floats | None:
-    """Predict the class of each image by a linear probe that was not trained on the image (cross-validation).
+    """Return out-of-fold predictions: each image is predicted by a linear probe that was not trained on it.
 
     Args:
         features: (n, D), of a backbone that was not trained on these labels.
@@ -316,33 +306,34 @@ def probe_out_of_fold(
     task = SINGLE_LABEL if labels.ndim == 1 else MULTI_LABEL
     usable = np.ones(len(labels), np.bool_) if is_usable is None else is_usable
     used, others = np.flatnonzero(usable), np.flatnonzero(~usable)
-    known = labels[used]
-    if len(used) < 2 * FOLDS or int((known.sum(dim=0) if task.is_sigmoid else known.bincount()).max()) < FOLDS:
+    used_labels = labels[used]
+    class_counts = used_labels.sum(dim=0) if task.is_sigmoid else used_labels.bincount()
+    if len(used) < 2 * FOLDS or int(class_counts.max()) < FOLDS:
         return None
     x = (features - features.mean(dim=0)) / features.std(dim=0).clamp(min=1e-6)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The least populated class")  # its images are predicted nevertheless
         splitter = (KFold if task.is_sigmoid else StratifiedKFold)(FOLDS, shuffle=True, random_state=seed)
+        # Images whose label may not be used are distributed over the folds, but are never trained on.
         folds = [
-            (used[seen], np.concatenate([used[unseen], others[fold::FOLDS]]))
-            for fold, (seen, unseen) in enumerate(splitter.split(used, known))
+            (used[train], np.concatenate([used[test], others[fold::FOLDS]]))
+            for fold, (train, test) in enumerate(splitter.split(used, used_labels))
         ]
     weights = [(torch.zeros(classes, x.shape[1]), torch.zeros(classes)) for _ in folds]
     y = labels.to(x.dtype) if task.is_sigmoid else labels
-    best, least = None, np.inf
+    best_logits, best_loss = None, np.inf
     for penalty in _PENALTIES:  # from strong to weak, each starting from the result of the previous one
         logits = torch.zeros(len(x), classes)
-        for number, (seen, unseen) in enumerate(folds):
-            weights[number] = regress(x[seen], y[seen], penalty, *weights[number])
-            weight, bias = weights[number]
-            logits[unseen] = x[unseen] @ weight.T + bias
+        for fold, (train, test) in enumerate(folds):
+            weight, bias = weights[fold] = regress(x[train], y[train], penalty, *weights[fold])
+            logits[test] = x[test] @ weight.T + bias
         loss = regression_loss(logits[used], y[used]).item()
-        if not loss < least:
+        if not loss < best_loss:  # also if it is NaN
             break
-        best, least = logits, loss
-    if best is None:
+        best_logits, best_loss = logits, loss
+    if best_logits is None:
         return None
-    return (best.double().sigmoid() if task.is_sigmoid else best.double().softmax(dim=1)).numpy()
+    return (best_logits.double().sigmoid() if task.is_sigmoid else best_logits.double().softmax(dim=1)).numpy()
 
 
 class LabelError(NamedTuple):
@@ -373,7 +364,7 @@ def from_features(table: ImageTable, features: Tensor, labels: Tensor, seed: int
     probabilities = probe_out_of_fold(features, labels, len(table.classes), seed, is_usable)
     if probabilities is None:
         return []
-    return _named(find_suspects(probabilities, labels.numpy(), is_usable), table.paths, table.classes)
+    return _name_suspects(find_suspects(probabilities, labels.numpy(), is_usable), table.paths, table.classes)
 
 
 def from_predictions(evaluations: Iterable[Evaluation]) -> list[LabelError]:
@@ -389,23 +380,22 @@ def from_predictions(evaluations: Iterable[Evaluation]) -> list[LabelError]:
         probabilities = np.concatenate([evaluation.probabilities for evaluation in all_evaluations])
         labels = np.concatenate([evaluation.labels for evaluation in all_evaluations])
     paths = [path for evaluation in all_evaluations for path in evaluation.paths]
-    return _named(find_suspects(probabilities, labels), paths, all_evaluations[0].classes)
+    return _name_suspects(find_suspects(probabilities, labels), paths, all_evaluations[0].classes)
 
 
-def _named(suspects: Iterable[Disagreement], paths: Sequence[str], classes: Sequence[str]) -> list[LabelError]:
+def _name_suspects(suspects: Iterable[Disagreement], paths: Sequence[str], classes: Sequence[str]) -> list[LabelError]:
     # Replace indices and class numbers by paths and class names.
     errors = []
     for suspect in suspects:
-        label, suggested = (
-            JOINT.join(classes[i] for i in numbers) or JOINT for numbers in (suspect.labels, suspect.suggested)
-        )
+        label = JOINT.join(classes[i] for i in suspect.labels) or JOINT  # an image may have no class
+        suggested = JOINT.join(classes[i] for i in suspect.suggested) or JOINT
         errors.append(LabelError(paths[suspect.index], label, suggested, suspect.doubt, suspect.chance))
     return errors
 
 
 def summary(errors: Sequence[LabelError]) -> dict[str, float]:
     """Return the number of suspected label errors, and the expected number of correct labels among them."""
-    return {"listed": len(errors), "expected_by_chance": sum(error.chance for error in errors)}
+    return {"listed": len(errors), "expected_correct_labels": sum(error.chance for error in errors)}
 
 
 def describe_errors(errors: Sequence[LabelError]) -> str:
@@ -413,7 +403,7 @@ def describe_errors(errors: Sequence[LabelError]) -> str:
     if not errors:
         return "no more labels look wrong than chance explains"
     looks = plural(len(errors), "label looks wrong", "labels look wrong")
-    return f"{looks}; {by_chance(len(errors), sum(error.chance for error in errors))}"
+    return f"{looks}; {false_alarms_in_words(len(errors), sum(error.chance for error in errors))}"
 
 
 def write_label_errors(path: Path, errors: Sequence[LabelError]) -> None:

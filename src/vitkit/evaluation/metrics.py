@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -38,15 +39,16 @@ def class_curves(labels: Ints, scores: Floats) -> dict[int, ClassCurves]:
 
     n, by_class = len(labels), {}
     occurring, counts = np.unique(labels, return_counts=True)
-    for place, (i, count) in enumerate(zip(occurring.tolist(), counts.tolist(), strict=True)):
-        if place % (step := max(_NUMBERS // n, 1)) == 0:  # a table in a file is read a few columns at a time
-            columns = np.ascontiguousarray(scores[:, occurring[place : place + step]].T)
-        if count == n:
+    step = max(_NUMBERS // n, 1)  # a table in a file is read a few columns at a time
+    for position, (i, count) in enumerate(zip(occurring.tolist(), counts.tolist(), strict=True)):
+        if position % step == 0:
+            columns = np.ascontiguousarray(scores[:, occurring[position : position + step]].T)
+        if count == n:  # no image of another class
             by_class[i] = ClassCurves(None, 1.0, None, np.ones(len(RATES), np.float32))
             continue
         # Precision and recall follow from the points of the ROC curve, so that the scores are sorted only once.
-        false, true, _ = roc_curve(labels == i, columns[place % step], drop_intermediate=False)
-        precision = np.ones_like(true)
+        false, true, _ = roc_curve(labels == i, columns[position % step], drop_intermediate=False)
+        precision = np.ones_like(true)  # 1 by definition if no image is predicted
         precision[1:] = true[1:] * count / (true[1:] * count + false[1:] * (n - count))
         highest = np.maximum.accumulate(precision[::-1])[::-1]
         by_class[i] = ClassCurves(
@@ -59,7 +61,7 @@ def class_curves(labels: Ints, scores: Floats) -> dict[int, ClassCurves]:
 
 
 Counts = npt.NDArray[np.int64]
-Known = list[float | None]
+Ratios = list[float | None]  # None where the denominator is 0
 
 
 @dataclass(frozen=True)
@@ -73,26 +75,26 @@ class Evaluation:
     probabilities: npt.NDArray[np.float32]  # (n, K); each row sums to 1
     unreadable: dict[str, str] = field(default_factory=dict)  # why an image could not be predicted, by path
     temperature: float = 1.0  # of the classifier; the probabilities include it
-    groups: tuple[int, ...] = ()  # group number of each image, (n,); images of a group depend on each other; or empty
+    groups: tuple[int, ...] = ()  # group number of each image, (n,), if images of a group depend on each other
     chosen: tuple[str, ...] = ()  # choices that were made on these images, such as the epoch (`figures.chosen_on`)
     # Current label, by path, of each image whose label has changed since an earlier run. `labels` has the earlier ones.
-    since: Mapping[str, str] = field(default_factory=dict)
+    current_labels: Mapping[str, str] = field(default_factory=dict)
     # Conformal p-value of each image, (n,): the fraction of held-out images that are no more familiar to the classifier
     # (`inference.unknown`). None if the classifier has no score for unknown images.
-    familiar: npt.NDArray[np.float32] | None = None
+    p_known: npt.NDArray[np.float32] | None = None
 
     @property
     def task(self) -> Task:
         """The task: classification with one class per image, or with several."""
         return SINGLE_LABEL
 
-    def with_classes(self, more: Sequence[str]) -> Self:
+    def with_classes(self, added: Sequence[str]) -> Self:
         """Add classes that the classifier does not know and therefore never predicts."""
-        probabilities = np.pad(self.probabilities, ((0, 0), (0, len(more))))
-        return replace(self, classes=(*self.classes, *more), probabilities=probabilities)
+        probabilities = np.pad(self.probabilities, ((0, 0), (0, len(added))))
+        return replace(self, classes=(*self.classes, *added), probabilities=probabilities)
 
     def label_row(self, numbers: Sequence[int]) -> int | npt.NDArray[np.bool_]:
-        """Return the entry of `labels` for an image that has the classes with these numbers."""
+        """Return the entry of `labels` for an image that has the classes with these numbers, here exactly one."""
         return numbers[0]
 
     @cached_property
@@ -101,9 +103,14 @@ class Evaluation:
         return self.probabilities.argmax(axis=1)
 
     @property
+    def is_correct(self) -> npt.NDArray[np.bool_]:
+        """Whether each image is predicted correctly, (n,)."""
+        return np.asarray(self.predicted == self.labels)
+
+    @property
     def accuracy(self) -> float:
-        """Fraction of images whose most probable class is the true one."""
-        return float((self.predicted == self.labels).mean())
+        """Fraction of images that are predicted correctly."""
+        return float(self.is_correct.mean())
 
     @property
     def balanced_accuracy(self) -> float:
@@ -112,7 +119,7 @@ class Evaluation:
 
     @property
     def loss(self) -> float:
-        """Mean negative log-likelihood of the true class, in nats."""
+        """Mean negative log-likelihood of the true class, in nats (natural logarithm)."""
         true = self.probabilities[np.arange(len(self.labels)), self.labels]
         return float(-np.log(np.maximum(true, np.finfo(np.float32).tiny)).mean())
 
@@ -127,7 +134,7 @@ class Evaluation:
     @property
     def top5_accuracy(self) -> float:
         """Fraction of images whose true class is among the 5 most probable."""
-        return self.top(5)
+        return float(self.is_among(5).mean())
 
     @property
     def ece(self) -> float:
@@ -137,12 +144,12 @@ class Evaluation:
     @cached_property
     def reliability(self) -> Reliability:
         """Accuracy as a function of confidence."""
-        return Reliability.of_confidence(self.confidence, self.predicted == self.labels)
+        return Reliability.of_confidence(self.confidence, self.is_correct)
 
     @cached_property
-    def untempered(self) -> Reliability:
+    def reliability_untempered(self) -> Reliability:
         """Accuracy as a function of the confidence at temperature 1."""
-        return Reliability.of_confidence(self.confidence_before, self.predicted == self.labels)
+        return Reliability.of_confidence(self.confidence_untempered, self.is_correct)
 
     @cached_property
     def confidence(self) -> npt.NDArray[np.float64]:
@@ -150,7 +157,7 @@ class Evaluation:
         return self.probabilities.max(axis=1).astype(np.float64)
 
     @cached_property
-    def confidence_before(self) -> npt.NDArray[np.float64]:
+    def confidence_untempered(self) -> npt.NDArray[np.float64]:
         """Highest probability of each image at temperature 1, (n,)."""
         return self.confidence if self.temperature == 1 else confidence_at(self.probabilities, self.temperature)
 
@@ -182,30 +189,26 @@ class Evaluation:
         """Classes of the model to which no image belongs."""
         return tuple(self.classes[i] for i in np.setdiff1d(np.arange(len(self.classes)), self.labels))
 
-    def confused(self, most: int) -> list[tuple[str, str, int, float]]:
-        """Return the `most` pairs of classes that are confused most often, the most frequent first.
+    def confused(self, max_count: int) -> list[tuple[str, str, int, float]]:
+        """Return at most `max_count` pairs of classes that are confused, the most frequent first.
 
         They are tuples of true class, predicted class, number of images with this pair, and their fraction of the
         images of the true class.
         """
         images = self._count(self.labels)
-        true, predicted, counts = self.pairs()
+        true, predicted, counts = self.confusion_pairs()
         wrong = true != predicted
         true, predicted, counts = true[wrong], predicted[wrong], counts[wrong]
         return [
             (self.classes[true[p]], self.classes[predicted[p]], int(counts[p]), float(counts[p] / images[true[p]]))
-            for p in np.argsort(-counts, kind="stable")[:most]
+            for p in np.argsort(-counts, kind="stable")[:max_count]
         ]
 
-    def mistakes(self, most: int) -> list[int]:
-        """Return the indices of at most `most` misclassified images, the most confident first."""
-        wrong = np.flatnonzero(self.predicted != self.labels)
-        order = np.argsort(-self.probabilities[wrong].max(axis=1), kind="stable")[:most]
+    def mistakes(self, max_count: int) -> list[int]:
+        """Return the indices of at most `max_count` misclassified images, the most confident first."""
+        wrong = np.flatnonzero(~self.is_correct)
+        order = np.argsort(-self.probabilities[wrong].max(axis=1), kind="stable")[:max_count]
         return [int(i) for i in wrong[order]]
-
-    def top(self, k: int) -> float:
-        """Return the fraction of images whose true class is among the k most probable."""
-        return float(self.is_among(k).mean())
 
     def is_among(self, k: int) -> npt.NDArray[np.bool_]:
         """Return whether each image's true class is among the k most probable, (n,)."""
@@ -215,21 +218,21 @@ class Evaluation:
             among[rows] = (self.probabilities[rows] > true[rows, None]).sum(axis=1) < k
         return among
 
-    def confusion(self, most: int | None = None) -> npt.NDArray[np.int64]:
-        """Return the confusion matrix (K, K) of counts; rows are true classes, columns predicted ones.
+    def confusion(self, max_rows: int | None = None) -> npt.NDArray[np.int64]:
+        """Return the confusion matrix of counts; rows are true classes, columns predicted ones.
 
-        If there are more than `most` classes, neighbouring classes are merged.
+        If there are more than `max_rows` classes, neighbouring classes are merged into one row and column.
         """
-        classes_per_row = 1 if most is None else -(-len(self.classes) // most)
-        side = -(-len(self.classes) // classes_per_row)
-        true, predicted, counts = self.pairs()
+        classes_per_row = 1 if max_rows is None else math.ceil(len(self.classes) / max_rows)
+        side = math.ceil(len(self.classes) / classes_per_row)
+        true, predicted, counts = self.confusion_pairs()
         matrix = np.zeros((side, side), dtype=np.int64)
         np.add.at(matrix, (true // classes_per_row, predicted // classes_per_row), counts)
         return matrix
 
     def per_class(self) -> dict[str, dict[str, Any]]:
         """Return precision, recall, F1 and support (number of images) of each class; None where undefined."""
-        hits, support = self._count(self.labels[self.predicted == self.labels]), self._count(self.labels)
+        hits, support = self._count(self.labels[self.is_correct]), self._count(self.labels)
         precision, recall, f1 = scores(hits, self._count(self.predicted), support)
         return {
             name: {"precision": precision[i], "recall": recall[i], "f1": f1[i], "support": int(support[i])}
@@ -239,18 +242,22 @@ class Evaluation:
     def _count(self, labels: npt.NDArray[np.int64]) -> Counts:
         return np.bincount(labels, minlength=len(self.classes))
 
-    def pairs(self) -> tuple[Counts, Counts, Counts]:
-        """Return the pairs of true and predicted class that occur, sorted: true classes, predicted classes, images."""
+    def confusion_pairs(self) -> tuple[Counts, Counts, Counts]:
+        """Count the images with each combination of true and predicted class that occurs.
+
+        Returns:
+            Three arrays: the true class, the predicted class, and the number of images of each combination.
+        """
         pairs, counts = np.unique(self.labels * len(self.classes) + self.predicted, return_counts=True)
         return *np.divmod(pairs, len(self.classes)), counts
 
     def summary(self) -> dict[str, Any]:
         """Return the main figures by name, `accuracy` first."""
-        figures = registry.summary(self, "single")
+        figures = registry.summary(self, self.task.name)
         return {**figures, "images": len(self.labels), "unreadable": len(self.unreadable), "split": self.split}
 
 
-def scores(hits: Counts, predicted: Counts, support: Counts) -> tuple[Known, Known, Known]:
+def scores(hits: Counts, predicted: Counts, support: Counts) -> tuple[Ratios, Ratios, Ratios]:
     """Return precision, recall and F1 of each class.
 
     Precision is None for a class that is never predicted, recall for a class that no image has, and F1 for a class that
@@ -262,22 +269,26 @@ def scores(hits: Counts, predicted: Counts, support: Counts) -> tuple[Known, Kno
 
 def _mean_of_known(rows: Mapping[str, Mapping[str, float | None]], key: str) -> float:
     # The mean of a figure over the classes for which it is defined; NaN if there are none.
-    known = [value for row in rows.values() if (value := row[key]) is not None]
+    values = [row[key] for row in rows.values()]
+    known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else float("nan")
 
 
-def _ratios(part: Counts, whole: Counts) -> Known:
+def _ratios(part: Counts, whole: Counts) -> Ratios:
     return [float(a / b) if b else None for a, b in zip(part, whole, strict=True)]
 
 
 def grouped(evaluation: Evaluation, number_of: Mapping[str, int]) -> Evaluation:
-    """Add group numbers, by path, to an evaluation. Images without a number are independent."""
-    known = [number_of.get(path) for path in evaluation.paths]
-    numbers = [number for number in known if number is not None]
+    """Add group numbers, by path, to an evaluation. An image without a number becomes a group of its own.
+
+    The evaluation is returned unchanged if no two of its images are in the same group.
+    """
+    number_or_none = [number_of.get(path) for path in evaluation.paths]
+    numbers = [number for number in number_or_none if number is not None]
     if len(set(numbers)) == len(numbers):
         return evaluation
-    free = max(numbers) + 1
-    groups = tuple(free + i if number is None else number for i, number in enumerate(known))
+    unused = max(numbers) + 1
+    groups = tuple(unused + i if number is None else number for i, number in enumerate(number_or_none))
     return replace(evaluation, groups=groups)
 
 
@@ -287,22 +298,24 @@ def pooled(folds: Sequence[Evaluation]) -> Evaluation:
     Each image keeps the classes predicted by the model of its fold, with that model's thresholds. All images of a group
     must be in the same fold.
     """
-    first, groups, start = folds[0], list[int](), 0
+    groups: list[int] = []
+    start = 0  # the first group number of the fold, so that groups of different folds differ
     for fold in folds:
         _, number = np.unique(fold.groups or np.arange(len(fold.labels)), return_inverse=True)
         groups += (start + number).tolist()
         start += int(number.max()) + 1
-    familiar = [fold.familiar for fold in folds if fold.familiar is not None]
+    p_known = [fold.p_known for fold in folds if fold.p_known is not None]
     whole = replace(
-        first,
+        folds[0],
         paths=tuple(path for fold in folds for path in fold.paths),
         labels=np.concatenate([fold.labels for fold in folds]),
         probabilities=np.concatenate([fold.probabilities for fold in folds]),
         unreadable={path: reason for fold in folds for path, reason in fold.unreadable.items()},
         groups=tuple(groups) if start < len(groups) else (),  # empty if each image is its own group
-        familiar=np.concatenate(familiar) if len(familiar) == len(folds) else None,
+        p_known=np.concatenate(p_known) if len(p_known) == len(folds) else None,
     )
-    whole.__dict__["predicted"] = np.concatenate([fold.predicted for fold in folds])  # with each model's thresholds
+    # Set the cached property, which would otherwise use the thresholds of the first fold for all images.
+    whole.__dict__["predicted"] = np.concatenate([fold.predicted for fold in folds])
     return whole
 
 
@@ -323,12 +336,12 @@ class MultiEvaluation(Evaluation):
     def task(self) -> Task:
         return MULTI_LABEL
 
-    def with_classes(self, more: Sequence[str]) -> MultiEvaluation:
-        widened = super().with_classes(more)
-        never_predicted = (1.0,) * len(more)
+    def with_classes(self, added: Sequence[str]) -> MultiEvaluation:
+        widened = super().with_classes(added)
+        never_predicted = (1.0,) * len(added)
         return replace(
             widened,
-            labels=np.pad(self.labels, ((0, 0), (0, len(more)))),
+            labels=np.pad(self.labels, ((0, 0), (0, len(added)))),
             thresholds=(*self.thresholds, *never_predicted),
         )
 
@@ -345,9 +358,9 @@ class MultiEvaluation(Evaluation):
         return JOINT.join(self.classes[k] for k in np.flatnonzero(self.labels[index])) or JOINT
 
     @property
-    def accuracy(self) -> float:
-        """Exact match: fraction of images for which exactly the true classes are predicted."""
-        return float((self.predicted == self.labels).all(axis=1).mean())
+    def is_correct(self) -> npt.NDArray[np.bool_]:
+        """Whether exactly the true classes are predicted for each image, (n,); `accuracy` is then the exact match."""
+        return np.asarray((self.predicted == self.labels).all(axis=1))
 
     @property
     def balanced_accuracy(self) -> float:
@@ -373,7 +386,7 @@ class MultiEvaluation(Evaluation):
 
     @property
     def loss(self) -> float:
-        """Mean negative log-likelihood per decision, in nats."""
+        """Mean negative log-likelihood per decision (one per image and class), in nats."""
         true = np.where(self.labels == 1, self.probabilities, 1 - self.probabilities.astype(np.float64))
         return float(-np.log(np.maximum(true, np.finfo(np.float32).tiny)).mean())
 
@@ -381,14 +394,6 @@ class MultiEvaluation(Evaluation):
     def mean_average_precision(self) -> float:
         """Mean of the classes' average precision (mAP)."""
         return mean_average_precision(self.labels, self.probabilities)
-
-    @property
-    def macro_f1(self) -> float:
-        """Mean F1 of the classes that occur or are predicted.
-
-        F1 is 0 for a class that is predicted but does not occur.
-        """
-        return _mean_of_known(self.per_class(), "f1")
 
     @property
     def micro_f1(self) -> float:
@@ -414,14 +419,7 @@ class MultiEvaluation(Evaluation):
         }
 
     def summary(self) -> dict[str, Any]:
-        """Return the main figures by name, `accuracy` first, which is the exact match."""
-        return {
-            **registry.summary(self, "multi"),
-            "images": len(self.labels),
-            "unreadable": len(self.unreadable),
-            "split": self.split,
-            "task": "multi",
-        }
+        return {**super().summary(), "task": "multi"}
 
 
 def average_precisions(labels: Labels, scores: Floats) -> npt.NDArray[np.float64]:
@@ -431,8 +429,8 @@ def average_precisions(labels: Labels, scores: Floats) -> npt.NDArray[np.float64
     """
     from sklearn.metrics import average_precision_score
 
-    pairs = zip(labels.T, scores.T, strict=True)
-    return np.array([average_precision_score(own, column) if own.any() else np.nan for own, column in pairs])
+    columns = zip(labels.T, scores.T, strict=True)
+    return np.array([average_precision_score(has, score) if has.any() else np.nan for has, score in columns])
 
 
 def mean_average_precision(labels: Labels, scores: Floats) -> float:
@@ -448,20 +446,20 @@ def best_thresholds(labels: Labels, probabilities: Floats) -> tuple[float, ...]:
     to 0.5 is chosen. A class that no image has gets the threshold 0.5. `labels` are class indicators (n, K).
     """
     thresholds = []
-    for own, column in zip(labels.T, probabilities.T, strict=True):  # (n,) for one class
-        if not own.any():
+    for has, probability in zip(labels.T, probabilities.T, strict=True):  # (n,) for one class
+        if not has.any():
             thresholds.append(NO_THRESHOLD)
             continue
-        order = np.argsort(-column, kind="stable")
-        values = np.append(column[order].astype(np.float64), 0.0)
-        hits, predicted = np.cumsum(own[order]), np.arange(1, len(own) + 1)
-        f1 = 2 * hits / (predicted + own.sum())
+        order = np.argsort(-probability, kind="stable")
+        values = np.append(probability[order].astype(np.float64), 0.0)
+        # The F1 if the class is predicted for the k most probable images, for each k from 1 to n.
+        hits, predicted = np.cumsum(has[order]), np.arange(1, len(has) + 1)
+        f1 = 2 * hits / (predicted + has.sum())
         f1[values[:-1] == values[1:]] = -1  # images of equal probability are predicted together or not at all
         if values[-2] == 0:  # a threshold of 0 predicts the class for all images
-            f1[-1] = 2 * hits[-1] / (len(own) + own.sum())
-        middles = (values[:-1] + values[1:]) / 2
-        best = np.flatnonzero(f1 >= f1.max() - 1e-12)
-        thresholds.append(float(middles[best[np.argmin(np.abs(middles[best] - 0.5))]]))
+            f1[-1] = 2 * hits[-1] / (len(has) + has.sum())
+        candidates = ((values[:-1] + values[1:]) / 2)[f1 >= f1.max() - 1e-12]  # up to rounding, equally good
+        thresholds.append(float(candidates[np.argmin(np.abs(candidates - 0.5))]))
     return tuple(thresholds)
 
 
@@ -477,8 +475,7 @@ def cross_fitted(evaluation: MultiEvaluation, folds: int = 5, seed: int = 0) -> 
         others = fold_of != fold
         thresholds = best_thresholds(evaluation.labels[others], evaluation.probabilities[others])
         predicted[~others] = evaluation.probabilities[~others] >= np.array(thresholds)
-    evaluated = replace(
-        evaluation, probabilities=predicted.astype(np.float32), thresholds=(0.5,) * len(evaluation.classes)
-    )
-    summary = evaluated.summary()
+    # With probabilities of 0 and 1, each threshold of 0.5 gives these predictions again.
+    thresholds = (0.5,) * len(evaluation.classes)
+    summary = replace(evaluation, probabilities=predicted.astype(np.float32), thresholds=thresholds).summary()
     return {key: summary[key] for key in ("accuracy", "micro_f1", "macro_f1", "hamming_loss", "balanced_accuracy")}

@@ -64,25 +64,27 @@ def trust_figures(
                 "--coverage and --accuracy require images that the weights have not seen, each with exactly one of the "
                 "model's classes: leave out these flags, or choose other images",
             )
-        classifier.rules(coverage=coverage, accuracy=accuracy)  # may refuse
+        classifier.rules(coverage=coverage, accuracy=accuracy)  # raises an error if the promise cannot be made
     # Validation images of the run test nothing: the promises and the score for unknown images were fitted to them.
     measured = None if is_of_run and evaluation.split != "test" else counted
     figures: dict[str, Any] = {}
     if measured is not None and can_measure and classifier.held_out is not None:
         units = Units.of_evaluation(measured)
-        sets, sure = list[dict[str, Any]](), list[dict[str, Any]]()
+        coverages: list[dict[str, Any]] = []
+        accuracies: list[dict[str, Any]] = []
         for value in COVERAGES if coverage is None else (coverage,):
-            with _refusals(sets, value):
+            with _appending_refusal(coverages, value):
                 rules = classifier.rules(coverage=value)
-                sets.append({"requested": value, **_coverage(rules.sets, measured, units)})
+                coverages.append({"requested": value, **_coverage_figures(rules.sets, measured, units)})
         for value in ACCURACIES if accuracy is None else (accuracy,):
-            with _refusals(sure, value):
+            with _appending_refusal(accuracies, value):
                 rules = classifier.rules(accuracy=value)
-                sure.append({"requested": value, **_accuracy(rules.sure, measured)})
+                accuracies.append({"requested": value, **_accuracy_figures(rules.sure, measured)})
         held_out = classifier.held_out.held_out
-        about: dict[str, Any] = {"images": len(held_out), "chosen_on_them": list(held_out.chosen)}
-        about |= {"folds": held_out.folds} if held_out.folds else {}
-        figures["promises"] = {"validation": about, "coverage": sets, "accuracy": sure}
+        validation: dict[str, Any] = {"images": len(held_out), "chosen_on_them": list(held_out.chosen)}
+        if held_out.folds:
+            validation["folds"] = held_out.folds
+        figures["promises"] = {"validation": validation, "coverage": coverages, "accuracy": accuracies}
     if classifier.unknown is not None:
         figures["unknown"] = _unknown_figures(classifier.unknown, classifier, measured)
     return figures
@@ -112,19 +114,19 @@ def trust_lines(numbers: Mapping[str, Any]) -> Iterator[str]:
 
 
 @contextmanager
-def _refusals(rows: list[dict[str, Any]], requested: float) -> Iterator[None]:
-    # Catch a `VitkitError` of the `with` block, and append a row with its message.
+def _appending_refusal(rows: list[dict[str, Any]], requested: float) -> Iterator[None]:
+    # Catch a `VitkitError` of the `with` block, and append a row with its message to `rows`.
     try:
         yield
     except VitkitError as error:
         rows.append({"requested": requested, "refused": str(error)})
 
 
-def _coverage(sets: ClassSets | None, evaluation: Evaluation, units: Units) -> dict[str, Any]:
+def _coverage_figures(sets: ClassSets | None, evaluation: Evaluation, units: Units) -> dict[str, Any]:
     assert sets is not None
     covers, sizes = np.empty(len(evaluation.labels), np.bool_), np.empty(len(evaluation.labels), np.int64)
     for rows in blocks(*evaluation.probabilities.shape):
-        contained, labels = sets.of(evaluation.probabilities[rows]), evaluation.labels[rows]
+        contained, labels = sets.contains(evaluation.probabilities[rows]), evaluation.labels[rows]
         covers[rows] = contained[np.arange(len(labels)), labels]
         sizes[rows] = contained.sum(axis=1)
     by_class = {}
@@ -146,31 +148,32 @@ def _coverage(sets: ClassSets | None, evaluation: Evaluation, units: Units) -> d
     }
 
 
-def _accuracy(sure: SureThreshold | None, evaluation: Evaluation) -> dict[str, Any]:
+def _accuracy_figures(sure: SureThreshold | None, evaluation: Evaluation) -> dict[str, Any]:
     assert sure is not None
-    is_right = evaluation.labels == evaluation.predicted
+    is_correct = evaluation.is_correct
     probabilities = evaluation.probabilities
     answered = np.concatenate([sure.answers(probabilities[rows]) for rows in blocks(*probabilities.shape)])
     figures = {
         "above_confidence": max(sure.confidence, 0.0),
         "answered": int(answered.sum()),
-        "images": len(is_right),
+        "images": len(is_correct),
         "expected_share": sure.share,
     }
     if not answered.any():
         return {**figures, "measured": None}
     groups = np.array(evaluation.groups)[answered] if evaluation.groups else None
-    bounds = mean_interval(is_right[answered].astype(np.float64), 1.0, Units.of(int(answered.sum()), groups))
-    return {**figures, "measured": float(is_right[answered].mean()), "interval_95": list(bounds)}
+    bounds = mean_interval(is_correct[answered].astype(np.float64), 1.0, Units.of(int(answered.sum()), groups))
+    return {**figures, "measured": float(is_correct[answered].mean()), "interval_95": list(bounds)}
 
 
 def _unknown_figures(unknown: Unknown, classifier: Classifier, measured: Evaluation | None) -> dict[str, Any]:
     # How the score for unknown images was fitted, and at each level the fraction of `measured` that is called unknown.
     called = []
-    if measured is not None and measured.familiar is not None:
+    if measured is not None and measured.p_known is not None:
         units, images = Units.of_evaluation(measured), len(unknown.known)
-        for level in (level for level in LEVELS if images >= images_needed(level)):
-            is_called = (measured.familiar <= level + 1e-6).astype(np.float64)
+        for level in filter(lambda level: images >= images_needed(level), LEVELS):
+            # The tolerance is for p-values in float32, which may round to just above the level.
+            is_called = (measured.p_known <= level + 1e-6).astype(np.float64)
             figures = {"measured": float(is_called.mean()), "interval_95": list(mean_interval(is_called, 1.0, units))}
             called.append({"level": level, **figures, "images": len(is_called)})
     folds = classifier.held_out.held_out.folds if classifier.held_out else 0

@@ -26,12 +26,12 @@ class Metric:
 
     name: str  # key in evaluation.json and in printed output
     title: str  # on pages
-    module: str = ""  # with a function called `name`, (evaluation) -> float; if empty, the evaluation has this property
-    interval: str = ""  # name of the function (evaluation, units) -> (low, high), the confidence interval, if any
+    module: str = ""  # its function `name` takes an evaluation; if empty, the evaluation has a property of this name
+    interval: str = ""  # name of the function (evaluation, units) that returns the confidence interval, if there is one
     interval_module: str = "vitkit.evaluation.intervals"  # module of the function `interval`
     tasks: tuple[TaskName, ...] = tuple(TASKS)  # that the figure applies to
-    least_classes: int = 1  # for which the figure is meaningful; with fewer, it is left out
-    function: Callable[[Any, Any], float] | None = None  # a user's (`register_metric`), in place of `module`
+    min_classes: int = 1  # for which the figure is meaningful; with fewer, it is left out
+    function: Callable[[Any, Any], float] | None = None  # in place of `module`: that of a user (`register_metric`)
 
     def of(self, evaluation: Any) -> float | None:
         """Compute the figure of an evaluation; None if the figure is undefined."""
@@ -104,7 +104,7 @@ def register_metric(name: str, function: Callable[[Any, Any], float], *, several
 
 def metrics_of(task: TaskName, classes: int) -> list[Metric]:
     """Return the figures that apply to a task and a number of classes."""
-    return [metric for metric in METRICS[task].values() if classes >= metric.least_classes]
+    return [metric for metric in METRICS[task].values() if classes >= metric.min_classes]
 
 
 def summary(evaluation: Any, task: TaskName) -> dict[str, float | None]:
@@ -124,29 +124,26 @@ def read_figures(file: Path) -> dict[str, Any]:
     for name, value in figures.items():
         if name in names:
             numbers = list(value.values()) if isinstance(value, dict) else [value]  # folds have a mean and an interval
-            fits = bool(numbers) and all(number is None or is_number(number) or _is_pair(number) for number in numbers)
+            is_valid = bool(numbers) and all(item is None or is_number(item) or _is_pair(item) for item in numbers)
         else:
-            fits = _FITS.get(name, lambda _: True)(value)
-        if not fits:
-            raise VitkitError(
-                "evaluation.figures-damaged",
-                f"{file} is damaged: {name} is {type_of(value)}; delete it, and repeat the evaluation: "
-                f"{resume_command(file.parent)}",
-            )
+            is_valid = name not in _TYPE_CHECKS or _TYPE_CHECKS[name](value)
+        if not is_valid:
+            raise _damaged(file, f"{name} is {type_of(value)}")
     if figures.get("accuracy") is None and not figures.get("seen"):  # there is no accuracy if all images were seen
-        raise VitkitError(
-            "evaluation.figures-damaged",
-            f"{file} is damaged: it has no accuracy; delete it, and repeat the evaluation: "
-            f"{resume_command(file.parent)}",
-        )
+        raise _damaged(file, "it has no accuracy")
     return figures
+
+
+def _damaged(file: Path, problem: str) -> VitkitError:
+    advice = f"delete it, and repeat the evaluation: {resume_command(file.parent)}"
+    return VitkitError("evaluation.figures-damaged", f"{file} is damaged: {problem}; {advice}")
 
 
 def _is_pair(value: object) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(map(is_number, value))
 
 
-_FITS: dict[str, Callable[[Any], bool]] = {  # checks of other keys that are read
+_TYPE_CHECKS: dict[str, Callable[[Any], bool]] = {  # of the values of other keys that are read
     "images": lambda value: type(value) is int,
     "seen": lambda value: (
         value is None
@@ -175,6 +172,6 @@ for _row in (
     Metric("loss", "log loss", tasks=("multi",)),
     Metric("ece", "calibration error (ECE)", interval="ece_bounds", tasks=("single",)),
     Metric("brier", "Brier score", interval="brier_bounds", tasks=("single",)),
-    Metric("top5_accuracy", "top-5 accuracy", interval="top5_bounds", tasks=("single",), least_classes=6),
+    Metric("top5_accuracy", "top-5 accuracy", interval="top5_bounds", tasks=("single",), min_classes=6),
 ):
     register(_row)

@@ -6,8 +6,9 @@ models: size, operations, and images per second in prediction.
 
 from __future__ import annotations
 
+import itertools
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from html import escape
@@ -19,7 +20,7 @@ from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation import images_in_words
 from vitkit.experiments.comparison_request import STRESSES, ExperimentFolder, arguments_of, fields_of_request
 from vitkit.model_folder import WEIGHTS
-from vitkit.system import Progress, log, read_json, silent, without_place, write_json, write_text
+from vitkit.system import Progress, log, public_path, read_json, silent, write_json, write_text
 from vitkit.text import Between, aligned, check_arguments, interval_text, is_number, plural
 from vitkit.training import Recipe
 from vitkit.verbs import Result, check_data, csv_table
@@ -58,10 +59,13 @@ HEADINGS = {
 }
 
 
-def cells(model: dict[str, Any]) -> list[str]:
-    """Return the cells of a model's row in the table as text; a dash stands for a value that was not measured."""
+def cells(model: dict[str, Any], keys: Iterable[str] = HEADINGS) -> list[str]:
+    """Return the cells of a model's row in the table as text, with a dash for a value that was not measured.
+
+    If only some runs on all images reached 90 %, their number is given in place of the time to 90 %.
+    """
     row = []
-    for key in HEADINGS:
+    for key in keys:
         value = model[key]
         if key == "caveats":
             cell = "; ".join(value or ()) or "-"
@@ -88,7 +92,7 @@ def cells(model: dict[str, Any]) -> list[str]:
 
 
 PLAN = "plan.json"  # the planned trainings, written before the first one
-PLACE = ExperimentFolder(PLAN, "comparison")
+FOLDER = ExperimentFolder(PLAN, "comparison")
 
 
 @check_arguments
@@ -108,7 +112,7 @@ def compare(
     devices: Annotated[int, Between(1)] = 1,
     progress: Progress = silent,
 ) -> Result:
-    """Train several models in the same way, and test which is significantly better on the same images.
+    """Test which of several models is better: finished runs, or models that are trained in the same way.
 
         import vitkit
 
@@ -116,11 +120,13 @@ def compare(
         found = vitkit.compare("digits", models, vitkit.Recipe(epochs=1, max_images=200))
         print(found.verdicts)
 
-    On the command line: `vitkit compare digits --models vit_micro_patch4_16,vit_micro_r_s4_16 --set epochs=2`.
+    On the command line: `vitkit compare digits --models vit_micro_patch4_16,vit_micro_r_s4_16 --set epochs=2`, or
+    `vitkit compare runs/digits-1 runs/digits-2` for two finished runs.
 
     Args:
         data: folder of class folders, folder with train/ and val/, or a name such as digits. With several data sets,
-            the models are compared on each, and a table summarises the results.
+            the models are compared on each, and a table summarises the results. Two or more finished runs, without
+            `models`, are compared as they are, on the images that all of them were tested on.
         models: names of models, NAME@WEIGHTS (NAME@none from scratch), or RECIPE.toml for a model with its own recipe,
             separated by commas. A list is accepted, too.
         recipe: TOML file, or the name of a bundled recipe, for all models. A `vitkit.Recipe` is accepted, too.
@@ -153,57 +159,62 @@ def compare(
     from vitkit.experiments.comparison_suite import is_suite, suite
 
     sources = [data] if data is None or isinstance(data, (str, Path)) else list(data)
+    from vitkit.experiments.trained import compare_trained, is_run
+
+    if models is None and len(sources) > 1 and all(source is not None and is_run(source) for source in sources):
+        return compare_trained([Path(source) for source in sources if source is not None], out)
     if len(sources) > 1 or (resume and is_suite(out)):
-        rest = {"recipe": source, "seeds": seeds, "budget": budget, "fractions": fractions, "stress": stress}
-        named = [str(source) for source in sources if source is not None]
-        return suite(named, models, {**rest, "devices": devices, **fields}, out, compare, resume=resume)
+        options = {"recipe": source, "seeds": seeds, "budget": budget, "fractions": fractions, "stress": stress}
+        names = [str(source) for source in sources if source is not None]
+        return suite(names, models, {**options, "devices": devices, **fields}, out, compare, resume=resume)
     arguments = arguments_of(sources[0] if sources else None, models, source, seeds, fractions, budget, stress)
-    with ExitStack() as hold:
-        start = _resume if resume else _plan
-        folder, plan = start(out, arguments, fields, hold)
-        from vitkit.experiments.comparison_runs import make_all
+    with ExitStack() as locks:
+        open_folder = _resume if resume else _plan
+        folder, plan = open_folder(out, arguments, fields, locks)
+        from vitkit.experiments.comparison_runs import train_all
 
         try:
-            diverged = make_all(plan.runs(), folder, devices)
+            diverged = train_all(plan.runs(), folder, devices)
         except Interrupted:
             log.info(f"to continue: vitkit compare --resume --out {folder}")
             raise
-        if lost := {
-            job.model: f"{job.described}: {diverged[job.folder]}" for job in plan.jobs if job.folder in diverged
-        }:
-            if len(lost) == len(plan.models):
-                raise VitkitError("experiments.training-diverged", "; ".join(lost.values()))
-            notes = [f"{name} is left out of what follows: {why}" for name, why in lost.items()]
-            for note in notes:
-                log.info(note)
-            plan = replace(
-                plan,
-                models=tuple(name for name in plan.models if name not in lost),
-                jobs=tuple(job for job in plan.jobs if job.model not in lost),
-                notes=(*plan.notes, *notes),
-            )
+        failed = {job.model: f"{job.described}: {diverged[job.folder]}" for job in plan.jobs if job.folder in diverged}
+        if len(failed) == len(plan.models):
+            raise VitkitError("experiments.training-diverged", "; ".join(failed.values()))
+        notes = [f"{name} is left out of what follows: {why}" for name, why in failed.items()]
+        for note in notes:
+            log.info(note)
+        plan = replace(
+            plan,
+            models=tuple(name for name in plan.models if name not in failed),
+            jobs=tuple(job for job in plan.jobs if job.model not in failed),
+            notes=(*plan.notes, *notes),
+        )
         return _conclude(plan, folder, arguments["stress"] or plan.arguments["stress"])
 
 
 def _plan(
-    out: str | Path | None, arguments: dict[str, Any], fields: dict[str, Any], hold: ExitStack
+    out: str | Path | None, arguments: dict[str, Any], fields: dict[str, Any], locks: ExitStack
 ) -> tuple[Path, Plan]:
-    """Plan a comparison in a new folder, which stays locked until `hold` is closed, and write the plan into it."""
+    """Plan a comparison, and write the plan into a new folder, which stays locked until `locks` is closed."""
     for name in ("data", "models"):
         if arguments[name] is None:
-            raise VitkitError("experiments.argument-missing", f"no {name}: vitkit compare DATA --models NAME,NAME")
+            raise VitkitError(
+                "experiments.argument-missing",
+                f"no {name}: vitkit compare DATA --models NAME,NAME, or vitkit compare RUN RUN",
+            )
     check_data(arguments["data"])
     from vitkit.data import read_corrected
     from vitkit.experiments.comparison_plan import make_plan
-    from vitkit.training import check_place, new_run_folder
+    from vitkit.training import check_output_folder, new_run_folder
 
     reading = {name: fields[name] for name in ("layout", "follow_links") if name in fields}
     table = read_corrected(arguments["data"], fields.get("labels"), **reading)
-    check_place(out, table, None, "none")
+    check_output_folder(out, table, None, "none")
     if out is not None:
-        PLACE.reserve(out, hold)
+        FOLDER.reserve(out, locks)
     plan = make_plan(arguments, fields)
-    folder = Path(out) if out is not None else new_run_folder(f"compare-{table.root.name}", hold)
+    folder = Path(out) if out is not None else new_run_folder(f"compare-{table.root.name}", locks)
     write_json(folder / PLAN, {"vitkit": vitkit.__version__, "fields": fields, "plan": plan.to_dict()})
     for note in plan.notes:
         log.info(note)
@@ -212,28 +223,28 @@ def _plan(
 
 
 def _resume(
-    out: str | Path | None, arguments: dict[str, Any], fields: dict[str, Any], hold: ExitStack
+    out: str | Path | None, arguments: dict[str, Any], fields: dict[str, Any], locks: ExitStack
 ) -> tuple[Path, Plan]:
-    """Lock the folder of an earlier comparison, read its plan, and refuse arguments that differ from its own."""
+    """Lock the folder of an earlier comparison, read its plan, and refuse arguments that differ from those in it."""
     from vitkit.experiments.comparison_plan import Plan
 
-    folder = PLACE.lock(out, hold)
-    stored = PLACE.read(folder)
+    folder = FOLDER.lock(out, locks)
+    stored = FOLDER.read(folder)
     try:
-        before, plan = stored["fields"], Plan.from_dict(stored["plan"])
+        stored_fields, plan = stored["fields"], Plan.from_dict(stored["plan"])
     except (ValueError, KeyError, TypeError) as error:
-        raise PLACE.damaged(folder) from error
-    usual = arguments_of(None, None, None, 3, "1", None, "")
+        raise FOLDER.damaged(folder) from error
+    defaults = arguments_of(None, None, None, 3, "1", None, "")
     for name in ("data", "models", "recipe", "seeds", "fractions", "budget"):
-        if arguments[name] not in (usual[name], plan.arguments[name]):
+        if arguments[name] not in (defaults[name], plan.arguments[name]):
             raise VitkitError(
                 "experiments.argument-changed",
                 f"--{name} {arguments[name]}: the comparison in {out} was started with {plan.arguments[name]}; "
                 "leave it out",
             )
     for name, value in fields.items():
-        if (list(value) if isinstance(value, tuple) else value) != before.get(name):
-            was = before.get(name, "none given")
+        if (list(value) if isinstance(value, tuple) else value) != stored_fields.get(name):  # JSON has no tuples
+            was = stored_fields.get(name, "none given")
             raise VitkitError(
                 "experiments.argument-changed",
                 f"{name} {value}: the comparison in {out} was started with {was}; leave it out",
@@ -243,47 +254,34 @@ def _resume(
 
 def _conclude(plan: Plan, folder: Path, stress: Sequence[str]) -> Result:
     """Compare the models on the basis of their finished runs, and write the results into the folder."""
-    from vitkit.experiments.comparison_figures import (
-        best_of,
-        families_of,
-        findings_of,
-        luck_of,
-        of_model,
-        pairs_of,
-        read_run_predictions,
-        stress_figures,
-    )
-    from vitkit.experiments.judging import after_training
+    from vitkit.experiments import comparison_figures as numbers
+    from vitkit.experiments.comparison_images import after_training
     from vitkit.reporting import write_comparison
 
     device = plan.jobs[0].fields.get("device", "auto")
-    judging = after_training(((job.model, folder / job.folder) for job in plan.jobs), plan.test_hash)
-    judging.check()
-    judged = [read_run_predictions(plan, folder, fraction, judging) for fraction in plan.fractions]
-    costs = costs_of(plan, folder, device)
-    families = families_of(plan, judged)
-    models = [of_model(name, plan, folder, families, costs[name]) for name in plan.models]
-    by_fraction = [pairs_of(plan, family) for family in families]
+    test_images = after_training(((job.model, folder / job.folder) for job in plan.jobs), plan.test_hash)
+    test_images.check()
+    by_fraction = [numbers.read_run_predictions(plan, folder, fraction, test_images) for fraction in plan.fractions]
+    predictions = by_fraction[-1]  # of the runs on the largest fraction
+    # `reversed`, so that the first run of a model is the one that remains in the dictionary
+    jobs = [job for job in reversed(plan.jobs) if job.fraction == plan.fractions[-1]]
+    costs = costs_of({job.model: folder / job.folder for job in jobs}, folder, device)
+    families = numbers.prepare_families(plan, by_fraction)
+    models = [numbers.model_figures(name, plan, folder, families, costs[name]) for name in plan.models]
+    pairs = [numbers.pair_figures(plan, family) for family in families]
     figures = {
-        "data": without_place(plan.arguments["data"]),
+        "data": public_path(plan.arguments["data"]),
         "vitkit": vitkit.__version__,
-        "seeds": list(plan.seeds),
+        **numbers.facts_of_test(plan, predictions, test_images),
         "fractions": list(plan.fractions),
         "budget": plan.arguments["budget"],
-        "split": judging.split,
-        "chosen_on": list(judging.chosen_on),
-        "test_images": len(judged[-1].paths),
-        "left_out": judging.to_dict(),
-        "test_hash": plan.test_hash,
-        "chance": judged[-1].chance,
         "models": models,
-        "best": best_of(plan, families[-1]),
-        "luck": luck_of(plan, families[-1]),
-        "pairs": by_fraction[-1],
-        "pairs_by_fraction": [pair for pairs in by_fraction for pair in pairs],
-        "findings": findings_of(models, judged[-1], judging),
-        "stress": stress_figures(plan, folder, judged[-1], stress, device),
-        "notes": list(plan.notes),
+        "best": numbers.best_model(plan, families[-1]),
+        "luck": numbers.seed_variation(plan, families[-1]),
+        "pairs": pairs[-1],
+        "pairs_by_fraction": list(itertools.chain.from_iterable(pairs)),
+        "findings": numbers.findings_of(models, predictions, test_images),
+        "stress": numbers.stress_figures(plan, folder, predictions, stress, device),
     }
     runs = [{"model": model["name"], **run} for model in models for run in model["runs"]]
     rows = [{key: "; ".join(run[key]) if key == "caveats" else run[key] for key in _TABLE_KEYS} for run in runs]
@@ -297,14 +295,14 @@ def _result(folder: Path, figures: dict[str, Any]) -> Result:
     from vitkit.reporting import pictures_of, verdict_of_comparison
     from vitkit.text import table
 
-    models, luck = figures["models"], figures["luck"]
+    models, seed_effect = figures["models"], figures["luck"]
     verdicts = [pair["verdict"] for pair in figures["pairs"]]
-    summary = [figures["best"]["sentence"], *([] if luck is None else [luck["sentence"]])]
+    summary = [figures["best"]["sentence"], *([] if seed_effect is None else [seed_effect["sentence"]])]
     rows = []
     for model in models:
         low, high = model["interval"]
-        plain = {key: model[key] for key in HEADINGS if key not in ("interval", "caveats")}
-        rows.append({**plain, "low": low, "high": high})
+        values = {key: model[key] for key in HEADINGS if key not in ("interval", "caveats")}
+        rows.append({**values, "low": low, "high": high})
     images = images_in_words(figures["test_images"], figures["split"])
     (best,) = (model for model in models if model["name"] == figures["best"]["model"])
     caveats = f" ({'; '.join(best['caveats'])})" if best["caveats"] else ""
@@ -318,8 +316,8 @@ def _result(folder: Path, figures: dict[str, Any]) -> Result:
 
     def html() -> str:
         body = [[escape(cell) for cell in cells(model)] for model in models]
-        said = "".join(f"<p>{escape(line)}</p>" for line in [*summary, *verdicts, *figures["findings"]])
-        return f"<p>{escape(verdict)}. {escape(about)}</p>{table(body, list(HEADINGS.values()))}{said}"
+        paragraphs = "".join(f"<p>{escape(line)}</p>" for line in [*summary, *verdicts, *figures["findings"]])
+        return f"<p>{escape(verdict)}. {escape(about)}</p>{table(body, list(HEADINGS.values()))}{paragraphs}"
 
     return Result(
         "compare",
@@ -338,11 +336,11 @@ SPEEDS = "speeds.json"
 BATCH, ROUNDS = 32, 5  # images per batch, and number of timings per model
 
 
-def costs_of(plan: Plan, out: Path, device: str) -> dict[str, dict[str, Any]]:
-    """Return the size, the operations and the prediction speed of each model, by the name of the model.
+def costs_of(folders: Mapping[str, Path], out: Path, device: str) -> dict[str, dict[str, Any]]:
+    """Return the size, the operations and the prediction speed of each model, by name, given the folder of its run.
 
-    Each model is loaded from its first run on the largest fraction of the data. The speeds are measured in rounds that
-    alternate between the models. They are stored in a file, so that a resumed comparison does not repeat them.
+    The speeds are measured in rounds that alternate between the models. They are stored in a file in `out`, so that a
+    resumed comparison does not repeat them.
     """
     import torch
 
@@ -350,30 +348,29 @@ def costs_of(plan: Plan, out: Path, device: str) -> dict[str, dict[str, Any]]:
     from vitkit.system import choose_device
     from vitkit.weights import load
 
-    folders = {job.model: out / job.folder for job in reversed(plan.jobs) if job.fraction == plan.fractions[-1]}
-    classifiers = {folder.name: load(folder) for folder in folders.values()}
+    classifiers = {str(folder): load(folder) for folder in folders.values()}
     speeds: dict[str, Any] = {}
-    with suppress(OSError, VitkitError):  # then they are measured again
+    with suppress(OSError, VitkitError):  # if the file is missing or damaged, the speeds are measured again
         speeds = read_json(out / SPEEDS)
     if speeds.keys() != classifiers.keys() or not all(map(is_number, speeds.values())):
-        place = torch.device(choose_device(device))
+        where = torch.device(choose_device(device))
 
-        def predicting(classifier: Classifier) -> Callable[[], torch.Tensor]:
-            model, (height, width) = classifier.model.to(place), classifier.preprocess.size
-            images = torch.zeros(BATCH, len(classifier.preprocess.mean), height, width, device=place)
+        def prediction_of_batch(classifier: Classifier) -> Callable[[], torch.Tensor]:
+            model, (height, width) = classifier.model.to(where), classifier.preprocess.size
+            images = torch.zeros(BATCH, len(classifier.preprocess.mean), height, width, device=where)
             return torch.inference_mode()(lambda: model(images))
 
-        works = {name: predicting(classifier) for name, classifier in classifiers.items()}
-        times = interleave(works, ROUNDS, stopwatch=stopwatch_for(place))
+        functions = {name: prediction_of_batch(classifier) for name, classifier in classifiers.items()}
+        times = interleave(functions, ROUNDS, stopwatch=stopwatch_for(where))
         speeds = {name: timing.rate(BATCH).median for name, timing in times.items()}
         write_json(out / SPEEDS, speeds)
     costs = {}
     for name, folder in folders.items():
-        model = classifiers[folder.name].model
+        model = classifiers[str(folder)].model
         costs[name] = {
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "gmacs": describe(model.config).gmacs,
             "file_bytes": (folder / WEIGHTS).stat().st_size,
-            "predict_images_per_s": speeds[folder.name],
+            "predict_images_per_s": speeds[str(folder)],
         }
     return costs

@@ -14,10 +14,10 @@ from typing import Any
 
 from vitkit.data import held_out_split, limit_training
 from vitkit.errors import VitkitError
+from vitkit.experiments.comparison_images import before_training, hash_of_images
 from vitkit.experiments.comparison_request import budget_of, fractions_of, names_of, recipe_of, refuse_divided
-from vitkit.experiments.judging import before_training, hash_of_images
 from vitkit.model import ViTConfig, config_for, is_model_name
-from vitkit.system import fitting, receiver, without_place
+from vitkit.system import fit_name, public_path, receiver
 from vitkit.training import (
     Recipe,
     Run,
@@ -26,7 +26,7 @@ from vitkit.training import (
     requested,
     weights_of,
     without_effect,
-    without_fields_of_vits,
+    without_vit_fields,
 )
 
 
@@ -61,8 +61,9 @@ class ComparisonJob:
     flops: float | None = None  # None if they are not known before the training
 
     def __post_init__(self) -> None:
-        if (place := PurePath(self.folder)).is_absolute() or ".." in place.parts or not place.parts:
-            raise ValueError(f"{self.folder!r} is not a folder below a comparison")  # it may be cleared and written to
+        path = PurePath(self.folder)
+        if path.is_absolute() or ".." in path.parts or not path.parts:  # the folder is written to, and may be cleared
+            raise ValueError(f"{self.folder!r} is not a folder below a comparison")
 
     @property
     def described(self) -> str:
@@ -84,7 +85,7 @@ class Plan:
     notes: tuple[str, ...]  # for the user, one line each
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan in plain JSON types."""
+        """Return the plan in plain JSON types, with `arguments` under the key `asked`."""
         stored = asdict(self)
         return {"asked": stored.pop("arguments"), **stored}
 
@@ -113,22 +114,22 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
     """
     names, fractions = names_of(arguments["models"]), fractions_of(arguments["fractions"])
     budget = budget_of(arguments["budget"], fields)
-    shared = {*fields} if budget is None else {*fields, budget[0]}
+    set_by_user = {*fields} if budget is None else {*fields, budget[0]}
     entries: list[_Candidate] = []
     labels: list[str] = []
     notes: list[str] = []
-    for place, name in enumerate(names):
-        receiver()("checking the models", place, len(names))
-        label, recipe = _request_of(name, arguments, fields, budget)
+    for done, name in enumerate(names):
+        receiver()("checking the models", done, len(names))
+        label, recipe = _label_and_request(name, arguments, fields, budget)
         labels.append(label)
         if labels.count(label) > 1:
             label = f"{label} ({labels.count(label)})"
-        asked, left_out = without_fields_of_vits(recipe)
+        request, left_out = without_vit_fields(recipe)
         notes += [f"{label}: {reason}" for reason in left_out]
         try:
-            start = prepared(asked).released()
+            start = prepared(request).release_weights()
             check_weights_name(start)
-            idle = without_effect(start.recipe, asked)
+            unused = without_effect(start.recipe, request)
         except VitkitError as error:
             raise VitkitError(error.code, f"{name}: {error}") from error
         if arguments["stress"]:
@@ -144,25 +145,25 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
                 f"and would be tested on other images than {entries[0].label}: pass the run as --split-from, or choose "
                 "other weights",
             )
-        entries.append(_Candidate(label, asked.set_fields(), idle, start, part, test_hash))
+        entries.append(_Candidate(label, request.set_fields(), unused, start, part, test_hash))
     first = entries[0]
-    for field in shared:
-        if all(field in entry.idle for entry in entries):
-            raise VitkitError("experiments.argument-unused", f"{field} {first.idle[field]}: leave it out")
+    for field in set_by_user:
+        if all(field in entry.unused for entry in entries):
+            raise VitkitError("experiments.argument-unused", f"{field} {first.unused[field]}: leave it out")
     notes += [
         f"{name}: {field} is ignored: it {reason}"
         for name, entry in zip(labels, entries, strict=True)
-        for field, reason in entry.idle.items()
+        for field, reason in entry.unused.items()
     ]
     notes += [*first.start.source.unmatched, *first.start.source.corrections]
     notes += [f"{entry.label}: {reason}" for entry in entries for reason in entry.start.reasons]
-    judging = before_training((entry.label, entry.split_images) for entry in entries)
-    judging.check()
-    notes += judging.findings()
+    test_images = before_training((entry.label, entry.split_images) for entry in entries)
+    test_images.check()
+    notes += test_images.findings()
     seeds = tuple(first.start.recipe.seed + k for k in range(int(arguments["seeds"])))
     for seed in seeds:  # the smallest fraction must contain an image of each class
         try:
-            limit_training(first.split_images.images.table, _count(first.images, fractions[0]), seed)
+            limit_training(first.split_images.images.table, max(round(fractions[0] * first.images), 1), seed)
         except VitkitError as error:
             raise VitkitError(error.code, f"--fractions {fractions[0]:g}: {error}") from error
     jobs, notes_on_jobs = _jobs(entries, fractions, seeds, budget)
@@ -182,7 +183,7 @@ class _Candidate:
 
     label: str
     fields: dict[str, Any]  # of the recipe
-    idle: dict[str, str]  # the fields that have no effect, and the reasons
+    unused: dict[str, str]  # the fields that have no effect, and the reasons
     start: Run
     split_images: SplitImages
     test_hash: str  # the hash of the held-out images, on which the model is tested
@@ -192,7 +193,7 @@ class _Candidate:
         return self.split_images.images.table.splits.count("train")
 
 
-def _request_of(
+def _label_and_request(
     name: str, arguments: Mapping[str, Any], fields: Mapping[str, Any], budget: tuple[str, str] | None
 ) -> tuple[str, Recipe]:
     """Return the label of a requested model (NAME, NAME@WEIGHTS or RECIPE.toml) and the requested recipe."""
@@ -202,7 +203,7 @@ def _request_of(
             "experiments.recipe-twice", f"{name} is a recipe itself: leave out --recipe {arguments['recipe']}"
         )
     model, at, weights = ("", "", "") if is_file else name.partition("@")
-    if at and not weights:
+    if at and not weights:  # NAME@
         raise VitkitError("experiments.models-invalid", f"{name}: @ must be followed by weights, or by the word none")
     fields_of_run = {
         **fields,
@@ -212,22 +213,19 @@ def _request_of(
     }
     if budget is not None and budget[0] != "flops":
         fields_of_run[budget[0]] = int(budget[1]) if budget[0] == "epochs" else budget[1]
-    asked = requested(recipe_of(name if is_file else arguments["recipe"], fields_of_run))
-    if not model and not is_file:
-        asked = asked.without(["model"])
-    refuse_divided(asked.set_fields())
-    label = Path(name).stem if is_file else f"{model}{at}{without_place(weights) if weights else ''}"
-    return label, asked.replace(split_seed=asked.seed_of_split)
-
-
-def _count(images: int, fraction: float) -> int:
-    return max(round(fraction * images), 1)
+    request = requested(recipe_of(name if is_file else arguments["recipe"], fields_of_run))
+    if not model and not is_file:  # @WEIGHTS: the weights determine the model, whatever the recipe names
+        request = request.without(["model"])
+    refuse_divided(request.set_fields())
+    label = Path(name).stem if is_file else f"{model}{at}{public_path(weights) if weights else ''}"
+    # The seed of the split stays the same when `seed` varies between the trainings.
+    return label, request.replace(split_seed=request.seed_of_split)
 
 
 def _jobs(
     entries: Sequence[_Candidate], fractions: Sequence[float], seeds: Sequence[int], budget: tuple[str, str] | None
 ) -> tuple[tuple[ComparisonJob, ...], list[str]]:
-    # The trainings are ordered by fraction and seed; the notes are about the budget.
+    # Return the trainings, ordered by fraction and seed, and notes about the budget.
     from vitkit.profiling import describe
 
     folders: dict[tuple[str, float, int], str] = {}
@@ -237,31 +235,33 @@ def _jobs(
     flops_of_image = [  # a multiply-accumulate counts as two
         passes_of(entry.start.recipe.method) * (2e9 * describe(entry.start.config).gmacs) for entry in entries
     ]
-    for fraction, (place, entry) in itertools.product(fractions, enumerate(entries)):
-        name = f"{place + 1}-{re.sub(r'[^A-Za-z0-9._-]+', '-', entry.label)}"
-        images, recipe = _count(entry.images, fraction), entry.start.recipe
-        fields = {field: entry.fields[field] for field in entry.fields if field not in entry.idle}
+    for fraction, (i, entry) in itertools.product(fractions, enumerate(entries)):
+        name = f"{i + 1}-{re.sub(r'[^A-Za-z0-9._-]+', '-', entry.label)}"
+        images, recipe = max(round(fraction * entry.images), 1), entry.start.recipe
+        fields = {field: entry.fields[field] for field in entry.fields if field not in entry.unused}
         fields["method"] = recipe.method  # chosen for all data, used for every fraction
         if images < entry.images:
             fields["max_images"] = images
-        epoch = flops_of_image[place] * images
+        epoch_flops = flops_of_image[i] * images
         if budget is not None and budget[0] == "flops":
-            most = float(budget[1])
+            max_flops = float(budget[1])
             if recipe.method == "probe":
                 note = "its features are computed only once, which uses less than the budget"
             else:
-                fields["epochs"] = count = max(int(most // epoch), 1)
+                fields["epochs"] = count = max(int(max_flops // epoch_flops), 1)
                 epochs = f"{count} epochs of {images} images are" if count > 1 else f"1 epoch of {images} images is"
-                over = f", which exceeds the budget of {most:.3g} but is the minimum" if epoch > most else ""
-                note = f"{epochs} {count * epoch:.3g} FLOPs{over}"
+                over = ""
+                if epoch_flops > max_flops:
+                    over = f", which exceeds the budget of {max_flops:.3g} but is the minimum"
+                note = f"{epochs} {count * epoch_flops:.3g} FLOPs{over}"
             notes.append(f"{entry.label}: {note}")
         views = 1 if recipe.method == "probe" else fields.get("epochs") or recipe.epochs
-        flops = None if budget is not None and budget[0] == "time" else epoch * views
+        flops = None if budget is not None and budget[0] == "time" else epoch_flops * views
         for seed in seeds:
-            key = (f"{configurations[place]} {fields.get('epochs')}", fraction, seed)
-            folder = folders.setdefault(key, f"runs/{fitting(name, f'-{fraction:g}-seed{seed}')}")
-            own = {**fields, "seed": seed}
-            jobs.append(ComparisonJob(entry.label, seed, fraction, images, own, folder, None, flops))
+            key = (f"{configurations[i]} {fields.get('epochs')}", fraction, seed)
+            folder = folders.setdefault(key, f"runs/{fit_name(name, f'-{fraction:g}-seed{seed}')}")
+            seed_fields = {**fields, "seed": seed}
+            jobs.append(ComparisonJob(entry.label, seed, fraction, images, seed_fields, folder, flops=flops))
     jobs.sort(key=lambda job: (job.fraction, job.seed))  # all models of one seed are trained one after another
     return tuple(jobs), list(dict.fromkeys(notes))
 

@@ -16,7 +16,7 @@ from vitkit.system import exclusive_in, from_json, is_empty
 from vitkit.training import Recipe
 
 # Fields that a comparison sets itself, or that would split one run into several.
-NOT_COMPARED = ("data", "model", "folds", "devices", "nodes", "strategy")
+_REFUSED_FIELDS = ("data", "model", "folds", "devices", "nodes", "strategy")
 
 
 def names_of(models: str | Sequence[str]) -> list[str]:
@@ -59,19 +59,20 @@ def budget_of(budget: str | None, fields: Mapping[str, object]) -> tuple[str, st
             "experiments.budget-invalid",
             f"--budget must be epochs=N, time=T (90s, 10m, 2h) or flops=F, not {budget!r}",
         )
-    other = "time" if kind == "time" else "epochs"
-    if other in fields:
+    field = "time" if kind == "time" else "epochs"
+    if field in fields:
         raise VitkitError(
             "experiments.budget-twice",
-            f"--budget {budget} and --{other} {fields[other]} both limit the training: use only one",
+            f"--budget {budget} and --{field} {fields[field]} both limit the training: use only one",
         )
     try:
+        # A budget of time is checked as the recipe field `time`.
         is_valid = kind == "time" or (1 <= int(amount) <= 1e9 if kind == "epochs" else 1 <= float(amount) <= 1e30)
     except ValueError:
         is_valid = False
     if not is_valid:
-        wanted = {"epochs": "a whole number above 0", "flops": "a number such as 1e15"}[kind]
-        raise VitkitError("experiments.budget-invalid", f"--budget {kind}= must be {wanted}, not {amount!r}")
+        expected = {"epochs": "a whole number above 0", "flops": "a number such as 1e15"}[kind]
+        raise VitkitError("experiments.budget-invalid", f"--budget {kind}= must be {expected}, not {amount!r}")
     return kind, amount
 
 
@@ -105,7 +106,7 @@ def fields_of_request(recipe: str | Path | Recipe | None, what: str) -> tuple[st
     if not isinstance(recipe, Recipe):
         return (None if recipe is None else str(recipe)), {}
     fields = {name: getattr(recipe, name) for name in recipe.named}
-    if refused := [name for name in NOT_COMPARED if name in fields]:
+    if refused := [name for name in _REFUSED_FIELDS if name in fields]:
         raise VitkitError("experiments.field-refused", f"{refused[0]} cannot be set for {what}: leave it out")
     return recipe.source, fields
 
@@ -119,25 +120,25 @@ def refuse_divided(fields: Mapping[str, Any]) -> None:
         )
 
 
-PLANNED = "the plan"  # the source of the fields of a planned training, which the user has not set for it
+PLANNED = "the plan"  # where the fields of a planned training come from (`Recipe.of`), instead of from the user
 
 
 def recipe_of(source: str | None, fields: Mapping[str, Any]) -> Recipe:
-    """Return the recipe in a file or of a name, with changed fields."""
-    changed = Recipe.of(fields)
-    return changed if source is None else Recipe.load(source).updated(changed)
+    """Return the recipe in a file or of a name, with these fields in place of its own; only these if there is none."""
+    recipe = Recipe.of(fields)
+    return recipe if source is None else Recipe.load(source).updated(recipe)
 
 
 @dataclass(frozen=True)
 class ExperimentFolder:
-    """Access to the folders of comparisons or experiments, which are locked while they are in use."""
+    """Access to the folder of a comparison or an experiment, which is locked while it is in use."""
 
     plan: str  # the name of the file with the plan, which is written first
     what: str  # the word for the content of a folder in messages, such as `comparison`
 
-    def reserve(self, out: str | Path, hold: ExitStack) -> Path:
-        """Lock an empty or new folder until `hold` is closed."""
-        hold.enter_context(exclusive_in(Path(out)))
+    def reserve(self, out: str | Path, locks: ExitStack) -> Path:
+        """Lock an empty or new folder until `locks` is closed; it is an error if the folder is not empty."""
+        locks.enter_context(exclusive_in(Path(out)))
         if (Path(out) / self.plan).is_file():
             article = "an" if self.what[0] in "aeiou" else "a"
             raise VitkitError(
@@ -148,8 +149,8 @@ class ExperimentFolder:
             raise VitkitError("experiments.folder-taken", f"--out {out} is not empty: choose a new name")
         return Path(out)
 
-    def lock(self, out: str | Path | None, hold: ExitStack) -> Path:
-        """Lock the folder of an interrupted comparison or experiment, which contains a plan, until `hold` is closed."""
+    def lock(self, out: str | Path | None, locks: ExitStack) -> Path:
+        """Lock the folder of an earlier comparison or experiment until `locks` is closed; it must contain a plan."""
         if out is None:
             raise VitkitError(
                 "experiments.argument-missing", f"--resume requires --out, the folder of the {self.what} to continue"
@@ -160,7 +161,7 @@ class ExperimentFolder:
                 f"--out {out} contains no {self.what} to continue: it has no {self.plan}; name the folder of an "
                 f"earlier {self.what}, or leave out --resume",
             )
-        hold.enter_context(exclusive_in(Path(out)))
+        locks.enter_context(exclusive_in(Path(out)))
         return Path(out)
 
     def read(self, folder: Path) -> dict[str, Any]:

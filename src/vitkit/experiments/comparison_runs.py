@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vitkit.data import refuse_changed
+from vitkit.data import refuse_changed_images
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation import headline_of, read_figures
 from vitkit.experiments.comparison_plan import ComparisonJob
@@ -41,16 +41,16 @@ from vitkit.system import (
     REPORT,
     SPLIT,
     Worker,
-    answer_questions,
     choose_device,
     from_json,
     log,
     muted,
     receiver,
     reporting_within,
+    serve_calls,
     write_json,
 )
-from vitkit.training import DivergedError, Recipe, clear, load_of_run, resume, train
+from vitkit.training import DivergedError, Recipe, load_run_recipe, remove_run_files, resume, train
 
 COSTS, _DIGESTS = "costs", "digests"  # folders next to the runs, with a file for each run
 # Files of a finished run that must not change; the last has the weights' digest.
@@ -63,116 +63,119 @@ def _digests_file(job: ComparisonJob, out: Path) -> Path:
     return out / _DIGESTS / f"{Path(job.folder).name}.json"
 
 
-def _read_digests(folder: Path) -> dict[str, str]:
+def _compute_digests(folder: Path) -> dict[str, str]:
     files = {name: folder / name for name in _CHECKED_FILES if (folder / name).is_file()}
     return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
 
 
-def make(job: ComparisonJob, out: Path) -> None:
-    """Train a job or resume its training, and measure its peak memory."""
+def train_job(job: ComparisonJob, out: Path) -> None:
+    """Train a job or resume its training, write the digests of its result files, and measure its peak memory."""
     folder, fields = out / job.folder, job.fields
-    is_begun, is_measured = (folder / RECIPE).is_file(), (folder / REPORT).is_file()
-    if is_begun:
-        expected, recipe = Recipe.of(fields, PLANNED), load_of_run(folder / RECIPE)
+    is_started, is_finished = (folder / RECIPE).is_file(), (folder / REPORT).is_file()
+    if is_started:
+        planned, recipe = Recipe.of(fields, PLANNED), load_run_recipe(folder / RECIPE)
         for name in _IDENTIFYING:
-            wanted, there = getattr(expected, name), getattr(recipe, name)
-            if name in fields and wanted is not None and wanted != there:
+            expected, found = getattr(planned, name), getattr(recipe, name)
+            if name in fields and expected is not None and found != expected:
                 raise VitkitError(
                     "experiments.run-changed",
-                    f"{folder} contains a run with {name} {there}, but the comparison expects {wanted}: restore the "
+                    f"{folder} contains a run with {name} {found}, but the comparison expects {expected}: restore the "
                     f"original run, or delete {folder} and continue with --resume",
                 )
     can_measure = _reset_peak_memory()
-    if job.pretraining is not None and not is_begun:
+    if job.pretraining is not None and not is_started:
         from vitkit.training import Pretraining, pretrain, resume_pretraining, split_fields
 
         encoder = folder.with_name(f"{folder.name}-pretrained")
         if not (encoder / REPORT).is_file():
-            options, shared = split_fields(dict(job.pretraining))
-            begin = partial(pretrain, choices=Pretraining(**options))
-            _finish(begin, resume_pretraining, shared, encoder)
+            options, recipe_fields = split_fields(dict(job.pretraining))
+            start_pretraining = partial(pretrain, choices=Pretraining(**options))
+            _start_or_resume(start_pretraining, resume_pretraining, recipe_fields, encoder)
         fields = {**fields, "weights": str(encoder)}
-    _finish(train, resume, fields, folder)
+    _start_or_resume(train, resume, fields, folder)
     peak = _peak_memory() if can_measure else None
     (out / _DIGESTS).mkdir(exist_ok=True)
-    write_json(_digests_file(job, out), _read_digests(folder))
-    if peak is not None and not is_measured:  # a finished run is only evaluated again
+    write_json(_digests_file(job, out), _compute_digests(folder))
+    if peak is not None and not is_finished:  # a finished run is only evaluated again, which says nothing of its peak
         (out / COSTS).mkdir(exist_ok=True)
         write_json(out / COSTS / f"{folder.name}.json", {"peak_memory": peak})
 
 
-def _finish(begin: Callable[..., Path], go_on: Callable[..., Path], fields: dict[str, Any], folder: Path) -> None:
-    if (folder / RECIPE).is_file():
-        with muted():
-            go_on(folder)
-        return
-    if folder.is_dir():  # the run was killed before it wrote its recipe
-        clear(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
+def _start_or_resume(
+    start: Callable[..., Path], resume_run: Callable[..., Path], fields: dict[str, Any], folder: Path
+) -> None:
     with muted():
-        begin(Recipe.of(fields, PLANNED), folder)
+        if (folder / RECIPE).is_file():
+            resume_run(folder)
+            return
+        if folder.is_dir():  # the run was killed before it wrote its recipe
+            remove_run_files(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        start(Recipe.of(fields, PLANNED), folder)
 
 
-def make_all(jobs: Sequence[ComparisonJob], out: Path, devices: int) -> dict[str, str]:
+def train_all(jobs: Sequence[ComparisonJob], out: Path, devices: int) -> dict[str, str]:
     """Train all jobs that are not finished, and return the error messages of those that diverged, by folder.
 
-    `jobs` has one job for each folder. With several `devices`, each job is trained in its own process. After an error
-    or a signal, the remaining jobs can be trained later.
+    `jobs` has one job for each folder. With several `devices`, that many jobs are trained in parallel, each in a
+    process of its own. Other errors are raised. After an error or a signal, the remaining jobs can be trained later.
     """
-    done = [job for job in jobs if (out / job.folder / REPORT).is_file() and _digests_file(job, out).is_file()]
-    left = [job for job in jobs if job not in done]
-    if done:
-        log.info(f"{len(done)} of {len(jobs)} runs are finished already")
-        for job in done:
+    finished = [job for job in jobs if (out / job.folder / REPORT).is_file() and _digests_file(job, out).is_file()]
+    remaining = [job for job in jobs if job not in finished]
+    if finished:
+        log.info(f"{len(finished)} of {len(jobs)} runs are finished already")
+        for job in finished:
             folder = out / job.folder
-            expected, now = from_json(_digests_file(job, out).read_text(encoding="utf-8")), _read_digests(folder)
-            if changed := [name for name in _CHECKED_FILES if now.get(name) != expected.get(name)]:
+            recorded = from_json(_digests_file(job, out).read_text(encoding="utf-8"))
+            digests = _compute_digests(folder)
+            if changed := [name for name in _CHECKED_FILES if digests.get(name) != recorded.get(name)]:
                 raise VitkitError(
                     "experiments.run-changed",
                     f"{folder / changed[0]} has changed since the training: it was edited, or belongs to another run; "
                     f"restore it, or delete {folder} and continue with --resume",
                 )
             read_description(folder)  # compares the weights with their digest
-        if left:
-            refuse_changed(out / done[0].folder / SPLIT, "start again in another folder")
-    diverged: dict[str, str] = {}
-    number, began = len(done) + 1, time.monotonic()
-    images_done, images_left = 0, sum(job.images for job in left)
+        if remaining:
+            refuse_changed_images(out / finished[0].folder / SPLIT, "start again in another folder")
+    messages: dict[str, str] = {}  # of the diverged runs
+    number, start_time = len(finished) + 1, time.monotonic()
+    images_done, images_left = 0, sum(job.images for job in remaining)
 
-    def ended(job: ComparisonJob, why: str | None) -> None:
+    def on_end(job: ComparisonJob, message: str | None) -> None:  # `message` is None unless the training diverged
         nonlocal number, images_done, images_left
-        images_done, images_left = images_done + job.images, images_left - job.images
-        seconds = (time.monotonic() - began) / images_done * images_left
+        images_done += job.images
+        images_left -= job.images
+        seconds = (time.monotonic() - start_time) / images_done * images_left
         duration = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
         if seconds >= 90 * 60:
             duration = f"{seconds / 3600:.1f} h"
         rest = f"; about {duration} left" if images_left else ""
-        if why is not None:
-            diverged[job.folder] = why
-        outcome = headline_of(read_figures(out / job.folder / EVALUATION)).words if why is None else why
+        if message is None:
+            outcome = headline_of(read_figures(out / job.folder / EVALUATION)).words
+        else:
+            outcome = messages[job.folder] = message
         log.info(f"run {number} of {len(jobs)}: {job.described}: {outcome}{rest}")
         number += 1
 
-    if devices > 1 and len(left) > 1:
-        _make_side_by_side(left, out, devices, ended)
-        return diverged
-    for job in left:
-        why = None
+    if devices > 1 and len(remaining) > 1:
+        _train_in_parallel(remaining, out, devices, on_end)
+        return messages
+    for job in remaining:
+        message = None
         try:
             with reporting_within(f"run {number} of {len(jobs)}: {job.described}"):
-                make(job, out)
+                train_job(job, out)
         except DivergedError as error:
-            why = str(error)
+            message = str(error)
         except VitkitError as error:
             raise VitkitError(error.code, f"run {number} of {len(jobs)} ({job.described}): {error}") from error
-        ended(job, why)
-    return diverged
+        on_end(job, message)
+    return messages
 
 
-def _make_side_by_side(
-    jobs: Sequence[ComparisonJob], out: Path, devices: int, ended: Callable[[ComparisonJob, str | None], None]
+def _train_in_parallel(
+    jobs: Sequence[ComparisonJob], out: Path, devices: int, on_end: Callable[[ComparisonJob, str | None], None]
 ) -> None:
-    # Each process has its own GPU or its share of the cores.
     count = min(devices, len(jobs))
     workers = [
         Worker(__name__, environment=environment, is_detached=True)  # this process forwards Ctrl-C
@@ -182,26 +185,26 @@ def _make_side_by_side(
     for worker in workers:
         free.put(worker)
 
-    def ask(job: ComparisonJob) -> dict[str, Any]:
+    def train_on_free_worker(job: ComparisonJob) -> dict[str, Any]:
         worker = free.get()
         try:
-            answer: dict[str, Any] = worker.ask((job, out))
+            outcome: dict[str, Any] = worker.call((job, out))
         except (OSError, EOFError, ValueError, pickle.PickleError):  # ValueError: the pipe was closed
-            return {"error": "its process ended", "code": "experiments.process-lost", "is_past_help": False}
+            return {"error": "its process ended", "code": "experiments.process-lost", "diverged": False}
         finally:
             free.put(worker)
-        return answer
+        return outcome
 
     threads = ThreadPoolExecutor(count)
     try:
-        asked = {threads.submit(ask, job): job for job in jobs}
+        job_of = {threads.submit(train_on_free_worker, job): job for job in jobs}
         receiver()("training", 0, len(jobs))
-        for done, future in enumerate(as_completed(asked), start=1):
-            job, answer = asked[future], future.result()
-            if answer["error"] is not None and not answer["is_past_help"]:
-                code = answer["code"]
-                raise VitkitError(code, f"{job.described}: {answer['error']}")
-            ended(job, answer["error"])
+        for done, future in enumerate(as_completed(job_of), start=1):
+            job, outcome = job_of[future], future.result()
+            if outcome["error"] is not None and not outcome["diverged"]:
+                code = outcome["code"]
+                raise VitkitError(code, f"{job.described}: {outcome['error']}")
+            on_end(job, outcome["error"])
             if done < len(jobs):
                 receiver()("training", done, len(jobs))
     finally:
@@ -213,28 +216,30 @@ def _make_side_by_side(
 
 
 def _environments(count: int, device: str) -> list[dict[str, str]]:
+    """Return the environment variables of each worker, which give it its own GPU or its share of the cores."""
     threads = max((os.cpu_count() or 1) // count, 1)
     environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
     if choose_device(device) != "cuda":
         return [environment] * count
     import torch
 
-    there = torch.cuda.device_count()
-    if count > there:
-        raise VitkitError("experiments.devices-missing", f"--devices {count}, but this machine has {there}")
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(there)))).split(",")
+    gpus = torch.cuda.device_count()
+    if count > gpus:
+        raise VitkitError("experiments.devices-missing", f"--devices {count}, but this machine has {gpus}")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
     return [environment | {"CUDA_VISIBLE_DEVICES": visible[number]} for number in range(count)]
 
 
-def _make(question: tuple[ComparisonJob, Path]) -> dict[str, Any]:
+def _train_in_worker(job_and_folder: tuple[ComparisonJob, Path]) -> dict[str, Any]:
+    # Return the error in plain types, because it may be impossible to pickle it.
     try:
-        make(*question)
+        train_job(*job_and_folder)
     except (VitkitError, OSError, RuntimeError) as error:
         code = error.code if isinstance(error, VitkitError) else "experiments.run-failed"
-        return {"error": str(error), "code": code, "is_past_help": isinstance(error, DivergedError)}
+        return {"error": str(error), "code": code, "diverged": isinstance(error, DivergedError)}
     except Interrupted:
         sys.exit(0)
-    return {"error": None, "is_past_help": False}
+    return {"error": None, "diverged": False}
 
 
 # --- Peak memory ----------------------------------------------------------------------------------------------
@@ -273,4 +278,4 @@ def _peak_memory() -> int | None:
 
 
 if __name__ == "__main__":
-    answer_questions(_make, stops_at_end=True)
+    serve_calls(_train_in_worker, stops_at_end=True)

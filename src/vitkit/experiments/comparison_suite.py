@@ -20,13 +20,13 @@ import vitkit
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.experiments.comparison_request import ExperimentFolder, recipe_of
 from vitkit.system import labelled, log, write_json, write_text
-from vitkit.text import aligned, plural, sentence
+from vitkit.text import Verdict, aligned, plural, sentence
 from vitkit.verbs import Result, csv_table
 
 PLAN, SUITE, TABLE, PAGE = "suite-plan.json", "suite.json", "suite.csv", "suite.html"
-PLACE = ExperimentFolder(PLAN, "comparison")
-_SHARED = "shared with another name"  # the trainings of a model with the same configuration
-_TESTED = (3, 5)  # minimum numbers of models and data sets for a test of ranks
+FOLDER = ExperimentFolder(PLAN, "comparison")
+_SHARED = "shared with another name"  # in place of the costs, if an earlier model has the same configuration
+_MIN_MODELS, _MIN_DATA_SETS = 3, 5  # for a test of ranks
 
 
 def headings(data: Sequence[str]) -> list[str]:
@@ -78,41 +78,41 @@ def suite(
     """
     from vitkit.training import new_run_folder
 
-    with ExitStack() as hold:
+    with ExitStack() as locks:
         if resume:
             if data or models is not None:
                 raise VitkitError(
                     "experiments.argument-changed", "--resume uses the data and models of --out: leave them out"
                 )
-            folder = PLACE.lock(out, hold)
-            begun = PLACE.read(folder)
+            folder = FOLDER.lock(out, locks)
+            plan = FOLDER.read(folder)
         else:
-            begun = _plan(data, models, options)
-            folder = new_run_folder("compare-all", hold) if out is None else PLACE.reserve(out, hold)
+            plan = _plan(data, models, options)
+            folder = new_run_folder("compare-all", locks) if out is None else FOLDER.reserve(out, locks)
             folder.mkdir(parents=True, exist_ok=True)
-            write_json(folder / PLAN, begun)
+            write_json(folder / PLAN, plan)
         try:
-            labels, contents = begun["labels"], []
+            labels, contents = plan["labels"], []
             folders = {
                 label: f"{number}-{re.sub(r'[^A-Za-z0-9._-]+', '-', label)}" for number, label in enumerate(labels, 1)
             }
-            fields = {name: value for name, value in begun["options"].items() if value is not None}
+            fields = {name: value for name, value in plan["options"].items() if value is not None}
             recipe = fields.pop("recipe", None)
             names = ("seeds", "budget", "fractions", "stress", "devices")
-            own = {name: fields.pop(name) for name in names if name in fields}
-            for source, label in zip(begun["data"], labels, strict=True):
-                place = folder / folders[label]
+            options = {name: fields.pop(name) for name in names if name in fields}
+            for source, label in zip(plan["data"], labels, strict=True):
+                subfolder = folder / folders[label]
                 with labelled(label):
-                    if (place / "plan.json").is_file():
-                        done = compare(resume=True, out=place, devices=own["devices"])
+                    if (subfolder / "plan.json").is_file():
+                        result = compare(resume=True, out=subfolder, devices=options["devices"])
                     else:
-                        done = compare(source, begun["models"], recipe_of(recipe, fields), out=place, **own)
-                contents.append(done.figures)
+                        result = compare(source, plan["models"], recipe_of(recipe, fields), out=subfolder, **options)
+                contents.append(result.figures)
         except Interrupted:
             log.info(f"to continue: vitkit compare --resume --out {folder}")
             raise
         except (KeyError, TypeError) as error:
-            raise PLACE.damaged(folder) from error
+            raise FOLDER.damaged(folder) from error
         figures = {"vitkit": vitkit.__version__, **figures_of(labels, contents), "folders": folders}
         result = _result(folder, figures)
         write_text(folder / TABLE, csv_table(result.rows(), end="\n"))
@@ -135,7 +135,7 @@ def _plan(data: Sequence[str], models: str | Sequence[str] | None, options: Mapp
     shared = {name: settings.pop(name) for name in ("recipe", "seeds", "fractions", "budget", "stress")}
     settings.pop("devices")
     names = [Path(source).name or source for source in data]
-    labels = [name if names.count(name) == 1 else f"{name} ({place + 1})" for place, name in enumerate(names)]
+    labels = [name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]
     costs: dict[str, dict[str, str]] = {}  # by model and data set
     for source, label in zip(data, labels, strict=True):
         check_data(source)
@@ -166,7 +166,8 @@ def _result(folder: Path, figures: dict[str, Any]) -> Result:
 
     rows = []
     for model, data in itertools.product(figures["models"], figures["data"]):
-        cell = model["by_data"].get(data, {"accuracy": None, "interval": (None, None), "rank": None})
+        missing = {"accuracy": None, "interval": (None, None), "rank": None}  # a model may have failed on this data
+        cell = model["by_data"].get(data, missing)
         low, high = cell["interval"]
         row = {"model": model["name"], "data": data, "accuracy": cell["accuracy"], "low": low, "high": high}
         rows.append({**row, "rank": cell["rank"]})
@@ -176,12 +177,19 @@ def _result(folder: Path, figures: dict[str, Any]) -> Result:
 
     def html() -> str:
         body = [[escape(cell) for cell in row] for row in table_rows(figures)]
-        said = "".join(f"<p>{escape(line)}</p>" for line in figures["sentences"])
-        return table(body, list(map(escape, headings(figures["data"])))) + said
+        paragraphs = "".join(f"<p>{escape(line)}</p>" for line in figures["sentences"])
+        return table(body, list(map(escape, headings(figures["data"])))) + paragraphs
 
     return Result(
         "compare",
-        [first, *shown, "", *figures["sentences"], f"page: {folder / PAGE}"],
+        [
+            first,
+            *shown,
+            "",
+            *figures["sentences"],
+            f"{_verdict(figures['models']).sentence}.",
+            f"page: {folder / PAGE}",
+        ],
         {"folder": folder, "figures": figures, "report": folder / PAGE},
         json=figures,
         rows=rows,
@@ -209,14 +217,14 @@ def figures_of(labels: Sequence[str], contents: Sequence[Mapping[str, Any]]) -> 
         ranks = rankdata([-model["accuracy"] for model in figures["models"]]).tolist()
         for model, rank in zip(figures["models"], ranks, strict=True):
             name = model["name"]
-            own = [pair["better"] for pair in figures["pairs"] if name in (pair["a"], pair["b"])]
-            better = [each["recipe"] or each["trained"] for each in own]  # names of models; None: not distinguished
+            pairs = [pair["better"] for pair in figures["pairs"] if name in (pair["a"], pair["b"])]
+            better = [pair["recipe"] or pair["trained"] for pair in pairs]  # names of models; None: not distinguished
             by_name[name][label] = {
                 "accuracy": model["accuracy"],
                 "interval": model["interval"],
                 "rank": rank,
                 "wins": better.count(name),
-                "losses": sum(each not in (name, None) for each in better),
+                "losses": sum(winner not in (name, None) for winner in better),
             }
             flops[name] += [run["training_flops"] for run in model["runs"]]
     rows = []
@@ -254,34 +262,45 @@ def figures_of(labels: Sequence[str], contents: Sequence[Mapping[str, Any]]) -> 
 
 
 def _sentences(labels: Sequence[str], rows: Sequence[Mapping[str, Any]], seeds: int) -> list[str]:
-    of = "as recipes if shown, otherwise as trained" if seeds > 1 else "as trained, with one seed"
-    said = []
+    basis = "as recipes if shown, otherwise as trained" if seeds > 1 else "as trained, with one seed"
+    sentences = []
     for row in rows:
         if row["wins"] or row["losses"]:
-            count = sum(data in other["by_data"] for data in row["by_data"] for other in rows if other is not row)
-            said.append(
+            others = [other for other in rows if other is not row]
+            count = sum(data in other["by_data"] for data in row["by_data"] for other in others)
+            sentences.append(
                 f"{row['name']} is significantly better than another model in {row['wins']} and worse in "
-                f"{row['losses']} of {count} comparisons ({of})"
+                f"{row['losses']} of {count} comparisons ({basis})"
             )
-    if not said:
-        said = [f"on none of these data sets is a model significantly better than another ({of})"]
-    said.append("intervals are over the images and seeds of these data sets, and not over other data sets")
+    if not sentences:
+        sentences = [f"on none of these data sets is a model significantly better than another ({basis})"]
+    sentences.append("intervals are over the images and seeds of these data sets, and not over other data sets")
     ranked = [row for row in rows if row["mean_rank"] is not None]
-    if len(ranked) < _TESTED[0] or len(labels) < _TESTED[1]:
-        said.append(
-            f"mean ranks are not tested: this requires {_TESTED[0]} models and {_TESTED[1]} data sets, "
+    if len(ranked) < _MIN_MODELS or len(labels) < _MIN_DATA_SETS:
+        sentences.append(
+            f"mean ranks are not tested: this requires {_MIN_MODELS} models and {_MIN_DATA_SETS} data sets, "
             f"and there are {len(ranked)} and {len(labels)}"
         )
-        return said
+        return sentences
     from scipy.stats import friedmanchisquare
 
     ranks = [[row["by_data"][label]["rank"] for label in labels] for row in ranked]
     if all(row == ranks[0] for row in ranks):
-        said.append("all models have the same ranks")
+        sentences.append("all models have the same ranks")
     else:
         p = float(friedmanchisquare(*ranks).pvalue)
-        said.append(f"Friedman's test for different mean ranks on data sets of this kind: p = {p:.2g}")
-    return said
+        sentences.append(f"Friedman's test for different mean ranks on data sets of this kind: p = {p:.2g}")
+    return sentences
+
+
+def _verdict(rows: Sequence[Mapping[str, Any]]) -> Verdict:
+    best = max(rows, key=lambda row: row["wins"] - row["losses"])
+    if not best["wins"]:
+        return Verdict("note", "No model is significantly better than another: take the quickest")
+    if best["losses"]:
+        return Verdict("note", "Which model is better depends on the data")
+    comparisons = plural(best["wins"], "comparison", "comparisons")
+    return Verdict("good", f"Take {best['name']}: significantly better in {comparisons}, and worse in none")
 
 
 def _write_page(result: Result) -> None:
@@ -289,10 +308,11 @@ def _write_page(result: Result) -> None:
     from vitkit.text import component, figure, panel, table, to_svg, wide, write_page
 
     figures, title = result.figures, "Which model, over several data sets?"
+    verdict = _verdict(figures["models"])
     space = "\N{NO-BREAK SPACE}"
     rows = []
     for name, *cells in table_rows(figures):
-        count = len(figures["data"]) + 1  # accuracies: those on each data set, and their mean
+        count = len(figures["data"]) + 1  # of accuracies: one on each data set, and their mean
         accuracies = [
             cell.replace(" %", f"{space}%").replace(" (", "<br>(").replace(" to ", f"{space}to{space}")
             for cell in cells[:count]
@@ -304,7 +324,7 @@ def _write_page(result: Result) -> None:
     first, *rest = headings(figures["data"])
     body = [
         f"<h1>{title}</h1>",
-        component("verdict", "note", sentence(result.lines()[0])),
+        component("verdict", verdict.level, verdict.sentence, "", sentence(result.lines()[0])),
         figure("Accuracy on each data set, 95 % intervals", to_svg(draw_suite(figures)), "svg+xml"),
         panel("The models", wide(table(rows, [first, *linked, *map(escape, rest[len(linked) :])]))),
         panel("Over all data sets", *(f"<p>{escape(sentence(line))}</p>" for line in figures["sentences"])),

@@ -50,10 +50,10 @@ class Difference:
         return self.p < LEVEL
 
     def better(self, first: str, second: str) -> str | None:
-        """Return the name of the better of two models; None if they cannot be distinguished."""
+        """Return the name of the better model, `first` or `second`; None if they cannot be distinguished."""
         return (first if self.mean > 0 else second) if self.is_distinguished else None
 
-    def numbers(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the interval and p-values, and the smallest significant difference, in JSON types."""
         return {"interval": list(self.interval), "p": self.p, "p_alone": self.p_alone, "needed": self.needed}
 
@@ -62,8 +62,8 @@ class Difference:
 class Winner:
     """The best of several models. Its accuracy is corrected, because it was selected on these images and seeds."""
 
-    index: int
-    measured: float
+    index: int  # in the family
+    measured: float  # accuracy
     corrected: float
     interval: Interval  # 95 %, of the model's true accuracy
 
@@ -72,7 +72,7 @@ class Family:
     """Several models that were tested on the same images, each trained with the same seeds.
 
     Args:
-        right: whether each training of each model classifies each image correctly, (M, S, n).
+        correct: whether each training of each model classifies each image correctly, (M, S, n).
         units: the statistically independent units: single images, or groups of related images.
         shares_subsets: whether a seed also draws the subset of training images, which is the same for all models. The
             effect that all models have in common is then no difference between them.
@@ -82,12 +82,14 @@ class Family:
         accuracy: the accuracy of each model, averaged over its seeds, (M,).
     """
 
-    def __init__(self, right: Bools, units: Units, *, shares_subsets: bool = False) -> None:
-        self.models, self.seeds, self.images = right.shape
-        self.units, self._right, self._shares_subsets = units, right, shares_subsets and self.models > 1
-        self._of_image = right.mean(axis=1, dtype=np.float64)  # (M, n)
-        self.accuracy = self._of_image.mean(axis=1)
-        self._imagined = (units.imagined / (self.images + 2 * units.imagined)) ** 2
+    def __init__(self, correct: Bools, units: Units, *, shares_subsets: bool = False) -> None:
+        self.models, self.seeds, self.images = correct.shape
+        self.units, self._correct = units, correct
+        self._shares_subsets = shares_subsets and self.models > 1
+        self._image_accuracy = correct.mean(axis=1, dtype=np.float64)  # over the seeds, (M, n)
+        self.accuracy = self._image_accuracy.mean(axis=1)
+        # The contribution of each model's smoothing unit (`_image_errors`), so that no variance is 0.
+        self._smoothing = (units.imagined / (self.images + 2 * units.imagined)) ** 2
 
     @cached_property
     def seed_variance(self) -> Floats:
@@ -95,10 +97,11 @@ class Family:
 
         It includes the part that is due to the finite number of images (`chance_variance`).
         """
-        return self._variance_of(self._right.mean(axis=2))
+        return self._variance_of(self._correct.mean(axis=2))
 
     def _variance_of(self, accuracies: Floats) -> Floats:
-        return accuracies.var(axis=1, ddof=1) + self._imagined
+        # The variance between seeds of accuracies (M, S).
+        return accuracies.var(axis=1, ddof=1) + self._smoothing
 
     @cached_property
     def chance_variance(self) -> Floats:
@@ -106,12 +109,13 @@ class Family:
 
         Trainings differ on single images by chance, and with more images these differences average out.
         """
-        right = self._right.astype(np.float64)
-        rest = right - right.mean(axis=1, keepdims=True) - right.mean(axis=2, keepdims=True)
-        rest += self.accuracy[:, None, None]
-        return np.array([np.trace(self._products(model)) for model in rest]) / (self.seeds - 1)
+        correct = self._correct.astype(np.float64)
+        # The interaction of seeds and images: what neither the seed's nor the image's mean explains.
+        interaction = correct - correct.mean(axis=1, keepdims=True) - correct.mean(axis=2, keepdims=True)
+        interaction += self.accuracy[:, None, None]
+        return np.array([np.trace(self._covariance(model)) for model in interaction]) / (self.seeds - 1)
 
-    def _products(self, values: Floats) -> Floats:
+    def _covariance(self, values: Floats) -> Floats:
         """Return the covariance of the means of k quantities (k, n) whose values add up to 0, (k, k)."""
         count = self.units.count
         sums = np.stack([np.bincount(self.units.group, row) for row in values])  # (k, units)
@@ -126,7 +130,8 @@ class Family:
         this model classifies correctly, prevents errors of 0 if no prediction differs (Agresti and Min 2005).
         """
         rng, freedom = np.random.default_rng(0), max(self.units.count - 1, 1)
-        covariance = self._products(self._of_image - self.accuracy[:, None]) + self._imagined * np.eye(self.models)
+        covariance = self._covariance(self._image_accuracy - self.accuracy[:, None])
+        covariance += self._smoothing * np.eye(self.models)
         drawn = rng.multivariate_normal(np.zeros(self.models), covariance, DRAWS, method="eigh")
         return drawn * np.sqrt(freedom / rng.chisquare(freedom, (DRAWS, 1)))
 
@@ -137,13 +142,11 @@ class Family:
         Resampling a few seeds would give too small a variance and no tails. Therefore the errors are drawn from
         Student's t distribution. A few trainings determine a variance only roughly, so the variances of all models are
         averaged, relative to their `_scale`. A model that varies more than this average keeps its own variance: an
-        average of unlike variances would be too small for it.
+        average of unlike variances would be too small for it. With one seed, these are the errors due to the images.
         """
-        return (
-            self._with_seeds(self.seed_variance, self.models * (self.seeds - 1))
-            if self.seeds > 1
-            else self._image_errors
-        )
+        if self.seeds == 1:
+            return self._image_errors
+        return self._add_seed_errors(self.seed_variance, self.models * (self.seeds - 1))
 
     @cached_property
     def _pair_errors(self) -> Floats:
@@ -154,54 +157,57 @@ class Family:
         """
         if self.seeds == 1 or not self._shares_subsets:
             return self._recipe_errors
-        accuracies = self._right.mean(axis=2)  # (M, S)
-        part = (self.models - 1) / self.models  # of the variance and its degrees of freedom that is left
-        variance = self._variance_of(accuracies - accuracies.mean(axis=0)) / part
-        return self._with_seeds(variance, self.models * (self.seeds - 1) * part)
+        accuracies = self._correct.mean(axis=2)  # (M, S)
+        # Subtracting the mean over M models leaves (M - 1) / M of the variance and of its degrees of freedom.
+        remaining = (self.models - 1) / self.models
+        variance = self._variance_of(accuracies - accuracies.mean(axis=0)) / remaining
+        return self._add_seed_errors(variance, self.models * (self.seeds - 1) * remaining)
 
-    def _with_seeds(self, variance: Floats, freedom: float) -> Floats:
-        """Add errors that are due to the seeds to those that are due to the images.
+    def _add_seed_errors(self, variance: Floats, freedom: float) -> Floats:
+        """Return the errors that are due to the images plus errors that are due to the seeds, (draws, M).
 
         `variance` (M,) is that of each model between seeds, and `freedom` the number of degrees of freedom of all
         models' variances together.
         """
         rng, scale = np.random.default_rng(1), self._scale(self.accuracy)
         variance = np.maximum(variance, (variance / scale).mean() * scale)
+        # `_image_errors` already contain the part of the variance that is due to the finite number of images.
         drawn = variance * freedom / rng.chisquare(freedom, (DRAWS, 1)) - self.chance_variance
-        errors = rng.standard_normal((DRAWS, self.models)) * np.sqrt(np.maximum(drawn, 0.0) / self.seeds)
-        return self._image_errors + errors
+        seed_errors = rng.standard_normal((DRAWS, self.models)) * np.sqrt(np.maximum(drawn, 0.0) / self.seeds)
+        return self._image_errors + seed_errors
 
     def _scale(self, accuracy: Floats | float) -> Floats:
         """Return p (1 - p) for accuracy p, to which variances are proportional: accuracies near 1 vary less."""
         rate = (np.asarray(accuracy) * self.images + 1) / (self.images + 2)
         return rate * (1 - rate)
 
-    def differences(self, pairs: Sequence[tuple[int, int]], *, of_recipes: bool = True) -> list[Difference]:
+    def differences(self, pairs: Sequence[tuple[int, int]], *, include_seeds: bool = True) -> list[Difference]:
         """Compare the models of each pair of indices, with p-values that are adjusted for all pairs.
 
-        Unless `of_recipes`, only these trained models are compared, not their recipes, which vary between seeds. With
-        one seed, the variance between seeds is unknown and counts as 0.
+        With `include_seeds`, recipes are compared, whose accuracies vary between seeds; otherwise only these trained
+        models. With one seed, the variance between seeds is unknown and counts as 0.
         """
         if not pairs:
             return []
         first, second = np.array(pairs).T
         mean = self.accuracy[first] - self.accuracy[second]
-        errors = self._pair_errors if of_recipes else self._image_errors
+        errors = self._pair_errors if include_seeds else self._image_errors
         drawn = np.abs(errors[:, first] - errors[:, second])  # (draws, pairs)
         margin = np.quantile(drawn, 1 - LEVEL, axis=0, method="higher")
-        drawn, seen = drawn / margin, np.abs(mean) / margin
-        order = np.argsort(-seen, kind="stable")
-        largest = np.maximum.accumulate(drawn[:, order[::-1]], axis=1)[:, ::-1]  # of the remaining pairs of each step
-        joint = np.empty(len(pairs))
-        joint[order] = np.maximum.accumulate(_frequency(largest >= seen[order]))
-        alone = _frequency(drawn >= seen)
+        drawn, measured = drawn / margin, np.abs(mean) / margin  # relative to the margin of each pair
+        # Step-down: a pair is tested together with the pairs that differ less. A p-value is at least that before it.
+        order = np.argsort(-measured, kind="stable")
+        largest = np.maximum.accumulate(drawn[:, order[::-1]], axis=1)[:, ::-1]  # of the pair and those that follow
+        adjusted = np.empty(len(pairs))
+        adjusted[order] = np.maximum.accumulate(_frequency(largest >= measured[order]))
+        alone = _frequency(drawn >= measured)
         needed = margin * np.quantile(drawn.max(axis=1), 1 - LEVEL, method="higher")
         return [
             Difference(
                 mean=float(mean[i]),
                 interval=(max(float(mean[i] - margin[i]), -1.0), min(float(mean[i] + margin[i]), 1.0)),
                 p_alone=float(alone[i]),
-                p=float(joint[i]),
+                p=float(adjusted[i]),
                 needed=float(needed[i]),
             )
             for i in range(len(pairs))
@@ -215,15 +221,15 @@ class Family:
         The contribution of the seeds is scaled to each end of the interval (`_scale`), but is never smaller than at the
         measured accuracy, because a training that is mostly right can have more bad luck than good luck.
         """
-        values, scale = self._of_image[model], float(self._scale(self.accuracy[model]))
+        values, scale = self._image_accuracy[model], float(self._scale(self.accuracy[model]))
         both, images = (
             float(np.quantile(np.abs(errors[:, model]), 1 - LEVEL))
             for errors in (self._recipe_errors, self._image_errors)
         )
-        by_seeds = max((both / images) ** 2 - 1, 0.0)
+        seed_share = max((both / images) ** 2 - 1, 0.0)  # the variance from the seeds, relative to that from the images
         ends = (float(self.accuracy[model]),) * 2
-        for _ in range(8 if by_seeds else 1):  # until the ends agree with the variance at the ends
-            factors = [1 + by_seeds * max(float(self._scale(end)) / scale, 1.0) for end in ends]
+        for _ in range(8 if seed_share else 1):  # each end changes its factor; eight steps are enough to converge
+            factors = [1 + seed_share * max(float(self._scale(end)) / scale, 1.0) for end in ends]
             (low, _), (_, high) = (mean_interval(values, 1.0, self.units, factor=factor) for factor in factors)
             ends = (low, high)
         return ends
@@ -243,16 +249,18 @@ class Family:
             return Winner(best, measured, measured, (low, high))
         errors = self._recipe_errors
         gaps = measured - self.accuracy
-        chance = np.median(np.abs(errors[:, [best]] - errors), axis=0) / ndtri(0.75)  # a standard deviation
-        closer = gaps * np.maximum(1 - (chance / np.maximum(gaps, 1e-12)) ** 2, 0.0)
-        picked = (errors - closer).argmax(axis=1)
-        flattery = errors[np.arange(len(errors)), picked]
-        plain, selected = (float(np.quantile(values, 1 - TAIL)) for values in (errors[:, best], flattery))
-        low = max(measured - (measured - low) * max(selected / plain, 1.0), 0.0)
-        corrected = min(max(measured - float(np.median(flattery)), low), measured)
+        # The standard deviation of each gap, from the median, which extreme draws do not change.
+        deviation = np.median(np.abs(errors[:, [best]] - errors), axis=0) / ndtri(0.75)
+        reduced_gaps = gaps * np.maximum(1 - (deviation / np.maximum(gaps, 1e-12)) ** 2, 0.0)
+        selected = (errors - reduced_gaps).argmax(axis=1)  # the model that comes out best in each draw
+        selected_errors = errors[np.arange(len(errors)), selected]
+        # Selection makes large errors more frequent, so the lower end of the interval is moved by the same factor.
+        factor = np.quantile(selected_errors, 1 - TAIL) / np.quantile(errors[:, best], 1 - TAIL)
+        low = max(measured - (measured - low) * max(float(factor), 1.0), 0.0)
+        corrected = min(max(measured - float(np.median(selected_errors)), low), measured)
         return Winner(best, measured, corrected, (low, high))
 
 
-def _frequency(happened: Bools) -> Floats:
-    """Return how often each of several events happened in the draws (draws, k), counting what was measured as one."""
-    return (happened.sum(axis=0) + 1) / (len(happened) + 1)
+def _frequency(occurred: Bools) -> Floats:
+    """Return the frequency of each of k events in the draws (draws, k). The measurement counts as one more draw."""
+    return (occurred.sum(axis=0) + 1) / (len(occurred) + 1)

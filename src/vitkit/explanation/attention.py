@@ -1,7 +1,7 @@
 """Compute attention maps, that is, the exact attention matrices of eq. 6, and rollout through the layers.
 
 The forward pass uses the fused kernel as usual. In addition, softmax(QK^T) is computed in float32 from the q and k of
-each layer. The computation uses a copy of the model that shares its weights (`twin`), so the model is not changed.
+each layer. A copy of the model that shares its weights computes it (`copy_with_attention`); the model is not changed.
 Rollout (arXiv 2005.00928; the paper's Figure 6, app. D.8) follows attention through all layers to the patches.
 
 Some large models store global information in a few patches, whose tokens then have very large norms (arXiv
@@ -23,19 +23,15 @@ from torch import Tensor, nn
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.model.position import Relative
-from vitkit.model.variants import MAPS, check, reason_against
+from vitkit.model.variants import MAPS, check, unsupported_reason
 from vitkit.model.vit import Attention, VisionTransformer
 
 M = TypeVar("M", bound=nn.Module)
 Fusion = Literal["mean", "max", "min"] | int  # how the heads are combined; a number selects one head
 
 
-def plain(model: nn.Module) -> VisionTransformer:
-    """Return the model without the wrapper of `torch.compile`.
-
-    Raises:
-        VitkitError: the model is not a Vision Transformer.
-    """
+def unwrap_compiled(model: nn.Module) -> VisionTransformer:
+    """Return a Vision Transformer without the wrapper of `torch.compile`; any other model raises a `VitkitError`."""
     inner = getattr(model, "_orig_mod", model)
     if not isinstance(inner, VisionTransformer):
         text = f"only a VisionTransformer has attention maps, not a {type(inner).__name__}"
@@ -44,22 +40,25 @@ def plain(model: nn.Module) -> VisionTransformer:
 
 
 class ExactAttention(Attention):
-    """Attention that computes its usual output, and stores the exact attention matrix in `seen`.
+    """Attention that computes its usual output, and stores the exact attention matrix in `last_matrix`.
 
     The matrix is (B, H, n, N) float32; n is the number of queries, which are the first `queries` tokens or all tokens.
     """
 
-    seen: Tensor | None = None
+    last_matrix: Tensor | None = None
 
     def forward(self, x: Tensor, queries: int | None = None, relative: Relative | None = None) -> Tensor:
         output = super().forward(x, queries, relative)
         q, k = self._inputs
         del self._inputs
         q, k, bias = (q, k, None) if relative is None else relative(q, k, self.scale)
-        self.seen = exact_matrix(self, q, k, bias if self.windows is None else self.windows.masked(bias, q))
+        if self.windows is not None:
+            bias = self.windows.masked_bias(bias, q)
+        self.last_matrix = exact_matrix(self, q, k, bias)
         return output
 
     def project(self, x: Tensor, queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Store q and k for `forward`, which calls this method through `super().forward`."""
         q, k, v = super().project(x, queries)
         self._inputs = q, k
         return q, k, v
@@ -71,73 +70,71 @@ def exact_matrix(attention: Attention, q: Tensor, k: Tensor, bias: Tensor | None
         return Attention.matrix(attention, q.float(), k.float(), None if bias is None else bias.float())
 
 
-def twin(module: M, attention: type[Attention]) -> M:
-    """Return a copy of a module, compiled or not, in evaluation mode, with `attention` in place of `Attention`.
+def copy_with_attention(module: M, attention: type[Attention]) -> M:
+    """Copy a module, compiled or not, into evaluation mode, and make its `Attention` layers instances of `attention`.
 
-    It shares the module's weights, which get no gradients. The module is not changed.
+    The copy shares the module's weights, which get no gradients. The module is not changed.
     """
     module = getattr(module, "_orig_mod", module)
     kind: type[nn.Module] = attention if type(module) is Attention else type(module)
-    copied = kind.__new__(kind)
+    copied = kind.__new__(kind)  # `__init__` would make new weights
     copied.__dict__ = {name: value for name, value in module.__dict__.items() if name != "_compiled_call_impl"}
     copied.__dict__ |= {
         "training": False,
-        "_parameters": {name: _shared(tensor) for name, tensor in module._parameters.items()},
-        "_buffers": {name: _shared(tensor) for name, tensor in module._buffers.items()},
-        "_modules": {name: None if part is None else twin(part, attention) for name, part in module._modules.items()},
+        "_parameters": {name: _without_gradient(tensor) for name, tensor in module._parameters.items()},
+        "_buffers": {name: _without_gradient(tensor) for name, tensor in module._buffers.items()},
+        "_modules": {
+            name: None if part is None else copy_with_attention(part, attention)
+            for name, part in module._modules.items()
+        },
     }
     return cast(M, copied)
 
 
-def _shared(tensor: Tensor | None) -> Tensor | None:
-    if tensor is None or not tensor.is_inference() or torch.is_inference_mode_enabled():
-        return None if tensor is None else tensor.detach()
-    return tensor.clone()  # autograd cannot save a tensor that was created in inference mode
+def _without_gradient(tensor: Tensor | None) -> Tensor | None:
+    if tensor is not None and tensor.is_inference() and not torch.is_inference_mode_enabled():
+        return tensor.clone()  # autograd cannot save a tensor that was created in inference mode
+    return None if tensor is None else tensor.detach()
 
 
 def prepare(model: nn.Module, images: Tensor, attention: type[Attention]) -> tuple[VisionTransformer, Tensor]:
-    """Return a copy of the model with `attention` (`twin`), and the input (B, N, D) of the copy's first layer.
+    """Return a copy of the model (`copy_with_attention`), and the input of the copy's first layer, (B, N, D).
 
-    The images (B, C, height, width) are preprocessed. A model without attention maps is refused.
+    The images (B, C, height, width) are preprocessed. A model without attention maps raises a `VitkitError`.
     """
-    model = plain(model)
+    model = unwrap_compiled(model)
     check(model.config, MAPS)
-    if not attending(model.config):
-        raise VitkitError(
-            "explanation.attention-missing",
-            "every layer of the model is convolutional, so there is no attention to show; use occlusion",
-        )
-    copied = twin(model, attention)
+    if not attention_layers(model.config):
+        message = "every layer of the model is convolutional, so there is no attention to show; use occlusion"
+        raise VitkitError("explanation.attention-missing", message)
+    copied = copy_with_attention(model, attention)
     images = images.detach().to(copied.patch_embed.proj.weight)
     if images.is_inference() and not torch.is_inference_mode_enabled():
-        images = images.clone()
+        images = images.clone()  # as in `_without_gradient`
     return copied, copied.embed(images)
 
 
-def attending(config: ViTConfig) -> list[int]:
+def attention_layers(config: ViTConfig) -> list[int]:
     """Return the indices of the layers that have attention maps. Convolutional layers have none."""
-    if reason_against(config, MAPS):
+    if unsupported_reason(config, MAPS):
         return []
     return [layer for layer in range(config.layers) if layer not in config.conv_layers]
 
 
 def find_layer(config: ViTConfig, layer: int) -> int:
-    """Return the index of a layer with attention. Negative numbers count from the end; -1 is the last of those."""
+    """Return the index of a layer with attention; -1 is the last of these, and -2 the second to last of all layers."""
     check(config, MAPS)
-    number = attending(config)[-1] if layer == -1 else config.number_of(layer)
+    number = attention_layers(config)[-1] if layer == -1 else config.number_of(layer)
     if number in config.conv_layers:
-        raise VitkitError(
-            "explanation.attention-missing",
-            f"layer {layer} is convolutional; the layers with attention are {attending(config)}",
-        )
+        message = f"layer {layer} is convolutional; the layers with attention are {attention_layers(config)}"
+        raise VitkitError("explanation.attention-missing", message)
     return number
 
 
-def readers(config: ViTConfig) -> Tensor:
+def head_token_weights(config: ViTConfig) -> Tensor:
     """Return the weight of each token in the input of the classification head, (N,) summing to 1.
 
-    Raises:
-        VitkitError: the model pools by attention, so the weights depend on the image.
+    A model that pools by attention raises a `VitkitError`, because its weights depend on the image.
     """
     if config.pool == "map":
         raise VitkitError(
@@ -177,18 +174,18 @@ def attention_maps(model: nn.Module, images: Tensor) -> Iterator[Tensor]:
     model, x = prepare(model, images, ExactAttention)  # checks the arguments before the first layer is requested
 
     def maps(x: Tensor) -> Iterator[Tensor]:
-        for layer in range(attending(model.config)[-1] + 1):
+        for layer in range(attention_layers(model.config)[-1] + 1):
             x = model.layer(layer, x)
             if layer not in model.config.conv_layers:
-                yield vars(model.blocks[layer].attn).pop("seen")  # so that only the caller keeps it
+                yield vars(model.blocks[layer].attn).pop("last_matrix")  # so that only the caller keeps it
 
     return maps(x)
 
 
 def _maps_of_layer(model: nn.Module, images: Tensor, layer: int) -> Tensor:
     """Return the attention matrices (B, H, N, N) of one layer."""
-    config = plain(model).config
-    for number, attention in zip(attending(config), attention_maps(model, images), strict=False):
+    config = unwrap_compiled(model).config
+    for number, attention in zip(attention_layers(config), attention_maps(model, images), strict=False):
         if number == find_layer(config, layer):
             return attention
     raise AssertionError("find_layer returned a layer without attention")
@@ -198,13 +195,13 @@ def head_maps(model: nn.Module, images: Tensor, layer: int = -1) -> Tensor:
     """Return each head's attention to each patch in one layer: (B, H, h, w), not normalised.
 
     This is the attention of the class token. If the classification head reads other tokens, it is the average of their
-    attention with the weights of `readers`. Arguments as in `last_attention`.
+    attention with the weights of `head_token_weights`. Arguments as in `last_attention`.
 
     Raises:
         VitkitError: there is no such layer, or it has no attention.
     """
-    config = plain(model).config
-    return to_grid(read_rows(_maps_of_layer(model, images, layer), config), config)
+    config = unwrap_compiled(model).config
+    return to_grid(average_rows_of_head(_maps_of_layer(model, images, layer), config), config)
 
 
 def last_attention(model: nn.Module, images: Tensor, layer: int = -1, fusion: Fusion = "mean") -> Tensor:
@@ -213,21 +210,21 @@ def last_attention(model: nn.Module, images: Tensor, layer: int = -1, fusion: Fu
     Args:
         model: see `attention_maps`.
         images: (B, C, height, width), preprocessed.
-        layer: negative numbers count from the end; -1 is the last layer with attention.
+        layer: the index of the layer, as in `find_layer`.
         fusion: the mean, maximum or minimum over heads, entry by entry, or the number of one head.
 
     Raises:
         VitkitError: there is no such layer or head, or the layer has no attention.
     """
-    config = plain(model).config
+    config = unwrap_compiled(model).config
     check_fusion(config, fusion)
-    return to_grid(read_rows(fuse(_maps_of_layer(model, images, layer), fusion), config), config)
+    return to_grid(average_rows_of_head(fuse(_maps_of_layer(model, images, layer), fusion), config), config)
 
 
-def read_rows(attention: Tensor, config: ViTConfig) -> Tensor:
-    """Average the rows of the tokens that the head reads, with the weights of `readers`: (..., N, N) -> (..., N)."""
+def average_rows_of_head(attention: Tensor, config: ViTConfig) -> Tensor:
+    """Average the rows of the tokens that the head reads (`head_token_weights`): (..., N, N) -> (..., N)."""
     with torch.autocast(attention.device.type, enabled=False):
-        return readers(config).to(attention) @ attention
+        return head_token_weights(config).to(attention) @ attention
 
 
 def check_fusion(config: ViTConfig, fusion: Fusion) -> None:
@@ -252,7 +249,7 @@ def patch_attention(model: nn.Module, images: Tensor, row: int, column: int) -> 
     Raises:
         VitkitError: there is no such patch, or no layer has attention.
     """
-    config = plain(model).config
+    config = unwrap_compiled(model).config
     h, w = config.grid
     if not (0 <= row < h and 0 <= column < w):
         text = f"there is no patch ({row}, {column}): there are {h} rows of {w} patches, numbered from 0"
@@ -267,14 +264,14 @@ def rollout(model: nn.Module, images: Tensor, *, fusion: Fusion = "mean", discar
     """Follow attention through all layers to the patches (arXiv 2005.00928; the paper's app. D.8): (B, h, w).
 
     This is the row of the class token in `rollout_matrix`, which has the same arguments, for the patches only. If the
-    classification head reads other tokens, it is the average of their rows with the weights of `readers`. The result is
-    the same for every class. Its sum is less than 1 if prefix tokens receive some of the attention.
+    classification head reads other tokens, it is the average of their rows with the weights of `head_token_weights`.
+    The result is the same for every class. Its sum is less than 1 if prefix tokens receive some of the attention.
 
     Raises:
         VitkitError: `fusion` or `discard` is invalid, or no layer has attention.
     """
-    config = plain(model).config
-    return to_grid(read_rows(rollout_matrix(model, images, fusion=fusion, discard=discard), config), config)
+    config = unwrap_compiled(model).config
+    return to_grid(average_rows_of_head(rollout_matrix(model, images, fusion=fusion, discard=discard), config), config)
 
 
 def rollout_matrix(model: nn.Module, images: Tensor, *, fusion: Fusion = "mean", discard: float = 0.0) -> Tensor:
@@ -297,7 +294,7 @@ def rollout_matrix(model: nn.Module, images: Tensor, *, fusion: Fusion = "mean",
     Raises:
         VitkitError: `fusion` or `discard` is invalid, or no layer has attention.
     """
-    config = plain(model).config
+    config = unwrap_compiled(model).config
     check_fusion(config, fusion)
     if not 0.0 <= discard < 1.0:
         text = f"discard must be in [0, 1), the fraction of entries to leave out, not {discard}"
@@ -305,17 +302,31 @@ def rollout_matrix(model: nn.Module, images: Tensor, *, fusion: Fusion = "mean",
     product: Tensor | None = None
     for attention in attention_maps(model, images):
         fused = fuse(attention, fusion)
-        upon_patches = fused[..., config.prefix_tokens :].flatten(1)  # (B, N * h*w)
-        if number := int(discard * upon_patches.shape[1]):
-            smallest = upon_patches.topk(number, largest=False, sorted=False).indices
-            kept = upon_patches.scatter(1, smallest, 0.0).view_as(fused[..., config.prefix_tokens :])
-            fused = torch.cat([fused[..., : config.prefix_tokens], kept], dim=-1)
-        product = roll_out(fused, product)
+        to_prefix, to_patches = torch.split(fused, [config.prefix_tokens, config.patches], dim=-1)
+        entries = to_patches.flatten(1)  # (B, N * h*w)
+        if number := int(discard * entries.shape[1]):
+            smallest = entries.topk(number, largest=False, sorted=False).indices
+            fused = torch.cat([to_prefix, entries.scatter(1, smallest, 0.0).view_as(to_patches)], dim=-1)
+        product = extend_rollout(fused, product)
     assert product is not None
     return product
 
 
-def roll_out(fused: Tensor, product: Tensor | None) -> Tensor:
+def maps_by_layer(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the maps of the heads, (layers, H, h, w), and the rollout up to each layer, (layers, h, w), of one image.
+
+    The image (1, C, height, width) is preprocessed. Layers without attention are left out.
+    """
+    config = unwrap_compiled(model).config
+    maps, rollouts, product = [], [], None
+    for attention in attention_maps(model, images):
+        maps.append(to_grid(average_rows_of_head(attention, config), config))
+        product = extend_rollout(attention.mean(dim=1), product)
+        rollouts.append(to_grid(average_rows_of_head(product, config), config))
+    return torch.cat(maps), torch.cat(rollouts)
+
+
+def extend_rollout(fused: Tensor, product: Tensor | None) -> Tensor:
     """Return the rollout up to a layer, (B, N, N) float32, each row of which sums to 1.
 
     `product` is the rollout up to the previous layer, or None at the first one. `fused`, the attention of the layer
@@ -333,8 +344,8 @@ def token_norms(model: nn.Module, images: Tensor) -> Tensor:
 
     The images are (B, C, height, width), preprocessed.
     """
-    model = plain(model)
-    copied = twin(model, Attention)
+    model = unwrap_compiled(model)
+    copied = copy_with_attention(model, Attention)
     tokens = copied.encode(copied.embed(images.to(model.patch_embed.proj.weight)))  # (B, N, D)
     return to_grid(tokens.float().norm(dim=-1), model.config)
 
@@ -363,12 +374,12 @@ def mask_artefacts(maps: Tensor, artefacts: Tensor) -> Tensor:
     values = maps if maps.ndim == 4 else maps[:, None]  # (B, H, h, w)
     known = ~artefacts[:, None] | artefacts.flatten(1).all(dim=1)[:, None, None, None]  # (B, 1, h, w)
     while not bool(known.all()):
-        share = _mean_around(known.to(values))
-        filled = _mean_around(values * known) / share.clamp_min(torch.finfo(values.dtype).tiny)
-        values, known = torch.where(known, values, filled), known | (share > 0)
+        known_fraction = _neighbourhood_mean(known.to(values))
+        filled = _neighbourhood_mean(values * known) / known_fraction.clamp_min(torch.finfo(values.dtype).tiny)
+        values, known = torch.where(known, values, filled), known | (known_fraction > 0)
     return values.view_as(maps)
 
 
-def _mean_around(x: Tensor) -> Tensor:
+def _neighbourhood_mean(x: Tensor) -> Tensor:
     """Average each 3 x 3 neighbourhood. Positions outside the grid count as 0."""
     return F.avg_pool2d(x, 3, stride=1, padding=1)

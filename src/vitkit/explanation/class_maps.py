@@ -24,7 +24,16 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import VitkitError
-from vitkit.explanation.attention import attending, exact_matrix, find_layer, plain, prepare, readers, to_grid, twin
+from vitkit.explanation.attention import (
+    attention_layers,
+    copy_with_attention,
+    exact_matrix,
+    find_layer,
+    head_token_weights,
+    prepare,
+    to_grid,
+    unwrap_compiled,
+)
 from vitkit.model.names import Config, NetworkConfig
 from vitkit.model.network import Network
 from vitkit.model.vit import Attention, VisionTransformer
@@ -35,18 +44,18 @@ Target = Tensor | int | None  # a class for each image, or one for all images; N
 class ExplicitAttention(Attention):
     """Attention that is computed explicitly (eq. 6 in float32).
 
-    It stores the matrix (B, H, N, N) in `seen`, so that the gradient with respect to the matrix can be computed.
+    It stores the matrix (B, H, N, N) in `last_matrix`, so that the gradient with respect to it can be computed.
     """
 
-    seen: Tensor
+    last_matrix: Tensor
 
     def attend_within(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
         """Compute windowed attention as one matrix over all tokens, with weights of 0 outside the windows."""
-        return self.attend(q, k, v, bias if self.windows is None else self.windows.masked(bias, q))
+        return self.attend(q, k, v, bias if self.windows is None else self.windows.masked_bias(bias, q))
 
     def matrix(self, q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
-        self.seen = exact_matrix(self, q, k, bias)
-        return self.seen.to(q.dtype)
+        self.last_matrix = exact_matrix(self, q, k, bias)
+        return self.last_matrix.to(q.dtype)
 
 
 def gradient_rollout(model: nn.Module, images: Tensor, target: Target = None) -> Tensor:
@@ -54,7 +63,7 @@ def gradient_rollout(model: nn.Module, images: Tensor, target: Target = None) ->
 
     The accumulated relevance R starts as the identity matrix, and each layer adds the product of its relevance and R.
     The result is the row of the class token in R, for the patches only. If the classification head reads other tokens,
-    their rows are averaged with the weights of `attention.readers`.
+    their rows are averaged with the weights of `attention.head_token_weights`.
 
     Args:
         model: the model, compiled or not, in any precision. Its mode and gradients are not changed.
@@ -64,12 +73,12 @@ def gradient_rollout(model: nn.Module, images: Tensor, target: Target = None) ->
     Raises:
         VitkitError: there is no such class, the model has no head, or no layer has attention.
     """
-    config = plain(model).config
+    config = unwrap_compiled(model).config
     # Only one row of R is needed, so it is computed from the last layer to the first.
-    row = readers(config).to(images.device)  # (N,), then (B, N)
+    row = head_token_weights(config).to(images.device)  # (N,), then (B, N)
     for _, relevance in _relevances(model, images, target):
         row = row.to(relevance)
-        row = row + _times(row, relevance)
+        row = row + _row_times_matrix(row, relevance)
     return to_grid(row, config)
 
 
@@ -82,10 +91,10 @@ def gradient_attention(model: nn.Module, images: Tensor, target: Target = None, 
     Raises:
         VitkitError: there is no such class or layer, the model has no head, or the layer has no attention.
     """
-    config = plain(model).config
+    config = unwrap_compiled(model).config
     for number, relevance in _relevances(model, images, target):
         if number == find_layer(config, layer):
-            return to_grid(_times(readers(config).to(relevance), relevance), config)
+            return to_grid(_row_times_matrix(head_token_weights(config).to(relevance), relevance), config)
     raise AssertionError("find_layer returned a layer without attention")
 
 
@@ -117,7 +126,7 @@ def _check_head(config: Config) -> None:
 
 def _relevances(model: nn.Module, images: Tensor, target: Target) -> Iterator[tuple[int, Tensor]]:
     """Yield the index and the relevance (B, N, N) of each layer with attention, from last to first."""
-    _check_head(plain(model).config)
+    _check_head(unwrap_compiled(model).config)
     copied, inputs = _forward(model, images)
     # The gradient of each image's target logit with respect to the last layer's output, (B, N, D).
     with torch.inference_mode(mode=False), torch.enable_grad():
@@ -125,9 +134,9 @@ def _relevances(model: nn.Module, images: Tensor, target: Target) -> Iterator[tu
         logits = copied.forward_head(copied.norm(tokens))  # (B, K)
         targets = find_targets(copied.config, target, logits).clone()  # they may have been created in inference mode
         gradient = torch.autograd.grad(logits.gather(1, targets[:, None]).sum(), tokens)[0]
-    lowest = attending(copied.config)[0]
+    lowest = attention_layers(copied.config)[0]
     for layer in range(copied.config.layers - 1, lowest - 1, -1):
-        relevance, gradient = _back(copied, layer, inputs.pop(), gradient)
+        relevance, gradient = _backward_layer(copied, layer, inputs.pop(), gradient)
         if relevance is not None:
             yield layer, relevance
 
@@ -135,9 +144,9 @@ def _relevances(model: nn.Module, images: Tensor, target: Target) -> Iterator[tu
 @torch.inference_mode(mode=False)  # autograd refuses tensors that were created in inference mode
 @torch.no_grad()
 def _forward(model: nn.Module, images: Tensor) -> tuple[VisionTransformer, list[Tensor]]:
-    """Return the `twin` of the model, and the inputs of all layers followed by the last output, (B, N, D) each."""
+    """Return a copy of the model, the inputs of all its layers, and last of these the final output, (B, N, D) each."""
     copied, x = prepare(model, images, ExplicitAttention)
-    copied.fused_attention, inputs = True, [x]
+    copied.fused_attention, inputs = True, [x]  # matrices are only needed in the backward pass
     for layer in range(copied.config.layers):
         inputs.append(copied.layer(layer, inputs[-1]))
     return copied, inputs
@@ -145,20 +154,20 @@ def _forward(model: nn.Module, images: Tensor) -> tuple[VisionTransformer, list[
 
 @torch.inference_mode(mode=False)
 @torch.enable_grad()
-def _back(model: VisionTransformer, layer: int, x: Tensor, gradient: Tensor) -> tuple[Tensor | None, Tensor]:
-    """Return a layer's relevance (None if it is convolutional) and the gradient at its input `x`, from its output's."""
+def _backward_layer(model: VisionTransformer, layer: int, x: Tensor, gradient: Tensor) -> tuple[Tensor | None, Tensor]:
+    """Return a layer's relevance (None if convolutional) and the gradient at its input, from that at its output."""
     x.requires_grad_()
     attention = model.blocks[layer].attn
     if not isinstance(attention, ExplicitAttention):
         return None, torch.autograd.grad(model.layer(layer, x), x, gradient)[0]
     attention.fused = False
-    output, seen = model.layer(layer, x), attention.seen
-    del attention.seen
-    by_attention, by_input = torch.autograd.grad(output, (seen, x), gradient)
-    return by_attention.mul_(seen.detach()).relu_().mean(dim=1), by_input
+    output, matrix = model.layer(layer, x), attention.last_matrix
+    del attention.last_matrix
+    matrix_gradient, input_gradient = torch.autograd.grad(output, (matrix, x), gradient)
+    return matrix_gradient.mul_(matrix.detach()).relu_().mean(dim=1), input_gradient
 
 
-def _times(row: Tensor, relevance: Tensor) -> Tensor:
+def _row_times_matrix(row: Tensor, relevance: Tensor) -> Tensor:
     """Multiply a row (N,) or (B, N) by matrices (B, N, N) in float32: (B, N)."""
     with torch.autocast(relevance.device.type, enabled=False):
         return (row.unsqueeze(-2) @ relevance).squeeze(-2)
@@ -175,32 +184,30 @@ def grad_cam(model: nn.Module, images: Tensor, target: Target = None) -> Tensor:
         VitkitError: there is no such class, or the model has no head or no feature map before it.
     """
     if not isinstance(model, Network):
-        raise VitkitError(
-            "explanation.model-kind",
-            "Grad-CAM applies to networks of other libraries; for a Vision Transformer, use gradient_rollout",
-        )
+        message = "Grad-CAM applies to networks of other libraries; for a Vision Transformer, use gradient_rollout"
+        raise VitkitError("explanation.model-kind", message)
     _check_head(model.config)
-    check_map(model)
-    copied = twin(model, Attention)
-    seen: list[Tensor] = []
+    check_feature_map(model)
+    copied = copy_with_attention(model, Attention)
+    feature_maps: list[Tensor] = []
 
-    def keep(_module: nn.Module, _inputs: object, made: Tensor) -> Tensor:
-        seen.append(made.detach().requires_grad_())
-        return seen[-1].clone()  # later layers may modify the feature map in place
+    def store_output(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+        feature_maps.append(output.detach().requires_grad_())
+        return feature_maps[-1].clone()  # later layers may modify the feature map in place
 
-    place = copied.network.get_submodule(str(model.anatomy.map))
-    place._forward_hooks = OrderedDict()  # the twin would share the hooks of the model
-    place.register_forward_hook(keep)
+    layer = copied.network.get_submodule(str(model.anatomy.map))
+    layer._forward_hooks = OrderedDict()  # the copy would share the hooks of the model
+    layer.register_forward_hook(store_output)
     images = images.detach().to(next(copied.parameters()))
     logits = copied(images.clone() if images.is_inference() else images).float()
     targets = find_targets(model.config, target, logits).clone()
-    (gradient,) = torch.autograd.grad(logits.gather(1, targets[:, None]).sum(), seen[-1])  # (B, C, h, w)
+    (gradient,) = torch.autograd.grad(logits.gather(1, targets[:, None]).sum(), feature_maps[-1])  # (B, C, h, w)
     weights = gradient.mean(dim=(2, 3), keepdim=True)
-    return (weights * seen[-1].detach()).sum(dim=1).relu().float()
+    return (weights * feature_maps[-1].detach()).sum(dim=1).relu().float()
 
 
-def check_map(model: Network) -> None:
-    """Refuse a network without a feature map before its head, for example because the images are too small."""
+def check_feature_map(model: Network) -> None:
+    """Raise a `VitkitError` if a network has no feature map before its head, such as for very small images."""
     if model.anatomy.map is None:
         raise VitkitError(
             "explanation.feature-map-missing",
@@ -240,47 +247,47 @@ def occlusion(
         VitkitError: there is no such class, the model has no head, or a number is out of range.
     """
     inner = getattr(model, "_orig_mod", model)  # without the wrapper of torch.compile
-    model = inner if isinstance(inner, Network) else plain(inner)
+    model = inner if isinstance(inner, Network) else unwrap_compiled(inner)
     _check_head(model.config)
     for name, value in (("square", square), ("stride", stride), ("batch_size", batch_size)):
         if value < 1:
             raise VitkitError("explanation.option-too-small", f"{name} must be at least 1, not {value}")
-    copied = twin(model, Attention)
+    copied = copy_with_attention(model, Attention)
     images = images.to(next(model.parameters()))
     logits = copied(images).float()
     targets = find_targets(model.config, target, logits)
-    whole = logits.softmax(dim=-1).gather(1, targets[:, None])  # (B, 1)
-    (height, width), (down, across) = model.config.image_size, _patch(model.config)
-    grid = -(-height // down), -(-width // across)  # the last squares may reach beyond the image
-    places = square_places(grid, square, stride).to(images.device)  # (S, h, w)
-    drops = []
-    for image, number, before in zip(images, targets.tolist(), whole, strict=True):
+    uncovered = logits.softmax(dim=-1).gather(1, targets[:, None])  # the probabilities of the targets, (B, 1)
+    sides = zip(model.config.image_size, _patch_size(model.config), strict=True)
+    rows, columns = (-(-side // patch_side) for side, patch_side in sides)  # the last ones may reach beyond the image
+    masks = square_masks((rows, columns), square, stride).to(images.device)  # (S, h, w)
+    sums = []
+    for image, class_number, probability in zip(images, targets.tolist(), uncovered, strict=True):
         batches = [
-            copied(cover(image[None], batch, model.config, fill)).float() for batch in torch.split(places, batch_size)
+            copied(cover(image[None], batch, model.config, fill)).float() for batch in torch.split(masks, batch_size)
         ]
-        drops.append(before - torch.cat(batches).softmax(dim=-1)[:, number])  # (S,)
-    covered = [(drop[:, None, None] * places).sum(dim=0) for drop in drops]  # (h, w) each
-    return torch.stack(covered) / places.sum(dim=0)
+        drops = probability - torch.cat(batches).softmax(dim=-1)[:, class_number]  # (S,)
+        sums.append((drops[:, None, None] * masks).sum(dim=0))  # (h, w)
+    return torch.stack(sums) / masks.sum(dim=0)
 
 
-def square_places(grid: tuple[int, int], square: int, stride: int) -> Tensor:
+def square_masks(grid: tuple[int, int], square: int, stride: int) -> Tensor:
     """Return a mask of the patches that a square covers, for each of its S positions, (S, h, w).
 
     Every patch is covered at one position or more. `square` and `stride` are in patches, as in `occlusion`.
     """
     height, width = (min(square, side) for side in grid)
-    places = []
-    for top in _starts(grid[0], height, stride):
-        for left in _starts(grid[1], width, stride):
-            place = torch.zeros(grid, dtype=torch.bool)
-            place[top : top + height, left : left + width] = True
-            places.append(place)
-    return torch.stack(places)
+    masks = []
+    for top in _square_starts(grid[0], height, stride):
+        for left in _square_starts(grid[1], width, stride):
+            mask = torch.zeros(grid, dtype=torch.bool)
+            mask[top : top + height, left : left + width] = True
+            masks.append(mask)
+    return torch.stack(masks)
 
 
-def _starts(side: int, length: int, stride: int) -> list[int]:
+def _square_starts(side: int, length: int, stride: int) -> list[int]:
     last = side - length
-    return [*range(0, last, min(stride, length)), last]
+    return [*range(0, last, min(stride, length)), last]  # a stride longer than the square would leave gaps
 
 
 def cover(images: Tensor, patches: Tensor, config: Config, fill: float | Tensor) -> Tensor:
@@ -288,13 +295,13 @@ def cover(images: Tensor, patches: Tensor, config: Config, fill: float | Tensor)
 
     `images` are S images, or one image that is covered S times, (1, C, height, width).
     """
-    down, across = _patch(config)
-    pixels = patches.repeat_interleave(down, dim=1).repeat_interleave(across, dim=2)
+    patch_height, patch_width = _patch_size(config)
+    pixels = patches.repeat_interleave(patch_height, dim=1).repeat_interleave(patch_width, dim=2)
     height, width = images.shape[-2:]  # a hybrid's last patches may reach beyond the image
     return torch.where(pixels[:, None, :height, :width], fill, images)
 
 
-def _patch(config: Config) -> tuple[int, int]:
+def _patch_size(config: Config) -> tuple[int, int]:
     """Return the height and width in pixels of a patch, or of a 14th of the image for another library's network."""
     if isinstance(config, NetworkConfig):
         height, width = config.image_size  # a ViT with 16-pixel patches has 14 x 14 of them at 224 pixels

@@ -24,9 +24,9 @@ FloatArray = npt.NDArray[np.float32]
 Box = tuple[float, float, float, float]
 """Left, top, right and bottom edge of the model's input in pixels of the photograph; may be outside the photograph."""
 
-_MAP = "magma"
-_STRENGTH = 0.6  # the opacity of the map on the photograph
-_FADED = 0.6  # the fraction of white that is mixed into regions outside the model's input
+_COLOUR_MAP = "magma"
+_OPACITY = 0.6  # the opacity of the map on the photograph
+_FADING = 0.6  # the fraction of white that is mixed into regions outside the model's input
 _LAYERS_IN_ROW, _GAP = 6, 8  # number of layers in a row; pixels between pictures
 
 
@@ -79,26 +79,28 @@ def fit(photograph: Image.Image, box: Box, long_side: int) -> tuple[Image.Image,
 # --- Maps on photographs ----------------------------------------------------------------------------
 
 
-def spread(values: FloatArray, box: Box, size: tuple[int, int]) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
+def interpolate_map(values: FloatArray, box: Box, size: tuple[int, int]) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
     """Interpolate a map of patches (h, w) at the centre of each pixel of a photograph of `size` (width, height).
 
     Interpolation is linear between the centres of patches, and constant beyond the outermost centres. Return the
     interpolated map, and whether a pixel is inside the box that the patches cover, each (height, width).
     """
     width, height = size
-    across, seen_x = _weights(values.shape[1], box[0], box[2], width)  # (width, w)
-    down, seen_y = _weights(values.shape[0], box[1], box[3], height)  # (height, h)
-    return (down @ values @ across.T).astype(np.float32), seen_y[:, None] & seen_x[None]
+    weights_x, inside_x = _interpolation_weights(values.shape[1], box[0], box[2], width)  # (width, w)
+    weights_y, inside_y = _interpolation_weights(values.shape[0], box[1], box[3], height)  # (height, h)
+    return (weights_y @ values @ weights_x.T).astype(np.float32), inside_y[:, None] & inside_x[None]
 
 
-def _weights(patches: int, low: float, high: float, pixels: int) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
-    """Return the interpolation weights of patches along one side, and whether each pixel is in the box.
+def _interpolation_weights(
+    patches: int, low: float, high: float, pixels: int
+) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
+    """Return the weights of the patches along one side, (pixels, patches), and whether each pixel is in the box.
 
-    The shapes are (pixels, patches) and (pixels,).
+    The box extends from `low` to `high`.
     """
     centres = (np.arange(pixels) + 0.5 - low) / (high - low)  # 0 to 1 inside the box
-    place = np.clip(centres * patches - 0.5, 0, patches - 1)
-    weights = np.maximum(0, 1 - np.abs(place[:, None] - np.arange(patches)[None]))
+    positions = np.clip(centres * patches - 0.5, 0, patches - 1)  # of the pixels, where patch i is at i
+    weights = np.maximum(0, 1 - np.abs(positions[:, None] - np.arange(patches)[None]))
     return weights.astype(np.float32), (centres >= 0) & (centres < 1)
 
 
@@ -107,14 +109,14 @@ def overlay(photograph: Image.Image, values: FloatArray, box: Box) -> Image.Imag
 
     Negative values count as 0. The region of the model's input (`box`) is framed, and the rest is faded.
     """
-    spread_out, seen = spread(unit(np.maximum(values, 0)), box, photograph.size)
+    interpolated, is_inside = interpolate_map(rescale(np.maximum(values, 0)), box, photograph.size)
     original = np.asarray(photograph, dtype=np.float32)
     grey = original.mean(axis=2, keepdims=True)
-    coloured = (1 - _STRENGTH) * (original + grey) / 2 + _STRENGTH * 255 * colormaps[_MAP](spread_out)[..., :3]
-    faded = (1 - _FADED) * original + _FADED * 255
-    picture = Image.fromarray(np.where(seen[..., None], coloured, faded).round().clip(0, 255).astype(np.uint8))
-    rows, columns = np.flatnonzero(seen.any(axis=1)), np.flatnonzero(seen.any(axis=0))
-    if not seen.all() and len(rows) and len(columns):  # frame the region
+    coloured = (1 - _OPACITY) * (original + grey) / 2 + _OPACITY * 255 * colormaps[_COLOUR_MAP](interpolated)[..., :3]
+    faded = (1 - _FADING) * original + _FADING * 255
+    picture = Image.fromarray(np.where(is_inside[..., None], coloured, faded).round().clip(0, 255).astype(np.uint8))
+    rows, columns = np.flatnonzero(is_inside.any(axis=1)), np.flatnonzero(is_inside.any(axis=0))
+    if not is_inside.all() and len(rows) and len(columns):  # frame the region
         corners = [int(columns[0]), int(rows[0]), int(columns[-1]), int(rows[-1])]
         thick = max(1, round(max(picture.size) / 300))
         ImageDraw.Draw(picture).rectangle(corners, outline="black", width=thick)
@@ -127,25 +129,26 @@ def masked(photograph: Image.Image, values: FloatArray, box: Box) -> Image.Image
     The result is black where the map is 0 or negative, and outside the region of the model's input (`box`).
     """
     positive = np.maximum(values, 0)
-    mask, seen = spread((positive / max(float(positive.max()), 1e-12)).astype(np.float32), box, photograph.size)
-    dimmed = np.asarray(photograph, dtype=np.float32) * (mask * seen)[..., None]
+    factors = (positive / max(float(positive.max()), 1e-12)).astype(np.float32)
+    factors, is_inside = interpolate_map(factors, box, photograph.size)
+    dimmed = np.asarray(photograph, dtype=np.float32) * (factors * is_inside)[..., None]
     return Image.fromarray(dimmed.round().clip(0, 255).astype(np.uint8))
 
 
 def paper_sheet(pairs: Sequence[tuple[Image.Image, Image.Image]]) -> Figure:
     """Draw photographs next to the results of `masked`, as in Figure 6 of the paper."""
-    across = min(3, len(pairs))  # pairs in a row
-    rows = -(-len(pairs) // across)
+    columns = min(3, len(pairs))
+    rows = -(-len(pairs) // columns)
     tallest = max(photograph.height / photograph.width for photograph, _ in pairs)
-    figure = new_figure(2.9 * across, (1.4 * min(tallest, 2) + 0.08) * rows + 0.25)
-    axes = figure.subplots(rows, 2 * across, squeeze=False)
+    figure = new_figure(2.9 * columns, (1.4 * min(tallest, 2) + 0.08) * rows + 0.25)
+    axes = figure.subplots(rows, 2 * columns, squeeze=False)
     for axis in axes.flat:
         axis.axis("off")
     for i, pair in enumerate(pairs):
         for j, picture in enumerate(pair):
-            axis = axes[i // across, 2 * (i % across) + j]
+            axis = axes[i // columns, 2 * (i % columns) + j]
             axis.imshow(picture)
-            if i < across:
+            if i < columns:
                 axis.set_title(("Input", "Attention")[j], fontsize=9, pad=3)
     return figure
 
@@ -154,7 +157,7 @@ def heatmap(values: FloatArray, title: str, label: str) -> Figure:
     """Draw a map (h, w) of patches with a labelled colour scale, without the photograph."""
     figure = new_figure(4.6, 3.9)
     axis = figure.subplots()
-    shown = axis.imshow(values, cmap=_MAP, interpolation="nearest")
+    shown = axis.imshow(values, cmap=_COLOUR_MAP, interpolation="nearest")
     axis.set(title=shorten(title, 44), xlabel="column of patches", ylabel="row of patches")
     for side in (axis.xaxis, axis.yaxis):
         whole_numbers(side)
@@ -185,8 +188,8 @@ def side_by_side(photograph: Image.Image, maps: Mapping[str, FloatArray], box: B
 def head_sheet(maps: FloatArray, layers: Sequence[int], title: str) -> Figure:
     """Draw maps (layers, heads, h, w) in a grid with one row per layer. Each is scaled to its own range of values."""
     depth, heads, h, w = maps.shape
-    cells = np.stack([[unit(values) for values in row] for row in maps])
-    figure, axis = mosaic(cells, _MAP, cell=0.62)
+    cells = np.stack([[rescale(values) for values in row] for row in maps])
+    figure, axis = mosaic(cells, _COLOUR_MAP, cell=0.62)
     axis.set_xticks(np.arange(heads) * (w + 1) + (w - 1) / 2, [str(head) for head in range(heads)])
     axis.set_yticks(np.arange(depth) * (h + 1) + (h - 1) / 2, [str(layer) for layer in layers])
     axis.set(xlabel="head", ylabel="layer")
@@ -199,8 +202,8 @@ def heads_sheet(photograph: Image.Image, maps: FloatArray, box: Box) -> Image.Im
     photograph, box = fit(photograph, box, 280)
     cells = [("photograph", photograph)]
     cells += [(f"head {head}", overlay(photograph, values, box)) for head, values in enumerate(maps)]
-    across = next(columns for columns in (4, 5) if columns == 5 or len(cells) <= 2 * columns)
-    return sheet([cells[i : i + across] for i in range(0, len(cells), across)])
+    columns = 4 if len(cells) <= 8 else 5
+    return sheet([cells[i : i + columns] for i in range(0, len(cells), columns)])
 
 
 def layers_sheet(
@@ -243,35 +246,35 @@ def film(
 
 def sheet(rows: Sequence[Sequence[tuple[str, Image.Image]]]) -> Image.Image:
     """Arrange pictures in rows on a white sheet, each below its caption, which is ASCII and not shortened."""
-    font, bar = ImageFont.load_default(13), 22
+    font, caption_height = ImageFont.load_default(13), 22
     pictures = [picture for row in rows for _, picture in row]
-    wide = max(math.ceil(font.getlength(caption)) for row in rows for caption, _ in row)
-    wide = max(wide, *(picture.width for picture in pictures)) + _GAP
-    tall = max(picture.height for picture in pictures) + bar + _GAP
-    whole = Image.new("RGB", (wide * max(map(len, rows)) + _GAP, tall * len(rows) + _GAP), "white")
-    for top, row in enumerate(rows):
-        for left, (caption, picture) in enumerate(row):
-            x, y = left * wide + _GAP, top * tall + _GAP
-            middle = x + (wide - _GAP) // 2
-            ImageDraw.Draw(whole).text((middle, y + bar / 2), caption, fill="black", font=font, anchor="mm")
-            whole.paste(picture, (middle - picture.width // 2, y + bar))
+    caption_width = max(math.ceil(font.getlength(caption)) for row in rows for caption, _ in row)
+    cell_width = max(caption_width, *(picture.width for picture in pictures)) + _GAP
+    cell_height = max(picture.height for picture in pictures) + caption_height + _GAP
+    whole = Image.new("RGB", (cell_width * max(map(len, rows)) + _GAP, cell_height * len(rows) + _GAP), "white")
+    for i, row in enumerate(rows):
+        for j, (caption, picture) in enumerate(row):
+            centre, top = j * cell_width + _GAP + (cell_width - _GAP) // 2, i * cell_height + _GAP
+            middle = (centre, top + caption_height / 2)
+            ImageDraw.Draw(whole).text(middle, caption, fill="black", font=font, anchor="mm")
+            whole.paste(picture, (centre - picture.width // 2, top + caption_height))
     return whole
 
 
 def mosaic(
-    cells: FloatArray, colours: str, cell: float, limits: tuple[float, float] = (0.0, 1.0), beside: float = 0.0
+    cells: FloatArray, colours: str, cell: float, limits: tuple[float, float] = (0.0, 1.0), extra_width: float = 0.0
 ) -> tuple[Figure, Axes]:
     """Draw a grid of pictures (rows, columns, h, w) with lines between them.
 
-    `cell` is the long side of a picture in inches, and `beside` additional width, for example for a colour scale.
-    `limits` are the values at the ends of the colour map.
+    `cell` is the long side of a picture in inches, and `extra_width` additional width of the figure, for example for a
+    colour scale. `limits` are the values at the ends of the colour map.
     """
     rows, columns, h, w = cells.shape
     sheet = np.full((rows, h + 1, columns, w + 1), np.nan, dtype=np.float32)
     sheet[:, :h, :, :w] = cells.transpose(0, 2, 1, 3)
     sheet = sheet.reshape(rows * (h + 1), columns * (w + 1))[:-1, :-1]
     width, height = columns * cell * min(1, w / h), rows * cell * min(1, h / w)
-    figure = new_figure(max(width + 1.0, 3.2) + beside, max(height + 0.9, 2.2))
+    figure = new_figure(max(width + 1.0, 3.2) + extra_width, max(height + 0.9, 2.2))
     axis = figure.subplots()
     axis.imshow(sheet, cmap=colours, vmin=limits[0], vmax=limits[1], interpolation="nearest")
     axis.tick_params(length=0, labelsize=8)
@@ -286,7 +289,7 @@ def describe_flat(values: FloatArray) -> str | None:
     return "the same everywhere" if np.ptp(np.maximum(values, 0)) == 0 else None
 
 
-def unit(values: FloatArray) -> FloatArray:
+def rescale(values: FloatArray) -> FloatArray:
     """Scale the values of a map to the range from 0 to 1; a constant map becomes 0."""
     low, high = float(values.min()), float(values.max())
     return ((values - low) / (high - low) if high > low else np.zeros_like(values)).astype(np.float32)

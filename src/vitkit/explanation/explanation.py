@@ -23,26 +23,27 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitkit.data.decode import UnreadableImageError, picture_of, warn_of_doubt
-from vitkit.data.in_memory import InMemory, PictureInMemory, is_in_memory, picture_held
+from vitkit.data.decode import UnreadableImageError, picture_of, warn_if_doubtful
+from vitkit.data.in_memory import InMemory, PictureInMemory, is_in_memory, open_in_memory
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.storage import Place, Stored
 from vitkit.errors import NOT_FINITE, UnansweredError, VitkitError
 from vitkit.explanation import draw
-from vitkit.explanation.attention import attending, attention_maps, find_layer, read_rows, roll_out, to_grid
-from vitkit.explanation.class_maps import check_map
+from vitkit.explanation.attention import attention_layers, find_layer, maps_by_layer
+from vitkit.explanation.class_maps import check_feature_map
 from vitkit.explanation.draw import Box, FloatArray
-from vitkit.explanation.methods import HEADS, METHODS, OF_NETWORKS, by_layer, class_specific, method_names, methods_for
+from vitkit.explanation.methods import HEADS, METHODS, by_layer, class_specific, method_names, methods_for
 from vitkit.model.build import Model, vit_of
 from vitkit.model.layers import evaluating
 from vitkit.model.network import Network
-from vitkit.model.variants import MAPS, reason_against
-from vitkit.system.files import replacing, without_place
+from vitkit.model.variants import MAPS, unsupported_reason
+from vitkit.system.files import public_path, replacing
 from vitkit.text.arguments import path_text
 from vitkit.text.pages import (
     KINDS,
     Fonts,
     as_file,
+    checked_suffix,
     component,
     folded,
     image,
@@ -52,7 +53,6 @@ from vitkit.text.pages import (
     plot_picture,
     shorten,
     write_page,
-    written_as,
 )
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def can_explain(model: Model) -> bool:
     """
     if isinstance(model, Network):
         return model.anatomy.map is not None
-    return bool(attending(model.config)) and model.config.pool != "map"
+    return bool(attention_layers(model.config)) and model.config.pool != "map"
 
 
 def choose_methods(method: str, layer: int | None, model: Model) -> list[str]:
@@ -78,24 +78,23 @@ def choose_methods(method: str, layer: int | None, model: Model) -> list[str]:
         VitkitError: the method or layer does not exist, or does not apply to this model.
     """
     if method not in method_names():
-        raise VitkitError(
-            "explanation.method-missing", f"there is no method {method!r}: expected {', '.join(METHODS)}, or all"
-        )
+        message = f"there is no method {method!r}: expected {', '.join(METHODS)}, or all"
+        raise VitkitError("explanation.method-missing", message)
     if isinstance(model, Network):
-        name = model.config.full_name
-        if method != "all" and method not in OF_NETWORKS:
-            text = f"{method} requires a Vision Transformer; for {name} use {' or '.join(OF_NETWORKS)}"
+        model_name, known = model.config.full_name, methods_for(is_network=True)
+        if method != "all" and method not in known:
+            text = f"{method} requires a Vision Transformer; for {model_name} use {' or '.join(known)}"
             raise VitkitError("explanation.model-kind", text)
         if layer is not None:
-            text = f"--layer requires a Vision Transformer, and this is {name}: leave it out"
+            text = f"--layer requires a Vision Transformer, and this is {model_name}: leave it out"
             raise VitkitError("explanation.model-kind", text)
         if method == "all":
-            return [each for each in OF_NETWORKS if each != "gradient" or can_explain(model)]
+            return [name for name in known if name != "gradient" or can_explain(model)]
         if method == "gradient":
-            check_map(model)
+            check_feature_map(model)
         return [method]
     methods = list(METHODS) if method == "all" else [method]
-    if method == "all" and (model.config.pool == "map" or reason_against(model.config, MAPS)):
+    if method == "all" and (model.config.pool == "map" or unsupported_reason(model.config, MAPS)):
         methods = ["occlusion"]  # the other methods would refuse this model
     if layer is not None:
         if not set(methods) & set(by_layer()):
@@ -108,15 +107,15 @@ def choose_methods(method: str, layer: int | None, model: Model) -> list[str]:
 def read_photograph(
     preprocess: Preprocess, source: str | Place | bytes | Image.Image | npt.NDArray[Any] | Tensor
 ) -> tuple[str | None, Image.Image, Tensor, Box]:
-    """Return the path (None for pictures in memory), the photograph, the model's input (C, height, width), and its box.
+    """Return the path, the photograph, the model's input (C, height, width), and its box.
 
-    The box is the region of the photograph that the input covers.
+    The path is None for a picture in memory. The box is the region of the photograph that the input covers.
     """
     if isinstance(source, (bytes, bytearray)):
         return None, *_read("the picture", preprocess, bytes(source))
     if is_in_memory(source):
-        with picture_held(PictureInMemory("the picture", source)) as picture:  # type: ignore[arg-type]
-            warn_of_doubt("the picture", picture)
+        with open_in_memory(PictureInMemory("the picture", source)) as picture:  # type: ignore[arg-type]
+            warn_if_doubtful("the picture", picture)
         image = picture.image
         return None, image, torch.from_numpy(preprocess(image)), preprocess.box(*image.size)
     if isinstance(source, Stored):
@@ -127,13 +126,14 @@ def read_photograph(
 
 def _read(path: str | Place, preprocess: Preprocess, content: bytes | None = None) -> tuple[Image.Image, Tensor, Box]:
     with picture_of(path, preprocess.short_side, content) as picture:
-        warn_of_doubt(path, picture)
+        warn_if_doubtful(path, picture)
     pixels = torch.from_numpy(preprocess(picture.image))
     box = preprocess.box(*picture.image.size)
     if picture.image.size == (picture.width, picture.height):
         return picture.image, pixels, box
-    with picture_of(path, content=content) as whole:  # `picture` was decoded at a smaller scale
-        photograph = whole.image
+    # `picture` was decoded at a smaller scale, which is faster, but the overlay needs the full resolution.
+    with picture_of(path, content=content) as full_size:
+        photograph = full_size.image
     x, y = photograph.width / picture.image.width, photograph.height / picture.image.height
     return photograph, pixels, (box[0] * x, box[1] * y, box[2] * x, box[3] * y)
 
@@ -287,7 +287,7 @@ class Explanation:
             _write(target / "maps.npz", self._arrays())
             self._write_page(target / PAGE)
             return target
-        match written_as(target, (*KINDS, ".gif", ".webp", ".npz", ".html"), or_folder=True):
+        match checked_suffix(target, (*KINDS, ".gif", ".webp", ".npz", ".html"), or_folder=True):
             case ".png":
                 _write(target, self._picture())
             case ".svg" | ".pdf" as kind:
@@ -312,7 +312,7 @@ class Explanation:
         axis.set_title(shorten(f"{method}: {self.title}", 60), fontsize=9)
         return figure
 
-    def _picture(self) -> bytes:
+    def _picture(self) -> bytes:  # a PNG file of the only map, or of all maps side by side
         if len(self.maps) == 1:
             return draw.picture_to_png(self.overlay(next(iter(self.maps))))
         return draw.to_png(next(iter(self.pictures().values()))())
@@ -324,7 +324,7 @@ class Explanation:
             for layer, maps in zip(self.layers, self.heads, strict=True)
         }
 
-    def _by_layer(self) -> dict[str, FloatArray]:
+    def _maps_by_layer(self) -> dict[str, FloatArray]:
         if self.heads is None or self.rollouts is None:
             raise VitkitError(
                 "explanation.layers-missing",
@@ -334,10 +334,10 @@ class Explanation:
         return {"attention": self.heads.mean(axis=1), "rollout": self.rollouts}
 
     def _film(self, kind: str) -> bytes:
-        return draw.film(self.photograph, self._by_layer(), self.box, self.layers, kind)
+        return draw.film(self.photograph, self._maps_by_layer(), self.box, self.layers, kind)
 
     def _layers_sheet(self) -> Image.Image:
-        return draw.layers_sheet(self.photograph, self._by_layer(), self.box, self.layers)
+        return draw.layers_sheet(self.photograph, self._maps_by_layer(), self.box, self.layers)
 
     def _arrays(self) -> bytes:
         arrays: dict[str, Any] = {
@@ -358,46 +358,44 @@ class Explanation:
         best, _ = self.ranking[0]
         sentence = f"The most probable class is {best}"
         sentence += "" if self.target == best else f", and this page explains {self.target}"
-        figure, name = f"{100 * self.probability:.1f} %", without_place(self.path or "")
+        figure, name = f"{100 * self.probability:.1f} %", public_path(self.path or "")
+        caption = f"probability of {self.target}{f', in {name}' if name else ''}"
         bars = "".join(
-            f'<li><span>{escape(own)}</span><span class="number">{p:.4f}</span>{component("bar", p, own)}</li>'
-            for own, p in self.ranking[:5]
+            f'<li><span>{escape(label)}</span><span class="number">{p:.4f}</span>{component("bar", p, label)}</li>'
+            for label, p in self.ranking[:5]
         )
         photograph = draw.thumbnail(draw.fit(self.photograph, self.box, ON_PAGE)[0], ON_PAGE)
-        beside = f"probability of {self.target}{f', in {name}' if name else ''}"
         body = [
             f"<h1>Why {escape(self.target)}?</h1>",
-            component("verdict", "note", sentence, figure, beside),
+            component("verdict", "note", sentence, figure, caption),
             panels(
                 panel("Photograph", image("photograph", photograph, "jpeg")),
                 panel("The most probable classes", f'<ul class="bars">{bars}</ul>'),
             ),
             *([panel("Methods", self.thumbnails())] if len(self.methods) > 1 else []),
         ]
-        maps = []
+        maps, methods = [], methods_for(is_network=self.is_network)
         for method, values in self.maps.items():
-            nothing = f" <b>Here it is {flat}.</b>" if (flat := draw.describe_flat(values)) else ""
-            shown = image(method, draw.thumbnail(self.overlay(method, ON_PAGE), ON_PAGE), "jpeg")
-            drawn = image(f"{method}, by patch", draw.to_png(draw.heatmap(values, method, "value")), "png")
-            tells = f"<p>{escape(self._tells(method))}{nothing}</p>"
-            maps.append(panel(method, shown, tells, folded("By patch", drawn), name=method))
+            flat = draw.describe_flat(values)
+            warning = f" <b>Here it is {flat}.</b>" if flat else ""
+            overlay = image(method, draw.thumbnail(self.overlay(method, ON_PAGE), ON_PAGE), "jpeg")
+            heatmap = image(f"{method}, by patch", draw.to_png(draw.heatmap(values, method, "value")), "png")
+            text = f"<p>{escape(methods[method].description)}{warning}</p>"
+            maps.append(panel(method, overlay, text, folded("By patch", heatmap), name=method))
         body.append(panels(*maps))
         if self.heads is not None:
-            pieces = [f"<p>{escape(self._tells(HEADS))}</p>"]
+            pieces = [f"<p>{escape(methods[HEADS].description)}</p>"]
             if self.rollouts is not None:
-                about = "Layer by layer: the attention of its heads, averaged, and rollout from the first layer to it."
+                text = "Layer by layer: the attention of its heads, averaged, and rollout from the first layer to it."
                 film = image("film through the layers", self._film("WEBP"), "webp")
                 layers = image("all layers", draw.to_jpeg(self._layers_sheet()), "jpeg")
-                pieces += [f"<p>{about}</p>", panels(f"<div>{film}</div>", f"<div>{layers}</div>")]
+                pieces += [f"<p>{text}</p>", panels(f"<div>{film}</div>", f"<div>{layers}</div>")]
             for layer, picture in self._head_sheets().items():
                 shown = image(f"heads of layer {layer}", draw.to_jpeg(picture), "jpeg")
                 pieces.append(folded(f"The heads of layer {layer}", shown, is_open=len(self.layers) == 1))
             pieces.append(folded("All heads by patch", image(HEADS, draw.to_png(self._draw(HEADS)), "png")))
             body.append(panel(HEADS, *pieces, name=HEADS))
         write_page(path, self.title, body)
-
-    def _tells(self, method: str) -> str:
-        return methods_for(is_network=self.is_network)[method].tells
 
     def thumbnails(self, page: str = "", *, has_texts: bool = True) -> str:
         """Return the photograph and a thumbnail of each method as HTML, linked to their places on `page` (or here).
@@ -411,7 +409,7 @@ class Explanation:
             shown = image(method, draw.thumbnail(self.overlay(method, _THUMBNAIL), _THUMBNAIL), "jpeg")
             flat = draw.describe_flat(self.maps[method]) if method in self.maps else None
             caption = f"<b>{method}</b>" if flat is None else f"<b>{method}</b>: {flat}"
-            caption += f"<br>{escape(self._tells(method))}" if has_texts else ""
+            caption += f"<br>{escape(methods_for(is_network=self.is_network)[method].description)}" if has_texts else ""
             cells.append(f'<a href="{page}#{method}">{shown}</a><figcaption>{caption}</figcaption>')
         return f'<div class="pictures">{"".join(f"<figure>{cell}</figure>" for cell in cells)}</div>'
 
@@ -437,17 +435,15 @@ def explain_classes(
     """Explain several classes of one image. The image is read and classified once; see `Classifier.explain`."""
     model = classifier.model
     if not classifier.classes:
-        raise VitkitError(
-            "explanation.head-missing",
-            "the model has no head, so there is no class to explain: train a head, or use --anatomy",
-        )
+        message = "the model has no head, so there is no class to explain: train a head, or use --anatomy"
+        raise VitkitError("explanation.head-missing", message)
     known = methods_for(is_network=isinstance(model, Network))
     methods = choose_methods(method, layer, model)
     if classifier.task == "multi":
-        if method != "all" and known[method].of_rivals:
+        if method != "all" and known[method].compares_classes:
             text = f"{method} compares a class with its rivals, and a multi-label model has none: use gradient"
             raise VitkitError("explanation.method-unsuited", text)
-        methods = [name for name in methods if not known[name].of_rivals]
+        methods = [name for name in methods if not known[name].compares_classes]
     path, photograph, pixels, box = read_photograph(classifier.preprocess, source)
     with evaluating(model):
         images = pixels[None].to(next(model.parameters()).device)  # (1, C, height, width)
@@ -459,13 +455,13 @@ def explain_classes(
         for name in methods:
             if name == HEADS:
                 continue
-            options: dict[str, Any] = {"layer": layer} if known[name].of_layer and layer is not None else {}
-            if known[name].of_class:
+            options: dict[str, Any] = {"layer": layer} if known[name].is_layer_specific and layer is not None else {}
+            if known[name].is_class_specific:
                 repeated = images.expand(len(chosen), -1, -1, -1)
                 maps[name] = known[name](model, repeated, target=torch.tensor(chosen), **options).cpu().numpy()
             else:
                 maps[name] = np.repeat(known[name](model, images, **options).cpu().numpy(), len(chosen), axis=0)
-        heads, layers, rollouts = _heads(model, images, layer) if HEADS in methods else (None, (), None)
+        heads, layers, rollouts = _head_maps(model, images, layer) if HEADS in methods else (None, (), None)
     ranking = tuple((classifier.classes[i], float(probabilities[i])) for i in np.argsort(-probabilities, kind="stable"))
     return [
         Explanation(
@@ -511,21 +507,18 @@ def find_class(classes: Sequence[str], target: str | int, probabilities: npt.NDA
     )
 
 
-def _heads(wanted: Model, images: Tensor, layer: int | None) -> tuple[FloatArray, tuple[int, ...], FloatArray | None]:
+def _head_maps(
+    any_model: Model, images: Tensor, layer: int | None
+) -> tuple[FloatArray, tuple[int, ...], FloatArray | None]:
     """Return the maps of all heads, the numbers of their layers, and the rollout from the first layer to each layer.
 
     The shapes are (layers, heads, h, w), (layers,) and (layers, h, w). If one layer is requested, rollout is None.
     """
-    model = vit_of(wanted, HEADS)
-    config = model.config
+    model = vit_of(any_model, HEADS)
     if layer is not None:
-        return METHODS[HEADS](model, images, layer=layer).cpu().numpy(), (find_layer(config, layer),), None
-    maps, rollouts, product = [], [], None
-    for attention in attention_maps(model, images):
-        maps.append(to_grid(read_rows(attention, config), config))
-        product = roll_out(attention.mean(dim=1), product)
-        rollouts.append(to_grid(read_rows(product, config), config))
-    return torch.cat(maps).cpu().numpy(), tuple(attending(config)), torch.cat(rollouts).cpu().numpy()
+        return METHODS[HEADS](model, images, layer=layer).cpu().numpy(), (find_layer(model.config, layer),), None
+    maps, rollouts = maps_by_layer(model, images)
+    return maps.cpu().numpy(), tuple(attention_layers(model.config)), rollouts.cpu().numpy()
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -553,13 +546,13 @@ def worst_mistakes_page(
     if method not in class_specific():
         text = f"method {method!r} is not class-specific; use one of {', '.join(class_specific())}"
         raise VitkitError("explanation.method-unsuited", text)
-    tells = methods_for(is_network=isinstance(classifier.model, Network))[method].tells
-    body, shown = ["<h1>Mistakes, explained</h1>", f"<p>{escape(tells)}</p>"], 0
+    description = methods_for(is_network=isinstance(classifier.model, Network))[method].description
+    body, shown = ["<h1>Mistakes, explained</h1>", f"<p>{escape(description)}</p>"], 0
     for path, true, predicted in rows:
         title = f"{true}, taken for {predicted}"
         figures = explain_mistake(classifier, path, true, predicted, method)
         if isinstance(figures, str):
-            body.append(panel(title, f"<p>{escape(without_place(path))}: {escape(figures)}</p>"))
+            body.append(panel(title, f"<p>{escape(public_path(path))}: {escape(figures)}</p>"))
             continue
         shown += 1
         cells = [
@@ -584,7 +577,7 @@ def explain_mistake(
     except (UnreadableImageError, UnansweredError) as error:
         return str(error)
     pictures = {
-        without_place(str(path)): draw.fit(for_predicted.photograph, for_predicted.box, ON_PAGE)[0],
+        public_path(str(path)): draw.fit(for_predicted.photograph, for_predicted.box, ON_PAGE)[0],
         f"evidence for {predicted} ({for_predicted.probability:.3f})": for_predicted.overlay(method, ON_PAGE),
         f"evidence for {true} ({for_true.probability:.3f})": for_true.overlay(method, ON_PAGE),
     }

@@ -20,12 +20,12 @@ class Method:
     """An explanation method, which computes a map of an image."""
 
     name: str
-    tells: str  # a description of the map for pages, one or two sentences
+    description: str  # a description of the map for pages, one or two sentences
     module: str
     function: str  # the name of a function (model, images) -> (B, h, w) float32; for `heads`, (B, H, h, w)
-    of_class: bool = False  # whether the function also takes `target`, because its map is specific to a class
-    of_layer: bool = False  # whether the function also takes `layer`, because its map is specific to a layer
-    of_rivals: bool = False  # whether the map compares a class with rival classes, as no multi-label model has
+    is_class_specific: bool = False  # whether the function also has the parameter `target`
+    is_layer_specific: bool = False  # whether the function also has the parameter `layer`
+    compares_classes: bool = False  # whether the map requires classes that exclude each other, not multi-label ones
 
     def __call__(self, model: object, images: Tensor, *arguments: object, **options: object) -> Tensor:
         """Compute the maps of images. `options` are keyword arguments of the function, such as `target` and `layer`."""
@@ -34,7 +34,7 @@ class Method:
 
 
 METHODS: dict[str, Method] = {}
-OF_NETWORKS: dict[str, Method] = {}  # the methods for networks of other libraries, by the same names
+NETWORK_METHODS: dict[str, Method] = {}  # the methods for networks of other libraries, by the same names
 HEADS = "heads"  # the method that computes one map per head; other methods compute one map per image
 
 
@@ -51,7 +51,7 @@ def register(method: Method) -> None:
 
 def methods_for(*, is_network: bool) -> dict[str, Method]:
     """Return the methods for a Vision Transformer, or for another library's network."""
-    return OF_NETWORKS if is_network else METHODS
+    return NETWORK_METHODS if is_network else METHODS
 
 
 def method_names() -> tuple[str, ...]:
@@ -61,12 +61,12 @@ def method_names() -> tuple[str, ...]:
 
 def class_specific() -> tuple[str, ...]:
     """Return the names of the methods whose map is specific to a class."""
-    return tuple(name for name, method in METHODS.items() if method.of_class)
+    return tuple(name for name, method in METHODS.items() if method.is_class_specific)
 
 
 def by_layer() -> tuple[str, ...]:
     """Return the names of the methods whose map is specific to a layer."""
-    return tuple(name for name, method in METHODS.items() if method.of_layer)
+    return tuple(name for name, method in METHODS.items() if method.is_layer_specific)
 
 
 _HOME = "vitkit.explanation"
@@ -77,7 +77,7 @@ for _row in (
         "Attention followed through all layers, weighted by its effect on this class.",
         f"{_HOME}.class_maps",
         "gradient_rollout",
-        of_class=True,
+        is_class_specific=True,
     ),
     Method(
         "rollout",
@@ -90,41 +90,41 @@ for _row in (
         "The attention of one layer, averaged over heads. It is the same for every class.",
         f"{_HOME}.attention",
         "last_attention",
-        of_layer=True,
+        is_layer_specific=True,
     ),
     Method(
         "gradient-attention",
         "The attention of one layer, weighted by its effect on this class.",
         f"{_HOME}.class_maps",
         "gradient_attention",
-        of_class=True,
-        of_layer=True,
+        is_class_specific=True,
+        is_layer_specific=True,
     ),
     Method(
         "occlusion",
         "How much less probable this class becomes when a square is covered. This is an experiment, not attention.",
         f"{_HOME}.class_maps",
         "occlusion",
-        of_class=True,
-        of_rivals=True,
+        is_class_specific=True,
+        compares_classes=True,
     ),
     Method(
         HEADS,
         "The attention of each head in each layer. It is the same for every class.",
         f"{_HOME}.attention",
         "head_maps",
-        of_layer=True,
+        is_layer_specific=True,
     ),
 ):
     register(_row)
 
-OF_NETWORKS |= {
+NETWORK_METHODS |= {
     "gradient": Method(
         "gradient",
         "Grad-CAM: the last feature map before the pooling, each channel weighted by its effect on this class.",
         f"{_HOME}.class_maps",
         "grad_cam",
-        of_class=True,
+        is_class_specific=True,
     ),
     "occlusion": METHODS["occlusion"],
 }

@@ -20,14 +20,14 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from vitkit.errors import VitkitError
-from vitkit.explanation.attention import attending, attention_maps, plain, twin
-from vitkit.explanation.draw import mosaic, unit
+from vitkit.explanation.attention import attention_layers, attention_maps, copy_with_attention, unwrap_compiled
+from vitkit.explanation.draw import mosaic, rescale
 from vitkit.model.config import ViTConfig
 from vitkit.model.vit import Attention, VisionTransformer
 from vitkit.text.pages import new_figure, whole_numbers
 
 FloatArray = npt.NDArray[np.float32]
-_AT_ONCE = 8  # images whose attention matrices are in memory together
+_BATCH = 8  # images whose attention matrices are in memory together
 _TINY = 1e-12
 
 
@@ -43,7 +43,7 @@ def filter_components(model: VisionTransformer, number: int = 28) -> FloatArray:
     Raises:
         VitkitError: the model is a hybrid, whose filters apply to a feature map and cannot be drawn.
     """
-    model = plain(model)
+    model = unwrap_compiled(model)
     if model.config.stem is not None:
         text = "the patch filters of a hybrid apply to the feature map of a ResNet and cannot be drawn"
         raise VitkitError("explanation.filters-undrawable", text)
@@ -67,7 +67,7 @@ def position_similarity(model: VisionTransformer) -> FloatArray:
     Raises:
         VitkitError: the model has no position embeddings that are added to the tokens.
     """
-    model = plain(model)
+    model = unwrap_compiled(model)
     positions = model.positions()
     if positions is None:
         kind = "no positions" if model.config.position == "none" else "relative positions, inside attention"
@@ -111,20 +111,20 @@ def attention_distance(model: VisionTransformer, images: Tensor) -> FloatArray:
     Raises:
         VitkitError: there are no images, or no layer has attention.
     """
-    config = plain(model).config
-    apart = torch.from_numpy(_patch_distances(config))
+    config = unwrap_compiled(model).config
+    distances = torch.from_numpy(_patch_distances(config))
 
     def measure(attention: Tensor) -> Tensor:
         to_patches = attention[:, :, config.prefix_tokens :, config.prefix_tokens :]  # (B, H, h*w, h*w)
-        weighted = (to_patches * apart.to(attention)).sum(-1) / to_patches.sum(-1).clamp_min(_TINY)
+        weighted = (to_patches * distances.to(attention)).sum(-1) / to_patches.sum(-1).clamp_min(_TINY)
         return weighted.mean(-1)  # (B, H)
 
-    return _by_head(model, images, measure)
+    return _average_by_head(model, images, measure)
 
 
 def uniform_distance(model: VisionTransformer) -> float:
     """Return the `attention_distance` of a head that attends to all patches equally, as a reference."""
-    return float(_patch_distances(plain(model).config).mean())
+    return float(_patch_distances(unwrap_compiled(model).config).mean())
 
 
 def attention_entropy(model: VisionTransformer, images: Tensor) -> FloatArray:
@@ -139,7 +139,7 @@ def attention_entropy(model: VisionTransformer, images: Tensor) -> FloatArray:
     Raises:
         VitkitError: there are no images, or no layer has attention.
     """
-    return _by_head(model, images, lambda attention: torch.special.entr(attention).sum(-1).mean(-1) / np.log(2))
+    return _average_by_head(model, images, lambda attention: torch.special.entr(attention).sum(-1).mean(-1) / np.log(2))
 
 
 def norms_by_layer(model: VisionTransformer, images: Tensor) -> FloatArray:
@@ -182,19 +182,19 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
 def _patch_distances(config: ViTConfig) -> npt.NDArray[np.float64]:
     """Return the distances between the centres of patches in pixels of the input, (h*w, h*w)."""
     h, w = config.grid
-    places = np.stack(np.meshgrid(np.arange(h), np.arange(w), indexing="ij"), axis=-1).reshape(h * w, 2)
-    pixels = places * np.array(config.patch_size) * config.stem_stride
+    positions = np.stack(np.meshgrid(np.arange(h), np.arange(w), indexing="ij"), axis=-1).reshape(h * w, 2)
+    pixels = positions * np.array(config.patch_size) * config.stem_stride
     return np.linalg.norm(pixels[:, None] - pixels[None], axis=-1)
 
 
-def _by_head(model: VisionTransformer, images: Tensor, measure: Callable[[Tensor], Tensor]) -> FloatArray:
+def _average_by_head(model: VisionTransformer, images: Tensor, measure: Callable[[Tensor], Tensor]) -> FloatArray:
     """Compute `measure`, (B, H, N, N) -> (B, H), of the attention of each layer, averaged over images: (L, H)."""
-    config = plain(model).config
+    config = unwrap_compiled(model).config
     _check_images(images)
-    layers = attending(config)
+    layers = attention_layers(config)
     sums = np.full((config.layers, config.heads), np.nan)
     sums[layers] = 0.0
-    for batch in torch.split(images, _AT_ONCE):
+    for batch in torch.split(images, _BATCH):
         for layer, attention in zip(layers, attention_maps(model, batch), strict=True):
             sums[layer] += measure(attention).double().sum(0).cpu().numpy()
     return (sums / len(images)).astype(np.float32)
@@ -202,10 +202,10 @@ def _by_head(model: VisionTransformer, images: Tensor, measure: Callable[[Tensor
 
 def _tokens_by_layer(model: VisionTransformer, images: Tensor) -> Iterator[Tensor]:
     """Yield the tokens after each layer, (B, N, D) float32. Only the tokens of one layer are in memory."""
-    model = twin(plain(model), Attention)  # in evaluation mode, so that the model's mode need not be restored
+    model = copy_with_attention(unwrap_compiled(model), Attention)  # which is in evaluation mode
     _check_images(images)
     images = images.detach().to(model.patch_embed.proj.weight)
-    batches = [model.embed(batch) for batch in torch.split(images, _AT_ONCE)]
+    batches = [model.embed(batch) for batch in torch.split(images, _BATCH)]
     for layer in range(model.config.layers):
         batches = [model.layer(layer, batch) for batch in batches]
         yield torch.cat(batches).float()
@@ -228,11 +228,12 @@ def _gram(x: Tensor) -> npt.NDArray[np.float64]:
 
 
 def _cka(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
-    both = _hsic(a, a) * _hsic(b, b)
-    return float(_hsic(a, b) / np.sqrt(both)) if both > 0 else 0.0
+    product = _hsic(a, a) * _hsic(b, b)
+    return float(_hsic(a, b) / np.sqrt(product)) if product > 0 else 0.0  # the unbiased estimate may be negative
 
 
 def _hsic(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
+    """Return the unbiased estimate of HSIC from Gram matrices with zero diagonals (Song et al. 2012)."""
     n = len(a)
     total = (a * b).sum() + a.sum() * b.sum() / ((n - 1) * (n - 2)) - 2 / (n - 2) * (a.sum(0) @ b.sum(0))
     return float(total / (n * (n - 3)))
@@ -257,7 +258,7 @@ def filters(components: FloatArray) -> Figure:
     for axis in figure.subplots(rows, columns, squeeze=False).flat:
         axis.axis("off")
     for axis, component in zip(figure.axes, components, strict=False):
-        axis.imshow(unit(component).repeat(3 // channels, axis=-1), interpolation="nearest")
+        axis.imshow(rescale(component).repeat(3 // channels, axis=-1), interpolation="nearest")
     return figure
 
 
@@ -270,7 +271,7 @@ def position_grid(similarity: FloatArray) -> Figure:
     step = -(-max(h, w) // 14)  # at most 14 rows and columns, for readability
     rows, columns = np.arange(h)[(h - 1) % step // 2 :: step], np.arange(w)[(w - 1) % step // 2 :: step]
     low = float(similarity.min())
-    figure, axis = mosaic(similarity[np.ix_(rows, columns)], _SIMILARITY, cell=0.32, limits=(low, 1.0), beside=0.9)
+    figure, axis = mosaic(similarity[np.ix_(rows, columns)], _SIMILARITY, cell=0.32, limits=(low, 1.0), extra_width=0.9)
     axis.set_xticks(np.arange(len(columns)) * (w + 1) + (w - 1) / 2, [str(i + 1) for i in columns])
     axis.set_yticks(np.arange(len(rows)) * (h + 1) + (h - 1) / 2, [str(i + 1) for i in rows])
     axis.set(xlabel="column of the patch", ylabel="row of the patch")
@@ -292,9 +293,9 @@ def by_head(values: FloatArray, title: str, label: str, reference: float | None 
         axis.plot(np.arange(len(values)), column, "o", color=colours(head), markersize=5, label=f"head {head}")
     if reference is not None:
         axis.axhline(reference, color="#777777", linewidth=0.8, linestyle=":")
-    below = "" if reference is None else "\n(dotted: equal attention to all patches)"
+    note = "" if reference is None else "\n(dotted: equal attention to all patches)"
     top = 1.06 * max(float(np.nanmax(values, initial=0)), reference or 0)
-    axis.set(title=title, xlabel=f"layer{below}", ylabel=label, ylim=(0, top or None))
+    axis.set(title=title, xlabel=f"layer{note}", ylabel=label, ylim=(0, top or None))
     whole_numbers(axis.xaxis)
     axis.grid(alpha=0.25)
     if heads <= 6:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vitkit.exporting.card import Card as Card
     from vitkit.exporting.formats import FORMATS as FORMATS, Format, format_of
     from vitkit.exporting.loading import Exported as Exported, load_exported as load_exported
-    from vitkit.exporting.packages import PACKAGES, RUNTIME_MEGABYTES, RUNTIME_URL, Package
+    from vitkit.exporting.packages import PACKAGES, RUNTIME_MEGABYTES, RUNTIME_URL, PackageKind
     from vitkit.exporting.comparison import NOISE, AccuracyChange as AccuracyChange, LogitComparison as LogitComparison
     from vitkit.exporting.comparison import Refused as Refused, compare
     from vitkit.exporting.pictures import Pictures as Pictures, choose_pictures as choose_pictures

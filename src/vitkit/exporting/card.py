@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import vitkit
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.seen import from_text, to_text
+from vitkit.data.seen import decode_record, encode_record
 from vitkit.data.table import check_names
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json, to_json
@@ -28,59 +28,66 @@ if TYPE_CHECKING:
 
 
 CARD = "vitkit"  # the key of the card in a file's metadata
-BLANK = "0" * 64
+BLANK = "0" * 64  # the checksum before it is computed
 _FIELD = re.compile(rb'(?:"|&quot;)checksum(?:"|&quot;): (?:"|&quot;)([0-9a-f]{64})(?:"|&quot;)')
 
 
-def sealed(content: bytes, *beside: bytes, start: int = 0) -> bytes:
-    """Compute the checksum of a file, and return the content of the file with the checksum filled in.
+def with_checksum(content: bytes, *other_files: bytes, start: int = 0) -> bytes:
+    """Return the content of a file with its checksum filled in.
 
-    The content has one card, whose checksum is zeros; its field is searched from `start` on. The checksum includes the
-    files in `beside`.
+    The content has one card, whose checksum is zeros; it is searched from the byte `start` on. The new checksum
+    includes the contents of other files.
     """
-    place, digits = _digest(content, beside, start)
-    return content[: place.start] + digits + content[place.stop :]
+    position, checksum = _checksum_of(content, other_files, start)
+    return content[: position.start] + checksum + content[position.stop :]
 
 
-def check(path: Path, content: bytes, *beside: bytes, start: int = 0) -> None:
-    """Check that the content of a file matches its checksum; the arguments are those of `sealed`."""
+def check_checksum(path: Path, content: bytes, *other_files: bytes, start: int = 0) -> None:
+    """Check that the content of a file matches its checksum; the other arguments are those of `with_checksum`.
+
+    Raises:
+        VitkitError: it does not match, or there is not exactly one checksum.
+    """
     try:
-        place, digits = _digest(content, beside, start)
+        position, checksum = _checksum_of(content, other_files, start)
     except ValueError as error:
         raise VitkitError("exporting.file-damaged", f"{path} is damaged: {error}; export it again") from error
-    if content[place] != digits:
+    if content[position] != checksum:
         reason = f"{path} is damaged: its content does not match its checksum; export it again"
         raise VitkitError("exporting.file-damaged", reason)
 
 
-def _digest(content: bytes, beside: Iterable[bytes], start: int) -> tuple[slice, bytes]:
+def _checksum_of(content: bytes, other_files: Iterable[bytes], start: int) -> tuple[slice, bytes]:
     """Return the position of the checksum in the content, and the correct checksum.
 
-    The checksum is a SHA-256 of the content, with zeros in place of the checksum, and of the files in `beside`. Each
-    part is preceded by its length.
+    The checksum is a SHA-256 of the content, with zeros in place of the checksum, and of the other files. Each part is
+    preceded by its length.
     """
     matches = list(_FIELD.finditer(content, start))
     if len(matches) != 1:
         raise ValueError(f"it has {len(matches)} checksums instead of one")
-    place, view = slice(*matches[0].span(1)), memoryview(content)
-    parts: list[bytes | memoryview] = [view[: place.start], BLANK.encode(), view[place.stop :], *beside]
+    position, view = slice(*matches[0].span(1)), memoryview(content)
+    parts: list[bytes | memoryview] = [view[: position.start], BLANK.encode(), view[position.stop :], *other_files]
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "big"))
         digest.update(part)
-    return place, digest.hexdigest().encode()
+    return position, digest.hexdigest().encode()
 
 
 def instructions(card: Card, *, takes_pixels: bool = False, file: Path | None = None) -> str:
     """Return JSON that says what a program must do before and after it calls an exported model.
 
-    If `takes_pixels`, the file takes pixels and returns probabilities. The name and the SHA-256 of `file` are added.
+    If `takes_pixels`, the model takes pixels and returns probabilities. If the exported file is given, its name and
+    SHA-256 are added.
     """
     (height, width), channels = card.preprocess.size, len(card.preprocess.mean)
     activation = "softmax" if card.thresholds is None else "sigmoid"
-    kind = "RGB" if channels == 3 else "grey"
+    colours = "RGB" if channels == 3 else "grey"
     steps = ["Decode the photograph, turn it as its EXIF orientation says, and convert it to RGB."]
-    steps += [*_resizing(card.preprocess), *(["Convert it to grey levels."] if channels == 1 else [])]
+    steps += _resizing(card.preprocess)
+    if channels == 1:
+        steps.append("Convert it to grey levels.")
     given: dict[str, Any]
     output: dict[str, Any]
     if takes_pixels:
@@ -95,11 +102,17 @@ def instructions(card: Card, *, takes_pixels: bool = False, file: Path | None = 
         steps.append(f"Divide the logits by temperature, and apply a {activation}.")
     if card.thresholds is not None:
         steps.append("The photograph shows each class whose probability is at least its threshold.")
-    digest = None if file is None else hashlib.sha256(file.read_bytes()).hexdigest()
-    model = {} if file is None else {"model": {"file": file.name, "sha256": digest}}
-    fields = {"input": given | {"channels": kind}, "preprocess": card.preprocess.to_dict(), "steps": steps}
-    thresholds = {} if card.thresholds is None else {"thresholds": list(card.thresholds)}
-    return to_json(model | fields | {"output": output | thresholds, "classes": list(card.classes)}, indent=2)
+        output["thresholds"] = list(card.thresholds)
+    fields = {
+        "input": given | {"channels": colours},
+        "preprocess": card.preprocess.to_dict(),
+        "steps": steps,
+        "output": output,
+        "classes": list(card.classes),
+    }
+    if file is not None:
+        fields = {"model": {"file": file.name, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}} | fields
+    return to_json(fields, indent=2)
 
 
 def _resizing(preprocess: Preprocess) -> list[str]:
@@ -141,7 +154,7 @@ class Card:
     features: int = 0  # the number of features that the file returns after the logits; 0 if it returns only logits
 
     @classmethod
-    def of(cls, classifier: Classifier, dtype: str) -> Card:
+    def from_classifier(cls, classifier: Classifier, dtype: str) -> Card:
         """Return the card of a classifier whose weights will be stored in this dtype."""
         return cls(
             classifier.classes,
@@ -167,7 +180,7 @@ class Card:
                 **({} if self.thresholds is None else {"thresholds": list(self.thresholds)}),
                 "dtype": self.dtype,
                 "checksum": BLANK,
-                **({} if self.pictures is None else {"pictures": to_text(self.pictures)}),
+                **({} if self.pictures is None else {"pictures": encode_record(self.pictures)}),
                 **({} if self.trust is None else {"trust": base64.b64encode(self.trust).decode()}),
                 **({"features": self.features} if self.features else {}),
             }
@@ -199,7 +212,7 @@ class Card:
                 thresholds=tuple(fields["thresholds"]) if "thresholds" in fields else None,
                 dtype=fields["dtype"],
                 vitkit_version=fields["vitkit_version"],
-                pictures=from_text(fields["pictures"], path) if "pictures" in fields else None,
+                pictures=decode_record(fields["pictures"], path) if "pictures" in fields else None,
                 trust=base64.b64decode(fields["trust"], validate=True) if "trust" in fields else None,
                 features=fields.get("features", 0),
             )

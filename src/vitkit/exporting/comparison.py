@@ -11,7 +11,7 @@ from torch import Tensor
 from vitkit.errors import VitkitError
 from vitkit.exporting.card import Card
 
-COSINE, _AGREEMENT = 0.999, 0.995  # minimum values
+COSINE, _AGREEMENT = 0.999, 0.995  # minimum cosine similarity of outputs, and minimum fraction of equal decisions
 # Maximum difference in float32, relative to the largest logit: six times the largest measured (docs/log.md). An epsilon
 # of 1e-5 instead of 1e-6 in DeiT-Ti exceeds it.
 _DRIFT = 3e-5
@@ -25,7 +25,7 @@ _PEAK = 8  # times the noise: limit for a single logit (measured: 7 times)
 _UNSURE = 4  # times the noise: with rounded weights, the order of classes that are closer may change
 
 
-class Refused(VitkitError):  # noqa: N818  # a verdict
+class Refused(VitkitError):  # noqa: N818  # a verdict rather than an error
     """An exported file was refused: its predictions differ from those of the model, or it cannot be read back."""
 
 
@@ -73,19 +73,19 @@ class LogitComparison:
 
     def faults(self) -> list[str]:
         """Return the reasons for refusing the file; empty if it is accepted. NaN in any compared value is a reason."""
-        faults, most = [], NOISE[self.dtype]
+        faults, max_noise = [], NOISE[self.dtype]
         if not self.cosine >= COSINE:
             faults.append(f"cosine {self.cosine:.6f} is below {COSINE}")
         if not self.agreement >= _AGREEMENT:
             faults.append(f"top-1 agreement {self.agreement:.2%} is below {_AGREEMENT:.1%}")
-        if not abs(self.scale - 1) <= _SCALE * most:
+        if not abs(self.scale - 1) <= _SCALE * max_noise:
             faults.append(f"logits are {self.scale:.4g} times the model's")
         if self.dtype == "float32" and not self.drift <= _DRIFT:
             faults.append(f"logits differ by up to {self.difference:.2g}, {self.drift:.2%} of the largest")
-        elif not (self.noise <= most and self.peak <= _PEAK * most):
+        elif not (self.noise <= max_noise and self.peak <= _PEAK * max_noise):
             faults.append(
                 f"logits differ by {self.noise:.2%} of their size (up to {self.peak:.2%}), more than rounding to "
-                f"{self.dtype} explains ({most:.1%} and {_PEAK * most:.1%})"
+                f"{self.dtype} explains ({max_noise:.1%} and {_PEAK * max_noise:.1%})"
             )
         if not self.shift <= self.shift_by_noise + _TIE:
             faults.append(
@@ -95,41 +95,42 @@ class LogitComparison:
         return faults
 
 
-def compare(ours: Tensor, theirs: Tensor, card: Card, dtype: str | None = None) -> LogitComparison:
+def compare(model_logits: Tensor, file_logits: Tensor, card: Card, dtype: str | None = None) -> LogitComparison:
     """Compare the logits (B, K) of the model with those of the file.
 
     Args:
-        ours: the logits that the model computes in float32.
-        theirs: the logits that the file computes.
+        model_logits: the logits that the model computes in float32.
+        file_logits: the logits that the file computes.
         card: the card of the file.
         dtype: the dtype whose rounding errors are allowed; None for the dtype of the file's weights.
 
     Raises:
         Refused: the shapes differ, or the file's logits are not finite.
     """
-    if ours.shape != theirs.shape:
-        reason = f"the file returns logits of shape {tuple(theirs.shape)} instead of {tuple(ours.shape)}"
+    if model_logits.shape != file_logits.shape:
+        reason = f"the file returns logits of shape {tuple(file_logits.shape)} instead of {tuple(model_logits.shape)}"
         raise Refused("exporting.logits-differ", reason)
-    if ours.isfinite().all() and not theirs.isfinite().all():
+    if model_logits.isfinite().all() and not file_logits.isfinite().all():
         raise Refused("exporting.logits-differ", "the file returns logits that are not finite")
-    ours, theirs, dtype = ours.double(), theirs.double(), dtype or card.dtype
+    model_logits, file_logits, dtype = model_logits.double(), file_logits.double(), dtype or card.dtype
     tiny = torch.finfo(torch.float32).tiny
-    difference = theirs - ours  # (B, K)
-    mine, other = _centred(ours, card), _centred(theirs, card)
-    size = mine.square().mean().sqrt().clamp(min=tiny)
+    difference = file_logits - model_logits  # (B, K)
+    centred, file_centred = _centred(model_logits, card), _centred(file_logits, card)
+    size = centred.square().mean().sqrt().clamp(min=tiny)
     errors = NOISE[dtype] * size / card.temperature
+    unsure = 0.0 if dtype == "float32" else _UNSURE * NOISE[dtype] * size.item()
     return LogitComparison(
-        images=len(ours),
+        images=len(model_logits),
         dtype=dtype,
         difference=difference.abs().max().item(),
-        cosine=F.cosine_similarity(ours, theirs, dim=1).where(difference.any(dim=1), 1.0).min().item(),
-        agreement=_agreement(ours, theirs, card, 0.0 if dtype == "float32" else _UNSURE * NOISE[dtype] * size.item()),
-        drift=(difference.abs().max() / ours.abs().max().clamp(min=tiny)).item(),
-        scale=((mine * other).sum() / mine.square().sum()).item() if mine.any() else 1.0,
+        cosine=F.cosine_similarity(model_logits, file_logits, dim=1).where(difference.any(dim=1), 1.0).min().item(),
+        agreement=_agreement(model_logits, file_logits, card, unsure),
+        drift=(difference.abs().max() / model_logits.abs().max().clamp(min=tiny)).item(),
+        scale=((centred * file_centred).sum() / centred.square().sum()).item() if centred.any() else 1.0,
         noise=(difference.square().mean().sqrt() / size).item(),
         peak=(difference.abs().max() / size).item(),
-        shift=_distance(_probabilities(ours, card), _probabilities(theirs, card), card),
-        shift_by_noise=(errors * _sensitivity(_probabilities(ours, card), card)).item(),
+        shift=_distance(_probabilities(model_logits, card), _probabilities(file_logits, card), card),
+        shift_by_noise=(errors * _sensitivity(_probabilities(model_logits, card), card)).item(),
     )
 
 
@@ -147,13 +148,13 @@ def _probabilities(logits: Tensor, card: Card) -> Tensor:
     return logits.softmax(dim=1) if card.thresholds is None else logits.sigmoid()
 
 
-def _distance(ours: Tensor, theirs: Tensor, card: Card) -> float:
+def _distance(first: Tensor, second: Tensor, card: Card) -> float:
     """Return the average distance between two arrays of probabilities (B, K).
 
     This is the total variation distance for single-label models, and the mean absolute difference for multi-label
     models.
     """
-    differences = (ours - theirs).abs()
+    differences = (first - second).abs()
     return (differences.sum(dim=1).mean() / 2 if card.thresholds is None else differences.mean()).item()
 
 
@@ -171,28 +172,28 @@ def _sensitivity(p: Tensor, card: Card) -> Tensor:
     return deviation.sum(dim=1).mean() / 2
 
 
-def _agreement(ours: Tensor, theirs: Tensor, card: Card, unsure: float) -> float:
+def _agreement(model_logits: Tensor, file_logits: Tensor, card: Card, unsure: float) -> float:
     """Return the fraction of equal decisions. Decisions that an error of `unsure` in a logit can change are ignored."""
     if card.thresholds is not None:
-        limits = torch.tensor(card.thresholds, dtype=torch.float64)
-        first, second = (_probabilities(logits, card) for logits in (ours, theirs))
-        distance = (ours - card.temperature * limits.logit()).abs()
-        same = (first >= limits) == (second >= limits)
-        is_tie = ((first - limits).abs() < _TIE) | (distance < unsure)
-    elif ours.shape[1] == 1:
+        thresholds = torch.tensor(card.thresholds, dtype=torch.float64)
+        first, second = _probabilities(model_logits, card), _probabilities(file_logits, card)
+        is_same = (first >= thresholds) == (second >= thresholds)
+        distance = (model_logits - card.temperature * thresholds.logit()).abs()  # from the threshold, as a logit
+        is_tie = ((first - thresholds).abs() < _TIE) | (distance < unsure)
+    elif model_logits.shape[1] == 1:
         return 1.0
     else:
-        best = ours.topk(2, dim=1).values
-        spread = ours.amax(dim=1) - ours.amin(dim=1)
-        same = ours.argmax(dim=1) == theirs.argmax(dim=1)
+        best = model_logits.topk(2, dim=1).values
+        spread = model_logits.amax(dim=1) - model_logits.amin(dim=1)
+        is_same = model_logits.argmax(dim=1) == file_logits.argmax(dim=1)
         is_tie = best[:, 0] - best[:, 1] < (_TIE * spread).clamp(min=unsure)
-    decided = same[~is_tie]
+    decided = is_same[~is_tie]
     return decided.double().mean().item() if len(decided) else 1.0
 
 
 @dataclass(frozen=True)
 class AccuracyChange:
-    """The accuracy of a file on labelled images, beside that of the model on the same images.
+    """The accuracy of a file and of its model on the same labelled images.
 
     For a multi-label model, the accuracy of an image is the number of classes that it has and that are chosen, divided
     by the number of classes that it has or that are chosen; 1 if there are none (Godbole and Sarawagi 2004, sec. 5).
@@ -219,28 +220,29 @@ class AccuracyChange:
 
 
 def accuracy_change(
-    ours: Tensor, theirs: Tensor, truth: Tensor | None, card: Card, of_file: Card
+    model_logits: Tensor, file_logits: Tensor, has_class: Tensor | None, card: Card, file_card: Card
 ) -> AccuracyChange | None:
     """Compare the accuracy of a file with that of its model; None if the classes of the images are unknown.
 
-    `ours` and `theirs` are the logits (B, K) of the model and of the file, `truth` says whether each image has each
-    class (B, K), and the cards of both have their thresholds.
+    The logits have the shape (B, K), and `has_class` says whether each image has each class (B, K). The model and the
+    file have cards of their own, because they may have other temperatures and thresholds.
     """
     from vitkit.evaluation import Units, mean_interval
 
-    if truth is None:
+    if has_class is None:
         return None
-    before, after = _decisions(ours, card), _decisions(theirs, of_file)
-    right, still = _correct(before, truth), _correct(after, truth)  # (B,), 0 to 1
-    same, units = (before == after).all(dim=1).double(), Units.of(len(ours), None)
-    low, high = mean_interval((right - still + 1).numpy(), 2.0, units)
+    before, after = _decisions(model_logits, card), _decisions(file_logits, file_card)
+    accuracy, file_accuracy = _accuracies(before, has_class), _accuracies(after, has_class)  # (B,), 0 to 1
+    is_same, units = (before == after).all(dim=1).double(), Units.of(len(model_logits), None)
+    # `mean_interval` takes values from 0 to a maximum, but a difference of accuracies is from -1 to 1.
+    low, high = mean_interval((accuracy - file_accuracy + 1).numpy(), 2.0, units)
     return AccuracyChange(
-        images=len(ours),
-        before=right.mean().item(),
-        after=still.mean().item(),
+        images=len(model_logits),
+        before=accuracy.mean().item(),
+        after=file_accuracy.mean().item(),
         drop=(low - 1, high - 1),
-        agreement=same.mean().item(),
-        agreement_interval=mean_interval(same.numpy(), 1.0, units),
+        agreement=is_same.mean().item(),
+        agreement_interval=mean_interval(is_same.numpy(), 1.0, units),
     )
 
 
@@ -251,7 +253,7 @@ def _decisions(logits: Tensor, card: Card) -> Tensor:
     return (logits.double() / card.temperature).sigmoid() >= torch.tensor(card.thresholds, dtype=torch.float64)
 
 
-def _correct(decisions: Tensor, truth: Tensor) -> Tensor:
-    """Return the accuracy of each image, (B,); 0 or 1 if one class is chosen and an image has one."""
-    either = (decisions | truth).sum(dim=1)
-    return ((decisions & truth).sum(dim=1).double() / either).where(either > 0, 1.0)
+def _accuracies(decisions: Tensor, has_class: Tensor) -> Tensor:
+    """Return the accuracy of each image, (B,), as `AccuracyChange` defines it; 0 or 1 for single-label models."""
+    either = (decisions | has_class).sum(dim=1)
+    return ((decisions & has_class).sum(dim=1).double() / either).where(either > 0, 1.0)

@@ -37,17 +37,17 @@ _IMAGES = 32  # stored pictures
 
 
 @dataclass(frozen=True)
-class Elsewhere:
-    """A runtime that may not exist on this machine."""
+class OtherRuntime:
+    """A runtime that may not exist on this machine, such as Core ML."""
 
     name: str  # the name by which users request it
     runtime: str  # its full name
     suffix: str  # the suffix of the folder
-    place: str  # the machines on which it runs
+    machines: str  # the machines on which it runs, as text for users
     packages: tuple[str, ...]  # the packages that write the model
     extra: str  # the extra of vitkit that installs them
     write: Callable[[Classifier, Path, Pictures, str], None]  # a function that writes the model into a folder
-    is_here: Callable[[], bool]  # a function that returns whether the runtime can verify the model on this machine
+    can_verify_here: Callable[[], bool]  # a function that returns whether the runtime can compute on this machine
     precisions: tuple[str, ...] = ("float32", "float16")
 
     def check(self, precision: str) -> None:
@@ -58,13 +58,13 @@ class Elsewhere:
         """
         check_writable(self.name, precision, self.precisions, self.packages, self.extra)
 
-    def places(self, out: Path) -> tuple[Path, Path]:
-        """Return the folder of a verified model, and that of one which was not verified."""
+    def folders(self, out: Path) -> tuple[Path, Path]:
+        """Return the folder to write for a verified model, and the one for a model that was not verified."""
         return out, out.with_name(out.name + UNVERIFIED)
 
 
 def write_folder(
-    classifier: Classifier, out: Path, pictures: Pictures, kind: Elsewhere, *, precision: str, force: bool
+    classifier: Classifier, out: Path, pictures: Pictures, runtime: OtherRuntime, *, precision: str, force: bool
 ) -> Path:
     """Write a model for a runtime elsewhere, and verify it if the runtime is installed here.
 
@@ -72,7 +72,7 @@ def write_folder(
         classifier: a classifier with a model.
         out: the folder to write; `.unverified` is appended to its name if the model was not verified.
         pictures: the images whose logits are stored.
-        kind: the runtime.
+        runtime: the runtime that is to compute the model.
         precision: the precision in which the runtime computes.
         force: whether to replace a folder of an earlier export.
 
@@ -92,39 +92,40 @@ def write_folder(
     from vitkit.exporting.writing import read_pictures
 
     with exclusive(out), staged(out) as folder:
-        check_replaceable(out, kind, force=force)
+        check_replaceable(out, runtime, force=force)
         folder.mkdir()
-        kind.write(classifier, folder, pictures, precision)
+        runtime.write(classifier, folder, pictures, precision)
         images = torch.stack(read_pictures(classifier, pictures)[0][:_IMAGES])
-        logits, most = classifier.logits(images).numpy(), np.float32(NOISE[precision])
-        np.savez_compressed(folder / _EXPECTED, images=images.numpy(), logits=logits, largest_error=most)
-        guide = instructions(Card.of(classifier, precision))
+        logits, max_error = classifier.logits(images).numpy(), np.float32(NOISE[precision])
+        np.savez_compressed(folder / _EXPECTED, images=images.numpy(), logits=logits, largest_error=max_error)
+        guide = instructions(Card.from_classifier(classifier, precision))
         (folder / "model.json").write_text(f"{guide}\n", encoding="utf-8")
-        shutil.copyfile(_STATIC / f"{kind.name}.py", folder / "model.py")
+        shutil.copyfile(_STATIC / f"{runtime.name}.py", folder / "model.py")
         shutil.copyfile(_STATIC / "verify.py", folder / "verify.py")
-        is_verified = kind.is_here()
+        is_verified = runtime.can_verify_here()
         if is_verified:
             command = python_script(folder / "verify.py")
             ran = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # a script of vitkit
             if ran.returncode:
                 last = (ran.stderr.strip() or ran.stdout.strip() or "no reason given").splitlines()[-1]
-                differs = ran.returncode == 1 and "Traceback" not in ran.stderr  # as `verify.py` says
+                # `verify.py` exits with 1 if the logits differ. Python also does so after an exception.
+                differs = ran.returncode == 1 and "Traceback" not in ran.stderr
                 error = Refused if differs else VitkitError
                 raise error("exporting.check-failed", f"the model could not be verified: {last}")
-        verified, unverified = kind.places(out)
+        verified, unverified = runtime.folders(out)
         for earlier in (verified, unverified):
             if earlier.is_dir():
-                earlier.rename(folder.parent / f"earlier{earlier.suffix}")  # removed with the temporary folder
+                earlier.rename(folder.parent / f"earlier{earlier.suffix}")  # which is removed with the temporary folder
         return folder.rename(verified if is_verified else unverified)
 
 
-def check_replaceable(out: Path, kind: Elsewhere, *, force: bool) -> None:
+def check_replaceable(out: Path, runtime: OtherRuntime, *, force: bool) -> None:
     """Check that a folder can be written.
 
     Raises:
         VitkitError: it exists, and `force` is False or it is not one that `write_folder` has written.
     """
-    for path in kind.places(out):
+    for path in runtime.folders(out):
         if path.exists() and not force:
             raise VitkitError("exporting.file-exists", f"{path} exists: choose a new name, or --force to write over it")
         if path.exists() and not all((path / name).is_file() for name in (*_SCRIPTS, _EXPECTED)):
@@ -135,10 +136,10 @@ def _write_coreml(classifier: Classifier, folder: Path, _pictures: Pictures, pre
     import torch
 
     from vitkit.exporting.card import CARD, Card, instructions
-    from vitkit.inference.backends.graphs import converting, quietly, source, traced
+    from vitkit.inference.backends.graphs import converter_input, converting, quietly, traced
     from vitkit.inference.backends.span import WHOLE
 
-    module, images, inputs, outputs = source(classifier.model, 1, WHOLE)
+    module, images, inputs, outputs = converter_input(classifier.model, 1, WHOLE)
     with converting(classifier.model), redirect_stderr(io.StringIO()), torch.no_grad():  # progress bars
         import coremltools
 
@@ -151,18 +152,18 @@ def _write_coreml(classifier: Classifier, folder: Path, _pictures: Pictures, pre
             minimum_deployment_target=coremltools.target.iOS16,
             compute_precision=getattr(coremltools.precision, precision.upper()),
         )
-        model.user_defined_metadata[CARD] = instructions(Card.of(classifier, precision))
+        model.user_defined_metadata[CARD] = instructions(Card.from_classifier(classifier, precision))
     try:
         with quietly():
             model.save(str(folder / "model.mlpackage"))
-    except shutil.Error as error:  # how its library reports a full disk
+    except shutil.Error as error:  # coremltools reports a full disk in this way
         raise OSError(f"cannot write {folder.name}: is the disk full?") from error
 
 
 def _write_tensorrt(classifier: Classifier, folder: Path, pictures: Pictures, precision: str) -> None:
     from vitkit.exporting.writing import export
 
-    unrecorded = replace(classifier, pictures=None)
+    unrecorded = replace(classifier, pictures=None)  # without the record of the training images
     export(unrecorded, folder / "model.onnx", pictures, precision=precision)  # ONNX Runtime verifies it here
 
 
@@ -173,7 +174,7 @@ def _has_gpu() -> bool:
 
 
 ELSEWHERE = {
-    "coreml": Elsewhere(
+    "coreml": OtherRuntime(
         "coreml",
         "Core ML",
         ".coreml",
@@ -183,7 +184,7 @@ ELSEWHERE = {
         _write_coreml,
         lambda: sys.platform == "darwin",
     ),
-    "tensorrt": Elsewhere(
+    "tensorrt": OtherRuntime(
         "tensorrt",
         "TensorRT",
         ".tensorrt",

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError, first_line
-from vitkit.exporting import card as seal
-from vitkit.exporting.card import CARD
+from vitkit.exporting.card import CARD, check_checksum, with_checksum
 from vitkit.exporting.formats import INT8
 from vitkit.inference.backends.graph_runner import GraphRunner
 
@@ -26,9 +25,9 @@ if TYPE_CHECKING:
 
 def convert(model: Model, storage: Storage) -> Any:
     """Convert a model; see `Format.convert`."""
-    from vitkit.inference.backends.graphs import converting, source, traced
+    from vitkit.inference.backends.graphs import converter_input, converting, traced
 
-    module, images, *_ = source(model, 1, storage.span)
+    module, images, *_ = converter_input(model, 1, storage.span)
     with converting(model):
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from executorch.exir import to_edge_transform_and_lower
@@ -51,13 +50,14 @@ def _quantized(program: ExportedProgram, images: Any, keep: tuple[str, ...]) -> 
     from vitkit.inference.backends.graphs import traced
 
     def is_quantized(node: Any) -> bool:
-        return not {name for name, _ in node.meta.get("nn_module_stack", {}).values()} & set(keep)
+        modules = {name for name, _ in node.meta.get("nn_module_stack", {}).values()}
+        return modules.isdisjoint(keep)
 
     quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True, is_dynamic=True))
     prepared = prepare_pt2e(program.module(), quantizer.set_filter_function(is_quantized))
     prepared(images)
     converted = convert_pt2e(prepared)
-    # The new module has only the tensors that the graph uses. A program stores unused buffers as well.
+    # A program also stores buffers that are not used. `GraphModule` keeps only those that the graph uses.
     return traced(GraphModule(converted, converted.graph), images)
 
 
@@ -68,17 +68,17 @@ def save(graph: Any, path: Path, card: str) -> None:
     from vitkit.inference.backends.graphs import quietly
 
     with quietly():
-        # Converting changes the programs.
+        # Copies, because `to_executorch` changes the programs, and `save` may be called again.
         programs = {name: copy.deepcopy(graph.exported_program(name)) for name in graph.methods}
         program = EdgeProgramManager(programs, {CARD: card}, graph.compile_config).to_executorch()
-    path.write_bytes(seal.sealed(bytes(program.buffer)))
+    path.write_bytes(with_checksum(bytes(program.buffer)))
 
 
 def open_file(path: Path, precision: str) -> tuple[GraphRunner, str]:
     """Open a program; see `Format.open`."""
     from vitkit.inference.backends.executorch import from_file
 
-    seal.check(path, path.read_bytes())
+    check_checksum(path, path.read_bytes())
     runner = from_file(path, precision)
     try:
         return runner, str(runner.constant(CARD))

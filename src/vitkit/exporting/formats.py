@@ -5,7 +5,6 @@ To add a format, add a module and a row. The command line derives its choices an
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -22,19 +21,19 @@ if TYPE_CHECKING:
 
 TORCHSCRIPT = "PyTorch has deprecated TorchScript; use --to torch, which writes a program of its successor torch.export"
 INT8 = "int8"
-PRECISIONS = ("float32", "bfloat16", "float16", INT8)  # in which weights are stored
+PRECISIONS = ("float32", "bfloat16", "float16", INT8)  # of stored weights
 
 
 @dataclass(frozen=True)
 class Storage:
     """How a file stores a model."""
 
-    precision: str = "float32"  # the precision of the weights, one of `PRECISIONS`. In INT8, layers also compute in it.
+    precision: str = "float32"  # the precision of the weights and, with INT8, of the computation; one of `PRECISIONS`
     batch: int | None = None  # the fixed number of images per batch that the file accepts; None for any number
     # Training images (n, C, height, width), from which INT8 takes the ranges of activations; None otherwise
     images: Array | None = None
-    keep: tuple[str, ...] = ()  # the modules of `folded(model)` that stay in floating point in INT8
-    smooth: bool = False  # whether INT8 moves outliers of activations into the weights first
+    keep: tuple[str, ...] = ()  # with INT8, the modules of `exportable_copy(model)` that stay in floating point
+    smooth: bool = False  # whether INT8 first moves outliers of activations into the weights (SmoothQuant)
     span: Span = WHOLE  # where the graph in the file begins and ends
 
 
@@ -50,7 +49,7 @@ class Format:
     precisions: tuple[str, ...] = ("float32",)  # the precisions in which the format stores weights
     packages: tuple[str, ...] = ()  # the packages that write and run such files
     extra: str = "export"  # the extra of vitkit that installs the packages
-    beside: tuple[str, ...] = ()  # suffixes of further files that belong to the exported file
+    extra_suffixes: tuple[str, ...] = ()  # the suffixes of other files that the runtime reads together with the file
     has_guide: bool = False  # whether a file `NAME.SUFFIX.json` says what an app must do (`card.instructions`)
     batch: int | None = None  # the fixed number of images per batch, if the format requires one
     # Whether INT8 takes the ranges of activations from calibration images (`static`), or at run time from each image
@@ -62,11 +61,12 @@ class Format:
 
     def files(self, path: Path) -> list[Path]:
         """Return the paths of all files that the runtime reads; `path` itself is the last one."""
-        return [*(path.with_suffix(suffix) for suffix in self.beside), path]
+        return [*(path.with_suffix(suffix) for suffix in self.extra_suffixes), path]
 
-    def written(self, path: Path) -> list[Path]:
+    def written_files(self, path: Path) -> list[Path]:
         """Return the paths of all files that an export writes; `path` itself is the last one."""
-        return [*([self.guide(path)] if self.has_guide else []), *self.files(path)]
+        guides = [self.guide(path)] if self.has_guide else []
+        return [*guides, *self.files(path)]
 
     def guide(self, path: Path) -> Path:
         """Return the path of the file that says what an app must do."""
@@ -114,17 +114,17 @@ class Format:
             precision: `float32`, `bfloat16` or `auto`.
 
         Raises:
-            VitkitError: the file contains something that vitkit never writes. It is refused before the runtime reads
-                it. Files of formats whose `is_input` is False are not checked.
+            VitkitError: the file contains something that vitkit never writes, so that the runtime must not read it.
+                Files of formats whose `is_input` is False are not checked.
         """
-        opens: Callable[[Path, str], tuple[GraphRunner, str]] = import_module(self.module).open_file
-        return opens(path, precision)
+        opened: tuple[GraphRunner, str] = import_module(self.module).open_file(path, precision)
+        return opened
 
 
 def check_writable(
     name: str, precision: str, precisions: tuple[str, ...], packages: tuple[str, ...], extra: str
 ) -> None:
-    """Check that models can be written for a runtime: that it has the precision, and that the packages are installed.
+    """Check that the runtime `name` has a precision, and that the packages that write its files are installed.
 
     Raises:
         VitkitError: it has no such precision, or a package is missing; the message names the extra that installs it.
@@ -196,7 +196,7 @@ for _row in (
         f"{_HOME}.openvino_format",
         PRECISIONS,
         ("openvino",),
-        beside=(".bin",),
+        extra_suffixes=(".bin",),
     ),
     Format(
         "executorch",

@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitkit.errors import VitkitError
-from vitkit.exporting import card as seal
-from vitkit.exporting.card import CARD
+from vitkit.exporting.card import CARD, check_checksum, with_checksum
 from vitkit.exporting.formats import INT8
-from vitkit.inference.backends.graph_runner import GraphRunner, output_names
-from vitkit.inference.backends.litert import from_file, import_runtime
+from vitkit.inference.backends.graph_runner import GraphRunner, import_runtime, output_names
+from vitkit.inference.backends.litert import from_file
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from vitkit.model.build import Model
 
 _IDENTIFIER = b"TFL3"  # at byte 4 of every .tflite file
-_ERRORS = "2"  # the level of log messages that the converter prints
+_ERRORS = "2"  # the log level of TensorFlow at which only errors are printed
 _OPERATIONS = frozenset(  # none calls another graph or reads anything but its inputs
     b"ADD BATCH_MATMUL BROADCAST_TO CAST CONCATENATION CONV_2D DEPTHWISE_CONV_2D DIV EQUAL FULLY_CONNECTED GELU "
     b"HARD_SWISH LOGISTIC MAXIMUM MAX_POOL_2D MEAN MUL NOT_EQUAL PAD PADV2 POW RESHAPE REVERSE_V2 RSQRT SELECT "
@@ -40,9 +39,13 @@ _OPERATIONS = frozenset(  # none calls another graph or reads anything but its i
 )
 
 
+def _schema() -> Any:
+    return import_runtime("ai_edge_litert.schema_py_generated", "LiteRT", "litert")
+
+
 def read_card(path: Path) -> str:
     """Return the card of a file, after checking that the file contains only a graph of operations of vitkit."""
-    schema, content = import_runtime("schema_py_generated"), path.read_bytes()
+    schema, content = _schema(), path.read_bytes()
     try:
         if content[4:8] != _IDENTIFIER:
             raise VitkitError("exporting.file-foreign", "it is not a LiteRT model")
@@ -57,11 +60,11 @@ def read_card(path: Path) -> str:
     except VitkitError as error:
         reason = f"{path} is not a LiteRT file written by vitkit: {error}; write one with `vitkit export`"
         raise VitkitError(error.code, reason) from error
-    except (AttributeError, IndexError, TypeError, ValueError, struct.error) as error:  # of offsets that lead nowhere
+    except (AttributeError, IndexError, TypeError, ValueError, struct.error) as error:  # because offsets are wrong
         reason = f"{path} is damaged: it cannot be read as a LiteRT model; export it again"
         raise VitkitError("exporting.file-damaged", reason) from error
     before, _card, after = content.rpartition(card)
-    seal.check(path, card, before, after)
+    check_checksum(path, card, before, after)  # in this format, the rest of the file counts as other files
     return text
 
 
@@ -69,8 +72,8 @@ def _screen(model: Any, operators: Any) -> None:
     """Check that a model consists of one graph, contains its weights, and has only operations that vitkit writes."""
     if model.SubgraphsLength() != 1:
         raise VitkitError("exporting.file-foreign", f"it has {model.SubgraphsLength()} graphs instead of one")
-    is_elsewhere = any(model.Buffers(i).Offset() for i in range(model.BuffersLength()))
-    if is_elsewhere or not model.ExternalBuffersIsNone() or not model.ExternalBufferGroupsIsNone():
+    has_offsets = any(model.Buffers(i).Offset() for i in range(model.BuffersLength()))
+    if has_offsets or not model.ExternalBuffersIsNone() or not model.ExternalBufferGroupsIsNone():
         raise VitkitError("exporting.file-foreign", "its weights are outside of the model")
     names = {code: name for name, code in vars(operators).items() if isinstance(code, int)}
     for i in range(model.OperatorCodesLength()):
@@ -83,17 +86,18 @@ def _screen(model: Any, operators: Any) -> None:
 
 def convert(model: Model, storage: Storage) -> bytes:
     """Convert a model; see `Format.convert`."""
-    from vitkit.inference.backends.graphs import converting, source
+    from vitkit.inference.backends.graphs import converter_input, converting
 
-    module, images, *_ = source(model, 1, storage.span)
+    module, images, *_ = converter_input(model, 1, storage.span)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", _ERRORS)  # read when the converter is imported
     with converting(model):
         import litert_torch
 
         content: bytes = litert_torch.convert(module, (images,)).model_content()
-        within = "" if storage.span.until is None else "module."  # of `Until`
-        keep = [within + name for name in storage.keep]
-        return _quantized(content, module, keep) if storage.precision == INT8 else content
+        if storage.precision != INT8:
+            return content
+        prefix = "" if storage.span.layer is None else "module."  # `module` is then a `LayerOutput`
+        return _quantized(content, module, [prefix + name for name in storage.keep])
 
 
 def _quantized(content: bytes, module: nn.Module, keep: list[str]) -> bytes:
@@ -105,26 +109,29 @@ def _quantized(content: bytes, module: nn.Module, keep: list[str]) -> bytes:
     from ai_edge_quantizer import quantizer, recipe
 
     graph = _unpacked(content).subgraphs[0]
-    names, rules = [tensor.name.decode() for tensor in graph.tensors], recipe.dynamic_wi8_afp32()
-    kept = [re.compile(_path(module, name)) for name in keep]
+    names = [tensor.name.decode() for tensor in graph.tensors]
+    rules = recipe.dynamic_wi8_afp32()
+    patterns = [re.compile(_tensor_pattern(module, name)) for name in keep]
     for operation in graph.operators:
-        if any(path.search(names[tensor]) for tensor in operation.inputs[1:2] for path in kept):
+        weights = [names[tensor] for tensor in operation.inputs[1:2]]  # one name, or none
+        if any(pattern.search(name) for name in weights for pattern in patterns):
             output = f"^{re.escape(names[operation.outputs[0]])};$"
             rules.append({"regex": output, "operation": "*", "algorithm_key": "no_quantize", "op_config": {}})
     with redirect_stderr(io.StringIO()):  # progress bars
         return bytes(quantizer.Quantizer(content, rules).quantize(enable_progress_report=False).quantized_model)
 
 
-def _path(module: nn.Module, name: str) -> str:
-    """Return a pattern for the name of a part of a module in the names of tensors.
+def _tensor_pattern(module: nn.Module, name: str) -> str:
+    """Return a pattern for the names of the tensors of a layer, the submodule `name` of a module.
 
-    It is the class of the module, followed by the class and the name of each part on the way. Parts that are not called
-    themselves, such as lists, are left out.
+    The name of a tensor has the class of the module, followed by the class and the name of each submodule on the way to
+    the layer. Submodules that are not called themselves, such as lists, are left out.
     """
-    pattern, way = re.escape(_class(module)), name.split(".")
-    for end, step in enumerate(way, start=1):
-        element = re.escape(f"/{_class(module.get_submodule('.'.join(way[:end])))}_{step}")
-        pattern += element if end == len(way) else f"({element})?"
+    pattern, steps = re.escape(_class(module)), name.split(".")
+    for end, step in enumerate(steps, start=1):
+        submodule = module.get_submodule(".".join(steps[:end]))
+        element = re.escape(f"/{_class(submodule)}_{step}")
+        pattern += element if end == len(steps) else f"({element})?"
     return rf"(^|;){pattern}(;|$)"
 
 
@@ -133,8 +140,8 @@ def _class(module: nn.Module) -> str:
 
 
 def _unpacked(content: bytes) -> Any:
-    """Return the tables of a file. Weights that the quantiser stored after the tables become part of them."""
-    model = import_runtime("schema_py_generated").ModelT.InitFromPackedBuf(content)
+    """Return a file as objects. Weights that the quantiser stored at the end of the file become part of its buffers."""
+    model = _schema().ModelT.InitFromPackedBuf(content)
     for buffer in model.buffers:
         if buffer.offset:
             buffer.data = np.frombuffer(content, np.uint8, buffer.size, buffer.offset)
@@ -143,33 +150,24 @@ def _unpacked(content: bytes) -> Any:
 
 
 def save(graph: bytes, path: Path, card: str) -> None:
-    """Write a converted model; see `Format.save`. Tensors lose their names, which are those of classes of Python."""
+    """Write a converted model; see `Format.save`. Names of inner tensors, which reveal Python classes, are removed."""
     import flatbuffers
 
-    schema, model = import_runtime("schema_py_generated"), _unpacked(graph)
-    for tensor in model.subgraphs[0].tensors:
+    schema, model = _schema(), _unpacked(graph)
+    tensors, signature = model.subgraphs[0].tensors, model.signatureDefs[0]
+    for tensor in tensors:
         tensor.name = None
-    (given,), computed, tensors = (
-        model.signatureDefs[0].inputs,
-        model.signatureDefs[0].outputs,
-        model.subgraphs[0].tensors,
-    )
-    takes_pixels = tensors[given.tensorIndex].type == schema.TensorType.UINT8
-    given.name = b"pixels" if takes_pixels else b"images"
-    for value, name in zip(
-        sorted(computed, key=lambda value: value.name),
-        output_names(len(computed), takes_pixels=takes_pixels),
-        strict=True,
-    ):
-        value.name = name.encode()
-    for value in (given, *computed):
-        tensors[value.tensorIndex].name = value.name
+    (images,), outputs = signature.inputs, sorted(signature.outputs, key=lambda output: output.name)
+    takes_pixels = tensors[images.tensorIndex].type == schema.TensorType.UINT8
+    names = ["pixels" if takes_pixels else "images", *output_names(len(outputs), takes_pixels=takes_pixels)]
+    for value, name in zip((images, *outputs), names, strict=True):
+        value.name = tensors[value.tensorIndex].name = name.encode()
     model.metadata.append(schema.MetadataT(CARD, len(model.buffers)))
     model.buffers.append(schema.BufferT(np.frombuffer(card.encode(), np.uint8)))
     builder = flatbuffers.Builder(len(graph) + len(card))
     builder.Finish(model.Pack(builder), file_identifier=_IDENTIFIER)
     before, text, after = bytes(builder.Output()).rpartition(card.encode())
-    path.write_bytes(before + seal.sealed(text, before, after) + after)
+    path.write_bytes(before + with_checksum(text, before, after) + after)
 
 
 def open_file(path: Path, precision: str) -> tuple[GraphRunner, str]:

@@ -83,7 +83,7 @@ class Exported(Classifier):
 
     def answer(self, pixels: Array) -> Array:
         """Compute the probabilities (B, K) of preprocessed images (B, C, height, width), with numpy arrays."""
-        logits = self.runner.answer(pixels)
+        logits = self.runner.compute(pixels)
         return self.calibrated(logits[:, : len(self.classes)] if self.runner_has_features else logits)
 
     def seeing(self) -> Callable[[Array], Outputs]:
@@ -91,14 +91,14 @@ class Exported(Classifier):
         K = len(self.classes)
 
         def see(pixels: Array) -> Outputs:
-            rows = self.runner.answer(pixels)
+            rows = self.runner.compute(pixels)
             return Outputs(rows[:, :K], rows[:, K:])
 
         return see
 
     def calibrated(self, logits: npt.NDArray[np.floating[Any]]) -> Array:
         """Convert logits (B, K) to calibrated probabilities (B, K)."""
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"):  # logits that are not finite give probabilities of NaN
             logits = logits / np.float32(self.temperature)
         is_finite = np.isfinite(logits).all(axis=-1, keepdims=True)
         exact = np.where(is_finite, logits, 0).astype(np.float64)
@@ -106,7 +106,7 @@ class Exported(Classifier):
             powers = np.exp(exact - exact.max(axis=-1, keepdims=True))
             probabilities = powers / powers.sum(axis=-1, keepdims=True)
         else:
-            probabilities = np.exp(-np.logaddexp(0, -exact))
+            probabilities = np.exp(-np.logaddexp(0, -exact))  # a sigmoid that cannot overflow
         return np.where(is_finite, probabilities, math.nan).astype(np.float32)
 
     def use(
@@ -118,7 +118,7 @@ class Exported(Classifier):
         device: str = "auto",
         features: bool | None = None,  # noqa: ARG002
     ) -> Exported:
-        """Open the same file in another precision. The backend is determined by the file's format.
+        """Return this classifier, or one with the same file in another precision. The format determines the backend.
 
         Raises:
             VitkitError: another backend, another device or a plan is requested, or the backend does not support the

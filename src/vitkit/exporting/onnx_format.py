@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
-from vitkit.exporting import card as seal
-from vitkit.exporting.card import CARD
+from vitkit.exporting.card import CARD, check_checksum, with_checksum
 from vitkit.inference.backends.graph_runner import GraphRunner
 from vitkit.inference.backends.onnx import from_file
 from vitkit.system.protobuf import fields_of
@@ -31,7 +30,8 @@ _OPERATIONS = frozenset(  # none contains a graph or reads anything but its inpu
     b"Reciprocal ReduceL2 ReduceMean ReduceSum Relu Reshape ScatterND Shape Sigmoid Sin Slice Softmax Split Sqrt "
     b"Squeeze Sub Tanh Transpose Unsqueeze Where".split()
 )
-# The allowed fields of each kind of message, by their numbers in onnx.proto; the value is a message or None.
+# The numbers of the allowed fields of each kind of message in onnx.proto. The value is the dictionary of a nested
+# message, the name of a check in `_screen`, or None for any content.
 _TENSOR: dict[int, Any] = {1: None, 2: None, 8: None, 9: None}  # dims, data_type, name, raw_data
 _ATTRIBUTE: dict[int, Any] = {1: None, 2: None, 3: None, 4: None, 7: None, 8: None, 20: None}
 _NODE: dict[int, Any] = {1: None, 2: None, 3: None, 4: "operation", 5: _ATTRIBUTE}
@@ -57,11 +57,12 @@ def read_card(path: Path) -> str:
     except VitkitError as error:
         reason = f"{path} is not an ONNX file written by vitkit: {error}; write one with `vitkit export`"
         raise VitkitError(error.code, reason) from error
-    seal.check(path, content, start=content.rindex(cards[0]))
+    check_checksum(path, content, start=content.rindex(cards[0]))
     return text
 
 
 def _screen(message: memoryview, allowed: dict[int, Any], cards: list[memoryview]) -> None:
+    """Check that a message has only allowed fields, and append the cards that it contains to `cards`."""
     for number, value in fields_of(message):
         if number not in allowed:
             raise VitkitError("exporting.file-foreign", f"it has a field {number}, which vitkit does not write")
@@ -88,19 +89,19 @@ def _screen(message: memoryview, allowed: dict[int, Any], cards: list[memoryview
 
 def convert(model: Model, storage: Storage) -> Any:
     """Convert a model; see `Format.convert`."""
-    from vitkit.exporting.quantization import quantize, stored_in
+    from vitkit.exporting.quantization import floating_dtype, quantize
     from vitkit.inference.backends.graphs import to_onnx
 
-    return to_onnx(model, storage.batch, stored_in(storage), partial(quantize, storage), storage.span)
+    return to_onnx(model, storage.batch, floating_dtype(storage), partial(quantize, storage), storage.span)
 
 
 def save(graph: Any, path: Path, card: str) -> None:
     """Write a converted model; see `Format.save`."""
     del graph.metadata_props[:]
     entry = graph.metadata_props.add()
-    entry.key, entry.value = seal.CARD, card
+    entry.key, entry.value = CARD, card
     content = graph.SerializeToString()
-    path.write_bytes(seal.sealed(content, start=content.rindex(card.encode())))
+    path.write_bytes(with_checksum(content, start=content.rindex(card.encode())))
 
 
 def open_file(path: Path, precision: str) -> tuple[GraphRunner, str]:

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
-from vitkit.exporting import card as seal
-from vitkit.exporting.card import CARD
+from vitkit.exporting.card import CARD, check_checksum, with_checksum
 from vitkit.inference.backends.graph_runner import GraphRunner, import_openvino
 from vitkit.inference.backends.openvino import from_file
 
@@ -43,7 +42,7 @@ _OPERATIONS = {
 }
 _ALLOWED = frozenset((name, version) for version, names in _OPERATIONS.items() for name in names.split())
 _LAYER = "net/layers/layer"
-_PLACES = {  # paths of the allowed elements, each with its required and its optional attributes (None for any)
+_ELEMENTS = {  # paths of the allowed elements, each with its required and its optional attributes (None for any)
     "net": ({"name", "version"}, set()),
     "net/layers": (set(), set()),
     _LAYER: ({"id", "name", "type", "version"}, set()),
@@ -63,7 +62,7 @@ _WORDS = (
     "index_element_type keep_dims kernel levels mode normalize_variance offset output_type pads_begin pads_end "
     "reverse rounding_type shape size special_zero strides transpose_a transpose_b"
 )
-_DATA = frozenset(_WORDS.split())
+_DATA = frozenset(_WORDS.split())  # the allowed attributes of operations
 _BEGINNING = b'<?xml version="1.0"?>\n<net '
 
 
@@ -83,7 +82,7 @@ def read_card(path: Path) -> str:
         raise VitkitError(error.code, reason) from error
     except (ET.ParseError, ValueError) as error:
         raise VitkitError("exporting.file-damaged", f"{path} is damaged: {error}; export it again") from error
-    seal.check(path, content, weights.read_bytes())
+    check_checksum(path, content, weights.read_bytes())
     return card
 
 
@@ -97,8 +96,8 @@ def _screen(content: bytes, weights: int) -> str:
     if b"<!" in content or b"<?" in content[2:]:
         reason = "its XML contains a document type, a comment or a processing instruction"
         raise VitkitError("exporting.file-foreign", reason)
-    root = ET.fromstring(content.decode())  # noqa: S314  # see above
-    _check_places(root, root.tag)
+    root = ET.fromstring(content.decode())  # noqa: S314  # without a document type, it declares no entities
+    _check_elements(root, root.tag)
     layers = root.findall("layers/layer")
     for layer in layers:
         kind, version = layer.attrib["type"], layer.attrib["version"]
@@ -114,7 +113,8 @@ def _screen(content: bytes, weights: int) -> str:
                 reason = "its .bin file is too short, so it belongs to another export"
                 raise VitkitError("exporting.file-foreign", reason)
     ids = [layer.get("id") for layer in layers]
-    connected = {edge.get(end) for edge in root.findall("edges/edge") for end in ("from-layer", "to-layer")}
+    edges = root.findall("edges/edge")
+    connected = {edge.get(end) for edge in edges for end in ("from-layer", "to-layer")}
     if len(set(ids)) < len(ids) or not connected <= set(ids):
         raise VitkitError("exporting.file-foreign", "it connects operations that it does not contain")
     cards = root.findall(f"rt_info/{CARD}")
@@ -123,34 +123,35 @@ def _screen(content: bytes, weights: int) -> str:
     return cards[0].attrib["value"]
 
 
-def _check_places(element: ET.Element, place: str) -> None:
-    if place not in _PLACES:
-        raise VitkitError("exporting.file-foreign", f"it has an element {place[:60]!r}")
-    required, optional = _PLACES[place]
-    has = set(element.keys())
-    if not required <= has or (optional is not None and not has <= required | optional):
-        reason = f"its element {place!r} has unexpected attributes: {', '.join(sorted(has))}"
+def _check_elements(element: ET.Element, path: str) -> None:
+    """Check that an element at a path, and all elements in it, are allowed and have the right attributes."""
+    if path not in _ELEMENTS:
+        raise VitkitError("exporting.file-foreign", f"it has an element {path[:60]!r}")
+    required, optional = _ELEMENTS[path]
+    attributes = set(element.keys())
+    if not required <= attributes or (optional is not None and not attributes <= required | optional):
+        reason = f"its element {path!r} has unexpected attributes: {', '.join(sorted(attributes))}"
         raise VitkitError("exporting.file-foreign", reason)
     for child in element:
-        _check_places(child, f"{place}/{child.tag}")
+        _check_elements(child, f"{path}/{child.tag}")
 
 
 def convert(model: Model, storage: Storage) -> Any:
     """Convert a model; see `Format.convert`."""
-    from vitkit.exporting.quantization import quantize, stored_in
+    from vitkit.exporting.quantization import floating_dtype, quantize
     from vitkit.inference.backends.graphs import to_openvino
 
-    return to_openvino(model, storage.batch, stored_in(storage), partial(quantize, storage), storage.span)
+    return to_openvino(model, storage.batch, floating_dtype(storage), partial(quantize, storage), storage.span)
 
 
 def save(graph: Any, path: Path, card: str) -> None:
     """Write a converted model; see `Format.save`."""
-    graph.set_rt_info(card, [seal.CARD])
+    graph.set_rt_info(card, [CARD])
     try:
         import_openvino().serialize(graph, path, path.with_suffix(".bin"))
-    except RuntimeError as error:  # how OpenVINO reports a full disk
+    except RuntimeError as error:  # OpenVINO reports a full disk in this way
         raise OSError(f"cannot write {path}: is the disk full?") from error
-    path.write_bytes(seal.sealed(path.read_bytes(), path.with_suffix(".bin").read_bytes()))
+    path.write_bytes(with_checksum(path.read_bytes(), path.with_suffix(".bin").read_bytes()))
 
 
 def open_file(path: Path, precision: str) -> tuple[GraphRunner, str]:

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Package:
-    """A kind of package."""
+class PackageKind:
+    """A kind of package: a page or an archive."""
 
     name: str  # the name by which users request it
     suffix: str  # the suffix of its file
@@ -48,16 +48,16 @@ class Package:
 
 
 PACKAGES = {
-    "html": Package("html", ".html", "A page for any browser", needs_runtime=True),
-    "zip": Package("zip", ".zip", "Everything in one archive"),
+    "html": PackageKind("html", ".html", "A page for any browser", needs_runtime=True),
+    "zip": PackageKind("zip", ".zip", "Everything in one archive"),
 }
 _MODEL = "model.onnx"
-_DECODER = ("picture.py", "file_names.py")  # modules of `data` that the script imports
-_OLDEST = "onnxruntime>=1.22\nnumpy>=2\npillow>=11.3\npillow-heif>=1\n"
+_DECODER = ("picture.py", "file_names.py")  # modules of `vitkit.data` that `static/predict.py` imports
+_REQUIREMENTS = "onnxruntime>=1.22\nnumpy>=2\npillow>=11.3\npillow-heif>=1\n"
 _STATIC = Path(__file__).parent / "static"
 
 
-def package_of(path: Path) -> Package | None:
+def package_of(path: Path) -> PackageKind | None:
     """Return the kind of package with the suffix of this path; None if there is no such kind."""
     return next((kind for kind in PACKAGES.values() if path.suffix.lower() == kind.suffix), None)
 
@@ -99,7 +99,7 @@ def write_package(
     from vitkit.exporting.onnx_format import read_card
     from vitkit.exporting.writing import export
 
-    unrecorded = replace(classifier, pictures=None)  # the record of training images is of no use to a receiver
+    unrecorded = replace(classifier, pictures=None)  # without the record of training images, which others do not need
     with tempfile.TemporaryDirectory() as folder, exclusive(out):
         if out.exists() and not force:
             raise VitkitError("exporting.file-exists", f"{out} exists: choose a new name, or --force to write over it")
@@ -125,7 +125,7 @@ def _write_zip(path: Path, name: str, onnx: bytes, model: Path, classifier: Clas
         "MODEL_CARD.md": about,
         "labels.txt": "".join(f"{label}\n" for label in classifier.classes),
         "predict.py": (_STATIC / "predict.py").read_text(encoding="utf-8"),
-        "requirements.txt": _OLDEST,
+        "requirements.txt": _REQUIREMENTS,
         **{name: (_STATIC.parents[1] / "data" / name).read_text(encoding="utf-8") for name in _DECODER},
     }
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -153,12 +153,12 @@ RUNTIME_VERSION = "1.30.0"
 RUNTIME_URL = f"https://registry.npmjs.org/onnxruntime-web/-/onnxruntime-web-{RUNTIME_VERSION}.tgz"
 RUNTIME_SHA256 = "d2228df7e4616bc3348bf504ee888f3bec43789a273f0a63f3e68d203ce3bf71"
 RUNTIME_MEGABYTES = 33  # of the download
-LARGEST = 600 * 10**6  # bytes of a page: browsers need about four times as much memory to open it
+LARGEST = 600 * 10**6  # maximum bytes of a page: browsers need about four times as much memory to open it
 _RUNTIME_SCRIPT, _WASM = "package/dist/ort.wasm.bundle.min.mjs", "package/dist/ort-wasm-simd-threaded.wasm"
-_LEVELS = {"model": 1}  # levels of compression: higher levels hardly make weights smaller
-_GZIP = 31  # the format, for zlib
-_NAMED = 8  # classes in the first sentence of a page
-_BLOCK = 6 * 2**20  # bytes in one element; a multiple of 3, so that each can be decoded alone
+_LEVELS = {"model": 1}  # levels of compression, 9 for other parts: higher levels hardly make weights smaller
+_GZIP = 31  # the value of `wbits` with which zlib reads the gzip format
+_NAMED = 8  # maximum number of classes that the first sentence of a page names
+_BLOCK = 6 * 2**20  # bytes in one script element; a multiple of 3, so that base64 of each can be decoded alone
 _FAMILIAR = (
     '<label for="unlike">Mark what looks less familiar than all but</label>'
     '<input type="number" id="unlike" min="0" max="100" step="0.5" value="5"> % of known photographs\n'

@@ -11,22 +11,22 @@ from PIL import Image
 
 from vitkit.data.layout import LayoutName
 from vitkit.data.sources import kind_of_file, read_source
-from vitkit.data.split_file import images_of_run, look_over, read_contents
-from vitkit.data.storage import Place, is_there
+from vitkit.data.split_file import check_images, images_of_run, read_contents
+from vitkit.data.storage import Place, image_exists
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.system.run_files import SPLIT
 
-_MOST = 200  # maximum number of images; with `_AGREEMENT`, one of 200 may be classified differently
-_SYNTHETIC = 64
+_MAX_IMAGES = 200  # as `comparison._AGREEMENT` is 0.995, one of 200 images may be classified differently
+_SYNTHETIC = 64  # number of synthetic images
 
 
 @dataclass(frozen=True)
 class Pictures:
     """Images, as files or in memory."""
 
-    what: str  # description of the images for users
-    those: tuple[Place | Image.Image, ...]  # the images
+    description: str  # for users, such as `200 val images of photos`
+    images: tuple[Place | Image.Image, ...]
     folders: tuple[Path, ...] = ()  # the folders that are searched for photographs; no file may be written there
     names: tuple[frozenset[str], ...] | None = None  # the names of the classes of each image; None if they are unknown
 
@@ -69,26 +69,30 @@ def choose_pictures(
         return _synthetic(str(error))
 
 
-def pictures_of(table: ImageTable, split: str | None, contents: Mapping[str, str], most: int = _MOST) -> Pictures:
+def pictures_of(
+    table: ImageTable, split: str | None, contents: Mapping[str, str], max_images: int = _MAX_IMAGES
+) -> Pictures:
     """Choose images of a split (None for any) that have not changed, spread evenly over the split.
 
     Args:
         table: the images.
         split: the split, or None for all images.
         contents: hash of each image's content at training time, by path; images that differ are not used.
-        most: the maximum number of images.
+        max_images: the maximum number of images.
 
     Raises:
         VitkitError: no image is left.
     """
-    checked, changes = look_over(table, contents, None if split is None else (split,))
-    rows = [i for i in range(len(table)) if (split is None or table.splits[i] == split) and is_there(checked.file(i))]
+    checked, changes = check_images(table, contents, None if split is None else (split,))
+    rows = [i for i in range(len(table)) if split is None or table.splits[i] == split]
+    rows = [i for i in rows if image_exists(checked.file(i))]
     if not rows:
         changes.refuse()
-    step = max(1, len(rows) / most)
-    chosen = [rows[int(i * step)] for i in range(min(most, len(rows)))]  # across classes, by which rows are sorted
+    step = max(1, len(rows) / max_images)
+    # Rows are sorted by class, so equal steps reach all classes.
+    chosen = [rows[int(i * step)] for i in range(min(max_images, len(rows)))]
     is_list = table.storage is None and kind_of_file(table.name) is not None
-    # No folder is searched for the images of a list.
+    # A list names its images one by one, so no folder was searched for them.
     searched: tuple[Path, ...] = () if is_list else (table.folders or (table.root,))
     return Pictures(
         f"{len(chosen)} {split or 'labelled'} images of {table.name}",
@@ -100,7 +104,8 @@ def pictures_of(table: ImageTable, split: str | None, contents: Mapping[str, str
 
 def _held_out(table: ImageTable, contents: Mapping[str, str]) -> Pictures:
     """Choose validation images, otherwise test images, otherwise any."""
-    return pictures_of(table, next((split for split in ("val", "test") if split in table.splits), None), contents)
+    split = next((split for split in ("val", "test") if split in table.splits), None)
+    return pictures_of(table, split, contents)
 
 
 def _synthetic(reason: str) -> Pictures:

@@ -17,9 +17,9 @@ from torch.export import ExportedProgram
 from vitkit.exporting.card import CARD
 from vitkit.exporting.formats import Storage
 from vitkit.inference.backends.graph_runner import Array, GraphRunner, output_names
-from vitkit.inference.backends.graphs import Until, converting, example, traced
+from vitkit.inference.backends.graphs import LayerOutput, converting, example, traced
 from vitkit.model.build import Model, build, classes_and_features
-from vitkit.model.layers import InParts
+from vitkit.model.layers import LogitsAndFeatures
 from vitkit.system.files import from_json, to_json
 
 _CARD_FILE = f"{CARD}.json"  # among the archive's extra files
@@ -31,7 +31,8 @@ class _ProgramRunner(GraphRunner):
     backend = "eager"
 
     def __init__(self, program: ExportedProgram, precision: str) -> None:
-        values, signature = {node.name: node.meta.get("val") for node in program.graph.nodes}, program.graph_signature
+        signature = program.graph_signature
+        values = {node.name: node.meta.get("val") for node in program.graph.nodes}  # tensors that have only shapes
         batch = values[signature.user_inputs[0]].shape[0]
         self.batch = batch if isinstance(batch, int) else None
         self.outputs = sum(values[name].shape[1] for name in signature.user_outputs)
@@ -59,30 +60,32 @@ class _InDtype(nn.Module):
 
 def convert(model: Model, storage: Storage) -> ExportedProgram:
     """Trace a model; see `Format.convert`."""
-    dtype, (classes, features) = getattr(torch, storage.precision), classes_and_features(model)
-    if features:  # a copy with the hooks
+    dtype = getattr(torch, storage.precision)
+    classes, features = classes_and_features(model)
+    if features:  # a new model would not have the hooks that return the features
         copied = copy.deepcopy(model)
     else:
         copied = build(model.config)
         copied.load_state_dict(model.state_dict())
-    parts = InParts(copied, classes) if features else copied
-    part = parts if storage.span.until is None else Until(parts, storage.span.until)
-    wrapped = _InDtype(part.to(dtype), dtype).eval().requires_grad_(requires_grad=False)
+    module: nn.Module = LogitsAndFeatures(copied, classes) if features else copied
+    if storage.span.layer is not None:
+        module = LayerOutput(module, storage.span.layer)
+    wrapped = _InDtype(module.to(dtype), dtype).eval().requires_grad_(requires_grad=False)
     with converting(model):
         return traced(wrapped, example(model, storage.batch), storage.batch)
 
 
 def save(graph: ExportedProgram, path: Path, card: str) -> None:
     """Write a traced model; see `Format.save`."""
-    described = from_json(card)
-    del described["checksum"]  # vitkit does not open such files, so nothing would compare it
-    written = BytesIO()
-    torch.export.save(graph, written, extra_files={_CARD_FILE: to_json(described)})
-    path.write_bytes(written.getbuffer())
+    fields = from_json(card)
+    del fields["checksum"]  # vitkit does not open such files, so nothing would check it
+    content = BytesIO()
+    torch.export.save(graph, content, extra_files={_CARD_FILE: to_json(fields)})
+    path.write_bytes(content.getbuffer())
 
 
 def open_file(path: Path, precision: str) -> tuple[GraphRunner, str]:
-    """Open a program that `write` has just written; see `Format.open`."""
+    """Open a program that `save` has just written; see `Format.open`."""
     extra = {_CARD_FILE: ""}
     program = torch.export.load(path, extra_files=extra)
     return _ProgramRunner(program, precision), extra[_CARD_FILE]

@@ -22,7 +22,7 @@ from vitkit.inference.backends.graph_runner import Array, import_without_telemet
 from vitkit.system.progress import progress
 
 IMAGES = 200  # training images that determine the ranges
-_RANKED_ON = 32  # of them, layers are ranked on so many
+_RANKED_ON = 32  # the number of these images on which layers are ranked
 _SMOOTHING = 0.5  # alpha of SmoothQuant (Xiao et al. 2023, arXiv 2211.10438, eq. 4); NNCF takes -1 for none
 
 
@@ -52,14 +52,14 @@ def quantize(storage: Storage, graph: Any) -> Any:
     )
 
 
-def stored_in(storage: Storage) -> torch.dtype:
+def floating_dtype(storage: Storage) -> torch.dtype:
     """Return the dtype of the weights that are not in INT8."""
     dtype: torch.dtype = torch.float32 if storage.precision == INT8 else getattr(torch, storage.precision)
     return dtype
 
 
 def layers(module: nn.Module) -> dict[str, nn.Module]:
-    """Return the layers that INT8 concerns, in the order of the module: linear layers and convolutions."""
+    """Return the layers that INT8 can quantise, in the order of the module: linear layers and convolutions."""
     return {
         name: part
         for name, part in module.named_modules()
@@ -67,30 +67,31 @@ def layers(module: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def ends(module: nn.Module) -> tuple[str, ...]:
-    """Return the names of the first layer and of the last one."""
+def first_and_last(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of the first and the last layer, which are never quantised."""
     names = list(layers(module))
     return names[0], names[-1]
 
 
 @torch.inference_mode()
-def by_sensitivity(module: nn.Module, images: Array) -> list[str]:
-    """Return the names of the layers between the ends, the one first whose quantisation alone changes the output most.
+def rank_by_sensitivity(module: nn.Module, images: Array) -> list[str]:
+    """Return the names of all layers except the first and the last, sorted by sensitivity, the highest first.
 
-    The images are calibration images (n, C, height, width). The weights of the module are restored.
+    The sensitivity of a layer is the error of the module's output if only this layer is quantised. The images are
+    calibration images (n, C, height, width). The weights of the module are restored.
     """
     sample = torch.from_numpy(images[:_RANKED_ON])
-    plain, kept = _first(module(sample)), ends(module)
-    error = {}
-    between = {name: layer for name, layer in layers(module).items() if name not in kept}
-    for name, layer in between.items():
+    expected, kept = _logits(module(sample)), first_and_last(module)
+    errors = {}
+    ranked = {name: layer for name, layer in layers(module).items() if name not in kept}
+    for name, layer in ranked.items():
         with _rounded(layer):
-            error[name] = F.mse_loss(_first(module(sample)), plain).item()
-        progress("ranking layers", len(error), len(between))
-    return sorted(error, key=lambda name: -error[name])
+            errors[name] = F.mse_loss(_logits(module(sample)), expected).item()
+        progress("ranking layers", len(errors), len(ranked))
+    return sorted(errors, key=lambda name: -errors[name])
 
 
-def _first(outputs: Tensor | tuple[Tensor, ...]) -> Tensor:
+def _logits(outputs: Tensor | tuple[Tensor, ...]) -> Tensor:
     return outputs if isinstance(outputs, Tensor) else outputs[0]
 
 
@@ -99,7 +100,8 @@ def _rounded(layer: nn.Module) -> Iterator[None]:
     """Round the weights of a layer, per output channel, and its inputs, per tensor, to 256 values."""
     weight: Any = layer.weight
     exact = weight.clone()
-    step = weight.abs().flatten(1).amax(dim=1).clamp_min(1e-12).reshape(-1, *[1] * (weight.ndim - 1)) / 127
+    largest = weight.abs().flatten(1).amax(dim=1).clamp_min(1e-12)  # of each output channel
+    step = largest.reshape(-1, *[1] * (weight.ndim - 1)) / 127
     weight.copy_((weight / step).round() * step)
 
     def round_input(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -27,9 +27,9 @@ from vitkit.exporting.formats import INT8, Format, Storage, format_of
 from vitkit.exporting.loading import Exported, load_exported
 from vitkit.exporting.locating import explain_difference
 from vitkit.exporting.pictures import Pictures
-from vitkit.exporting.quantization import by_sensitivity, ends
+from vitkit.exporting.quantization import first_and_last, rank_by_sensitivity
 from vitkit.inference.backends.graph_runner import Array
-from vitkit.inference.backends.graphs import folded
+from vitkit.inference.backends.graphs import exportable_copy
 from vitkit.inference.backends.span import Pixels, Span
 from vitkit.model.build import with_features
 from vitkit.profiling.speed import interleave
@@ -38,10 +38,10 @@ from vitkit.system.progress import progress
 
 _COMPARED = ("classes", "preprocess", "temperature", "thresholds", "dtype", "vitkit_version", "trust", "features")
 _BATCH = 8
-_FEATURES = 16  # images whose features are compared
-_ROUNDING = 1e-9  # of the difference of two accuracies
-_ROUNDED = 1e-5  # difference between probabilities that are computed from the same logits
-_ROUNDS, _SECONDS = 5, 5.0  # timings of each contender, and the time after which no round begins
+_FEATURES = 16  # images whose features and probabilities are compared
+_ACCURACY_ROUNDING = 1e-9  # rounding of the difference of two accuracies
+_MAX_ROUNDING = 1e-5  # largest difference of probabilities that the file and numpy compute from the same logits
+_ROUNDS, _SECONDS = 5, 5.0  # timings of each contender, and the seconds after which no round begins
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,7 @@ class Int8:
     """The images and settings with which a model is quantised."""
 
     images: Array  # preprocessed training images (n, C, height, width), which determine the ranges of activations
-    # A function that fits what predictions need beside the weights to the quantised model: the temperature, the
-    # thresholds, and the record of held-out predictions
+    # A function that fits the temperature, the thresholds and the record of held-out predictions of a quantised model
     refit: Callable[[Exported], None]
     tests: Pictures | None = None  # labelled images on which nothing was chosen; None if there are none
     max_drop: float = 0.01  # the largest accepted loss of accuracy on the images of the comparison, from 0 to 1
@@ -66,7 +65,7 @@ class Outcome:
         accuracy: the accuracy of the file and of the model on the images of the comparison; None without labels.
         in_bfloat16: comparison of the file computed in bfloat16. None if the file's runtime does not choose bfloat16 on
             this machine, or if `precision` is bfloat16.
-        tested: the accuracies on the test images, which chose nothing; None for other precisions than INT8.
+        tested: the accuracies on the test images, on which nothing was chosen; None for other precisions than INT8.
         kept: the layers that stay in floating point in INT8, besides the first and the last one.
         images_per_s: the speed of the file and of the model's backends on this machine, in batches of 8, measured in
             turn. The key `file` is first.
@@ -115,7 +114,7 @@ def export(
             file, or the file exists and `force` is False.
         OSError: the disk is full or not writable.
     """
-    form, card = format_of(out), Card.of(classifier, precision)
+    form, card = format_of(out), Card.from_classifier(classifier, precision)
     form.check(precision)
     if not classifier.classes:
         reason = "the model has no head, so there is nothing to predict: train one, or load with num_classes"
@@ -125,8 +124,8 @@ def export(
         if not form.can_take_pixels(precision):
             reason = f"a {form.suffix} file with weights in {precision} cannot take pixels"
             raise VitkitError("exporting.pixels-unsupported", reason)
-        scale, is_multi = card.preprocess, card.thresholds is not None
-        pixels = Pixels(scale.mean, scale.std, card.temperature, is_multi)
+        is_multi_label = card.thresholds is not None
+        pixels = Pixels(card.preprocess.mean, card.preprocess.std, card.temperature, is_multi_label)
     storage = Storage(precision, form.batch or batch, None if int8 is None else int8.images, span=Span(pixels))
     with _staged(out, form, force=force) as temporary:
         trial = _Trial(classifier, form, temporary, card, pictures)
@@ -138,15 +137,15 @@ def export(
         if form.has_guide:
             guide = instructions(trial.card, takes_pixels=with_preprocess, file=temporary)
             form.guide(temporary).write_text(f"{guide}\n", encoding="utf-8")
-        size = sum(file.stat().st_size for file in form.written(temporary))
-        batch_of = torch.stack(trial.images[:_BATCH])
+        size = sum(file.stat().st_size for file in form.written_files(temporary))
+        batch_of_images = torch.stack(trial.images[:_BATCH])
         contenders = {"file": exported, "eager float32": classifier.use("eager", "float32", device="cpu")}
         if int8 is not None:
             fastest = classifier.use(device="cpu")
             contenders.setdefault(f"{fastest.backend} {fastest.precision}", fastest)
-        works = {name: partial(contender.logits, batch_of) for name, contender in contenders.items()}
-        times = interleave(works, _ROUNDS, least=0, limit=_SECONDS)
-        speeds = {name: timing.rate(len(batch_of)).median for name, timing in times.items()}
+        works = {name: partial(contender.logits, batch_of_images) for name, contender in contenders.items()}
+        times = interleave(works, _ROUNDS, min_seconds=0, max_seconds=_SECONDS)
+        speeds = {name: timing.rate(len(batch_of_images)).median for name, timing in times.items()}
     return replace(outcome, size=size, images_per_s=speeds)
 
 
@@ -155,7 +154,7 @@ class _Trial:
 
     def __init__(self, classifier: Classifier, form: Format, path: Path, card: Card, pictures: Pictures) -> None:
         self.classifier, self.form, self.path, self.pictures = classifier, form, path, pictures
-        self.model_card, self.card = card, card  # in INT8, the file's card has values that are fitted again
+        self.model_card = self.card = card  # with INT8, values in the card of the file are fitted again
         self.model = with_features(classifier.model) if card.features else classifier.model
         self.seconds = 0.0
 
@@ -164,32 +163,41 @@ class _Trial:
         return read_pictures(self.classifier, self.pictures)
 
     @property
-    def images(self) -> list[Tensor]:  # of the comparison, preprocessed, each (C, height, width)
+    def images(self) -> list[Tensor]:
+        """The preprocessed images of the comparison, each (C, height, width)."""
         return self._read[0]
 
     @cached_property
-    def truth(self) -> Tensor | None:  # whether each image has each class, (B, K), if this is known
-        return _truth(self.pictures, self._read[1], self.card.classes)
+    def has_class(self) -> Tensor | None:
+        """Whether each image has each class, (B, K); None if this is unknown."""
+        return _has_class(self.pictures, self._read[1], self.card.classes)
 
     @cached_property
-    def plain(self) -> Tensor:  # the logits (B, K) of the model in float32
-        return _answers(self.classifier, self.images, "asking the model")
+    def model_logits(self) -> Tensor:
+        """The logits (B, K) of the model in float32."""
+        return _compute_logits(self.classifier, self.images, "computing with the model")
 
     def write(self, storage: Storage) -> Exported:
         """Write the file, and open it again."""
-        begun = time.perf_counter()
+        start = time.perf_counter()
         self.graph = self.form.convert(self.model, storage)
         self.form.save(self.graph, self.path, self.card.to_json())
-        self.seconds += time.perf_counter() - begun
+        self.seconds += time.perf_counter() - start
         return self.open()
 
     def open(self) -> Exported:
-        """Open the file, and check its card. Files in INT8 are computed as `vitkit predict` would compute them here."""
+        """Open the file, and check its card.
+
+        The computation is in float32. For INT8, it is in the precision that `vitkit predict` would choose here. For
+        formats whose `is_input` is False, it is in the dtype of the weights.
+        """
+        precision = "auto" if self.card.dtype == INT8 else "float32"
+        if not self.form.is_input:
+            precision = self.card.dtype
         try:
-            precision = self.card.dtype if not self.form.is_input else "auto" if self.card.dtype == INT8 else "float32"
             exported = Exported(self.path, *self.form.open(self.path, precision))
         except VitkitError as error:
-            cause = error.__cause__
+            cause = error.__cause__  # a `VitkitError` if the file contains something that files may not contain
             if not isinstance(cause, VitkitError):
                 raise Refused(error.code, f"the written file cannot be read back: {error}") from error
             reason = f"the model cannot be exported to {self.path.suffix}: {cause}; try another format"
@@ -202,99 +210,103 @@ class _Trial:
     def verify(self, exported: Exported, storage: Storage) -> Outcome:
         """Compare the file with the model in float32, and in bfloat16 if its runtime would choose that."""
         images = read_pictures(exported, self.pictures)[0]
-        theirs = _answers(exported, images, "asking the file")
+        file_logits = _compute_logits(exported, images, "computing with the file")
         try:
-            comparison = compare(self.plain, theirs, self.card)
-            comparison.check(self.pictures.what)
+            comparison = compare(self.model_logits, file_logits, self.card)
+            comparison.check(self.pictures.description)
         except Refused as error:
-            place = explain_difference(self.form, self.model, storage, self.images, self.path)
-            raise Refused(error.code, f"the file does not predict as the model does: {error}; {place}") from error
+            where = explain_difference(self.form, self.model, storage, self.images, self.path)
+            raise Refused(error.code, f"the file does not predict as the model does: {error}; {where}") from error
         pixels = torch.stack(images[:_FEATURES]).numpy()
         if storage.span.pixels is not None:  # the file computes probabilities itself
             difference = np.abs(exported.answer(pixels) - exported.runner.probabilities(pixels)).max()
-            if not difference <= _ROUNDED:
+            if not difference <= _MAX_ROUNDING:
                 reason = f"the file computes other probabilities than its logits have: up to {difference:.2g}"
                 raise Refused("exporting.probabilities-differ", reason)
-        if self.card.features:  # from which unknown images are recognised
-            known, found = (
-                torch.from_numpy(each.seeing()(pixels).features.copy()) for each in (self.classifier, exported)
+        if self.card.features:  # unknown images are recognised by their features
+            expected, computed = (
+                torch.from_numpy(classifier.seeing()(pixels).features.copy())
+                for classifier in (self.classifier, exported)
             )
-            cosine = F.cosine_similarity(known.double(), found.double(), dim=1).min().item()
+            cosine = F.cosine_similarity(expected.double(), computed.double(), dim=1).min().item()
             if not cosine >= COSINE:
                 reason = f"the file computes other features than the model: cosine {cosine:.6f} is below {COSINE}"
                 raise Refused("exporting.features-differ", reason)
-        quick, in_bfloat16 = load_exported(self.path) if self.form.is_input else exported, None
-        if quick.precision == "bfloat16" != exported.runner.precision:
-            rounded = _answers(quick, images, "asking the file in bfloat16")
-            in_bfloat16 = compare(self.plain, rounded, self.card, "bfloat16")
+        in_bfloat16 = None
+        by_default = load_exported(self.path) if self.form.is_input else exported  # in the fastest precision
+        if by_default.precision == "bfloat16" and exported.runner.precision != "bfloat16":
+            rounded = _compute_logits(by_default, images, "computing with the file in bfloat16")
+            in_bfloat16 = compare(self.model_logits, rounded, self.card, "bfloat16")
             try:
-                in_bfloat16.check(self.pictures.what)
+                in_bfloat16.check(self.pictures.description)
             except Refused as error:
                 raise Refused(
                     error.code,
                     "in bfloat16, which `vitkit predict` would use here, the file does not predict as the model does: "
                     f"{error}",
                 ) from error
-        return self.outcome(exported, theirs, comparison, in_bfloat16=in_bfloat16)
+        return self.outcome(exported, file_logits, comparison, in_bfloat16=in_bfloat16)
 
-    def outcome(self, exported: Exported, theirs: Tensor, comparison: LogitComparison, **more: Any) -> Outcome:
-        return Outcome(comparison, exported.runner.precision, self.accuracy(theirs), seconds=self.seconds, **more)
+    def outcome(self, exported: Exported, file_logits: Tensor, comparison: LogitComparison, **fields: Any) -> Outcome:
+        change = self.accuracy_change(file_logits)
+        return Outcome(comparison, exported.runner.precision, change, seconds=self.seconds, **fields)
 
-    def accuracy(self, theirs: Tensor) -> AccuracyChange | None:
-        return accuracy_change(self.plain, theirs, self.truth, self.model_card, self.card)
+    def accuracy_change(self, file_logits: Tensor) -> AccuracyChange | None:
+        return accuracy_change(self.model_logits, file_logits, self.has_class, self.model_card, self.card)
 
 
 def _quantise(trial: _Trial, storage: Storage, int8: Int8) -> tuple[Exported, Outcome]:
     """Write the file in INT8, with enough layers in floating point for an accuracy that is close to the model's."""
-    if trial.truth is None:
+    if trial.has_class is None:
         reason = "INT8 is judged by its accuracy on validation images, and these have other classes"
         raise VitkitError("exporting.classes-unknown", reason)
-    changes, most = [], int8.max_drop + _ROUNDING
+    changes, max_loss = [], int8.max_drop + _ACCURACY_ROUNDING
     for attempt in _attempts(trial, storage):
-        trial.card = trial.model_card  # without what was refitted to the attempt before
+        trial.card = trial.model_card  # without the values that were fitted to the previous attempt
         exported = trial.write(attempt)
-        theirs = _answers(exported, trial.images, "asking the file")
-        change = trial.accuracy(theirs)
-        if change is not None and change.loss <= most:
+        file_logits = _compute_logits(exported, trial.images, "computing with the file")
+        change = trial.accuracy_change(file_logits)
+        if change is not None and change.loss <= max_loss:
             int8.refit(exported)
             trial.card = replace(
                 trial.card, temperature=exported.temperature, thresholds=exported.thresholds, trust=exported.trust
             )
-            change = trial.accuracy(theirs)  # other thresholds choose other classes
+            change = trial.accuracy_change(file_logits)  # other thresholds choose other classes
         assert change is not None  # the classes are known
-        if change.loss <= most:
+        if change.loss <= max_loss:
             break
         changes.append(change)
     else:
         best = max(changes, key=lambda change: change.after)
         raise Refused(
             "exporting.accuracy-lost",
-            f"in INT8, the accuracy falls from {best.before:.1%} to {best.after:.1%} on {trial.pictures.what}, even if "
-            f"the {len(attempt.keep)} most sensitive layers stay in floating point: use --precision float16, or allow "
-            "more with --max-drop",
+            f"in INT8, the accuracy falls from {best.before:.1%} to {best.after:.1%} on "
+            f"{trial.pictures.description}, even if the {len(attempt.keep)} most sensitive layers stay in floating "
+            "point: use --precision float16, or allow more with --max-drop",
         )
-    trial.form.save(trial.graph, trial.path, trial.card.to_json())
+    trial.form.save(trial.graph, trial.path, trial.card.to_json())  # with the fitted values
     exported = trial.open()
     tested = None
     if int8.tests is not None:
-        images, read = read_pictures(trial.classifier, int8.tests)
-        ours, now = (_answers(each, images, "testing") for each in (trial.classifier, exported))
-        truth = _truth(int8.tests, read, trial.card.classes)
-        tested = accuracy_change(ours, now, truth, trial.model_card, trial.card)
-    kept = tuple(name.removeprefix("model.") for name in attempt.keep[2:])
-    comparison = compare(trial.plain, theirs, trial.card)
-    return exported, trial.outcome(exported, theirs, comparison, tested=tested, kept=kept)
+        images, indices = read_pictures(trial.classifier, int8.tests)
+        before, after = (_compute_logits(model, images, "testing") for model in (trial.classifier, exported))
+        has_class = _has_class(int8.tests, indices, trial.card.classes)
+        tested = accuracy_change(before, after, has_class, trial.model_card, trial.card)
+    kept = tuple(name.removeprefix("model.") for name in attempt.keep[2:])  # without the first and the last layer
+    comparison = compare(trial.model_logits, file_logits, trial.card)
+    return exported, trial.outcome(exported, file_logits, comparison, tested=tested, kept=kept)
 
 
 def _attempts(trial: _Trial, storage: Storage) -> Iterator[Storage]:
     """Yield ways to quantise the model, with more and more layers in floating point."""
-    module = folded(trial.model)
-    storage = replace(storage, keep=ends(module))
+    module = exportable_copy(trial.model)
+    storage = replace(storage, keep=first_and_last(module))
     yield storage
     if trial.form.int8 == "static":
         yield replace(storage, smooth=True)
     assert storage.images is not None
-    ranked, count = by_sensitivity(module, storage.images), 2
+    ranked = rank_by_sensitivity(module, storage.images)
+    count = 2
     while count < len(ranked):
         yield replace(storage, keep=(*storage.keep, *ranked[:count]))
         count *= 2
@@ -324,10 +336,10 @@ def _staged(out: Path, form: Format, *, force: bool) -> Iterator[Path]:
     If one of several cannot be moved, those of an earlier export are restored.
     """
     with exclusive(out):
-        check_free(form.written(out), force=force)
+        check_free(form.written_files(out), force=force)
         with staged(out) as temporary, ExitStack() as undo:
             yield temporary
-            files = list(zip(form.written(temporary), form.written(out), strict=True))
+            files = list(zip(form.written_files(temporary), form.written_files(out), strict=True))
             for written, _ in files:
                 with written.open("rb+") as file:
                     os.fsync(file.fileno())
@@ -343,7 +355,7 @@ def _staged(out: Path, form: Format, *, force: bool) -> Iterator[Path]:
             undo.pop_all()
 
 
-# --- Asking the model and the file ------------------------------------------------------------------------------
+# --- Computing with the model and the file ----------------------------------------------------------------------
 
 
 def read_pictures(classifier: Classifier, pictures: Pictures) -> tuple[list[Tensor], list[int]]:
@@ -356,30 +368,33 @@ def read_pictures(classifier: Classifier, pictures: Pictures) -> tuple[list[Tens
         VitkitError: none of the pictures can be read.
     """
     read: dict[int, Tensor] = {}
-    for i, picture in enumerate(pictures.those):
+    for i, picture in enumerate(pictures.images):
         with suppress(UnreadableImageError):
             if isinstance(picture, Image.Image):
                 read[i] = torch.from_numpy(classifier.preprocess(picture))
             else:
                 read[i] = classifier.read(picture)
     if not read:
-        reason = f"none of the {pictures.what} can be read: name other images with --data"
+        reason = f"none of the {pictures.description} can be read: name other images with --data"
         raise VitkitError("exporting.images-unreadable", reason)
     return list(read.values()), list(read)
 
 
-def _truth(pictures: Pictures, read: Sequence[int], classes: Sequence[str]) -> Tensor | None:
-    """Return whether each picture that was read has each class, (B, K); None if a class of a picture is not known."""
+def _has_class(pictures: Pictures, indices: Sequence[int], classes: Sequence[str]) -> Tensor | None:
+    """Return whether the pictures with these indices have each class, (B, K).
+
+    The result is None if the classes of the pictures are unknown, or if the model lacks one of them.
+    """
     if pictures.names is None:
         return None
-    names = [pictures.names[i] for i in read]
+    names = [pictures.names[i] for i in indices]
     if not set().union(*names) <= set(classes):
         return None
-    return torch.tensor([[name in of_picture for name in classes] for of_picture in names])
+    return torch.tensor([[name in picture_names for name in classes] for picture_names in names])
 
 
-def _answers(classifier: Classifier, images: list[Tensor], what: str) -> Tensor:
-    """Compute the logits of all images, (B, K).
+def _compute_logits(classifier: Classifier, images: list[Tensor], step: str) -> Tensor:
+    """Compute the logits of all images, (B, K), and report the progress under the name `step`.
 
     The first image is computed alone and the others in batches, so that single images and larger batches are tested.
     """
@@ -388,5 +403,5 @@ def _answers(classifier: Classifier, images: list[Tensor], what: str) -> Tensor:
     for batch in batches:
         rows.append(classifier.logits(torch.stack(batch)))
         done += len(batch)
-        progress(what, done, len(images))
+        progress(step, done, len(images))
     return torch.cat(rows)

@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 Row = npt.NDArray[np.float32] | str
 T = TypeVar("T")
 Images = TypeVar("Images", "Tensor", npt.NDArray[np.float32])  # the input of a model, or of a graph without PyTorch
-_THREADS_HERE = local()  # number of threads for a computation in this thread, while PyTorch is not loaded
-_LIMITS: list[int] = []  # the number of cores that `limit_cores` has left to this process
+_SETTING = local()  # `threads`: the number from `set_threads` in this thread, while PyTorch is not loaded
+_LIMITS: list[int] = []  # the maximum number of cores from `limit_cores`; empty if there is no limit
 
-BATCH, BATCH_ALONE = 8, 32  # batch sizes of backends that compute in every thread, and of others
+BATCH = 8  # default batch size of backends that compute in several threads at once
+BATCH_ALONE = 32  # default batch size of other backends
 
 
 def cores() -> int:
@@ -54,25 +55,25 @@ def threads() -> int:
     If PyTorch is loaded, this is PyTorch's setting. Otherwise it is the number from `set_threads`, by default
     OMP_NUM_THREADS or the number of cores.
     """
-    of_torch = getattr(sys.modules.get("torch"), "get_num_threads", None)
-    if of_torch is not None:
-        return int(of_torch())
-    setting = os.environ.get("OMP_NUM_THREADS", "")
-    return getattr(_THREADS_HERE, "threads", None) or (
-        int(setting) if setting.isdecimal() and int(setting) else cores()
-    )
+    torch_threads = getattr(sys.modules.get("torch"), "get_num_threads", None)
+    if torch_threads is not None:
+        return int(torch_threads())
+    if count := getattr(_SETTING, "threads", None):
+        return int(count)
+    variable = os.environ.get("OMP_NUM_THREADS", "")
+    return int(variable) if variable.isdecimal() and int(variable) else cores()
 
 
 def set_threads(count: int) -> None:
     """Set the number that `threads` returns in this thread. If PyTorch is loaded, new threads inherit the number."""
-    of_torch = getattr(sys.modules.get("torch"), "set_num_threads", None)
-    if of_torch is not None:
-        of_torch(count)
+    set_torch_threads = getattr(sys.modules.get("torch"), "set_num_threads", None)
+    if set_torch_threads is not None:
+        set_torch_threads(count)
     else:
-        _THREADS_HERE.threads = count
+        _SETTING.threads = count
 
 
-def flow(
+def compute_in_order(
     sources: Iterable[T],
     read: Callable[[T], Images | str],
     compute: Callable[[Images], Images],
@@ -91,36 +92,38 @@ def flow(
         batch_size: the number of images in a batch.
         is_concurrent: whether `compute` may run in several threads at once.
     """
-    waiting_sources = iter(sources)
-    batches = iter(lambda: list(islice(waiting_sources, batch_size)), [])  # until there are no more sources
-    start = list(islice(batches, 2))
-    if len(start) < 2:  # with so few images, each step uses all cores
+    remaining = iter(sources)
+    batches = iter(lambda: list(islice(remaining, batch_size)), [])  # until there are no more sources
+    first_batches = list(islice(batches, 2))
+    if len(first_batches) < 2:  # with a single batch, reading and computing each use all cores
         with ThreadPoolExecutor() as pool:
-            for batch in start:
-                yield from join(batch, list(pool.map(read, batch)), compute)
+            for batch in first_batches:
+                yield from compute_batch(batch, list(pool.map(read, batch)), compute)
         return
-    with crew(is_concurrent) as (pool, count, ended):
-        turn = nullcontext() if is_concurrent else Lock()
+    with thread_pool(is_concurrent) as (pool, count, is_ended):
+        computing = nullcontext() if is_concurrent else Lock()  # one batch at a time unless `is_concurrent`
 
         def run(batch: list[T]) -> list[tuple[T, Row]]:
-            images = [read(source) for source in batch if not ended.is_set()]
-            with turn:
-                return [] if ended.is_set() else join(batch, images, compute)
+            images = [read(source) for source in batch if not is_ended.is_set()]
+            with computing:
+                return [] if is_ended.is_set() else compute_batch(batch, images, compute)
 
-        waiting: deque[Future[list[tuple[T, Row]]]] = deque()
-        for batch in chain(start, batches):
-            waiting.append(pool.submit(run, batch))
-            if len(waiting) == 2 * count:
-                yield from waiting.popleft().result()
-        while waiting:
-            yield from waiting.popleft().result()
+        submitted: deque[Future[list[tuple[T, Row]]]] = deque()
+        for batch in chain(first_batches, batches):
+            submitted.append(pool.submit(run, batch))
+            if len(submitted) == 2 * count:
+                yield from submitted.popleft().result()
+        while submitted:
+            yield from submitted.popleft().result()
 
 
-def join(sources: list[T], images: list[Images | str], compute: Callable[[Images], Images]) -> list[tuple[T, Row]]:
+def compute_batch(
+    sources: list[T], images: list[Images | str], compute: Callable[[Images], Images]
+) -> list[tuple[T, Row]]:
     """Compute one batch, and return each source with its row of the output or its error message.
 
-    If some images could not be read, the batch is filled up with copies of the first one, so that no result depends on
-    the number of unreadable images.
+    Unreadable images are replaced by copies of the first readable one, so that the batch size, on which the rounding of
+    results may depend, stays the same.
     """
     readable = [image for image in images if not isinstance(image, str)]
     rows: Iterator[npt.NDArray[np.float32]] = iter(())
@@ -142,22 +145,22 @@ def join(sources: list[T], images: list[Images | str], compute: Callable[[Images
 
 
 @contextmanager
-def crew(is_concurrent: bool) -> Iterator[tuple[ThreadPoolExecutor, int, Event]]:
+def thread_pool(is_concurrent: bool) -> Iterator[tuple[ThreadPoolExecutor, int, Event]]:
     """Start a thread pool; yield the pool, its number of threads, and an event that is set when the `with` block ends.
 
     Args:
         is_concurrent: whether all threads compute at once, on one core each. Otherwise one thread computes at a time,
             on all cores, while the others read.
     """
-    count = cores() if is_concurrent else cores() + 1  # one of them computes
-    before, ended = threads(), Event()
-    pool = ThreadPoolExecutor(count, initializer=partial(set_threads, 1 if is_concurrent else before))
+    count = cores() if is_concurrent else cores() + 1  # one thread computes while the others read
+    earlier_threads, is_ended = threads(), Event()
+    pool = ThreadPoolExecutor(count, initializer=partial(set_threads, 1 if is_concurrent else earlier_threads))
     try:
-        yield pool, count, ended
+        yield pool, count, is_ended
     finally:
-        ended.set()
+        is_ended.set()
         pool.shutdown(cancel_futures=True)
-        set_threads(before)  # the pool's threads also changed the default of later threads
+        set_threads(earlier_threads)  # with PyTorch, the threads of the pool also changed the default of later threads
 
 
 def try_read(read: Callable[[T], Images], source: T) -> Images | str:
@@ -168,7 +171,7 @@ def try_read(read: Callable[[T], Images], source: T) -> Images | str:
         return str(error)
 
 
-def unless_short(rows: Iterator[tuple[str, T]], batch_size: int) -> Iterator[tuple[str, T]]:
+def explain_memory_shortage(rows: Iterator[tuple[str, T]], batch_size: int) -> Iterator[tuple[str, T]]:
     """Yield the rows. If memory runs out, raise a `ShortageError` whose message states the batch size."""
     try:
         yield from rows

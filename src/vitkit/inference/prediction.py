@@ -21,7 +21,7 @@ from html import escape
 from io import FileIO
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple, Protocol, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -35,10 +35,10 @@ from vitkit.text.workbook import write_workbook
 if TYPE_CHECKING:
     import pyarrow
 
-Place = tuple[str, float]  # a class with its probability
+ClassProbability = tuple[str, float]
 
 
-class Ranking(Sequence[Place]):
+class Ranking(Sequence[ClassProbability]):
     """All classes of one image with their probabilities, most probable first.
 
     Ties keep the order of the classes. A ranking equals the tuple of its (class, probability) pairs, and has the same
@@ -56,18 +56,18 @@ class Ranking(Sequence[Place]):
         return len(self.probabilities)
 
     @overload
-    def __getitem__(self, index: int) -> Place: ...
+    def __getitem__(self, index: int) -> ClassProbability: ...
     @overload
-    def __getitem__(self, index: slice) -> tuple[Place, ...]: ...
-    def __getitem__(self, index: int | slice) -> Place | tuple[Place, ...]:
-        every = range(len(self))[index]
-        if isinstance(every, int):
-            return self._first(every + 1)[every]
-        first = self._first(max(every, default=-1) + 1)
-        return tuple(first[i] for i in every)
+    def __getitem__(self, index: slice) -> tuple[ClassProbability, ...]: ...
+    def __getitem__(self, index: int | slice) -> ClassProbability | tuple[ClassProbability, ...]:
+        ranks = range(len(self))[index]
+        if isinstance(ranks, int):
+            return self._top(ranks + 1)[ranks]
+        top = self._top(max(ranks, default=-1) + 1)
+        return tuple(top[i] for i in ranks)
 
-    def __iter__(self) -> Iterator[Place]:
-        return iter(self._first(len(self)))
+    def __iter__(self) -> Iterator[ClassProbability]:
+        return iter(self._top(len(self)))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, (Ranking, tuple)) and tuple(self) == tuple(other)
@@ -78,15 +78,15 @@ class Ranking(Sequence[Place]):
     def __repr__(self) -> str:
         return repr(tuple(self))
 
-    def _first(self, count: int) -> tuple[Place, ...]:
+    def _top(self, count: int) -> tuple[ClassProbability, ...]:
         """Return the `count` most probable classes without sorting the others."""
-        p = self.probabilities
+        p, K = self.probabilities, len(self)
         if count == 1:
             order = np.array([p.argmax()])
         else:
-            least = np.partition(p, len(p) - count)[len(p) - count] if 0 < count < len(p) else -np.inf
-            likely = np.flatnonzero(p >= least)
-            order = likely[np.argsort(-p[likely], kind="stable")][:count]
+            lowest = np.partition(p, K - count)[K - count] if 0 < count < K else -np.inf
+            candidates = np.flatnonzero(p >= lowest)  # more than `count` if there are ties
+            order = candidates[np.argsort(-p[candidates], kind="stable")][:count]
         return tuple((self.classes[i], float(p[i])) for i in order)
 
 
@@ -151,13 +151,14 @@ def rank(
     if thresholds is None:
         return Prediction(path, *ranking[0], ranking, familiar=familiar)
     p = ranking.probabilities
-    named = np.flatnonzero(p >= thresholds)
-    confidence = p[named].min() if len(named) else 1 - p.max()
-    return Prediction(path, JOINT.join(ranking.classes[i] for i in named.tolist()), float(confidence), ranking)
+    chosen = np.flatnonzero(p >= thresholds)
+    label = JOINT.join(ranking.classes[i] for i in chosen.tolist())
+    confidence = p[chosen].min() if len(chosen) else 1 - p.max()
+    return Prediction(path, label, float(confidence), ranking)
 
 
-ENCODING = ("utf-8", "surrogateescape")  # keeps any bytes of a file name
-_ROUNDING = 1e-6  # rounding of a confidence in a CSV file
+ENCODING = ("utf-8", "surrogateescape")  # file names may contain bytes that are not UTF-8
+_CSV_ROUNDING = 1e-6  # CSV files store confidences with six decimal places
 
 
 class Row(NamedTuple):
@@ -181,7 +182,7 @@ class Row(NamedTuple):
     confidence: float | None = None
     is_rejected: bool = False
     error: str | None = None
-    top: tuple[Place, ...] = ()
+    top: tuple[ClassProbability, ...] = ()
     set: tuple[str, ...] | None = None
     familiar: float | None = None
     is_unknown: bool = False
@@ -280,12 +281,12 @@ class Columns:
         is_rejected = self.reject is not None and confidence is not None and confidence < self.reject
         if sure is not None and confidence is not None:
             is_rejected |= not sure.answers(_ranking_of(prediction).probabilities[None])[0]
-        contained = None
+        prediction_set = None
         if sets is not None and prediction.error is None:
             ranking = _ranking_of(prediction)
-            numbers = np.flatnonzero(sets.of(ranking.probabilities[None])[0])
-            order = np.argsort(-ranking.probabilities[numbers], kind="stable")
-            contained = tuple(ranking.classes[i] for i in numbers[order])
+            members = np.flatnonzero(sets.contains(ranking.probabilities[None])[0])
+            order = np.argsort(-ranking.probabilities[members], kind="stable")
+            prediction_set = tuple(ranking.classes[i] for i in members[order])
         is_unknown = self._is_unknown(prediction.familiar)
         return Row(
             prediction.path,
@@ -294,24 +295,25 @@ class Columns:
             is_rejected or is_unknown,
             prediction.error,
             tuple(prediction.ranking[: self.top]) if self.top > 1 else (),
-            contained,
+            prediction_set,
             prediction.familiar,
             is_unknown,
         )
 
     def _is_unknown(self, familiar: float | None) -> bool:
-        return self.rules.unknown is not None and familiar is not None and familiar <= self.rules.unknown + _ROUNDING
+        level = self.rules.unknown
+        return level is not None and familiar is not None and familiar <= level + _CSV_ROUNDING
 
-    def agree_with(self, row: Row) -> bool:
-        """Return whether the row of an earlier run is consistent with the present thresholds for withheld labels."""
+    def is_consistent_with(self, row: Row) -> bool:
+        """Return whether this run would withhold, or not withhold, the label of a row just as the earlier run did."""
         if row.confidence is None:
             return not row.is_rejected
         if row.is_unknown != self._is_unknown(row.familiar):
             return False
         if row.is_unknown:
             return True
-        is_close = self.may_reject and abs(row.confidence - self.limit) <= _ROUNDING
-        return is_close or row.is_rejected == (row.confidence < self.limit)
+        could_be_either = self.may_reject and abs(row.confidence - self.limit) <= _CSV_ROUNDING
+        return could_be_either or row.is_rejected == (row.confidence < self.limit)
 
 
 def _ranking_of(prediction: Prediction) -> Ranking:
@@ -320,35 +322,9 @@ def _ranking_of(prediction: Prediction) -> Ranking:
 
 
 def class_and_doubt(prediction: Prediction) -> tuple[int, float]:
-    """Return the number of the most probable class, and 1 minus its probability, exactly (`trust.uncertainty_of`)."""
+    """Return the index of the most probable class, and 1 minus its probability, without rounding it to 0."""
     probabilities = _ranking_of(prediction).probabilities
     return int(probabilities.argmax()), float(uncertainty_of(probabilities[None])[0])
-
-
-class RowFormat(Protocol):
-    """A file format for rows.
-
-    Attributes:
-        columns: the columns of the rows.
-        header: the record before the rows.
-        opening: the beginning of every file of this format.
-    """
-
-    @property
-    def columns(self) -> Columns: ...
-    @property
-    def header(self) -> str: ...
-    @property
-    def opening(self) -> str: ...
-
-    def encode(self, prediction: Prediction) -> str:
-        """Return the record of a prediction, with its line end."""
-
-    def decode(self, record: str) -> Row:
-        """Parse a complete record; raise ValueError, TypeError or csv.Error if it does not have these columns."""
-
-    def records(self, stream: BinaryIO) -> Iterator[bytes]:
-        """Yield the complete records up to the end of the file; skip an incomplete last record."""
 
 
 @dataclass(frozen=True)
@@ -363,6 +339,7 @@ class Csv:
 
     @property
     def names(self) -> list[str]:
+        """The names of the columns."""
         familiar = ["familiar"] if self.columns.has_familiar else []
         rejected = ["rejected"] if self.columns.may_reject else []
         sets = ["set"] if self.columns.rules.sets is not None else []
@@ -371,13 +348,16 @@ class Csv:
 
     @property
     def header(self) -> str:
+        """The record before the rows."""
         return _csv_record(self.names)
 
     @property
     def opening(self) -> str:
+        """The beginning of every file of this format."""
         return self.header
 
     def encode(self, prediction: Prediction) -> str:
+        """Return the record of a prediction, with its line end."""
         cells = self.columns.row(prediction).cells()
         texts = {
             name: harmless(cell) if isinstance(cell, str) else f"{cell:.6f}"
@@ -387,6 +367,7 @@ class Csv:
         return _csv_record([texts.get(name) for name in self.names])
 
     def decode(self, record: str) -> Row:
+        """Parse a complete record; raise ValueError, TypeError or csv.Error if it does not have these columns."""
         values = next(csv.reader([record], strict=True))
         return self.row_of(dict(zip(self.names, map(restored, values), strict=True)))
 
@@ -396,25 +377,26 @@ class Csv:
             return Row(cells["path"], error=cells["error"])
         rejected = cells.get("rejected")
         name = "" if rejected == JOINT and self.columns.multi else rejected or cells["label"]
-        top = list[Place]()
+        top = list[ClassProbability]()
         if self.columns.top > 1:
             top = [] if 1 in self.columns.ranks else [(name, float(cells["confidence"]))]
             further = [(cells[f"label_{rank}"], cells[f"confidence_{rank}"]) for rank in self.columns.ranks]
             top += [(label, float(confidence)) for label, confidence in further if confidence not in ("", None)]
         names, familiar = cells.get("set"), cells.get("familiar")
-        contained = None if names is None else tuple(filter(None, names.split(JOINT)))
+        prediction_set = None if names is None else tuple(filter(None, names.split(JOINT)))
         return Row(
             cells["path"],
             name,
             float(cells["confidence"]),
             bool(rejected),
             top=tuple(top),
-            set=contained,
+            set=prediction_set,
             familiar=float(familiar) if familiar else None,
             is_unknown=bool(rejected) and cells["label"] == UNKNOWN,
         )
 
     def records(self, stream: BinaryIO) -> Iterator[bytes]:
+        """Yield the complete records up to the end of the file; skip an incomplete last record."""
         record, is_quoted = bytearray(), False
         for line in stream:
             record += line
@@ -426,7 +408,7 @@ class Csv:
 
 @dataclass(frozen=True)
 class JsonLines:
-    """Rows as JSON Lines, one object per line.
+    """Rows as JSON Lines, one object per line; the methods do the same as those of `Csv`.
 
     Every object has the keys path, label and confidence. The keys rejected, familiar, error, set and top are present
     only where they apply.
@@ -461,6 +443,7 @@ class JsonLines:
         return (line for line in stream if line.endswith(b"\n"))
 
 
+RowFormat = Csv | JsonLines
 FORMATS: dict[str, Callable[..., RowFormat]] = {".csv": Csv, ".jsonl": JsonLines}
 TABLES = (".xlsx", ".parquet")  # files that are written at the end, and cannot be resumed
 _NUMBERS = ("confidence", "familiar")  # prefixes of the names of numeric columns
@@ -485,7 +468,7 @@ def write_table(out: Path, names: Sequence[str], rows: Iterable[Row]) -> None:
 
     schema = parquet_schema(names)
     with replacing(out) as temporary, ParquetWriter(str(temporary), schema, compression="zstd") as writer:
-        while group := list(islice(cells, 100_000)):  # rows that are in memory at a time
+        while group := list(islice(cells, 100_000)):  # at most so many rows are in memory
             writer.write_table(parquet_table(schema, group))
 
 
@@ -506,9 +489,9 @@ def parquet_table(schema: pyarrow.Schema, rows: Sequence[Sequence[Any]]) -> pyar
     return pyarrow.Table.from_arrays(arrays, schema=schema)
 
 
-def parquet_files(place: Path) -> list[Path]:
-    """Return the Parquet files of a folder, or the file itself."""
-    return sorted(place.glob("*.parquet")) if place.is_dir() else [place]
+def parquet_files(path: Path) -> list[Path]:
+    """Return the Parquet files of a folder, or the path itself if it is a file."""
+    return sorted(path.glob("*.parquet")) if path.is_dir() else [path]
 
 
 def tally_parquet(folder: Path) -> Tally:
@@ -530,22 +513,21 @@ def check_parquet() -> None:
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:
-        raise VitkitError(
-            "inference.package-missing", "a .parquet file requires pyarrow: pip install 'vitkit[parquet]'"
-        ) from error
+        reason = "a .parquet file requires pyarrow: pip install 'vitkit[parquet]'"
+        raise VitkitError("inference.package-missing", reason) from error
 
 
-def read_parquet(place: Path, form: Csv) -> Iterator[Row]:
-    """Yield the rows of a Parquet file, or of a folder of such files, that have the columns of `form`."""
+def read_parquet(path: Path, form: Csv) -> Iterator[Row]:
+    """Yield the rows of a Parquet file or of a folder of such files, whose columns are those of `form`."""
     from pyarrow.parquet import ParquetFile
 
-    for file in parquet_files(place):
+    for file in parquet_files(path):
         with ParquetFile(str(file)) as table:
             for batch in table.iter_batches():
                 yield from map(form.row_of, batch.to_pylist())
 
 
-_SHOWN = 100  # characters of the first line in an error message
+_MAX_SHOWN = 100  # maximum number of characters of the first line in an error message
 
 
 def as_utf8(cell: Any) -> Any:
@@ -555,7 +537,7 @@ def as_utf8(cell: Any) -> Any:
 
 def _csv_record(cells: Sequence[str | None]) -> str:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\r\n").writerow(cells)  # so that cells with a line end are quoted
+    csv.writer(text, lineterminator="\r\n").writerow(cells)  # cells with \r or \n are quoted
     return text.getvalue().removesuffix("\r\n") + "\n"
 
 
@@ -621,7 +603,8 @@ def written_rows(out: Path, form: RowFormat, paths: Sequence[str]) -> WrittenRow
     if file is None:
         return WrittenRows(paths)
     size, is_in_order, tally = 0, True, Tally()
-    has_row, order = dict.fromkeys(paths, False), iter(paths)
+    has_row = dict.fromkeys(paths, False)
+    expected = iter(paths)
     for span, row in read_rows(file, form):
         if row.path not in has_row:
             raise VitkitError(
@@ -629,24 +612,22 @@ def written_rows(out: Path, form: RowFormat, paths: Sequence[str]) -> WrittenRow
                 f"{file} has a row for {row.path}, which is not among the sources: add it, remove its row, "
                 "or start again with --force",
             )
-        if not form.columns.agree_with(row):
-            raise _misfit(file, f"{row.path} has another rejection threshold")
-        is_in_order = is_in_order and row.path == next(order, None)
-        if not has_row[row.path]:  # two processes may both have written it
+        if not form.columns.is_consistent_with(row):
+            raise _rows_differ(file, f"{row.path} has another rejection threshold")
+        is_in_order = is_in_order and row.path == next(expected, None)
+        if not has_row[row.path]:  # if two processes ran at once, there may be two rows for a path
             tally.add(row)
         has_row[row.path], size = True, span.stop
-    missing = [path for path, is_done in has_row.items() if not is_done]
+    missing = [path for path, is_written in has_row.items() if not is_written]
     computation = None
     if file != out and (record := _computation_of(file)).exists():
         computation = read_json(record)
         if computation.pop("merge", 0):  # files of earlier versions have this number
-            raise _misfit(file, "they were computed with --merge of an earlier version")
+            raise _rows_differ(file, "they were computed with --merge of an earlier version")
         kinds = {name: type(value) for name, value in computation.items()}
         if kinds != {"backend": str, "precision": str, "plan": str}:
-            raise VitkitError(
-                "inference.computation-damaged",
-                f"{record} is damaged: start again with --force, or delete it to choose the backend anew",
-            )
+            reason = f"{record} is damaged: start again with --force, or delete it to choose the backend anew"
+            raise VitkitError("inference.computation-damaged", reason)
     return WrittenRows(missing, file, size, is_in_order, tally, computation)
 
 
@@ -660,21 +641,21 @@ def read_rows(file: Path, form: RowFormat) -> Iterator[tuple[slice, Row]]:
     with file.open("rb") as stream:
         if not opening.startswith(stream.read(len(opening))):
             stream.seek(0)
-            first = visible(stream.readline(_SHOWN).decode(*ENCODING).rstrip())
-            raise _misfit(file, f"it begins with {first} instead of {opening.decode()[:_SHOWN].rstrip()}")
+            first = visible(stream.readline(_MAX_SHOWN).decode(*ENCODING).rstrip())
+            raise _rows_differ(file, f"it begins with {first} instead of {opening.decode()[:_MAX_SHOWN].rstrip()}")
         stream.seek(end)
         for record in form.records(stream):
             start, end = end, end + len(record)
             try:
                 row = form.decode(record.decode(*ENCODING))
             except (ValueError, TypeError, csv.Error) as error:
-                raise _misfit(file, f"bytes {start} to {end} are not a row of this format") from error
+                raise _rows_differ(file, f"bytes {start} to {end} are not a row of this format") from error
             yield slice(start, end), row
 
 
 @contextmanager
-def gathering(
-    out: Path, form: RowFormat, paths: Sequence[str], stock: WrittenRows, computation: Mapping[str, Any]
+def appending_rows(
+    out: Path, form: RowFormat, paths: Sequence[str], existing: WrittenRows, computation: Mapping[str, Any]
 ) -> Iterator[Callable[[Prediction], None]]:
     """Yield a function that appends the row of a prediction to the partial file.
 
@@ -685,7 +666,7 @@ def gathering(
         out: the finished file.
         form: the format of the rows.
         paths: the images of the finished file, in order and without duplicates.
-        stock: the existing rows; the block must add the missing ones, in order.
+        existing: the rows of an earlier run; the block must add the missing ones, in order.
         computation: how the added rows are computed (`Classifier.computation`), which a later run repeats.
 
     Raises:
@@ -693,12 +674,12 @@ def gathering(
     """
     partial = partial_of(out)
     write_json(_computation_of(partial), computation)
-    if stock.file == out:
+    if existing.file == out:
         shutil.copyfile(out, partial)
     with partial.open("ab", buffering=0) as file:  # written rows are in the file even if the process is killed
-        file.truncate(stock.size)
+        file.truncate(existing.size)  # remove an incomplete last row
         try:
-            if stock.size == 0:
+            if existing.size == 0:
                 _append(file, form.header)
             yield lambda prediction: _append(file, form.encode(prediction))
         except BaseException:
@@ -707,13 +688,13 @@ def gathering(
                 _computation_of(partial).unlink()
             raise
         os.fsync(file.fileno())
-    if stock.is_in_order:
+    if existing.is_in_order:
         partial.replace(out)
     else:
-        number = {path: i for i, path in enumerate(paths)}
-        starts = array("q", bytes(8 * len(paths)))  # the positions of the rows, which are not held in memory
+        index = {path: i for i, path in enumerate(paths)}
+        starts = array("q", bytes(8 * len(paths)))  # the position of each row in the file; 8 bytes for each
         for span, row in read_rows(partial, form):
-            starts[number[row.path]] = span.start
+            starts[index[row.path]] = span.start
         with partial.open("rb") as rows, replacing(out) as temporary, temporary.open("wb") as ordered:
             ordered.write(form.header.encode())
             for start in starts:
@@ -732,7 +713,7 @@ def _append(file: FileIO, text: str) -> None:
         raise OSError(error.errno, f"{error.strerror}; --resume continues from there", file.name) from error
 
 
-def _misfit(file: Path, reason: str) -> VitkitError:
+def _rows_differ(file: Path, reason: str) -> VitkitError:
     return VitkitError(
         "inference.rows-differ",
         f"the rows in {file} do not fit ({reason}): use the model and the --top, --reject, --coverage, --accuracy and "

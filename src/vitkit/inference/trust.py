@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,7 +28,7 @@ from vitkit.inference.unknown import METHOD, Unknown, check_level, from_arrays, 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 VALIDATION, CROSS_VALIDATED = "validation images", "cross-validated images"
-_EXACT = 1e-9  # rounding of (n + 1) c
+_TOLERANCE = 1e-9  # (n + 1) c may be rounded up to just above a whole number, which `ceil` would raise by 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,12 +54,12 @@ class HeldOut:
     folds: int = 0
 
     @classmethod
-    def of(
+    def from_probabilities(
         cls, probabilities: npt.NDArray[np.float32], labels: Ints, chosen: tuple[str, ...] = (), folds: int = 0
     ) -> HeldOut:
-        """Make the record from probabilities (n, K) and true classes (n,)."""
+        """Create the record from probabilities (n, K) and true classes (n,)."""
         label, predicted = labels.astype(np.int64), probabilities.argmax(axis=1).astype(np.int64)
-        rest = _rest(probabilities)[np.arange(len(labels)), label]
+        rest = _complements(probabilities)[np.arange(len(labels)), label]
         return cls(label, predicted, rest, uncertainty_of(probabilities), chosen, folds)
 
     def __len__(self) -> int:
@@ -96,9 +96,9 @@ class ClassSets:
     limit: float
     images: int
 
-    def of(self, probabilities: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
+    def contains(self, probabilities: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
         """Return whether each class is in the set of each image, (n, K), from probabilities (n, K)."""
-        contained: npt.NDArray[np.bool_] = _rest(probabilities) <= self.limit
+        contained: npt.NDArray[np.bool_] = _complements(probabilities) <= self.limit
         return contained
 
 
@@ -126,14 +126,14 @@ def class_sets(held_out: HeldOut, coverage: float) -> ClassSets:
 
 
 def quantile(scores: Floats, coverage: float) -> float:
-    """Return the ceil((n + 1) coverage)-th smallest of n scores; infinity if there are not so many scores."""
-    k = math.ceil((len(scores) + 1) * coverage - _EXACT)
+    """Return the ceil((n + 1) coverage)-th smallest of n scores; infinity if there are fewer scores."""
+    k = math.ceil((len(scores) + 1) * coverage - _TOLERANCE)
     return float(np.partition(scores, k - 1)[k - 1]) if k <= len(scores) else math.inf
 
 
 def images_needed(coverage: float) -> int:
     """Return the smallest number of held-out images for which `quantile` is finite."""
-    return max(1, math.ceil(coverage / (1 - coverage) - _EXACT))
+    return max(1, math.ceil(coverage / (1 - coverage) - _TOLERANCE))
 
 
 def uncertainty_of(probabilities: npt.NDArray[np.float32]) -> Floats:
@@ -144,10 +144,10 @@ def uncertainty_of(probabilities: npt.NDArray[np.float32]) -> Floats:
     return doubt
 
 
-def _rest(probabilities: npt.NDArray[np.float32]) -> Floats:
+def _complements(probabilities: npt.NDArray[np.float32]) -> Floats:
     """Return 1 minus the probability of each class (n, K), without rounding it to 0."""
     p = probabilities.astype(np.float64)
-    total = p.sum(axis=1, keepdims=True)  # float32 probabilities sum to 1 up to 1e-7
+    total = p.sum(axis=1, keepdims=True)  # not exactly 1 in float32, but 1 up to 1e-7
     rest: Floats = (total - p) / total
     return rest
 
@@ -167,7 +167,7 @@ def _rest(probabilities: npt.NDArray[np.float32]) -> Floats:
 # lower than required with a probability of at most `RISK`.
 
 RISK = 0.05  # probability that the guarantee does not hold
-_NO_LIMIT = 2.0  # more than any doubt
+_ALL_ANSWERED = 2.0  # a value of `SureThreshold.doubt` that is above any doubt
 
 
 @dataclass(frozen=True)
@@ -240,26 +240,26 @@ def sure_threshold(held_out: HeldOut, accuracy: float, risk: float = RISK) -> Su
     doubts = np.sort(held_out.doubt)  # ascending: the most confident first
     wrong = np.sort(held_out.doubt[held_out.predicted != held_out.label])
     best: SureThreshold | None = None
-    for m in _sequence(n, accuracy, risk):
+    for m in _tested_counts(n, accuracy, risk):
         answered = int(np.searchsorted(doubts, doubts[m - 1], side="right"))  # more than m if confidences are equal
         errors = int(np.searchsorted(wrong, doubts[m - 1], side="right"))
         if binomial_tail(errors, answered, 1 - accuracy) > risk:
             break
-        limit = float(doubts[answered]) if answered < n else _NO_LIMIT
+        limit = float(doubts[answered]) if answered < n else _ALL_ANSWERED
         best = SureThreshold(accuracy, limit, answered, errors, n, held_out.kind)
     if best is None:
-        first = int((wrong <= doubts[needed - 1]).sum())
+        errors = int((wrong <= doubts[needed - 1]).sum())
         raise VitkitError(
             "inference.accuracy-unproven",
-            f"--accuracy {accuracy} cannot be promised: of the {needed} most confident {held_out.kind} {first} "
-            f"{'is' if first == 1 else 'are'} wrong, and none of them may be; request a lower accuracy",
+            f"--accuracy {accuracy} cannot be promised: of the {needed} most confident {held_out.kind} {errors} "
+            f"{'is' if errors == 1 else 'are'} wrong, and none of them may be; request a lower accuracy",
         )
     return best
 
 
 def answers_needed(accuracy: float, risk: float = RISK) -> int:
     """Return the smallest number of answered images that suffices to guarantee an accuracy if all answers are right."""
-    return math.ceil(math.log(risk) / math.log(accuracy) - 1e-9)
+    return math.ceil(math.log(risk) / math.log(accuracy) - _TOLERANCE)
 
 
 def binomial_tail(k: int, n: int, p: float) -> float:
@@ -267,14 +267,15 @@ def binomial_tail(k: int, n: int, p: float) -> float:
     if k >= n:
         return 1.0
     i = np.arange(k + 1)
-    factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])
-    logs: Floats = factorials[n] - factorials[i] - factorials[n - i] + i * math.log(p) + (n - i) * math.log1p(-p)
-    highest = logs.max()
+    log_factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])
+    log_binomials = log_factorials[n] - log_factorials[i] - log_factorials[n - i]
+    logs: Floats = log_binomials + i * math.log(p) + (n - i) * math.log1p(-p)
+    highest = logs.max()  # subtracted before the exponential, so that the sum does not underflow
     return min(1.0, float(np.exp(highest + np.log(np.exp(logs - highest).sum()))))
 
 
 @lru_cache(maxsize=64)
-def _sequence(images: int, accuracy: float, risk: float) -> tuple[int, ...]:
+def _tested_counts(images: int, accuracy: float, risk: float) -> tuple[int, ...]:
     """Return the numbers m for which `sure_threshold` tests the errors among the m most confident images.
 
     For each of 0, 1, 2, ... errors, m is the smallest number of images that shows the accuracy in spite of these
@@ -293,14 +294,14 @@ def _sequence(images: int, accuracy: float, risk: float) -> tuple[int, ...]:
 
 _VERSION = 2  # version 1 also had the columns above and rank, for other kinds of sets
 _STORED = "the predictions of held-out images (trust.safetensors)"
-_HEADER = "trust"  # the key of the file's metadata
+_KEY = "trust"  # the only key of the file's metadata
 _INTS, _FLOATS = ("label", "predicted"), ("rest", "doubt")
 UNKNOWN = "?"  # the label of an image that is called unknown
 NOT_FITTED = (
     "one with one class per image that `vitkit train` fitted to validation images, or an export of it; models that "
     "earlier versions of vitkit trained have none"
 )
-MOST = 20_000  # held-out images that are stored; more hardly change a quantile
+MAX_IMAGES = 20_000  # held-out images that are stored; more hardly change a quantile
 
 
 @dataclass(frozen=True, eq=False)
@@ -318,8 +319,8 @@ class RecordedTests:
     doubt: Floats
 
     @classmethod
-    def of(cls, probabilities: npt.NDArray[np.float32]) -> RecordedTests:
-        """Make the record from probabilities (m, K)."""
+    def from_probabilities(cls, probabilities: npt.NDArray[np.float32]) -> RecordedTests:
+        """Create the record from probabilities (m, K)."""
         return cls(probabilities.argmax(axis=1).astype(np.int64), uncertainty_of(probabilities))
 
     def __len__(self) -> int:
@@ -349,20 +350,20 @@ class Trust:
 
         tensors: dict[str, npt.NDArray[Any]] = {name: getattr(self.held_out, name) for name in _FLOATS}
         tensors |= {name: getattr(self.held_out, name).astype(np.int32) for name in _INTS}
-        named = {f"held_out.{name}": array for name, array in tensors.items()}
+        tensors = {f"held_out.{name}": array for name, array in tensors.items()}
         about: dict[str, Any] = {"format_version": _VERSION, "chosen": list(self.held_out.chosen)}
         about |= {"folds": self.held_out.folds} if self.held_out.folds else {}
         if self.unknown is not None:
             arrays, about["unknown"] = to_arrays(self.unknown)
-            named |= {f"unknown.{name}": array for name, array in arrays.items()}
+            tensors |= {f"unknown.{name}": array for name, array in arrays.items()}
         if self.tests is not None:
-            named |= {"tests.predicted": self.tests.predicted.astype(np.int32), "tests.doubt": self.tests.doubt}
-        named = {name: np.ascontiguousarray(array) for name, array in named.items()}
-        return save(named, {_HEADER: json.dumps(about)})  # one entry, as the order of several is random
+            tensors |= {"tests.predicted": self.tests.predicted.astype(np.int32), "tests.doubt": self.tests.doubt}
+        tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+        return save(tensors, {_KEY: json.dumps(about)})  # one key, because safetensors writes several in random order
 
     @classmethod
     def from_bytes(cls, data: bytes, classes: int) -> Trust:
-        """Parse the result of `to_bytes`, for a model with so many classes.
+        """Parse the result of `to_bytes` for a model with `classes` classes.
 
         Raises:
             VitkitError: the content is damaged, or a later version of vitkit wrote it.
@@ -372,15 +373,14 @@ class Trust:
 
         try:
             length = int.from_bytes(data[:8], "little")  # of the JSON header, which follows these 8 bytes
-            about = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_HEADER])
+            about = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_KEY])
             if about["format_version"] > _VERSION:
-                raise VitkitError(
-                    "inference.record-newer", f"{_STORED} were written by a newer version of vitkit: upgrade vitkit"
-                )
+                reason = f"{_STORED} were written by a newer version of vitkit: upgrade vitkit"
+                raise VitkitError("inference.record-newer", reason)
             tensors = load(data)
             integers: dict[str, Any] = {name: tensors[f"held_out.{name}"].astype(np.int64) for name in _INTS}
             floats: dict[str, Any] = {name: tensors[f"held_out.{name}"].astype(np.float64) for name in _FLOATS}
-            _check_arrays([*integers.values()], [*floats.values()], classes)
+            _check_arrays(integers.values(), floats.values(), classes)
             chosen, folds = tuple(about["chosen"]), about.get("folds", 0)
             if not all(isinstance(text, str) for text in chosen):
                 raise ValueError("chosen must be a list of texts")
@@ -402,9 +402,8 @@ class Trust:
         except VitkitError:
             raise
         except (SafetensorError, KeyError, TypeError, ValueError, RecursionError, OverflowError) as error:
-            raise VitkitError(
-                "inference.record-damaged", f"{_STORED} are damaged ({error}): restore the file, or train again"
-            ) from error
+            reason = f"{_STORED} are damaged ({error}): restore the file, or train again"
+            raise VitkitError("inference.record-damaged", reason) from error
 
 
 @lru_cache(maxsize=8)
@@ -414,9 +413,10 @@ def parsed(data: bytes, classes: int) -> Trust:
 
 
 def unused_score(data: bytes | None, classes: int) -> tuple[str, ...]:
-    """Return a line about the model's score for unknown images if this version of vitkit does not use it any more.
+    """Return a line of text that warns of a score for unknown images that this version of vitkit does not use.
 
-    `data` is the model's stored record. A damaged one is ignored here, because it is reported when it is used.
+    There is no line if the model's stored record `data` has no such score. A damaged record is ignored here, because it
+    is reported when it is used.
     """
     if data is None:
         return ()
@@ -427,8 +427,8 @@ def unused_score(data: bytes | None, classes: int) -> tuple[str, ...]:
     return ()
 
 
-def _check_arrays(integers: Sequence[Ints], floats: Sequence[Floats], classes: int) -> None:
-    """Check that all arrays have an entry for each image, and that classes and probabilities are in their ranges."""
+def _check_arrays(integers: Collection[Ints], floats: Collection[Floats], classes: int) -> None:
+    """Check that all arrays have one entry per image, and that classes and probabilities are in their ranges."""
     shapes = {array.shape for array in (*integers, *floats)}
     if len(shapes) != 1 or len(next(iter(shapes))) != 1:
         raise ValueError(f"arrays of held-out images must have one entry per image, not the shapes {sorted(shapes)}")
@@ -486,11 +486,7 @@ NO_RULES = PredictionRules()
 
 
 def rules_for(
-    trust: Trust | None,
-    *,
-    coverage: float | None = None,
-    accuracy: float | None = None,
-    unknown: float | None = None,
+    trust: Trust | None, *, coverage: float | None = None, accuracy: float | None = None, unknown: float | None = None
 ) -> PredictionRules:
     """Return the rules that a user requests.
 
@@ -508,9 +504,8 @@ def rules_for(
         return NO_RULES
     if unknown is not None:
         if trust is None or trust.unknown is None:
-            raise VitkitError(
-                "inference.record-missing", f"--unknown requires a model with a score for unknown images: {NOT_FITTED}"
-            )
+            reason = f"--unknown requires a model with a score for unknown images: {NOT_FITTED}"
+            raise VitkitError("inference.record-missing", reason)
         check_level(trust.unknown, unknown)
     if coverage is None and accuracy is None:
         held_out = None if trust is None else trust.held_out

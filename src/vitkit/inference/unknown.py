@@ -26,9 +26,10 @@ from vitkit.errors import VitkitError
 Floats = npt.NDArray[np.floating[Any]]
 METHOD = "neighbours"  # the name of the score in files; earlier versions of vitkit wrote others
 ACCEPTED = 0.95  # fraction of known images to accept when false acceptance rates are measured
-_NEIGHBOUR = 3  # k of the nearest neighbours; fewer if there are very few training images
-MOST = 1_000  # training images that are stored
-_ROWS = 1_024  # images whose distances are computed at a time
+_NEIGHBOURS = 3  # the number k; less if there are fewer than 30 training images
+MAX_IMAGES = 1_000  # maximum number of training images that are stored
+_TOLERANCE = 1e-9  # for the rounding of fractions such as 1 - 0.95
+_CHUNK = 1_024  # images whose distances are computed at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,17 +46,17 @@ class Neighbours:
 
     @classmethod
     def fit(cls, features: Floats, seed: int = 0) -> Neighbours:
-        """Keep the features (n, D) of training images; `seed` determines which ones if there are more than 1,000."""
-        rows = np.sort(np.random.default_rng(seed).permutation(len(features))[:MOST])
-        return cls(_unit(features[rows]).astype(np.float16), max(1, min(_NEIGHBOUR, len(rows) // 10)))
+        """Store the features (n, D) of training images; if there are more than 1,000, a random sample of them."""
+        rows = np.sort(np.random.default_rng(seed).permutation(len(features))[:MAX_IMAGES])
+        return cls(_unit(features[rows]).astype(np.float16), max(1, min(_NEIGHBOURS, len(rows) // 10)))
 
     def distances(self, features: Floats) -> npt.NDArray[np.float64]:
         """Return the scores (n,) of images with these features (n, D)."""
         k, scores, points = self.nearest - 1, np.empty(len(features)), self.points.astype(np.float64)
-        for start in range(0, len(features), _ROWS):
-            x = _unit(features[start : start + _ROWS])
+        for start in range(0, len(features), _CHUNK):
+            x = _unit(features[start : start + _CHUNK])
             squares = (x**2).sum(axis=1)[:, None] + (points**2).sum(axis=1) - 2 * x @ points.T  # (rows, m)
-            scores[start : start + _ROWS] = np.partition(np.maximum(squares, 0), k, axis=1)[:, k]
+            scores[start : start + _CHUNK] = np.partition(np.maximum(squares, 0), k, axis=1)[:, k]
         return scores
 
 
@@ -65,7 +66,7 @@ def _unit(features: Floats) -> npt.NDArray[np.float64]:
 
 
 @dataclass(frozen=True)
-class Limit:
+class FalseAcceptance:
     """The false acceptance rate for one kind of images that belong to no known class.
 
     It is measured at the threshold that accepts the fraction `Unknown.accepted` of known images.
@@ -106,7 +107,7 @@ class Unknown:
 
     neighbours: Neighbours
     known: npt.NDArray[np.float64]
-    limits: tuple[Limit, ...] = ()
+    limits: tuple[FalseAcceptance, ...] = ()
 
     @classmethod
     def fit(cls, train: Floats, held_out: Floats | Sequence[tuple[Floats, Floats]], seed: int = 0) -> Unknown:
@@ -130,10 +131,10 @@ class Unknown:
 
     def passes(self, features: Floats) -> npt.NDArray[np.bool_]:
         """Return whether each image passes as known, (n,). The fraction `accepted` of known images passes."""
-        passed: npt.NDArray[np.bool_] = self.of(features) > 1 - self.accepted + 1e-9
+        passed: npt.NDArray[np.bool_] = self.p_values(features) > 1 - self.accepted + _TOLERANCE
         return passed
 
-    def of(self, features: Floats) -> npt.NDArray[np.float64]:
+    def p_values(self, features: Floats) -> npt.NDArray[np.float64]:
         """Return the p-values (n,) of images with these features (n, D)."""
         return p_values(self.known, self.neighbours.distances(features))
 
@@ -146,7 +147,7 @@ def p_values(known: npt.NDArray[np.float64], scores: npt.NDArray[np.float64]) ->
 
 def images_needed(level: float) -> int:
     """Return the number of held-out images with which an image can have a p-value as low as `level`."""
-    return max(1, math.ceil(1 / level - 1e-9) - 1)
+    return max(1, math.ceil(1 / level - _TOLERANCE) - 1)
 
 
 def check_level(unknown: Unknown, level: float) -> None:
@@ -159,11 +160,11 @@ def check_level(unknown: Unknown, level: float) -> None:
         raise VitkitError("inference.share-outside", f"--unknown {level} must be above 0 and below 1")
     images = len(unknown.known)
     if images < (needed := images_needed(level)):
-        least = math.ceil(1e4 / (images + 1)) / 1e4
+        lowest = math.ceil(1e4 / (images + 1)) / 1e4  # the lowest possible p-value, rounded up
         raise VitkitError(
             "inference.images-too-few",
             f"--unknown {level} requires at least {needed} validation images, and the run had {images}: hardly any "
-            f"image could be called unknown; use {least:g} or more",
+            f"image could be called unknown; use {lowest:g} or more",
         )
 
 
@@ -186,11 +187,11 @@ def from_arrays(arrays: Mapping[str, npt.NDArray[Any]], about: Mapping[str, Any]
     if not len(known) or not np.isfinite(known).all():
         raise ValueError("scores of known images must be finite, and there must be at least one")
     nearest = dict(about.get("nearest", {})).get(METHOD)
-    k = max(1, min(10, len(points) // 10)) if nearest is None else int(nearest)  # the first files did not contain it
+    k = max(1, min(10, len(points) // 10)) if nearest is None else int(nearest)  # early versions stored no k
     if not 1 <= k <= len(points):
         raise ValueError(f"the score must count 1 to {len(points)} neighbours, not {k}")
     limits = tuple(
-        Limit(
+        FalseAcceptance(
             str(row["kind"]),
             float(row["share"]),
             (float(row["bounds"][0]), float(row["bounds"][1])),

@@ -13,6 +13,7 @@ from vitkit.system import lazily
 if TYPE_CHECKING:
     from vitkit.language.text_files import read_text_encoder
     from vitkit.language.tokenizer import MOST_CHARACTERS, canonical, read_tokenizer
-    from vitkit.language.zero_shot import SEVEN, TEMPLATES, read_images_and_words, spoken, why_no_words
+    from vitkit.language.zero_shot import IMAGENET_TEMPLATES, TEMPLATES, names_as_words
+    from vitkit.language.zero_shot import read_images_and_words, why_indistinguishable
 else:
     __getattr__ = lazily(__name__)

@@ -9,7 +9,7 @@ per text, D hidden size, P dimensions of the embedding space that texts share wi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -30,9 +30,9 @@ from vitkit.weights.layout import Piece, depth_of, joined_shape, pair, same
 
 _HF_EMBEDDING = "text_model.embeddings.token_embedding.weight"
 _OPEN_EMBEDDINGS = ("token_embedding.weight", "text.token_embedding.weight")
-_HEADS = {1152: 16}  # number of heads by hidden size, unless each has 64 features: So400m (arXiv 2303.15343)
+_HEADS_BY_SIZE = {1152: 16}  # number of heads by hidden size, unless each has 64 features: So400m (arXiv 2303.15343)
 
-_UNKNOWN = ("hf_model_name", "embed_cls", "block_type", "qk_norm", "scaled_cosine_attn", "scale_heads", "scale_fc")
+_UNSUPPORTED = ("hf_model_name", "embed_cls", "block_type", "qk_norm", "scaled_cosine_attn", "scale_heads", "scale_fc")
 _POOLS = {"argmax": "largest", "eos": "end", "last": "last", "first": "first"}
 
 
@@ -73,11 +73,10 @@ def read_text_encoder(checkpoint: Checkpoint, gelu: str) -> TextEncoder:
             "language.encoder-missing",
             f"{checkpoint.path} has no text encoder: texts and class names require CLIP or SigLIP with both encoders",
         )
-    scale = _number(checkpoint, "logit_scale", torch.exp)
+    scale = _number(checkpoint, "logit_scale", is_logarithm=True)
     if scale is None:
-        raise VitkitError(
-            "language.tensors-unlike", f"{checkpoint.path}: logit_scale is missing; use the publisher's file"
-        )
+        message = f"{checkpoint.path}: logit_scale is missing; use the publisher's file"
+        raise VitkitError("language.tensors-unlike", message)
     bias = _number(checkpoint, "logit_bias")
     projection = None if layout.projection is None else _read(checkpoint, same(layout.projection))
     tower = _tower(checkpoint, layout, gelu)
@@ -89,17 +88,17 @@ def read_text_encoder(checkpoint: Checkpoint, gelu: str) -> TextEncoder:
         bias=bias or 0.0,
         is_sigmoid=bias is not None,
         clean=layout.clean,
-        assumed={} if "heads" in layout.written else {"heads of the text encoder": heads},
+        assumed={} if "heads" in layout.settings else {"heads of the text encoder": heads},
     )
 
 
 def inspect_text_encoder(checkpoint: Checkpoint) -> TextEncoderInfo | None:
     """Describe a checkpoint's text encoder without reading tensor data; None if it is missing or incomplete."""
     layout = _layout(checkpoint)
-    head, positions = (
-        None if layout is None else _shape(checkpoint, layout.pieces[name]) for name in ("head.weight", "pos_embed")
-    )
-    if layout is None or head is None or positions is None:
+    if layout is None:
+        return None
+    head, positions = (_shape(checkpoint, layout.pieces[name]) for name in ("head.weight", "pos_embed"))
+    if head is None or positions is None:
         return None
     return TextEncoderInfo(head[0], positions[0], "logit_bias" in checkpoint.tensors, layout.clean)
 
@@ -109,7 +108,7 @@ class _TextLayout:
     """The names of a text encoder's tensors in a checkpoint, and the settings from the configuration file."""
 
     pieces: dict[str, Piece]
-    written: Mapping[str, Any]  # fields of TextConfig
+    settings: Mapping[str, Any]  # fields of TextConfig
     projection: str | None
     is_transposed: bool  # whether the projection is stored as (D, P)
     pattern: str  # regular expression for the names of the text encoder's tensors
@@ -118,45 +117,44 @@ class _TextLayout:
 
 def _layout(checkpoint: Checkpoint) -> _TextLayout | None:
     if _HF_EMBEDDING in checkpoint.tensors:
-        return _hugging_face(checkpoint)
-    return _open_clip(checkpoint) if any(name in checkpoint.tensors for name in _OPEN_EMBEDDINGS) else None
+        return _hugging_face_layout(checkpoint)
+    return _open_clip_layout(checkpoint) if any(name in checkpoint.tensors for name in _OPEN_EMBEDDINGS) else None
 
 
-def _number(checkpoint: Checkpoint, name: str, of: Callable[[Tensor], Tensor] = torch.Tensor.float) -> float | None:
+def _number(checkpoint: Checkpoint, name: str, *, is_logarithm: bool = False) -> float | None:
+    """Read a number, which the file may contain as its logarithm; None if the file does not contain it."""
     if name not in checkpoint.tensors:
         return None
-    value = of(checkpoint.tensors[name].read().float())
+    value = checkpoint.tensors[name].read().float()
+    if is_logarithm:
+        value = value.exp()
     if value.numel() != 1 or not value.isfinite().all():
-        raise VitkitError(
-            "language.tensor-invalid",
-            f"{checkpoint.path}: {name} is not a single number in the usual range; use the publisher's file",
-        )
+        message = f"{checkpoint.path}: {name} is not a single number in the usual range; use the publisher's file"
+        raise VitkitError("language.tensor-invalid", message)
     return float(value)
 
 
 def _tower(checkpoint: Checkpoint, layout: _TextLayout, gelu: str) -> TextTower:
-    shapes = {ours: _shape(checkpoint, piece) for ours, piece in layout.pieces.items()}
+    shapes = {name: _shape(checkpoint, piece) for name, piece in layout.pieces.items()}
 
     def size(name: str, axis: int) -> int:
         shape = shapes.get(name)
         if shape is None or len(shape) <= axis:
-            theirs = " + ".join(layout.pieces[name].theirs)
+            stored = " + ".join(layout.pieces[name].stored_names)
             raise VitkitError(
                 "language.tensors-unlike",
-                f"{checkpoint.path}: {theirs} of the text encoder is missing or has a wrong shape; use the publisher's "
+                f"{checkpoint.path}: {stored} of the text encoder is missing or has a wrong shape; use the publisher's "
                 "file",
             )
         return shape[axis]
 
     hidden_size = size("token_embed.weight", 1)
-    usual = _HEADS.get(hidden_size, max(hidden_size // 64, 1))
-    fields = {"heads": usual, "gelu": gelu, "norm_eps": 1e-5, **layout.written}
+    default_heads = _HEADS_BY_SIZE.get(hidden_size, max(hidden_size // 64, 1))
+    fields = {"heads": default_heads, "gelu": gelu, "norm_eps": 1e-5, **layout.settings}
     heads = fields["heads"]
     if type(heads) is not int or heads < 1 or hidden_size % heads:
-        raise VitkitError(
-            "language.config-unsupported",
-            f"{checkpoint.path}: the text encoder's {hidden_size} features cannot be divided into {heads!r} heads",
-        )
+        message = f"{checkpoint.path}: the text encoder's {hidden_size} features cannot be divided into {heads!r} heads"
+        raise VitkitError("language.config-unsupported", message)
     config = TextConfig(
         vocabulary=size("token_embed.weight", 0),
         context=size("pos_embed", 0),
@@ -169,38 +167,42 @@ def _tower(checkpoint: Checkpoint, layout: _TextLayout, gelu: str) -> TextTower:
     with torch.device("meta"):
         tower = TextTower(config)
     expected = {name: tensor.shape for name, tensor in tower.state_dict().items()}
-    theirs = {name: layout.pieces[name].theirs for name in expected}
-    missing = [part for parts in theirs.values() for part in parts if part not in checkpoint.tensors]
-    known = {part for parts in theirs.values() for part in parts} | {layout.projection}
-    over = [name for name in checkpoint.tensors if re.match(layout.pattern, name) and name not in known]
-    unlike = [name for name, shape in expected.items() if shapes[name] != shape]
-    wrong = [" + ".join(theirs[name]) for name in unlike if not {*theirs[name]} & {*missing}]
-    if missing or over or wrong:
-        problems = (("missing", missing), ("left over", over), ("of another shape", wrong))
-        said = "; ".join(f"{what}: {listed(names, 6)}" for what, names in problems if names)
+    stored_names = {name: layout.pieces[name].stored_names for name in expected}
+    required = [stored for names in stored_names.values() for stored in names]
+    missing = [stored for stored in required if stored not in checkpoint.tensors]
+    known = {*required, layout.projection}
+    unexpected = [name for name in checkpoint.tensors if re.match(layout.pattern, name) and name not in known]
+    misshapen = []
+    for name, shape in expected.items():
+        if shapes[name] != shape and not {*stored_names[name]} & {*missing}:
+            misshapen.append(" + ".join(stored_names[name]))
+    problems = {"missing": missing, "left over": unexpected, "of another shape": misshapen}
+    text = "; ".join(f"{problem}: {listed(names, 6)}" for problem, names in problems.items() if names)
+    if text:
         raise VitkitError(
             "language.tensors-unlike",
-            f"{checkpoint.path}: the tensors of the text encoder do not fit together: {said}; use the publisher's file",
+            f"{checkpoint.path}: the tensors of the text encoder do not fit together: {text}; use the publisher's file",
         )
     tower.load_state_dict({name: _read(checkpoint, layout.pieces[name]) for name in expected}, assign=True)
     return tower.eval()
 
 
 def _shape(checkpoint: Checkpoint, piece: Piece) -> torch.Size | None:
-    return joined_shape(piece, [checkpoint.tensors.get(name) for name in piece.theirs])
+    return joined_shape(piece, [checkpoint.tensors.get(name) for name in piece.stored_names])
 
 
 def _read(checkpoint: Checkpoint, piece: Piece) -> Tensor:
-    tensor = piece.join(*(checkpoint.tensors[name].read() for name in piece.theirs)).float().clone()
+    tensor = piece.join(*(checkpoint.tensors[name].read() for name in piece.stored_names)).float().clone()
     if not tensor.isfinite().all():
         raise VitkitError(
             "language.tensor-invalid",
-            f"{checkpoint.path}: {' + '.join(piece.theirs)} contains NaN or infinite values; use the publisher's file",
+            f"{checkpoint.path}: {' + '.join(piece.stored_names)} contains NaN or infinite values; use the publisher's "
+            "file",
         )
     return tensor
 
 
-def _hugging_face(checkpoint: Checkpoint) -> _TextLayout:
+def _hugging_face_layout(checkpoint: Checkpoint) -> _TextLayout:
     names, prefix = checkpoint.tensors, "text_model."
     blocks = f"{prefix}encoder.layers."
     depth = depth_of(m[1] for name in names if (m := re.match(rf"{re.escape(blocks)}(\d+)\.", name)))
@@ -219,34 +221,28 @@ def _hugging_face(checkpoint: Checkpoint) -> _TextLayout:
     }
     for layer in range(depth):
         pieces |= huggingface_towers.block_pieces(f"blocks.{layer}", f"{blocks}{layer}")
+    norm_eps = 1e-6 if is_siglip else 1e-5
     fields: dict[str, Any] = {"is_causal": not is_siglip, "pool": "last" if is_siglip else "largest"}
-    fields["projection_bias"] = is_siglip
-    if is_siglip:
-        fields["norm_eps"] = 1e-6
+    fields |= {"projection_bias": is_siglip, "norm_eps": norm_eps}
     if checkpoint.config is not None:
         config = checkpoint.config.get("text_config") or {}
         if not isinstance(config, Mapping):
-            raise VitkitError(
-                "language.config-invalid", f"config.json: text_config must be an object, not {config!r:.40}"
-            )
-        act = activation(config.get("hidden_act", "gelu_pytorch_tanh" if is_siglip else "quick_gelu"))
-        if "gelu" not in act:
-            raise VitkitError(
-                "language.config-unsupported",
-                f"config.json: hidden_act {config['hidden_act']!r} of a text encoder is not supported",
-            )
+            message = f"config.json: text_config must be an object, not {config!r:.40}"
+            raise VitkitError("language.config-invalid", message)
+        gelu = activation(config.get("hidden_act", "gelu_pytorch_tanh" if is_siglip else "quick_gelu"))
+        if "gelu" not in gelu:
+            message = f"config.json: hidden_act {config['hidden_act']!r} of a text encoder is not supported"
+            raise VitkitError("language.config-unsupported", message)
         fields |= {
             "heads": config.get("num_attention_heads", 12 if is_siglip else 8),  # transformers' defaults
-            **act,
-            "norm_eps": config.get("layer_norm_eps", 1e-6 if is_siglip else 1e-5),
+            **gelu,
+            "norm_eps": config.get("layer_norm_eps", norm_eps),
         }
         end = config.get("eos_token_id", 49407)
         if not is_siglip and end != 2:  # old transformers wrote 2 by mistake; the end is then the largest id
             if type(end) is not int:
-                raise VitkitError(
-                    "language.config-invalid",
-                    f"config.json: text_config eos_token_id must be a whole number, not {end!r:.40}",
-                )
+                message = f"config.json: text_config eos_token_id must be a whole number, not {end!r:.40}"
+                raise VitkitError("language.config-invalid", message)
             fields |= {"pool": "end", "end": end}
     pattern = r"text_(model|projection)\.(?!embeddings\.position_ids$)"
     projection = None if is_siglip else "visual_projection.weight"
@@ -254,39 +250,37 @@ def _hugging_face(checkpoint: Checkpoint) -> _TextLayout:
     return _TextLayout(pieces, fields, projection, is_transposed=False, pattern=pattern, clean=clean)
 
 
-def _open_clip(checkpoint: Checkpoint) -> _TextLayout:
+def _open_clip_layout(checkpoint: Checkpoint) -> _TextLayout:
     names = checkpoint.tensors
-    ahead = "text." if "text.token_embedding.weight" in names else ""
-    blocks = f"{ahead}transformer.resblocks."
+    prefix = "text." if "text.token_embedding.weight" in names else ""
+    blocks = f"{prefix}transformer.resblocks."
     depth = depth_of(m[1] for name in names if (m := re.match(rf"{re.escape(blocks)}(\d+)\.", name)))
-    has_bias = f"{ahead}text_projection.weight" in names
-    flipped = Piece((f"{ahead}text_projection",), lambda t: t.T, lambda ours, _: (ours.T,))
-    head = {"head.weight": flipped, "head.bias": same(f"{ahead}text_projection.bias")}
+    has_bias = f"{prefix}text_projection.weight" in names
+    transposed = Piece((f"{prefix}text_projection",), lambda stored: stored.T, lambda weight, _: (weight.T,))
+    head = {"head.weight": transposed, "head.bias": same(f"{prefix}text_projection.bias")}
     pieces = {
-        "token_embed.weight": same(f"{ahead}token_embedding.weight"),
-        "pos_embed": same(f"{ahead}positional_embedding"),
-        **pair("norm", f"{ahead}ln_final"),
-        **(pair("head", f"{ahead}text_projection") if has_bias else head),
+        "token_embed.weight": same(f"{prefix}token_embedding.weight"),
+        "pos_embed": same(f"{prefix}positional_embedding"),
+        **pair("norm", f"{prefix}ln_final"),
+        **(pair("head", f"{prefix}text_projection") if has_bias else head),
     }
     for layer in range(depth):
         block = open_clip.block_pieces(f"blocks.{layer}", f"{blocks}{layer}")
-        pieces |= {ours: piece for ours, piece in block.items() if ".ls" not in ours}
+        pieces |= {name: piece for name, piece in block.items() if ".ls" not in name}  # there is no LayerScale
     is_siglip = "logit_bias" in names
-    written: dict[str, Any]
+    settings: dict[str, Any]
     clean: Clean
     model = (checkpoint.config or {}).get("model_cfg")
     if isinstance(model, Mapping):
         config = model.get("text_cfg") or {}
-        unknown = [name for name in _UNKNOWN if config.get(name)]
+        unsupported = [name for name in _UNSUPPORTED if config.get(name)]
         pool = config.get("pool_type", "argmax")
-        if unknown or pool not in _POOLS:
-            name = unknown[0] if unknown else "pool_type"
-            raise VitkitError(
-                "language.config-unsupported",
-                f"open_clip_config.json: text_cfg {name} {config.get(name)!r} is not supported",
-            )
+        if unsupported or pool not in _POOLS:
+            name = unsupported[0] if unsupported else "pool_type"
+            message = f"open_clip_config.json: text_cfg {name} {config.get(name)!r} is not supported"
+            raise VitkitError("language.config-unsupported", message)
         is_tanh = (config.get("act_kwargs") or {}).get("approximate") == "tanh"
-        written = {
+        settings = {
             "heads": config.get("heads", 8),
             "gelu": "quick" if model.get("quick_gelu") else "tanh" if is_tanh else "erf",
             "norm_eps": (config.get("norm_kwargs") or {}).get("eps", 1e-5),
@@ -297,14 +291,14 @@ def _open_clip(checkpoint: Checkpoint) -> _TextLayout:
         is_canonical = (config.get("tokenizer_kwargs") or {}).get("clean") == "canonicalize"
         clean = "canonical" if is_canonical else "lower" if is_siglip else "none"
     else:
-        written = {"is_causal": not is_siglip, "pool": "last" if is_siglip else "largest"}
-        written |= {"norm_eps": 1e-6} if is_siglip else {}
-        clean = "canonical" if is_siglip else "none"
-    written["projection_bias"] = has_bias
-    plain, linear = "visual.proj", "visual.head.proj.weight"
-    projection = next((name for name in (plain, linear) if name in names), None)
+        settings = {"is_causal": not is_siglip, "pool": "last" if is_siglip else "largest"}
+        settings["norm_eps"], clean = (1e-6, "canonical") if is_siglip else (1e-5, "none")
+    settings["projection_bias"] = has_bias
+    matrix, linear = "visual.proj", "visual.head.proj.weight"  # names of the projection of images
+    projection = matrix if matrix in names else linear if linear in names else None
     parts = r"token_embedding\.|transformer\.|ln_final\.|text_projection|positional_embedding$|cls_emb"
-    return _TextLayout(pieces, written, projection, projection == plain, rf"{re.escape(ahead)}({parts})", clean)
+    is_transposed = projection == matrix
+    return _TextLayout(pieces, settings, projection, is_transposed, rf"{re.escape(prefix)}({parts})", clean)
 
 
 class TextTower(nn.Module):
@@ -324,21 +318,22 @@ class TextTower(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         L = tokens.shape[1]
         x = self.token_embed(tokens) + self.pos_embed[:L]  # (B, L, D)
-        mask = _causal if self.config.is_causal else None
+        mask = _add_causal_mask if self.config.is_causal else None
         for block in self.blocks:
             x = block(x, None, mask)
         if self.config.pool == "largest":
-            read = tokens.argmax(dim=1)  # the position of the token whose output represents the text, (B,)
+            positions = tokens.argmax(dim=1)  # of the token whose output represents the text, (B,)
         elif self.config.pool == "end":
-            read = torch.eq(tokens, self.config.end or 0).int().argmax(dim=1)
+            positions = torch.eq(tokens, self.config.end or 0).int().argmax(dim=1)
         else:
-            read = tokens.new_full((len(tokens),), 0 if self.config.pool == "first" else L - 1)
-        x = self.norm(x[torch.arange(len(x), device=x.device), read])  # (B, D)
+            positions = tokens.new_full((len(tokens),), 0 if self.config.pool == "first" else L - 1)
+        x = self.norm(x[torch.arange(len(x), device=x.device), positions])  # (B, D)
         return self.head(x)  # (B, P)
 
 
-def _causal(q: Tensor, k: Tensor, _scale: float) -> tuple[Tensor, Tensor, Tensor | None]:
-    L = q.shape[2]  # tokens do not attend to later ones
+def _add_causal_mask(q: Tensor, k: Tensor, _scale: float) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return q, k and a bias that hides later tokens, as a block expects from relative positions (`Relative`)."""
+    L = q.shape[2]
     return q, k, torch.full((L, L), -torch.inf, dtype=q.dtype, device=q.device).triu(1)
 
 
@@ -355,12 +350,12 @@ class TextConfig:
     norm_eps: float
     gelu: Literal["erf", "tanh", "quick"]
     is_causal: bool  # whether a token attends only to itself and earlier ones (CLIP), or to all (SigLIP)
-    pool: Literal["largest", "end", "last", "first"]  # the token read: of the largest id, the first of id `end`, ...
-    end: int | None = None
+    pool: Literal["largest", "end", "last", "first"]  # the token that is read: the one with the largest id, ...
+    end: int | None = None  # the id of the token that is read if `pool` is `end`
     projection_size: int  # P, the dimension of the text vectors
     projection_bias: bool
 
 
-def unit(vectors: Tensor) -> Tensor:
+def normalise(vectors: Tensor) -> Tensor:
     """Normalise vectors (..., P) to length 1."""
     return F.normalize(vectors, dim=-1)

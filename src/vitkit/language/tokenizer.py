@@ -49,9 +49,10 @@ class Tokenizer:
             with _panics_as_errors():
                 ids = self.encode(text)
             if len(ids) > self.context:
-                ids = [*ids[: self.context - 1], self.end] if ids[-1] == self.end is not None else ids[: self.context]
-            filling = [self.padding] * (self.context - len(ids))
-            rows.append(filling + ids if self.is_padded_left else ids + filling)
+                end = [] if self.end is None or ids[-1] != self.end else [self.end]
+                ids = ids[: self.context - len(end)] + end
+            padding = [self.padding] * (self.context - len(ids))
+            rows.append(padding + ids if self.is_padded_left else ids + padding)
         return rows
 
 
@@ -73,33 +74,28 @@ def read_tokenizer(folder: Path, context: int, clean: Clean) -> Tokenizer:
             if (folder / _OPEN_CLIP_CONFIG).is_file():
                 return _from_open_clip(folder, read_json(folder / _OPEN_CLIP_CONFIG), context)
     except ImportError as error:
-        raise VitkitError(
-            "language.library-missing", f"reading words needs the library {error.name}: pip install 'vitkit[text]'"
-        ) from error
+        message = f"reading words needs the library {error.name}: pip install 'vitkit[text]'"
+        raise VitkitError("language.library-missing", message) from error
     except VitkitError:
         raise
     except Exception as error:  # the libraries raise many types
-        raise VitkitError(
-            "language.tokenizer-damaged", f"{folder}: its tokenizer is damaged: {first_line(error)}; download it again"
-        ) from error
-    raise VitkitError(
-        "language.tokenizer-missing",
-        f"{folder} has no tokenizer: expected tokenizer.json or spiece.model beside the weights, as published",
-    )
+        message = f"{folder}: its tokenizer is damaged: {first_line(error)}; download it again"
+        raise VitkitError("language.tokenizer-damaged", message) from error
+    message = f"{folder} has no tokenizer: expected tokenizer.json or spiece.model beside the weights, as published"
+    raise VitkitError("language.tokenizer-missing", message)
 
 
 def check_size(path: Path) -> None:
     """Refuse a file that is far larger than any published tokenizer."""
     if (size := path.stat().st_size) > _MOST_BYTES:
-        raise VitkitError(
-            "language.tokenizer-too-large",
-            f"{path} has {size:,} bytes, but a tokenizer at most {_MOST_BYTES:,}: use the publisher's file",
-        )
+        message = f"{path} has {size:,} bytes, but a tokenizer at most {_MOST_BYTES:,}: use the publisher's file"
+        raise VitkitError("language.tokenizer-too-large", message)
 
 
 @contextmanager
 def _panics_as_errors() -> Iterator[None]:
-    # Panics of the library tokenizers do not derive from Exception. It panics if a regular expression takes too long.
+    # The library tokenizers panics if a regular expression takes too long. A panic does not derive from Exception, and
+    # its type cannot be imported.
     try:
         yield
     except BaseException as error:
@@ -117,20 +113,20 @@ def _from_json(path: Path, settings: dict[str, Any], context: int, clean: Clean)
     tokenizer.no_padding()
 
     def encode(text: str) -> list[int]:
-        return list(tokenizer.encode(_CLEANED[clean](text)).ids)
+        return list(tokenizer.encode(_CLEANERS[clean](text)).ids)
 
-    # It must add the start and end token, and split texts into words, as in the training of the text encoder.
+    # The tokenizer must add the start and end token, and split texts into words, as in the text encoder's training.
     is_clip = tokenizer.token_to_id(_BEGIN) is not None and tokenizer.token_to_id(_END) is not None
-    named_end = _END if is_clip else _named(settings.get("eos_token"), "<eos>")
+    end_token = _END if is_clip else _token_name(settings.get("eos_token"), "<eos>")
     tokens = tokenizer.encode("a photo").tokens
-    lost = [_BEGIN] if is_clip and tokens[0] != _BEGIN else []
-    has_end = is_clip or (tokenizer.token_to_id(named_end) is not None and settings.get("add_eos_token") is not False)
-    if tokens[-1] != named_end and has_end:
-        lost.append(named_end)
-    if lost:
+    missing = [_BEGIN] if is_clip and tokens[0] != _BEGIN else []
+    has_end = is_clip or (tokenizer.token_to_id(end_token) is not None and settings.get("add_eos_token") is not False)
+    if tokens[-1] != end_token and has_end:
+        missing.append(end_token)
+    if missing:
         raise VitkitError(
             "language.tokenizer-unlike",
-            f"{path} adds no {' and no '.join(lost)} to a text, unlike in the training of the text encoder: its "
+            f"{path} adds no {' and no '.join(missing)} to a text, unlike in the training of the text encoder: its "
             "post_processor is missing or a different one; use the publisher's file",
         )
     if is_clip:
@@ -141,16 +137,16 @@ def _from_json(path: Path, settings: dict[str, Any], context: int, clean: Clean)
                 f"{path} does not split texts into lower-case words, as CLIP does: its normalizer or pre_tokenizer is "
                 "missing or a different one; use the publisher's file",
             )
-    padding = tokenizer.token_to_id(_named(settings.get("pad_token"), _END if clean == "none" else "<pad>"))
-    end = tokenizer.token_to_id(_named(settings.get("eos_token"), _END if clean == "none" else "<eos>"))
+    padding = tokenizer.token_to_id(_token_name(settings.get("pad_token"), _END if clean == "none" else "<pad>"))
+    end = tokenizer.token_to_id(_token_name(settings.get("eos_token"), _END if clean == "none" else "<eos>"))
     is_left = settings.get("padding_side") == "left"
     return Tokenizer(encode, end, 0 if padding is None else padding, context, is_left)
 
 
-def _named(written: Any, usual: str) -> str:
+def _token_name(setting: Any, default: str) -> str:
     # In tokenizer_config.json, a token is a string or an object.
-    name = written.get("content") if isinstance(written, dict) else written
-    return str(name) if name else usual
+    name = setting.get("content") if isinstance(setting, dict) else setting
+    return str(name) if name else default
 
 
 def _from_pieces(path: Path, context: int) -> Tokenizer:
@@ -159,12 +155,12 @@ def _from_pieces(path: Path, context: int) -> Tokenizer:
     check_size(path)
     processor = SentencePieceProcessor()
     processor.Load(str(path))
-    ahead = "<unk>"  # so that sentencepiece does not strip the space before the first word
-    length = len(processor.encode(ahead, out_type=str))
+    prefix = "<unk>"  # so that sentencepiece does not strip the space before the first word
+    length = len(processor.encode(prefix, out_type=str))
     end = processor.piece_to_id("</s>")
 
     def encode(text: str) -> list[int]:
-        pieces = processor.encode(ahead + canonical(_SPACE + text.replace(_SPACE, " ")), out_type=str)
+        pieces = processor.encode(prefix + canonical(_SPACE + text.replace(_SPACE, " ")), out_type=str)
         pieces = pieces[length:] if len(pieces) >= length else pieces
         return [*(processor.piece_to_id(piece) for piece in pieces), end]
 
@@ -177,26 +173,24 @@ def canonical(text: str) -> str:
     return re.sub(r"\s+", " ", bare).strip()
 
 
-_CLEANED: dict[Clean, Callable[[str], str]] = {"none": str, "lower": str.lower, "canonical": canonical}
+_CLEANERS: dict[Clean, Callable[[str], str]] = {"none": str, "lower": str.lower, "canonical": canonical}
 
 
 def _from_open_clip(folder: Path, config: Mapping[str, Any], context: int) -> Tokenizer:
     model = config.get("model_cfg")
-    described = model.get("text_cfg") if isinstance(model, Mapping) else None
-    texts = described if isinstance(described, Mapping) else {}
-    if named := texts.get("hf_tokenizer_name"):
+    text_config = model.get("text_cfg") if isinstance(model, Mapping) else None
+    fields = text_config if isinstance(text_config, Mapping) else {}
+    if name := fields.get("hf_tokenizer_name"):
         raise VitkitError(
             "language.tokenizer-missing",
-            f"{folder} has no tokenizer: put the tokenizer.json of {named} beside {_OPEN_CLIP_CONFIG}, which names it",
+            f"{folder} has no tokenizer: put the tokenizer.json of {name} beside {_OPEN_CLIP_CONFIG}, which names it",
         )
-    settings = dict(texts.get("tokenizer_kwargs") or {})
+    settings = dict(fields.get("tokenizer_kwargs") or {})
     kind = settings.pop("clean", "lower")
     if settings or kind not in ("lower", "whitespace", "canonicalize"):
-        said = next(iter(settings), f"clean {kind!r}")
-        raise VitkitError(
-            "language.config-unsupported",
-            f"{_OPEN_CLIP_CONFIG}: tokenizer_kwargs {said} is not supported; put the tokenizer.json beside it",
-        )
+        setting = next(iter(settings), f"clean {kind!r}")
+        message = f"{_OPEN_CLIP_CONFIG}: tokenizer_kwargs {setting} is not supported; put the tokenizer.json beside it"
+        raise VitkitError("language.config-unsupported", message)
     try:
         from open_clip.tokenizer import SimpleTokenizer
     except ImportError as error:

@@ -4,9 +4,9 @@ The vectors of the class names, computed by the text encoder, become the weights
 
     logit_k = scale * cos(image, text_k) + bias
 
-`zero_shot` makes a classifier, and `read_images_and_words` reads the two encoders. `spoken` turns class names into
-words, and `why_no_words` checks whether a text encoder can distinguish the classes. Shapes: K classes, P dimensions of
-the embedding space that texts share with images, D features.
+`zero_shot` makes a classifier, and `read_images_and_words` reads the two encoders. `names_as_words` turns class names
+into words, and `why_indistinguishable` checks whether a text encoder can distinguish the classes. Shapes: K classes, P
+dimensions of the embedding space that texts share with images, D features.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ import torch
 from torch import Tensor
 
 from vitkit.classifier import Classifier
-from vitkit.data.table import alike, bare, unseen_in
+from vitkit.data.table import find_lookalikes, first_invisible_character, without_invisible
 from vitkit.errors import VitkitError
-from vitkit.language.text_files import TextEncoder, TextEncoderInfo, inspect_text_encoder, read_text_encoder, unit
+from vitkit.language.text_files import TextEncoder, TextEncoderInfo, inspect_text_encoder, normalise, read_text_encoder
 from vitkit.language.tokenizer import Tokenizer, read_tokenizer
-from vitkit.model.build import Model, filled, stored_weights, vit_of
-from vitkit.model_folder import is_model_folder
+from vitkit.model.build import Model, build_with_weights, stored_weights, vit_of
+from vitkit.model_folder import DESCRIPTION, is_model_folder
 from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.weights.catalog import imagenet_synsets, split_timm
 from vitkit.weights.checkpoint import read_checkpoint
-from vitkit.weights.loading import LoadPlan, WeightsSource, locate, look
+from vitkit.weights.loading import LoadPlan, WeightsSource, inspect_source, locate
 
 # CLIP's template is from arXiv 2103.00020, sec. 3.1.4, and SigLIP's from its published examples.
 TEMPLATES = {"clip": "a photo of a {}.", "siglip": "This is a photo of {}."}
 # The seven templates that CLIP's authors chose for ImageNet (their notebook Prompt_Engineering_for_ImageNet).
-SEVEN = (
+IMAGENET_TEMPLATES = (
     "itap of a {}.",
     "a bad photo of the {}.",
     "a origami {}.",
@@ -45,8 +45,8 @@ SEVEN = (
     "art of the {}.",
     "a photo of the small {}.",
 )
-_HALF = ("vision_model.", "visual.")  # prefixes of an image encoder that was trained with a text encoder
-_OF_TWO = re.compile(r"_(clip|siglip)_")  # in timm's names of such models
+_IMAGE_PREFIXES = ("vision_model.", "visual.")  # of the tensors of image encoders that were trained with texts
+_TRAINED_WITH_TEXTS = re.compile(r"_(clip|siglip)_")  # in timm's names of such models
 _BATCH = 64  # texts at a time
 
 _SYNSET = re.compile(r"n\d{8}")
@@ -97,13 +97,13 @@ def read_images_and_words(source: str | Path, **overrides: Any) -> ImagesAndWord
         VitkitError: the source is not available, it has no text encoder, or its tokenizer is missing or unreadable.
     """
     path, _ = locate(split_timm(str(source))[0])
-    if path.is_file() and path.parent.name and (path.parent / "model.json").is_file():
+    if path.is_file() and path.parent.name and (path.parent / DESCRIPTION).is_file():
         raise VitkitError(
             "language.encoder-missing",
             f"{source} is a classifier without a text encoder: class names and search require CLIP or SigLIP with both "
             "encoders",
         )
-    weights = look(source)
+    weights = inspect_source(source)
     return build_images_and_words(weights, weights.plan(0, **overrides))
 
 
@@ -123,11 +123,11 @@ def build_images_and_words(weights: WeightsSource, plan: LoadPlan) -> ImagesAndW
             "use the publisher's file",
         )
     config = model.config.replace(representation_size=size, representation="unit")
-    shared = filled(config, {**_copied(model), "pre_logits.fc.weight": projection})
+    projected = build_with_weights(config, {**_copied_weights(model), "pre_logits.fc.weight": projection})
     tokenizer = read_tokenizer(_folder_of(path), words.tower.config.context, words.clean)
     assert images.report is not None
     report = replace(images.report, assumed={**images.report.assumed, **words.assumed})
-    return ImagesAndWords(replace(images, model=shared, report=report), words, tokenizer)
+    return ImagesAndWords(replace(images, model=projected, report=report), words, tokenizer)
 
 
 @dataclass(frozen=True)
@@ -158,13 +158,13 @@ class ImagesAndWords:
                         f"the tokenizer belongs to another model: its texts do not end in token {tower.config.end}, "
                         "which the text encoder reads; use the tokenizer that was published with the weights",
                     )
-                vectors.append(unit(tower(tokens)))
+                vectors.append(normalise(tower(tokens)))
         return torch.cat(vectors)
 
-    def of_classes(self, classes: Sequence[str], templates: Sequence[str]) -> Tensor:
+    def class_vectors(self, classes: Sequence[str], templates: Sequence[str]) -> Tensor:
         """Return the vectors of classes, (K, P): normalised means over the templates (CLIP, sec. 3.1.4)."""
         vectors = [self.vectors([template.replace("{}", name) for name in classes]) for template in templates]
-        return unit(torch.stack(vectors).mean(dim=0))
+        return normalise(torch.stack(vectors).mean(dim=0))
 
     def classifier(
         self, classes: Sequence[str], templates: Sequence[str] = (), *, one: bool | None = None
@@ -186,21 +186,17 @@ class ImagesAndWords:
         """
         names = tuple(name.strip() for name in classes if name.strip())
         if not names:
-            raise VitkitError(
-                "language.classes-empty", "--classes contains no class: expected names separated by commas"
-            )
+            message = "--classes contains no class: expected names separated by commas"
+            raise VitkitError("language.classes-empty", message)
         for name in names:
-            if (unseen := unseen_in(name)) is not None:
-                raise VitkitError(
-                    "language.class-invisible", f"--classes: {name!r} contains {unseen}, which is invisible: remove it"
-                )
+            if (unseen := first_invisible_character(name)) is not None:
+                message = f"--classes: {name!r} contains {unseen}, which is invisible: remove it"
+                raise VitkitError("language.class-invisible", message)
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise VitkitError("language.classes-alike", f"--classes contains {twice[0]!r} twice")
-        if (twins := alike(names)) is not None:
-            raise VitkitError(
-                "language.classes-alike",
-                f"--classes: {twins[0]!r} and {twins[1]!r} look the same, and differ in {twins[2]}: leave one out",
-            )
+        if (twins := find_lookalikes(names)) is not None:
+            message = f"--classes: {twins[0]!r} and {twins[1]!r} look the same, and differ in {twins[2]}: leave one out"
+            raise VitkitError("language.classes-alike", message)
         templates = tuple(templates) or published_templates(is_sigmoid=self.words.is_sigmoid)
         one = not self.words.is_sigmoid if one is None else one
         if not one and not self.words.is_sigmoid:
@@ -209,12 +205,12 @@ class ImagesAndWords:
                 "this model was trained with softmax, which gives no probability of each class on its own: leave out "
                 "one=False",
             )
-        bare = vit_of(self.images.model, "classes by name")
+        encoder = vit_of(self.images.model, "classes by name")
         head = self.head(names, templates)
-        first: dict[tuple[tuple[int, ...], ...], str] = {}
+        name_of: dict[tuple[tuple[int, ...], ...], str] = {}  # by its token ids in each template
         for name in names:  # `C` and `C++` have the same tokens if the tokenizer removes punctuation
             ids = self.tokenizer([template.replace("{}", name) for template in templates])
-            if (other := first.setdefault(tuple(map(tuple, ids)), name)) != name:
+            if (other := name_of.setdefault(tuple(map(tuple, ids)), name)) != name:
                 raise VitkitError(
                     "language.classes-alike",
                     f"--classes: {other!r} and {name!r} have the same tokens in this model, which reads "
@@ -226,7 +222,8 @@ class ImagesAndWords:
                 f"--classes has only {names[0]!r}, which would be the prediction for every image with probability 1; "
                 "add other classes, or rank the images with vitkit embed --text",
             )
-        model = filled(bare.config.replace(num_classes=len(names)), {**_copied(bare), **head})
+        weights = {**_copied_weights(encoder), **head}
+        model = build_with_weights(encoder.config.replace(num_classes=len(names)), weights)
         thresholds = None if one else (0.5,) * len(names)
         provenance = {**self.images.provenance, "templates": list(templates)}
         return replace(self.images, model=model, classes=names, thresholds=thresholds, provenance=provenance)
@@ -238,12 +235,10 @@ class ImagesAndWords:
         """
         for template in templates:
             if template.count("{}") != 1:
-                raise VitkitError(
-                    "language.template-invalid",
-                    f"--template {template!r} must contain {{}} exactly once, for the name of the class",
-                )
+                message = f"--template {template!r} must contain {{}} exactly once, for the name of the class"
+                raise VitkitError("language.template-invalid", message)
         return {
-            "head.weight": self.words.scale * self.of_classes(texts, templates),
+            "head.weight": self.words.scale * self.class_vectors(texts, templates),
             "head.bias": torch.full((len(texts),), self.words.bias),
         }
 
@@ -253,11 +248,11 @@ def published_templates(*, is_sigmoid: bool) -> tuple[str, ...]:
     return (TEMPLATES["siglip" if is_sigmoid else "clip"],)
 
 
-def _copied(model: Model) -> dict[str, Tensor]:
+def _copied_weights(model: Model) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in stored_weights(model).items()}
 
 
-def look_for_words(weights: WeightsSource) -> TextEncoderInfo | None:
+def find_text_encoder(weights: WeightsSource) -> TextEncoderInfo | None:
     """Describe the text encoder of a model without reading tensor data; None if the model has none.
 
     The image encoder of CLIP or SigLIP without its text encoder is refused.
@@ -267,16 +262,16 @@ def look_for_words(weights: WeightsSource) -> TextEncoderInfo | None:
         return None
     info = inspect_text_encoder(checkpoint)
     name = split_timm(weights.source)[0]
-    if info is None and (_OF_TWO.search(name) or any(tensor.startswith(_HALF) for tensor in checkpoint.tensors)):
-        raise VitkitError(
-            "language.encoder-missing",
-            f"{weights.source} is the image encoder of CLIP or SigLIP without its text encoder",
-        )
+    if info is None and (
+        _TRAINED_WITH_TEXTS.search(name) or any(tensor.startswith(_IMAGE_PREFIXES) for tensor in checkpoint.tensors)
+    ):
+        message = f"{weights.source} is the image encoder of CLIP or SigLIP without its text encoder"
+        raise VitkitError("language.encoder-missing", message)
     return info
 
 
 def check_tokenizer(weights: WeightsSource, info: TextEncoderInfo) -> None:
-    """Check that the tokenizer of a text encoder, which `look_for_words` described, can be read."""
+    """Check that the tokenizer of a text encoder, which `find_text_encoder` described, can be read."""
     assert weights.path is not None
     read_tokenizer(_folder_of(weights.path), info.context, info.clean)
 
@@ -285,25 +280,25 @@ def _folder_of(path: Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def spoken(names: Sequence[str]) -> tuple[str, ...]:
+def names_as_words(names: Sequence[str]) -> tuple[str, ...]:
     """Convert class names to words for a text encoder.
 
     Underscores become spaces, invisible characters are removed, and ImageNet's WordNet ids become names.
     """
     known = imagenet_synsets() if any(_SYNSET.fullmatch(name) for name in names) else {}
-    return tuple(known.get(name, " ".join(bare(name).replace("_", " ").split())) for name in names)
+    return tuple(known.get(name, " ".join(without_invisible(name).replace("_", " ").split())) for name in names)
 
 
-def why_no_words(names: Sequence[str]) -> str | None:
+def why_indistinguishable(names: Sequence[str]) -> str | None:
     """Return the reason why a text encoder cannot distinguish classes with these names; None if it can.
 
-    Every name must contain a word that is not a placeholder such as `class`. Names must differ in their letters. For
-    example, `ward_1` and `ward_2` differ only in a number.
+    Every name must contain a word that is not a placeholder such as `class`. Names must differ in their letters, as
+    `ward_1` and `ward_2` do not.
     """
     name_of: dict[tuple[str, ...], str] = {}  # by its words without digits
-    for name, text in zip(names, spoken(names), strict=True):
+    for name, text in zip(names, names_as_words(names), strict=True):
         words = {word.casefold() for word in _WORD.findall(text)} - _PLACEHOLDERS
-        if not words or _SYNSET.fullmatch(text):  # `spoken` leaves an id without a known name as it is
+        if not words or _SYNSET.fullmatch(text):  # `names_as_words` leaves an id without a known name as it is
             return f"{name!r} is not a word"
         if _SYNSET.fullmatch(name):  # two ids may have the same name: ImageNet has two classes `crane`
             continue

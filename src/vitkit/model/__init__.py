@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from vitkit.system import lazily
 
 if TYPE_CHECKING:
-    from vitkit.model.build import Model, classes_and_features, config_of, filled, read_features, stored_weights
-    from vitkit.model.build import vit_of, with_features
+    from vitkit.model.build import Model, build_with_weights, classes_and_features, config_of, read_features
+    from vitkit.model.build import stored_weights, vit_of, with_features
     from vitkit.model.config import IMAGENET_1K, Features, Position, PositionResize, StemKind, ViTConfig, canonical
     from vitkit.model.config import stride_of, suggest
     from vitkit.model.hybrids import ResNet, ResNetStem, StandardisedConv2d, pad_same

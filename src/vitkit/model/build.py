@@ -1,8 +1,8 @@
 """Create models from names or configurations: Vision Transformers, or networks of other libraries.
 
-`config_of` turns a name into a configuration. `build` creates a model with initial weights, and `filled` creates one
-with existing weights. A `LoadReport` lists what happened to every tensor of a checkpoint, so that no model is silently
-loaded in part. `read_features` and `with_features` compute features, vectors that describe images.
+`config_of` turns a name into a configuration. `build` creates a model with initial weights, and `build_with_weights`
+one with existing weights. A `LoadReport` lists what happened to every tensor of a checkpoint, so that no model is
+silently loaded in part. `read_features` and `with_features` compute features, vectors that describe images.
 """
 
 from __future__ import annotations
@@ -83,10 +83,11 @@ def check_parts(model: Model) -> None:
     if not isinstance(model, VisionTransformer):
         return
     with torch.device("meta"):
-        described = {name: _kind(part) for name, part in VisionTransformer(model.config).named_modules()}
-    described["pos_drop"] = _kind(model.pos_drop)  # training drops patches there, too
+        described = {name: _forward_class(part) for name, part in VisionTransformer(model.config).named_modules()}
+    described["pos_drop"] = _forward_class(model.pos_drop)  # training may replace it to drop patches
     for name, part in model.named_modules():
-        if _kind(part) is not described.get(name) and not _kind(part).__module__.startswith("vitkit."):
+        kind = _forward_class(part)
+        if kind is not described.get(name) and not kind.__module__.startswith("vitkit."):
             raise VitkitError(
                 "model.part-replaced",
                 f"{name} of the model was replaced, which its configuration does not describe; nothing was written: "
@@ -94,12 +95,12 @@ def check_parts(model: Model) -> None:
             )
 
 
-def _kind(part: nn.Module) -> type:
-    """Return the class whose `forward` a module runs. Sharded modules have other classes without a `forward`."""
-    return next(kind for kind in type(part).__mro__ if "forward" in vars(kind))
+def _forward_class(part: nn.Module) -> type:
+    """Return the class that defines the module's `forward`. Sharding puts subclasses without a `forward` before it."""
+    return next(base for base in type(part).__mro__ if "forward" in vars(base))
 
 
-def filled(config: Config, weights: Mapping[str, Tensor]) -> Model:
+def build_with_weights(config: Config, weights: Mapping[str, Tensor]) -> Model:
     """Create the model of a configuration with existing weights.
 
     The weights have the names that `stored_weights` returns.
@@ -181,7 +182,7 @@ class LoadReport:
         replaced: tensors of the model that were initialised instead of loaded, as a mapping from name to reason.
         dropped: tensors of the checkpoint that the model does not use, as a mapping from name to reason.
         missing: tensors of the model that the checkpoint lacks (only with allow_partial).
-        left_over: tensors of the checkpoint that were not understood (only with allow_partial).
+        left_over: tensors of the checkpoint that vitkit does not know (only with allow_partial).
         assumed: facts that the checkpoint does not state, as a mapping from fact to assumed value.
         warnings: signs that the checkpoint is damaged, was not trained, or that its training has not finished.
         notes: other facts that a careful user would want to know.
@@ -207,7 +208,7 @@ class LoadReport:
         return not (self.missing or self.left_over or self.replaced)
 
     def caveats(self, *, has_new_head: bool = False) -> list[str]:
-        """Return caveats for users of the weights, one line each: assumptions, warnings and an untrained head.
+        """Return what users of the weights must know, one line each: assumptions, warnings and an untrained head.
 
         Args:
             has_new_head: whether the head was replaced. Assumptions about its classes are then left out.
@@ -230,7 +231,9 @@ class LoadReport:
         lines = [f"{self.format}: {len(self.matched)} of {self.parameters} tensors loaded ({share:.4g} %)"]
         if self.renamed:
             lines.append(f"{len(self.renamed)} renamed")
-        lines += [f"resized {it.name}: {_by(it.old)} to {_by(it.new)} ({it.convention})" for it in self.resized]
+        for tensor in self.resized:
+            old, new = ("x".join(map(str, size)) for size in (tensor.old, tensor.new))
+            lines.append(f"resized {tensor.name}: {old} to {new} ({tensor.convention})")
         lines += [f"new {name}: {reason}" for name, reason in self.replaced.items()]
         for reason in dict.fromkeys(self.dropped.values()):
             lines.append(f"dropped {listed([name for name, why in self.dropped.items() if why == reason])}: {reason}")
@@ -239,10 +242,6 @@ class LoadReport:
         lines += [f"assumed {name}: {value}" for name, value in self.assumed.items()]
         lines += [f"warning: {warning}" for warning in self.warnings]
         return [*lines, *(f"note: {note}" for note in self.notes)]
-
-
-def _by(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape))
 
 
 # --- Features -----------------------------------------------------------------------------------------------------
@@ -292,10 +291,13 @@ def with_features(model: Model) -> Model:
         raise VitkitError(
             "model.head-missing", "the model has no head, so there are no logits: train one, or load with num_classes"
         )
-    wide = copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    wide = copy.deepcopy(model, shared)  # a copy in which these tensors stay the same objects
     holder, names = (wide.network, [wide.anatomy.head]) if isinstance(wide, Network) else (wide, ["head", "head_dist"])
-    for parent, _, name in (each.rpartition(".") for each in names):
-        if (head := getattr(holder.get_submodule(parent), name)) is not None:
+    for full_name in names:
+        parent, _, name = full_name.rpartition(".")
+        head = getattr(holder.get_submodule(parent), name)
+        if head is not None:  # only a DeiT has `head_dist`
             holder.get_submodule(parent)._modules[name] = FeatureHead(head)
     wide.config = model.config.replace(num_classes=model.config.num_classes + model.head.in_features)
     return wide.eval()

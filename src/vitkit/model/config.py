@@ -11,6 +11,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Any, Literal
 
 from vitkit.errors import VitkitError
@@ -38,20 +39,10 @@ def as_pair(value: Any, name: str) -> Pair:
     return pair[0], pair[1]
 
 
-def _invalid(message: str) -> VitkitError:
-    return VitkitError("model.value-invalid", message)
-
-
-def _conflict(message: str) -> VitkitError:
-    return VitkitError("model.fields-incompatible", message)
-
-
-def _indivisible(message: str) -> VitkitError:
-    return VitkitError("model.size-not-divisible", message)
-
-
-def _too_large(message: str) -> VitkitError:
-    return VitkitError("model.size-too-large", message)
+_invalid = partial(VitkitError, "model.value-invalid")
+_conflict = partial(VitkitError, "model.fields-incompatible")
+_indivisible = partial(VitkitError, "model.size-not-divisible")
+_too_large = partial(VitkitError, "model.size-too-large")
 
 
 def _check_sizes(config: ViTConfig) -> None:
@@ -66,10 +57,8 @@ def _check_sizes(config: ViTConfig) -> None:
         if (getattr(config, name) or 0) > MAX_SIZE:
             raise _too_large(f"{name} must be at most {MAX_SIZE}, not {getattr(config, name)}")
     if max(config.image_size) > MAX_SIDE or config.patches > MAX_SIZE:
-        raise _too_large(
-            f"image_size {_times(config.image_size)} is too large: at most {MAX_SIDE} pixels a side and {MAX_SIZE} "
-            "patches"
-        )
+        limits = f"at most {MAX_SIDE} pixels a side and {MAX_SIZE} patches"
+        raise _too_large(f"image_size {format_size(config.image_size)} is too large: {limits}")
     if max(config.stem or (), default=0) > MAX_LAYERS:
         raise _too_large(f"stem must have at most {MAX_LAYERS} units in a stage, not {max(config.stem or ())}")
     for name in ("num_classes", "registers"):
@@ -104,10 +93,10 @@ def _check_tokens(config: ViTConfig) -> None:
         )
     sides = [-(-side // config.stem_stride) for side in config.image_size]
     if any(side % patch for side, patch in zip(sides, config.patch_size, strict=True)):
-        whole = f"image_size {_times(config.image_size)}"
+        whole = f"image_size {format_size(config.image_size)}"
         if config.stem is not None:
             whole += f" gives a feature map of {sides[0]}x{sides[1]}, which"
-        raise _indivisible(f"{whole} is not divisible by patch_size {_times(config.patch_size)}")
+        raise _indivisible(f"{whole} is not divisible by patch_size {format_size(config.patch_size)}")
     if config.pool in ("token", "token+gap") and not config.class_token:
         raise _conflict(f"pool {config.pool!r} needs class_token=True: it reads the class token")
     if config.distill_head and not config.distill_token:
@@ -150,7 +139,7 @@ def _check_positions(config: ViTConfig) -> None:
     if config.rotary_base <= 0:
         raise _invalid(f"rotary_base must be positive, not {config.rotary_base}")
     if config.rotary_grid is not None and max(config.rotary_grid) > MAX_SIDE:
-        raise _too_large(f"rotary_grid {_times(config.rotary_grid)} is too large: at most {MAX_SIDE} a side")
+        raise _too_large(f"rotary_grid {format_size(config.rotary_grid)} is too large: at most {MAX_SIDE} a side")
     if config.rotary in ("mixed", "dinov3") and (config.rotary_grid is not None or config.rotary_offset):
         raise _conflict(f"rotary_grid and rotary_offset have no meaning with rotary {config.rotary!r}")
     if config.position in RELATIVE:
@@ -195,11 +184,11 @@ def _check_layers(config: ViTConfig) -> None:
         raise _conflict("attention_norm cannot be combined with conv_layers, which have no attention")
 
 
-def _times(pair: Pair) -> str:
+def format_size(pair: Pair) -> str:
     return f"{pair[0]}x{pair[1]}"
 
 
-_SAME = {  # the names of timm and of common training scripts
+_SYNONYMS = {  # the names of timm and of common training scripts
     "img_size": "image_size",
     "in_chans": "in_channels",
     "in_c": "in_channels",
@@ -241,11 +230,11 @@ _LAYERS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "embed_layer": {"patchembed": {}},
 }
-_LIBRARIES = ("torch.nn.", "timm.layers.", "vitkit.model.")  # a class of the same name elsewhere computes anything
-_TORCHS_EPS = {"layer": 1e-5, "rms": 2.0**-23}  # of norms without `eps`; that of RMSNorm in float32
+_LIBRARIES = ("torch.nn.", "timm.layers.", "vitkit.model.")  # other classes of the same name may compute anything
+_TORCH_EPS = {"layer": 1e-5, "rms": 2.0**-23}  # torch's defaults; RMSNorm's is that of float32
 _SUBCLASS = "for your own, subclass vitkit.model.vit.Block, set {} in its __init__, and use vitkit.register_block"
-# The supported classes, and what to do with another one.
-_OTHERS = {
+# For each option, the supported classes, and what to do with other classes.
+_SUPPORTED_CLASSES = {
     "act_layer": ("torch's GELU, ReLU, SiLU, Tanh and LeakyReLU", _SUBCLASS.format("self.mlp.act")),
     "norm_layer": ("torch's LayerNorm and RMSNorm", _SUBCLASS.format("self.norm1 and self.norm2")),
     "embed_layer": (
@@ -253,7 +242,7 @@ _OTHERS = {
         "for your own, build the model without it, with patch_size as its stride, and assign it to model.patch_embed",
     ),
 }
-_REFUSED = {
+_UNSUPPORTED = {  # options that have no counterpart, with advice
     "block_fn": "register the class with vitkit.register_block, and use block=NAME",
     "mlp_layer": "use mlp_kind='mlp', 'swiglu' or 'conv'",
     "patch_drop_rate": "patches are dropped only in training, by vitkit train --patch-dropout",
@@ -273,9 +262,9 @@ def canonical(options: Mapping[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for name, value in options.items():
         changes: dict[str, Any] = {}
-        if name in _REFUSED:
+        if name in _UNSUPPORTED:
             if value is not None and not (name.endswith("_rate") and value == 0):
-                raise VitkitError("model.option-unsupported", f"{name} is not supported: {_REFUSED[name]}")
+                raise VitkitError("model.option-unsupported", f"{name} is not supported: {_UNSUPPORTED[name]}")
         elif name == "drop_rate":
             if value != 0:
                 raise VitkitError(
@@ -292,7 +281,7 @@ def canonical(options: Mapping[str, Any]) -> dict[str, Any]:
                 raise _invalid(f"global_pool must be one of {', '.join(_POOLS)}, not {value!r}; or use pool")
             changes = {"pool": _POOLS[value]}
         else:
-            changes = {_SAME.get(name, name): value}
+            changes = {_SYNONYMS.get(name, name): value}
         for field, field_value in changes.items():
             if field in fields:
                 raise VitkitError(
@@ -312,20 +301,21 @@ def _fields_of_layer(option: str, layer: Any) -> dict[str, Any]:
     kind, arguments = getattr(layer, "func", layer), dict(getattr(layer, "keywords", {}))
     name = kind if isinstance(kind, str) else getattr(kind, "__name__", type(kind).__name__)
     is_known = isinstance(kind, str) or (isinstance(kind, type) and kind.__module__.startswith(_LIBRARIES))
-    if is_known and name.lower() in _LAYERS[option]:  # arguments that fields express are removed, others are refused
+    if is_known and name.lower() in _LAYERS[option]:
+        # Arguments that have a field are removed from `arguments`. If others remain, the layer is refused below.
         fields = dict(_LAYERS[option][name.lower()])
         if option == "norm_layer" and "eps" in arguments:
             fields["norm_eps"] = arguments.pop("eps")
         elif option == "norm_layer" and getattr(kind, "__module__", "").startswith("torch."):
-            fields["norm_eps"] = _TORCHS_EPS[fields["norm_kind"]]
+            fields["norm_eps"] = _TORCH_EPS[fields["norm_kind"]]
         if option == "act_layer" and arguments.get("approximate") in ("none", "tanh"):
             fields["gelu"] = "tanh" if arguments.pop("approximate") == "tanh" else "erf"
         arguments.pop("inplace", None)
         if not arguments and not getattr(layer, "args", ()):
             return fields
-    given = [*map(repr, getattr(layer, "args", ())), *arguments]
-    extra = f" with {', '.join(given)}" if given else ""
-    names, advice = _OTHERS[option]
+    unsupported = [*map(repr, getattr(layer, "args", ())), *arguments]
+    extra = f" with {', '.join(unsupported)}" if unsupported else ""
+    names, advice = _SUPPORTED_CLASSES[option]
     if not isinstance(kind, str):
         has_name = hasattr(kind, "__name__")  # a class or a function
         name = f"{kind.__module__}.{name}" if has_name else f"an object of {name}: pass the class"
@@ -537,7 +527,7 @@ class ViTConfig:
             raise VitkitError("model.config-damaged", f"the configuration must be an object, not {fields!r:.80}")
         if fields.get("parallel") == "none":  # models of earlier versions have this field, too
             fields = {name: value for name, value in fields.items() if name != "parallel"}
-        _refuse_unknown(fields, {})
+        _check_names(fields, {})
         return cls(**fields)
 
 
@@ -577,7 +567,7 @@ def override(config: ViTConfig, **overrides: Any) -> ViTConfig:
         VitkitError: an override is unknown, or no model can be built with its value.
     """
     overrides = canonical(overrides)
-    _refuse_unknown(overrides, _ALIASES)
+    _check_names(overrides, _ALIASES)
     aliases = {name: overrides.pop(name) for name in _ALIASES if name in overrides}
     for name in aliases:
         for field in _ALIASES[name]:
@@ -610,10 +600,10 @@ def _dependent_fields(config: ViTConfig, overrides: dict[str, Any]) -> dict[str,
         changes["mlp_size"] = round(Fraction(config.mlp_size * hidden_size, config.hidden_size))
         if config.representation_size == config.hidden_size:
             changes["representation_size"] = hidden_size
-    was_relative, is_relative = (
-        kind in RELATIVE for kind in (config.position, overrides.get("position", config.position))
-    )
-    if was_relative != is_relative:  # a learned table may be added anywhere, relative positions only inside layers
+    is_relative = overrides.get("position", config.position) in RELATIVE
+    if is_relative != (
+        config.position in RELATIVE
+    ):  # a learned table may be added anywhere, relative positions only inside layers
         changes["position_at"] = "every_layer" if is_relative else "input"
     if "pool" in overrides and config.class_token == reads_token(config.pool):
         changes["class_token"] = None  # True if the new pool reads it
@@ -625,7 +615,7 @@ def _dependent_fields(config: ViTConfig, overrides: dict[str, Any]) -> dict[str,
     return changes
 
 
-def _refuse_unknown(fields: dict[str, Any], aliases: dict[str, tuple[str, ...]]) -> None:
+def _check_names(fields: dict[str, Any], aliases: dict[str, tuple[str, ...]]) -> None:
     known = [*(field.name for field in dataclasses.fields(ViTConfig)), *aliases]
     for name in fields:
         if name == "classifier":

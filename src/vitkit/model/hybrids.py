@@ -182,7 +182,7 @@ class ConvProjection(nn.Module):
         super().__init__()
         self.k, self.v = (TokenConvolution(config.hidden_size, config.grid, config.prefix_tokens) for _ in range(2))
         self.q: nn.Module = nn.Identity()
-        if patches_read:  # otherwise all queries are prefix tokens, which the convolution leaves unchanged
+        if patches_read:  # otherwise only prefix tokens are queries, and the convolution leaves them unchanged
             self.q = TokenConvolution(config.hidden_size, config.grid, config.prefix_tokens)
 
     def forward(self, x: Tensor, qkv: nn.Linear, queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -192,7 +192,7 @@ class ConvProjection(nn.Module):
         """
         sources = self.q(x)[:, :queries], self.k(x), self.v(x)
         biases = (None, None, None) if qkv.bias is None else qkv.bias.chunk(3)
-        q, k, v = (F.linear(*part) for part in zip(sources, qkv.weight.chunk(3), biases, strict=True))
+        q, k, v = (F.linear(*arguments) for arguments in zip(sources, qkv.weight.chunk(3), biases, strict=True))
         return q, k, v
 
 

@@ -30,14 +30,14 @@ class RMSNorm(nn.RMSNorm):
     eps: float
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x if self.weight is None else x.to(self.weight.dtype)  # under autocast: in float32, as LayerNorm is
+        x = x if self.weight is None else x.to(self.weight.dtype)  # float32 under autocast, as LayerNorm computes
         return super().forward(x)
 
 
 Norm = nn.LayerNorm | RMSNorm
 
 
-def affine_part(norm: Norm) -> tuple[Tensor, Tensor | None]:
+def scale_and_shift(norm: Norm) -> tuple[Tensor, Tensor | None]:
     """Return the scale and the shift of a norm, (D,) each in float64; the shift of an RMSNorm is None."""
     return norm.weight.double(), None if isinstance(norm, RMSNorm) else norm.bias.double()
 
@@ -97,18 +97,18 @@ def draw_keys(x: Tensor) -> Tensor:
     return torch.randint(-(2**31), 2**31, (x.shape[0],), dtype=torch.int32, device=x.device)
 
 
-def random_bits(keys: Tensor, numbers: int) -> Tensor:
-    """Expand keys (B,) int32 to random numbers (B, numbers) int32.
+def random_bits(keys: Tensor, count: int) -> Tensor:
+    """Expand keys (B,) int32 to random numbers (B, count) int32.
 
     Each row depends only on its key, and is the same on every device.
     """
-    counter = torch.arange(numbers, dtype=torch.int32, device=keys.device)
+    counter = torch.arange(count, dtype=torch.int32, device=keys.device)
     return _scramble(keys[:, None] ^ _scramble(counter))
 
 
 def survives(bits: Tensor, rate: float) -> Tensor:
     """Turn random int32 numbers into a mask that is False with probability `rate`."""
-    return bits >= min(round(rate * 2**32) - 2**31, 2**31 - 1)
+    return bits >= min(round(rate * 2**32) - 2**31, 2**31 - 1)  # the bits are uniform from -2^31 to 2^31 - 1
 
 
 def _scramble(x: Tensor) -> Tensor:
@@ -233,11 +233,11 @@ class FeatureHead(Head):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(self.weight.dtype)
-        logits = _exact_linear(x, self.weight[: self.classes], self.bias[: self.classes])  # those of the head, bitwise
+        logits = _exact_linear(x, self.weight[: self.classes], self.bias[: self.classes])  # the same bits as the head's
         return torch.cat([logits, x], dim=-1)
 
 
-class InParts(nn.Module):
+class LogitsAndFeatures(nn.Module):
     """Wrap a model that has a `FeatureHead`, and return its logits (B, K) and features (B, D) as two tensors."""
 
     def __init__(self, model: nn.Module, classes: int) -> None:
@@ -253,14 +253,14 @@ def _exact_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Compute a linear layer in the precision of its weights, even under autocast, and each row independently.
 
     On Intel processors, the last bits of a row depend on its position in the batch if there are fewer than four
-    outputs. The logits of an image would then depend on the images beside it, so on CPUs, zeros fill up the weights.
+    outputs. The logits of an image would then depend on the other images, so CPUs compute at least four outputs.
     """
     kind, outputs = x.device.type, len(weight)
     if kind == "cpu" and outputs < 4:
         weight = F.pad(weight, (0, 0, 0, 4 - outputs))
         bias = None if bias is None else F.pad(bias, (0, 4 - outputs))
         return _exact_linear(x, weight, bias)[..., :outputs].contiguous()
-    if kind == "meta" or not torch.is_autocast_enabled(kind):  # the meta device has none
+    if kind == "meta" or not torch.is_autocast_enabled(kind):  # the meta device has no autocast
         return F.linear(x, weight, bias)
     with torch.autocast(kind, enabled=False):
         return F.linear(x, weight, bias)
@@ -294,7 +294,7 @@ def learned_tokens(number: int, config: ViTConfig) -> nn.Parameter | None:
 
 
 _LOCK = threading.Lock()
-# How many threads are evaluating a model, and its modules that were in training mode.
+# For each model, how many threads are evaluating it, and its modules that were in training mode.
 _EVALUATED: WeakKeyDictionary[nn.Module, tuple[int, list[nn.Module]]] = WeakKeyDictionary()
 
 
@@ -373,7 +373,7 @@ class AttentionPool(nn.Module):
 
 @torch.no_grad()
 def initialise(model: nn.Module, patches: nn.Conv2d, how: Literal["trunc_normal", "reference"]) -> None:
-    """Draw initial values of all parameters from torch's global generator. `patches` projects the patches.
+    """Draw initial values of all parameters from torch's global generator. `patches` embeds the patches.
 
     A model on the meta device stays unchanged.
     """
@@ -388,8 +388,8 @@ def initialise(model: nn.Module, patches: nn.Conv2d, how: Literal["trunc_normal"
         elif isinstance(module, (Learned2D, RelativePosition, BiasTable)):
             for parameter in module.parameters():
                 nn.init.trunc_normal_(parameter, std=0.02)
-        elif callable(fill := getattr(module, "initialise", None)):  # rotary positions and variants of attention
-            fill()
+        elif callable(own_initialise := getattr(module, "initialise", None)):  # e.g. rotary positions
+            own_initialise()
         elif isinstance(module, AttentionPool):
             nn.init.trunc_normal_(module.latent, std=module.latent.shape[-1] ** -0.5)
         elif isinstance(module, LayerScale):

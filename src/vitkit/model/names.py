@@ -85,21 +85,21 @@ def config_for(name: str, num_classes: int | None = None, **overrides: Any) -> V
     """
     parsed = _parse(name)
     if parsed is None:
-        known = suggest(name, list_models())
+        hint = suggest(name, list_models())
         if "/" in name:
-            known = f" ({'it contains no model' if Path(name).exists() else 'there is no such run or model folder'})"
-        raise VitkitError("model.name-unknown", f"unknown model {name!r}{known}; `vitkit models` lists them")
+            hint = f" ({'it contains no model' if Path(name).exists() else 'there is no such run or model folder'})"
+        raise VitkitError("model.name-unknown", f"unknown model {name!r}{hint}; `vitkit models` lists them")
     size = VARIANTS[parsed["size"]]
-    in21k = parsed["suffix"] == "_in21k"
-    distilled = parsed["distilled"] is not None
+    is_in21k = parsed["suffix"] == "_in21k"
+    is_distilled = parsed["distilled"] is not None
     fields: dict[str, Any] = {
         **size._asdict(),
         "image_size": int(parsed["resolution"]),
-        "num_classes": IMAGENET_21K if in21k else IMAGENET_1K,
-        "representation_size": size.hidden_size if in21k else None,
+        "num_classes": IMAGENET_21K if is_in21k else IMAGENET_1K,
+        "representation_size": size.hidden_size if is_in21k else None,
         "pool": "gap" if parsed["suffix"] == "_gap" else "token",
-        "distill_token": distilled,
-        "distill_head": distilled,
+        "distill_token": is_distilled,
+        "distill_head": is_distilled,
         **(STEMS[parsed["stem"]] if parsed["stem"] else {"patch_size": int(parsed["patch"])}),
         **(MIXTURES[parsed["mixture"]] if parsed["mixture"] else {}),
     }
@@ -117,8 +117,8 @@ def _parse(name: str) -> re.Match[str] | None:
     parsed = _NAME.fullmatch(name)
     if parsed is None or (parsed["distilled"] and parsed["family"] == "vit"):
         return None
-    is_plain = not (parsed["suffix"] or parsed["stem"] or parsed["mixture"])
-    return parsed if is_plain or parsed["family"] == "vit" else None
+    is_vit_only = parsed["suffix"] or parsed["stem"] or parsed["mixture"]
+    return None if is_vit_only and parsed["family"] == "deit" else parsed
 
 
 @check_arguments
@@ -195,10 +195,10 @@ class NetworkConfig:
             raise VitkitError(
                 "model.value-invalid", f"library must be {' or '.join(LIBRARIES)}, not {self.library!r:.80}"
             )
-        for name, least in (("in_channels", 1), ("num_classes", 0)):
-            if not least <= getattr(self, name) <= MAX_SIZE:
+        for name, minimum in (("in_channels", 1), ("num_classes", 0)):
+            if not minimum <= getattr(self, name) <= MAX_SIZE:
                 raise VitkitError(
-                    "model.value-invalid", f"{name} must be from {least} to {MAX_SIZE}, not {getattr(self, name)}"
+                    "model.value-invalid", f"{name} must be from {minimum} to {MAX_SIZE}, not {getattr(self, name)}"
                 )
         if max(self.image_size) > MAX_SIDE:
             raise VitkitError(
@@ -226,10 +226,12 @@ class NetworkConfig:
             VitkitError: `NetworkConfig` has no such field, or no network can be built with its value.
         """
         known = [field.name for field in dataclasses.fields(self) if field.name not in ("library", "name")]
-        of_vit = {field.name for field in dataclasses.fields(ViTConfig)}
+        vit_fields = {field.name for field in dataclasses.fields(ViTConfig)}
         for name in changes:
             if name not in known:
-                why = "exists only in Vision Transformers" if name in of_vit else f"is unknown{suggest(name, known)}"
+                why = (
+                    "exists only in Vision Transformers" if name in vit_fields else f"is unknown{suggest(name, known)}"
+                )
                 raise VitkitError(
                     "model.option-unknown", f"model option {name!r} {why}; {self.full_name} has {', '.join(known)}"
                 )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import difflib
 import warnings
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -26,21 +27,17 @@ from vitkit.model.registry import NETWORKS, build_registered
 _BIT = {"bit_resnet50": (3, 4, 6, 3), "bit_resnet_micro": (2, 2)}
 
 
-def on_meta(config: NetworkConfig) -> nn.Module:
+def build_on_meta(config: NetworkConfig) -> nn.Module:
     """Build the network on the meta device: its tensors have shapes but no values.
 
     Raises:
         VitkitError: see `build_network`.
     """
-    if config.library == "custom":  # what users write may compute with values
-        with torch.random.fork_rng():
-            return build_network(config).to("meta")
-    try:
-        with torch.device("meta"):
+    if config.library != "custom":  # users' code may compute with values
+        with suppress(NotImplementedError), torch.device("meta"):  # so do a few initial weights of libraries
             return build_network(config)
-    except NotImplementedError:  # some initial weights are computed from the values of others
-        with torch.random.fork_rng():
-            return build_network(config).to("meta")
+    with torch.random.fork_rng():
+        return build_network(config).to("meta")
 
 
 def build_network(config: NetworkConfig) -> nn.Module:
@@ -66,20 +63,24 @@ def build_network(config: NetworkConfig) -> nn.Module:
     classifier_of: Any = getattr(network, "get_classifier", None)
     head = None if classifier_of is None else classifier_of()
     if isinstance(head, nn.Conv2d) and head.kernel_size == (1, 1):
-        _put(network, next(name for name, module in network.named_modules() if module is head), _PointwiseHead.of(head))
+        name = next(name for name, module in network.named_modules() if module is head)
+        _replace_module(network, name, _PointwiseHead.from_convolution(head))
     for name, rate in (("dropout", config.dropout), ("drop_path", config.drop_path)):
         if rate is None:  # the library's default stays
             continue
-        layers = _layers(network)[name]
+        layers = _rate_layers(network)[name]
         largest = max((getattr(layer, field) for layer, field in layers), default=0.0)
-        if rate and not largest and not (name == "dropout" and layers):
+        # All dropout layers get the same rate, so zeros do not matter. Rates of stochastic depth are scaled.
+        is_settable = bool(layers) if name == "dropout" else largest > 0
+        if rate and not is_settable:
             if config.library == "timm" and name == "dropout":
                 continue  # timm applies it without a layer
             raise VitkitError(
                 "model.option-unsupported", f"{config.full_name} has no {name}: leave it out, or set it to 0"
             )
         for layer, field in layers:
-            setattr(layer, field, rate * getattr(layer, field) / largest if name == "drop_path" and largest else rate)
+            is_scaled = name == "drop_path" and largest
+            setattr(layer, field, rate * getattr(layer, field) / largest if is_scaled else rate)
     return network
 
 
@@ -208,10 +209,10 @@ def check_rates(config: NetworkConfig) -> None:
         VitkitError: the network has no layers for a rate.
     """
     if config.dropout or config.drop_path:
-        on_meta(config)
+        build_on_meta(config)
 
 
-def _layers(network: nn.Module) -> dict[str, list[tuple[nn.Module, str]]]:
+def _rate_layers(network: nn.Module) -> dict[str, list[tuple[nn.Module, str]]]:
     """Return the dropout and the stochastic depth layers, each with the name of the attribute that holds its rate."""
     layers: dict[str, list[tuple[nn.Module, str]]] = {"dropout": [], "drop_path": []}
     for module in network.modules():
@@ -219,8 +220,8 @@ def _layers(network: nn.Module) -> dict[str, list[tuple[nn.Module, str]]]:
         if isinstance(module, (nn.Dropout, nn.Dropout2d)):
             layers["dropout"].append((module, "p"))
         elif kind in ("StochasticDepth", "DropPath"):
-            field = next((field for field in ("p", "drop_prob", "rate") if hasattr(module, field)), None)
-            layers["drop_path"] += [] if field is None else [(module, field)]
+            fields = [field for field in ("p", "drop_prob", "rate") if hasattr(module, field)]
+            layers["drop_path"] += [(module, field) for field in fields[:1]]
     return layers
 
 
@@ -229,10 +230,10 @@ def native_rates(config: NetworkConfig) -> dict[str, float]:
 
     Each is the largest rate of all layers, or 0 if there is no such layer.
     """
-    network = on_meta(config.replace(dropout=None, drop_path=None))
+    network = build_on_meta(config.replace(dropout=None, drop_path=None))
     return {
         name: max((float(getattr(layer, field)) for layer, field in layers), default=0.0)
-        for name, layers in _layers(network).items()
+        for name, layers in _rate_layers(network).items()
     }
 
 
@@ -243,7 +244,7 @@ class _PointwiseHead(nn.Linear):
     """A linear layer that replaces a 1x1 convolution of pooled features, and keeps the convolution's state dict."""
 
     @classmethod
-    def of(cls, convolution: nn.Conv2d) -> _PointwiseHead:
+    def from_convolution(cls, convolution: nn.Conv2d) -> _PointwiseHead:
         """Create the linear layer with the weights of a convolution."""
         weight, bias = convolution.weight, convolution.bias
         head = cls(convolution.in_channels, convolution.out_channels, bias is not None, device=weight.device)
@@ -298,7 +299,7 @@ class Network(nn.Module):
         self.anatomy = anatomy_of(config)
         self.network = build_network(config)
         if config.num_classes == 0:
-            _put(self.network, self.anatomy.head, nn.Identity())
+            _replace_module(self.network, self.anatomy.head, nn.Identity())
 
     @property
     def head(self) -> nn.Linear | None:
@@ -318,12 +319,14 @@ class Network(nn.Module):
         """Compute the input of the head for images: (B, C, height, width) -> (B, F)."""
         # A copy without the head computes it. Only the modules that contain the head are copied, and the original does
         # not change, so that several threads may use it.
-        bare = module = _shallow_copy(self.network)
-        *parents, last = self.anatomy.head.split(".")
-        for name in parents:
-            module._modules[name] = module = _shallow_copy(module.get_submodule(name))
-        module._modules[last] = nn.Identity()
-        return bare(images)
+        headless = parent = _shallow_copy(self.network)
+        *parent_names, head_name = self.anatomy.head.split(".")
+        for name in parent_names:
+            child = _shallow_copy(parent.get_submodule(name))
+            parent._modules[name] = child
+            parent = child
+        parent._modules[head_name] = nn.Identity()
+        return headless(images)
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         """Compute the logits of features: (B, F) -> (B, K). With `pre_logits`, return the features unchanged."""
@@ -343,7 +346,7 @@ def anatomy_of(config: NetworkConfig) -> NetworkAnatomy:
 
 @lru_cache(maxsize=32)
 def _anatomy_of(config: NetworkConfig) -> NetworkAnatomy:
-    network = on_meta(config).eval()
+    network = build_on_meta(config).eval()
     names = {module: name for name, module in network.named_modules()}
     calls: list[_Call] = []
     for module in names:
@@ -372,7 +375,7 @@ def _anatomy_of(config: NetworkConfig) -> NetworkAnatomy:
     raise VitkitError("model.head-unsupported", f"{config.full_name} {why}")
 
 
-_Call = tuple[nn.Module, tuple[Any, ...], Any]  # of a module, with its inputs and its output
+_Call = tuple[nn.Module, tuple[Any, ...], Any]  # a module, its inputs and its output
 
 
 def _last_map(calls: list[_Call], names: dict[nn.Module, str], image: tuple[int, int]) -> str | None:
@@ -386,14 +389,15 @@ def _last_map(calls: list[_Call], names: dict[nn.Module, str], image: tuple[int,
     for module, _, output in calls:
         shape = output.shape if isinstance(output, Tensor) else ()
         if len(shape) == 4 and shape[2] * shape[3] > 1 and not isinstance(module, pools):
-            is_map = abs(shape[2] * image[1] - shape[3] * image[0]) <= max(image)  # not (B, h, w, channels)
+            # The tolerance allows for sides that were rounded to whole numbers. (B, h, w, channels) does not fit.
+            is_map = abs(shape[2] * image[1] - shape[3] * image[0]) <= max(image)
             last = names[module] if is_map else None
         elif len(shape) == 3 and shape[1] > 1:  # tokens, which still have positions
             last = None
     return last
 
 
-def shapes_of(config: NetworkConfig) -> dict[str, tuple[int, ...]]:
+def shapes_of(config: NetworkConfig) -> dict[str, torch.Size]:
     """Return the shapes of a network's tensors, by the library's names.
 
     Raises:
@@ -403,12 +407,12 @@ def shapes_of(config: NetworkConfig) -> dict[str, tuple[int, ...]]:
     return _shapes_of.__wrapped__(config) if config.library == "custom" else _shapes_of(config)
 
 
-@lru_cache(maxsize=4)  # a load needs those of the source and of the target, each more than once
-def _shapes_of(config: NetworkConfig) -> dict[str, tuple[int, ...]]:
-    network, head = on_meta(config), anatomy_of(config).head
+@lru_cache(maxsize=4)  # a load needs the shapes of the source and of the target, each more than once
+def _shapes_of(config: NetworkConfig) -> dict[str, torch.Size]:
+    network, head = build_on_meta(config), anatomy_of(config).head
     if config.num_classes == 0:
-        _put(network, head, nn.Identity())
-    return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+        _replace_module(network, head, nn.Identity())
+    return {name: tensor.shape for name, tensor in network.state_dict().items()}
 
 
 def _shallow_copy(module: nn.Module) -> nn.Module:
@@ -417,6 +421,6 @@ def _shallow_copy(module: nn.Module) -> nn.Module:
     return copied
 
 
-def _put(network: nn.Module, name: str, module: nn.Module) -> None:
+def _replace_module(network: nn.Module, name: str, module: nn.Module) -> None:
     parent, _, last = name.rpartition(".")
     network.get_submodule(parent)._modules[last] = module

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from vitkit.model.config import Pair, ViTConfig
 
-_OF_TOKEN = 3  # biases of the class token: to a patch, from a patch, and to itself
+_CLASS_TOKEN_BIASES = 3  # biases of the class token: to a patch, from a patch, and to itself
 
 
 class OffsetBias(nn.Module):
@@ -51,16 +51,17 @@ class BiasTable(OffsetBias):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.grid, self.prefix_tokens = config.grid, config.prefix_tokens
-        self.table = nn.Parameter(torch.zeros(_offsets(self.grid) + _OF_TOKEN * self.prefix_tokens, config.heads))
+        rows = _count_offsets(self.grid) + _CLASS_TOKEN_BIASES * self.prefix_tokens
+        self.table = nn.Parameter(torch.zeros(rows, config.heads))
         self.rebuild_tables(self.table)
 
     def rebuild_tables(self, like: Tensor) -> None:
         """Recompute the fixed index on the device of `like`, after the model left the meta device."""
         index = offset_index(self.grid)  # (P, P)
         if self.prefix_tokens:
-            to, back, itself = (_offsets(self.grid) + i for i in range(_OF_TOKEN))
-            index = F.pad(F.pad(index, (0, 0, 1, 0), value=to), (1, 0, 0, 0), value=back)  # (N, N)
-            index[0, 0] = itself
+            to_patch, from_patch, to_itself = (_count_offsets(self.grid) + i for i in range(_CLASS_TOKEN_BIASES))
+            index = F.pad(F.pad(index, (0, 0, 1, 0), value=to_patch), (1, 0, 0, 0), value=from_patch)  # (N, N)
+            index[0, 0] = to_itself
         self.register_buffer("index", index.to(like.device), persistent=False)
 
     def bias(self, n: int) -> Tensor:
@@ -92,22 +93,22 @@ class BiasMLP(OffsetBias):
         self.register_buffer("index", offset_index(self.grid).to(like.device), persistent=False)
 
     def bias(self, n: int) -> Tensor:
-        ahead = self.prefix_tokens
+        P = self.prefix_tokens
         by_offset = self.mlp(self.offsets)  # (O, H)
-        rows = max(n - ahead, 0)
-        return F.pad(by_offset[self.index[:rows]].permute(2, 0, 1), (ahead, 0, min(ahead, n), 0))
+        of_patches = by_offset[self.index[: max(n - P, 0)]].permute(2, 0, 1)
+        return F.pad(of_patches, (P, 0, min(P, n), 0))  # zeros for the prefix tokens, as keys and as queries
 
 
-def _offsets(grid: Pair) -> int:
+def _count_offsets(grid: Pair) -> int:
     return (2 * grid[0] - 1) * (2 * grid[1] - 1)
 
 
 def offset_index(grid: Pair) -> Tensor:
     """Return, for each pair of patches, the index of their offset in the row-major list of all offsets: (P, P)."""
     h, w = grid
-    places = torch.cartesian_prod(torch.arange(h), torch.arange(w)).view(-1, 2)  # (P, 2)
-    apart = places[:, None] - places[None, :] + torch.tensor([h - 1, w - 1])  # (P, P, 2), from 0
-    return apart[..., 0] * (2 * w - 1) + apart[..., 1]
+    coordinates = torch.cartesian_prod(torch.arange(h), torch.arange(w)).view(-1, 2)  # (P, 2)
+    offsets = coordinates[:, None] - coordinates[None, :] + torch.tensor([h - 1, w - 1])  # (P, P, 2), from 0
+    return offsets[..., 0] * (2 * w - 1) + offsets[..., 1]
 
 
 # Positions that act inside attention: a function of q (B, H, n, D_h), k (B, H, N, D_h) and the scale of their products.
@@ -209,8 +210,8 @@ class RelativePosition(nn.Module):
     def rebuild_tables(self, like: Tensor) -> None:
         """Recompute the fixed index on the device of `like`, after the model left the meta device."""
         sequence = torch.arange(self.tokens, device=like.device)
-        offsets = sequence[:, None] - sequence[None, :] + self.tokens - 1  # the row of the table for p_q - p_k: (N, N)
-        self.register_buffer("index", offsets, persistent=False)
+        index = sequence[:, None] - sequence[None, :] + self.tokens - 1  # offset -> row of the table: (N, N)
+        self.register_buffer("index", index, persistent=False)
 
     def forward(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
         """Return q (B, H, n, D_h) and k unchanged, and the values to add to the logits, (B, H, n, N)."""
@@ -241,7 +242,7 @@ def build_positions(config: ViTConfig) -> tuple[nn.Parameter | Learned2D | Sinus
     return (None if config.position == "none" else Sinusoids(config)), None
 
 
-class Turn(NamedTuple):
+class Rotation(NamedTuple):
     """The rotation of q and k in one layer.
 
     Attributes:
@@ -260,23 +261,23 @@ class Turn(NamedTuple):
         Returns:
             The rotated q, the rotated k, and None, because there is no bias of the attention logits.
         """
-        return self.turned(q), self.turned(k), None
+        return self.rotate(q), self.rotate(k), None
 
-    def turned(self, x: Tensor) -> Tensor:
+    def rotate(self, x: Tensor) -> Tensor:
         """Rotate x (B, H, n, D_h) of the first n tokens; shape and dtype stay the same."""
         n = x.shape[-2]
         is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
         if x.is_cpu and not (torch.is_grad_enabled() or is_traced):
-            return self._as_complex(x)
+            return self._rotate_as_complex(x)
         if self.by_halves:
             first, second = torch.split(x, int(x.shape[-1]) // 2, dim=-1)  # (B, H, n, D_h / 2)
-            across = torch.cat([second, first], dim=-1)
+            swapped = torch.cat([second, first], dim=-1)
         else:
-            across = x.view(*x.shape[:-1], -1, 2).flip(-1).flatten(-2)
-        return (x * self.cos[..., :n, :] + across * self.sin[..., :n, :]).to(x.dtype)
+            swapped = x.view(*x.shape[:-1], -1, 2).flip(-1).flatten(-2)
+        return (x * self.cos[..., :n, :] + swapped * self.sin[..., :n, :]).to(x.dtype)
 
-    def _as_complex(self, x: Tensor) -> Tensor:
-        """Rotate x by complex products, which take a third of the time of the real products in `turned`.
+    def _rotate_as_complex(self, x: Tensor) -> Tensor:
+        """Rotate x by complex products, which take a third of the time of the real products in `rotate`.
 
         In the result, the two features of a pair are adjacent. With `by_halves`, this changes the order of the
         features. The order is the same for q and k, so their products stay the same.
@@ -284,12 +285,12 @@ class Turn(NamedTuple):
         n, D_h = x.shape[-2:]
         a, b = (slice(D_h // 2), slice(D_h // 2, D_h)) if self.by_halves else (slice(0, D_h, 2), slice(1, D_h, 2))
         dtype = torch.promote_types(self.cos.dtype, torch.float32)  # bfloat16 has no complex type
-        by = torch.complex(self.cos[..., :n, a].to(dtype), self.sin[..., :n, b].to(dtype))  # (n, D_h / 2)
+        factors = torch.complex(self.cos[..., :n, a].to(dtype), self.sin[..., :n, b].to(dtype))  # (n, D_h / 2)
         if self.by_halves:
             pairs = torch.complex(x[..., a].to(dtype), x[..., b].to(dtype))
         else:
             pairs = torch.view_as_complex(x.to(dtype).view(*x.shape[:-1], -1, 2))
-        return torch.view_as_real(pairs * by).flatten(-2).to(x.dtype)
+        return torch.view_as_real(pairs * factors).flatten(-2).to(x.dtype)
 
 
 class Rotary(nn.Module):
@@ -301,7 +302,7 @@ class Rotary(nn.Module):
 
     cos: Tensor
     sin: Tensor
-    places: Tensor
+    coordinates: Tensor
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -314,30 +315,30 @@ class Rotary(nn.Module):
     def rebuild_tables(self, like: Tensor) -> None:
         """Recompute the fixed tables on the device of `like`, after the model left the meta device."""
         dtype = torch.promote_types(like.dtype, torch.float32)  # large angles would be wrong after rounding
-        places = places_of(self.config)
+        coordinates = patch_coordinates(self.config)
         if self.freqs is None:
-            angles = F.pad(axial_angles(self.config, places), (0, 0, self.config.prefix_tokens, 0))  # (N, D_h / 2)
-            turn = self._turn(angles)
-            self.register_buffer("cos", turn.cos.to(like.device, dtype), persistent=False)
-            self.register_buffer("sin", turn.sin.to(like.device, dtype), persistent=False)
+            angles = F.pad(axial_angles(self.config, coordinates), (0, 0, self.config.prefix_tokens, 0))  # (N, D_h / 2)
+            cos, sin, _ = self._rotation(angles)
+            self.register_buffer("cos", cos.to(like.device, dtype), persistent=False)
+            self.register_buffer("sin", sin.to(like.device, dtype), persistent=False)
         else:
-            self.register_buffer("places", places.to(like.device, dtype), persistent=False)
+            self.register_buffer("coordinates", coordinates.to(like.device, dtype), persistent=False)
 
-    def forward(self, layer: int) -> Turn:
+    def forward(self, layer: int) -> Rotation:
         """Return the rotation of a layer."""
         if self.freqs is None:
-            return Turn(self.cos, self.sin, self.config.rotary == "dinov3")
-        x, y = self.freqs[:, layer, :, None].to(self.places.dtype)  # (H, 1, D_h / 2)
-        angles = self.places[:, 1, None] * x + self.places[:, 0, None] * y  # (H, P, D_h / 2)
+            return Rotation(self.cos, self.sin, self.config.rotary == "dinov3")
+        x, y = self.freqs[:, layer, :, None].to(self.coordinates.dtype)  # (H, 1, D_h / 2)
+        angles = self.coordinates[:, 1, None] * x + self.coordinates[:, 0, None] * y  # (H, P, D_h / 2)
         angles = F.pad(angles, (0, 0, self.config.prefix_tokens, 0))
-        return self._turn(angles)
+        return self._rotation(angles)
 
-    def _turn(self, angles: Tensor) -> Turn:
+    def _rotation(self, angles: Tensor) -> Rotation:
         """Return the rotation by angles (..., D_h / 2), one for each pair of features."""
         cos, sin = angles.cos(), angles.sin()
         if self.config.rotary == "dinov3":
-            return Turn(torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1), by_halves=True)
-        return Turn(cos.repeat_interleave(2, dim=-1), torch.stack([-sin, sin], dim=-1).flatten(-2), by_halves=False)
+            return Rotation(torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1), by_halves=True)
+        return Rotation(cos.repeat_interleave(2, dim=-1), torch.stack([-sin, sin], dim=-1).flatten(-2), by_halves=False)
 
     @torch.no_grad()
     def initialise(self) -> None:
@@ -345,14 +346,14 @@ class Rotary(nn.Module):
         if self.freqs is None:
             return
         _, L, H, pairs = self.freqs.shape
-        falling = _frequencies(pairs // 2, self.config.rotary_base).to(self.freqs)  # (D_h / 4)
-        turn = 2 * math.pi * torch.rand(L, H, 1, device=self.freqs.device)
-        turn = torch.stack([turn, turn + math.pi / 2])  # for both axes: (2, L, H, 1)
-        self.freqs[0] = torch.cat([*(falling * turn.cos())], dim=-1)
-        self.freqs[1] = torch.cat([*(falling * turn.sin())], dim=-1)
+        magnitudes = _frequencies(pairs // 2, self.config.rotary_base).to(self.freqs)  # (D_h / 4)
+        direction = 2 * math.pi * torch.rand(L, H, 1, device=self.freqs.device)
+        directions = torch.stack([direction, direction + math.pi / 2])  # of both axes: (2, L, H, 1)
+        self.freqs[0] = torch.cat([*(magnitudes * directions.cos())], dim=-1)
+        self.freqs[1] = torch.cat([*(magnitudes * directions.sin())], dim=-1)
 
 
-def places_of(config: ViTConfig) -> Tensor:
+def patch_coordinates(config: ViTConfig) -> Tensor:
     """Return the row and column of each patch, as rotary positions count them: (P, 2) float64.
 
     The first row and column have the number `rotary_offset`. If `rotary_grid` is set, the numbers are stretched to that
@@ -361,16 +362,16 @@ def places_of(config: ViTConfig) -> Tensor:
     """
     axes = []
     for axis, side in enumerate(config.grid):
-        count = torch.arange(side, dtype=torch.float64)
+        numbers = torch.arange(side, dtype=torch.float64)
         if config.rotary == "dinov3":
-            axes.append(2 * (count + 0.5) / side - 1)
+            axes.append(2 * (numbers + 0.5) / side - 1)
         else:
-            wanted = side if config.rotary_grid is None else config.rotary_grid[axis]
-            axes.append((count + config.rotary_offset) / side * wanted)
+            stretched_side = side if config.rotary_grid is None else config.rotary_grid[axis]
+            axes.append((numbers + config.rotary_offset) / side * stretched_side)
     return torch.cartesian_prod(*axes).view(-1, 2)
 
 
-def axial_angles(config: ViTConfig, places: Tensor) -> Tensor:
+def axial_angles(config: ViTConfig, coordinates: Tensor) -> Tensor:
     """Compute the rotation angles of positions (row, column): (P, 2) -> (P, D_h / 2) float64.
 
     With `rotary="axial"`, the first half of the angles depends on the column, and the second half on the row. With
@@ -379,8 +380,9 @@ def axial_angles(config: ViTConfig, places: Tensor) -> Tensor:
     frequencies = _frequencies(config.head_size // 4, config.rotary_base)  # (D_h / 4)
     if config.rotary == "dinov3":
         frequencies = 2 * math.pi * frequencies
-    order = places.flip(-1) if config.rotary == "axial" else places  # the column first, or the row
-    return (order[:, :, None] * frequencies).flatten(1)
+    if config.rotary == "axial":
+        coordinates = coordinates.flip(-1)  # the column first
+    return (coordinates[:, :, None] * frequencies).flatten(1)
 
 
 def _frequencies(number: int, base: float) -> Tensor:

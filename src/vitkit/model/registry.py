@@ -110,7 +110,7 @@ def build_registered(name: str, num_classes: int, in_channels: int, image_size: 
     known = {key: value for key, value in sizes.items() if key in _parameters(build)}
     parameters = inspect.signature(build).parameters.values()
     required = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
-    try:  # an only required parameter of another name receives the number of classes
+    try:  # a function whose only required parameter has another name gets the number of classes in it
         network = build(num_classes) if not known and len(required) == 1 else build(**known)
     except (TypeError, ValueError, RuntimeError) as error:
         raise VitkitError(
@@ -125,9 +125,9 @@ def build_registered(name: str, num_classes: int, in_channels: int, image_size: 
 
 
 def build_registered_block(config: Any, layer: int) -> Any:
-    """Create a registered encoder layer, and set its attribute `takes`.
+    """Create a registered encoder layer, and set its attribute `accepted_inputs`.
 
-    `takes` is the set of the optional parameters, `queries` and `relative`, that the layer's `forward` has.
+    The attribute contains those of the optional parameters `queries` and `relative` that the layer's `forward` has.
 
     Raises:
         VitkitError: the function does not return a module, or `forward` lacks `relative` although the configuration has
@@ -140,18 +140,19 @@ def build_registered_block(config: Any, layer: int) -> Any:
         raise VitkitError(
             "model.factory-invalid", f"block {config.block!r}: expected an nn.Module, not {type(block).__name__}"
         )
-    takes = frozenset({"queries", "relative"} & _parameters(block.forward))
-    if "relative" not in takes and (config.rotary != "none" or "relative" in config.position):
+    accepted_inputs = frozenset({"queries", "relative"} & _parameters(block.forward))
+    if "relative" not in accepted_inputs and (config.rotary != "none" or "relative" in config.position):
         raise VitkitError(
             "model.fields-incompatible",
             f"block {config.block!r} takes no relative positions: add the parameter relative to its forward, or leave "
             "out rotary and relative positions",
         )
-    block.takes = takes  # type: ignore[assignment]  # no module
+    block.accepted_inputs = accepted_inputs  # type: ignore[assignment]  # mypy expects a tensor or a module
     return block
 
 
 def _parameters(function: Callable[..., Any]) -> set[str]:
+    """Return the names of the parameters that vitkit may pass: with `**kwargs`, all those that it ever passes."""
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return {"num_classes", "in_channels", "image_size", "queries", "relative"}

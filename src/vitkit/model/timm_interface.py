@@ -39,7 +39,7 @@ class TimmAttention:
         self.fused = fused
 
 
-# Python modules whose hooks read no tokens: sharded weights, counted operations, requests that are given up.
+# Python modules whose hooks read no tokens: they shard weights, count operations, or cancel requests.
 _WITHOUT_TOKENS = ("torch.distributed.", "torch.utils.", "vitkit.profiling.", "vitkit.serving.")
 
 
@@ -48,7 +48,7 @@ class TimmModel:
 
     @property
     def is_observed(self: Any) -> bool:
-        """Whether hooks or a user's modules may look into the last block or at its output: it computes all tokens."""
+        """Whether hooks or a user's modules may read tokens of the last block, which must then compute all of them."""
         hooks = [
             module._global_forward_hooks,
             module._global_forward_pre_hooks,
@@ -59,24 +59,20 @@ class TimmModel:
             if not type(part).__module__.startswith(("vitkit.", "torch.")):
                 return True
             hooks += [part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks]
-        return any(
-            not str(hook.__module__).startswith(_WITHOUT_TOKENS) for each in hooks if each for hook in each.values()
-        )
+        modules = [str(hook.__module__) for by_id in hooks if by_id for hook in by_id.values()]
+        return not all(name.startswith(_WITHOUT_TOKENS) for name in modules)
 
     @property
     def num_features(self: Any) -> int:
         """D, the number of features of a token."""
         return int(self.config.hidden_size)
 
+    embed_dim = num_features
+
     @property
     def num_classes(self: Any) -> int:
         """K, the number of logits; 0 without a head."""
         return int(self.config.num_classes)
-
-    @property
-    def embed_dim(self: Any) -> int:
-        """D, the same as `num_features`."""
-        return int(self.config.hidden_size)
 
     @property
     def num_tokens(self: Any) -> int:
@@ -122,7 +118,7 @@ class TimmModel:
             )
         changes |= {"num_classes": num_classes, "representation_size": None}
         self.config = self.config.replace(class_token=self.config.class_token, **changes)  # the tokens stay the same
-        first = next(self.parameters())
+        first = next(self.parameters())  # its device and dtype are those of the new layers
         self._create_heads()
         for layer in (self.pre_logits, self.head, self.head_dist):
             if layer is not None:
@@ -172,16 +168,18 @@ class TimmModel:
         if output_fmt not in ("NCHW", "NLC"):
             raise VitkitError("model.value-invalid", f"output_fmt must be NCHW or NLC, not {output_fmt!r}")
         depth = self.config.layers
-        wanted = range(depth) if indices is None else indices
-        if isinstance(wanted, int):
-            if not 0 < wanted <= depth:
+        if indices is None:
+            indices = depth
+        if isinstance(indices, int):
+            if not 0 < indices <= depth:
                 raise VitkitError(
-                    "model.value-invalid", f"indices must be from 1 to {depth}, the number of layers, not {wanted}"
+                    "model.value-invalid", f"indices must be from 1 to {depth}, the number of layers, not {indices}"
                 )
-            wanted = range(depth - wanted, depth)
-        wanted = sorted({i % depth if -depth <= i < depth else i for i in wanted})  # `forward_layers` refuses others
-        last = wanted[-1] if stop_early and wanted else depth - 1
-        *outputs, end = self.forward_layers(x, [*wanted, last])
+            indices = range(depth - indices, depth)
+        # `forward_layers` raises an error for numbers that are out of range.
+        numbers = sorted({i % depth if -depth <= i < depth else i for i in indices})
+        last = numbers[-1] if stop_early and numbers else depth - 1
+        *outputs, end = self.forward_layers(x, [*numbers, last])
         outputs = [self.norm(tokens) if norm else tokens for tokens in outputs]
         layers: list[Any] = []
         P = self.config.prefix_tokens

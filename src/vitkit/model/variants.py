@@ -3,7 +3,7 @@
 Some code computes or describes a model without calling its `forward`: the optimised model, attention maps, and the
 layouts of other libraries. These are called consumers. A consumer would silently ignore a field of the configuration
 that it does not know. It therefore first calls `check`, which raises an error that names the field. For layouts,
-`weights.formats.export.refuse` does the same.
+`weights.formats.export.check_expressible` does the same.
 
 A consumer supports the value of a field if one of these conditions is met:
 
@@ -49,33 +49,29 @@ WRITTEN = frozenset(
 )
 
 
-def settings(config: ViTConfig, among: Set[str]) -> dict[str, Any]:
-    """Return the fields, with values, that affect predictions, are not in `among`, and are not at their defaults."""
-    return {
-        field.name: value
-        for field in dataclasses.fields(config)
-        if field.name not in among | WITHOUT_EFFECT and (value := getattr(config, field.name)) != field.default
-    }
+def changed_fields(config: ViTConfig, known: Set[str]) -> dict[str, Any]:
+    """Return the fields that affect predictions, are not in `known`, and do not have their defaults, with values."""
+    fields = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name not in known | WITHOUT_EFFECT and value != field.default:
+            fields[field.name] = value
+    return fields
 
 
-def reason_against(config: ViTConfig, who: str) -> str | None:
-    """Return the reason why a consumer does not support a configuration; None if it does.
-
-    Args:
-        config: the configuration of the model.
-        who: the consumer: `OPTIMIZED` or `MAPS`.
-    """
-    for name, value in settings(config, COMPUTED).items():
+def unsupported_reason(config: ViTConfig, consumer: str) -> str | None:
+    """Return the reason why a consumer, `OPTIMIZED` or `MAPS`, does not support a configuration; None if it does."""
+    for name, value in changed_fields(config, COMPUTED).items():
         if name != "attention" or value not in ATTENTION:
-            return f"{who} cannot be used with {name}={value!r} of ViTConfig, which would be ignored"
+            return f"{consumer} cannot be used with {name}={value!r} of ViTConfig, which would be ignored"
     return None
 
 
-def check(config: ViTConfig, who: str) -> None:
-    """Refuse a configuration that a consumer does not support.
+def check(config: ViTConfig, consumer: str) -> None:
+    """Check that a consumer supports a configuration.
 
     Raises:
         VitkitError: a field has an unsupported value; the message names the field and the value.
     """
-    if reason := reason_against(config, who):
+    if reason := unsupported_reason(config, consumer):
         raise VitkitError("model.option-unsupported", reason)

@@ -153,8 +153,10 @@ class Block(nn.Module):
         super().__init__()
         self.order = config.norm
         self.norm1 = norm_layer(config)
-        patches_read = layer < config.layers - 1 or config.pool != "token"  # else convolving them has no effect
-        self.attn = build_attention(config, layer, patches_read)
+        # With pool "token", the head ignores the last layer's patches, so convolving them would have no effect.
+        patches_read = layer < config.layers - 1 or config.pool != "token"
+        is_conv = layer in config.conv_layers
+        self.attn = ConvMixer(config) if is_conv else Attention(config, patches_read, layer)  # the MSA of eq. 2
         self.ls1, self.ls2 = layer_scale(config), layer_scale(config)
         self.norm2 = norm_layer(config)
         self.mlp = MLP(config, patches_read)
@@ -170,18 +172,6 @@ class Block(nn.Module):
             return self.norm2(x + self.drop_path2(self.ls2(self.mlp(x))))
         x = x[:, :queries] + self.drop_path1(self.ls1(self.attn(self.norm1(x), queries, relative)))  # eq. 2
         return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))  # eq. 3
-
-
-def build_attention(config: ViTConfig, layer: int, patches_read: bool) -> nn.Module:
-    """Create the MSA of eq. 2, or the layer used instead. `patches_read` is whether the patches' output is used."""
-    if layer in config.conv_layers:
-        return ConvMixer(config)
-    return Attention(config, patches_read, layer)
-
-
-def build_block(config: ViTConfig, layer: int) -> nn.Module:
-    """Create an encoder layer: eqs. 2-3, or a registered one."""
-    return Block(config, layer) if config.block == "standard" else build_registered_block(config, layer)
 
 
 class VisionTransformer(TimmModel, nn.Module):
@@ -223,6 +213,7 @@ class VisionTransformer(TimmModel, nn.Module):
         self.rope = None if config.rotary == "none" else Rotary(config)
         self.pos_drop = Dropout(config.position_dropout)
         self.norm_pre = norm_layer(config) if config.embed_norm else nn.Identity()
+        build_block = Block if config.block == "standard" else build_registered_block
         self.blocks = Layers(*(build_block(config, layer) for layer in range(config.layers)))
         self.blocks.positions_in_layers = config.positions_in_layers
         # In post-norm order the last block has already normalised its output; fc_norm normalises the pooled vector.
@@ -256,7 +247,7 @@ class VisionTransformer(TimmModel, nn.Module):
         for layer in self._fusing():
             layer.fused = fused
 
-    def _fusing(self) -> list[Any]:
+    def _fusing(self) -> list[Any]:  # layers that mix by convolution, and some registered ones, have no attention
         return [block.attn for block in self.blocks if hasattr(getattr(block, "attn", None), "fused")]
 
     def rebuild_tables(self) -> None:
@@ -273,8 +264,8 @@ class VisionTransformer(TimmModel, nn.Module):
         table = layer if self.config.position_at == "every_layer" else 0
         if not isinstance(self.pos_embed, Tensor):
             return self.pos_embed(table)
-        without = self.config.prefix_tokens - self.config.positioned_prefix
-        return F.pad(self.pos_embed[table], (0, 0, without, 0)) if without else self.pos_embed[table]
+        unpositioned = self.config.prefix_tokens - self.config.positioned_prefix  # prefix tokens without a position
+        return F.pad(self.pos_embed[table], (0, 0, unpositioned, 0)) if unpositioned else self.pos_embed[table]
 
     def positions_of(self, layer: int) -> tuple[Tensor | None, Relative | None]:
         """Return the positions that a layer adds to its tokens, (N, D), and those that act inside its attention."""
@@ -289,9 +280,9 @@ class VisionTransformer(TimmModel, nn.Module):
         Raises:
             VitkitError: the images do not have the size or the number of channels that the model expects.
         """
-        return self.place(self.patches_of(images))
+        return self.add_positions(self.embed_patches(images))
 
-    def patches_of(self, images: Tensor) -> Tensor:
+    def embed_patches(self, images: Tensor) -> Tensor:
         """Embed the patches, x_p E of eq. 1: (B, C, height, width) -> (B, h*w, D). Raises the errors of `embed`."""
         expected = (self.config.in_channels, *self.config.image_size)
         if images.ndim != 4 or tuple(images.shape[1:]) != expected:
@@ -302,7 +293,7 @@ class VisionTransformer(TimmModel, nn.Module):
             )
         return self.patch_embed(images)
 
-    def place(self, patches: Tensor) -> Tensor:
+    def add_positions(self, patches: Tensor) -> Tensor:
         """Compute the rest of eq. 1, prefix tokens and positions: patches (B, h*w, D) -> tokens (B, N, D)."""
         tokens = (self.cls_token, self.dist_token, self.reg_token)
         prefix = [token.expand(patches.shape[0], -1, -1) for token in tokens if token is not None]
@@ -320,9 +311,10 @@ class VisionTransformer(TimmModel, nn.Module):
         positions, relative = self.positions_of(i)
         x = x if positions is None else x + positions
         block = self.blocks[i]
-        if (takes := getattr(block, "takes", None)) is not None:  # a layer that the user registered
-            names = {"queries": queries, "relative": relative}
-            return block(x, **{name: names[name] for name in takes})[:, :queries]
+        accepted = getattr(block, "accepted_inputs", None)
+        if accepted is not None:  # a layer that the user registered
+            inputs = {"queries": queries, "relative": relative}
+            return block(x, **{name: inputs[name] for name in accepted})[:, :queries]
         if self.checkpointing and i % self.checkpointing == 0 and self.training:
             output: Tensor = checkpoint(block, x, queries, relative, use_reentrant=False)
             return output
@@ -373,8 +365,8 @@ class VisionTransformer(TimmModel, nn.Module):
         return outputs[0] if len(outputs) == 1 else (outputs[0] + outputs[1]) / 2  # DeiT averages its heads
 
     def _head_tokens(self, images: Tensor) -> Tensor:
-        shortens = self.shortcut and not self.is_observed
-        tokens = self.encode(self.embed(images), self.config.tokens_read if shortens else None)
+        uses_shortcut = self.shortcut and not self.is_observed
+        tokens = self.encode(self.embed(images), self.config.tokens_read if uses_shortcut else None)
         return self.norm(tokens)  # (B, n, D)
 
     def _features(self, tokens: Tensor) -> tuple[Tensor, ...]:

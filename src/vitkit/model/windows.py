@@ -71,14 +71,15 @@ class Windows:
             bias: the bias of the logits, (1, H, n, N); None for no bias.
         """
         P, n = self.prefix, q.shape[2]
-        if P < n < k.shape[2]:  # some of the patches are computed, and windows are not complete
-            return attend(q, k, v, self.masked(bias, q))
-        ahead = attend(q[:, :, :P], k, v, None if bias is None else bias[..., :P, :]) if P else None
-        if ahead is not None and n <= P:
-            return ahead
-        inside = attend(self.split(q[:, :, P:]), self._keys(k), self._keys(v), self.bias(bias, q))  # (B, W, H, S, D_h)
-        inside = self.join(inside)
-        return inside if ahead is None else torch.cat([ahead, inside], dim=2)
+        if P < n < k.shape[2]:  # only some of the patches are queries, so the windows of queries are not complete
+            return attend(q, k, v, self.masked_bias(bias, q))
+        prefix = attend(q[:, :, :P], k, v, None if bias is None else bias[..., :P, :]) if P else None
+        if prefix is not None and n <= P:
+            return prefix
+        windows = self.split(q[:, :, P:])
+        patches = attend(windows, self._keys(k), self._keys(v), self.window_bias(bias, q))  # (B, W, H, S, D_h)
+        patches = self.join(patches)
+        return patches if prefix is None else torch.cat([prefix, patches], dim=2)
 
     def split(self, x: Tensor, fill: float = 0) -> Tensor:
         """Divide the patches into windows, after padding them with `fill`: (B, H, h*w, C) -> (B, W, H, S, C)."""
@@ -86,7 +87,8 @@ class Windows:
         x = x.reshape(B, H, *self.grid, C)
         if any(self.padding):
             x = F.pad(x, (0, 0, 0, self.padding[1], 0, self.padding[0]), value=fill)
-        x = x.reshape(B, H, rows, height, columns, width * C).permute(0, 2, 4, 1, 3, 5)  # XNNPACK permutes six axes
+        # Columns and features stay one axis, because XNNPACK permutes at most six axes.
+        x = x.reshape(B, H, rows, height, columns, width * C).permute(0, 2, 4, 1, 3, 5)
         return x.reshape(B, rows * columns, H, height * width, C)
 
     def join(self, x: Tensor) -> Tensor:
@@ -104,7 +106,7 @@ class Windows:
         prefix = x[:, None, :, : self.prefix].expand(-1, patches.shape[1], -1, -1, -1)
         return torch.cat([prefix, patches], dim=3)
 
-    def bias(self, bias: Tensor | None, like: Tensor) -> Tensor | None:
+    def window_bias(self, bias: Tensor | None, like: Tensor) -> Tensor | None:
         """Return the bias of the logits within the windows: (1, W, 1 or H, 1 or S, P + S), in the dtype of `like`.
 
         The bias of padded keys is the lowest number of the dtype, so that their attention is exactly 0. The result is
@@ -118,13 +120,13 @@ class Windows:
         mask = F.pad(of_patches, (P, 0))  # (1, W, 1, P + S)
         if bias is None:
             return mask[:, :, :, None]
-        number = torch.arange(P + patches, device=like.device)
-        queries = self.split(number[P:].view(1, 1, -1, 1))[0, :, 0, :, 0]  # (W, S); padding is masked
-        keys = torch.cat([number[:P].expand(len(queries), -1), queries], dim=1)  # (W, P + S)
-        inside = bias[0].permute(1, 2, 0)[queries[:, :, None], keys[:, None]]  # (W, S, P + S, H)
-        return inside.permute(0, 3, 1, 2)[None].to(like.dtype) + mask[:, :, :, None]
+        tokens = torch.arange(P + patches, device=like.device)  # the number of each token
+        queries = self.split(tokens[P:].view(1, 1, -1, 1))[0, :, 0, :, 0]  # (W, S); padding is masked
+        keys = torch.cat([tokens[:P].expand(len(queries), -1), queries], dim=1)  # (W, P + S)
+        by_window = bias[0].permute(1, 2, 0)[queries[:, :, None], keys[:, None]]  # (W, S, P + S, H)
+        return by_window.permute(0, 3, 1, 2)[None].to(like.dtype) + mask[:, :, :, None]
 
-    def masked(self, bias: Tensor | None, like: Tensor) -> Tensor:
+    def masked_bias(self, bias: Tensor | None, like: Tensor) -> Tensor:
         """Return a bias that makes attention to all tokens equal to attention within windows.
 
         The shape is (n, N) without `bias`, and (1, H, n, N) with it.

@@ -13,7 +13,7 @@ from vitkit.system import lazily
 if TYPE_CHECKING:
     from vitkit.profiling.model_info import UTILISATION, ModelInfo, core_days, describe
     from vitkit.profiling.speed import Ceiling, Contender, Product, Quartiles, Speed, Timing, compare, drift_of
-    from vitkit.profiling.speed import interleave, on_cpu, open_backends, products, random_model, resident, row
-    from vitkit.profiling.speed import stopwatch_for
+    from vitkit.profiling.speed import interleave, open_backends, products, random_model, resident_bytes
+    from vitkit.profiling.speed import row, stopwatch_for, wall_seconds
 else:
     __getattr__ = lazily(__name__)

@@ -33,19 +33,19 @@ class ForwardCost:
     """The cost of one forward pass."""
 
     macs: int = 0  # multiply-accumulates of all matrix products and convolutions
-    kept_bytes: int = 0  # of the tensors that autograd keeps for the backward pass, without the parameters
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of modules' outputs, without the batch dimension
-    macs_of: dict[str, int] = field(default_factory=dict)  # of each module including its submodules
+    kept_bytes: int = 0  # size of the tensors that autograd keeps for the backward pass, without the parameters
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # output shape by module, without the batch
+    macs_of: dict[str, int] = field(default_factory=dict)  # by module; they include those of submodules
 
 
 def measure(model: nn.Module, images: Tensor) -> ForwardCost:
     """Measure the cost of a forward pass of images (B, C, height, width); model and images are on the meta device."""
     measured = ForwardCost()
-    _pass_flops(model, images, measured, _Meter(measured))
+    _run_forward(model, images, measured, _CostCounter(measured))
     return measured
 
 
-def measure_any(model: nn.Module, images: Tensor) -> ForwardCost:
+def measure_with_flop_counter(model: nn.Module, images: Tensor) -> ForwardCost:
     """Measure the cost of a forward pass as `measure` does, but for models that may contain any operations.
 
     It uses the FLOP counter of PyTorch, whose import is slow.
@@ -53,26 +53,26 @@ def measure_any(model: nn.Module, images: Tensor) -> ForwardCost:
     from torch.utils.flop_counter import FlopCounterMode
 
     measured, counter = ForwardCost(), FlopCounterMode(display=False)
-    _pass_flops(model, images, measured, counter)
+    _run_forward(model, images, measured, counter)
     measured.macs = counter.get_total_flops() // 2
-    counts = counter.get_flop_counts()
-    measured.macs_of = {
-        name.partition(".")[2]: sum(operations.values()) // 2 for name, operations in counts.items() if "." in name
-    }
+    for name, operations in counter.get_flop_counts().items():
+        _, has_module, module = name.partition(".")  # names begin with that of the model's class
+        if has_module:
+            measured.macs_of[module] = sum(operations.values()) // 2
     return measured
 
 
-def _pass_flops(model: nn.Module, images: Tensor, measured: ForwardCost, counter: AbstractContextManager[Any]) -> None:
-    """Run a forward pass, and record in `measured` the modules' output shapes and the tensors that autograd keeps."""
+def _run_forward(model: nn.Module, images: Tensor, measured: ForwardCost, counter: AbstractContextManager[Any]) -> None:
+    """Run a forward pass, and record in `measured` the modules' output shapes and the size of what autograd keeps."""
     kept: dict[int, Tensor] = {}
 
-    def keep(tensor: Tensor) -> Tensor:
+    def record_saved(tensor: Tensor) -> Tensor:
         kept[tensor.untyped_storage()._cdata] = tensor  # the reference keeps the address in use
         return tensor
 
-    hooks = [hook for name, module in model.named_modules() if name for hook in _watch(module, name, measured)]
+    hooks = [hook for name, module in model.named_modules() if name for hook in _add_hooks(module, name, measured)]
     try:
-        with counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        with counter, torch.autograd.graph.saved_tensors_hooks(record_saved, lambda tensor: tensor):
             model(images)
     finally:
         for hook in hooks:
@@ -83,21 +83,22 @@ def _pass_flops(model: nn.Module, images: Tensor, measured: ForwardCost, counter
     )
 
 
-def _watch(module: nn.Module, name: str, measured: ForwardCost) -> list[Any]:
-    before: list[int] = []
+def _add_hooks(module: nn.Module, name: str, measured: ForwardCost) -> list[Any]:
+    """Record the output shape and the multiply-accumulates of a module; return the hooks, which can be removed."""
+    macs_before: list[int] = []  # a stack, because a module may be called within itself
 
     def enter(_module: nn.Module, _inputs: Any) -> None:
-        before.append(measured.macs)
+        macs_before.append(measured.macs)
 
     def leave(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
         if isinstance(output, Tensor):
             measured.shapes[name] = tuple(output.shape[1:])
-        measured.macs_of[name] = measured.macs_of.get(name, 0) + measured.macs - before.pop()
+        measured.macs_of[name] = measured.macs_of.get(name, 0) + measured.macs - macs_before.pop()
 
     return [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
 
 
-class _Meter(TorchFunctionMode):
+class _CostCounter(TorchFunctionMode):
     """Intercept torch functions to count matrix products, and to replace kernels whose import is slow."""
 
     def __init__(self, measured: ForwardCost) -> None:
@@ -129,7 +130,7 @@ class _Kernel(torch.autograd.Function):
 
 
 def _stand_in(shape: Sequence[int], *inputs: Tensor, kept: Sequence[Tensor] = (), keeps_output: bool = False) -> Tensor:
-    # An output of this shape, for whose backward pass these tensors are kept.
+    """Return an empty output of this shape; autograd keeps `kept`, and with `keeps_output` also the output."""
     return _Kernel.apply(shape, kept, keeps_output, *inputs)
 
 
@@ -155,24 +156,25 @@ def _concatenate(parts: Sequence[Tensor], dim: int) -> Tensor:
 def _add(left: Tensor, right: Tensor | float) -> Tensor:
     if not isinstance(right, Tensor):
         return _stand_in(left.shape, left)
-    return _stand_in(max(left.shape, right.shape, key=len), left, right)  # (B, N, D) + (N, D)
+    return _stand_in(max(left.shape, right.shape, key=len), left, right)  # the longer shape: (B, N, D) + (N, D)
 
 
 def _mean(x: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Tensor:
     dims = (dim,) if isinstance(dim, int) else dim
-    return _stand_in(_reduced(x, dims) if keepdim else [n for i, n in enumerate(x.shape) if i not in dims], x)
+    shape = _reduced_shape(x, dims) if keepdim else [side for i, side in enumerate(x.shape) if i not in dims]
+    return _stand_in(shape, x)
 
 
-def _scale(left: Tensor, right: Tensor | float) -> Tensor:
+def _multiply(left: Tensor, right: Tensor | float) -> Tensor:
     # A product or quotient keeps a factor if the other one is a tensor that needs a gradient.
     if not isinstance(right, Tensor):
         return _stand_in(left.shape, left)
-    kept = (*([right] if left.requires_grad else []), *([left] if right.requires_grad else []))
+    kept = [factor for factor, other in ((right, left), (left, right)) if other.requires_grad]
     shape = torch.broadcast_shapes(left.shape, right.shape)  # type: ignore[no-untyped-call]
     return _stand_in(shape, left, right, kept=kept)
 
 
-def _reduced(x: Tensor, dims: Sequence[int]) -> list[int]:
+def _reduced_shape(x: Tensor, dims: Sequence[int]) -> list[int]:
     return [1 if dim in dims else side for dim, side in enumerate(x.shape)]
 
 
@@ -188,7 +190,7 @@ class _FusedAttention(torch.autograd.Function):
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
-    if attn_mask is not None:  # fused kernels cannot learn a bias, so torch uses matrix products
+    if attn_mask is not None:  # fused kernels give a bias no gradient, so torch computes matrix products
         return F.scaled_dot_product_attention(q, k, v, attn_mask, **options)
     return _FusedAttention.apply(q, k, v)
 
@@ -200,11 +202,11 @@ _STAND_INS: dict[Any, Callable[..., Tensor]] = {
     F.max_pool2d: _max_pool,
     F.relu: lambda x, **_: _stand_in(x.shape, x, keeps_output=True),
     Tensor.sqrt: lambda x: _stand_in(x.shape, x, keeps_output=True),
-    Tensor.div: _scale,
-    Tensor.mul: _scale,
+    Tensor.div: _multiply,
+    Tensor.mul: _multiply,
     Tensor.sub: lambda left, right: _stand_in(left.shape, left, right),
     Tensor.mean: _mean,
-    Tensor.var: lambda x, dims, **_: _stand_in(_reduced(x, dims), x, kept=(x,)),
+    Tensor.var: lambda x, dims, **_: _stand_in(_reduced_shape(x, dims), x, kept=(x,)),
     F.layer_norm: lambda x, _shape, weight, **_: _stand_in(  # keeps mean and deviation of each token
         x.shape, x, weight, kept=(x.contiguous(), x.new_empty(x.shape[:-1]), x.new_empty(x.shape[:-1]), weight)
     ),
@@ -272,15 +274,18 @@ def describe(config: Config) -> ModelInfo:
         with torch.random.fork_rng():
             network = build(config).eval().to("meta")
         assert isinstance(network, Network)
-        measured = measure_any(network, torch.empty(1, config.in_channels, *config.image_size, device="meta"))
+        measured = measure_with_flop_counter(
+            network, torch.empty(1, config.in_channels, *config.image_size, device="meta")
+        )
         stages = [CostStage("image", (*config.image_size, config.in_channels))]
-        for name, part in network.network.named_children():  # those that the forward pass uses, named as in the library
+        for name, part in network.network.named_children():
+            # Modules that the forward pass does not use have no shape.
             if (shape := measured.shapes.get(f"network.{name}")) is not None:
                 parameters = sum(parameter.numel() for parameter in part.parameters())
                 stages.append(CostStage(name, shape, parameters, measured.macs_of.get(f"network.{name}", 0)))
         return _info(network, measured, measured, stages)
     model = _build(config)
-    executed, full = _measure(config, shortcut=True), _measure(config, shortcut=False)
+    full, executed = _measure(config, shortcut=False), _measure(config, shortcut=True)
     return _info(model, full, executed, _stages(model, full))
 
 
@@ -298,28 +303,28 @@ def _info(model: Model, full: ForwardCost, executed: ForwardCost, stages: list[C
 
 
 def _measure(config: ViTConfig, *, shortcut: bool) -> ForwardCost:
-    """Measure a forward pass. If all layers have equal cost, only small models are measured, and the rest is computed.
+    """Measure a forward pass of one image, by extrapolation from two small models if all layers have equal cost.
 
     With `shortcut`, the last layer computes only the tokens that the head needs, and therefore costs less. For this
     reason, models with one and with two attention layers (or pairs of axial layers) are measured. Their difference is
     the cost of each further layer.
     """
-    alike = 2 if config.attention == "axial" else 1  # a layer within rows and one within columns
-    if config.conv_layers or config.global_layers or config.layers <= 2 * alike:
-        return _pass(config, shortcut)
-    one, two = (_pass(config.replace(layers=layers), shortcut) for layers in (alike, 2 * alike))
-    more = config.layers // alike - 1
+
+    def measure_config(config: ViTConfig) -> ForwardCost:
+        model = _build(config)
+        model.shortcut = shortcut
+        return measure(model, torch.empty(1, config.in_channels, *config.image_size, device="meta"))
+
+    unit = 2 if config.attention == "axial" else 1  # a layer within rows and one within columns
+    if config.conv_layers or config.global_layers or config.layers <= 2 * unit:
+        return measure_config(config)
+    one, two = (measure_config(config.replace(layers=layers)) for layers in (unit, 2 * unit))
+    further = config.layers // unit - 1
     return replace(
         two,
-        macs=one.macs + more * (two.macs - one.macs),
-        kept_bytes=one.kept_bytes + more * (two.kept_bytes - one.kept_bytes),
+        macs=one.macs + further * (two.macs - one.macs),
+        kept_bytes=one.kept_bytes + further * (two.kept_bytes - one.kept_bytes),
     )
-
-
-def _pass(config: ViTConfig, shortcut: bool) -> ForwardCost:
-    model = _build(config)
-    model.shortcut = shortcut
-    return measure(model, torch.empty(1, config.in_channels, *config.image_size, device="meta"))
 
 
 def _build(config: ViTConfig) -> VisionTransformer:
@@ -328,10 +333,10 @@ def _build(config: ViTConfig) -> VisionTransformer:
 
 
 def _stages(model: VisionTransformer, measured: ForwardCost) -> list[CostStage]:
-    # Their costs add up to that of the model. Equal layers share one stage.
+    """Return the stages of a model. Their costs add up to that of the model. Equal layers share one stage."""
     config, stage = model.config, _StageFactory(model, measured)
-    tokens = ("cls_token", "dist_token", "reg_token", "pos_embed")
-    count = sum(p.numel() for name, p in model.named_parameters() if name.startswith(tokens))
+    prefixes = ("cls_token", "dist_token", "reg_token", "pos_embed")
+    token_parameters = sum(p.numel() for name, p in model.named_parameters() if name.startswith(prefixes))
     relative = []
     if model.rel_pos is not None:  # the tables or the network of relative positions
         macs = 0
@@ -342,16 +347,16 @@ def _stages(model: VisionTransformer, measured: ForwardCost) -> list[CostStage]:
         shape = tables[0] if tables else (config.heads, config.tokens, config.tokens)
         parameters = sum(parameter.numel() for parameter in model.rel_pos.parameters())
         relative = [CostStage("relative positions", shape, parameters, macs)]
-    walk = [
+    stages_of_steps = [
         [CostStage("image", (*config.image_size, config.in_channels))],
         stage("ResNet stem", "patch_embed.backbone"),
         stage("patch embedding", "patch_embed.proj", (*config.grid, config.hidden_size)),
         stage("patches in a row", "patch_embed.norm", (config.patches, config.hidden_size), always=True),
-        [CostStage("tokens, positions added", (config.tokens, config.hidden_size), count)],
+        [CostStage("tokens, positions added", (config.tokens, config.hidden_size), token_parameters)],
         stage("norm before the layers", "norm_pre"),
         stage("rotary frequencies", "rope", (config.layers, config.heads, config.head_size // 2)),
         relative,
-        *_layers(stage),
+        *_layer_stages(stage),
         stage("norm", "norm", (config.tokens, config.hidden_size), always=True),
         stage("attention pooling", "attn_pool"),
         stage("norm of the pooled vector", "fc_norm"),
@@ -360,10 +365,11 @@ def _stages(model: VisionTransformer, measured: ForwardCost) -> list[CostStage]:
         stage("classes", "head"),
         stage("classes, distilled", "head_dist"),
     ]
-    return [one for stages in walk for one in stages]
+    return [stage for stages in stages_of_steps for stage in stages]
 
 
-def _layers(stage: _StageFactory) -> list[list[CostStage]]:
+def _layer_stages(stage: _StageFactory) -> list[list[CostStage]]:
+    """Return the stages of all layers, in the order in which a layer computes them."""
     config = stage.model.config
     H, N, D_h = config.heads, config.tokens, config.head_size
     attending = [layer for layer in range(config.layers) if layer not in config.conv_layers]
@@ -371,9 +377,9 @@ def _layers(stage: _StageFactory) -> list[list[CostStage]]:
     if config.position == "relative":
         products += N * (2 * N - 1) * config.hidden_size  # q with every offset
     variant = stage.rest(f"blocks.{attending[0]}.attn", ("convolve", "qkv", "norm", "proj")) if attending else None
-    if variant is not None:  # another kind of attention, whose cost was measured
+    if variant is not None:  # attention with further parameters, whose cost was measured as a whole
         products = variant.macs
-    attention = []  # eqs. 6-7: a stage for attention over all tokens, and one for each kind of windows
+    attention = []  # eqs. 6-7: one stage for attention over all tokens, and one for each size of windows
     P = config.prefix_tokens
     for windows, times in Counter(windows_of(config, layer) for layer in attending).items():
         if windows is None:
@@ -388,7 +394,8 @@ def _layers(stage: _StageFactory) -> list[list[CostStage]]:
         stage.layers("depthwise convolution", "attn.depthwise"),
         stage.layers("pointwise convolution", "attn.proj", config.conv_layers),
         *(stage.layers(f"convolution of {part}", f"attn.convolve.{part}") for part in "qkv"),
-        [replace(one, macs=3 * N * config.hidden_size**2) for one in stage.layers("q, k, v", "attn.qkv")],
+        # Some kinds of attention use these weights without calling the module, so its products were not measured.
+        [replace(qkv, macs=3 * N * config.hidden_size**2) for qkv in stage.layers("q, k, v", "attn.qkv")],
         [CostStage("q of each head (k, v alike)", (H, N, D_h), times=len(attending))] if attending else [],
         attention,
         [replace(variant, times=len(attending), macs=0)] if variant is not None else [],
@@ -423,29 +430,29 @@ class _StageFactory:
     def layers(self, name: str, module: str, among: Sequence[int] | None = None) -> list[CostStage]:
         """Make one stage for a module that several layers have, with the number of these layers."""
         among = range(len(self.model.blocks)) if among is None else among
-        having = [layer for layer in among if self._parameters(f"blocks.{layer}.{module}")]
-        if not having:
+        layers = [layer for layer in among if self._parameters(f"blocks.{layer}.{module}")]
+        if not layers:
             return []
-        first = f"blocks.{having[0]}.{module}"
+        first = f"blocks.{layers[0]}.{module}"
         shape = self.measured.shapes.get(first, (self.model.config.tokens, 3 * self.model.config.hidden_size))
         macs = self.measured.macs_of.get(first, 0)
-        return [CostStage(name, shape, self._parameters(first), macs, times=len(having))]
+        return [CostStage(name, shape, self._parameters(first), macs, times=len(layers))]
 
     def rest(self, module: str, parts: Sequence[str]) -> CostStage | None:
         """Make a stage for the rest of a module, that is, without these parts; None if the rest has no parameters."""
-        of_parts = [f"{module}.{part}" for part in parts]
-        parameters = self._parameters(module) - sum(map(self._parameters, of_parts))
+        names = [f"{module}.{part}" for part in parts]
+        parameters = self._parameters(module) - sum(map(self._parameters, names))
         if not parameters:
             return None
-        macs = self.measured.macs_of.get(module, 0) - sum(self.measured.macs_of.get(part, 0) for part in of_parts)
+        macs = self.measured.macs_of.get(module, 0) - sum(self.measured.macs_of.get(name, 0) for name in names)
         return CostStage("the rest of attention", self.measured.shapes[module], parameters, macs)
 
     def _parameters(self, module: str) -> int:
         try:
-            module_of_layer = self.model.get_submodule(module)
+            parameters = self.model.get_submodule(module).parameters()
         except AttributeError:
             return 0
-        return sum(parameter.numel() for parameter in module_of_layer.parameters())
+        return sum(parameter.numel() for parameter in parameters)
 
 
 # --- The unit of the paper ------------------------------------------------------------------------------------

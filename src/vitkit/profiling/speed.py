@@ -50,19 +50,18 @@ def compare(
     """
     device = device or images.device
     first, reference = images[:batch], in_batches(model, images, batch)
-    drifts = {
-        each.key: drift_of(in_batches(each.run, images, batch), reference) for each in contenders if each.same_weights
-    }
-    precisions = sorted({each.precision for each in contenders})
-    ceilings = {precision: Ceiling(model.config, batch, precision, device) for precision in precisions}
-    runs = {each.key: torch.inference_mode()(partial(each.run, first)) for each in contenders}
-    tops = {f"the ceiling in {precision}": ceiling for precision, ceiling in ceilings.items()}
-    times = interleave({**runs, **tops}, rounds, stopwatch=stopwatch_for(device))
+    comparable = [contender for contender in contenders if contender.same_weights]
+    drifts = {contender.key: drift_of(in_batches(contender.run, images, batch), reference) for contender in comparable}
+    precisions = sorted({contender.precision for contender in contenders})
+    ceilings = {f"the ceiling in {name}": Ceiling(model.config, batch, name, device) for name in precisions}
+    runs = {contender.key: torch.inference_mode()(partial(contender.run, first)) for contender in contenders}
+    times = interleave({**runs, **ceilings}, rounds, stopwatch=stopwatch_for(device))
     speeds = []
-    for each in contenders:
-        top, macs = times[f"the ceiling in {each.precision}"], ceilings[each.precision].macs
-        rate = 2e-9 * macs / top.quartiles.median
-        speeds.append(Speed(each.name, each.precision, batch, times[each.key], top, rate, drifts.get(each.key)))
+    for contender in contenders:
+        precision, key = contender.precision, contender.key
+        ceiling = times[f"the ceiling in {precision}"]
+        gflops = 2e-9 * ceilings[f"the ceiling in {precision}"].macs / ceiling.quartiles.median
+        speeds.append(Speed(contender.name, precision, batch, times[key], ceiling, gflops, drifts.get(key)))
     return speeds
 
 
@@ -100,7 +99,7 @@ class Speed:
     @property
     def share_of_ceiling(self) -> float:
         """The speed relative to the ceiling; it is 1 if only the matrix products take time."""
-        return self.timing.times_as_fast_as(self.ceiling).median
+        return self.timing.speedup_over(self.ceiling).median
 
 
 @dataclass(frozen=True)
@@ -158,7 +157,7 @@ def row(speed: Speed, references: Mapping[str, Speed | None]) -> dict[str, Any]:
         "ms_per_batch": _round(1e3 * speed.timing.quartiles.median),
     }
     for name, other in references.items():
-        values[name] = None if other is None else _round(speed.timing.times_as_fast_as(other.timing).median)
+        values[name] = None if other is None else _round(speed.timing.speedup_over(other.timing).median)
     return values | {
         "share_of_ceiling": _round(speed.share_of_ceiling),
         "ceiling_gflops": _round(speed.gflops_ceiling),
@@ -174,7 +173,7 @@ def _round(value: float) -> float:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedBackends:
     """The backends that work on this machine, and the reasons why others do not."""
 
     contenders: list[Contender]  # in the requested order
@@ -182,7 +181,9 @@ class Opened:
     missing: Mapping[str, str]  # reasons by backend and precision, such as `onnx float32`
 
 
-def open_backends(model: Model, wanted: Sequence[tuple[str, str]], images: Tensor, device: str = "auto") -> Opened:
+def open_backends(
+    model: Model, requested: Sequence[tuple[str, str]], images: Tensor, device: str = "auto"
+) -> OpenedBackends:
     """Open the requested pairs of backend and precision that work on this machine.
 
     Each backend computes the images (B, C, height, width) once.
@@ -192,38 +193,39 @@ def open_backends(model: Model, wanted: Sequence[tuple[str, str]], images: Tenso
     contenders: list[Contender] = []
     memory: dict[str, int] = {}
     missing: dict[str, str] = {}
-    for done, (backend, precision) in enumerate(wanted):
-        progress(f"preparing {backend} {precision}", done, len(wanted))
-        before = resident()
+    for done, (backend, precision) in enumerate(requested):
+        progress(f"preparing {backend} {precision}", done, len(requested))
+        before = resident_bytes()
         try:
-            # Without pictures, eager float32 is the model itself.
+            # If no number of images is given, eager float32 is the model itself.
             runner = open_runner(model, backend, precision, images=None, device=device)
             runner(images)
         except (VitkitError, ImportError) as error:
             missing[f"{backend} {precision}"] = str(error)
             continue
-        after, contender = resident(), Contender(f"vitkit {runner.backend}", runner.precision, runner)
+        after = resident_bytes()
+        contender = Contender(f"vitkit {runner.backend}", runner.precision, runner)
         if contender.key not in memory:
             contenders.append(contender)
             memory[contender.key] = max(after - before, 0)
-    return Opened(contenders, memory, missing)
+    return OpenedBackends(contenders, memory, missing)
 
 
-def resident() -> int:
+def resident_bytes() -> int:
     """Return the resident memory of this process in bytes."""
     import psutil
 
     return int(psutil.Process().memory_info().rss)
 
 
-def on_cpu(work: Work) -> float:
+def wall_seconds(work: Work) -> float:
     """Return the wall-clock seconds that the work takes."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
 
 
-def _on_cuda(work: Work) -> float:
+def _cuda_seconds(work: Work) -> float:
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
     begin.record()
@@ -235,45 +237,46 @@ def _on_cuda(work: Work) -> float:
 
 def stopwatch_for(device: torch.device) -> _Stopwatch:
     """Return the function that times work on this device."""
-    return _on_cuda if device.type == "cuda" else on_cpu
+    return _cuda_seconds if device.type == "cuda" else wall_seconds
 
 
 def interleave(
     works: Mapping[str, Work],
     rounds: int,
     *,
-    stopwatch: _Stopwatch = on_cpu,
-    least: float = 0.05,
-    long: float = 1.0,
-    limit: float = math.inf,
+    stopwatch: _Stopwatch = wall_seconds,
+    min_seconds: float = 0.05,
+    warm_up_below: float = 1.0,
+    max_seconds: float = math.inf,
 ) -> dict[str, Timing]:
     """Time each piece of work once per round, in the order of `works`.
 
     Before the first round, each piece is run twice, so that kernels are chosen and compiled. In each round, a piece
-    that takes less than `long` seconds is first run once without timing, because the previous piece has filled the
-    caches, and its threads may keep spinning for a tenth of a second. A piece that takes less than `least` seconds is
-    repeated, and the mean time is recorded. After `limit` seconds of rounds, no other round begins.
+    that takes less than `warm_up_below` seconds is first run once without timing, because the previous piece has filled
+    the caches, and its threads may keep spinning for a tenth of a second. A piece that takes less than `min_seconds` is
+    repeated, and the mean time is recorded. After `max_seconds` of rounds, no other round begins.
     """
-    repeats, untimed = {}, {}
+    repeats, needs_warm_up = {}, {}
     for name, work in works.items():
         stopwatch(work)
         took = stopwatch(work)
-        repeats[name], untimed[name] = max(math.ceil(least / max(took, 1e-9)), 1), took < long
+        repeats[name] = max(math.ceil(min_seconds / max(took, 1e-9)), 1)
+        needs_warm_up[name] = took < warm_up_below
     seconds: dict[str, list[float]] = {name: [] for name in works}
-    end = time.monotonic() + limit
+    end = time.monotonic() + max_seconds
     for done in range(rounds):
         if done and time.monotonic() >= end:
             break
         for name, work in works.items():
             progress(f"timing {name}", done, rounds)
-            if untimed[name]:
+            if needs_warm_up[name]:
                 work()
 
-            def again(work: Work = work, times: int = repeats[name]) -> None:
+            def repeat(work: Work = work, times: int = repeats[name]) -> None:
                 for _ in range(times):
                     work()
 
-            seconds[name].append(stopwatch(again) / repeats[name])
+            seconds[name].append(stopwatch(repeat) / repeats[name])
     return {name: Timing(tuple(values)) for name, values in seconds.items()}
 
 
@@ -292,7 +295,7 @@ class Timing:
         """Return the quartiles of items per second, if the work processes `items` items."""
         return Quartiles.of(tuple(items / seconds for seconds in self.seconds))
 
-    def times_as_fast_as(self, other: Timing) -> Quartiles:
+    def speedup_over(self, other: Timing) -> Quartiles:
         """Return the quartiles, over rounds, of the speedup over another piece of work; 2 means half of its time."""
         return Quartiles.of(tuple(b / a for a, b in zip(self.seconds, other.seconds, strict=True)))
 
@@ -326,16 +329,16 @@ class Ceiling:
     """
 
     def __init__(self, config: Config, images: int, precision: str, device: torch.device) -> None:
-        needed = products(config, images)
-        self.macs = sum(product.macs * times for product, times in needed.items())
+        counts = products(config, images)
+        self.macs = sum(product.macs * times for product, times in counts.items())
         stopwatch = stopwatch_for(device)
         self._works: list[tuple[Work, int]] = []
         with torch.inference_mode():
-            for product, times in needed.items():
-                ways = _ways(product, getattr(torch, precision), device)
-                for work in ways:
+            for product, times in counts.items():
+                implementations = _implementations(product, getattr(torch, precision), device)
+                for work in implementations:  # the first run is slower
                     work()
-                fastest = min(ways, key=lambda work: min(stopwatch(work) for _ in range(5)))
+                fastest = min(implementations, key=lambda work: min(stopwatch(work) for _ in range(5)))
                 self._works.append((fastest, times))
 
     @torch.inference_mode()
@@ -345,23 +348,24 @@ class Ceiling:
                 work()
 
 
-def _ways(product: Product, dtype: torch.dtype, device: torch.device) -> list[Work]:
+def _implementations(product: Product, dtype: torch.dtype, device: torch.device) -> list[Work]:
+    """Return functions that compute a product of random operands, each in another way."""
     from vitkit.inference.backends.optimized import can_pack
 
     B, rows, inner, columns = product.batch, product.rows, product.inner, product.columns
-    make: dict[str, Any] = {"dtype": dtype, "device": device}
+    options: dict[str, Any] = {"dtype": dtype, "device": device}
     if B > 1:
-        left, right = torch.rand(B, rows, inner, **make), torch.rand(B, columns, inner, **make)
-        out, turned = torch.empty(B, rows, columns, **make), right.mT.contiguous()
-        return [lambda: torch.bmm(left, right.mT, out=out), lambda: torch.bmm(left, turned, out=out)]
-    x, weight = torch.rand(rows, inner, **make), torch.rand(columns, inner, **make)
-    y = torch.empty(rows, columns, **make)
-    across = weight.t().contiguous()
-    ways: list[Work] = [lambda: torch.mm(x, weight.t(), out=y), lambda: torch.mm(x, across, out=y)]
+        left, right = torch.rand(B, rows, inner, **options), torch.rand(B, columns, inner, **options)
+        out, transposed = torch.empty(B, rows, columns, **options), right.mT.contiguous()
+        return [lambda: torch.bmm(left, right.mT, out=out), lambda: torch.bmm(left, transposed, out=out)]
+    x, weight = torch.rand(rows, inner, **options), torch.rand(columns, inner, **options)
+    y = torch.empty(rows, columns, **options)
+    weight_t = weight.t().contiguous()
+    works: list[Work] = [lambda: torch.mm(x, weight.t(), out=y), lambda: torch.mm(x, weight_t, out=y)]
     if device.type == "cpu" and can_pack(dtype):
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
-        ways.append(lambda: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], ""))
-    return ways
+        works.append(lambda: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], ""))
+    return works
 
 
 class Product(NamedTuple):
@@ -386,12 +390,12 @@ def products(config: Config, images: int = 1) -> Counter[Product]:
     with torch.device("meta"):
         model = build(config).eval()
         batch = torch.empty(images, config.in_channels, *config.image_size)
-    with torch.inference_mode(), _Collector() as collector:
+    with torch.inference_mode(), _ProductCollector() as collector:
         model(batch)
     return collector.products
 
 
-class _Collector(TorchFunctionMode):
+class _ProductCollector(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.products: Counter[Product] = Counter()

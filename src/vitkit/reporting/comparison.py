@@ -21,10 +21,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator, StrMethodFormatter
 
+from vitkit.data.storage import Place
 from vitkit.evaluation.headline import images_in_words
-from vitkit.reporting.plots import BLUE, GREY, ORANGE, STYLES, in_legend
+from vitkit.reporting.plots import BLUE, GREY, ORANGE, STYLES, cell, legend_name, thumbnails
 from vitkit.text.cells import interval_text, plural, sentence
-from vitkit.text.pages import address, from_template, new_figure, split_level, to_png, whole_numbers, write_page
+from vitkit.text.pages import data_uri, from_template, new_figure, split_level, to_png, whole_numbers, write_page
 from vitkit.text.verdict import Level, Verdict
 
 _ABOUT = (
@@ -35,15 +36,16 @@ _ABOUT = (
 )
 
 _TEMPLATE = Path(__file__).parent / "templates" / "comparison.html"
-_SHORT = 18  # characters of the longest name that is not replaced by a letter
+_MAX_PLAIN_NAME = 18  # characters of the longest name that is not replaced by a letter
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _SIZE, _ROW = (4.9, 3.5), 0.22  # inches of a picture, and of a row of its legend
-_LONG, _LONGEST = 22, 52  # maximum length of a name in a legend with two columns, and with one
-_MOST_BELOW = 44  # characters of all names below a picture; longer names are slanted
+_MAX_IN_TWO_COLUMNS, _MAX_IN_ONE_COLUMN = 22, 52  # maximum length of a name in a legend with two columns, and with one
+_MAX_BELOW = 44  # characters of all names below a picture; longer names are slanted
 _BY_EPOCH, _BY_DATA, _BY_COMPUTATION = "Accuracy by epoch", "Accuracy by data", "Accuracy by computation"
+# Factors of the labels on a logarithmic axis, from many to few: 1, 1.1, 1.2, … to 1.
 _FINE = tuple(tuple(step / parts for step in range(parts, 10 * parts)) for parts in (10, 5, 2, 1))
-_STEPS = (*_FINE, (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,))
-_LABEL = 0.17  # width of a label such as 2x10^9, as a part of the axis
+_FACTORS = (*_FINE, (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,))
+_LABEL_WIDTH = 0.17  # width of a label such as 2x10^9, as a fraction of the axis
 _MARKERS = "osD^vP*X"
 Model = Mapping[str, Any]
 
@@ -58,11 +60,11 @@ def write_comparison(
     models, best, luck = figures["models"], figures["best"], figures["luck"]
     names, *values = zip(*rows, strict=True)  # a column for each model, because there are more values than models
     short = dict(zip(names, names, strict=True))
-    if max(map(len, names)) > _SHORT and len(names) > 1:
-        short = {name: _LETTERS[place % 26] * (1 + place // 26) for place, name in enumerate(names)}
-    of = "the only model"
+    if max(map(len, names)) > _MAX_PLAIN_NAME and len(names) > 1:
+        short = {name: _LETTERS[i % 26] * (1 + i // 26) for i, name in enumerate(names)}  # A to Z, AA, BB …
+    rank = "the only model"
     if best["of"] > 1:
-        of = (
+        rank = (
             f"the best of {best['of']}. Its measured accuracy of {100 * best['measured']:.1f} % is too optimistic, "
             "because it was selected on the same images"
         )
@@ -78,12 +80,16 @@ def write_comparison(
         data=figures["data"],
         verdict=verdict_of_comparison(figures, short),
         figure=f"{100 * best['expected']:.1f} %",
-        beside=f"expected accuracy of {best['model']}, {of} (95 %: {bounds})",
+        beside=f"expected accuracy of {best['model']}, {rank} (95 %: {bounds})",
         legend=[(letter, name) for name, letter in short.items() if letter != name],
         findings=[split_level(text) for text in figures["findings"]],
         names=list(short.values()),
         best=short[best["model"]],
-        lines=list(zip(headings[1:], values, strict=True)),
+        lines=[
+            (heading, column)
+            for heading, column in zip(headings[1:], values, strict=True)
+            if heading != "caveats" and set(column) != {"-"}
+        ],
         about=_ABOUT,
         verdicts=[sentence(pair["verdict"]) for pair in figures["pairs"]],
         luck="" if luck is None else sentence(luck["sentence"]),
@@ -93,7 +99,7 @@ def write_comparison(
             "trained” compares only these trained models on other images of this kind, not what other seeds would give."
         ),
         pictures=[
-            {"caption": caption, "address": address(to_png(picture), "png"), "about": about}
+            {"caption": caption, "address": data_uri(to_png(picture), "png"), "about": about}
             for caption, picture, about in drawn
         ],
         pairs=_pairs(figures["pairs_by_fraction"]),
@@ -113,23 +119,63 @@ def write_comparison(
             for model in models
             for run in model["runs"]
         ],
-        notes=[sentence(note) for note in figures["notes"]],
+        notes=[
+            *(sentence(note) for note in figures["notes"]),
+            *(f"{model['name']}: {'; '.join(model['caveats'])}." for model in models if model["caveats"]),
+        ],
     )
     write_page(path, f"Which model for {figures['data']}?", body)
 
 
+def write_trained_comparison(
+    path: Path,
+    figures: Mapping[str, Any],
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    sentences: Sequence[str],
+    pictures: Sequence[tuple[Place, Sequence[str]]],
+) -> None:
+    """Write the page about finished runs that were compared as they are into the HTML file `path`.
+
+    `figures` is the content of comparison.json. The table of models has these `heads` and `rows`, and `sentences` are
+    about the pairs. `pictures` are photographs on which the runs differ, with the lines of their captions.
+    """
+    models, images = figures["models"], images_in_words(figures["test_images"], figures["split"])
+    names = [model["name"] for model in models]
+    (best,) = (model for model in models if model["name"] == figures["best"]["model"])
+    bounds = interval_text([100 * end for end in best["interval"]], 1)
+    slow, *_, quick = sorted(models, key=lambda model: model["predict_images_per_s"])
+    ratio = quick["predict_images_per_s"] / slow["predict_images_per_s"]
+    shown = thumbnails([file for file, _ in pictures])
+    body = from_template(
+        _TEMPLATE.with_name("trained.html"),
+        verdict=verdict_of_comparison(figures, dict(zip(names, names, strict=True))),
+        figure=f"{100 * best['accuracy']:.1f} %",
+        beside=f"accuracy of {best['name']} on {images} that all of them were tested on (95 %: {bounds})",
+        sentences=sentences,
+        speed=f"{quick['name']} classifies {ratio:.1f} x as many images a second as {slow['name']}.",
+        rows=rows,
+        heads=["", *heads[1:]],
+        pictures=[cell(picture, lines) for picture, (_, lines) in zip(shown, pictures, strict=True)],
+        classes=[[row["class"], str(row["images"]), *map(str, row["right"])] for row in figures["classes"]],
+        class_heads=["class", "images", *(f"right: {name}" for name in names)],
+        notes=[sentence(text) for text in figures["notes"]],
+    )
+    write_page(path, f"Which of {', '.join(names)}?", body)
+
+
 def verdict_of_comparison(figures: Mapping[str, Any], short: Mapping[str, str]) -> Verdict:
-    """Return which model to take; `figures` is the content of comparison.json, and `short` has names by model."""
+    """Return which model to take; `figures` is the content of comparison.json, and `short` has the names to show."""
     best = figures["best"]["model"]
     name, as_trained = short[best], ""
-    better, alike = list[tuple[str, str]](), list[str]()
+    worse, alike = list[tuple[str, str]](), list[str]()  # the other models, the worse ones with their distance
     for pair in figures["pairs"]:
         if best in (pair["a"], pair["b"]):
             sign, other = (1, pair["b"]) if pair["a"] == best else (-1, pair["a"])
             if best not in (pair["better"]["recipe"], pair["better"]["trained"]):
                 alike.append(short[other])
                 continue
-            better.append((short[other], f"{100 * sign * pair['difference']:.1f} points"))
+            worse.append((short[other], f"{100 * sign * pair['difference']:.1f} points"))
             if pair["better"]["recipe"] != best:
                 as_trained = ", as trained"
     if not figures["pairs"]:
@@ -140,9 +186,9 @@ def verdict_of_comparison(figures: Mapping[str, Any], short: Mapping[str, str]) 
         sentence = f"{name} cannot be told apart from {others}: take the {quickest} of them, or more images"
         return Verdict("warning", sentence)
     level: Level = "warning" if figures.get("findings") or figures.get("chosen_on") else "good"
-    if len(better) > 1:
+    if len(worse) > 1:
         return Verdict(level, f"Take {name}: it is better than all others{as_trained}")
-    ((other, points),) = better
+    ((other, points),) = worse
     return Verdict(level, f"{name} is better than {other}{as_trained}{',' if as_trained else ''} by {points}")
 
 
@@ -151,7 +197,7 @@ def _pairs(pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     rows = []
     for pair in sorted(pairs, key=lambda pair: -pair["fraction"]):
         low, high = (100 * end for end in pair["interval"])
-        of_trained = [100 * end for end in pair["trained"]["interval"]]
+        low_trained, high_trained = (100 * end for end in pair["trained"]["interval"])
         rows.append(
             [
                 f"{pair['a']} minus {pair['b']}",
@@ -160,7 +206,7 @@ def _pairs(pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 f"{low:+.1f} to {high:+.1f}",
                 "-" if pair["needed"] is None else f"{100 * pair['needed']:.1f}",
                 f"{pair['p']:.3f}",
-                f"{of_trained[0]:+.1f} to {of_trained[1]:+.1f}",
+                f"{low_trained:+.1f} to {high_trained:+.1f}",
                 f"{pair['trained']['p']:.3f}",
             ]
         )
@@ -185,8 +231,8 @@ def pictures_of(models: Sequence[Model]) -> dict[str, Callable[[], Figure]]:
 
 
 def _pictures(models: Sequence[Model]) -> list[tuple[str, Figure, str]]:
-    part = models[0]["by_fraction"][-1]["fraction"]
-    data = "all the data" if part == 1 else f"{part:g} of the training images"
+    largest = models[0]["by_fraction"][-1]["fraction"]
+    data = "all the data" if largest == 1 else f"{largest:g} of the training images"
     about = {
         _BY_EPOCH: f"On validation images, trained on {data}. Thin lines are seeds, thick lines their means.",
         _BY_DATA: "With 95 % intervals. Larger subsets contain the smaller ones; all use the same evaluation images.",
@@ -197,7 +243,7 @@ def _pictures(models: Sequence[Model]) -> list[tuple[str, Figure, str]]:
     drawn = {caption: draw() for caption, draw in pictures_of(models).items()}
     means = {}  # over seeds, the accuracy on validation images by epoch
     for model in models:
-        curves = [dict(run["curve"]) for run in _whole(model)]
+        curves = [dict(run["curve"]) for run in _runs_on_most_data(model)]
         epochs = sorted(set.intersection(*map(set, curves))) if curves else []
         if epochs:
             means[model["name"]] = {epoch: sum(curve[epoch] for curve in curves) / len(curves) for epoch in epochs}
@@ -205,11 +251,11 @@ def _pictures(models: Sequence[Model]) -> list[tuple[str, Figure, str]]:
     for name, curve in means.items():
         if best is not None and name != best:
             highest = max(curve.values())
-            there = next(epoch for epoch, value in curve.items() if value == highest)
-            first = next(epoch for epoch, value in means[best].items() if value >= highest)
+            own_epoch = next(epoch for epoch, value in curve.items() if value == highest)
+            epoch_of_best = next(epoch for epoch, value in means[best].items() if value >= highest)
             reached = (
                 f"{best} reaches {100 * highest:.1f} %, the best accuracy of {name}, after "
-                f"{plural(first, 'epoch', 'epochs')}; {name} needs {plural(there, 'epoch', 'epochs')}"
+                f"{plural(epoch_of_best, 'epoch', 'epochs')}; {name} needs {plural(own_epoch, 'epoch', 'epochs')}"
             )
             about[_BY_EPOCH] += f" {sentence(reached)}"
     return [(caption, picture, about[caption]) for caption, picture in drawn.items()]
@@ -217,89 +263,89 @@ def _pictures(models: Sequence[Model]) -> list[tuple[str, Figure, str]]:
 
 def _learning_curves(models: Sequence[Model]) -> Figure:
     # On the largest fraction of the data; thin lines are seeds, thick ones their mean.
-    figure, axis = _new_axes([model["name"] for model in models])
+    figure, axis = _empty_axes([model["name"] for model in models])
     for place, model in enumerate(models):
-        style = _style(place)
-        curves = [run["curve"] for run in _whole(model)]
+        style = _line_style(place)
+        curves = [run["curve"] for run in _runs_on_most_data(model)]
         for curve in curves:
             axis.plot([epoch for epoch, _ in curve], [value for _, value in curve], **style, linewidth=0.7, alpha=0.45)
-        shared = min(map(len, curves), default=0)
+        shared = min(map(len, curves), default=0)  # points that all curves have
         if not shared:
             continue
-        mean = [sum(curve[epoch][1] for curve in curves) / len(curves) for epoch in range(shared)]
+        mean = [sum(curve[i][1] for curve in curves) / len(curves) for i in range(shared)]
         epochs = [epoch for epoch, _ in curves[0][:shared]]
         marker = "." if shared < 15 else ""
-        axis.plot(epochs, mean, **style, linewidth=2, marker=marker, label=in_legend(model["name"], _LONGEST))
-    if any(value >= 0.9 for model in models for run in _whole(model) for _, value in run["curve"]):
+        label = legend_name(model["name"], _MAX_IN_ONE_COLUMN)
+        axis.plot(epochs, mean, **style, linewidth=2, marker=marker, label=label)
+    if any(value >= 0.9 for model in models for run in _runs_on_most_data(model) for _, value in run["curve"]):
         axis.axhline(0.9, color=GREY, linewidth=0.8, linestyle=":", label=_percent(0.9))
     whole_numbers(axis.xaxis)
-    return _finish(figure, axis, "epoch", "validation accuracy")
+    return _label_axes(figure, axis, "epoch", "validation accuracy")
 
 
 def _by_images(models: Sequence[Model]) -> Figure:
-    figure, axis = _new_axes([model["name"] for model in models])
+    figure, axis = _empty_axes([model["name"] for model in models])
     for place, model in enumerate(models):
         images = {run["fraction"]: run["training_images"] for run in model["runs"]}
-        _with_intervals(axis, model, [images[part["fraction"]] for part in model["by_fraction"]], place)
+        _draw_fractions(axis, model, [images[part["fraction"]] for part in model["by_fraction"]], place)
     _logarithmic(axis, {run["training_images"] for model in models for run in model["runs"]})
-    return _finish(figure, axis, "training images", "accuracy on held-out images")
+    return _label_axes(figure, axis, "training images", "accuracy on held-out images")
 
 
 def by_compute(models: Sequence[Model]) -> Figure:
     """Plot accuracy by the FLOPs of the training, with a point and 95 % interval for each fraction of the data."""
-    figure, axis = _new_axes([model["name"] for model in models])
+    figure, axis = _empty_axes([model["name"] for model in models])
     for place, model in enumerate(models):
-        spent: dict[float, list[float]] = {}
-        for run in model["runs"]:
-            spent.setdefault(run["fraction"], []).append(run["training_flops"] or 0.0)
-        means = [sum(spent[part["fraction"]]) / len(spent[part["fraction"]]) for part in model["by_fraction"]]
-        _with_intervals(axis, model, means, place)
+        means = []
+        for part in model["by_fraction"]:
+            flops = [run["training_flops"] or 0.0 for run in model["runs"] if run["fraction"] == part["fraction"]]
+            means.append(sum(flops) / len(flops))  # over seeds
+        _draw_fractions(axis, model, means, place)
     _powers_of_ten(axis)
-    return _finish(figure, axis, "FLOPs of a training", "accuracy on held-out images")
+    return _label_axes(figure, axis, "FLOPs of a training", "accuracy on held-out images")
 
 
 def _by_strength(models: Sequence[Model], stress: Mapping[str, Any]) -> Figure:
-    figure, axis = _new_axes([model["name"] for model in models])
+    figure, axis = _empty_axes([model["name"] for model in models])
     for place, model in enumerate(models):
         measured = stress["models"][model["name"]]
-        _bars(axis, stress["strengths"], measured["accuracy"], measured["interval"], model["name"], place)
-    return _finish(figure, axis, stress["unit"], "accuracy on held-out images")
+        _draw_line(axis, stress["strengths"], measured["accuracy"], measured["interval"], model["name"], place)
+    return _label_axes(figure, axis, stress["unit"], "accuracy on held-out images")
 
 
 def draw_suite(figures: Mapping[str, Any]) -> Figure:
     """Plot the accuracy of each model on each data set of suite.json, with 95 % intervals, side by side."""
     models, data = figures["models"], figures["data"]
-    figure, axis = _new_axes([model["name"] for model in models], width=max(_SIZE[0], 0.7 * len(data) + 1.5))
+    figure, axis = _empty_axes([model["name"] for model in models], width=max(_SIZE[0], 0.7 * len(data) + 1.5))
     for place, model in enumerate(models):
-        there = [(column, model["by_data"][name]) for column, name in enumerate(data) if name in model["by_data"]]
+        results = {column: model["by_data"][name] for column, name in enumerate(data) if name in model["by_data"]}
         shift = 0.5 * ((place + 0.5) / len(models) - 0.5)
-        accuracies, intervals = ([cell[key] for _, cell in there] for key in ("accuracy", "interval"))
-        x = [column + shift for column, _ in there]
-        _bars(axis, x, accuracies, intervals, model["name"], place, linestyle="none")
-    names = [in_legend(name) for name in data]
-    is_short = sum(map(len, names)) < _MOST_BELOW
+        x = [column + shift for column in results]
+        accuracies, intervals = ([result[key] for result in results.values()] for key in ("accuracy", "interval"))
+        _draw_line(axis, x, accuracies, intervals, model["name"], place, linestyle="none")
+    names = [legend_name(name) for name in data]
+    is_short = sum(map(len, names)) < _MAX_BELOW
     axis.set_xticks(range(len(data)), names, rotation=0 if is_short else 30, ha="center" if is_short else "right")
-    return _finish(figure, axis, "", "accuracy on held-out images")
+    return _label_axes(figure, axis, "", "accuracy on held-out images")
 
 
-def _whole(model: Model) -> list[Mapping[str, Any]]:
-    # The runs on the largest fraction of the data that have a learning curve.
-    last = model["by_fraction"][-1]["fraction"]
-    return [run for run in model["runs"] if run["fraction"] == last and run["curve"]]
+def _runs_on_most_data(model: Model) -> list[Mapping[str, Any]]:
+    # The runs with a learning curve on the largest fraction of the data, which is the last one.
+    largest = model["by_fraction"][-1]["fraction"]
+    return [run for run in model["runs"] if run["fraction"] == largest and run["curve"]]
 
 
-def _style(place: int) -> dict[str, Any]:
+def _line_style(place: int) -> dict[str, Any]:
     colour, line = STYLES[place % len(STYLES)]
     return {"color": colour, "linestyle": line}
 
 
-def _with_intervals(axis: Axes, model: Model, x: Sequence[float], place: int) -> None:
-    parts = model["by_fraction"]
-    accuracies, intervals = [each["accuracy"] for each in parts], [each["interval"] for each in parts]
-    _bars(axis, x, accuracies, intervals, model["name"], place)
+def _draw_fractions(axis: Axes, model: Model, x: Sequence[float], place: int) -> None:
+    accuracies, intervals = ([part[key] for part in model["by_fraction"]] for key in ("accuracy", "interval"))
+    _draw_line(axis, x, accuracies, intervals, model["name"], place)
 
 
-def _bars(
+def _draw_line(
     axis: Axes,
     x: Sequence[float],
     y: Sequence[float],
@@ -308,11 +354,11 @@ def _bars(
     place: int,
     **style: Any,
 ) -> None:
-    # The number of the line, `place`, determines its style.
+    # A line with 95 % intervals. Its number, `place`, determines its style.
     below = [max(value - low, 0.0) for value, (low, _) in zip(y, intervals, strict=True)]
     above = [max(high - value, 0.0) for value, (_, high) in zip(y, intervals, strict=True)]
     marker = _MARKERS[place % len(_MARKERS)]
-    style, label = {**_style(place), **style}, in_legend(name, _LONGEST)
+    style, label = {**_line_style(place), **style}, legend_name(name, _MAX_IN_ONE_COLUMN)
     axis.errorbar(x, y, yerr=[below, above], **style, label=label, marker=marker, capsize=3, markersize=5)
 
 
@@ -328,17 +374,17 @@ def _powers_of_ten(axis: Axes) -> None:
     axis.set_xscale("log")
     low, high = axis.get_xlim()
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)))
-    for steps in _STEPS:
-        ticks = [(step, power) for power in exponents for step in steps if low <= step * 10.0**power <= high]
-        places = [math.log(step * 10.0**power / low, high / low) for step, power in ticks]
-        gap = min((after - before for before, after in pairwise(places)), default=1.0)
-        if gap >= _LABEL:
+    for factors in _FACTORS:  # until the labels do not overlap
+        ticks = [(factor, power) for power in exponents for factor in factors if low <= factor * 10.0**power <= high]
+        positions = [math.log(factor * 10.0**power / low, high / low) for factor, power in ticks]  # 0 to 1
+        gap = min((after - before for before, after in pairwise(positions)), default=1.0)
+        if gap >= _LABEL_WIDTH:
             break
-    ticks = ticks[:: math.ceil(_LABEL / gap)]
+    ticks = ticks[:: math.ceil(_LABEL_WIDTH / gap)]  # if even the powers of ten are too close
     if len(ticks) < 2:
         return
-    labels = [rf"$10^{{{power}}}$" if step == 1 else rf"${step:g} \times 10^{{{power}}}$" for step, power in ticks]
-    axis.set_xticks([step * 10.0**power for step, power in ticks], labels)
+    labels = [rf"${factor:g} \times 10^{{{power}}}$".replace(r"$1 \times ", "$") for factor, power in ticks]
+    axis.set_xticks([factor * 10.0**power for factor, power in ticks], labels)
     axis.xaxis.set_minor_formatter(NullFormatter())
 
 
@@ -346,31 +392,29 @@ def _percent(value: float, _place: int | None = None) -> str:
     return f"{100 * value:.4g} %"
 
 
-def _new_axes(names: Sequence[str], width: float = _SIZE[0]) -> tuple[Figure, Axes]:
-    columns = 2 if max(map(len, names)) <= _LONG else 1
+def _empty_axes(names: Sequence[str], width: float = _SIZE[0]) -> tuple[Figure, Axes]:
+    columns = 2 if max(map(len, names)) <= _MAX_IN_TWO_COLUMNS else 1
     figure = new_figure(width, _SIZE[1] + _ROW * -(-len(names) // columns))
     return figure, figure.subplots()
 
 
-def _finish(figure: Figure, axis: Axes, x: str, y: str) -> Figure:
+def _label_axes(figure: Figure, axis: Axes, x: str, y: str) -> Figure:
     axis.set(xlabel=x, ylabel=y)
     axis.yaxis.set_major_formatter(FuncFormatter(_percent))
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
     names = axis.get_legend_handles_labels()[1]
     if names:
-        columns = 2 if max(map(len, names)) <= _LONG else 1
+        columns = 2 if max(map(len, names)) <= _MAX_IN_TWO_COLUMNS else 1
         figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
     return figure
 
 
 # --- Experiments of the lab -----------------------------------------------------------------------------------
 
-_Figures = Mapping[str, Any]
-
 
 def pictures_of_experiment(
-    kind: str, figures: _Figures, lines: Mapping[str, Sequence[str]]
+    kind: str, figures: Mapping[str, Any], lines: Mapping[str, Sequence[str]]
 ) -> dict[str, Callable[[], Figure]]:
     """Return functions that plot the result of an experiment in lab.json, by caption.
 
@@ -396,7 +440,7 @@ def pictures_of_experiment(
     raise ValueError(kind)
 
 
-def _dots(figures: _Figures) -> Figure:
+def _dots(figures: Mapping[str, Any]) -> Figure:
     # The accuracy of each variant with its 95 % interval, and in a second panel the paper's numbers, if any.
     variants = figures["variants"]
     matches = [re.match(r"\d+(\.\d+)?", variant["paper"] or "") for variant in variants]
@@ -404,20 +448,20 @@ def _dots(figures: _Figures) -> Figure:
     panels = 2 if any(value is not None for value in published) else 1
     drawn = new_figure(4.6 + 0.8 * (panels - 1), 1.1 + 0.42 * len(variants))
     axes = drawn.subplots(1, panels, squeeze=False, sharey=True, width_ratios=(2, 1)[:panels])[0]
-    places = range(len(variants))
+    rows = range(len(variants))
     accuracies = [variant["accuracy"] for variant in variants]
     ends = np.array([variant["interval"] for variant in variants])  # (M, 2)
     spans = np.abs(ends.T - accuracies)
-    axes[0].errorbar(accuracies, places, xerr=spans, fmt="o", color=BLUE, capsize=3, markersize=6)
+    axes[0].errorbar(accuracies, rows, xerr=spans, fmt="o", color=BLUE, capsize=3, markersize=6)
     axes[0].axvline(figures["chance"], color=GREY, linewidth=0.8, linestyle=":")
     axes[0].set_xlabel("accuracy here, 95 % intervals\n(dotted: always the most frequent class)", fontsize=9)
     axes[0].xaxis.set_major_formatter(FuncFormatter(_percent))
     axes[0].xaxis.set_major_locator(MaxNLocator(5))
-    axes[0].set_yticks(places, [variant["label"] for variant in variants])
+    axes[0].set_yticks(rows, [variant["label"] for variant in variants])
     axes[0].set_ylim(len(variants) - 0.5, -0.5)
     if panels == 2:
-        there = [(value, place) for place, value in enumerate(published) if value is not None]
-        axes[1].plot(*zip(*there, strict=True), "D", color=ORANGE, markersize=6)
+        points = [(value, row) for row, value in enumerate(published) if value is not None]
+        axes[1].plot(*zip(*points, strict=True), "D", color=ORANGE, markersize=6)
         column = textwrap.fill(figures.get("column") or "accuracy, %", 16)
         axes[1].set_xlabel(f"in the paper:\n{column}", fontsize=9)
         axes[1].margins(x=0.25)
@@ -428,51 +472,51 @@ def _dots(figures: _Figures) -> Figure:
     return drawn
 
 
-def _as_models(variants: Sequence[_Figures]) -> list[dict[str, Any]]:
+def _as_models(variants: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     # In the format that the drawing functions of comparisons read.
     return [_line(variant["label"], [variant]) for variant in variants]
 
 
-def _line(name: str, variants: Sequence[_Figures]) -> dict[str, Any]:
+def _line(name: str, variants: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     # Several variants become one model of a comparison, with their positions in place of fractions of the data.
     parts = [
-        {"fraction": place, **{key: variant[key] for key in ("accuracy", "interval")}}
-        for place, variant in enumerate(variants)
+        {"fraction": i, "accuracy": variant["accuracy"], "interval": variant["interval"]}
+        for i, variant in enumerate(variants)
     ]
-    runs = [{**run, "fraction": place} for place, variant in enumerate(variants) for run in variant["runs"]]
+    runs = [{**run, "fraction": i} for i, variant in enumerate(variants) for run in variant["runs"]]
     return {"name": name, "by_fraction": parts, "runs": runs}
 
 
-def _by_computation(variants: Sequence[_Figures], lines: Mapping[str, Sequence[str]]) -> Figure:
+def _by_computation(variants: Sequence[Mapping[str, Any]], lines: Mapping[str, Sequence[str]]) -> Figure:
     # Figures 5 and 8 of the paper.
     by_label = {variant["label"]: variant for variant in variants}
     models = []
     for name, labels in lines.items():
-        there = [by_label[label] for label in labels if label in by_label]
-        if len(there) > 1:
-            models.append(_line(name, there))
+        found = [by_label[label] for label in labels if label in by_label]
+        if len(found) > 1:
+            models.append(_line(name, found))
     return by_compute(models or _as_models(variants))
 
 
-def _few_shot(figures: _Figures) -> Figure:
+def _few_shot(figures: Mapping[str, Any]) -> Figure:
     rows = figures["few_shot"]
-    drawn, axis = _new_axes([figures["model"]])
+    drawn, axis = _empty_axes([figures["model"]])
     shots = [row["shots"] for row in rows]
-    _bars(axis, shots, [row["accuracy"] for row in rows], [row["interval"] for row in rows], figures["model"], 0)
+    _draw_line(axis, shots, [row["accuracy"] for row in rows], [row["interval"] for row in rows], figures["model"], 0)
     axis.axhline(figures["chance"], color=GREY, linewidth=0.8, linestyle=":", label="chance")
     _logarithmic(axis, set(shots))
-    return _finish(drawn, axis, "training images per class", "accuracy on held-out images")
+    return _label_axes(drawn, axis, "training images per class", "accuracy on held-out images")
 
 
-def _by_size(figures: _Figures, key: str) -> Figure:
+def _by_size(figures: Mapping[str, Any], key: str) -> Figure:
     # Figures 3 and 4 of the paper.
-    drawn, axis = _new_axes([model["name"] for model in figures["models"]])
+    drawn, axis = _empty_axes([model["name"] for model in figures["models"]])
     for place, model in enumerate(figures["models"]):
         parts = model["by_size"]
         accuracies, intervals = ([part[key][name] for part in parts] for name in ("accuracy", "interval"))
-        _bars(axis, [part["images"] for part in parts], accuracies, intervals, model["name"], place)
+        _draw_line(axis, [part["images"] for part in parts], accuracies, intervals, model["name"], place)
     _logarithmic(axis, {part["images"] for model in figures["models"] for part in model["by_size"]})
-    return _finish(drawn, axis, "pre-training images", "accuracy on held-out images")
+    return _label_axes(drawn, axis, "pre-training images", "accuracy on held-out images")
 
 
 def draw_lines(
@@ -482,14 +526,13 @@ def draw_lines(
 
     The x axis is logarithmic. `ticks` are positions on it by their labels; empty for numeric labels.
     """
-    drawn, axis = _new_axes(list(lines))
+    drawn, axis = _empty_axes(list(lines))
     for place, (name, points) in enumerate(lines.items()):
         values = np.array(points) / (1, 100)  # (n, 2)
-        axis.plot(
-            *values.T, **_style(place), marker=_MARKERS[place % len(_MARKERS)], markersize=5, label=in_legend(name)
-        )
+        style = {**_line_style(place), "marker": _MARKERS[place % len(_MARKERS)], "markersize": 5}
+        axis.plot(*values.T, **style, label=legend_name(name))
     axis.set_xscale("log")
     if ticks:
         axis.set_xticks(list(ticks.values()), list(ticks))
         axis.xaxis.set_minor_locator(NullLocator())
-    return _finish(drawn, axis, x, y)
+    return _label_axes(drawn, axis, x, y)

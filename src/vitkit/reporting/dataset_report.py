@@ -21,9 +21,9 @@ from vitkit.data.storage import Place
 from vitkit.data.table import ImageTable
 from vitkit.reporting import plots
 from vitkit.reporting.plots import cell, thumbnail, thumbnails
-from vitkit.system.files import without_place
+from vitkit.system.files import public_path
 from vitkit.text.cells import plural
-from vitkit.text.pages import address, component, from_template, to_png, write_page
+from vitkit.text.pages import component, data_uri, from_template, to_png, write_page
 from vitkit.text.verdict import Verdict
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -64,32 +64,32 @@ def write_checkup(path: Path, diagnosis: Diagnosis) -> None:
             }
             for group in groups[:_SHOWN]
         ]
-        of = f"the first {_SHOWN} of {len(groups):,}" if len(groups) > _SHOWN else f"{len(groups)}"
+        count = f"the first {_SHOWN} of {len(groups):,}" if len(groups) > _SHOWN else f"{len(groups)}"
         if shown:
-            copies.append((f"{title} ({of})", shown, groups is not others))
+            is_problem = groups is not others
+            copies.append((f"{title} ({count})", shown, is_problem))
     body = from_template(
         _TEMPLATES / "checkup.html",
-        name=without_place(images.name),
+        name=public_path(images.name),
         verdict=verdict_of_data(diagnosis),
         figure=f"{len(images):,}",
         beside=f"{len(images):,} images in {plural(len(images.classes), 'class', 'classes')}",
         layout=images.layout,
         findings=diagnosis.findings,
         copies=copies,
-        pictures=[(caption, address(to_png(draw()), "png")) for caption, draw in pictures_of(diagnosis).items()],
+        pictures=[(caption, data_uri(to_png(draw()), "png")) for caption, draw in pictures_of(diagnosis).items()],
         files=files,
         unreadable=list(diagnosis.unreadable.items()),
     )
-    write_page(path, f"{without_place(images.name)}: check-up", body)
+    write_page(path, f"{public_path(images.name)}: check-up", body)
 
 
 def verdict_of_data(diagnosis: Diagnosis) -> Verdict:
     """Return whether the data are ready for training, or how many things need a look first."""
     found = Counter(finding.severity for finding in diagnosis.findings)
     if found["problem"]:
-        return Verdict(
-            "problem", f"{plural(found['problem'], 'problem', 'problems')} to solve first, or results are wrong"
-        )
+        problems = plural(found["problem"], "problem", "problems")
+        return Verdict("problem", f"{problems} to solve first, or results are wrong")
     if found["warning"]:
         return Verdict("warning", f"{plural(found['warning'], 'thing', 'things')} to look at first")
     return Verdict("good", "Ready to train")
@@ -169,16 +169,11 @@ def write_drift(
         detection: a sentence that states which rise in the share of a class is usually detected.
     """
     differs = any(row["differs"] for row in tests)
-    places = {name: place for place, name in enumerate(shares)}
-    rows = [
-        {
-            "name": name,
-            "place": places[name],
-            "before": before,
-            "now": now,
-        }
-        for name, (before, now) in sorted(shares.items(), key=lambda item: -abs(item[1][1] - item[1][0]))[:_CLASSES]
+    rows: list[dict[str, Any]] = [
+        {"name": name, "place": index, "before": before, "now": now}
+        for index, (name, (before, now)) in enumerate(shares.items())
     ]
+    rows = sorted(rows, key=lambda row: -abs(row["now"] - row["before"]))[:_CLASSES]
     pictures = thumbnails((Path(file) for file, _ in unfamiliar), _THUMBNAIL)
     sentence = "No: test the model on photographs like these" if differs else "No difference was found"
     body = from_template(

@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from vitkit.classifier import Classifier
 from vitkit.data.storage import Place
 from vitkit.data.table import ImageTable
-from vitkit.evaluation.figures import SHARES, by_name_in_words, calibration_rise, counted_part, tta_lines
+from vitkit.evaluation.figures import SHARES, calibration_rise, counted_part, tta_lines, zero_shot_in_words
 from vitkit.evaluation.headline import headline_of, verdict_of
 from vitkit.evaluation.label_errors import LabelError
 from vitkit.evaluation.metrics import Evaluation, MultiEvaluation
@@ -36,16 +37,14 @@ from vitkit.reporting import plots, report_data
 from vitkit.reporting.plots import cell
 from vitkit.reporting.report_data import FIRST, Explained, LaidOut, ReportPhotographs, embed, threshold_data
 from vitkit.system.environment import STUDIO_PORT
-from vitkit.system.files import without_place, write_json, write_text
+from vitkit.system.files import public_path, write_json, write_text
 from vitkit.system.run_files import EVALUATION, PREDICTIONS, RECIPE, REPORT
-from vitkit.text.cells import JOINT, by_chance, harmless, interval_text, plural
-from vitkit.text.pages import Live, address, decimals, from_template, split_level, to_png, write_page
+from vitkit.text.cells import JOINT, false_alarms_in_words, harmless, interval_text, plural
+from vitkit.text.pages import Live, data_uri, decimals, from_template, split_level, to_png, write_page
 
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./([a-z_]+)\.js";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=class |function )", re.MULTILINE)
 _EXPORTED = re.compile(r"^export (?:class|function) (\w+)", re.MULTILINE)
-
-
 VIEWS_FOLDER = Path(__file__).parent / "static"  # the studio serves the files from this folder
 
 
@@ -57,18 +56,20 @@ def static(name: str) -> str:
 @cache
 def script() -> str:
     """Return the script of the report, as one module without imports."""
-    return "".join(_with_imports("report", set()))
+    return "".join(_modules("report", set()))
 
 
-def _with_imports(name: str, done: set[str]) -> list[str]:
+def _modules(name: str, done: set[str]) -> list[str]:
+    """Return the code of a module after that of its imports, without modules in `done`, to which they are added."""
     done.add(name)
     text = static(f"{name}.js")
-    before = [piece for need in _IMPORT.findall(text) if need not in done for piece in _with_imports(need, done)]
+    modules = []
+    for imported in _IMPORT.findall(text):
+        if imported not in done:
+            modules += _modules(imported, done)
     code, exported = _EXPORT.sub("", _IMPORT.sub("", text)), ", ".join(_EXPORTED.findall(text))
-    return [
-        *before,
-        f"const {{ {exported} }} = (() => {{\n{code}\nreturn {{ {exported} }};\n}})();\n",
-    ]  # so that the module's other names stay private
+    # A function around the module keeps its other names private.
+    return [*modules, f"const {{ {exported} }} = (() => {{\n{code}\nreturn {{ {exported} }};\n}})();\n"]
 
 
 CONFUSION, CONFIDENCE = "Confusion", "Confidence and accuracy"
@@ -108,11 +109,12 @@ def write_report(
         explained: mistakes with the regions that led to them.
     """
     photographs = ReportPhotographs.of(evaluation, root, doubts, laid_out)
-    drawn = {caption: address(png, "png") for caption, png in pictures.items()}
+    drawn = {caption: data_uri(png, "png") for caption, png in pictures.items()}
     is_multi, classes = isinstance(evaluation, MultiEvaluation), evaluation.classes
-    task = f"{', '.join(classes[:-1])} {'and' if is_multi else 'or'} {classes[-1]}?" if len(classes) > 1 else classes[0]
+    conjunction = "and" if is_multi else "or"
+    task = f"{', '.join(classes[:-1])} {conjunction} {classes[-1]}?" if len(classes) > 1 else classes[0]
     if len(classes) > 5:
-        task = f"{', '.join(classes[:5])} {'and' if is_multi else 'or'} {len(classes) - 5} more classes?"
+        task = f"{', '.join(classes[:5])} {conjunction} {len(classes) - 5} more classes?"
     sentences = [split_level(text) for text in findings]
     if evaluation.chosen:
         text = "all figures here are too optimistic, because the validation images were also used to choose"
@@ -172,9 +174,9 @@ def pictures_of(evaluation: Evaluation, laid_out: LaidOut | None) -> dict[str, C
     title = f"{evaluation.split} split: {100 * evaluation.accuracy:.1f} % right"
     states = {"as it is": now}
     if evaluation.temperature != 1:
-        states = {"temperature 1": evaluation.untempered, f"temperature {evaluation.temperature:.2f}": now}
+        states = {"temperature 1": evaluation.reliability_untempered, f"temperature {evaluation.temperature:.2f}": now}
     pictures: dict[str, Callable[[], Figure]] = {
-        CONFUSION: lambda: plots.confusion(evaluation.confusion(plots.MOST_SHADED), classes, title),
+        CONFUSION: lambda: plots.confusion(evaluation.confusion(plots.MAX_CELLS), classes, title),
         CONFIDENCE: lambda: plots.reliability(states),
         "ROC and precision-recall": lambda: plots.ranking(evaluation.curves, labels, evaluation.probabilities, classes),
     }
@@ -192,11 +194,11 @@ def _data(
     laid_out: LaidOut | None,
     doubts: Sequence[LabelError],
 ) -> dict[str, Any]:
-    shown = photographs.listed
     is_multi = isinstance(evaluation, MultiEvaluation)
+    # The gallery first shows the mistakes, if there are any.
     kind = "all" if is_multi or (evaluation.predicted == evaluation.labels).all() else "wrong"
     data = {
-        "images": report_data.images_data(evaluation, shown),
+        "images": report_data.images_data(evaluation, photographs.listed),
         "photographs": photographs.addresses(),
         "classes": report_data.class_table(evaluation, numbers),
         "gallery": {"kind": kind} if photographs.root is not None else None,
@@ -209,7 +211,7 @@ def _data(
         "confusion": report_data.confusion_data(evaluation),
         "reliability": report_data.reliability_data(evaluation),
         "threshold": report_data.threshold_data(evaluation),
-        "embedding": report_data.embedding_data(laid_out, shown),
+        "embedding": report_data.embedding_data(laid_out, photographs.listed),
     }
 
 
@@ -246,13 +248,13 @@ def write_evaluation(
     h, w = config.image_size
     write_report(
         folder / REPORT,
-        title=f"evaluation on {without_place(table.name)}",
+        title=f"evaluation on {public_path(table.name)}",
         evaluation=evaluation,
         numbers=numbers,
         root=table.place,
         facts={
             "model": f"{config.description}, {len(classifier.classes)} classes",
-            **by_name_in_words(classifier.provenance),
+            **zero_shot_in_words(classifier.provenance),
             "data": f"{table.root.name}: {len(evaluation.labels)} {evaluation.split} images",
             "pixels": f"{h}x{w}, {preprocess.fit}, {preprocess.interpolation}",
             "computed": classifier.computed,
@@ -273,17 +275,17 @@ def write_predictions(path: Path, evaluation: Evaluation) -> None:
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("path", "label", "predicted", "confidence", *(["label_now"] if evaluation.since else [])))
+    writer.writerow(("path", "label", "predicted", "confidence", *(["label_now"] if evaluation.current_labels else [])))
     classes = evaluation.classes
-    for i, (key, true, said) in enumerate(zip(evaluation.paths, evaluation.labels, evaluation.predicted, strict=True)):
-        row = evaluation.probabilities[i]
+    labels, predicted, probabilities = evaluation.labels, evaluation.predicted, evaluation.probabilities
+    for i, image in enumerate(evaluation.paths):
         if isinstance(evaluation, MultiEvaluation):
-            names = [JOINT.join(name for name, has in zip(classes, one, strict=True) if has) for one in (true, said)]
-            probability = float(row[said == 1].min()) if said.any() else 1 - float(row.max())
+            names = [JOINT.join(classes[k] for k in np.flatnonzero(matrix[i])) for matrix in (labels, predicted)]
+            probability = report_data.confidence_in_set(probabilities[i], predicted[i])
         else:
-            names, probability = [classes[true], classes[said]], float(row[said])
-        now = [harmless(evaluation.since.get(key, names[0]))] if evaluation.since else []
-        writer.writerow((*map(harmless, (key, *names)), f"{probability:.6f}", *now))
+            names, probability = [classes[labels[i]], classes[predicted[i]]], float(probabilities[i, predicted[i]])
+        current = [harmless(evaluation.current_labels.get(image, names[0]))] if evaluation.current_labels else []
+        writer.writerow((*map(harmless, (image, *names)), f"{probability:.6f}", *current))
     write_text(path, text.getvalue())
 
 
@@ -360,6 +362,7 @@ def _thresholds(evaluation: Evaluation) -> list[list[str]]:
 
 def _photographs(evaluation: Evaluation, photographs: ReportPhotographs) -> dict[str, Any]:
     # Without a script, the page shows the worst mistakes.
+    classes = evaluation.classes
     n, here, listed = len(evaluation.paths), len(photographs.of_images), len(photographs.listed)
     held = [] if here == n else [f"This page contains the photographs of {here:,} of {n:,} images."]
     held += [] if listed == n else [f"{listed:,} images are listed, and the others are left out."]
@@ -367,16 +370,15 @@ def _photographs(evaluation: Evaluation, photographs: ReportPhotographs) -> dict
     for i in photographs.first:
         if i not in photographs.of_images:
             continue
-        true, said = evaluation.labels[i], evaluation.predicted[i]
+        sets = evaluation.labels[i], evaluation.predicted[i]
         if isinstance(evaluation, MultiEvaluation):
-            sets = ([name for name, has in zip(evaluation.classes, one, strict=True) if has] for one in (true, said))
-            label, predicted = (", ".join(names) or "none" for names in sets)
+            label, predicted = (", ".join(classes[k] for k in np.flatnonzero(one)) or "none" for one in sets)
         else:
-            label = evaluation.classes[true]
-            predicted = f"{evaluation.classes[said]} {100 * evaluation.probabilities[i].max():.1f} %"
-        now = evaluation.since.get(evaluation.paths[i])  # if the label has changed since earlier runs
-        since = [] if now is None else [f"now: {now}"]
-        lines = (f"your label: {label}", *since, f"predicted: {predicted}", evaluation.paths[i])
+            label, predicted = (classes[k] for k in sets)
+            predicted += f" {100 * evaluation.probabilities[i].max():.1f} %"
+        current = evaluation.current_labels.get(evaluation.paths[i])  # if the label has changed since earlier runs
+        changed = [] if current is None else [f"now: {current}"]
+        lines = (f"your label: {label}", *changed, f"predicted: {predicted}", evaluation.paths[i])
         cells.append(cell(photographs.of_images[i], lines, {"data-image": photographs.place(i)}))
     return {"held": " ".join(held), "cells": cells}
 
@@ -393,7 +395,7 @@ def _explained(mistakes: Sequence[Explained], photographs: ReportPhotographs) ->
 
 
 def _label_errors(doubts: Sequence[LabelError], photographs: ReportPhotographs) -> dict[str, Any]:
-    chance = by_chance(len(doubts), sum(error.chance for error in doubts))
+    chance = false_alarms_in_words(len(doubts), sum(error.chance for error in doubts))
     cells = []
     for place, (error, shown) in enumerate(zip(doubts[:FIRST], photographs.of_doubts, strict=False)):
         lines = (f"your label: {error.label}", f"looks like: {error.suggested} (by {error.score:.2f})", error.path)

@@ -61,7 +61,7 @@ def model_card_text(name: str, model: CardFacts, made_with: str, run: Path | Non
             "",
             f"The model knows no other classes. {task_of(model.thresholds).description}".rstrip(),
             "",
-            *(f"- {markdown_text(each)}" for each in model.classes[:_LISTED]),
+            *(f"- {markdown_text(label)}" for label in model.classes[:_LISTED]),
             *([f"- and {more} more"] if more > 0 else []),
         ],
         _about_training(model.provenance, run),
@@ -104,30 +104,29 @@ def _about_training(provenance: Mapping[str, Any], run: Path | None) -> list[str
 def _about_figures(figures: dict[str, Any]) -> list[str]:
     if not figures:
         return ["## How good it is", "", "The model was not evaluated, so its accuracy is not known."]
-    quoted, counted = headline_of(figures), counted_figures(figures)
-    kind = _SPLITS.get(quoted.split)
-    where = f"photographs of the split {markdown_text(quoted.split)}" if kind is None else f"{kind} photographs"
-    if quoted.folds:
-        pairs = {name: item for name, item in figures.items() if isinstance(item, dict) and "interval_95" in item}
-        bounds = {name: item["interval_95"] for name, item in pairs.items() if item["interval_95"] is not None}
-        counted = {**{name: item["mean"] for name, item in pairs.items()}, "intervals_95": bounds}
-        each = f"each tested once by a model of a cross-validation with {quoted.folds} folds that did not learn from it"
-        where = f"photographs, {each}"
-    if quoted.value is None:
-        lines = ["## How good it is", "", "The accuracy is not known."]
-    else:
-        lines = ["## How good it is", "", f"On {quoted.images} {where}:", ""]
-    lines += [f"- note: {markdown_text(caveat.text)}" for caveat in quoted.caveats]
+    headline, counted = headline_of(figures), counted_figures(figures)
+    kind = _SPLITS.get(headline.split)
+    where = f"photographs of the split {markdown_text(headline.split)}" if kind is None else f"{kind} photographs"
+    if headline.folds:
+        items = {name: item for name, item in figures.items() if isinstance(item, dict) and "interval_95" in item}
+        bounds = {name: item["interval_95"] for name, item in items.items() if item["interval_95"] is not None}
+        counted = {**{name: item["mean"] for name, item in items.items()}, "intervals_95": bounds}
+        model = f"a model of a cross-validation with {headline.folds} folds that did not learn from it"
+        where = f"photographs, each tested once by {model}"
+    summary = ["The accuracy is not known."] if headline.value is None else [f"On {headline.images} {where}:", ""]
+    lines = ["## How good it is", "", *summary]
+    lines += [f"- note: {markdown_text(caveat.text)}" for caveat in headline.caveats]
     for key, name in _FIGURES.items():
         if isinstance(counted.get(key), (int, float)):
             bounds = counted.get("intervals_95", {}).get(key)
             spread = f" (95 % interval {100 * bounds[0]:.1f} to {100 * bounds[1]:.1f} %)" if bounds else ""
             lines.append(f"- {name}: {100 * counted[key]:.1f} %{spread}")
     confused = [
-        f"{markdown_text(quoted['true'])} classified as {markdown_text(quoted['predicted'])}"
-        for quoted in figures.get("confused", [])[:5]
+        f"{markdown_text(pair['true'])} classified as {markdown_text(pair['predicted'])}"
+        for pair in figures.get("confused", [])[:5]
     ]
-    lines += [f"- most often wrong: {', '.join(confused)}"] if confused and quoted.value is not None else []
+    if confused and headline.value is not None:
+        lines.append(f"- most often wrong: {', '.join(confused)}")
     return [*lines, "", "The accuracy may be lower on other photographs, such as those of another camera or place."]
 
 

@@ -32,22 +32,22 @@ from vitkit.evaluation.calibration import Reliability
 from vitkit.evaluation.metrics import RATES, ClassCurves
 from vitkit.inference.pipeline import cores
 from vitkit.inference.prediction import Row
-from vitkit.system.files import common_folder, fitting, path_below, replacing
-from vitkit.text.pages import DPI, LOOK, address, component, new_figure, shorten, to_png, whole_numbers
+from vitkit.system.files import common_folder, fit_name, path_below, replacing
+from vitkit.text.pages import DPI, LOOK, component, data_uri, new_figure, shorten, to_png, whole_numbers
 
 TONES = tuple(re.findall(r"--tone: (#\w{6})", LOOK.read_text(encoding="utf-8")))  # colours of classes, in their order
 # The colours of Okabe and Ito, which colour-blind readers can also distinguish.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#777777"
-_MOST_NAMED, _UNNAMED = 60, 12.0  # maximum number of class names along an axis; side in inches of a matrix of more
-MOST_SHADED = 1000  # maximum number of rows and columns of a matrix
+_MAX_NAMED, _LARGE_SIDE = 60, 12.0  # maximum number of class names along an axis; side in inches of a matrix of more
+MAX_CELLS = 1000  # maximum number of rows and columns of a matrix
 _CYCLE = (BLUE, ORANGE, GREEN, "#D55E00", "#CC79A7", "#56B4E9", "#F0E442")
 STYLES = tuple((colour, line) for line in ("-", "--") for colour in (*_CYCLE, "black"))  # of lines in one picture
-_MOST_BARS = 100  # the numbers of more bars would overlap
-_MOST_LINES, _WORST = 12, 5
+_MAX_BARS = 100  # the numbers of more bars would overlap
+_MAX_LINES, _WORST = 12, 5
 _DASHES = ("-", "--", ":", "-.", (0, (5, 1)))
 _MARKERS = "osD^vP*X<>phd"
-_WIDE = 100  # ratio of two sizes from which only powers of 10 have a tick
-_NAMED = 30  # maximum number of class names among points
+_WIDE_RATIO = 100  # ratio of two sizes from which only powers of 10 have a tick
+_MAX_NAMED_POINTS = 30  # maximum number of class names among points
 
 
 def save_figure(figure: Figure, path: Path) -> bytes:
@@ -111,14 +111,14 @@ def class_counts(counts: Mapping[str, Mapping[str, int]], classes: Sequence[str]
     for (split, by_class), colour in zip(counts.items(), (BLUE, ORANGE, GREEN), strict=False):
         heights = np.array([by_class.get(name, 0) for name in classes])
         label = f"{split} ({int(heights.sum())})"
-        if len(classes) <= _MOST_BARS:
+        if len(classes) <= _MAX_BARS:
             axis.bar(positions, heights, bottom=base, color=colour, label=label)
         else:  # one outline for all bars
             edges = np.append(positions - 0.5, len(classes) - 0.5)
-            low, high = (np.append(each, each[-1]) for each in (base, base + heights))
+            low, high = (np.append(line, line[-1]) for line in (base, base + heights))
             axis.fill_between(edges, low, high, step="post", color=colour, linewidth=0, label=label)
         base = base + heights
-    if len(classes) <= _MOST_BARS:
+    if len(classes) <= _MAX_BARS:
         for position, total in enumerate(base.tolist()):
             axis.text(position, total, f"{int(total)}", ha="center", va="bottom", fontsize=8)
     _label_classes(axis, classes)
@@ -130,7 +130,7 @@ def class_counts(counts: Mapping[str, Mapping[str, int]], classes: Sequence[str]
 
 def confusion(matrix: npt.NDArray[np.int64], classes: Sequence[str], title: str) -> Figure:
     """Plot a confusion matrix of counts, with shading by the fraction of the true class."""
-    side = max(4.0, min(0.42 * len(classes) + 1.8, 24.0)) if len(classes) <= _MOST_NAMED else _UNNAMED
+    side = max(4.0, min(0.42 * len(classes) + 1.8, 24.0)) if len(classes) <= _MAX_NAMED else _LARGE_SIDE
     figure = new_figure(side, side)
     axis = figure.subplots()
     share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
@@ -140,7 +140,7 @@ def confusion(matrix: npt.NDArray[np.int64], classes: Sequence[str], title: str)
             if count:
                 colour = "white" if share[row, column] > 0.5 else "black"
                 axis.text(column, row, f"{count}", ha="center", va="center", fontsize=8, color=colour)
-    if _label_classes(axis, classes):
+    if _label_classes(axis, classes):  # the y axis gets the same labels
         axis.set_yticks(axis.get_xticks(), [label.get_text() for label in axis.get_xticklabels()], fontsize=8)
     axis.set(title=title, xlabel="predicted", ylabel="true")
     return figure
@@ -184,24 +184,25 @@ def ranking(
     """
     figure = new_figure(10.5, 4.4)
     roc, recall = figure.subplots(1, 2)
-    curves = {i: each for i, each in by_class.items() if each.roc_auc is not None}
+    curves = {i: curve for i, curve in by_class.items() if curve.roc_auc is not None}
     by_precision = sorted(curves, key=lambda i: curves[i].average_precision)
-    shown = list(curves) if len(curves) <= _MOST_LINES else by_precision[:_WORST]
-    drawn = Counter[int]()  # lines of each tone, which differ in their dashes
+    shown = list(curves) if len(curves) <= _MAX_LINES else by_precision[:_WORST]
+    lines = Counter[int]()  # by tone; lines of the same tone differ in their dashes
     for i in shown:
-        area, tone = curves[i].roc_auc, i % len(TONES)
-        dashes = _DASHES[drawn[tone] % len(_DASHES)]
+        name, area, tone = legend_name(classes[i]), curves[i].roc_auc, i % len(TONES)
+        dashes = _DASHES[lines[tone] % len(_DASHES)]
         style: dict[str, Any] = {"color": TONES[tone], "linestyle": dashes, "linewidth": 1.6}
-        drawn[tone] += 1
-        roc.plot(*roc_curve(labels == i, probabilities[:, i])[:2], label=f"{in_legend(classes[i])} {area:.3f}", **style)
-        precision, recalled, _ = precision_recall_curve(labels == i, probabilities[:, i])
-        label = f"{in_legend(classes[i])} {curves[i].average_precision:.3f}"
-        recall.plot(recalled, precision, label=label, drawstyle="steps-post", **style)
+        lines[tone] += 1
+        false_rates, true_rates, _ = roc_curve(labels == i, probabilities[:, i])
+        roc.plot(false_rates, true_rates, label=f"{name} {area:.3f}", **style)
+        precisions, recalls, _ = precision_recall_curve(labels == i, probabilities[:, i])
+        label = f"{name} {curves[i].average_precision:.3f}"
+        recall.plot(recalls, precisions, label=label, drawstyle="steps-post", **style)
     if len(curves) > len(shown):
         mean: dict[str, Any] = {"color": "black", "linewidth": 2.4, "label": f"mean of {len(curves)} classes"}
-        true_rates = [each.true_rates for each in curves.values() if each.true_rates is not None]
-        roc.plot(RATES, np.mean(true_rates, axis=0), **mean)
-        recall.plot(RATES, np.mean([each.precisions for each in curves.values()], axis=0), **mean)
+        rates = [curve.true_rates for curve in curves.values() if curve.true_rates is not None]
+        roc.plot(RATES, np.mean(rates, axis=0), **mean)
+        recall.plot(RATES, np.mean([curve.precisions for curve in curves.values()], axis=0), **mean)
     roc.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle=":")
     roc.set(title="ROC; area by class", xlabel="false positive rate", ylabel="true positive rate")
     recall.set(title="Precision and recall; average precision", xlabel="recall", ylabel="precision")
@@ -226,23 +227,26 @@ def embedding(
     The points are (n, 2); the true `labels` and `is_right` are (n,). `images` is the number of images from which the
     points were sampled.
     """
-    present, number, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    has_legend = len(present) <= _MOST_LINES
+    present, class_of, counts = np.unique(labels, return_inverse=True, return_counts=True)  # class_of: (n,) in present
+    has_legend = len(present) <= _MAX_LINES
     figure = new_figure(8.6 if has_legend else 9.0, 6.4 if has_legend else 8.6)
     axis = figure.subplots()
-    for each, marker in enumerate(_MARKERS[: len(present)]):  # a call for each of many classes takes seconds
-        ours = number % len(_MARKERS) == each
-        colours = [TONES[i % len(TONES)] for i in labels[ours].tolist()]
-        (x, y), widths = points[ours].T, np.where(is_right[ours], 0.0, 0.9).tolist()
+    for i, marker in enumerate(_MARKERS[: len(present)]):  # one call for each marker: one for each class takes seconds
+        has_marker = class_of % len(_MARKERS) == i
+        colours = [TONES[label % len(TONES)] for label in labels[has_marker].tolist()]
+        x, y = points[has_marker].T
+        widths = np.where(is_right[has_marker], 0.0, 0.9).tolist()
         axis.scatter(x, y, s=34, c=colours, marker=marker, edgecolors="black", linewidths=widths, alpha=0.9)
     if has_legend:
         for i, label in enumerate(present.tolist()):
-            axis.scatter([], [], s=30, c=TONES[label % len(TONES)], marker=_MARKERS[i], label=in_legend(classes[label]))
+            axis.scatter(
+                [], [], s=30, c=TONES[label % len(TONES)], marker=_MARKERS[i], label=legend_name(classes[label])
+            )
         axis.scatter([], [], s=30, c="white", edgecolors="black", label="mistake (black edge)")
         axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     else:
         outline = [withStroke(linewidth=2.5, foreground="white")]
-        for label in present[np.argsort(-counts, kind="stable")][:_NAMED].tolist():
+        for label in present[np.argsort(-counts, kind="stable")][:_MAX_NAMED_POINTS].tolist():
             x, y = np.median(points[labels == label], axis=0)
             name = shorten(classes[label], 16)
             axis.text(x, y, name, fontsize=7, ha="center", va="center", path_effects=outline)
@@ -264,12 +268,12 @@ def sizes(pixels: Sequence[tuple[int, int]]) -> Figure:
     width, height = zip(*counts, strict=True)
     area = 12 + 240 * np.sqrt(np.array(list(counts.values())) / len(pixels))
     axis.scatter(width, height, s=area, color=BLUE, alpha=0.4, linewidths=0)
-    low, high = min(*width, *height) / 2, 2 * max(*width, *height)  # there are a few ticks in a factor of 4
+    low, high = min(*width, *height) / 2, 2 * max(*width, *height)  # at least a factor of 4, which has a few ticks
     axis.plot([low, high], [low, high], color=GREY, linewidth=0.8, linestyle=":")
     axis.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), xlabel="width", ylabel="height")
     axis.set(title="Sizes in pixels; the line is square", aspect="equal")
     for side in (axis.xaxis, axis.yaxis):
-        side.set_major_locator(LogLocator(subs=(1, 2, 5) if high < _WIDE * low else (1,)))
+        side.set_major_locator(LogLocator(subs=(1, 2, 5) if high < _WIDE_RATIO * low else (1,)))
         side.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         side.set_minor_formatter(NullFormatter())
     axis.grid(alpha=0.25)
@@ -278,7 +282,7 @@ def sizes(pixels: Sequence[tuple[int, int]]) -> Figure:
 
 def _label_classes(axis: Axes, classes: Sequence[str]) -> bool:
     # Returns whether the x axis has the names of the classes, which would overlap if there were too many.
-    if len(classes) > _MOST_NAMED:
+    if len(classes) > _MAX_NAMED:
         axis.set_xlabel("class")
         return False
     names = [shorten(name) for name in classes]
@@ -288,12 +292,12 @@ def _label_classes(axis: Axes, classes: Sequence[str]) -> bool:
     return True
 
 
-def in_legend(name: str, most: int = 22) -> str:
-    """Return a name as it can appear in a legend, shortened to `most` characters.
+def legend_name(name: str, max_length: int = 22) -> str:
+    """Return a name as it can appear in a legend, shortened to `max_length` characters.
 
     A thin space is put before a leading underscore, because matplotlib hides names that begin with an underscore.
     """
-    return f"\N{THIN SPACE}{shorten(name, most)}" if name.startswith("_") else shorten(name, most)
+    return f"\N{THIN SPACE}{shorten(name, max_length)}" if name.startswith("_") else shorten(name, max_length)
 
 
 # --- Photographs ----------------------------------------------------------------------------------------------
@@ -338,14 +342,14 @@ class Thumbnail:
     """A photograph embedded in a page."""
 
     data: bytes = b""  # of an image file; empty if the photograph cannot be read
-    kind: str = "webp"  # or png
+    kind: str = "webp"  # the format: webp, png or jpeg
     is_tiny: bool = False  # whether it should be enlarged with visible pixels
     reason: str = ""  # why the photograph cannot be read
 
     @property
     def address(self) -> str | None:
         """The data URI; None if the photograph cannot be read."""
-        return address(self.data, self.kind) if self.data else None
+        return data_uri(self.data, self.kind) if self.data else None
 
 
 def thumbnail(path: Place, side: int = SIDE) -> Thumbnail:
@@ -376,13 +380,8 @@ def gallery(photographs: Sequence[tuple[Thumbnail, Sequence[str]]]) -> str:
 
 def cell(shown: Thumbnail, lines: Sequence[str], attributes: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return a photograph for the component `gallery`: its thumbnail, the lines of its caption, and HTML attributes."""
-    return {
-        "address": shown.address,
-        "reason": shown.reason,
-        "is_tiny": shown.is_tiny,
-        "lines": lines,
-        "attributes": attributes or {},
-    }
+    picture = {"address": shown.address, "reason": shown.reason, "is_tiny": shown.is_tiny}
+    return {**picture, "lines": lines, "attributes": attributes or {}}
 
 
 class Album:
@@ -403,7 +402,7 @@ class Album:
     def place(self, path: str) -> Path:
         """Return the path of the picture for an image."""
         relative = Path(path_below(path, self._root))
-        return self._folder / relative.with_name(fitting(relative.name, ".png"))
+        return self._folder / relative.with_name(fit_name(relative.name, ".png"))
 
     def add(self, row: Row) -> None:
         """Draw an image with its prediction, and write the picture. Images that cannot be read are skipped."""

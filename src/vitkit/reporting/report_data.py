@@ -6,6 +6,7 @@ The JavaScript file of each view documents the format of its data, and one funct
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,19 +32,19 @@ from vitkit.text.pages import DATA
 Numbers = npt.NDArray[np.int64]
 LaidOut: TypeAlias = tuple[Numbers, npt.NDArray[np.float32]]  # indices of m images, and points (m, 2)
 
-MOST_IMAGES = 50_000  # maximum number of images listed in a page
-_MOST_PAIRS = 20_000  # of classes
-_MOST_DOUBTS = 1_000  # suspected label errors
-_MOST_THRESHOLDS = 300  # classes whose threshold can be moved
+MAX_IMAGES = 50_000  # maximum number of images listed in a page
+_MAX_PAIRS = 20_000  # of classes
+_MAX_DOUBTS = 1_000  # suspected label errors
+_MAX_THRESHOLDS = 300  # classes whose threshold can be moved
 
 FIRST = 24  # photographs in a gallery without a script
-MOST, MOST_DOUBTED = 500, 100  # photographs in a page
-_BYTES = 3_200_000  # of photographs, so that the page has about 4 MB
+MAX_PHOTOGRAPHS, MAX_DOUBT_PHOTOGRAPHS = 500, 100  # photographs of images, and of suspected label errors, in a page
+_MAX_BYTES = 3_200_000  # of photographs, so that the page has about 4 MB
 _OF_A_PAIR, _OF_PAIRS = 3, 150  # mistakes that come first, for each pair of classes and in total
-_PATHS = 4_000_000  # characters of all paths in a page
+_MAX_PATH_CHARACTERS = 4_000_000  # characters of all paths in a page
 _STEPS = 200  # steps of the threshold from 0 to 1
-_MOST_POINTS = 500  # images laid out in the plane; more are neither legible nor quick
-_FEWEST_POINTS, _COMPONENTS = 20, 50
+_MAX_POINTS = 500  # images laid out in the plane; more are neither legible nor quick
+_MIN_POINTS, _COMPONENTS = 20, 50
 _SINGLE = (
     ("precision", "precision", "the fraction of the images predicted to be of the class that are of the class", 3),
     ("recall", "recall", "the fraction of the images of the class that are predicted to be", 3),
@@ -62,43 +63,45 @@ def listed(evaluation: Evaluation, seed: int = 0) -> Numbers:
     it lists only the sample.
     """
     n = len(evaluation.paths)
-    length = sum(map(len, evaluation.paths)) / max(n, 1)
-    most = min(MOST_IMAGES, max(1_000, int(_PATHS / max(length, 1))))
-    if n <= most:
+    mean_length = sum(map(len, evaluation.paths)) / max(n, 1)
+    limit = min(MAX_IMAGES, max(1_000, int(_MAX_PATH_CHARACTERS / max(mean_length, 1))))
+    if n <= limit:
         return np.arange(n)
-    first = [] if isinstance(evaluation, MultiEvaluation) else evaluation.mistakes(most // 4)
+    first = [] if isinstance(evaluation, MultiEvaluation) else evaluation.mistakes(limit // 4)
     order = [*first, *np.random.default_rng(seed).permutation(n).tolist()]
-    return np.sort(np.array(list(dict.fromkeys(order))[:most]))
+    return np.sort(np.array(list(dict.fromkeys(order))[:limit]))
 
 
 def images_data(evaluation: Evaluation, shown: Numbers) -> dict[str, Any]:
     """Return the data of `images.js`: the predictions for the images with the indices `shown`."""
     common = {
-        "classes": list(map(_text, evaluation.classes)),
+        "classes": list(map(_encodable, evaluation.classes)),
         "total": len(evaluation.paths),
-        "path": [_text(evaluation.paths[i]) for i in shown],
+        "path": [_encodable(evaluation.paths[i]) for i in shown],
     }
-    if evaluation.since:
-        now = (evaluation.since.get(evaluation.paths[i]) for i in shown)
-        common["since"] = [None if label is None else _text(label) for label in now]
+    if evaluation.current_labels:
+        now = (evaluation.current_labels.get(evaluation.paths[i]) for i in shown)
+        common["since"] = [None if label is None else _encodable(label) for label in now]
     labels, predicted = evaluation.labels[shown], evaluation.predicted[shown]
     if isinstance(evaluation, MultiEvaluation):
-        rows = evaluation.probabilities[shown]
-        confidences = [
-            float(row[said == 1].min()) if said.any() else 1 - float(row.max())
-            for row, said in zip(rows, predicted, strict=True)
-        ]
-        sets = {
-            name: [np.flatnonzero(one).tolist() for one in each]
-            for name, each in (("true", labels), ("said", predicted))
+        rows = zip(evaluation.probabilities[shown], predicted, strict=True)
+        return {
+            **common,
+            "true": [np.flatnonzero(row).tolist() for row in labels],
+            "said": [np.flatnonzero(row).tolist() for row in predicted],
+            "confidence": [round(confidence_in_set(*row), 6) for row in rows],
         }
-        return {**common, **sets, "confidence": [round(one, 6) for one in confidences]}
     return {
         **common,
         "true": labels.tolist(),
         "said": predicted.tolist(),
         "confidence": confidence(evaluation)[shown].tolist(),
     }
+
+
+def confidence_in_set(probabilities: npt.NDArray[np.float32], is_predicted: npt.NDArray[np.int64]) -> float:
+    """Return the lowest probability of the predicted classes (K,); if there are none, 1 minus the highest of all."""
+    return float(probabilities[is_predicted == 1].min()) if is_predicted.any() else 1 - float(probabilities.max())
 
 
 def confidence(evaluation: Evaluation) -> npt.NDArray[np.float64]:
@@ -113,11 +116,10 @@ def columns_of(evaluation: Evaluation) -> tuple[tuple[str, str, str, int], ...]:
 
 def class_table(evaluation: Evaluation, numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Return the data of `class_table.js`: the metrics of each class, and a description of each metric."""
-    described = columns_of(evaluation)
-    columns = [{"key": key, "title": title, "help": tells, "digits": digits} for key, title, tells, digits in described]
-    keys = [key for key, *_ in described]
+    columns = [dict(zip(("key", "title", "help", "digits"), column, strict=True)) for column in columns_of(evaluation)]
+    keys = [key for key, *_ in columns_of(evaluation)]
     rows = [
-        {"name": _text(name), **{key: None if row[key] is None else round(row[key], 5) for key in keys}}
+        {"name": _encodable(name), **{key: None if row[key] is None else round(row[key], 5) for key in keys}}
         for name, row in numbers["per_class"].items()
     ]
     return {"columns": columns, "rows": rows}
@@ -125,15 +127,15 @@ def class_table(evaluation: Evaluation, numbers: Mapping[str, Any]) -> dict[str,
 
 def confusion_data(evaluation: Evaluation) -> dict[str, Any]:
     """Return the data of `confusion.js`: the number of images for each pair of true and predicted class."""
-    true, said, counts = evaluation.pairs()
-    order = np.argsort(-counts, kind="stable")[:_MOST_PAIRS]
+    true, said, counts = evaluation.confusion_pairs()
+    order = np.argsort(-counts, kind="stable")[:_MAX_PAIRS]
     pairs = np.stack([true[order], said[order], counts[order]], axis=1).tolist()
     return {"pairs": pairs, "left_out": int(counts.sum() - counts[order].sum())}
 
 
 def reliability_data(evaluation: Evaluation) -> dict[str, Any]:
     """Return the data of `reliability.js`: accuracy by confidence, with and without the temperature."""
-    before = None if evaluation.temperature == 1 else _reliability(evaluation.untempered)
+    before = None if evaluation.temperature == 1 else _reliability(evaluation.reliability_untempered)
     return {"now": _reliability(evaluation.reliability), "before": before}
 
 
@@ -149,14 +151,14 @@ def threshold_data(evaluation: Evaluation) -> dict[str, Any]:
     """
     confidences = confidence(evaluation)
     is_right = evaluation.predicted == evaluation.labels
-    answered, right = (_reaching(values) for values in (confidences, confidences[is_right]))
+    answered, right = _counts_at_thresholds(confidences), _counts_at_thresholds(confidences[is_right])
     return {"images": len(confidences), "answered": answered, "right": right}
 
 
-def _reaching(values: npt.NDArray[np.floating[Any]]) -> list[int]:
+def _counts_at_thresholds(values: npt.NDArray[np.floating[Any]]) -> list[int]:
     """Return, for evenly spaced thresholds from 0 to 1, the number of values that are at least as large."""
-    at = np.arange(_STEPS + 1) / _STEPS
-    return (len(values) - np.searchsorted(np.sort(values), at, side="left")).tolist()
+    thresholds = np.arange(_STEPS + 1) / _STEPS
+    return (len(values) - np.searchsorted(np.sort(values), thresholds, side="left")).tolist()
 
 
 def class_thresholds(evaluation: MultiEvaluation) -> dict[str, Any] | None:
@@ -165,13 +167,14 @@ def class_thresholds(evaluation: MultiEvaluation) -> dict[str, Any] | None:
     For each class and threshold, these are the number of images for which the class is predicted, and how many of these
     predictions are correct.
     """
-    if len(evaluation.classes) > _MOST_THRESHOLDS:
+    if len(evaluation.classes) > _MAX_THRESHOLDS:
         return None
     classes = []
     for i, name in enumerate(evaluation.classes):
         probabilities, has = evaluation.probabilities[:, i].astype(np.float64), evaluation.labels[:, i] == 1
-        counts = {"support": int(has.sum()), "said": _reaching(probabilities), "right": _reaching(probabilities[has])}
-        classes.append({"name": _text(name), "at": evaluation.thresholds[i], **counts})
+        predicted, correct = _counts_at_thresholds(probabilities), _counts_at_thresholds(probabilities[has])
+        counts = {"support": int(has.sum()), "said": predicted, "right": correct}
+        classes.append({"name": _encodable(name), "at": evaluation.thresholds[i], **counts})
     return {"classes": classes}
 
 
@@ -179,11 +182,11 @@ def embedding_data(laid_out: LaidOut | None, shown: Numbers) -> dict[str, Any] |
     """Return the data of `embedding.js`: images as points in the plane; None if there are no points."""
     if laid_out is None:
         return None
-    place = {int(i): number for number, i in enumerate(shown)}
+    position = {int(i): number for number, i in enumerate(shown)}
     points = [
-        [place[int(i)], round(float(x), 3), round(float(y), 3)]
+        [position[int(i)], round(float(x), 3), round(float(y), 3)]
         for i, (x, y) in zip(*laid_out, strict=True)
-        if int(i) in place
+        if int(i) in position
     ]
     return {"points": points} if points else None
 
@@ -195,24 +198,24 @@ def doubts_data(
 
     The photographs are data URIs, by position in `doubts`.
     """
-    doubts = doubts[:_MOST_DOUBTS]
+    doubts = doubts[:_MAX_DOUBTS]
     if not doubts:
         return None
-    number = {name: i for i, name in enumerate(classes)}
+    index = {name: i for i, name in enumerate(classes)}
 
-    def numbers(label: str) -> int | list[int]:  # a list if an image may have several classes
-        return number[label] if label in number else [number[name] for name in label.split(JOINT) if name]
+    def indices(label: str) -> int | list[int]:  # a list if an image may have several classes
+        return index[label] if label in index else [index[name] for name in label.split(JOINT) if name]
 
     return {
         "photographs": photographs,
-        "path": [_text(doubt.path) for doubt in doubts],
-        "label": [numbers(doubt.label) for doubt in doubts],
-        "suggested": [numbers(doubt.suggested) for doubt in doubts],
+        "path": [_encodable(doubt.path) for doubt in doubts],
+        "label": [indices(doubt.label) for doubt in doubts],
+        "suggested": [indices(doubt.suggested) for doubt in doubts],
         "score": [round(doubt.score, 6) for doubt in doubts],
     }
 
 
-def _text(name: str) -> str:
+def _encodable(name: str) -> str:
     # File names may contain characters that UTF-8 cannot encode.
     return name.encode(errors="replace").decode()
 
@@ -266,22 +269,22 @@ class ReportPhotographs:
         shown = listed(evaluation)
         if root is None:
             return cls(None, shown, (), {}, ())
-        there = set(shown.tolist())
-        order = [i for i in wanted(evaluation, laid_out) if i in there]
+        is_listed = set(shown.tolist())
+        order = [i for i in by_interest(evaluation, laid_out) if i in is_listed]
         first = order[:FIRST]
         if not isinstance(evaluation, MultiEvaluation):
-            wrong = set(evaluation.mistakes(FIRST))
-            first = [i for i in first if i in wrong]
-        chosen = list(dict.fromkeys([*first, *order]))[:MOST]
-        kept: dict[int, Thumbnail] = {}
-        spent = 0
+            mistakes = set(evaluation.mistakes(FIRST))
+            first = [i for i in first if i in mistakes]
+        chosen = order[:MAX_PHOTOGRAPHS]
+        of_images: dict[int, Thumbnail] = {}
+        size = 0
         for i, picture in zip(chosen, thumbnails(root / evaluation.paths[i] for i in chosen), strict=True):
-            spent += 4 * -(-len(picture.data) // 3)  # characters in base64
-            if spent > _BYTES and i not in first:
+            size += 4 * -(-len(picture.data) // 3)  # characters in base64
+            if size > _MAX_BYTES and i not in first:
                 break
-            kept[i] = picture
-        doubted = list(thumbnails(root / doubt.path for doubt in doubts[:MOST_DOUBTED]))
-        return cls(root, shown, first, kept, doubted)
+            of_images[i] = picture
+        of_doubts = list(thumbnails(root / doubt.path for doubt in doubts[:MAX_DOUBT_PHOTOGRAPHS]))
+        return cls(root, shown, first, of_images, of_doubts)
 
     def place(self, image: int) -> int:
         """Return the position of an image in the page's list."""
@@ -300,7 +303,7 @@ class ReportPhotographs:
         return {str(place): address for place, address in others if address is not None}
 
 
-def wanted(evaluation: Evaluation, laid_out: LaidOut | None) -> list[int]:
+def by_interest(evaluation: Evaluation, laid_out: LaidOut | None) -> list[int]:
     """Return the indices of all images, the most interesting first.
 
     The most confident mistakes come first. They are followed by some mistakes for each pair of true and predicted
@@ -309,15 +312,15 @@ def wanted(evaluation: Evaluation, laid_out: LaidOut | None) -> list[int]:
     """
     n = len(evaluation.paths)
     if isinstance(evaluation, MultiEvaluation):
-        wrong = np.flatnonzero((evaluation.predicted != evaluation.labels).any(axis=1)).tolist()
-        return list(dict.fromkeys([*wrong, *range(n)]))
+        mistakes = np.flatnonzero((evaluation.predicted != evaluation.labels).any(axis=1)).tolist()
+        return list(dict.fromkeys([*mistakes, *range(n)]))
     mistakes = evaluation.mistakes(n)
-    seen: dict[tuple[int, int], int] = {}
+    counts = Counter[tuple[int, int]]()
     of_pairs = []
     for i in mistakes:
         pair = int(evaluation.labels[i]), int(evaluation.predicted[i])
-        seen[pair] = seen.get(pair, 0) + 1
-        if seen[pair] <= _OF_A_PAIR:
+        counts[pair] += 1
+        if counts[pair] <= _OF_A_PAIR:
             of_pairs.append(i)
     points = [] if laid_out is None else laid_out[0].tolist()
     others = np.random.default_rng(0).permutation(n).tolist()
@@ -341,17 +344,17 @@ def embed(
     if isinstance(evaluation, MultiEvaluation):
         return None
     n = len(evaluation.paths)
-    chosen = np.sort(np.random.default_rng(seed).permutation(n)[:_MOST_POINTS])
-    kept, features = [], []
+    chosen = np.sort(np.random.default_rng(seed).permutation(n)[:_MAX_POINTS])
+    embedded, features = [], []
     paths = (root / evaluation.paths[i] for i in chosen)
     stream = classifier.embed(paths, precision=classifier.precision)  # as for predictions
     for done, (i, (_, outcome)) in enumerate(zip(chosen.tolist(), stream, strict=True), start=1):
         if not isinstance(outcome, str):  # a string is the reason why the file has become unreadable
-            kept.append(i)
+            embedded.append(i)
             features.append(outcome)
         progress(done, len(chosen))
     points = lay_out(np.stack(features), seed) if features else None
-    return None if points is None else (np.array(kept), points)
+    return None if points is None else (np.array(embedded), points)
 
 
 def lay_out(features: npt.NDArray[np.float32], seed: int = 0) -> npt.NDArray[np.float32] | None:
@@ -361,7 +364,7 @@ def lay_out(features: npt.NDArray[np.float32], seed: int = 0) -> npt.NDArray[np.
         Points (n, 2), or None if there are fewer than 20 images or all features are alike.
     """
     n = len(features)
-    if n < _FEWEST_POINTS or not np.isfinite(features).all() or np.allclose(features, features[0]):
+    if n < _MIN_POINTS or not np.isfinite(features).all() or np.allclose(features, features[0]):
         return None
     reduced = PCA(min(_COMPONENTS, n - 1, features.shape[1]), random_state=seed).fit_transform(features)
     tsne = TSNE(init="pca", perplexity=min(30.0, (n - 1) / 3), random_state=seed)

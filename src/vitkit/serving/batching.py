@@ -18,14 +18,12 @@ from typing import Any
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
+class Computation:
     """A kind of computation. Only items for the same computation are put into one batch."""
 
-    name: str  # the name of the model
-    most: int  # the maximum size of a batch
-    # A function that takes a batch of items and returns their answers in the same order. It is called from several
-    # threads.
-    answer: Callable[[Sequence[Any]], Sequence[Any]]
+    model: str  # the name of the model
+    max_batch: int  # the maximum number of items in a batch
+    compute: Callable[[Sequence[Any]], Sequence[Any]]  # turns items into answers; called from several threads
 
 
 class FullError(Exception):
@@ -41,10 +39,10 @@ class Workers:
 
     Args:
         count: the number of threads.
-        wait: the longest time in seconds that an item waits for other items while a thread is free.
-        most: the maximum number of waiting items.
-        begin: called first in each thread. If it raises an exception, the constructor raises the exception, too.
-        observe: called after each batch with the kind of computation, the number of items and the duration in seconds.
+        max_wait: the longest time in seconds that an item waits for other items while a thread is free.
+        max_waiting: the maximum number of waiting items.
+        on_start: called first in each thread. If it raises an exception, the constructor raises the exception, too.
+        on_batch: called after each batch with the kind of computation, the number of items and the duration in seconds.
 
     Attributes:
         waiting: the number of waiting items.
@@ -55,27 +53,27 @@ class Workers:
         self,
         count: int,
         *,
-        wait: float,
-        most: int,
-        begin: Callable[[], None],
-        observe: Callable[[Work, int, float], None],
+        max_wait: float,
+        max_waiting: int,
+        on_start: Callable[[], None],
+        on_batch: Callable[[Computation, int, float], None],
     ) -> None:
-        self._wait, self.most, self._observe = wait, most, observe
+        self._max_wait, self.max_waiting, self._on_batch = max_wait, max_waiting, on_batch
         self._changed = threading.Condition()  # protects the following attributes, which the threads share
-        self._queues: dict[Work, deque[_Question]] = {}  # waiting items in the order of their arrival
+        self._queues: dict[Computation, deque[_Item]] = {}  # waiting items in the order of their arrival
         self.waiting = self.working = 0
         self._is_closed = False
-        self._threads = [threading.Thread(target=self._run, args=(begin,), daemon=True) for _ in range(count)]
-        self._begun = threading.Barrier(count + 1)
-        self._failed: list[BaseException] = []
+        self._threads = [threading.Thread(target=self._run, args=(on_start,), daemon=True) for _ in range(count)]
+        self._all_started = threading.Barrier(count + 1)  # the threads, and this constructor
+        self._start_errors: list[BaseException] = []
         for thread in self._threads:
             thread.start()
-        self._begun.wait()
-        if self._failed:
+        self._all_started.wait()
+        if self._start_errors:
             self.close()
-            raise self._failed[0]
+            raise self._start_errors[0]
 
-    async def ask(self, work: Work, contents: Sequence[Any]) -> list[Any]:
+    async def submit(self, computation: Computation, contents: Sequence[Any]) -> list[Any]:
         """Answer the items of a request, and return the answers in order.
 
         Raises:
@@ -88,10 +86,10 @@ class Workers:
         with self._changed:
             if self._is_closed:
                 raise ClosedError
-            if self.waiting + len(contents) > self.most:
+            if self.waiting + len(contents) > self.max_waiting:
                 raise FullError
-            queue = self._queues.setdefault(work, deque())
-            queue.extend(_Question(content, now, request, place) for place, content in enumerate(contents))
+            queue = self._queues.setdefault(computation, deque())
+            queue.extend(_Item(content, now, request, index) for index, content in enumerate(contents))
             self.waiting += len(contents)
             self._changed.notify_all()
         return await request.future
@@ -100,13 +98,13 @@ class Workers:
         """Accept no more requests, and answer the waiting ones with `ClosedError`. Batches in progress are finished."""
         with self._changed:
             self._is_closed = True
-            refused = [question for queue in self._queues.values() for question in queue]
+            refused = [item for queue in self._queues.values() for item in queue]
             self._queues.clear()
             self.waiting = 0
             self._changed.notify_all()
-        for question in refused:
-            question.request.error = ClosedError()
-        self._give_answers(refused)
+        for item in refused:
+            item.request.error = ClosedError()
+        self._complete_requests(refused)
 
     def close(self) -> None:
         """Accept no more requests, answer the waiting ones, and end the threads."""
@@ -118,53 +116,53 @@ class Workers:
 
     # --- In the threads -----------------------------------------------------------------------------------
 
-    def _run(self, begin: Callable[[], None]) -> None:
+    def _run(self, on_start: Callable[[], None]) -> None:
         try:
-            begin()
+            on_start()
         except BaseException as error:
-            self._failed.append(error)
+            self._start_errors.append(error)
         finally:
-            self._begun.wait()
-        while not self._failed and (taken := self._take()) is not None:
-            work, questions = taken
+            self._all_started.wait()
+        while not self._start_errors and (batch := self._next_batch()) is not None:
+            computation, items = batch
             began = time.monotonic()
-            _answer(work, questions)
-            self._observe(work, len(questions), time.monotonic() - began)
+            _compute_answers(computation, items)
+            self._on_batch(computation, len(items), time.monotonic() - began)
             with self._changed:
-                self.working -= len(questions)
-            self._give_answers(questions)
+                self.working -= len(items)
+            self._complete_requests(items)
 
-    def _take(self) -> tuple[Work, list[_Question]] | None:
+    def _next_batch(self) -> tuple[Computation, list[_Item]] | None:
         """Wait for the next batch and remove its items from the queue; return None if no more items will arrive."""
         with self._changed:
             while True:
                 waiting = [kind for kind, queue in self._queues.items() if queue]
-                work = min(waiting, key=lambda kind: self._queues[kind][0].came, default=None)
-                if work is None:
+                if not waiting:
                     if self._is_closed:
                         return None
                     self._changed.wait()
                     continue
-                queue = self._queues[work]
-                left = queue[0].came + self._wait - time.monotonic()
-                if len(queue) >= work.most or left <= 0 or self._is_closed:
-                    taken = [queue.popleft() for _ in range(min(work.most, len(queue)))]
-                    self.waiting -= len(taken)
-                    questions = [question for question in taken if not question.request.future.done()]
-                    if not questions:  # the clients have disconnected
-                        continue
-                    self.working += len(questions)
-                    return work, questions
-                self._changed.wait(left)
+                computation = min(waiting, key=lambda kind: self._queues[kind][0].arrived)
+                queue = self._queues[computation]
+                remaining = queue[0].arrived + self._max_wait - time.monotonic()
+                if len(queue) < computation.max_batch and remaining > 0 and not self._is_closed:
+                    self._changed.wait(remaining)
+                    continue
+                taken = [queue.popleft() for _ in range(min(computation.max_batch, len(queue)))]
+                self.waiting -= len(taken)
+                items = [item for item in taken if not item.request.future.done()]  # clients may have disconnected
+                if items:
+                    self.working += len(items)
+                    return computation, items
 
-    def _give_answers(self, questions: Sequence[_Question]) -> None:
+    def _complete_requests(self, items: Sequence[_Item]) -> None:
         """Complete the requests whose items are now all answered. Each event loop is woken only once."""
         complete = dict[asyncio.AbstractEventLoop, list[_PendingRequest]]()
         with self._changed:
-            for question in questions:
-                question.request.left -= 1
-                if not question.request.left:
-                    complete.setdefault(question.request.loop, []).append(question.request)
+            for item in items:
+                item.request.unanswered -= 1
+                if not item.request.unanswered:
+                    complete.setdefault(item.request.loop, []).append(item.request)
 
         def set_results(requests: Sequence[_PendingRequest]) -> None:  # in the thread of the event loop
             for request in requests:
@@ -176,7 +174,7 @@ class Workers:
                     request.future.set_result(request.answers)
 
         for loop, requests in complete.items():
-            with suppress(RuntimeError):  # the loop is closed, and its clients have disconnected
+            with suppress(RuntimeError):  # raised if the loop is closed; then its clients have disconnected
                 loop.call_soon_threadsafe(set_results, requests)
 
 
@@ -185,31 +183,31 @@ class _PendingRequest:
     answers: list[Any]  # in the order of the items
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[list[Any]]  # receives all answers, or the error
-    left: int  # the number of items that are not answered yet
-    error: Exception | None = None  # that an item raised
+    unanswered: int  # the number of items that are not answered yet
+    error: Exception | None = None  # the exception that an item raised
 
 
 @dataclass
-class _Question:
+class _Item:
     content: Any
-    came: float  # time.monotonic()
+    arrived: float  # time.monotonic()
     request: _PendingRequest
-    place: int  # among the items of the request
+    index: int  # the position among the items of the request
 
 
-def _answer(work: Work, questions: Sequence[_Question]) -> None:
-    """Answer a batch.
+def _compute_answers(computation: Computation, items: Sequence[_Item]) -> None:
+    """Compute the answers to a batch.
 
-    If this fails, the items are answered one by one, so that a faulty item does not affect the others.
+    If this fails, the items are computed one by one, so that a faulty item does not affect the others.
     """
     try:
-        answers = work.answer([question.content for question in questions])
+        answers = computation.compute([item.content for item in items])
     except Exception as error:
-        if len(questions) == 1:
-            questions[0].request.error = error
+        if len(items) == 1:
+            items[0].request.error = error
             return
-        for question in questions:
-            _answer(work, [question])
+        for item in items:
+            _compute_answers(computation, [item])
         return
-    for question, answer in zip(questions, answers, strict=True):
-        question.request.answers[question.place] = answer
+    for item, answer in zip(items, answers, strict=True):
+        item.request.answers[item.index] = answer

@@ -43,11 +43,11 @@ Send = Callable[[Message], Awaitable[None]]
 _Application = Callable[[Any, Receive, Send], Awaitable[None]]
 
 _log = logging.getLogger(__name__)
-_SAFE = ("GET", "HEAD")
-_SLOWEST = 64 * 2**10  # bytes; each such amount received prolongs the time limit of a body by a second
+_SAFE_METHODS = ("GET", "HEAD")
+_MIN_BYTES_PER_SECOND = 64 * 2**10  # each such amount that arrives extends the time limit of a body by a second
 _LINGER = 2.0  # seconds to receive a refused body: closing earlier would lose the answer
-_AGAIN = 2  # seconds to wait before retrying
-_HEADERS = {  # added to every answer that does not set them
+_RETRY_AFTER = 2  # seconds to wait before retrying
+_DEFAULT_HEADERS = {  # added to every answer that does not set them
     b"x-content-type-options": b"nosniff",
     b"x-frame-options": b"DENY",
     b"referrer-policy": b"no-referrer",
@@ -60,22 +60,20 @@ _HEADERS = {  # added to every answer that does not set them
 }
 
 HEAD_SECONDS = 10.0  # from the start of a connection or head until the head is complete
-MOST_HEAD = 16 * 2**10  # bytes
+MAX_HEAD_BYTES = 16 * 2**10  # bytes
 READ_SECONDS = 30.0  # a client that takes nothing of its answer for so long is disconnected
 
-_CONNECTIONS = 1000  # maximum number of connections; fewer if the limit of open files is lower
-_FILES = 100  # open files that are reserved for everything but connections
-_SILENT = 60.0  # seconds between two lines about refused connections
-_FULL = (
-    b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: %d\r\nconnection: close\r\n\r\n" % _AGAIN
-)
+_MAX_CONNECTIONS = 1000  # maximum number of connections; fewer if the limit of open files is lower
+_RESERVED_FILES = 100  # open files that are reserved for everything but connections
+_WARNING_INTERVAL = 60.0  # seconds between two lines about refused connections
+_TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 2\r\nconnection: close\r\n\r\n"
 
 
 @dataclass(frozen=True)
 class Rules:
     """The requests that a server accepts."""
 
-    names: frozenset[str]  # host names, without ports, that requests may be addressed to
+    names: frozenset[str]  # host names, without ports, to which requests may be addressed
     # Whether requests may also be addressed to any IP address. This is safe, because DNS rebinding requires a name.
     any_address: bool = False
     # The secret that each request needs; None if requests need none. It is sent in the header `Authorization: Bearer`
@@ -83,8 +81,8 @@ class Rules:
     token: str | None = field(default=None, repr=False)
     # Paths that are answered without the token and under any host name, since they reveal nothing
     open_paths: frozenset[str] = frozenset()
-    most_bytes: int = 64 * 2**20  # the maximum size of a body
-    most_held: int = 512 * 2**20  # the maximum total size of all bodies that are being read or answered at a time
+    max_bytes: int = 64 * 2**20  # the maximum size of a body
+    max_total_bytes: int = 512 * 2**20  # the maximum total size of all bodies that are being read or answered at a time
     seconds: float = 20.0  # the time limit for a body; the limit is extended while a large body arrives steadily
 
 
@@ -96,15 +94,15 @@ class Listener(socket.socket):
 
     def __init__(self, *kind: Any) -> None:
         super().__init__(*kind)
-        self._most = _CONNECTIONS
+        self._max_open = _MAX_CONNECTIONS
         with suppress(ImportError):  # Windows has no such limit
             import resource
 
             files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
             if files != resource.RLIM_INFINITY:
-                self._most = min(_CONNECTIONS, files - min(_FILES, files // 2))
-        self._accepted: list[socket.socket] = []  # those that are open, and at times some that have been closed
-        self._last_line = -math.inf
+                self._max_open = min(_MAX_CONNECTIONS, files - min(_RESERVED_FILES, files // 2))
+        self._accepted: list[socket.socket] = []  # open connections, and some that have been closed since
+        self._last_warning = -math.inf
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Accept a connection, or refuse it if there are too many.
@@ -113,20 +111,20 @@ class Listener(socket.socket):
             ConnectionAbortedError: the connection was refused; asyncio waits for the next one.
         """
         connection, address = super().accept()
-        if len(self._accepted) >= self._most:
-            self._accepted = [each for each in self._accepted if each.fileno() != -1]
-        if len(self._accepted) < self._most:
+        if len(self._accepted) >= self._max_open:
+            self._accepted = [accepted for accepted in self._accepted if accepted.fileno() != -1]  # -1: closed
+        if len(self._accepted) < self._max_open:
             self._accepted.append(connection)
             return connection, address
         with connection, suppress(OSError):
-            connection.send(_FULL)
-        if time.monotonic() - self._last_line > _SILENT:
-            self._last_line = time.monotonic()
-            _log.warning("%d connections are open: further ones are refused (503)", self._most)
+            connection.send(_TOO_MANY)
+        if time.monotonic() - self._last_warning > _WARNING_INTERVAL:
+            self._last_warning = time.monotonic()
+            _log.warning("%d connections are open: further ones are refused (503)", self._max_open)
         raise ConnectionAbortedError
 
 
-def keep_others_off(listener: socket.socket) -> None:
+def claim_port(listener: socket.socket) -> None:
     """Prevent other servers from listening on the port of a socket.
 
     The socket can use the port immediately after another server has released it. Windows needs a different option,
@@ -147,22 +145,23 @@ def is_loopback(host: str) -> bool:
     return host.lower() == "localhost"
 
 
-def rules_of(host: str, token: str | None, more: Iterable[str] = (), **limits: Any) -> Rules:
+def rules_for_host(host: str, token: str | None, other_names: Iterable[str] = (), **others: Any) -> Rules:
     """Return the rules for a server at a host. If other machines can reach the host, a token is required.
 
     Args:
         host: a name or an address.
         token: see `Rules`.
-        more: other names of the server, such as those that proxies and containers use.
-        limits: other fields of `Rules`.
+        other_names: other names of the server, such as those that proxies and containers use.
+        others: other fields of `Rules`.
     """
-    names = {"localhost", "127.0.0.1", "::1", *(name.lower() for name in more)}
+    names = {"localhost", "127.0.0.1", "::1", *(name.lower() for name in other_names)}
     if is_loopback(host):
-        return Rules(frozenset(names | {host.lower().strip("[]")}), token=token, **limits)
+        return Rules(frozenset(names | {host.lower().strip("[]")}), token=token, **others)
     assert token, "others can reach it"
     machine = socket.gethostname().lower()
-    names = names | {machine, machine.partition(".")[0], f"{machine.partition('.')[0]}.local", host.lower()}
-    return Rules(frozenset(names), any_address=True, token=token, **limits)
+    short_name = machine.partition(".")[0]
+    names |= {machine, short_name, f"{short_name}.local", host.lower()}
+    return Rules(frozenset(names), any_address=True, token=token, **others)
 
 
 def new_token() -> str:
@@ -177,9 +176,8 @@ def check_token(token: str) -> str:
         VitkitError: the token is too short, too long or has other characters than letters, digits and . _ ~ -.
     """
     if not _TOKEN.fullmatch(token):
-        raise VitkitError(
-            "serving.token-invalid", "--token must be 16 to 512 characters, each a letter, a digit or one of . _ ~ -"
-        )
+        reason = "--token must be 16 to 512 characters, each a letter, a digit or one of . _ ~ -"
+        raise VitkitError("serving.token-invalid", reason)
     return token
 
 
@@ -199,9 +197,10 @@ class Guard:
 
     def __init__(self, application: _Application, rules: Rules, count: Callable[[int], None] = lambda _: None) -> None:
         self._application, self.rules, self._count = application, rules, count
-        self._held = 0  # bytes
+        self._total_bytes = 0  # of all bodies that are being read or answered
         self._token = (rules.token or "").encode()
-        self.cookie = f"vitkit-{hashlib.sha256(self._token).hexdigest()[:8]}"  # all ports of a host share cookies
+        # A name for each token, because the servers at all ports of a host share their cookies.
+        self.cookie = f"vitkit-{hashlib.sha256(self._token).hexdigest()[:8]}"
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -214,23 +213,24 @@ class Guard:
         for name, value in scope["headers"]:  # repeated headers are joined, so that a check sees all of them
             key, text = name.decode("latin-1").lower(), value.decode("latin-1")
             headers[key] = f"{headers[key]}; {text}" if key in headers else text
-        if (moved := self._redirection(scope, headers)) is not None:
-            await _answer(send, 303, {"error": "the token is kept in a cookie"}, moved)
+        redirection = self._token_redirection(scope, headers)
+        if redirection is not None:
+            await _reply(send, 303, {"error": "the token is kept in a cookie"}, redirection)
             return
-        refusal = self._refuse(scope, headers)
+        refusal = self._check_head(scope, headers)
         if refusal is not None:
             self._count(refusal.status)
             await _refuse(refusal, headers, receive, send)
             return
-        body, is_begun = _Body(self, receive), False
+        body, has_started = _Body(self, receive), False
 
         async def send_with_headers(message: Message) -> None:
-            nonlocal is_begun
-            if not is_begun and body.refusal is not None:
-                return  # the application's answer to the exception that the refusal raised
+            nonlocal has_started
+            if not has_started and body.refusal is not None:
+                return  # this is the application's answer to `RefusedBodyError`; the refusal is sent instead
             if message["type"] == "http.response.start":
-                is_begun = True
-                message = {**message, "headers": _with_ours(message.get("headers", ()))}
+                has_started = True
+                message = {**message, "headers": _with_default_headers(message.get("headers", ()))}
             await send(message)
 
         try:
@@ -239,39 +239,39 @@ class Guard:
             if body.refusal is None:
                 raise
         finally:
-            self._held -= body.size
+            self._total_bytes -= body.size
         if body.refusal is not None:
             self._count(body.refusal.status)
-            if not is_begun:
+            if not has_started:
                 await _refuse(body.refusal, headers, receive, send)
 
     # --- Origin and token -------------------------------------------------------------------------------
 
-    def _refuse(self, scope: MutableMapping[str, Any], headers: dict[str, str]) -> _Refusal | None:
+    def _check_head(self, scope: MutableMapping[str, Any], headers: dict[str, str]) -> _Refusal | None:
         """Check the head of a request, and return the reason to refuse it; None if it is accepted."""
         length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > self.rules.most_bytes:
+        if length.isdecimal() and int(length) > self.rules.max_bytes:
             return self._too_large()
         if "content-length" in headers and "transfer-encoding" in headers:  # a proxy may have read another length
             reason = "a request may have content-length or transfer-encoding, not both"
             return _Refusal("serving.length-ambiguous", 400, reason)
-        if scope["path"] in self.rules.open_paths and scope["method"] in _SAFE:
+        if scope["path"] in self.rules.open_paths and scope["method"] in _SAFE_METHODS:
             return None
-        if not self._is_ours(headers.get("host")):
+        if not self._is_own_host(headers.get("host")):
             name = f"{headers.get('host') or 'nothing'!r:.100}"
             reason = f"this server is not called {name}: add a name with vitkit serve --allow-host NAME"
             return _Refusal("serving.host-unknown", 421, reason)
-        if _is_foreign(scope["method"], headers):
+        if _is_cross_site(scope["method"], headers):
             return _Refusal("serving.origin-foreign", 403, "requests from pages of other sites are refused")
         if self.rules.token is not None and not self._has_token(headers):
             reason = "a token is needed: in the header Authorization: Bearer TOKEN"
             return _Refusal("serving.token-missing", 401, reason)
         return None
 
-    def _is_ours(self, host: str | None) -> bool:
-        """Return whether a Host header has one of the server's names; with any port."""
+    def _is_own_host(self, host: str | None) -> bool:
+        """Return whether a Host header has one of the server's names, or an accepted IP address, and any port."""
         host = host or ""
-        if host.startswith("["):
+        if host.startswith("["):  # an IPv6 address
             name, closing, rest = host[1:].partition("]")
             name = name.lower() if closing and (not rest or rest.startswith(":")) else ""
         else:
@@ -280,7 +280,8 @@ class Guard:
         if name in self.rules.names:
             return True
         with suppress(ValueError):
-            return self.rules.any_address and ipaddress.ip_address(name) is not None
+            ipaddress.ip_address(name)  # raises if it is no address
+            return self.rules.any_address
         return False
 
     def _has_token(self, headers: dict[str, str]) -> bool:
@@ -295,44 +296,45 @@ class Guard:
     def _matches(self, token: str) -> bool:
         return hmac.compare_digest(token.encode("utf-8", "surrogateescape"), self._token)
 
-    def _redirection(
+    def _token_redirection(
         self, scope: MutableMapping[str, Any], headers: dict[str, str]
     ) -> list[tuple[bytes, bytes]] | None:
         """Return the headers of a redirection if a page is opened with the right `?token=`; otherwise None.
 
         The redirection sets the cookie and removes the token from the URL.
         """
-        if self.rules.token is None or scope["method"] not in _SAFE or b"token=" not in scope["query_string"]:
+        if self.rules.token is None or scope["method"] not in _SAFE_METHODS or b"token=" not in scope["query_string"]:
             return None
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         tokens = [value for name, value in query if name == "token"]
-        if not any(map(self._matches, tokens)) or not self._is_ours(headers.get("host")):
+        if not any(map(self._matches, tokens)) or not self._is_own_host(headers.get("host")):
             return None
         rest = urlencode([(name, value) for name, value in query if name != "token"])
         path = "/" + scope.get("raw_path", scope["path"].encode()).decode("latin-1").lstrip("/\\")  # //x is a host
-        kept = f"{self.cookie}={self.rules.token}; Path=/; HttpOnly; SameSite=Lax"
-        return [(b"location", f"{path}{'?' if rest else ''}{rest}".encode("latin-1")), (b"set-cookie", kept.encode())]
+        location = f"{path}{'?' if rest else ''}{rest}".encode("latin-1")
+        cookie = f"{self.cookie}={self.rules.token}; Path=/; HttpOnly; SameSite=Lax"
+        return [(b"location", location), (b"set-cookie", cookie.encode())]
 
     # --- Size -------------------------------------------------------------------------------------------
 
     def _too_large(self) -> _Refusal:
-        reason = f"a request may have {self.rules.most_bytes / 2**20:.4g} MiB at most"
+        reason = f"a request may have {self.rules.max_bytes / 2**20:.4g} MiB at most"
         return _Refusal("serving.request-large", 413, reason)
 
-    def hold(self, size: int, body: int) -> _Refusal | None:
-        """Add `size` received bytes to the total of all bodies; return a refusal if this is too much.
+    def count_bytes(self, received: int, body_size: int) -> _Refusal | None:
+        """Add the `received` bytes to the total of all bodies; return a refusal if a limit is exceeded.
 
-        `body` is the number of bytes of this body so far.
+        `body_size` is the number of bytes of this body so far.
         """
-        self._held += size
-        if body > self.rules.most_bytes:
+        self._total_bytes += received
+        if body_size > self.rules.max_bytes:
             return self._too_large()
-        if self._held > self.rules.most_held:
+        if self._total_bytes > self.rules.max_total_bytes:
             return _Refusal("serving.server-busy", 503, "too much data is being received: try again later")
         return None
 
 
-class _RefusedError(Exception):
+class RefusedBodyError(Exception):
     """Raised when an application reads a body after the guard has refused the body."""
 
 
@@ -349,64 +351,64 @@ class _Body:
     def __init__(self, guard: Guard, receive: Receive) -> None:
         self._guard, self._receive = guard, receive
         self._began = asyncio.get_running_loop().time()
-        self._is_whole = False
+        self._is_complete = False
         self.size = 0  # bytes received
         self.refusal: _Refusal | None = None
 
     async def receive(self) -> Message:
         if self.refusal is not None:
-            raise _RefusedError
-        if self._is_whole:  # the next message says that the client has gone
+            raise RefusedBodyError
+        if self._is_complete:  # the next message tells that the client has disconnected
             return await self._receive()
         try:
-            async with asyncio.timeout_at(self._began + self._guard.rules.seconds + self.size / _SLOWEST):
+            async with asyncio.timeout_at(self._began + self._guard.rules.seconds + self.size / _MIN_BYTES_PER_SECOND):
                 message = await self._receive()
         except TimeoutError:
             reason = f"the request did not come within {self._guard.rules.seconds:g} seconds"
             self.refusal = _Refusal("serving.request-slow", 408, reason)
-            raise _RefusedError from None
+            raise RefusedBodyError from None
         if message["type"] == "http.request":
-            size = len(message.get("body", b""))
-            self.size += size
-            self.refusal = self._guard.hold(size, self.size)
-            self._is_whole = not message.get("more_body", False)
+            received = len(message.get("body", b""))
+            self.size += received
+            self.refusal = self._guard.count_bytes(received, self.size)
+            self._is_complete = not message.get("more_body", False)
         if self.refusal is not None:
-            raise _RefusedError
+            raise RefusedBodyError
         return message
 
 
-def _is_foreign(method: str, headers: dict[str, str]) -> bool:
+def _is_cross_site(method: str, headers: dict[str, str]) -> bool:
     """Return whether the browser reports that a request comes from a page of another origin.
 
     A link on another site to a page of this server is allowed: for such a request, the result is False.
     """
     site = headers.get("sec-fetch-site", "none")
     if site not in ("same-origin", "none"):
-        return method not in _SAFE or headers.get("sec-fetch-mode") != "navigate"
+        return method not in _SAFE_METHODS or headers.get("sec-fetch-mode") != "navigate"
     origin = headers.get("origin")
-    if method in _SAFE or origin is None:
+    if method in _SAFE_METHODS or origin is None:
         return False
     scheme, _, host = origin.lower().partition("://")
     return scheme not in ("http", "https") or host != headers.get("host", "").lower()
 
 
-def _with_ours(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    sent = list(headers)
-    names = {name.lower() for name, _ in sent}
-    return sent + [(name, value) for name, value in _HEADERS.items() if name not in names]
+def _with_default_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    given = list(headers)
+    names = {name.lower() for name, _ in given}
+    return given + [(name, value) for name, value in _DEFAULT_HEADERS.items() if name not in names]
 
 
-async def _answer(send: Send, status: int, answer: dict[str, str], headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+async def _reply(send: Send, status: int, answer: dict[str, str], extra: Iterable[tuple[bytes, bytes]] = ()) -> None:
     """Send a JSON answer.
 
     If the status is an error (400 or higher), the caller must end the answer later by sending an empty part of the
     body. The client receives the whole text at once, but the connection stays open until the answer ends.
     """
     body = json.dumps(answer).encode()
-    sent = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *headers]
-    sent += [(b"www-authenticate", b"Bearer")] if status == 401 else []
-    sent += [(b"retry-after", str(_AGAIN).encode())] if status == 503 else []
-    await send({"type": "http.response.start", "status": status, "headers": _with_ours(sent)})
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *extra]
+    headers += [(b"www-authenticate", b"Bearer")] if status == 401 else []
+    headers += [(b"retry-after", str(_RETRY_AFTER).encode())] if status == 503 else []
+    await send({"type": "http.response.start", "status": status, "headers": _with_default_headers(headers)})
     await send({"type": "http.response.body", "body": body, "more_body": status >= 400})
 
 
@@ -416,8 +418,8 @@ async def _refuse(refusal: _Refusal, headers: dict[str, str], receive: Receive, 
     This is necessary because many clients read the answer only after they have sent the whole body.
     """
     answer = {"error": refusal.reason, "code": refusal.code}
-    await _answer(send, refusal.status, answer, [(b"connection", b"close")])
-    if "expect" not in headers and refusal.status != 408:
+    await _reply(send, refusal.status, answer, [(b"connection", b"close")])
+    if "expect" not in headers and refusal.status != 408:  # otherwise the client waits, or is too slow
         with suppress(TimeoutError):
             async with asyncio.timeout(_LINGER):
                 while (await receive()).get("more_body", False):
@@ -425,7 +427,7 @@ async def _refuse(refusal: _Refusal, headers: dict[str, str], receive: Receive, 
     await send({"type": "http.response.body", "body": b""})
 
 
-class _Buffered:
+class _BufferedTransport:
     """A transport that sends all data of one iteration of the event loop together.
 
     The head and the body of an answer are written separately. Two separate sends would delay the body, because each
@@ -437,15 +439,15 @@ class _Buffered:
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport, self._loop = transport, loop
-        self._written: list[bytes] = []
+        self._pending: list[bytes] = []
         self._size = 0  # bytes written so far
         self._timer: asyncio.TimerHandle | None = None
 
     def write(self, data: bytes) -> None:
         """Send the data together with everything else that is written in this iteration of the event loop."""
-        if not self._written:
+        if not self._pending:
             self._loop.call_soon(self._send)
-        self._written.append(data)
+        self._pending.append(data)
 
     def close(self) -> None:
         """Send the pending data and close the transport."""
@@ -453,25 +455,27 @@ class _Buffered:
         self._transport.close()
 
     def _send(self) -> None:
-        if self._written:
-            written, self._written = b"".join(self._written), []
-            self._transport.write(written)
-            self._size += len(written)
+        if self._pending:
+            data = b"".join(self._pending)
+            self._pending.clear()
+            self._transport.write(data)
+            self._size += len(data)
             self._start_timer()
 
     def _start_timer(self) -> None:
-        """Start the time limit for taking some of the data, if there are any left and it has not been started."""
-        if self._timer is None and (left := self._transport.get_write_buffer_size()):
-            self._timer = self._loop.call_later(READ_SECONDS, self._check_taken, self._size - left)
+        """Start the time limit in which the client must take more data, unless it runs or all data are taken."""
+        buffered = self._transport.get_write_buffer_size()
+        if self._timer is None and buffered:
+            self._timer = self._loop.call_later(READ_SECONDS, self._check_progress, self._size - buffered)
 
-    def _check_taken(self, taken: int) -> None:
+    def _check_progress(self, taken_before: int) -> None:
         self._timer = None
-        if self._size - self._transport.get_write_buffer_size() == taken:
+        if self._size - self._transport.get_write_buffer_size() == taken_before:
             self._transport.abort()
         else:
             self._start_timer()
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # all other methods are those of the transport
         return getattr(self._transport, name)
 
 
@@ -482,28 +486,28 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the time limit for the first head."""
-        super().connection_made(_Buffered(transport, self.loop))  # type: ignore[arg-type]
-        self._timer = self.loop.call_later(HEAD_SECONDS, self._give_up)
+        super().connection_made(_BufferedTransport(transport, self.loop))  # type: ignore[arg-type]
+        self._timer = self.loop.call_later(HEAD_SECONDS, self._time_out)
 
     def data_received(self, data: bytes) -> None:
         """Stop the time limit when a head is complete, and start the time limit of the next head."""
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
-            self._stop_waiting()
+            self._stop_timer()
         elif self._timer is None:
-            self._timer = self.loop.call_later(HEAD_SECONDS, self._give_up)
+            self._timer = self.loop.call_later(HEAD_SECONDS, self._time_out)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the time limit."""
-        self._stop_waiting()
+        self._stop_timer()
         super().connection_lost(exc)
 
-    def _stop_waiting(self) -> None:
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _give_up(self) -> None:
+    def _time_out(self) -> None:
         self._timer = None
         if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
             self.transport.close()

@@ -23,9 +23,9 @@ import numpy.typing as npt
 from vitkit.data import UnreadableImageError, picture_of
 from vitkit.errors import VitkitError
 from vitkit.exporting import Exported
-from vitkit.inference import BATCH, BATCH_ALONE, Columns, cores, join, set_threads, threads
+from vitkit.inference import BATCH, BATCH_ALONE, Columns, compute_batch, cores, set_threads, threads
 from vitkit.model import Features
-from vitkit.serving.batching import ClosedError, Work
+from vitkit.serving.batching import ClosedError, Computation
 from vitkit.serving.questions import Upload
 from vitkit.system import to_json
 from vitkit.text import plural
@@ -40,17 +40,15 @@ if TYPE_CHECKING:
     from vitkit.model import Model
 
 Array = npt.NDArray[np.float32]
-_NAMED = re.compile(r"([\w.-]+)=(.+)", re.DOTALL)
-_DIGITS = 12  # of a version
-
-_WHAT: tuple[Features, ...] = get_args(Features)
+_NAMED_SOURCE = re.compile(r"([\w.-]+)=(.+)", re.DOTALL)
+_VERSION_DIGITS = 12
 
 
-def open_models(named: Sequence[str | Path | Classifier], compute: Compute) -> ServedModels:
+def open_models(sources: Sequence[str | Path | Classifier], compute: Compute) -> ServedModels:
     """Open models by their sources, each optionally prefixed with a name: NAME=SOURCE."""
     models = list[ServedModel]()
-    for entry in named:
-        name, source = split_name(entry)
+    for named_source in sources:
+        name, source = split_name(named_source)
         classifier = open_model(source, Notes(), compute.device)
         classifier.preprocess.check_known()
         if not classifier.classes:
@@ -72,10 +70,11 @@ def split_name(entry: str | Path | Classifier) -> tuple[str, str | Path | Classi
     """
     if not isinstance(entry, (str, Path)):
         return "model", entry
-    match = _NAMED.fullmatch(str(entry))
-    if match is not None and not Path(entry).exists():
+    match = _NAMED_SOURCE.fullmatch(str(entry))
+    if match is not None and not Path(entry).exists():  # the path of a file may contain = too
         return match[1], match[2]
-    return Path(entry).resolve().stem if Path(entry).is_file() else Path(entry).resolve().name, entry
+    path = Path(entry).resolve()
+    return path.stem if path.is_file() else path.name, entry
 
 
 @dataclass(frozen=True)
@@ -114,15 +113,15 @@ class ServedModels:
         """The number of threads that compute explanations: fewer than cores, so that predictions need not wait."""
         return max(1, cores() // 4) if self._is_concurrent else 1
 
-    def begin_to_explain(self) -> None:
+    def prepare_explaining(self) -> None:
         """Prepare the current thread for computing explanations: set its number of torch threads."""
         set_threads(1 if self._is_concurrent else threads())
 
-    def begin(self) -> None:
+    def prepare_predicting(self) -> None:
         """Prepare the current thread for predicting: set its number of torch threads, and warm up all models."""
         set_threads(1 if self._is_concurrent else threads())
         for model in self.models:
-            model.begin()
+            model.warm_up()
 
 
 class ServedModel:
@@ -142,33 +141,34 @@ class ServedModel:
         self.batch = batch or (BATCH if self.is_concurrent else BATCH_ALONE)
         self._lock: AbstractContextManager[Any] = nullcontext() if self.is_concurrent else Lock()
         self._assess = classifier.assessing()
-        self._is_abandoned = Event()
-        self.predicting = Work(name, self.batch, self._predict)
+        self._is_cancelled = Event()
+        self.prediction = Computation(name, self.batch, self._predict)
 
     @property
     def expected_shares(self) -> dict[str, float]:
         """The fraction of validation and test images for which each class was predicted; empty without a record."""
-        from vitkit.evaluation import Sample, shares_of
+        from vitkit.evaluation import Sample, class_shares
 
         trust = self.classifier.held_out
-        return {} if trust is None else shares_of(Sample.recorded(trust), self.classifier.classes)
+        return {} if trust is None else class_shares(Sample.recorded(trust), self.classifier.classes)
 
     @property
-    def is_whole(self) -> bool:
-        """Whether features and explanations can be computed; False for an exported file."""
-        return not isinstance(self.classifier, Exported)
+    def is_exported(self) -> bool:
+        """Whether the model is an exported file, which can compute neither features nor explanations."""
+        return isinstance(self.classifier, Exported)
 
     @cached_property
-    def embedding(self) -> dict[Features, Work]:
-        """The computation (`Work`) of each kind of features."""
-        return {what: Work(self.name, self.batch, partial(self._embed, what=what)) for what in _WHAT}
+    def embeddings(self) -> dict[Features, Computation]:
+        """The computation of each kind of features."""
+        kinds: tuple[Features, ...] = get_args(Features)
+        return {kind: Computation(self.name, self.batch, partial(self._embed, what=kind)) for kind in kinds}
 
     @cached_property
-    def explaining(self) -> Work:
-        """The computation (`Work`) that turns a `ToExplain` into an `Explanation`."""
-        return Work(self.name, 1, lambda questions: [self._explain(question) for question in questions])
+    def explanation(self) -> Computation:
+        """The computation that turns an `ExplanationRequest` into an `Explanation`."""
+        return Computation(self.name, 1, lambda requests: [self._explain(request) for request in requests])
 
-    def numbers_of(self, what: Features) -> int:
+    def feature_size(self, what: Features) -> int:
         """Return the number of values in the features of one picture."""
         from vitkit.model import Network
 
@@ -177,15 +177,15 @@ class ServedModel:
             return model.anatomy.feature_size
         return model.config.hidden_size * (model.config.patches if what == "patches" else 1)
 
-    def give_up(self) -> None:
+    def cancel_explanations(self) -> None:
         """Cancel the explanations in progress; each ends after the current layer."""
-        self._is_abandoned.set()
+        self._is_cancelled.set()
 
-    def begin(self) -> None:
-        """Warm up the backend in this thread."""
-        means, (height, width) = self.classifier.preprocess.mean, self.classifier.preprocess.size
+    def warm_up(self) -> None:
+        """Compute an empty batch in this thread, because the first batch of a backend takes longer."""
+        preprocess = self.classifier.preprocess
         with self._lock:
-            self._assess(np.zeros((self.batch, len(means), height, width), np.float32))
+            self._assess(np.zeros((self.batch, len(preprocess.mean), *preprocess.size), np.float32))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the model's entry in the answer of /models."""
@@ -199,7 +199,7 @@ class ServedModel:
             "precision": classifier.precision,
             "image_size": list(classifier.preprocess.size),
             "batch": self.batch,
-            "answers": ["predict", "explain", "embed"] if self.is_whole else ["predict"],
+            "answers": ["predict"] if self.is_exported else ["predict", "explain", "embed"],
         }
 
     def description(self) -> str:
@@ -209,10 +209,10 @@ class ServedModel:
 
     # --- In threads ---------------------------------------------------------------------------------------
 
-    def _predict(self, questions: Sequence[tuple[Upload, Columns]]) -> list[dict[str, Any]]:
-        notes, rows = self._rows([upload for upload, _ in questions], self._assess)
+    def _predict(self, requests: Sequence[tuple[Upload, Columns]]) -> list[dict[str, Any]]:
+        notes, rows = self._rows([upload for upload, _ in requests], self._assess)
         answers = []
-        for (_, columns), note, (path, row) in zip(questions, notes, rows, strict=True):
+        for (_, columns), note, (path, row) in zip(requests, notes, rows, strict=True):
             prediction = self.classifier.prediction(path, row)
             answer = columns.row(prediction).to_dict(may_reject=columns.may_reject)
             answers.append(answer if note is None else {**answer, "note": f"perhaps darker or lighter: {note}"})
@@ -225,9 +225,10 @@ class ServedModel:
             vectors: Array = self.classifier.features(torch.from_numpy(pixels), what).numpy()
             return vectors
 
+        _, rows = self._rows(uploads, features)
         return [
             {"path": path, "features": None, "error": row} if isinstance(row, str) else {"path": path, "features": row}
-            for path, row in self._rows(uploads, features)[1]
+            for path, row in rows
         ]
 
     def _rows(self, uploads: Sequence[Upload], compute: Any) -> tuple[list[str | None], list[tuple[str, Array | str]]]:
@@ -246,32 +247,32 @@ class ServedModel:
                 images.append(str(error))
                 notes.append(None)
         with self._lock:
-            return notes, join([upload.path for upload in uploads], images, compute)
+            return notes, compute_batch([upload.path for upload in uploads], images, compute)
 
-    def _explain(self, question: ToExplain) -> Explanation:
+    def _explain(self, request: ExplanationRequest) -> Explanation:
         from vitkit.explanation import explain
 
-        return explain(self._explained, question.upload.content, question.method, question.target, question.layer)
+        return explain(self._cancellable, request.upload.content, request.method, request.target, request.layer)
 
     @cached_property
-    def _explained(self) -> Explainable:
+    def _cancellable(self) -> Explainable:
         """The classifier with a copy of its model that shares the weights, and whose computation can be cancelled."""
-        from vitkit.explanation import twin
+        from vitkit.explanation import copy_with_attention
         from vitkit.model import Attention
 
-        def check_abandoned(*_: object) -> None:
-            if self._is_abandoned.is_set():
+        def check_cancelled(*_: object) -> None:
+            if self._is_cancelled.is_set():
                 raise ClosedError
 
-        model = twin(self.classifier.model, Attention)
+        model = copy_with_attention(self.classifier.model, Attention)
         for module in model.modules():
             module._forward_pre_hooks = OrderedDict(module._forward_pre_hooks)  # the copy shares them with the original
-            module.register_forward_pre_hook(check_abandoned)
-        return _ExplainedClassifier(self.classifier, model, self._lock)
+            module.register_forward_pre_hook(check_cancelled)
+        return _CancellableClassifier(self.classifier, model, self._lock)
 
 
 @dataclass(frozen=True)
-class ToExplain:
+class ExplanationRequest:
     """A picture to explain, with the arguments of `Classifier.explain`."""
 
     upload: Upload
@@ -281,10 +282,10 @@ class ToExplain:
 
 
 @dataclass(frozen=True)
-class _ExplainedClassifier:
+class _CancellableClassifier:
     classifier: Classifier
     model: Model  # a copy of the classifier's model
-    lock: AbstractContextManager[Any]  # the lock that is held only while the classifier computes probabilities
+    lock: AbstractContextManager[Any]  # held only while the classifier itself computes probabilities
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -330,6 +331,6 @@ def version_of(classifier: Classifier) -> str:
         parts += [] if classifier.trust is None else [classifier.trust]
     digest = hashlib.sha256()
     for part in parts:
-        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(len(part).to_bytes(8, "big"))  # so that other divisions into parts give another hash
         digest.update(part)
-    return digest.hexdigest()[:_DIGITS]
+    return digest.hexdigest()[:_VERSION_DIGITS]

@@ -19,10 +19,11 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from vitkit.system import from_json
 
-_PLAIN = ("application/octet-stream", "")
-_LONGEST = 255  # characters of a name
-_LONGEST_VALUE = 1000  # characters of an option
-_MOST_PARTS = 2**16  # maximum number of parts of a body, since even an empty part takes time
+_UNKNOWN_TYPES = (b"application/octet-stream", b"")  # content types that clients send if they know none
+_MAX_NAME = 255  # characters of a name
+_MAX_VALUE = 1000  # characters of an option
+_MAX_FIELD_BYTES = 2**12  # of an option in a multipart body
+_MAX_PARTS = 2**16  # maximum number of parts of a body, since even an empty part takes time
 
 
 class BadRequestError(Exception):
@@ -41,18 +42,18 @@ class Upload:
     content: bytes = field(repr=False)  # the content of the file
 
 
-def read_body(kind: str, body: bytes) -> tuple[list[Upload], dict[str, str]]:
-    """Read the pictures and the options in the body of a request, whose content type is `kind`.
+def read_body(content_type: str, body: bytes) -> tuple[list[Upload], dict[str, str]]:
+    """Read the pictures and the options in the body of a request.
 
     Raises:
         BadRequestError: the content type is not supported, the body is damaged, or it contains no picture.
     """
-    name, parameters = parse_options_header(kind)
-    if name == b"multipart/form-data":
+    media_type, parameters = parse_options_header(content_type)
+    if media_type == b"multipart/form-data":
         uploads, options = _read_multipart(parameters.get(b"boundary", b""), body)
-    elif name == b"application/json":
+    elif media_type == b"application/json":
         uploads, options = _read_json(body)
-    elif name.startswith(b"image/") or name.decode("latin-1") in _PLAIN:
+    elif media_type.startswith(b"image/") or media_type in _UNKNOWN_TYPES:
         uploads, options = [Upload("image", body)] if body else [], {}
     else:
         reason = "send pictures as multipart/form-data, application/json with base64, or image/*"
@@ -62,42 +63,42 @@ def read_body(kind: str, body: bytes) -> tuple[list[Upload], dict[str, str]]:
     return uploads, options
 
 
-def merge_options(query: bytes, options: Mapping[str, str], known: Collection[str]) -> dict[str, str]:
+def merge_options(query: bytes, body_options: Mapping[str, str], known: Collection[str]) -> dict[str, str]:
     """Merge the options in the query string of the URL with those of the body; `known` are the names of all options.
 
     Raises:
         BadRequestError: an option is unknown, too long, or has two different values.
     """
-    settled = dict(options)
+    options = dict(body_options)
     for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
-        if settled.setdefault(name, value) != value:
+        if options.setdefault(name, value) != value:
             raise BadRequestError("serving.option-repeated", 400, f"{name!r:.80} has two values")
-    for name, value in settled.items():
+    for name, value in options.items():
         if name not in known:
             reason = f"there is no option {name!r:.80}: expected {', '.join(known)}"
             raise BadRequestError("serving.option-unknown", 400, reason)
-        if len(value) > _LONGEST_VALUE:
-            reason = f"{name} is longer than {_LONGEST_VALUE} characters"
+        if len(value) > _MAX_VALUE:
+            reason = f"{name} is longer than {_MAX_VALUE} characters"
             raise BadRequestError("serving.option-invalid", 400, reason)
-    return settled
+    return options
 
 
-def whole_number(options: Mapping[str, str], name: str, least: int, default: int) -> int:
+def integer_option(options: Mapping[str, str], name: str, minimum: int, default: int) -> int:
     """Return the value of an option that must be a whole number; `default` if it is not set.
 
     Raises:
-        BadRequestError: the value is not a whole number, or less than `least`.
+        BadRequestError: the value is not a whole number, less than `minimum`, or has more than nine digits.
     """
     text = options.get(name)
     if text is None:
         return default
-    if not text.isascii() or not text.isdecimal() or len(text) > 9 or int(text) < least:
-        reason = f"{name} must be a whole number from {least} on, not {text!r:.80}"
+    if not text.isascii() or not text.isdecimal() or len(text) > 9 or int(text) < minimum:
+        reason = f"{name} must be a whole number from {minimum} on, not {text!r:.80}"
         raise BadRequestError("serving.option-invalid", 400, reason)
     return int(text)
 
 
-def part_of_one(options: Mapping[str, str], name: str) -> float | None:
+def fraction_option(options: Mapping[str, str], name: str) -> float | None:
     """Return the value of an option that must be a number from 0 to 1; None if it is not set.
 
     Raises:
@@ -116,20 +117,20 @@ def part_of_one(options: Mapping[str, str], name: str) -> float | None:
 
 
 def _check_count(parts: int) -> None:
-    if parts > _MOST_PARTS:
-        raise BadRequestError("serving.request-large", 413, f"a request may have {_MOST_PARTS:,} parts at most")
+    if parts > _MAX_PARTS:
+        raise BadRequestError("serving.request-large", 413, f"a request may have {_MAX_PARTS:,} parts at most")
 
 
 # --- Multipart --------------------------------------------------------------------------------------------
 
 
 class _FormParts:
-    """Callbacks of the multipart parser, which collect the parts of a body."""
+    """Callbacks of the multipart parser, which collect the parts of a body. Their names are those that it requires."""
 
     def __init__(self) -> None:
         self.uploads: list[Upload] = []  # parts with a file name or the content type of an image
         self.options: dict[str, str] = {}  # the other parts, by name
-        self.is_whole = False  # whether the end of the body was reached
+        self.is_complete = False  # whether the end of the body was reached
         self._headers: dict[bytes, bytes] = {}
         self._pieces: list[bytes] = []
         self._name = self._value = b""
@@ -156,19 +157,19 @@ class _FormParts:
     def on_part_end(self) -> None:
         content = b"".join(self._pieces)
         _, disposition = parse_options_header(self._headers.get(b"content-disposition"))
-        file = disposition.get(b"filename")
-        if file is not None or self._headers.get(b"content-type", b"").startswith(b"image/"):
-            self.uploads.append(Upload(_text(file or b"image"), content))
+        file_name = disposition.get(b"filename")
+        if file_name is not None or self._headers.get(b"content-type", b"").startswith(b"image/"):
+            self.uploads.append(Upload(_text(file_name or b"image"), content))
             return
-        name = _text(disposition.get(b"name", b""))
-        if len(content) > 2**12:
+        name, value = _text(disposition.get(b"name", b"")), _text(content)
+        if len(content) > _MAX_FIELD_BYTES:
             reason = f"the field {name!r:.80} is too long; a picture needs a file name"
             raise BadRequestError("serving.option-invalid", 400, reason)
-        if self.options.setdefault(name, text := _text(content)) != text:
+        if self.options.setdefault(name, value) != value:
             raise BadRequestError("serving.option-repeated", 400, f"{name!r:.80} has two values")
 
     def on_end(self) -> None:
-        self.is_whole = True
+        self.is_complete = True
 
 
 def _read_multipart(boundary: bytes, body: bytes) -> tuple[list[Upload], dict[str, str]]:
@@ -183,13 +184,13 @@ def _read_multipart(boundary: bytes, body: bytes) -> tuple[list[Upload], dict[st
     except FormParserError as error:
         reason = f"the multipart body is damaged: {str(error)[:80]!r}"
         raise BadRequestError("serving.body-damaged", 400, reason) from error
-    if not parts.is_whole:
+    if not parts.is_complete:
         raise BadRequestError("serving.body-damaged", 400, "the multipart body is cut short")
     return parts.uploads, parts.options
 
 
 def _text(data: bytes) -> str:
-    return data.decode("utf-8", "replace")[:_LONGEST]
+    return data.decode("utf-8", "replace")[:_MAX_NAME]
 
 
 # --- JSON -------------------------------------------------------------------------------------------------
@@ -197,20 +198,20 @@ def _text(data: bytes) -> str:
 
 def _read_json(body: bytes) -> tuple[list[Upload], dict[str, str]]:
     try:
-        question = from_json(body)
+        fields = from_json(body)
     except ValueError as error:
         reason = f"the body is no JSON: {str(error)[:80]}"
         raise BadRequestError("serving.body-damaged", 400, reason) from error
-    if not isinstance(question, dict):
+    if not isinstance(fields, dict):
         raise BadRequestError("serving.body-damaged", 400, "the body must be a JSON object with image or images")
-    images = question.pop("images", [])
+    images = fields.pop("images", [])
     if not isinstance(images, list):
         raise BadRequestError("serving.image-invalid", 400, "images must be a list")
     _check_count(len(images))
-    if "image" in question:
-        images = [question.pop("image"), *images]
+    if "image" in fields:
+        images = [fields.pop("image"), *images]
     options = {}
-    for name, value in question.items():
+    for name, value in fields.items():  # all others are options
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
             raise BadRequestError("serving.option-invalid", 400, f"{name!r:.80} must be text or a number")
         options[name] = str(value)
@@ -227,5 +228,5 @@ def _read_json(body: bytes) -> tuple[list[Upload], dict[str, str]]:
             content = base64.b64decode(data.encode("ascii").translate(None, b" \r\n\t"), validate=True)
         except (binascii.Error, UnicodeEncodeError) as error:
             raise BadRequestError("serving.image-invalid", 400, f"image {number} is not base64") from error
-        uploads.append(Upload(path[:_LONGEST].encode("utf-8", "replace").decode(), content))
+        uploads.append(Upload(path[:_MAX_NAME].encode("utf-8", "replace").decode(), content))
     return uploads, options

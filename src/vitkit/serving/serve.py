@@ -25,13 +25,12 @@ if TYPE_CHECKING:
     from vitkit.serving.guard import Rules
     from vitkit.serving.service import Service
 
-_OPEN = frozenset({"/health", "/ready"})  # for health checks
+_OPEN_PATHS = frozenset({"/health", "/ready"})  # for health checks, which have no token
 _PACKAGES = ("fastapi", "uvicorn", "python_multipart", "prometheus_client", "swagger_ui_bundle")
-_TICK = 0.2  # seconds between checks for a signal
-
-_KEPT = 75  # seconds to keep an idle connection
-_LAST = 20  # seconds to answer accepted requests when the server stops
-_STEP = 0.01  # seconds between checks whether the server has started
+_SIGNAL_INTERVAL = 0.2  # seconds between checks for a signal
+_START_INTERVAL = 0.01  # seconds between checks whether the server has started
+_IDLE_SECONDS = 75  # to keep an idle connection
+_SHUTDOWN_SECONDS = 20  # to answer accepted requests when the server stops
 
 
 @check_arguments
@@ -88,14 +87,14 @@ def serve(
     """
     if not 0 <= max_wait <= 10_000:
         raise VitkitError("serving.wait-invalid", f"--max-wait {max_wait} must be from 0 to 10000 milliseconds")
-    named: list[Any] = list(models) if isinstance(models, (list, tuple)) else [models]
-    if not named:
+    sources: list[Any] = list(models) if isinstance(models, (list, tuple)) else [models]
+    if not sources:
         raise VitkitError("serving.model-missing", "name a model to serve")
     missing = [package for package in _PACKAGES if find_spec(package) is None]
     if missing:
         reason = f"serving needs {', '.join(missing)}: pip install 'vitkit[serve]'"
         raise VitkitError("serving.package-missing", reason)
-    from vitkit.serving.guard import check_token, is_loopback, new_token, rules_of
+    from vitkit.serving.guard import check_token, is_loopback, new_token, rules_for_host
     from vitkit.serving.models import open_models
     from vitkit.serving.service import Service
 
@@ -103,18 +102,18 @@ def serve(
         check_token(token)
     elif not is_loopback(host):
         token = new_token()
-    rules = rules_of(host, token, more=allow_host, open_paths=_OPEN)
-    listener = _listen(host, port)
+    rules = rules_for_host(host, token, allow_host, open_paths=_OPEN_PATHS)
+    listener = _bound_socket(host, port)
     try:
-        opened, wait = open_models(named, compute), max_wait / 1000  # seconds
-        service = Service(opened, wait=wait, most=queue, most_explanations=explain_queue, most_numbers=max_values)
+        limits = {"max_waiting": queue, "max_explanations": explain_queue, "max_values": max_values}
+        service = Service(open_models(sources, compute), max_wait=max_wait / 1000, **limits)  # milliseconds to seconds
         return Server(service, listener, rules)
     except BaseException:
         listener.close()
         raise
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _bound_socket(host: str, port: int) -> socket.socket:
     """Return a socket that is bound to the address, but does not listen for connections yet."""
     if not 0 <= port <= 65535:
         raise VitkitError("serving.port-invalid", f"--port {port} must be from 0 to 65535")
@@ -123,12 +122,13 @@ def _listen(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:
         reason = f"--host {host} is not an address of this machine: use 127.0.0.1, or 0.0.0.0 for all its addresses"
         raise VitkitError("serving.host-invalid", reason) from error
-    family, kind, protocol, _, address = sorted(addresses, key=lambda entry: entry[0] != socket.AF_INET)[0]
-    from vitkit.serving.guard import Listener, keep_others_off
+    addresses.sort(key=lambda entry: entry[0] != socket.AF_INET)  # IPv4 if possible
+    family, kind, protocol, _, address = addresses[0]
+    from vitkit.serving.guard import Listener, claim_port
 
     listener = Listener(family, kind, protocol)
     try:
-        keep_others_off(listener)
+        claim_port(listener)
         listener.bind(address)
     except (OSError, OverflowError) as error:
         listener.close()
@@ -157,7 +157,7 @@ class Server:
         import uvicorn
 
         from vitkit.serving.application import make_application
-        from vitkit.serving.guard import MOST_HEAD, Connection, Guard
+        from vitkit.serving.guard import MAX_HEAD_BYTES, Connection, Guard
 
         host, port = listener.getsockname()[:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -176,19 +176,19 @@ class Server:
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                timeout_keep_alive=_KEPT,
-                timeout_graceful_shutdown=_LAST,
-                h11_max_incomplete_event_size=MOST_HEAD,
+                timeout_keep_alive=_IDLE_SECONDS,
+                timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             )
         )
-        self._failed: BaseException | None = None
+        self._start_error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         while self._thread.is_alive() and not self._server.started:
-            self._thread.join(_STEP)
-        if self._failed is not None:
+            self._thread.join(_START_INTERVAL)
+        if self._start_error is not None:
             service.close()
-            raise self._failed
+            raise self._start_error
 
     def wait(self) -> None:
         """Wait for a signal to stop, then answer the accepted requests. A second signal stops at once.
@@ -200,11 +200,11 @@ class Server:
 
         with Deferral() as deferral, self:
             while deferral.received is None and self._thread.is_alive():
-                time.sleep(_TICK)
+                time.sleep(_SIGNAL_INTERVAL)
 
     def stop(self) -> None:
         """Accept no more requests, answer the accepted ones, and end the server."""
-        self._service.begin_to_close()
+        self._service.stop_accepting()
         self._server.should_exit = True
         self._thread.join()
         self._service.close()
@@ -237,6 +237,6 @@ class Server:
         try:
             asyncio.run(self._server.serve([self._listener]))
         except BaseException as error:  # the thread that started the server raises it
-            self._failed = error
+            self._start_error = error
         finally:
             self._listener.close()

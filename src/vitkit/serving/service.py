@@ -21,31 +21,31 @@ from vitkit.data import UnreadableImageError
 from vitkit.errors import ShortageError, UnansweredError, VitkitError
 from vitkit.explanation import method_names
 from vitkit.inference import Columns, set_threads, threads
-from vitkit.serving.batching import ClosedError, FullError, Work, Workers
-from vitkit.serving.models import ServedModel, ServedModels, ToExplain
-from vitkit.serving.questions import BadRequestError, Upload, part_of_one, whole_number
+from vitkit.serving.batching import ClosedError, Computation, FullError, Workers
+from vitkit.serving.models import ExplanationRequest, ServedModel, ServedModels
+from vitkit.serving.questions import BadRequestError, Upload, fraction_option, integer_option
 from vitkit.text import plural
 
 if TYPE_CHECKING:
     from vitkit.explanation import Explanation
 
-_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)  # buckets of histograms
 _IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of the metrics
 
-_LATER = "too many pictures are waiting: try again later"
+_QUEUE_FULL = "too many pictures are waiting: try again later"
 _CLOSING = "the server is closing"
-_AT_A_TIME = 4  # answers of the largest size held in memory at a time
-_MOST_RANKED = 200_000  # maximum number of class names, each with its probability, in an answer
+_LARGE_ANSWERS = 4  # maximum number of answers of the largest size that are in memory at a time
+_MAX_RANKED = 200_000  # maximum number of class names, each with its probability, in an answer
 
 _TOP = 5  # the default number of classes in an answer
-_MODEL = {
+_MODEL_OPTIONS = {
     "model": "the model's name; the first by default",
     "version": "the beginning of its version; the last of several by default",
 }
 OPTIONS = {  # the options of each route that takes pictures, with their descriptions
     "/predict": {
-        **_MODEL,
+        **_MODEL_OPTIONS,
         "top": f"classes to name for each picture, the most probable first; {_TOP} by default",
         "reject": "withhold the label below this confidence, 0 to 1",
         "coverage": "add a set of classes that contains the true one in this part of pictures, such as 0.95",
@@ -53,20 +53,20 @@ OPTIONS = {  # the options of each route that takes pictures, with their descrip
         "unknown": "label pictures ? that look less familiar than all but this part of known ones, such as 0.01",
     },
     "/explain": {
-        **_MODEL,
+        **_MODEL_OPTIONS,
         "method": f"one of {', '.join(method_names())}; gradient by default",
         "target": "the class that is explained: its name or number; top, the most probable, by default",
         "layer": "for the methods that look at one layer, -1 the last",
         "format": "json, or png for the map upon the picture",
     },
     "/embed": {
-        **_MODEL,
+        **_MODEL_OPTIONS,
         "what": "head (what the head reads, by default), class (the class token), mean (the patches' mean) or patches",
     },
 }
 _TEXT = {"type": "string"}
 _BINARY = {"type": "string", "format": "binary"}
-_ONE = {
+_JSON_IMAGE = {  # base64, alone or with a name
     "oneOf": [
         {"type": "string", "format": "byte"},
         {
@@ -78,14 +78,14 @@ _ONE = {
 }
 
 
-def described(path: str, example: Mapping[str, Any]) -> dict[str, Any]:
+def openapi_request(path: str, example: Mapping[str, Any]) -> dict[str, Any]:
     """Return the OpenAPI description of the request to a route that takes pictures, such as `/predict`.
 
     `example` is the JSON body of a request.
     """
     fields = dict.fromkeys(OPTIONS[path], _TEXT)
     files = {"image": {"type": "array", "items": _BINARY}}
-    images = {"image": _ONE, "images": {"type": "array", "items": _ONE}}
+    images = {"image": _JSON_IMAGE, "images": {"type": "array", "items": _JSON_IMAGE}}
     body = {
         "required": True,
         "description": "Pictures; the options may be sent with them instead of in the address.",
@@ -103,12 +103,12 @@ def described(path: str, example: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Embedded:
+class EmbeddedPictures:
     """The features of the pictures in a request."""
 
-    about: dict[str, Any]  # the fields of the answer that are common to all pictures
+    common_fields: dict[str, Any]  # the fields of the answer that are common to all pictures
     rows: list[dict[str, Any]]  # one row for each picture, with its features as an array
-    sent: Callable[[], None]  # the function to call when the answer has been sent or cannot be sent
+    on_end: Callable[[], None]  # the function to call when the answer has been sent or cannot be sent
 
 
 class Service:
@@ -118,85 +118,86 @@ class Service:
 
     Args:
         models: the models.
-        wait: the longest time in seconds that a picture waits for others to form a batch with them.
-        most: the maximum number of waiting pictures.
-        most_explanations: the maximum number of pictures that wait for an explanation.
-        most_numbers: the maximum number of values in an answer with features.
+        max_wait: the longest time in seconds that a picture waits for others to form a batch with them.
+        max_waiting: the maximum number of waiting pictures.
+        max_explanations: the maximum number of pictures that wait for an explanation.
+        max_values: the maximum number of values in an answer with features.
 
     Attributes:
         is_closing: whether the server accepts no more requests.
     """
 
     def __init__(
-        self, models: ServedModels, *, wait: float, most: int, most_explanations: int, most_numbers: int
+        self, models: ServedModels, *, max_wait: float, max_waiting: int, max_explanations: int, max_values: int
     ) -> None:
         self.models, self.metrics = models, _Metrics()
         self.is_closing = False
-        self._threads = threads()
-        observe = self.metrics.observe
-        self.workers = Workers(models.threads, wait=wait, most=most, begin=models.begin, observe=observe)
+        self._threads_before = threads()
+        shared: dict[str, Any] = {"max_wait": max_wait, "on_batch": self.metrics.record_batch}
+        self.workers = Workers(models.threads, max_waiting=max_waiting, on_start=models.prepare_predicting, **shared)
         self.explainers = Workers(
-            models.explainers, wait=0, most=most_explanations, begin=models.begin_to_explain, observe=observe
+            models.explainers, max_waiting=max_explanations, on_start=models.prepare_explaining, **shared
         )
         self.metrics.watch(
             lambda: self.workers.waiting + self.explainers.waiting,
             lambda: self.workers.working + self.explainers.working,
         )
         for model in models.models:
-            self.metrics.expect(model.name, model.expected_shares)
-        self._rankings, self._features = _Budget(_MOST_RANKED, "classes"), _Budget(most_numbers, "numbers")
+            self.metrics.set_expected_shares(model.name, model.expected_shares)
+        self._rankings, self._features = _Budget(_MAX_RANKED, "classes"), _Budget(max_values, "numbers")
 
     def check_open(self, path: str) -> None:
         """Check that a route can accept a request at present, before its pictures are read."""
         if self.is_closing:
             raise BadRequestError("serving.server-closing", 503, _CLOSING)
         workers = self.explainers if path == "/explain" else self.workers
-        if workers.waiting >= workers.most:
-            raise BadRequestError("serving.queue-full", 503, _LATER)
+        if workers.waiting >= workers.max_waiting:
+            raise BadRequestError("serving.queue-full", 503, _QUEUE_FULL)
 
     async def predict(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> dict[str, Any]:
         """Classify pictures; return a row for each of them, with the fields that `vitkit predict` writes."""
-        model = self._model(options)
-        top = min(whole_number(options, "top", 1, _TOP), len(model.classifier.classes))
-        coverage, accuracy = part_of_one(options, "coverage"), part_of_one(options, "accuracy")
-        unknown = part_of_one(options, "unknown")
+        model = self._find_model(options)
+        top = min(integer_option(options, "top", 1, _TOP), len(model.classifier.classes))
+        coverage, accuracy = fraction_option(options, "coverage"), fraction_option(options, "accuracy")
+        unknown, reject = fraction_option(options, "unknown"), fraction_option(options, "reject")
         try:
             rules = model.classifier.rules(coverage=coverage, accuracy=accuracy, unknown=unknown)
         except VitkitError as error:
             raise BadRequestError(error.code, 400, str(error)) from error
         is_multi = model.classifier.task == "multi"
-        columns = Columns(top, part_of_one(options, "reject"), is_multi, rules, model.classifier.unknown is not None)
-        named = self._rankings.take(len(uploads), top, "ask for fewer classes (top)")
+        columns = Columns(top, reject, is_multi, rules, model.classifier.unknown is not None)
+        reserved = self._rankings.reserve(len(uploads), top, "ask for fewer classes (top)")
         try:
-            rows = await self._ask(self.workers, model.predicting, [(upload, columns) for upload in uploads])
+            rows = await self._compute(self.workers, model.prediction, [(upload, columns) for upload in uploads])
         finally:
-            self._rankings.give_back(named)
+            self._rankings.release(reserved)
+        self._count_images(model, rows)
         if not is_multi:
-            self.metrics.record(model.name, rows)
-        return {**_named(model), "predictions": self._counted(model, rows)}
+            self.metrics.record_predictions(model.name, rows)
+        return {**_model_fields(model), "predictions": rows}
 
-    async def embed(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> Embedded:
+    async def embed(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> EmbeddedPictures:
         """Compute the features of pictures."""
-        model = self._whole(options)
-        wanted = options.get("what", "head")
-        what = next((known for known in model.embedding if known == wanted), None)
+        model = self._find_unexported(options)
+        requested = options.get("what", "head")
+        what = next((kind for kind in model.embeddings if kind == requested), None)
         if what is None:
-            reason = f"what must be one of {', '.join(model.embedding)}, not {wanted!r:.80}"
+            reason = f"what must be one of {', '.join(model.embeddings)}, not {requested!r:.80}"
             raise BadRequestError("serving.option-invalid", 400, reason)
-        numbers = self._features.take(len(uploads), model.numbers_of(what), "ask for their mean (what=mean)")
+        reserved = self._features.reserve(len(uploads), model.feature_size(what), "ask for their mean (what=mean)")
         try:
-            rows = await self._ask(self.workers, model.embedding[what], uploads)
+            rows = await self._compute(self.workers, model.embeddings[what], uploads)
         except BaseException:
-            self._features.give_back(numbers)
+            self._features.release(reserved)
             raise
-        about = {**_named(model), "what": what}
-        return Embedded(about, self._counted(model, rows), partial(self._features.give_back, numbers))
+        self._count_images(model, rows)
+        return EmbeddedPictures({**_model_fields(model), "what": what}, rows, partial(self._features.release, reserved))
 
     async def explain(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> dict[str, Any]:
         """Explain which regions of one picture speak for a class; return the maps as numbers."""
         model, explanation = await self._explain(uploads, options)
         return {
-            **_named(model),
+            **_model_fields(model),
             "target": explanation.target,
             "probability": explanation.probability,
             "top": [{"label": label, "confidence": p} for label, p in explanation.ranking[:_TOP]],
@@ -207,30 +208,30 @@ class Service:
             "heads": None if explanation.heads is None else explanation.heads.tolist(),
         }
 
-    async def draw(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> bytes:
+    async def explain_as_png(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> bytes:
         """Explain which regions of one picture speak for a class; return a PNG file of the picture with the map."""
         from vitkit.explanation import picture_to_png
 
         _, explanation = await self._explain(uploads, options)
-        method = next(iter(explanation.maps), "heads")
+        method = next(iter(explanation.maps), "heads")  # the heads of attention are no map
         return await asyncio.to_thread(lambda: picture_to_png(explanation.overlay(method)))
 
-    def begin_to_close(self) -> None:
+    def stop_accepting(self) -> None:
         """Accept no more requests. Accepted ones are answered, except explanations, which are cancelled."""
         self.is_closing = True
         self.explainers.cancel()
         for model in self.models.models:
-            model.give_up()
+            model.cancel_explanations()
 
     def close(self) -> None:
         """Answer the accepted requests except explanations, which are cancelled, and end the threads."""
-        self.begin_to_close()
+        self.stop_accepting()
         self.explainers.close()
         self.workers.close()
-        set_threads(self._threads)  # because the setting of a thread is also the default of later threads
+        set_threads(self._threads_before)  # because the setting of a thread is also the default of later threads
 
     async def _explain(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> tuple[ServedModel, Explanation]:
-        model = self._whole(options)
+        model = self._find_unexported(options)
         if len(uploads) > 1:
             reason = f"one picture at a time is explained, not {len(uploads)}"
             raise BadRequestError("serving.images-too-many", 400, reason)
@@ -238,19 +239,20 @@ class Service:
         if layer is not None and not re.fullmatch("-?[0-9]{1,4}", layer):
             raise BadRequestError("serving.option-invalid", 400, f"layer must be a whole number, not {layer!r:.80}")
         method, target = options.get("method", "gradient"), options.get("target", "top")
-        question = ToExplain(uploads[0], method, target, None if layer is None else int(layer))
-        (explanation,) = await self._ask(self.explainers, model.explaining, [question])
+        request = ExplanationRequest(uploads[0], method, target, None if layer is None else int(layer))
+        (explanation,) = await self._compute(self.explainers, model.explanation, [request])
         self.metrics.images.labels(model.name, "answered").inc()
         return model, explanation
 
-    async def _ask(self, workers: Workers, work: Work, questions: Sequence[Any]) -> list[Any]:
-        if len(questions) > workers.most:
-            reason = f"a request may have {workers.most} pictures at most, not {len(questions)}"
+    async def _compute(self, workers: Workers, computation: Computation, items: Sequence[Any]) -> list[Any]:
+        """Return the answers to the items of a request; exceptions become `BadRequestError`."""
+        if len(items) > workers.max_waiting:
+            reason = f"a request may have {workers.max_waiting} pictures at most, not {len(items)}"
             raise BadRequestError("serving.images-too-many", 413, reason)
         try:
-            return await workers.ask(work, questions)
+            return await workers.submit(computation, items)
         except FullError:
-            raise BadRequestError("serving.queue-full", 503, _LATER) from None
+            raise BadRequestError("serving.queue-full", 503, _QUEUE_FULL) from None
         except ClosedError:
             raise BadRequestError("serving.server-closing", 503, _CLOSING) from None
         except ShortageError as error:
@@ -260,14 +262,13 @@ class Service:
         except VitkitError as error:
             raise BadRequestError(error.code, 400, str(error)) from error
 
-    def _counted(self, model: ServedModel, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        unread = sum("error" in row for row in rows)
-        for outcome, count in (("answered", len(rows) - unread), ("unreadable", unread)):
+    def _count_images(self, model: ServedModel, rows: list[dict[str, Any]]) -> None:
+        unreadable = sum("error" in row for row in rows)
+        for outcome, count in (("answered", len(rows) - unreadable), ("unreadable", unreadable)):
             if count:
                 self.metrics.images.labels(model.name, outcome).inc(count)
-        return rows
 
-    def _model(self, options: Mapping[str, str]) -> ServedModel:
+    def _find_model(self, options: Mapping[str, str]) -> ServedModel:
         name, version = options.get("model"), options.get("version")
         model = self.models.find(name, version)
         if model is None:
@@ -276,9 +277,9 @@ class Service:
             raise BadRequestError("serving.model-unknown", 404, f"there is no model {requested}: expected {known}")
         return model
 
-    def _whole(self, options: Mapping[str, str]) -> ServedModel:
-        model = self._model(options)
-        if not model.is_whole:
+    def _find_unexported(self, options: Mapping[str, str]) -> ServedModel:
+        model = self._find_model(options)
+        if model.is_exported:
             reason = f"{model.name} is an exported file, which can only predict"
             raise BadRequestError("serving.model-exported", 400, reason)
         return model
@@ -287,39 +288,39 @@ class Service:
 class _Budget:
     """A limit on the total number of values in all answers that are in memory.
 
-    One answer may have `most` values, and all answers together four times as many. `what` is the word for them.
+    One answer may have `max_values`, and all answers together four times as many. `word` is what messages call them.
     """
 
-    def __init__(self, most: int, what: str) -> None:
-        self._most, self._what, self._taken = most, what, 0
+    def __init__(self, max_values: int, word: str) -> None:
+        self._max_values, self._word, self._reserved = max_values, word, 0
 
-    def take(self, pictures: int, numbers_each: int, otherwise: str) -> int:
-        """Reserve room for the values of an answer, and return their number, which must be passed to `give_back` later.
+    def reserve(self, pictures: int, values_each: int, advice: str) -> int:
+        """Reserve room for the values of an answer, and return their number, which must be passed to `release` later.
 
-        `otherwise` is advice for the error message if the answer is too large.
+        `advice` tells in the error message what else to do if the answer is too large.
         """
-        count = pictures * numbers_each
-        if count > self._most:
-            fits = self._most // numbers_each
-            fewer = f"send at most {plural(fits, 'picture', 'pictures')} at a time, or " if fits else ""
-            size = f"{count:,} {self._what}, and may have {self._most:,}"
-            raise BadRequestError("serving.answer-large", 413, f"the answer would have {size}: {fewer}{otherwise}")
-        if self._taken + count > _AT_A_TIME * self._most:
-            raise BadRequestError("serving.queue-full", 503, _LATER)
-        self._taken += count
+        count = pictures * values_each
+        if count > self._max_values:
+            max_pictures = self._max_values // values_each
+            fewer = f"send at most {plural(max_pictures, 'picture', 'pictures')} at a time, or " if max_pictures else ""
+            size = f"{count:,} {self._word}, and may have {self._max_values:,}"
+            raise BadRequestError("serving.answer-large", 413, f"the answer would have {size}: {fewer}{advice}")
+        if self._reserved + count > _LARGE_ANSWERS * self._max_values:
+            raise BadRequestError("serving.queue-full", 503, _QUEUE_FULL)
+        self._reserved += count
         return count
 
-    def give_back(self, count: int) -> None:
+    def release(self, count: int) -> None:
         """Make room for other answers, because `count` values of an answer are no longer in memory."""
-        self._taken -= count
+        self._reserved -= count
 
 
-def _named(model: ServedModel) -> dict[str, Any]:
+def _model_fields(model: ServedModel) -> dict[str, Any]:
     return {"model": model.name, "version": model.version}
 
 
-_PARTS = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
-_SERIES = 1_000  # maximum number of classes of a model that have metrics
+_FRACTIONS = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
+_MAX_CLASSES = 1_000  # maximum number of classes of a model that have metrics
 
 
 class _Metrics:
@@ -338,19 +339,19 @@ class _Metrics:
         about = "Fraction of the validation and test images for which the class was predicted."
         self._expected = Gauge("vitkit_expected_share", about, ("model", "label"), registry=registry)
         about = "Probability of the predicted class."
-        self._confidence = histogram("vitkit_confidence", about, ("model",), buckets=_PARTS)
+        self._confidence = histogram("vitkit_confidence", about, ("model",), buckets=_FRACTIONS)
         about = "Fraction of known images that look no more familiar. Without drift, it is uniformly distributed."
-        self._familiar = histogram("vitkit_familiar", about, ("model",), buckets=_PARTS)
+        self._familiar = histogram("vitkit_familiar", about, ("model",), buckets=_FRACTIONS)
         self._batches = histogram("vitkit_batch_images", "Images in a batch.", ("model",), buckets=_IMAGES)
         about = "Seconds from decoding a batch to its answers."
         self._batch_seconds = histogram("vitkit_batch_seconds", about, ("model",), buckets=_SECONDS)
 
-    def expect(self, model: str, shares: Mapping[str, float]) -> None:
+    def set_expected_shares(self, model: str, shares: Mapping[str, float]) -> None:
         """Record the fraction of validation and test images for which each class was predicted."""
-        for name, share in islice(shares.items(), _SERIES):
+        for name, share in islice(shares.items(), _MAX_CLASSES):
             self._expected.labels(model, name).set(share)
 
-    def record(self, model: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    def record_predictions(self, model: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Record the predicted class, the confidence and the familiarity of each row.
 
         Monitoring compares their distributions with those of the validation and test images.
@@ -359,17 +360,17 @@ class _Metrics:
             if row.get("error") is not None:
                 continue
             predicted = str(row.get("rejected") or row["label"])
-            if predicted in self._classes[model] or len(self._classes[model]) < _SERIES:
+            if predicted in self._classes[model] or len(self._classes[model]) < _MAX_CLASSES:
                 self._classes[model].add(predicted)
                 self._predicted.labels(model, predicted).inc()
             self._confidence.labels(model).observe(row["confidence"])
             if row.get("familiar") is not None:
                 self._familiar.labels(model).observe(row["familiar"])
 
-    def observe(self, work: Work, images: int, seconds: float) -> None:
-        """Record a batch: its size and duration."""
-        self._batches.labels(work.name).observe(images)
-        self._batch_seconds.labels(work.name).observe(seconds)
+    def record_batch(self, computation: Computation, images: int, seconds: float) -> None:
+        """Record the size and the duration of a batch."""
+        self._batches.labels(computation.model).observe(images)
+        self._batch_seconds.labels(computation.model).observe(seconds)
 
     def count_refusal(self, status: int) -> None:
         """Count a request that was refused before it reached a route."""

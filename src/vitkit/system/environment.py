@@ -14,7 +14,7 @@ from vitkit.errors import VitkitError
 
 IS_WINDOWS = sys.platform == "win32"
 STUDIO_PORT = 8420  # of `vitkit studio`; if it is taken, the next free one is used
-_PROCESSOR = Path("/proc/cpuinfo")  # on Linux, lists the processor's instruction sets without importing PyTorch
+_CPU_INFO = Path("/proc/cpuinfo")  # on Linux, lists the CPU's instruction sets; no import of PyTorch is needed
 
 
 def cache_folder() -> Path:
@@ -38,7 +38,7 @@ def state_folder() -> Path:
 
 
 def _home() -> Path:
-    """Return the user's home folder; the root folder, which is rarely writable, for a user of a service without one."""
+    """Return the user's home folder; the root folder for users without one, such as those of system services."""
     try:
         return Path.home()
     except RuntimeError:
@@ -48,19 +48,19 @@ def _home() -> Path:
 def private(folder: Path) -> Path:
     """Create a folder if it does not exist, check that no other user can write to it, and return it.
 
-    Private folders are for files whose content vitkit executes or trusts.
+    vitkit executes or trusts the content of files in such a folder.
 
     Raises:
         VitkitError: the folder belongs to another user, other users may write to it, or it cannot be created.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        seen = folder.stat()
+        status = folder.stat()
     except OSError as error:
         raise VitkitError(
             "system.folder-unwritable", f"cannot create {folder}: {error.strerror}; set VITKIT_STATE to another folder"
         ) from error
-    if hasattr(os, "getuid") and (seen.st_uid != os.getuid() or seen.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+    if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
         raise VitkitError(
             "system.folder-shared",
             f"{folder} belongs to another user, or other users may write to it: make it private (chmod 700)",
@@ -99,17 +99,15 @@ def available_devices() -> tuple[str, ...]:
     """Return the devices of this machine that PyTorch can use."""
     import torch
 
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    return tuple(name for name, is_there in there.items() if is_there)
+    found = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    return tuple(name for name, is_available in found.items() if is_available)
 
 
 def best_precision(device: str = "auto") -> str:
     """Return `bfloat16` if a device has instructions to multiply bfloat16 numbers, otherwise `float32`.
 
-    For devices other than CUDA GPUs and the processor, the result is `float32`.
-
-    Args:
-        device: the name of a torch device; `auto` is the device that `choose_device` returns.
+    For devices other than CUDA GPUs and the CPU, the result is `float32`. `auto` is the device that `choose_device`
+    returns.
     """
     import torch
 
@@ -120,7 +118,7 @@ def best_precision(device: str = "auto") -> str:
 
 
 def check_precision(precision: str, device: str) -> None:
-    """Refuse `float16` on a processor, where PyTorch computes it more slowly than float32."""
+    """Refuse `float16` on the CPU, where PyTorch computes it more slowly than float32."""
     if precision == "float16" and device.partition(":")[0] == "cpu":
         raise VitkitError(
             "system.precision-unsupported", "precision float16 is for GPUs: on a processor, use float32 or bfloat16"
@@ -128,9 +126,9 @@ def check_precision(precision: str, device: str) -> None:
 
 
 def processor_precision() -> str:
-    """Return `bfloat16` if the processor has instructions to multiply bfloat16 numbers, otherwise `float32`."""
+    """Return `bfloat16` if the CPU has instructions to multiply bfloat16 numbers, otherwise `float32`."""
     capabilities: Collection[str] | None = None
-    with suppress(OSError), _PROCESSOR.open(encoding="utf-8", errors="replace") as lines:  # another system has no file
+    with suppress(OSError), _CPU_INFO.open(encoding="utf-8", errors="replace") as lines:  # only Linux has the file
         for line in lines:
             name, _, flags = line.partition(":")
             if name.strip() in ("flags", "Features"):
@@ -139,6 +137,7 @@ def processor_precision() -> str:
     if capabilities is None:
         import torch
 
-        known: dict[str, Any] = dict(getattr(torch.cpu, "get_capabilities", dict)())
-        capabilities = [name for name, is_there in known.items() if is_there]
+        # Versions of PyTorch without `get_capabilities` give an empty dictionary.
+        has_capability: dict[str, Any] = dict(getattr(torch.cpu, "get_capabilities", dict)())
+        capabilities = [name for name, value in has_capability.items() if value]
     return "bfloat16" if {"amx_bf16", "avx512_bf16"} & set(capabilities) else "float32"

@@ -32,20 +32,19 @@ from vitkit.system.environment import cache_folder
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_IN_MEMORY = 2**28  # bytes of the largest array that is not stored in a file
-_LONGEST = 255  # the most bytes of a file's name
+_MAX_IN_MEMORY = 2**28  # bytes of the largest array that is not stored in a file
+_MAX_NAME = 255  # bytes of a file's name
 LOCK = ".lock"  # the name of the lock file in a folder
 _HOLDER_SUFFIX = ".holder"
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of writing, in which the system names no file
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the system does not name the file in these errors
 _NO_FILE = "it is a pipe or a device; a regular file is expected"
-_HOLDER = re.compile(r"process (\d+) of (.+) since ")  # as `exclusive` writes it into a lock
-_STARTING = 10.0  # seconds for which an empty lock file counts as that of a process which is just starting
+_HOLDER = re.compile(r"process (\d+) of (.+) since ")  # as `exclusive` writes it into a lock file
+_STARTING = 10.0  # seconds for which an empty lock file counts as locked, because its process may be about to write it
 _ATTEMPTS = 20  # attempts to create a folder and lock it
-_TRIAL = 0.1  # seconds to wait for `is_held`, which holds a lock for an instant to test it
-_REPLACED_WITHIN = 2.0  # seconds after which a virus scanner of Windows, or another reader, should have closed a file
-_ADDRESS = re.compile(r"([a-z][a-z0-9+]+):/+([^/].*)", re.DOTALL)  # a scheme has two letters: C:/ is a drive
-_UNFINISHED = re.compile(r"\.(.+)\.\d+\.tmp", re.DOTALL)  # as `replacing` names it
+_MIN_WAIT = 0.1  # seconds to wait for a lock at least, because `is_locked` holds it for an instant to test it
+_REPLACE_TIMEOUT = 2.0  # seconds to wait on Windows until a virus scanner or another reader has closed a file
+_ADDRESS = re.compile(r"([a-z][a-z0-9+]+):/+([^/].*)", re.DOTALL)  # a scheme has two letters or more: C:/ is a drive
+_UNFINISHED = re.compile(r"\.(.+)\.\d+\.tmp", re.DOTALL)  # the name of a temporary file of `replacing`
 
 
 def address_of(path: str | PurePath) -> str | None:
@@ -59,12 +58,12 @@ def address_of(path: str | PurePath) -> str | None:
     return None if match is None else f"{match[1]}://{match[2].rstrip('/')}"
 
 
-def place_text(path: Path) -> str:
-    """Return a path as text, with both slashes if the path is an address (`address_of`)."""
+def path_or_address(path: Path) -> str:
+    """Return a path or an address as text. A `Path` drops a slash of an address such as s3://bucket; it is restored."""
     return address_of(path) or str(path)
 
 
-def check_here(path: Path) -> None:
+def check_local(path: Path) -> None:
     """Refuse an address as an output path. Without this check, s3://bucket/run would create a local folder `s3:`."""
     if (address := address_of(path)) is not None:
         raise VitkitError(
@@ -73,10 +72,10 @@ def check_here(path: Path) -> None:
         )
 
 
-def regular(name: str, flags: int) -> int:
-    """Open a regular file and return its descriptor; for use as the `opener` of `open`.
+def open_regular(name: str, flags: int) -> int:
+    """Open a regular file and return its descriptor. This function is an `opener` for Python's `open`.
 
-    Pipes and devices are refused, since reading them may block forever.
+    Pipes and devices raise OSError, because reading them may block forever.
     """
     try:
         descriptor = os.open(name, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0), 0o666)
@@ -94,14 +93,14 @@ def regular(name: str, flags: int) -> int:
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """Read the content of a regular file (see `regular`)."""
-    with open(path, "rb", opener=regular) as file:  # a Path takes no opener
+    """Read the content of a regular file (see `open_regular`)."""
+    with open(path, "rb", opener=open_regular) as file:  # a Path takes no opener
         return file.read()
 
 
 def read_text(path: str | Path, errors: str = "strict") -> str:
-    """Read a regular file (see `regular`) as UTF-8 text, with `\\n` as line ends."""
-    with open(path, encoding="utf-8", errors=errors, opener=regular) as file:
+    """Read a regular file (see `open_regular`) as UTF-8 text, with `\\n` as line ends."""
+    with open(path, encoding="utf-8", errors=errors, opener=open_regular) as file:
         return file.read()
 
 
@@ -110,17 +109,17 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write to. The new file replaces `path` if the block succeeds, and is removed otherwise.
 
     Raises:
-        VitkitError: `path` is an address (`check_here`).
+        VitkitError: `path` is an address (`check_local`).
         OSError: the file cannot be written; the error names `path`.
     """
-    check_here(path)
-    temporary = path.with_name(fitting(f".{path.name}", f".{os.getpid()}.tmp"))
+    check_local(path)
+    temporary = path.with_name(fit_name(f".{path.name}", f".{os.getpid()}.tmp"))
     try:
         yield temporary
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         # On Windows, retry for a short time while another program has `path` open.
-        end = time.monotonic() + (_REPLACED_WITHIN if environment.IS_WINDOWS else 0.0)
+        end = time.monotonic() + (_REPLACE_TIMEOUT if environment.IS_WINDOWS else 0.0)
         while True:
             try:
                 temporary.replace(path)
@@ -130,8 +129,8 @@ def replacing(path: Path) -> Iterator[Path]:
                     raise
                 time.sleep(0.02)
     except OSError as error:
-        is_full = error.filename is None and error.errno in _FULL
-        if error.filename != str(temporary) and not is_full:
+        is_full = error.filename is None and error.errno in _DISK_FULL
+        if error.filename != str(temporary) and not is_full:  # an error of another file
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
@@ -141,12 +140,12 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def staged(path: Path) -> Iterator[Path]:
-    """Yield a path of the same name as `path`, in a temporary folder next to it.
+    """Yield a path with the same name as `path`, in a temporary folder next to it.
 
-    The block moves what it has written there to its place. The folder is removed after the block.
+    The `with` block writes to the yielded path, and finally moves the result to `path`. Then the folder is removed.
     """
-    folder = path.with_name(fitting(f".{path.name}", f".{os.getpid()}.tmp"))
-    shutil.rmtree(folder, ignore_errors=True)  # of a process with this number that was killed, as in containers
+    folder = path.with_name(fit_name(f".{path.name}", f".{os.getpid()}.tmp"))
+    shutil.rmtree(folder, ignore_errors=True)  # a killed process with the same id may have left it, as in containers
     folder.mkdir()
     try:
         yield folder / path.name
@@ -154,12 +153,12 @@ def staged(path: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def fitting(name: str, ending: str) -> str:
+def fit_name(name: str, ending: str) -> str:
     """Return `name + ending`, shortening the name if necessary to the 255 bytes that file systems allow.
 
     The cut part is replaced by a digest of the whole name, so that different names stay different.
     """
-    room = _LONGEST - len(os.fsencode(ending))
+    room = _MAX_NAME - len(os.fsencode(ending))
     stored = os.fsencode(name)
     if len(stored) > room:
         digest = hashlib.sha256(stored).hexdigest()[:16]
@@ -178,7 +177,7 @@ def unfinished(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 @contextmanager
-def exclusive(path: Path, place: Path | None = None, wait: float = 0.0) -> Iterator[None]:
+def exclusive(path: Path, lock_file: Path | None = None, wait: float = 0.0) -> Iterator[None]:
     """Lock a file or folder for this process during a `with` block.
 
     If the process is killed, the system releases the lock. Temporary files for `path` that killed processes have left
@@ -186,71 +185,66 @@ def exclusive(path: Path, place: Path | None = None, wait: float = 0.0) -> Itera
 
     Args:
         path: the file or folder.
-        place: the path of the lock file; None for a hidden file next to `path`.
+        lock_file: the path of the lock file; None for a hidden file next to `path`.
         wait: seconds to wait for another process or thread to release the lock.
 
     Raises:
         VitkitError: another process holds the lock (the message names the process), the lock file is a symbolic link,
-            or `path` is an address (`check_here`).
+            or `path` is an address (`check_local`).
     """
     from filelock import FileLock, Timeout
 
-    check_here(path)
-    place = place or path.with_name(fitting(f".{path.name}", ".lock"))
-    if place.is_symlink():
-        raise VitkitError("system.lock-is-link", f"{place} is a link, and vitkit writes no lock through it: remove it")
-    lock = FileLock(place, timeout=max(wait, _TRIAL), poll_interval=0.01)
+    check_local(path)
+    lock_file = lock_file or path.with_name(fit_name(f".{path.name}", ".lock"))
+    if lock_file.is_symlink():
+        message = f"{lock_file} is a link, and vitkit writes no lock through it: remove it"
+        raise VitkitError("system.lock-is-link", message)
+    holder_file = _holder_file(lock_file)
+    lock = FileLock(lock_file, timeout=max(wait, _MIN_WAIT), poll_interval=0.01)
     try:
         lock.acquire()
     except Timeout as error:
         name = ""
         with suppress(OSError, ValueError):
-            name = read_text(_holder_file(place))
+            name = read_text(holder_file)
         raise VitkitError(
             "system.path-locked",
             f"{path} is being written by {name or 'another process'}: wait until it is done, or choose another path",
         ) from error
     try:
-        with suppress(OSError):  # the work itself will report a full disk
+        with suppress(OSError):  # if the disk is full, the work itself will report it
             since = time.strftime("%Y-%m-%d %H:%M:%S")
-            _holder_file(place).write_text(f"process {os.getpid()} of {socket.gethostname()} since {since}", "utf-8")
+            holder_file.write_text(f"process {os.getpid()} of {socket.gethostname()} since {since}", "utf-8")
         for name, left in unfinished(path.parent):  # of killed processes
             if name == path.name:
                 with suppress(OSError):
                     shutil.rmtree(left) if left.is_dir() else left.unlink()
         yield
     finally:
-        # Before the release: a process that has opened the lock file meanwhile notices the deletion and retries. Only
-        # once: after the first deletion, the name can belong to the lock of another process.
+        # Delete the file before the release: a process that has opened it meanwhile notices the deletion and retries.
+        # Delete it only once: after the first deletion, the name can belong to the lock of another process.
         with suppress(OSError):
-            for file in {_holder_file(place), place}:
+            for file in {holder_file, lock_file}:
                 file.unlink(missing_ok=True)
         lock.release()  # on Windows, this deletes the lock file, because an open file cannot be deleted there
 
 
 @contextmanager
 def exclusive_in(folder: Path, wait: float = 0.0) -> Iterator[None]:
-    """Lock a folder for this process during a `with` block.
+    """Lock a folder for this process during a `with` block, as `exclusive` does.
 
     If the folder or its parents do not exist, they are created. Created folders that are empty at the end are deleted.
-
-    Args:
-        folder: the folder.
-        wait: seconds to wait for another process to release the lock.
-
-    Raises:
-        VitkitError: another process holds the lock, or `folder` is an address (`check_here`).
     """
-    check_here(folder)
+    check_local(folder)
     made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     lock = ExitStack()
-    for left in reversed(range(_ATTEMPTS)):
+    for attempts_left in reversed(range(_ATTEMPTS)):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock.enter_context(exclusive(folder, folder / LOCK, wait))
             break
         except (FileNotFoundError, FileExistsError):  # another process has deleted a folder that stayed empty
-            if not left:
+            if not attempts_left:
                 raise
     try:
         with lock:
@@ -261,35 +255,33 @@ def exclusive_in(folder: Path, wait: float = 0.0) -> Iterator[None]:
                 parent.rmdir()
 
 
-def is_held(path: Path, place: Path | None = None) -> bool:
+def is_locked(path: Path, lock_file: Path | None = None) -> bool:
     """Return whether a process has locked a file or folder with `exclusive` or `exclusive_in`.
 
-    The answer depends on the process that the lock file names:
+    The result depends on the process that the lock file names:
 
     - a process of this machine: True if the process is running and the lock file is locked;
     - a process of another machine: True, because its lock may be invisible here;
     - no process: True if the lock file is locked, or less than ten seconds old (its process may just be starting).
 
-    Without a lock file, the result is False. If the lock file cannot be read, the result is True.
-
-    Args:
-        path: the file or folder.
-        place: the path of the lock file; None for a file inside `path` if it is a folder, and next to it otherwise.
+    Without a lock file, the result is False. If the lock file cannot be read, the result is True. If `lock_file` is
+    None, it is inside `path` if that is a folder, and next to it otherwise.
     """
-    if place is None:
-        place = path / LOCK if path.is_dir() else path.with_name(fitting(f".{path.name}", ".lock"))
+    if lock_file is None:
+        lock_file = path / LOCK if path.is_dir() else path.with_name(fit_name(f".{path.name}", ".lock"))
     try:
-        match = _HOLDER.match(read_text(_holder_file(place)))
+        match = _HOLDER.match(read_text(_holder_file(lock_file)))
         if match is None:
-            return _is_locked(place) or time.time() - place.stat().st_mtime < _STARTING
-        return match[2] != socket.gethostname() or (_exists(int(match[1])) and _is_locked(place))
+            return _is_lock_taken(lock_file) or time.time() - lock_file.stat().st_mtime < _STARTING
+        process, host = int(match[1]), match[2]
+        return host != socket.gethostname() or (_is_running(process) and _is_lock_taken(lock_file))
     except FileNotFoundError:
         return False
     except OSError:
         return True
 
 
-def _exists(process: int) -> bool:
+def _is_running(process: int) -> bool:
     """Return whether a process with this id is running. It may belong to another user."""
     if environment.IS_WINDOWS:  # there, `os.kill` sends Ctrl-C for signal 0
         import psutil
@@ -299,42 +291,33 @@ def _exists(process: int) -> bool:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):  # OverflowError: no process has such a large number
         return False
-    except PermissionError:
-        return True
+    except PermissionError:  # it belongs to another user
+        pass
     return True
 
 
-def holder(folder: Path) -> int | None:
-    """Return the id of the process that has locked a folder; None if no process of this machine has locked it."""
-    with suppress(OSError):
-        match = _HOLDER.match(read_text(_holder_file(folder / LOCK)))
-        if match is not None and match[2] == socket.gethostname() and is_held(folder):
-            return int(match[1])
-    return None
-
-
-def _is_locked(place: Path) -> bool:
-    """Return whether a process of this machine has locked the lock file `place`. A missing file is not created."""
+def _is_lock_taken(lock_file: Path) -> bool:
+    """Return whether a process of this machine has locked a lock file. A missing file is not created."""
     if environment.IS_WINDOWS:
         from filelock import FileLock, Timeout
 
         try:
-            with FileLock(place, timeout=0) if place.exists() else nullcontext():
+            with FileLock(lock_file, timeout=0) if lock_file.exists() else nullcontext():
                 return False
         except Timeout:
             return True
     import fcntl
 
     try:
-        lock = os.open(place, os.O_RDWR | os.O_NOFOLLOW)
+        descriptor = os.open(lock_file, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:
-        os.close(lock)
+        os.close(descriptor)
     return False
 
 
@@ -343,9 +326,9 @@ def is_empty(folder: Path) -> bool:
     return all(path.name in (LOCK, LOCK + _HOLDER_SUFFIX) for path in folder.iterdir())
 
 
-def _holder_file(place: Path) -> Path:
-    """Return the lock file, which names its process; on Windows another file, as locked files cannot be read there."""
-    return place.with_name(place.name + _HOLDER_SUFFIX) if environment.IS_WINDOWS else place
+def _holder_file(lock_file: Path) -> Path:
+    """Return the file that names the process: the lock file, or another one on Windows, where it cannot be read."""
+    return lock_file.with_name(lock_file.name + _HOLDER_SUFFIX) if environment.IS_WINDOWS else lock_file
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -358,31 +341,32 @@ def append_bytes(path: Path, data: bytes) -> None:
     """Append to a file completely or not at all. The caller must have locked the file.
 
     A journal next to the file contains the new data until they are on disk. If a crash leaves incomplete data at the
-    end of the file, `read_appended` ignores them, and the next call of `append_bytes` removes them.
+    end of the file, `read_appended` ignores them, and the next call of `append_bytes` removes them (`repair_append`).
 
     Raises:
         OSError: the data cannot be written; the file is unchanged.
     """
-    mend_append(path)
-    size, journal = path.stat().st_size if path.exists() else 0, _journal_of(path)
+    repair_append(path)
+    size = path.stat().st_size if path.exists() else 0
+    journal = _journal_of(path)
     try:
-        with open(journal, "wb", opener=regular) as file:
+        with open(journal, "wb", opener=open_regular) as file:
             file.write(f"{size}\n".encode() + data)
             file.flush()
             os.fsync(file.fileno())
-        with suppress(OSError):  # not every system opens folders
+        with suppress(OSError):  # Windows cannot open a folder
             folder = os.open(path.parent, os.O_RDONLY)
             try:
                 os.fsync(folder)
             finally:
                 os.close(folder)
-        with open(path, "ab", opener=regular) as file:
+        with open(path, "ab", opener=open_regular) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
     except BaseException:
         if path.exists():
-            cut_off(path, size)
+            truncate(path, size)
         journal.unlink(missing_ok=True)
         raise
     journal.unlink(missing_ok=True)
@@ -392,35 +376,35 @@ def read_appended(path: Path) -> bytes:
     """Read a file to which another process may be appending (`append_bytes`), without incomplete data at its end."""
     while True:
         before = _stamp(path)
-        data, adding = read_bytes(path), _read_journal(path)
-        if adding is not None and adding[0] <= len(data):
-            return data[: adding[0]] if _is_incomplete(data, *adding) else data
-        if _stamp(path) == before:
+        data, journal = read_bytes(path), _read_journal(path)
+        if journal is not None and journal[0] <= len(data):
+            return data[: journal[0]] if _is_incomplete(data, *journal) else data
+        if _stamp(path) == before:  # nothing was appended between reading the file and reading the journal
             return data
 
 
-def cut_off(path: Path, size: int) -> None:
-    """Truncate a file to its first `size` bytes."""
-    with open(path, "r+b", opener=regular) as file:
+def truncate(path: Path, size: int) -> None:
+    """Shorten a file to its first `size` bytes."""
+    with open(path, "r+b", opener=open_regular) as file:
         file.truncate(size)
         file.flush()
         os.fsync(file.fileno())
 
 
-def mend_append(path: Path) -> None:
+def repair_append(path: Path) -> None:
     """Remove incomplete data that a crash left at the end of a file. The caller must have locked the file.
 
     A file that was edited by hand after the crash is left unchanged.
     """
-    adding = _read_journal(path)
-    if adding is not None and path.exists() and _is_incomplete(read_bytes(path), *adding):
-        cut_off(path, adding[0])
+    journal = _read_journal(path)
+    if journal is not None and path.exists() and _is_incomplete(read_bytes(path), *journal):
+        truncate(path, journal[0])
     with suppress(OSError):
         _journal_of(path).unlink(missing_ok=True)
 
 
 def _journal_of(path: Path) -> Path:
-    return path.with_name(fitting(f".{path.name}", ".adding"))
+    return path.with_name(fit_name(f".{path.name}", ".adding"))
 
 
 def _read_journal(path: Path) -> tuple[int, bytes] | None:
@@ -432,15 +416,15 @@ def _read_journal(path: Path) -> tuple[int, bytes] | None:
         return None
 
 
-def _is_incomplete(content: bytes, size: int, data: bytes) -> bool:
-    """Return whether a file, which had this size before, ends with an incomplete copy of the data."""
-    tail = content[size:]
+def _is_incomplete(content: bytes, former_size: int, data: bytes) -> bool:
+    """Return whether a file consists of its former content and only the beginning of the data to append."""
+    tail = content[former_size:]
     return 0 < len(tail) < len(data) and data.startswith(tail)
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:
-    seen = path.stat()
-    return seen.st_size, seen.st_mtime_ns, seen.st_ino
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def common_folder(folders: Collection[str]) -> str:
@@ -454,7 +438,7 @@ def common_folder(folders: Collection[str]) -> str:
 def path_below(path: str, folder: str) -> str:
     """Return the path of a file relative to a folder above it, without following links.
 
-    If the folder is "" (see `common_folder`), the result is the whole path, with the letter of the drive as a folder.
+    If the folder is "" (see `common_folder`), the result is the whole path, in which the drive's letter is a folder.
     """
     absolute = os.path.abspath(path)  # noqa: PTH100
     if folder:
@@ -463,8 +447,8 @@ def path_below(path: str, folder: str) -> str:
     return os.path.join(drive.strip("\\/:").replace("\\", "-"), rest.lstrip("\\/"))  # noqa: PTH118
 
 
-def without_place(name: str | Path) -> str:
-    """Return a path that can be published: the last part of an absolute path, or a relative path unchanged.
+def public_path(name: str | Path) -> str:
+    """Return the last part of an absolute path, or a relative path unchanged.
 
     People who receive a model or a page should not see the folders or the user name of its author.
     """
@@ -488,13 +472,13 @@ def write_json(path: Path, value: Any) -> None:
 def to_json(value: Any, indent: int | None = None) -> str:
     """Convert a value to strict JSON. NaN and infinity, which do not exist in JSON, become null.
 
-    Characters beyond ASCII are not escaped, unless the text contains control characters or bytes of a file name that
-    are not UTF-8.
+    Characters beyond ASCII are escaped only if the text contains control characters, or bytes of a file name that are
+    not UTF-8.
     """
     try:
         text = _dump(value, indent)
-    except (TypeError, ValueError):  # a number is not finite, or a mapping is no dictionary
-        value = _finite(value)
+    except (TypeError, ValueError):  # a number is not finite, or a mapping is not a dict
+        value = _without_nan(value)
         text = _dump(value, indent)
     is_plain = text.isascii() and "\x7f" not in text
     if is_plain or not any("\ud800" <= character <= "\udfff" or "\x7f" <= character <= "\x9f" for character in text):
@@ -523,25 +507,22 @@ def from_json(text: str | bytes) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file that contains an object; a `VitkitError` names the file if it does not."""
+    """Read a JSON file that contains an object. VitkitError: it is not JSON, or not an object."""
     try:
         value = from_json(read_text(path))
+        if not isinstance(value, dict):
+            raise ValueError(f"expected a JSON object, not {type(value).__name__}")
+        return value
     except ValueError as error:
         raise VitkitError("system.json-damaged", f"{path} is damaged: {error}; restore or replace it") from error
-    if not isinstance(value, dict):
-        raise VitkitError(
-            "system.json-damaged",
-            f"{path} is damaged: expected a JSON object, not {type(value).__name__}; restore or replace it",
-        )
-    return value
 
 
-def _finite(value: Any) -> Any:
+def _without_nan(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
+        return {key: _without_nan(item) for key, item in value.items()}
+    return [_without_nan(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def empty_array(shape: tuple[int, ...], dtype: str = "float32") -> npt.NDArray[Any]:
@@ -555,10 +536,14 @@ def empty_array(shape: tuple[int, ...], dtype: str = "float32") -> npt.NDArray[A
     import numpy as np
 
     size = np.dtype(dtype).itemsize * math.prod(shape)
-    if size > _IN_MEMORY and hasattr(os, "posix_fallocate"):
+    if size > _MAX_IN_MEMORY and hasattr(os, "posix_fallocate"):
         with suppress(OSError):
-            cache_folder().mkdir(parents=True, exist_ok=True)  # a folder for temporary files may be in memory, too
+            cache_folder().mkdir(
+                parents=True, exist_ok=True
+            )  # not the folder for temporary files, which may be in memory
             with TemporaryFile(dir=cache_folder()) as file:
-                os.posix_fallocate(file.fileno(), 0, size)  # without space on the disk, writing would end the process
+                os.posix_fallocate(
+                    file.fileno(), 0, size
+                )  # if the disk became full later, writing would end the process
                 return np.asarray(np.memmap(file, dtype, "r+", shape=shape))
     return np.empty(shape, dtype)

@@ -1,7 +1,7 @@
-"""The logger `vitkit`, which receives what functions say while they work.
+"""The logger `vitkit`, to which functions report while they work.
 
-Lines about a run have the level INFO, and notes the level WARNING: assumptions, and what was read and not understood.
-They are printed, notes to stderr, unless the program configures logging or adds a handler to the logger.
+Lines about a run have the level INFO. Notes have the level WARNING: they report assumptions, and input that was not
+understood. Both are printed, notes to stderr, unless the program configures logging or adds a handler to the logger.
 
     import logging
 

@@ -1,11 +1,11 @@
-"""Stop programs cleanly on signals, start and recognise processes, and run worker processes that answer questions.
+"""Stop programs cleanly on signals, start and recognise processes, and call functions in worker processes.
 
 `stoppable` surrounds a whole program: after a signal, the program prints a line and exits with 128 + the signal's
 number. `Deferral` postpones this, so that work can continue to a point from which it can be resumed. A signal that is
 ignored when the program starts, as under `nohup`, stays ignored.
 
-`python` returns the command that starts a process. `is_same` recognises a process by its id and its start time, because
-systems reuse ids.
+`python_command` returns the command that starts a process. `is_same_process` recognises a process by its id and its
+start time, because systems reuse ids. `Worker` runs a function in another process.
 """
 
 from __future__ import annotations
@@ -27,23 +27,22 @@ from vitkit.errors import Interrupted
 from vitkit.system import environment
 
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name))
-# Checked now, because a stream is no longer a terminal after a hang-up.
+# Determined at the start, because a stream is no longer a terminal after a hang-up.
 _TERMINALS = tuple(stream for stream in (0, 1, 2) if os.isatty(stream))
-_COMPILED = {getattr(ExtensionFileLoader, name).__code__ for name in ("create_module", "exec_module")}
-_AGAIN = 0.05  # seconds until a signal that could not be answered is sent again
-_Handler = Callable[[int, FrameType | None], Any]
+_EXTENSION_IMPORT = {ExtensionFileLoader.create_module.__code__, ExtensionFileLoader.exec_module.__code__}
+_RESEND_DELAY = 0.05  # seconds until a signal that could not be handled is sent again
 
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Within a `with` block around a whole program, let a signal raise `Interrupted` and end the program.
+    """End a whole program cleanly after a signal, which raises `Interrupted` in this `with` block.
 
     Raises:
         SystemExit: a signal arrived; the exit code is 128 + its number. A line is printed to stderr first.
     """
     handlers = _SignalHandlers()
-    handlers.listen()
-    heed_stop_file()
+    handlers.install()
+    watch_stop_file()
     try:
         yield
     except BaseException as error:
@@ -54,7 +53,7 @@ def stoppable() -> Iterator[None]:
             print(f"stopped by {signal.Signals(number).name}", file=sys.stderr, flush=True)
         raise SystemExit(128 + number) from None
     finally:
-        handlers.leave()
+        handlers.remove()
 
 
 class _SignalHandlers:
@@ -64,24 +63,25 @@ class _SignalHandlers:
         self.received: int | None = None
         self._unraisable = sys.unraisablehook
 
-    def listen(self) -> None:
-        self._listening = _listen(self._receive)
-        sys.unraisablehook = self._answer_unraisable
+    def install(self) -> None:
+        self._previous = _set_handlers(self._receive)
+        sys.unraisablehook = self._handle_unraisable
 
-    def leave(self) -> None:
+    def remove(self) -> None:
         """Restore the previous handlers.
 
         Python's own handler of Ctrl-C, which raises `KeyboardInterrupt`, is replaced by the system's default. The
         interpreter is about to exit, and Ctrl-C may then end the process without a traceback.
         """
         sys.unraisablehook = self._unraisable
-        for number, before in self._listening.items():
+        for number, before in self._previous.items():
             signal.signal(number, signal.SIG_DFL if before is signal.default_int_handler else before)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         caller = frame
         while caller is not None:
-            if caller.f_code in _COMPILED:  # an import of a compiled library, which would crash or raise another error
+            # An exception during the import of a compiled library would crash it, or become another error.
+            if caller.f_code in _EXTENSION_IMPORT:
                 _send_again(number)
                 return
             caller = caller.f_back
@@ -89,7 +89,7 @@ class _SignalHandlers:
         _detach_terminal(number)
         raise Interrupted(number)
 
-    def _answer_unraisable(self, unraisable: Any) -> None:
+    def _handle_unraisable(self, unraisable: Any) -> None:
         """Send a signal again if it raised `Interrupted` in a destructor, because Python discards exceptions there."""
         if isinstance(unraisable.exc_value, Interrupted):
             _send_again(unraisable.exc_value.signal_number)
@@ -104,9 +104,8 @@ class Deferral:
     second signal raises `Interrupted` at once.
 
     Args:
-        echo: the number of seconds after the first signal during which further signals are ignored, because they are
-            probably copies of it. Copies occur if a terminal sends a signal to all processes of a program, and a
-            launcher passes it on to them.
+        echo: the number of seconds after the first signal during which further signals are ignored as copies of it.
+            Copies occur if a terminal sends a signal to all processes of a program, and a launcher also passes it on.
 
     Attributes:
         received: the number of the recorded signal; None if there was no signal.
@@ -114,48 +113,50 @@ class Deferral:
 
     def __init__(self, echo: float = 0.0) -> None:
         self.received: int | None = None
-        self._echo, self._since = echo, 0.0
-        self._listening: dict[int, Any] = {}
+        self._echo, self._received_at = echo, 0.0
+        self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        self._listening = _listen(self._receive)
+        self._previous = _set_handlers(self._receive)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for number, before in self._listening.items():
-            signal.signal(number, before)
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
         if self.received is not None and not isinstance(error, Interrupted):
             raise Interrupted(self.received) from error
 
     def _receive(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         if self.received is not None:
-            if time.monotonic() - self._since < self._echo:
+            if time.monotonic() - self._received_at < self._echo:
                 return
             raise Interrupted(number)
-        self.received, self._since = number, time.monotonic()
+        self.received, self._received_at = number, time.monotonic()
         _detach_terminal(number)
 
 
-def _listen(handler: _Handler) -> dict[int, Any]:
-    """Set a handler for all signals that stop programs and are not ignored, and return the previous handlers."""
-    if threading.current_thread() is not threading.main_thread():  # Python allows handlers only there
-        return {}
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-    answered = {number: previous for number, previous in before.items() if previous not in (signal.SIG_IGN, None)}
-    for number in answered:
-        signal.signal(number, handler)
-    return answered
+def _set_handlers(handler: Callable[[int, FrameType | None], Any]) -> dict[int, Any]:
+    """Set a handler for all signals that stop programs and are not ignored. Return the previous handlers by signal.
+
+    In other threads than the main thread, where Python allows no handlers, nothing is set.
+    """
+    previous: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in _SIGNALS:
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                previous[number] = signal.signal(number, handler)
+    return previous
 
 
 def _send_again(number: int) -> None:
-    timer = threading.Timer(_AGAIN, send_here, (number,))
+    timer = threading.Timer(_RESEND_DELAY, signal_this_process, (number,))
     timer.daemon = True
     timer.start()
 
 
-def send_here(number: int) -> None:
+def signal_this_process(number: int) -> None:
     """Send a signal to this process. Any thread may call this; the main thread handles the signal."""
     if environment.IS_WINDOWS:  # on Windows, `os.kill` ends a process without running its handlers
         signal.raise_signal(number)
@@ -164,13 +165,13 @@ def send_here(number: int) -> None:
 
 
 STOP_FILE = "VITKIT_STOP_FILE"  # an environment variable
-_LOOKING = 0.5  # seconds between checks for the file
+_CHECK_INTERVAL = 0.5  # seconds between checks for the file
 
 
 def request_stop(process: int, file: Path) -> None:
     """Ask a process to save its work and end.
 
-    The process receives SIGTERM. On Windows, `file` is created instead, for which the process looks (`heed_stop_file`).
+    It receives SIGTERM. On Windows, `file` is created instead, for which the process waits (`watch_stop_file`).
     """
     if environment.IS_WINDOWS:
         file.touch()
@@ -179,7 +180,7 @@ def request_stop(process: int, file: Path) -> None:
             os.kill(process, signal.SIGTERM)
 
 
-def heed_stop_file() -> None:
+def watch_stop_file() -> None:
     """Start a thread that sends SIGTERM to this process as soon as a file exists.
 
     The path of the file is in the environment variable VITKIT_STOP_FILE. If it is not set, no thread is started.
@@ -188,15 +189,15 @@ def heed_stop_file() -> None:
     if not name:
         return
 
-    def look() -> None:
+    def watch() -> None:
         while not Path(name).exists():
-            time.sleep(_LOOKING)
-        send_here(signal.SIGTERM)
+            time.sleep(_CHECK_INTERVAL)
+        signal_this_process(signal.SIGTERM)
 
-    threading.Thread(target=look, daemon=True).start()
+    threading.Thread(target=watch, daemon=True).start()
 
 
-def detached() -> dict[str, Any]:
+def detached_options() -> dict[str, Any]:
     """Return arguments for `subprocess.Popen` that start a process which outlives this process and its terminal."""
     if sys.platform == "win32":
         return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW}
@@ -204,24 +205,24 @@ def detached() -> dict[str, Any]:
 
 
 def _detach_terminal(number: int) -> None:
+    """After a hang-up, discard what is printed. Writing to the closed terminal would fail and prevent a clean end."""
     if number != getattr(signal, "SIGHUP", None):
         return
-    # The terminal was closed: without this, writing to it would fail, and the program could not end cleanly.
     with suppress(OSError):
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in _TERMINALS:
             os.dup2(nowhere, stream)
 
 
-def _leave_to_parent() -> None:
-    """Remove this module's handlers in a forked process, which leaves Ctrl-C to its parent."""
+def _remove_in_child() -> None:
+    """Remove this module's handlers in a forked process, and let it ignore Ctrl-C, which its parent handles."""
     for number in _SIGNALS:
         if isinstance(getattr(signal.getsignal(number), "__self__", None), (_SignalHandlers, Deferral)):
             signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_to_parent)
+    os.register_at_fork(after_in_child=_remove_in_child)
 
 _PROC = Path("/proc")
 _RUN = (
@@ -230,22 +231,18 @@ _RUN = (
 )
 
 
-def python(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module of vitkit in an interpreter that does not import from the current folder.
+def python_command(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module of vitkit, such as `vitkit` itself, the command line, with arguments.
 
-    `python -m` and `python -c` import from the current folder first. The current folder may be any folder of
-    photographs, and a file `queue.py` there would replace the module of the standard library.
-
-    Args:
-        module: the full name of the module; `vitkit` is the command line.
-        arguments: the arguments of the program.
+    The interpreter does not import from the current folder, as `python -m` and `python -c` do. The current folder may
+    be any folder of photographs, and a file `queue.py` there would replace the module of the standard library.
     """
-    here = os.path.realpath(os.curdir)
-    named = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str) and entry]  # noqa: PTH100
-    path = [entry for entry in named if os.path.realpath(entry) != here]
-    home = str(Path(__file__).parents[2])
-    if os.path.realpath(home) == here:  # vitkit itself is in the current folder
-        path.append(home)
+    current = os.path.realpath(os.curdir)
+    entries = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str) and entry]  # noqa: PTH100
+    path = [entry for entry in entries if os.path.realpath(entry) != current]
+    source = str(Path(__file__).parents[2])
+    if os.path.realpath(source) == current:  # vitkit itself is in the current folder
+        path.append(source)
     return [sys.executable, "-P", "-c", _RUN.format(path=path, module=module), *arguments]
 
 
@@ -254,19 +251,19 @@ def python_script(path: Path) -> list[str]:
     return [sys.executable, str(path)]
 
 
-def is_same(process: int, birth: str) -> bool:
-    """Return whether a process with this id and start time (`birth_of`) still runs and belongs to this user.
+def is_same_process(process: int, start_time: str) -> bool:
+    """Return whether a process with this id and start time (`start_time_of`) still runs and belongs to this user.
 
     Returns False if the system does not report start times, because another process may have the same id by now.
     """
-    if process <= 1 or not birth or birth_of(process) != birth:
+    if process <= 1 or not start_time or start_time_of(process) != start_time:
         return False
     with suppress(OSError, AttributeError):  # the process has ended; Windows lacks user ids
         return not _PROC.is_dir() or (_PROC / str(process)).stat().st_uid == os.getuid()
     return False
 
 
-def birth_of(process: int) -> str:
+def start_time_of(process: int) -> str:
     """Return the start time of a process as the system reports it. Id and start time together identify a process.
 
     Returns an empty string if there is no such process, if it has ended, or if the system does not report start times.
@@ -274,30 +271,30 @@ def birth_of(process: int) -> str:
     if (_PROC / "self" / "stat").is_file():
         with suppress(OSError, IndexError):
             stored = (_PROC / str(process) / "stat").read_text(encoding="utf-8", errors="replace")
-            fields = stored.rpartition(")")[2].split()
+            fields = stored.rpartition(")")[2].split()  # the name of the program may contain spaces
             boot = (_PROC / "sys" / "kernel" / "random" / "boot_id").read_text(encoding="ascii").strip()
             return "" if fields[0] in ("Z", "X") else f"{fields[19]} of {boot}"  # proc(5): state, starttime
         return ""
     import psutil
 
     with suppress(psutil.Error):
-        seen = psutil.Process(process)
-        return "" if seen.status() == psutil.STATUS_ZOMBIE else str(seen.create_time())
+        found = psutil.Process(process)
+        return "" if found.status() == psutil.STATUS_ZOMBIE else str(found.create_time())
     return ""
 
 
 # --- Workers --------------------------------------------------------------------------------------------------
 
-# A worker process answers questions over a pipe, one at a time. It is started as a new program. Forking would not be
-# safe in a process with threads, and the spawn method of `multiprocessing` would import a user's script a second time
-# and thereby run it again. A worker ends when its pipe is closed. Therefore no worker is left if its parent process is
-# killed.
+# A worker process receives calls of one function over a pipe, and runs them one at a time. It is started as a new
+# program. Forking would not be safe in a process with threads, and the spawn method of `multiprocessing` would import a
+# user's script a second time and thereby run it again. A worker ends when its pipe is closed. Therefore no worker is
+# left if its parent process is killed.
 
 _END = object()
 
 
 class Worker:
-    """A process that runs a module of vitkit. The module must call `answer_questions`.
+    """A process that runs a module of vitkit, which must call `serve_calls`.
 
     Args:
         module: the full name of the module.
@@ -315,28 +312,28 @@ class Worker:
         is_detached: bool = False,
     ) -> None:
         self._process = subprocess.Popen(  # noqa: S603  # this program
-            python(module),
+            python_command(module),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL if is_quiet else None,
             env={**os.environ, **(environment or {})},
-            **(detached() if is_detached else {}),
+            **(detached_options() if is_detached else {}),
         )
 
-    def ask(self, question: Any) -> Any:
-        """Send a question and return the answer. Both can be any objects that can be pickled.
+    def call(self, argument: Any) -> Any:
+        """Call the worker's function, and return its result. The argument and the result must be picklable.
 
         If the worker has ended, an EOFError, OSError or pickle.PickleError is raised.
         """
         import pickle
 
         assert self._process.stdin is not None and self._process.stdout is not None
-        pickle.dump(question, self._process.stdin)
+        pickle.dump(argument, self._process.stdin)
         self._process.stdin.flush()
         return pickle.load(self._process.stdout)  # noqa: S301  # from our process
 
     def close(self) -> None:
-        """Close the pipe. The worker finishes its current answer and ends; `wait` waits for that."""
+        """Close the pipe. The worker finishes its current call and ends; `wait` waits for that."""
         with suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()
@@ -347,39 +344,37 @@ class Worker:
             self._process.wait()
 
 
-def answer_questions(answer: Callable[[Any], Any], *, stops_at_end: bool = False) -> None:
-    """Answer questions of the parent process until the pipe is closed.
+def serve_calls(function: Callable[[Any], Any], *, stops_at_end: bool = False) -> None:
+    """Run `function` for each call of the parent process (`Worker.call`) until the pipe is closed.
 
-    Args:
-        answer: a function that takes a question and returns the answer.
-        stops_at_end: whether an answer in progress is stopped by SIGTERM when the pipe is closed.
+    With `stops_at_end`, a call in progress is stopped by SIGTERM when the pipe is closed.
     """
     import pickle  # imported here, so that commands without workers start faster
     from queue import SimpleQueue
 
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output that a library prints is not an answer
+    results = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints must not get between the results
     pipe = os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0)
-    # A process that is forked from this one closes its sys.stdin, and would wait forever for the thread that reads it.
+    # A process that is forked from this one closes its sys.stdin. It would wait forever if a thread were reading it.
     sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115, PTH123
-    questions: SimpleQueue[Any] = SimpleQueue()
+    calls: SimpleQueue[Any] = SimpleQueue()
     is_busy = threading.Event()
 
     def read() -> None:
         with suppress(EOFError, OSError, pickle.PickleError):
             while True:
-                questions.put(pickle.load(pipe))  # noqa: S301  # from the process that started this one
-        questions.put(_END)
+                calls.put(pickle.load(pipe))  # noqa: S301  # from the process that started this one
+        calls.put(_END)
         if stops_at_end and is_busy.is_set():
-            send_here(signal.SIGTERM)
+            signal_this_process(signal.SIGTERM)
 
     threading.Thread(target=read, daemon=True).start()
-    while (question := questions.get()) is not _END:
+    while (argument := calls.get()) is not _END:
         is_busy.set()
-        reply = answer(question)
+        result = function(argument)
         is_busy.clear()
         try:
-            pickle.dump(reply, answers)
-            answers.flush()
+            pickle.dump(result, results)
+            results.flush()
         except BrokenPipeError:
             return

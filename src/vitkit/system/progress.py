@@ -44,7 +44,7 @@ def progress(what: str, done: int, total: int | None) -> None:
 
 
 def receiver() -> Progress:
-    """Return the current receiver, for passing it to other threads, which do not inherit it."""
+    """Return the current receiver, to pass it to other threads, which do not inherit it."""
     return _RECEIVER.get()
 
 
@@ -68,7 +68,7 @@ def reporting_within(label: str) -> Iterator[None]:
 
 # --- Progress in notebooks ------------------------------------------------------------------------------------
 
-_PAUSE = 0.2  # seconds between two updates
+_UPDATE_INTERVAL = 0.2  # seconds
 
 
 def display_of_notebook() -> Any:
@@ -92,24 +92,23 @@ class NotebookBar(AbstractContextManager["NotebookBar"]):
 
     def __init__(self, display: Any) -> None:
         self._display, self._handle = display, None
-        self._what, self._began, self._shown = "", 0.0, 0.0
+        self._what, self._began_at, self._shown_at = "", 0.0, 0.0
 
     def __call__(self, what: str, done: int, total: int | None) -> None:
         """Show the progress and the time left."""
         now = time.monotonic()
         if what != self._what:
-            self._what, self._began = what, now
-        elif now - self._shown < _PAUSE and done != total:
+            self._what, self._began_at = what, now
+        elif now - self._shown_at < _UPDATE_INTERVAL and done != total:
             return
-        self._shown = now
-        left = (now - self._began) / done * (total - done) if total and done else None
-        amount = f"{done}/{total}" if total else str(done)
-        value = f' value="{done}" max="{total}"' if total else ""
-        words = f"{what} {amount}"
-        if left and left >= 1:
-            minutes, seconds = divmod(round(left), 60)
-            words += f", {minutes} min {seconds:02d} s left" if minutes else f", {seconds} s left"
-        self._show(f"<progress{value} aria-label='{escape(what)}'></progress> {escape(words)}")
+        self._shown_at = now
+        text = f"{what} {done}/{total}" if total else f"{what} {done}"
+        seconds_left = (now - self._began_at) / done * (total - done) if total and done else 0
+        if seconds_left >= 1:
+            minutes, seconds = divmod(round(seconds_left), 60)
+            text += f", {minutes} min {seconds:02d} s left" if minutes else f", {seconds} s left"
+        attributes = f' value="{done}" max="{total}"' if total else ""
+        self._show(f"<progress{attributes} aria-label='{escape(what)}'></progress> {escape(text)}")
 
     def _show(self, html: str) -> None:
         content = self._display.HTML(html)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from vitkit.errors import VitkitError
 
-_VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
+_VARINT, _BYTES = 0, 2
+_FIXED_LENGTHS = {1: 8, 5: 4}  # bytes by kind
 
 
 def fields_of(message: memoryview) -> Iterator[tuple[int, memoryview | None]]:
@@ -18,22 +19,17 @@ def fields_of(message: memoryview) -> Iterator[tuple[int, memoryview | None]]:
     while position < len(message):
         key, position = _varint(message, position)
         number, kind = key >> 3, key & 7
+        length = _FIXED_LENGTHS.get(kind, 0)
         if kind == _BYTES:
             length, position = _varint(message, position)
-            if length > len(message) - position:
-                raise VitkitError("system.protobuf-truncated", "it is cut off")
-            yield number, message[position : position + length]
-            position += length
         elif kind == _VARINT:
             _, position = _varint(message, position)
-            yield number, None
-        elif kind in (_EIGHT_BYTES, _FOUR_BYTES):
-            position += 8 if kind == _EIGHT_BYTES else 4
-            if position > len(message):
-                raise VitkitError("system.protobuf-truncated", "it is cut off")
-            yield number, None
-        else:
+        elif kind not in _FIXED_LENGTHS:
             raise VitkitError("system.protobuf-invalid", "it is not a protocol buffer")
+        if length > len(message) - position:
+            raise VitkitError("system.protobuf-truncated", "it is cut off")
+        yield number, message[position : position + length] if kind == _BYTES else None
+        position += length
 
 
 def _varint(message: memoryview, position: int) -> tuple[int, int]:

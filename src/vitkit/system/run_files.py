@@ -51,20 +51,8 @@ PICTURES = {  # by their captions in the report
 }
 
 FILES = (  # the files that a run writes into its folder; a new run in the same folder removes them
-    *(
-        REQUEST,
-        RECIPE,
-        PRETRAINING,
-        SPLIT,
-        GROUPS,
-        LABELS,
-        EARLIER_LABELS,
-        PROPOSALS,
-        FINDINGS,
-        PREPROCESS,
-        EXTENSIONS,
-        CLASS_INDICES,
-    ),
+    *(REQUEST, RECIPE, PRETRAINING, SPLIT, GROUPS, LABELS),
+    *(EARLIER_LABELS, PROPOSALS, FINDINGS, PREPROCESS, EXTENSIONS, CLASS_INDICES),
     *(LOG, METRICS, LOGGER_RUNS),
     *(EVALUATION, OUT_OF_FOLD, PREDICTIONS, FILLER, FOLDS, REPORT, LABEL_ERRORS, *PICTURES.values()),
 )

@@ -51,12 +51,12 @@ from vitkit.text.cells import one_of
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-_NAMED = ("Classifier", "Datasets", "Preprocess")  # checked by name, because importing these classes takes seconds
-_LARGEST_WHOLE, _LARGEST = 2**63, 1e300  # a comparison with the second excludes NaN and infinity
+_CHECKED_BY_NAME = ("Classifier", "Datasets", "Preprocess")  # importing these classes would take seconds
+_MAX_INT, _MAX_FLOAT = 2**63, 1e300  # NaN and infinity are not below _MAX_FLOAT
 
 
 def _cached(function: Callable[[Any], _T]) -> Callable[[Any], _T]:
-    return functools.cache(function)  # whose own type accepts no classes
+    return functools.cache(function)  # typed so that mypy accepts classes as arguments
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,14 @@ class Between:
 
 @dataclass(frozen=True)
 class Only:
-    """A mark for a parameter whose type is a class of options: the function understands only these of its fields."""
+    """A mark for a parameter whose type is a class of options: the function only uses these fields of it."""
 
     names: tuple[str, ...]
 
 
 class _Documented(type):
-    # The metaclass of options. The docstring of a class has that of each field, which `help` therefore shows; the
-    # source is parsed when it is read, as this takes longer than the import.
+    # The metaclass of `Options` adds the docstring of each field to that of the class, so that `help` shows it. The
+    # source is parsed only when the docstring is read, because this takes longer than the import.
 
     @property
     def __doc__(cls) -> str | None:  # type: ignore[override]
@@ -108,22 +108,23 @@ class Options(metaclass=_Documented):
     """
 
     given: Mapping[str, str]
-    renamed: ClassVar[Mapping[str, str]] = {}  # former names of fields, which must not get another meaning
+    renamed: ClassVar[Mapping[str, str]] = {}  # from former names of fields to the present ones
 
     def __new__(cls, **given: Any) -> Self:
-        """Create the object; a misspelt name is refused with a suggestion."""
+        """Create the object. A misspelt name raises an error with a suggestion."""
         cls.check_names(given)
         return super().__new__(cls).with_given(dict.fromkeys(given, ""))
 
     def __post_init__(self) -> None:
-        """Convert the fields to their types, and check their ranges. No option is an empty text."""
+        """Convert the fields to their types, and check their ranges. An empty text raises an error."""
         coerce_types(self)
-        if (empty := next((name for name, value in self.to_dict().items() if value == ""), None)) is not None:
-            raise VitkitError("text.path-empty", f'{empty} is empty (""): leave it out')
+        for name, value in self.to_dict().items():
+            if value == "":
+                raise VitkitError("text.path-empty", f'{name} is empty (""): leave it out')
 
     @classmethod
     def check_names(cls, names: Iterable[str]) -> None:
-        """Refuse names that are not fields, and suggest a similar field."""
+        """Raise an error for a name that is not a field, and suggest a similar field."""
         known = hints_of(cls)
         for name in names:
             if name in cls.renamed:
@@ -175,15 +176,15 @@ def hints_of(owner: Callable[..., Any]) -> dict[str, Any]:
         hints = get_type_hints(owner, include_extras=True)
         return {field.name: hints[field.name] for field in dataclasses.fields(owner)}
     plain = inspect.unwrap(owner)
-    return get_type_hints(plain, localns=_Known(plain.__globals__), include_extras=True)
+    return get_type_hints(plain, localns=_Namespace(plain.__globals__), include_extras=True)
 
 
-class _Known(dict[str, Any]):
+class _Namespace(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
-        return getattr(builtins, name, None) or type(name, (_Unknown,), {})
+        return getattr(builtins, name, None) or type(name, (_NotImported,), {})
 
 
-class _Unknown:
+class _NotImported:
     def __class_getitem__(cls, _: Any) -> Any:
         return cls
 
@@ -192,23 +193,23 @@ class _Unknown:
 def help_of(kind: type[Options]) -> dict[str, str]:
     """Return the docstring of each field, as one line."""
     texts = {}
-    for owner in reversed(kind.__mro__[:-2]):
-        (body,) = (node.body for node in _source(owner.__module__).body if getattr(node, "name", "") == owner.__name__)
-        for field, text in pairwise(body):
+    for owner in reversed(kind.__mro__[:-2]):  # all but `Options` and `object`
+        (definition,) = (node for node in _parsed(owner.__module__).body if getattr(node, "name", "") == owner.__name__)
+        for field, text in pairwise(definition.body):
             if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(field.target, ast.Name):
                 texts[field.target.id] = " ".join(ast.literal_eval(text.value).split())
     return texts
 
 
 @_cached
-def _source(module: str) -> Any:
+def _parsed(module: str) -> Any:
     return ast.parse(Path(str(sys.modules[module].__file__)).read_text(encoding="utf-8"))
 
 
 def check_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
     """Decorate a function so that it checks its arguments against its annotations.
 
-    Values of a wrong type, values outside their range, and empty paths are refused. Integers are accepted as floats,
+    Values of a wrong type, values outside their range, and empty paths raise an error. Integers are accepted as floats,
     and numpy scalars as Python numbers. If the caller passes `progress`, it receives all progress that is reported
     during the call. Otherwise, a function with a parameter `progress` shows a progress bar in notebooks.
     """
@@ -219,7 +220,7 @@ def check_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError:
-            _refuse_fields(signature, hints_of(function), kwargs)
+            _check_misplaced_fields(signature, hints_of(function), kwargs)
             return function(*args, **kwargs)  # which raises Python's own message
         hints = hints_of(function)
         for name, value in bound.arguments.items():
@@ -235,9 +236,9 @@ def check_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
     return checked
 
 
-def _refuse_fields(signature: inspect.Signature, hints: Mapping[str, Any], given: Iterable[str]) -> None:
-    """Refuse a name that is no parameter of the function, but a field of one of its classes of options."""
-    for name in given:
+def _check_misplaced_fields(signature: inspect.Signature, hints: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Raise an error for a name that is not a parameter of the function, but a field of one of its option classes."""
+    for name in names:
         if name in signature.parameters:
             continue
         for parameter in signature.parameters:
@@ -250,25 +251,25 @@ def _refuse_fields(signature: inspect.Signature, hints: Mapping[str, Any], given
                     )
 
 
-SPEAKS_OF_FLAGS: ContextVar[bool] = ContextVar("SPEAKS_OF_FLAGS", default=False)
-"""Whether messages name options as flags, such as `--out`. The command line sets it; otherwise it is `out`."""
+KEEP_FLAGS: ContextVar[bool] = ContextVar("KEEP_FLAGS", default=False)
+"""Whether error messages name options as flags, such as `--out`, for the command line, or otherwise as `out`."""
 
 
 @contextmanager
 def _naming_arguments(owner: Callable[..., Any]) -> Iterator[None]:
-    """Let messages name the parameters of a function, or the fields of a class, instead of flags."""
+    """Replace flags in error messages by the parameters of a function or the fields of a class, unless KEEP_FLAGS."""
     try:
         yield
     except VitkitError as error:
-        if not SPEAKS_OF_FLAGS.get():
-            error.args = (error.code, _in_python(str(error), hints_of(owner)))
+        if not KEEP_FLAGS.get():
+            error.args = (error.code, _flags_as_arguments(str(error), hints_of(owner)))
         raise
 
 
-def _in_python(message: str, hints: Mapping[str, Any]) -> str:
+def _flags_as_arguments(message: str, hints: Mapping[str, Any]) -> str:
     """Write the flags in a message as arguments: `--out` as `out`, `--out DIR` as `out=DIR`, `--force` as `force=True`.
 
-    Text from a command on, such as `vitkit predict --tta`, stays as it is.
+    The part of the message from the first command on, such as `vitkit predict --tta`, is not changed.
     """
     hint_of = dict(hints)
     for hint in hints.values():
@@ -276,7 +277,7 @@ def _in_python(message: str, hints: Mapping[str, Any]) -> str:
             if isinstance(kind, type) and issubclass(kind, Options):
                 hint_of |= hints_of(kind)
 
-    def written(match: re.Match[str]) -> str:
+    def as_argument(match: re.Match[str]) -> str:
         name = match[1].replace("-", "_")
         name = name if name in hint_of else f"{name}s"  # such as `templates`, whose flag may be repeated
         if name not in hint_of:
@@ -286,17 +287,17 @@ def _in_python(message: str, hints: Mapping[str, Any]) -> str:
 
     command = re.search(r"`?vitkit [a-z]+ ", message)
     end = len(message) if command is None else command.start()
-    return re.sub(r"(?<![\w-])--([a-z][a-z-]*[a-z])((?: [A-Z]{2,}\S*)?)", written, message[:end]) + message[end:]
+    return re.sub(r"(?<![\w-])--([a-z][a-z-]*[a-z])((?: [A-Z]{2,}\S*)?)", as_argument, message[:end]) + message[end:]
 
 
 # --- Single values --------------------------------------------------------------------------------------------
 
 
 def as_typed(name: str, hint: Any, value: Any) -> Any:
-    """Convert a value to the type of an option, or refuse it.
+    """Convert a value to the type of an option, or raise an error.
 
     Whole numbers are converted to floats, lists to tuples, numpy scalars to Python numbers, and paths to text if the
-    type is `str` but not `Path`. There are no other conversions. If the type contains a class that is not known here,
+    type is `str` but not `Path`. There are no other conversions. If the type contains a class that cannot be checked,
     every value is accepted.
 
     Args:
@@ -310,27 +311,27 @@ def as_typed(name: str, hint: Any, value: Any) -> Any:
         VitkitError: the value is out of range, or not one of the choices.
     """
     kinds, marks = alternatives(hint)
-    if (value is None and NoneType in kinds) or any(map(_is_unknown, kinds)):
+    if (value is None and NoneType in kinds) or not all(map(_can_be_checked, kinds)):
         return value
     if isinstance(value, (str, os.PathLike)) and Path in kinds:
-        path_text(value, name)  # refuses what cannot be a path
+        path_text(value, name)  # raises an error for text that cannot be a path
     for kind in kinds:
-        fits, taken = _fitted(kind, value)
+        fits, converted = _convert(kind, value)
         if fits:
             break
     else:
-        if type(value) is int and abs(value) > _LARGEST_WHOLE and {int, float} & set(kinds):
+        if type(value) is int and abs(value) > _MAX_INT and {int, float} & set(kinds):
             raise VitkitError("text.value-outside", f"{name} must be a number between -2^63 and 2^63")
         others = [kind for kind in kinds if kind is not NoneType]
         message = f"{name} must be {one_of(tuple(dict.fromkeys(map(_expected, others))))}, not {type_of(value)}"
         is_choice = isinstance(value, str) and any(get_origin(kind) is Literal for kind in others)
         raise VitkitError("text.value-wrong", message) if is_choice else WrongTypeError("text.value-wrong", message)
     for mark in marks:
-        if isinstance(mark, Between) and not mark.low <= taken <= mark.high:
-            raise VitkitError("text.value-outside", f"{name} must be {mark.description}, not {taken:g}")
-        if isinstance(mark, Only) and (other := [field for field in taken.given if field not in mark.names]):
-            raise VitkitError("text.option-unused", f"{other[0]} has no effect here: leave it out")
-    return taken
+        if isinstance(mark, Between) and not mark.low <= converted <= mark.high:
+            raise VitkitError("text.value-outside", f"{name} must be {mark.description}, not {converted:g}")
+        if isinstance(mark, Only) and (unused := [field for field in converted.given if field not in mark.names]):
+            raise VitkitError("text.option-unused", f"{unused[0]} has no effect here: leave it out")
+    return converted
 
 
 def from_text(name: str, hint: Any, text: str) -> Any:
@@ -360,40 +361,40 @@ def alternatives(hint: Any) -> tuple[list[Any], list[Any]]:
     return list(get_args(hint)) if get_origin(hint) in (Union, UnionType) else [hint], marks
 
 
-def _is_unknown(kind: Any) -> bool:
-    """Return whether values of a kind cannot be checked."""
+def _can_be_checked(kind: Any) -> bool:
     if get_origin(kind) is Sequence:
-        return get_args(kind)[0] not in (str, int)
+        return get_args(kind)[0] in (str, int)
     if not isinstance(kind, type) or kind is Any:
-        return get_origin(kind) not in (Literal, tuple)
-    return issubclass(kind, _Unknown) and kind.__name__ not in _NAMED
+        return get_origin(kind) in (Literal, tuple)
+    return not issubclass(kind, _NotImported) or kind.__name__ in _CHECKED_BY_NAME
 
 
-def _fitted(kind: Any, value: Any) -> tuple[bool, Any]:
-    """Return whether a value is of a kind, and the value converted to it."""
+def _convert(kind: Any, value: Any) -> tuple[bool, Any]:
+    """Return whether a value can be converted to a type without loss, and the converted value."""
     is_bool = type(value).__name__ in ("bool", "bool_")  # of Python and numpy
     if get_origin(kind) is Literal:
-        return any(type(value) is type(each) and value == each for each in get_args(kind)), value
+        return any(type(value) is type(choice) and value == choice for choice in get_args(kind)), value
     if get_origin(kind) is tuple:
         if not _is_list(value):
             return False, value
         kinds = get_args(kind)
         kinds = kinds[:1] * len(value) if kinds[1:] == (...,) else kinds
-        parts = [_fitted(part_kind, part) for part_kind, part in zip(kinds, value, strict=False)]
-        return len(value) == len(kinds) and all(fits for fits, _ in parts), tuple(taken for _, taken in parts)
-    if get_origin(kind) is Sequence:  # a text in it may be the name of a file
-        (item,) = get_args(kind)
-        fits = _is_list(value) and all(
-            isinstance(each, (str, os.PathLike)) if item is str else _fitted(item, each)[0] for each in value
-        )
-        return fits, value
+        parts = [_convert(part_kind, part) for part_kind, part in zip(kinds, value, strict=False)]
+        return len(value) == len(kinds) and all(fits for fits, _ in parts), tuple(part for _, part in parts)
+    if get_origin(kind) is Sequence:
+        (item_kind,) = get_args(kind)
+        if not _is_list(value):
+            return False, value
+        if item_kind is str:  # the texts may be names of files
+            return all(isinstance(item, (str, os.PathLike)) for item in value), value
+        return all(_convert(item_kind, item)[0] for item in value), value
     if kind is int:
-        fits = isinstance(value, numbers.Integral) and not is_bool and abs(int(value)) <= _LARGEST_WHOLE
+        fits = isinstance(value, numbers.Integral) and not is_bool and abs(int(value)) <= _MAX_INT
         return fits, operator.index(value) if fits else value
     if kind is float:
         if isinstance(value, numbers.Real) and not isinstance(value, int):
-            value = float(value)  # numpy compares in its own precision, in which the limit may be infinite
-        fits = isinstance(value, (int, float)) and not is_bool and abs(value) < _LARGEST
+            value = float(value)  # numpy compares in its own precision, in which _MAX_FLOAT may be infinite
+        fits = isinstance(value, (int, float)) and not is_bool and abs(value) < _MAX_FLOAT
         return fits, float(value) if fits else value
     if kind is bool:
         return is_bool, bool(value) if is_bool else value
@@ -401,6 +402,7 @@ def _fitted(kind: Any, value: Any) -> tuple[bool, Any]:
         return True, str(value)
     if kind is Path:
         return isinstance(value, (str, os.PathLike)), value
+    # A class of `_CHECKED_BY_NAME` is represented by an empty class, so that only the names can be compared.
     return any(base is kind or base.__name__ == kind.__name__ for base in type(value).__mro__), value
 
 
@@ -423,7 +425,7 @@ def _expected(kind: Any) -> str:
 
 def is_number(value: Any) -> bool:
     """Return whether a value is a finite number and not a bool."""
-    return type(value) in (int, float) and abs(value) < _LARGEST
+    return type(value) in (int, float) and abs(value) < _MAX_FLOAT
 
 
 def path_text(path: object, what: str) -> str:

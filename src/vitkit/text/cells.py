@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 JOINT = ";"  # between the classes of an image
 _FORMULA = re.compile(r"'*[=+\-@\t\n]|''*\\")  # begins a formula, or looks like an escaped cell
-_MARKED = re.compile(r"'+[=+\-@\t\n]|''+\\")
+_QUOTED = re.compile(r"'+[=+\-@\t\n]|''+\\")  # text that matches `_FORMULA`, after a leading quote
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and line feeds, which CSV can quote
 _ACTIVE = re.compile(_CONTROL.pattern + r"|;(?=\s*[\"']*[=+\-@])")  # a semicolon before a formula begins a cell, too
 _ESCAPE = re.compile(r"\\x[0-9a-f]{2}")
@@ -40,7 +40,7 @@ def restored(cell: str) -> str:
         return cell
     if cell.startswith("'\\") and _ESCAPE.search(cell):  # `harmless` writes this prefix only with an escape
         return _ESCAPED.sub(lambda match: chr(int(match[1], 16)) if match[1] else "\\", cell[2:])
-    return cell[1:] if _MARKED.match(cell) else cell
+    return cell[1:] if _QUOTED.match(cell) else cell
 
 
 def record(cells: tuple[str, ...]) -> str:
@@ -64,27 +64,24 @@ _WORD = re.compile(r"[a-z]+(-[a-z]+)*[,;:]?(?=\s|$)")  # at the beginning of a s
 
 def sentence(text: str) -> str:
     """Add a full stop to text, and capitalise its first letter unless the first word is a name such as vit_tiny."""
-    begun = f"{text[0].upper()}{text[1:]}" if _WORD.match(text) else text
-    return begun if begun.endswith((".", "!", "?")) else f"{begun}."
+    capitalised = f"{text[0].upper()}{text[1:]}" if _WORD.match(text) else text
+    return capitalised if capitalised.endswith((".", "!", "?")) else f"{capitalised}."
 
 
-def plural(count: int, one: str, more: str) -> str:
-    """Return a number with its noun, such as `1 file` or `2 files`."""
-    return f"{count} {one if count == 1 else more}"
+def plural(count: int, singular: str, plural: str) -> str:
+    """Return a number with its noun in the singular or plural, such as `1 file` or `2 files`."""
+    return f"{count} {singular if count == 1 else plural}"
 
 
-def by_chance(count: int, expected: float) -> str:
-    """Return a phrase on suspects that are not errors, such as `about 21 of these 32 are probably right`.
-
-    `count` is the number of suspects, such as labels that may be wrong; `expected` are expected to be right.
-    """
+def false_alarms_in_words(suspects: int, expected: float) -> str:
+    """Describe the expected number of false alarms, as in `about 21 of these 32 are probably right`."""
     about = f"{expected:.0f}" if expected >= 10 else f"{expected:.1f}"
-    return f"about {about} of these {count} {'is' if about == '1.0' else 'are'} probably right"
+    return f"about {about} of these {suspects} {'is' if about == '1.0' else 'are'} probably right"
 
 
-def listed(names: Sequence[str], most: int = 3) -> str:
-    """Join the first `most` names with commas. If there are others, add their number, such as ` and 4 more`."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def listed(names: Sequence[str], max_count: int = 3) -> str:
+    """Join the first `max_count` names with commas. If there are others, add their number, such as ` and 4 more`."""
+    return ", ".join(names[:max_count]) + (f" and {len(names) - max_count} more" if len(names) > max_count else "")
 
 
 def one_of(words: tuple[str, ...]) -> str:

@@ -1,9 +1,9 @@
 """Draw matplotlib figures, and write pages: self-contained HTML files without external resources, which open offline.
 
-Functions that draw get their figure from `new_figure`. A caller can use `onto` to make `new_figure` return another
-figure: a figure of pyplot, which notebooks display, or a part of a larger figure. `as_file` returns the content of a
-PNG, SVG or PDF file, and `to_png` and `to_svg` return pictures for a page. `write_page` writes a page from fragments of
-HTML, and the functions below it return such fragments. Importing this module does not import matplotlib.
+Functions that draw get their figure from `new_figure`. With `drawing_on`, it returns another figure: one of pyplot,
+which notebooks display, or a part of a larger figure. `as_file` returns the content of a PNG, SVG or PDF file, and
+`to_png` and `to_svg` return pictures for a page. `write_page` writes a page from fragments of HTML, and the functions
+below it return such fragments. Importing this module does not import matplotlib.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _AS_TEXT: Any = {"svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": "vi
 # Modern comes with it too, but without accents, and with other characters in the places of `<`, `>` and `_`.
 _LATEX: Any = {"font.family": ["STIXGeneral", "DejaVu Sans"], "mathtext.fontset": "stix", "axes.titlesize": "medium"}
 # SVG viewers without STIX fall back to fonts with letters of similar width.
-_NAMED, _SIMILAR = "'STIXGeneral'", "'STIXGeneral', 'STIX Two Text', 'Times New Roman', 'Liberation Serif'"
+_STIX, _STIX_AND_SIMILAR = "'STIXGeneral'", "'STIXGeneral', 'STIX Two Text', 'Times New Roman', 'Liberation Serif'"
 
 _figure: ContextVar[Callable[..., Any] | None] = ContextVar("figure", default=None)
 
 
 def new_figure(width: float, height: float, layout: Literal["constrained"] | None = "constrained") -> Figure:
-    """Return a figure to draw on: the one that `onto` has set, or otherwise a new figure outside of pyplot.
+    """Return a figure to draw on: the one that `drawing_on` has set, or otherwise a new figure outside of pyplot.
 
     A new figure has this width and height in inches, and needs no display.
     """
@@ -62,7 +62,7 @@ def new_figure(width: float, height: float, layout: Literal["constrained"] | Non
 
 
 @contextmanager
-def onto(figure: FigureBase | None) -> Iterator[None]:
+def drawing_on(figure: FigureBase | None) -> Iterator[None]:
     """Within a `with` block, make `new_figure` return this figure, or a new figure of pyplot if `figure` is None."""
     if figure is None:
         from matplotlib import pyplot
@@ -95,32 +95,32 @@ _FONTS = (
     *("Arial Unicode MS", "Noto Sans Devanagari", "Nirmala UI", "Noto Sans Thai", "Leelawadee UI", "Loma", "Tahoma"),
     *("Noto Sans Arabic", "Noto Naskh Arabic", "Geeza Pro", "Noto Emoji", "Symbola", "Segoe UI Emoji", "GNU Unifont"),
 )
-_NUMBERS: dict[str, int] = {}  # of the words that no installed font can show, and that pictures show as numbers
-_TOLD: set[str] = set()
-_BEYOND = 0x24F  # the last character of the Latin scripts
+_NUMBERS: dict[str, int] = {}  # for words that no installed font can show: the numbers that pictures show instead
+_LOGGED: set[str] = set()  # the words whose numbers have been logged
+_LAST_LATIN = 0x24F  # the last character of the Latin scripts
 
 
-def shorten(name: str, most: int = 22) -> str:
-    """Return a name as a picture can show it: in one line of at most `most` characters, escaped for matplotlib.
+def shorten(name: str, max_length: int = 22) -> str:
+    """Return a name as a picture can show it: in one line of at most `max_length` characters, escaped for matplotlib.
 
     A word with a character that no installed font has becomes a number, and `with_all_letters` logs what it stands for.
     """
     words = name.encode(errors="replace").decode().split()  # the name of a folder may not be UTF-8
     fonts = []
-    if any(ord(character) > _BEYOND for character in name):
+    if any(ord(character) > _LAST_LATIN for character in name):
         from matplotlib.font_manager import get_font
 
-        fonts = [get_font(file) for file in _installed().values()]
+        fonts = [get_font(file) for file in _installed_fonts().values()]
     for i, word in enumerate(words):
-        beyond = [ord(character) for character in word if ord(character) > _BEYOND] if fonts else []
-        if not all(any(font.get_char_index(code) for font in fonts) for code in beyond):
+        codes = [ord(character) for character in word if ord(character) > _LAST_LATIN] if fonts else []
+        if not all(any(font.get_char_index(code) for font in fonts) for code in codes):
             words[i] = f"[{_NUMBERS.setdefault(word, len(_NUMBERS) + 1)}]"
     text = " ".join(words)
-    text = text if len(text) <= most else text[: most - 1] + "…"
+    text = text if len(text) <= max_length else text[: max_length - 1] + "…"
     return text.replace("$", r"\$")  # matplotlib reads dollars as mathematics
 
 
-def _installed() -> dict[str, str]:
+def _installed_fonts() -> dict[str, str]:
     """Return the files of the installed fonts of `_FONTS`, by name."""
     from matplotlib.font_manager import fontManager
 
@@ -133,11 +133,11 @@ def with_all_letters(figure: F) -> F:
     from matplotlib.text import Text
 
     texts: list[Text] = figure.findobj(Text)
-    others = [text for text in texts if any(ord(character) > _BEYOND for character in text.get_text())]
+    others = [text for text in texts if any(ord(character) > _LAST_LATIN for character in text.get_text())]
     for text in others:
-        text.set_fontfamily([*text.get_fontfamily(), *_installed()])
-    if legend := [f"[{number}] = {word}" for word, number in _NUMBERS.items() if word not in _TOLD]:
-        _TOLD.update(_NUMBERS)
+        text.set_fontfamily([*text.get_fontfamily(), *_installed_fonts()])
+    if legend := [f"[{number}] = {word}" for word, number in _NUMBERS.items() if word not in _LOGGED]:
+        _LOGGED.update(_NUMBERS)
         why = "note: no installed font has all characters of some names, so pictures show numbers instead"
         install = "install one that has them, such as Noto Sans CJK"
         logging.getLogger(__name__).warning("%s", visible(f"{why} ({install}): {', '.join(legend)}"))
@@ -147,7 +147,7 @@ def with_all_letters(figure: F) -> F:
 def as_file(draw: Callable[[], Figure], kind: str, fonts: Fonts = "sans") -> bytes:
     """Draw a picture, and return the content of a .png, .svg or .pdf file. The same picture gives the same bytes.
 
-    The fonts `latex` set the text in a serif font.
+    With the fonts `latex`, the text is in a serif font.
     """
     from matplotlib import rc_context
 
@@ -155,13 +155,13 @@ def as_file(draw: Callable[[], Figure], kind: str, fonts: Fonts = "sans") -> byt
         raise VitkitError("text.value-wrong", f"fonts must be {' or '.join(get_args(Fonts))}, not {fonts!r}")
     metadata: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     with rc_context(_AS_TEXT | (_LATEX if fonts == "latex" else {})):
-        content = _saved(draw(), kind[1:], dpi=_PRINTED_DPI, metadata=metadata.get(kind))
-    return content.replace(_NAMED.encode(), _SIMILAR.encode()) if kind == ".svg" else content
+        content = _rendered(draw(), kind[1:], dpi=_PRINTED_DPI, metadata=metadata.get(kind))
+    return content.replace(_STIX.encode(), _STIX_AND_SIMILAR.encode()) if kind == ".svg" else content
 
 
 def to_png(drawn: Figure) -> bytes:
     """Return a drawn figure as the content of a PNG file."""
-    return _saved(drawn, "png", dpi=DPI)
+    return _rendered(drawn, "png", dpi=DPI)
 
 
 def to_svg(drawn: Figure) -> bytes:
@@ -169,10 +169,10 @@ def to_svg(drawn: Figure) -> bytes:
     from matplotlib import rc_context
 
     with rc_context({"svg.hashsalt": "vitkit"}):
-        return _saved(drawn, "svg", metadata={"Date": None})
+        return _rendered(drawn, "svg", metadata={"Date": None})
 
 
-def _saved(drawn: Figure, kind: str, **options: Any) -> bytes:
+def _rendered(drawn: Figure, kind: str, **options: Any) -> bytes:
     data = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # class names may be in any script
@@ -197,23 +197,23 @@ def choose_picture(pictures: Mapping[str, Callable[[], Figure]], name: str | Non
 def plot_picture(
     pictures: Mapping[str, Callable[[], Figure]], name: str | None, what: str, figure: FigureBase | None
 ) -> list[Axes]:
-    """Draw a picture of a result onto a figure, and return its axes. See `choose_picture` and `onto`."""
+    """Draw a picture of a result onto a figure, and return its axes. See `choose_picture` and `drawing_on`."""
     draw = choose_picture(pictures, name, what)
-    with onto(figure):
+    with drawing_on(figure):
         return list(with_all_letters(draw()).axes)
 
 
-def written_as(target: Path, kinds: tuple[str, ...], *, or_folder: bool = False) -> str:
-    """Return the suffix of a file in lower case, after checking that it is one of `kinds`, such as .png.
+def checked_suffix(target: Path, suffixes: tuple[str, ...], *, or_folder: bool = False) -> str:
+    """Return the suffix of a file in lower case. If it is not one of `suffixes`, raise an error.
 
     With `or_folder`, the message mentions a folder as an alternative.
     """
-    kind = target.suffix.lower()
-    if kind not in kinds:
+    suffix = target.suffix.lower()
+    if suffix not in suffixes:
         raise VitkitError(
-            "text.suffix-wrong", f"{target} must {'be a folder, or ' if or_folder else ''}end in {', '.join(kinds)}"
+            "text.suffix-wrong", f"{target} must {'be a folder, or ' if or_folder else ''}end in {', '.join(suffixes)}"
         )
-    return kind
+    return suffix
 
 
 # --- Pages ----------------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def written_as(target: Path, kinds: tuple[str, ...], *, or_folder: bool = False)
 DATA = '<script type="application/json" id="data">'  # precedes the data of an interactive page
 TEMPLATES = Path(__file__).parent / "templates"  # of the components that all pages share
 LOOK = TEMPLATES.parent / "static" / "look.css"  # the style sheet of all pages
-_LONG_WORD = 14  # characters of the longest word that is not broken in the heading of a table
+_LONG_WORD = 14  # characters; longer words are broken in the heading of a table
 
 
 @dataclass(frozen=True)
@@ -362,11 +362,11 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str] = (), words: Coll
     def line(cells: Sequence[str], tag: str) -> str:
         html = "<tr>"
         for i, cell in enumerate(cells):
-            kind = "number" if i and header and header[i] not in words else ""
-            if tag == "th":  # a word that is long enough to be broken, such as the name of a model
-                plain = re.sub(r"<[^>]*>", "", cell).split()
-                kind += " long" if any(len(unescape(word)) > _LONG_WORD for word in plain) else ""
-            html += f'<{tag} class="{kind.strip()}">' if kind else f"<{tag}>"
+            classes = ["number"] if i and header and header[i] not in words else []
+            if tag == "th":
+                heading_words = re.sub(r"<[^>]*>", "", cell).split()  # without the tags
+                classes += ["long"] if any(len(unescape(word)) > _LONG_WORD for word in heading_words) else []
+            html += f'<{tag} class="{" ".join(classes)}">' if classes else f"<{tag}>"
             html += f"{cell}</{tag}>"
         return html + "</tr>"
 
@@ -380,8 +380,8 @@ def wide(table: str) -> str:
 
 
 def figure(caption: str, data: bytes, kind: str = "png") -> str:
-    """Return a panel with a drawing on a white background, a file of the kind png or svg+xml; dark pages invert it."""
-    return panel(caption, component("drawing", caption, address(data, kind)))
+    """Return a panel with a drawing, a file of the kind png or svg+xml. Its white background is dark on dark pages."""
+    return panel(caption, component("drawing", caption, data_uri(data, kind)))
 
 
 def command(text: str) -> str:
@@ -399,10 +399,10 @@ def image(name: str, data: bytes, kind: str, attributes: str = "") -> str:
 
     `name` is the alternative text, and `attributes` are further attributes of the tag, as HTML.
     """
-    more = f" {attributes}" if attributes else ""
-    return f'<img alt="{escape(name)}"{more} src="{address(data, kind)}">'
+    further = f" {attributes}" if attributes else ""
+    return f'<img alt="{escape(name)}"{further} src="{data_uri(data, kind)}">'
 
 
-def address(data: bytes, kind: str) -> str:
+def data_uri(data: bytes, kind: str) -> str:
     """Return a picture as a data URI."""
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"

@@ -16,7 +16,7 @@ from vitkit.errors import VitkitError
 from vitkit.system.files import replacing
 
 ROWS = 2**20  # maximum of a sheet, including the header
-_LONGEST = 32_767  # characters of a cell
+_MAX_LENGTH = 32_767  # characters of a cell
 _UNSAFE = re.compile(r"_x[0-9A-Fa-f]{4}_|[\x00-\x08\x0b-\x1f\ufffe\uffff]")  # lost in XML, or unescaped by Excel
 _MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
 _OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
@@ -47,7 +47,7 @@ _PARTS = {
     '<cellStyles count="1"><cellStyle name="Normal" xfId="0" builtinId="0"/></cellStyles></styleSheet>',
 }
 _SHEET = "xl/worksheets/sheet1.xml"
-_WHEN = (1980, 1, 1, 0, 0, 0)  # constant, so that equal rows give equal bytes
+_TIMESTAMP = (1980, 1, 1, 0, 0, 0)  # constant, so that equal rows give equal bytes
 
 Cell = str | float | None
 
@@ -68,20 +68,20 @@ def write_workbook(file: Path, header: Sequence[str], rows: Iterable[Sequence[Ce
     """
     with replacing(file) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in _PARTS.items():
-            archive.writestr(zipfile.ZipInfo(name, _WHEN), _XML + text, zipfile.ZIP_DEFLATED)
-        sheet = zipfile.ZipInfo(_SHEET, _WHEN)
+            archive.writestr(zipfile.ZipInfo(name, _TIMESTAMP), _XML + text, zipfile.ZIP_DEFLATED)
+        sheet = zipfile.ZipInfo(_SHEET, _TIMESTAMP)
         sheet.compress_type = zipfile.ZIP_DEFLATED
         with archive.open(sheet, "w") as stream:
             widths = "".join(
                 f'<col min="{i}" max="{i}" width="{48 if i == 1 else 16}" customWidth="1"/>'
                 for i in range(1, len(header) + 1)
             )
-            opening = (
+            beginning = (
                 f'{_XML}<worksheet xmlns="{_MAIN}"><sheetViews><sheetView workbookViewId="0">'
                 '<pane ySplit="1" topLeftCell="A2" activePane="bottomLeft" state="frozen"/></sheetView></sheetViews>'
                 f"<cols>{widths}</cols><sheetData>"
             )
-            stream.write((opening + _row(header, 1, 1)).encode())
+            stream.write((beginning + _row(header, 1, 1)).encode())
             number = 1
             for number, row in enumerate(rows, 2):
                 check_rows(number - 1)
@@ -91,18 +91,18 @@ def write_workbook(file: Path, header: Sequence[str], rows: Iterable[Sequence[Ce
 
 
 def _row(cells: Sequence[Cell], number: int, style: int = 0) -> str:
-    def coded(match: re.Match[str]) -> str:
+    def escape_character(match: re.Match[str]) -> str:
         """Escape a character as Excel does: `_x0007_`. The text `_x0007_` itself becomes `_x005F_x0007_`."""
         return f"_x005F{match[0]}" if len(match[0]) > 1 else f"_x{ord(match[0]):04X}_"
 
     html = ""
     for i, cell in enumerate(cells, 1):
-        opened = f'<c r="{_column(i)}{number}" s="{style}"'
+        start = f'<c r="{_column(i)}{number}" s="{style}"'
         if isinstance(cell, str):
-            text = escape(_UNSAFE.sub(coded, cell[:_LONGEST]))
-            html += f'{opened} t="inlineStr"><is><t xml:space="preserve">{text}</t></is></c>'
+            text = escape(_UNSAFE.sub(escape_character, cell[:_MAX_LENGTH]))
+            html += f'{start} t="inlineStr"><is><t xml:space="preserve">{text}</t></is></c>'
         elif cell is not None:
-            html += f"{opened}><v>{cell!r}</v></c>"
+            html += f"{start}><v>{cell!r}</v></c>"
     return f'<row r="{number}">{html}</row>'
 
 
@@ -110,6 +110,6 @@ def _column(number: int) -> str:
     """Convert the number of a column to letters: 1 is A, 27 is AA."""
     letters = ""
     while number:
-        number, rest = divmod(number - 1, 26)
-        letters = chr(65 + rest) + letters
+        number, remainder = divmod(number - 1, 26)
+        letters = chr(ord("A") + remainder) + letters
     return letters

@@ -56,20 +56,20 @@ def add_low_rank(model: VisionTransformer, rank: int, seed: int) -> list[str]:
 
 def count_parameters(model: nn.Module) -> tuple[int, int]:
     """Return the number of trainable parameters, and that of all parameters."""
-    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
-    return sum(size for size, is_trainable in sizes if is_trainable), sum(size for size, _ in sizes)
+    trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return trainable, sum(parameter.numel() for parameter in model.parameters())
 
 
 def merge_low_rank(model: Model) -> Model:
-    """Return a copy in which the low-rank changes are added to the weight matrices; without changes, the model."""
+    """Return a copy in which the low-rank changes are added to the weights, or the model if it has no such changes."""
     changed = {name: module for name, module in model.named_modules() if parametrize.is_parametrized(module)}
     if not changed:
         return model
     state = {name: tensor for name, tensor in model.state_dict().items() if ".parametrizations." not in name}
     state |= {f"{name}.weight": module.weight.detach() for name, module in changed.items()}
-    plain = VisionTransformer(vit_of(model, "method lora").config)
-    plain.load_state_dict(state)
-    return plain
+    merged = VisionTransformer(vit_of(model, "method lora").config)
+    merged.load_state_dict(state)
+    return merged
 
 
 def heads_of(model: nn.Module) -> list[nn.Module]:
@@ -93,25 +93,25 @@ def freeze_backbone(model: Model) -> list[str]:
 class PatchDropout(nn.Module):
     """Drop a random part of the patch tokens of each image in training; keep all tokens in evaluation.
 
-    The input is tokens (B, N, D), of which the first are `ahead` prefix tokens, which are never dropped. At least one
-    patch remains. The tokens keep their order.
+    The input is tokens (B, N, D), of which the first `prefix_tokens` are never dropped. At least one patch remains. The
+    tokens keep their order.
     """
 
-    def __init__(self, rate: float, ahead: int) -> None:
+    def __init__(self, rate: float, prefix_tokens: int) -> None:
         super().__init__()
-        self.rate, self.ahead = rate, ahead
+        self.rate, self.prefix_tokens = rate, prefix_tokens
         self.keys: Tensor | None = None  # a random number per image, (B,) int32; None for those of torch's generator
 
     def forward(self, x: Tensor) -> Tensor:
         B, N, D = x.shape
-        patches = N - self.ahead
+        patches = N - self.prefix_tokens
         kept = max(1, round(patches * (1 - self.rate)))
         if not self.training or kept == patches:
             return x
         keys = draw_keys(x) if self.keys is None else self.keys
-        drawn = random_bits(keys, patches).argsort(dim=1, stable=True)[:, :kept]
-        rows = self.ahead + drawn.sort(dim=1).values  # (B, kept)
-        return torch.cat([x[:, : self.ahead], x.gather(1, rows.unsqueeze(2).expand(B, kept, D))], dim=1)
+        chosen = random_bits(keys, patches).argsort(dim=1, stable=True)[:, :kept]
+        rows = self.prefix_tokens + chosen.sort(dim=1).values  # (B, kept)
+        return torch.cat([x[:, : self.prefix_tokens], x.gather(1, rows.unsqueeze(2).expand(B, kept, D))], dim=1)
 
     def extra_repr(self) -> str:
         return f"rate={self.rate:.3f}"
@@ -119,8 +119,8 @@ class PatchDropout(nn.Module):
 
 def drop_patches(model: VisionTransformer, rate: float) -> None:
     """Add patch dropout to a model, directly after the position embeddings have been added (sec. 3.1)."""
-    dropping = nn.Sequential(model.pos_drop, PatchDropout(rate, model.config.prefix_tokens))
-    model.add_module("pos_drop", dropping.train(model.training))
+    dropouts = nn.Sequential(model.pos_drop, PatchDropout(rate, model.config.prefix_tokens))
+    model.add_module("pos_drop", dropouts.train(model.training))
 
 
 def needs_every_patch(config: ViTConfig) -> str | None:

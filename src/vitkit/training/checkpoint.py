@@ -19,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from safetensors.torch import save_file
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from vitkit.classifier import Classifier
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
-from vitkit.model.build import Model, filled, stored_weights
+from vitkit.model.build import Model, build_with_weights, stored_weights
 from vitkit.model.names import Config
 from vitkit.system.files import from_json, replacing, to_json
 from vitkit.system.progress import Say
@@ -47,23 +47,23 @@ from vitkit.weights import load
 
 
 class Clock:
-    """The seconds spent in a training, including the time before the training was resumed.
+    """Measure the seconds spent in a training, including the time before it was resumed.
 
     With a time budget, all processes use the clock of the main process, so that they compute the same learning rates.
     """
 
     def __init__(self, budget: float | None = None, team: ProcessGroup = ALONE) -> None:
         self.spent = 0.0  # seconds of the training that were spent before the clock was started
-        # Seconds spent before the first step, for example on fitting a head. They count towards the budget, but the
+        # The seconds before the first step, for example of fitting a head, count towards the budget, but the
         # learning-rate schedule ignores them.
-        self.ahead = 0.0
+        self.before_first_step = 0.0
         self._budget, self._team = budget, team
         self._started = self._now = time.monotonic()
 
     def start(self) -> None:
         self._started = self._now = self._team.broadcast_from_main(time.monotonic)
 
-    def look(self) -> None:
+    def read(self) -> None:
         """Read the clock. All properties use the latest reading, so that they are consistent with each other."""
         self._now = self._team.broadcast_from_main(time.monotonic) if self._budget else time.monotonic()
 
@@ -77,27 +77,27 @@ class Clock:
         return self.spent + (self._now - self._started)  # the parentheses avoid rounding errors
 
     @property
-    def part(self) -> float:
+    def used_fraction(self) -> float:
         """The spent fraction, in [0, 1], of the time budget that was left at the first step; 0 without a budget."""
         if not self._budget:
             return 0.0
-        left = max(self._budget - self.ahead, 1e-9)  # one step is taken even if no time is left
-        return min((self.elapsed - self.ahead) / left, 1.0)
+        left = max(self._budget - self.before_first_step, 1e-9)  # one step is taken even if no time is left
+        return min((self.elapsed - self.before_first_step) / left, 1.0)
 
     @property
-    def is_up(self) -> bool:
+    def is_expired(self) -> bool:
         """Whether the time budget is used up; False without a budget."""
         return self._budget is not None and self.elapsed >= self._budget
 
 
-Trained = Model | SelfSupervised
+TrainableModel = Model | SelfSupervised
 
 
 class TrainingState:
     """The state of a training between two steps.
 
-    It begins before the first step of a model on its device, whose frozen parameters are not trained. By default, the
-    guard prints its reports, and the optimiser is the recipe's.
+    A new state is that before the first step. The model must be on its device, and its frozen parameters are not
+    trained. By default, the guard prints its reports, and the optimiser is the recipe's.
 
     Attributes:
         model: the model in training.
@@ -115,7 +115,7 @@ class TrainingState:
 
     def __init__(
         self,
-        model: Trained,
+        model: TrainableModel,
         recipe: Recipe,
         total_steps: int,
         guard: StabilityGuard | None = None,
@@ -126,11 +126,11 @@ class TrainingState:
         self.optimizer = build_optimizer(model, recipe, make_optimizer)
         self.epoch = self.step = 0
         self.batch = 0  # the number of this epoch's batches that have been processed
-        self.is_trained = False  # all steps of this epoch have been taken, and only the validation is left
+        self.is_trained = False  # whether all steps of this epoch have been taken, so that only validation is left
         self.metrics: dict[str, float] = {}
         self.sums = EpochSums()  # of the losses and correct predictions of this epoch, for this process only
         self.should_stop = self.should_save = False
-        self.went_back = False  # the weights of this epoch were discarded, and those of an earlier epoch restored
+        self.was_restored = False  # whether the weights of this epoch were replaced by those of an earlier epoch
         self.clock = Clock(recipe.budget, team)
         self.epoch_began = 0.0  # the fraction of the time budget that had passed at the beginning of this epoch
         self.guard = guard or StabilityGuard(print)
@@ -147,7 +147,7 @@ class TrainingState:
     @property
     def progress(self) -> float:
         """The fraction of the steps or of the time budget that is used up, whichever is larger, in [0, 1]."""
-        return min(max(self.step / self.total_steps, self.clock.part), 1.0)
+        return min(max(self.step / self.total_steps, self.clock.used_fraction), 1.0)
 
     @property
     def lr(self) -> float:
@@ -161,9 +161,11 @@ class TrainingState:
         return recipe.lr * factor * self.guard.lr_scale
 
     @property
-    def kept(self) -> Trained:
+    def model_to_save(self) -> TrainableModel:
         """The model that is validated and saved: the weight average if there is one, else the trained model."""
-        return cast(Trained, self.average.model) if self.average is not None and self.average.has_begun else self.model
+        if self.average is None or not self.average.has_begun:
+            return self.model
+        return cast(TrainableModel, self.average.model)
 
     def next_epoch(self) -> None:
         self.epoch, self.batch, self.is_trained = self.epoch + 1, 0, False
@@ -181,14 +183,14 @@ class TrainingState:
             "optimizer": optimizer,
             "average": None if self.average is None else self.average.state_dict(),
             "spent": self.clock.elapsed,
-            "ahead": self.clock.ahead,
+            "ahead": self.clock.before_first_step,
             "piece": self.pieces.size,
             "scaler": self.scaler.state_dict(),
             "guard": self.guard.state_dict(),
         }
         if not within_epoch:
             return state | {"epoch": self.epoch + 1, "before": self.safe_point.state_dict()}
-        known = ("lr", "train_loss", "train_acc")  # before the validation of the epoch
+        known = ("lr", "train_loss", "train_acc")  # the figures that exist before the validation of the epoch
         return state | {
             "epoch": self.epoch,
             "batch": self.batch,
@@ -206,7 +208,7 @@ class TrainingState:
         if self.average is not None:
             self.average.load_state_dict(state["average"])
         self.epoch, self.step = state["epoch"], state["step"]
-        self.clock.spent, self.clock.ahead = state["spent"], state["ahead"]
+        self.clock.spent, self.clock.before_first_step = state["spent"], state["ahead"]
         self.pieces.size = state["piece"]
         self.safe_point.load_state_dict(state["before"], is_doubtful=state.get("is_doubtful"))
         self.guard.load_state_dict(state["guard"])
@@ -231,13 +233,13 @@ def in_evaluation(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-_SHOWN = 4  # maximum number of differences in a message
-_DIGITS = 12  # shown of a digest
+_MAX_DIFFERENCES = 4  # in a message
+_DIGEST_LENGTH = 12  # hexadecimal digits that are stored, and shown in messages
 
 # Fields of the recipe that may change on resume, because they do not affect the weights or only extend the training.
 MAY_CHANGE = {
     *("data", "weights", "teacher"),  # their content has a digest, or is in the state
-    # The result of these is in split.json.
+    # The result of the following is in split.json.
     *("layout", "follow_links", "labels", "split", "split_from", "group_by", "folds", "max_images"),
     *("epochs", "time", "patience", "keep"),
     *("logger", "save_every", "precision", "device", "devices", "nodes", "strategy", "checkpointing", "compile"),
@@ -264,8 +266,8 @@ def identity(
         **fields,
         "classes": len(table.classes),
         "images": [table.splits.count(name) for name in ("train", "val", "test")],
-        "pictures": digest.hexdigest()[:_DIGITS],
-        "teacher": None if teacher is None else teacher[:_DIGITS],
+        "pictures": digest.hexdigest()[:_DIGEST_LENGTH],
+        "teacher": None if teacher is None else teacher[:_DIGEST_LENGTH],
     }
 
 
@@ -281,38 +283,43 @@ def has_state(folder: Path) -> bool:
 def read_newest(folder: Path, identity: Mapping[str, Any], say: Say) -> tuple[dict[str, Any], Path]:
     """Read the newest undamaged checkpoint of a run that has one (`has_state`), and return its state and its path."""
     last, before = folder / LAST, folder / BEFORE
-    damages: list[DamagedError] = []
+    errors: list[DamagedError] = []
     for path in filter(Path.is_file, (last, before)):
         try:
             state = read(path, identity)
         except DamagedError as error:
-            damages.append(error)
+            errors.append(error)
             continue
         if path == before:
-            problem = "damaged" if damages else "missing"
+            problem = "damaged" if errors else "missing"
             say(f"{last} is {problem}: continuing from the checkpoint before it, {before}")
         return state, path
-    raise damages[0]
+    raise errors[0]
 
 
 def read(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Read a training state from a checkpoint file. Refuse a damaged one, and one of another run than `identity`."""
+    """Read a training state from a checkpoint file.
+
+    Raises:
+        DamagedError: the file is damaged.
+        VitkitError: the file belongs to a run with another identity.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             if (name := archive.testzip()) is not None:  # torch.load does not compare checksums
                 raise ValueError(f"the checksum of {name} differs")
         state = dict(torch.load(path, map_location="cpu", weights_only=True))
-        then = state["run"]
-        changed = [f"{name} {then.get(name)}, not {now}" for name, now in identity.items() if then.get(name) != now]
+        saved = state["run"]
+        changed = [f"{name} {saved.get(name)}, not {now}" for name, now in identity.items() if saved.get(name) != now]
     except Exception as error:  # zipfile and torch raise errors of many kinds for damaged data
-        is_of_system = isinstance(error, OSError) and error.errno != errno.EINVAL  # EINVAL: a position outside the file
-        if is_of_system or isinstance(error, MemoryError):
+        # Damaged data can lead to a position outside the file, which is EINVAL. Other system errors are no damage.
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno != errno.EINVAL):
             raise
         message = f"{path} is damaged; delete it to restart the training of this run"
         raise DamagedError("training.checkpoint-damaged", message) from error
     if changed:
-        rest = [f"and {len(changed) - _SHOWN} more"] if len(changed) > _SHOWN else []
-        differences = "; ".join([*changed[:_SHOWN], *rest])
+        hidden = len(changed) - _MAX_DIFFERENCES
+        differences = "; ".join([*changed[:_MAX_DIFFERENCES], *([f"and {hidden} more"] if hidden > 0 else [])])
         raise VitkitError(
             "training.checkpoint-differs",
             f"{path} belongs to another run, or the recipe was changed since: it has {differences};"
@@ -326,7 +333,7 @@ def save(state: Mapping[str, Any], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with replacing(path) as temporary:
-            with temporary.open("wb") as file:  # with a path, torch does not report the cause of an error
+            with temporary.open("wb") as file:  # given a path, torch would not report the cause of an error
                 torch.save(dict(state), file)
             if path.is_file():
                 try:
@@ -335,20 +342,20 @@ def save(state: Mapping[str, Any], path: Path) -> None:
                 except OSError:  # the file system has no hard links
                     path.replace(path.with_name(BEFORE.name))
     except (OSError, RuntimeError) as error:
-        cause = error if isinstance(error, OSError) else error.__context__  # torch raises another error in its place
+        cause = error if isinstance(error, OSError) else error.__context__  # torch replaces it by a RuntimeError
         if not isinstance(cause, OSError):
             raise
         raise OSError(cause.errno, cause.strerror or str(cause), str(path)) from error
 
 
-def _in_main_memory(value: Any) -> Any:
-    # A copy of nested dictionaries and lists, with copies of their tensors in main memory.
+def _copy_to_cpu(value: Any) -> Any:
+    # Copy nested dictionaries, lists and tuples, and copy their tensors to the CPU.
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):
-        return {key: _in_main_memory(item) for key, item in value.items()}
+        return {key: _copy_to_cpu(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_in_main_memory(item) for item in value)
+        return type(value)(_copy_to_cpu(item) for item in value)
     return value
 
 
@@ -361,7 +368,15 @@ class RunWriter:
     Of several processes, only the main process writes.
     """
 
-    _STATE = ("best", "last_rise", "has_kept", "keeps_start", "finished", "limits")
+    # The attributes that checkpoints contain, by their names there.
+    _ATTRIBUTES: ClassVar = {
+        "best": "best_value",
+        "last_rise": "best_epoch",
+        "has_kept": "has_saved_model",
+        "keeps_start": "is_zero_shot_best",
+        "finished": "is_finished",
+        "limits": "limits",
+    }
 
     def __init__(
         self,
@@ -374,31 +389,33 @@ class RunWriter:
         metrics: Metrics | None = None,
     ) -> None:
         self.metrics = metrics or Metrics(folder / METRICS)
-        self._kept: tuple[Config, dict[str, Tensor], dict[str, Any]] | None = None
+        # The configuration, the weights and the provenance of the model in the run folder, if this process saved it.
+        self._saved_model: tuple[Config, dict[str, Tensor], dict[str, Any]] | None = None
         self.folder, self.classifier, self.recipe, self.say, self.team = folder, classifier, recipe, say, team
         self.identity = identity or {}
-        self.best: float | None = None
-        self.last_rise = 0  # the last epoch that was better than all before; `patience` counts from it
-        self.has_kept = False
-        self.keeps_start = False  # the best model so far is the zero-shot model
-        self.finished = False
+        self.best_value: float | None = None  # of the recipe's `monitor`
+        self.best_epoch = 0  # the last epoch that was better than all before; `patience` counts from it
+        self.has_saved_model = False  # whether the run folder contains the best model so far
+        self.is_zero_shot_best = False  # whether that is the zero-shot model
+        self.is_finished = False
         self.limits = [recipe.time, recipe.patience]
         self._writing: Future[None] | None = None  # the checkpoint that a thread writes
-        self._every, self._saved = parse_duration(recipe.save_every or SAVE_EVERY), time.monotonic()
+        self._save_interval = parse_duration(recipe.save_every or SAVE_EVERY)
+        self._saved_at = time.monotonic()
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self._STATE}
+        return {key: getattr(self, name) for key, name in self._ATTRIBUTES.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         limits = self.limits
-        for name in self._STATE:
-            setattr(self, name, state[name])
-        self.finished &= self.limits == limits  # with other limits, the run is not finished
+        for key, name in self._ATTRIBUTES.items():
+            setattr(self, name, state[key])
+        self.is_finished &= self.limits == limits  # with other limits, the training continues
         self.limits = limits
 
     def on_fit_start(self, state: TrainingState) -> None:
         """Remove the rows of metrics.csv whose epochs will be repeated."""
-        self._saved = time.monotonic()
+        self._saved_at = time.monotonic()
         if self.team.is_main:
             self.metrics.truncate(state.epoch)
 
@@ -406,17 +423,18 @@ class RunWriter:
         """Request a checkpoint if the last one is older than `save_every`."""
         if self.team.is_main and (self._writing is None or self._writing.done()):
             self._finish_writing()
-            state.should_save |= time.monotonic() - self._saved >= self._every
+            state.should_save |= time.monotonic() - self._saved_at >= self._save_interval
 
     def on_save(self, state: TrainingState) -> None:
         """Copy the state within the epoch, and write it in a thread while the training continues.
 
         The thread communicates with no other process (docs/decisions/0040-a-place-in-the-epoch.md).
         """
-        self._saved, content = time.monotonic(), self._content(state, within_epoch=True)
+        self._saved_at = time.monotonic()
+        content = self._content(state, within_epoch=True)
         if self.team.is_main:
             self._finish_writing()
-            content |= {name: _in_main_memory(content[name]) for name in ("model", "optimizer", "average")}
+            content |= {name: _copy_to_cpu(content[name]) for name in ("model", "optimizer", "average")}
             executor = ThreadPoolExecutor(1, "checkpoint")
             self._writing = executor.submit(save, content, self.folder / LAST)
             executor.shutdown(wait=False)  # the thread ends with its work
@@ -449,20 +467,20 @@ class RunWriter:
     def _content(self, state: TrainingState, *, within_epoch: bool = False) -> dict[str, Any]:
         return {"run": self.identity, "writer": self.state_dict(), **state.state_dict(within_epoch=within_epoch)}
 
-    def keep_start(self, state: TrainingState) -> None:
-        """Record the figures of the zero-shot model, and save it unless the recipe keeps the last epoch.
+    def save_zero_shot(self, state: TrainingState) -> None:
+        """Record the figures of the zero-shot model, which is epoch 0 in the log, and epoch -1 in metrics.csv.
 
-        It is epoch 0 in the log, and epoch -1 in metrics.csv.
+        The model is saved unless a figure is not finite, or the recipe keeps the last epoch.
         """
         metrics = self._figures(state)
         if self.team.is_main:
             self.metrics.truncate(ZERO_SHOT)  # from an interrupted start
             self.metrics.append({"epoch": ZERO_SHOT, "step": 0, **metrics, "seconds": round(state.clock.elapsed, 1)})
-        is_best = self._note_best(ZERO_SHOT, metrics)
+        is_best = self._update_best(ZERO_SHOT, metrics)
         if is_best and self.recipe.keep != "last":
             self.classifier.provenance["metrics"] = {"epoch": ZERO_SHOT, **metrics}
-            self.save(self.folder, state.kept)
-            self.has_kept = self.keeps_start = True
+            self.save(self.folder, state.model_to_save)
+            self.has_saved_model = self.is_zero_shot_best = True
         shown = (f"{name} {metrics[name]:.4f}" for name in ("val_loss", "val_acc", "val_map") if name in metrics)
         self.say("  ".join([f"epoch   0/{self.recipe.epochs}", *shown, "zero-shot"]) + ("  *" if is_best else ""))
 
@@ -474,27 +492,27 @@ class RunWriter:
             row = {"epoch": epoch, "step": state.step, **metrics, "seconds": round(state.clock.elapsed, 1)}
             self.metrics.append(row if waiting is None else row | {"waiting": round(waiting, 3)})
         if epoch == swa_start(recipe):  # from now on the average is the model, even if it is worse
-            self.best = None
-        is_best = not state.went_back and self._note_best(epoch, metrics)
-        if not state.went_back:
+            self.best_value = None
+        is_best = not state.was_restored and self._update_best(epoch, metrics)
+        if not state.was_restored:
             self.classifier.provenance["metrics"] = {"epoch": epoch, **metrics}
             if recipe.keep == "every":  # in a folder such as checkpoints/epoch-0001-val_loss=0.5312-val_acc=0.9100
                 checkpoints, name = self.folder / "checkpoints", f"epoch-{epoch:04d}"
                 if self.team.is_main:
-                    for other in checkpoints.glob(f"{name}*"):  # of an interrupted run
-                        shutil.rmtree(other)
+                    for earlier in checkpoints.glob(f"{name}*"):  # left by an interrupted run
+                        shutil.rmtree(earlier)
                 figures = [f"{figure}={metrics[figure]:.4f}" for figure in ("val_loss", "val_acc") if figure in metrics]
-                self.save(checkpoints / "-".join([name, *figures]), state.kept)
+                self.save(checkpoints / "-".join([name, *figures]), state.model_to_save)
             if is_best or recipe.keep == "last":
-                self.save(self.folder, state.kept)
-                self.has_kept, self.keeps_start = True, False
-        is_stale = recipe.patience is not None and epoch - self.last_rise >= recipe.patience
-        state.should_stop |= state.clock.is_up or is_stale  # the validation may have used up the time
-        self.finished = state.should_stop
+                self.save(self.folder, state.model_to_save)
+                self.has_saved_model, self.is_zero_shot_best = True, False
+        is_stale = recipe.patience is not None and epoch - self.best_epoch >= recipe.patience
+        state.should_stop |= state.clock.is_expired or is_stale  # the validation may have used up the time
+        self.is_finished = state.should_stop
         content = self._content(state)
         if self.team.is_main:
             save(content, self.folder / LAST)
-        self._saved = time.monotonic()
+        self._saved_at = time.monotonic()
         names = ("train_loss", "val_loss", "val_acc", "val_map")
         shown = [f"{name} {state.metrics[name]:.4f}" for name in names if name in state.metrics]
         line = [f"epoch {epoch + 1:>3}/{recipe.epochs}", *shown, f"lr {state.metrics['lr']:.2e}"]
@@ -511,26 +529,26 @@ class RunWriter:
         names = (*columns, "val_map") if self.classifier.thresholds is not None else columns
         return {name: state.metrics[name] for name in names if name in state.metrics}
 
-    def _note_best(self, epoch: int, metrics: dict[str, float]) -> bool:
-        # Whether this epoch is the best so far by the recipe's `monitor`. The best value is updated.
+    def _update_best(self, epoch: int, metrics: dict[str, float]) -> bool:
+        # Return whether this epoch is the best so far by the recipe's `monitor`, and update the best value.
         value = metrics.get(self.recipe.monitor)
         if value is None:  # without validation images, every epoch counts as the best
-            self.last_rise = epoch
+            self.best_epoch = epoch
             return True
         if not math.isfinite(value) or not math.isfinite(metrics.get("val_loss", value)):
             return False
         sign = -1.0 if self.recipe.monitor == "val_loss" else 1.0
-        if self.best is None or sign * value > sign * self.best:
-            self.best, self.last_rise = value, epoch
+        if self.best_value is None or sign * value > sign * self.best_value:
+            self.best_value, self.best_epoch = value, epoch
             return True
-        return value == self.best  # of two equal models, the later one has seen more images
+        return value == self.best_value  # of two equal models, the later one has seen more images
 
-    def save(self, folder: Path, trained: Trained) -> None:
+    def save(self, folder: Path, trained: TrainableModel) -> None:
         """Write a model folder. All processes must call this method together.
 
         For a pre-training, the saved model is the encoder, and the rest is written to another file in the folder.
         """
-        model = merge_low_rank(self.team.whole(trained.encoder if isinstance(trained, SelfSupervised) else trained))
+        model = merge_low_rank(self.team.unsharded(trained.encoder if isinstance(trained, SelfSupervised) else trained))
         if not self.team.is_main:
             return
         if isinstance(trained, SelfSupervised):
@@ -544,11 +562,11 @@ class RunWriter:
             classifier.save(folder)
             if folder == self.folder:
                 weights = {name: tensor.detach().to("cpu", copy=True) for name, tensor in stored_weights(model).items()}
-                self._kept = model.config, weights, from_json(to_json(classifier.provenance))
+                self._saved_model = model.config, weights, from_json(to_json(classifier.provenance))
 
-    def trained(self) -> Classifier:
+    def saved_classifier(self) -> Classifier:
         """Return the model that the run folder contains, with the weights of the epoch that was kept."""
-        if self._kept is None:  # another process saved it, before this one resumed the run
+        if self._saved_model is None:  # another process saved it, before this one resumed the run
             return load(self.folder)
-        config, weights, provenance = self._kept
-        return replace(self.classifier, model=filled(config, weights), provenance=provenance)
+        config, weights, provenance = self._saved_model
+        return replace(self.classifier, model=build_with_weights(config, weights), provenance=provenance)

@@ -19,13 +19,13 @@ from pathlib import Path
 from statistics import median, median_low
 from typing import Any
 
-from vitkit.data.earlier_labels import labels_before_run
+from vitkit.data.earlier_labels import changes_since_run
 from vitkit.data.seen import PictureRecord
 from vitkit.data.split_file import groups_from_file, images_of_run
 from vitkit.data.splits import held_out_split
 from vitkit.errors import VitkitError
 from vitkit.evaluation import registry
-from vitkit.evaluation.evaluator import evaluate_before
+from vitkit.evaluation.evaluator import evaluate_with_earlier_labels
 from vitkit.evaluation.figures import chosen_on, unseen_part
 from vitkit.evaluation.headline import headline_of, verdict_of
 from vitkit.evaluation.intervals import Interval, fold_intervals
@@ -39,8 +39,8 @@ from vitkit.text.cells import interval_text, plural
 from vitkit.text.pages import component, panel, table, wide, write_page
 from vitkit.training.finalize import OutOfFold, ValidationFacts
 from vitkit.training.inputs import Inputs
-from vitkit.training.recipe import Recipe, name_of, without_places
-from vitkit.training.request import load_of_run
+from vitkit.training.recipe import Recipe, name_of, without_absolute_paths
+from vitkit.training.request import load_run_recipe
 from vitkit.training.run_folder import ZERO_SHOT, Run, reporting
 from vitkit.training.stages.calibrate import fit_calibration
 from vitkit.training.stages.fit import fit
@@ -53,7 +53,7 @@ class FoldFigure:
     """A figure of a cross-validation."""
 
     mean: float | None  # over the test images of all folds together; None if there are no images
-    interval: Interval | None  # of 95 % (`fold_intervals`); None if the figure has no interval
+    interval: Interval | None  # the 95 % interval (`fold_intervals`); None if the figure has none
 
     def to_dict(self) -> dict[str, Any]:
         return {"mean": self.mean, "interval_95": None if self.interval is None else list(self.interval)}
@@ -75,11 +75,11 @@ def figures_of_folds(evaluations: Sequence[Evaluation]) -> dict[str, FoldFigure]
     return {name: FoldFigure(value, bounds.get(name)) for name, value in numbers.items()}
 
 
-def cross_validate(conclude: Sequence[Callable[[Run], None]], run: Run) -> None:
+def cross_validate(final_stages: Sequence[Callable[[Run], None]], run: Run) -> None:
     """Train and test all folds that are not finished yet, and train the final model on all images.
 
-    `conclude` are the stages of a fold after its training. The results of all folds are written to folds.json, and to
-    report.html when the final model is finished.
+    `final_stages` are the stages of each fold after its training. The results of all folds are written to folds.json,
+    and to report.html when the final model is finished.
     """
     recipe, say = run.recipe, run.say
     assert recipe.folds is not None
@@ -92,16 +92,16 @@ def cross_validate(conclude: Sequence[Callable[[Run], None]], run: Run) -> None:
     for number, folder in enumerate(folders, start=1):
         if not all((folder / name).is_file() for name in (EVALUATION, REPORT)):
             say(f"fold {number} of {recipe.folds}")
-            trained[folder] = _train_fold(run, folder, conclude)
+            trained[folder] = _train_fold(run, folder, final_stages)
     figures: dict[str, FoldFigure] = {}
     stored: dict[str, Any] = {}  # the content of folds.json
     if run.team.is_main:
-        results = [trained[each].numbers if each in trained else read_figures(each / EVALUATION) for each in folders]
+        results = [trained[path].numbers if path in trained else read_figures(path / EVALUATION) for path in folders]
         figures = _figures(run, folders, trained, results)
         stored = {name: figure.to_dict() for name, figure in figures.items()} | {"folds": results}
         write_json(run.folder / FOLDS, stored)
-        if (unlearned := sum("zero_shot" in numbers for numbers in results)) > 0:
-            say(f"note: in {unlearned} of {recipe.folds} folds the model is the zero-shot one: no epoch was better")
+        if (count := sum("zero_shot" in numbers for numbers in results)) > 0:
+            say(f"note: in {count} of {recipe.folds} folds the model is the zero-shot one: no epoch was better")
         say(headline_of(stored).words)
     stored["final"] = _fit_final(run, folders)
     if run.team.is_main:
@@ -111,10 +111,10 @@ def cross_validate(conclude: Sequence[Callable[[Run], None]], run: Run) -> None:
         say(f"{headline_of(stored).words}; report: {run.folder / REPORT}")
 
 
-def _train_fold(run: Run, folder: Path, conclude: Sequence[Callable[[Run], None]]) -> Run:
+def _train_fold(run: Run, folder: Path, final_stages: Sequence[Callable[[Run], None]]) -> Run:
     fold = Run(run.recipe.replace(folds=None), team=run.team, hooks=run.hooks)
-    fold.recipe, fold.inputs = fold.asked, run.inputs_of_folds.get(folder) or Inputs.read(folder)
-    fold.enter(folder)
+    fold.recipe, fold.inputs = fold.request, run.inputs_of_folds.get(folder) or Inputs.read(folder)
+    fold.set_folder(folder)
     fold.out_of_fold = OutOfFold.read(folder)  # of a fold that was interrupted
     if hasattr(run, "blueprint"):
         fold.blueprint = replace(run.blueprint, recipe=fold.recipe)
@@ -122,38 +122,39 @@ def _train_fold(run: Run, folder: Path, conclude: Sequence[Callable[[Run], None]
     fit(fold)
     run.features = fold.features  # those under the initial weights are the same for all folds
     with reporting(fold):
-        run.team.broadcast_from_main(lambda: [stage(fold) for stage in conclude])
+        run.team.broadcast_from_main(lambda: [stage(fold) for stage in final_stages])
     return fold
 
 
 def _figures(
     run: Run, folders: Sequence[Path], trained: Mapping[Path, Run], results: Sequence[Mapping[str, Any]]
 ) -> dict[str, FoldFigure]:
-    """Return the figures of all folds, and write the predictions that will calibrate the final model, if it needs any.
+    """Return the figures of all folds together, and write the predictions that will calibrate the final model.
 
-    `trained` has the folds that this process has trained, and `results` their evaluation.json.
+    `trained` contains the folds that were trained just now, and `results` the content of each fold's evaluation.json. A
+    head on frozen features is not calibrated on the folds, so no predictions are written for it.
     """
     is_probe = run.recipe.method == "probe"
     if not trained and (is_probe or run.out_of_fold is not None):
-        with suppress(OSError, VitkitError, KeyError, TypeError):  # a damaged folds.json is computed again
+        # All folds were finished earlier, so their figures are in folds.json. If it is damaged, it is computed again.
+        with suppress(OSError, VitkitError, KeyError, TypeError):
             rows = read_figures(run.folder / FOLDS)
-            rows = {name: row for name, row in rows.items() if name not in ("folds", "final")}
-            bounds = {name: row["interval_95"] for name, row in rows.items()}
-            known = {name: FoldFigure(row["mean"], bounds[name] and tuple(bounds[name])) for name, row in rows.items()}
-            if known:
-                return known
+            names = [name for name in rows if name not in ("folds", "final")]
+            if names:
+                bounds = {name: rows[name]["interval_95"] for name in names}
+                return {name: FoldFigure(rows[name]["mean"], bounds[name] and tuple(bounds[name])) for name in names}
     tested = {}
     for folder, numbers in zip(folders, results, strict=True):
         if folder in trained:
             evaluation = trained[folder].evaluation
-        else:  # only the images that the initial weights had not seen
+        else:  # evaluate it again, only on the images that the initial weights had not seen
             images = images_of_run(folder / SPLIT)
             split = held_out_split(images)
             classifier = load(folder).use(images=len(images.of_split(split)), device=choose_device(run.recipe))
-            earlier = labels_before_run(folder, images)
-            every = evaluate_before(classifier, images, split, earlier, partial(progress, "evaluating"))
+            earlier = changes_since_run(folder, images)
+            result = evaluate_with_earlier_labels(classifier, images, split, earlier, partial(progress, "evaluating"))
             seen = (numbers.get("seen") or {"paths": ()})["paths"]
-            evaluation = unseen_part(grouped(every, groups_from_file(folder / GROUPS)), dict.fromkeys(seen))
+            evaluation = unseen_part(grouped(result, groups_from_file(folder / GROUPS)), dict.fromkeys(seen))
         if evaluation is not None:
             tested[folder] = evaluation
     evaluations = list(tested.values())
@@ -164,26 +165,27 @@ def _figures(
 
 
 def _fit_final(run: Run, folders: Sequence[Path]) -> dict[str, Any]:
-    # Train the final model on all images as the finished folds suggest, and return its entry in folds.json.
+    """Train the final model on all images with settings from the finished folds; return its entry in folds.json."""
     recipe, table = run.recipe.replace(folds=None), run.inputs.table
 
     def choose() -> tuple[Recipe, list[int]]:
-        # The recipe, and the best number of epochs of each fold.
+        """Return the recipe, and the best number of epochs of each fold."""
         if recipe.method == "probe":  # a head on frozen features has no epochs
             return recipe, []
-        kept = [read_description(folder)["provenance"]["metrics"]["epoch"] for folder in folders]
-        chosen = recipe
-        if recipe.find_lr:
-            rates = [load_of_run(folder / RECIPE).lr for folder in folders]
-            chosen = recipe.replace(find_lr=False, lr=median_low(rates))
-        return chosen, [epoch - ZERO_SHOT for epoch in kept]
+        epochs = [read_description(folder)["provenance"]["metrics"]["epoch"] for folder in folders]
+        best = [epoch - ZERO_SHOT for epoch in epochs]  # the number of epochs; 0 for the zero-shot model
+        if not recipe.find_lr:
+            return recipe, best
+        rates = [load_run_recipe(folder / RECIPE).lr for folder in folders]
+        return recipe.replace(find_lr=False, lr=median_low(rates)), best
 
     run.recipe, best = run.team.broadcast_from_main(choose)
     length = ""
     if best:
-        run.until = median_epochs(best)
-        each = ", ".join(map(str, best))
-        length = f", for {plural(run.until, 'epoch', 'epochs')}: the median of the best ones of the folds ({each})"
+        run.stop_after = median_epochs(best)
+        numbers = ", ".join(map(str, best))
+        epochs = plural(run.stop_after, "epoch", "epochs")
+        length = f", for {epochs}: the median of the best ones of the folds ({numbers})"
     run.say(f"final model: trained on all {plural(len(table), 'image', 'images')}{length}")
     if hasattr(run, "blueprint"):
         run.blueprint = replace(run.blueprint, recipe=run.recipe)
@@ -202,7 +204,7 @@ def _fit_final(run: Run, folders: Sequence[Path]) -> dict[str, Any]:
             fitted = f"fitted on {images}, each predicted by a model that was trained without it"
             run.say(f"temperature {run.classifier.temperature:.3f} of the final model: {fitted}")
             entry["temperature"] = run.classifier.temperature
-        return entry | ({"epochs": run.until, "best_epochs": best} if best else {})
+        return entry | ({"epochs": run.stop_after, "best_epochs": best} if best else {})
 
     with reporting(run):
         return run.team.broadcast_from_main(calibrate_final)
@@ -214,7 +216,7 @@ def median_epochs(best: Sequence[int]) -> int:
 
 
 def _write_report(path: Path, recipe: Recipe, figures: Mapping[str, FoldFigure], stored: Mapping[str, Any]) -> None:
-    # Write the HTML report; `stored` is the content of folds.json, which has the figures of each fold.
+    """Write the HTML report; `stored` is the content of folds.json, which has the figures of each fold."""
     names = ("accuracy", "balanced_accuracy", "macro_f1", "hamming_loss", "loss")
     shown = {name: item for name, item in figures.items() if name in names}
     rows = [
@@ -227,31 +229,31 @@ def _write_report(path: Path, recipe: Recipe, figures: Mapping[str, FoldFigure],
     ]
     rows.append(["all", *map(str, shown.values()), str(sum(item["images"] for item in stored["folds"]))])
     accuracy, headline = figures["accuracy"], headline_of(stored)
-    figure, beside = "No figure", ""
+    figure, caption = "No figure", ""
     if accuracy.mean is not None and accuracy.interval is not None:
         figure = f"{100 * accuracy.mean:.1f} %"
-        beside = f"{headline.figure} (95 %: {interval_text([100 * end for end in accuracy.interval], 1)})"
+        caption = f"{headline.figure} (95 %: {interval_text([100 * end for end in accuracy.interval], 1)})"
     verdict = verdict_of(stored)
     record = fold_folder(path.parent, 0) / RECORD
-    unseen = "was not trained on it; it is not recorded whether its pretrained weights had seen it"
+    history = "was not trained on it; it is not recorded whether its pretrained weights had seen it"
     if record.is_file() and PictureRecord.from_bytes(record.read_bytes(), record).is_whole:
-        unseen = "had not seen it"
+        history = "had not seen it"
     final, length, calibrated = stored["final"], "", "It is not calibrated."
     if (epochs := final.get("epochs")) is not None:
         length = f" for {plural(epochs, 'epoch', 'epochs')}, the median of the folds' best,"
     if final["temperature"] is not None:
         value = f"{final['temperature']:.3f}"
         calibrated = f"Its temperature is {value}, fitted on predictions of models without the image."
-    every = plural(final["images"], "image", "images")
-    about_final = f"The model in this folder was trained{length} on all {every}. {calibrated}"
-    title = f"{name_of(recipe)} on {without_places(recipe).data}, {recipe.folds} folds"
+    images = plural(final["images"], "image", "images")
+    about_final = f"The model in this folder was trained{length} on all {images}. {calibrated}"
+    title = f"{name_of(recipe)} on {without_absolute_paths(recipe).data}, {recipe.folds} folds"
     body = [
         f"<h1>{escape(title)}</h1>",
-        component("verdict", verdict.level, verdict.sentence, figure, beside),
+        component("verdict", verdict.level, verdict.sentence, figure, caption),
         panel("Each fold", wide(table(rows, ["", *(name.replace("_", " ") for name in shown), "images"]))),
         panel(
             "What this says",
-            f"<p>Every image was tested once, by a model that {unseen}.</p>",
+            f"<p>Every image was tested once, by a model that {history}.</p>",
             f"<p>{escape(about_final)}</p>",
             *(f"<p>{escape(caveat.text[0].upper() + caveat.text[1:])}.</p>" for caveat in headline.caveats),
         ),

@@ -1,7 +1,7 @@
 """Choose what a recipe leaves open: what is trained and for how long, the weights, and the model's configuration.
 
 The configuration of the model follows either from its name and the changes in the recipe, or from the weights. The
-table `ACTS` lists the conditions under which fields have an effect; setting a field without effect is an error.
+table `CONDITIONS` lists the conditions under which fields have an effect; setting a field without effect is an error.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from vitkit.data.table import SINGLE_LABEL, ImageTable, Task
 from vitkit.errors import VitkitError
-from vitkit.language.zero_shot import look_for_words
+from vitkit.language.zero_shot import find_text_encoder
 from vitkit.model import build
 from vitkit.model.config import ViTConfig
 from vitkit.model.names import Config, NetworkConfig, config_for, is_model_name, is_network_name, split_network
@@ -22,16 +22,15 @@ from vitkit.model_folder import is_model_folder, read_description
 from vitkit.text.arguments import hints_of
 from vitkit.training.adapters import needs_every_patch
 from vitkit.training.recipe import Augment, Recipe, describe_changes
-from vitkit.weights.loading import LoadPlan, WeightsSource, is_hidden, look
+from vitkit.weights.loading import LoadPlan, WeightsSource, inspect_source, is_shadowed
 
-DEFAULT_MODEL = "vit_small_patch16_224"
-FEW = 40  # below this number of training images per class, training only a new head generalises better
-ALL_TRAINED = 100  # below this number of training images per class, a head is fitted to the validation images, too
+MIN_FOR_FINE_TUNING = 40  # below this number of training images per class, training only a new head generalises better
+MIN_FOR_VALIDATION = 100  # below this number of training images per class, a head needs no validation images
 NOT_SET_ASIDE = (
     "no image is set aside for validation: with so few, penalty and confidences are chosen by cross-validation "
     "(--split 0.7 0.1 0.2 to set some aside)"
 )
-SPARED = 0.3  # of the patches: a fine-tuning step takes two thirds of the time, and no accuracy is lost (docs/log.md)
+PATCH_DROPOUT = 0.3  # of a fine-tuning: a step takes two thirds of the time, and no accuracy is lost (docs/log.md)
 _FINE_TUNED: dict[str, Any] = {
     "lp_ft": True,
     "batch_size": 32,
@@ -54,20 +53,20 @@ def complete(recipe: Recipe, table: ImageTable) -> tuple[Recipe, list[str]]:
     """Choose a value for every unset field of a requested recipe, given all images of the run.
 
     Return the complete recipe, and the reasons for the choices, one line each. Patch dropout is chosen later, by
-    `spare_patches`, because it depends on the model.
+    `choose_patch_dropout`, because it depends on the model.
 
     Raises:
         VitkitError: a field is out of range, or does not apply to the model or the task.
     """
     table.task.check_recipe(recipe.to_dict())
-    trained = sum(split in (None, "train") for split in table.splits)
-    share = 1.0 if any(table.splits) else recipe.split[0]
-    each = min(trained * share, recipe.max_images or math.inf) / max(len(table.classes), 1)
-    return choose(recipe, each, table.task, comes_split=any(table.splits))
+    is_split = any(table.splits)
+    candidates = sum(split in (None, "train") for split in table.splits)
+    training_images = min(candidates if is_split else candidates * recipe.split[0], recipe.max_images or math.inf)
+    return choose(recipe, training_images / max(len(table.classes), 1), table.task, is_split=is_split)
 
 
 def choose(
-    requested: Recipe, each: float, task: Task = SINGLE_LABEL, *, comes_split: bool = False
+    requested: Recipe, images_per_class: float, task: Task = SINGLE_LABEL, *, is_split: bool = False
 ) -> tuple[Recipe, list[str]]:
     """Do the same as `complete`, given only the number of training images per class, and whether the data is split."""
     reasons = list[str]()
@@ -75,42 +74,49 @@ def choose(
     if method == "auto" and requested.weights == "none":
         method = "scratch"
     elif method == "auto":
-        method, why = ("probe", "too few to change") if each < FEW else ("full", "enough to fine-tune")
-        reasons.append(f"method {method}: about {each:.0f} training images per class are {why} the whole model")
+        method, why = "full", "enough to fine-tune"
+        if images_per_class < MIN_FOR_FINE_TUNING:
+            method, why = "probe", "too few to change"
+        count = f"about {images_per_class:.0f} training images per class"
+        reasons.append(f"method {method}: {count} are {why} the whole model")
     network = network_of(requested)
-    # The dropout rates of the library; all layers have the same learning rate.
-    of_network = {} if network is None else {"layer_decay": 1.0, **native_rates(network)}
-    of_names = {"lp_ft": False} if requested.head_from == "names" else {}  # the head is not random then
-    presets = {**PRESETS[method], **of_network, **task.recipe_fields, **of_names}
+    presets = dict(PRESETS[method])
+    if network is not None:  # all layers have the same learning rate, and the dropout rates are those of its library
+        presets |= {"layer_decay": 1.0, **native_rates(network)}
+    presets |= task.recipe_fields
+    if requested.head_from == "names":  # the new head is not random, so it need not be fitted first
+        presets["lp_ft"] = False
     chosen = {name: value for name, value in presets.items() if name not in requested.given} | {"method": method}
     if method == "scratch":
         chosen["weights"] = "none"
     if method == "probe" and requested.balance == "auto":
         chosen["balance"] = "none"  # a head that is fitted in closed form learns rare classes without balancing
     train, val, test = requested.split
-    if method == "probe" and val and each < ALL_TRAINED and not comes_split and "split" not in requested.given:
+    may_set_none_aside = method == "probe" and val and not is_split and "split" not in requested.given
+    if may_set_none_aside and images_per_class < MIN_FOR_VALIDATION:
         chosen["split"] = (round(train + val, 9), 0.0, test)
         reasons.append(NOT_SET_ASIDE)
     if requested.model is None and requested.weights in ("auto", "none"):
-        chosen["model"] = DEFAULT_MODEL if method != "scratch" else "vit_tiny_patch16_224"
-        reasons.append(f"model {chosen['model']}: the default{'' if method == 'scratch' else ' to fine-tune'}")
+        is_scratch = method == "scratch"
+        chosen["model"] = "vit_tiny_patch16_224" if is_scratch else "vit_small_patch16_224"
+        reasons.append(f"model {chosen['model']}: the default{'' if is_scratch else ' to fine-tune'}")
     recipe = requested.complete(chosen)
     if network is not None:
         check_network(network, recipe)
     return recipe, reasons
 
 
-def spare_patches(recipe: Recipe, fields: Mapping[str, Any], config: Config) -> Recipe:
+def choose_patch_dropout(recipe: Recipe, fields: Mapping[str, Any], config: Config) -> Recipe:
     """Enable patch dropout if the whole model is fine-tuned, the model supports it, and `fields` do not set it."""
     if recipe.method != "full" or "patch_dropout" in fields or isinstance(config, NetworkConfig):
         return recipe
-    return recipe if needs_every_patch(config) else recipe.replace(patch_dropout=SPARED)
+    return recipe if needs_every_patch(config) else recipe.replace(patch_dropout=PATCH_DROPOUT)
 
 
 # --- Networks of other libraries -------------------------------------------------------------------------------
 
 # Fields of a recipe that only apply to a Vision Transformer, and the value at which they have no effect.
-OF_VIT: dict[str, Any] = {
+VIT_FIELDS: dict[str, Any] = {
     "attention_dropout": 0.0,
     "patch_dropout": 0.0,
     "layer_decay": 1.0,
@@ -121,17 +127,16 @@ OF_VIT: dict[str, Any] = {
 
 def check_network(config: NetworkConfig, recipe: Recipe) -> None:
     """Refuse a recipe for a network of another library if it sets fields that require a Vision Transformer."""
-    requested = [name for name, nothing in OF_VIT.items() if getattr(recipe, name) != nothing]
-    if recipe.method == "lora":
-        requested.insert(0, "method lora")
+    settings = ["method lora"] if recipe.method == "lora" else []
+    settings += [name for name, neutral in VIT_FIELDS.items() if getattr(recipe, name) != neutral]
     if recipe.strategy == "fsdp":
-        requested.append("strategy fsdp")
-    if requested:
-        message = f"{requested[0]} requires a Vision Transformer, and this is {config.full_name}: leave it out"
+        settings.append("strategy fsdp")
+    if settings:
+        message = f"{settings[0]} requires a Vision Transformer, and this is {config.full_name}: leave it out"
         raise VitkitError("training.field-inapplicable", message)
 
 
-def without_fields_of_vits(recipe: Recipe, kept: Sequence[str] = ()) -> tuple[Recipe, list[str]]:
+def without_vit_fields(recipe: Recipe, kept: Sequence[str] = ()) -> tuple[Recipe, list[str]]:
     """Leave out the fields, except those in `kept`, that do not apply to a network, and return a note on each of them.
 
     Use this for recipes that were not written for the network, such as a published recipe, or one recipe for all models
@@ -141,16 +146,16 @@ def without_fields_of_vits(recipe: Recipe, kept: Sequence[str] = ()) -> tuple[Re
     if config is None:
         return recipe, []
     fields = {name: value for name, value in recipe.set_fields().items() if name not in kept}
-    unknown = [name for name, nothing in OF_VIT.items() if fields.get(name, nothing) != nothing]
-    notes = [f"{name} {fields[name]} requires a Vision Transformer, and is left out" for name in unknown]
+    removed = [name for name, neutral in VIT_FIELDS.items() if fields.get(name, neutral) != neutral]
+    notes = [f"{name} {fields[name]} requires a Vision Transformer, and is left out" for name in removed]
     for name in ("dropout", "drop_path"):
         if fields.get(name):
             try:
-                check_rates(config.replace(**{name: 0.1}))
+                check_rates(config.replace(**{name: 0.1}))  # any rate above 0
             except VitkitError:
-                unknown.append(name)
+                removed.append(name)
                 notes.append(f"{name} {fields[name]} is left out: the network has none")
-    return recipe.without(unknown), notes
+    return recipe.without(removed), notes
 
 
 def network_of(recipe: Recipe) -> NetworkConfig | None:
@@ -169,8 +174,8 @@ def _network_named(recipe: Recipe) -> NetworkConfig | None:
 
 # --- The configuration of the model ----------------------------------------------------------------------------
 
-_BY_LOAD = ("image_size", "patch_size", "position_resize")  # `load` adapts the weights to these
-_AFTER = ("pool", "position_dropout")  # these do not change the weights
+_ADAPTED = ("image_size", "patch_size", "position_resize")  # fields to which loading adapts the weights
+_WITHOUT_WEIGHTS = ("pool", "position_dropout")  # fields that do not affect the weights
 
 
 def weights_of(recipe: Recipe) -> str:
@@ -201,18 +206,18 @@ def _network_of_file(recipe: Recipe) -> str | None:
     return recipe.model if recipe.weights not in ("auto", "none") and is_network_name(recipe.model) else None
 
 
-def look_at_weights(recipe: Recipe) -> WeightsSource:
+def open_weights(recipe: Recipe) -> WeightsSource:
     """Open the weights that a recipe starts from, and download them first if necessary. Call this once per run."""
     name = str(recipe.model)
-    if recipe.weights == "auto" and is_hidden(name):
+    if recipe.weights == "auto" and is_shadowed(name):
         raise VitkitError(
             "training.model-ambiguous",
             f"--model {name} names published weights, but there is a file or folder of this name here, too: rename it, "
             f"or start from it with --weights ./{name}",
         )
     if recipe.weights == "auto" and is_model_name(name):  # before they are downloaded
-        _refuse_others(config_for(name), recipe.model_fields or {}, name)
-    return look(weights_of(recipe), use="training", network=_network_of_file(recipe))
+        _check_changes(config_for(name), recipe.model_fields or {}, name)
+    return inspect_source(weights_of(recipe), use="training", network=_network_of_file(recipe))
 
 
 def plan_of(recipe: Recipe, num_classes: int, weights: WeightsSource) -> tuple[Config, LoadPlan]:
@@ -224,26 +229,25 @@ def plan_of(recipe: Recipe, num_classes: int, weights: WeightsSource) -> tuple[C
     options: dict[str, Any] = {"image_size": recipe.image_size}
     is_vit = _network_of_file(recipe) is None
     if is_vit:
-        options |= {name: value for name, value in changes.items() if name in _BY_LOAD}
+        options |= {name: value for name, value in changes.items() if name in _ADAPTED}
     plan = weights.plan(0, **options)
-    if is_vit and changes.keys() - {*_BY_LOAD, *_AFTER}:  # the recipe may set what the tensors do not determine
+    if is_vit and changes.keys() - {*_ADAPTED, *_WITHOUT_WEIGHTS}:
+        # The tensors do not determine some fields of the model, whose values the plan assumes. The recipe may set them.
         assumed = {name: value for name, value in changes.items() if name in plan.report.assumed}
         plan = weights.plan(0, **{**options, **assumed}) if assumed else plan
     network = split_network(recipe.model or "")
     loaded = (plan.config.library, plan.config.name) if isinstance(plan.config, NetworkConfig) else None
     if network is not None and loaded != network:
         what = "a Vision Transformer" if loaded is None else ":".join(loaded)
-        raise VitkitError(
-            "training.weights-mismatch",
-            f"--weights {recipe.weights} are of {what}, not of {recipe.model}: change --weights or --model",
-        )
+        message = f"--weights {recipe.weights} are of {what}, not of {recipe.model}: change --weights or --model"
+        raise VitkitError("training.weights-mismatch", message)
     if isinstance(plan.config, NetworkConfig):
         return plan.config.replace(num_classes=num_classes, **_network_fields(recipe)), plan
-    _refuse_others(plan.config, changes, weights_of(recipe))
-    config = started_from(plan.config, recipe, num_classes)
+    _check_changes(plan.config, changes, weights_of(recipe))
+    config = _fine_tuned_config(plan.config, recipe, num_classes)
     if recipe.head_from != "names":
         return config, plan
-    words = look_for_words(weights)
+    words = find_text_encoder(weights)
     if words is None:
         raise VitkitError(
             "training.text-encoder-missing",
@@ -254,43 +258,41 @@ def plan_of(recipe: Recipe, num_classes: int, weights: WeightsSource) -> tuple[C
     return config.replace(representation_size=words.size, representation="unit"), plan
 
 
-def named_plan(recipe: Recipe, name: str, num_classes: int) -> ViTConfig:
+def published_config(recipe: Recipe, name: str, num_classes: int) -> ViTConfig:
     """Return the configuration that `plan_of` would return for a model's published weights, without opening them."""
     changes = recipe.model_fields or {}
     config = config_for(name)
-    _refuse_others(config, changes, name)
-    fitted = {field: value for field, value in changes.items() if field in _BY_LOAD}
-    return started_from(config.replace(**_size(recipe), **fitted), recipe, num_classes)
+    _check_changes(config, changes, name)
+    adapted = {field: value for field, value in changes.items() if field in _ADAPTED}
+    return _fine_tuned_config(config.replace(**_size(recipe), **adapted), recipe, num_classes)
 
 
-def started_from(base: ViTConfig, recipe: Recipe, num_classes: int) -> ViTConfig:
+def _fine_tuned_config(base: ViTConfig, recipe: Recipe, num_classes: int) -> ViTConfig:
     """Return the configuration of a model that starts from the weights of `base` and has the recipe's changes.
 
     With method probe, a head that would read only the class token reads the mean of the patches, too.
     """
     changes = recipe.model_fields or {}
-    after = {name: changes[name] for name in _AFTER if name in changes}
-    after["class_token"] = base.class_token  # the token stays even if the head reads the mean of the patches
-    config = base.replace(num_classes=num_classes, representation_size=None, **_rates(recipe), **after)
+    fields = {name: changes[name] for name in _WITHOUT_WEIGHTS if name in changes} | _rates(recipe)
+    fields["class_token"] = base.class_token  # the token stays even if the head reads the mean of the patches
+    config = base.replace(num_classes=num_classes, representation_size=None, **fields)
     reads_token = config.pool == "token" and not (config.fc_norm or config.distill_head)
     if recipe.method == "probe" and reads_token and recipe.head_from != "names" and "pool" not in changes:
         return config.replace(pool="token+gap")
     return config
 
 
-def _refuse_others(config: ViTConfig, changes: Mapping[str, Any], source: str) -> None:
+def _check_changes(config: ViTConfig, changes: Mapping[str, Any], source: str) -> None:
     # Refuse changes of the model that would alter the shapes or the meaning of the weights `source`.
-    def shown(value: Any) -> str:
-        return describe_changes({"": value}).strip()
-
-    others = {name: value for name, value in changes.items() if name not in (*_BY_LOAD, *_AFTER)}
-    changed = config.replace(**others)
+    others = {name: value for name, value in changes.items() if name not in (*_ADAPTED, *_WITHOUT_WEIGHTS)}
+    changed = config.replace(**others).to_dict()
     for name, value in config.to_dict().items():
-        if name != "representation_size" and (wanted := changed.to_dict()[name]) != value:
+        if name != "representation_size" and changed[name] != value:
             raise VitkitError(
                 "training.weights-mismatch",
-                f"{source} has {name} {shown(value)}, so its weights cannot be used with model.{name} "
-                f"{shown(wanted)}: leave it out, or train from scratch with --weights none",
+                f"{source} has {describe_changes({name: value})}, so its weights cannot be used with "
+                f"model.{describe_changes({name: changed[name]})}: leave it out, or train from scratch with "
+                "--weights none",
             )
     if others.get("representation_size") is not None or others.get("has_logits"):
         raise VitkitError(
@@ -315,7 +317,7 @@ def _size(recipe: Recipe) -> dict[str, Any]:
 # --- Fields that have an effect --------------------------------------------------------------------------------
 
 
-# Whether a complete recipe meets a condition; and why a field has no effect otherwise, with fields such as {method}.
+# A test of a complete recipe, and why a field has no effect if the test fails, with placeholders such as {method}.
 Condition = tuple[Callable[[Recipe], bool], str]
 
 _ON_STEPS = (  # fields that act in the steps of a training
@@ -324,7 +326,7 @@ _ON_STEPS = (  # fields that act in the steps of a training
     *("compile", "logger", "save_every"),
 )
 _ON_BACKBONE = ("layer_decay", "dropout", "attention_dropout", "drop_path", "patch_dropout", "checkpointing")
-_OFF: dict[str, Any] = {  # the value that switches a field off, which is always accepted
+_OFF_VALUES: dict[str, Any] = {  # the value that switches a field off, which is always accepted
     **{name: value for name, value in Recipe().to_dict().items() if not value},  # 0, False or None
     **dict.fromkeys(("weight_decay", "warmup", "clip_grad", "label_smoothing", "drop_path", "color_jitter"), 0.0),
     "hflip": False,
@@ -380,7 +382,7 @@ _HEAD_AND_MORE: Condition = (
     "acts only with method full or lora or probe-sgd or scratch, not with {method}",
 )
 
-ACTS: dict[str, tuple[Condition, ...]] = {
+CONDITIONS: dict[str, tuple[Condition, ...]] = {
     **dict.fromkeys(_ON_STEPS, (_STEPS,)),
     **dict.fromkeys(_ON_BACKBONE, (_BACKBONE,)),
     **dict.fromkeys(hints_of(Augment), (_PICTURES,)),
@@ -402,24 +404,24 @@ ACTS: dict[str, tuple[Condition, ...]] = {
 """The conditions that must all hold for a field to have an effect. The first that does not hold is reported."""
 
 
-def without_effect(recipe: Recipe, asked: Recipe) -> dict[str, str]:
-    """Return why fields of the recipe `asked` have no effect, by name, such as "needs a teacher (--teacher)".
+def without_effect(recipe: Recipe, request: Recipe) -> dict[str, str]:
+    """Return why fields of the requested recipe have no effect, by name, such as "needs a teacher (--teacher)".
 
-    Fields of a recipe file at their defaults do not count, because recipe files list every field; neither do fields
-    that are switched off. `recipe` is the complete recipe.
+    Fields of a recipe file at their defaults are ignored, because recipe files list every field, and so are fields that
+    are switched off. `recipe` is the complete recipe.
     """
-    reasons, unchanged = {}, Recipe()
-    for name in ACTS.keys() & asked.given.keys():
+    reasons, defaults = {}, Recipe()
+    for name in CONDITIONS.keys() & request.given.keys():
         value = getattr(recipe, name)
-        is_default = asked.given[name] != "" and value == getattr(unchanged, name)  # "": the caller set it
-        if value not in ("auto", _OFF.get(name, "auto")) and not is_default:
-            failed = next((why for holds, why in ACTS[name] if not holds(recipe)), None)
+        is_default = name not in request.named and value == getattr(defaults, name)
+        if value not in ("auto", _OFF_VALUES.get(name, "auto")) and not is_default:
+            failed = next((why for holds, why in CONDITIONS[name] if not holds(recipe)), None)
             if failed is not None:
                 reasons[name] = failed.format(**recipe.to_dict())
     return reasons
 
 
-def check_effects(recipe: Recipe, asked: Recipe, table: ImageTable | None = None) -> list[str]:
+def check_effects(recipe: Recipe, request: Recipe, table: ImageTable | None = None) -> list[str]:
     """Return messages on fields of a recipe file that have no effect, and refuse such fields that the caller has set.
 
     The arguments are as for `without_effect`, and `table` has the images, if they are known.
@@ -429,21 +431,21 @@ def check_effects(recipe: Recipe, asked: Recipe, table: ImageTable | None = None
     """
     if table is not None and recipe.folds is None and "val" in table.splits:
         for name in ("split", "split_seed"):
-            if name in asked.named:
+            if name in request.named:
                 message = f"{name} splits the images, but {table.name} is already split: leave it out"
                 raise VitkitError("training.field-without-effect", message)
-    reasons = without_effect(recipe, asked)
-    by_number = asked.method == "auto" and recipe.method in ("probe", "full")
-    chosen = " (method auto chose it by the number of images)" if by_number else ""
-    lines, grouped = list[str](), dict[str, list[str]]()
-    for name in (name for name in asked.given if name in reasons):
-        if name == "time" and by_number:  # whoever did not choose the method may still limit its time
-            lines.append(f"{name} {reasons[name]}{chosen}")
-        elif name in asked.named:
-            raise VitkitError("training.field-without-effect", f"{name} {reasons[name]}{chosen}: leave it out")
+    reasons = without_effect(recipe, request)
+    is_method_chosen = request.method == "auto" and recipe.method in ("probe", "full")
+    suffix = " (method auto chose it by the number of images)" if is_method_chosen else ""
+    lines, names_by_reason = list[str](), dict[str, list[str]]()
+    for name in [name for name in request.given if name in reasons]:
+        if name == "time" and is_method_chosen:  # a user who leaves the method to vitkit may still limit the time
+            lines.append(f"{name} {reasons[name]}{suffix}")
+        elif name in request.named:
+            raise VitkitError("training.field-without-effect", f"{name} {reasons[name]}{suffix}: leave it out")
         else:
-            grouped.setdefault(reasons[name], []).append(name)
+            names_by_reason.setdefault(reasons[name], []).append(name)
     return lines + [
         f"of the recipe, {', '.join(names)} {'has' if len(names) == 1 else 'have'} no effect ({reason})"
-        for reason, names in grouped.items()
+        for reason, names in names_by_reason.items()
     ]

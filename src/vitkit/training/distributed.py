@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric  # importing takes a second
 
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
-_FROM_FIRST = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+_FROM_MAIN = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
 
 def shard_model(model: VisionTransformer, device: torch.device, processes: int) -> None:
@@ -62,13 +63,13 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def full_weights(model: nn.Module) -> dict[str, Any]:
-    """Return all weights of a sharded model in the main process, and none in the others, which must call it, too."""
+    """Return all weights of a sharded model in the main process, and none in the others. All processes must call it."""
     return get_model_state_dict(model, options=_FULL)
 
 
 def set_full_weights(model: nn.Module, weights: dict[str, Any]) -> None:
     """Distribute the main process's weights to the shards of all processes."""
-    set_model_state_dict(model, weights, options=_FROM_FIRST)
+    set_model_state_dict(model, weights, options=_FROM_MAIN)
 
 
 def full_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -76,7 +77,7 @@ def full_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict
     if is_sharded(model):
         moments: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=_FULL)
         return full_weights(model), moments.get("state", {})
-    names = _names(model, optimizer)
+    names = _parameter_names(model, optimizer)
     return model.state_dict(), {names[i]: values for i, values in optimizer.state_dict()["state"].items()}
 
 
@@ -84,18 +85,19 @@ def set_full_state(
     model: nn.Module, optimizer: torch.optim.Optimizer, weights: dict[str, Any], moments: dict[str, Any]
 ) -> None:
     """Load the result of `full_state`. A sharded model can load an unsharded state, and vice versa."""
-    names, groups = _names(model, optimizer), optimizer.state_dict()["param_groups"]
+    names, groups = _parameter_names(model, optimizer), optimizer.state_dict()["param_groups"]
     if not is_sharded(model):
         model.load_state_dict(weights)
         state = {i: moments[name] for i, name in enumerate(names) if name in moments}
         optimizer.load_state_dict({"state": state, "param_groups": groups})
         return
     set_full_weights(model, weights)
-    named = [{**group, "params": [names[i] for i in group["params"]]} for group in groups]
-    set_optimizer_state_dict(model, optimizer, {"state": moments, "param_groups": named}, options=_FROM_FIRST)
+    named_groups = [{**group, "params": [names[i] for i in group["params"]]} for group in groups]
+    optimizer_state: dict[str, Any] = {"state": moments, "param_groups": named_groups}
+    set_optimizer_state_dict(model, optimizer, optimizer_state, options=_FROM_MAIN)
 
 
-def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
+def _parameter_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
     # The names of the parameters, in the order of the optimiser.
     name_of = {parameter: name for name, parameter in model.named_parameters()}
     return [name_of[parameter] for group in optimizer.param_groups for parameter in group["params"]]
@@ -103,7 +105,7 @@ def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
 
 T = TypeVar("T")
 
-_PATIENCE = timedelta(days=7)  # the others wait while the main process checks images or writes the report
+_TIMEOUT = timedelta(days=7)  # the other processes wait while the main process checks images or writes the report
 
 
 @dataclass(frozen=True)
@@ -113,45 +115,45 @@ class ProcessGroup:
     rank: int = 0  # of this process; the main process is 0
     size: int = 1  # the number of processes on all machines
     machines: int = 1
-    group: Any = None  # for tensors in main memory and for objects; None for one process
+    cpu_group: Any = None  # torch's process group for CPU tensors and for objects; None for one process
 
     @property
     def is_main(self) -> bool:
         """Whether this is the main process, which writes files and reports to the user."""
         return self.rank == 0
 
-    def broadcast_from_main(self, work: Callable[[], T]) -> T:
+    def broadcast_from_main(self, function: Callable[[], T]) -> T:
         """Call a function in the main process, and return its result in all processes.
 
         If the function raises an exception in the main process, the other processes exit silently.
         """
         if self.size == 1:
-            return work()
-        outcome: list[Any] = [False, None]
+            return function()
+        outcome: list[Any] = [False, None]  # whether the call succeeded, and its result
         try:
             if self.is_main:
-                outcome = [True, work()]
+                outcome = [True, function()]
         finally:
-            dist.broadcast_object_list(outcome, src=0, group=self.group)
+            dist.broadcast_object_list(outcome, src=0, group=self.cpu_group)
         if not outcome[0]:
-            # torchrun ends all processes with the first one. The main process is to say first what was wrong.
+            # torchrun ends all processes as soon as one exits, so wait until the main process has reported its error.
             with suppress(RuntimeError):
-                dist.monitored_barrier(self.group, timeout=timedelta(seconds=10))
+                dist.monitored_barrier(self.cpu_group, timeout=timedelta(seconds=10))
             raise SystemExit(2)
         return outcome[1]
 
-    def main_first(self, work: Callable[[], T]) -> T:
+    def main_first(self, function: Callable[[], T]) -> T:
         """Call a function in every process, first in the main process, which may download files that all need."""
         results = list[T]()
-        self.broadcast_from_main(lambda: results.append(work()))
-        return results[0] if results else work()
+        self.broadcast_from_main(lambda: results.append(function()))
+        return results[0] if results else function()
 
     def gather(self, value: T) -> list[T]:
         """Return the values of all processes, by rank."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, group=self.group)
+        dist.all_gather_object(values, value, group=self.cpu_group)
         return values
 
     def reduce(self, numbers: Sequence[float], operation: Any = dist.ReduceOp.SUM) -> list[float]:
@@ -159,7 +161,7 @@ class ProcessGroup:
         if self.size == 1:
             return list(numbers)
         values = torch.tensor(numbers, dtype=torch.float64)
-        dist.all_reduce(values, operation, group=self.group)
+        dist.all_reduce(values, operation, group=self.cpu_group)
         return values.tolist()
 
     def mean_of(self, mean: float, count: int) -> float:
@@ -173,12 +175,12 @@ class ProcessGroup:
         """Replace these tensors, which have the same type and device, by their sums over all processes."""
         if self.size == 1:
             return
-        together = torch.cat([tensor.flatten() for tensor in tensors])
-        dist.all_reduce(together, group=None if together.is_cuda else self.group)
-        for tensor, summed in zip(tensors, torch.split(together, [each.numel() for each in tensors]), strict=True):
-            tensor.copy_(summed.view_as(tensor))
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
+        dist.all_reduce(flat, group=None if flat.is_cuda else self.cpu_group)
+        for tensor, total in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(total.view_as(tensor))
 
-    def before(self, values: Tensor, length: int) -> Tensor:
+    def preceding_images(self, values: Tensor, length: int) -> Tensor:
         """Return, for each image of this process's share, the values of the preceding image in the whole batch.
 
         `values` (B, ...) are those of this process's share: the images rank, rank + size, rank + 2 size and so on of
@@ -187,13 +189,13 @@ class ProcessGroup:
         """
         if self.size == 1:
             return values.roll(1, dims=0)
-        padded = values.new_zeros(math.ceil(length / self.size), *values.shape[1:])
+        padded = values.new_zeros(math.ceil(length / self.size), *values.shape[1:])  # all shares must be equally long
         padded[: len(values)] = values
         shares = padded.new_empty(self.size * len(padded), *values.shape[1:])
         dist.all_gather_into_tensor(shares, padded)
-        whole = shares.view(self.size, *padded.shape).transpose(0, 1).flatten(0, 1)[:length]
-        before = whole.roll(1, dims=0)[self.rank :: self.size]
-        return before if len(before) else values
+        batch = shares.view(self.size, *padded.shape).transpose(0, 1).flatten(0, 1)[:length]
+        preceding = batch.roll(1, dims=0)[self.rank :: self.size]
+        return preceding if len(preceding) else values
 
     def broadcast_weights(self, model: nn.Module) -> None:
         """Copy the main process's weights to all processes."""
@@ -201,7 +203,7 @@ class ProcessGroup:
             for tensor in model.state_dict().values():
                 dist.broadcast(tensor, src=0)
 
-    def whole(self, model: Model) -> Model:
+    def unsharded(self, model: Model) -> Model:
         """Return a complete copy of a sharded model in the main process, and in all other cases the model itself."""
         if not is_sharded(model) or not (state := full_weights(model)):
             return model
@@ -213,30 +215,28 @@ class ProcessGroup:
 ALONE = ProcessGroup()
 
 
-def assemble(devices: int | None, nodes: int | None, accelerator: str = "auto") -> ProcessGroup:
+def form_process_group(devices: int | None, nodes: int | None, accelerator: str = "auto") -> ProcessGroup:
     """Find or start the other processes of this run, and return the group of all processes.
 
-    `devices` is their number on each machine, and `nodes` that of the machines; None for as many as torchrun or SLURM
-    uses, or 1. The `accelerator` is auto, cpu, cuda or mps.
+    `devices` is the number of processes on each machine, and `nodes` is the number of machines. The default of both is
+    the number that torchrun or SLURM uses, or 1. The `accelerator` is auto, cpu, cuda or mps.
 
     Raises:
         VitkitError: the machine has fewer devices, or a launcher started a different number of processes or machines.
     """
-    started = _started()
-    if started is not None:
-        for name, requested, running in (("devices", devices, started[0]), ("nodes", nodes, started[1])):
+    launched = _launched_counts()
+    if launched is not None:
+        for name, requested, running in (("devices", devices, launched[0]), ("nodes", nodes, launched[1])):
             if requested not in (None, running):
-                raise VitkitError(
-                    "training.processes-mismatch",
-                    f"--{name} {requested}, but {running} were started by torchrun or SLURM: leave out --{name}",
-                )
-    devices, nodes = started or (devices or 1, nodes or 1)
+                message = f"--{name} {requested}, but {running} were started by torchrun or SLURM: leave out --{name}"
+                raise VitkitError("training.processes-mismatch", message)
+    devices, nodes = launched or (devices or 1, nodes or 1)
     if devices * nodes == 1:
         return ALONE
-    there = torch.cuda.device_count() if torch.cuda.is_available() else devices
-    there = {"cpu": devices, "mps": 1}.get(accelerator, there)
-    if devices > there:
-        raise VitkitError("training.devices-missing", f"--devices {devices}, but this machine has {there}")
+    available = torch.cuda.device_count() if torch.cuda.is_available() else devices
+    available = {"cpu": devices, "mps": 1}.get(accelerator, available)
+    if devices > available:
+        raise VitkitError("training.devices-missing", f"--devices {devices}, but this machine has {available}")
     if not dist.is_initialized():
         from lightning_fabric import Fabric
 
@@ -249,7 +249,7 @@ def assemble(devices: int | None, nodes: int | None, accelerator: str = "auto") 
                 dist.destroy_process_group()
                 gc.collect()  # frees process groups in reference cycles
 
-    group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+    group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
     return ProcessGroup(dist.get_rank(), dist.get_world_size(), nodes, group)
 
 
@@ -261,9 +261,10 @@ def fabric_of(precision: str, accelerator: str = "auto", team: ProcessGroup = AL
     from lightning_fabric.plugins.precision import MixedPrecision
 
     options: dict[str, Any] = {"accelerator": accelerator, "plugins": []}
-    if precision == "float16":  # as a plugin also for CPUs, where Fabric would replace it by bfloat16
-        kind = accelerator if accelerator != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-        options["plugins"].append(MixedPrecision("16-mixed", kind, torch.amp.GradScaler(kind, enabled=False)))
+    if precision == "float16":  # with an explicit plugin, because Fabric would use bfloat16 on CPUs
+        automatic = "cuda" if torch.cuda.is_available() else "cpu"
+        device = automatic if accelerator == "auto" else accelerator
+        options["plugins"].append(MixedPrecision("16-mixed", device, torch.amp.GradScaler(device, enabled=False)))
     else:
         options["precision"] = {"float32": "32-true", "bfloat16": "bf16-mixed"}[precision]
     with _without_banners():
@@ -276,10 +277,10 @@ def fabric_of(precision: str, accelerator: str = "auto", team: ProcessGroup = AL
 
 
 def _import_fabric() -> None:
-    """Import lightning_fabric without torchmetrics, which takes three seconds if transformers is installed.
+    """Import lightning_fabric without importing torchmetrics, which takes three seconds if transformers is installed.
 
-    Fabric only compares its version, and remembers the result for pytorch_lightning. During the import, torchmetrics is
-    therefore replaced by a module that has nothing but the version.
+    Fabric imports it only to compare its version, and stores the result for pytorch_lightning. During the import, a
+    module that has nothing but the version therefore takes its place.
     """
     if "lightning_fabric" in sys.modules or "torchmetrics" in sys.modules:
         return
@@ -297,7 +298,7 @@ def _import_fabric() -> None:
 
 @contextmanager
 def _without_banners() -> Iterator[None]:
-    # Fabric prints what it has chosen.
+    # Suppress the messages in which Fabric reports the devices and the precision that it has chosen.
     logging.disable(logging.INFO)
     try:
         yield
@@ -307,11 +308,11 @@ def _without_banners() -> Iterator[None]:
 
 def launched() -> bool:
     """Return whether torchrun or SLURM has started several processes, of which this is one."""
-    return math.prod(_started() or (1,)) > 1
+    return math.prod(_launched_counts() or (1,)) > 1
 
 
-def _started() -> tuple[int, int] | None:
-    # The number of processes per machine and of machines that a launcher has started; None without one.
+def _launched_counts() -> tuple[int, int] | None:
+    # The numbers of processes per machine and of machines that torchrun or SLURM has started; None without either.
     _import_fabric()
     from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
     from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
@@ -322,10 +323,8 @@ def _started() -> tuple[int, int] | None:
     if SLURMEnvironment.detect():
         nodes, tasks = (int(os.environ.get(name, "1")) for name in ("SLURM_NNODES", "SLURM_NTASKS"))
         if tasks > 1 and "SLURM_NTASKS_PER_NODE" not in os.environ:  # machines could run different numbers of processes
-            raise VitkitError(
-                "training.processes-mismatch",
-                f"SLURM started {tasks} tasks by --ntasks: use --ntasks-per-node {max(tasks // nodes, 1)}",
-            )
+            message = f"SLURM started {tasks} tasks by --ntasks: use --ntasks-per-node {max(tasks // nodes, 1)}"
+            raise VitkitError("training.processes-mismatch", message)
         return max(tasks // nodes, 1), nodes
     return None
 
@@ -365,17 +364,19 @@ _BUCKET = 25 * 2**20  # bytes, as in torch's DistributedDataParallel
 
 
 def add_gradients(parameters: Iterable[nn.Parameter], loss: Tensor) -> None:
-    """Add the gradient of a loss to the gradients of the parameters, which keep their gradients if memory runs out."""
+    """Add the gradient of a loss to the gradients of the parameters. If memory runs out, no gradient is changed."""
     trained = list(parameters)
     gradients = [
         _with_strides_of(parameter, gradient) if gradient is not None and parameter.grad is None else gradient
         for parameter, gradient in zip(trained, _gradients_of(loss, trained), strict=True)
     ]
-    for parameter, gradient in zip(trained, gradients, strict=True):  # which needs no more memory
-        if gradient is not None and parameter.grad is not None:
-            parameter.grad.add_(gradient)
-        elif gradient is not None:
+    for parameter, gradient in zip(trained, gradients, strict=True):  # this allocates no memory
+        if gradient is None:
+            continue
+        if parameter.grad is None:
             parameter.grad = gradient
+        else:
+            parameter.grad.add_(gradient)
 
 
 def _gradients_of(loss: Tensor, parameters: list[nn.Parameter]) -> tuple[Tensor | None, ...]:
@@ -384,7 +385,7 @@ def _gradients_of(loss: Tensor, parameters: list[nn.Parameter]) -> tuple[Tensor 
 
 
 def _with_strides_of(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
-    # Optimisers need the strides of the parameter. The gradient of a convolution has those of channels-last images.
+    # Optimisers need the strides of the parameter. For channels-last images, the gradient of a convolution has others.
     return gradient if gradient.stride() == parameter.stride() else torch.empty_like(parameter).copy_(gradient)
 
 
@@ -397,8 +398,8 @@ class GradientSums:
     pass runs out of memory, the buckets that were sent remain valid, and the others are sent when the batch is computed
     again in smaller pieces.
 
-    `bad_losses`, (), is the number of losses of the step that were not finite, after `finish` in all processes
-    together. With a single process, it is always 0.
+    `bad_losses`, (), is the number of losses of the step that were not finite. `finish` sums it over all processes.
+    With a single process, it is always 0.
     """
 
     def __init__(self, model: nn.Module, team: ProcessGroup = ALONE) -> None:
@@ -414,7 +415,7 @@ class GradientSums:
                 self._buckets[-1].append(parameter)
                 size += parameter.nbytes
         self._ready: dict[nn.Parameter, Tensor] = {}  # complete gradients that have not been sent
-        # For each bucket that was sent, its gradients in one flat tensor, and which parameters have a gradient.
+        # For each bucket that was sent: its flattened gradients, the running reduction, and which parameters have any.
         self._sent: list[tuple[Tensor, Any, list[bool]]] = []
         self.bad_losses = torch.zeros((), device=self._parameters[0].device if self._parameters else None)
 
@@ -437,8 +438,10 @@ class GradientSums:
         elif not (is_last and self._buckets):
             add_gradients(self._parameters, loss)
         else:
-            unsent = [each for bucket in self._buckets[len(self._sent) :] for each in bucket]
-            hooks = [each.register_hook(partial(self._take, each)) for each in unsent]  # type: ignore[no-untyped-call]
+            hooks = [
+                parameter.register_hook(partial(self._receive, parameter))  # type: ignore[no-untyped-call]
+                for parameter in chain(*self._buckets[len(self._sent) :])
+            ]
             try:
                 _gradients_of(loss, self._parameters)
             except BaseException:
@@ -449,11 +452,11 @@ class GradientSums:
                     hook.remove()
 
     @torch.no_grad()
-    def _take(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+    def _receive(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         # Add the last piece's gradient of a parameter to the earlier ones, and send the buckets that are complete.
         self._ready[parameter] = gradient if parameter.grad is None else parameter.grad + gradient
         for bucket in self._buckets[len(self._sent) :]:
-            if any(each not in self._ready for each in reversed(bucket)):
+            if not all(other in self._ready for other in reversed(bucket)):  # the last one is usually missing
                 break
             self._send(bucket)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from vitkit.data.loading import EvaluationImages, check_guard, is_worker_lost, raised_by_worker, worker_lost
+from vitkit.data.loading import EvaluationImages, check_main_guard, error_of_worker, is_worker_lost, lost_worker_message
 from vitkit.data.picture_store import PictureStore
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
@@ -29,7 +29,7 @@ from vitkit.training.recipe import Recipe
 from vitkit.training.start import Blueprint, blueprint_of, choose_precision, choose_workers, new_classifier
 from vitkit.weights.loading import WeightsSource
 
-_BEGAN_FROM = (  # the fields of a recipe that determine the initial model
+_MODEL_FIELDS = (  # the fields of a recipe that determine the initial model
     *("model", "model_fields", "weights", "image_size", "fit", "crop_pct", "interpolation", "seed"),
     *("dropout", "drop_path"),
 )
@@ -38,8 +38,8 @@ _BEGAN_FROM = (  # the fields of a recipe that determine the initial model
 class FeatureStore:
     """The features of photographs under the initial weights of a run.
 
-    The recipe determines the weights and the precision. `weights` is their file if it has been opened already, and
-    `pictures` are the decoded photographs of the run; without them, the files are read.
+    The recipe determines the weights and the precision. `weights` are the weights if they have been opened already, and
+    `pictures` the decoded photographs of the run; without `pictures`, the files are read.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ class FeatureStore:
         """
         missing = [i for i, path in enumerate(table.paths) if path not in self._row_of]
         if missing:
-            some = table.take(missing)
-            recipe = Recipe(**{name: getattr(self.recipe, name) for name in _BEGAN_FROM}, method="probe")
+            new_images = table.take(missing)
+            recipe = Recipe(**{name: getattr(self.recipe, name) for name in _MODEL_FIELDS}, method="probe")
             with torch.random.fork_rng():  # the training that follows draws the same numbers as without this
-                classifier = new_classifier(blueprint_of(recipe, table.classes, self._weights), some, "")
+                classifier = new_classifier(blueprint_of(recipe, table.classes, self._weights), new_images, "")
             if self.recipe.lp_ft and isinstance(classifier.model, VisionTransformer):
                 # As in the training on a CPU: other rounding errors would lead to a visibly different first head.
                 classifier.model.fused_attention = devices.choose_device(self.recipe.device) == "cuda"
-            images = EvaluationImages(some, classifier.preprocess, self._pictures)
+            images = EvaluationImages(new_images, classifier.preprocess, self._pictures)
             rows, _ = compute_features(classifier.model, images, self.recipe, self.precision, partial(progress, what))
-            self._row_of |= {path: len(self._row_of) + k for k, path in enumerate(some.paths)}
+            self._row_of |= {path: len(self._row_of) + k for k, path in enumerate(new_images.paths)}
             self._rows = torch.cat([self._rows.reshape(-1, rows.shape[1]), rows])
         return self._rows[[self._row_of[path] for path in table.paths]]
 
@@ -81,8 +81,9 @@ class FeatureStore:
 def shares_features(blueprint: Blueprint) -> bool:
     """Return whether the head of a run reads features that a `FeatureStore` computes."""
     config = blueprint.config
-    is_plain = not isinstance(config, ViTConfig) or (config.representation_size is None and not config.distill_head)
-    return blueprint.weights is not None and blueprint.recipe.head_from != "names" and is_plain
+    if isinstance(config, ViTConfig) and (config.representation_size is not None or config.distill_head):
+        return False
+    return blueprint.weights is not None and blueprint.recipe.head_from != "names"
 
 
 def compute_features(
@@ -97,11 +98,11 @@ def compute_features(
         with torch.inference_mode():
             with torch.autocast(device.type, getattr(torch, precision), enabled=precision != "float32"):
                 tokens = model.forward_features(batch.to(device))  # (B, N, D)
-            read = model.forward_head(tokens.float(), pre_logits=True)  # (B, D)
+            rows = model.forward_head(tokens.float(), pre_logits=True)  # (B, D)
         if not done:
-            features = torch.empty(count, read.shape[1])  # one tensor, because many small ones would fragment memory
+            features = torch.empty(count, rows.shape[1])  # one tensor, because many small ones would fragment memory
         span = slice(done, done + len(label))
-        features[span], labels[span] = read, label
+        features[span], labels[span] = rows, label
         done += len(label)
         progress(done, count)
     model.cpu()
@@ -110,15 +111,15 @@ def compute_features(
 
 def _batches(images: Dataset[Any], recipe: Recipe, workers: int) -> Iterator[tuple[Tensor, Tensor]]:
     if workers:
-        check_guard()
+        check_main_guard()
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores, as requested
             batches = iter(DataLoader(images, recipe.batch_size, num_workers=workers))
         yield from batches
     except (VitkitError, RuntimeError, ConnectionError, EOFError) as error:
-        if (original := raised_by_worker(error)) is not None:
+        if (original := error_of_worker(error)) is not None:
             raise original from error
         if isinstance(error, VitkitError) or not is_worker_lost(error):
             raise
-        raise VitkitError("training.worker-lost", f"{worker_lost(workers)}; use --workers 0") from error
+        raise VitkitError("training.worker-lost", f"{lost_worker_message(workers)}; use --workers 0") from error

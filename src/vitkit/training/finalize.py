@@ -27,14 +27,14 @@ import torch
 from torch import Tensor
 
 from vitkit.classifier import Classifier
-from vitkit.data.splits import differ_much
+from vitkit.data.splits import is_imbalanced
 from vitkit.data.table import SINGLE_LABEL, Task
 from vitkit.errors import VitkitError
 from vitkit.evaluation.calibration import calibrate, log_odds, to_probabilities
 from vitkit.evaluation.figures import BALANCE
 from vitkit.evaluation.headline import BY_FOLDS
 from vitkit.evaluation.metrics import Evaluation, MultiEvaluation, best_thresholds, grouped
-from vitkit.inference.trust import MOST, HeldOut, RecordedTests, Trust
+from vitkit.inference.trust import MAX_IMAGES, HeldOut, RecordedTests, Trust
 from vitkit.inference.unknown import Unknown
 from vitkit.model.build import Model
 from vitkit.model_folder import read_description
@@ -51,11 +51,11 @@ def resolve_balance(balance: Balance | Literal["auto"], counts: Sequence[int]) -
     """
     if balance != "auto":
         return balance, None
-    if not differ_much(counts):
+    if not is_imbalanced(counts):
         return "none", None
-    occurring = [count for count in counts if count]
+    nonzero = [count for count in counts if count]
     return "loss", (
-        f"balance loss: classes have {min(occurring)} to {max(occurring)} training images, so rare ones weigh more"
+        f"balance loss: classes have {min(nonzero)} to {max(nonzero)} training images, so rare ones weigh more"
         " (--balance none to leave it)"
     )
 
@@ -69,7 +69,7 @@ def class_weights(counts: Sequence[int], task: Task = SINGLE_LABEL) -> Tensor:
     images = torch.tensor(counts, dtype=torch.float64)
     inverse = torch.where(images > 0, images.sum() / images.clamp(min=1), 0.0)
     weights = (inverse / (images > 0).sum()).float()
-    return weights.clamp(min=task.least_weight)
+    return weights.clamp(min=task.min_weight)
 
 
 @dataclass(frozen=True)
@@ -117,10 +117,12 @@ def prior_correction(
     """
     # Weights in the training add their logarithms to the logits. With those of balance "loss", the prior is uniform.
     learned = log_weights(counts, balance, task)
-    wanted = log_weights(counts, "loss") if prior == "uniform" else torch.zeros_like(learned)
+    desired = log_weights(counts, "loss") if prior == "uniform" else torch.zeros_like(learned)
+    shift = tuple((desired - learned).tolist())
     heads = tuple(name for name in ("head", "head_dist") if getattr(model, name) is not None)
-    shift = tuple((wanted - learned).tolist())
-    return PriorCorrection(balance, prior, tuple(counts), shift, heads[:1] if has_teacher else heads).at(1.0, 1.0)
+    if has_teacher:
+        heads = heads[:1]
+    return PriorCorrection(balance, prior, tuple(counts), shift, heads).at(1.0, 1.0)
 
 
 def log_weights(counts: Sequence[int], balance: Balance, task: Task = SINGLE_LABEL) -> Tensor:
@@ -150,13 +152,13 @@ def shift_head_bias(model: Model, correction: PriorCorrection, amount: Sequence[
 @contextmanager
 def with_correction(model: Model, correction: PriorCorrection) -> Iterator[None]:
     """Apply the correction to the model inside the context, and restore the exact original biases afterwards."""
-    kept = {name: model.get_parameter(f"{name}.bias").detach().clone() for name in correction.heads}
+    original = {name: model.get_parameter(f"{name}.bias").detach().clone() for name in correction.heads}
     shift_head_bias(model, correction, correction.in_head)
     try:
         yield
     finally:
         with torch.no_grad():
-            for name, bias in kept.items():
+            for name, bias in original.items():
                 model.get_parameter(f"{name}.bias").copy_(bias)
 
 
@@ -195,8 +197,8 @@ def calibrate_on(
     """Fit the temperature, the strength of the prior correction, the thresholds and the record of held-out predictions.
 
     The classifier is changed in place; calibrating twice gives the same result. `evaluate_now` evaluates it on the
-    validation images, if there are any. `fit_unknown` fits the score for unknown images, given the classifier and the
-    paths of the validation images that the weights had not seen; None omits the score.
+    validation images; it is None if there are none. `fit_unknown` fits the score for unknown images, given the
+    classifier and the paths of the validation images that the weights had not seen; None omits the score.
 
     Return the evaluation of the validation images after calibration. If none can be read, the temperature is 1 and the
     result is None.
@@ -205,55 +207,57 @@ def calibrate_on(
     if evaluate_now is None:
         return None
     try:
-        plain = evaluate_now()
+        uncalibrated = evaluate_now()
     except VitkitError as error:
         if error.code != "evaluation.images-unreadable":
             raise
         return None
-    known = np.isfinite(plain.probabilities).all(axis=1)  # without the images whose logits overflow
-    if not known.any():
+    is_finite = np.isfinite(uncalibrated.probabilities).all(axis=1)  # without the images whose logits overflow
+    if not is_finite.any():
         return None
-    logits, labels = log_odds(plain.probabilities, plain.labels), plain.labels[known]
-    # The shift that the logits contain already, the one of the full correction, and the weights of the images.
-    now, shift, weights = np.zeros(len(classifier.classes)), np.zeros(len(classifier.classes)), None
+    logits, labels = log_odds(uncalibrated.probabilities, uncalibrated.labels), uncalibrated.labels[is_finite]
+    current_shift = full_shift = np.zeros(len(classifier.classes))
+    weights = None  # of the images
     if (correction := correction_of(classifier)) is not None:
-        states = correction, correction.at(1.0, 1.0)
-        now, shift = (logit_shift(classifier.model, state).double().numpy() for state in states)
+        current_shift = logit_shift(classifier.model, correction).double().numpy()  # the logits contain it already
+        full_shift = logit_shift(classifier.model, correction.at(1.0, 1.0)).double().numpy()
         if correction.prior == "uniform" and labels.ndim == 1:
             weights = class_weights([max(count, 1) for count in correction.counts]).double().numpy()[labels]
             weights /= weights.mean()
-    fit = calibrate(logits[known] - now, labels, shift, weights)
+    fit = calibrate(logits[is_finite] - current_shift, labels, full_shift, weights)
     classifier.temperature = fit.temperature
     if correction is not None and any(correction.shift):
         after = correction.at(fit.temperature, fit.strength)
-        pairs = zip(after.in_head, correction.in_head, strict=True)
-        shift_head_bias(classifier.model, correction, [new - old for new, old in pairs])
+        change = [new - old for new, old in zip(after.in_head, correction.in_head, strict=True)]
+        shift_head_bias(classifier.model, correction, change)
         record_correction(classifier, after)
-    probabilities = to_probabilities((logits - now) / fit.temperature + fit.strength * shift, plain.labels)
-    if isinstance(plain, MultiEvaluation):
-        classifier.thresholds = best_thresholds(labels, probabilities[known])
-        return replace(plain, probabilities=probabilities, thresholds=classifier.thresholds)
-    calibrated = replace(plain, probabilities=probabilities, temperature=fit.temperature)
+    logits = (logits - current_shift) / fit.temperature + fit.strength * full_shift
+    probabilities = to_probabilities(logits, uncalibrated.labels)
+    if isinstance(uncalibrated, MultiEvaluation):
+        classifier.thresholds = best_thresholds(labels, probabilities[is_finite])
+        return replace(uncalibrated, probabilities=probabilities, thresholds=classifier.thresholds)
+    calibrated = replace(uncalibrated, probabilities=probabilities, temperature=fit.temperature)
     # `vitkit predict` derives guarantees for new images from the predictions for images that the weights had not seen.
-    chosen = _independent(grouped(calibrated, facts.groups), facts.seen)
+    chosen = _independent_images(grouped(calibrated, facts.groups), facts.seen)
     if len(chosen):
         paths = [calibrated.paths[i] for i in chosen.tolist()]
         unknown = None if fit_unknown is None else fit_unknown(classifier, paths)
-        held_out = HeldOut.of(probabilities[chosen], plain.labels[chosen], facts.chosen, facts.folds)
+        held_out = HeldOut.from_probabilities(
+            probabilities[chosen], uncalibrated.labels[chosen], facts.chosen, facts.folds
+        )
         classifier.trust = Trust(held_out, unknown).to_bytes()
     return calibrated
 
 
-def _independent(evaluation: Evaluation, seen: Mapping[str, Any]) -> npt.NDArray[np.int64]:
-    # The indices of at most `MOST` images with finite predictions, and at most one of each group, that the weights had
-    # not seen.
+def _independent_images(evaluation: Evaluation, seen: Mapping[str, Any]) -> npt.NDArray[np.int64]:
+    """Return the indices of images, one of each group, that are new to the weights and have finite predictions."""
     is_new = np.array([path not in seen for path in evaluation.paths])
     chosen = np.flatnonzero(is_new & np.isfinite(evaluation.probabilities).all(axis=1))
     if evaluation.groups:
         _, first = np.unique(np.array(evaluation.groups)[chosen], return_index=True)
         chosen = chosen[np.sort(first)]
-    if len(chosen) > MOST:
-        chosen = np.sort(np.random.default_rng(0).permutation(chosen)[:MOST])
+    if len(chosen) > MAX_IMAGES:
+        chosen = np.sort(np.random.default_rng(0).permutation(chosen)[:MAX_IMAGES])
     return chosen
 
 
@@ -265,15 +269,15 @@ def record_tests(classifier: Classifier, tests: Evaluation, seen: Mapping[str, A
     """
     if classifier.held_out is None or classifier.classes != tests.classes:
         return
-    chosen = _independent(tests, seen or {})
+    chosen = _independent_images(tests, seen or {})
     if len(chosen):
-        predictions = RecordedTests.of(tests.probabilities[chosen])
+        predictions = RecordedTests.from_probabilities(tests.probabilities[chosen])
         classifier.trust = replace(classifier.held_out, tests=predictions).to_bytes()
 
 
 # --- Out-of-fold predictions ----------------------------------------------------------------------------------
 
-_HEADER = "out_of_fold"  # the key of the file's metadata
+_METADATA_KEY = "out_of_fold"  # the key of the file's metadata
 
 
 @dataclass(frozen=True, eq=False)
@@ -302,18 +306,19 @@ class OutOfFold:
 
         `model` is any model with the architecture of the folds' models.
         """
-        rows = []
+        logits_of_folds = []
         for evaluation, folder in zip(evaluations, folders, strict=True):
             description = read_description(folder)
+            # Undo the calibration: the temperature, and then the correction of the class prior.
             logits = log_odds(evaluation.probabilities, evaluation.labels) * description["temperature"]
             if (stored := description["provenance"].get(BALANCE)) is not None:
                 logits -= logit_shift(model, PriorCorrection.from_dict(stored)).double().numpy()
-            rows.append(logits.astype(np.float32))
+            logits_of_folds.append(logits.astype(np.float32))
         return cls(
             classes=evaluations[0].classes,
             paths=tuple(path for evaluation in evaluations for path in evaluation.paths),
             labels=np.concatenate([evaluation.labels for evaluation in evaluations]),
-            logits=np.concatenate(rows),
+            logits=np.concatenate(logits_of_folds),
             folds=len(evaluations),
             fold=np.repeat(np.arange(len(evaluations)), [len(evaluation.labels) for evaluation in evaluations]),
         )
@@ -322,11 +327,12 @@ class OutOfFold:
         """Return the evaluation of `logits` at temperature 1, with the prior correction of a classifier."""
         correction = correction_of(classifier)
         shift = 0.0 if correction is None else logit_shift(classifier.model, correction).double().numpy()
-        probabilities = to_probabilities(self.logits.astype(np.float64) + shift, self.labels)  # labels tell the task
-        about = ("train", self.classes, self.paths, self.labels, probabilities)
+        # The shape of the labels determines whether the probabilities are those of a softmax or of sigmoids.
+        probabilities = to_probabilities(self.logits.astype(np.float64) + shift, self.labels)
+        fields = ("train", self.classes, self.paths, self.labels, probabilities)
         if classifier.thresholds is None:
-            return Evaluation(*about)
-        return MultiEvaluation(*about, thresholds=classifier.thresholds)
+            return Evaluation(*fields)
+        return MultiEvaluation(*fields, thresholds=classifier.thresholds)
 
     def tests(self, *, is_calibrated: bool = True) -> Evaluation | None:
         """Return the evaluation of the predictions `tested`, which no selection biases; None if there are none.
@@ -352,8 +358,8 @@ class OutOfFold:
             "temperatures": self.temperatures,
         }
         stored = {name: np.ascontiguousarray(array) for name, array in arrays.items() if array is not None}
-        about = json.dumps({"classes": self.classes, "paths": self.paths, "folds": self.folds})
-        write_bytes(folder / OUT_OF_FOLD, save(stored, {_HEADER: about}))
+        metadata = json.dumps({"classes": self.classes, "paths": self.paths, "folds": self.folds})
+        write_bytes(folder / OUT_OF_FOLD, save(stored, {_METADATA_KEY: metadata}))
 
     @classmethod
     def read(cls, folder: Path) -> OutOfFold | None:
@@ -371,9 +377,9 @@ class OutOfFold:
         data = read_bytes(file)
         try:
             arrays: dict[str, Any] = load(data)
-            length = int.from_bytes(data[:8], "little")
-            about = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_HEADER])
-            classes, paths, folds = tuple(about["classes"]), tuple(about["paths"]), int(about["folds"])
+            length = int.from_bytes(data[:8], "little")  # of the header of a safetensors file
+            metadata = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_METADATA_KEY])
+            classes, paths, folds = tuple(metadata["classes"]), tuple(metadata["paths"]), int(metadata["folds"])
             n, K = len(paths), len(classes)
             shapes = {"logits": (n, K), "tested": (n, K), "fold": (n,), "temperatures": (folds,)}
             shapes["labels"] = (n, *arrays["labels"].shape[1:])  # (n,) or (n, K)

@@ -24,11 +24,11 @@ from vitkit.data.augment import Augment
 from vitkit.data.loading import (
     BatchedImages,
     ImageData,
+    error_of_worker,
     is_worker_lost,
+    lost_worker_message,
     mix_seeds,
     quiet_workers,
-    raised_by_worker,
-    worker_lost,
 )
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.table import ImageTable
@@ -42,7 +42,7 @@ from vitkit.system.progress import ignore, progress
 from vitkit.system.run_files import BEFORE, LAST, RECIPE
 from vitkit.text.cells import plural
 from vitkit.training.adapters import add_low_rank, count_parameters, drop_patches, freeze_backbone
-from vitkit.training.checkpoint import RunWriter, Trained, TrainingState, has_state, identity, read_newest
+from vitkit.training.checkpoint import RunWriter, TrainableModel, TrainingState, has_state, identity, read_newest
 from vitkit.training.distributed import fabric_of, shard_model
 from vitkit.training.finalize import (
     class_weights,
@@ -55,8 +55,8 @@ from vitkit.training.finalize import (
 )
 from vitkit.training.loggers import LogEpochs, loggers_of
 from vitkit.training.loop import Interruption, Loop
-from vitkit.training.losses import Learning, Objective, objective_of
-from vitkit.training.probe import UNBEATEN, HeadImages, start_head
+from vitkit.training.losses import Objective, TrainingObjective, objective_of
+from vitkit.training.probe import ZERO_SHOT_KEPT, HeadImages, initialise_head
 from vitkit.training.recipe import Recipe, checkpoint_every
 from vitkit.training.request import MakeOptimizer
 from vitkit.training.run_folder import Run
@@ -82,22 +82,22 @@ def learn(
     data: BatchedImages | None = None,
     head_images: HeadImages | None = None,
 ) -> Classifier:
-    """Train the classifier's model on the training images of the run, and return the model that was kept.
+    """Train the classifier's model on the training images of the run, and return the best model.
 
-    `teacher` is that of a distillation. Without `data`, the images in batches, and without `head_images`, to which the
-    head is fitted before the training if the recipe requests this (`lp_ft`), the run's files are read.
+    `teacher` is the teacher of a distillation. `data` are the images in batches, and `head_images` those to which the
+    head is fitted before the training if the recipe requests this (`lp_ft`). Without them, the run's files are read.
     """
     recipe, inputs = run.recipe, run.inputs
-    data, objective, fabric, spent = prepare_to_learn(run, classifier, teacher, data, head_images)
+    data, objective, fabric, seconds_before = prepare_training(run, classifier, teacher, data, head_images)
     if recipe.find_lr:
-        recipe, seconds = run.team.broadcast_from_main(partial(choose_lr, run, classifier, data, objective))
-        spent += seconds
+        recipe, search_seconds = run.team.broadcast_from_main(partial(choose_lr, run, classifier, data, objective))
+        seconds_before += search_seconds
     settings = identity(recipe, inputs.table, inputs.contents, classifier.provenance.get("teacher", {}).get("sha256"))
     callbacks = [DrawFirstBatch(run, data, classifier.preprocess)] if run.team.is_main else []
-    return run_training(run, recipe, data, classifier, objective, fabric, spent, settings, callbacks=callbacks)
+    return run_training(run, recipe, data, classifier, objective, fabric, seconds_before, settings, callbacks=callbacks)
 
 
-def prepare_to_learn(
+def prepare_training(
     run: Run,
     classifier: Classifier,
     teacher: Teacher | None,
@@ -109,28 +109,29 @@ def prepare_to_learn(
     Return the images, the objective, the device with the precision, and the seconds that fitting the head took.
     """
     recipe, table, model = run.recipe, run.inputs.table, classifier.model
-    in_train = list(table.of_split("train").counts().values())
-    balance, why = resolve_balance(recipe.balance, in_train)
-    if why is not None:
-        run.say(why)
+    counts = list(table.of_split("train").counts().values())
+    balance, message = resolve_balance(recipe.balance, counts)
+    if message is not None:
+        run.say(message)
     has_teacher = teacher is not None
-    correction = prior_correction(in_train, balance, recipe.prior, model, task=table.task, has_teacher=has_teacher)
+    correction = prior_correction(counts, balance, recipe.prior, model, task=table.task, has_teacher=has_teacher)
     record_correction(classifier, correction)
-    if recipe.head_from == "names":  # epoch 0 uses the names alone, without the balancing of classes
+    if recipe.head_from == "names":
+        # Validation adds the correction. It is subtracted here, so that epoch 0 uses the names alone.
         shift_head_bias(model, correction, [-value for value in correction.in_head])
     if data is None:
-        data = data_of(run, classifier, augment_of(recipe, run.hooks.augment), is_balanced=balance == "sampler")
-    fabric = begin(run, classifier, data)
+        data = make_image_data(run, classifier, augment_of(recipe, run.hooks.augment), is_balanced=balance == "sampler")
+    fabric = prepare_device(run, classifier, data)
     if recipe.patch_dropout and isinstance(model, VisionTransformer):
         drop_patches(model, recipe.patch_dropout)
-    spent, head = 0.0, model.head
+    head, head_seconds = model.head, 0.0
     if recipe.lp_ft and head is not None and model.head_dist is None and not has_state(run.folder):
-        fit = partial(start_head, run, classifier, head_images)
-        spent, weights = run.team.broadcast_from_main(lambda: (fit(), head.state_dict()))
+        fit = partial(initialise_head, run, classifier, head_images)
+        head_seconds, weights = run.team.broadcast_from_main(lambda: (fit(), head.state_dict()))
         head.load_state_dict(weights)
         # The fitted head assumes the class frequencies of the data, but the training may weight the classes otherwise.
         with torch.no_grad():
-            head.bias.add_(log_weights(in_train, balance, table.task))
+            head.bias.add_(log_weights(counts, balance, table.task))
     if recipe.method == "probe-sgd":
         run.say(f"trained: {', '.join(freeze_backbone(model))}")
     if recipe.method == "lora":
@@ -141,20 +142,20 @@ def prepare_to_learn(
     objective = objective_of(
         table,
         recipe,
-        imitate=None if teacher is None else partial(teacher.logits, student=classifier.preprocess),
-        class_weights=class_weights(in_train, table.task) if balance == "loss" else None,
+        teacher_logits=None if teacher is None else partial(teacher.logits, student=classifier.preprocess),
+        class_weights=class_weights(counts, table.task) if balance == "loss" else None,
         shift=logit_shift(model, correction),
-        custom=run.hooks.loss,
+        custom_loss=run.hooks.loss,
     )
-    return data, objective, fabric, spent
+    return data, objective, fabric, head_seconds
 
 
-def begin(run: Run, classifier: Classifier, data: BatchedImages) -> Fabric:
-    """Prepare the device, the precision and the model for a run, and report how much memory cached pictures occupy."""
+def prepare_device(run: Run, classifier: Classifier, data: BatchedImages) -> Fabric:
+    """Prepare the device, the precision and the model for a run, and report how much space decoded pictures take."""
     recipe = run.recipe
-    if data.cache == "disk" or (data.cache == "ram" and data.kept_bytes >= 2**26):
-        place = {"ram": "memory", "disk": "vitkit's cache on disk"}[data.cache]
-        run.say(f"decoded pictures are kept in {place}: about {math.ceil(data.kept_bytes / 2**20)} MiB")
+    if data.cache == "disk" or (data.cache == "ram" and data.cache_bytes >= 2**26):
+        location = {"ram": "memory", "disk": "vitkit's cache on disk"}[data.cache]
+        run.say(f"decoded pictures are kept in {location}: about {math.ceil(data.cache_bytes / 2**20)} MiB")
     # On CPUs the fused kernel's backward pass is slower than attention written out (docs/log.md).
     fabric = fabric_of(choose_precision(recipe.precision, recipe.device), choose_device(recipe), run.team)
     if isinstance(classifier.model, VisionTransformer):
@@ -163,7 +164,7 @@ def begin(run: Run, classifier: Classifier, data: BatchedImages) -> Fabric:
     return fabric
 
 
-def data_of(run: Run, classifier: Classifier, augment: Augment, *, is_balanced: bool = False) -> ImageData:
+def make_image_data(run: Run, classifier: Classifier, augment: Augment, *, is_balanced: bool = False) -> ImageData:
     """Return the images of a run in batches. With `is_balanced`, images of rare classes are drawn more often."""
     recipe, team = run.recipe, run.team
     is_on_gpu = normalises_on_gpu(recipe)
@@ -172,6 +173,7 @@ def data_of(run: Run, classifier: Classifier, augment: Augment, *, is_balanced: 
         classifier.preprocess,
         augment,
         batch_size=recipe.batch_size,
+        # Three channels are uint8 if the GPU normalises them, otherwise float32.
         workers=choose_workers(recipe, classifier.preprocess.size, bytes_per_pixel=3 if is_on_gpu else 12),
         seed=recipe.seed,
         normalise_on=torch.device("cuda") if is_on_gpu else None,
@@ -187,43 +189,43 @@ def run_training(
     recipe: Recipe,
     data: BatchedImages,
     classifier: Classifier,
-    objective: Learning,
+    objective: TrainingObjective,
     fabric: Fabric,
-    spent: float,
+    seconds_before: float,
     settings: dict[str, Any],
-    trained: Trained | None = None,
+    network: TrainableModel | None = None,
     callbacks: Sequence[Any] = (),
 ) -> Classifier:
-    """Run the training loop, from the newest checkpoint if there is one, and return the model that was kept.
+    """Run the training loop, from the newest checkpoint if there is one, and return the best model.
 
-    `trained` is the module that is trained, by default the model of the classifier that is saved. `spent` are the
-    seconds before the first step, which count towards the time budget. `settings` is the identity of the run
+    `network` is the module that is trained, by default the model of the classifier that is saved. `seconds_before` is
+    the time before the first step, which counts towards the time budget. `settings` is the identity of the run
     (`checkpoint.identity`): a checkpoint with another one is refused. `callbacks` are added to those of the caller.
     """
-    trained = classifier.model if trained is None else trained
+    network = classifier.model if network is None else network
     team, steps = run.team, math.ceil(data.batches / recipe.grad_accum)
     batch = f"{recipe.grad_accum} x {recipe.batch_size}" if recipe.grad_accum > 1 else str(recipe.batch_size)
-    spared = f"; without {recipe.patch_dropout:.0%} of the patches" if recipe.patch_dropout else ""
+    dropped = f"; without {recipe.patch_dropout:.0%} of the patches" if recipe.patch_dropout else ""
     length = f"{plural(recipe.epochs, 'epoch', 'epochs')} of {plural(steps, 'step', 'steps')}"
     precision = choose_precision(recipe.precision, recipe.device)
-    run.say(f"{length} in {precision}; batch {batch}, lr {recipe.lr:g}{spared}")
-    trained.train().to(fabric.device)
-    team.broadcast_weights(trained)
+    run.say(f"{length} in {precision}; batch {batch}, lr {recipe.lr:g}{dropped}")
+    network.train().to(fabric.device)
+    team.broadcast_weights(network)
     if team.size > 1 and recipe.strategy == "fsdp":
-        shard_model(vit_of(trained, "strategy fsdp"), fabric.device, team.size)
+        shard_model(vit_of(network, "strategy fsdp"), fabric.device, team.size)
     guard = StabilityGuard(run.say)
-    state = TrainingState(trained, recipe, steps * recipe.epochs, guard, team, run.hooks.optimizer)
-    state.clock.spent = state.clock.ahead = spent
+    state = TrainingState(network, recipe, steps * recipe.epochs, guard, team, run.hooks.optimizer)
+    state.clock.spent = state.clock.before_first_step = seconds_before
     writer = RunWriter(run.folder, classifier, recipe, run.say, team, settings, run.metrics)
     if has_state(run.folder) and _load_newest(run, state, writer):
         run.say("the run had finished training")
-        return writer.trained() if team.is_main else classifier
-    stop = Deferral(echo=2.0 if team.size > 1 else 0.0)  # seconds in which a launcher passes a signal on
+        return writer.saved_classifier() if team.is_main else classifier
+    stop = Deferral(echo=2.0 if team.size > 1 else 0.0)  # a launcher repeats a signal for each of its processes
     loggers = [*loggers_of(recipe, run.folder, state.epoch), *run.hooks.loggers] if team.is_main else []
     curves = LogEpochs(loggers, recipe, run.say)
     callbacks = [writer, *callbacks, *run.hooks.callbacks, curves]
-    if run.until is not None:
-        callbacks = [_EndAfter(run.until), *callbacks]
+    if run.stop_after is not None:
+        callbacks = [_EndAfter(run.stop_after), *callbacks]
     interruption = Interruption(stop, team)
     loop = Loop(state, objective, data, fabric, team=team, callbacks=callbacks, interruption=interruption)
     if choose_compile(recipe, len(data.train)):
@@ -232,20 +234,20 @@ def run_training(
         loop.callbacks.insert(0, _EvaluateStart(loop.validate, writer))
     status = "failed"
     try:
-        with _reporting_what_is_kept(run, state, writer, data.workers), stop, quiet_workers():
+        with _reporting_saved_model(run, state, writer, data.workers), stop, quiet_workers():
             loop.fit()
-            stop.received = max(team.gather(stop.received or 0)) or None
+            stop.received = max(team.gather(stop.received or 0)) or None  # a signal to one process stops all
         status = "success"
     finally:
         writer.close()
         data.close()
         curves.close(status)
-    if not writer.has_kept:
+    if not writer.has_saved_model:
         message = "no epoch led to a usable model: try a lower --lr, a longer --warmup, or more --epochs"
         raise DivergedError("training.diverged", message)
-    if writer.keeps_start:
-        run.say(UNBEATEN)
-    return writer.trained() if team.is_main else classifier
+    if writer.is_zero_shot_best:
+        run.say(ZERO_SHOT_KEPT)
+    return writer.saved_classifier() if team.is_main else classifier
 
 
 @dataclass
@@ -258,7 +260,7 @@ class _EvaluateStart:
     def on_fit_start(self, state: TrainingState) -> None:
         if state.epoch == 0 and state.step == 0:
             self.validate()
-            self.writer.keep_start(state)
+            self.writer.save_zero_shot(state)
 
 
 @dataclass
@@ -272,7 +274,7 @@ class _EndAfter:
 
 
 @contextmanager
-def _reporting_what_is_kept(run: Run, state: TrainingState, writer: RunWriter, workers: int) -> Iterator[None]:
+def _reporting_saved_model(run: Run, state: TrainingState, writer: RunWriter, workers: int) -> Iterator[None]:
     """If the training in this context ends early, report which model is in the run folder.
 
     If a signal ends the training before a model was saved, the unfinished model is saved here.
@@ -280,23 +282,25 @@ def _reporting_what_is_kept(run: Run, state: TrainingState, writer: RunWriter, w
     try:
         yield
     except Interrupted:
-        if not writer.has_kept:
-            writer.save(run.folder, state.kept)
-        run.say(f"stopped; the {'best model so far' if writer.has_kept else 'unfinished model'} is in {run.folder}")
+        if not writer.has_saved_model:
+            writer.save(run.folder, state.model_to_save)
+        model = "best model so far" if writer.has_saved_model else "unfinished model"
+        run.say(f"stopped; the {model} is in {run.folder}")
         raise
     except (VitkitError, RuntimeError, ConnectionError, EOFError) as error:
-        original = raised_by_worker(error)
+        original = error_of_worker(error)
+        saved = f"the best model so far is in {run.folder}" if writer.has_saved_model else ""
         if original is not None or isinstance(error, VitkitError):
-            if writer.has_kept:
-                run.say(f"the best model so far is in {run.folder}")
+            if saved:
+                run.say(saved)
             if original is None:
                 raise
             raise original from error
         if not workers or not is_worker_lost(error):
             raise
-        kept = f"; the best model so far is in {run.folder}" if writer.has_kept else ""
-        cure = f"set workers = 0 in {run.folder / RECIPE}, then continue with --resume{kept}"
-        raise VitkitError("training.worker-lost", f"{worker_lost(workers)}; {cure}") from error
+        advice = f"set workers = 0 in {run.folder / RECIPE}, then continue with --resume"
+        message = "; ".join(filter(None, (lost_worker_message(workers), advice, saved)))
+        raise VitkitError("training.worker-lost", message) from error
 
 
 def _load_newest(run: Run, state: TrainingState, writer: RunWriter) -> bool:
@@ -308,15 +312,15 @@ def _load_newest(run: Run, state: TrainingState, writer: RunWriter) -> bool:
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         message = f"{path} is damaged; delete it to train this run from its beginning"
         raise VitkitError("training.checkpoint-damaged", message) from error
-    run.team.gather(None)  # all processes have read the file
+    run.team.gather(None)  # wait until all processes have read the file
     if run.team.is_main and path.name == BEFORE.name:
         path.replace(run.folder / LAST)
-    return writer.finished
+    return writer.is_finished
 
 
 # --- The images as the model sees them -----------------------------------------------------------------------------
 
-_SHOWN = 16  # maximum number of images in train_batch.png
+_MAX_DRAWN = 16  # maximum number of images in train_batch.png
 
 
 @dataclass
@@ -327,36 +331,37 @@ class DrawFirstBatch:
     data: BatchedImages
     preprocess: Preprocess
 
-    def draw_first_batch(self, images: Tensor) -> None:
-        """Draw the images of this process, (B, C, height, width)."""
+    def draw_first_batch(self, images: Tensor) -> None:  # (B, C, height, width), of this process
         rows, train = self.data.rows_of_batch(0, 0), self.data.table.of_split("train")
-        _draw(self.run, train, self.preprocess, images, rows, ", augmented")
+        _draw_training_images(self.run, train, self.preprocess, images, rows, ", augmented")
 
 
 def draw_some(run: Run, images: Dataset[Any], preprocess: Preprocess) -> None:
     """Draw training images that are chosen at random, for a run that trains a head without augmentation."""
     train = run.inputs.table.of_split("train")
-    rows = np.random.default_rng(run.recipe.seed).permutation(len(train))[:_SHOWN].tolist()
-    _draw(run, train, preprocess, torch.stack([images[row][0] for row in rows]), rows, "")
+    rows = np.random.default_rng(run.recipe.seed).permutation(len(train))[:_MAX_DRAWN].tolist()
+    _draw_training_images(run, train, preprocess, torch.stack([images[row][0] for row in rows]), rows, "")
 
 
-def _draw(run: Run, train: ImageTable, preprocess: Preprocess, images: Tensor, rows: Sequence[int], how: str) -> None:
-    # The first of some images, (B, C, height, width), with the names of their rows in the table `train`.
-    pictures = [preprocess.picture_of(image.numpy()) for image in images[:_SHOWN].float().cpu()]
-    titles = [train.name_of(row) or "none" for row in rows[:_SHOWN]]
-    sheet = plots.contact_sheet(pictures, titles, f"Training images as the model sees them{how}")
+def _draw_training_images(
+    run: Run, train: ImageTable, preprocess: Preprocess, images: Tensor, rows: Sequence[int], suffix: str
+) -> None:
+    """Draw the first of some images (B, C, height, width), with their classes; `rows` are their rows in `train`."""
+    pictures = [preprocess.picture_of(image.numpy()) for image in images[:_MAX_DRAWN].float().cpu()]
+    titles = [train.name_of(row) or "none" for row in rows[:_MAX_DRAWN]]
+    sheet = plots.contact_sheet(pictures, titles, f"Training images as the model sees them{suffix}")
     run.draw("What the model sees in training", sheet)
 
 
 # --- Finding a learning rate ---------------------------------------------------------------------------------------
 
-# With `--find-lr`, several short runs start from the same weights, and each tries one learning rate. A short run takes
-# the same steps as the run itself, with the same teacher, mixing, class weights and precision. Its schedule is a short
-# warm-up followed by a constant rate. A single process computes all short runs, even if several train the model.
+# With `--find-lr`, several short runs start from the same weights, and each tries one learning rate. Their steps are
+# those of the run itself, with the same teacher, mixing, class weights and precision, but the rate is constant after a
+# short warm-up. A single process computes all short runs, even if several train the model.
 
-FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)  # multiples of the recipe's learning rate
-STEPS, WARMUP = 25, 5
-_SAMPLED = 512  # images on which each learning rate is evaluated
+LR_FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)  # multiples of the recipe's learning rate
+TRIAL_STEPS, WARMUP_STEPS = 25, 5
+_SAMPLE_SIZE = 512  # images on which each learning rate is evaluated
 
 
 def choose_lr(run: Run, classifier: Classifier, data: BatchedImages, objective: Objective) -> tuple[Recipe, float]:
@@ -365,21 +370,21 @@ def choose_lr(run: Run, classifier: Classifier, data: BatchedImages, objective: 
     The recipe is also stored in the run folder and in the provenance.
     """
     assert isinstance(data, ImageData)
-    began, recipe = time.monotonic(), run.recipe
+    started, recipe = time.monotonic(), run.recipe
     fabric = fabric_of(choose_precision(recipe.precision, recipe.device), choose_device(recipe))
     report_step = partial(progress, "trying learning rates")
-    outcome = find_lr(classifier.model, recipe, data, objective, fabric, report_step, run.hooks.optimizer)
-    best = min(outcome, key=lambda lr: outcome[lr])
-    if not math.isfinite(outcome[best]):
+    losses = find_lr(classifier.model, recipe, data, objective, fabric, report_step, run.hooks.optimizer)
+    best = min(losses, key=lambda lr: losses[lr])
+    if not math.isfinite(losses[best]):
         message = "--find-lr: no learning rate led to a finite loss; give a lower --lr to search around"
         raise VitkitError("training.diverged", message)
-    tried = ", ".join(f"{lr:g}: {loss:.3f}" for lr, loss in outcome.items())
+    tried = ", ".join(f"{lr:g}: {loss:.3f}" for lr, loss in losses.items())
     kind = "validation" if len(data.val) else "training"
-    run.say(f"loss on {kind} images after {STEPS} steps by learning rate: {tried}; taking {best:g}")
+    run.say(f"loss on {kind} images after {TRIAL_STEPS} steps by learning rate: {tried}; taking {best:g}")
     recipe = recipe.replace(lr=best, find_lr=False)
     classifier.provenance["recipe"].update(lr=best, find_lr=False)
     write_text(run.folder / RECIPE, recipe.to_toml())
-    return recipe, time.monotonic() - began
+    return recipe, time.monotonic() - started
 
 
 def find_lr(
@@ -397,20 +402,22 @@ def find_lr(
     centre of the search. The loss is computed on a sample of the validation images or, without any, of the training
     images. `progress` is called with the number of finished steps and their total.
     """
-    sampled, outcome = data.sample(_SAMPLED), {}
+    sample, losses = data.sample(_SAMPLE_SIZE), {}
     with torch.random.fork_rng():
-        for number, factor in enumerate(FACTORS):
+        for number, factor in enumerate(LR_FACTORS):
             lr = recipe.lr * factor
-            trial = recipe.replace(lr=lr, schedule="constant", step_per="step", warmup=WARMUP / STEPS)
+            trial = recipe.replace(lr=lr, schedule="constant", step_per="step", warmup=WARMUP_STEPS / TRIAL_STEPS)
             trial = trial.replace(ema=0.0, swa=0.0, time=None, find_lr=False)
-            begun = copy.deepcopy(model).to(fabric.device).train()
-            state = TrainingState(begun, trial, STEPS, StabilityGuard(ignore), make_optimizer=make_optimizer)
-            outcome[lr] = _score(state, objective, sampled, fabric, _CountSteps(progress, number * STEPS))
-    sampled.close()
-    return outcome
+            copied = copy.deepcopy(model).to(fabric.device).train()
+            state = TrainingState(copied, trial, TRIAL_STEPS, StabilityGuard(ignore), make_optimizer=make_optimizer)
+            losses[lr] = _trial_loss(state, objective, sample, fabric, _CountSteps(progress, number * TRIAL_STEPS))
+    sample.close()
+    return losses
 
 
-def _score(state: TrainingState, objective: Objective, data: ImageData, fabric: Fabric, count: _CountSteps) -> float:
+def _trial_loss(
+    state: TrainingState, objective: Objective, data: ImageData, fabric: Fabric, count: _CountSteps
+) -> float:
     """Train for a few steps and return the loss on the validation images; infinite if the training diverges."""
     stop = Deferral()
     loop = Loop(state, objective, data, fabric, callbacks=[count], interruption=Interruption(stop))
@@ -431,11 +438,11 @@ def _score(state: TrainingState, objective: Objective, data: ImageData, fabric: 
 
 @dataclass
 class _CountSteps:
-    """A callback that reports each step of a short run, and ends the run after `STEPS` steps."""
+    """A callback that reports each step of a short run, and ends the run after `TRIAL_STEPS` steps."""
 
     progress: Callable[[int, int], None]
     before: int  # the steps of earlier short runs
 
     def on_step_end(self, state: TrainingState) -> None:
-        self.progress(self.before + state.step, len(FACTORS) * STEPS)
-        state.should_stop = state.step >= STEPS
+        self.progress(self.before + state.step, len(LR_FACTORS) * TRIAL_STEPS)
+        state.should_stop = state.step >= TRIAL_STEPS

@@ -1,6 +1,6 @@
-"""The images of a run and what is known of them, in memory and in the run folder.
+"""The images of a run and what is known of them (`Inputs`), in memory and in files of the run folder.
 
-The files are for resuming in another process, and for people. The process that starts a run never reads them.
+Users read these files, and a process that resumes the run. The process that starts a run never reads them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from vitkit.data.doctor.examine import Finding, read_findings
-from vitkit.data.earlier_labels import UNCHANGED, LabelsBefore, labels_before_run
+from vitkit.data.earlier_labels import UNCHANGED, ChangesSinceRuns, changes_since_run
 from vitkit.data.seen import PictureRecord
 from vitkit.data.split_file import (
     groups_from_file,
@@ -22,7 +22,7 @@ from vitkit.data.split_file import (
     table_from_split,
 )
 from vitkit.data.table import ImageTable
-from vitkit.evaluation.figures import seen_of
+from vitkit.evaluation.figures import seen_to_exclude
 from vitkit.model_folder import RECORD
 from vitkit.system.files import read_bytes, write_bytes, write_json, write_text
 from vitkit.system.run_files import CLASS_INDICES, EARLIER_LABELS, FINDINGS, GROUPS, RECIPE, SPLIT
@@ -38,15 +38,15 @@ class Inputs:
     hash: str  # of split.json
     contents: Mapping[str, str]  # the first bytes of each file's SHA-256, in hexadecimal, by path
     groups: Mapping[str, int]  # the number of each image's group, by path; none for images independent of all others
-    findings: tuple[Finding, ...] = ()  # of the check of the data
-    earlier: LabelsBefore = UNCHANGED  # the labels that the images had in earlier runs
-    pictures: bytes | None = None  # the record of the images that the weights will have seen after the run, if any
+    findings: tuple[Finding, ...] = ()  # the problems of the data
+    earlier: ChangesSinceRuns = UNCHANGED  # the labels that the images had in earlier runs
+    record_bytes: bytes | None = None  # the record of the images that the weights will have seen after the run, if any
 
     @classmethod
     def of(
         cls, part: SplitImages, before: PictureRecord, findings: Iterable[Finding], *, has_labels: bool = True
     ) -> Inputs:
-        """Put the inputs of split images together.
+        """Create the inputs of a run from split images.
 
         `before` is the record of the images that the initial weights have seen, and `has_labels` is whether the
         training uses the labels of the images.
@@ -76,17 +76,18 @@ class Inputs:
             read_contents(folder / SPLIT),
             groups_from_file(folder / GROUPS),
             tuple(read_findings(folder / FINDINGS)),
-            labels_before_run(folder, table),
+            changes_since_run(folder, table),
             pictures,
         )
 
     @cached_property
     def record(self) -> PictureRecord | None:
-        return None if self.pictures is None else PictureRecord.from_bytes(self.pictures, "the record of the run")
+        content = self.record_bytes
+        return None if content is None else PictureRecord.from_bytes(content, "the record of the run")
 
     def seen(self, split: str) -> dict[str, str] | None:
         """Return the roles of the images of a split that the weights had seen before, by path; None if unknown."""
-        return None if self.record is None else seen_of(self.record.roles_of(self.contents), split)
+        return None if self.record is None else seen_to_exclude(self.record.roles_of(self.contents), split)
 
     def write(self, folder: Path, recipe: Recipe, *, has_labels: bool = True) -> None:
         """Write the inputs and the recipe into the run folder. The recipe is last: with it, the run can be resumed."""
@@ -100,6 +101,6 @@ class Inputs:
         for path, number in self.groups.items():
             groups.setdefault(number, []).append(path)
         write_json(folder / GROUPS, list(groups.values()))
-        if self.pictures is not None:
-            write_bytes(folder / RECORD, self.pictures)
+        if self.record_bytes is not None:
+            write_bytes(folder / RECORD, self.record_bytes)
         write_text(folder / RECIPE, recipe.to_toml())

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vitkit.data.seen import PictureRecord, look_up
+from vitkit.data.seen import PictureRecord, search_readable_images
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.evaluation.label_errors import LabelError, describe_errors, from_features
@@ -23,7 +23,7 @@ from vitkit.training.features import FeatureStore
 from vitkit.training.recipe import Recipe
 from vitkit.training.run_folder import Run
 from vitkit.training.start import choose_precision
-from vitkit.weights.loading import WeightsSource, look
+from vitkit.weights.loading import WeightsSource, inspect_source
 
 MOST_SEARCHED = 20_000  # images in which label errors are searched for; more would take too much time and memory
 
@@ -37,15 +37,15 @@ def frozen_features(run: Run) -> Tensor | None:
     if recipe.weights == "none":
         return None
     if len(table) > MOST_SEARCHED:
-        many = f"there are more than {MOST_SEARCHED:,} images"
-        run.say(f"only held-out images are searched for label errors, because {many}")
+        reason = f"there are more than {MOST_SEARCHED:,} images"
+        run.say(f"only held-out images are searched for label errors, because {reason}")
         return None
     try:
         weights = run.blueprint.weights
-        source = _unseeing_weights(recipe, table, weights)
+        source = _find_independent_weights(recipe, table, weights)
         if source is None:
-            why = "the weights had been trained on the images, and earlier weights are not available"
-            run.say(f"note: only held-out images are searched for label errors: {why}")
+            reason = "the weights had been trained on the images, and earlier weights are not available"
+            run.say(f"note: only held-out images are searched for label errors: {reason}")
             return None
         store = run.features or FeatureStore(recipe, weights, run.photographs)
         if source != weights_of(recipe):
@@ -60,47 +60,47 @@ def frozen_features(run: Run) -> Tensor | None:
 def find_label_errors(run: Run) -> list[LabelError] | None:
     """Return labels in all images of a run that are likely wrong, the most doubtful first.
 
-    The result is None if the run has no features under weights that had not seen the images (`run.frozen`).
+    The result is None if the run has no features under weights that had not seen the images (`run.frozen_features`).
     """
     started, table = time.monotonic(), run.inputs.table
-    if run.frozen is None:
+    if run.frozen_features is None:
         return None
     targets = table.task.targets(torch.tensor(table.labels), table.set_targets())
-    errors = from_features(table, run.frozen, targets.to(torch.int64), run.recipe.seed)
+    errors = from_features(table, run.frozen_features, targets.to(torch.int64), run.recipe.seed)
     precision = choose_precision(run.recipe.precision, run.recipe.device)
     seconds = time.monotonic() - started
     run.say(f"{describe_errors(errors)} (of {len(table)} images, frozen features in {precision}, {seconds:.0f} s)")
     return errors
 
 
-def _unseeing_weights(recipe: Recipe, table: ImageTable, weights: WeightsSource | None) -> str | None:
+def _find_independent_weights(recipe: Recipe, table: ImageTable, weights: WeightsSource | None) -> str | None:
     """Return the latest weights in the ancestry of a run that had seen none of its images, or None if there are none.
 
     The ancestry consists of the initial weights of the run, `weights`, the initial weights of the earlier run that
     trained them, and so on. Weights without a picture record, such as published weights, are assumed to have seen none
     of the images.
     """
-    source, passed = weights_of(recipe), set[str]()
-    while source not in passed:
+    source, visited = weights_of(recipe), set[str]()
+    while source not in visited:
         try:
-            plan = (weights or look(source, use="training")).plan()
+            plan = (weights or inspect_source(source, use="training")).plan()
         except VitkitError:  # they are no longer available
             return None
         if plan.pictures is None:
             return source
-        _, overlap = look_up(PictureRecord.from_bytes(plan.pictures, source), table)
+        _, overlap = search_readable_images(PictureRecord.from_bytes(plan.pictures, source), table)
         if not overlap.seen():
             return source
-        passed.add(source)
-        weights = None
+        visited.add(source)
+        weights = None  # they belong to the first source
         if (file := Path(source) / RECIPE).is_file():  # the run that trained these weights
-            began = Recipe.load(file)
-            if began.weights == "none":
+            earlier = Recipe.load(file)
+            if earlier.weights == "none":
                 return None
-            source = weights_of(began)
+            source = weights_of(earlier)
         else:
-            before = plan.provenance.get("weights")
-            name = before.get("source") if isinstance(before, Mapping) else None
+            origin = plan.provenance.get("weights")
+            name = origin.get("source") if isinstance(origin, Mapping) else None
             if not isinstance(name, str):
                 return None
             source = name

@@ -1,7 +1,7 @@
 """Determine which images the initial weights of a run have seen, and split the images accordingly.
 
 The model cannot be tested on an image that the initial weights were trained on, because the weights know its label
-(docs/decisions/0013-what-weights-have-seen.md). `divide` assigns the splits.
+(docs/decisions/0013-what-weights-have-seen.md). `assign_splits` assigns the splits.
 """
 
 from __future__ import annotations
@@ -13,14 +13,22 @@ from functools import cached_property, partial, reduce
 from pathlib import Path
 
 from vitkit.data.doctor.examine import Diagnosis, Finding, find_twins
-from vitkit.data.earlier_labels import UNCHANGED, LabelsBefore
+from vitkit.data.earlier_labels import UNCHANGED, ChangesSinceRuns
 from vitkit.data.file_facts import FactTable
-from vitkit.data.seen import DIGEST, Overlap, PictureRecord, exposures, find_overlap, inherit, make_record
-from vitkit.data.splits import SPLITS, scenes, split
+from vitkit.data.seen import (
+    DIGEST,
+    Overlap,
+    PictureRecord,
+    find_overlap,
+    inherit_splits,
+    make_record,
+    roles_after_training,
+)
+from vitkit.data.splits import SPLITS, merge_by_scene, split
 from vitkit.data.table import UNLABELLED, ImageTable
 from vitkit.errors import VitkitError
 from vitkit.model_folder import RECORD
-from vitkit.system.files import read_bytes, without_place
+from vitkit.system.files import public_path, read_bytes
 from vitkit.system.progress import progress
 from vitkit.system.run_files import SPLIT, fold_folder
 from vitkit.text.cells import listed, plural
@@ -28,8 +36,8 @@ from vitkit.training.defaults import weights_of
 from vitkit.training.recipe import Recipe
 from vitkit.weights import inspect
 
-_MOST_RUNS = 10
-_FLATTERED = {"test": "inflates results; a second figure leaves them out", "val": "biases the selection"}
+_MAX_RUNS = 10
+_EFFECTS = {"test": "inflates results; a second figure leaves them out", "val": "biases the selection"}
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,6 @@ class RunImages:
         return {path: digest[:DIGEST].hex() for path, digest in zip(self.table.paths, digests, strict=True)}
 
     def take(self, indices: Sequence[int]) -> RunImages:
-        """Return the images at these indices."""
         groups = tuple(self.groups[i] for i in indices)
         return RunImages(self.table.take(list(indices)).compact(), self.facts.take(indices), groups)
 
@@ -67,10 +74,9 @@ class SplitImages:
     images: RunImages  # their table has the splits
     overlap: Overlap  # for each image, whether and in which role the initial weights had seen it
     findings: list[Finding] = field(default_factory=list)  # notes on the split for the user
-    earlier: LabelsBefore = UNCHANGED  # labels that the images had in earlier runs, and missing test images of these
+    earlier: ChangesSinceRuns = UNCHANGED  # the labels of images in earlier runs, and the missing test images
 
     def take(self, indices: Sequence[int]) -> SplitImages:
-        """Return the images at these indices."""
         return replace(self, images=self.images.take(indices), overlap=self.overlap.take(indices))
 
 
@@ -105,7 +111,9 @@ def record_of_run(run: str) -> PictureRecord:
     return PictureRecord.from_bytes(pictures, run)
 
 
-def divide(images: RunImages, recipe: Recipe, before: PictureRecord, untested: Collection[str] = ()) -> SplitImages:
+def assign_splits(
+    images: RunImages, recipe: Recipe, seen_before: PictureRecord, untested: Collection[str] = ()
+) -> SplitImages:
     """Assign a split to every readable image.
 
     Images that an earlier run has used keep the split that they had there. The earlier run is `recipe.split_from` or,
@@ -115,34 +123,33 @@ def divide(images: RunImages, recipe: Recipe, before: PictureRecord, untested: C
     Args:
         images: the readable images.
         recipe: the resolved recipe.
-        before: the record of the images that the initial weights and the teacher were trained on.
-        untested: the paths of images whose labels only a model has given. They are training images, or left out.
+        seen_before: the record of the images that the initial weights and the teacher were trained on.
+        untested: the paths of images that only a model has labelled. They become training images, or are left out.
     """
-    overlap = _compare(images, before, "weights")
-    in_run, source = None, ""
+    overlap = _compare(images, seen_before, "weights")
+    in_run, source = None, ""  # the overlap with the earlier run, and the name of the run
     if recipe.split_from is not None:
-        record, source = record_of_run(recipe.split_from), without_place(recipe.split_from)
+        record, source = record_of_run(recipe.split_from), public_path(recipe.split_from)
         in_run = _compare(images, record, "run")
     elif overlap.seen():
         in_run, source = overlap, _source(recipe)
     kept: list[str | None] = [None] * len(images.table)
     conflicting, findings = list[int](), list[Finding]()
     if in_run is not None:
-        kept, conflicting = inherit(in_run, images.groups)
+        kept, conflicting = inherit_splits(in_run, images.groups)
         if conflicting:
-            are = "image is a copy" if len(conflicting) == 1 else "images are copies"
-            text = (
-                f"{len(conflicting)} new or relabelled {are} of pictures in different splits of {source} and left out"
-            )
+            copies = "image is a copy" if len(conflicting) == 1 else "images are copies"
+            where = f"of pictures in different splits of {source}"
+            text = f"{len(conflicting)} new or relabelled {copies} {where} and left out"
             paths = ", ".join(images.table.paths[i] for i in conflicting)
             findings.append(Finding("warning", f"{text}: {paths}"))
         if moved := sorted(i for i in in_run.relabelled if kept[i] not in (None, in_run.roles[i])):
-            are = "relabelled image is now a copy" if len(moved) == 1 else "relabelled images are now copies"
-            text = f"{len(moved)} {are} of pictures in another split of {source}, and with them"
+            copies = "relabelled image is now a copy" if len(moved) == 1 else "relabelled images are now copies"
+            text = f"{len(moved)} {copies} of pictures in another split of {source}, and with them"
             findings.append(Finding("note", f"{text}: {listed([images.table.paths[i] for i in moved])}"))
         if not any(in_run.roles):
             findings.append(Finding("problem", f"no image is known from {source}: the images are divided anew"))
-    kept, dropped = only_trained(images, kept, untested)
+    kept, dropped = move_to_training(images, kept, untested)
     if dropped:
         text = "labelled by a model alone left out, because they are copies of test images, or in a test folder"
         findings.append(Finding("note", f"{plural(len(dropped), 'image', 'images')} {text}"))
@@ -151,10 +158,10 @@ def divide(images: RunImages, recipe: Recipe, before: PictureRecord, untested: C
         images, kept, overlap = images.take(rest), [kept[i] for i in rest], overlap.take(rest)
         # A removed image may have linked two others, so the groups are sought again.
         twins = find_twins(images.table, images.facts)
-        images = replace(images, groups=tuple(scenes(images.table, recipe.group_by, twins)))
+        images = replace(images, groups=tuple(merge_by_scene(images.table, recipe.group_by, twins)))
     table = split(images.table, recipe.split, recipe.seed_of_split, images.groups, kept)
     if in_run is not None:
-        findings += _kept_findings(images, table, kept, source)
+        findings += _split_findings(images, table, kept, source)
     if "train" not in table.splits:
         raise VitkitError(
             "training.images-missing",
@@ -163,7 +170,7 @@ def divide(images: RunImages, recipe: Recipe, before: PictureRecord, untested: C
     return SplitImages(replace(images, table=table), overlap, findings)
 
 
-def only_trained(
+def move_to_training(
     images: RunImages, kept: Sequence[str | None], untested: Collection[str]
 ) -> tuple[list[str | None], list[int]]:
     """Make images that no person has labelled (`untested`, by path), and those of their groups, training images.
@@ -171,20 +178,20 @@ def only_trained(
     `kept` is the split of each image in an earlier run, or None. Return the new `kept`, and the indices of images that
     must be left out, because their group is in another split.
     """
-    chosen = [i for i, path in enumerate(images.table.paths) if path in untested]
+    untested_rows = [i for i, path in enumerate(images.table.paths) if path in untested]
     rows = zip(images.groups, images.table.splits, kept, strict=True)
-    held_out = {group for group, original, name in rows if (original or name) in ("val", "test")}
-    trained = {images.groups[i] for i in chosen} - held_out
-    new = ["train" if name is None and images.groups[i] in trained else name for i, name in enumerate(kept)]
-    return new, [i for i in chosen if images.groups[i] in held_out]
+    held_out_groups = {group for group, given, kept_split in rows if (given or kept_split) in ("val", "test")}
+    train_groups = {images.groups[i] for i in untested_rows} - held_out_groups
+    new = ["train" if name is None and images.groups[i] in train_groups else name for i, name in enumerate(kept)]
+    return new, [i for i in untested_rows if images.groups[i] in held_out_groups]
 
 
-def refuse_seen(images: RunImages, recipe: Recipe, before: PictureRecord, what: str) -> Overlap:
-    """Refuse a test of every image if the initial weights or the teacher were trained or selected on some of them.
+def check_unseen(images: RunImages, recipe: Recipe, seen_before: PictureRecord, what: str) -> Overlap:
+    """Raise a `VitkitError` if the initial weights or the teacher were trained or selected on one of the images.
 
-    `what` names the option or the run that demands the test. Return the overlap of the images with the record `before`.
+    `what` names the option or the run that tests every image. Return the overlap of the images with `seen_before`.
     """
-    overlap = _compare(images, before, "weights")
+    overlap = _compare(images, seen_before, "weights")
     if seen := len(overlap.seen()):
         raise VitkitError(
             "training.images-seen",
@@ -194,24 +201,24 @@ def refuse_seen(images: RunImages, recipe: Recipe, before: PictureRecord, what: 
     return overlap
 
 
-def _compare(images: RunImages, record: PictureRecord, whose: str) -> Overlap:
-    return find_overlap(record, images.table, images.facts, partial(progress, f"comparing with {whose}"))
+def _compare(images: RunImages, record: PictureRecord, source: str) -> Overlap:
+    return find_overlap(record, images.table, images.facts, partial(progress, f"comparing with {source}"))
 
 
-def record_after(split_images: SplitImages, before: PictureRecord, *, has_labels: bool = True) -> PictureRecord:
+def record_after(split_images: SplitImages, seen_before: PictureRecord, *, has_labels: bool = True) -> PictureRecord:
     """Return the record of the images that the weights have seen after a run, given the record from before the run.
 
     `has_labels` is whether the run learns the labels of the images.
     """
     images = split_images.images
     labels = [images.table.name_of(i) if has_labels else UNLABELLED for i in range(len(images.table))]
-    roles = exposures(images.table, images.groups, split_images.overlap)
-    return before.merge(make_record(images.facts, labels, roles, is_whole=True))
+    roles = roles_after_training(images.table, images.groups, split_images.overlap)
+    return seen_before.merge(make_record(images.facts, labels, roles, is_whole=True))
 
 
 def _source(recipe: Recipe) -> str:
-    # The name of the initial weights, or of the teacher if the weights are random, without the folder.
-    return without_place(weights_of(recipe) if recipe.weights != "none" else str(recipe.teacher))
+    """Return the name of the initial weights, or of the teacher if the weights are random, without the folder."""
+    return public_path(weights_of(recipe) if recipe.weights != "none" else str(recipe.teacher))
 
 
 # --- Messages --------------------------------------------------------------------------------------------------
@@ -226,7 +233,7 @@ def ancestry_findings(split_images: SplitImages, recipe: Recipe) -> list[Finding
         if seen:
             text = f"{source} had seen {len(seen)} of the {table.splits.count(name)} {name} images"
             paths = listed([table.paths[i] for i in seen])
-            findings.append(Finding("problem", f"{text}, which {_FLATTERED[name]}: {paths}", is_settled=True))
+            findings.append(Finding("problem", f"{text}, which {_EFFECTS[name]}: {paths}", is_settled=True))
     if all_seen and "test" not in table.splits:
         findings.append(Finding("problem", f"{source} had seen so many images that none is left for the test"))
     elif all_seen and not findings:
@@ -243,10 +250,10 @@ def ancestry_findings(split_images: SplitImages, recipe: Recipe) -> list[Finding
     return findings
 
 
-def _kept_findings(images: RunImages, after: ImageTable, kept: Sequence[str | None], source: str) -> list[Finding]:
-    # How many images keep the split of an earlier run, and the pictures that are in two of its splits.
+def _split_findings(images: RunImages, after: ImageTable, kept: Sequence[str | None], source: str) -> list[Finding]:
+    """Report how many images keep the split of an earlier run, and how many pictures are in two of its splits."""
     rows = zip(after.splits, kept, images.table.splits, strict=True)
-    known = Counter(name for name, inherited, original in rows if original is None and name == inherited)
+    known = Counter(name for name, kept_split, given in rows if given is None and name == kept_split)
     if not known:
         return []
     parts = ", ".join(f"{known[name]} {name}" for name in SPLITS)
@@ -264,10 +271,10 @@ def _kept_findings(images: RunImages, after: ImageTable, kept: Sequence[str | No
 def note_shared_tests(out: str | Path | None, split_images: SplitImages) -> str | None:
     """Return a note if this run trains on images that were test images of earlier runs, else None.
 
-    Only the latest runs in the parent folder of `out` (by default, `runs`) are considered, at most `_MOST_RUNS`.
+    Only the latest runs in the parent folder of `out` (by default, `runs`) are considered, at most `_MAX_RUNS`.
     """
     parent = Path("runs") if out is None else Path(out).parent
-    records = sorted(parent.glob(f"*/{RECORD}"), key=lambda path: path.stat().st_mtime, reverse=True)[:_MOST_RUNS]
+    records = sorted(parent.glob(f"*/{RECORD}"), key=lambda path: path.stat().st_mtime, reverse=True)[:_MAX_RUNS]
     if not records:
         return None
     table, digests = split_images.images.table, split_images.images.facts.column("digest")
@@ -285,9 +292,9 @@ def note_shared_tests(out: str | Path | None, split_images: SplitImages) -> str 
             shared.append((record.parent, common, len(tests)))
     if not shared:
         return None
-    run, common, tests_of = shared[0]
+    run, common, test_count = shared[0]
     more = f", and of {len(shared) - 1} more runs there" if len(shared) > 1 else ""
     return (
-        f"note: the split is new and trains on {common} of the {tests_of} test images of {run}{more}, so their "
+        f"note: the split is new and trains on {common} of the {test_count} test images of {run}{more}, so their "
         f"figures are for different images; --split-from {run} keeps its split"
     )

@@ -14,7 +14,7 @@ from vitkit.system.progress import Say
 from vitkit.system.run_files import BOARD, LOGGER_RUNS
 from vitkit.training.checkpoint import TrainingState
 from vitkit.training.loop import HOOKS
-from vitkit.training.recipe import Recipe, without_places
+from vitkit.training.recipe import Recipe, without_absolute_paths
 from vitkit.training.request import Hooks
 
 
@@ -40,15 +40,16 @@ class LogEpochs:
 
     def on_fit_start(self, state: TrainingState) -> None:
         """Log the recipe without the folders of this machine, because logs are read elsewhere."""
-        fields = {name: value for name, value in without_places(self._recipe).to_dict().items() if value is not None}
-        self._call("log_hyperparams", fields)
+        fields = without_absolute_paths(self._recipe).to_dict()
+        self._call("log_hyperparams", {name: value for name, value in fields.items() if value is not None})
 
     def on_epoch_end(self, state: TrainingState) -> None:
         """Log all metrics that are numbers, including those that callbacks have added."""
         numbers = dict[str, float]()
         for name, value in state.metrics.items():
             with suppress(TypeError, ValueError, RuntimeError):
-                numbers |= {} if isinstance(value, str) else {name: float(value)}
+                if not isinstance(value, str):
+                    numbers[name] = float(value)
         self._call("log_metrics", numbers, state.epoch)
 
     def close(self, status: str) -> None:
@@ -58,7 +59,7 @@ class LogEpochs:
     def _call(self, method: str, *arguments: Any) -> None:
         for logger in list(self._loggers):
             try:
-                with suppress(NotImplementedError):  # not every logger has a place for the recipe
+                with suppress(NotImplementedError):  # some loggers do not store the recipe
                     getattr(logger, method, lambda *_: None)(*arguments)
             except Exception as error:  # the logger may be the user's, and its service may be down
                 self._loggers.remove(logger)
@@ -99,14 +100,12 @@ def check_hooks(recipe: Recipe, hooks: Hooks) -> None:
         )
     has_needed = any(not getattr(callback, "is_optional", False) for callback in hooks.callbacks)
     if recipe.method == "probe" and (has_needed or hooks.loggers or recipe.logger in LOGGERS):
-        raise VitkitError(
-            "training.hook-unused",
-            "method probe takes no steps, so callbacks and loggers are never called: use method full or lora",
-        )
+        message = "method probe takes no steps, so callbacks and loggers are never called: use method full or lora"
+        raise VitkitError("training.hook-unused", message)
 
 
 def loggers_of(recipe: Recipe, folder: Path, epoch: int) -> list[Logger]:
-    """Open the logger of a recipe, if it names one. If possible, the first epoch to log replaces earlier entries."""
+    """Open the logger of a recipe, if it names one. If possible, entries from `epoch` on, the next one, are removed."""
     name = recipe.logger
     if name == "auto" and importlib.util.find_spec("tensorboard") is not None:
         name = "tensorboard"
@@ -127,7 +126,7 @@ def _csv(folder: Path, epoch: int) -> Logger:
 
 
 def _saved_id(folder: Path, logger: str, epoch: int) -> str | None:
-    # The identifier of a resumed run in a logging service. Without one, the service starts another run.
+    # The identifier of a resumed run in a logging service. If it is None, the service starts another run.
     with suppress(OSError, ValueError, KeyError, TypeError):
         if epoch > 0:
             return str(from_json((folder / LOGGER_RUNS).read_text(encoding="utf-8"))[logger])

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -33,7 +33,7 @@ from vitkit.system.progress import progress
 from vitkit.training.adapters import PatchDropout, heads_of
 from vitkit.training.checkpoint import Clock, TrainingState, in_evaluation
 from vitkit.training.distributed import ALONE, GradientSums, ProcessGroup
-from vitkit.training.losses import EpochSums, Learning
+from vitkit.training.losses import EpochSums, TrainingObjective
 from vitkit.training.optim import set_learning_rate, swa_start
 from vitkit.training.stability import FiniteCheck, RunningStatistics, ValidationOutcome, optimizer_in_memory
 from vitkit.training.start import free_shared_memory
@@ -53,8 +53,8 @@ class Agreement(NamedTuple):
     should_save: bool = False
 
 
-_STEPS_APART = 16  # maximum number of steps between two agreements
-_SECONDS_APART = 1.0  # approximate maximum of the seconds between two agreements, if a step is shorter
+_MAX_STEPS_APART = 16  # between two agreements
+_MAX_SECONDS_APART = 1.0  # between two agreements, approximately; a longer step is followed by an agreement
 
 
 class Interruption:
@@ -67,47 +67,49 @@ class Interruption:
 
     def __init__(self, stop: Deferral, team: ProcessGroup = ALONE) -> None:
         self._stop, self._team = stop, team
-        self._steps, self._apart = 0, 1  # since the last agreement, and to the next one
-        self._last = time.monotonic()
+        self._steps = 0  # since the last agreement
+        self._steps_apart = 1  # between the last agreement and the next one
+        self._last = time.monotonic()  # the time of the last agreement
 
     def after_step(
-        self, *, should_stop: bool = False, should_save: bool = False, clock: Clock | None = None, at_once: bool = False
+        self, *, should_stop: bool = False, should_save: bool = False, clock: Clock | None = None, force: bool = False
     ) -> Agreement:
         """Decide together with the other processes whether to stop or to save. All processes must call this method.
 
-        The training ends, or a checkpoint is written, if any process wants this. Without an agreement after this step,
-        the answer is no; `at_once` forces an agreement. If `clock` is given, it is set to the time of the main process,
+        The training ends, or a checkpoint is written, if any process wants this. If no agreement is due after this
+        step, neither happens; `force` makes one due. If `clock` is given, it is set to the time of the main process,
         and the training also ends when its time budget is used up.
 
         Raises:
             StoppedBetweenSteps: a process has received a signal.
         """
         self._steps += 1
-        if self._team.size > 1 and self._steps < self._apart and not at_once:
+        if self._team.size > 1 and self._steps < self._steps_apart and not force:
             return Agreement()
         now = time.monotonic()
-        pace, since_main = (now - self._last) / self._steps, now if self._team.is_main else -math.inf
-        wanted = (self._stop.received or 0, should_stop, should_save, pace, since_main)
-        received, stops, saves, pace, now_of_main = self._team.reduce(wanted, ReduceOp.MAX)
+        step_seconds = (now - self._last) / self._steps
+        main_time = now if self._team.is_main else -math.inf  # so the maximum is the time of the main process
+        own = (self._stop.received or 0, should_stop, should_save, step_seconds, main_time)
+        signal, any_stops, any_saves, step_seconds, main_time = self._team.reduce(own, ReduceOp.MAX)
         self._steps, self._last = 0, now
-        self._apart = max(1, min(_STEPS_APART, int(_SECONDS_APART / max(pace, 1e-9))))
-        if received:
-            raise StoppedBetweenSteps(int(received))
+        self._steps_apart = max(1, min(_MAX_STEPS_APART, int(_MAX_SECONDS_APART / max(step_seconds, 1e-9))))
+        if signal:
+            raise StoppedBetweenSteps(int(signal))
         if clock is not None:
-            clock.set(now_of_main)
-        return Agreement(bool(stops) or (clock is not None and clock.is_up), bool(saves))
+            clock.set(main_time)
+        return Agreement(bool(any_stops) or (clock is not None and clock.is_expired), bool(any_saves))
 
 
 @dataclass
 class MicroBatch:
-    """This process's share of a batch, on its device. If memory is short, it is computed in pieces of some rows."""
+    """This process's share of a batch, on its device. If memory is short, it is computed in pieces (slices)."""
 
     images: Tensor  # (B, C, height, width), already mixed (mixup or cutmix) if the recipe requests it
     targets: Tensor  # labels (B,), or weights of the classes (B, K)
     training_images: int  # 0 if the share is empty, in which case `images` contains placeholders
     batch: Batch  # from the data loader, before mixing
     is_last: bool  # whether this is the last batch of the step
-    draws: Callable[[slice], AbstractContextManager[None]]  # makes dropout use the random numbers of a range of rows
+    dropout_keys: Tensor  # the random numbers of the dropout layers, (layers, B)
     losses: list[Tensor] = field(default_factory=list)  # for each computed piece, the sum over its images, ()
     hits: list[Tensor] = field(default_factory=list)  # for each computed piece, which images were classified correctly
 
@@ -119,12 +121,12 @@ class MicroBatch:
 class TimedBatches:
     """Iterate over the batches of a data loader, and measure the time spent waiting for them.
 
-    A GPU may still be busy meanwhile, so the time in which it is idle is at most as long.
+    A GPU may still compute earlier steps during this time, so it is idle for at most as long.
     """
 
     def __init__(self, batches: Iterator[Batch]) -> None:
         self._batches, self._began, self._waited = batches, time.perf_counter(), 0.0
-        self.largest = 0  # bytes of the images of a batch
+        self.max_bytes = 0  # of the images of a batch
 
     def __iter__(self) -> TimedBatches:
         return self
@@ -133,11 +135,11 @@ class TimedBatches:
         began = time.perf_counter()
         batch = next(self._batches)
         self._waited += time.perf_counter() - began
-        self.largest = max(self.largest, batch[0].nbytes)
+        self.max_bytes = max(self.max_bytes, batch[0].nbytes)
         return batch
 
     @property
-    def waiting(self) -> float:
+    def waiting_fraction(self) -> float:
         """The fraction of the time since the beginning that was spent waiting, in [0, 1]."""
         return self._waited / max(time.perf_counter() - self._began, 1e-9)
 
@@ -157,7 +159,7 @@ class Loop:
     def __init__(
         self,
         state: TrainingState,
-        objective: Learning,
+        objective: TrainingObjective,
         data: BatchedImages,
         fabric: Fabric,
         *,
@@ -168,10 +170,10 @@ class Loop:
         self.state, self.data, self.fabric, self.team, self.callbacks = state, data, fabric, team, list(callbacks)
         self.objective = objective.to(fabric.device)
         self.interruption = interruption or Interruption(Deferral(), team)
-        self.check = FiniteCheck(state.guard, state.scaler)
+        self.finite_check = FiniteCheck(state.guard, state.scaler)
         self._forward: Callable[..., tuple[Tensor, ...]] = state.model.forward_heads
         self._mixing = Mixing(mixup=state.recipe.mixup, cutmix=state.recipe.cutmix)
-        self._draws = Draws(state.model)
+        self._dropout = DropoutNumbers(state.model)
         self._statistics = RunningStatistics(state.model, team)
         self.gradients = GradientSums(state.model, team)
 
@@ -181,12 +183,12 @@ class Loop:
         Other batches, such as the last one of an epoch, are computed without compiled code: compiling takes up to a
         minute for each size, and code for any size would be slower.
         """
-        plain, compiled = self._forward, torch.compile(self.state.model.forward_heads, dynamic=False)
-        whole, _ = self.data.images_in(0, 0)
+        eager, compiled = self._forward, torch.compile(self.state.model.forward_heads, dynamic=False)
+        batch_size, _ = self.data.images_in(0, 0)
 
         def forward(images: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-            is_usual = len(images) == min(whole, self.state.pieces.size or whole)
-            return (compiled if is_usual else plain)(images, *others)
+            usual_size = min(batch_size, self.state.pieces.size or batch_size)
+            return compiled(images, *others) if len(images) == usual_size else eager(images, *others)
 
         self._forward = forward
 
@@ -212,9 +214,9 @@ class Loop:
             except StoppedBetweenSteps:
                 self._notify_before_saving("on_interrupt")
                 raise
-            self.judge(outcome)
+            self.restore_if_unusable(outcome)
             self._notify("on_epoch_end")
-            if self.interruption.after_step(should_stop=state.should_stop, at_once=True).should_stop:
+            if self.interruption.after_step(should_stop=state.should_stop, force=True).should_stop:
                 break
         self._notify("on_fit_end")
 
@@ -223,30 +225,31 @@ class Loop:
         self.state.clock.start()
         self._statistics.start()
         if not self.state.safe_point.weights:
-            self.state.safe_point.remember()
+            self.state.safe_point.store()
 
     def train_epoch(self) -> None:
         """Take the steps of an epoch, or the remaining ones if the run was resumed within the epoch."""
-        state, accumulated = self.state, self.state.recipe.grad_accum
+        state, grad_accum = self.state, self.state.recipe.grad_accum
         self.begin_epoch()
-        self.interruption.after_step(at_once=True)  # the end of the previous epoch may have taken long
+        self.interruption.after_step(force=True)  # the end of the previous epoch may have taken long
         if state.is_trained:
             return
         batches = TimedBatches(self.data.train_batches(state.epoch, state.batch))
-        for first in range(state.batch, self.data.batches, accumulated):
-            self.take_step(first, islice(batches, accumulated))
-            state.batch = min(first + accumulated, self.data.batches)
+        for first in range(state.batch, self.data.batches, grad_accum):
+            self.take_step(first, islice(batches, grad_accum))
+            state.batch = min(first + grad_accum, self.data.batches)
             self._notify("on_step_end")
             should_stop = self.between_steps()
-            steps = math.ceil(self.data.batches / accumulated)
-            progress(f"epoch {state.epoch + 1}/{state.recipe.epochs}", first // accumulated + 1, steps)
+            steps = math.ceil(self.data.batches / grad_accum)
+            progress(f"epoch {state.epoch + 1}/{state.recipe.epochs}", first // grad_accum + 1, steps)
             if should_stop:
                 break
-        state.metrics["waiting"] = batches.waiting
-        # Two batches of each worker of training and of validation are in /dev/shm at once.
-        has_room = 2 * 2 * self.data.workers * batches.largest * self.team.size <= free_shared_memory()
+        state.metrics["waiting"] = batches.waiting_fraction
+        # While this epoch is evaluated and saved, workers may already prepare the next one. Each worker, of training
+        # and of validation, then holds two batches in /dev/shm.
+        has_room = 2 * 2 * self.data.workers * batches.max_bytes * self.team.size <= free_shared_memory()
         if has_room and not state.should_stop and state.epoch + 1 < state.recipe.epochs:
-            self.data.prepare_epoch(state.epoch + 1)  # while this epoch is evaluated and saved
+            self.data.prepare_epoch(state.epoch + 1)
         self.end_epoch()
 
     def between_steps(self) -> bool:
@@ -265,8 +268,8 @@ class Loop:
         """Reset the sums of the epoch, and put a backbone that is not trained into evaluation mode."""
         state = self.state
         if not state.batch:  # else the run was resumed within the epoch
-            state.sums, state.went_back, state.metrics = EpochSums(), False, {}
-            state.epoch_began = state.clock.part
+            state.sums, state.was_restored, state.metrics = EpochSums(), False, {}
+            state.epoch_began = state.clock.used_fraction
         if state.recipe.method == "probe-sgd":  # a frozen backbone should not use dropout
             state.model.eval()
             for module in heads_of(state.model):
@@ -274,11 +277,11 @@ class Loop:
 
     def end_epoch(self) -> None:
         """Compute the training figures of the epoch, and with stochastic weight averaging update the average."""
-        self.check.resolve_pending()
+        self.finite_check.resolve_pending()
         state, start = self.state, swa_start(self.state.recipe)
         if state.average is not None and start is not None and state.epoch >= start:
             state.average.update(state.model)
-        state.metrics.update(state.sums.over(self.team))
+        state.metrics.update(state.sums.figures(self.team))
         state.is_trained = True
         self._notify("on_trained")
 
@@ -290,17 +293,18 @@ class Loop:
         `first` is the number of the first batch of the step in the epoch, from 0.
         """
         state, model, optimizer = self.state, self.state.model, self.state.optimizer
-        images, images_everywhere = self.data.images_in(first, first + state.recipe.grad_accum - 1)
+        # The number of images of the step, in this process and in all processes.
+        own_images, all_images = self.data.images_in(first, first + state.recipe.grad_accum - 1)
 
-        def learn_from(micro: MicroBatch, rows: slice) -> None:
-            size = len(micro.targets[rows])
-            counted = size if micro.training_images else 0  # without placeholders
-            with micro.draws(rows), self._statistics.attempt(size):
-                loss, hits = self.loss_of(micro.images[rows], micro.targets[rows])  # the forward pass
-                weighted = state.scaler.scale(loss * (counted / images_everywhere))
-                is_last = micro.is_last and rows.stop >= len(micro.targets)
+        def accumulate_gradients(micro: MicroBatch, piece: slice) -> None:
+            size = len(micro.targets[piece])
+            training_images = size if micro.training_images else 0  # without placeholders
+            with self._dropout.using(micro.dropout_keys[:, piece]), self._statistics.attempt(size):
+                loss, hits = self.loss_of(micro.images[piece], micro.targets[piece])  # the forward pass
+                weighted = state.scaler.scale(loss * (training_images / all_images))
+                is_last = micro.is_last and piece.stop >= len(micro.targets)
                 self.gradients.add(weighted, is_last=is_last)  # the backward pass
-            micro.note(loss.detach() * counted, hits[:counted])
+            micro.note(loss.detach() * training_images, hits[:training_images])
 
         state.metrics["lr"] = lr = state.lr
         set_learning_rate(optimizer, lr)
@@ -312,17 +316,18 @@ class Loop:
                 micro = self._prepare(batch, number, first)
                 if state.epoch == number == 0:
                     self._notify("draw_first_batch", micro.batch[0])
-                state.pieces.each(len(micro.images), partial(learn_from, micro))  # all rows at once if memory allows
+                state.pieces.run(len(micro.images), partial(accumulate_gradients, micro))
             loss = torch.stack(micro.losses).sum()
             state.sums.add(loss, micro.training_images, micro.hits)
-            self.check.note_loss(loss, state.epoch, state.step)
+            self.finite_check.note_loss(loss, state.epoch, state.step)
         gradients = self.gradients.finish()  # the sums over all processes
         if self.team.size > 1:
-            self.check.note_team(self.gradients.bad_losses)
+            self.finite_check.note_team(self.gradients.bad_losses)
         state.scaler.unscale_(optimizer)
         norm = torch.nn.utils.get_total_norm(gradients)
-        self._statistics.finish(images, partial(self.check.is_finite, norm))
-        if not self.check.allows(optimizer, norm):
+        is_finite = self.finite_check.is_finite(norm)
+        self._statistics.finish(own_images, is_finite)
+        if not self.finite_check.allows(optimizer, is_finite):
             optimizer.zero_grad()
             state.scaler.update()
             return
@@ -337,27 +342,26 @@ class Loop:
 
     def loss_of(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the mean loss of some images, and whether each was classified correctly, (B,)."""
-        heads = self.objective.ask(self._forward, images, targets)
+        heads = self.objective.call_network(self._forward, images, targets)
         return self.objective.loss(heads, images, targets), self.objective.hits(heads, targets)
 
     def _prepare(self, batch: Batch, number: int, first: int) -> MicroBatch:
-        # Move a batch to the device, mix its images, and draw the random numbers of dropout.
+        # Move batch `number` of the epoch to the device, mix its images, and draw the random numbers of dropout.
+        # `first` is the first batch of the step.
         state, batch = self.state, self.fabric.to_device(batch)
         images, labels = batch
         if images.is_cuda:
             images = images.contiguous(memory_format=torch.channels_last)  # faster for convolutional stems
-        training_images, whole = self.data.images_in(number, number)
-        mixes = self._mixing or not self.objective.takes_labels
-        targets = self.objective.targets(labels) if mixes else labels  # (B, K) or (B,)
+        training_images, batch_images = self.data.images_in(number, number)
+        needs_targets = self._mixing or not self.objective.takes_labels
+        targets = self.objective.targets(labels) if needs_targets else labels  # (B, K) or (B,)
         seeds = state.recipe.seed, state.step, number - first
         if self._mixing:
-            before = partial(self.team.before, length=whole)
-            images, targets = self._mixing.apply(images, targets, mix_seeds(*seeds), before)
-        keys = self._draws.of(mix_seeds(*seeds, 1), self.data.places(len(images)), images.device)
+            preceding = partial(self.team.preceding_images, length=batch_images)
+            images, targets = self._mixing.apply(images, targets, mix_seeds(*seeds), preceding)
+        keys = self._dropout.sample(mix_seeds(*seeds, 1), self.data.positions_in_batch(len(images)), images.device)
         is_last = number == min(first + state.recipe.grad_accum, self.data.batches) - 1
-        return MicroBatch(
-            images, targets, training_images, batch, is_last, lambda rows: self._draws.using(keys[:, rows])
-        )
+        return MicroBatch(images, targets, training_images, batch, is_last, keys)
 
     # --- Validation -------------------------------------------------------------------------------
 
@@ -369,31 +373,32 @@ class Loop:
         if not self.data.has_val:
             return None
         outputs: list[tuple[Tensor, Tensor]] = []
-        with in_evaluation(self.state.kept), torch.no_grad(), self.fabric.autocast():
+        with in_evaluation(self.state.model_to_save), torch.no_grad(), self.fabric.autocast():
             for batch in self.data.val_batches():
-                answers = self.objective.ask(self.state.kept, *self.fabric.to_device(batch))
-                outputs.append((answers.float(), batch[1]))
+                output = self.objective.call_network(self.state.model_to_save, *self.fabric.to_device(batch))
+                outputs.append((output.float(), batch[1]))
                 if self.team.size == 1:  # several processes may have different numbers of batches
                     self.interruption.after_step()
-        answers, labels = (torch.cat(parts).cpu()[: self.data.val_images] for parts in zip(*outputs, strict=True))
-        if not self.objective.judges_shares:
-            answers, labels = (self.data.put_together(self.team.gather(part)) for part in (answers, labels))
-        metrics, outcome = self.objective.judge(answers, labels, self.team)
+        # The slice drops the extra image of a process that has no share.
+        output, labels = (torch.cat(parts).cpu()[: self.data.val_images] for parts in zip(*outputs, strict=True))
+        if not self.objective.evaluates_shares:
+            output, labels = (self.data.combine_shares(self.team.gather(part)) for part in (output, labels))
+        metrics, outcome = self.objective.validation_figures(output, labels, self.team)
         self.state.metrics.update(metrics)
         return outcome
 
-    def judge(self, outcome: ValidationOutcome | None) -> None:
+    def restore_if_unusable(self, outcome: ValidationOutcome | None) -> None:
         """If the weights of the epoch are unusable, restore the last usable weights and reset the optimiser."""
         state = self.state
-        state.clock.look()
+        state.clock.read()
         is_warm = state.progress >= state.recipe.warmup
-        state.went_back = state.safe_point.judge(state.guard, outcome, epoch=state.epoch, is_warm=is_warm)
-        if state.went_back:
+        state.was_restored = state.safe_point.update(state.guard, outcome, epoch=state.epoch, is_warm=is_warm)
+        if state.was_restored:
             state.optimizer.state.clear()
 
     def _notify_before_saving(self, hook: str) -> None:
         # Before a checkpoint is written, find out which steps were skipped.
-        self.check.resolve_pending()
+        self.finite_check.resolve_pending()
         self._notify(hook)
 
     def _notify(self, hook: str, *arguments: Any) -> None:
@@ -405,26 +410,28 @@ class Loop:
 # --- Random numbers of dropout -----------------------------------------------------------------------------------
 
 
-class Draws:
+class DropoutNumbers:
     """Random numbers for the dropout layers of a model, one number for each layer and each image of a batch.
 
     Layers with a rate of 0 get no numbers. The layers of a network of another library share one number for each image.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._is_network = isinstance(model, Network)
+        self._is_external = isinstance(model, Network)  # of another library
         kinds = (Dropout, DropPath, PatchDropout)
         self._layers = [module for module in model.modules() if isinstance(module, kinds) and module.rate > 0]
 
-    def of(self, seed: int, places: range, device: torch.device) -> Tensor:
+    def sample(self, seed: int, indices: range, device: torch.device) -> Tensor:
         """Return the random numbers for B images of a batch, (layers, B); (1, B) for a network of another library.
 
-        `places` are the indices of the images in the batch of all processes together.
+        `indices` are those of the images in the whole batch. An image gets the same numbers in every division of the
+        batch among processes, because the numbers of all images up to the last one are drawn.
         """
         generator = np.random.default_rng(seed)
-        layers = 1 if self._is_network else len(self._layers)
-        drawn = generator.integers(-(2**31), 2**31, (max(places, default=-1) + 1, layers), dtype=np.int32)
-        return torch.from_numpy(drawn[places.start : places.stop : places.step].T.copy()).to(device, non_blocking=True)
+        layers = 1 if self._is_external else len(self._layers)
+        numbers = generator.integers(-(2**31), 2**31, (max(indices, default=-1) + 1, layers), dtype=np.int32)
+        own = numbers[indices.start : indices.stop : indices.step].T.copy()
+        return torch.from_numpy(own).to(device, non_blocking=True)
 
     @contextmanager
     def using(self, keys: Tensor) -> Iterator[None]:
@@ -432,7 +439,7 @@ class Draws:
 
         Activation checkpointing, which computes a block a second time in the backward pass, sees the same numbers.
         """
-        if self._is_network:  # its layers draw from torch's generator, for all images of a piece at once
+        if self._is_external:  # its layers draw from torch's generator, for all images of a piece at once
             with torch.random.fork_rng():
                 torch.manual_seed(int(keys[0, 0]) & 0xFFFFFFFF)
                 yield

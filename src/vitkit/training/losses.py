@@ -2,7 +2,7 @@
 
 An objective converts labels into targets, and computes the loss of a batch and the validation figures. The losses are
 cross-entropy, binary cross-entropy, and distillation as in DeiT (arXiv 2012.12877, sec. 4), where a second head of the
-student imitates a teacher. A student with a single head both learns from the labels and imitates the teacher with it.
+student imitates a teacher. If the student has a single head, this head learns from both the labels and the teacher.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 import torch
@@ -93,10 +94,10 @@ def _cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
 T = TypeVar("T")
 
 
-class Learning(Protocol):
+class TrainingObjective(Protocol):
     """The interface that the training loop requires of an objective.
 
-    The labels (B,) are the numbers that the data set returns with the images, such as classes.
+    The labels (B,) are the numbers that the data set returns with the images, such as the indices of classes.
     """
 
     @property
@@ -104,17 +105,17 @@ class Learning(Protocol):
         """Whether `loss` accepts labels (B,) instead of targets (B, K) for images that are not mixed."""
 
     @property
-    def judges_shares(self) -> bool:
-        """Whether `judge` requires only this process's share of the validation images; otherwise it needs all."""
+    def evaluates_shares(self) -> bool:
+        """Whether `validation_figures` takes this process's share of the validation images, and not all of them."""
 
     def to(self, device: torch.device) -> Self:
         """Return a copy of the objective whose tensors for training steps are on a device."""
 
     def targets(self, labels: Tensor) -> Tensor:
-        """Convert labels (B,) into targets (B, K), which can be mixed."""
+        """Convert labels (B,) into targets (B, K), which mixup and cutmix can average."""
 
-    def ask(self, network: Callable[..., T], images: Tensor, labels: Tensor) -> T:
-        """Call the network on a batch, and return its output; in training, one tensor for each head."""
+    def call_network(self, network: Callable[..., T], images: Tensor, labels: Tensor) -> T:
+        """Call the network on a batch. Return its output, which in training has one tensor for each head."""
 
     def loss(self, heads: Sequence[Tensor], images: Tensor, targets: Tensor) -> Tensor:
         """Compute the mean loss of a batch, a scalar. `targets` may be labels (B,) if `takes_labels`."""
@@ -122,12 +123,12 @@ class Learning(Protocol):
     def hits(self, heads: Sequence[Tensor], targets: Tensor) -> Tensor:
         """Return the correctness (B,) of each image, from 0 to 1; an empty tensor if correctness is not defined."""
 
-    def judge(
-        self, answers: Tensor, labels: Tensor, team: ProcessGroup = ALONE
+    def validation_figures(
+        self, outputs: Tensor, labels: Tensor, team: ProcessGroup = ALONE
     ) -> tuple[dict[str, float], ValidationOutcome | None]:
-        """Compute the validation figures by name from outputs (n, ...) and labels (n,), shared among the `team`.
+        """Compute the validation figures by name from outputs (n, ...) and labels (n,), with the processes of `team`.
 
-        Also return the sums by which `stability` recognises a collapsed model, or None if there are none.
+        Also return the sums by which `stability` recognises a collapsed model, or None if it cannot be recognised.
         """
 
 
@@ -137,14 +138,14 @@ class Objective:
 
     recipe: Recipe  # with the label smoothing and the kind of distillation
     classes: int  # the number of classes, K
-    imitate: Callable[[Tensor], Tensor] | None = None  # the teacher's logits (B, K) for the student's images
+    teacher_logits: Callable[[Tensor], Tensor] | None = None  # computes (B, K) from the student's images
     class_weights: Tensor | None = None  # the weight of an image of each class, (K,); None for equal weights
     # The correction of the class prior, (K,), which is added to the logits in validation, as in the saved model.
     shift: Tensor | None = None
     # The caller's loss instead of the built-in one: a scalar of logits (B, K) and labels (B,) or targets (B, K).
-    custom: Callable[[Tensor, Tensor], Tensor] | None = None
+    custom_loss: Callable[[Tensor, Tensor], Tensor] | None = None
 
-    judges_shares = True  # the figures of all shares can be combined
+    evaluates_shares = True  # the figures of all shares can be combined
 
     @property
     def takes_labels(self) -> bool:
@@ -155,24 +156,24 @@ class Objective:
 
     def targets(self, labels: Tensor) -> Tensor:
         """Convert labels (B,) into one-hot targets (B, K), multiplied by the class weights."""
-        targets = torch.zeros(len(labels), self.classes, device=labels.device)  # `one_hot` would read the labels
-        targets.scatter_(1, labels[:, None], 1.0)  # (B, K)
+        # `F.one_hot` would read the labels from the GPU, which makes the CPU wait.
+        targets = torch.zeros(len(labels), self.classes, device=labels.device).scatter_(1, labels[:, None], 1.0)
         return targets if self.class_weights is None else targets * self.class_weights
 
-    def ask(self, network: Callable[..., T], images: Tensor, labels: Tensor) -> T:
+    def call_network(self, network: Callable[..., T], images: Tensor, labels: Tensor) -> T:
         return network(images)
 
     def loss(self, heads: Sequence[Tensor], images: Tensor, targets: Tensor) -> Tensor:
         """Compute the mean loss from the logits (B, K) of each head. Only a teacher needs the images (B, C, H, W)."""
         recipe = self.recipe
-        if self.custom is not None:
+        if self.custom_loss is not None:
             return self._custom_loss(heads, targets)
-        if self.imitate is None:
+        if self.teacher_logits is None:
             return label_loss(heads, targets, recipe.label_smoothing)
         return distillation_loss(
             heads,
             targets,
-            self.imitate(images),
+            self.teacher_logits(images),
             kind=recipe.distillation,
             alpha=recipe.distill_alpha,
             temperature=recipe.distill_temperature,
@@ -180,20 +181,16 @@ class Objective:
         )
 
     def _custom_loss(self, heads: Sequence[Tensor], targets: Tensor) -> Tensor:
-        assert self.custom is not None
-        losses = [self.custom(logits, targets) for logits in heads]
+        assert self.custom_loss is not None
+        losses = [self.custom_loss(logits, targets) for logits in heads]
         for loss in losses:
             if not isinstance(loss, Tensor) or loss.ndim:
                 shape = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-                raise VitkitError(
-                    "training.loss-result",
-                    f"loss must return the mean loss of the batch, a tensor of no axes, not {shape}",
-                )
+                message = f"loss must return the mean loss of the batch, a tensor of no axes, not {shape}"
+                raise VitkitError("training.loss-result", message)
             if torch.is_grad_enabled() and not loss.requires_grad:
-                raise VitkitError(
-                    "training.loss-detached",
-                    "loss must be computed from the logits, and its result does not depend on them",
-                )
+                message = "loss must be computed from the logits, and its result does not depend on them"
+                raise VitkitError("training.loss-detached", message)
         return torch.stack(losses).mean()
 
     @torch.no_grad()
@@ -201,11 +198,11 @@ class Objective:
         """Return whether the mean logits of the heads classify each image correctly, (B,)."""
         return _mean_of_heads(heads).argmax(dim=1) == (targets if targets.ndim == 1 else targets.argmax(dim=1))
 
-    def judge(
-        self, answers: Tensor, labels: Tensor, team: ProcessGroup = ALONE
+    def validation_figures(
+        self, outputs: Tensor, labels: Tensor, team: ProcessGroup = ALONE
     ) -> tuple[dict[str, float], ValidationOutcome | None]:
-        logits = answers if self.shift is None else answers + self.shift  # (n, K)
-        outcome = ValidationOutcome.of(logits, labels, self.shift).over(team)
+        logits = outputs if self.shift is None else outputs + self.shift  # (n, K)
+        outcome = ValidationOutcome.of(logits, labels, self.shift).sum_over(team)
         loss = team.mean_of(F.cross_entropy(logits, labels).item(), len(labels))
         return {"val_loss": loss, "val_acc": outcome.accuracy}, outcome
 
@@ -214,26 +211,26 @@ class Objective:
 class MultiLabelObjective(Objective):
     """Binary cross-entropy of each class, for images that may have several classes.
 
-    The accuracy is the fraction of images for which the predictions of all classes are right at a threshold of 1/2.
-    `val_map` is the mean average precision. `judge` returns no outcome, because a collapsed model cannot be
-    distinguished from a model at the beginning of its training.
+    The accuracy is the fraction of images for which the predictions of all classes are correct at a threshold of 1/2.
+    `val_map` is the mean average precision. `validation_figures` returns no outcome, because a collapsed model cannot
+    be distinguished from a model at the beginning of its training.
 
-    A label is the number of one of S sets of classes. `sets` (S, K) has their targets (`ImageTable.set_targets`).
+    A label is the index of one of S sets of classes. `sets` (S, K) has their targets (`ImageTable.set_targets`).
     """
 
     sets: Tensor
 
-    judges_shares = False  # the average precision depends on the order of all images
+    evaluates_shares = False  # the average precision depends on the order of all images
     takes_labels = False
 
     def to(self, device: torch.device) -> Self:
         return replace(super().to(device), sets=self.sets.to(device))
 
     def targets(self, labels: Tensor) -> Tensor:
-        return self.sets[labels]  # (B, K); class weights enter in the loss
+        return self.sets[labels]  # (B, K); the loss applies the class weights
 
     def loss(self, heads: Sequence[Tensor], images: Tensor, targets: Tensor) -> Tensor:
-        if self.custom is not None:
+        if self.custom_loss is not None:
             return self._custom_loss(heads, targets)
         return binary_loss(heads, targets, self.class_weights, self.recipe.label_smoothing)
 
@@ -241,10 +238,10 @@ class MultiLabelObjective(Objective):
     def hits(self, heads: Sequence[Tensor], targets: Tensor) -> Tensor:
         return ((_mean_of_heads(heads) > 0) == (targets > 0.5)).all(dim=1)
 
-    def judge(
-        self, answers: Tensor, labels: Tensor, team: ProcessGroup = ALONE
+    def validation_figures(
+        self, outputs: Tensor, labels: Tensor, team: ProcessGroup = ALONE
     ) -> tuple[dict[str, float], ValidationOutcome | None]:
-        logits = answers if self.shift is None else answers + self.shift  # (n, K)
+        logits = outputs if self.shift is None else outputs + self.shift  # (n, K)
         targets = self.sets.cpu()[labels]  # (n, K)
         figures = {
             "val_loss": F.binary_cross_entropy_with_logits(logits, targets).item(),
@@ -273,37 +270,40 @@ class EpochSums:
         self.losses: list[Tensor] = []  # the sum over the images of each batch
         self.images: list[int] = []  # the number of images of each batch
         self.hits: list[Tensor] = []  # the correctness of the images of each batch
-        # These three, from before the run was resumed within the epoch.
+        # The same three for the batches before the run was resumed within the epoch.
         self._earlier = torch.empty(0), list[int](), torch.empty(0, dtype=torch.bool)
 
     def add(self, loss: Tensor, images: int, hits: Iterable[Tensor]) -> None:
-        """Add a batch: the sum of the losses of its images, their number, and tensors with their correctness."""
+        """Add a batch, by the sum of the losses of its images, their number, and tensors with their correctness."""
         self.losses.append(loss)
         self.images.append(images)
         self.hits.extend(hits)
 
-    def over(self, team: ProcessGroup) -> dict[str, float]:
-        """Return the mean loss, without batches whose loss is not finite, and the accuracy if it is defined."""
-        losses, images, hits = self._in_memory()
+    def figures(self, team: ProcessGroup) -> dict[str, float]:
+        """Return the mean loss and, if it is defined, the accuracy, of the images of all processes.
+
+        The loss is without batches whose loss is not finite. All processes must call this method together.
+        """
+        losses, images, hits = self._on_cpu()
         finite = [(loss, count) for loss, count in zip(losses.tolist(), images, strict=True) if math.isfinite(loss)]
-        sums = sum(loss for loss, _ in finite), sum(count for _, count in finite)
-        loss, counted, right, judged = team.reduce((*sums, hits.double().sum().item(), len(hits)))
-        figures = {"train_loss": loss / counted if counted else math.nan}
-        if judged:
-            figures["train_acc"] = hits.float().mean().item() if team.size == 1 else right / judged
+        sums = sum(loss for loss, _ in finite), sum(count for _, count in finite), hits.double().sum().item(), len(hits)
+        loss_sum, loss_images, correct, classified = team.reduce(sums)
+        figures = {"train_loss": loss_sum / loss_images if loss_images else math.nan}
+        if classified:
+            figures["train_acc"] = hits.float().mean().item() if team.size == 1 else correct / classified
         return figures
 
     def state_dict(self, team: ProcessGroup) -> dict[str, Any]:
         """Return the collected values of all processes. All processes must call this method together."""
-        losses, images, hits = zip(*team.gather(self._in_memory()), strict=True)
-        return {"losses": torch.cat(losses), "images": [n for part in images for n in part], "hits": torch.cat(hits)}
+        losses, images, hits = zip(*team.gather(self._on_cpu()), strict=True)
+        return {"losses": torch.cat(losses), "images": [*chain(*images)], "hits": torch.cat(hits)}
 
     def load_state_dict(self, state: dict[str, Any], team: ProcessGroup) -> None:
-        """Load the result of `state_dict`. It has the values of all processes, so only the main process keeps it."""
+        """Load the result of `state_dict`. As it has the values of all processes, only the main process loads it."""
         if team.is_main:
             self._earlier = state["losses"], state["images"], state["hits"]
 
-    def _in_memory(self) -> tuple[Tensor, list[int], Tensor]:
+    def _on_cpu(self) -> tuple[Tensor, list[int], Tensor]:
         losses, images, hits = self._earlier
         return (
             torch.cat([losses, torch.stack(self.losses).cpu()]) if self.losses else losses,

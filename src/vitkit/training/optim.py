@@ -47,8 +47,8 @@ def parameter_groups(
         if not parameter.requires_grad:
             continue
         local = name.removeprefix("encoder.").removeprefix("task.")  # the two parts of a pre-training
-        is_table = local.startswith(_NO_DECAY) and ".mlp." not in local  # an MLP of offsets is not a table
-        decays = decay_all or (parameter.ndim > 1 and not is_table)
+        is_token = local.startswith(_NO_DECAY) and ".mlp." not in local  # an MLP may compute relative positions
+        decays = decay_all or (parameter.ndim > 1 and not is_token)
         # As in BEiT and MAE, the embeddings are layer 0, the L blocks are 1 to L, and what follows is L + 1. A table of
         # relative positions belongs to its block, unless all blocks share one table.
         match = _BLOCK_PARAMETER.match(name)
@@ -57,8 +57,8 @@ def parameter_groups(
         else:
             layer = 0 if name.startswith(("patch_embed.", "norm_pre.", *_TOKEN_PARAMETERS)) else depth + 1
         scale = layer_decay ** (depth + 1 - layer)
-        empty = {"params": [], "weight_decay": weight_decay if decays else 0.0, "lr_scale": scale}
-        groups.setdefault((scale, decays), empty)["params"].append(parameter)
+        new_group = {"params": [], "weight_decay": weight_decay if decays else 0.0, "lr_scale": scale}
+        groups.setdefault((scale, decays), new_group)["params"].append(parameter)
     return [groups[key] for key in sorted(groups, reverse=True)]
 
 
@@ -70,21 +70,16 @@ def build_optimizer(model: nn.Module, recipe: Recipe, make: MakeOptimizer | None
         try:
             optimizer = make(groups)
         except (TypeError, ValueError) as error:
-            raise VitkitError(
-                "training.optimizer-failed", f"optimizer cannot be created: {type(error).__name__}: {error}"
-            ) from error
+            message = f"optimizer cannot be created: {type(error).__name__}: {error}"
+            raise VitkitError("training.optimizer-failed", message) from error
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise VitkitError(
-                "training.optimizer-type",
-                f"optimizer must return a torch.optim.Optimizer, not {type(optimizer).__name__}",
-            )
+            message = f"optimizer must return a torch.optim.Optimizer, not {type(optimizer).__name__}"
+            raise VitkitError("training.optimizer-type", message)
         if [group.get("lr_scale") for group in optimizer.param_groups] != scales:
-            raise VitkitError(
-                "training.optimizer-groups",
-                "optimizer must keep the groups of parameters that it receives, in their order",
-            )
+            message = "optimizer must keep the groups of parameters that it receives, in their order"
+            raise VitkitError("training.optimizer-groups", message)
         return optimizer
-    # The fused optimiser takes a step in one kernel. Its rounding differs and it saves little on CPUs (docs/log.md).
+    # A fused optimiser takes a step in one kernel. On CPUs, it saves little and rounds in another way (docs/log.md).
     fused = True if all(parameter.is_cuda for group in groups for parameter in group["params"]) else None
     if recipe.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, fused=fused)
@@ -145,7 +140,7 @@ class WeightAverage(nn.Module):
         self._limit = recipe.ema
         # Running statistics are valid only for the weights with which they were computed, so they are averaged, too.
         has_statistics = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-        update = self._update if recipe.ema or has_statistics else None  # by default, torch computes the mean
+        update = self._update if recipe.ema or has_statistics else None  # None: torch computes the plain mean
         self.averaged = AveragedModel(model, multi_avg_fn=update, use_buffers=has_statistics)
         for parameter in self.averaged.parameters():
             parameter.requires_grad = False

@@ -26,14 +26,14 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from vitkit.classifier import Classifier
-from vitkit.data.earlier_labels import UNCHANGED, LabelsBefore
+from vitkit.data.earlier_labels import UNCHANGED, ChangesSinceRuns
 from vitkit.data.loading import EvaluationImages
 from vitkit.data.splits import fold
 from vitkit.data.table import SINGLE_LABEL, ImageTable
 from vitkit.evaluation.calibration import calibrate
 from vitkit.evaluation.linear_models import regress, regression_loss
 from vitkit.evaluation.metrics import mean_average_precision
-from vitkit.inference.pipeline import crew
+from vitkit.inference.pipeline import thread_pool
 from vitkit.system.progress import progress
 from vitkit.system.run_files import FOLDS
 from vitkit.training.features import compute_features
@@ -42,11 +42,11 @@ from vitkit.training.run_folder import ZERO_SHOT, Run
 from vitkit.training.start import choose_precision
 
 PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)  # from simple to complex models
-MIDDLE = PENALTIES[len(PENALTIES) // 2]
-UNBEATEN = "no trained head was better on the validation images, so the model is the zero-shot one"
-_WORSE = 1.1  # the search ends at this multiple of the best validation loss
-PARTS = 5  # folds of a cross-validation
-_MOST = 5_000  # images that are cross-validated; more hardly change the penalty
+DEFAULT_PENALTY = PENALTIES[len(PENALTIES) // 2]
+ZERO_SHOT_KEPT = "no trained head was better on the validation images, so the model is the zero-shot one"
+_STOP_RATIO = 1.1  # the search ends if the validation loss exceeds this multiple of the best one
+MAX_FOLDS = 5  # of a cross-validation
+_MAX_CROSS_VALIDATED = 5_000  # images that are cross-validated; more hardly change the penalty
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def fit_head(run: Run, classifier: Classifier, images: HeadImages, seen: Collect
     run.say(f"frozen backbone: features of the training images in {precision}, once")
     # The final model of a cross-validation was tested by its folds.
     is_tested = not {"val", "test"} & set(table.splits) and not (run.folder / FOLDS).is_file()
-    best = _put_best_head(run, classifier, images, seen, run.inputs.earlier, is_tested=is_tested)
+    best = _fit_best_head(run, classifier, images, seen, run.inputs.earlier, is_tested=is_tested)
     counts = list(table.of_split("train").counts().values())
     correction = prior_correction(counts, "none", recipe.prior, classifier.model)
     record_correction(classifier, correction)
@@ -111,51 +111,50 @@ def fit_head(run: Run, classifier: Classifier, images: HeadImages, seen: Collect
     seconds = time.monotonic() - started
     run.metrics.truncate(ZERO_SHOT)  # from an interrupted fit
     heads = [("zero-shot", ZERO_SHOT, best.initial)]
-    if not (is_unbeaten := best.fitted is best.initial):
+    is_zero_shot_best = best.fitted is best.initial
+    if not is_zero_shot_best:
         heads.append((f"head fitted, penalty {best.fitted.penalty:g}", 0, best.fitted))
-    for what, epoch, fit in heads:
+    for name, epoch, fit in heads:
         if fit is not None:
             run.metrics.append({"epoch": epoch, "step": 0, **fit.figures, "seconds": round(seconds, 1)})
             classifier.provenance["metrics"] = {"epoch": epoch, **fit.figures}
-            shown = "  ".join(f"{name} {value:.4f}" for name, value in fit.figures.items())
-            run.say(f"{what}: {shown}  {seconds:.0f} s")
+            figures = "  ".join(f"{figure} {value:.4f}" for figure, value in fit.figures.items())
+            run.say(f"{name}: {figures}  {seconds:.0f} s")
     if best.note is not None:
         run.say(best.note)
     classifier.save(run.folder)
-    if is_unbeaten:
-        run.say(UNBEATEN)
+    if is_zero_shot_best:
+        run.say(ZERO_SHOT_KEPT)
 
 
-def start_head(run: Run, classifier: Classifier, images: HeadImages | None) -> float:
+def initialise_head(run: Run, classifier: Classifier, images: HeadImages | None) -> float:
     """Fit the new head to frozen features before the whole model is trained, and return the seconds that this took.
 
     Training the whole model with an unfitted head would distort the backbone. The method is called LP-FT, linear
     probing followed by fine-tuning (Kumar et al. 2022, arXiv 2202.10054).
     """
     started = time.monotonic()
-    best = _put_best_head(run, classifier, images or head_images(run, classifier))
-    reached = "" if best.fitted.val_accuracy is None else f": val_acc {best.fitted.val_accuracy:.4f}"
+    best = _fit_best_head(run, classifier, images or head_images(run, classifier))
+    accuracy = "" if best.fitted.val_accuracy is None else f": val_acc {best.fitted.val_accuracy:.4f}"
     seconds = time.monotonic() - started
-    run.say(f"the head starts from a fit to frozen features{reached} ({seconds:.0f} s)")
+    run.say(f"the head starts from a fit to frozen features{accuracy} ({seconds:.0f} s)")
     return seconds
 
 
 @dataclass(frozen=True)
 class _BestHead:
-    # `initial` is the head made from the class names, or None if the fit started from zeros. After a cross-validation,
-    # `note` is a line about it, and `predictions` are those for the images that the initial weights had not seen.
     fitted: Fit
-    initial: Fit | None
-    note: str | None = None
-    predictions: OutOfFold | None = None
+    initial: Fit | None  # the head made from the class names; None if the fit started from zeros
+    note: str | None = None  # a line for the user about the cross-validation, if there was one
+    predictions: OutOfFold | None = None  # of the cross-validation, for images that the initial weights had not seen
 
 
-def _put_best_head(
+def _fit_best_head(
     run: Run,
     classifier: Classifier,
     images: HeadImages,
     seen: Collection[str] = (),
-    earlier: LabelsBefore = UNCHANGED,
+    earlier: ChangesSinceRuns = UNCHANGED,
     *,
     is_tested: bool = False,
 ) -> _BestHead:
@@ -165,20 +164,20 @@ def _put_best_head(
     """
     table = run.inputs.table
     train, val = table.of_split("train"), table.of_split("val")
-    x, y = _features(run, classifier, images.train, train, "training images")
-    held_out = _features(run, classifier, images.val, val, "validation images") if len(val) else None
+    x, y = _features_and_targets(run, classifier, images.train, train, "training images")
+    held_out = _features_and_targets(run, classifier, images.val, val, "validation images") if len(val) else None
     head = [classifier.model.get_parameter(f"head.{name}") for name in ("weight", "bias")]
     initial = None
     if run.recipe.head_from == "names":
         weight, bias = (parameter.detach().clone() for parameter in head)
-        initial = _evaluated(weight, bias, math.inf, (x, y), held_out)
+        initial = _evaluate_head(weight, bias, math.inf, (x, y), held_out)
     best = None
     if held_out is None:
-        tested, tests = _with_earlier_labels(train, x, y, earlier)
-        fold_of = folds_of(tested, run.inputs.groups, run.recipe.seed)
+        testable, testable_xy = _test_with_earlier_labels(train, x, y, earlier)
+        fold_of = folds_of(testable, run.inputs.groups, run.recipe.seed)
         if fold_of is not None:
-            is_new = torch.tensor([path not in seen for path in tested.paths])
-            best = _cross_fit((x, y), tests, fold_of, is_new, tested, initial, is_tested=is_tested)
+            is_new = torch.tensor([path not in seen for path in testable.paths])
+            best = _cross_validate_and_fit((x, y), testable_xy, fold_of, is_new, testable, initial, is_tested=is_tested)
     if best is None:
         best = _BestHead(choose_head(x, y, held_out, len(table.classes), initial=initial), initial)
     with torch.no_grad():
@@ -187,10 +186,10 @@ def _put_best_head(
     return best
 
 
-def _features(
+def _features_and_targets(
     run: Run, classifier: Classifier, images: Dataset[Any], table: ImageTable, what: str
 ) -> tuple[Tensor, Tensor]:
-    # The input of the head, (n, D), and the labels (n,) or class indicators (n, K).
+    """Return the input of the head for n images, (n, D), and their labels (n,) or class indicators (n, K)."""
     if run.features is not None:
         x = run.features.head_features(table, classifier.model.config, what)
         y = torch.tensor(table.labels, dtype=torch.long)
@@ -205,7 +204,7 @@ def choose_head(
     y: Tensor,
     held_out: tuple[Tensor, Tensor] | None,
     classes: int,
-    penalty: float = MIDDLE,
+    penalty: float = DEFAULT_PENALTY,
     initial: Fit | None = None,
 ) -> Fit:
     """Fit heads with several penalties, and return the head with the lowest log loss on the held-out images.
@@ -221,13 +220,13 @@ def choose_head(
     """
     head = _StandardisedHead(x, classes, initial)
     best = None if held_out is None else initial
-    for tried in PENALTIES if held_out is not None else (penalty,):
-        head.fit(y, tried)
-        weight = head.weight / head.scale
-        fitted = _evaluated(weight, head.bias - weight @ head.mean, tried, (x, y), held_out)
+    for candidate in PENALTIES if held_out is not None else (penalty,):
+        head.fit(y, candidate)
+        weight = head.weight / head.scale  # of the head for features that are not standardised
+        fitted = _evaluate_head(weight, head.bias - weight @ head.mean, candidate, (x, y), held_out)
         if best is None or best.val_loss is None or fitted.val_loss is None or fitted.val_loss < best.val_loss:
             best = fitted
-        elif fitted.val_loss > _WORSE * best.val_loss:
+        elif fitted.val_loss > _STOP_RATIO * best.val_loss:
             break
     assert best is not None
     return best
@@ -242,7 +241,7 @@ class _StandardisedHead:
         self.weight, self.bias = torch.zeros(classes, x.shape[1]), torch.zeros(classes)
         if initial is not None:
             self.weight, self.bias = initial.weight * self.scale, initial.bias + initial.weight @ self.mean
-        self.anchor = self.weight
+        self.anchor = self.weight  # the penalty applies to the distance from these weights
 
     def fit(self, y: Tensor, penalty: float) -> None:
         self.weight, self.bias = regress(self.x, y, penalty, self.weight, self.bias, self.anchor)
@@ -252,27 +251,29 @@ class _StandardisedHead:
 
 
 def fold_count(table: ImageTable, groups: Sequence[int]) -> int:
-    """Return the number of folds of a cross-validation: at most `PARTS`, and at most the groups of some class."""
+    """Return the number of folds: the largest number of groups (one per image) of a class, but at most `MAX_FOLDS`."""
     pairs = {(label, group) for i, group in enumerate(groups) for label in table.classes_of(i)}
-    return min(PARTS, max(Counter(label for label, _ in pairs).values(), default=0))
+    groups_of_class = Counter(label for label, _ in pairs)
+    return min(MAX_FOLDS, max(groups_of_class.values(), default=0))
 
 
 def folds_of(train: ImageTable, groups: Mapping[str, int], seed: int) -> Tensor | None:
     """Assign n training images to stratified folds; return the fold of each image, (n,).
 
-    At most `_MOST` images get a fold, and all others get -1. All images of a group get the same fold; `groups` contains
-    the group number of each image that belongs to a group, by path. The result is None if a cross-validation is
-    impossible, because no class has images of at least two groups.
+    At most `_MAX_CROSS_VALIDATED` images get a fold, and all others get -1. All images of a group get the same fold;
+    `groups` contains the group number of each image that belongs to a group, by path. The result is None if a
+    cross-validation is impossible, because no class has images of at least two groups.
     """
     count = len(train)
-    rows = np.sort(np.random.default_rng(seed).permutation(count)[:_MOST]).tolist()
-    part = train.take(rows)
-    numbers = [groups.get(path, -1 - i) for i, path in enumerate(part.paths)]  # others are groups of their own
-    parts = fold_count(part, numbers)
-    if parts < 2:
+    rows = np.sort(np.random.default_rng(seed).permutation(count)[:_MAX_CROSS_VALIDATED]).tolist()
+    chosen = train.take(rows)
+    # An image without a group is a group of its own, with a negative number.
+    group_of = [groups.get(path, -1 - i) for i, path in enumerate(chosen.paths)]
+    folds = fold_count(chosen, group_of)
+    if folds < 2:
         return None
     fold_of = torch.full((count,), -1)
-    fold_of[rows] = torch.tensor(fold(part, parts, seed, numbers))
+    fold_of[rows] = torch.tensor(fold(chosen, folds, seed, group_of))
     return fold_of
 
 
@@ -286,26 +287,26 @@ def cross_validate_head(
     `is_counted`, (n,), count in the loss by which the penalty is chosen. If it is None, or if no image that counts has
     a fold, all images with a fold count.
     """
-    n, parts = len(fold_of), int(fold_of.max()) + 1
-    counted = fold_of >= 0
-    if is_counted is not None and (is_counted & counted).any():
-        counted = counted & is_counted
-    heads = [_StandardisedHead(x[(fold_of >= 0) & (fold_of != k)], classes, initial) for k in range(parts)]
-    best, least, logits_of_best = math.inf, math.inf, torch.zeros(n, classes)
+    n, folds, has_fold = len(fold_of), int(fold_of.max()) + 1, fold_of >= 0
+    counted = has_fold
+    if is_counted is not None and (is_counted & has_fold).any():
+        counted = is_counted & has_fold
+    heads = [_StandardisedHead(x[has_fold & (fold_of != k)], classes, initial) for k in range(folds)]
+    best_penalty, best_loss, best_logits = math.inf, math.inf, torch.zeros(n, classes)
     if initial is not None:
-        logits_of_best = x @ initial.weight.T + initial.bias
-        least = regression_loss(logits_of_best[counted], y[counted]).item()
+        best_logits = x @ initial.weight.T + initial.bias
+        best_loss = regression_loss(best_logits[counted], y[counted]).item()
     for penalty in PENALTIES:
         logits = torch.zeros(n, classes)
         for k, head in enumerate(heads):
-            head.fit(y[(fold_of >= 0) & (fold_of != k)], penalty)
+            head.fit(y[has_fold & (fold_of != k)], penalty)
             logits[fold_of == k] = head.logits(x[fold_of == k])
         loss = regression_loss(logits[counted], y[counted]).item()
-        if loss < least:
-            best, least, logits_of_best = penalty, loss, logits
-        elif loss > _WORSE * least:
+        if loss < best_loss:
+            best_penalty, best_loss, best_logits = penalty, loss, logits
+        elif loss > _STOP_RATIO * best_loss:
             break
-    return best, logits_of_best
+    return best_penalty, best_logits
 
 
 def nested_cross_validation(
@@ -316,51 +317,47 @@ def nested_cross_validation(
     An inner cross-validation of the other folds chooses the penalty and the temperature (Varma & Simon 2006, doi
     10.1186/1471-2105-7-91). Figures that are computed from these predictions are therefore not biased by the selection.
 
-    Args:
-        x: the features of n training images, (n, D).
-        y: their labels, (n,).
-        fold_of: the fold of each image, (n,); at least three folds.
-        classes: the number of classes, K.
+    The arguments are as for `cross_validate_head`, with one label for each image, (n,), and at least three folds.
 
     Returns:
         The logits of each image, (n, K), and the temperature of the head that predicts each fold, (folds,).
     """
-    n, parts = len(fold_of), int(fold_of.max()) + 1
+    n, folds = len(fold_of), int(fold_of.max()) + 1
 
-    def test(k: int) -> tuple[Tensor, float]:
+    def predict_fold(k: int) -> tuple[Tensor, float]:
         rest = fold_of != k
-        others = fold_of[rest] - (fold_of[rest] > k).long()  # numbered from 0 without a gap
-        penalty, logits = cross_validate_head(x[rest], y[rest], others, classes)
-        fitted = choose_head(x[rest], y[rest], None, classes, penalty)
-        fit = calibrate(logits.double().numpy(), y[rest].numpy(), np.zeros(classes))
-        return x[~rest] @ fitted.weight.T + fitted.bias, fit.temperature
+        inner_folds = fold_of[rest] - (fold_of[rest] > k).long()  # numbered from 0 without a gap
+        penalty, logits = cross_validate_head(x[rest], y[rest], inner_folds, classes)
+        head = choose_head(x[rest], y[rest], None, classes, penalty)
+        calibration = calibrate(logits.double().numpy(), y[rest].numpy(), np.zeros(classes))
+        return x[~rest] @ head.weight.T + head.bias, calibration.temperature
 
-    logits, temperatures = torch.zeros(n, classes), np.ones(parts)
-    with crew(is_concurrent=True) as (pool, *_):
-        for k, (logits_of_fold, temperatures[k]) in enumerate(pool.map(test, range(parts))):
+    logits, temperatures = torch.zeros(n, classes), np.ones(folds)
+    with thread_pool(is_concurrent=True) as (pool, *_):
+        for k, (logits_of_fold, temperatures[k]) in enumerate(pool.map(predict_fold, range(folds))):
             logits[fold_of == k] = logits_of_fold
-            progress("testing heads without their images", k + 1, parts)
+            progress("testing heads without their images", k + 1, folds)
     return logits, temperatures
 
 
-def _with_earlier_labels(
-    train: ImageTable, x: Tensor, y: Tensor, earlier: LabelsBefore
+def _test_with_earlier_labels(
+    train: ImageTable, x: Tensor, y: Tensor, earlier: ChangesSinceRuns
 ) -> tuple[ImageTable, tuple[Tensor, Tensor]]:
     """Return the training images that can test a head, their features, and the targets that they had in earlier runs.
 
-    Labels that were changed since those runs may follow what a model had learned from the other images: a head that is
-    fitted to them would know the images that test it. Images that no person has labelled, or whose class no longer
+    A person may have changed labels to agree with the predictions of a model. With the changed labels, a head would
+    therefore be tested on labels that it has influenced. Images that no person had labelled, or whose class no longer
     exists, are left out.
     """
-    before = {item.path: train.task.names_in(item.before) for item in earlier.changed}
-    if not before:
+    earlier_names = {item.path: train.task.names_in(item.before) for item in earlier.changed}
+    if not earlier_names:
         return train, (x, y)
-    number = {name: i for i, name in enumerate(train.classes)}
-    kept = [i for i, path in enumerate(train.paths) if set(before.get(path, ())) <= number.keys()]
+    number_of = {name: i for i, name in enumerate(train.classes)}
+    kept = [i for i, path in enumerate(train.paths) if set(earlier_names.get(path, ())) <= number_of.keys()]
     y = y.clone()
     for i in kept:
-        if (names := before.get(train.paths[i])) is not None:
-            numbers = [number[name] for name in names]
+        if (names := earlier_names.get(train.paths[i])) is not None:
+            numbers = [number_of[name] for name in names]
             if y.ndim == 1:
                 y[i] = numbers[0]
             else:
@@ -369,9 +366,9 @@ def _with_earlier_labels(
     return train.take(kept), (x[kept], y[kept])
 
 
-def _cross_fit(
-    whole: tuple[Tensor, Tensor],
-    tests: tuple[Tensor, Tensor],
+def _cross_validate_and_fit(
+    train: tuple[Tensor, Tensor],
+    testable: tuple[Tensor, Tensor],
     fold_of: Tensor,
     is_new: Tensor,
     images: ImageTable,
@@ -385,27 +382,27 @@ def _cross_fit(
     at least three folds and no `initial` head, and every image is in a fold and new to the initial weights (`is_new`,
     (n,)).
 
-    `whole` is the features and the targets of all training images; `tests` is the same of the n `images` that are
+    `train` is the features and the targets of all training images, and `testable` those of the n `images` that are
     cross-validated, with their earlier labels. `fold_of`, (n,), is as for `cross_validate_head`.
     """
-    classes, (x, y) = len(images.classes), tests
+    classes, (x, y) = len(images.classes), testable
     penalty, logits = cross_validate_head(x, y, fold_of, classes, is_new, initial)
     if initial is not None and math.isinf(penalty):
         fitted = initial
     else:
-        fitted = choose_head(*whole, None, classes, penalty, initial)
-    is_kept = (fold_of >= 0) & is_new
-    judged = is_kept if bool(is_kept.any()) else fold_of >= 0
-    loss = regression_loss(logits[judged], y[judged]).item()
-    accuracy = _accuracy(logits[judged], y[judged])
-    reached = f"loss {loss:.4f}, accuracy {accuracy:.4f}"
-    note = f"chosen by cross-validation of the training images: {reached}, flattered by the selection"
-    kept = torch.nonzero(is_kept)[:, 0].tolist()
+        fitted = choose_head(*train, None, classes, penalty, initial)
+    has_fold = fold_of >= 0
+    is_independent = has_fold & is_new
+    counted = is_independent if bool(is_independent.any()) else has_fold
+    loss = regression_loss(logits[counted], y[counted]).item()
+    figures = f"loss {loss:.4f}, accuracy {_accuracy(logits[counted], y[counted]):.4f}"
+    note = f"chosen by cross-validation of the training images: {figures}, flattered by the selection"
+    kept = torch.nonzero(is_independent)[:, 0].tolist()
     if not kept:
         return _BestHead(fitted, initial, note)
-    parts = int(fold_of.max()) + 1
+    folds = int(fold_of.max()) + 1
     tested, temperatures = None, None
-    if is_tested and initial is None and images.task is SINGLE_LABEL and parts > 2 and bool(is_kept.all()):
+    if is_tested and initial is None and images.task is SINGLE_LABEL and folds > 2 and bool(is_independent.all()):
         logits_of_tests, temperatures = nested_cross_validation(x, y, fold_of, classes)
         tested = logits_of_tests.numpy()
     predictions = OutOfFold(
@@ -413,7 +410,7 @@ def _cross_fit(
         paths=tuple(images.paths[i] for i in kept),
         labels=y[kept].numpy().astype(np.int64),
         logits=logits[kept].numpy(),
-        folds=parts,
+        folds=folds,
         fold=fold_of[kept].numpy(),
         tested=tested,
         temperatures=temperatures,
@@ -421,19 +418,23 @@ def _cross_fit(
     return _BestHead(fitted, initial, note, predictions)
 
 
-def _evaluated(
+def _evaluate_head(
     weight: Tensor, bias: Tensor, penalty: float, train: tuple[Tensor, Tensor], held_out: tuple[Tensor, Tensor] | None
 ) -> Fit:
-    losses = [regression_loss(x @ weight.T + bias, y).item() for x, y in (train, *([held_out] if held_out else []))]
-    accuracy = precision = None
-    if held_out is not None:
-        logits, true = held_out[0] @ weight.T + bias, held_out[1]
-        accuracy = _accuracy(logits, true)
-        if true.ndim == 2:
-            precision = mean_average_precision(true.bool().numpy(), logits.numpy())
-    return Fit(weight, bias, penalty, losses[0], losses[1] if held_out else None, accuracy, precision)
+    """Return a head with its figures on the features and targets of the training and the held-out images."""
+    x, y = train
+    train_loss = regression_loss(x @ weight.T + bias, y).item()
+    if held_out is None:
+        return Fit(weight, bias, penalty, train_loss, None, None)
+    x, y = held_out
+    logits = x @ weight.T + bias
+    val_loss, val_map = regression_loss(logits, y).item(), None
+    if y.ndim == 2:
+        val_map = mean_average_precision(y.bool().numpy(), logits.numpy())
+    return Fit(weight, bias, penalty, train_loss, val_loss, _accuracy(logits, y), val_map)
 
 
 def _accuracy(logits: Tensor, y: Tensor) -> float:
-    hits = logits.argmax(dim=1) == y if y.ndim == 1 else ((logits > 0) == (y > 0.5)).all(dim=1)
-    return float(hits.float().mean())
+    """Return the fraction of images whose class, or whole set of classes, is correct."""
+    is_correct = logits.argmax(dim=1) == y if y.ndim == 1 else ((logits > 0) == (y > 0.5)).all(dim=1)
+    return float(is_correct.float().mean())

@@ -1,4 +1,4 @@
-"""The trainings of the paper, whose data sets are known by their size alone."""
+"""The training runs of the ViT paper (arXiv 2010.11929). Of their data sets, only the sizes are known here."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from vitkit.errors import VitkitError
 from vitkit.model.names import Config
-from vitkit.training.defaults import choose, config_of, named_plan, spare_patches
+from vitkit.training.defaults import choose, choose_patch_dropout, config_of, published_config
 from vitkit.training.recipe import Recipe, bundled
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A training set of the paper."""
+    """A data set of the paper."""
 
     title: str
     images: int
@@ -33,7 +33,7 @@ CORPORA = {  # by the last part of the name of a bundled recipe
 
 @dataclass(frozen=True)
 class PaperTraining:
-    """A training of the paper."""
+    """A training run of the ViT paper (arXiv 2010.11929), with its recipe, model and data set."""
 
     recipe: Recipe  # complete
     config: Config
@@ -51,7 +51,7 @@ def is_of_paper(recipe: object) -> bool:
 
 
 def paper_training(requested: Recipe) -> PaperTraining:
-    """Resolve a recipe of the paper, some of whose fields may be changed. Its images and weights are not needed.
+    """Complete a bundled recipe of the paper, in which fields may be changed. Its images and weights are not needed.
 
     Raises:
         VitkitError: the fields cannot be combined, or the model of the named weights is unknown.
@@ -62,12 +62,11 @@ def paper_training(requested: Recipe) -> PaperTraining:
     if recipe.weights == "none":
         config = config_of(recipe, corpus.classes)
     elif recipe.model is not None:
-        config = named_plan(recipe, recipe.model, corpus.classes)
+        config = published_config(recipe, recipe.model, corpus.classes)
     else:
-        raise VitkitError(
-            "training.model-missing", f"{name}: set the model that the weights {recipe.weights} belong to with --model"
-        )
-    return PaperTraining(spare_patches(recipe, requested.given, config), config, corpus)
+        message = f"{name}: set the model that the weights {recipe.weights} belong to with --model"
+        raise VitkitError("training.model-missing", message)
+    return PaperTraining(choose_patch_dropout(recipe, requested.given, config), config, corpus)
 
 
 def steps_of(recipe: Recipe, images: int) -> int:

@@ -23,13 +23,13 @@ from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
 from vitkit.model.config import PAIRS, ViTConfig, as_pair, canonical, suggest
 from vitkit.system.environment import DeviceName
-from vitkit.system.files import without_place
+from vitkit.system.files import public_path
 from vitkit.text.arguments import Between, Options, alternatives, as_typed, from_text, hints_of, type_of
 
 SAVE_EVERY = "10m"  # the default of `save_every`
 # Fields of earlier versions, with the values that had no effect; the recipe of each earlier run has them.
 _RETIRED = (("views", 0), ("wise_ft", False))
-BY_METHOD = "by method"  # marks fields whose default training/defaults.py sets by what is trained
+BY_METHOD = "by method"  # marks fields whose default depends on the method (training/defaults.py)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,17 +298,15 @@ class Recipe(Machine, Keep, Augment, Pixels, Regularise, Targets, Optimiser, Met
         if self.weights == "auto" and str(self.model).startswith("custom:"):
             object.__setattr__(self, "weights", "none")  # none are published
         # Fields without any effect are refused in `training.defaults`.
-        if self.split[0] <= 0 or min(self.split) < 0 or not abs(sum(self.split) - 1) <= 1e-6:
+        if self.split[0] <= 0 or min(self.split) < 0 or not abs(sum(self.split) - 1) <= 1e-6:  # also refuses NaN
             raise VitkitError(
                 "training.split-shares",
                 "split must be the fractions of train, val and test, which sum to 1, the first above 0, "
                 f"not {self.split}",
             )
         if self.crop_scale != (0.0, 0.0) and not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
-            raise VitkitError(
-                "training.crop-scale",
-                f"crop_scale must be two fractions of the area, the smaller first, not {self.crop_scale}",
-            )
+            message = f"crop_scale must be two fractions of the area, the smaller first, not {self.crop_scale}"
+            raise VitkitError("training.crop-scale", message)
         for name, duration in (("time", self.time), ("save_every", self.save_every)):
             if duration is not None:
                 parse_duration(duration, name)
@@ -316,42 +314,32 @@ class Recipe(Machine, Keep, Augment, Pixels, Regularise, Targets, Optimiser, Met
         try:
             re.compile(self.group_by or "")
         except re.error as error:
-            raise VitkitError(
-                "training.group-pattern", f"group_by must be a regular expression, not {self.group_by!r}: {error}"
-            ) from error
+            message = f"group_by must be a regular expression, not {self.group_by!r}: {error}"
+            raise VitkitError("training.group-pattern", message) from error
         if self.image_size is not None and "image_size" in (self.model_fields or {}):
-            raise VitkitError(
-                "training.field-repeated",
-                "image_size is given twice, as image_size and as model.image_size: leave out one of them",
-            )
+            message = "image_size is given twice, as image_size and as model.image_size: leave out one of them"
+            raise VitkitError("training.field-repeated", message)
         if self.ema and self.swa:
             raise VitkitError("training.averages-twice", "ema and swa both average the weights; choose one")
         if self.split_from is not None and self.folds is not None:
-            raise VitkitError(
-                "training.fields-conflict",
-                "split_from keeps the split of a run, but folds make their own splits; leave out one of them",
-            )
+            message = "split_from keeps the split of a run, but folds make their own splits; leave out one of them"
+            raise VitkitError("training.fields-conflict", message)
         if self.swa and self.time:
-            raise VitkitError(
-                "training.fields-conflict",
-                "swa needs the number of epochs, which is unknown with a time budget; leave out swa or time",
-            )
+            message = "swa needs the number of epochs, which is unknown with a time budget; leave out swa or time"
+            raise VitkitError("training.fields-conflict", message)
         if self.head_from == "names" and (self.weights == "none" or self.lp_ft):
-            why = "weights is none: set weights of CLIP or SigLIP, or leave out head_from"
             if self.lp_ft:
-                why = "lp_ft fits it to photographs: leave out one of them"
-            raise VitkitError(
-                "training.fields-conflict", f"head_from 'names' makes the head from the class names, but {why}"
-            )
+                conflict = "lp_ft fits it to photographs: leave out one of them"
+            else:
+                conflict = "weights is none: set weights of CLIP or SigLIP, or leave out head_from"
+            message = f"head_from 'names' makes the head from the class names, but {conflict}"
+            raise VitkitError("training.fields-conflict", message)
         if self.method == "lora" and self.weights == "none":
-            raise VitkitError(
-                "training.fields-conflict",
-                "method lora adapts pretrained weights; set --weights, or use --method scratch",
-            )
+            message = "method lora adapts pretrained weights; set --weights, or use --method scratch"
+            raise VitkitError("training.fields-conflict", message)
         if self.method == "scratch" and self.weights not in ("auto", "none"):
-            raise VitkitError(
-                "training.fields-conflict", f"method scratch starts without weights; leave out --weights {self.weights}"
-            )
+            message = f"method scratch starts without weights; leave out --weights {self.weights}"
+            raise VitkitError("training.fields-conflict", message)
 
     @classmethod
     def load(cls, source: str | Path) -> Self:
@@ -364,14 +352,12 @@ class Recipe(Machine, Keep, Augment, Pixels, Regularise, Targets, Optimiser, Met
             text = Path(source).read_text(encoding="utf-8") if Path(source).is_file() else bundled().get(str(source))
             fields = None if text is None else tomllib.loads(text)
         except (RecursionError, ValueError) as error:
-            why = "it is nested too deeply" if isinstance(error, RecursionError) else error
-            raise VitkitError("training.recipe-damaged", f"{source} is not valid TOML: {why}") from error
+            cause = "it is nested too deeply" if isinstance(error, RecursionError) else error
+            raise VitkitError("training.recipe-damaged", f"{source} is not valid TOML: {cause}") from error
         if fields is None:
-            raise VitkitError(
-                "training.recipe-unknown",
-                f"no such recipe: {source} (a TOML file, or one of: {', '.join(sorted(bundled()))})",
-            )
-        with naming(str(source)):
+            message = f"no such recipe: {source} (a TOML file, or one of: {', '.join(sorted(bundled()))})"
+            raise VitkitError("training.recipe-unknown", message)
+        with prefix_errors(str(source)):
             return cls.of({k: value for k, value in fields.items() if (k, value) not in _RETIRED}, str(source))
 
     @classmethod
@@ -385,7 +371,7 @@ class Recipe(Machine, Keep, Augment, Pixels, Regularise, Targets, Optimiser, Met
         Raises:
             VitkitError: a field is unknown, of the wrong type, or out of range. The message names the field.
         """
-        recipe = cls(**unfold(fields))
+        recipe = cls(**flatten_fields(fields))
         return recipe.with_given(dict.fromkeys(recipe.given, source))
 
     @property
@@ -395,27 +381,28 @@ class Recipe(Machine, Keep, Augment, Pixels, Regularise, Targets, Optimiser, Met
 
     @property
     def named(self) -> list[str]:
-        """The fields that the caller has set, as opposed to those of a file."""
+        """The fields that the caller has set, without those of a file."""
         return [name for name, source in self.given.items() if not source]
 
-    def updated(self, above: Recipe) -> Self:
+    def updated(self, other: Recipe) -> Self:
         """Return a copy with the fields that another recipe sets. The changed fields of both models are combined.
 
-        If another model is set, the weights of a bundled recipe are dropped; if other weights are set, its model is.
+        If this recipe is bundled, its weights are dropped if the other recipe sets a model, and its model is dropped if
+        the other recipe sets only weights.
         """
-        below, flags = self.set_fields(), above.set_fields()
+        fields, new_fields = self.set_fields(), other.set_fields()
         if self.source in bundled():
-            if "model" in flags and self.weights != "none":
-                below["weights"] = "auto"
-            elif "model" not in flags and above.weights not in ("auto", "none"):
-                below.pop("model", None)
-        changes = flags.pop("model_fields", None) or {}
-        kept = {name: value for name, value in (below.pop("model_fields", None) or {}).items() if name not in flags}
-        if "image_size" in changes:  # (height, width) replaces the side of a square
-            below.pop("image_size", None)
-        of_model = {"model_fields": {**kept, **changes}} if kept or changes else {}
-        merged = self.of({**below, **flags, **of_model})
-        return merged.with_given({name: above.given.get(name, self.given.get(name, "")) for name in merged.given})
+            if "model" in new_fields and self.weights != "none":
+                fields["weights"] = "auto"
+            elif "model" not in new_fields and other.weights not in ("auto", "none"):
+                fields.pop("model", None)
+        changes = fields.pop("model_fields", None) or {}
+        new_changes = new_fields.pop("model_fields", None) or {}
+        if "image_size" in new_changes:  # (height, width) replaces the side of a square
+            fields.pop("image_size", None)
+        changes = {name: value for name, value in changes.items() if name not in new_fields} | new_changes
+        merged = self.of({**fields, **new_fields, **({"model_fields": changes} if changes else {})})
+        return merged.with_given({name: other.given.get(name, self.given.get(name, "")) for name in merged.given})
 
     def complete(self, chosen: Mapping[str, Any]) -> Self:
         """Return a copy with values that were chosen for fields; they do not count as `given`."""
@@ -433,7 +420,7 @@ class Recipe(Machine, Keep, Augment, Pixels, Regularise, Targets, Optimiser, Met
         fields = {name: list(v) if isinstance(v, tuple) else v for name, v in self.to_dict().items()}
         del fields["model_fields"]
         if self.model_fields is not None:
-            fields["model"] = to_table(self.model, self.model_fields)
+            fields["model"] = model_table(self.model, self.model_fields)
         return tomli_w.dumps({name: value for name, value in fields.items() if value is not None})
 
     @property
@@ -448,7 +435,7 @@ class Recipe(Machine, Keep, Augment, Pixels, Regularise, Targets, Optimiser, Met
 
 
 @contextmanager
-def naming(source: str) -> Iterator[None]:
+def prefix_errors(source: str) -> Iterator[None]:
     """Prefix error messages in this context with the source of the fields."""
     try:
         yield
@@ -472,31 +459,28 @@ def parse_duration(text: str, name: str = "time") -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
     seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else 0.0
     if seconds <= 0:
-        raise VitkitError(
-            "training.duration-invalid", f"{name} must be a duration such as 90s, 10m or 2h, not {text!r}"
-        )
+        message = f"{name} must be a duration such as 90s, 10m or 2h, not {text!r}"
+        raise VitkitError("training.duration-invalid", message)
     return seconds
 
 
 def checkpoint_every(text: str) -> int:
     """Convert `none`, `all` or a number to a value of `VisionTransformer.checkpointing`."""
     if text in ("none", "all"):
-        return int(text == "all")
+        return 0 if text == "none" else 1  # every block
     if not text.isdecimal() or len(text) > 6 or int(text) == 0:
-        raise VitkitError(
-            "training.checkpointing-invalid",
-            f"checkpointing must be none, all, or a whole number above 0, not {text!r}",
-        )
+        message = f"checkpointing must be none, all, or a whole number above 0, not {text!r}"
+        raise VitkitError("training.checkpointing-invalid", message)
     return int(text)
 
 
 # --- Fields of the model --------------------------------------------------------------------------------------
 
-_ALIASES = {"mlp_ratio": float, "distilled": bool, "has_logits": bool}
+_ALIASES = {"mlp_ratio": float, "distilled": bool, "has_logits": bool}  # `canonical` replaces them by other fields
 _ALSO_IN_RECIPE = ("image_size", "dropout", "attention_dropout", "drop_path", "init")
 
 
-def _converted(changes: Mapping[str, Any]) -> dict[str, Any]:
+def _convert_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
     """Convert changes of a model to names and types of `ViTConfig`. `none` becomes None if a field can be None."""
     converted = dict[str, Any]()
     for name, value in canonical(changes).items():
@@ -504,8 +488,8 @@ def _converted(changes: Mapping[str, Any]) -> dict[str, Any]:
         if NoneType in alternatives(hint)[0] and value in ("none", None):
             converted[name] = None
         else:
-            place = f"model.{name}"
-            converted[name] = as_pair(value, place) if name in PAIRS else as_typed(place, hint, value)
+            label = f"model.{name}"
+            converted[name] = as_pair(value, label) if name in PAIRS else as_typed(label, hint, value)
     return converted
 
 
@@ -518,12 +502,12 @@ def _hint(name: str) -> Any:
 
 
 def _shared_fields(changes: Mapping[str, Any]) -> list[str]:
-    # The changed fields that are fields of the recipe, too. Its `image_size` is a side, so it takes only squares.
+    # The changed fields that are also fields of the recipe, whose `image_size` is the side of a square.
     is_square = "image_size" in changes and len(set(changes["image_size"])) == 1
     return [name for name in _ALSO_IN_RECIPE if name in changes and (name != "image_size" or is_square)]
 
 
-def read_sets(texts: Iterable[str], hints: Mapping[str, Any]) -> dict[str, Any]:
+def parse_set_arguments(texts: Iterable[str], hints: Mapping[str, Any]) -> dict[str, Any]:
     """Parse the arguments of `--set`, such as `shear=5` or `model.position=none`, into fields.
 
     `hints` has the types of the recipe's fields by name. Changes of the model, and its `name`, are in the mapping
@@ -533,89 +517,79 @@ def read_sets(texts: Iterable[str], hints: Mapping[str, Any]) -> dict[str, Any]:
     for text in texts:
         key, equals, value = (part.strip() for part in text.partition("="))
         if not equals or not key:
-            raise VitkitError(
-                "training.set-syntax",
-                f"--set {text}: --set expects FIELD=VALUE, as in --set shear=5 or --set model.position=none",
-            )
+            message = f"--set {text}: --set expects FIELD=VALUE, as in --set shear=5 or --set model.position=none"
+            raise VitkitError("training.set-syntax", message)
         if not key.startswith("model."):
             if key not in hints or key == "model_fields":
                 Recipe.check_names([key])
-                raise VitkitError(
-                    "training.set-syntax", f"--set {text}: set fields of the model by --set model.FIELD=VALUE"
-                )
-            _refuse_twice(key, fields, f"--set {key}")
+                message = f"--set {text}: set fields of the model by --set model.FIELD=VALUE"
+                raise VitkitError("training.set-syntax", message)
+            _check_not_repeated(key, fields, f"--set {key}")
             fields[key] = from_text(key, hints[key], value)
             continue
         name = key.removeprefix("model.")
         change: dict[str, Any] = {name: value}
         if name != "name":
-            change = canonical(change)
+            change = canonical(change)  # an alias can stand for another field
             for field, part in change.items():
-                is_one = field in PAIRS and part != "none" and "," not in part
-                change[field] = from_text(f"model.{field}", int if is_one else _hint(field), part)
-            change = _converted(change)
+                is_single_number = field in PAIRS and part != "none" and "," not in part
+                change[field] = from_text(f"model.{field}", int if is_single_number else _hint(field), part)
+            change = _convert_changes(change)
         for field in change:
-            _refuse_twice(field, changes, f"--set model.{field}")
+            _check_not_repeated(field, changes, f"--set model.{field}")
         changes |= change
     return fields | ({"model_fields": changes} if changes else {})
 
 
-def unfold(fields: Mapping[str, Any]) -> dict[str, Any]:
+def flatten_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Flatten the fields of a recipe: `model` becomes a name, and the changes of the model become `model_fields`.
 
     `model` may be a table, as in TOML, and `model_fields` may have any field of the model. If a changed field of the
     model is also a field of the recipe, such as `dropout`, its value is moved to the recipe.
     """
-    unfolded, changes = dict(fields), dict[str, Any]()
-    for place in ("model", "model_fields"):
-        if isinstance(fields.get(place), Mapping):
-            if not fields[place]:
-                raise VitkitError(
-                    "training.model-field-missing", f"{place} is empty: set a field in it, or leave it out"
-                )
-            for name, value in unfolded.pop(place).items():
-                _refuse_twice(name, changes, f"model.{name}")
+    flat, changes = dict(fields), dict[str, Any]()
+    for key in ("model", "model_fields"):
+        if isinstance(fields.get(key), Mapping):
+            if not fields[key]:
+                message = f"{key} is empty: set a field in it, or leave it out"
+                raise VitkitError("training.model-field-missing", message)
+            for name, value in flat.pop(key).items():
+                _check_not_repeated(name, changes, f"model.{name}")
                 changes[name] = value
-    _check_model_fields(unfolded.get("model_fields"))  # it may be None or not a table
+    _check_model_fields(flat.get("model_fields"))  # it may be None or not a table
     if "name" in changes:
-        if unfolded.get("model") is not None:
-            raise VitkitError(
-                "training.field-repeated",
-                f"model is given twice, as {unfolded['model']} and as {changes['name']}: leave out one of them",
-            )
-        unfolded["model"] = changes.pop("name")
-    changes = _converted(changes)
+        if flat.get("model") is not None:
+            message = f"model is given twice, as {flat['model']} and as {changes['name']}: leave out one of them"
+            raise VitkitError("training.field-repeated", message)
+        flat["model"] = changes.pop("name")
+    changes = _convert_changes(changes)
     for name in _shared_fields(changes):
-        if unfolded.get(name) is not None:
-            raise VitkitError(
-                "training.field-repeated",
-                f"{name} is given twice, as {name} and as model.{name}: leave out one of them",
-            )
+        if flat.get(name) is not None:
+            message = f"{name} is given twice, as {name} and as model.{name}: leave out one of them"
+            raise VitkitError("training.field-repeated", message)
         value = changes.pop(name)
-        unfolded[name] = value[0] if name == "image_size" else value
+        flat[name] = value[0] if name == "image_size" else value
     if changes:
-        unfolded["model_fields"] = changes
-    return unfolded
+        flat["model_fields"] = changes
+    return flat
 
 
 def _check_model_fields(changes: Any) -> dict[str, Any] | None:
     if changes is None or changes == {}:
         return None
     if not isinstance(changes, Mapping) or not all(isinstance(name, str) for name in changes):
-        raise VitkitError(
-            "training.model-fields-type", f"model_fields must be a table of the model's fields, not {type_of(changes)}"
-        )
-    converted = _converted(changes)
+        message = f"model_fields must be a table of the model's fields, not {type_of(changes)}"
+        raise VitkitError("training.model-fields-type", message)
+    converted = _convert_changes(changes)
     if "num_classes" in converted:
         raise VitkitError("training.model-field-refused", "model.num_classes is determined by the data: leave it out")
     for name in _shared_fields(converted):
-        raise VitkitError(
-            "training.model-field-refused", f"{name} is a field of the recipe itself, not one of model_fields"
-        )
+        message = f"{name} is a field of the recipe itself, not one of model_fields"
+        raise VitkitError("training.model-field-refused", message)
     return converted
 
 
-def to_table(name: str | None, changes: Mapping[str, Any]) -> dict[str, Any]:
+def model_table(name: str | None, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the name and the changed fields of a model to a `[model]` table. TOML has no null, so None is `none`."""
     plain = {key: "none" if v is None else list(v) if isinstance(v, tuple) else v for key, v in changes.items()}
     return plain if name is None else {"name": name, **plain}
@@ -629,19 +603,19 @@ def describe_changes(changes: Mapping[str, Any]) -> str:
     )
 
 
-def _refuse_twice(name: str, known_fields: Mapping[str, Any], what: str) -> None:
+def _check_not_repeated(name: str, known_fields: Mapping[str, Any], what: str) -> None:
     if name in known_fields:
         raise VitkitError("training.field-repeated", f"{what} is given twice: leave out one of them")
 
 
-def without_places(recipe: Recipe) -> Recipe:
+def without_absolute_paths(recipe: Recipe) -> Recipe:
     """Return a copy of the recipe for publication, which keeps only the last part of each absolute path."""
-    places = {name: getattr(recipe, name) for name in ("data", "labels", "split_from", "weights")}
+    paths = {name: getattr(recipe, name) for name in ("data", "labels", "split_from", "weights")}
     if recipe.teacher is not None:
         model, colon, file = recipe.teacher.partition(":")  # a torchvision model may have its weights in a file
         is_in_file = colon and Path(file).is_absolute()
-        places["teacher"] = f"{model}:{without_place(file)}" if is_in_file else recipe.teacher
-    return recipe.replace(**{name: without_place(place) for name, place in places.items() if place is not None})
+        paths["teacher"] = f"{model}:{public_path(file)}" if is_in_file else recipe.teacher
+    return recipe.replace(**{name: public_path(path) for name, path in paths.items() if path is not None})
 
 
 def name_of(recipe: Recipe) -> str:

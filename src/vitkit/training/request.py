@@ -12,21 +12,21 @@ from vitkit.data.named import DATASETS
 from vitkit.errors import VitkitError
 from vitkit.system.files import read_json, write_json
 from vitkit.system.run_files import EXTENSIONS
-from vitkit.training.recipe import Recipe, bundled, describe_changes, unfold
+from vitkit.training.recipe import Recipe, bundled, describe_changes, flatten_fields
 
 if TYPE_CHECKING:
     import torch
     from PIL import Image
 
 
-def load_of_run(path: Path) -> Recipe:
+def load_run_recipe(path: Path) -> Recipe:
     """Read the recipe file of a run.
 
     Raises:
         VitkitError: the file lacks a field, whose default could differ from the value that the run was started with.
     """
     recipe = Recipe.load(path)
-    missing = sorted(unfold(tomllib.loads(recipe.to_toml())).keys() - recipe.given.keys())
+    missing = sorted(flatten_fields(tomllib.loads(recipe.to_toml())).keys() - recipe.given.keys())
     if missing:
         raise VitkitError(
             "training.field-missing",
@@ -45,31 +45,29 @@ def requested(recipe: Recipe | str | Path | None, data: str | Path | None = None
     Raises:
         VitkitError: no data is named, or a field is unknown, of the wrong type, or out of range.
     """
-    asked = with_data(recipe, data)
-    if asked.source is None and (name := bundled_name(asked.data)) is not None:
-        asked = Recipe.load(name).updated(asked)
-    if asked.data is None:
-        raise VitkitError(
-            "training.data-missing",
-            "no data: name a folder with one sub-folder of images per class, or the sample data set 'digits'",
-        )
-    return asked
+    request = with_data(recipe, data)
+    if request.source is None and (name := bundled_name(request.data)) is not None:
+        request = Recipe.load(name).updated(request)
+    if request.data is None:
+        message = "no data: name a folder with one sub-folder of images per class, or the sample data set 'digits'"
+        raise VitkitError("training.data-missing", message)
+    return request
 
 
 def with_data(recipe: Recipe | str | Path | None, data: str | Path | None = None) -> Recipe:
-    """Return a recipe, the recipe in a file, or an empty one, with the data that a caller names.
+    """Return a recipe with the data that a caller names. `recipe` may also be a recipe file, or None for no fields.
 
     Raises:
         VitkitError: the caller has set other data in the recipe, or the file cannot be read.
     """
-    asked = recipe if isinstance(recipe, Recipe) else Recipe() if recipe is None else Recipe.load(recipe)
+    if not isinstance(recipe, Recipe):
+        recipe = Recipe() if recipe is None else Recipe.load(recipe)
     if data is None:
-        return asked
-    if "data" in asked.named and asked.data != str(data):
-        raise VitkitError(
-            "training.field-repeated", f"data is given twice, as {data} and as {asked.data}: leave out one of them"
-        )
-    return asked.replace(data=str(data))
+        return recipe
+    if "data" in recipe.named and recipe.data != str(data):
+        message = f"data is given twice, as {data} and as {recipe.data}: leave out one of them"
+        raise VitkitError("training.field-repeated", message)
+    return recipe.replace(data=str(data))
 
 
 def bundled_name(data: str | None) -> str | None:
@@ -80,8 +78,8 @@ def bundled_name(data: str | None) -> str | None:
     return name if name in bundled() else None
 
 
-def departures(recipe: Recipe) -> list[str]:
-    """Describe in at most one line which fields of a bundled recipe the caller changed."""
+def describe_changed_fields(recipe: Recipe) -> list[str]:
+    """Return a line about the fields of a bundled recipe that the caller has changed; no line if there are none."""
     if recipe.source not in bundled():
         return []
     original, now = Recipe.load(str(recipe.source)).to_dict(), recipe.to_dict()
@@ -133,19 +131,17 @@ class Hooks:
             if value is not None and not callable(value):
                 raise VitkitError("training.hook-type", f"{name} must be a function, not {value!r:.80}")
             if isinstance(value, type) and name != "optimizer":
-                raise VitkitError(
-                    "training.hook-type",
-                    f"{name} is the class {value.__name__}: pass an object of it, such as {value.__name__}()",
-                )
+                message = f"{name} is the class {value.__name__}: pass an object of it, such as {value.__name__}()"
+                raise VitkitError("training.hook-type", message)
 
     def names(self) -> dict[str, str]:
         """Return a mapping from each function that is set to its qualified name."""
         names = {}
         for name in _FUNCTIONS:
-            if (part := getattr(self, name)) is not None:
-                part = getattr(part, "func", part)  # of a partial
-                kind = part if hasattr(part, "__qualname__") else type(part)
-                names[name] = f"{kind.__module__}.{kind.__qualname__}"
+            if (function := getattr(self, name)) is not None:
+                function = getattr(function, "func", function)  # of a partial
+                named = function if hasattr(function, "__qualname__") else type(function)
+                names[name] = f"{named.__module__}.{named.__qualname__}"
         return names
 
     def write(self, folder: Path) -> None:
@@ -158,13 +154,11 @@ class Hooks:
         before: Mapping[str, str] = read_json(folder / EXTENSIONS) if (folder / EXTENSIONS).is_file() else {}
         now = self.names()
         for name in _FUNCTIONS:
-            had, has = before.get(name, "none"), now.get(name, "none")
-            if had != has:
-                raise VitkitError(
-                    "training.hook-changed",
-                    f"to resume {folder}, {name} must be the same as at its start: {had}, not {has}",
-                )
+            expected, given = before.get(name, "none"), now.get(name, "none")
+            if given != expected:
+                message = f"to resume {folder}, {name} must be the same as at its start: {expected}, not {given}"
+                raise VitkitError("training.hook-changed", message)
 
 
 _FUNCTIONS = ("loss", "augment", "optimizer")
-NONE = Hooks()
+NO_HOOKS = Hooks()

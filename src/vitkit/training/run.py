@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
-from vitkit.data.split_file import move_run, refuse_changed
+from vitkit.data.split_file import move_run, refuse_changed_images
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.model_folder import WEIGHTS
 from vitkit.system.files import exclusive_in
 from vitkit.system.progress import reporting_to, silent
 from vitkit.system.run_files import PRETRAINING, RECIPE, SPLIT, check_run_folder, resume_command, run_of_fold
 from vitkit.training.cross_validation import cross_validate
-from vitkit.training.distributed import assemble, check_team
+from vitkit.training.distributed import check_team, form_process_group
 from vitkit.training.finalize import OutOfFold
 from vitkit.training.inputs import Inputs
 from vitkit.training.loggers import check_hooks
 from vitkit.training.recipe import Recipe
-from vitkit.training.request import NONE, Hooks, load_of_run
+from vitkit.training.request import NO_HOOKS, Hooks, load_run_recipe
 from vitkit.training.run_folder import Run, check_free, discard_if_empty, lock_run, reporting
 from vitkit.training.stages.calibrate import calibrate
 from vitkit.training.stages.evaluate import evaluate
@@ -39,51 +39,51 @@ Stage = Callable[[Run], None]
 class Stages:
     """The stages of a kind of run, in order."""
 
-    # Before the training, in the main process. The last stage writes what resuming needs into the folder of the run. A
-    # resumed run leaves them out.
+    # Before the training, in the main process. The last stage writes what resuming needs into the run folder. When a
+    # run is resumed, these stages are omitted.
     prepare: tuple[Stage, ...]
     fit: Stage  # in all processes together
     conclude: tuple[Stage, ...] = ()  # after the training, in the main process
-    again: Callable[[Path], str] = resume_command  # returns the command that continues an interrupted run in a folder
-    # Reads what the run started from, in processes that have not prepared it. None for datasets of the caller.
-    inputs: Callable[[Path], Inputs] | None = Inputs.read
+    command: Callable[[Path], str] = resume_command  # returns the command that continues the run in a folder
+    # Reads the inputs of the run from its folder, in processes that have not prepared it. None for datasets in Python.
+    read_inputs: Callable[[Path], Inputs] | None = Inputs.read
 
 
-PREPARE = (open_data, examine_images, split_images, resolve)  # they write no file of the run
+PREPARE = (open_data, examine_images, split_images, resolve)  # these stages write no files; `resolve` is the last
 CONCLUDE = (calibrate, evaluate, report)
 TRAINING = Stages((*PREPARE, write_inputs), fit, CONCLUDE)
-FOLDS = Stages((*PREPARE, write_folds), partial(cross_validate, CONCLUDE))  # CONCLUDE is for each fold
+FOLDS = Stages((*PREPARE, write_folds), partial(cross_validate, CONCLUDE))  # it concludes the run of each fold
 
 
-def prepared(asked: Recipe, earlier_runs: Sequence[Path] = (Path("runs"),), *, chooses_method: bool = False) -> Run:
+def prepared(request: Recipe, earlier_runs: Sequence[Path] = (Path("runs"),), *, chooses_method: bool = False) -> Run:
     """Complete a requested recipe and divide its images, without training and without writing anything.
 
     Args:
-        asked: the requested recipe; `data` must be set.
+        request: the requested recipe; `data` must be set.
         earlier_runs: folders that contain earlier runs, whose models may have proposed labels of these images.
-        chooses_method: whether the method `auto` is chosen by testing a linear probe, as in a training.
+        chooses_method: whether the stage `resolve` may replace the method chosen for `auto`, as in a training.
 
     Raises:
         VitkitError: the data or the recipe cannot be trained on.
     """
-    run = Run(asked, earlier_runs=earlier_runs)
+    run = Run(request, earlier_runs=earlier_runs)
     for stage in PREPARE if chooses_method else PREPARE[:-1]:
         stage(run)
     return run
 
 
 def train(
-    asked: Recipe,
+    request: Recipe,
     out: str | Path | None = None,
     *,
     force: bool = False,
     notes: Sequence[str] = (),
-    hooks: Hooks = NONE,
+    hooks: Hooks = NO_HOOKS,
 ) -> Path:
     """Train a classifier and report on it.
 
     Args:
-        asked: the requested recipe; its `data` must be set. Values for the fields that are not set are chosen for the
+        request: the requested recipe; its `data` must be set. Values for the fields that are not set are chosen for the
             data and the model (`training.defaults`). It is an error if a field that the caller has set has no effect.
         out: the run folder; by default the next free `runs/NAME-N`.
         force: overwrite the run in `out`.
@@ -98,22 +98,20 @@ def train(
         Interrupted: a signal stopped the run. The folder contains the best model so far.
         OSError: the folder cannot be written.
     """
-    if asked.data is None:
-        raise VitkitError(
-            "training.data-missing",
-            "the recipe names no data: set data to a folder with one sub-folder of images per class",
-        )
-    run = Run(asked, None if out is None else Path(out), hooks=hooks, notes=notes, keeps_pictures=True)
+    if request.data is None:
+        message = "the recipe names no data: set data to a folder with one sub-folder of images per class"
+        raise VitkitError("training.data-missing", message)
+    run = Run(request, None if out is None else Path(out), hooks=hooks, notes=notes, keeps_pictures=True)
     run.earlier_runs = [Path("runs")] if run.out is None else [Path("runs"), run.out.parent]
-    return carry_out(run, TRAINING if asked.folds is None else FOLDS, force=force)
+    return carry_out(run, TRAINING if request.folds is None else FOLDS, force=force)
 
 
 def carry_out(run: Run, stages: Stages, *, force: bool = False) -> Path:
     """Pass a new run through its stages, and return its folder. With `force`, a run in this folder is overwritten."""
 
-    @cache  # `open_data` is repeated if another method is chosen
+    @cache  # the stage `open_data` is repeated if another method is chosen, but the folder is locked only once
     def reserve(out: Path) -> None:
-        run.hold.enter_context(exclusive_in(out))
+        run.exit_stack.enter_context(exclusive_in(out))
         check_free(out, force=force)
 
     def prepare() -> None:
@@ -121,7 +119,7 @@ def carry_out(run: Run, stages: Stages, *, force: bool = False) -> Path:
         for stage in stages.prepare:
             stage(run)
 
-    return _drive(run, stages, prepare, is_new=True)
+    return _pass_through(run, stages, prepare, is_new=True)
 
 
 def continue_run(run: Run, folder: Path, stages: Stages, data_root: Path | None = None) -> Path:
@@ -130,49 +128,50 @@ def continue_run(run: Run, folder: Path, stages: Stages, data_root: Path | None 
     Args:
         run: the run, with the recipe of its folder.
         folder: the folder of the run.
-        stages: its stages, of which those before the training are left out.
+        stages: its stages; those before the training are omitted.
         data_root: the folder that now contains the images; None if they have not moved.
     """
 
     def prepare() -> None:
-        check_team(run.asked, run.team)
+        check_team(run.request, run.team)
         run.hooks.check_resumed(folder)
-        lock_run(folder, run.hold)
+        lock_run(folder, run.exit_stack)
         for split_file in sorted(folder.rglob(SPLIT)):
             if data_root is not None:
                 move_run(split_file, data_root)
-            refuse_changed(split_file, "name the folder that contains them now: --data-root DIR")
-        run.recipe = run.asked
-        run.enter(folder)
+            refuse_changed_images(split_file, "name the folder that contains them now: --data-root DIR")
+        run.recipe = run.request
+        run.set_folder(folder)
         run.out_of_fold = OutOfFold.read(folder)
 
-    return _drive(run, stages, prepare, is_new=False)
+    return _pass_through(run, stages, prepare, is_new=False)
 
 
-def _drive(run: Run, stages: Stages, prepare: Callable[[], None], *, is_new: bool) -> Path:
-    check_hooks(run.asked, run.hooks)
-    run.team = assemble(run.asked.devices, run.asked.nodes, choose_device(run.asked))
+def _pass_through(run: Run, stages: Stages, prepare: Callable[[], None], *, is_new: bool) -> Path:
+    # Prepare the run in the main process, train in all processes, and conclude the run in the main process.
+    check_hooks(run.request, run.hooks)
+    run.team = form_process_group(run.request.devices, run.request.nodes, choose_device(run.request))
 
-    def begin() -> tuple[Path, Recipe]:
+    def prepare_folder() -> tuple[Path, Recipe]:
         prepare()
         return run.folder, run.recipe
 
-    with run.hold:
+    with run.exit_stack:
         if not run.team.is_main:
-            run.hold.enter_context(reporting_to(silent))
-        folder, run.recipe = run.team.broadcast_from_main(begin)
+            run.exit_stack.enter_context(reporting_to(silent))
+        folder, run.recipe = run.team.broadcast_from_main(prepare_folder)
         if not run.team.is_main:
-            run.enter(folder)
+            run.set_folder(folder)
         try:
-            if stages.inputs is not None and not hasattr(run, "inputs"):
-                run.inputs = stages.inputs(folder)
+            if stages.read_inputs is not None and not hasattr(run, "inputs"):
+                run.inputs = stages.read_inputs(folder)
             stages.fit(run)
             with reporting(run):
                 run.team.broadcast_from_main(lambda: [stage(run) for stage in stages.conclude])
         except Interrupted:
             if not any(folder.rglob(WEIGHTS)):
                 run.say("stopped before there was a model")
-            run.say(f"to continue: {stages.again(folder)}")
+            run.say(f"to continue: {stages.command(folder)}")
             raise
         except BaseException:
             if is_new and run.team.is_main:
@@ -181,7 +180,7 @@ def _drive(run: Run, stages: Stages, prepare: Callable[[], None], *, is_new: boo
     return folder
 
 
-def resume(folder: str | Path, data_root: Path | None = None, *, hooks: Hooks = NONE) -> Path:
+def resume(folder: str | Path, data_root: Path | None = None, *, hooks: Hooks = NO_HOOKS) -> Path:
     """Continue an interrupted run from its last checkpoint. The final weights are the same as without the interruption.
 
     Args:
@@ -197,15 +196,12 @@ def resume(folder: str | Path, data_root: Path | None = None, *, hooks: Hooks = 
     check_run_folder(folder)
     if (folder / PRETRAINING).is_file():
         raise VitkitError("training.run-kind", f"{folder} is a pre-training: vitkit pretrain --resume {folder}")
-    if run_of_fold(folder) is not None:  # the lock and the final model are those of the cross-validation
-        raise VitkitError(
-            "training.run-kind",
-            f"{folder} is a fold of a cross-validation: continue that with {resume_command(folder)}",
-        )
-    recipe = load_of_run(folder / RECIPE)
+    if run_of_fold(folder) is not None:  # only the whole cross-validation has a lock and a final model
+        message = f"{folder} is a fold of a cross-validation: continue that with {resume_command(folder)}"
+        raise VitkitError("training.run-kind", message)
+    recipe = load_run_recipe(folder / RECIPE)
     if recipe.data is None:
-        raise VitkitError(
-            "training.run-kind", f"{folder} was trained on datasets in Python: pass them to vitkit.train with resume="
-        )
+        message = f"{folder} was trained on datasets in Python: pass them to vitkit.train with resume="
+        raise VitkitError("training.run-kind", message)
     stages = TRAINING if recipe.folds is None else FOLDS
     return continue_run(Run(recipe, hooks=hooks, keeps_pictures=True), folder, stages, data_root)

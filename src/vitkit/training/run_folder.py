@@ -18,22 +18,11 @@ from vitkit.data.table import ImageTable
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.model_folder import WEIGHTS
 from vitkit.reporting.plots import save_figure
-from vitkit.system.files import exclusive_in, is_empty, regular, unfinished, write_text
+from vitkit.system.files import exclusive_in, is_empty, open_regular, unfinished, write_text
 from vitkit.system.logger import log
-from vitkit.system.run_files import (
-    BEFORE,
-    FILES,
-    LAST,
-    LOG,
-    LOGGED,
-    METRICS,
-    PICTURES,
-    RECIPE,
-    REQUEST,
-    folds_in,
-)
+from vitkit.system.run_files import BEFORE, FILES, LAST, LOG, LOGGED, METRICS, PICTURES, RECIPE, REQUEST, folds_in
 from vitkit.training.distributed import ALONE, ProcessGroup
-from vitkit.training.request import NONE, Hooks
+from vitkit.training.request import NO_HOOKS, Hooks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,34 +48,34 @@ _FILES_OF_RUN = (*model_folder.FILES, *FILES)
 
 @dataclass
 class Run:
-    """A training, which passes through the stages of `training.stages`. Each adds results for those after it.
+    """A training, which passes through the stages of `training.stages`. Each stage adds results for those after it.
 
-    A run that is resumed begins with `fit`. It has what was read from its folder, and no other results of the stages
-    before, such as `source` or `parts`.
+    A run that is resumed begins with the stage `fit`. Of the results of the stages before, it has only those that are
+    stored in its folder, so it has no `source` and no `parts`.
     """
 
-    asked: Recipe  # the requested recipe
+    request: Recipe  # the requested recipe
     out: Path | None = None  # the requested run folder; None for the next free one
     team: ProcessGroup = ALONE  # the processes that work on the run
-    hooks: Hooks = NONE  # objects of the caller that observe the training, or replace parts of it
+    hooks: Hooks = NO_HOOKS  # objects of the caller that observe the training, or replace parts of it
     notes: Sequence[str] = ()  # lines about the requested recipe
     # Folders that contain earlier runs, whose models may have proposed labels of these images.
     earlier_runs: Sequence[Path] = (Path("runs"),)
-    hold: ExitStack = field(default_factory=ExitStack)  # locks the run folder; it is closed at the end of the run
+    exit_stack: ExitStack = field(default_factory=ExitStack)  # has the lock of the run folder; closed after the run
     # Locks the requested run folder, or only refuses one that is in use. None if nothing will be trained.
     reserve: Callable[[Path], None] | None = None
     keeps_pictures: bool = False  # whether decoded pictures are kept for the training
-    requested: Mapping[str, Any] | None = None  # the fields that the user has set; None for those of `asked`
-    until: int | None = None  # the number of epochs after which the training ends; None for all epochs of the schedule
+    request_fields: Mapping[str, Any] | None = None  # the fields that the user has set; None for those of `request`
+    stop_after: int | None = None  # the number of epochs after which the training ends; None for the whole schedule
 
-    tried: Recipe | None = None  # the request in which `resolve` has replaced the method `auto`
+    resolved_request: Recipe | None = None  # the request, after `resolve` has replaced its method `auto`
 
     # Results of `open`.
     source: ImageTable = field(init=False)  # all images, including unreadable ones, after the changes of the label file
     recipe: Recipe = field(init=False)  # the complete recipe
-    fields: Mapping[str, Any] = field(init=False)  # the fields that are set before the others are chosen
-    reasons: list[str] = field(default_factory=list)  # why the other fields have their values
-    idle: Sequence[str] = ()  # lines about fields without effect
+    fields: Mapping[str, Any] = field(init=False)  # the fields that the request sets; the others are chosen
+    reasons: list[str] = field(default_factory=list)  # why the chosen fields have their values
+    effect_notes: Sequence[str] = ()  # lines about fields without effect
     blueprint: Blueprint = field(init=False)  # the model that the training starts from
     teacher_record: bytes | None = None  # the record of the images that the teacher was trained on
 
@@ -98,8 +87,8 @@ class Run:
 
     # Results of `split`.
     parts: tuple[SplitImages, ...] = ()  # the split images: one item, or one for each fold of a cross-validation
-    undivided: SplitImages | None = None  # for a cross-validation, the images of the final model
-    before: PictureRecord = field(init=False)  # the images that the initial weights and the teacher were trained on
+    final_images: SplitImages | None = None  # for a cross-validation, the images of the final model
+    seen_before: PictureRecord = field(init=False)  # images that the initial weights and the teacher were trained on
     findings: tuple[Finding, ...] = ()  # problems of the data that do not depend on the split
 
     # Needed for training, and read from the folder when a run is resumed.
@@ -110,12 +99,12 @@ class Run:
     pictures: dict[str, bytes] = field(default_factory=dict)  # the figures that the report will show, by caption
 
     # Results of `fit`.
-    features: FeatureStore | None = None  # under the initial weights, from `resolve` on; None if nothing needed them
+    features: FeatureStore | None = None  # under the initial weights; `resolve` or `fit` sets it if features are needed
     classifier: Classifier = field(init=False)  # in the main process; `calibrate` adds what predictions need
     out_of_fold: OutOfFold | None = None  # predictions of models that were not trained on the image, without val images
 
     # Results of `calibrate`.
-    frozen: Tensor | None = None  # features of all images under weights that had not seen them, if there are such
+    frozen_features: Tensor | None = None  # of all images, under weights that were not trained on them, if any
     table: ImageTable = field(init=False)  # the images; those that have changed since the start count as unreadable
     changes: Changes = field(init=False)  # the images that have changed
     calibration: Evaluation | None = None  # of the images that the temperature was fitted on, after calibration
@@ -126,14 +115,14 @@ class Run:
     evaluation: Evaluation | None = None  # the part of `tested` that the initial weights had not seen, if there is any
     label_errors: Sequence[LabelError] = ()  # labels that are likely wrong, the most doubtful first
 
-    def enter(self, folder: Path) -> None:
-        """Choose the run folder. If the run is resumed, what another process has left there is read."""
+    def set_folder(self, folder: Path) -> None:
+        """Set the run folder, and read its metrics and figures, which exist if the run is resumed."""
         self.folder, self.metrics = folder, Metrics(folder / METRICS)
-        drawn = {caption: folder / name for caption, name in PICTURES.items()}
-        self.pictures = {caption: file.read_bytes() for caption, file in drawn.items() if file.is_file()}
+        files = {caption: folder / name for caption, name in PICTURES.items()}
+        self.pictures = {caption: file.read_bytes() for caption, file in files.items() if file.is_file()}
 
-    def released(self) -> Run:
-        """Let go of the weights and the plan for loading them, so that their memory can be freed; return the run."""
+    def release_weights(self) -> Run:
+        """Drop the weights and the plan for loading them, so that their memory can be freed. Return the run itself."""
         self.blueprint = replace(self.blueprint, weights=None, plan=None)
         return self
 
@@ -147,25 +136,23 @@ class Run:
         self.pictures[caption] = save_figure(figure, self.folder / PICTURES[caption])
 
     def say(self, line: str) -> None:
-        """Log a line, and append it to the file of the run, in the main process only."""
+        """Log a line, and append it to the log file of the run. Only the main process does so."""
         if not self.team.is_main:
             return
         log.info(line)
-        with open(self.folder / LOG, "a", encoding="utf-8", errors="surrogateescape", opener=regular) as file:
+        with open(self.folder / LOG, "a", encoding="utf-8", errors="surrogateescape", opener=open_regular) as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}\n")
 
 
-def check_place(out: str | Path | None, table: ImageTable | None, teacher: str | None, weights: str) -> None:
+def check_output_folder(out: str | Path | None, table: ImageTable | None, teacher: str | None, weights: str) -> None:
     """Refuse a run folder that lies among the images, is a file, or contains the teacher or the initial weights.
 
-    `table` is None if the images are not files.
+    `out` is the requested folder; None for a new folder in `runs`. `table` is None if the images are not files.
     """
     folder = Path("runs" if out is None else out)
     if table is not None and table.lies_among(folder):
-        raise VitkitError(
-            "training.out-among-images",
-            f"the run would be written among the photographs, in {folder}: choose another folder with --out",
-        )
+        message = f"the run would be written among the photographs, in {folder}: choose another folder with --out"
+        raise VitkitError("training.out-among-images", message)
     if out is None:
         return
     if folder.exists() and not folder.is_dir():
@@ -174,9 +161,8 @@ def check_place(out: str | Path | None, table: ImageTable | None, teacher: str |
         if name is None or not folder.is_dir() or not Path(name).exists():
             continue
         if Path(name).resolve().is_relative_to(folder.resolve()):
-            raise VitkitError(
-                "training.out-overwrites", f"--out {out} would overwrite the {what} {name}: choose a new name"
-            )
+            message = f"--out {out} would overwrite the {what} {name}: choose a new name"
+            raise VitkitError("training.out-overwrites", message)
 
 
 def check_free(folder: Path, *, force: bool) -> None:
@@ -188,26 +174,23 @@ def check_free(folder: Path, *, force: bool) -> None:
     if not folder.exists() or is_empty(folder):
         return
     if not force:
-        raise VitkitError(
-            "training.out-not-empty",
-            f"--out {folder} exists and is not empty: choose a new name, or overwrite it with --force",
-        )
+        message = f"--out {folder} exists and is not empty: choose a new name, or overwrite it with --force"
+        raise VitkitError("training.out-not-empty", message)
     if not any((folder / name).is_file() for name in (RECIPE, REQUEST)):
-        raise VitkitError(
-            "training.out-not-a-run", f"--out {folder} is neither empty nor a run of vitkit: choose a new name"
-        )
+        message = f"--out {folder} is neither empty nor a run of vitkit: choose a new name"
+        raise VitkitError("training.out-not-a-run", message)
 
 
-def new_run_folder(name: str, hold: ExitStack) -> Path:
-    """Create and lock a new folder `runs/NAME-N`. If it is still empty when `hold` is closed, it is removed."""
+def new_run_folder(name: str, exit_stack: ExitStack) -> Path:
+    """Create and lock a new folder `runs/NAME-N`. If it is still empty when `exit_stack` is closed, it is removed."""
     folder = next_free(name)
 
-    @hold.callback
+    @exit_stack.callback
     def remove_if_empty() -> None:
         with suppress(OSError):  # it is usually not empty
             folder.rmdir()
 
-    hold.enter_context(exclusive_in(folder))
+    exit_stack.enter_context(exclusive_in(folder))
     return folder
 
 
@@ -223,23 +206,21 @@ def next_free(name: str) -> Path:
         number += 1
 
 
-def lock_run(folder: Path, hold: ExitStack) -> None:
+def lock_run(folder: Path, exit_stack: ExitStack) -> None:
     """Lock a run that will be continued, and remove temporary files of a killed process.
 
-    The lock is released when `hold` is closed.
+    The lock is released when `exit_stack` is closed.
 
     Raises:
         VitkitError: another process has locked the folder, or the log or metrics.csv is a symbolic link.
     """
-    hold.enter_context(exclusive_in(folder))
+    exit_stack.enter_context(exclusive_in(folder))
     for member in (folder, *folds_in(folder)):
         for name in (LOG, METRICS):
             if (member / name).is_symlink():
-                raise VitkitError(
-                    "training.file-is-link",
-                    f"{member / name} is a link, but a run appends to it: replace it by the file",
-                )
-    sweep(folder)
+                message = f"{member / name} is a link, but a run appends to it: replace it by the file"
+                raise VitkitError("training.file-is-link", message)
+    remove_temporary_files(folder)
 
 
 @contextmanager
@@ -256,30 +237,30 @@ def discard_if_empty(folder: Path) -> None:
     """Remove the files of a run, unless it has saved a model or a checkpoint."""
     saved = [member / name for member in (folder, *folds_in(folder)) for name in (WEIGHTS, LAST, BEFORE)]
     if not any(path.exists() for path in saved):
-        clear(folder)
+        remove_run_files(folder)
 
 
-def clear(folder: Path) -> None:
+def remove_run_files(folder: Path) -> None:
     """Remove the files of a run from its folder. Other files are kept."""
-    sweep(folder)
+    remove_temporary_files(folder)
     for name in _FILES_OF_RUN:
         (folder / name).unlink(missing_ok=True)
-    for grown in (LAST.parent.name, *LOGGED):
-        shutil.rmtree(folder / grown, ignore_errors=True)
+    for name in (LAST.parent.name, *LOGGED):  # folders
+        shutil.rmtree(folder / name, ignore_errors=True)
     for fold in folds_in(folder):
-        clear(fold)
+        remove_run_files(fold)
         if not any(fold.iterdir()):
             fold.rmdir()
 
 
-def sweep(folder: Path) -> None:
+def remove_temporary_files(folder: Path) -> None:
     """Remove the temporary files that a killed process left in a run. Other temporary files are kept."""
-    for place in (folder, folder / LAST.parent, *folder.glob(f"{LAST.parent}/epoch-*")):
-        for name, path in unfinished(place):
+    for subfolder in (folder, folder / LAST.parent, *folder.glob(f"{LAST.parent}/epoch-*")):
+        for name, path in unfinished(subfolder):
             if name in (*_FILES_OF_RUN, LAST.name, BEFORE.name) and path.is_file():
                 path.unlink()
     for fold in folds_in(folder):
-        sweep(fold)
+        remove_temporary_files(fold)
 
 
 ZERO_SHOT = -1  # the row of the zero-shot model, before epoch 0
@@ -287,7 +268,7 @@ COLUMNS = ("epoch", "step", "train_loss", "train_acc", "val_loss", "val_acc", "v
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """Read the rows of metrics.csv, without their empty cells. A missing file has no rows.
+    """Read the rows of metrics.csv, without their empty cells. The result is empty if there is no file.
 
     Raises:
         VitkitError: the file is damaged.
@@ -295,14 +276,13 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     if not path.exists():
         return []
     try:
-        with open(path, encoding="utf-8", newline="", opener=regular) as file:
+        with open(path, encoding="utf-8", newline="", opener=open_regular) as file:
             rows = [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
         if not all(math.isfinite(row.get(name, math.nan)) for row in rows for name in ("epoch", "step")):
             raise ValueError("a row has no finite epoch or no finite step")
     except (ValueError, TypeError, csv.Error) as error:
-        raise VitkitError(
-            "training.metrics-damaged", f"{path} is damaged: {error}; delete it to continue without these curves"
-        ) from error
+        message = f"{path} is damaged: {error}; delete it to continue without these curves"
+        raise VitkitError("training.metrics-damaged", message) from error
     return rows
 
 
@@ -320,7 +300,7 @@ class Metrics:
     def append(self, row: Mapping[str, Any]) -> None:
         """Append a row, without items that are not columns of the file. A new file starts with a header."""
         text = _to_csv([row], has_header=not self.path.exists())
-        with open(self.path, "a", encoding="utf-8", newline="", opener=regular) as file:
+        with open(self.path, "a", encoding="utf-8", newline="", opener=open_regular) as file:
             file.write(text)
         self.rows.append({name: float(row[name]) for name in COLUMNS if name in row})
 

@@ -27,9 +27,9 @@ from vitkit.errors import VitkitError, is_memory_short
 from vitkit.system.progress import Say
 from vitkit.training.distributed import ALONE, ProcessGroup, full_weights, is_sharded, set_full_weights
 
-_IN_A_ROW = 3  # skipped steps in a row after which the training stops
-_LOWERED = 2  # how many times the learning rate is lowered before the training stops
-_DEFERRED = 50  # steps after which a GPU is asked which of them it skipped
+_MAX_SKIPPED = 3  # skipped steps in a row after which the training stops
+_MAX_REDUCTIONS = 2  # how many times the learning rate is reduced before the training stops
+_STEPS_BETWEEN_READS = 50  # after so many steps, a GPU is asked which of them it skipped
 _ADVICE = "try a lower --lr or a longer --warmup"
 
 
@@ -58,20 +58,20 @@ class ValidationOutcome:
         """Compute the sums from logits (n, K), which include the fixed `shift` (K,), and true classes (n,)."""
         logits, K = logits.double(), logits.shape[1]
         learned = logits if shift is None else logits - shift
-        answers = logits.argmax(dim=1)
+        predicted = logits.argmax(dim=1)
         relative = learned - learned.mean(dim=1, keepdim=True)  # softmax is invariant to the mean
         sums = (
             torch.tensor(len(labels)),
-            (answers == labels).sum(),
-            torch.stack([F.cross_entropy(each, labels, reduction="sum") for each in (logits, learned)]),
-            answers.bincount(minlength=K),
+            (predicted == labels).sum(),
+            torch.stack([F.cross_entropy(scores, labels, reduction="sum") for scores in (logits, learned)]),
+            predicted.bincount(minlength=K),
             labels.bincount(minlength=K),
             relative.sum(dim=0),
             relative.square().sum(dim=0),
         )
         return cls(*(part.double() for part in sums))
 
-    def over(self, team: ProcessGroup) -> ValidationOutcome:
+    def sum_over(self, team: ProcessGroup) -> ValidationOutcome:
         """Return the sums over all processes. All processes must call this method together."""
         sums = [part.clone() for part in vars(self).values()]
         team.all_reduce(sums)
@@ -82,7 +82,7 @@ class ValidationOutcome:
         return (self.correct / self.images).item()
 
     @property
-    def largest_class(self) -> float:
+    def majority_share(self) -> float:
         """Return the fraction of the images that belong to the most frequent class."""
         return (self.labelled.max() / self.images).item()
 
@@ -98,7 +98,7 @@ class ValidationOutcome:
         return variances.sqrt().max().item(), means.std().item()
 
 
-def has_collapsed(outcome: ValidationOutcome, best_accuracy: float = 0.0, fell_before: bool = False) -> bool:
+def has_collapsed(outcome: ValidationOutcome, best_accuracy: float = 0.0, collapsed_before: bool = False) -> bool:
     """Return whether a model predicts one class for (almost) all images, although it should do better.
 
     The result is False for fewer than ten images, or if a class has more than 90 % of the images. Otherwise it is True
@@ -106,24 +106,24 @@ def has_collapsed(outcome: ValidationOutcome, best_accuracy: float = 0.0, fell_b
 
     - At least 99 % of the predictions are the same class.
     - The accuracy does not exceed that of always predicting the most frequent class.
-    - There is a sign of harm, because a model at the beginning of its training meets the other conditions, too. The
-      loss is very high, the logits (almost) do not depend on the image, the model has collapsed before in this training
-      (`fell_before`), or it was clearly better in an earlier epoch (`best_accuracy`).
+    - At least one of these distinguishes the model from one at the beginning of its training. The loss is very high,
+      the logits (almost) do not depend on the image, the model has collapsed before in this training
+      (`collapsed_before`), or it was clearly better in an earlier epoch (`best_accuracy`).
     """
-    images, largest_class = outcome.images, outcome.largest_class
-    if images < 10 or largest_class > 0.9:
+    images, majority_share = outcome.images, outcome.majority_share
+    if images < 10 or majority_share > 0.9:
         return False
     if not outcome.squared.isfinite().all():  # a logit is not finite
         return True
-    if outcome.predicted.max() / images < 0.99 or outcome.accuracy > largest_class:
+    if outcome.predicted.max() / images < 0.99 or outcome.accuracy > majority_share:
         return False
-    if fell_before or best_accuracy > largest_class + 0.1:
+    if collapsed_before or best_accuracy > majority_share + 0.1:
         return True
     shares = outcome.labelled / images
-    entropy = -torch.xlogy(shares, shares).sum().item()
-    uniform = math.log(len(shares))  # the loss of a uniform prediction, which is no sign of harm
+    entropy = -torch.xlogy(shares, shares).sum().item()  # the loss of always predicting the class frequencies
+    uniform_loss = math.log(len(shares))  # of predicting the same probability for each class
     # Which of the two losses assumes the class frequencies of the images depends on --balance and --prior.
-    if outcome.losses.min() / images > max(1.5 * entropy, 1.05 * uniform):
+    if outcome.losses.min() / images > max(1.5 * entropy, 1.05 * uniform_loss):
         return True
     by_image, by_class = outcome.spread
     return by_image < 0.01 * by_class
@@ -134,20 +134,20 @@ class StabilityGuard:
 
     def __init__(self, say: Say) -> None:
         self.say = say
-        self.lowered = 0  # how many times the learning rate was lowered
+        self.reductions = 0  # how many times the learning rate was reduced
         self.best_accuracy = 0.0  # on the validation images of all epochs so far
         self._bad_in_a_row = 0
 
     @property
     def lr_scale(self) -> float:
-        """Return the factor by which incidents have lowered the learning rate."""
-        return 0.1**self.lowered
+        """Return the factor by which incidents have reduced the learning rate."""
+        return 0.1**self.reductions
 
     def state_dict(self) -> dict[str, Any]:
-        return {"lowered": self.lowered, "best_accuracy": self.best_accuracy, "bad_in_a_row": self._bad_in_a_row}
+        return {"lowered": self.reductions, "best_accuracy": self.best_accuracy, "bad_in_a_row": self._bad_in_a_row}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.lowered, self.best_accuracy = state["lowered"], state["best_accuracy"]
+        self.reductions, self.best_accuracy = state["lowered"], state["best_accuracy"]
         self._bad_in_a_row = state["bad_in_a_row"]
 
     def pass_step(self) -> None:
@@ -158,33 +158,30 @@ class StabilityGuard:
         """Report that `what` was not finite after so many steps. The third time in a row, this is an error."""
         self._bad_in_a_row += 1
         self.say(f"the {what} is not finite in epoch {epoch + 1}, after {step} steps: step skipped")
-        if self._bad_in_a_row >= _IN_A_ROW:
-            raise DivergedError(
-                "training.not-finite",
-                f"the {what} was not finite in {_IN_A_ROW} steps in a row: {_ADVICE}, or --precision float32",
-            )
+        if self._bad_in_a_row >= _MAX_SKIPPED:
+            message = f"the {what} was not finite in {_MAX_SKIPPED} steps in a row: {_ADVICE}, or --precision float32"
+            raise DivergedError("training.not-finite", message)
 
-    def judge(self, outcome: ValidationOutcome | None) -> bool:
-        """Return whether the model has not collapsed."""
+    def accepts(self, outcome: ValidationOutcome | None) -> bool:
+        """Return whether the model has not collapsed, as far as is known. Remember its accuracy if it has not."""
         if outcome is None:
             return True
-        if has_collapsed(outcome, self.best_accuracy, self.lowered > 0):
+        if has_collapsed(outcome, self.best_accuracy, self.reductions > 0):
             return False
         self.best_accuracy = max(self.best_accuracy, outcome.accuracy)
         return True
 
-    def lower(self, epoch: int, what: str) -> None:
-        """Lower the learning rate to a tenth because of `what`. The third time, this is an error."""
-        if self.lowered >= _LOWERED:
+    def reduce_learning_rate(self, epoch: int, reason: str) -> None:
+        """Divide the learning rate by ten, and report the reason. The third time, this is an error."""
+        if self.reductions >= _MAX_REDUCTIONS:
             raise DivergedError(
                 "training.diverged",
-                f"{what} after epoch {epoch + 1}, even with a {round(1 / self.lr_scale)}th of the learning rate:"
+                f"{reason} after epoch {epoch + 1}, even with a {round(1 / self.lr_scale)}th of the learning rate:"
                 f" {_ADVICE}, or check the labels",
             )
-        self.lowered += 1
-        self.say(
-            f"{what} after epoch {epoch + 1}: restored earlier weights, continuing with a tenth of the learning rate"
-        )
+        self.reductions += 1
+        continues = "restored earlier weights, continuing with a tenth of the learning rate"
+        self.say(f"{reason} after epoch {epoch + 1}: {continues}")
 
 
 def all_finite(weights: Mapping[str, Tensor]) -> bool:
@@ -196,49 +193,54 @@ class FiniteCheck:
     """Skip the steps whose loss or gradient is not finite, and report them to the guard.
 
     A fused optimiser, the default on GPUs, skips such a step by itself, as it does for gradient scalers. Which steps it
-    skipped is read only every 50 steps, because waiting for the GPU after every step would delay the training. A
-    gradient that overflows is no incident as long as the scale of the gradient scaler can still be lowered.
+    skipped is read only every 50 steps, because waiting for the GPU after every step would delay the training. With a
+    gradient scaler, a gradient that overflows is not reported as long as the scaler can reduce its scale further.
     """
 
     def __init__(self, guard: StabilityGuard, scaler: torch.amp.GradScaler | None = None) -> None:
         self._guard, self._scaler = guard, scaler
-        self._losses: Tensor | None = None  # whether the losses of this step are finite so far, ()
-        self._at = 0, 0
+        self._are_losses_finite: Tensor | None = None  # the losses of this step so far, (); None without any
+        self._epoch_and_step = 0, 0
+        # For each step that has not been reported: whether all is finite, and whether the losses are, (2,); its number.
         self._unread: list[tuple[Tensor, tuple[int, int]]] = []
 
     def note_loss(self, loss: Tensor, epoch: int, step: int) -> None:
         """Record the loss, (), of a batch of this step."""
-        finite = loss.isfinite()
-        self._at, self._losses = (epoch, step), finite if self._losses is None else self._losses & finite
+        self._epoch_and_step = epoch, step
+        is_finite = loss.isfinite()
+        self._are_losses_finite = is_finite if self._are_losses_finite is None else self._are_losses_finite & is_finite
 
     def note_team(self, bad_losses: Tensor) -> None:
         """Record how many losses of this step are not finite in all processes together, ()."""
-        self._losses = bad_losses == 0
+        self._are_losses_finite = bad_losses == 0
 
     def is_finite(self, norm: Tensor) -> Tensor:
         """Return whether the losses of this step and the norm of the gradient are finite, (), on their device."""
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        return norm.isfinite() if self._losses is None else norm.isfinite() & self._losses
+        return norm.isfinite() if self._are_losses_finite is None else norm.isfinite() & self._are_losses_finite
 
-    def allows(self, optimizer: torch.optim.Optimizer, norm: Tensor) -> bool:
-        """Return whether the optimiser may take the step. A fused optimiser may, because it skips bad steps itself."""
-        finite = self.is_finite(norm)
-        self._unread.append((torch.stack([finite, finite if self._losses is None else self._losses]), self._at))
-        self._losses = None
-        if getattr(optimizer, "_step_supports_amp_scaling", False):
-            optimizer.grad_scale, optimizer.found_inf = None, (~finite).float()  # type: ignore[attr-defined]
-            if len(self._unread) >= _DEFERRED:
+    def allows(self, optimizer: torch.optim.Optimizer, is_finite: Tensor) -> bool:
+        """Return whether the optimiser may take the step. A fused one always may, because it skips bad steps itself."""
+        are_losses_finite = is_finite if self._are_losses_finite is None else self._are_losses_finite
+        self._unread.append((torch.stack([is_finite, are_losses_finite]), self._epoch_and_step))
+        self._are_losses_finite = None
+        if getattr(optimizer, "_step_supports_amp_scaling", False):  # it is fused
+            optimizer.grad_scale, optimizer.found_inf = None, (~is_finite).float()  # type: ignore[attr-defined]
+            if len(self._unread) >= _STEPS_BETWEEN_READS:
                 self.resolve_pending()
             return True
         self.resolve_pending()
-        return bool(finite)
+        return bool(is_finite)
 
     def resolve_pending(self) -> None:
         """Report the steps that were skipped since the last call."""
-        steps, self._unread = self._unread, []
-        finite = torch.stack([each for each, _ in steps]).tolist() if steps else []
+        if not self._unread:
+            return
+        checks, steps = zip(*self._unread, strict=True)
+        self._unread = []
         may_overflow = self._scaler is not None and self._scaler.is_enabled() and self._scaler.get_scale() > 1
-        for (is_finite, are_losses_finite), (_, (epoch, step)) in zip(finite, steps, strict=True):
+        rows = torch.stack(checks).tolist()  # one transfer from the GPU for all steps
+        for (is_finite, are_losses_finite), (epoch, step) in zip(rows, steps, strict=True):
             if is_finite:
                 self._guard.pass_step()
             elif not (may_overflow and are_losses_finite):
@@ -253,7 +255,7 @@ class SafePoint:
         self.weights: dict[str, dict[str, Tensor]] = {}  # with the keys `model` and `average`
         self._model, self._average = model, average
 
-    def remember(self) -> None:
+    def store(self) -> None:
         """Store the current weights."""
         if is_sharded(self._model):
             self.weights = {"model": full_weights(self._model)}
@@ -266,17 +268,17 @@ class SafePoint:
             self.weights["average"] = {name: tensor.cpu().clone() for name, tensor in averaged.items()}
         self.is_doubtful = False
 
-    def go_back(self) -> None:
+    def restore(self) -> None:
         """Restore the stored weights."""
         if is_sharded(self._model):
             set_full_weights(self._model, self.weights["model"])
         else:
-            self._model.load_state_dict(self.weights["model"], strict=False)
+            self._model.load_state_dict(self.weights["model"], strict=False)  # frozen parameters were not stored
         if self._average is not None:
             self._average.load_state_dict(self.weights["average"], strict=False)
         self.is_doubtful = False
 
-    def judge(self, guard: StabilityGuard, outcome: ValidationOutcome | None, *, epoch: int, is_warm: bool) -> bool:
+    def update(self, guard: StabilityGuard, outcome: ValidationOutcome | None, *, epoch: int, is_warm: bool) -> bool:
         """Store the current weights if they are good. If they are unusable, restore the stored ones, and return True.
 
         Weights are unusable if they are not finite, or if the model has collapsed. Before the warm-up is over
@@ -285,18 +287,18 @@ class SafePoint:
         Raises:
             DivergedError: the weights are unusable although the learning rate has been lowered twice.
         """
-        is_good = guard.judge(outcome)
+        is_good = guard.accepts(outcome)
         is_finite = all(all_finite(part.state_dict()) for part in (self._model, self._average) if part is not None)
         if is_finite and is_good:
-            self.remember()
-        elif is_finite and not is_warm:
+            self.store()
+            return False
+        if is_finite and not is_warm:
             self.is_doubtful = True
-        else:
-            what = "the model predicts one class for all images" if is_finite else "the weights are no longer finite"
-            guard.lower(epoch, what)
-            self.go_back()
-            return True
-        return False
+            return False
+        reason = "the model predicts one class for all images" if is_finite else "the weights are no longer finite"
+        guard.reduce_learning_rate(epoch, reason)
+        self.restore()
+        return True
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return the stored weights if the current weights of the model are doubtful, else None."""
@@ -315,15 +317,18 @@ class TooLittleMemory(VitkitError):  # noqa: N818  # it says what is wrong
 class Pieces:
     """The division of batches into pieces that fit into memory. When memory runs out, the pieces become half as large.
 
-    If the weights are sharded, this is an error, because the other processes take part in the pass through a piece.
+    If the weights are sharded, this is an error, because all processes must pass the same pieces through the model.
     """
 
     def __init__(self, say: Say, *, is_sharded: bool = False) -> None:
         self.size: int | None = None  # the maximum number of images in a piece; None as long as whole batches fit
         self._say, self._is_sharded = say, is_sharded
 
-    def each(self, images: int, compute: Callable[[slice], None]) -> None:
-        """Call `compute` with slices of a batch. If it runs out of memory, it must have no effect."""
+    def run(self, images: int, compute: Callable[[slice], None]) -> None:
+        """Call `compute` with slices that divide a batch, or with the whole batch if memory allows.
+
+        If `compute` runs out of memory, it must have no effect, because it is called again with a smaller slice.
+        """
         done = 0
         while done < images:
             size = min(self.size or images, images - done)
@@ -334,7 +339,7 @@ class Pieces:
             except (RuntimeError, MemoryError) as error:
                 if not is_memory_short(error):
                     raise
-            # Outside of the handler, because the error keeps tensors alive.
+            # This is not in the handler, because the error refers to tensors, whose memory is to be freed.
             if self._is_sharded:
                 raise TooLittleMemory(
                     "training.memory-short",
@@ -343,10 +348,8 @@ class Pieces:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             if size == 1:
-                raise TooLittleMemory(
-                    "training.memory-short",
-                    "memory is too small to train on one image at a time: use a smaller --model or --image-size",
-                )
+                message = "memory is too small to train on one image at a time: use a smaller --model or --image-size"
+                raise TooLittleMemory("training.memory-short", message)
             self.size = (size + 1) // 2
             self._say(
                 f"out of memory: computing {self.size} images at a time from now on; each step still uses all {images}"
@@ -360,10 +363,8 @@ def optimizer_in_memory() -> Iterator[None]:
         yield
     except (RuntimeError, MemoryError) as error:
         if is_memory_short(error):
-            raise TooLittleMemory(
-                "training.memory-short",
-                "memory is too small for the optimiser: try --optimizer sgd, --method lora or a smaller --model",
-            ) from error
+            message = "memory is too small for the optimiser: try --optimizer sgd, --method lora or a smaller --model"
+            raise TooLittleMemory("training.memory-short", message) from error
         raise
 
 
@@ -385,10 +386,11 @@ class RunningStatistics:
         self._norms = [module for module in model.modules() if isinstance(module, kind) and module.track_running_stats]
         self._buffers = [buffer for norm in self._norms for buffer in norm.buffers()]
         self._team = team
-        self._before: list[Tensor] = []
-        memory = max((math.ceil(1 / norm.momentum) for norm in self._norms if norm.momentum), default=0)
-        # After these steps the initial values no longer matter, although skipped steps and single images do not count.
-        self._steps_to_correct = 10 * memory
+        self._before: list[Tensor] = []  # the buffers at the beginning of the step
+        # The number of batches that an exponential average covers. After ten times as many steps, the initial values no
+        # longer matter, even if some steps are skipped or have a single image.
+        window = max((math.ceil(1 / norm.momentum) for norm in self._norms if norm.momentum), default=0)
+        self._steps_to_correct = 10 * window
 
     def start(self) -> None:
         """Count earlier batches if pretrained weights lack the counter of batches, which would then be 0.
@@ -405,11 +407,11 @@ class RunningStatistics:
         """Store the statistics at the beginning of a step."""
         self._before = [buffer.clone() for buffer in self._buffers]
 
-    def finish(self, images: int, is_finite: Callable[[], Tensor]) -> None:
-        """End a step with so many images in this process. Undo the change of the statistics if it is not finite."""
+    def finish(self, images: int, is_finite: Tensor) -> None:
+        """End a step with so many images in this process. Undo its change of the statistics unless `is_finite`, ()."""
         if not self._buffers:
             return
-        if self._steps_to_correct:  # later it would have no effect, and it takes time
+        if self._steps_to_correct:  # later, the correction would have no effect
             self._steps_to_correct -= 1
             self._forget_initial_values()
         if self._team.size > 1:
@@ -419,9 +421,8 @@ class RunningStatistics:
             self._team.all_reduce([*weighted, count])
             for buffer, total in zip(floats, weighted, strict=True):
                 buffer.copy_(total / count)
-        finite = is_finite()
         for buffer, before in zip(self._buffers, self._before, strict=True):
-            buffer.copy_(torch.where(finite, buffer, before))
+            buffer.copy_(torch.where(is_finite, buffer, before))
 
     def _forget_initial_values(self) -> None:
         """Replace the exponential average by the mean over all batches, if the mean gives this step a larger weight."""
@@ -431,17 +432,19 @@ class RunningStatistics:
                 continue
             mean, variance, batches = norm.buffers()
             batches_before = old[id(batches)]
-            weight_before = (1 - norm.momentum) ** (batches - batches_before)  # of the statistics before the step
-            wanted = torch.minimum(weight_before, batches_before / batches)  # the latter in the mean over all batches
-            factor = torch.where(batches > batches_before, (1 - wanted) / (1 - weight_before), 1.0)
+            # The statistics before the step have this weight in the exponential average. It becomes their weight in the
+            # mean over all batches if that is smaller.
+            old_weight = (1 - norm.momentum) ** (batches - batches_before)
+            new_weight = torch.minimum(old_weight, batches_before / batches)
+            factor = torch.where(batches > batches_before, (1 - new_weight) / (1 - old_weight), 1.0)
             for buffer in (mean, variance):
                 buffer.copy_(torch.lerp(old[id(buffer)], buffer, factor.to(buffer)))
 
     @contextmanager
     def attempt(self, images: int) -> Iterator[None]:
-        """Restore the statistics if the pass of so many images through the model in this context fails.
+        """Restore the statistics if an exception interrupts the forward and backward pass in this context.
 
-        A single image has no variance, and is therefore normalised by the running statistics, as in evaluation.
+        If the piece has a single image, which has no variance, it is normalised by the running statistics.
         """
         before = [buffer.clone() for buffer in self._buffers]
         switched = [norm for norm in self._norms if norm.training] if images == 1 else []

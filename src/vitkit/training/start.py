@@ -27,17 +27,17 @@ import vitkit
 from vitkit.classifier import Classifier
 from vitkit.data.augment import Augment, CustomAugment
 from vitkit.data.loading import mix_seeds
-from vitkit.data.preprocess import HALF, Preprocess, by_conversion
+from vitkit.data.preprocess import HALF, Preprocess, conversion_remedy
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.inference.pipeline import cores
 from vitkit.language.zero_shot import (
     build_images_and_words,
     check_tokenizer,
-    look_for_words,
+    find_text_encoder,
+    names_as_words,
     published_templates,
-    spoken,
-    why_no_words,
+    why_indistinguishable,
 )
 from vitkit.model.build import Model, build, check_buildable
 from vitkit.model.names import Config, NetworkConfig
@@ -45,18 +45,11 @@ from vitkit.model.network import anatomy_of
 from vitkit.model.vit import VisionTransformer
 from vitkit.system import environment as devices
 from vitkit.system.environment import best_precision
-from vitkit.system.files import without_place
+from vitkit.system.files import public_path
 from vitkit.text.arguments import hints_of
 from vitkit.training.adapters import heads_of, needs_every_patch
-from vitkit.training.defaults import (
-    check_network,
-    config_of,
-    look_at_weights,
-    plan_of,
-    spare_patches,
-    weights_of,
-)
-from vitkit.training.recipe import Pixels, Recipe, without_places
+from vitkit.training.defaults import check_network, choose_patch_dropout, config_of, open_weights, plan_of, weights_of
+from vitkit.training.recipe import Pixels, Recipe, without_absolute_paths
 from vitkit.training.request import ChangePicture
 from vitkit.weights.loading import LoadPlan, WeightsSource
 
@@ -77,44 +70,44 @@ def choose_head_start(
     is_requested = recipe.head_from == "names"
     if weights is None or (not is_requested and weights.is_image_encoder):
         return recipe.replace(head_from="zero"), []
-    words = None
-    why: str | None = None
+    words, reason = None, ""  # why the class names cannot be used
     code = "training.head-names-unsuitable"
     try:
-        words = look_for_words(weights)
+        words = find_text_encoder(weights)
         if words is None and not is_requested:
             return recipe.replace(head_from="zero"), []
         if words is None:
-            why = "the weights have no text encoder; use CLIP or SigLIP with both encoders, or --set head_from=zero"
+            reason = "the weights have no text encoder; use CLIP or SigLIP with both encoders, or --set head_from=zero"
         else:
             check_tokenizer(weights, words)
             if fields.get("lp_ft"):
-                why = "lp_ft fits the head to the photographs"
+                reason = "lp_ft fits the head to the photographs"
             elif "pool" in (recipe.model_fields or {}):
-                why = "model.pool differs from the pooling that the text encoder was trained with"
+                reason = "model.pool differs from the pooling that the text encoder was trained with"
             elif table.task.is_sigmoid and not words.is_sigmoid:
-                why = (
+                reason = (
                     "images may have several classes, and these weights were trained with softmax, which gives no "
                     "probability of each class on its own"
                 )
-            elif not is_requested and (unsuitable := why_no_words(table.classes)) is not None:
-                why = f"the class names are not suitable ({unsuitable}); --set head_from=names uses them anyway"
+            elif not is_requested and (unsuitable := why_indistinguishable(table.classes)) is not None:
+                reason = f"the class names are not suitable ({unsuitable}); --set head_from=names uses them anyway"
     except VitkitError as error:
-        why, code = str(error), error.code
-    if words is None or why is not None:
+        reason, code = str(error), error.code
+    if words is None or reason:
         if is_requested:
-            raise VitkitError(code, f"--set head_from=names: {why}")
-        return recipe.replace(head_from="zero"), [f"the head starts from zero: {why}"]
+            raise VitkitError(code, f"--set head_from=names: {reason}")
+        return recipe.replace(head_from="zero"), [f"the head starts from zero: {reason}"]
     (template,) = published_templates(is_sigmoid=words.is_sigmoid)
-    pairs = zip(table.classes, spoken(table.classes), strict=True)
-    read = next((f", {name!r} read as {text!r}" for name, text in pairs if name != text), "")
-    line = f"the head starts from the class names, as {template!r}{read}; the zero-shot model is epoch 0"
+    pairs = zip(table.classes, names_as_words(table.classes), strict=True)
+    changed = [f", {name!r} read as {text!r}" for name, text in pairs if name != text]
+    example = changed[0] if changed else ""
+    line = f"the head starts from the class names, as {template!r}{example}; the zero-shot model is epoch 0"
     return recipe.replace(head_from="names", lp_ft=False), [line]
 
 
 @dataclass(frozen=True)
 class Blueprint:
-    """The model that a training starts from, without its tensors: no model is built, and no weights are read."""
+    """The description of the model that a training starts from. No model is built and no weights are read for it."""
 
     recipe: Recipe  # complete
     config: Config
@@ -123,7 +116,7 @@ class Blueprint:
     plan: LoadPlan | None = None  # for loading the initial weights without their head; None if random
 
     @property
-    def pictures(self) -> bytes | None:
+    def record_bytes(self) -> bytes | None:
         """Return the record of the images that the initial weights were trained on; None if there is none."""
         return None if self.plan is None else self.plan.pictures
 
@@ -132,37 +125,37 @@ def blueprint_of(recipe: Recipe, classes: Sequence[str], weights: WeightsSource 
     """Return the blueprint of a complete recipe's model, whose initial `weights` may have been opened already.
 
     Raises:
-        VitkitError: the model cannot be built, its weights cannot be obtained or understood, or the preprocessing of
+        VitkitError: the model cannot be built, its weights cannot be obtained or understood, or their preprocessing of
             photographs is unknown.
     """
     if recipe.weights == "none":
         config, plan = config_of(recipe, len(classes)), None
-        values = HALF[: config.in_channels]
-        preprocess = Preprocess(size=config.image_size, mean=values, std=values)
+        half = HALF[: config.in_channels]
+        preprocess = Preprocess(size=config.image_size, mean=half, std=half)
     else:
         with _offering_scratch(recipe):
-            weights = weights or look_at_weights(recipe)
+            weights = weights or open_weights(recipe)
             config, plan = plan_of(recipe, len(classes), weights)
         preprocess = plan.preprocess
     check_config(config, recipe)
     changes = {name: getattr(recipe, name) for name in hints_of(Pixels) if getattr(recipe, name) is not None}
     preprocess = replace(preprocess, **changes)
-    if preprocess.unknown and recipe.data is not None:  # a caller's datasets have a preprocessing of their own
+    if preprocess.unknown and recipe.data is not None:  # without `data`, the caller's datasets do the preprocessing
         name = weights_of(recipe)
-        preprocess.check_known(name, by_conversion(name, "train with --weights NEW"))
+        preprocess.check_known(name, conversion_remedy(name, "train with --weights NEW"))
     return Blueprint(recipe, config, preprocess, weights, plan)
 
 
 @contextmanager
 def _offering_scratch(recipe: Recipe) -> Iterator[None]:
-    # Offer random weights in an error message, if the weights were chosen automatically.
+    # If the weights were chosen automatically, advise random weights in the message of an error.
     try:
         yield
     except VitkitError as error:
         if recipe.weights != "auto" or "--weights none" in str(error):
             raise
-        joined = ", with" if str(error).endswith("from scratch") else "; or train from scratch with"
-        raise VitkitError(error.code, f"{error}{joined} --weights none") from error
+        advice = ", with" if str(error).endswith("from scratch") else "; or train from scratch with"
+        raise VitkitError(error.code, f"{error}{advice} --weights none") from error
 
 
 def check_config(config: Config, recipe: Recipe) -> None:
@@ -183,9 +176,9 @@ def new_classifier(blueprint: Blueprint, table: ImageTable, data_hash: str) -> C
     recipe, config, plan = blueprint.recipe, blueprint.config, blueprint.plan
     torch.manual_seed(mix_seeds(recipe.seed))
     model = build(config)
-    fields = without_places(recipe).to_dict()
+    fields = without_absolute_paths(recipe).to_dict()
     provenance: dict[str, Any] = {
-        "data": without_place(table.name),
+        "data": public_path(table.name),
         "data_hash": data_hash,
         "recipe": {name: list(v) if isinstance(v, tuple) else deepcopy(v) for name, v in fields.items()},
         "versions": versions(config),
@@ -197,13 +190,13 @@ def new_classifier(blueprint: Blueprint, table: ImageTable, data_hash: str) -> C
             assert blueprint.weights is not None
             encoders = build_images_and_words(blueprint.weights, plan)
             templates = published_templates(is_sigmoid=encoders.words.is_sigmoid)
-            head = encoders.head(spoken(table.classes), templates)
+            head = encoders.head(names_as_words(table.classes), templates)
             tensors, report = encoders.images.model.state_dict(), encoders.images.report
             provenance["head"] = {"from": "names", "templates": list(templates)}
         else:
             tensors, report = plan.tensors()
-        take_weights(model, tensors, head)
-        provenance["weights"] = {"source": without_place(weights_of(recipe)), "from": dict(plan.provenance)}
+        load_pretrained(model, tensors, head)
+        provenance["weights"] = {"source": public_path(weights_of(recipe)), "from": dict(plan.provenance)}
     thresholds = table.task.thresholds(len(table.classes))
     return Classifier(
         model, table.classes, blueprint.preprocess, provenance=provenance, report=report, thresholds=thresholds
@@ -215,6 +208,7 @@ def digest_of_backbone(model: Model) -> str:
 
     Runs whose initial models have the same digest have started from the same weights.
     """
+    # The tensors of the heads are recognised by identity, because their names depend on the library of the model.
     heads = {id(tensor) for head in heads_of(model) for tensor in head.state_dict(keep_vars=True).values()}
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
@@ -224,17 +218,17 @@ def digest_of_backbone(model: Model) -> str:
     return digest.hexdigest()
 
 
-def take_weights(model: Model, tensors: Mapping[str, Tensor], first_head: Mapping[str, Tensor]) -> None:
-    """Copy pretrained weights into a model, except for its heads. Parameters missing in `first_head` become 0."""
+def load_pretrained(model: Model, tensors: Mapping[str, Tensor], head: Mapping[str, Tensor]) -> None:
+    """Load pretrained weights without their head into a model. Parameters of its heads missing in `head` become 0."""
     target: torch.nn.Module = model if isinstance(model, VisionTransformer) else model.network
-    head = "head" if isinstance(model, VisionTransformer) else f"{anatomy_of(model.config).head}."
-    heads = {name for name in target.state_dict() if name.startswith(head)}
-    left = target.load_state_dict(tensors, strict=False)
-    assert set(left.missing_keys) == heads and not left.unexpected_keys, left
+    prefix = "head" if isinstance(model, VisionTransformer) else f"{anatomy_of(model.config).head}."
+    head_names = {name for name in target.state_dict() if name.startswith(prefix)}
+    mismatch = target.load_state_dict(tensors, strict=False)  # the tensors lack exactly the heads
+    assert set(mismatch.missing_keys) == head_names and not mismatch.unexpected_keys, mismatch
     with torch.no_grad():
-        for name in heads:
+        for name in head_names:
             parameter = target.get_parameter(name)
-            parameter.copy_(first_head.get(name, torch.zeros_like(parameter)))
+            parameter.copy_(head.get(name, torch.zeros_like(parameter)))
 
 
 def augment_of(recipe: Recipe, change: ChangePicture | None = None) -> Augment:
@@ -258,7 +252,7 @@ def choose_compile(recipe: Recipe, images: int) -> bool:
     """Return whether to compile the training steps on `images` images; by default, in long trainings on a GPU."""
     if recipe.compile != "auto":
         return recipe.compile == "on"
-    # An H200 computes an image of S/16 and B/16 60 to 70 microseconds faster if they are compiled, which takes 25 s.
+    # On an H200, compiling S/16 or B/16 takes 25 s, and saves 60 to 70 microseconds per image.
     if images * recipe.epochs < 500_000:
         return False
     has_compiler = devices.choose_device(recipe.device) == "cuda" and importlib.util.find_spec("triton") is not None
@@ -273,8 +267,9 @@ def normalises_on_gpu(recipe: Recipe) -> bool:
 def choose_workers(recipe: Recipe, size: tuple[int, int], *, bytes_per_pixel: int = 12) -> int:
     """Return the number of processes that prepare images, by default as many as cores and shared memory allow.
 
-    The training processes of a machine share its cores. If each has at most two, the training steps need both. Each
-    worker holds two batches in /dev/shm, which often has only 64 MiB in containers; half of its free space is used.
+    The training processes of a machine share its cores. If each has at most two, the training steps need both, and the
+    result is 0. Each worker holds two batches in /dev/shm, which often has only 64 MiB in containers; half of its free
+    space is used.
 
     Args:
         recipe: the recipe.
@@ -283,11 +278,11 @@ def choose_workers(recipe: Recipe, size: tuple[int, int], *, bytes_per_pixel: in
     """
     if recipe.workers is not None:
         return recipe.workers
-    team = int(os.environ.get("LOCAL_WORLD_SIZE", recipe.devices or 1))  # torchrun's may differ from the recipe's
-    share = cores() // team
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", recipe.devices or 1))  # torchrun may start more than the recipe
+    own_cores = cores() // processes
     height, width = size
-    batch = bytes_per_pixel * recipe.batch_size * height * width
-    return min(0 if share <= 2 else share - 1, free_shared_memory() // (2 * 2 * batch * team))
+    batch_bytes = bytes_per_pixel * recipe.batch_size * height * width
+    return min(0 if own_cores <= 2 else own_cores - 1, free_shared_memory() // (2 * 2 * batch_bytes * processes))
 
 
 def free_shared_memory() -> int:
@@ -300,8 +295,8 @@ def free_shared_memory() -> int:
 
 def versions(config: Config | None = None) -> dict[str, str]:
     """Return the versions of Python and of the libraries that a run uses, by name."""
-    more = (config.library,) if isinstance(config, NetworkConfig) and config.library != "custom" else ()
-    names = dict.fromkeys(("torch", "torchvision", "lightning-fabric", "numpy", "pillow", *more))
+    of_network = (config.library,) if isinstance(config, NetworkConfig) and config.library != "custom" else ()
+    names = dict.fromkeys(("torch", "torchvision", "lightning-fabric", "numpy", "pillow", *of_network))
     libraries = {name: importlib.metadata.version(name) for name in names}
     return {"vitkit": vitkit.__version__, "python": platform.python_version(), **libraries}
 
@@ -310,14 +305,13 @@ def resolve_model(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable) 
     """Return the blueprint of a recipe's model, and lines for the user about the choice of its initial head.
 
     In the recipe of the blueprint, the fields that depend on the model are set: `head_from`, `lp_ft`, `patch_dropout`.
-
     `recipe` is complete, and `fields` are those that the user has set.
 
     Raises:
         VitkitError: the model cannot be built, or its weights cannot be obtained or understood.
     """
     try:
-        weights = None if recipe.weights == "none" else look_at_weights(recipe)
+        weights = None if recipe.weights == "none" else open_weights(recipe)
     except VitkitError as error:
         if recipe.head_from == "names":
             raise VitkitError(error.code, f"--set head_from=names: {error}") from error
@@ -325,4 +319,4 @@ def resolve_model(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable) 
             raise
     recipe, reasons = choose_head_start(recipe, fields, table, weights)
     blueprint = blueprint_of(recipe, table.classes, weights)
-    return replace(blueprint, recipe=spare_patches(recipe, fields, blueprint.config)), reasons
+    return replace(blueprint, recipe=choose_patch_dropout(recipe, fields, blueprint.config)), reasons

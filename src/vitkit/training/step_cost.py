@@ -1,6 +1,6 @@
-"""What a step of a training takes, measured by taking one (`vitkit train --dry-run`).
+"""Measure the time and the memory of a training by taking one step of it (`vitkit train --dry-run`).
 
-The functions return facts that `vitkit.dry_run` explains.
+The functions return figures, which `vitkit.dry_run` explains.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from vitkit.training.adapters import count_parameters, drop_patches
 from vitkit.training.checkpoint import TrainingState, in_evaluation
 from vitkit.training.distributed import ProcessGroup, check_team, fabric_of
 from vitkit.training.features import compute_features
-from vitkit.training.fine_tune import prepare_to_learn
+from vitkit.training.fine_tune import prepare_training
 from vitkit.training.inputs import Inputs
 from vitkit.training.loop import Loop
 from vitkit.training.losses import Objective
@@ -49,51 +50,54 @@ from vitkit.training.teacher import load_teacher
 
 Figures = dict[str, Any]
 
-_FEW = 2  # images of the first step
-_SHORT = 5.0  # seconds of a recorded step below which another one is timed without the record
-_LONG = 30.0  # seconds of a step above which it is estimated from shorter ones
+_FIRST_IMAGES = 2  # images of the first step
+_SHORT = 5.0  # seconds; after a shorter step whose memory was recorded, another step is timed without the recording
+_LONG = 30.0  # seconds; a longer step is estimated from shorter ones
 
 
 def measure_training(run: Run, devices: int) -> Figures:
-    """Measure a training by gradient descent. If several devices divide a batch, the share of one is measured."""
-    recipe, changes = _at_full_speed(run.recipe)
+    """Measure a training by gradient descent. If several devices share a batch, the share of one device is measured."""
+    recipe, notes = _at_full_speed(run.recipe)
     table = run.parts[0].images.table
     classifier = new_classifier(run.blueprint, table, "")
     teacher = None if recipe.teacher is None else load_teacher(recipe.teacher, table.classes, run.config.image_size)
     run.recipe = recipe.replace(lp_ft=False)  # the head is not fitted, which would take a pass over all images
     run.inputs = Inputs(table, "", {}, {})
-    data, objective, fabric, _ = prepare_to_learn(run, classifier, teacher)
+    data, objective, fabric, _ = prepare_training(run, classifier, teacher)
     data.process = (0, devices)
     state = _initial_state(classifier.model, recipe, data, fabric.device, run.hooks)
-    cold, batch = _timed(lambda: data.batch_again(0, 0))
-    warm, _ = _timed(lambda: data.batch_again(0, 0))  # its pictures may be cached now
-    cold, warm = cold / len(batch[0]), warm / len(batch[0])
+    first_seconds, batch = _timed(lambda: data.batch_again(0, 0))
+    next_seconds, _ = _timed(lambda: data.batch_again(0, 0))  # its pictures may be cached now
+    # The following times are seconds per image.
+    first_reading, next_reading = first_seconds / len(batch[0]), next_seconds / len(batch[0])
     network = None if teacher is None else teacher.network
-    found = _measure_step(Loop(state, objective, data, fabric), batch, network)
+    figures = _measure_step(Loop(state, objective, data, fabric), batch, network)
+    training = figures["seconds_per_step"] / figures["images_in_step"]
+    images, labels = fabric.to_device([part[:_FIRST_IMAGES] for part in batch])
+    with in_evaluation(state.model_to_save), torch.no_grad(), fabric.autocast():
+        seconds, _ = _timed(lambda: objective.call_network(state.model_to_save, images, labels).float().sum().item())
+    validation = seconds / len(images)
+    train_images, val_images = len(data.train) / devices, data.val_images  # in the share of one device
 
-    few = fabric.to_device([part[:_FEW] for part in batch])
-    with in_evaluation(state.kept), torch.no_grad(), fabric.autocast():
-        check, _ = _timed(lambda: objective.ask(state.kept, *few).float().sum().item())
-    train, val, check = len(data.train) / devices, data.val_images, check / len(few[0])
-    compute = found["seconds_per_step"] / found["images_in_step"]  # the last step of an epoch may have fewer images
+    def epoch_seconds(reading: float) -> float:
+        train_seconds = train_images * _overlapped(training, reading, data.workers)
+        return train_seconds + val_images * _overlapped(validation, reading, data.workers)
 
-    def pass_over(reading: float) -> float:
-        return train * _overlapped(compute, reading, data.workers) + val * _overlapped(check, reading, data.workers)
-
-    seconds = pass_over(cold) + (recipe.epochs - 1) * pass_over(warm)
-    if recipe.lp_ft and classifier.model.head is not None:
-        seconds += (train + val) * _overlapped(check, cold, data.workers)  # a forward pass of all images
+    seconds = epoch_seconds(first_reading) + (recipe.epochs - 1) * epoch_seconds(next_reading)
+    if recipe.lp_ft and classifier.model.head is not None:  # a forward pass of all images
+        seconds += (train_images + val_images) * _overlapped(validation, first_reading, data.workers)
+    notes += figures["notes"]
     if recipe.folds is not None:
         seconds *= recipe.folds + 1
-        found["notes"] += (f"folds {recipe.folds}: the time is that of {recipe.folds + 1} trainings",)
-    return found | {
+        notes.append(f"folds {recipe.folds}: the time is that of {recipe.folds + 1} trainings")
+    return figures | {
         "data": str(table.place),
         "classes": len(table.classes),
         "images": len(data.train),
         "val_images": len(data.val),
-        "reading_per_image": cold,
+        "reading_per_image": first_reading,
         "seconds": seconds if recipe.budget is None else min(seconds, recipe.budget),
-        "notes": (*changes, *found["notes"]),
+        "notes": tuple(notes),
     }
 
 
@@ -107,18 +111,19 @@ def measure_head(run: Run, devices: int) -> Figures:
     images = EvaluationImages(table.of_split("train"), classifier.preprocess)
     train, val = len(images), len(table.of_split("val"))
     count = min(recipe.batch_size, train)
-    few, alone = min(_FEW, count), recipe.replace(workers=0)
+    first_count = min(_FIRST_IMAGES, count)
 
     def features(number: int) -> None:
-        compute_features(model, Subset(images, range(number)), alone, precision, partial(silent, "features"))
+        sample, in_this_process = Subset(images, range(number)), recipe.replace(workers=0)
+        compute_features(model, sample, in_this_process, precision, partial(silent, "features"))
 
     with FlopCounterMode(display=False) as counter:
-        features(few)
+        features(first_count)
     reading, _ = _timed(lambda: [images[i] for i in range(count)])
-    held = sum(each.nbytes for each in model.state_dict().values())
-    peak, seconds = _memory_and_time(partial(features, count), device, held)
+    weight_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
+    peak, seconds = _memory_and_time(partial(features, count), device, weight_bytes)
     compute = max(seconds - reading, 0.0)
-    each = _overlapped(compute / count, reading / count, choose_workers(recipe, run.config.image_size))
+    image_seconds = _overlapped(compute / count, reading / count, choose_workers(recipe, run.config.image_size))
     notes += [
         "fitting the head to the features, and the evaluation and the report after it, are not included",
         *_excluded_costs(recipe),
@@ -138,25 +143,26 @@ def measure_head(run: Run, devices: int) -> Figures:
         "device": str(device),
         "devices": devices,
         "precision": precision,
-        "flops_per_image": round(counter.get_total_flops() / few),
+        "flops_per_image": round(counter.get_total_flops() / first_count),
         "images_in_step": count,
         "peak_memory": peak,
         "seconds_per_step": compute,
         "reading_per_image": reading / count,
-        "seconds": each * (train + val) * (1 if recipe.folds is None else recipe.folds + 1),
+        "seconds": image_seconds * (train + val) * (1 if recipe.folds is None else recipe.folds + 1),
         "notes": tuple(notes),
     }
 
 
-def measure_on_noise(asked: Recipe, hooks: Hooks) -> Figures:
-    """Measure a training of the paper with random weights and images of noise, of the sizes that the paper has."""
-    training = paper_training(asked)
-    config, corpus, (recipe, changes) = training.config, training.corpus, _at_full_speed(training.recipe)
+def measure_on_noise(request: Recipe, hooks: Hooks) -> Figures:
+    """Measure a training run of the ViT paper with random weights, and with noise instead of the images."""
+    training = paper_training(request)
+    config, corpus = training.config, training.corpus
+    recipe, notes = _at_full_speed(training.recipe)
     if recipe.method not in ("scratch", "full") or recipe.teacher is not None:
         what = f"method {recipe.method}" if recipe.teacher is None else "a teacher"
         raise VitkitError(
             "training.data-missing",
-            f"{what} cannot be measured on noise: name the data, as in vitkit train DATA --recipe {asked.source}",
+            f"{what} cannot be measured on noise: name the data, as in vitkit train DATA --recipe {request.source}",
         )
     devices = (recipe.devices or 1) * (recipe.nodes or 1)
     check_team(recipe, ProcessGroup(size=devices))
@@ -169,22 +175,23 @@ def measure_on_noise(asked: Recipe, hooks: Hooks) -> Figures:
         if recipe.patch_dropout:
             drop_patches(model, recipe.patch_dropout)
     images = min(corpus.images, recipe.max_images or corpus.images)
-    sizes: Any = range(images), range(0), None  # a step needs nothing but the number of images
-    data = BatchedImages(*sizes, batch_size=recipe.batch_size, workers=0, seed=recipe.seed, process=(0, devices))
+    # A step needs only the number of images, so a range takes the place of a data set.
+    sets: Any = range(images), range(0), None
+    data = BatchedImages(*sets, batch_size=recipe.batch_size, workers=0, seed=recipe.seed, process=(0, devices))
     state = _initial_state(model, recipe, data, fabric.device, hooks)
-    loop = Loop(state, Objective(recipe, corpus.classes, custom=hooks.loss), data, fabric)
+    loop = Loop(state, Objective(recipe, corpus.classes, custom_loss=hooks.loss), data, fabric)
     share, _ = data.images_in(0, 0)
     pictures = torch.rand(1, config.in_channels, *config.image_size).expand(share, -1, -1, -1)
-    found = _measure_step(loop, (pictures, torch.randint(corpus.classes, (share,))), None)
+    figures = _measure_step(loop, (pictures, torch.randint(corpus.classes, (share,))), None)
     noise = f"noise instead of the {images:,} images of {corpus.title}, and random weights: reading is not included"
-    return found | {
+    return figures | {
         "data": corpus.title,
         "classes": corpus.classes,
         "images": images,
         "val_images": 0,
         "reading_per_image": 0.0,
-        "seconds": found["seconds_per_step"] * state.total_steps,
-        "notes": (noise, *changes, *found["notes"]),
+        "seconds": figures["seconds_per_step"] * state.total_steps,
+        "notes": (noise, *notes, *figures["notes"]),
     }
 
 
@@ -194,7 +201,7 @@ def measure_on_noise(asked: Recipe, hooks: Hooks) -> Figures:
 def _initial_state(
     model: Any, recipe: Recipe, data: BatchedImages, device: torch.device, hooks: Hooks
 ) -> TrainingState:
-    # The weights and their copy in the safe point, the gradients and the moments of the gradients.
+    # The weights, their copy in the safe point, their gradients and two moments have four bytes for each parameter.
     needed = 5 * 4 * count_parameters(model)[0]
     if device.type == "cpu" and needed > (free := available_memory()):
         raise VitkitError(
@@ -208,42 +215,44 @@ def _initial_state(
 
 
 def _measure_step(loop: Loop, batch: Batch, teacher: nn.Module | None) -> Figures:
+    """Take steps with a batch, of a training that has not started, and return the figures of a whole step."""
     state, device, whole = loop.state, loop.fabric.device, len(batch[0])
-    recipe, devices = state.recipe, loop.data.process[1]
-    taken = min(recipe.grad_accum, loop.data.batches, 2)  # their gradients are summed: more take the same memory
-    in_step, _ = loop.data.images_in(0, recipe.grad_accum - 1)
+    recipe, (_, devices) = state.recipe, loop.data.process
+    batches = min(recipe.grad_accum, loop.data.batches, 2)  # accumulating more gradients takes no more memory
+    images_in_step, _ = loop.data.images_in(0, recipe.grad_accum - 1)
 
-    def take(count: int) -> None:
-        loop.take_step(0, [(batch[0][:count], batch[1][:count])] * taken)
-        loop.check.resolve_pending()
+    def take_step(count: int) -> None:
+        loop.take_step(0, [(batch[0][:count], batch[1][:count])] * batches)
+        loop.finite_check.resolve_pending()
 
-    def record(count: int) -> tuple[int, float]:
+    def measure(count: int) -> tuple[int, float]:
         state.optimizer.zero_grad()  # `held` has no gradients
-        return _memory_and_time(partial(take, count), device, held)
+        return _memory_and_time(partial(take_step, count), device, held)
 
     loop.start()
     loop.begin_epoch()
-    few = min(_FEW, whole)
+    first_count = min(_FIRST_IMAGES, whole)
     with FlopCounterMode(display=False) as counter:
-        take(few)
+        take_step(first_count)
     if choose_compile(recipe, len(loop.data.train)):
         loop.compile_steps()
     copies = [tensor for weights in state.safe_point.weights.values() for tensor in weights.values()]
-    moments = [part for each in state.optimizer.state.values() for part in each.values()]
+    moments = [value for values in state.optimizer.state.values() for value in values.values()]
     modules = [module for module in (state.model, state.average, teacher) if module is not None]
-    between_steps = [*copies, *moments, *(each for module in modules for each in module.state_dict().values())]
-    held = sum(each.nbytes for each in between_steps if isinstance(each, torch.Tensor))
+    weights = [tensor for module in modules for tensor in module.state_dict().values()]
+    # The bytes that tensors occupy between two steps.
+    held = sum(value.nbytes for value in [*copies, *moments, *weights] if isinstance(value, torch.Tensor))
     notes = _excluded_costs(recipe)
     if devices > 1:
         share = "measured on one device with its share of a batch"
         notes.append(f"{share}; the exchange between {devices} is not included")
-    if device.type == "cuda":  # compiles the step, or finds the pieces that fit
-        take(whole)
     if device.type == "cpu":
-        peak, seconds, estimated = _measure_on_cpu(record, few, whole, held, recipe)
-        notes += estimated
+        peak, seconds, cpu_notes = _measure_on_cpu(measure, first_count, whole, held, recipe)
+        notes += cpu_notes
     else:
-        peak, seconds = record(whole)
+        if device.type == "cuda":  # compile the step, or find the pieces that fit into memory
+            take_step(whole)
+        peak, seconds = measure(whole)
     if (size := state.pieces.size) is not None:
         notes.append(f"a batch does not fit into memory at once: {size} images are computed at a time")
     trained, parameters = count_parameters(state.model)
@@ -256,32 +265,34 @@ def _measure_step(loop: Loop, batch: Batch, teacher: nn.Module | None) -> Figure
         "device": str(device),
         "devices": devices,
         "precision": choose_precision(recipe.precision, recipe.device),
-        "flops_per_image": round(counter.get_total_flops() / (few * taken)),
-        "images_in_step": in_step,
+        "flops_per_image": round(counter.get_total_flops() / (first_count * batches)),
+        "images_in_step": images_in_step,
         "peak_memory": peak,
-        "seconds_per_step": seconds * in_step / (whole * taken),
+        "seconds_per_step": seconds * images_in_step / (whole * batches),
         "notes": tuple(notes),
     }
 
 
 def _measure_on_cpu(
-    record: Callable[[int], tuple[int, float]], few: int, whole: int, held: int, recipe: Recipe
+    measure: Callable[[int], tuple[int, float]], count: int, whole: int, held: int, recipe: Recipe
 ) -> tuple[int, float, list[str]]:
     """Return the bytes and the seconds of a step with `whole` images, and a note if they are estimated.
 
-    The operating system ends a process that allocates too much memory. Steps with more and more images, from `few` on,
-    therefore tell whether a whole step fits. If it would take long, they stand for it.
+    The operating system ends a process that allocates too much memory. Therefore, the number of images is doubled from
+    `count` on, and before each step, the memory of a whole step is extrapolated. If the next step would take long, the
+    result is extrapolated, too.
     """
-    count, (peak, seconds) = few, record(few)
+    peak, seconds = measure(count)
     while count < whole:
-        earlier, less, shorter = count, peak, seconds
+        last_count, last_peak, last_seconds = count, peak, seconds
         count = min(2 * count, whole)
-        peak, seconds = record(count)
-        each, pace = (peak - less) / (count - earlier), max(seconds - shorter, 0.0) / (count - earlier)
-        expected, free = round(peak + each * (whole - count)), available_memory() + held
+        peak, seconds = measure(count)
+        bytes_per_image = (peak - last_peak) / (count - last_count)
+        seconds_per_image = max(seconds - last_seconds, 0.0) / (count - last_count)
+        expected, free = round(peak + bytes_per_image * (whole - count)), available_memory() + held
         if expected >= free:
             fitting = whole
-            while fitting > 1 and expected - each * (whole - fitting) > 0.8 * free:
+            while fitting > 1 and expected - bytes_per_image * (whole - fitting) > 0.8 * free:
                 fitting //= 2
             raise VitkitError(
                 "training.memory-short",
@@ -290,15 +301,15 @@ def _measure_on_cpu(
                 f"--grad-accum {math.ceil(whole * recipe.grad_accum / fitting)}",
             )
         if count < whole and 2 * seconds > _LONG:
-            note = f"memory and time of a step are estimated from steps with {earlier} and {count} images"
-            return expected, seconds + pace * (whole - count), [note]
+            note = f"memory and time of a step are estimated from steps with {last_count} and {count} images"
+            return expected, seconds + seconds_per_image * (whole - count), [note]
     return peak, seconds, []
 
 
 def _memory_and_time(work: Callable[[], Any], device: torch.device, held: int) -> tuple[int, float]:
-    """Return the most bytes that tensors occupy while `work` runs, and its duration in seconds.
+    """Return the peak of the bytes that tensors occupy while `work` runs, and its duration in seconds.
 
-    On a CPU, the allocator's record only has the changes during the work, to which the `held` bytes are added.
+    On a CPU, the profiler records only the changes during the work, to which the `held` bytes are added.
     """
     if device.type == "cuda":
         torch.cuda.synchronize()
@@ -309,14 +320,11 @@ def _memory_and_time(work: Callable[[], Any], device: torch.device, held: int) -
         return torch.cuda.max_memory_allocated(), time.perf_counter() - began
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as record:
         seconds, _ = _timed(work)
-    if seconds < _SHORT:  # recording takes a notable part of it
+    if seconds < _SHORT:  # recording takes a notable part of this time
         seconds, _ = _timed(work)
     events = record.profiler.kineto_results.events()
-    now = most = 0
-    for _, size in sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"):
-        now += size
-        most = max(most, now)
-    return held + most, seconds
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    return held + max(accumulate((size for _, size in changes), initial=0)), seconds
 
 
 def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
@@ -331,7 +339,7 @@ def _overlapped(compute: float, reading: float, workers: int) -> float:
 
 
 def _at_full_speed(recipe: Recipe) -> tuple[Recipe, list[str]]:
-    """Return the recipe with a precision that the device computes at its full speed, and lines about a change."""
+    """Return the recipe, with float32 instead of bfloat16 if that is slow on the device, and lines about a change."""
     device = environment.choose_device(recipe.device)
     if device != "cpu" or recipe.precision != "bfloat16" or environment.best_precision(device) == "bfloat16":
         return recipe, []

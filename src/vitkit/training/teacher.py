@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess, by_conversion
+from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess, conversion_remedy
 from vitkit.errors import VitkitError, first_line
 from vitkit.model_folder import is_model_folder, read_description
 
@@ -27,7 +27,7 @@ class Teacher:
 
     network: nn.Module  # from images (B, C, h, w) to logits (B, K'), in evaluation mode
     preprocess: Preprocess
-    columns: Tensor  # for each class of the student, the index of the teacher's logit for this class, (K,)
+    columns: Tensor  # the index of the teacher's logit for each class of the student, (K,)
     notes: tuple[str, ...] = ()  # lines for the user about assumptions that were made about the teacher
     pictures: bytes | None = None  # the record of the images that the teacher was trained on (`data.seen`)
 
@@ -43,22 +43,22 @@ class Teacher:
     def logits(self, images: Tensor, student: Preprocess) -> Tensor:
         """Return float32 logits (B, K), in the student's class order, for student images (B, C, height, width)."""
         self.network.to(images.device)
-        seen = self._as_teacher_input(images, student)
+        inputs = self._as_teacher_input(images, student)
         with torch.autocast(images.device.type, enabled=False):
-            return self.network(seen).float()[:, self.columns.to(images.device)]
+            return self.network(inputs).float()[:, self.columns.to(images.device)]
 
     def _as_teacher_input(self, images: Tensor, student: Preprocess) -> Tensor:
         preprocess = self.preprocess
         if (student.mean, student.std, student.size) == (preprocess.mean, preprocess.std, preprocess.size):
             return images.float()
-        pixels = images.float() * _channels(student.std, images) + _channels(student.mean, images)
+        pixels = images.float() * _per_channel(student.std, images) + _per_channel(student.mean, images)
         if student.size != preprocess.size:
             mode = "bilinear" if preprocess.interpolation == "bilinear" else "bicubic"
             pixels = F.interpolate(pixels, preprocess.size, mode=mode, antialias=True).clamp(0, 1)
-        return (pixels - _channels(preprocess.mean, images)) / _channels(preprocess.std, images)
+        return (pixels - _per_channel(preprocess.mean, images)) / _per_channel(preprocess.std, images)
 
 
-def _channels(values: tuple[float, ...], like: Tensor) -> Tensor:
+def _per_channel(values: tuple[float, ...], like: Tensor) -> Tensor:
     return torch.tensor(values, dtype=torch.float32, device=like.device).view(1, -1, 1, 1)
 
 
@@ -84,23 +84,20 @@ def load_teacher(name: str, classes: tuple[str, ...], size: tuple[int, int]) -> 
     try:
         logits = teacher.logits(torch.zeros(1, 3, height, width), Preprocess(size=size))
     except (RuntimeError, AssertionError) as error:
-        raise VitkitError(
-            "training.teacher-failed",
-            f"teacher {name} cannot process the student's {height}x{width} pictures: {first_line(error)}",
-        ) from error
+        message = f"teacher {name} cannot process the student's {height}x{width} pictures: {first_line(error)}"
+        raise VitkitError("training.teacher-failed", message) from error
     if not logits.isfinite().all():  # hard distillation would treat NaN as a class
         damage = "its output is not finite, so its weights are damaged"
-        raise VitkitError(
-            "training.teacher-not-finite", f"teacher {name}: {damage}; restore them, or use another teacher"
-        )
+        message = f"teacher {name}: {damage}; restore them, or use another teacher"
+        raise VitkitError("training.teacher-not-finite", message)
     return teacher
 
 
 def teacher_of_run(folder: Path, name: str, classes: tuple[str, ...], size: tuple[int, int]) -> Teacher:
     """Load the teacher of a run. If the run has started, check that its weights have not changed."""
     teacher = load_teacher(name, classes, size)
-    before = read_description(folder)["provenance"].get("teacher") if is_model_folder(folder) else None
-    if before is not None and before["sha256"] != teacher.sha256:
+    recorded = read_description(folder)["provenance"].get("teacher") if is_model_folder(folder) else None
+    if recorded is not None and recorded["sha256"] != teacher.sha256:
         raise VitkitError(
             "training.teacher-changed",
             f"the weights of teacher {name} have changed since the start of the run: restore them, or start a new run",
@@ -120,20 +117,17 @@ def _load_classifier(name: str, classes: tuple[str, ...]) -> Teacher:
         hint = f" (of torchvision's models, did you mean {' or '.join(close)}?)" if close else ""
         raise VitkitError(error.code, f"teacher: {error}{hint}") from error
     if len(classifier.preprocess.mean) != 3:
-        raise VitkitError(
-            "training.teacher-grey", f"teacher {name} requires grey pictures: choose a teacher of colour pictures"
-        )
-    classifier.preprocess.check_known(f"teacher {name}", by_conversion(name, "train with --teacher NEW"))
+        message = f"teacher {name} requires grey pictures: choose a teacher of colour pictures"
+        raise VitkitError("training.teacher-grey", message)
+    classifier.preprocess.check_known(f"teacher {name}", conversion_remedy(name, "train with --teacher NEW"))
     assert classifier.report is not None
     notes = tuple(f"teacher: {caveat}" for caveat in classifier.report.caveats())
-    column_of = {known: i for i, known in enumerate(classifier.classes)}
-    for each in classes:
-        if each not in column_of:
-            raise VitkitError(
-                "training.teacher-class-missing",
-                f"teacher {name} does not know the class {each}: it must know all of the student's",
-            )
-    columns = torch.tensor([column_of[each] for each in classes])
+    column_of = {label: i for i, label in enumerate(classifier.classes)}
+    for label in classes:
+        if label not in column_of:
+            message = f"teacher {name} does not know the class {label}: it must know all of the student's"
+            raise VitkitError("training.teacher-class-missing", message)
+    columns = torch.tensor([column_of[label] for label in classes])
     return Teacher(classifier.model.eval(), classifier.preprocess, columns, notes, classifier.pictures)
 
 
@@ -161,10 +155,8 @@ def _load_file(name: str, model: str, file: Path, classes: tuple[str, ...], size
         network.load_state_dict(state)
     except RuntimeError as error:
         reason = " ".join(str(error).partition(":\n")[2].split())[:200]
-        raise VitkitError(
-            "training.teacher-other-model",
-            f"teacher {name}: {file} is not a {model} with {len(classes)} classes: {reason}",
-        ) from error
+        message = f"teacher {name}: {file} is not a {model} with {len(classes)} classes: {reason}"
+        raise VitkitError("training.teacher-other-model", message) from error
     preprocess = Preprocess(size=size, mean=IMAGENET_MEAN, std=IMAGENET_STD)
     notes = (f"teacher {name}: assumed: classes in the order of the student, and normalisation as for ImageNet",)
     return Teacher(network.eval(), preprocess, torch.arange(len(classes)), notes)

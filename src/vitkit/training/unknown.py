@@ -3,8 +3,8 @@
 An image is unknown if it belongs to none of the classes. A data set contains no unknown images, so two substitutes are
 used:
 
-- *Made pictures* are made from the validation images (`make_pictures`): noise, clouds, patterns, shuffled patches.
-  There are several sorts of patterns, and the reported interval is for a sort that was not tried.
+- *Synthetic pictures* are computed from the validation images (`make_pictures`): noise, clouds, patterns and shuffled
+  patches. There are several sorts of patterns, and the reported interval is for a sort that was not tried.
 - *Left-out classes* are classes of the data set that are treated as unknown, one class at a time. The trained weights
   have learned to distinguish these classes, which would make the task too easy. The features are therefore computed
   with the initial weights of the training. If these features are not available, no figure for left-out classes is
@@ -27,14 +27,14 @@ from vitkit.classifier import Classifier
 from vitkit.data.storage import Place
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
-from vitkit.inference.pipeline import BATCH, BATCH_ALONE, flow, try_read
-from vitkit.inference.unknown import MOST, Floats, Limit, Unknown
+from vitkit.inference.pipeline import BATCH, BATCH_ALONE, compute_in_order, try_read
+from vitkit.inference.unknown import MAX_IMAGES, FalseAcceptance, Floats, Unknown
 from vitkit.text.cells import plural
 
 LEFT_OUT = "unseen classes"
-_MADE = 100  # made pictures of each kind
-_CLASSES = 10  # classes that are left out in turn
-_FEWEST = 3  # classes that are left out, for an interval
+_SYNTHETIC_IMAGES = 100  # of each kind
+_MAX_LEFT_OUT = 10  # classes that are left out in turn
+_MIN_LEFT_OUT = 3  # classes that must be left out for an interval
 _TILES = 4  # rows and columns of tiles in a shuffled picture
 _CYCLES = 2, 40  # cycles of a pattern along the longer side, at least and at most
 
@@ -52,9 +52,9 @@ class LabelledFeatures:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def at(self, is_kept: npt.NDArray[np.bool_]) -> LabelledFeatures:
-        """Return the images that this mask selects."""
-        return LabelledFeatures(self.features[is_kept], self.labels[is_kept])
+    def select(self, rows: Ints | npt.NDArray[np.bool_]) -> LabelledFeatures:
+        """Return some images, given as indices or as a mask."""
+        return LabelledFeatures(self.features[rows], self.labels[rows])
 
 
 # Held-out images; for a cross-validation, a pair for each fold: the images of all other folds, and of the fold.
@@ -77,30 +77,28 @@ def fit_to_images(
         table: the images of the run, with the split `train`.
         held_out: the paths of the validation images that are independent and that the weights had not seen.
         frozen: the features of all images in the table under the initial weights, which had not seen them, or None.
-        seed: the seed for sampling from many images, and for the made pictures.
+        seed: the seed for sampling from many images, and for the synthetic pictures.
         progress: called with the number of computed images and their total.
 
     Returns:
         The fitted score; None if no training image or no held-out image can be read.
     """
-    place = {path: i for i, path in enumerate(table.paths)}
-    train = _sample(np.flatnonzero(np.array(table.splits) == "train"), MOST, seed)
-    validation = _sample(np.array([place[path] for path in held_out]), MOST, seed)
+    row_of = {path: i for i, path in enumerate(table.paths)}
+    train = _sample(np.flatnonzero(np.array(table.splits) == "train"), MAX_IMAGES, seed)
+    validation = _sample(np.array([row_of[path] for path in held_out]), MAX_IMAGES, seed)
     train_files, held_out_files = ([table.file(i) for i in indices.tolist()] for indices in (train, validation))
     total = len(train) + len(validation)
-    features, kept = _features(classifier, train_files, lambda done: progress(done, total))
-    known_features, known = _features(classifier, held_out_files, lambda done: progress(len(train) + done, total))
-    if not len(features) or not len(known_features):
+    train_features, kept = _features(classifier, train_files, lambda done: progress(done, total))
+    held_out_features, known = _features(classifier, held_out_files, lambda done: progress(len(train) + done, total))
+    train_rows, held_out_rows = train[kept], validation[known]
+    if not len(train_rows) or not len(held_out_rows):
         return None
-    before = None
+    frozen_features = None
     if frozen is not None:
-        labels, rows, known_rows = np.array(table.labels), train[kept], validation[known]
-        before = (
-            LabelledFeatures(frozen[rows], labels[rows]),
-            LabelledFeatures(frozen[known_rows], labels[known_rows]),
-        )
-    made = _features_of_made(classifier, held_out_files, seed)
-    return fit_unknown(features, known_features, made, before, seed=seed)
+        images = LabelledFeatures(frozen, np.array(table.labels))
+        frozen_features = images.select(train_rows), images.select(held_out_rows)
+    synthetic = _synthetic_features(classifier, held_out_files, seed)
+    return fit_unknown(train_features, held_out_features, synthetic, frozen_features, seed=seed)
 
 
 def fit_out_of_fold(
@@ -117,17 +115,18 @@ def fit_out_of_fold(
     Each image is compared with the images of the other folds; `fold`, (n,), is the fold of each image, and `labels`,
     (n,), its class. The other arguments and the result are as for `fit_to_images`.
     """
-    chosen = _sample(np.arange(len(files)), MOST, seed)
-    some = [files[i] for i in chosen.tolist()]
-    features, kept = _features(classifier, some, lambda done: progress(done, len(some)))
+    chosen = _sample(np.arange(len(files)), MAX_IMAGES, seed)
+    chosen_files = [files[i] for i in chosen.tolist()]
+    features, kept = _features(classifier, chosen_files, lambda done: progress(done, len(chosen_files)))
     if not len(features):
         return None
     rows = chosen[kept]
     train, fold = LabelledFeatures(features, labels[rows]), fold[rows]
-    pairs = [(train.at(fold != k), train.at(fold == k)) for k in np.unique(fold).tolist()]
-    made = _features_of_made(classifier, files, seed)
+    pairs = [(train.select(fold != k), train.select(fold == k)) for k in np.unique(fold).tolist()]
+    synthetic = _synthetic_features(classifier, files, seed)
     held_out = [(rest.features, of_fold.features) for rest, of_fold in pairs]
-    return fit_unknown(features, held_out, made, (train, pairs), seed=seed)
+    # The backbone was not trained, so that its features are also those under the initial weights.
+    return fit_unknown(features, held_out, synthetic, (train, pairs), seed=seed)
 
 
 def _sample(indices: Ints, count: int, seed: int) -> Ints:
@@ -137,10 +136,10 @@ def _sample(indices: Ints, count: int, seed: int) -> Ints:
 def _features(
     classifier: Classifier, images: Sequence[Place] | Pixels, report: Callable[[int], None] = lambda _: None
 ) -> tuple[Floats, Ints]:
-    # The features (m, D) of the readable images, which are files or pixels, and the indices (m,) of these images.
+    """Return the features (m, D) of the readable images among files or preprocessed pixels, and their indices (m,)."""
     see = classifier.seeing()
     is_concurrent = classifier.runner is not None and classifier.runner.is_concurrent
-    outcomes = flow(
+    outcomes = compute_in_order(
         images,
         (lambda pixels: pixels) if isinstance(images, np.ndarray) else partial(try_read, classifier.pixels),
         lambda pixels: see(pixels).features,
@@ -156,8 +155,9 @@ def _features(
     return np.stack(rows) if rows else np.empty((0, 0), np.float32), np.array(kept, np.int64)
 
 
-def _features_of_made(classifier: Classifier, files: Sequence[Place], seed: int) -> dict[str, Floats]:
-    chosen = _sample(np.arange(len(files)), _MADE, seed)
+def _synthetic_features(classifier: Classifier, files: Sequence[Place], seed: int) -> dict[str, Floats]:
+    """Return the features of synthetic pictures that are made from some of the files, by kind."""
+    chosen = _sample(np.arange(len(files)), _SYNTHETIC_IMAGES, seed)
     outcomes = (try_read(classifier.pixels, files[i]) for i in chosen.tolist())
     pixels = np.stack([image for image in outcomes if not isinstance(image, str)])
     return {kind: _features(classifier, pictures)[0] for kind, pictures in make_pictures(pixels, seed).items()}
@@ -166,8 +166,8 @@ def _features_of_made(classifier: Classifier, files: Sequence[Place], seed: int)
 def fit_unknown(
     train: Floats,
     held_out: Floats | Sequence[tuple[Floats, Floats]],
-    made: Mapping[str, Floats],
-    before: tuple[LabelledFeatures, HeldOutFeatures] | None = None,
+    synthetic: Mapping[str, Floats],
+    frozen: tuple[LabelledFeatures, HeldOutFeatures] | None = None,
     seed: int = 0,
 ) -> Unknown:
     """Fit the score, and measure the fraction of unknown images that it accepts as known.
@@ -176,9 +176,9 @@ def fit_unknown(
         train: the trained model's features of the training images, (m, D).
         held_out: the features (n, D) of images that the model was not trained on, or a pair for each fold of a
             cross-validation (see `Unknown.fit`).
-        made: the features of pictures that belong to no class, by kind (see `make_pictures`). If a kind has several
-            sorts, each has a key of its own, such as `patterns: rings`.
-        before: the same as `train` and `held_out`, with labels, but with features from the initial weights. Without
+        synthetic: the features of pictures that belong to no class, by kind (see `make_pictures`). If a kind has
+            several sorts, each has a key of its own, such as `patterns: rings`.
+        frozen: the same as `train` and `held_out`, with labels, but with features from the initial weights. Without
             it, no figure for left-out classes is reported.
         seed: the seed for sampling the training images that are stored, and the classes that are left out.
 
@@ -188,56 +188,58 @@ def fit_unknown(
     from scipy.stats import binomtest
 
     if not len(held_out):
-        raise VitkitError(
-            "training.held-out-missing", "no held-out images: they are required to determine how unfamiliar an image is"
-        )
+        message = "no held-out images: they are required to determine how unfamiliar an image is"
+        raise VitkitError("training.held-out-missing", message)
     unknown = Unknown.fit(train, held_out, seed)
     passed: dict[str, list[npt.NDArray[np.bool_]]] = {}  # which images of each sort or class pass, by kind
-    for name, features in made.items():
+    for name, features in synthetic.items():
         if len(features):
             passed.setdefault(name.partition(":")[0], []).append(unknown.passes(features))
-    if before is not None:
+    if frozen is not None:
         # The classes of the held-out images are left out in turn. For each, the score is fitted to the images of the
         # other classes.
-        trained, tested = before
+        trained, tested = frozen
         folds = [(trained, tested)] if isinstance(tested, LabelledFeatures) else tested
         classes = np.unique(np.concatenate([fold.labels for _, fold in folds]))
         passed[LEFT_OUT] = []
-        for k in np.sort(np.random.default_rng(seed).permutation(classes)[:_CLASSES]).tolist():
-            pairs = [(others.at(others.labels != k), fold.at(fold.labels != k)) for others, fold in folds]
+        for k in np.sort(np.random.default_rng(seed).permutation(classes)[:_MAX_LEFT_OUT]).tolist():
+            pairs = [(others.select(others.labels != k), fold.select(fold.labels != k)) for others, fold in folds]
             known = [(others.features, fold.features) for others, fold in pairs if len(others) and len(fold)]
             if known:  # otherwise at most one image is left, which has no other one to be compared with
-                of_class = np.concatenate([fold.at(fold.labels == k).features for _, fold in folds])
-                rest = trained.at(trained.labels != k).features
+                of_class = np.concatenate([fold.select(fold.labels == k).features for _, fold in folds])
+                rest = trained.select(trained.labels != k).features
                 passed[LEFT_OUT].append(Unknown.fit(rest, known, seed).passes(of_class))
-    limits = list[Limit]()
+    limits = list[FalseAcceptance]()
     for kind, parts in passed.items():
         sizes = np.array([len(part) for part in parts], np.float64)
-        shares, images = np.array([part.mean() for part in parts], np.float64), int(sizes.sum())
-        if kind == LEFT_OUT and len(parts) < _FEWEST:
+        fractions = np.array([part.mean() for part in parts], np.float64)
+        images = int(sizes.sum())
+        if kind == LEFT_OUT and len(parts) < _MIN_LEFT_OUT:
             continue
         if kind == LEFT_OUT or len(parts) > 1:
-            number = {"classes" if kind == LEFT_OUT else "sorts": len(parts)}
-            limits.append(Limit(kind, float(shares.mean()), _prediction_interval(shares, sizes), images, **number))
+            counts = {"classes" if kind == LEFT_OUT else "sorts": len(parts)}
+            limits.append(
+                FalseAcceptance(kind, float(fractions.mean()), _prediction_interval(fractions, sizes), images, **counts)
+            )
         else:
             exact = binomtest(int(parts[0].sum()), images).proportion_ci(0.95, "exact")
-            limits.append(Limit(kind, float(shares[0]), (float(exact.low), float(exact.high)), images))
+            limits.append(FalseAcceptance(kind, float(fractions[0]), (float(exact.low), float(exact.high)), images))
     return replace(unknown, limits=tuple(limits))
 
 
-def _prediction_interval(shares: npt.NDArray[np.float64], sizes: npt.NDArray[np.float64]) -> tuple[float, float]:
+def _prediction_interval(fractions: npt.NDArray[np.float64], sizes: npt.NDArray[np.float64]) -> tuple[float, float]:
     """Return the 95 % prediction interval for the fraction of images that are accepted as known.
 
-    It is for another class or sort of pattern than those that were measured; `shares` and `sizes` are the fraction and
-    the number of images of these. arcsin sqrt(fraction) is assumed to be normally distributed over classes or sorts.
-    Its variance is taken to be at least the sampling variance, which is 1 / 4n for a fraction of n images.
+    It is for a class or a sort of pattern that was not measured. `fractions` and `sizes` are the fraction and the
+    number of images of each one that was. arcsin sqrt(fraction) is assumed to be normally distributed over classes or
+    sorts. Its variance is taken to be at least the sampling variance, which is 1 / 4n for a fraction of n images.
     """
     from scipy.special import stdtrit
 
-    n, angles = len(shares), np.arcsin(np.sqrt(shares))
-    spread = max(float(angles.var(ddof=1)), float((1 / (4 * sizes)).mean()))
-    reach = float(stdtrit(n - 1, 0.975)) * (spread * (1 + 1 / n)) ** 0.5
-    low, high = np.clip([angles.mean() - reach, angles.mean() + reach], 0, np.pi / 2)
+    n, angles = len(fractions), np.arcsin(np.sqrt(fractions))
+    variance = max(float(angles.var(ddof=1)), float((1 / (4 * sizes)).mean()))
+    half_width = float(stdtrit(n - 1, 0.975)) * (variance * (1 + 1 / n)) ** 0.5
+    low, high = np.clip([angles.mean() - half_width, angles.mean() + half_width], 0, np.pi / 2)
     return float(np.sin(low) ** 2), float(np.sin(high) ** 2)
 
 
@@ -254,7 +256,7 @@ def describe_unknown(unknown: Unknown, kind: str) -> str:
     return line + passing + ", ".join(shares) if shares else line
 
 
-# --- Made pictures --------------------------------------------------------------------------------------------
+# --- Synthetic pictures -------------------------------------------------------------------------------------------
 
 
 def make_pictures(images: Pixels, seed: int = 0) -> dict[str, Pixels]:
@@ -266,25 +268,26 @@ def make_pictures(images: Pixels, seed: int = 0) -> dict[str, Pixels]:
     pictures each. `patterns: rings` has two colours of an image, `patterns: rings in any colours` two random colours.
     """
     rng = np.random.default_rng(seed)
-    mean, spread = images.mean(axis=(0, 2, 3), keepdims=True), images.std(axis=(0, 2, 3), keepdims=True)
-    made = {
-        "noise": mean + spread * rng.standard_normal(images.shape).astype(np.float32),
-        "clouds": mean + spread * _smooth(rng.standard_normal(images.shape)),
-        "shuffled patches": np.stack([_shuffled(image, rng) for image in images]),
+    mean, std = images.mean(axis=(0, 2, 3), keepdims=True), images.std(axis=(0, 2, 3), keepdims=True)
+    pictures = {
+        "noise": mean + std * rng.standard_normal(images.shape).astype(np.float32),
+        "clouds": mean + std * _smooth_fields(rng.standard_normal(images.shape)),
+        "shuffled patches": np.stack([_shuffle_tiles(image, rng) for image in images]),
     }
     low, high = images.min(axis=(0, 2, 3)), images.max(axis=(0, 2, 3))
-    for i, (name, wave) in enumerate(_WAVES.items()):
-        if len(part := images[i :: len(_WAVES)]):
-            places = [[rng.integers(size, size=2) for size in image.shape[1:]] for image in part]
-            pixels = np.stack([image[:, y, x].T for image, (y, x) in zip(part, places, strict=True)])  # (n, 2, C)
-            free = rng.uniform(low, high, pixels.shape)
-            for sort, colours in ((name, pixels), (f"{name} in any colours", free)):
-                made[f"patterns: {sort}"] = np.stack([_pattern(wave, two, images.shape[2:], rng) for two in colours])
-    return {kind: pictures.astype(np.float32) for kind, pictures in made.items()}
+    for i, (name, wave) in enumerate(_WAVE_FUNCTIONS.items()):
+        if len(part := images[i :: len(_WAVE_FUNCTIONS)]):
+            positions = [[rng.integers(size, size=2) for size in image.shape[1:]] for image in part]  # two per image
+            pixels = np.stack([image[:, y, x].T for image, (y, x) in zip(part, positions, strict=True)])  # (n, 2, C)
+            random_colours = rng.uniform(low, high, pixels.shape)
+            for sort, pairs in ((name, pixels), (f"{name} in any colours", random_colours)):
+                patterns = [_draw_pattern(wave, colours, images.shape[2:], rng) for colours in pairs]
+                pictures[f"patterns: {sort}"] = np.stack(patterns)
+    return {kind: pixels.astype(np.float32) for kind, pixels in pictures.items()}
 
 
 Plane = npt.NDArray[np.float64]  # (height, width)
-_WAVES: dict[str, Callable[[Plane, Plane], Plane]] = {  # of rotated and scaled coordinates; from -1 to 1
+_WAVE_FUNCTIONS: dict[str, Callable[[Plane, Plane], Plane]] = {  # of rotated and scaled coordinates; from -1 to 1
     "stripes": lambda x, _: np.sin(x),
     "checks": lambda x, y: np.sin(x) * np.sin(y),
     "rings": lambda x, y: np.sin(np.hypot(x, y)),
@@ -292,10 +295,10 @@ _WAVES: dict[str, Callable[[Plane, Plane], Plane]] = {  # of rotated and scaled 
 }
 
 
-def _pattern(
+def _draw_pattern(
     wave: Callable[[Plane, Plane], Plane], colours: Floats, size: tuple[int, ...], rng: np.random.Generator
 ) -> Floats:
-    # A wave at a random angle and scale, with sharp or soft edges, in two colours (2, C): (C, height, width).
+    """Draw a wave at a random angle and scale, with sharp or soft edges, in two colours (2, C): (C, height, width)."""
     y, x = (np.mgrid[: size[0], : size[1]] - np.array(size)[:, None, None] / 2) / max(size)
     angle = rng.uniform(0, np.pi)
     a, b = 2 * np.pi * _CYCLES[0] * (_CYCLES[1] / _CYCLES[0]) ** rng.random(2)
@@ -306,8 +309,8 @@ def _pattern(
     return pattern
 
 
-def _smooth(noise: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    # White noise (n, C, height, width), filtered so that its amplitudes fall with frequency, as in photographs.
+def _smooth_fields(noise: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Filter white noise (n, C, height, width) so that its amplitudes fall with frequency, as in photographs."""
     height, width = noise.shape[-2:]
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
     filtered = np.fft.irfft2(np.fft.rfft2(noise) / np.maximum(frequency, 1 / max(height, width)), (height, width))
@@ -316,11 +319,11 @@ def _smooth(noise: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return fields
 
 
-def _shuffled(image: Pixels, rng: np.random.Generator) -> Pixels:
-    # The image (C, height, width) with its tiles in another order, except for pixels that do not fill a whole tile.
+def _shuffle_tiles(image: Pixels, rng: np.random.Generator) -> Pixels:
+    """Return an image (C, height, width) with its tiles in random order; pixels outside whole tiles stay in place."""
     channels, height, width = len(image), *(size // _TILES for size in image.shape[1:])
     out, rows, columns = image.copy(), _TILES * height, _TILES * width
     tiles = image[:, :rows, :columns].reshape(channels, _TILES, height, _TILES, width).transpose(1, 3, 0, 2, 4)
-    moved = tiles.reshape(_TILES**2, channels, height, width)[rng.permutation(_TILES**2)].reshape(tiles.shape)
-    out[:, :rows, :columns] = moved.transpose(2, 0, 3, 1, 4).reshape(channels, rows, columns)
+    shuffled = tiles.reshape(_TILES**2, channels, height, width)[rng.permutation(_TILES**2)].reshape(tiles.shape)
+    out[:, :rows, :columns] = shuffled.transpose(2, 0, 3, 1, 4).reshape(channels, rows, columns)
     return out

@@ -19,19 +19,19 @@ from vitkit.data.doctor.examine import find_twins
 from vitkit.data.loading import BatchedImages, Images
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.preprocess import describe as described
-from vitkit.data.seen import exposures, find_overlap, make_record
+from vitkit.data.seen import find_overlap, make_record, roles_after_training
 from vitkit.data.splits import check_trainable
-from vitkit.data.user_datasets import NAME, Datasets, EvaluationOf, Survey, TrainingOf, survey
+from vitkit.data.user_datasets import NAME, Datasets, EvaluationDataset, Survey, TrainingDataset, survey
 from vitkit.errors import VitkitError
 from vitkit.evaluation.figures import (
     DOUBTS,
     all_figures,
-    by_name_in_words,
     chosen_on,
     counted_part,
     describe,
-    seen_of,
+    seen_to_exclude,
     unrecorded_reason,
+    zero_shot_in_words,
 )
 from vitkit.evaluation.headline import headline_of
 from vitkit.evaluation.metrics import Evaluation
@@ -46,13 +46,13 @@ from vitkit.training.finalize import ValidationFacts, calibrate_on, correction_o
 from vitkit.training.inputs import Inputs
 from vitkit.training.lineage import ancestry_of
 from vitkit.training.probe import HeadImages
-from vitkit.training.recipe import Recipe, name_of, without_places
-from vitkit.training.request import NONE, Hooks, load_of_run
+from vitkit.training.recipe import Recipe, name_of, without_absolute_paths
+from vitkit.training.request import NO_HOOKS, Hooks, load_run_recipe
 from vitkit.training.run import Stages, carry_out, continue_run
-from vitkit.training.run_folder import Run, check_place
+from vitkit.training.run_folder import Run, check_output_folder
 from vitkit.training.stages.fit import begin_model, draw_classes, train_model
 from vitkit.training.stages.report import pictures_for_page
-from vitkit.training.stages.write import begun_folder, introduce
+from vitkit.training.stages.write import introduce, started_run_folder
 from vitkit.training.start import augment_of, choose_device, choose_workers, resolve_model
 from vitkit.training.teacher import Teacher
 from vitkit.weights.preprocessing import preprocess_of
@@ -64,40 +64,34 @@ FILE_FIELDS = (  # of a recipe
 
 
 def train_on(
-    datasets: Datasets,
-    asked: Recipe,
-    out: str | Path | None,
-    *,
-    force: bool = False,
-    hooks: Hooks = NONE,
+    datasets: Datasets, requested: Recipe, out: str | Path | None, *, force: bool = False, hooks: Hooks = NO_HOOKS
 ) -> Path:
     """Train on the user's datasets, and return the run folder, by default the next free `runs/datasets-N`.
 
     Raises:
         VitkitError: the datasets cannot be trained on, or a field of the recipe only applies to files.
     """
-    if refused := [name for name in FILE_FIELDS if name in asked.given and getattr(asked, name) not in (None, False)]:
-        raise VitkitError(
-            "training.field-refused", f"{refused[0]} applies to files, and a data set in memory has none: leave it out"
-        )
-    is_from_scratch = asked.weights == "none" or asked.method == "scratch"
-    usual = Recipe(method="scratch" if is_from_scratch else "full", lp_ft=False, cache="none")
-    run = Run(usual.updated(asked), None if out is None else Path(out), hooks=hooks)
+    for name in FILE_FIELDS:
+        if name in requested.given and getattr(requested, name) not in (None, False):
+            message = f"{name} applies to files, and a data set in memory has none: leave it out"
+            raise VitkitError("training.field-refused", message)
+    is_from_scratch = requested.weights == "none" or requested.method == "scratch"
+    defaults = Recipe(method="scratch" if is_from_scratch else "full", lp_ft=False, cache="none")
+    run = Run(defaults.updated(requested), None if out is None else Path(out), hooks=hooks)
     return carry_out(run, _DatasetRun(datasets).stages, force=force)
 
 
-def resume_on(datasets: Datasets, folder: Path, hooks: Hooks = NONE) -> Path:
+def resume_on(datasets: Datasets, folder: Path, hooks: Hooks = NO_HOOKS) -> Path:
     """Continue a run on the user's datasets, with the recipe in its folder.
 
     Raises:
         VitkitError: the folder contains no run on datasets, or the datasets differ from those of the run.
     """
     check_run_folder(folder)
-    recipe = load_of_run(folder / RECIPE)
+    recipe = load_run_recipe(folder / RECIPE)
     if recipe.data is not None:
-        raise VitkitError(
-            "training.run-kind", f"{folder} was trained on files, in {recipe.data}: leave out the data set in memory"
-        )
+        message = f"{folder} was trained on files, in {recipe.data}: leave out the data set in memory"
+        raise VitkitError("training.run-kind", message)
     return continue_run(Run(recipe, hooks=hooks), folder, _DatasetRun(datasets).stages)
 
 
@@ -110,30 +104,31 @@ class _DatasetRun:
 
     @property
     def stages(self) -> Stages:
-        again = 'vitkit.train(vitkit.Datasets(...), resume="{}")'
-        return Stages((self.open, self.write), self.fit, (self.conclude,), again.format, inputs=None)
+        resume_command = 'vitkit.train(vitkit.Datasets(...), resume="{}")'
+        return Stages((self.open, self.write), self.fit, (self.conclude,), resume_command.format, read_inputs=None)
 
     @cached_property
     def survey(self) -> Survey:
         return survey(self.datasets)
 
     def open(self, run: Run) -> None:
-        asked, named = run.asked, self.datasets.preprocess
-        check_place(run.out, None, asked.teacher, weights_of(asked))
+        requested, given_preprocess = run.request, self.datasets.preprocess
+        check_output_folder(run.out, None, requested.teacher, weights_of(requested))
         table = run.source = self.survey.table
         check_trainable(table)
-        recipe, reasons = complete(asked, table)
-        reasons += check_effects(recipe, asked)
+        recipe, reasons = complete(requested, table)
+        reasons += check_effects(recipe, requested)
         check_team(recipe, run.team)
-        run.blueprint, more = resolve_model(recipe, asked.set_fields(), table)
-        before, reasons = run.blueprint.preprocess, [*reasons, *more]
-        self.survey.check(before)
-        if named is not None:
-            self.preprocess = preprocess_of(named, before)
+        run.blueprint, model_reasons = resolve_model(recipe, requested.set_fields(), table)
+        reasons += model_reasons
+        model_preprocess = run.blueprint.preprocess
+        self.survey.check(model_preprocess)
+        if given_preprocess is not None:
+            self.preprocess = preprocess_of(given_preprocess, model_preprocess)
             reasons.append(f"files are preprocessed as you specified: {described(self.preprocess.to_dict())}")
         else:
-            self.preprocess, notes = self.survey.preprocess_of(self.datasets, before)
-            if self.preprocess != before and not self.preprocess.unknown:
+            self.preprocess, notes = self.survey.preprocess_of(self.datasets, model_preprocess)
+            if self.preprocess != model_preprocess and not self.preprocess.unknown:
                 how = described(self.preprocess.to_dict())
                 reasons.append(f"files are preprocessed like the datasets' transforms: {how}")
             reasons += notes
@@ -143,7 +138,7 @@ class _DatasetRun:
 
     def write(self, run: Run) -> None:
         assert self.preprocess is not None
-        with begun_folder(run, "datasets"):
+        with started_run_folder(run, "datasets"):
             write_json(run.folder / PREPROCESS, self.preprocess.to_dict())
             write_json(run.folder / CLASS_INDICES, dict(enumerate(run.source.classes)))
             write_text(run.folder / RECIPE, run.recipe.to_toml())
@@ -157,13 +152,13 @@ class _DatasetRun:
         classifier, teacher = begin_model(run)
         preprocess = self.preprocess or Preprocess.from_dict(read_json(run.folder / PREPROCESS))
         classifier.preprocess = preprocess
-        look_up = partial(_seen_images, run, classifier, teacher, self.survey)
-        classifier.pictures, self.seen, self.doubt = team.broadcast_from_main(look_up)
+        find_seen = partial(_seen_images, run, classifier, teacher, self.survey)
+        classifier.pictures, self.seen, self.doubt = team.broadcast_from_main(find_seen)
         labels = {name: table.of_split(name).labels for name in ("train", "val")}
         augment = augment_of(recipe, run.hooks.augment)
-        self.val = EvaluationOf(datasets.val if datasets.val is not None else [], labels["val"], "val", preprocess)
+        self.val = EvaluationDataset(datasets.val if datasets.val is not None else [], labels["val"], "val", preprocess)
         data = BatchedImages(
-            TrainingOf(datasets.train, labels["train"], "train", preprocess, augment, recipe.seed),
+            TrainingDataset(datasets.train, labels["train"], "train", preprocess, augment, recipe.seed),
             self.val,
             table,
             batch_size=recipe.batch_size,
@@ -172,7 +167,7 @@ class _DatasetRun:
             balanced=recipe.balance == "sampler",
             process=(team.rank, team.size),
         )
-        head_images = HeadImages(EvaluationOf(datasets.train, labels["train"], "train", preprocess), self.val)
+        head_images = HeadImages(EvaluationDataset(datasets.train, labels["train"], "train", preprocess), self.val)
         if team.is_main:
             draw_classes(run)
         counts = ", ".join(f"{len(numbers)} {name}" for name, numbers in labels.items())
@@ -183,13 +178,13 @@ class _DatasetRun:
         """Calibrate the model, and evaluate it on the validation images if there are any."""
         val, chosen, predictions = self.val, chosen_on("val", run.recipe.to_dict()), run.out_of_fold
         if not len(val):
-            how = "not calibrated"
+            state = "not calibrated"
             if predictions is not None:
                 evaluate = partial(predictions.evaluation, run.classifier)
                 calibrate_on(run.classifier, evaluate, ValidationFacts(chosen, folds=predictions.folds))
                 run.classifier.save(run.folder)
-                how = "calibrated by cross-validation of the training images"
-            run.say(f"no validation images: the confidences are {how}, and there are no figures")
+                state = "calibrated by cross-validation of the training images"
+            run.say(f"no validation images: the confidences are {state}, and there are no figures")
             return
         classifier = run.classifier.use(images=len(val), device=choose_device(run.recipe))
         before = correction_of(classifier)
@@ -211,15 +206,18 @@ class _DatasetRun:
 def _seen_images(
     run: Run, classifier: Classifier, teacher: Teacher | None, data_survey: Survey
 ) -> tuple[bytes, dict[str, str], str]:
-    # The record of the images that the weights have seen after this run, directly or as copies; the roles of the
-    # validation images among them, by name; and why the weights may have seen further images, or an empty text.
-    before = ancestry_of(run.recipe, run.blueprint.pictures, None if teacher is None else teacher.pictures)
+    """Determine which images the weights have seen, directly or as copies.
+
+    Return the record of the images that they have seen after this run, the roles of the validation images that they had
+    seen before it, by path, and the reason why they may have seen further images (empty if there is none).
+    """
+    before = ancestry_of(run.recipe, run.blueprint.record_bytes, None if teacher is None else teacher.pictures)
     facts, table = data_survey.facts(classifier.preprocess), data_survey.table
     overlap = find_overlap(before, table, facts)
-    roles = exposures(table, find_twins(table, facts), overlap)
+    roles = roles_after_training(table, find_twins(table, facts), overlap)
     labels = [table.name_of(i) for i in range(len(table))]
     record = before.merge(make_record(facts, labels, roles, is_whole=data_survey.is_certain))
-    seen = seen_of({path: roles[i] for i, path in enumerate(table.paths) if table.splits[i] == "val"}, "val")
+    seen = seen_to_exclude({path: roles[i] for i, path in enumerate(table.paths) if table.splits[i] == "val"}, "val")
     doubt = DOUBTS[overlap.looked_for]
     if before.seen and not data_survey.is_certain:  # pictures of a run are recognised by their appearance
         doubt = "it cannot be determined for tensors, or pictures that change, whether the weights had seen others"
@@ -256,13 +254,13 @@ def _write_report(run: Run, classifier: Classifier, evaluation: Evaluation, cave
         root=None,
         facts={
             "data": NAME,
-            **by_name_in_words(classifier.provenance),
-            "made with": ", ".join(f"{n} {v}" for n, v in classifier.provenance["versions"].items()),
+            **zero_shot_in_words(classifier.provenance),
+            "made with": ", ".join(f"{name} {number}" for name, number in classifier.provenance["versions"].items()),
         },
         findings=[
             *([f"problem: {caveat}"] if caveat else []),
             "the images came from datasets, not files, so wrong labels were not searched for",
         ],
         pictures=pictures_for_page(run),
-        recipe=without_places(run.recipe).to_toml(),
+        recipe=without_absolute_paths(run.recipe).to_toml(),
     )

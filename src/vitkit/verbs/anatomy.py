@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from vitkit.errors import VitkitError
-from vitkit.system.files import replacing, without_place, write_bytes
+from vitkit.system.files import public_path, replacing, write_bytes
 from vitkit.system.progress import Progress, progress, silent
 from vitkit.text.arguments import Only, check_arguments
 from vitkit.text.cells import plural
-from vitkit.verbs.explain import opened
+from vitkit.verbs.explain import open_model_and_images
 from vitkit.verbs.inputs import PREPROCESS, source_names
 from vitkit.verbs.options import Compute
 from vitkit.verbs.result import Notes, Result
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from vitkit.model.vit import VisionTransformer
     from vitkit.weights.preprocessing import PreprocessLike
 
-_MOST_IMAGES = 128  # for attention distances, as in the paper (app. D.7)
+_MAX_IMAGES = 128  # for attention distances, as in the paper (app. D.7)
 
 
 @check_arguments
@@ -81,24 +81,24 @@ def anatomy(
     if out is None:
         raise VitkitError("verbs.out-missing", "no folder to write to: add --out DIR")
     folder = Path(out)
-    with opened(model, names, (folder,), notes, preprocess, compute, force=force) as (classifier, paths):
+    with open_model_and_images(model, names, [folder], notes, preprocess, compute, force=force) as (classifier, paths):
         network = vit_of(classifier.model, "an anatomy")
         images, remarks = _read_images(classifier, paths)
         folder.mkdir(parents=True, exist_ok=True)
-        pieces: list[str] = []
+        html: list[str] = []
         arrays: dict[str, Any] = {}
-        for name, part in _parts(network, images).items():
+        for name, figure in _figures(network, images).items():
             try:
                 with evaluating(network):
-                    values = part.compute()
-                png = to_png(part.draw(values))
-            except VitkitError as error:  # not every model has every part
+                    values = figure.compute()
+                png = to_png(figure.draw(values))
+            except VitkitError as error:  # not every model has every figure
                 remarks.append(f"no {name}: {error}")
                 continue
             arrays[name] = values
             write_bytes(folder / f"{name}.png", png)
-            drawn = image(name, png, "png")
-            pieces.append(panel(name.replace("_", " "), f"<p>{part.description}</p>", drawn))
+            picture = image(name, png, "png")
+            html.append(panel(name.replace("_", " "), f"<p>{figure.description}</p>", picture))
         if not arrays:
             raise VitkitError("verbs.figures-missing", "; ".join(remarks))
         with replacing(folder / "anatomy.npz") as temporary, temporary.open("wb") as file:
@@ -110,7 +110,7 @@ def anatomy(
                 f"{neither:.2f} in neither"
             )
         head = ["<h1>Anatomy</h1>", *(f"<p>{escape(line)}</p>" for line in remarks)]
-        write_page(folder / "index.html", "vitkit explain: anatomy", [*head, panels(*pieces)])
+        write_page(folder / "index.html", "vitkit explain: anatomy", [*head, panels(*html)])
     page = folder / "index.html"
     drawn = f"{', '.join(arrays)}: {page}"
     facts = {"page": page, "arrays": arrays, "remarks": tuple(remarks), "notes": tuple(notes.lines)}
@@ -119,32 +119,31 @@ def anatomy(
 
 
 def _read_images(classifier: Classifier, paths: list[str]) -> tuple[Tensor | None, list[str]]:
-    """Return at most `_MOST_IMAGES` preprocessed images, (B, C, height, width), and remarks."""
+    """Return up to `_MAX_IMAGES` preprocessed images (B, C, height, width), or None without paths, and remarks."""
     import torch
 
     from vitkit.data.decode import UnreadableImageError
 
     if not paths:
         return None, ["no SRC: filters and positions only; the other figures require images"]
-    chosen = (
-        [paths[i * len(paths) // _MOST_IMAGES] for i in range(_MOST_IMAGES)] if len(paths) > _MOST_IMAGES else paths
-    )
+    count = min(len(paths), _MAX_IMAGES)
+    chosen = [paths[i * len(paths) // count] for i in range(count)]  # evenly spread
     images, remarks = [], []
     for done, path in enumerate(chosen, 1):
         try:
             images.append(classifier.read(path))
         except UnreadableImageError as error:
-            remarks.append(f"{without_place(path)}: {error}")
+            remarks.append(f"{public_path(path)}: {error}")
         progress("reading", done, len(chosen))
     if not images:
         raise VitkitError(
             "verbs.images-unreadable", f"none of the {len(chosen)} images can be read; the first: {remarks[0]}"
         )
-    which = "" if chosen is paths else f" of {len(paths)}, evenly spread"
+    which = "" if count == len(paths) else f" of {len(paths)}, evenly spread"
     return torch.stack(images), [*remarks, f"{plural(len(images), 'image', 'images')}{which}"]
 
 
-class _AnatomyPart(NamedTuple):
+class _AnatomyFigure(NamedTuple):
     """A figure of the model: its description, and functions that compute and draw its values."""
 
     description: str
@@ -152,17 +151,17 @@ class _AnatomyPart(NamedTuple):
     draw: Callable[[Any], Figure]
 
 
-def _parts(model: VisionTransformer, images: Tensor | None) -> dict[str, _AnatomyPart]:
+def _figures(model: VisionTransformer, images: Tensor | None) -> dict[str, _AnatomyFigure]:
     from vitkit.explanation import model_analysis as anatomy
 
-    parts = {
-        "filters": _AnatomyPart(
+    figures = {
+        "filters": _AnatomyFigure(
             "The principal components of the patch embedding's filters: the patterns that patches are first compared "
             "with.",
             lambda: anatomy.filter_components(model),
             anatomy.filters,
         ),
-        "positions": _AnatomyPart(
+        "positions": _AnatomyFigure(
             "Each small picture shows how similar the embedding of one position is to those of all others. "
             "The model did not know that patches lie in rows and columns.",
             lambda: anatomy.position_similarity(model),
@@ -170,27 +169,27 @@ def _parts(model: VisionTransformer, images: Tensor | None) -> dict[str, _Anatom
         ),
     }
     if images is None:
-        return parts
-    return parts | {
-        "attention_distance": _AnatomyPart(
+        return figures
+    return figures | {
+        "attention_distance": _AnatomyFigure(
             "How far each head looks on average: heads with low dots see the neighbourhood, with high dots the whole "
             "picture.",
             lambda: anatomy.attention_distance(model, images),
             lambda values: anatomy.by_head(values, "Attention distance", "pixels of the input"),
         ),
-        "attention_entropy": _AnatomyPart(
+        "attention_entropy": _AnatomyFigure(
             f"Over how many tokens each head spreads its attention: 0 bits mean one token, "
             f"{log2(model.config.tokens):.1f} bits all tokens equally.",
             lambda: anatomy.attention_entropy(model, images),
             lambda values: anatomy.by_head(values, "Attention entropy", "bits"),
         ),
-        "token_norms": _AnatomyPart(
+        "token_norms": _AnatomyFigure(
             "Patches with much larger norms than the rest are artefacts: the model uses them to store global "
             "information, so they say nothing about their place in the picture (arXiv 2309.16588).",
             lambda: anatomy.norms_by_layer(model, images),
             lambda values: anatomy.norms(values, model.config.prefix_tokens),
         ),
-        "layer_similarity": _AnatomyPart(
+        "layer_similarity": _AnatomyFigure(
             "Linear CKA: 1 if two layers represent these images in the same way, 0 if they have nothing in common. "
             "With few images, the estimate may be below 0.",
             lambda: anatomy.layer_similarity(model, images),

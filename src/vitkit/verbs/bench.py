@@ -51,8 +51,7 @@ def bench(
     *,
     batch_sizes: str | int | Sequence[int] = "1,8,32",
     backends: Annotated[
-        str | Sequence[str] | None,
-        f"With commas: some of {', '.join(BACKENDS)}; by default all that work here.",
+        str | Sequence[str] | None, f"With commas: some of {', '.join(BACKENDS)}; by default all that work here."
     ] = None,
     precisions: Annotated[
         str | Sequence[str], f"With commas: some of {', '.join(PRECISIONS[1:])}."
@@ -137,12 +136,12 @@ def bench(
         from vitkit.model.build import config_of
         from vitkit.profiling.speed import random_model
 
-        has_weights = not isinstance(model, (str, Path)) or Path(model).exists()
-        if not has_weights and (is_model_name(name) or is_network_name(name)):
-            built = random_model(config_of(name))
+        is_name = isinstance(model, (str, Path)) and not Path(model).exists()
+        if is_name and (is_model_name(name) or is_network_name(name)):
+            network = random_model(config_of(name))
         else:
-            built = open_model(model, notes, "cpu").model
-        results, missing = _measure(built, requested, wanted, sizes, rounds, device, notes)
+            network = open_model(model, notes, "cpu").model
+        results, missing = _measure(network, requested, wanted, sizes, rounds, device, notes)
         if folder is not None:
             write_results(folder, results, chart(_panels(name, results)))
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
@@ -169,20 +168,14 @@ def bench(
         ),
         *([f"{folder / TABLE}, {folder / PICTURE}"] if folder is not None else []),
     ]
-    found = {
-        "model": name,
-        "machine": machine,
-        "rounds": rounds,
-        "results": tuple(results),
-        "missing": missing,
-    }
-    written = {"out": folder, "notes": tuple(notes.lines)}
-    shown = {"title": title, "headings": headings, "cells": cells, "legend": legend}
+    facts = {"model": name, "machine": machine, "rounds": rounds, "results": tuple(results), "missing": missing}
+    files = {"out": folder, "notes": tuple(notes.lines)}
+    printed = {"title": title, "headings": headings, "cells": cells, "legend": legend}
     return Result(
         "bench",
         [title, *aligned([headings, *cells]), *legend],
-        {**found, **written, **shown},
-        json=found,
+        {**facts, **files, **printed},
+        json=facts,
         rows=results,
         pictures={"Images per second": lambda: chart(_panels(name, results))},
         html=lambda: f"<p>{escape(title)}</p>{table([list(map(escape, row)) for row in cells], headings)}",
@@ -191,7 +184,7 @@ def bench(
 
 @contextmanager
 def _exclusive_out(out: Path | None, *, force: bool) -> Iterator[None]:
-    """Lock the output folder; raise an error if it contains a table or picture and `force` is False."""
+    """Lock an output folder in a `with` block. Without `force`, an existing table or picture raises an error."""
     if out is None:
         yield
         return
@@ -216,33 +209,33 @@ def _measure(
     device: str,
     note: Say,
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Time eager float32, the reference, and the requested backends; return rows, and why some were left out."""
+    """Time the requested backends, and eager float32 as the reference; return the rows, and why others are missing."""
     import torch
 
     from vitkit.profiling.speed import compare, open_backends, row
     from vitkit.system.environment import choose_device
 
     images = _images(model, min(sizes))
-    first = open_backends(model, [("eager", "float32")], images, device)
     wanted = [(backend, precision) for backend in backends or BACKENDS for precision in precisions]
-    rest = open_backends(model, [pair for pair in wanted if pair != ("eager", "float32")], images, device)
-    if backends is not None and rest.missing:
-        name, reason = next(iter(rest.missing.items()))
+    reference = open_backends(model, [("eager", "float32")], images, device)
+    others = open_backends(model, [pair for pair in wanted if pair != ("eager", "float32")], images, device)
+    if backends is not None and others.missing:
+        name, reason = next(iter(others.missing.items()))
         raise VitkitError("verbs.backend-unavailable", f"--backends {name.split()[0]} does not work here: {reason}")
-    for left_out, reason in rest.missing.items():
+    for left_out, reason in others.missing.items():
         note(f"{left_out} is left out: {reason}")
-    contenders, memory = [*first.contenders, *rest.contenders], {**first.memory, **rest.memory}
+    contenders, memory = [*reference.contenders, *others.contenders], {**reference.memory, **others.memory}
     target, rows = torch.device(choose_device(device)), []
     for batch in sizes:
         speeds = compare(model, contenders, _images(model, batch), batch, rounds, target)
         eager = next(speed for speed in speeds if (speed.name, speed.precision) == ("vitkit eager", "float32"))
         for contender, speed in zip(contenders, speeds, strict=True):
             rows.append(row(speed, {_RATIO: eager}) | {"memory_mib": round(memory[contender.key] / 2**20)})
-    return rows, dict(rest.missing)
+    return rows, dict(others.missing)
 
 
 def _images(model: Model, batch: int) -> Tensor:
-    """Return random images (B, C, height, width) in whole batches: at most 16 images, but at least one batch."""
+    """Return random images (B, C, height, width): as many whole batches as fit into 16 images, but at least one."""
     import torch
 
     config, count = model.config, batch * max(16 // batch, 1)
@@ -251,12 +244,12 @@ def _images(model: Model, batch: int) -> Tensor:
 
 
 def _panels(model: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Group the rows by batch size; the keys are the titles of the panels."""
+    """Return the rows of each panel by its title. There is one panel for each batch size."""
     batches = dict.fromkeys(row["batch"] for row in rows)
     return {f"{model}, batch {batch}": [row for row in rows if row["batch"] == batch] for batch in batches}
 
 
-_BAR, _HEAD = 0.24, 0.9  # inches
+_BAR_HEIGHT, _TITLE_HEIGHT = 0.24, 0.9  # inches
 
 
 def chart(panels: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
@@ -272,7 +265,8 @@ def chart(panels: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     from vitkit.reporting.plots import BLUE, GREY, ORANGE
     from vitkit.text.pages import new_figure
 
-    heights = [_HEAD + _BAR * (len(rows) + 2) for rows in panels.values()]
+    # Two bars show the ceilings of float32 and bfloat16.
+    heights = [_TITLE_HEIGHT + _BAR_HEIGHT * (len(rows) + 2) for rows in panels.values()]
     figure = new_figure(9, sum(heights))
     axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axis, (title, rows) in zip(axes, panels.items(), strict=True):

@@ -67,22 +67,22 @@ def bench_formats(model: str | Path, batches: Sequence[int], rounds: int, out: P
         for done, (form, precision) in enumerate(wanted):
             name = f"{form.name} {precision}"
             progress(f"exporting {name}", done, len(wanted))
-            place = Path(folder) / precision / f"model{form.suffix}"
-            place.parent.mkdir(exist_ok=True)
+            out_file = Path(folder) / precision / f"model{form.suffix}"
+            out_file.parent.mkdir(exist_ok=True)
             try:
-                exports[name] = export(model, form.name, place, precision=precision, progress=receiver())
+                exports[name] = export(model, form.name, out_file, precision=precision, progress=receiver())
             except VitkitError as error:
                 missing[name] = str(error)
         if not exports:
             raise VitkitError("verbs.format-unavailable", f"no format works here: {next(iter(missing.values()))}")
         for name, reason in missing.items():
             note(f"{name} is left out: {reason}")
-        opened: dict[str, Exported] = {}
+        files: dict[str, Exported] = {}
         facts: dict[str, dict[str, Any]] = {}
         for name, result in exports.items():
             outcome, accuracy = result.outcome, result.outcome.accuracy
-            begun = time.perf_counter()
-            file = opened[name] = load_exported(result.file)
+            start = time.perf_counter()
+            file = files[name] = load_exported(result.file)
             height, width = file.preprocess.size
             file.answer(np.zeros((1, len(file.preprocess.mean), height, width), np.float32))
             facts[name] = {
@@ -90,13 +90,13 @@ def bench_formats(model: str | Path, batches: Sequence[int], rounds: int, out: P
                 "accuracy": None if accuracy is None else accuracy.after,
                 "agreement": outcome.comparison.agreement if accuracy is None else accuracy.agreement,
                 "megabytes": outcome.size / 1e6,
-                "start_s": time.perf_counter() - begun,
+                "start_s": time.perf_counter() - start,
             }
-        rows, pixels = [], next(iter(opened.values())).preprocess
+        rows, preprocess = [], next(iter(files.values())).preprocess
         for batch in batches:
-            shape = (batch, len(pixels.mean), *pixels.size)
+            shape = (batch, len(preprocess.mean), *preprocess.size)
             images = torch.randn(shape, generator=torch.Generator().manual_seed(1)).numpy()
-            times = interleave({name: partial(file.runner.answer, images) for name, file in opened.items()}, rounds)
+            times = interleave({name: partial(file.runner.compute, images) for name, file in files.items()}, rounds)
             for name, timing in times.items():
                 rate = timing.rate(batch)
                 speed = {"images_per_s": rate.median, "images_per_s_q1": rate.low, "images_per_s_q3": rate.high}
@@ -119,11 +119,12 @@ def bench_formats(model: str | Path, batches: Sequence[int], rounds: int, out: P
 
 
 def table_cells(row: Mapping[str, Any], columns: Mapping[str, tuple[str, str]]) -> list[str]:
-    """Return the cells of a row in these columns, with the speed as the median and the quartiles."""
+    """Return the cells of a row in these columns, as text. The speed is the median, followed by the quartiles."""
     rates = (row[f"images_per_s{part}"] for part in ("_q1", "", "_q3"))
     low, median, high = (f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}" for rate in rates)
-    shown = dict(row) | {"images_per_s": median, "quartiles": f"{low}-{high}"}
-    return ["" if shown[name] is None else form.format(shown[name]) for name, (_, form) in columns.items()]
+    values = dict(row) | {"images_per_s": median, "quartiles": f"{low}-{high}"}
+    formats = {name: text_format for name, (_, text_format) in columns.items()}
+    return ["" if values[name] is None else formats[name].format(values[name]) for name in columns]
 
 
 def write_results(out: Path, rows: Sequence[Mapping[str, Any]], figure: Figure) -> None:

@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError, first_line
 from vitkit.inference.pipeline import limit_cores
 from vitkit.inference.prediction import ENCODING, parquet_files, parquet_table
-from vitkit.system.files import check_here, staged
+from vitkit.system.files import check_local, staged
 from vitkit.verbs.inputs import check_outside, exclusive_out
 from vitkit.verbs.options import Compute
 
@@ -30,16 +31,17 @@ if TYPE_CHECKING:
 
 
 Cells = Sequence[Any]  # a row, in the order of the columns
-Rows = Callable[[Iterable[str]], Iterator[Cells]]  # takes the names of images
-Start = Callable[[Mapping[str, Any] | None], tuple[Mapping[str, Any], Rows]]
+ComputeRows = Callable[[Iterable[str]], Iterator[Cells]]  # takes the names of images
+OpenedModel = tuple[Mapping[str, Any], ComputeRows]  # with a description of how numbers are computed
+OpenModel = Callable[[Mapping[str, Any] | None], OpenedModel]  # see `write_by_ray`
 
-_BLOCK = 5_000  # images of a block at most, which is computed again if its worker dies
-_BLOCKS_PER_WORKER = 4  # at least, so that no worker waits long for the last block of another
-_ROWS = 256  # rows that a worker hands on at a time
+_MAX_BLOCK = 5_000  # images; a block is computed again if its worker dies
+_MIN_BLOCKS_PER_WORKER = 4  # so that no worker waits long for the last block of another
+_ROWS_PER_TABLE = 256  # rows that a worker returns at a time
 
 
 def check_cluster(compute: Compute, out: Path | None, model: object) -> None:
-    """Refuse a cluster without an output that every machine can write, or with a model that only this process has."""
+    """Raise an error if `compute` requests a cluster, but there is no `out`, or the model is only in this process."""
     if compute.cluster is None:
         return
     if out is None:
@@ -54,12 +56,12 @@ def check_cluster(compute: Compute, out: Path | None, model: object) -> None:
 
 @contextmanager
 def parquet_folder(out: Path, folders: Iterable[str], *, force: bool) -> Iterator[Path]:
-    """Lock `out`, and yield a temporary folder for Parquet files, which takes its place after the `with` block."""
+    """Lock `out`, and yield a temporary folder for Parquet files, which is renamed to `out` after the `with` block."""
     if out.suffix.lower() != ".parquet":
         raise VitkitError(
             "verbs.out-suffix", f"--out {out} must end in .parquet: --cluster writes a folder of Parquet files"
         )
-    check_here(out)
+    check_local(out)
     if not out.parent.is_dir():
         raise VitkitError("verbs.folder-missing", f"--out {out}: there is no folder {out.parent}")
     check_outside("--out", out, folders)
@@ -72,23 +74,19 @@ def parquet_folder(out: Path, folders: Iterable[str], *, force: bool) -> Iterato
             temporary.mkdir()
             yield temporary
             if out.exists():
-                out.rename(temporary.with_name("replaced"))  # is deleted with the folder of `temporary`
+                out.rename(temporary.with_name("replaced"))  # `staged` deletes everything next to `temporary`
             temporary.rename(out)
 
 
 def write_by_ray(
-    start: Start,
-    paths: Sequence[str],
-    schema: pyarrow.Schema,
-    folder: Path,
-    compute: Compute,
+    open_model: OpenModel, paths: Sequence[str], schema: pyarrow.Schema, folder: Path, compute: Compute
 ) -> Mapping[str, Any]:
     """Compute the rows of images on a Ray cluster, and write them to a folder of Parquet files, in any order.
 
     Args:
-        start: a function that opens the model, and is called once by each worker. It takes a description of how numbers
-            are computed (`Classifier.computation`), or None to choose the fastest way; it returns this description and
-            the function that computes rows. It can be sent to other processes.
+        open_model: a function that each worker calls once. It takes a description of how numbers are computed
+            (`Classifier.computation`), or None to choose the fastest way. It returns this description, and the function
+            that computes rows. It must be possible to send it to other processes.
         paths: the names of the images.
         schema: the columns of the rows.
         folder: an empty folder, which every machine of the cluster can write.
@@ -104,13 +102,14 @@ def write_by_ray(
         import pyarrow
         from ray.exceptions import RayError
 
-        count, resources, cores = _share(ray.nodes(), compute.workers, uses_gpus=compute.device in ("auto", "cuda"))
-        job = _Job(start, os.getcwd(), cores, schema)  # noqa: PTH109
-        size = max(1, min(_BLOCK, -(-len(paths) // (_BLOCKS_PER_WORKER * count))))
+        uses_gpus = compute.device in ("auto", "cuda")
+        count, resources, cores = _divide_resources(ray.nodes(), compute.workers, uses_gpus=uses_gpus)
+        job = _Job(open_model, os.getcwd(), cores, schema)  # noqa: PTH109
+        size = max(1, min(_MAX_BLOCK, ceil(len(paths) / (_MIN_BLOCKS_PER_WORKER * count))))
         names = [path.encode(*ENCODING) for path in paths]
         blocks = [pyarrow.table({"path": names[i : i + size]}) for i in range(0, len(names), size)]
         try:
-            computation: Mapping[str, Any] = ray.get(ray.remote(_choose).options(**resources).remote(job))
+            computation: Mapping[str, Any] = ray.get(ray.remote(_choose_computation).options(**resources).remote(job))
             rows = ray.data.from_arrow(blocks).map_batches(
                 _Worker,
                 fn_constructor_args=(job, computation),
@@ -144,15 +143,15 @@ def computed_on_cluster(computation: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class _Job:
-    """What `Ray` sends to a worker: the function that opens the model, and its settings."""
+    """What Ray sends to a worker: the function that opens the model, and its settings."""
 
-    start: Start
+    open_model: OpenModel
     folder: str  # the working directory, to which relative paths refer
-    cores: int  # that a worker uses
+    cores: int  # the number of cores that a worker uses
     schema: Any  # the columns of the rows
 
-    def begin(self, computation: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Rows]:
-        """Open the model in a process of the cluster."""
+    def start(self, computation: Mapping[str, Any] | None) -> OpenedModel:
+        """Prepare a process of the cluster, and open the model in it; see `write_by_ray`."""
         try:
             os.chdir(self.folder)
         except OSError as error:
@@ -162,29 +161,30 @@ class _Job:
                 "every machine needs it under this path",
             ) from error
         limit_cores(self.cores)
-        return self.start(computation)
+        return self.open_model(computation)
 
 
-def _choose(job: _Job) -> dict[str, Any]:
-    return dict(job.begin(None)[0])
+def _choose_computation(job: _Job) -> dict[str, Any]:
+    computation, _ = job.start(None)
+    return dict(computation)
 
 
 class _Worker:
-    """An actor, which opens the model once and computes the rows of one block after another."""
+    """A Ray actor, which opens the model once and computes the rows of one block after another."""
 
     def __init__(self, job: _Job, computation: Mapping[str, Any]) -> None:
         self._schema = job.schema
-        _, self._compute = job.begin(computation)
+        _, self._compute = job.start(computation)
 
     def __call__(self, block: pyarrow.Table) -> Iterator[pyarrow.Table]:
         rows = self._compute(path.decode(*ENCODING) for path in block.column("path").to_pylist())
-        while group := list(islice(rows, _ROWS)):
+        while group := list(islice(rows, _ROWS_PER_TABLE)):
             yield parquet_table(self._schema, group)
 
 
 @contextmanager
 def _ray() -> Iterator[Any]:
-    """Connect to the cluster of RAY_ADDRESS, or to one that runs on this machine, or start one; yield the library."""
+    """Yield the library Ray, connected to the cluster of RAY_ADDRESS, to one on this machine, or to a new one."""
     try:
         import ray
         import ray.data
@@ -206,19 +206,19 @@ def _ray() -> Iterator[Any]:
         ray.shutdown()
 
 
-def _share(
+def _divide_resources(
     nodes: Sequence[Mapping[str, Any]], workers: int | None, *, uses_gpus: bool
 ) -> tuple[int, dict[str, float], int]:
     """Return the number of workers, what each requests from Ray, and the number of cores that each uses.
 
-    A worker on a CPU requests at most one core from Ray, so that some are left for the tasks that write files, but
-    computes on its share of all cores. Ray distributes the workers evenly over the machines.
+    Without GPUs, a worker computes on its share of all cores, but requests only half of it from Ray, and at most one
+    core, so that cores are left for the tasks that write files. Ray distributes the workers evenly over the machines.
     """
     alive = [node["Resources"] for node in nodes if node["Alive"]]
     cores = int(sum(node.get("CPU", 0) for node in alive))
     gpus = int(sum(node.get("GPU", 0) for node in alive)) if uses_gpus else 0
     count = workers or gpus or len(alive)
-    own = max(1, cores // count)
-    if gpus:
-        return count, {"num_gpus": min(1.0, 10_000 * gpus // count / 10_000)}, own  # Ray counts in 1/10,000
-    return count, {"num_cpus": min(1.0, 5_000 * cores // count / 10_000)}, own
+    cores_per_worker = max(1, cores // count)
+    if gpus:  # Ray accepts multiples of 1/10,000
+        return count, {"num_gpus": min(1.0, 10_000 * gpus // count / 10_000)}, cores_per_worker
+    return count, {"num_cpus": min(1.0, 5_000 * cores // count / 10_000)}, cores_per_worker

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from vitkit import model_folder
 from vitkit.errors import VitkitError
-from vitkit.system.files import exclusive, fitting, staged
+from vitkit.system.files import exclusive, fit_name, staged
 from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import one_of
 from vitkit.verbs.inputs import PREPROCESS
 from vitkit.verbs.result import Result
-from vitkit.weights.formats import CHECKPOINT_FORMATS, VITKIT, file_suffixes, kind_of, kinds, writable
+from vitkit.weights.formats import CHECKPOINT_FORMATS, VITKIT, file_suffixes, format_for_path, writable
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 
     Kind: TypeAlias = str  # the choices are only known at run time
 else:
-    Kind = Literal[kinds()]
+    Kind = Literal[VITKIT, *writable()]
 
-_KINDS = one_of(("folder (vitkit's)", *(f"{n} ({form.tells})" if form.tells else n for n, form in writable().items())))
+_KINDS = one_of(
+    ("folder (vitkit's)", *(f"{n} ({form.description})" if form.description else n for n, form in writable().items()))
+)
 
-# Files in folders of timm and Hugging Face.
-_OF_OTHERS = ("config.json", "preprocessor_config.json", "processor_config.json", "pytorch_model.bin")
+# Files in model folders of timm and Hugging Face.
+_FILES_OF_OTHERS = ("config.json", "preprocessor_config.json", "processor_config.json", "pytorch_model.bin")
 
 
 @check_arguments
@@ -79,7 +81,7 @@ def convert(
         VitkitError: the source cannot be loaded, the layout cannot represent the model, or the destination exists.
     """
     destination = Path(destination)
-    kind = to or kind_of(destination)
+    kind = to or format_for_path(destination)
     form = CHECKPOINT_FORMATS.get(kind)
     if form is not None and not form.is_folder and destination.suffix not in form.suffixes:
         raise VitkitError("verbs.out-suffix", f"{destination} must end in {' or '.join(form.suffixes)}")
@@ -95,7 +97,7 @@ def convert(
             raise VitkitError(
                 "verbs.out-exists", f"{destination} exists: choose a new name, or use --force to overwrite it"
             )
-        model_files = {*model_folder.FILES, *_OF_OTHERS}
+        model_files = {*model_folder.FILES, *_FILES_OF_OTHERS}
         if destination.is_dir() and not {path.name for path in destination.iterdir()} <= model_files:
             raise VitkitError(
                 "verbs.out-not-empty", f"{destination} contains something other than a model: choose a new name"
@@ -103,11 +105,10 @@ def convert(
         classifier = load(source, num_classes, image_size, allow_partial=allow_partial, **overrides)
         _write(classifier, destination, kind)
     assert classifier.report is not None
-    is_divided = kind != VITKIT and classifier.temperature != 1
+    temperature = None if kind == VITKIT or classifier.temperature == 1 else classifier.temperature
     is_shifted = kind == "timm" and classifier.preprocess.floor_crop and classifier.preprocess.fit.endswith("crop")
-    temperature = classifier.temperature if is_divided else None
     written = f"written and read back, every number the same: {destination}"
-    lines = [*classifier.report.lines()]
+    lines = list(classifier.report.lines())
     if temperature is not None:
         lines.append(f"the head is divided by the temperature, {temperature:.3f}, which this layout cannot store")
     if is_shifted:
@@ -120,7 +121,7 @@ def convert(
 
 
 def _write(classifier: Classifier, destination: Path, kind: str) -> None:
-    """Write a model next to the destination, compare what can be read back, and put it in place.
+    """Write a model next to the destination, read it back, compare the tensors, and move it to the destination.
 
     If anything fails, the destination keeps its previous content.
     """
@@ -130,14 +131,14 @@ def _write(classifier: Classifier, destination: Path, kind: str) -> None:
         try:
             write(classifier, written, kind)
             _compare(classifier, written, kind)
-            before = written.with_name(fitting(written.name, ".before"))
-            if destination.is_dir():
-                destination.replace(before)
+            previous = written.with_name(fit_name(written.name, ".before"))
+            if destination.is_dir():  # unlike a file, a folder cannot be replaced directly
+                destination.replace(previous)
             try:
                 written.replace(destination)
             except OSError:
-                if before.is_dir():
-                    before.replace(destination)
+                if previous.is_dir():
+                    previous.replace(destination)
                 raise
         except VitkitError as error:
             raise VitkitError(error.code, str(error).replace(str(written), str(destination))) from error
@@ -152,14 +153,15 @@ def _compare(classifier: Classifier, written: Path, kind: str) -> None:
     from vitkit.weights import inspect
     from vitkit.weights.formats.export import calibrated_tensors
 
-    is_bare = written.suffix in (".pth", ".pt")  # which does not record the number of heads
-    options: dict[str, Any] = {"heads": vit_of(classifier.model, kind).config.heads} if is_bare else {}
+    options: dict[str, Any] = {}
+    if written.suffix in (".pth", ".pt"):  # these files do not record the number of heads
+        options["heads"] = vit_of(classifier.model, kind).config.heads
     try:
         plan = inspect(written, **options)
     except VitkitError as error:
         raise VitkitError(error.code, f"nothing was written, because it could not be read back: {error}") from error
-    wanted = stored_weights(classifier.model) if kind == VITKIT else calibrated_tensors(classifier)
-    wrong = [name for name, tensor in wanted.items() if name not in plan.read or not plan.read[name]().equal(tensor)]
+    expected = stored_weights(classifier.model) if kind == VITKIT else calibrated_tensors(classifier)
+    wrong = [name for name, tensor in expected.items() if name not in plan.read or not plan.read[name]().equal(tensor)]
     if plan.thresholds != classifier.thresholds:
         wrong.append("thresholds")
     if wrong:

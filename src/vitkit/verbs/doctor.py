@@ -16,7 +16,7 @@ from vitkit.data.layout import LayoutName
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import describe_labels
-from vitkit.system.files import from_json, read_text, without_place
+from vitkit.system.files import from_json, public_path, read_text
 from vitkit.system.progress import Progress, silent
 from vitkit.system.run_files import EVALUATION, LABELS, SPLIT, folds_in
 from vitkit.text.arguments import check_arguments
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from vitkit.weights.preprocessing import PreprocessLike
 
 
-_PIXELS = Preprocess(size=(224, 224))  # what a model reads if nothing else is stated
+_DEFAULT_PREPROCESS = Preprocess(size=(224, 224))
 _LEVEL = 0.05  # of the tests with `against`
 
 
@@ -145,27 +145,30 @@ def doctor(
     from vitkit.data.doctor.examine import examine
     from vitkit.reporting.dataset_report import write_checkup
 
-    pixels = _PIXELS
+    requested = _DEFAULT_PREPROCESS
     if preprocess is not None:
         from vitkit.weights.preprocessing import preprocess_of
 
-        pixels = preprocess_of(preprocess, _PIXELS)
+        requested = preprocess_of(preprocess, _DEFAULT_PREPROCESS)
     table = read_corrected(str(data), None if labels is None else str(labels), layout, follow_links=follow_links)
     if out is not None:
         check_out(out, (".html",), map(str, table.folders))
     with exclusive_out(out, force=force):
-        diagnosis = examine(table, pixels)
+        diagnosis = examine(table, requested)
         if out is not None:
             write_checkup(out, diagnosis)
-    named = [str(data), *([] if labels is None else ["--labels", str(labels)])]
-    named += [] if layout == "auto" else ["--layout", layout]
-    named += ["--follow-links"] if follow_links else []
-    return _checkup(diagnosis, out, shlex.join(named))
+    arguments = [str(data), *([] if labels is None else ["--labels", str(labels)])]
+    arguments += [] if layout == "auto" else ["--layout", layout]
+    arguments += ["--follow-links"] if follow_links else []
+    return _checkup(diagnosis, out, shlex.join(arguments))
 
 
-def _checkup(diagnosis: Diagnosis, out: Path | None, named: str) -> Result:
-    """Return the contents of a data set, and the findings, the worst first. `named` is the data with their flags."""
-    from vitkit.data.storage import natural
+def _checkup(diagnosis: Diagnosis, out: Path | None, arguments: str) -> Result:
+    """Describe a data set and its findings, the worst first.
+
+    `arguments` are the data and their flags, with which the suggested commands begin.
+    """
+    from vitkit.data.storage import natural_key
     from vitkit.reporting.dataset_report import pictures_of, verdict_of_data
 
     verdict = verdict_of_data(diagnosis)
@@ -173,17 +176,17 @@ def _checkup(diagnosis: Diagnosis, out: Path | None, named: str) -> Result:
     about = f"{images.name}: {len(images)} images in {len(images.classes)} classes"
     sizes = (("width", "pixels"), ("height", "pixels"), ("aspect", "width / height"))
     counts = figures["classes"]
-    width, most = max(map(len, counts)), max(counts.values())
+    width, largest = max(map(len, counts)), max(counts.values())
     lines = [
         f"{about}, {images.place}",
         *([images.layout] if images.layout else []),
         *(
-            f"  {name:{width}}  {counts[name]:6}  {'#' * max(1, round(40 * counts[name] / most))}"
-            for name in sorted(counts, key=natural)
+            f"  {name:{width}}  {counts[name]:6}  {'#' * max(1, round(40 * counts[name] / largest))}"
+            for name in sorted(counts, key=natural_key)
         ),
-        *([f"splits   {_counted(figures['splits'])}"] if figures["splits"] else []),
-        f"formats  {_counted(figures['formats'])}",
-        f"colours  {_counted(figures['modes'])}",
+        *([f"splits   {_counts_in_words(figures['splits'])}"] if figures["splits"] else []),
+        f"formats  {_counts_in_words(figures['formats'])}",
+        f"colours  {_counts_in_words(figures['modes'])}",
         *(
             f"{name:7}  {figures[name]['min']:g} to {figures[name]['max']:g}, "
             f"median {figures[name]['median']:g} ({unit})"
@@ -194,16 +197,16 @@ def _checkup(diagnosis: Diagnosis, out: Path | None, named: str) -> Result:
         f"{verdict.sentence}{'' if diagnosis.findings else ': nothing wrong was found'}.",
     ]
     if verdict.level == "good":
-        next_step = f"vitkit train {named}"
+        next_step = f"vitkit train {arguments}"
     elif out is None:
-        next_step = f"to see the pictures, vitkit doctor {named} --out check.html"
+        next_step = f"to see the pictures, vitkit doctor {arguments} --out check.html"
     else:
         next_step = f"open {shlex.quote(str(out))}"
 
     def html() -> str:
         from vitkit.text.pages import finding, image, table, to_png
 
-        findings = "".join(finding(str(each)) for each in diagnosis.findings) or "<p>Nothing wrong was found.</p>"
+        findings = "".join(finding(str(problem)) for problem in diagnosis.findings) or "<p>Nothing wrong was found.</p>"
         caption, draw = next(iter(pictures.items()))
         cells = [[escape(name), str(count)] for name, count in counts.items()]
         chart = image(caption, to_png(draw()), "png")
@@ -223,24 +226,17 @@ def _checkup(diagnosis: Diagnosis, out: Path | None, named: str) -> Result:
     )
 
 
-def _counted(counts: dict[str, int]) -> str:
+def _counts_in_words(counts: dict[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in counts.items())
 
 
-_LISTED = 20  # suspects in the printed table
+_PRINTED = 20  # the number of suspects in the printed table
 
 
-def _review_labels(
-    file: Path,
-    out: Path | None,
-    labels: Path | None,
-    data_root: Path | None,
-    *,
-    force: bool,
-) -> Result:
-    """Return the undecided suspects of a label_errors.csv; write a page with their pictures if `out` is not None."""
-    from vitkit.data.labels import chance_in_words, expected_by_chance, read_suspects
-    from vitkit.data.split_file import images_of_run, look_over, read_contents, split_from_file
+def _review_labels(file: Path, out: Path | None, labels: Path | None, data_root: Path | None, *, force: bool) -> Result:
+    """List the undecided suspects of a label_errors.csv, and write a page with their pictures if `out` is not None."""
+    from vitkit.data.labels import chance_in_words, expected_correct_labels, read_suspects
+    from vitkit.data.split_file import check_images, images_of_run, read_contents, split_from_file
     from vitkit.data.splits import held_out_split
 
     run = file.parent
@@ -256,13 +252,14 @@ def _review_labels(
     with suppress(OSError, ValueError, AttributeError, KeyError, TypeError):  # a run may have no figures
         if sentence := describe_labels(from_json(read_text(run / EVALUATION))):  # about test labels that have changed
             notes.append(sentence)
-    suspects, images, remarks = _undecided(rows, table, run, labels)
+    suspects, images, remarks = _undecided_suspects(rows, table, run, labels)
     notes += remarks
-    done, tested = len(rows) - len(suspects), held_out_split(table)
-    held_out, changed = sum(table.splits[i] == tested for i in images), ""
+    decided, tested = len(rows) - len(suspects), held_out_split(table)
+    held_out = sum(table.splits[i] == tested for i in images)
+    changed = ""
     if data_root is not None or table.root.exists():
         current = images_of_run(split, data_root).take(sorted(set(images)))
-        _, changes = look_over(current, read_contents(split) if data_root is None else {}, None)
+        _, changes = check_images(current, read_contents(split) if data_root is None else {}, None)
         changed = changes.text if changes else ""
     consequence = (
         f"{plural(held_out, 'of these images is', 'of these images are')} held out: if one gets another label, the "
@@ -273,16 +270,16 @@ def _review_labels(
 
         now = images_of_run(split, data_root)
         if data_root is None:
-            now, _ = look_over(now, read_contents(split), None)
+            now, _ = check_images(now, read_contents(split), None)
         check_out(out, (".html",), [str(now.root)])
-        place = dict(zip(table.paths, now.paths, strict=True))
-        files = [now.at(place.get(suspect.path, suspect.path)) for suspect in suspects]
-        advice = _advice(run, without_place(table.name), run.name, consequence)  # the page may travel
+        current_path = dict(zip(table.paths, now.paths, strict=True))
+        files = [now.at(current_path.get(suspect.path, suspect.path)) for suspect in suspects]
+        advice = _advice(run, public_path(table.name), run.name, consequence)  # the page may be sent to others
         with exclusive_out(out, force=force):
             write_suspects(out, f"Labels to look at: {run.name}", suspects, files, advice)
-    shown = [(row.score, f"{row.label} -> {row.suggested}", row.path) for row in suspects[:_LISTED]]
+    shown = [(row.score, f"{row.label} -> {row.suggested}", row.path) for row in suspects[:_PRINTED]]
     looks, more = plural(len(suspects), "label looks", "labels look"), len(suspects) - len(shown)
-    already = f", {done} more decided already" if done else ""
+    already = f", {decided} more decided already" if decided else ""
     lines = [
         f"{file}: {looks} wrong, of {len(table)}{already}{chance_in_words(suspects)}",
         *(aligned([("score", "label -> looks like", "path"), *shown]) if shown else []),
@@ -292,11 +289,11 @@ def _review_labels(
         *([_advice(run, table.name, str(run), consequence)] if shown else []),
         *([f"with pictures: {out}"] if out is not None else []),
     ]
-    counts = {"run": run, "data": table.name, "images": len(table), "decided": done, "held_out": held_out}
+    counts = {"run": run, "data": table.name, "images": len(table), "decided": decided, "held_out": held_out}
     facts = {**counts, "file": file, "suspects": suspects, "changed": changed, "notes": tuple(notes), "out": out}
     json = {
         **counts,
-        "expected_by_chance": expected_by_chance(suspects),
+        "expected_correct_labels": expected_correct_labels(suspects),
         **({"changed": changed} if changed else {}),
         "notes": notes,
         "suspects": [suspect._asdict() for suspect in suspects],
@@ -304,12 +301,12 @@ def _review_labels(
     return Result("doctor", lines, {**facts, "is_trustworthy": True, "consequence": consequence}, json=json)
 
 
-def _undecided(
+def _undecided_suspects(
     rows: Sequence[Suspect], table: ImageTable, run: Path, labels: Path | None
 ) -> tuple[tuple[Suspect, ...], list[int], list[str]]:
-    """Return the suspects on which no person has decided, their images, and notes about the label file.
+    """Return the suspects that nobody has decided, the positions of their images, and notes about the label file.
 
-    A person decides on an image by the label file, or by another label in the list.
+    A suspect is decided by the label file, or by a corrected label in the list.
     """
     from vitkit.data.corrections import CurrentLabels
     from vitkit.data.labels import PathFinder, decisions_since, read_labels
@@ -320,14 +317,14 @@ def _undecided(
         decided = {i for path in decisions_since(label_file, run) for i in finder.find(path)}
         current = CurrentLabels(table)
         current.take(label_file)
-        notes += current.lines(without_place(label_file.name))
+        notes += current.describe_lost(public_path(label_file.name))
     suspects: list[Suspect] = []
     images: list[int] = []
     for row in rows:
-        found = finder.find(row.path)
-        if not any(i in decided or table.name_of(i) != row.label for i in found):
+        positions = finder.find(row.path)
+        if not any(i in decided or table.name_of(i) != row.label for i in positions):
             suspects.append(row)
-            images += found
+            images += positions
     return tuple(suspects), images, notes
 
 

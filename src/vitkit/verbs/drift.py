@@ -13,14 +13,7 @@ from typing import TYPE_CHECKING
 from vitkit.errors import VitkitError
 from vitkit.system.progress import progress
 from vitkit.text.cells import aligned, harmless, plural
-from vitkit.verbs.inputs import (
-    check_out,
-    exclusive_out,
-    find_pictures,
-    open_model,
-    source_folders,
-    source_names,
-)
+from vitkit.verbs.inputs import check_out, exclusive_out, find_pictures, open_model, source_folders, source_names
 from vitkit.verbs.result import Notes, Result
 
 if TYPE_CHECKING:
@@ -29,12 +22,12 @@ if TYPE_CHECKING:
     from vitkit.inference.trust import Trust
 
 _BLOCK = 256  # images whose scores are computed at a time
-_SHOWN, _LISTED = 24, 10  # photographs that differ most: in the result and its page, and in the printed list
-_FEW = 30  # photographs; with fewer, only large differences are noticed
+_KEPT, _PRINTED = 24, 10  # the number of most unfamiliar photographs in the result and its page, and in its lines
+_FEW = 30  # with fewer photographs, only large differences are noticed
 
 
 @dataclass(frozen=True)
-class Unfamiliar:
+class UnfamiliarPhoto:
     """A photograph, with its predicted class and its familiarity.
 
     Attributes:
@@ -42,7 +35,7 @@ class Unfamiliar:
         label: the most probable class.
         confidence: the probability of this class.
         familiar: the fraction of validation images that look no more familiar to the model than the photograph; None if
-             the model has no score for unknown images.
+            the model has no score for unknown images.
     """
 
     path: str
@@ -71,7 +64,7 @@ def compare_with_run(
     force: bool,
 ) -> Result:
     """Check whether photographs are similar to the validation and test images of a model; see `vitkit.doctor`."""
-    from vitkit.evaluation.drift import Sample, detectable_rise, drift_tests, shares_of
+    from vitkit.evaluation.drift import Sample, class_shares, detectable_rise, drift_tests
 
     if not 0 < level < 1:
         raise VitkitError("verbs.option-invalid", f"--level {level} must be above 0 and below 1")
@@ -84,7 +77,7 @@ def compare_with_run(
         classifier = open_model(model, notes)
         trust = _trust_of(classifier, model, notes)
         classifier = classifier.use(images=len(paths))
-        sample, unfamiliar, errors = _read(classifier, trust, paths)
+        sample, unfamiliar, errors = _predict(classifier, trust, paths)
         if len(sample) < _FEW:
             notes(f"with {plural(len(sample), 'photograph', 'photographs')}, only large differences are noticed")
         before, classes = Sample.recorded(trust), classifier.classes
@@ -112,14 +105,14 @@ def compare_with_run(
                 f"8 of 10 such comparisons detect that the share of {rise.name} rises from {rise.before:.1%} to "
                 f"{ceil(1000 * rise.now) / 10:.1f}%; smaller changes are often missed"
             )
-        earlier, now = shares_of(before, classes), shares_of(sample, classes)
+        earlier, now = class_shares(before, classes), class_shares(sample, classes)
         shares = {name: (earlier[name], now[name]) for name in classes}
         if out is not None:
             from vitkit.reporting.dataset_report import write_drift
 
-            captions = [(each.path, each.caption()) for each in unfamiliar]
+            captions = [(photo.path, photo.caption()) for photo in unfamiliar]
             write_drift(out, verdict, rows, shares, captions, notes.lines, level, detection)
-    found = {
+    facts = {
         "differs": bool(different),
         "images": len(sample),
         "validation_images": len(trust.held_out),
@@ -133,20 +126,20 @@ def compare_with_run(
         "computed": classifier.computed,
         "notes": tuple(notes.lines),
     }
-    chance = f"{100 * level:g}% of comparisons in which nothing differs"
-    heads = ("", "images of the run", "these photographs", "p", "adjusted")
+    chance = f"{100 * level:g}%"
+    headings = ("", "images of the run", "these photographs", "p", "adjusted")
     cells = [(test.title, test.before, test.now, f"{test.p:.4f}", f"{test.adjusted:.4f}") for test in tests]
-    photographs = [each.cells() for each in unfamiliar[:_LISTED]]
+    photographs = [photo.cells() for photo in unfamiliar[:_PRINTED]]
     lines = [
         verdict,
-        *aligned([heads, *cells]),
-        f"an adjusted value is at most {level:g} in no more than {chance}",
+        *aligned([headings, *cells]),
+        f"an adjusted value is at most {level:g} in no more than {chance} of comparisons in which nothing differs",
         detection,
         "",
         "photographs that differ most:",
         *aligned([("path", "label", "confidence", "familiar"), *photographs]),
         *(f"note: {note}" for note in notes.lines),
-        *(f"note: {harmless(path)} cannot be read: {reason}" for path, reason in islice(errors.items(), _LISTED)),
+        *(f"note: {harmless(path)} cannot be read: {reason}" for path, reason in islice(errors.items(), _PRINTED)),
         *([f"with photographs: {out}"] if out is not None else []),
     ]
 
@@ -155,21 +148,21 @@ def compare_with_run(
 
         return f"<p>{escape(verdict)}</p>" + table_of_tests(rows)
 
-    said = {"is_trustworthy": not different, "verdict": verdict, "detection": detection}
+    answers = {"is_trustworthy": not different, "verdict": verdict, "detection": detection}
     named_tests = [{"name": test.name, **row} for test, row in zip(tests, rows, strict=True)]
     changes = {name: {"before": before, "now": now} for name, (before, now) in shares.items()}
     return Result(
         "doctor",
         lines,
-        {"model": _name_of(model), **found, "out": out, **said},
-        json=found | {"tests": named_tests, "shares": changes},
+        {"model": _name_of(model), **facts, "out": out, **answers},
+        json=facts | {"tests": named_tests, "shares": changes},
         rows=rows,
         html=html,
     )
 
 
 def _verdict(model: str, images: int, trust: Trust, different: Sequence[str]) -> str:
-    """Return the result of a comparison in a sentence; `different` are the titles of the significant tests."""
+    """Return the result of the comparison in a sentence; `different` has the titles of the significant tests."""
     validation = len(trust.held_out)
     compared = f"the {plural(validation, 'validation image', 'validation images')} of {model}"
     if trust.tests:
@@ -185,7 +178,7 @@ def _name_of(model: str | Path | Classifier) -> str:
 
 
 def _trust_of(classifier: Classifier, model: str | Path | Classifier, notes: Notes) -> Trust:
-    """Return the record of the model's predictions for its validation and test images."""
+    """Return the record of the model's predictions for validation and test images, and note its limitations."""
     from vitkit.inference.trust import NOT_FITTED
 
     trust = None if classifier.task == "multi" else classifier.held_out
@@ -208,36 +201,39 @@ def _trust_of(classifier: Classifier, model: str | Path | Classifier, notes: Not
     return trust
 
 
-def _read(
+def _predict(
     classifier: Classifier, trust: Trust, paths: Sequence[str]
-) -> tuple[Sample, tuple[Unfamiliar, ...], dict[str, str]]:
-    """Return the values for the tests, the photographs that differ most, and the errors of unreadable ones by path."""
+) -> tuple[Sample, tuple[UnfamiliarPhoto, ...], dict[str, str]]:
+    """Return the values for the tests, the most unfamiliar photographs, and the errors of unreadable ones by path."""
     import numpy as np
 
     from vitkit.evaluation.drift import Sample
 
-    K, parts = len(classifier.classes), list[Sample]()
-    errors, unfamiliar, done = dict[str, str](), list[tuple[tuple[float, ...], Unfamiliar]](), 0
+    def familiarity(photo: UnfamiliarPhoto) -> tuple[float, float]:
+        return 1.0 if photo.familiar is None else photo.familiar, photo.confidence
+
+    K, samples = len(classifier.classes), list[Sample]()
+    errors, unfamiliar, done = dict[str, str](), list[UnfamiliarPhoto](), 0
     outcomes = classifier.logits_and_features(paths)
     while block := list(islice(outcomes, _BLOCK)):
         done += len(block)
         progress("comparing", done, len(paths))
         errors |= {path: row for path, row in block if isinstance(row, str)}
-        named = [(path, row) for path, row in block if not isinstance(row, str)]
-        if not named:
+        readable = [(path, row) for path, row in block if not isinstance(row, str)]
+        if not readable:
             continue
-        rows = np.stack([row for _, row in named])
+        rows = np.stack([row for _, row in readable])  # the logits, followed by the features
         sample = Sample.of(trust, classifier.calibrated(rows[:, :K]), rows[:, K:])
-        familiar = None if trust.unknown is None else trust.unknown.of(rows[:, K:])
-        for i, (path, _) in enumerate(named):
-            value, confidence = None if familiar is None else float(familiar[i]), 1 - float(sample.doubt[i])
-            photo = Unfamiliar(path, classifier.classes[sample.predicted[i]], confidence, value)
-            unfamiliar.append(((1.0 if value is None else value, confidence), photo))
-        unfamiliar = sorted(unfamiliar, key=lambda pair: pair[0])[:_SHOWN]
-        parts.append(sample)
-    if not parts:
+        familiar = None if trust.unknown is None else trust.unknown.p_values(rows[:, K:])
+        for i, (path, _) in enumerate(readable):
+            label, confidence = classifier.classes[sample.predicted[i]], 1 - float(sample.doubt[i])
+            value = None if familiar is None else float(familiar[i])
+            unfamiliar.append(UnfamiliarPhoto(path, label, confidence, value))
+        unfamiliar = sorted(unfamiliar, key=familiarity)[:_KEPT]
+        samples.append(sample)
+    if not samples:
         raise VitkitError(
             "verbs.images-unreadable",
             f"none of the {len(paths)} images can be read; the first: {next(iter(errors.values()))}",
         )
-    return Sample.joined(parts), tuple(photo for _, photo in unfamiliar), errors
+    return Sample.joined(samples), tuple(unfamiliar), errors

@@ -16,11 +16,11 @@ from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import plural
 from vitkit.training.recipe import Recipe, name_of
-from vitkit.training.request import NONE, Hooks, with_data
+from vitkit.training.request import NO_HOOKS, Hooks, with_data
 from vitkit.verbs.result import Result
-from vitkit.verbs.train import request_on_files
+from vitkit.verbs.train import requested_on_files
 
-_MEASURED = (  # in the order of the JSON
+_FACTS = (  # in the order of the JSON
     *("data", "recipe", "parameters", "trained", "classes", "images", "val_images", "epochs", "steps", "device"),
     *("precision", "flops_per_image", "images_in_step", "peak_memory", "seconds_per_step", "reading_per_image"),
     *("seconds", "devices", "notes"),
@@ -35,7 +35,7 @@ def dry_run(
     out: Path | str | None = None,
     force: bool = False,
     price: Annotated[float | None, Between(0)] = None,
-    hooks: Hooks = NONE,
+    hooks: Hooks = NO_HOOKS,
     progress: Progress = silent,
 ) -> Result:
     """Take one step of a training, and tell what the training would take: steps, FLOPs, memory, time and cost.
@@ -86,7 +86,7 @@ def dry_run(
     # PyTorch's profiler, which records the memory, writes lines about itself unless these are set before its import.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    asked = with_data(recipe)
+    requested = with_data(recipe)
     from vitkit.training import step_cost
     from vitkit.training.distributed import ProcessGroup, launched
     from vitkit.training.published import is_of_paper
@@ -98,26 +98,26 @@ def dry_run(
             "verbs.process-group",
             "a dry run measures one device: start it without torchrun or srun; --devices divides a batch",
         )
-    if data is None and asked.data is None and is_of_paper(asked.source):
+    if data is None and requested.data is None and is_of_paper(requested.source):
         with _explaining_shortage():
-            return _result(step_cost.measure_on_noise(asked, hooks), price)
-    asked, notes = request_on_files(asked, data)
-    devices = (asked.devices or 1) * (asked.nodes or 1)
-    run = Run(asked, None if out is None else Path(out), ProcessGroup(size=devices), hooks)
+            return _result(step_cost.measure_on_noise(requested, hooks), price)
+    requested, notes = requested_on_files(requested, data)
+    devices = (requested.devices or 1) * (requested.nodes or 1)
+    run = Run(requested, None if out is None else Path(out), ProcessGroup(size=devices), hooks)
     run.reserve = partial(check_free, force=force)
     for stage in PREPARE:
         stage(run)
     with _explaining_shortage(), TemporaryDirectory() as folder:
-        run.enter(Path(folder))
+        run.set_folder(Path(folder))
         measure = step_cost.measure_head if run.recipe.method == "probe" else step_cost.measure_training
-        found = measure(run, devices)
-    found["notes"] = (*notes, *dict.fromkeys(run.idle), *run.reasons, *found["notes"])
-    return _result(found, price)
+        measured = measure(run, devices)
+    measured["notes"] = (*notes, *dict.fromkeys(run.effect_notes), *run.reasons, *measured["notes"])
+    return _result(measured, price)
 
 
 @contextmanager
 def _explaining_shortage() -> Iterator[None]:
-    """Say that a training does not fit if memory runs out in this context."""
+    """If memory runs out in the `with` block, raise an error that the training run does not fit into memory."""
     from vitkit.training.stability import TooLittleMemory
 
     try:
@@ -132,33 +132,34 @@ def _explaining_shortage() -> Iterator[None]:
         ) from error
 
 
-def _result(found: dict[str, Any], price: float | None) -> Result:
-    recipe: Recipe = found["recipe"]
-    steps, seconds, notes = found["steps"], found["seconds"], found["notes"]
-    flops = found["flops_per_image"] * found["images"] * found["epochs"]  # without validation
+def _result(measured: dict[str, Any], price: float | None) -> Result:
+    recipe: Recipe = measured["recipe"]
+    steps, seconds, notes = measured["steps"], measured["seconds"], measured["notes"]
+    flops = measured["flops_per_image"] * measured["images"] * measured["epochs"]  # without validation
     if seconds >= 86_400:
         duration = f"{seconds / 86_400:,.1f} days"
     elif seconds >= 3_600:
         duration = f"{seconds / 3_600:,.1f} hours"
     else:
         duration = f"{seconds / 60:,.1f} minutes" if seconds >= 60 else f"{seconds:.2g} seconds"
-    cost = None if price is None else price * found["devices"] * seconds / 3_600
+    cost = None if price is None else price * measured["devices"] * seconds / 3_600
     batch = recipe.batch_size * recipe.grad_accum
-    of_batch = f"{steps:,} steps of {batch:,}" if steps else "no steps, a head is fitted to features"
-    amount = f"{found['images']:,} images in {found['classes']:,} classes, {plural(found['epochs'], 'epoch', 'epochs')}"
-    rate = f"{found['seconds_per_step']:.3g} s for {'a step' if steps else 'the features of a batch'}"
-    reading = f"{1000 * found['reading_per_image']:.3g} ms to read an image"
-    paid = "" if cost is None else f"; cost {cost:,.2f} at {price:g} an hour"
-    trained = f"{found['trained']:,} of {found['parameters']:,} parameters trained"
-    step = f"a step of {found['images_in_step']:,} images, on {found['device']} in {found['precision']}"
+    step_count = f"{steps:,} steps of {batch:,}" if steps else "no steps, a head is fitted to features"
+    epochs = plural(measured["epochs"], "epoch", "epochs")
+    amount = f"{measured['images']:,} images in {measured['classes']:,} classes, {epochs}"
+    rate = f"{measured['seconds_per_step']:.3g} s for {'a step' if steps else 'the features of a batch'}"
+    reading = f"{1000 * measured['reading_per_image']:.3g} ms to read an image"
+    price_text = "" if cost is None else f"; cost {cost:,.2f} at {price:g} an hour"
+    trained = f"{measured['trained']:,} of {measured['parameters']:,} parameters trained"
+    step = f"a step of {measured['images_in_step']:,} images, on {measured['device']} in {measured['precision']}"
     lines = [
         f"{name_of(recipe)}, method {recipe.method}: {trained}",
-        f"  images  {amount}: {of_batch}; {found['val_images']:,} to validate",
-        f"  FLOPs   {flops:.4g}; {found['flops_per_image'] / 1e9:,.3f} G for a training image",
-        f"  memory  {found['peak_memory'] / 2**30:,.2f} GiB of tensors in {step}",
-        f"  time    {duration}; {rate}, {reading}{paid}",
+        f"  images  {amount}: {step_count}; {measured['val_images']:,} to validate",
+        f"  FLOPs   {flops:.4g}; {measured['flops_per_image'] / 1e9:,.3f} G for a training image",
+        f"  memory  {measured['peak_memory'] / 2**30:,.2f} GiB of tensors in {step}",
+        f"  time    {duration}; {rate}, {reading}{price_text}",
         *(f"note: {note}" for note in notes),
     ]
-    facts = {name: found[name] for name in _MEASURED} | {"price": price, "flops": flops, "cost": cost}
+    facts = {name: measured[name] for name in _FACTS} | {"price": price, "flops": flops, "cost": cost}
     fields = {name: value for name, value in asdict(recipe).items() if value is not None}
     return Result("dry_run", lines, facts, json=facts | {"recipe": fields})

@@ -16,24 +16,17 @@ from vitkit.system.files import empty_array, replacing
 from vitkit.system.progress import Progress, ignore, progress, silent
 from vitkit.text.arguments import Between, Only, check_arguments
 from vitkit.text.cells import harmless, plural, record
-from vitkit.verbs.cluster import (
-    Cells,
-    Rows,
-    check_cluster,
-    computed_on_cluster,
-    parquet_folder,
-    write_by_ray,
-)
+from vitkit.verbs.cluster import Cells, OpenedModel, check_cluster, computed_on_cluster, parquet_folder, write_by_ray
 from vitkit.verbs.inputs import (
     PREPROCESS,
     check_out,
     exclusive_out,
     find_pictures,
     labels_by_path,
-    of_shard,
     open_images_and_words,
     open_model,
     path_of,
+    select_shard,
     source_folders,
     split_sources,
 )
@@ -61,7 +54,7 @@ class Vectors:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Embeddings(Result):
-    """The feature vectors of images. Those that a cluster has written to files are read when an attribute needs them.
+    """The feature vectors of images. If a cluster has written them to files, they are read when they are accessed.
 
         import vitkit
 
@@ -223,16 +216,16 @@ def embed(
             paths = list(label_of)
         if not paths:
             raise VitkitError("verbs.images-missing", "there is no image to embed: pass some images")
-        paths = list(of_shard(paths, shard))
+        paths = list(select_shard(paths, shard))
     if compute.cluster is not None:
         assert out is not None and isinstance(model, (str, Path))
         job = _ClusterJob(str(model), preprocess, compute, what, label_of)
         with parquet_folder(out, source_folders(names), force=force) as folder:
             open_model(model, notes, compute.device, preprocess).preprocess.check_known()  # before Ray is started
-            computation = write_by_ray(job.on_worker, paths, job.schema(), folder, compute)
+            computation = write_by_ray(job.open_on_worker, paths, job.schema(), folder, compute)
             tally = tally_parquet(folder)
-        counts, how = (tally.images, tally.unreadable), computed_on_cluster(computation)
-        return Embeddings(*counts, what, how, partial(_read_folder, out), out, (), tuple(notes.lines))
+        computed, read = computed_on_cluster(computation), partial(_read_folder, out)
+        return Embeddings(tally.images, tally.unreadable, what, computed, read, out, (), tuple(notes.lines))
     import numpy as np
 
     with exclusive_out(out, force=force):
@@ -244,33 +237,33 @@ def embed(
             query = words.vectors([text])[0].numpy()
             classifier = words.images.to(compute.device)
         classifier.preprocess.check_known()
-        read, features, errors = _embed(classifier, in_memory or paths, what, compute.batch_size or _BATCH)
-        known_labels = None if label_of is None else tuple(label_of[path] for path in read)
+        read_paths, features, errors = _embed_images(classifier, in_memory or paths, what, compute.batch_size or _BATCH)
+        known_labels = None if label_of is None else tuple(label_of[path] for path in read_paths)
         if out is not None:
-            more: dict[str, Any] = {} if known_labels is None else {"labels": np.array(known_labels, dtype=str)}
+            label_array: dict[str, Any] = {} if known_labels is None else {"labels": np.array(known_labels, dtype=str)}
             with replacing(out) as temporary, temporary.open("wb") as file:
                 np.savez(
                     file,
-                    paths=np.array(read),
+                    paths=np.array(read_paths),
                     features=features,
                     what=np.array(what),
                     unreadable=np.array([path for path, _ in errors], dtype=str),
                     errors=np.array([reason for _, reason in errors], dtype=str),
-                    **more,
+                    **label_array,
                 )
     if near is not None:
-        ((_, found),) = classifier.embed([near], what)
-        if isinstance(found, str):
-            raise VitkitError("verbs.images-unreadable", f"--near {near}: {found}")
-        query = found
+        ((_, features_or_error),) = classifier.embed([near], what)
+        if isinstance(features_or_error, str):
+            raise VitkitError("verbs.images-unreadable", f"--near {near}: {features_or_error}")
+        query = features_or_error
     nearest: tuple[tuple[str, float], ...] = ()
-    if query is not None:  # sort by cosine similarity
-        similarity = features @ query / (np.linalg.norm(features, axis=1) * np.linalg.norm(query))
-        nearest = tuple((read[i], float(similarity[i])) for i in np.argsort(-similarity, kind="stable")[:top])
-    vectors = Vectors(tuple(read), features, dict(errors), known_labels)
-    counts, shape = (len(paths), len(errors)), "x".join(map(str, vectors.features.shape))
-    how = f"eager, float32: {shape} features"
-    return Embeddings(*counts, what, how, lambda: vectors, out, nearest, tuple(notes.lines))
+    if query is not None:
+        cosine = features @ query / (np.linalg.norm(features, axis=1) * np.linalg.norm(query))
+        nearest = tuple((read_paths[i], float(cosine[i])) for i in np.argsort(-cosine, kind="stable")[:top])
+    vectors = Vectors(tuple(read_paths), features, dict(errors), known_labels)
+    shape = "x".join(map(str, features.shape))
+    computed = f"eager, float32: {shape} features"
+    return Embeddings(len(paths), len(errors), what, computed, lambda: vectors, out, nearest, tuple(notes.lines))
 
 
 def _read_folder(folder: Path) -> Vectors:
@@ -279,11 +272,11 @@ def _read_folder(folder: Path) -> Vectors:
     from pyarrow.parquet import read_table
 
     rows = [row for file in parquet_files(folder) for row in read_table(file).to_pylist()]
-    read = [row for row in rows if row["error"] is None]
-    labels = tuple(row["label"] for row in read) if rows and "label" in rows[0] else None
-    features = np.array([row["features"] for row in read], np.float32)
+    readable = [row for row in rows if row["error"] is None]
+    labels = tuple(row["label"] for row in readable) if rows and "label" in rows[0] else None
+    features = np.array([row["features"] for row in readable], np.float32)
     errors = {row["path"]: row["error"] for row in rows if row["error"] is not None}
-    return Vectors(tuple(row["path"] for row in read), features, errors, labels)
+    return Vectors(tuple(row["path"] for row in readable), features, errors, labels)
 
 
 @dataclass(frozen=True)
@@ -305,14 +298,15 @@ class _ClusterJob:
         features = pyarrow.list_(numbers) if self.what == "patches" else numbers
         return pyarrow.schema({"path": pyarrow.string(), **labels, "error": pyarrow.string(), "features": features})
 
-    def on_worker(self, _: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Rows]:
+    def open_on_worker(self, _: Mapping[str, Any] | None) -> OpenedModel:
         """Open the model in a process of a cluster, see `cluster.write_by_ray`."""
         classifier = open_model(self.model, ignore, self.compute.device, self.preprocess)
 
         def compute(paths: Iterable[str]) -> Iterator[Cells]:
             for path, outcome in classifier.embed(paths, self.what, self.compute.batch_size or _BATCH):
                 labels = [] if self.label_of is None else [self.label_of[path]]
-                yield [path, *labels, *((outcome, None) if isinstance(outcome, str) else (None, outcome.tolist()))]
+                error, features = (outcome, None) if isinstance(outcome, str) else (None, outcome.tolist())
+                yield [path, *labels, error, features]
 
         return {"backend": "eager", "precision": "float32", "plan": ""}, compute
 
@@ -350,10 +344,10 @@ def _check_options(
         raise VitkitError("verbs.file-missing", f"--near {near}: no such file")
 
 
-def _embed(
+def _embed_images(
     classifier: Classifier, images: Sequence[Source], what: Features, batch_size: int
 ) -> tuple[list[str], npt.NDArray[Any], list[tuple[str, str]]]:
-    """Return the paths of the images that can be read, their features (n, ...), and the others with the reasons."""
+    """Return the paths of the readable images, their features (n, ...), and the paths and errors of the others."""
     paths: list[str] = []
     errors: list[tuple[str, str]] = []
     features: npt.NDArray[Any] | None = None

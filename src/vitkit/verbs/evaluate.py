@@ -14,18 +14,12 @@ from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import BY_FOLDS, Headline, headline_of, value_of
 from vitkit.inference.prediction import as_utf8, parquet_files
-from vitkit.system.files import empty_array, place_text, staged
+from vitkit.system.files import empty_array, path_or_address, staged
 from vitkit.system.progress import Progress, Say, ignore, progress, silent
 from vitkit.system.run_files import FINDINGS, REPORT, SPLIT
 from vitkit.text.arguments import Only, check_arguments
-from vitkit.verbs.cluster import Cells, Rows, check_cluster, computed_on_cluster, write_by_ray
-from vitkit.verbs.inputs import (
-    PREPROCESS,
-    exclusive_out_folder,
-    of_shard,
-    open_for_labels,
-    path_of,
-)
+from vitkit.verbs.cluster import Cells, OpenedModel, check_cluster, computed_on_cluster, write_by_ray
+from vitkit.verbs.inputs import PREPROCESS, exclusive_out_folder, open_for_labels, path_of, select_shard
 from vitkit.verbs.options import Compute, Names, Promises
 from vitkit.verbs.result import Notes, Result
 
@@ -33,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from vitkit.classifier import Classifier
-    from vitkit.data.earlier_labels import LabelsBefore
+    from vitkit.data.earlier_labels import ChangesSinceRuns
     from vitkit.data.split_file import Changes
     from vitkit.data.table import ImageTable
     from vitkit.evaluation.evaluator import Outcomes
@@ -107,18 +101,18 @@ class EvaluationResult(Result):
         from vitkit.evaluation.promises import trust_lines
         from vitkit.text.pages import decimals
 
-        lines = [f"{self.evaluated} of {place_text(self.root)} ({self.computed})"]
-        for name, cross_fitted in self.figures.get("cross_fitted", {}).items():
-            lines.append(f"{name:18} {decimals(cross_fitted)} with cross-fitted thresholds")
+        lines = [f"{self._images_in_words()} of {path_or_address(self.root)} ({self.computed})"]
+        for name, value_by_folds in self.figures.get("cross_fitted", {}).items():
+            lines.append(f"{name:18} {decimals(value_by_folds)} with cross-fitted thresholds")
         for name, value, interval in self._summary():
             lines.append(f"{name:18} {value:.4f}" + (f" (95 %: {interval})" if interval else ""))
         lines += tta_lines(self.figures)
         points = self.figures.get("operating_points", {})  # accuracies for other frequencies of the classes
-        for name, shares in SHARES.items():
+        for name, frequencies in SHARES.items():
             if point := points.get(name):
                 chosen = " (chosen)" if name == points["chosen"] else ""
                 lines.append(
-                    f"for classes {shares}: accuracy {point['accuracy']:.4f}, "
+                    f"for classes {frequencies}: accuracy {point['accuracy']:.4f}, "
                     f"balanced {point['balanced_accuracy']:.4f}{chosen}"
                 )
         lines += trust_lines(self.figures)
@@ -131,14 +125,12 @@ class EvaluationResult(Result):
         report = "" if self.report is None else f"; report: {self.report}"
         return [*lines, "", f"{self.headline.words}{report}"]
 
-    @property
-    def evaluated(self) -> str:
-        """A description of the images that the figures are based on."""
-        headline, every = self.headline, len(self.evaluation.paths)
-        split, counted = headline.split, headline.images
-        if counted == every:
-            return f"{every} {split} images"
-        return f"{counted} of {every} {split} images, without {every - counted} that the weights had seen,"
+    def _images_in_words(self) -> str:
+        """Describe the images that the figures are based on."""
+        split, counted, total = self.headline.split, self.headline.images, len(self.evaluation.paths)
+        if counted == total:
+            return f"{total} {split} images"
+        return f"{counted} of {total} {split} images, without {total - counted} that the weights had seen,"
 
     def _summary(self) -> Iterator[tuple[str, float, str]]:
         """Yield the name, the value and the 95 % interval of each main figure. The interval is text, or empty."""
@@ -280,12 +272,12 @@ class _EvaluationRequest:
         return Path(self.model) if isinstance(self.model, (str, Path)) else None
 
     def open(self, note: Say) -> tuple[Classifier, ImageTable, ImageTable | None]:
-        """Return the model, the images to evaluate, and the images that the run recorded (None with `data`)."""
+        """Return the classifier, the images to evaluate, and all images that the run recorded (None with `data`)."""
         from vitkit.data.corrections import correct, read_corrected
         from vitkit.data.labels import read_labels
 
-        opened = open_for_labels(self.model, self.names, note, self.preprocess)
-        run_table = self._of_run()
+        make_classifier = open_for_labels(self.model, self.names, note, self.preprocess)
+        run_table = self._recorded_images()
         if run_table is None:
             assert self.data is not None
             table = read_corrected(
@@ -295,19 +287,19 @@ class _EvaluationRequest:
             table = run_table if self.labels is None else correct(run_table, read_labels(self.labels), may_add=False)
         for line in (*table.overlooked, *table.unmatched, *table.corrections):
             note(line)
-        classifier = opened(table)
+        classifier = make_classifier(table)
         classifier.preprocess.check_known()
-        classes = tuple(classifier.classes)
-        recorded = classes if run_table is None or self.names.classes is not None else run_table.classes
-        if set(classes) == set(recorded) and classes != recorded:
-            raise VitkitError(
-                "verbs.class-order",
-                f"model.json has its classes in another order than {SPLIT}, so predictions would get wrong names: "
-                "restore the file that was edited",
-            )
+        if run_table is not None and self.names.classes is None:
+            classes, recorded = tuple(classifier.classes), run_table.classes
+            if set(classes) == set(recorded) and classes != recorded:
+                raise VitkitError(
+                    "verbs.class-order",
+                    f"model.json has its classes in another order than {SPLIT}, so predictions would get wrong names: "
+                    "restore the file that was edited",
+                )
         return classifier, table, run_table
 
-    def _of_run(self) -> ImageTable | None:
+    def _recorded_images(self) -> ImageTable | None:
         """Return the images that the run has recorded; None if `data` names other images."""
         folder = self.folder
         if self.data is not None:
@@ -333,7 +325,7 @@ class _EvaluationRequest:
         return images_of_run(folder / SPLIT, self.data_root)
 
     def evaluate(self, out: Path | None, notes: Notes, *, force: bool) -> EvaluationResult:
-        """Compute the figures, and write the report."""
+        """Compute the figures, and write the report into `out` if it is not None."""
         from vitkit.data.splits import held_out_split
         from vitkit.evaluation.evaluator import earlier_figures, tested_images
         from vitkit.evaluation.figures import all_figures, tta_figures
@@ -341,23 +333,23 @@ class _EvaluationRequest:
 
         folder, tta, is_of_run = self.folder, self.tta, self.data is None
         classifier, table, run_table = self.open(notes)
-        if tta is not None:
-            promises = self.promises
-            classifier.with_views(tta).rules(coverage=promises.coverage, accuracy=promises.accuracy)  # may refuse
+        coverage, accuracy = self.promises.coverage, self.promises.accuracy
+        if tta is not None:  # raise an error for options that cannot be combined with views
+            classifier.with_views(tta).rules(coverage=coverage, accuracy=accuracy)
         lock = exclusive_out_folder(
-            "--out", out, _folders_of(table), "or use --force to overwrite its files", may_hold=force
+            "--out", out, _folders_of(table), "or use --force to overwrite its files", may_have_files=force
         )
         with lock:  # before anything is computed
             if out is not None:
-                _ = classifier.model  # which the report needs; an exported file is refused here
+                _ = classifier.model  # raises an error for an exported file, as the report needs the model
             changes = None
             if run_table is not None and folder is not None:
-                table, changes = _look_over(folder, table, self.split, self.data_root, notes)
+                table, changes = _exclude_changed_images(folder, table, self.split, self.data_root, notes)
             name = self.split or held_out_split(table)
-            earlier = _labels_before(folder, run_table, table, name, changes)
+            earlier = _changes_since_run(folder, run_table, table, name, changes)
             if self.shard is not None:
                 tested = [i for i, split in enumerate(table.splits) if name in ("all", split)]
-                left_out = set(tested) - set(of_shard(tested, self.shard))
+                left_out = set(tested) - set(select_shard(tested, self.shard))
                 table = table.take([i for i in range(len(table)) if i not in left_out])
                 notes(f"the figures are those of the images in part {self.shard} alone")
             computation, outcomes = None, None
@@ -365,66 +357,59 @@ class _EvaluationRequest:
                 assert out is not None
                 computation, outcomes = self._outcomes_of_cluster(out, rows)
             else:
-                images = table if name == "all" else table.of_split(name)
-                how = self.compute
-                classifier = classifier.use(how.backend, how.precision, len(images), device=how.device)
-                if tta is not None and len(images):  # which is timed, and the first prediction takes longer
+                images, compute = table if name == "all" else table.of_split(name), self.compute
+                classifier = classifier.use(compute.backend, compute.precision, len(images), device=compute.device)
+                if tta is not None and len(images):  # warm up, as the time with views is compared with that without
                     next(classifier.stream([images.file(0)]))
-            evaluate_by = partial(
-                _evaluated,
-                table=table,
-                split=name,
-                earlier=earlier,
-                run=folder,
-                run_table=run_table,
-                outcomes=outcomes,
+            evaluate_with = partial(
+                _evaluate, table=table, split=name, earlier=earlier, run=folder, run_table=run_table, outcomes=outcomes
             )
-            outcome, seconds = evaluate_by(classifier)
+            evaluation, seconds = evaluate_with(classifier)
             seen, caveat = seen_images(classifier, folder or "the model", table, name, is_of_run=is_of_run)
             if tta is None:
-                about = trust_figures(
-                    *(classifier, outcome, seen),
-                    is_of_run=is_of_run,
-                    coverage=self.promises.coverage,
-                    accuracy=self.promises.accuracy,
+                extra = trust_figures(
+                    classifier, evaluation, seen, is_of_run=is_of_run, coverage=coverage, accuracy=accuracy
                 )
             else:
-                classifier = classifier.with_views(tta)
+                classifier, single_view = classifier.with_views(tta), evaluation
                 assert classifier.views is not None
-                views, plain = (str(classifier.views), classifier.views.count), outcome
-                outcome, seconds_of_views = evaluate_by(classifier)
-                about = tta_figures(plain, outcome, seen, views, (seconds, seconds_of_views))
-            about |= {"problems": problems} if (problems := self._problems(outcome, table)) else {}
+                views = (str(classifier.views), classifier.views.count)
+                evaluation, seconds_of_views = evaluate_with(classifier)
+                extra = tta_figures(single_view, evaluation, seen, views, (seconds, seconds_of_views))
+            if problems := self._problems(evaluation, table):
+                extra["problems"] = problems
             further = classifier.computation | ({} if changes is None else changes.to_dict())
-            further |= earlier_figures(outcome, earlier, seen) | about
+            further |= earlier_figures(evaluation, earlier, seen) | extra
             further |= computation or {}
-            numbers = all_figures(outcome, seen, classifier.provenance, further, caveat)
-            findings = _findings(outcome, numbers)
+            figures = all_figures(evaluation, seen, classifier.provenance, further, caveat)
+            findings = _findings(evaluation, figures)
             for finding in findings:
                 notes(finding)
             report = None
             if out is not None:
                 from vitkit.reporting.evaluation_report import write_evaluation
 
-                write_evaluation(out, classifier, outcome, table, numbers, findings, partial(progress, "laying out"))
+                write_evaluation(out, classifier, evaluation, table, figures, findings, partial(progress, "laying out"))
                 report = out / REPORT
         computed = classifier.computed if computation is None else computed_on_cluster(computation)
-        return EvaluationResult(outcome, numbers, table.root, computed, report, tuple(notes.lines))
+        return EvaluationResult(evaluation, figures, table.root, computed, report, tuple(notes.lines))
 
     def _outcomes_of_cluster(self, out: Path, rows: ImageTable) -> tuple[Mapping[str, Any], Outcomes]:
-        """Run the model on a cluster; return how the outputs were computed, and the output for each image.
+        """Run the model on a cluster, and return how the outputs were computed, and the output or error of each image.
 
-        The outputs are written to Parquet files next to `out`, which are deleted. A large array is a temporary file.
+        The workers write the outputs to Parquet files next to `out`. The files are deleted after they have been read
+        into one array, which `empty_array` maps to a temporary file if it is large.
         """
         import pyarrow
         from pyarrow.dataset import dataset
 
         kinds = {"path": pyarrow.string(), "error": pyarrow.string(), "output": pyarrow.list_(pyarrow.float32())}
-        path_of_cell, outcomes, array = {as_utf8(path): path for path in rows.paths}, dict[str, Any](), None
+        path_of_cell = {as_utf8(path): path for path in rows.paths}  # Parquet stores UTF-8, unlike file systems
+        outcomes, array = dict[str, Any](), None
         with staged(out) as folder:
             folder.mkdir()
-            start, schema = partial(self.on_worker, len(rows)), pyarrow.schema(kinds)
-            computation = write_by_ray(start, rows.paths, schema, folder, self.compute)
+            open_model, schema = partial(self.open_on_worker, len(rows)), pyarrow.schema(kinds)
+            computation = write_by_ray(open_model, rows.paths, schema, folder, self.compute)
             for batch in dataset(list(map(str, parquet_files(folder)))).to_batches():
                 for cell, error, output in zip(*batch.columns, strict=True):
                     path, i = path_of_cell[cell.as_py()], len(outcomes)
@@ -436,11 +421,11 @@ class _EvaluationRequest:
                     outcomes[path] = array[i]
         return computation, outcomes
 
-    def on_worker(self, images: int, computation: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Rows]:
+    def open_on_worker(self, images: int, computation: Mapping[str, Any] | None) -> OpenedModel:
         """Open the model in a process of a cluster, see `cluster.write_by_ray`."""
         classifier, table, _ = self.open(ignore)
-        how = computation or {"backend": self.compute.backend, "precision": self.compute.precision}
-        classifier = classifier.use(how["backend"], how["precision"], images, device=self.compute.device)
+        choice = computation or {"backend": self.compute.backend, "precision": self.compute.precision}
+        classifier = classifier.use(choice["backend"], choice["precision"], images, device=self.compute.device)
 
         def compute(paths: Iterable[str]) -> Iterator[Cells]:
             names = list(paths)
@@ -450,7 +435,7 @@ class _EvaluationRequest:
         return classifier.computation, compute
 
     def _problems(self, evaluation: Evaluation, table: ImageTable) -> list[str]:
-        """Return the problems of the run's images, and one if given labels may be the model's own predictions."""
+        """Return the problems that the run found in its images, and whether labels may be the model's predictions."""
         from vitkit.data.doctor.examine import caveats_of, read_findings
 
         problems = []
@@ -463,58 +448,56 @@ class _EvaluationRequest:
         return problems
 
 
-def _evaluated(
+def _evaluate(
     classifier: Classifier,
     *,
     table: ImageTable,
     split: str,
-    earlier: LabelsBefore,
+    earlier: ChangesSinceRuns,
     run: Path | None,
     run_table: ImageTable | None,
     outcomes: Outcomes | None,
 ) -> tuple[Evaluation, float]:
     """Evaluate the classifier, and return the evaluation and its duration in seconds.
 
-    If the images are those of a run, the evaluation includes what the run has recorded about them. Of other images, the
-    evaluation only knows the groups of the table, and which ones are exact copies.
+    Images of one group are not independent, which matters for intervals. A run has recorded the groups of its images,
+    and what was chosen on them. For other images, the groups are those of the table, with exact copies in one group.
     """
-    from vitkit.data.split_file import exact_copies, groups_of_run
-    from vitkit.data.splits import scenes
+    from vitkit.data.split_file import content_numbers, groups_of_run
+    from vitkit.data.splits import merge_by_scene
     from vitkit.data.table import task_of
-    from vitkit.evaluation.evaluator import evaluate_before
+    from vitkit.evaluation.evaluator import evaluate_with_earlier_labels
     from vitkit.evaluation.figures import chosen_on
     from vitkit.evaluation.metrics import grouped
 
-    began = time.monotonic()
-    outcome = evaluate_before(classifier, table, split, earlier, partial(progress, "evaluating"), outcomes)
-    seconds = time.monotonic() - began
+    start = time.monotonic()
+    evaluation = evaluate_with_earlier_labels(
+        classifier, table, split, earlier, partial(progress, "evaluating"), outcomes
+    )
+    seconds = time.monotonic() - start
     if run_table is not None and run is not None:
-        chosen = chosen_on(outcome.split, classifier.provenance.get("recipe", {}), task_of(classifier.thresholds))
-        return replace(grouped(outcome, groups_of_run(run, run_table)), chosen=chosen), seconds
-    paths, row_of = outcome.paths, {path: row for row, path in enumerate(table.paths)}
-    copies, first = exact_copies(table, paths), dict[int | str, int]()
+        chosen = chosen_on(evaluation.split, classifier.provenance.get("recipe", {}), task_of(classifier.thresholds))
+        return replace(grouped(evaluation, groups_of_run(run, run_table)), chosen=chosen), seconds
+    paths, row_of = evaluation.paths, {path: row for row, path in enumerate(table.paths)}
+    copies, first = content_numbers(table, paths), dict[int | str, int]()
     same = [first.setdefault(copies.get(path, path), i) for i, path in enumerate(paths)]
-    numbers = scenes(table.take([row_of[path] for path in paths]), None, same)
-    return grouped(outcome, dict(zip(paths, numbers, strict=True))), seconds
+    numbers = merge_by_scene(table.take([row_of[path] for path in paths]), None, same)
+    return grouped(evaluation, dict(zip(paths, numbers, strict=True))), seconds
 
 
-def _labels_before(
-    run: Path | None,
-    run_table: ImageTable | None,
-    table: ImageTable,
-    split: str,
-    changes: Changes | None,
-) -> LabelsBefore:
-    """Compare the labels of the images in a split with those that the run had, and with those before any proposal."""
-    from vitkit.data.earlier_labels import compare_with_runs, digests_of_run, runs_of
+def _changes_since_run(
+    run: Path | None, run_table: ImageTable | None, table: ImageTable, split: str, changes: Changes | None
+) -> ChangesSinceRuns:
+    """Compare the labels of images in a split with those in the run, and with those before a model proposed others."""
+    from vitkit.data.earlier_labels import compare_with_runs, digests_of_run, run_folders_among
     from vitkit.data.seen import read_digests
 
     rows = table if split == "all" else table.of_split(split)
-    runs = [] if run is None else runs_of([str(run)])
+    runs = [] if run is None else run_folders_among([str(run)])
     if run is None or run_table is None:
         return compare_with_runs(rows, read_digests(rows) if runs else {}, runs, rows.paths)
-    there = set(table.paths) - set(() if changes is None else changes.missing)
-    digests = {path: digest for path, digest in digests_of_run(run, run_table).items() if path in there}
+    present = set(table.paths) - set(() if changes is None else changes.missing)
+    digests = {path: digest for path, digest in digests_of_run(run, run_table).items() if path in present}
     return compare_with_runs(table, digests, runs, rows.paths)
 
 
@@ -524,9 +507,9 @@ def seen_images(
     """Return the images of a split that are not counted, because the weights have seen them.
 
     Returns:
-        A dict from the path of each such image to its role in training (train or val), and a text that states why the
-        weights may have seen further images. The dict is None if the model has no record of the images that it has
-        seen. The text is empty if there is no such reason.
+        A dict from the path of each such image to its role in training (train or val), and the reason why the weights
+        may have seen further images. The dict is None if the model has no record of the images that it has seen. The
+        reason is empty if there is none.
     """
     from vitkit.data.seen import PictureRecord
     from vitkit.evaluation.figures import find_seen
@@ -536,31 +519,31 @@ def seen_images(
     return find_seen(PictureRecord.from_bytes(classifier.pictures, source), table, split, is_of_run=is_of_run)
 
 
-def _look_over(
+def _exclude_changed_images(
     folder: Path, table: ImageTable, split: str | None, root: Path | None, note: Say
 ) -> tuple[ImageTable, Changes]:
-    """Leave out the images of the run that have changed or are missing, with a note.
+    """Exclude the images of the run that have changed or are missing, and note how many.
 
-    If the model was trained on all images of the run, another note contains the cross-validated figures.
+    If the model was trained on all images of the run, another note contains the cross-validated headline.
 
     Raises:
         VitkitError: every image has changed or is missing.
     """
-    from vitkit.data.split_file import look_over, read_contents
+    from vitkit.data.split_file import check_images, read_contents
     from vitkit.data.splits import held_out_split
     from vitkit.evaluation.registry import read_figures
     from vitkit.system.run_files import EVALUATION, FOLDS
 
     # Under another root, images are recognised by their content, whatever their paths are.
     contents = read_contents(folder / SPLIT) if root is None else {}
-    table, changes = look_over(table, contents, (split or held_out_split(table),))
+    table, changes = check_images(table, contents, (split or held_out_split(table),))
     if changes:
         if len(changes.changed) + len(changes.missing) == changes.images:
             changes.refuse()
         note(f"{changes.text}; they are left out")
-    file = next((file for name in (FOLDS, EVALUATION) if (file := folder / name).is_file()), None)
-    if held_out_split(table) == "all" and file is not None:
-        headline = headline_of(read_figures(file))
+    files = [folder / name for name in (FOLDS, EVALUATION) if (folder / name).is_file()]
+    if held_out_split(table) == "all" and files:
+        headline = headline_of(read_figures(files[0]))
         if headline.folds or headline.split == BY_FOLDS:
             note(f"this model was trained on all images of the run; cross-validated: {headline.words}")
     return table, changes
@@ -580,14 +563,14 @@ def _is_list(table: ImageTable) -> bool:
     return table.storage is None and kind_of_file(table.name) is not None
 
 
-def _findings(outcome: Evaluation, numbers: dict[str, Any]) -> list[str]:
-    """Return remarks on the figures as sentences, for example about classes without images."""
+def _findings(evaluation: Evaluation, figures: dict[str, Any]) -> list[str]:
+    """Return remarks on the figures, for example about classes without images."""
     from vitkit.evaluation.figures import counted_part, describe
     from vitkit.evaluation.headline import describe_labels
     from vitkit.evaluation.metrics import MultiEvaluation
 
-    sentences = [sentence for sentence in (describe_labels(numbers), describe(numbers)) if sentence]
-    counted = counted_part(outcome, numbers)
+    sentences = [sentence for sentence in (describe_labels(figures), describe(figures)) if sentence]
+    counted = counted_part(evaluation, figures)
     if not counted.absent:
         return sentences
     names = ", ".join(counted.absent[:10]) + (", ..." if len(counted.absent) > 10 else "")

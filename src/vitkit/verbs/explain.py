@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from vitkit.errors import UnansweredError, VitkitError
 from vitkit.explanation.methods import by_layer, method_names
-from vitkit.system.files import common_folder, path_below, without_place, write_bytes
+from vitkit.system.files import common_folder, path_below, public_path, write_bytes
 from vitkit.system.progress import Progress, progress, silent
 from vitkit.text.arguments import Only, check_arguments
 from vitkit.text.cells import plural
 from vitkit.verbs.inputs import (
     PREPROCESS,
-    check_apart,
+    check_not_among_images,
     check_outside,
     exclusive_out_folder,
     find_pictures,
@@ -43,7 +43,7 @@ else:
 Style = Literal["overlay", "paper"]
 _IMAGES = "images"  # the folder below `out` that has a folder for each image
 _THUMBNAIL = 320  # pixels
-_MOST_IN_SHEET, _SIDE_IN_SHEET = 30, 400  # images, and pixels of the longer side
+_MAX_IN_SHEET, _SIDE_IN_SHEET = 30, 400  # images, and pixels of the longer side
 
 
 @dataclass(frozen=True, repr=False)
@@ -164,33 +164,33 @@ def explain(
             "verbs.images-missing", "no images to explain: add SRC..., or --anatomy to explain the model itself"
         )
     folder, notes = Path(out), Notes()
-    opening = opened(model, names, (folder, folder / _IMAGES), notes, preprocess, compute, force=force)
-    with opening as (classifier, paths):
-        # relative to which the paths of images are unique
-        folders = {os.path.abspath(source) for source in source_folders(names)}  # noqa: PTH100
-        root = common_folder(folders | {os.path.dirname(os.path.abspath(path)) for path in paths})  # noqa: PTH100, PTH120
-        result = _explain_images(classifier, paths, root, folder, (method, target, layer), style)
+    folders = (folder, folder / _IMAGES)
+    with open_model_and_images(model, names, folders, notes, preprocess, compute, force=force) as (classifier, paths):
+        searched = {os.path.abspath(source) for source in source_folders(names)}  # noqa: PTH100
+        parents = {os.path.dirname(os.path.abspath(path)) for path in paths}  # noqa: PTH100, PTH120
+        root = common_folder(searched | parents)  # relative to it, the paths of images are unique
+        result = _explain_images(classifier, paths, root, folder, method, target, layer, style)
     return replace(result, notes=tuple(notes.lines))
 
 
 @contextmanager
-def opened(
+def open_model_and_images(
     model: str | Path | Classifier,
     names: list[str],
-    places: Sequence[Path],
+    folders: Sequence[Path],
     notes: Notes,
     preprocess: PreprocessLike | None,
     compute: Compute,
     *,
     force: bool,
 ) -> Iterator[tuple[Classifier, list[str]]]:
-    """Find images, lock the folder for their explanations (the first of `places`), and open the model."""
-    for place in places:
-        check_outside("--out", place, source_folders(names))
+    """Yield the model and the paths of the images. The first of the `folders`, the output, is locked meanwhile."""
+    for folder in folders:
+        check_outside("--out", folder, source_folders(names))
     paths = list(dict.fromkeys(find_pictures(names, notes)[0]))
-    for place in places:
-        check_apart("--out", place, paths)
-    with exclusive_out_folder("--out", places[0], (), "or --force to write into it", may_hold=force):
+    for folder in folders:
+        check_not_among_images("--out", folder, paths)
+    with exclusive_out_folder("--out", folders[0], (), "or --force to write into it", may_have_files=force):
         classifier = open_model(model, notes, compute.device, preprocess)
         if paths:
             classifier.preprocess.check_known()
@@ -202,55 +202,54 @@ def _explain_images(
     paths: list[str],
     root: str,
     out: Path,
-    choices: tuple[Method, str | int, int | None],
+    method: Method,
+    target: str | int,
+    layer: int | None,
     style: Style,
 ) -> Explanations:
-    """Write the explanation of each image to a separate folder."""
+    """Write the explanation of each image to a separate folder, and a page that links to all of them."""
     from urllib.parse import quote_from_bytes
 
     from vitkit.data.decode import UnreadableImageError
     from vitkit.explanation.draw import paper_sheet, thumbnail, to_png
     from vitkit.text.pages import as_file, component, image, panel, write_page
 
-    method = choices[0]
     rows: list[str] = []
-    pairs: list[tuple[Image.Image, Image.Image]] = []  # of images in the sheet
+    pairs: list[tuple[Image.Image, Image.Image]] = []  # for the sheet
     result = Explanations(method, {})
     for done, path in enumerate(paths):
         progress("explaining", done, len(paths))
         try:
-            explanation = classifier.explain(path, *choices)
+            explanation = classifier.explain(path, method, target, layer)
         except (UnreadableImageError, UnansweredError) as error:
             result.unreadable[path] = str(error)
             continue
-        place = Path(_IMAGES) / path_below(path, root)
-        (out / place).mkdir(parents=True, exist_ok=True)
-        explanation.save(out / place)
-        result.explained[path] = out / place
-        name, title = escape(without_place(path)), f"{escape(explanation.target)} {explanation.probability:.3f}"
-        link = f"{quote_from_bytes(os.fsencode(place.as_posix()))}/index.html"  # file names may not be UTF-8
+        subfolder = Path(_IMAGES) / path_below(path, root)
+        (out / subfolder).mkdir(parents=True, exist_ok=True)
+        explanation.save(out / subfolder)
+        result.explained[path] = out / subfolder
+        name, title = escape(public_path(path)), f"{escape(explanation.target)} {explanation.probability:.3f}"
+        link = f"{quote_from_bytes(os.fsencode(subfolder.as_posix()))}/index.html"  # file names may not be UTF-8
         if len(explanation.methods) == 1:
-            shown = thumbnail(explanation.overlay(explanation.methods[0], _THUMBNAIL), _THUMBNAIL)
-            picture = f'<a href="{link}">{image(without_place(path), shown, "jpeg")}</a>'
+            jpeg = thumbnail(explanation.overlay(explanation.methods[0], _THUMBNAIL), _THUMBNAIL)
+            picture = f'<a href="{link}">{image(public_path(path), jpeg, "jpeg")}</a>'
             rows.append(f"<figure>{picture}<figcaption>{title}<br>{name}</figcaption></figure>")
         else:
             heading = f'<h2>{title} <span class="soft">{name}</span></h2>'
             methods = explanation.thumbnails(link, has_texts=not rows)
             rows.append(f'<section class="panel">{heading}{methods}</section>')
-        if style == "paper" and len(pairs) < _MOST_IN_SHEET:
-            pairs.append(_pair(explanation, method))
+        if style == "paper" and len(pairs) < _MAX_IN_SHEET:
+            pairs.append(_photograph_and_attention(explanation, method))
     progress("explaining", len(paths), len(paths))
     if result.is_empty:
         return result
-    unreadable = [
-        component("finding", "warning", f"{without_place(path)}: {why}") for path, why in result.unreadable.items()
-    ]
-    how = "by all methods" if method == "all" else f"by the method {method}"
+    by_method = "by all methods" if method == "all" else f"by the method {method}"
     head = [
         "<h1>Where does the model look?</h1>",
-        f"<p>{escape(result.count)}, explained {how}. Click a picture for its page.</p>",
-        *unreadable,
+        f"<p>{escape(result.count)}, explained {by_method}. Click a picture for its page.</p>",
     ]
+    for path, reason in result.unreadable.items():
+        head.append(component("finding", "warning", f"{public_path(path)}: {reason}"))
     page, sheet = out / "index.html", None
     if pairs:
         figure, sheet = paper_sheet(pairs), out / "attention.png"
@@ -266,18 +265,18 @@ def _explain_images(
     return replace(result, page=page, sheet=sheet)
 
 
-def _pair(explanation: Explanation, method: Method) -> tuple[Image.Image, Image.Image]:
+def _photograph_and_attention(explanation: Explanation, method: Method) -> tuple[Image.Image, Image.Image]:
     """Return the crop of the photograph that the model sees, and the same crop multiplied by the map."""
     from vitkit.explanation.draw import fit, masked
 
     photograph, box = fit(explanation.photograph, explanation.box, _SIDE_IN_SHEET)
-    left, right = _pixels(box[0], box[2], photograph.width)
-    top, bottom = _pixels(box[1], box[3], photograph.height)
-    seen = (left, top, right, bottom)
-    return photograph.crop(seen), masked(photograph, explanation.maps[method], box).crop(seen)
+    left, right = _round_interval(box[0], box[2], photograph.width)
+    top, bottom = _round_interval(box[1], box[3], photograph.height)
+    crop = (left, top, right, bottom)
+    return photograph.crop(crop), masked(photograph, explanation.maps[method], box).crop(crop)
 
 
-def _pixels(low: float, high: float, size: int) -> tuple[int, int]:
+def _round_interval(low: float, high: float, size: int) -> tuple[int, int]:
     """Round the ends of an interval to whole pixels from 0 to `size` that are at least one pixel apart."""
     first = min(max(round(low), 0), size - 1)
     return first, max(min(round(high), size), first + 1)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
-from vitkit.exporting.elsewhere import ELSEWHERE, Elsewhere
+from vitkit.exporting.elsewhere import ELSEWHERE, OtherRuntime
 from vitkit.exporting.formats import FORMATS, INT8, PRECISIONS, Format, is_exported, wrong_suffix
-from vitkit.exporting.packages import PACKAGES, Package, package_of
+from vitkit.exporting.packages import PACKAGES, PackageKind, package_of
 from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import one_of
@@ -30,9 +30,9 @@ if TYPE_CHECKING:  # the choices are only known at run time
 else:
     Runtime, Dtype = Literal[(*FORMATS, *PACKAGES, *ELSEWHERE)], Literal[PRECISIONS]
 
-_KINDS: tuple[Format | Package | Elsewhere, ...] = (*FORMATS.values(), *PACKAGES.values(), *ELSEWHERE.values())
+_KINDS: tuple[Format | PackageKind | OtherRuntime, ...] = (*FORMATS.values(), *PACKAGES.values(), *ELSEWHERE.values())
 _SUFFIXES = {kind.name: kind.suffix for kind in _KINDS}
-_USES = {  # a line about what to do with a package
+_INSTRUCTIONS = {  # a line about what to do with a package
     "html": ["Open it in a browser, on any machine: it needs neither a network nor an installation."],
     "zip": ["HOW-TO.md in it explains how to use it on Windows, macOS and Linux."],
 }
@@ -113,17 +113,17 @@ def export(
         Refused: the outputs of the file differ from those of the model (`exporting.writing`), or the model has an
             operation that files may not contain. No file is left.
     """
-    place = Path(model) if isinstance(model, (str, Path)) else None
-    pixels = None if image_size is None else _size_of(image_size)
-    runtime, out = _destination(place, to, path_of(out))
+    model_path = Path(model) if isinstance(model, (str, Path)) else None
+    size = None if image_size is None else _height_and_width(image_size)
+    runtime, out = _destination(model_path, to, path_of(out))
     from vitkit.exporting.elsewhere import check_replaceable
     from vitkit.exporting.pictures import choose_pictures
     from vitkit.exporting.writing import check_free
 
     if with_preprocess and (runtime not in FORMATS or not FORMATS[runtime].can_take_pixels(precision)):
-        what = f"--precision {INT8}" if precision == INT8 else f"--to {runtime}"
+        conflict = f"--precision {INT8}" if precision == INT8 else f"--to {runtime}"
         raise VitkitError(
-            "verbs.option-conflict", f"--with-preprocess cannot be combined with {what}: leave one of them out"
+            "verbs.option-conflict", f"--with-preprocess cannot be combined with {conflict}: leave one of them out"
         )
     if runtime in ELSEWHERE:
         if not dynamic_batch:
@@ -136,20 +136,20 @@ def export(
     else:
         form = FORMATS["onnx" if runtime in PACKAGES else runtime]  # packages contain an ONNX file
         form.check(precision)
-        check_free([out] if runtime in PACKAGES else form.written(out), force=force)
-    named, root = None if data is None else str(data), path_of(data_root)
+        check_free([out] if runtime in PACKAGES else form.written_files(out), force=force)
+    data, data_root = None if data is None else str(data), path_of(data_root)
     photographs = None
     if precision == INT8:
         from vitkit.verbs.int8 import find_photographs, prepare_int8
 
-        photographs = find_photographs(place, named, layout, root)
+        photographs = find_photographs(model_path, data, layout, data_root)
         pictures = photographs.choose("val")
     else:
-        pictures = choose_pictures(place, named, layout, root)
+        pictures = choose_pictures(model_path, data, layout, data_root)
     check_outside("--out", out, map(str, pictures.folders))
     notes = Notes()
     if not isinstance(model, (str, Path)):
-        if pixels is not None:
+        if size is not None:
             raise VitkitError(
                 "verbs.model-in-memory",
                 "the size of a classifier in memory is fixed: leave out --image-size, or load it with image_size",
@@ -161,24 +161,25 @@ def export(
             f"{model} is already an exported file: export the model folder that it was made from",
         )
     else:
-        classifier = load_noting(model, notes, pixels, preprocess)
+        classifier = load_noting(model, notes, size, preprocess)
     classifier.preprocess.check_known()  # before the conversion, which takes long
     if runtime in ELSEWHERE:
         return _export_elsewhere(classifier, runtime, out, pictures, notes, precision=precision, force=force)
     batch = form.batch if dynamic_batch else 1
     int8 = None if photographs is None else prepare_int8(classifier, photographs, max_drop)
     options = {"force": force, "batch": batch, "precision": precision, "int8": int8}
-    if with_preprocess:
+    if with_preprocess:  # packages have no such option
         options["with_preprocess"] = True
-    outcome = _write(classifier, place, out, pictures, **options)
+    outcome = _write(classifier, model_path, out, pictures, **options)
     (height, width), sizes = classifier.preprocess.size, "any batch" if batch is None else f"batch {batch}"
     written = f"{out}: {outcome.size / 1e6:.1f} MB in {outcome.seconds:.1f} s "
     written += f"(weights {precision}, {height}x{width} pixels, {sizes})"
-    facts = {"file": out, "compared_on": pictures.what, "outcome": outcome, "to": runtime, "precision": precision}
+    facts = {"file": out, "compared_on": pictures.description, "outcome": outcome}
+    facts |= {"to": runtime, "precision": precision}
     facts |= {"image_size": (height, width), "batch": batch, "notes": tuple(notes.lines)}
-    json = {"file": out, "compared_on": pictures.what, **dataclasses.asdict(outcome)}
-    lines, speeds = _outcome_lines(outcome, form.runtime, pictures.what), dict(outcome.images_per_s)
-    lines += [written, *_USES.get(runtime, ())]
+    json = {"file": out, "compared_on": pictures.description, **dataclasses.asdict(outcome)}
+    lines, speeds = _outcome_lines(outcome, form.runtime, pictures.description), dict(outcome.images_per_s)
+    lines += [written, *_INSTRUCTIONS.get(runtime, ())]
     if precision == INT8:
         fastest = max((name for name in speeds if name != "file"), key=lambda name: speeds[name])
         if speeds["file"] <= speeds[fastest]:
@@ -197,7 +198,7 @@ def _export_elsewhere(
     precision: str,
     force: bool,
 ) -> Result:
-    """Write a folder for a runtime that may not exist on this machine."""
+    """Write a folder for a runtime that may not run on this machine."""
     from vitkit.exporting.elsewhere import write_folder
 
     kind, (height, width) = ELSEWHERE[runtime], classifier.preprocess.size
@@ -206,19 +207,20 @@ def _export_elsewhere(
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     written = f"{folder}: {size / 1e6:.1f} MB (weights {precision}, {height}x{width} pixels)"
     verdict = (
-        f"{kind.runtime} computes the logits of the model for {pictures.what}."
+        f"{kind.runtime} computes the logits of the model for {pictures.description}."
         if is_verified
-        else f"Not verified: {kind.runtime} needs {kind.place}. Copy the folder there, and run `python verify.py` in "
-        "it. This compares the logits with those of the model, and removes .unverified from the name."
+        else f"Not verified: {kind.runtime} needs {kind.machines}. Copy the folder there, and run `python verify.py` "
+        "in it. This compares the logits with those of the model, and removes .unverified from the name."
     )
-    private = f"expected.npz contains images ({pictures.what}): delete it before you pass the folder on."
-    facts = {"file": folder, "compared_on": pictures.what, "outcome": None, "to": runtime, "precision": precision}
+    private = f"expected.npz contains images ({pictures.description}): delete it before you pass the folder on."
+    facts = {"file": folder, "compared_on": pictures.description, "outcome": None}
+    facts |= {"to": runtime, "precision": precision}
     facts |= {"image_size": (height, width), "batch": None, "notes": tuple(notes.lines)}
     json = {"file": folder, "is_verified": is_verified, "size": size}
     return Result("export", [written, verdict, private], facts, json=json, summary=written)
 
 
-def _write(classifier: Classifier, place: Path | None, out: Path, pictures: Pictures, **options: Any) -> Outcome:
+def _write(classifier: Classifier, model_path: Path | None, out: Path, pictures: Pictures, **options: Any) -> Outcome:
     """Write a file, or a package with a model card. The card of a model folder includes its recorded figures."""
     if package_of(out) is None:
         from vitkit.exporting.writing import export as write
@@ -230,15 +232,15 @@ def _write(classifier: Classifier, place: Path | None, out: Path, pictures: Pict
     from vitkit.reporting.model_card import model_card_text
     from vitkit.weights.download import fetch_url
 
-    if place is None or not (place / DESCRIPTION).is_file():
+    if model_path is None or not (model_path / DESCRIPTION).is_file():
         card = model_card_text(out.stem, classifier, vitkit.__version__)
     else:
-        card = model_card_text(out.stem, classifier, version_of(place), place)
-    runtime = partial(fetch_url, RUNTIME_URL, RUNTIME_SHA256)  # the archive of ONNX Runtime Web, if it is needed
+        card = model_card_text(out.stem, classifier, version_of(model_path), model_path)
+    runtime = partial(fetch_url, RUNTIME_URL, RUNTIME_SHA256)  # downloads ONNX Runtime Web if a package needs it
     return write_package(classifier, out, pictures, card, runtime=runtime, **options)
 
 
-def _size_of(size: str | int | tuple[int, int]) -> tuple[int, int]:
+def _height_and_width(size: str | int | tuple[int, int]) -> tuple[int, int]:
     text = ",".join(map(str, size)) if isinstance(size, tuple) else str(size)
     if re.fullmatch(r"[1-9]\d*([,x][1-9]\d*)?", text) is None:
         raise VitkitError(
@@ -249,7 +251,7 @@ def _size_of(size: str | int | tuple[int, int]) -> tuple[int, int]:
 
 
 def _destination(model: Path | None, to: Runtime | None, out: Path | None) -> tuple[Runtime, Path]:
-    """Return the runtime, and the file to write."""
+    """Return the runtime and the file to write; if only one of `to` and `out` is set, it determines the other."""
     if out is None:
         if to is None:
             names, ends = one_of(tuple(_SUFFIXES)), one_of(tuple(_SUFFIXES.values()))
@@ -275,14 +277,15 @@ def _destination(model: Path | None, to: Runtime | None, out: Path | None) -> tu
 def _outcome_lines(outcome: Outcome, runtime: str, images: str) -> list[str]:
     lines = [
         f"compared on {images} with the model in float32:",
-        f"  {runtime}, {outcome.precision}: {_figures(outcome.comparison)}",
+        f"  {runtime}, {outcome.precision}: {_comparison_in_words(outcome.comparison)}",
     ]
     if outcome.in_bfloat16 is not None:
-        lines.append(f"  {runtime}, bfloat16, as vitkit predict uses it here: {_figures(outcome.in_bfloat16)}")
+        compared = _comparison_in_words(outcome.in_bfloat16)
+        lines.append(f"  {runtime}, bfloat16, as vitkit predict uses it here: {compared}")
     if outcome.accuracy is not None:
-        lines.append(f"  {_change(outcome.accuracy)}")
+        lines.append(f"  {_change_in_words(outcome.accuracy)}")
     if outcome.tested is not None:
-        lines.append(f"on test images, which chose nothing here: {_change(outcome.tested)}")
+        lines.append(f"on test images, which chose nothing here: {_change_in_words(outcome.tested)}")
     if outcome.kept:
         lines.append(f"in floating point, because they are sensitive: {', '.join(outcome.kept)}")
     if speeds := dict(outcome.images_per_s):
@@ -290,14 +293,14 @@ def _outcome_lines(outcome: Outcome, runtime: str, images: str) -> list[str]:
     return lines
 
 
-def _figures(comparison: LogitComparison) -> str:
+def _comparison_in_words(comparison: LogitComparison) -> str:
     differences = f"max |Δlogit| {comparison.difference:.2g}, cosine {comparison.cosine:.6f}"
-    if comparison.dtype == INT8:  # rounding would decide nearly all images, which agreement leaves out
+    if comparison.dtype == INT8:  # the agreement leaves out images that rounding decides, which are nearly all
         return differences
     return f"{differences}, top-1 agreement {comparison.agreement:.2%}"
 
 
-def _change(change: AccuracyChange) -> str:
+def _change_in_words(change: AccuracyChange) -> str:
     """Describe the accuracy before and after, and the agreement, with their intervals."""
     low, high = (100 * end for end in change.drop)
     first, last = change.agreement_interval

@@ -131,7 +131,7 @@ def info(
 
 def _result(name: str, cost: ModelInfo, origin: ClassifierInfo | None, *, shapes: bool) -> Result:
     mebibytes = {dtype: size / 2**20 for dtype, size in cost.weight_bytes.items()}
-    kept = cost.activation_bytes / 2**20
+    activations = cost.activation_bytes / 2**20
     executed = f"  GMACs executed  {cost.gmacs_executed:.3f}   (the last block computes only what the head reads)"
     lines = [
         name,
@@ -139,7 +139,7 @@ def _result(name: str, cost: ModelInfo, origin: ClassifierInfo | None, *, shapes
         f"  GMACs           {cost.gmacs:.3f}   ({2 * cost.gmacs:.3f} GFLOPs, for one image)",
         *([] if isinstance(cost.config, NetworkConfig) else [executed]),
         f"  weights         {mebibytes['float32']:.1f} MiB in float32, {mebibytes['bfloat16']:.1f} in bfloat16",
-        f"  activations     {kept:.1f} MiB kept for the backward pass, for one image in float32",
+        f"  activations     {activations:.1f} MiB kept for the backward pass, for one image in float32",
     ]
     if origin is not None and origin.report is not None:
         lines += ["", "weights", *(f"  {line}" for line in origin.report.lines())]
@@ -167,8 +167,8 @@ def _result(name: str, cost: ModelInfo, origin: ClassifierInfo | None, *, shapes
     )
 
 
-def _origin(known: LoadPlan | Classifier) -> ClassifierInfo:
-    return ClassifierInfo(known.classes, known.preprocess, known.temperature, dict(known.provenance), known.report)
+def _origin(source: LoadPlan | Classifier) -> ClassifierInfo:
+    return ClassifierInfo(source.classes, source.preprocess, source.temperature, dict(source.provenance), source.report)
 
 
 def _field_lines(title: str, fields: dict[str, Any]) -> list[str]:

@@ -27,20 +27,12 @@ from vitkit.data.sources import find_source, storage_at
 from vitkit.data.storage import Stored
 from vitkit.errors import VitkitError
 from vitkit.exporting.formats import is_exported
-from vitkit.system.files import (
-    address_of,
-    check_here,
-    exclusive,
-    exclusive_in,
-    is_empty,
-    place_text,
-    read_bytes,
-)
+from vitkit.system.files import address_of, check_local, exclusive, exclusive_in, is_empty, path_or_address, read_bytes
 from vitkit.system.progress import Say
 from vitkit.text.arguments import path_text
 from vitkit.text.cells import JOINT, listed, one_of, plural
 from vitkit.verbs.options import Names
-from vitkit.weights.formats import pixel_owners
+from vitkit.weights.formats import preprocess_publishers
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier, Sources
@@ -53,8 +45,8 @@ T = TypeVar("T")
 
 PREPROCESS = (  # the help of --preprocess
     "The preprocessing of images: settings such as resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5, the "
-    f"name of a publisher whose preprocessing is used ({one_of(pixel_owners())}), or a JSON file. By default, it is "
-    "that of the model, or one that is assumed for it."
+    f"name of a publisher whose preprocessing is used ({one_of(preprocess_publishers())}), or a JSON file. By default, "
+    "it is that of the model, or one that is assumed for it."
 )
 
 
@@ -132,24 +124,24 @@ def split_sources(sources: Sources) -> tuple[list[str], list[PictureInMemory]]:
     from vitkit.data.in_memory import PictureInMemory, sources_of
 
     names: list[str] = []
-    held: list[PictureInMemory] = []
+    in_memory: list[PictureInMemory] = []
     for source in sources_of(sources):
         if isinstance(source, str):
             names.append(source)
         elif isinstance(source, PictureInMemory):
-            held.append(source)
-    if names and held:
+            in_memory.append(source)
+    if names and in_memory:
         raise VitkitError(
             "verbs.pictures-in-memory",
-            f"files and pictures in memory cannot be mixed: {names[0]} is a file, {held[0].name} is not",
+            f"files and pictures in memory cannot be mixed: {names[0]} is a file, {in_memory[0].name} is not",
         )
-    return names, held
+    return names, in_memory
 
 
 def source_names(sources: str | Path | Iterable[str | Path]) -> list[str]:
-    """Return one or several paths or patterns as a list of text; refuse pictures in memory."""
-    names, held = split_sources(sources)
-    if held:
+    """Return one or several paths or patterns as a list of text. Pictures in memory raise an error."""
+    names, in_memory = split_sources(sources)
+    if in_memory:
         raise VitkitError(
             "verbs.pictures-in-memory",
             "pass image files: only vitkit.predict and vitkit.embed accept pictures in memory",
@@ -176,60 +168,60 @@ def check_data(data: str | Path) -> None:
 
 
 def find_pictures(sources: Iterable[str], note: Say, *, follow_links: bool = False) -> tuple[list[str], bool]:
-    """Find all images that are given as files, are in folders, or match patterns.
+    """Return the paths of all images among files, in folders and by patterns, and whether all folders could be read.
 
     `note` is called with a line about folders that cannot be read, one about ignored folders with images, and one about
-    links out of the folders. The result is the paths, and whether all folders could be read.
+    links out of the folders.
     """
-    from vitkit.data.storage import Overlooked, find_images
+    from vitkit.data.storage import SearchLog, find_images
 
-    overlooked = Overlooked(follow_links=follow_links)
+    overlooked = SearchLog(follow_links=follow_links)
     paths = find_images(sources, overlooked)
     for line in overlooked.lines():
         note(line)
-    return paths, not overlooked.closed
+    return paths, not overlooked.unreadable
 
 
-def read_list(listed: str) -> Iterator[str]:
-    """Yield the images that a file lists, or those of standard input, as they arrive, if `listed` is `-`.
+def read_list(file: str) -> Iterator[str]:
+    """Yield the images that a file lists, without repetitions. Lines of standard input (`-`) are yielded immediately.
 
-    Each line is a path or an address. Empty lines are ignored, and spaces at the ends of a line belong to the path.
+    Each line is a path or a URL. Empty lines are ignored, and spaces at the ends of a line belong to the path.
     """
-    what, is_empty = f"@{listed}", True
+    name, seen = f"@{file}", set[str]()
     try:
-        stream = _standard_input(what) if listed == "-" else io.BytesIO(read_bytes(listed))
+        stream = _standard_input(name) if file == "-" else io.BytesIO(read_bytes(file))
         for number, data in enumerate(stream):
             if b"\0" in data:
                 raise VitkitError(
                     "verbs.list-unreadable",
-                    f"{what} is not a list: expected a UTF-8 text file with a path or an address on each line",
+                    f"{name} is not a list: expected a UTF-8 text file with a path or an address on each line",
                 )
-            data = data if number else data.removeprefix(b"\xef\xbb\xbf")
+            data = data if number else data.removeprefix(b"\xef\xbb\xbf")  # the byte order mark of UTF-8
             line = data.decode("utf-8", "surrogateescape").removesuffix("\n").removesuffix("\r")
-            if line.strip():
-                is_empty = False
+            if line.strip() and line not in seen:
+                seen.add(line)
                 yield line
     except OSError as error:
-        raise VitkitError("verbs.list-unreadable", f"{what}: {error.strerror or error}") from error
-    if is_empty:
-        raise VitkitError("verbs.list-empty", f"{what} lists no image: expected a path or an address on each line")
+        raise VitkitError("verbs.list-unreadable", f"{name}: {error.strerror or error}") from error
+    if not seen:
+        raise VitkitError("verbs.list-empty", f"{name} lists no image: expected a path or an address on each line")
 
 
-def _standard_input(what: str) -> BinaryIO:
+def _standard_input(name: str) -> BinaryIO:
     if sys.stdin is None:
-        raise VitkitError("verbs.input-closed", f"{what}: standard input is closed")
+        raise VitkitError("verbs.input-closed", f"{name}: standard input is closed")
     return sys.stdin.buffer
 
 
-PIPED = "standard input"  # the path in the row of a picture whose bytes standard input contained
+STDIN_PATH = "standard input"  # the path in the row of a picture that was read from standard input
 
 
 @dataclass(frozen=True)
-class _Piped:
-    """The picture whose bytes standard input contained, as a storage of one image, whose key is empty."""
+class _StdinStorage:
+    """A storage with one picture, which was read from standard input. The key of the picture is empty."""
 
     content: bytes = field(repr=False)
-    name: str = PIPED
+    name: str = STDIN_PATH
 
     def keys(self) -> Collection[str]:
         return ("",)
@@ -241,69 +233,64 @@ class _Piped:
         return None
 
 
-def piped_picture() -> Stored:
-    """Return the picture whose bytes standard input contains."""
+def read_stdin_picture() -> Stored:
+    """Read standard input, which must contain the bytes of one picture."""
     if not (content := _standard_input("-").read()):
         raise VitkitError("verbs.input-empty", "-: expected the bytes of a picture on standard input, which is empty")
-    return Stored(_Piped(content), "")
+    return Stored(_StdinStorage(content), "")
 
 
-def listed_source(line: str) -> str | Stored:
-    """Return the source in a line of a list: a path, or a remote file if the line is an address."""
+def source_of_line(line: str) -> str | Stored:
+    """Return the image that a line of a list names: a path, or a remote file if the line is a URL."""
     return line if address_of(line) is None else Stored(RemoteFile(line), "")
 
 
 def labels_by_path(paths: Sequence[str], labels: str | Path, folders: Sequence[str], note: Say) -> dict[str, str]:
-    """Read a label file, and return the label of each picture by path, without excluded pictures.
+    """Read a label file, and return the label of each picture by path. Pictures that it excludes are left out.
 
     The label is empty for a picture without a row. Paths in the label file are absolute, or relative to one of the
     `folders` that were searched for pictures, or to the current folder if there are none.
     """
     from vitkit.data.labels import EXCLUDED, PathFinder, read_labels
-    from vitkit.text.cells import listed
 
     absolute = [os.path.abspath(path) for path in paths]  # noqa: PTH100  # which does not follow links
     finders = [PathFinder(Path(folder).absolute(), absolute) for folder in folders or ["."]]
-    label_of: dict[int, str] = {}
+    label_of: dict[int, str] = {}  # by the position in `paths`
     unmatched = []
     for edit in read_labels(labels).edits:
         matches = {i for finder in finders for i in finder.find(edit.path)}
         label_of |= dict.fromkeys(matches, edit.label.strip())
-        unmatched += [] if matches else [edit.path]
+        if not matches:
+            unmatched.append(edit.path)
     if unmatched:
         note(f"{len(unmatched)} rows of {labels} match none of these images: {listed(unmatched)}")
     if excluded := sum(label == EXCLUDED for label in label_of.values()):
         note(f"{excluded} of {len(paths)} images are left out by {labels}")
-    kept = {path: label_of.get(i, "") for i, path in enumerate(paths) if label_of.get(i) != EXCLUDED}
-    if not kept:
+    label_of_path = {path: label_of.get(i, "") for i, path in enumerate(paths) if label_of.get(i) != EXCLUDED}
+    if not label_of_path:
         raise VitkitError("verbs.images-missing", f"{labels} leaves out every image")
-    return kept
+    return label_of_path
 
 
 def source_folders(sources: Iterable[str]) -> list[str]:
     """Return the folders, archives and shards among the sources, including those that patterns match."""
-
-    def is_named(source: str) -> bool:
-        return Path(source).exists() or storage_at(Path(source)) is not None
-
-    named = (
-        name
-        for source in sources
-        for name in ([source] if is_named(source) else glob.glob(source, recursive=True))  # noqa: PTH207
-    )
-    return [name for name in named if Path(name).is_dir() or storage_at(Path(name)) is not None]
+    names: list[str] = []
+    for source in sources:
+        exists = Path(source).exists() or storage_at(Path(source)) is not None
+        names += [source] if exists else glob.glob(source, recursive=True)  # noqa: PTH207
+    return [name for name in names if Path(name).is_dir() or storage_at(Path(name)) is not None]
 
 
 def check_suffix(out: Path, suffixes: Collection[str]) -> None:
     """Check that the suffix of an output file is one of `suffixes`."""
     if out.suffix.lower() not in suffixes:
-        raise VitkitError("verbs.out-suffix", f"--out {place_text(out)} must end in {' or '.join(suffixes)}")
+        raise VitkitError("verbs.out-suffix", f"--out {path_or_address(out)} must end in {' or '.join(suffixes)}")
 
 
 def check_out(out: Path, suffixes: Collection[str], folders: Iterable[str]) -> None:
     """Check that an output file has an allowed suffix, and a folder that exists and is outside the source folders."""
     check_suffix(out, suffixes)
-    check_here(out)
+    check_local(out)
     if not out.parent.is_dir():
         raise VitkitError("verbs.folder-missing", f"--out {out}: there is no folder {out.parent}")
     if out.is_dir():
@@ -313,7 +300,7 @@ def check_out(out: Path, suffixes: Collection[str], folders: Iterable[str]) -> N
 
 @contextmanager
 def exclusive_out(out: Path | None, *, force: bool) -> Iterator[None]:
-    """Lock an output file while it is written, and refuse to overwrite it without `force`; do nothing for None."""
+    """Lock an output file in a `with` block. Without `force`, an existing file raises an error; None is not locked."""
     if out is None:
         yield
         return
@@ -327,12 +314,12 @@ def exclusive_out(out: Path | None, *, force: bool) -> Iterator[None]:
 
 @contextmanager
 def exclusive_out_folder(
-    flag: str, path: Path | None, folders: Iterable[str], or_else: str, *, may_hold: bool
+    flag: str, path: Path | None, folders: Iterable[str], advice: str, *, may_have_files: bool
 ) -> Iterator[None]:
-    """Lock an output folder, which must lie outside the source folders, while files are written to it.
+    """Lock an output folder in a `with` block. The folder must lie outside the source folders; None is not locked.
 
-    Nothing is done if `path` is None. Unless `may_hold`, the folder must be missing or empty; the message otherwise
-    contains `flag`, and ends in `or_else`.
+    Without `may_have_files`, the folder must be missing or empty. Error messages contain `flag`, and the message about
+    a folder that is not empty ends with `advice`.
     """
     if path is None:
         yield
@@ -341,13 +328,13 @@ def exclusive_out_folder(
     if path.exists() and not path.is_dir():
         raise VitkitError("verbs.out-kind", f"{flag} {path} is a file; choose a folder")
     with exclusive_in(path):
-        if not may_hold and not is_empty(path):
-            raise VitkitError("verbs.out-not-empty", f"{flag} {path} is not empty: choose a new folder, {or_else}")
+        if not may_have_files and not is_empty(path):
+            raise VitkitError("verbs.out-not-empty", f"{flag} {path} is not empty: choose a new folder, {advice}")
         yield
 
 
 def check_outside(flag: str, path: Path, folders: Iterable[str]) -> None:
-    """Refuse an output inside a source folder."""
+    """Raise an error if an output lies inside a source folder."""
     for folder in folders:
         if path.resolve().is_relative_to(Path(folder).resolve()):
             raise VitkitError(
@@ -356,29 +343,28 @@ def check_outside(flag: str, path: Path, folders: Iterable[str]) -> None:
             )
 
 
-def check_apart(flag: str, out: Path, paths: Iterable[str]) -> None:
-    """Refuse a folder of results among photographs.
+def check_not_among_images(flag: str, out: Path, paths: Iterable[str]) -> None:
+    """Raise an error if an output folder lies among the source images.
 
-    It must not contain a photograph, and no folder above it may contain a photograph and more than one image. Only the
-    current folder may, so that results can be written below it.
+    The folder itself must not contain a source image. A folder above it may contain one if it has no other image, or
+    if it is the current folder, below which users often write results.
     """
     target = out.resolve()
-    above = {target, *target.parents}
     for folder in sorted({Path(path).parent for path in paths}):
-        place = folder.resolve()
-        if place not in above or not place.is_dir():
+        resolved = folder.resolve()
+        if resolved not in (target, *target.parents) or not resolved.is_dir():
             continue
-        images = sum(why_ignored(file.name) is None for file in place.iterdir())
-        if place == target or (place != Path.cwd() and images > 1):
+        images = sum(why_ignored(file.name) is None for file in resolved.iterdir())
+        if resolved == target or (resolved != Path.cwd() and images > 1):
             raise VitkitError(
                 "verbs.out-in-source", f"{flag} {out} lies in {folder}: nothing is written next to the photographs"
             )
 
 
-def of_shard(items: Sequence[T], shard: str | None) -> Sequence[T]:
-    """Return the items that belong to a part such as `2/8`: the second of eight runs of consecutive items.
+def select_shard(items: Sequence[T], shard: str | None) -> Sequence[T]:
+    """Return the items of a part such as `2/8`, which is the second of eight runs of consecutive items.
 
-    The sizes of the parts differ by at most one. None stands for all items.
+    The sizes of the parts differ by at most one. None selects all items.
     """
     if shard is None:
         return items
@@ -400,7 +386,7 @@ def split_choices(flag: str, names: str | Sequence[str], known: Sequence[str]) -
     """Return the choices from a list, or from text with commas between them, without repetitions."""
     parts = [part.strip() for part in names.split(",")] if isinstance(names, str) else list(names)
     known = [name for name in known if name != "auto"]
-    for part in parts or [""]:
+    for part in parts or [""]:  # an empty list raises an error, too
         if part not in known:
             raise VitkitError("verbs.option-invalid", f"{flag} {part!r} is none of {', '.join(known)}")
     return list(dict.fromkeys(parts))
@@ -410,10 +396,7 @@ def split_choices(flag: str, names: str | Sequence[str], known: Sequence[str]) -
 
 
 def open_named(
-    model: str | Path | Classifier,
-    names: Names,
-    note: Say,
-    preprocess: PreprocessLike | None = None,
+    model: str | Path | Classifier, names: Names, note: Say, preprocess: PreprocessLike | None = None
 ) -> Classifier:
     """Open a classifier with the model's own classes, or make one for classes of which only the names are given.
 
@@ -431,10 +414,7 @@ def open_named(
 
 
 def open_for_labels(
-    model: str | Path | Classifier,
-    names: Names,
-    note: Say,
-    preprocess: PreprocessLike | None = None,
+    model: str | Path | Classifier, names: Names, note: Say, preprocess: PreprocessLike | None = None
 ) -> Callable[[ImageTable], Classifier]:
     """Open a model for labelled images, and return a function that makes the classifier for a table of images.
 
@@ -443,19 +423,19 @@ def open_for_labels(
     over these classes, also for SigLIP, which otherwise gives each class a probability of its own.
     """
     if names.classes is None:
-        opened = open_named(model, names, note, preprocess)
-        return lambda _table: opened
-    from vitkit.language.zero_shot import spoken
+        own_classes = open_named(model, names, note, preprocess)
+        return lambda _table: own_classes
+    from vitkit.language.zero_shot import names_as_words
 
     words = open_images_and_words(model, note, preprocess)
-    classes = spoken([name.strip() for name in named_classes(names.classes)])
+    classes = names_as_words([name.strip() for name in named_classes(names.classes)])
 
-    def named(table: ImageTable) -> Classifier:
+    def make_classifier(table: ImageTable) -> Classifier:
         classifier = words.classifier(classes, names.templates, one=None if table.task.is_sigmoid else True)
         present = [name for name, count in table.counts().items() if count]
-        label_of = dict(zip(spoken(present), present, strict=True))
+        label_of = dict(zip(names_as_words(present), present, strict=True))
         without_images = [name for name in classifier.classes if name not in label_of]
-        not_named = [name for name in present if spoken([name])[0] not in classifier.classes]
+        not_named = [name for name in present if names_as_words([name])[0] not in classifier.classes]
         problems = [f"no images of {listed(without_images, 6)}"] if without_images else []
         problems += [f"images of {listed(not_named, 6)}, which are not named"] if not_named else []
         if problems:
@@ -466,7 +446,7 @@ def open_for_labels(
         _note_names(classifier, note)
         return replace(classifier, classes=tuple(label_of[name] for name in classifier.classes))
 
-    return named
+    return make_classifier
 
 
 def _note_names(classifier: Classifier, note: Say) -> None:
@@ -505,86 +485,87 @@ def named_classes(classes: str | Sequence[str]) -> list[str]:
     """
     if not isinstance(classes, str):
         return list(classes)
-    what, path = "--classes", Path(classes)
-    kind = path.suffix.lower()
-    if kind in _LISTS:
+    flag, path = "--classes", Path(classes)
+    suffix = path.suffix.lower()
+    if suffix in _LIST_SUFFIXES:
+        flag = f"--classes {classes}"
         try:
             data = path.read_bytes()
-            refuse_encoding(f"--classes {path}", data)
+            refuse_encoding(flag, data)
             text = data.decode("utf-8-sig")
         except OSError as error:
-            raise VitkitError("verbs.names-unreadable", f"--classes {path}: cannot be read: {error}") from error
+            raise VitkitError("verbs.names-unreadable", f"{flag}: cannot be read: {error}") from error
         except UnicodeDecodeError as error:
             raise VitkitError(
-                "verbs.names-unreadable", f"--classes {path}: cannot be read: it is not in UTF-8 ({error.reason})"
+                "verbs.names-unreadable", f"{flag}: cannot be read: it is not in UTF-8 ({error.reason})"
             ) from error
-        what = f"--classes {classes}"
-        if kind == ".json":
-            names = _names_in_json(text, what)
-        elif kind == ".txt":
+        if suffix == ".json":
+            names = _names_in_json(text, flag)
+        elif suffix == ".txt":
             lines = [line.strip() for line in text.splitlines() if line.strip()]
-            names = lines if len(lines) != 1 else _names_in_text(lines[0], what)
+            names = lines if len(lines) != 1 else _names_in_text(lines[0], flag)
         else:
-            names = _names_in_table(text, what)
+            names = _names_in_table(text, flag)
     else:
         is_path = os.sep in classes or "/" in classes or bool(path.suffix)
         if is_path and os.path.exists(classes):  # noqa: PTH110  # Path.exists fails for text too long for a path
             raise VitkitError(
                 "verbs.names-invalid",
-                f"--classes {classes} is not a list of classes: expected a {', '.join(_LISTS)} file, or names",
+                f"--classes {classes} is not a list of classes: expected a {', '.join(_LIST_SUFFIXES)} file, or names",
             )
-        names = _names_in_text(classes, what)
-    if (joined := next((name for name in names if JOINT in name), None)) is not None:
-        raise VitkitError(
-            "verbs.names-invalid",
-            f"{what}: {joined!r} contains a semicolon, which class names must not contain: list its parts separately",
-        )
+        names = _names_in_text(classes, flag)
+    for name in names:
+        if JOINT in name:
+            raise VitkitError(
+                "verbs.names-invalid",
+                f"{flag}: {name!r} contains a semicolon, which class names must not contain: list its parts separately",
+            )
     return names
 
 
-_LISTS = (".txt", ".csv", ".tsv", ".json")
+_LIST_SUFFIXES = (".txt", ".csv", ".tsv", ".json")
 _COLUMNS = ("class", "label", "name", "classes", "labels", "names")
-_WIDE = {0xFF0C: ",", 0x3001: ",", 0xFF1B: ";"}  # commas and the semicolon of Chinese and Japanese
+_FULL_WIDTH = {0xFF0C: ",", 0x3001: ",", 0xFF1B: ";"}  # commas and the semicolon of Chinese and Japanese
 _QUOTES = {"'": "'", "\u2018": "\u2019", "\u201c": "\u201d"}  # in addition to those of CSV
 
 
-def _names_in_text(text: str, what: str) -> list[str]:
+def _names_in_text(text: str, flag: str) -> list[str]:
     """Split names at line ends and at commas, or at semicolons if no line has a comma.
 
     A name that contains a comma must be quoted.
     """
-    lines = [line.translate(_WIDE) for line in text.splitlines() if line.strip()]
+    lines = [line.translate(_FULL_WIDTH) for line in text.splitlines() if line.strip()]
     delimiter = "," if any("," in line for line in lines) else ";"
     try:
         rows = csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
         names = [name.strip() for row in rows for name in row]
     except csv.Error as error:
         raise VitkitError(
-            "verbs.names-invalid", f"{what} {text!r:.60}: a quote is not closed, or is inside a name ({error})"
+            "verbs.names-invalid", f"{flag} {text!r:.60}: a quote is not closed, or is inside a name ({error})"
         ) from error
-    if names and all(len(name) > 1 and _QUOTES.get(name[0]) == name[-1] for name in names if name):
-        names = [name[1:-1].strip() for name in names if name]
-    return names
+    are_quoted = all(len(name) > 1 and _QUOTES.get(name[0]) == name[-1] for name in names if name)
+    return [name[1:-1].strip() for name in names if name] if are_quoted else names
 
 
-def _names_in_table(text: str, what: str) -> list[str]:
+def _names_in_table(text: str, flag: str) -> list[str]:
     try:
         header = next(iter(text.splitlines()), "")
-        rows = list(csv.reader(io.StringIO(text), delimiter=max(",;\t", key=header.count), strict=True))
+        delimiter = max(",;\t", key=header.count)
+        rows = list(csv.reader(io.StringIO(text), delimiter=delimiter, strict=True))
     except csv.Error as error:
-        raise VitkitError("verbs.names-invalid", f"{what} is not a CSV file: {error}") from error
+        raise VitkitError("verbs.names-invalid", f"{flag} is not a CSV file: {error}") from error
     rows = [[cell.strip() for cell in row] for row in rows if any(cell.strip() for cell in row)]
     titles = [title.lower() for title in rows[0]] if rows else []
     column = next((titles.index(name) for name in _COLUMNS if name in titles), None)
     if column is None and any(len([cell for cell in row if cell]) > 1 for row in rows):
         raise VitkitError(
-            "verbs.names-invalid", f"{what} needs a column called class, label or name; it has: {', '.join(rows[0])}"
+            "verbs.names-invalid", f"{flag} needs a column called class, label or name; it has: {', '.join(rows[0])}"
         )
     cells = [row[0] for row in rows] if column is None else [row[column] for row in rows[1:] if len(row) > column]
     return list(dict.fromkeys(filter(None, cells)))
 
 
-def _names_in_json(text: str, what: str) -> list[str]:
+def _names_in_json(text: str, flag: str) -> list[str]:
     from vitkit.model_folder import numbered_names
     from vitkit.system.files import from_json
 
@@ -592,10 +573,10 @@ def _names_in_json(text: str, what: str) -> list[str]:
         value = from_json(text)
         names = list(numbered_names(value)) if isinstance(value, dict) else value
     except (ValueError, TypeError, AttributeError) as error:
-        raise VitkitError("verbs.names-invalid", f"{what} cannot be read as class names: {error}") from error
+        raise VitkitError("verbs.names-invalid", f"{flag} cannot be read as class names: {error}") from error
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise VitkitError(
             "verbs.names-invalid",
-            f"{what} contains no classes: expected a list, or an object that maps numbers to names",
+            f"{flag} contains no classes: expected a list, or an object that maps numbers to names",
         )
     return names

@@ -1,4 +1,4 @@
-"""Prepare an export in INT8: the images that calibrate and judge it, and the calibration of the quantised model."""
+"""Prepare an export in INT8: choose the images that calibrate and test it, and calibrate the quantised model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from vitkit.training.finalize import ValidationFacts, calibrate_on
 from vitkit.training.unknown import fit_to_images
 from vitkit.verbs.evaluate import seen_images
 
-_JUDGED = 1000  # the most validation images that judge INT8, and the most test images
+_MAX_IMAGES = 1000  # the largest number of validation images that INT8 is compared on, and of test images
 
 
 @dataclass(frozen=True)
@@ -44,33 +44,33 @@ class Photographs:
     contents: dict[str, str]
     run: Path | None
 
-    def choose(self, split: str, most: int = _JUDGED) -> Pictures:
-        """Choose images of a split."""
-        return pictures_of(self.table, split, self.contents, most)
+    def choose(self, split: str, max_images: int = _MAX_IMAGES) -> Pictures:
+        """Choose up to `max_images` images of a split."""
+        return pictures_of(self.table, split, self.contents, max_images)
 
 
 def find_photographs(model: Path | None, data: str | None, layout: LayoutName, root: Path | None) -> Photographs:
-    """Find the photographs that INT8 requires: those in `data`, or else those of the run in the folder `model`.
+    """Find the photographs that INT8 requires: those in `data`, or by default those of the run in the folder `model`.
 
-    If the run's images have been moved, they are in `root` now.
+    `root` is the folder that now contains the run's images, if they have been moved.
     """
     if data is not None:
-        found = Photographs(read_source(data, layout), {}, None)
+        photographs = Photographs(read_source(data, layout), {}, None)
     elif model is not None and (model / SPLIT).is_file():
         contents = {} if root else read_contents(model / SPLIT)
-        found = Photographs(images_of_run(model / SPLIT, root), contents, model)
+        photographs = Photographs(images_of_run(model / SPLIT, root), contents, model)
     else:
         raise VitkitError(
             "verbs.images-missing",
             "INT8 needs the photographs of a run: name a run folder, or a folder with train/ and val/ as --data",
         )
     for split, use in (("train", "calibrate"), ("val", "judge")):
-        if split not in found.table.splits:
+        if split not in photographs.table.splits:
             raise VitkitError(
                 "verbs.images-missing",
-                f"INT8 needs {split} images to {use} it, and {found.table.name} has none: use another precision",
+                f"INT8 needs {split} images to {use} it, and {photographs.table.name} has none: use another precision",
             )
-    return found
+    return photographs
 
 
 def prepare_int8(classifier: Classifier, photographs: Photographs, max_drop: float) -> Int8:

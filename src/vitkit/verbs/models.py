@@ -134,9 +134,10 @@ def count_parameters(config: ViTConfig) -> int:
     patches = channels * c.patch_size[0] * c.patch_size[1] * D + D
     tokens = (c.prefix_tokens + c.tokens) * D  # the learned tokens, and a position for each token
     layer = 4 * D * (D + 1) + 2 * D * c.mlp_size + c.mlp_size + D + 4 * D  # attention, MLP, two norms
-    reading = c.layers - (c.pool == "token")  # layers whose patches are used; if the class token is, not the last one
-    convolutions = 10 * c.mlp_size * reading if c.mlp_kind == "conv" else 0  # depthwise, 3x3 with a bias
-    convolutions += 10 * D * (2 * c.layers + reading) if c.projection == "conv" else 0
+    # Only the patches are convolved. If the head reads the class token, those of the last layer are not needed.
+    convolved_layers = c.layers - (c.pool == "token")
+    convolutions = 10 * c.mlp_size * convolved_layers if c.mlp_kind == "conv" else 0  # depthwise, 3x3 with a bias
+    convolutions += 10 * D * (2 * c.layers + convolved_layers) if c.projection == "conv" else 0
     convolutions += len(c.conv_layers) * (10 * D - 3 * D * (D + 1))  # instead of q, k and v
     representation = 0 if c.representation_size is None else (D + 1) * c.representation_size
     heads = (c.feature_size + 1) * c.num_classes * (2 if c.distill_head else 1)

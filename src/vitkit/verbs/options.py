@@ -50,7 +50,7 @@ class Compute(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.workers
+        _ = self.workers  # raises an error for a wrong `cluster`
 
     @property
     def workers(self) -> int | None:

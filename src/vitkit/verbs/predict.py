@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Annotated, Any
 
-from vitkit.data.remote import check_writable, fetched, names_at, write_file
+from vitkit.data.remote import check_writable, local_copy, names_at, write_file
 from vitkit.errors import VitkitError
 from vitkit.inference.prediction import (
     FORMATS,
@@ -26,9 +26,9 @@ from vitkit.inference.prediction import (
     RowFormat,
     Tally,
     WrittenRows,
+    appending_rows,
     check_parquet,
     class_and_doubt,
-    gathering,
     parquet_schema,
     partial_of,
     read_parquet,
@@ -37,35 +37,28 @@ from vitkit.inference.prediction import (
     write_table,
     written_rows,
 )
-from vitkit.system.files import address_of, exclusive, place_text
+from vitkit.system.files import address_of, exclusive, path_or_address
 from vitkit.system.logger import log
 from vitkit.system.progress import Progress, Say, ignore, progress, reporting_to, silent
 from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import JOINT, plural
 from vitkit.text.workbook import check_rows
-from vitkit.verbs.cluster import (
-    Cells,
-    Rows,
-    check_cluster,
-    computed_on_cluster,
-    parquet_folder,
-    write_by_ray,
-)
+from vitkit.verbs.cluster import Cells, OpenedModel, check_cluster, computed_on_cluster, parquet_folder, write_by_ray
 from vitkit.verbs.inputs import (
-    PIPED,
     PREPROCESS,
-    check_apart,
+    STDIN_PATH,
+    check_not_among_images,
     check_out,
     check_suffix,
     exclusive_out_folder,
     find_pictures,
-    listed_source,
-    of_shard,
     open_named,
     path_of,
-    piped_picture,
     read_list,
+    read_stdin_picture,
+    select_shard,
     source_folders,
+    source_of_line,
     split_sources,
 )
 from vitkit.verbs.options import Compute, Names, Promises
@@ -81,10 +74,10 @@ if TYPE_CHECKING:
 
 
 Write = Callable[["Prediction"], None]
-Source = Callable[[str], "str | Stored"]  # takes the name of an image, and returns what is read for it
+Source = Callable[[str], "str | Stored"]  # takes the name of an image, and returns a path or the file to read
 Writer = Callable[[RowFormat, int], Write]  # called once with the format of the rows and the number of images
 
-# What receives the rows instead of the result if there is no `out`: the command line prints them as they are computed.
+# Without `out`, this writer receives the rows instead of the result. The command line prints them as they are computed.
 WRITER: ContextVar[Writer | None] = ContextVar("writer", default=None)
 
 
@@ -132,13 +125,13 @@ class Predictions(Result):
     @property
     def place(self) -> str:
         """Return the file or address with the rows as text; empty if they are in memory."""
-        return "" if self.out is None else place_text(self.out)
+        return "" if self.out is None else path_or_address(self.out)
 
     def __iter__(self) -> Iterator[Row]:
         if self.kept or self.out is None:
             yield from self.kept
         else:
-            with fetched(self.out) as file:
+            with local_copy(self.out) as file:
                 if file.suffix.lower() == ".parquet":
                     yield from read_parquet(file, Csv(self.form.columns))
                 else:
@@ -174,18 +167,17 @@ class Predictions(Result):
         return {**numbers, "computed": self.computed, **where}
 
     def lines(self) -> list[str]:
-        """Return the counts with how the predictions were computed, and how many a person must look at."""
+        """Return a line with the counts and how the labels were computed, and one with the number of missing labels."""
         rejected = f", {self.rejected} rejected" if self.form.columns.may_reject else ""
         rejected += "" if self.form.columns.rules.unknown is None else f", {self.unknown} of them as unknown"
         images = plural(self.images, "image", "images")
         where = "" if self.out is None else f": {self.place}"
-        return [f"{images} ({self.unreadable} unreadable{rejected}), {self.computed}{where}", *self._verdict()]
-
-    def _verdict(self) -> Iterator[str]:
-        # Where images may have no label: how many have one, and how many have none.
-        left = self.rejected + self.unreadable
-        if left or self.form.columns.may_reject:
-            yield f"{self.images - left:,} answered, {f'{left:,}' if left else 'none'} to look at."
+        lines = [f"{images} ({self.unreadable} unreadable{rejected}), {self.computed}{where}"]
+        unlabelled = self.rejected + self.unreadable
+        if unlabelled or self.form.columns.may_reject:
+            to_check = f"{unlabelled:,}" if unlabelled else "none"
+            lines.append(f"{self.images - unlabelled:,} answered, {to_check} to look at.")
+        return lines
 
     def _repr_html_(self) -> str:
         from vitkit.text.pages import table
@@ -197,8 +189,8 @@ class Predictions(Result):
             confidence = "" if row.confidence is None else f"{row.confidence:.4f}"
             rows.append([escape(row.path), escape(label), confidence])
         more = f"<p>... and {self.images - len(rows)} more</p>" if self.images > len(rows) > 0 else ""
-        said = "".join(f"<p>{escape(line)}</p>" for line in self.lines())
-        return said + table(rows, ("path", "label", "confidence")) + more
+        summary = "".join(f"<p>{escape(line)}</p>" for line in self.lines())
+        return summary + table(rows, ("path", "label", "confidence")) + more
 
 
 @check_arguments
@@ -291,15 +283,15 @@ def predict(
     if listed == "-" and out is None:
         if shard is not None:
             raise VitkitError("verbs.option-missing", "@- is answered line by line, so --shard requires --out")
-        return _answer_lines(request, notes)
+        return _predict_lines(request, notes)
     if out is not None and listed is not None and out.resolve() == Path(listed).resolve():
         raise VitkitError("verbs.out-in-source", f"--out {out} is the list of images: choose another file")
     paths, is_whole = request.paths(notes)  # before the model is loaded, so that a missing file is reported at once
     if in_memory and shard is not None:
         raise VitkitError("verbs.pictures-in-memory", "--shard requires files, and these are pictures in memory")
-    paths = list(of_shard(paths, shard))
+    paths = list(select_shard(paths, shard))
     if pictures is not None:
-        check_apart("--pictures", pictures, paths)
+        check_not_among_images("--pictures", pictures, paths)
     suffix = "" if out is None else out.suffix.lower()
     if suffix == ".xlsx":
         check_rows(len(paths))
@@ -308,71 +300,70 @@ def predict(
     if compute.cluster is not None:
         assert out is not None
         with parquet_folder(out, folders, force=force) as folder:
-            _, columns = request.open(notes)  # which reports an error before Ray is started
+            _, columns = request.open(notes)  # before Ray is started, so that errors are reported at once
             schema = parquet_schema(Csv(columns).names)
-            start = partial(request.on_worker, len(paths))
-            computation = write_by_ray(start, paths, schema, folder, compute)
+            open_model = partial(request.open_on_worker, len(paths))
+            computation = write_by_ray(open_model, paths, schema, folder, compute)
             tally = tally_parquet(folder)
         return _result(tally, computed_on_cluster(computation), out, notes, Csv(columns), is_whole=is_whole)
-    may_exist, requested = resume or force, out
-    or_else = "continue it with --resume, or overwrite it with --force"
-    locked_pictures = exclusive_out_folder("--pictures", pictures, folders, or_else, may_hold=may_exist)
-    with locked_pictures, _output_file(requested, may_exist=may_exist) as out:
+    may_exist = resume or force
+    advice = "continue it with --resume, or overwrite it with --force"
+    locked_pictures = exclusive_out_folder("--pictures", pictures, folders, advice, may_have_files=may_exist)
+    with locked_pictures, _output_file(out, may_exist=may_exist) as file:  # a temporary file if `out` is a URL
         classifier, columns = request.open(notes)
-        gathered = None if _is_table(out) else out  # the file that grows row by row
-        form = FORMATS[".csv" if gathered is None else gathered.suffix.lower()](columns)
-        stock = WrittenRows(paths)
-        if out is not None and resume:
-            stock = written_rows(out, form, paths)
-            if stock.file is not None:
-                _check_same_model(classifier, stock.file, form, request.source)
-                log.info(f"{stock.tally.images} of {len(paths)} images are in {stock.file}")
-        classifier = request.prepared(classifier, len(paths), notes, stock)
+        growing_file = None if _is_table(file) else file  # gets each row as soon as it is computed
+        form = FORMATS[".csv" if growing_file is None else growing_file.suffix.lower()](columns)
+        written = WrittenRows(paths)
+        if file is not None and resume:
+            written = written_rows(file, form, paths)
+            if written.file is not None:
+                _check_same_model(classifier, written.file, form, request.source)
+                log.info(f"{written.tally.images} of {len(paths)} images are in {written.file}")
+        classifier = request.choose_backend(classifier, len(paths), notes, written)
         album = None
         if pictures is not None:
             from vitkit.reporting.plots import Album
 
             album = Album(pictures, folders, paths)
-        receiver = WRITER.get() if out is None else None
+        writer = WRITER.get() if file is None else None
         writing: AbstractContextManager[Write | None]
-        if gathered is not None:
-            writing = gathering(gathered, form, paths, stock, classifier.computation)
+        if growing_file is not None:
+            writing = appending_rows(growing_file, form, paths, written, classifier.computation)
         else:
-            writing = nullcontext(None if receiver is None else receiver(form, len(paths)))
-        reporting = nullcontext() if receiver is None else reporting_to(silent)  # the rows show the progress
+            writing = nullcontext(None if writer is None else writer(form, len(paths)))
+        reporting = nullcontext() if writer is None else reporting_to(silent)  # the rows show the progress
         with reporting, writing as write:
-            if album is not None and stock.file is not None:
-                album.complete(row for _, row in read_rows(stock.file, form))
+            if album is not None and written.file is not None:
+                album.complete(row for _, row in read_rows(written.file, form))
             # If rows cannot be written, closing ends the threads at once, not only when the exception is deleted.
-            images = in_memory or map(request.source, stock.missing)
+            images = in_memory or map(request.source, written.missing)
             with closing(classifier.predict(images, compute.batch_size)) as predictions:
-                answered = list[tuple[int, float]]() if columns.rules.sure is not None else None
-                rows = _answer(predictions, columns, album, write, stock.tally, len(paths), answered)
-            if answered:
-                _note_difference(classifier, answered, notes)
-        if out is not None and gathered is None:
-            write_table(out, Csv(columns).names, rows)
-    return _result(stock.tally, classifier.computed, requested, notes, form, is_whole=is_whole, kept=rows)
+                doubts = list[tuple[int, float]]() if columns.rules.sure is not None else None
+                rows = _process_predictions(predictions, columns, album, write, written.tally, len(paths), doubts)
+            if doubts:
+                _note_difference(classifier, doubts, notes)
+        if file is not None and growing_file is None:
+            write_table(file, Csv(columns).names, rows)
+    return _result(written.tally, classifier.computed, out, notes, form, is_whole=is_whole, kept=rows)
 
 
-def _answer_lines(request: _PredictCommand, notes: Notes) -> Predictions:
-    """Answer the lines of standard input as they arrive, in groups of `batch_size` lines, or one by one."""
+def _predict_lines(request: _PredictCommand, notes: Notes) -> Predictions:
+    """Predict the images on standard input as their lines arrive: `batch_size` lines at a time, or one by one."""
     lines = read_list("-")
     lines = chain([next(lines)], lines)  # so that an error in the first line is reported before the model is loaded
     classifier, columns = request.open(notes)
-    classifier = request.prepared(classifier, 1, notes)  # the number is not known, and the first answer should be soon
+    # The number of images is not known. The backend for a single image has the shortest start-up time.
+    classifier = request.choose_backend(classifier, 1, notes)
     form, tally, rows = Csv(columns), Tally(), list[Row]()
     writer = WRITER.get()
     write = None if writer is None else writer(form, 0)
-    answered = list[tuple[int, float]]() if columns.rules.sure is not None else None
-    seen: set[str] = set()
-    new = (line for line in lines if line not in seen and not seen.add(line))  # type: ignore[func-returns-value]
+    doubts = list[tuple[int, float]]() if columns.rules.sure is not None else None
     with reporting_to(silent):
-        while group := list(islice(new, request.compute.batch_size or 1)):
+        while group := list(islice(lines, request.compute.batch_size or 1)):
             predictions = classifier.predict(map(request.source, group), request.compute.batch_size)
-            rows += _answer(predictions, columns, None, write, tally, 0, answered)
-    if answered:
-        _note_difference(classifier, answered, notes)
+            rows += _process_predictions(predictions, columns, None, write, tally, 0, doubts)
+    if doubts:
+        _note_difference(classifier, doubts, notes)
     return _result(tally, classifier.computed, None, notes, form, is_whole=True, kept=rows)
 
 
@@ -402,7 +393,7 @@ class _PredictCommand:
     files: tuple[str, ...]  # files, folders and patterns
     in_memory: tuple[PictureInMemory, ...]
     listed: str | None  # the file that lists the images, or `-` for standard input
-    lines: tuple[str, ...] | None  # of standard input; None if they are answered one by one
+    lines: tuple[str, ...] | None  # of the list on standard input; None without such a list or without `out`
     names: Names
     promises: Promises
     preprocess: str | PreprocessLike | None
@@ -452,20 +443,20 @@ class _PredictCommand:
         if self.in_memory:
             return [picture.name for picture in self.in_memory], True
         if self.listed is not None:
-            return list(dict.fromkeys(read_list(self.listed) if self.lines is None else self.lines)), True
+            return list(read_list(self.listed) if self.lines is None else self.lines), True
         if self.files == ("-",):
-            return [PIPED], True
+            return [STDIN_PATH], True
         paths, is_whole = find_pictures(self.files, note)
         return list(dict.fromkeys(paths)), is_whole
 
     def source(self, path: str) -> str | Stored:
-        """Return the source of an image: a path, standard input, or a remote file that was listed by its address."""
+        """Return the source of an image: a path, the picture on standard input, or a remote file that a list names."""
         if self.files == ("-",):
-            return piped_picture()
-        return path if self.listed is None else listed_source(path)
+            return read_stdin_picture()
+        return path if self.listed is None else source_of_line(path)
 
     def open(self, note: Say) -> tuple[Classifier, Columns]:
-        """Open the model, and return it with the columns of its rows."""
+        """Open the model, and return the classifier and the columns of its rows."""
         classifier = open_named(self.model, self.names, note, preprocess=self.preprocess)
         classifier.preprocess.check_known()
         classifier = classifier if self.tta is None else classifier.with_views(self.tta)
@@ -476,43 +467,46 @@ class _PredictCommand:
         top, is_multi = min(self.top, len(classifier.classes)), classifier.task == "multi"
         return classifier, Columns(top, promises.reject, is_multi, rules, classifier.unknown is not None)
 
-    def prepared(self, classifier: Classifier, images: int, note: Say, stock: WrittenRows | None = None) -> Classifier:
+    def choose_backend(
+        self, classifier: Classifier, images: int, note: Say, written: WrittenRows | None = None
+    ) -> Classifier:
         """Return the classifier with the requested backend, precision and device.
 
-        With `auto`, the backend is chosen by the total number of images (`images`). If an earlier call has written rows
-        (`stock`), their backend, precision and plan are used instead.
+        With `auto`, the backend is chosen by the total number of images. But if an earlier call has written rows, their
+        backend, precision and plan are used again, so that all rows are computed in the same way.
         """
         from vitkit.classifier import computed_in_words
 
         use = partial(classifier.use, images=images, device=self.compute.device)
-        if stock is None or stock.computation is None:
+        if written is None or written.computation is None:
             return use(self.compute.backend, self.compute.precision)
-        earlier = computed_in_words(stock.computation)
+        earlier = computed_in_words(written.computation)
         if self.compute.backend == self.compute.precision == "auto":
             try:
-                kept: dict[str, Any] = {name: value or "auto" for name, value in stock.computation.items()}
-                prepared = use(**kept)
+                same: dict[str, Any] = {name: value or "auto" for name, value in written.computation.items()}
+                prepared = use(**same)
             except VitkitError as error:
                 raise VitkitError(
                     error.code,
-                    f"the rows in {stock.file} were computed by {earlier}, which is not possible here ({error}): "
+                    f"the rows in {written.file} were computed by {earlier}, which is not possible here ({error}): "
                     "choose another way with --backend, or start again with --force",
                 ) from error
         else:
             prepared = use(self.compute.backend, self.compute.precision)
-        if stock.missing and (now := computed_in_words(prepared.computation)) != earlier:
-            rows = plural(stock.tally.images, "row was", "rows were")
+        now = computed_in_words(prepared.computation)
+        if written.missing and now != earlier:
+            rows = plural(written.tally.images, "row was", "rows were")
             note(f"{rows} computed by {earlier}, and the others are computed by {now}: numbers may differ slightly")
         return prepared
 
-    def on_worker(self, images: int, computation: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Rows]:
+    def open_on_worker(self, images: int, computation: Mapping[str, Any] | None) -> OpenedModel:
         """Open the model in a process of a cluster, see `cluster.write_by_ray`."""
         request = self
         if computation is not None:
             compute = self.compute.replace(backend=computation["backend"], precision=computation["precision"])
             request = replace(self, compute=compute)
         classifier, columns = request.open(ignore)
-        classifier = request.prepared(classifier, images, ignore)
+        classifier = request.choose_backend(classifier, images, ignore)
         names = Csv(columns).names
 
         def rows(paths: Iterable[str]) -> Iterator[Cells]:
@@ -522,39 +516,40 @@ class _PredictCommand:
         return classifier.computation, rows
 
 
-def _answer(
+def _process_predictions(
     predictions: Iterable[Prediction],
     columns: Columns,
     album: Album | None,
     write: Write | None,
     tally: Tally,
     images: int,
-    answered: list[tuple[int, float]] | None,
+    doubts: list[tuple[int, float]] | None,
 ) -> list[Row]:
-    """Draw, count and write each prediction; without `write`, collect the rows and return them.
+    """Add each prediction to the album, pass it to `write`, and count it. Without `write`, return all rows.
 
-    If `answered` is not None, the class and the doubt (`class_and_doubt`) of each readable image are added to it.
+    If `doubts` is not None, the class and the doubt (`class_and_doubt`) of each readable image are added to it.
     """
-    kept = []
+    rows = []
     for prediction in predictions:
         row = columns.row(prediction)
         if album is not None:
             album.add(row)  # first, so that a row in the file has its picture
         if write is None:
-            kept.append(row)
+            rows.append(row)
         else:
             write(prediction)
         tally.add(row)
-        if answered is not None and prediction.error is None:
-            answered.append(class_and_doubt(prediction))
+        if doubts is not None and prediction.error is None:
+            doubts.append(class_and_doubt(prediction))
         progress("predicting", tally.images, images)
-    return kept
+    return rows
 
 
-def _note_difference(classifier: Classifier, answered: Sequence[tuple[int, float]], note: Say) -> None:
-    """Note if photographs differ from the validation and test images, so that promises may not hold.
+def _note_difference(classifier: Classifier, doubts: Sequence[tuple[int, float]], note: Say) -> None:
+    """Add a note if the images differ significantly from the run's images, so that --accuracy may not hold.
 
-    The classes and the confidences are compared, as by `vitkit doctor --against`.
+    `doubts` are pairs of the predicted class and its doubt. Both are compared with those of the validation and test
+    images, as `vitkit doctor --against` does.
     """
     import numpy as np
 
@@ -562,11 +557,11 @@ def _note_difference(classifier: Classifier, answered: Sequence[tuple[int, float
 
     assert classifier.held_out is not None
     before = Sample.recorded(classifier.held_out)
-    predicted, doubt = zip(*answered, strict=True)
+    predicted, doubt = zip(*doubts, strict=True)
     now = Sample(np.array(predicted), np.array(doubt))
     tests = [test for test in drift_tests(before, now, classifier.classes) if test.adjusted <= LEVEL]
     if tests:
-        images = plural(len(answered), "photograph differs", "photographs differ")
+        images = plural(len(doubts), "photograph differs", "photographs differ")
         note(
             f"{images} from the images of the run ({', '.join(test.title for test in tests)}), so --accuracy promises "
             "nothing about them: `vitkit doctor PHOTOS --against RUN` shows how they differ"
@@ -635,54 +630,56 @@ def _is_table(out: Path | None) -> bool:
     return out is not None and out.suffix.lower() in TABLES
 
 
-_SAME = 1e-3  # probabilities of the same model differ less than this between machines and batch sizes
-_COMPARED = 8  # rows that are compared, and classes of each
+_TOLERANCE = 1e-3  # probabilities of the same model differ less than this between machines and batch sizes
+_MAX_COMPARED = 8  # rows, and most probable classes of each row
 
 
 def _check_same_model(classifier: Classifier, file: Path, form: RowFormat, source: Source) -> None:
-    """Refuse to continue a file whose rows another model wrote.
+    """Raise an error if the rows of a file, which is to be continued, were written by another model.
 
-    The first readable image is classified again. The model is the same if the new label and confidence agree with its
-    row, or if no row can be compared. Otherwise, the same model may have computed the rows with another backend or
-    precision. Therefore up to `_COMPARED` images are classified again, and their logits are compared with those of the
-    rows. The mean difference must be at most twice the largest change of a logit that rounding to bfloat16 causes.
+    The first readable image is classified again. If the new label and confidence agree with its row, the model is the
+    same. If they differ, the same model may have computed the rows with another backend or precision. Therefore up to
+    `_MAX_COMPARED` images are classified again, and their logits are compared with those of the rows. The mean
+    difference must be at most twice the largest change of a logit that rounding to bfloat16 causes. A file without a
+    row that can be compared is accepted.
     """
-    rows: list[tuple[str, float]] = []
-    exact: list[Prediction] = []
+    rows: list[tuple[str, float]] = []  # label and confidence
+    exact: list[Prediction] = []  # the new predictions for the same images
     for _, row in read_rows(file, form):
         if row.name is None or row.confidence is None:
             continue
         prediction = next(classifier.predict([source(row.path)]))
         if prediction.confidence is None:
             continue
-        if not rows and prediction.label == row.name and abs(prediction.confidence - row.confidence) <= _SAME:
+        if not rows and prediction.label == row.name and abs(prediction.confidence - row.confidence) <= _TOLERANCE:
             return
         rows.append((row.name, row.confidence))
         exact.append(prediction)
-        if len(rows) == _COMPARED:
+        if len(rows) == _MAX_COMPARED:
             break
     if not rows:
         return
     images = [source(prediction.path) for prediction in exact]
     rounded = classifier.use("eager", "bfloat16", images=len(exact)).predict(images)
-    noise = _SAME
+    noise = _TOLERANCE
     for prediction, other in zip(exact, rounded, strict=True):
-        of_class = dict(other.ranking)
-        for name, probability in prediction.ranking[:_COMPARED]:
-            noise = max(noise, abs(_logit(probability) - _logit(of_class[name])))
-    distances = [_distance(classifier, *row, prediction) for row, prediction in zip(rows, exact, strict=True)]
-    if sum(distances) / len(distances) > 2 * noise:
+        rounded_of_class = dict(other.ranking)
+        for name, probability in prediction.ranking[:_MAX_COMPARED]:
+            noise = max(noise, abs(_logit(probability) - _logit(rounded_of_class[name])))
+    differences = [_logit_difference(classifier, *row, new) for row, new in zip(rows, exact, strict=True)]
+    if sum(differences) / len(differences) > 2 * noise:
         raise VitkitError(
             "verbs.rows-foreign",
             f"the rows in {file} were written by another model: use that model, or --force to start again",
         )
 
 
-def _distance(classifier: Classifier, name: str, confidence: float, prediction: Prediction) -> float:
-    """Return the difference in logits between a row (name and confidence) and the new prediction for its image.
+def _logit_difference(classifier: Classifier, name: str, confidence: float, prediction: Prediction) -> float:
+    """Return the absolute difference in logits between a row (name and confidence) and a new prediction for its image.
 
-    If the two labels of a multi-label model differ, some classes are in only one of them. The result is then the
-    largest difference between the new logit of such a class and the logit of its threshold.
+    For a multi-label model, some classes may be in only one of the two labels, because they are close to their
+    thresholds. The result is then the largest difference between the new logit of such a class and the logit of its
+    threshold. For a class that the model does not have, it is infinite.
     """
     probabilities = dict(prediction.ranking)
     if classifier.thresholds is None:
@@ -691,12 +688,10 @@ def _distance(classifier: Classifier, name: str, confidence: float, prediction: 
     if name == prediction.label:
         return abs(_logit(prediction.confidence) - _logit(confidence))
     thresholds = dict(zip(classifier.classes, classifier.thresholds, strict=True))
-    # Classes in only one of the two labels may be close to their thresholds.
-    flipped = (set(name.split(JOINT)) ^ set((prediction.label or "").split(JOINT))) - {""}
-    return max(
-        (abs(_logit(probabilities[label]) - _logit(thresholds[label])) if label in thresholds else math.inf)
-        for label in flipped
-    )
+    in_only_one = (set(name.split(JOINT)) ^ set((prediction.label or "").split(JOINT))) - {""}
+    if not in_only_one <= thresholds.keys():
+        return math.inf
+    return max(abs(_logit(probabilities[label]) - _logit(thresholds[label])) for label in in_only_one)
 
 
 def _logit(probability: float) -> float:

@@ -14,7 +14,7 @@ from vitkit.system.run_files import METRICS, RECIPE, REPORT
 from vitkit.text.arguments import check_arguments
 from vitkit.training.pretraining import Pretraining
 from vitkit.training.recipe import Recipe
-from vitkit.training.request import NONE, Hooks, with_data
+from vitkit.training.request import NO_HOOKS, Hooks, with_data
 from vitkit.verbs.inputs import check_data, path_of
 from vitkit.verbs.result import Result, as_json
 
@@ -116,7 +116,7 @@ def pretrain(
     force: bool = False,
     resume: Path | str | None = None,
     data_root: Path | str | None = None,
-    hooks: Hooks = NONE,
+    hooks: Hooks = NO_HOOKS,
     progress: Progress = silent,
 ) -> PretrainingRun:
     """Pre-train a model on images without their labels, as a starting point for train --weights RUN.
@@ -164,9 +164,9 @@ def pretrain(
         raise VitkitError(
             "verbs.option-missing", "--data-root says where the images of a run are now: it requires --resume"
         )
-    asked = with_data(recipe, data)
-    if asked.data is not None:
-        check_data(asked.data)
+    requested = with_data(recipe, data)
+    if requested.data is not None:
+        check_data(requested.data)
     from vitkit.training.pretraining import pretrain as run
 
-    return PretrainingRun(run.pretrain(asked, out, choices=pretraining, force=force, hooks=hooks))
+    return PretrainingRun(run.pretrain(requested, out, choices=pretraining, force=force, hooks=hooks))

@@ -23,7 +23,7 @@ from vitkit.weights.catalog import HUB, find_published, is_hub_id
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
 
-CARD = "README.md"  # which the hub shows
+CARD = "README.md"  # the file that the hub shows
 
 
 @check_arguments
@@ -95,9 +95,9 @@ def push(
                 raise VitkitError("verbs.out-exists", f"--dry-run {folder} exists: choose a new name")
             files = _write(folder, classifier, card, with_record=with_record)
         return _result(name, files, folder, None, notes)
-    with tempfile.TemporaryDirectory() as place:
-        files = _write(Path(place), classifier, card, with_record=with_record)
-        url = _upload(Path(place), name, progress, private=private)
+    with tempfile.TemporaryDirectory() as temporary:
+        files = _write(Path(temporary), classifier, card, with_record=with_record)
+        url = _upload(Path(temporary), name, progress, private=private)
     return _result(name, files, None, url, notes)
 
 
@@ -142,7 +142,7 @@ def _upload(folder: Path, name: str, progress: Progress, *, private: bool) -> st
 
 
 def _hub_card(repository: str, model: Classifier, run: Path | None, licence: str | None) -> str:
-    """Return the model card of a repository, which begins with the metadata that the hub reads."""
+    """Return the model card of a repository. It begins with metadata for the hub, and ends with instructions."""
     fields = [
         *([] if licence is None else [f"license: {licence.lower()}"]),
         "library_name: vitkit",
@@ -152,16 +152,16 @@ def _hub_card(repository: str, model: Classifier, run: Path | None, licence: str
         "- vision-transformer",
         "- image-classification",
     ]
-    made_with = "" if run is None else version_of(run)
-    card = model_card_text(f"hf:{repository}", model, made_with or vitkit.__version__, run)
+    version = "" if run is None else version_of(run)
+    card = model_card_text(f"hf:{repository}", model, version or vitkit.__version__, run)
     weights = model.provenance.get("weights", {})
     source = str(weights.get("source") or "")
-    began = f"The training started from {markdown_text(Path(source).name)}. " if source else ""
+    origin = f"The training started from {markdown_text(Path(source).name)}. " if source else ""
     if licence is None:
-        rights = f"{began}The licence of the weights was not stated: ask before you use them."
+        terms = "The licence of the weights was not stated: ask before you use them."
     else:
-        rights = f"{began}The weights are published under {markdown_text(licence)}. The photographs are not included."
-    lines = ["---", *fields, "---", "", card, "## Licence", "", rights, ""]
+        terms = f"The weights are published under {markdown_text(licence)}. The photographs are not included."
+    lines = ["---", *fields, "---", "", card, "## Licence", "", origin + terms, ""]
     is_vit = is_model_name(str(model.provenance.get("recipe", {}).get("model", "")))
     usage = _IN_PYTHON + (_IN_OTHER_LIBRARIES if is_vit else "")
     return "\n".join(lines) + "\n" + usage.replace("REPOSITORY", f"hf:{repository}")

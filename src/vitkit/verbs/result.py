@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
 from vitkit.model.config import suggest
-from vitkit.system.files import place_text, replacing
+from vitkit.system.files import path_or_address, replacing
 from vitkit.system.logger import log
 from vitkit.text.cells import harmless
-from vitkit.text.pages import KINDS, Fonts, as_file, choose_picture, plot_picture, written_as
+from vitkit.text.pages import KINDS, Fonts, as_file, checked_suffix, choose_picture, plot_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,7 +49,7 @@ class Result:
         next_step: what the user can do now, with a command; the command line prints it last.
     """
 
-    # Subclasses, which do not call the constructor, have these.
+    # The values for subclasses, which do not call the constructor.
     _verb, _headline = "", ""
     _facts: Mapping[str, Any] = MappingProxyType({})
     _pictures: Mapping[str, Callable[[], Figure]] = MappingProxyType({})
@@ -166,7 +166,7 @@ class Result:
             OSError: the file cannot be written.
         """
         target = Path(target)
-        kind = written_as(target, (*KINDS, ".tex", ".csv"))
+        kind = checked_suffix(target, (*KINDS, ".tex", ".csv"))
         if kind == ".tex":
             content = self.to_latex().encode()
         elif kind == ".csv":
@@ -186,16 +186,16 @@ class Result:
 
 
 def as_json(value: Any) -> Any:
-    """Return a value in plain JSON types: paths become text, and objects the values of their fields."""
+    """Convert a value to plain JSON types. Paths become text, and dataclasses become dicts of their fields."""
     if hasattr(value, "to_dict"):
         return value.to_dict()
     if is_dataclass(value):
-        return as_json({each.name: getattr(value, each.name) for each in fields(value)})
+        return as_json({field.name: getattr(value, field.name) for field in fields(value)})
     if isinstance(value, Mapping):
-        return {str(name): as_json(each) for name, each in value.items()}
+        return {str(name): as_json(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [as_json(each) for each in value]
-    return place_text(value) if isinstance(value, Path) else value
+        return [as_json(item) for item in value]
+    return path_or_address(value) if isinstance(value, Path) else value
 
 
 _LATEX = {
@@ -218,17 +218,19 @@ def latex_text(text: str) -> str:
 def latex_table(rows: Sequence[Mapping[str, Any]], caption: str | None = None, label: str | None = None) -> str:
     """Format rows, which all have the same keys, as a LaTeX table. Numbers are aligned to the right."""
     keys = list(rows[0]) if rows else []
-    numbers = {key: all(isinstance(row[key], (int, float, type(None))) for row in rows) for key in keys}
     lines = [_latex_row([latex_text(_latex_cell(row[key])) for key in keys]) for row in rows]
     heading = _latex_row([latex_text(key.replace("_", " ")) for key in keys])
-    columns = "".join("r" if numbers[key] else "l" for key in keys)
+    columns = ""
+    for key in keys:
+        columns += "r" if all(isinstance(row[key], (int, float, type(None))) for row in rows) else "l"
     body = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", heading, r"\midrule", *lines]
     body += [r"\bottomrule", r"\end{tabular}"]
     if caption is None and label is None:
         return "\n".join(body) + "\n"
-    said = [] if caption is None else [rf"\caption{{{latex_text(caption)}}}"]
-    named = [] if label is None else [rf"\label{{{label}}}"]
-    return "\n".join([r"\begin{table}", r"\centering", *said, *named, *body, r"\end{table}"]) + "\n"
+    head = [r"\begin{table}", r"\centering"]
+    head += [] if caption is None else [rf"\caption{{{latex_text(caption)}}}"]
+    head += [] if label is None else [rf"\label{{{label}}}"]
+    return "\n".join([*head, *body, r"\end{table}"]) + "\n"
 
 
 def _latex_row(cells: Sequence[str]) -> str:
@@ -237,7 +239,7 @@ def _latex_row(cells: Sequence[str]) -> str:
 
 
 def csv_table(rows: Sequence[Mapping[str, Any]], end: str = "\r\n") -> str:
-    """Format rows, which all have the same keys, as CSV. Cells are escaped: no spreadsheet treats one as a formula."""
+    """Format rows, which all have the same keys, as CSV. Text is escaped, so that it is not read as a formula."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator=end)
     writer.writeheader()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
-from vitkit.system.files import address_of, place_text
+from vitkit.system.files import address_of, path_or_address
 from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import check_arguments, path_text
 from vitkit.text.cells import plural
@@ -75,8 +75,8 @@ def shard(
     match = _SIZE.fullmatch(size.strip())
     if match is None:
         raise VitkitError("verbs.option-invalid", f"--size must be a size such as 256MB or 1GB, not {size!r}")
-    most = round(float(match[1]) * _BYTES[match[2]])
-    if not 10**4 <= most <= 8 * 10**9:
+    max_bytes = round(float(match[1]) * _BYTES[match[2]])
+    if not 10**4 <= max_bytes <= 8 * 10**9:
         raise VitkitError("verbs.option-invalid", f"--size {size} must be from 10kB to 8GB")
     if labels is None and layout == "auto" and has_no_folders(data, follow_links=follow_links):
         table = read_unlabelled(data, follow_links=follow_links)
@@ -84,13 +84,13 @@ def shard(
         table = read_corrected(str(data), labels, layout, follow_links=follow_links, may_be_one_class=True)
     if address_of(target) is None:
         check_outside("the folder", target, map(str, table.folders))
-    index = write_shards(table, target, most)
-    place, images, left_out = place_text(target), len(index.keys), index.left_out
+    index = write_shards(table, target, max_bytes)
+    place, images, left_out = path_or_address(target), len(index.keys), index.left_out
     notes = [*filter(None, [table.layout]), *(finding.text for finding in check_files(table, {}))]
-    counts, total = Counter(index.shard_of), sum(each.size for each in index.shards)
+    counts, total = Counter(index.shard_of), sum(shard.size for shard in index.shards)
     rows = [
-        {"name": each.name, "split": each.split, "bytes": each.size, "images": counts[i], "sha256": each.sha256}
-        for i, each in enumerate(index.shards)
+        {"name": shard.name, "split": shard.split, "bytes": shard.size, "images": counts[i], "sha256": shard.sha256}
+        for i, shard in enumerate(index.shards)
     ]
     what = f"{plural(images, 'image', 'images')} of {plural(len(index.classes), 'class', 'classes')}"
     lines = [

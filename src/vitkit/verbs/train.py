@@ -17,7 +17,7 @@ from vitkit.system.progress import Progress, display_of_notebook, silent
 from vitkit.system.run_files import EVALUATION, FOLDS, RECIPE, REPORT, fold_folder
 from vitkit.text.arguments import check_arguments
 from vitkit.training.recipe import Recipe, bundled
-from vitkit.training.request import NONE, Hooks, departures, requested, with_data
+from vitkit.training.request import NO_HOOKS, Hooks, describe_changed_fields, requested, with_data
 from vitkit.verbs.inputs import check_data, path_of
 from vitkit.verbs.result import Result, as_json
 
@@ -119,16 +119,16 @@ class TrainingRun(Result):
         rows = [dict(row) for row in read_metrics(self.folder / METRICS)]
         if not self.folds:
             return rows
-        of_folds = [{"fold": i, **row} for i, fold in enumerate(self.folds, start=1) for row in fold.rows()]
-        return [*of_folds, *({"fold": "final", **row} for row in rows)]
+        fold_rows = [{"fold": i, **row} for i, fold in enumerate(self.folds, start=1) for row in fold.rows()]
+        return [*fold_rows, *({"fold": "final", **row} for row in rows)]
 
     def pictures(self) -> dict[str, Callable[[], Figure]]:
         """Return the function that draws the curves, by caption; empty for a cross-validation or without epochs."""
         rows = [] if self.folds else self.rows()
         if not rows:
             return {}
-        recipe, record = self.recipe, self.classifier.provenance.get("metrics", {})
-        best = int(record.get("epoch", len(rows) - 1))
+        recipe, metrics = self.recipe, self.classifier.provenance.get("metrics", {})
+        best = int(metrics.get("epoch", len(rows) - 1))
 
         def curves() -> Figure:
             from vitkit.reporting import plots
@@ -172,8 +172,8 @@ class TrainingRun(Result):
         counted = {} if self.folds else counted_figures(self.evaluation)
         figures = {name: counted[name] for name in shown if name in counted}
         rows = [[escape(name), f"{value:.4f}"] for name, value in figures.items() if value is not None]
-        said = "".join(f"<p>{escape(line)}</p>" for line in self.lines())
-        return said + (table(rows, ("figure", "value")) if rows else "")
+        summary = "".join(f"<p>{escape(line)}</p>" for line in self.lines())
+        return summary + (table(rows, ("figure", "value")) if rows else "")
 
 
 @check_arguments
@@ -185,7 +185,7 @@ def train(
     force: bool = False,
     resume: Path | str | None = None,
     data_root: Path | str | None = None,
-    hooks: Hooks = NONE,
+    hooks: Hooks = NO_HOOKS,
     progress: Progress = silent,
 ) -> TrainingRun:
     """Train a classifier on a folder of photographs, and report how good it is.
@@ -221,7 +221,7 @@ def train(
     if display := display_of_notebook():
         hooks = replace(hooks, callbacks=(*hooks.callbacks, LiveCurves(display)))
     datasets = None if data is None or isinstance(data, (str, Path)) else data
-    if resume is not None:
+    if resume is not None:  # only datasets in memory must be passed again
         if (data, recipe, out, force) != (datasets, None, None, False):
             raise VitkitError(
                 "verbs.option-conflict",
@@ -237,28 +237,29 @@ def train(
             "verbs.option-missing", "--data-root says where the images of a run are now: it requires --resume"
         )
     if isinstance(data, (str, Path, NoneType)):
-        asked, notes = request_on_files(recipe, data)
+        requested_recipe, notes = requested_on_files(recipe, data)
         from vitkit.training import run
 
-        return TrainingRun(run.train(asked, out, force=force, notes=notes, hooks=hooks))
+        return TrainingRun(run.train(requested_recipe, out, force=force, notes=notes, hooks=hooks))
     from vitkit.training import FILE_FIELDS, train_on
 
-    asked = with_data(recipe)
-    asked = asked.without([name for name in FILE_FIELDS if asked.given.get(name)])  # set by a recipe file
-    return TrainingRun(train_on(data, asked, out, force=force, hooks=hooks))
+    requested_recipe = with_data(recipe)
+    # A recipe file may set fields that only apply to files. If the caller has set such a field, `train_on` refuses it.
+    from_file = [name for name in FILE_FIELDS if requested_recipe.given.get(name)]
+    return TrainingRun(train_on(data, requested_recipe.without(from_file), out, force=force, hooks=hooks))
 
 
-def request_on_files(recipe: str | Path | Recipe | None, data: str | Path | None) -> tuple[Recipe, list[str]]:
-    """Return the recipe of a training on files, and lines about it."""
-    asked = requested(recipe, data)
-    check_data(str(asked.data))
-    if asked.source not in bundled():
-        return asked, []
-    from vitkit.training.defaults import without_fields_of_vits
+def requested_on_files(recipe: str | Path | Recipe | None, data: str | Path | None) -> tuple[Recipe, list[str]]:
+    """Return the recipe of a training run on files, and notes about fields that differ from a published recipe."""
+    requested_recipe = requested(recipe, data)
+    check_data(str(requested_recipe.data))
+    if requested_recipe.source not in bundled():
+        return requested_recipe, []
+    from vitkit.training.defaults import without_vit_fields
 
-    # A published recipe may have fields that the model does not have.
-    kept, left_out = without_fields_of_vits(asked, asked.named)
-    return kept, [*departures(asked), *left_out]
+    # An included recipe may have fields that the model does not have.
+    kept, left_out = without_vit_fields(requested_recipe, requested_recipe.named)
+    return kept, [*describe_changed_fields(requested_recipe), *left_out]
 
 
 class LiveCurves:

@@ -49,7 +49,6 @@ TABS: tuple[Tab, ...] = (
     Tab("ship", "Ship", "Take a model along: its card, files for other programs, the command that serves it."),
 )
 
-
 _STATIC = Path(__file__).parent / "static"
 _PAGE_HEADERS = {
     "Cache-Control": "no-cache",
@@ -92,27 +91,27 @@ def _create_page(tabs: Sequence[Tab], about: Mapping[str, Any], *, is_chooser: b
     """
     app = FastAPI(title="vitkit studio", docs_url=None, redoc_url=None, openapi_url=None, default_response_class=_Json)
     for kind in (VitkitError, HTTPException, RequestValidationError, OSError, Exception):
-        app.add_exception_handler(kind, _refuse)
+        app.add_exception_handler(kind, _error_response)
 
     @app.get("/")
     def page() -> Response:
         text = (_STATIC / "index.html").read_text(encoding="utf-8")
-        return HTMLResponse(
-            text.replace("<html", "<html data-chooser", 1) if is_chooser else text, headers=_PAGE_HEADERS
-        )
+        if is_chooser:
+            text = text.replace("<html", "<html data-chooser", 1)
+        return HTMLResponse(text, headers=_PAGE_HEADERS)
 
     @app.get("/api/studio")
     def studio() -> dict[str, Any]:
         shown = [{**asdict(tab), "styled": (_STATIC / f"{tab.name}.css").is_file()} for tab in tabs]
         return {**about, "tabs": shown}
 
-    app.mount("/static/views", _Files(directory=VIEWS_FOLDER), name="views")  # as in reports
-    app.mount("/static/look", _Files(directory=LOOK.parent), name="look")  # of all pages
+    app.mount("/static/views", _Files(directory=VIEWS_FOLDER), name="views")  # the views of reports
+    app.mount("/static/look", _Files(directory=LOOK.parent), name="look")  # the styles of all pages of vitkit
     app.mount("/static", _Files(directory=_STATIC), name="static")
     return app
 
 
-def _refuse(request: Request, error: Exception) -> Response:
+def _error_response(request: Request, error: Exception) -> Response:
     """Answer an exception with a line for the page and the code of the reason."""
     if isinstance(error, VitkitError):
         status = 410 if isinstance(error, GoneError) else 409 if isinstance(error, ChangedError) else 400
@@ -129,7 +128,7 @@ def _refuse(request: Request, error: Exception) -> Response:
         status, code, reason = 500, "webapp.system-error", f"{where}{error.strerror or first_line(error)}"
         try:
             Path.cwd()
-        except FileNotFoundError:
+        except FileNotFoundError:  # this explains the error better
             status, code = 410, "webapp.folder-missing"
             reason = "the folder in which the studio was started is gone: start the studio in another one"
     else:  # the server logs the traceback
@@ -154,56 +153,56 @@ class _Choice(BaseModel):
 class Studio:
     """The studio as an ASGI application. One workspace is open at a time; without one, the user chooses.
 
-    `opened` opens the workspace of a folder, a run or a named data set.
+    `open_chosen` opens the workspace of a folder, a run or a named data set.
     """
 
-    def __init__(self, workspace: Workspace | None, runs: Path, opened: Callable[[str | Path], Workspace]) -> None:
+    def __init__(self, workspace: Workspace | None, runs: Path, open_chosen: Callable[[str | Path], Workspace]) -> None:
         self._chooser = _create_page(_CHOOSER_TABS, {"name": "", "choosing": True}, is_chooser=True)
         self._chooser.include_router(folders.router(runs))
         routes = APIRouter(prefix=_ROUTES)
+        without_photographs = Workspace(Path(), runs, Path())  # only to list the runs
 
         @routes.get("")
         def show() -> dict[str, Any]:
-            names = Workspace(Path(), runs, Path()).run_names()
             choices = [folder.to_dict() for folder in folders.offered(runs)]
-            return {"folders": choices, "runs": names, "named": _named()}
+            return {"folders": choices, "runs": without_photographs.run_names(), "named": _named_datasets()}
 
         @routes.post("/open")
-        def open_(choice: _Choice) -> dict[str, Any]:
+        def open_choice(choice: _Choice) -> dict[str, Any]:
             source: str | Path = choice.name
             if choice.kind == "folder":
-                source = folders.chosen(choice.name, runs).path
+                source = folders.find_folder(choice.name, runs).path
             elif choice.kind == "run":
-                source = Workspace(Path(), runs, Path()).run_folder(choice.name)
-            elif choice.name not in {entry["name"] for entry in _named()}:
+                source = without_photographs.run_folder(choice.name)
+            elif choice.name not in {entry["name"] for entry in _named_datasets()}:
                 raise VitkitError("webapp.dataset-unknown", f"there is no data set {choice.name!r}")
-            chosen = opened(source)
-            self._show(chosen)
-            return {"name": chosen.name}
+            workspace = open_chosen(source)
+            self._set_workspace(workspace)
+            return {"name": workspace.name}
 
         @routes.post("/close")
         def close() -> dict[str, Any]:
-            self._show(None)
+            self._set_workspace(None)
             return {}
 
         self._chooser.include_router(routes)
-        self._show(workspace)
+        self._set_workspace(workspace)
 
-    def _show(self, workspace: Workspace | None) -> None:
+    def _set_workspace(self, workspace: Workspace | None) -> None:
         self._studio: FastAPI | None = None if workspace is None else create_app(workspace, can_choose=True)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Pass a request to the chooser or to the application of the workspace."""
-        is_of_chooser = str(scope.get("path", "")).startswith(_ROUTES)
-        app = self._chooser if self._studio is None or is_of_chooser else self._studio
+        is_for_chooser = str(scope.get("path", "")).startswith(_ROUTES)
+        app = self._chooser if self._studio is None or is_for_chooser else self._studio
         await app(scope, receive, send)
 
 
-def _named() -> list[dict[str, Any]]:
+def _named_datasets() -> list[dict[str, Any]]:
     """Return the named data sets that can be opened, with the megabytes that must be downloaded for each."""
     rows = []
     for entry in DATASETS.values():
-        is_here = not entry.megabytes or (cache_folder() / "data" / entry.name).is_dir()
-        if is_here or offline() is None:
-            rows.append({"name": entry.name, "megabytes": 0 if is_here else entry.megabytes})
+        is_local = not entry.megabytes or (cache_folder() / "data" / entry.name).is_dir()
+        if is_local or offline() is None:
+            rows.append({"name": entry.name, "megabytes": 0 if is_local else entry.megabytes})
     return sorted(rows, key=lambda row: (row["megabytes"], row["name"]))

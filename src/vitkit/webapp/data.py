@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -38,16 +38,15 @@ from vitkit.webapp.likeness import Background, Likeness, next_labels, run_vitkit
 from vitkit.webapp.photographs import (
     Photographs,
     State,
-    Suggested,
     SuspectLabels,
     Thumbnails,
     check_number,
-    until_changed,
+    file_cache,
 )
 from vitkit.webapp.workspace import Workspace
 
-_FILES = 500  # photographs that are passed by name; if there are more, the whole folder is predicted
-_Found = dict[int, tuple[str, float]]  # the class and its confidence, by number of the photograph
+_MAX_FILES = 500  # photographs that are passed by name; if there are more, the whole folder is predicted
+_Predicted = dict[int, tuple[str, float]]  # the class and its confidence, by number of the photograph
 
 
 class Suggestions:
@@ -60,7 +59,7 @@ class Suggestions:
 
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
-        self.work: Background[_Found] = Background()
+        self.work: Background[_Predicted] = Background()
 
     def start(self, state: State, run: str) -> None:
         """Start to predict the photographs without a class, unless a prediction is running."""
@@ -71,18 +70,18 @@ class Suggestions:
         if not numbers:
             raise VitkitError("webapp.class-everywhere", "every photograph has a class already")
 
-        def predict() -> _Found:
-            files = {str(state.table.file(i)): i for i in numbers}
-            sources = list(files) if len(files) <= _FILES else [str(self.workspace.photographs)]
+        def predict() -> _Predicted:
+            number_of = {str(state.table.file(i)): i for i in numbers}
+            sources = list(number_of) if len(number_of) <= _MAX_FILES else [str(self.workspace.photographs)]
             with tempfile.TemporaryDirectory() as folder:
                 out = Path(folder) / "suggestions.csv"
                 run_vitkit(["predict", str(self.workspace.run_folder(run)), *sources], out)
                 with out.open(encoding="utf-8", errors="surrogateescape", newline="") as text:
                     rows = [{name: restored(cell or "") for name, cell in row.items()} for row in csv.DictReader(text)]
             return {
-                files[row["path"]]: (row["label"], float(row["confidence"]))
+                number_of[row["path"]]: (row["label"], float(row["confidence"]))
                 for row in rows
-                if row["path"] in files and row["label"] and row["confidence"]
+                if row["path"] in number_of and row["label"] and row["confidence"]
             }
 
         self.work.start((state.version, run), predict)
@@ -92,10 +91,10 @@ class Suggestions:
 
         The suggestions are None until they are computed for this run and list of photographs.
         """
-        known = self.work.result((state.version, run))
-        open_items = {str(i): item for i, item in (known or {}).items() if state.labels[i] == UNLABELLED}
-        shown = None if known is None else open_items
-        return {**self.work.to_dict(), "run": run, "version": state.version, "found": shown}
+        predicted = self.work.result((state.version, run))
+        if predicted is not None:
+            predicted = {i: suggestion for i, suggestion in predicted.items() if state.labels[i] == UNLABELLED}
+        return {**self.work.to_dict(), "run": run, "version": state.version, "found": predicted}
 
 
 def diagnose(state: State) -> dict[str, Any]:
@@ -104,27 +103,28 @@ def diagnose(state: State) -> dict[str, Any]:
     Returns:
         The verdict, the findings, the copies and the unreadable photographs. Photographs are given by number.
     """
-    from vitkit.reporting import verdict_of_data  # it draws, too, which takes long to import
+    from vitkit.reporting import verdict_of_data  # here, because the module imports matplotlib, which takes long
 
     table = state.table
     kept = [i for i, label in enumerate(state.labels) if label != EXCLUDED]
     rows = [(table.paths[i], state.labels[i], table.splits[i]) for i in kept]
     if not rows:
         raise VitkitError("webapp.photographs-excluded", "all photographs are left out")
-    labelled = {row[1] for row in rows} - {UNLABELLED}
-    if len(labelled) < 2:  # too few classes: the doctor treats the photographs as unlabelled
+    classes = {label for _, label, _ in rows} - {UNLABELLED}
+    if len(classes) < 2:  # too few classes: the doctor treats the photographs as unlabelled
         rows = [(path, UNLABELLED, None) for path, _, _ in rows]
     diagnosis = examine(table_of(table.name, table.root, rows, table.storage))
-    number, paths = {path: i for i, path in enumerate(table.paths)}, diagnosis.table.paths
+    number_of = {path: i for i, path in enumerate(table.paths)}
+    numbers = [number_of[path] for path in diagnosis.table.paths]  # the diagnosis counts without excluded photographs
     copies = [
-        {"images": [number[paths[i]] for i in entry.images], "leak": entry.is_leak, "conflict": entry.is_conflict}
-        for entry in diagnosis.copies
+        {"images": [numbers[i] for i in group.images], "leak": group.is_leak, "conflict": group.is_conflict}
+        for group in diagnosis.copies
     ]
     verdict = verdict_of_data(diagnosis)
-    if verdict.level == "good" and len(labelled) < 2:
+    if verdict.level == "good" and len(classes) < 2:
         verdict = Verdict("note", "Nothing is wrong, but a training requires two classes")
-    unreadable = {str(number[path]): reason for path, reason in diagnosis.unreadable.items()}
-    findings = [{"severity": entry.severity, "text": entry.text} for entry in diagnosis.findings]
+    unreadable = {str(number_of[path]): reason for path, reason in diagnosis.unreadable.items()}
+    findings = [{"severity": finding.severity, "text": finding.text} for finding in diagnosis.findings]
     return {"verdict": asdict(verdict), "unreadable": unreadable, "copies": copies, "findings": findings}
 
 
@@ -134,13 +134,14 @@ def suspect_labels_by_number(workspace: Workspace, table: ImageTable) -> dict[in
     Photographs whose content has changed since the run are left out.
     """
     suspected = suspect_labels_of(workspace, table)
-    number = {path: i for i, path in enumerate(table.paths)} if suspected.suspects else {}
-    split = workspace.runs / suspected.run / SPLIT
-    contents = _contents_of(split) if suspected.suspects else {}
+    if not suspected.suspects:
+        return {}
+    number_of = {path: i for i, path in enumerate(table.paths)}
+    digests = _digests_in(workspace.runs / suspected.run / SPLIT)
     return {
-        number[path]: {"label": item.label, "suggested": item.suggested, "score": item.score, "run": suspected.run}
+        number_of[path]: {"label": item.label, "suggested": item.suggested, "score": item.score, "run": suspected.run}
         for path, item in suspected.suspects.items()
-        if path in number and is_unchanged(table.file(number[path]), contents.get(path))
+        if path in number_of and is_unchanged(table.file(number_of[path]), digests.get(path))
     }
 
 
@@ -158,15 +159,15 @@ def suspect_labels_of(workspace: Workspace, table: ImageTable) -> SuspectLabels:
     return SuspectLabels()
 
 
-@until_changed
-def _contents_of(split: Path) -> Mapping[str, str]:
+@file_cache
+def _digests_in(split: Path) -> Mapping[str, str]:
     try:
         return read_contents(split)
     except VitkitError:
         return {}
 
 
-@until_changed
+@file_cache
 def _suspects_in(file: Path) -> Mapping[str, Suspect]:
     try:
         return {item.path: item for item in read_suspects(file)}
@@ -174,7 +175,7 @@ def _suspects_in(file: Path) -> Mapping[str, Suspect]:
         return {}
 
 
-_table_of = until_changed(split_from_file, 8)
+_table_of = file_cache(split_from_file, 8)
 
 
 def splits_of(workspace: Workspace, table: ImageTable) -> tuple[list[str | None], str]:
@@ -184,9 +185,9 @@ def splits_of(workspace: Workspace, table: ImageTable) -> tuple[list[str | None]
     """
     if any(table.splits):
         return list(table.splits), ""
-    for name, known in _runs_of(workspace, table):
-        split = dict(zip(known.paths, known.splits, strict=True))
-        return [split.get(path) for path in table.paths], name
+    for name, trained_on in _runs_of(workspace, table):
+        split_of = dict(zip(trained_on.paths, trained_on.splits, strict=True))
+        return [split_of.get(path) for path in table.paths], name
     return list(table.splits), ""
 
 
@@ -197,15 +198,15 @@ def _runs_of(workspace: Workspace, table: ImageTable) -> Iterator[tuple[str, Ima
     """
     for name in workspace.run_names():
         try:
-            known = _table_of(workspace.runs / name / SPLIT)
+            trained_on = _table_of(workspace.runs / name / SPLIT)
         except (VitkitError, OSError):
             continue
-        if known.root == table.root:
-            yield name, known
+        if trained_on.root == table.root:
+            yield name, trained_on
 
 
-_KEPT = "private, max-age=300"  # the URL changes with the folder, the list and the files
-_MANY = 1_000_000
+_CACHE_CONTROL = "private, max-age=300"  # the URL changes with the folder, the list and the files
+_MAX_IMAGES = 1_000_000
 
 
 class LabelRequest(BaseModel):
@@ -215,17 +216,17 @@ class LabelRequest(BaseModel):
     """
 
     version: str = Field(max_length=64)
-    images: list[int] = Field(max_length=_MANY)
+    images: list[int] = Field(max_length=_MAX_IMAGES)
     label: str | None = Field(max_length=1000)
     run: str = Field(default="", max_length=300)
-    suggested: list[int] = Field(default=[], max_length=_MANY)
+    suggested: list[int] = Field(default=[], max_length=_MAX_IMAGES)
 
 
 class Group(BaseModel):
     """Photographs for which the same class is suggested."""
 
     label: str = Field(max_length=1000)
-    images: list[int] = Field(max_length=_MANY)
+    images: list[int] = Field(max_length=_MAX_IMAGES)
 
 
 class Accepted(BaseModel):
@@ -263,71 +264,79 @@ class NextQuery(BaseModel):
 
 def router(workspace: Workspace) -> APIRouter:
     """Return the routes of the tab."""
-    routes, photographs = APIRouter(prefix="/api/data"), Photographs(workspace)
+    routes, photographs, thumbnails = APIRouter(prefix="/api/data"), Photographs(workspace), Thumbnails()
     photographs.begin()
 
     @routes.get("/all")
     def show_all(anew: bool = False) -> Response:
         state = photographs.read(relist=anew)
         splits, run = splits_of(workspace, state.table)
-        suspected = {str(i): answer for i, answer in suspect_labels_by_number(workspace, state.table).items()}
-        notes = [state.table.layout, *state.table.overlooked] if state.table.layout else list(state.table.overlooked)
+        layout = [state.table.layout] if state.table.layout else []
         answer = {
             "paths": state.table.paths,
             "splits": splits,
             "split_of": run,
-            "doubts": suspected,
-            "notes": notes,
+            "doubts": suspect_labels_by_number(workspace, state.table),
+            "notes": [*layout, *state.table.overlooked],
             "multi": state.table.task is MULTI_LABEL,
-            **_labels(photographs, state),
+            **_labels_for_page(photographs, state),
         }
         return Response(to_json(answer), media_type="application/json")  # FastAPI would validate thousands of rows
 
     @routes.get("/labels")
     def show_labels() -> dict[str, Any]:
-        return _labels(photographs, photographs.read())
+        return _labels_for_page(photographs, photographs.read())
 
     @routes.post("/labels")
     def label(request: LabelRequest) -> dict[str, Any]:
         text = UNLABELLED if request.label is None else request.label
         suspected = suspect_labels_of(workspace, photographs.read().table)
-        by = Suggested(workspace.run_folder(request.run).name, frozenset(request.suggested)) if request.run else None
-        return _labels(photographs, photographs.label(request.version, request.images, text, suspected, by))
+        run = workspace.run_folder(request.run).name if request.run else ""
+        suggested = frozenset(request.suggested if run else ())
+        state = photographs.label(request.version, request.images, text, suspected, suggested, run)
+        return _labels_for_page(photographs, state)
 
     @routes.post("/accept")
     def accept(accepted: Accepted) -> dict[str, Any]:
         run = workspace.run_folder(accepted.run).name
         groups = [(group.label, group.images) for group in accepted.groups]
-        return _labels(photographs, photographs.accept(accepted.version, run, groups))
+        return _labels_for_page(photographs, photographs.accept(accepted.version, run, groups))
 
     @routes.post("/undo")
     def undo() -> dict[str, Any]:
-        return _labels(photographs, photographs.undo())
+        return _labels_for_page(photographs, photographs.undo())
 
     @routes.post("/redo")
     def redo() -> dict[str, Any]:
-        return _labels(photographs, photographs.redo())
+        return _labels_for_page(photographs, photographs.redo())
 
     @routes.post("/classes/add")
     def add_class(named: Named) -> dict[str, Any]:
         photographs.add_class(named.name)
-        return _labels(photographs, photographs.read())
+        return _labels_for_page(photographs, photographs.read())
 
     @routes.post("/classes/remove")
     def remove_class(named: Named) -> dict[str, Any]:
         photographs.remove_class(named.name)
-        return _labels(photographs, photographs.read())
+        return _labels_for_page(photographs, photographs.read())
 
     @routes.post("/classes/rename")
     def rename_class(renamed: Renamed) -> dict[str, Any]:
-        return _labels(photographs, photographs.rename(renamed.old, renamed.new))
+        return _labels_for_page(photographs, photographs.rename(renamed.old, renamed.new))
 
-    _add_searches(routes, photographs, workspace)
-    _add_pictures(routes, photographs)
+    @routes.get("/thumbnail/{version}/{number}")
+    async def thumbnail(version: str, number: int, request: Request) -> Response:
+        return await _respond(thumbnails.get(photographs.file(version, number), request.is_disconnected))
+
+    @routes.get("/picture/{version}/{number}")
+    async def picture(version: str, number: int) -> Response:
+        return await _respond(thumbnails.get_large(photographs.file(version, number)))
+
+    _add_search_routes(routes, photographs, workspace)
     return routes
 
 
-def _add_searches(routes: APIRouter, photographs: Photographs, workspace: Workspace) -> None:
+def _add_search_routes(routes: APIRouter, photographs: Photographs, workspace: Workspace) -> None:
     """Add the routes for tasks that look at all photographs.
 
     These are the check-up (`vitkit doctor`), similar photographs, suggested classes, and what to label next.
@@ -342,10 +351,11 @@ def _add_searches(routes: APIRouter, photographs: Photographs, workspace: Worksp
         return doctor.to_dict()
 
     @routes.get("/check")
-    def checked() -> dict[str, Any]:
+    def show_check() -> dict[str, Any]:
         state = photographs.read()
-        labels, found = doctor.result(state.version) or (None, None)
-        return {**doctor.to_dict(), "found": found and {**found, "is_old": labels != list(state.labels)}}
+        labels, diagnosis = doctor.result(state.version) or (None, None)
+        found = None if diagnosis is None else {**diagnosis, "is_old": labels != list(state.labels)}
+        return {**doctor.to_dict(), "found": found}
 
     @routes.post("/look")
     def look(query: LookQuery | None = None) -> dict[str, Any]:
@@ -354,7 +364,7 @@ def _add_searches(routes: APIRouter, photographs: Photographs, workspace: Worksp
         return likeness.to_dict(table)
 
     @routes.get("/look")
-    def looked() -> dict[str, Any]:
+    def show_look() -> dict[str, Any]:
         return likeness.to_dict(photographs.read().table)
 
     @routes.get("/alike/{number}")
@@ -366,13 +376,13 @@ def _add_searches(routes: APIRouter, photographs: Photographs, workspace: Worksp
     @routes.post("/suggest")
     def suggest() -> dict[str, Any]:
         state = photographs.read()
-        suggestions.start(state, model_of(workspace, state.table))
-        return suggestions.to_dict(state, model_of(workspace, state.table))
+        suggestions.start(state, newest_model(workspace, state.table))
+        return suggestions.to_dict(state, newest_model(workspace, state.table))
 
     @routes.get("/suggest")
-    def suggested() -> dict[str, Any]:
+    def show_suggestions() -> dict[str, Any]:
         state = photographs.read()
-        return suggestions.to_dict(state, model_of(workspace, state.table))
+        return suggestions.to_dict(state, newest_model(workspace, state.table))
 
     @routes.post("/next")
     def next_(query: NextQuery) -> dict[str, Any]:
@@ -380,55 +390,43 @@ def _add_searches(routes: APIRouter, photographs: Photographs, workspace: Worksp
         return {"version": state.version, **next_labels(state, likeness.features(state.table), query.count)}
 
 
-def model_of(workspace: Workspace, table: ImageTable) -> str:
+def newest_model(workspace: Workspace, table: ImageTable) -> str:
     """Return the name of the newest run on these photographs that has a model; empty if there is none."""
     runs = (name for name, _ in _runs_of(workspace, table))
     return next((name for name in runs if (workspace.runs / name / DESCRIPTION).is_file()), "")
 
 
-def _add_pictures(routes: APIRouter, photographs: Photographs) -> None:
-    thumbnails = Thumbnails()
-
-    @routes.get("/thumbnail/{version}/{number}")
-    async def thumbnail(version: str, number: int, request: Request) -> Response:
-        file = photographs.file(version, number)
-        try:
-            made = await thumbnails.get(file, request.is_disconnected)
-        except UnreadableImageError as error:
-            return _unreadable(error)
-        if made is None:
-            return Response(status_code=204, headers={"Cache-Control": "no-store"})
-        return Response(made, media_type="image/jpeg", headers={"Cache-Control": _KEPT})
-
-    @routes.get("/picture/{version}/{number}")
-    async def picture(version: str, number: int) -> Response:
-        try:
-            made = await thumbnails.get_large(photographs.file(version, number))
-        except UnreadableImageError as error:
-            return _unreadable(error)
-        return Response(made, media_type="image/jpeg", headers={"Cache-Control": _KEPT})
+async def _respond(making: Awaitable[bytes | None]) -> Response:
+    """Return a JPEG, no content if it is None, or a placeholder if the photograph cannot be read."""
+    try:
+        jpeg = await making
+    except UnreadableImageError as error:
+        reason = str(error).encode("ascii", "replace").decode().replace("\n", " ").replace("\r", " ")[:200]
+        headers = {"Cache-Control": "no-cache", "X-Unreadable": reason}
+        # Without an error status, so that the browser's console stays clean.
+        return Response(_PLACEHOLDER, media_type="image/svg+xml", headers=headers)
+    if jpeg is None:
+        return Response(status_code=204, headers={"Cache-Control": "no-store"})
+    return Response(jpeg, media_type="image/jpeg", headers={"Cache-Control": _CACHE_CONTROL})
 
 
-def _unreadable(error: UnreadableImageError) -> Response:
-    """Return a placeholder picture without an error status, so that the browser's console stays clean."""
-    drawn = (
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 64 64"><rect width="64" height="64" fill="#9994"/>'
-        '<path d="M20 20l24 24M44 20L20 44" stroke="#c44" stroke-width="4"/></svg>'
-    )
-    message = str(error).encode("ascii", "replace").decode().replace("\n", " ").replace("\r", " ")[:200]
-    return Response(drawn, media_type="image/svg+xml", headers={"Cache-Control": "no-cache", "X-Unreadable": message})
+_PLACEHOLDER = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 64 64"><rect width="64" height="64" fill="#9994"/>'
+    '<path d="M20 20l24 24M44 20L20 44" stroke="#c44" stroke-width="4"/></svg>'
+)
 
 
-def _labels(photographs: Photographs, state: State) -> dict[str, Any]:
+def _labels_for_page(photographs: Photographs, state: State) -> dict[str, Any]:
     """Return the classes and labels, and whether undo and redo are possible.
 
     Each label is an index in the entry `names`; -1 stands for no class, and -2 for a photograph that is excluded.
     """
     classes = photographs.classes(state)
     labels = set(state.labels) - {EXCLUDED, UNLABELLED}
-    names = state.table.task.label_names([answer["name"] for answer in classes], labels)
-    number = {UNLABELLED: -1, EXCLUDED: -2} | {name: i for i, name in enumerate(names)}
-    file, decided = photographs.workspace.label_file, suspect_labels_of(photographs.workspace, state.table).decided
+    names = state.table.task.label_names([entry["name"] for entry in classes], labels)
+    index = {UNLABELLED: -1, EXCLUDED: -2} | {name: i for i, name in enumerate(names)}
+    file = photographs.workspace.label_file
+    decided = suspect_labels_of(photographs.workspace, state.table).decided
     return {
         "version": state.version,
         "classes": classes,
@@ -438,5 +436,5 @@ def _labels(photographs: Photographs, state: State) -> dict[str, Any]:
         "decided": [i for i, path in enumerate(state.table.paths) if path in decided],
         "can_undo": file.can_undo,
         "can_redo": file.can_redo,
-        "labels": [number[label] for label in state.labels],
+        "labels": [index[label] for label in state.labels],
     }

@@ -10,11 +10,9 @@ Photographs that are dropped on the page, or sent from another device, are uploa
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
 import re
 from collections.abc import AsyncIterator, Collection, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
@@ -22,18 +20,19 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 
-from vitkit.data import STORAGES, SUFFIXES, bare, is_passed_over
+from vitkit.data import STORAGES, SUFFIXES, is_passed_over, without_invisible
 from vitkit.errors import VitkitError
 from vitkit.system import RECIPE
+from vitkit.webapp.workspace import make_numbered_folder
 
 UPLOADS = "uploads"  # a folder next to the folder of runs
-_DEEPEST = 3  # levels of folders below the start that are offered
-_SEARCHED = 5_000  # maximum number of folders that are searched
-_OFFERED = 200
-_MOST = 2**31  # bytes of an uploaded file
-_LONGEST = 100  # characters of the name of an uploaded file
-_MOST_IN_NAME = 240  # bytes of the name: file systems allow 255, and the name of an unfinished file is longer
-_MOST_FOLDERS = 2  # folders in front of the name of an uploaded file
+_MAX_DEPTH = 3  # levels of folders below the start that are offered
+_MAX_SEARCHED = 5_000  # maximum number of folders that are searched
+_MAX_OFFERED = 200
+_MAX_BYTES = 2**31  # bytes of an uploaded file
+_MAX_NAME_CHARACTERS = 100  # characters of the name of an uploaded file
+_MAX_NAME_BYTES = 240  # bytes of the name: file systems allow 255, and the name of an unfinished file is longer
+_MAX_FOLDERS = 2  # folders in front of the name of an uploaded file
 _RESERVED = re.compile(r"con|prn|aux|nul|com[0-9]|lpt[0-9]", re.IGNORECASE)  # devices of Windows, with any suffix
 
 
@@ -55,42 +54,30 @@ class PhotoFolder:
         return {"id": self.identifier, "title": self.title, "images": self.images}
 
 
-def folders(start: Path, *others: Path) -> list[PhotoFolder]:
-    """Return the folders and archives that contain photographs, in and below `start` and `others`, sorted by title.
+def _photo_folders_below(top: Path, titles_from: Path) -> Iterator[PhotoFolder]:
+    """Yield the folders and archives with photographs in and below `top`; titles are relative to `titles_from`.
 
-    Folders of `others` that do not exist are ignored. Hidden folders, run folders and links are not searched.
+    Hidden folders, run folders and links are not searched.
     """
-    offered = {folder.path: folder for other in others if other.exists() for folder in _below(other, other.parent)}
-    offered |= {folder.path: folder for folder in _below(start, start)}
-    return sorted(offered.values(), key=lambda folder: folder.title)[:_OFFERED]
-
-
-def _below(top: Path, named_from: Path) -> Iterator[PhotoFolder]:
-    counts: dict[Path, int] = {}
+    counts: dict[Path, int | None] = {}  # the photographs in each folder and its subfolders; None for an archive
     archives: list[Path] = []
-    searched = itertools.count()
-    for place, names, files in os.walk(top):
-        folder = Path(place)
-        if next(searched) > _SEARCHED or RECIPE in files:
-            names.clear()
+    for searched, (path, names, files) in enumerate(os.walk(top)):
+        folder = Path(path)
+        if searched > _MAX_SEARCHED or RECIPE in files:
+            names.clear()  # so that `os.walk` does not enter the subfolders
             continue
         names[:] = sorted(name for name in names if not is_passed_over(name))
         images = sum(os.path.splitext(name)[1].lower() in SUFFIXES for name in files)  # noqa: PTH122  # as in walk
-        for above in (folder, *folder.parents) if images else ():
-            counts[above] = counts.get(above, 0) + images
-            if above == top:
-                break
+        if images:
+            for above in (folder, *folder.parents):
+                counts[above] = (counts.get(above) or 0) + images
+                if above == top:
+                    break
         archives += [folder / name for name in files if Path(name).suffix.lower() in STORAGES]
-    for folder, images in counts.items():
-        if len(folder.relative_to(top).parts) <= _DEEPEST:
-            yield PhotoFolder(folder, _title(folder, named_from), images)
-    for archive in archives:
-        if len(archive.relative_to(top).parts) <= _DEEPEST:
-            yield PhotoFolder(archive, _title(archive, named_from), None)
-
-
-def _title(path: Path, start: Path) -> str:
-    return path.name if path == start else path.relative_to(start).as_posix()
+    for path, count in (counts | dict.fromkeys(archives)).items():
+        if len(path.relative_to(top).parts) <= _MAX_DEPTH:
+            title = path.name if path == titles_from else path.relative_to(titles_from).as_posix()
+            yield PhotoFolder(path, title, count)
 
 
 # --- Uploads --------------------------------------------------------------------------------------------------
@@ -106,55 +93,47 @@ def new_folder(runs: Path, name: str, photographs: Path | None = None) -> Path:
     if photographs is not None and uploads.resolve().is_relative_to(photographs):
         reason = f"{uploads} lies among the photographs, where nothing is written: start the studio in another folder"
         raise VitkitError("webapp.folder-inside-photographs", reason)
-    uploads.mkdir(parents=True, exist_ok=True)
-    base = _part(name) or "photographs"
-    for number in itertools.count(1):
-        folder = uploads / f"{base}-{number}"
-        with suppress(FileExistsError):
-            folder.mkdir()
-            return folder
-    raise AssertionError("numbers have no end")
+    return make_numbered_folder(uploads, _valid_name(name) or "photographs")
 
 
-def sent_folders(runs: Path) -> list[PhotoFolder]:
+def upload_folders(runs: Path) -> list[PhotoFolder]:
     """Return the folders with uploads, newest first.
 
     Hidden folders are left out: they are unfinished folders that the module `predict` is still writing.
     """
     uploads = runs.parent / UPLOADS
-    every = uploads.iterdir() if uploads.is_dir() else ()
-    places = [place for place in every if place.is_dir() and not place.name.startswith(".")]
-    newest = sorted(places, key=lambda place: place.stat().st_mtime, reverse=True)
-    return [
-        PhotoFolder(place, place.name, sum(_by_class(place).values())) for place in newest if not place.is_symlink()
-    ]
+    paths = uploads.iterdir() if uploads.is_dir() else ()
+    found = [path for path in paths if path.is_dir() and not path.is_symlink() and not path.name.startswith(".")]
+    newest_first = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+    return [PhotoFolder(path, path.name, sum(_count_by_class(path).values())) for path in newest_first]
 
 
-def _by_class(folder: Path) -> dict[str, int]:
+def _count_by_class(folder: Path) -> dict[str, int]:
     """Count the pictures in each subfolder, by its name, and those directly in the folder, under the key ""."""
     counts: dict[str, int] = {}
-    for place in (folder, *sorted(inner for inner in folder.iterdir() if inner.is_dir() and not inner.is_symlink())):
+    subfolders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+    for place in (folder, *subfolders):
         pictures = sum(path.suffix.lower() in SUFFIXES for path in place.iterdir())
         counts["" if place == folder else place.name] = pictures
     return counts
 
 
-def target_in(folder: Path, name: str, suffixes: Collection[str] = SUFFIXES | STORAGES.keys()) -> Path:
+def upload_path(folder: Path, name: str, suffixes: Collection[str] = SUFFIXES | STORAGES.keys()) -> Path:
     """Return the path at which an uploaded file is stored. The name of the file may contain folders."""
     parts = [part for part in PurePosixPath(name.replace("\\", "/")).parts if part not in ("/", ".")]
-    kept = [_part(part) for part in parts]
-    if not parts or ".." in parts or not all(kept):
+    valid = [_valid_name(part) for part in parts]
+    if not parts or ".." in parts or not all(valid):
         reason = f"{name!r} is not a valid name for an uploaded file: rename the file"
         raise VitkitError("webapp.upload-invalid", reason)
     if any(map(is_passed_over, parts[:-1])) or parts[-1].startswith("._"):
         reason = f"{name} was written by a system or file server: it is left out"
         raise VitkitError("webapp.upload-invalid", reason)
-    if Path(kept[-1]).suffix.lower() not in suffixes:
+    *above, name = valid
+    if Path(name).suffix.lower() not in suffixes:
         wanted = "a picture or an archive of pictures" if ".png" in suffixes else f"a file with {', '.join(suffixes)}"
-        raise VitkitError("webapp.upload-invalid", f"{kept[-1]} is not {wanted}: it is left out")
-    *above, name = kept
-    if len(above) > _MOST_FOLDERS:  # the outer folders become one, so that paths stay different
-        above = [_part("_".join(above[: 1 - _MOST_FOLDERS])), *above[1 - _MOST_FOLDERS :]]
+        raise VitkitError("webapp.upload-invalid", f"{name} is not {wanted}: it is left out")
+    if len(above) > _MAX_FOLDERS:  # the outer folders become one, so that paths stay different
+        above = [_valid_name("_".join(above[: 1 - _MAX_FOLDERS])), *above[1 - _MAX_FOLDERS :]]
     return folder.joinpath(*above, name)
 
 
@@ -170,7 +149,8 @@ async def receive(
         target.parent.mkdir(parents=True, exist_ok=True)
         _check_new(target)
         partial = target.with_name(f"{target.name}{f'.{upload}' if upload else ''}.part")
-        if (partial.stat().st_size if offset and partial.exists() else 0) != offset:
+        received = partial.stat().st_size if offset and partial.exists() else 0
+        if received != offset:
             reason = f"a part of {target.name} is missing: send the whole file again"
             raise VitkitError("webapp.upload-incomplete", reason)
         size = offset
@@ -178,8 +158,9 @@ async def receive(
             with partial.open("ab" if offset else "wb") as file:
                 async for chunk in chunks:
                     size += len(chunk)
-                    if size > _MOST:
-                        raise VitkitError("webapp.upload-large", f"{target.name} is larger than {_MOST // 2**30} GiB")
+                    if size > _MAX_BYTES:
+                        reason = f"{target.name} is larger than {_MAX_BYTES // 2**30} GiB"
+                        raise VitkitError("webapp.upload-large", reason)
                     file.write(chunk)
             if not size:
                 raise VitkitError("webapp.upload-empty", f"{target.name} is empty")
@@ -200,26 +181,27 @@ def _check_new(target: Path) -> None:
         raise VitkitError("webapp.file-exists", f"{target.name} exists already: it is not overwritten")
 
 
-def _part(name: str) -> str:
+def _valid_name(name: str) -> str:
     """Make one part of a path valid on all operating systems; return an empty text if nothing remains.
 
     Reserved characters and names are replaced, and long names are shortened.
     """
-    kept = "".join("_" if character in '/\\:*?"<>|' or not character.isprintable() else character for character in name)
-    kept = bare(kept).strip(" .")
-    if _RESERVED.fullmatch(kept.partition(".")[0].strip()):
-        kept = f"_{kept}"
-    stem, suffix = os.path.splitext(kept)  # noqa: PTH122  # a part is no path
-    if len(suffix) >= 10:
-        stem, suffix = kept, ""
-    most = _MOST_IN_NAME - len(suffix.encode())
-    if len(stem) + len(suffix) > _LONGEST or len(stem.encode()) > most:  # two long names may differ only in their ends
-        end = f"-{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:8]}"
-        stem = stem[: _LONGEST - len(suffix) - len(end)].encode()[: most - len(end)].decode(errors="ignore") + end
+    valid = "".join("_" if char in '/\\:*?"<>|' or not char.isprintable() else char for char in name)
+    valid = without_invisible(valid).strip(" .")
+    if _RESERVED.fullmatch(valid.partition(".")[0].strip()):
+        valid = f"_{valid}"
+    stem, suffix = os.path.splitext(valid)  # noqa: PTH122  # a part is no path
+    if len(suffix) >= 10:  # this is no file type
+        stem, suffix = valid, ""
+    max_bytes = _MAX_NAME_BYTES - len(suffix.encode())
+    if len(valid) > _MAX_NAME_CHARACTERS or len(stem.encode()) > max_bytes:
+        digest = f"-{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:8]}"  # long names may differ at the end
+        stem = stem[: _MAX_NAME_CHARACTERS - len(suffix) - len(digest)]
+        stem = stem.encode()[: max_bytes - len(digest)].decode(errors="ignore") + digest
     return stem + suffix
 
 
-Upload = Annotated[str, Query(pattern="^[0-9a-z]{0,8}$")]  # what the parts of one upload have in common
+UploadId = Annotated[str, Query(pattern="^[0-9a-z]{0,8}$")]  # what the parts of one upload have in common
 
 
 class NewFolder(BaseModel):
@@ -243,17 +225,17 @@ def router(runs: Path, photographs: Path | None = None) -> APIRouter:
 
     @routes.get("/sent")
     def show_sent() -> dict[str, Any]:
-        return {"folders": [{**sent.to_dict(), "classes": _by_class(sent.path)} for sent in sent_folders(runs)]}
+        return {"folders": [{**sent.to_dict(), "classes": _count_by_class(sent.path)} for sent in upload_folders(runs)]}
 
     @routes.post("/{identifier}/files")
     async def add(
-        identifier: str, name: str, request: Request, offset: int = 0, last: bool = True, upload: Upload = ""
+        identifier: str, name: str, request: Request, offset: int = 0, last: bool = True, upload: UploadId = ""
     ) -> dict[str, Any]:
-        folder = next((sent.path for sent in sent_folders(runs) if sent.identifier == identifier), None)
+        folder = next((sent.path for sent in upload_folders(runs) if sent.identifier == identifier), None)
         if folder is None:
             reason = "photographs can only be sent to a folder that was made for them"
             raise VitkitError("webapp.folder-unknown", reason)
-        target = target_in(folder, name)
+        target = upload_path(folder, name)
         size = await receive(target, request.stream(), offset, is_last=last, upload=upload)
         return {"name": target.name, "bytes": size}
 
@@ -261,15 +243,19 @@ def router(runs: Path, photographs: Path | None = None) -> APIRouter:
 
 
 def offered(runs: Path, photographs: Path | None = None) -> list[PhotoFolder]:
-    """Return the folders and archives that the page offers.
+    """Return the folders and archives with photographs that the page offers, sorted by title.
 
     They lie in the current folder, in the uploads next to the folder of runs, or in `photographs`.
     """
-    others = [runs.parent / UPLOADS, *([photographs] if photographs is not None else [])]
-    return folders(Path.cwd(), *others)
+    found: dict[Path, PhotoFolder] = {}
+    for top in (runs.parent / UPLOADS, photographs):
+        if top is not None and top.exists():
+            found |= {folder.path: folder for folder in _photo_folders_below(top, top.parent)}
+    found |= {folder.path: folder for folder in _photo_folders_below(Path.cwd(), Path.cwd())}
+    return sorted(found.values(), key=lambda folder: folder.title)[:_MAX_OFFERED]
 
 
-def chosen(identifier: str, runs: Path, photographs: Path | None = None) -> PhotoFolder:
+def find_folder(identifier: str, runs: Path, photographs: Path | None = None) -> PhotoFolder:
     """Return an offered folder by its identifier."""
     for folder in offered(runs, photographs):
         if folder.identifier == identifier:

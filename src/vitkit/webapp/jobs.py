@@ -11,7 +11,6 @@ that was copied together with another user's runs is never started, resumed or s
 
 from __future__ import annotations
 
-import itertools
 import os
 import shlex
 import subprocess
@@ -33,29 +32,29 @@ from vitkit.system import (
     RECIPE,
     REPORT,
     STOP_FILE,
-    birth_of,
-    detached,
+    detached_options,
     exclusive,
     from_json,
-    is_held,
-    is_same,
-    python,
+    is_locked,
+    is_same_process,
+    open_regular,
+    python_command,
     read_text,
-    regular,
     request_stop,
+    start_time_of,
     write_json,
 )
 from vitkit.text import coerce_types, plural
 from vitkit.training import bundled
-from vitkit.webapp.workspace import state_of_runs
+from vitkit.webapp.workspace import make_numbered_folder, state_of_runs
 
 State = Literal["queued", "running", "done", "stopped", "failed"]
 _LOCK = "runner.lock"
 _OLD_FOLDER = ".studio"  # earlier versions stored queues in this subfolder of runs; they may belong to another user
-_FLAGS = {"--out", "--labels", "--weights", "--method", "--time", "--split-from", "--recipe"}  # flags of a new training
+_FLAGS = {"--out", "--labels", "--weights", "--method", "--time", "--split-from", "--recipe"}  # of a new training
 _PATIENCE = 3.0  # seconds that a second runner waits for the first, which may be about to end
-_STARTING = 60.0  # seconds that a process may take to lock its run folder
-_POLLING = 0.2  # seconds between checks of a process that is not a child of the runner
+_LOCK_SECONDS = 60.0  # seconds that a process may take to lock its run folder
+_POLL_INTERVAL = 0.2  # seconds between checks of a process that is not a child of the runner
 _LARGEST = 2**31  # job and process numbers are smaller
 
 
@@ -72,8 +71,8 @@ class Job:
     started: float = 0.0  # 0 if the process has not started yet
     ended: float = 0.0  # 0 if the process has not ended yet
     process: int = 0
-    birth: str = ""  # the start time of the process as the system reports it (`system.processes.birth_of`), if known
-    code: int | None = None  # of the exit; None while the process runs, or if no runner existed when it ended
+    birth: str = ""  # the start time of the process (`system.processes.start_time_of`), if known
+    code: int | None = None  # the exit status; None while the process runs, or if no runner existed when it ended
 
 
 class Jobs:
@@ -122,8 +121,8 @@ class Jobs:
             if job is None
         ]
         old = self.runs / _OLD_FOLDER
-        if others := len(list((old / "jobs").glob("*.json"))):
-            what = plural(others, "training", "trainings")
+        if count := len(list((old / "jobs").glob("*.json"))):
+            what = plural(count, "training", "trainings")
             lines.append(f"{old} holds {what} of another studio's queue, which this studio neither starts nor stops")
         return lines
 
@@ -161,17 +160,9 @@ class Jobs:
 
         Concurrent requests, other studios and the command line each get a different name.
         """
-        self.runs.mkdir(parents=True, exist_ok=True)
-        taken = {job.run for job in self.all()}
-        for number in itertools.count(1):
-            candidate = f"{name}-{number}"
-            if candidate not in taken:
-                with suppress(FileExistsError):
-                    (self.runs / candidate).mkdir()
-                    return candidate
-        raise AssertionError("numbers have no end")
+        return make_numbered_folder(self.runs, name, {job.run for job in self.all()}).name
 
-    def give_back(self, run: str) -> None:
+    def release_name(self, run: str) -> None:
         """Delete the empty folder of a run that never started, so that its name is free again."""
         with suppress(OSError):  # the folder of a run that started is not empty
             (self.runs / run).rmdir()
@@ -179,16 +170,16 @@ class Jobs:
     # --- State --------------------------------------------------------------------------------------------
 
     @property
-    def is_worked_on(self) -> bool:
+    def has_runner(self) -> bool:
         """Whether a runner is working on the queue."""
-        return is_held(self.state_folder, self.state_folder / _LOCK)
+        return is_locked(self.state_folder, self.state_folder / _LOCK)
 
     def state(self, run: str, job: Job | None) -> State:
         """Return the state of a run, derived from its folder, its last job and the lock on the folder."""
         folder = self.runs / run
         if job is not None and not job.started:
             return "queued"
-        if is_held(folder) or (job is not None and self.is_starting(job)):
+        if is_locked(folder) or (job is not None and self.is_starting(job)):
             return "running"
         if (folder / EVALUATION).is_file() or all((folder / name).is_file() for name in (FOLDS, REPORT)):
             return "done"
@@ -201,15 +192,15 @@ class Jobs:
         """
         if not job.started or job.ended or not job.process:
             return False
-        if not self.is_worked_on and time.time() - job.started >= _STARTING:
+        if not self.has_runner and time.time() - job.started >= _LOCK_SECONDS:
             return False
-        return is_same(job.process, job.birth)  # after a restart, another process may have the same number
+        return is_same_process(job.process, job.birth)  # after a restart, another process may have the same number
 
     def can_resume(self, run: str) -> bool:
         """Return whether the run has a checkpoint to resume from."""
         return (self.runs / run / LAST).is_file() and (self.runs / run / RECIPE).is_file()
 
-    def why_failed(self, job: Job) -> str:
+    def last_error(self, job: Job) -> str:
         """Return the last error that a job printed, or else its last line of output; empty if there is none.
 
         If the output cannot be read, return the reason.
@@ -223,36 +214,38 @@ class Jobs:
 
     # --- Actions -----------------------------------------------------------------------------------------
 
-    def start_waiting(self) -> None:
+    def start_runner_if_needed(self) -> None:
         """Start a runner if a job is waiting and no runner is working."""
-        if not all(job.started for job in self.all()) and not self.is_worked_on:
+        if not all(job.started for job in self.all()) and not self.has_runner:
             self._start_runner()
 
     def _start_runner(self) -> None:
         """Start a runner process. It ends soon if another runner is working."""
-        with open(self.state_folder / "runner.log", "ab", opener=regular) as log:
+        with open(self.state_folder / "runner.log", "ab", opener=open_regular) as log:
             runner = subprocess.Popen(  # noqa: S603  # this program
-                python("vitkit.webapp.jobs", str(self.runs)),
+                python_command("vitkit.webapp.jobs", str(self.runs)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                **detached(),
+                **detached_options(),
             )
         threading.Thread(target=runner.wait, daemon=True).start()  # so that no zombie process remains
 
     def can_stop(self, job: Job | None) -> bool:
         """Return whether a job is waiting, or is running in a process that this queue started."""
-        return job is not None and (not job.started or (not job.ended and is_same(job.process, job.birth)))
+        return job is not None and (not job.started or (not job.ended and is_same_process(job.process, job.birth)))
 
     def stop(self, run: str) -> None:
         """Ask the process of a run to stop and save a checkpoint, or remove a waiting job from the queue."""
         job = self.last().get(run)
         if job is None or not self.can_stop(job):
-            where = "was not started by this studio: stop it where it was started" if is_held(self.runs / run) else ""
-            raise VitkitError("webapp.run-not-running", f"{run} {where or 'is not running'}")
+            reason = f"{run} is not running"
+            if is_locked(self.runs / run):
+                reason = f"{run} was not started by this studio: stop it where it was started"
+            raise VitkitError("webapp.run-not-running", reason)
         if not job.started:
             (self.folder / f"{job.number:06}.json").unlink(missing_ok=True)
-            self.give_back(run)
+            self.release_name(run)
             return
         request_stop(job.process, self.stop_file(job))
 
@@ -269,7 +262,7 @@ class Jobs:
             if failed.run == run:
                 (self.folder / f"{failed.number:06}.json").unlink(missing_ok=True)
                 self.log(failed).unlink(missing_ok=True)
-        self.give_back(run)
+        self.release_name(run)
 
 
 def work(runs: Path) -> None:
@@ -278,7 +271,7 @@ def work(runs: Path) -> None:
     try:
         with exclusive(jobs.state_folder, jobs.state_folder / _LOCK, wait=_PATIENCE):
             while (job := next((waiting for waiting in jobs.all() if not waiting.started), None)) is not None:
-                _run(jobs, job)
+                _run_job(jobs, job)
     except VitkitError:
         return
 
@@ -306,19 +299,19 @@ def command(job: Job) -> list[str]:
     if not is_training:
         reason = f"{shlex.join(job.arguments)!r:.200} is not a training of the studio: it is not run"
         raise VitkitError("webapp.job-foreign", reason)
-    return python("vitkit", *job.arguments)
+    return python_command("vitkit", *job.arguments)
 
 
-def _run(jobs: Jobs, job: Job) -> None:
-    for other in jobs.all():  # wait for jobs that outlived their runner, which was killed
-        if other.started and not other.ended:
-            while is_held(jobs.runs / other.run) or jobs.is_starting(other):
-                time.sleep(_POLLING)
+def _run_job(jobs: Jobs, job: Job) -> None:
+    for other in jobs.all():
+        if other.started and not other.ended:  # its runner was killed, so that nobody recorded its end
+            while is_locked(jobs.runs / other.run) or jobs.is_starting(other):
+                time.sleep(_POLL_INTERVAL)
             jobs.write(replace(other, ended=time.time()))
     if not (jobs.folder / f"{job.number:06}.json").exists():
         return  # it was removed from the queue meanwhile
     try:
-        log = open(jobs.log(job), "ab", opener=regular)  # noqa: SIM115
+        log = open(jobs.log(job), "ab", opener=open_regular)  # noqa: SIM115
     except OSError:  # without a log, nobody could see why the job fails
         jobs.write(replace(job, started=time.time(), ended=time.time(), code=1))
         return
@@ -336,9 +329,9 @@ def _run(jobs: Jobs, job: Job) -> None:
             stderr=subprocess.STDOUT,
             cwd=job.folder if Path(job.folder).is_dir() else None,
             env={**os.environ, STOP_FILE: str(jobs.stop_file(job))},
-            **detached(),
+            **detached_options(),
         )
-        job = replace(job, started=time.time(), process=process.pid, birth=birth_of(process.pid))
+        job = replace(job, started=time.time(), process=process.pid, birth=start_time_of(process.pid))
         jobs.write(job)
         code = process.wait()
         jobs.stop_file(job).unlink(missing_ok=True)

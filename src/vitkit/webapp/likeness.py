@@ -21,7 +21,7 @@ from PIL import Image
 
 from vitkit.data import EXCLUDED, UNLABELLED, ImageTable, UnreadableImageError, read_place
 from vitkit.errors import VitkitError, first_line
-from vitkit.system import cache_folder, python, receiver, replacing, reporting_to
+from vitkit.system import cache_folder, python_command, receiver, replacing, reporting_to
 from vitkit.webapp.photographs import State, stamp_of, thumbnail
 from vitkit.webapp.train import PROGRESS, Offer, best_feature_model, smallest_download
 from vitkit.webapp.workspace import Workspace
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Floats = npt.NDArray[np.float32]
 
 T = TypeVar("T")
-_SETTLED = 2.0  # seconds of a stage after which its speed can be estimated
+_MIN_SECONDS = 2.0  # seconds after which the speed of a stage can be estimated
 
 
 class Background(Generic[T]):
@@ -43,13 +43,13 @@ class Background(Generic[T]):
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._progress: tuple[str, int, int | None] = ("", 0, None)
-        self._since = time.monotonic()  # when the current stage began
+        self._stage_began = time.monotonic()
         self._error = ""
         self._result: T | None = None
         self._key: object = None
 
     def start(self, key: object, work: Callable[[], T]) -> None:
-        """Start a task, unless one is running. It reports its progress to `vitkit.system.progress.progress`.
+        """Start a task, unless one is running. The task reports its progress to `vitkit.system.progress.receiver()`.
 
         `result` returns the result only for a key that is equal to this one.
         """
@@ -72,15 +72,15 @@ class Background(Generic[T]):
     def to_dict(self) -> dict[str, Any]:
         """Return the progress of the task, the estimated seconds until its current stage ends, and an error message."""
         what, done, total = self._progress
-        spent = time.monotonic() - self._since
-        left = spent * (total - done) / done if total and done and spent >= _SETTLED else None
+        spent = time.monotonic() - self._stage_began
+        left = spent * (total - done) / done if total and done and spent >= _MIN_SECONDS else None
         progress = {"what": what, "done": done, "total": total, "left": left}
         return {"running": self.is_running, **progress, "error": self._error}
 
     def _run(self, work: Callable[[], T]) -> None:
         def report(what: str, done: int, total: int | None) -> None:
             if what != self._progress[0]:
-                self._since = time.monotonic()
+                self._stage_began = time.monotonic()
             self._progress = (what, done, total)
 
         try:
@@ -102,7 +102,7 @@ class Likeness:
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
         self.work: Background[Path] = Background()
-        self._kept: tuple[Path, tuple[int, ...], Floats] | None = None
+        self._loaded: tuple[Path, tuple[tuple[int, ...], Floats]] | None = None  # the file, and its `features`
         self._chosen: Offer | None = None  # the user's choice if no model is on this machine
 
     def model(self) -> Offer | None:
@@ -124,7 +124,7 @@ class Likeness:
         if model is None:
             reason = "no model that computes features is on this machine: choose how to compare photographs"
             raise VitkitError("webapp.model-missing", reason)
-        out = self._place(table, model)
+        out = self._cache_file(table, model)
 
         def embed() -> Path:
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -147,23 +147,24 @@ class Likeness:
         model = self.model()
         if model is None:
             return None
-        place = self._place(table, model)
-        if self._kept is not None and self._kept[0] == place:
-            return self._kept[1], self._kept[2]
+        file = self._cache_file(table, model)
+        if self._loaded is not None and self._loaded[0] == file:
+            return self._loaded[1]
         try:
-            with np.load(place) as stored:
+            with np.load(file) as stored:
                 paths, vectors = stored["paths"].tolist(), stored["features"].astype(np.float32)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError):  # the file is damaged and must be computed again
-            place.unlink(missing_ok=True)
+            file.unlink(missing_ok=True)
             return None
-        number = {str(table.file(i)): i for i in range(len(table))}
-        known = [(number[path], row) for row, path in enumerate(paths) if path in number]
-        vectors = vectors[[row for _, row in known]]
+        number_of = {str(table.file(i)): i for i in range(len(table))}
+        rows = [row for row, path in enumerate(paths) if path in number_of]
+        vectors = vectors[rows]
         vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-        self._kept = (place, tuple(i for i, _ in known), vectors)
-        return self._kept[1], self._kept[2]
+        features = tuple(number_of[paths[row]] for row in rows), vectors
+        self._loaded = file, features
+        return features
 
     def alike(self, table: ImageTable, number: int) -> list[int]:
         """Return the indices of all readable photographs, sorted by decreasing similarity to photograph `number`."""
@@ -185,16 +186,15 @@ class Likeness:
         """
         model, status = self.model(), self.work.to_dict()
         download = smallest_download() if best_feature_model(self.workspace) is None else None
-        more = {"download": None if download is None else download.to_dict()}
-        if model is None:
-            return {**status, **more, "ready": False, "eyes": ""}
-        return {**status, **more, "ready": self._place(table, model).is_file(), "eyes": model.title}
+        return {
+            **status,
+            "download": None if download is None else download.to_dict(),
+            "ready": model is not None and self._cache_file(table, model).is_file(),
+            "eyes": "" if model is None else model.title,
+        }
 
-    def _place(self, table: ImageTable, model: Offer) -> Path:
-        """Return the path of the cached features.
-
-        The path changes with the model, the list of photographs, and their files.
-        """
+    def _cache_file(self, table: ImageTable, model: Offer) -> Path:
+        """Return the path of the cached features. It changes with the model, the photographs and their files."""
         digest = hashlib.sha256(f"{table.root}\0{model.source}\0{stamp_of(Path(model.source))}".encode())
         for i, path in enumerate(table.paths):
             digest.update(f"{path}\0{stamp_of(table.file(i))}\n".encode("utf-8", "surrogateescape"))
@@ -212,7 +212,7 @@ def _write_colours(table: ImageTable, out: Path) -> None:
                 small = picture.convert("RGB").resize((8, 8), Image.Resampling.BOX)
                 grey = np.asarray(picture.convert("L").resize((64, 64), Image.Resampling.BOX), np.float32) / 255
             down, right = np.gradient(grey)
-            angle, strength = np.arctan2(down, right) % np.pi, np.hypot(down, right)
+            angle, strength = np.arctan2(down, right) % np.pi, np.hypot(down, right)  # of the edge at each pixel
             cells = [(slice(y, y + 16), slice(x, x + 16)) for y in range(0, 64, 16) for x in range(0, 64, 16)]
             edges = [np.histogram(angle[cell], 8, (0, np.pi), weights=strength[cell])[0] for cell in cells]
             colours = np.asarray(small, np.float32).ravel() / 255
@@ -224,34 +224,38 @@ def _write_colours(table: ImageTable, out: Path) -> None:
     features = np.stack(rows)
     features -= features.mean(0)
     features /= np.maximum(features.std(0), 1e-6)
-    left, sizes, _ = np.linalg.svd(features, full_matrices=False)
+    left, singular_values, _ = np.linalg.svd(features, full_matrices=False)
+    components = (left * singular_values)[:, :32].astype(np.float32)
     with replacing(out) as temporary, temporary.open("wb") as file:
-        np.savez(file, paths=np.array(paths), features=(left * sizes)[:, :32].astype(np.float32))
+        np.savez(file, paths=np.array(paths), features=components)
 
 
 def run_vitkit(arguments: list[str], out: Path) -> None:
     """Run a vitkit command that writes the new file `out` in another process, and report its progress.
 
-    If this function is interrupted, it stops the process. Images that cannot be read are no failure.
+    If this function is interrupted, it stops the process. It raises no error if some images cannot be read.
+
+    Raises:
+        VitkitError: the command failed; the message is the last error that it printed.
     """
     process = subprocess.Popen(  # noqa: S603  # vitkit's own command, and what was offered
-        python("vitkit", *arguments, "--out", str(out)),
+        python_command("vitkit", *arguments, "--out", str(out)),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
     )
-    said = ""
+    last_error = ""
     try:
         assert process.stderr is not None
         for line in process.stderr:
             if match := PROGRESS.fullmatch(line.strip()):
                 receiver()(match["what"], int(match["done"]), int(match["total"]) if match["total"] else None)
             elif line.startswith("error: "):
-                said = line.removeprefix("error: ").strip()
+                last_error = line.removeprefix("error: ").strip()
         if process.wait() not in (0, 1) or not out.is_file():  # 1: some images cannot be read, as their rows say
-            reason = said or f"vitkit {arguments[0]} ended with {process.returncode}"
+            reason = last_error or f"vitkit {arguments[0]} ended with {process.returncode}"
             raise VitkitError("webapp.command-failed", reason)
     finally:
         if process.poll() is None:
@@ -263,20 +267,21 @@ def run_vitkit(arguments: list[str], out: Path) -> None:
 
 
 def next_labels(
-    state: State, seen: tuple[tuple[int, ...], npt.NDArray[np.float32]] | None, count: int
+    state: State, computed: tuple[tuple[int, ...], npt.NDArray[np.float32]] | None, count: int
 ) -> dict[str, Any]:
     """Return the indices of the unlabelled photographs that are most useful to label next, best first.
 
-    `seen` has the indices of the readable photographs and their features (n, D); it is None if they are not computed.
+    `computed` is the result of `Likeness.features`.
     """
-    if seen is None:
+    if computed is None:
         raise VitkitError("webapp.features-missing", _NOT_YET)
     from vitkit.evaluation import choose_next
 
-    numbers, features = seen
-    repeated = _repeated(state)
-    rows = [row for row, i in enumerate(numbers) if state.labels[i] != EXCLUDED and i not in repeated]
-    labels = [None if (label := state.labels[numbers[row]]) == UNLABELLED else label for row in rows]
+    numbers, features = computed
+    copies = _unlabelled_copies(state)
+    rows = [row for row, i in enumerate(numbers) if state.labels[i] != EXCLUDED and i not in copies]
+    names = [state.labels[numbers[row]] for row in rows]
+    labels = [None if name == UNLABELLED else name for name in names]
     if None not in labels:
         reason = "every photograph has a class already, or is a copy of one that has"
         raise VitkitError("webapp.class-everywhere", reason)
@@ -284,27 +289,28 @@ def next_labels(
     return {"images": [numbers[rows[i]] for i in chosen]}
 
 
-def _repeated(state: State) -> set[int]:
+def _unlabelled_copies(state: State) -> set[int]:
     """Return the numbers of unlabelled photographs that are exact copies of a labelled or an earlier photograph.
 
     Files are read only if another file has the same size.
     """
     by_size: dict[int, list[int]] = {}
     for i in range(len(state.table)):
-        place, size = state.table.file(i), -1  # for images in archives
+        file = state.table.file(i)
+        size = -1  # for images in archives, whose sizes are not known
         with contextlib.suppress(OSError):
-            if isinstance(place, Path):
-                size = place.stat().st_size
+            if isinstance(file, Path):
+                size = file.stat().st_size
         by_size.setdefault(size, []).append(i)
-    repeated: set[int] = set()
-    for same in by_size.values():
-        if len(same) == 1:
+    copies: set[int] = set()
+    for numbers in by_size.values():
+        if len(numbers) == 1:
             continue
-        seen: set[bytes] = set()
-        for i in sorted(same, key=lambda i: state.labels[i] in (UNLABELLED, EXCLUDED)):  # labelled ones first
+        digests: set[bytes] = set()
+        for i in sorted(numbers, key=lambda i: state.labels[i] in (UNLABELLED, EXCLUDED)):  # labelled ones first
             with contextlib.suppress(OSError, VitkitError):
                 digest = hashlib.sha256(read_place(state.table.file(i))).digest()
-                if state.labels[i] == UNLABELLED and digest in seen:
-                    repeated.add(i)
-                seen.add(digest)
-    return repeated
+                if state.labels[i] == UNLABELLED and digest in digests:
+                    copies.add(i)
+                digests.add(digest)
+    return copies

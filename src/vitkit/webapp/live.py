@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 
-from vitkit.webapp.look import models_of, picture_in
+from vitkit.webapp.look import models_of, read_picture
 from vitkit.webapp.workspace import Workspace
 
 
@@ -25,6 +25,6 @@ def router(workspace: Workspace) -> APIRouter:
 
     @routes.post("/answer")
     async def answer(run: str, request: Request) -> dict[str, Any]:
-        return await run_in_threadpool(models.answer, run, await picture_in(request))
+        return await run_in_threadpool(models.classify_frame, run, await read_picture(request))
 
     return routes

@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 
 
 _SIDE = 1200  # pixels of the longer side of a picture that is shown
-_KEPT = 2  # models
-_SHOWN = 20  # classes
-_LIVE = 5  # classes of an answer to a frame of a camera
-_WITH_METHODS = tuple(name for name in METHODS if name != HEADS)  # one map each
+_MAX_OPEN = 2  # models
+_MAX_CLASSES, _MAX_LIVE_CLASSES = 20, 5  # in the answer about a picture, and about a frame of a camera
+_MAP_METHODS = tuple(name for name in METHODS if name != HEADS)  # explanation methods that compute one map
 
 
 class Models:
@@ -42,83 +41,84 @@ class Models:
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace, self._lock = workspace, threading.Lock()
-        self._kept: OrderedDict[tuple[str, int], Classifier] = OrderedDict()
+        self._opened: OrderedDict[tuple[str, int], Classifier] = OrderedDict()
 
-    def see(self, run: str, content: bytes) -> dict[str, Any]:
+    def predict(self, run: str, content: bytes) -> dict[str, Any]:
         """Return the prediction for a picture, the picture for display, and the available explanation methods.
 
         The grid of patches is None if the model has no attention that can be shown.
         """
-        from vitkit.explanation import attending, can_explain, methods_for
+        from vitkit.explanation import attention_layers, can_explain, methods_for
         from vitkit.model import VisionTransformer
 
         with self._lock:
             classifier, prediction = self._predict(run, content)
             with picture_of("the picture", None, content) as picture:
-                small, size, note = picture.image.copy(), picture.image.size, picture.doubt
-        small.thumbnail((_SIDE, _SIDE))
-        data = io.BytesIO()
-        small.save(data, "JPEG", quality=88)
+                image, size, note = picture.image.copy(), picture.image.size, picture.doubt
+        image.thumbnail((_SIDE, _SIDE))
+        jpeg = io.BytesIO()
+        image.save(jpeg, "JPEG", quality=88)
         model, is_multi = classifier.model, classifier.task == "multi"
         methods = methods_for(is_network=not isinstance(model, VisionTransformer))
-        names = [name for name in _WITH_METHODS if name in methods]
-        names = [name for name in names if not (is_multi and methods[name].of_rivals)]
-        if not can_explain(model):
-            names = [name for name in names if name == "occlusion"]
-        grid = list(model.config.grid) if isinstance(model, VisionTransformer) and attending(model.config) else None
+        names = [name for name in (_MAP_METHODS if can_explain(model) else ("occlusion",)) if name in methods]
+        names = [name for name in names if not (is_multi and methods[name].compares_classes)]
+        grid = None
+        if isinstance(model, VisionTransformer) and attention_layers(model.config):
+            grid = list(model.config.grid)
         return {
             "label": prediction.label,
             "confidence": prediction.confidence,
-            "top": [{"label": label, "confidence": share} for label, share in prediction.ranking[:_SHOWN]],
+            "top": [{"label": label, "confidence": share} for label, share in prediction.ranking[:_MAX_CLASSES]],
             "note": note or "",
             "familiar": prediction.familiar,
             "classes": len(classifier.classes),
             "multi": is_multi,
-            "picture": "data:image/jpeg;base64," + base64.b64encode(data.getvalue()).decode(),
+            "picture": "data:image/jpeg;base64," + base64.b64encode(jpeg.getvalue()).decode(),
             "size": list(size),
-            "box": _parts(classifier.preprocess.box(*size), size),
-            "methods": [{"name": name, "tells": methods[name].tells} for name in names],
+            "box": _as_fractions(classifier.preprocess.box(*size), size),
+            "methods": [{"name": name, "tells": methods[name].description} for name in names],
             "grid": grid,
         }
 
-    def answer(self, run: str, content: bytes) -> dict[str, Any]:
+    def classify_frame(self, run: str, content: bytes) -> dict[str, Any]:
         """Return the most probable classes of a camera frame, with its familiarity."""
         with self._lock:
             classifier, prediction = self._predict(run, content)
-        place = {name: i for i, name in enumerate(classifier.classes)}
+        index = {name: i for i, name in enumerate(classifier.classes)}
         chosen = (prediction.label or "").split(JOINT) if classifier.task == "multi" else [prediction.label]
         top = [
-            {"label": label, "confidence": confidence, "chosen": label in chosen, "place": place[label]}
-            for label, confidence in prediction.ranking[:_LIVE]
+            {"label": label, "confidence": confidence, "chosen": label in chosen, "place": index[label]}
+            for label, confidence in prediction.ranking[:_MAX_LIVE_CLASSES]
         ]
-        whole = {"label": prediction.label, "confidence": prediction.confidence, "familiar": prediction.familiar}
-        return {**whole, "top": top}
+        answer = {"label": prediction.label, "confidence": prediction.confidence, "familiar": prediction.familiar}
+        return {**answer, "top": top}
 
-    def map(self, run: str, content: bytes, method: str, target: str) -> dict[str, Any]:
+    def explain(self, run: str, content: bytes, method: str, target: str) -> dict[str, Any]:
         """Compute a map of the regions of a picture that speak for a class.
 
         The result contains a grid of values from 0 to 255, and the area of the picture that the grid covers.
         """
-        if method not in _WITH_METHODS:
-            raise VitkitError("webapp.method-unknown", f"{method!r} is none of {', '.join(_WITH_METHODS)}")
+        if method not in _MAP_METHODS:
+            raise VitkitError("webapp.method-unknown", f"{method!r} is none of {', '.join(_MAP_METHODS)}")
         with self._lock:
             explanation = self._open(run).explain(content, method, target)
-        values, box = explanation.maps[method], _parts(explanation.box, explanation.photograph.size)
+        values, box = explanation.maps[method], _as_fractions(explanation.box, explanation.photograph.size)
         return {
-            "map": _levels(values),
+            "map": _to_uint8(values),
             "box": box,
             "target": explanation.target,
             "probability": explanation.probability,
         }
 
-    def patch(self, run: str, content: bytes, row: int, column: int) -> dict[str, Any]:
+    def attend(self, run: str, content: bytes, row: int, column: int) -> dict[str, Any]:
         """Return the attention from one patch to all patches, as grids of values 0 to 255.
 
-        There is one for each layer and head (`layers`), and one for each layer: the mean of its heads (`means`).
+        `layers` has a grid for each head of each layer, `means` the mean of the heads of each layer, and `numbers` the
+        numbers of these layers.
         """
         import torch
 
-        from vitkit.explanation import attending, patch_attention
+        from vitkit.explanation import attention_layers, patch_attention
         from vitkit.model import vit_of
 
         with self._lock:
@@ -126,15 +126,15 @@ class Models:
             model = vit_of(classifier.model, "attention")
             images = torch.from_numpy(_pixels(classifier, content)[None])  # (1, C, height, width)
             weights = patch_attention(model, images, row, column).numpy()
-        layers = [[_levels(head) for head in layer] for layer in weights]
-        means = [_levels(layer.mean(axis=0)) for layer in weights]
-        return {"layers": layers, "means": means, "numbers": attending(model.config)}
+        layers = [[_to_uint8(head) for head in layer] for layer in weights]
+        means = [_to_uint8(layer.mean(axis=0)) for layer in weights]
+        return {"layers": layers, "means": means, "numbers": attention_layers(model.config)}
 
     def _predict(self, run: str, content: bytes) -> tuple[Classifier, Prediction]:
-        from vitkit.inference import join
+        from vitkit.inference import compute_batch
 
         classifier = self._open(run)
-        ((_, row),) = join(["the picture"], [_pixels(classifier, content)], classifier.assess)
+        ((_, row),) = compute_batch(["the picture"], [_pixels(classifier, content)], classifier.assess)
         prediction = classifier.prediction(run, row)
         if prediction.error is not None:
             raise VitkitError("webapp.photograph-unreadable", prediction.error)
@@ -148,12 +148,12 @@ class Models:
             reason = f"{run} has no model yet: the first one is saved after the first epoch"
             raise VitkitError("webapp.model-missing", reason)
         key = (run, (folder / DESCRIPTION).stat().st_mtime_ns)
-        if key not in self._kept:
-            self._kept[key] = load(folder)
-        self._kept.move_to_end(key)
-        while len(self._kept) > _KEPT:
-            self._kept.popitem(last=False)
-        return self._kept[key]
+        if key not in self._opened:
+            self._opened[key] = load(folder)
+        self._opened.move_to_end(key)
+        while len(self._opened) > _MAX_OPEN:
+            self._opened.popitem(last=False)
+        return self._opened[key]
 
 
 @lru_cache(maxsize=1)  # one workspace is open at a time
@@ -167,17 +167,18 @@ def _pixels(classifier: Classifier, content: bytes) -> npt.NDArray[np.float32]: 
         return classifier.preprocess(picture.image)
 
 
-def _levels(values: npt.NDArray[np.float32]) -> list[list[int]]:
+def _to_uint8(values: npt.NDArray[np.float32]) -> list[list[int]]:
     """Scale values (h, w) to whole numbers from 0 to 255; negative values become 0."""
     import numpy as np
 
     positive = np.maximum(values, 0)
-    most = float(positive.max())
-    levels: list[list[int]] = np.round(positive * (255 / most if most > 0 else 0)).astype(int).tolist()
-    return levels
+    highest = float(positive.max())
+    scale = 255 / highest if highest > 0 else 0
+    grid: list[list[int]] = np.round(positive * scale).astype(int).tolist()
+    return grid
 
 
-def _parts(box: tuple[float, float, float, float], size: tuple[int, int]) -> list[float]:
+def _as_fractions(box: tuple[float, float, float, float], size: tuple[int, int]) -> list[float]:
     """Convert a box (left, top, right, bottom) from pixels to fractions of the picture's width and height."""
     width, height = size
     return [box[0] / width, box[1] / height, box[2] / width, box[3] / height]
@@ -193,20 +194,20 @@ def router(workspace: Workspace) -> APIRouter:
 
     @routes.post("/see")
     async def see(run: str, request: Request) -> dict[str, Any]:
-        return await run_in_threadpool(models.see, run, await picture_in(request))
+        return await run_in_threadpool(models.predict, run, await read_picture(request))
 
     @routes.post("/map")
     async def show_map(run: str, method: str, request: Request, target: str = "top") -> dict[str, Any]:
-        return await run_in_threadpool(models.map, run, await picture_in(request), method, target)
+        return await run_in_threadpool(models.explain, run, await read_picture(request), method, target)
 
     @routes.post("/patch")
     async def patch(run: str, row: int, column: int, request: Request) -> dict[str, Any]:
-        return await run_in_threadpool(models.patch, run, await picture_in(request), row, column)
+        return await run_in_threadpool(models.attend, run, await read_picture(request), row, column)
 
     return routes
 
 
-async def picture_in(request: Request) -> bytes:
+async def read_picture(request: Request) -> bytes:
     """Return the body of a request, which is a picture."""
     content = await request.body()
     if not content:

@@ -13,7 +13,7 @@ import io
 import os
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -35,14 +35,14 @@ from vitkit.data import (
     Suspect,
     Task,
     UnreadableImageError,
-    bare,
     has_no_folders,
-    is_there,
+    image_exists,
     picture_of,
     read_table,
     read_unlabelled,
     renaming,
     version_of,
+    without_invisible,
 )
 from vitkit.errors import VitkitError
 from vitkit.inference import cores
@@ -50,7 +50,7 @@ from vitkit.system import cache_folder, from_json, read_text, write_bytes, write
 from vitkit.text import JOINT
 from vitkit.webapp.workspace import Workspace
 
-_LONGEST = 200  # characters of a class's name
+_MAX_NAME = 200  # characters of a class's name
 _T = TypeVar("_T")
 
 
@@ -59,8 +59,8 @@ def stamp_of(file: Place) -> str:
     return " ".join(map(str, version_of(file) or ()))
 
 
-def until_changed(read: Callable[[Path], _T], size: int = 4) -> Callable[[Path], _T]:
-    """Make a function of a file keep its last results, and read a file again only when the file has changed."""
+def file_cache(read: Callable[[Path], _T], size: int = 4) -> Callable[[Path], _T]:
+    """Cache the last `size` results of a function that reads a file, and read it again only when it has changed."""
     read_version = lru_cache(maxsize=size)(lambda file, _: read(file))
     return lambda file: read_version(file, stamp_of(file))
 
@@ -103,14 +103,6 @@ class State:
     unmatched: tuple[str, ...] = ()  # lines about rows of the label file that match no photograph
 
 
-@dataclass(frozen=True)
-class Suggested:
-    """Photographs, by number, for which the page suggested the class that the user chooses, and the suggesting run."""
-
-    run: str
-    numbers: frozenset[int]
-
-
 class Photographs:
     """The photographs of a workspace. Several threads may use the same instance."""
 
@@ -120,7 +112,7 @@ class Photographs:
         self._listed: tuple[str, ImageTable] | None = None  # the version of the list, and the list
         self._labels: CurrentLabels | None = None
         self._state: tuple[LabelFile, State] | None = None
-        self._by_label: set[str] = set()  # classes that were created by a label, not by themselves
+        self._created_by_labels: set[str] = set()  # classes that were created by labelling a photograph
 
     def begin(self) -> None:
         """Start to read the photographs in the background. If this fails, the first request reports the error."""
@@ -144,21 +136,21 @@ class Photographs:
                 for i, path in enumerate(table.paths):
                     digest.update(os.fsencode(f"\0{path}\0{stamp_of(table.file(i))}"))
                 # The version is part of the URL of pictures, so that browsers never show a cached picture of another.
-                self._listed, self._state = (digest.hexdigest()[:16], table), None
+                self._listed = digest.hexdigest()[:16], table
+                self._state = None
                 self._labels = CurrentLabels(table)
             file = self.workspace.label_file.read()
             if self._state is None or self._state[0] is not file:
                 assert self._labels is not None
                 self._labels.take(file)
-                unmatched = tuple(self._labels.lines(self.workspace.labels.name))
-                state = State(*self._listed, tuple(self._labels.labels), unmatched)
-                self._state = file, state
+                unmatched = tuple(self._labels.describe_lost(self.workspace.labels.name))
+                self._state = file, State(*self._listed, tuple(self._labels.labels), unmatched)
             return self._state[1]
 
     def file(self, version: str, number: int) -> Place:
         """Return the file of a photograph."""
         listed = self._listed  # without the lock, to avoid waiting
-        table = listed[1] if listed and listed[0] == version else self._current(version, (number,)).table
+        table = listed[1] if listed and listed[0] == version else self._state_of_version(version, (number,)).table
         check_number(number, len(table))
         return table.file(number)
 
@@ -168,29 +160,32 @@ class Photographs:
         numbers: Sequence[int],
         label: str,
         suspected: SuspectLabels | None = None,
-        suggested: Suggested | None = None,
+        suggested: Collection[int] = (),
+        run: str = "",
     ) -> State:
         """Give photographs a class. `EXCLUDED` leaves them out, and `UNLABELLED` removes their class.
 
         A photograph that already has the class normally gets no row in the label file. But if its label is suspected
         to be wrong, it gets a row, which confirms the label. A label is recorded as proposed by a run if the user
-        chooses the class that the run suggested, or excludes a photograph whose label the run suspects.
+        chooses the class that the run suggested, or excludes a photograph whose label the run suspects. `suggested` are
+        the photographs for which `run` suggested this class.
         """
         with self._lock:
-            state = self._current(version, [*numbers, *(suggested.numbers if suggested else ())])
-            label = label if label in (EXCLUDED, UNLABELLED) else checked_name(label, state.table.task)
+            state = self._state_of_version(version, [*numbers, *suggested])
+            label = label if label in (EXCLUDED, UNLABELLED) else clean_class_name(label, state.table.task)
             suspected, edits = suspected or SuspectLabels(), []
             for i in dict.fromkeys(numbers):
                 path, before = state.table.paths[i], state.labels[i]
                 if before == label and not suspected.is_open(path, label):
                     continue
-                by = ""
-                if suggested is not None and i in suggested.numbers:
-                    by = suggested.run
+                proposed_by = ""
+                if i in suggested:
+                    proposed_by = run
                 elif suspected.is_open(path, before) and label in (suspected.suspects[path].suggested, EXCLUDED):
-                    by = suspected.run  # a label that was changed since the run is no longer suspected
-                edits.append(Edit(path, label, "" if before == UNLABELLED else before, proposed_by=by))
-            check_there([state.table.at(edit.path) for edit in edits])
+                    proposed_by = suspected.run
+                previous = "" if before == UNLABELLED else before
+                edits.append(Edit(path, label, previous, proposed_by=proposed_by))
+            check_exist([state.table.at(edit.path) for edit in edits])
             return self._add(edits)
 
     def accept(self, version: str, run: str, groups: Sequence[tuple[str, Sequence[int]]]) -> State:
@@ -199,39 +194,39 @@ class Photographs:
         `groups` has each class with the numbers of its photographs.
         """
         with self._lock:
-            state = self._current(version, [i for _, numbers in groups for i in numbers])
+            state = self._state_of_version(version, [i for _, numbers in groups for i in numbers])
             labels = {
-                i: checked_name(label, state.table.task)
+                i: clean_class_name(label, state.table.task)
                 for label, numbers in groups
                 for i in numbers
                 if state.labels[i] == UNLABELLED
             }
-            check_there([state.table.file(i) for i in labels])
+            check_exist([state.table.file(i) for i in labels])
             return self._add([Edit(state.table.paths[i], label, proposed_by=run) for i, label in labels.items()])
 
     def rename(self, old: str, new: str) -> State:
         """Rename a class. If another class already has the new name, merge both classes."""
         with self._lock:
             state = self.read()
-            new = checked_name(new)
-            names = self._names(state)
+            new = clean_class_name(new)
+            names = self._class_names(state)
             if old in set(state.labels):
                 edits = renaming(zip(state.table.paths, state.labels, strict=True), old, new)
-                check_there([state.table.at(edit.path) for edit in edits])
+                check_exist([state.table.at(edit.path) for edit in edits])
                 state = self._add(edits)
             elif old not in names:
                 raise VitkitError("webapp.class-unknown", f"there is no class {old!r}")
-            self._keep([new if name == old else name for name in names])
+            self._store_names([new if name == old else name for name in names])
             return state
 
     def add_class(self, name: str) -> None:
         """Add a class that no photograph has yet."""
         with self._lock:
-            name = checked_name(name)
-            names = self._names(self.read())
+            name = clean_class_name(name)
+            names = self._class_names(self.read())
             if name in names:
                 raise VitkitError("webapp.class-repeated", f"there is a class {name!r} already")
-            self._keep([*names, name])
+            self._store_names([*names, name])
 
     def remove_class(self, name: str) -> None:
         """Remove a class that no photograph has."""
@@ -239,7 +234,7 @@ class Photographs:
             if name in self._counts(state := self.read()):
                 reason = f"photographs have the class {name!r}: give them another, or merge the class"
                 raise VitkitError("webapp.class-used", reason)
-            self._keep([kept for kept in self._names(state) if kept != name])
+            self._store_names([kept for kept in self._class_names(state) if kept != name])
 
     def undo(self) -> State:
         """Undo the last step, that is, all labels that were set at the same moment.
@@ -249,10 +244,10 @@ class Photographs:
         with self._lock:
             self.workspace.label_file.undo()
             state = self.read()
-            counts, names = self._counts(state), self._names(state)
-            while names and names[-1] in self._by_label and names[-1] not in counts:
+            counts, names = self._counts(state), self._class_names(state)
+            while names and names[-1] in self._created_by_labels and names[-1] not in counts:
                 names.pop()
-            self._keep(names)
+            self._store_names(names)
             return state
 
     def redo(self) -> State:
@@ -268,9 +263,9 @@ class Photographs:
         classes stay the same. Classes that appear together, such as those of folders, are sorted by name.
         """
         with self._lock:
-            counts, names = self._counts(state), self._names(state)
-            self._by_label |= set(names) - set(self._kept())
-            self._keep(names)
+            counts, names = self._counts(state), self._class_names(state)
+            self._created_by_labels |= set(names) - set(self._stored_names())
+            self._store_names(names)
         return [{"name": name, "count": counts[name]} for name in names]
 
     def _counts(self, state: State) -> Counter[str]:
@@ -281,15 +276,16 @@ class Photographs:
             for name in state.table.task.names_in(label)
         )
 
-    def _names(self, state: State) -> list[str]:
-        known = self._kept()
-        return known + sorted(self._counts(state).keys() - set(known))
+    def _class_names(self, state: State) -> list[str]:
+        stored = self._stored_names()
+        return stored + sorted(self._counts(state).keys() - set(stored))
 
     def _add(self, edits: Sequence[Edit]) -> State:
         self.workspace.label_file.add(edits)
         return self.read()
 
-    def _current(self, version: str, numbers: Sequence[int]) -> State:
+    def _state_of_version(self, version: str, numbers: Sequence[int]) -> State:
+        """Return the current state, after checking that it has this version and photographs with these numbers."""
         state = self.read()
         if version != state.version:
             reason = "the photographs in the folder have changed: load them again"
@@ -300,19 +296,19 @@ class Photographs:
 
     # --- The order of the classes -------------------------------------------------------------------------
 
-    def _kept(self) -> list[str]:
+    def _stored_names(self) -> list[str]:
         try:
-            stored = from_json(read_text(self.workspace.state_folder / _CLASSES))
+            stored = from_json(read_text(self.workspace.state_folder / _CLASSES_FILE))
             names = stored.get(str(self.workspace.labels), [])
             return [name for name in names if isinstance(name, str)]
         except (OSError, ValueError, AttributeError):
             return []  # the order, and classes without photographs, are only a convenience
 
-    def _keep(self, names: Sequence[str]) -> None:
+    def _store_names(self, names: Sequence[str]) -> None:
         names = list(dict.fromkeys(names))
-        if names == self._kept():
+        if names == self._stored_names():
             return
-        file = self.workspace.state_folder / _CLASSES
+        file = self.workspace.state_folder / _CLASSES_FILE
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
             stored = dict(from_json(read_text(file)))
@@ -321,23 +317,23 @@ class Photographs:
         write_json(file, {**stored, str(self.workspace.labels): names})
 
 
-_CLASSES = "classes.json"
+_CLASSES_FILE = "classes.json"
 
 
-def check_there(files: Sequence[Place]) -> None:
+def check_exist(files: Sequence[Place]) -> None:
     """Check that photographs exist, so that no label is written for a missing one."""
-    gone = [file for file in files if not is_there(file)]
-    if gone:
-        more = f", and {len(gone) - 1} more" if len(gone) > 1 else ""
-        reason = f"{gone[0]} is no longer there{more}: nothing was written; search for the photographs again"
+    missing = [file for file in files if not image_exists(file)]
+    if missing:
+        more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+        reason = f"{missing[0]} is no longer there{more}: nothing was written; search for the photographs again"
         raise GoneError("webapp.photograph-missing", reason)
 
 
-def checked_name(name: str, task: Task = SINGLE_LABEL) -> str:
+def clean_class_name(name: str, task: Task = SINGLE_LABEL) -> str:
     """Return the name of a class in the form in which it is stored, without surrounding white space."""
-    name = bare(name).strip()
-    if not name or len(name) > _LONGEST or any(not character.isprintable() for character in name):
-        reason = f"the name of a class must have 1 to {_LONGEST} printable characters"
+    name = without_invisible(name).strip()
+    if not name or len(name) > _MAX_NAME or any(not character.isprintable() for character in name):
+        reason = f"the name of a class must have 1 to {_MAX_NAME} printable characters"
         raise VitkitError("webapp.class-invalid", reason)
     if name.lower() == UNLABELLED:
         reason = f"{name!r} is reserved for photographs without a class: choose another name"
@@ -357,14 +353,13 @@ def photographs_in(folder: Path) -> ImageTable:
 def check_folder(folder: Path) -> None:
     """Check that the photographs are still where the studio was opened."""
     if not folder.exists():
-        raise VitkitError(
-            "webapp.folder-missing", f"{folder} is no longer there: restore it, or open other photographs"
-        )
+        reason = f"{folder} is no longer there: restore it, or open other photographs"
+        raise VitkitError("webapp.folder-missing", reason)
 
 
 SIDE = 256  # pixels of the longer side of a thumbnail
-_LARGE = 1600  # pixels of the longer side of a picture that is shown alone
-_FOLDER = "thumbnails-1"
+_LARGE_SIDE = 1600  # pixels of the longer side of a picture that is shown alone
+_CACHE_FOLDER = "thumbnails-1"
 
 
 class Thumbnails:
@@ -374,45 +369,45 @@ class Thumbnails:
         self._pool = ThreadPoolExecutor(cores(), thread_name_prefix="thumbnail")
         self._slots = asyncio.Semaphore(2 * cores())
 
-    async def get(self, file: Place, is_left: Callable[[], Awaitable[bool]]) -> bytes | None:
-        """Return the thumbnail of a file as JPEG; None if `is_left` reports that the client has disconnected."""
+    async def get(self, file: Place, is_disconnected: Callable[[], Awaitable[bool]]) -> bytes | None:
+        """Return the thumbnail of a file as JPEG; None if the client has disconnected meanwhile."""
         async with self._slots:
-            if await is_left():
+            if await is_disconnected():
                 return None
             return await asyncio.get_running_loop().run_in_executor(self._pool, thumbnail, file)
 
     async def get_large(self, file: Place) -> bytes:
         """Return a picture at screen size as JPEG, without a cache."""
         async with self._slots:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, _shrunk, file, _LARGE)
+            return await asyncio.get_running_loop().run_in_executor(self._pool, _shrink, file, _LARGE_SIDE)
 
     async def respond(self, file: Place, request: Request, *, large: bool) -> Response:
         """Answer a request with the thumbnail of a file, or with the picture at screen size."""
         try:
-            made = await (self.get_large(file) if large else self.get(file, request.is_disconnected))
+            jpeg = await (self.get_large(file) if large else self.get(file, request.is_disconnected))
         except UnreadableImageError as error:
             raise VitkitError(error.code, f"the photograph cannot be read: {error}") from error
         headers = {"Cache-Control": "private, max-age=600"}
-        return Response(status_code=204) if made is None else Response(made, media_type="image/jpeg", headers=headers)
+        return Response(status_code=204) if jpeg is None else Response(jpeg, media_type="image/jpeg", headers=headers)
 
 
 def thumbnail(file: Place) -> bytes:
     """Return the thumbnail of a file from the cache. If it is not cached, make it and try to cache it."""
-    kept = None
-    if stamp := stamp_of(file):  # a path that changes whenever the file does
-        name = hashlib.sha256(os.fsencode(f"{file}\0{stamp}")).hexdigest()[:40]
-        kept = cache_folder() / _FOLDER / name[:2] / f"{name}.jpg"
+    cached = None
+    if stamp := stamp_of(file):
+        name = hashlib.sha256(os.fsencode(f"{file}\0{stamp}")).hexdigest()[:40]  # changes whenever the file does
+        cached = cache_folder() / _CACHE_FOLDER / name[:2] / f"{name}.jpg"
         with contextlib.suppress(OSError):
-            return kept.read_bytes()
-    made = _shrunk(file, SIDE)
-    if kept is not None:
+            return cached.read_bytes()
+    jpeg = _shrink(file, SIDE)
+    if cached is not None:
         with contextlib.suppress(OSError):
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(kept, made)
-    return made
+            cached.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(cached, jpeg)
+    return jpeg
 
 
-def _shrunk(file: Place, side: int) -> bytes:
+def _shrink(file: Place, side: int) -> bytes:
     try:
         with picture_of(file, side // 2) as picture:
             image = picture.image

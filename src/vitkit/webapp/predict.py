@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import os
 import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
@@ -27,21 +26,21 @@ from fastapi.responses import FileResponse, HTMLResponse
 from pydantic import BaseModel, Field
 from starlette.background import BackgroundTask
 
-from vitkit.data import Edit, Overlooked, add_edits, has_no_folders, images_below
+from vitkit.data import Edit, SearchLog, add_edits, has_no_folders, images_below
 from vitkit.errors import VitkitError
 from vitkit.inference import UNKNOWN
 from vitkit.model_folder import DESCRIPTION
 from vitkit.system import from_json, read_json, read_text, write_json
 from vitkit.text import check_rows, harmless, restored, write_workbook
-from vitkit.webapp.folders import PhotoFolder, chosen, new_folder
+from vitkit.webapp.folders import PhotoFolder, find_folder, new_folder
 from vitkit.webapp.likeness import Background, run_vitkit
-from vitkit.webapp.photographs import Thumbnails, check_number, checked_name, photographs_in
+from vitkit.webapp.photographs import Thumbnails, check_number, clean_class_name, photographs_in
 from vitkit.webapp.results import figures_in
 from vitkit.webapp.workspace import Workspace, label_file_of
 
 _TOP = 3  # classes that are shown for a photograph
 _FOLDER = "predictions"  # in the state folder
-_SHEET_MOST = 2_000  # photographs on a contact sheet
+_MAX_SHEET = 2_000  # photographs on a contact sheet
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,8 @@ class PredictionSet:
 
     number: int  # increases with each request
     run: str
-    folder: str  # or archive of the photographs
-    title: str  # of the folder on the page
+    folder: str  # the folder or archive of the photographs
+    title: str  # the title of the folder on the page
     when: float  # seconds since 1970
     corrections: dict[str, str] = field(default_factory=dict)  # classes that people chose, by row number as text
 
@@ -72,7 +71,7 @@ class StoredPredictions:
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
         self.folder = workspace.state_folder / _FOLDER
-        self._kept: tuple[int, list[PhotoPrediction]] | None = None
+        self._last_read: tuple[int, list[PhotoPrediction]] | None = None  # the number of a set, and its rows
         self._lock = threading.Lock()
 
     def all(self) -> list[PredictionSet]:
@@ -88,28 +87,39 @@ class StoredPredictions:
 
     def rows(self, item: PredictionSet) -> list[PhotoPrediction]:
         """Return the prediction for each photograph in a set."""
-        if self._kept is not None and self._kept[0] == item.number:
-            return self._kept[1]
-        named = [("label", "confidence"), *((f"label_{i}", f"confidence_{i}") for i in range(1, _TOP + 1))]
-        answers, file = [], self.folder / f"{item.number:06}.csv"
+        if self._last_read is not None and self._last_read[0] == item.number:
+            return self._last_read[1]
+        columns = [("label", "confidence"), *((f"label_{i}", f"confidence_{i}") for i in range(1, _TOP + 1))]
+        predictions, file = [], self.folder / f"{item.number:06}.csv"
         try:
             with file.open(encoding="utf-8", errors="surrogateescape", newline="") as text:
                 for cells in csv.DictReader(text):
                     row = {name: restored(cell or "") for name, cell in cells.items()}
-                    ranking = [(row[label], float(row[value])) for label, value in named if row.get(value)]
-                    familiar = row.get("familiar") or row.get("unknown")  # files of earlier versions
+                    ranking = [(row[label], float(row[value])) for label, value in columns if row.get(value)]
+                    familiar = row.get("familiar") or row.get("unknown")  # the name in files of earlier versions
                     share = float(familiar) if familiar else None
-                    answers.append(PhotoPrediction(row["path"], tuple(ranking[:_TOP]), row["error"], share))
+                    predictions.append(PhotoPrediction(row["path"], tuple(ranking[:_TOP]), row["error"], share))
         except (OSError, csv.Error, KeyError, ValueError) as error:
             reason = "the file with these predictions is gone or damaged: predict the folder again"
             raise VitkitError("webapp.predictions-damaged", reason) from error
-        self._kept = item.number, answers
-        return answers
+        self._last_read = item.number, predictions
+        return predictions
 
-    def label(self, item: PredictionSet, number: int) -> str:
-        """Return the class of a row: the correction, or else the predicted class; empty if it has neither."""
-        row = self.rows(item)[number]
-        return item.corrections.get(str(number), row.ranking[0][0] if row.ranking else "")
+    def edits(self, item: PredictionSet, numbers: Sequence[int], base: Path) -> list[Edit]:
+        """Return rows of a label file with the corrected or else predicted classes; paths are relative to `base`.
+
+        Photographs that have neither are left out. Predicted classes are marked as proposed by the run.
+        """
+        edits, rows = [], self.rows(item)
+        for number in dict.fromkeys(numbers):
+            check_number(number, len(rows))
+            row, correction = rows[number], item.corrections.get(str(number))
+            path = Path(_relative_path(row.path, str(base))).as_posix()
+            if correction is not None:
+                edits.append(Edit(path, correction))
+            elif row.ranking:
+                edits.append(Edit(path, row.ranking[0][0], proposed_by=item.run))
+        return edits
 
     def correct(self, number: int, rows: Sequence[int], label: str) -> dict[str, str]:
         """Correct the class of rows in a set of predictions, and return all corrections of the set by row number.
@@ -117,13 +127,13 @@ class StoredPredictions:
         An empty `label` restores the predicted class.
         """
         with self._lock:  # so that no correction of a concurrent request is lost
-            item, texts = self.get(number), {str(row) for row in rows}
-            changed = {row: name for row, name in item.corrections.items() if row not in texts}
-            changed |= {str(row): label for row in rows if label}
-            self.keep(replace(item, corrections=changed))
-        return changed
+            item = self.get(number)
+            corrections = item.corrections | {str(row): label for row in rows}
+            corrections = {row: name for row, name in corrections.items() if name}
+            self.write(replace(item, corrections=corrections))
+        return corrections
 
-    def keep(self, item: PredictionSet) -> None:
+    def write(self, item: PredictionSet) -> None:
         """Write the description of a set of predictions, with its corrections, to disk."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_json(self.folder / f"{item.number:06}.json", asdict(item))
@@ -136,7 +146,7 @@ class StoredPredictions:
         out = self.folder / f"{item.number:06}.csv"
         source = str(self.workspace.run_folder(run))
         run_vitkit(["predict", source, str(folder), "--top", str(_TOP)], out)
-        self.keep(item)
+        self.write(item)
         return item.number
 
     def _read(self, file: Path) -> PredictionSet | None:
@@ -150,7 +160,7 @@ class StoredPredictions:
 # --- Exports and additions to the data ------------------------------------------------------------------------
 
 
-def table_of(
+def prediction_table(
     stored: StoredPredictions, item: PredictionSet, withhold: float, unknown: float = 0.0
 ) -> tuple[list[str], list[list[str | float | None]]]:
     """Return the header and the rows of a table of predictions, one row for each photograph.
@@ -158,21 +168,21 @@ def table_of(
     A predicted class is withheld below the confidence `withhold`, and shown as `?` if the familiarity is at most
     `unknown`; corrected classes are always shown. The familiarity, if there is one, is the last column.
     """
-    answers = stored.rows(item)
-    has_familiar = any(row.familiar is not None for row in answers)
+    predictions = stored.rows(item)
+    has_familiar = any(prediction.familiar is not None for prediction in predictions)
     header = ["path", "label", "confidence", "predicted", "withheld", "corrected", "error"]
     rows: list[list[str | float | None]] = []
-    for number, row in enumerate(answers):
-        correction, more = item.corrections.get(str(number)), [row.familiar] if has_familiar else []
-        if not row.ranking:
-            rows.append([_below(row.path, item.folder), correction, None, None, None, correction, row.error, *more])
-            continue
-        predicted, confidence = row.ranking[0]
-        is_unknown = correction is None and row.familiar is not None and row.familiar <= unknown
-        is_withheld = correction is None and (is_unknown or confidence < withhold)
-        label = correction or (UNKNOWN if is_unknown else None if is_withheld else predicted)
-        cells = [label, confidence, predicted, "yes" if is_withheld else None, correction, None, *more]
-        rows.append([_below(row.path, item.folder), *cells])
+    for number, prediction in enumerate(predictions):
+        correction = item.corrections.get(str(number))
+        cells: list[str | float | None] = [correction, None, None, None, correction, prediction.error]
+        if prediction.ranking:
+            predicted, confidence = prediction.ranking[0]
+            is_unknown = correction is None and prediction.familiar is not None and prediction.familiar <= unknown
+            is_withheld = correction is None and (is_unknown or confidence < withhold)
+            label = correction or (UNKNOWN if is_unknown else None if is_withheld else predicted)
+            cells = [label, confidence, predicted, "yes" if is_withheld else None, correction, None]
+        last = [prediction.familiar] if has_familiar else []
+        rows.append([_relative_path(prediction.path, item.folder), *cells, *last])
     return [*header, *(["familiar"] if has_familiar else [])], rows
 
 
@@ -182,42 +192,43 @@ def contact_sheet(stored: StoredPredictions, item: PredictionSet, withhold: floa
     from vitkit.text import write_page
 
     rows = stored.rows(item)
-    if len(rows) > _SHEET_MOST:
-        reason = f"a contact sheet has at most {_SHEET_MOST:,} photographs, not {len(rows):,}"
+    if len(rows) > _MAX_SHEET:
+        reason = f"a contact sheet has at most {_MAX_SHEET:,} photographs, not {len(rows):,}"
         raise VitkitError("webapp.photographs-too-many", reason)
     captions: list[tuple[str, ...]] = []
-    for path, label, confidence, _, is_withheld, correction, error, *_ in table_of(stored, item, withhold, unknown)[1]:
+    _, table = prediction_table(stored, item, withhold, unknown)
+    for path, label, confidence, _, is_withheld, correction, error, *_ in table:
         if error:
             captions.append((str(error), str(path)))
             continue
-        sure = "corrected" if correction else f"{100 * float(confidence or 0):.0f} %"
-        captions.append(("withheld" if is_withheld and label is None else str(label), sure, str(path)))
+        certainty = "corrected" if correction else f"{100 * float(confidence or 0):.0f} %"
+        captions.append(("withheld" if is_withheld and label is None else str(label), certainty, str(path)))
     pictures = thumbnails((Path(row.path) for row in rows), 160)
-    shown = list(zip(pictures, captions, strict=True))
+    captioned = list(zip(pictures, captions, strict=True))
     title = f"{item.title}: what {item.run} sees"
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "sheet.html"
         heading = f"<h1>{escape(title)}</h1><p>{len(rows)} photographs</p>"
-        write_page(page, title, ['<div class="panel">', heading, gallery(shown), "</div>"])
+        write_page(page, title, ['<div class="panel">', heading, gallery(captioned), "</div>"])
         return page.read_bytes()  # bytes, because names of files need not be UTF-8
 
 
-def _model_of(workspace: Workspace, run: str) -> dict[str, Any]:
-    """Return the classes of a run's model in their order, and how good it was in its test; empty if it is gone."""
+def _classes_and_verdict(workspace: Workspace, run: str) -> dict[str, Any]:
+    """Return the classes of a run's model, and the verdict on its test; empty without a model, or a sound test."""
     folder, order = workspace.runs / run, []
     if run in workspace.model_names():
         with suppress(OSError, VitkitError, TypeError, KeyError):
             order = list(map(str, read_json(folder / DESCRIPTION)["classes"]))
-    told = figures_in(folder) if order else {}
-    is_sound = told and told["figures"]["split"] != "val" and told["verdict"]["level"] != "problem"
-    return {"order": order, "tested": told["verdict"]["sentence"] if is_sound else ""}
+    result = figures_in(folder) if order else {}
+    is_sound = result and result["figures"]["split"] != "val" and result["verdict"]["level"] != "problem"
+    return {"order": order, "tested": result["verdict"]["sentence"] if is_sound else ""}
 
 
 def _is_inside(workspace: Workspace, item: PredictionSet) -> bool:
     return Path(item.folder).resolve().is_relative_to(workspace.photographs.resolve())
 
 
-def _below(path: str, folder: str) -> str:
+def _relative_path(path: str, folder: str) -> str:
     return os.path.relpath(path, folder) if Path(path).is_relative_to(folder) else path
 
 
@@ -231,16 +242,8 @@ def add_to_data(
     which the studio uses when it opens the folder. Predicted classes that nobody corrected are recorded as proposed by
     the run.
     """
-    rows = stored.rows(item)
-    for number in numbers:
-        check_number(number, len(rows))
     root, is_inside = Path(item.folder), _is_inside(workspace, item)
-    base = workspace.photographs if is_inside else root
-    edits = []
-    for number in dict.fromkeys(numbers):
-        if label := stored.label(item, number):
-            by = "" if str(number) in item.corrections else item.run
-            edits.append(Edit(_below(rows[number].path, str(base)), label, proposed_by=by))
+    edits = stored.edits(item, numbers, workspace.photographs if is_inside else root)
     if is_inside:
         table = photographs_in(workspace.photographs)
         has_folder_class = {path for i, path in enumerate(table.paths) if table.name_of(i) not in ("", "unlabelled")}
@@ -258,16 +261,11 @@ def join_data(
     workspace: Workspace, stored: StoredPredictions, item: PredictionSet, numbers: Sequence[int]
 ) -> dict[str, Any]:
     """Create a folder with photographs of the studio and predicted ones of another folder, and describe it."""
-    rows, labels = stored.rows(item), {}
-    for number in numbers:
-        check_number(number, len(rows))
-        if label := stored.label(item, number):
-            by = "" if str(number) in item.corrections else item.run
-            labels[Path(_below(rows[number].path, item.folder)).as_posix()] = (label, by)
-    if not labels:
+    edits = stored.edits(item, numbers, Path(item.folder))
+    if not edits:
         reason = "none of these photographs has a class: there is nothing to add"
         raise VitkitError("webapp.class-missing", reason)
-    folder = _join(workspace, Path(item.folder), labels)
+    folder = _joined_folder(workspace, Path(item.folder), edits)
     return PhotoFolder(folder, folder.name, None).to_dict()
 
 
@@ -298,7 +296,8 @@ def router(workspace: Workspace) -> APIRouter:
     """Return the routes of the tab."""
     routes, stored = APIRouter(prefix="/api/predict"), StoredPredictions(workspace)
     work: Background[int] = Background()
-    last: list[str] = [""]  # the title of the folder that was predicted last
+    thumbnails = Thumbnails()
+    last_title = ""  # the title of the folder that was predicted last
 
     @routes.get("")
     def show() -> dict[str, Any]:
@@ -309,24 +308,27 @@ def router(workspace: Workspace) -> APIRouter:
 
     @routes.post("")
     def start(request: PredictionRequest) -> dict[str, Any]:
+        nonlocal last_title
         run = workspace.run_folder(request.run).name
-        folder = chosen(request.folder, workspace.runs, workspace.photographs)
+        folder = find_folder(request.folder, workspace.runs, workspace.photographs)
         if not work.is_running:
-            last[0] = folder.title
+            last_title = folder.title
             work.start("", lambda: stored.compute(run, folder.path, folder.title))
         return state()
 
     @routes.get("/state")
     def state() -> dict[str, Any]:
-        return {**work.to_dict(), "title": last[0], "number": work.result("")}
+        return {**work.to_dict(), "title": last_title, "number": work.result("")}
 
     @routes.get("/{number}")
     def show_rows(number: int) -> dict[str, Any]:
         item = stored.get(number)
-        rows = [[_below(row.path, item.folder), row.ranking, row.error, row.familiar] for row in stored.rows(item)]
+        rows = [
+            [_relative_path(row.path, item.folder), row.ranking, row.error, row.familiar] for row in stored.rows(item)
+        ]
         classes = sorted({label for row in stored.rows(item) for label, _ in row.ranking})
-        about = {"classes": classes, "inside": _is_inside(workspace, item), **_model_of(workspace, item.run)}
-        return {**asdict(item), "rows": rows, **about}
+        model = {**_classes_and_verdict(workspace, item.run), "inside": _is_inside(workspace, item)}
+        return {**asdict(item), "rows": rows, "classes": classes, **model}
 
     @routes.get("/{number}/thumbnail/{row}")
     async def show_thumbnail(number: int, row: int, request: Request, large: bool = False) -> Response:
@@ -334,14 +336,12 @@ def router(workspace: Workspace) -> APIRouter:
         check_number(row, len(rows))
         return await thumbnails.respond(Path(rows[row].path), request, large=large)
 
-    thumbnails = Thumbnails()
-
     @routes.post("/{number}/correct")
     def correct(number: int, correction: Correction) -> dict[str, Any]:
         item = stored.get(number)
         for row in correction.numbers:
             check_number(row, len(stored.rows(item)))
-        label = checked_name(correction.label) if correction.label else ""
+        label = clean_class_name(correction.label) if correction.label else ""
         return {"corrections": stored.correct(number, correction.numbers, label)}
 
     @routes.post("/{number}/add")
@@ -349,40 +349,40 @@ def router(workspace: Workspace) -> APIRouter:
         return add_to_data(workspace, stored, stored.get(number), addition.numbers)
 
     @routes.post("/{number}/join")
-    def make_folder_of_both(number: int, addition: Addition) -> dict[str, Any]:
+    def join(number: int, addition: Addition) -> dict[str, Any]:
         return join_data(workspace, stored, stored.get(number), addition.numbers)
 
     @routes.get("/{number}/table.csv")
     def send_csv(number: int, withhold: float = 0.0, unknown: float = 0.0) -> Response:
         item = stored.get(number)
-        header, rows = table_of(stored, item, withhold, unknown)
+        header, rows = prediction_table(stored, item, withhold, unknown)
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(header)
         for row in rows:
             writer.writerow(harmless(cell) if isinstance(cell, str) else cell for cell in row)
         content = text.getvalue().encode("utf-8", "surrogateescape")
-        return Response(content, media_type="text/csv", headers=_attached("csv", item))
+        return Response(content, media_type="text/csv", headers=_attachment("csv", item))
 
     @routes.get("/{number}/table.xlsx")
     def send_workbook(number: int, withhold: float = 0.0, unknown: float = 0.0) -> FileResponse:
         item = stored.get(number)
-        header, rows = table_of(stored, item, withhold, unknown)
+        header, rows = prediction_table(stored, item, withhold, unknown)
         check_rows(len(rows))
         folder = tempfile.TemporaryDirectory()
         file = Path(folder.name) / "predictions.xlsx"
         write_workbook(file, header, rows)
-        return FileResponse(file, headers=_attached("xlsx", item), background=BackgroundTask(folder.cleanup))
+        return FileResponse(file, headers=_attachment("xlsx", item), background=BackgroundTask(folder.cleanup))
 
     @routes.get("/{number}/sheet.html")
     def send_sheet(number: int, withhold: float = 0.0, unknown: float = 0.0) -> HTMLResponse:
         item = stored.get(number)
-        return HTMLResponse(contact_sheet(stored, item, withhold, unknown), headers=_attached("html", item))
+        return HTMLResponse(contact_sheet(stored, item, withhold, unknown), headers=_attachment("html", item))
 
     return routes
 
 
-def _attached(suffix: str, item: PredictionSet) -> dict[str, str]:
+def _attachment(suffix: str, item: PredictionSet) -> dict[str, str]:
     return {"Content-Disposition": f'attachment; filename="predictions-{item.number}.{suffix}"'}
 
 
@@ -394,10 +394,10 @@ def _attached(suffix: str, item: PredictionSet) -> dict[str, str]:
 # training can keep the split of an earlier run. The label file of the new folder begins with the existing labels.
 
 
-def _join(workspace: Workspace, others: Path, labels: Mapping[str, tuple[str, str]]) -> Path:
+def _joined_folder(workspace: Workspace, others: Path, new_edits: Sequence[Edit]) -> Path:
     """Create a folder with the studio's photographs and other photographs, write its label file, and return its path.
 
-    `labels` has the photographs of `others` to add, by relative path: the class, and the run that proposed it or "".
+    `new_edits` has the labels of the photographs of `others` to add, with paths relative to it.
     """
     photographs = workspace.photographs
     for folder in (photographs, others):
@@ -413,32 +413,35 @@ def _join(workspace: Workspace, others: Path, labels: Mapping[str, tuple[str, st
         if is_taken:
             reason = f"{file} exists, and may belong to other photographs: rename it first"
             raise VitkitError("webapp.file-exists", reason)
+        paths = [edit.path for edit in new_edits]
         if has_no_folders(photographs):
-            places = {path: f"{others.name}-{path}".replace("/", "-") for path in labels}
-        else:  # in a subfolder of their own
-            names = itertools.chain([others.name], (f"{others.name}-{number}" for number in itertools.count(2)))
-            added = next(name for name in names if not (photographs / name).exists())
-            places = {path: f"{added}/{path}" for path in labels}
-        for path in images_below(photographs, Overlooked()):
+            new_paths = {path: f"{others.name}-{path}".replace("/", "-") for path in paths}
+        else:  # in a new subfolder
+            subfolder, number = others.name, 1
+            while (photographs / subfolder).exists():
+                number += 1
+                subfolder = f"{others.name}-{number}"
+            new_paths = {path: f"{subfolder}/{path}" for path in paths}
+        for path in images_below(photographs, SearchLog()):
             _link(photographs / path, unfinished / path)
-        for path, place in places.items():
-            _link(others / path, unfinished / place)
-        if not set(places.values()) <= set(photographs_in(unfinished).paths):
+        for path, new_path in new_paths.items():
+            _link(others / path, unfinished / new_path)
+        if not set(new_paths.values()) <= set(photographs_in(unfinished).paths):
             raise VitkitError(
                 "webapp.folder-split",
                 "the studio's photographs are divided into folders such as train and val, so others cannot be added: "
                 "write only the label file of the others, or copy them into the folder of the training photographs",
             )
-        last: dict[str, Edit] = {}
+        edits: dict[str, Edit] = {}  # the last one of each photograph
         for edit in workspace.label_file.read().edits:
-            named = Path(edit.path)
-            relative = named.relative_to(photographs).as_posix() if named.is_relative_to(photographs) else edit.path
-            last[relative] = Edit(relative, edit.label, edit.previous, proposed_by=edit.proposed_by)
-        edits = list(last.values())
-        edits += [Edit(places[path], label, proposed_by=by) for path, (label, by) in labels.items()]
+            path = edit.path
+            if Path(path).is_relative_to(photographs):
+                path = Path(path).relative_to(photographs).as_posix()
+            edits[path] = Edit(path, edit.label, edit.previous, proposed_by=edit.proposed_by)
+        moved = [edit._replace(path=new_paths[edit.path]) for edit in new_edits]
         file.parent.mkdir(parents=True, exist_ok=True)
-        add_edits(file, edits)
-        target.rmdir()
+        add_edits(file, [*edits.values(), *moved])
+        target.rmdir()  # `new_folder` created it only to reserve the name
         unfinished.rename(target)
     except BaseException as error:
         for folder in (target, unfinished):
@@ -459,7 +462,7 @@ def _link(source: Path, target: Path) -> None:
     if target.exists():
         reason = f"two photographs would be called {target.name}: rename one of them"
         raise VitkitError("webapp.photograph-repeated", reason)
-    with suppress(OSError):  # another file system, or one without links
+    try:
         os.link(source, target)
-        return
-    shutil.copy2(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copy2(source, target)

@@ -30,19 +30,19 @@ from vitkit.evaluation import BY_FOLDS, counted_figures, headline_of, read_figur
 from vitkit.reporting import data_of_report
 from vitkit.system import EVALUATION, FOLDS, LABEL_ERRORS, REPORT, SPLIT
 from vitkit.text import JOINT
-from vitkit.webapp.photographs import Thumbnails, check_number, check_there, checked_name, stamp_of, until_changed
+from vitkit.webapp.photographs import Thumbnails, check_exist, check_number, clean_class_name, file_cache, stamp_of
 from vitkit.webapp.workspace import Workspace
 
-What = Literal["keep", "relabel", "exclude"]
-AGAIN = {  # what training again does, by `is_cross_tested`
+Choice = Literal["keep", "relabel", "exclude"]
+AGAIN = {  # what it means to train again with the corrected labels, by `is_cross_tested`
     False: "Every photograph stays in its split, so the figures can be compared.",
     True: (
-        "Every photograph is tested by a layer that was trained without it again, so the figures can be compared; this "
-        "requires to train only the last layer of the model that this run began from."
+        "Every photograph is again tested by a layer that was trained without it, so the figures can be compared; this "
+        "requires that only the last layer of the model from which this run began is trained."
     ),
 }
-_MOST = 300  # maximum number of suspected label errors on a page
-_BESIDE = ("balanced_accuracy", "loss")  # figures next to the headline
+_MAX_SUSPECTS = 300  # maximum number of suspected label errors on a page
+_OTHER_FIGURES = ("balanced_accuracy", "loss")  # figures next to the headline
 
 
 def summaries(workspace: Workspace) -> list[dict[str, Any]]:
@@ -66,27 +66,28 @@ def figures_in(folder: Path) -> dict[str, Any]:
         return {}
     try:
         numbers = read_figures(file)
-        quoted, counted = headline_of(numbers), counted_figures(numbers)
-        beside = {name: counted[name] for name in _BESIDE if name in counted}
-        beside = {name: value["mean"] if quoted.folds else value for name, value in beside.items()}
+        headline, counted = headline_of(numbers), counted_figures(numbers)
+        others = {name: counted[name] for name in _OTHER_FIGURES if name in counted}
+        if headline.folds:  # each figure has its mean and values over the folds
+            others = {name: value["mean"] for name, value in others.items()}
         verdict = asdict(verdict_of(numbers))
     except (OSError, VitkitError, TypeError, KeyError, AttributeError):
-        return {}  # the file is just being written, or is damaged
-    figures = {"figure": quoted.figure, "accuracy": quoted.value, **beside}
+        return {}
+    figures = {"figure": headline.figure, "accuracy": headline.value, **others}
     return {
-        "figures": {**figures, "images": quoted.images, "split": quoted.split},
-        "interval": None if quoted.interval is None else list(quoted.interval),
-        "caveats": [caveat.text for caveat in quoted.caveats],
+        "figures": {**figures, "images": headline.images, "split": headline.split},
+        "interval": None if headline.interval is None else list(headline.interval),
+        "caveats": [caveat.text for caveat in headline.caveats],
         "verdict": verdict,
     }
 
 
 def is_cross_tested(folder: Path) -> bool:
-    """Return whether a run tested each photograph by a head that was trained without it, and set none aside."""
+    """Return whether a run tested each photograph by a head that was trained without it, instead of a test split."""
     return figures_in(folder).get("figures", {}).get("split") == BY_FOLDS
 
 
-_report_data = until_changed(data_of_report)
+_report_data = file_cache(data_of_report)
 
 
 def data_of(folder: Path) -> dict[str, Any]:
@@ -97,30 +98,30 @@ def data_of(folder: Path) -> dict[str, Any]:
 def file_of(folder: Path, path: str) -> Place:
     """Return the file of a photograph that the run lists under this path."""
     photographs = _read_split(folder / SPLIT)
-    place = photographs.places.get(path)
-    if place is None:
+    file = photographs.files.get(path)
+    if file is None:
         raise VitkitError("webapp.photograph-unknown", "there is no such photograph")
-    if not is_unchanged(place, photographs.contents.get(path)):
+    if not is_unchanged(file, photographs.digests.get(path)):
         reason = f"{path} is no longer the photograph that {folder.name} recorded: the file was changed or deleted"
         raise VitkitError("webapp.photograph-changed", reason)
-    return place
+    return file
 
 
 class _RunPhotographs(NamedTuple):
     root: Path  # the folder of the photographs
-    places: dict[str, Place]  # the file of each photograph, by its path relative to the root
-    contents: dict[str, str]  # the digest of each photograph's content when the run began, by the same path
+    files: dict[str, Place]  # the file of each photograph, by its path relative to the root
+    digests: dict[str, str]  # the digest of each photograph's content when the run began, by the same path
     task: Task
 
 
-@until_changed
+@file_cache
 def _read_split(split: Path) -> _RunPhotographs:
     if not split.is_file():
         reason = f"{split.parent.name} does not say where its photographs are: it has no {split.name}"
         raise VitkitError("webapp.split-missing", reason)
     table = split_from_file(split)
-    places = {path: table.file(i) for i, path in enumerate(table.paths)}
-    return _RunPhotographs(table.root, places, read_contents(split), table.task)
+    files = {path: table.file(i) for i, path in enumerate(table.paths)}
+    return _RunPhotographs(table.root, files, read_contents(split), table.task)
 
 
 def agreement(first: Path, second: Path) -> dict[str, Any]:
@@ -133,32 +134,28 @@ def agreement(first: Path, second: Path) -> dict[str, Any]:
         `listed`, the number of images in each report; `shared`, the number of images in both reports; and, among the
         shared images, how many each run classifies correctly (`right`), and how many only this run does (`only`).
     """
-    right = [_correctness(run) for run in (first, second)]
-    shared = right[0].keys() & right[1].keys()
-    both = [(right[0][path], right[1][path]) for path in shared]
+    all_first, all_second = _is_correct_by_image(first), _is_correct_by_image(second)
+    shared = all_first.keys() & all_second.keys()
+    pairs = [(all_first[image], all_second[image]) for image in shared]
     return {
-        "listed": [len(run) for run in right],
+        "listed": [len(all_first), len(all_second)],
         "shared": len(shared),
-        "right": [sum(pair[i] for pair in both) for i in (0, 1)],
-        "only": [sum(a and not b for a, b in both), sum(b and not a for a, b in both)],
+        "right": [sum(a for a, _ in pairs), sum(b for _, b in pairs)],
+        "only": [sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)],
     }
 
 
-def _correctness(folder: Path) -> dict[tuple[str, str], bool]:
-    """Return whether a run classifies each held-out image correctly, by path and content.
+def _is_correct_by_image(folder: Path) -> dict[tuple[str, str], bool]:
+    """Return whether a run classifies each held-out image correctly, by path and digest of the content.
 
-    Without a digest, the content is given by the location. Classes are compared by name.
+    The location of the file replaces an unknown digest.
     """
     images, photographs, seen = data_of(folder)["images"], _read_split(folder / SPLIT), set[str]()
     with suppress(OSError, VitkitError):  # reports of earlier versions include images that the weights had seen
         seen = set((read_figures(folder / EVALUATION).get("seen") or {"paths": ()})["paths"])
-    contents = {path: str(file) for path, file in photographs.places.items()} | photographs.contents
-
-    def names(numbers: int | list[int]) -> list[str]:
-        return sorted(images["classes"][i] for i in (numbers if isinstance(numbers, list) else [numbers]))
-
-    rows = zip(images["path"], images["true"], images["said"], strict=True)
-    return {(path, contents.get(path, "")): names(true) == names(said) for path, true, said in rows if path not in seen}
+    contents = {path: str(file) for path, file in photographs.files.items()} | photographs.digests
+    rows = zip(images["path"], images["true"], images["said"], strict=True)  # with indices of this run's classes
+    return {(path, contents.get(path, "")): true == predicted for path, true, predicted in rows if path not in seen}
 
 
 # --- Suspected label errors ---------------------------------------------------------------------------------
@@ -166,52 +163,58 @@ def _correctness(folder: Path) -> dict[tuple[str, str], bool]:
 
 def suspects_of(workspace: Workspace, folder: Path) -> dict[str, Any]:
     """Return a run's suspected label errors, the most suspicious first, with the users' decisions since the run."""
-    suspects = _suspects(folder)
-    decided = {path: edit.label for path, edit in decisions_since(workspace.label_file.read(), folder).items()}
+    suspects = _read_suspects(folder)
+    decisions = decisions_since(workspace.label_file.read(), folder)
     rows = []
-    for item in suspects[:_MOST]:
-        label = decided.get(item.path)
-        state = "open" if label is None else "excluded" if label == EXCLUDED else "relabelled"
-        rows.append({**item._asdict(), "said": label, "state": "kept" if label == item.label else state})
-    about = {"why_not": _why_not(workspace, folder), "version": stamp_of(folder / LABEL_ERRORS)}
-    about["again"] = AGAIN[is_cross_tested(folder)]
-    return {"total": len(suspects), "chance": chance_in_words(suspects), "suspects": rows, **about}
+    for suspect in suspects[:_MAX_SUSPECTS]:
+        label = decisions[suspect.path].label if suspect.path in decisions else None
+        states = {None: "open", EXCLUDED: "excluded", suspect.label: "kept"}
+        rows.append({**suspect._asdict(), "said": label, "state": states.get(label, "relabelled")})
+    return {
+        "total": len(suspects),
+        "chance": chance_in_words(suspects),
+        "suspects": rows,
+        "why_not": _why_read_only(workspace, folder),
+        "version": stamp_of(folder / LABEL_ERRORS),
+        "again": AGAIN[is_cross_tested(folder)],
+    }
 
 
 def decide(
-    workspace: Workspace, folder: Path, version: str, numbers: Sequence[int], what: What, label: str = ""
+    workspace: Workspace, folder: Path, version: str, numbers: Sequence[int], what: Choice, label: str = ""
 ) -> None:
     """Write decisions about suspected label errors into the label file.
 
     The numbers are positions in the version `version` of the run's list of suspects. `what` is `keep` if the labels are
     right, `relabel` to change them (to `label`, or to the suggested class if it is empty), or `exclude`.
     """
-    suspects = _suspects(folder)
+    suspects = _read_suspects(folder)
     if version != stamp_of(folder / LABEL_ERRORS) or not all(0 <= i < len(suspects) for i in numbers):
         raise VitkitError("webapp.suspects-changed", "the list of suspected label errors has changed: load it again")
     decisions = []
-    for item in (suspects[i] for i in dict.fromkeys(numbers)):
-        new = {"keep": item.label, "relabel": label or item.suggested, "exclude": EXCLUDED}[what]
-        decisions.append((item.path, item.label, item.suggested, new))
-    _write(workspace, folder, decisions)
+    for suspect in (suspects[i] for i in dict.fromkeys(numbers)):
+        new = {"keep": suspect.label, "relabel": label or suspect.suggested, "exclude": EXCLUDED}[what]
+        decisions.append((suspect.path, suspect.label, suspect.suggested, new))
+    _write_decisions(workspace, folder, decisions)
 
 
-def _write(workspace: Workspace, folder: Path, decisions: Sequence[tuple[str, str, str, str]]) -> None:
+def _write_decisions(workspace: Workspace, folder: Path, decisions: Sequence[tuple[str, str, str, str]]) -> None:
     """Write labels that people gave to photographs of a run; those that follow the model are marked as proposed by it.
 
     A decision has the path of the photograph, its label in the run, the class that the model predicts or suggests, and
     the new label.
     """
-    if reason := _why_not(workspace, folder):
+    if reason := _why_read_only(workspace, folder):
         raise VitkitError("webapp.photographs-foreign", reason)
-    known = {item.path: item.label for item in workspace.label_file.read().edits}
-    task, edits = _read_split(folder / SPLIT).task, []
-    check_there([workspace.photographs / path for path, *_ in decisions])
-    for path, label, shown, new in decisions:
-        file_of(folder, path)
-        chosen = new if new in (EXCLUDED, label) else checked_name(new, task)
-        by = folder.name if chosen != label and chosen in (shown, EXCLUDED) else ""
-        edits.append(Edit(path, chosen, known.get(path, label), proposed_by=by))
+    current = {edit.path: edit.label for edit in workspace.label_file.read().edits}
+    task = _read_split(folder / SPLIT).task
+    check_exist([workspace.photographs / path for path, *_ in decisions])
+    edits = []
+    for path, label, predicted, new in decisions:
+        file_of(folder, path)  # raises if the photograph has changed since the run
+        chosen = new if new in (EXCLUDED, label) else clean_class_name(new, task)
+        proposed_by = folder.name if chosen != label and chosen in (predicted, EXCLUDED) else ""
+        edits.append(Edit(path, chosen, current.get(path, label), proposed_by=proposed_by))
     workspace.label_file.add(edits)
 
 
@@ -224,9 +227,9 @@ def labels_of(workspace: Workspace, folder: Path) -> dict[str, Any]:
     `why_not` is the reason why labels of this run cannot be changed here; empty if they can.
     """
     paths = set(data_of(folder)["images"]["path"])
-    since = decisions_since(workspace.label_file.read(), folder)
-    now = {path: edit.label for path, edit in since.items() if path in paths}
-    return {"now": now, "why_not": _why_not(workspace, folder)}
+    decisions = decisions_since(workspace.label_file.read(), folder)
+    now = {path: edit.label for path, edit in decisions.items() if path in paths}
+    return {"now": now, "why_not": _why_read_only(workspace, folder)}
 
 
 def correct(workspace: Workspace, folder: Path, version: str, number: int, label: str) -> None:
@@ -237,18 +240,20 @@ def correct(workspace: Workspace, folder: Path, version: str, number: int, label
     images = data_of(folder)["images"]
     if version != stamp_of(folder / REPORT) or not 0 <= number < len(images["path"]):
         raise VitkitError("webapp.report-changed", "the report of this run has changed: load it again")
-    indices = [images[column][number] for column in ("true", "said")]
-    indices = [own if isinstance(own, list) else [own] for own in indices]
-    true, shown = (JOINT.join(images["classes"][i] for i in own) for own in indices)
-    _write(workspace, folder, [(images["path"][number], true, shown, label)])
+
+    def classes(indices: int | list[int]) -> str:  # a list if an image may have several classes
+        return JOINT.join(images["classes"][i] for i in (indices if isinstance(indices, list) else [indices]))
+
+    true, predicted = classes(images["true"][number]), classes(images["said"][number])
+    _write_decisions(workspace, folder, [(images["path"][number], true, predicted, label)])
 
 
-def _suspects(folder: Path) -> list[Suspect]:
+def _read_suspects(folder: Path) -> list[Suspect]:
     file = folder / LABEL_ERRORS
     return read_suspects(file) if file.is_file() else []
 
 
-def _why_not(workspace: Workspace, folder: Path) -> str:
+def _why_read_only(workspace: Workspace, folder: Path) -> str:
     """Return the reason why the labels of this run cannot be edited in this studio; empty if they can."""
     if _read_split(folder / SPLIT).root.resolve() == workspace.photographs.resolve():
         return ""
@@ -260,7 +265,7 @@ class Decision(BaseModel):
 
     version: str = Field(max_length=100)
     numbers: list[int] = Field(max_length=10_000)
-    what: What
+    what: Choice
     label: str = Field(default="", max_length=1000)
 
 
@@ -315,7 +320,7 @@ def router(workspace: Workspace) -> APIRouter:
     @routes.get("/runs/{name}/suspects/{number}")
     async def show_suspect(name: str, number: int, request: Request, large: bool = False) -> Response:
         folder = workspace.run_folder(name)
-        suspects = _suspects(folder)
+        suspects = _read_suspects(folder)
         check_number(number, len(suspects))
         return await thumbnails.respond(file_of(folder, suspects[number].path), request, large=large)
 

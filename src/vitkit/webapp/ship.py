@@ -13,7 +13,7 @@ from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field
 
 from vitkit.errors import VitkitError
-from vitkit.exporting import FORMATS, PACKAGES, RUNTIME_MEGABYTES, RUNTIME_URL, Format, Package
+from vitkit.exporting import FORMATS, PACKAGES, RUNTIME_MEGABYTES, RUNTIME_URL, Format, PackageKind
 from vitkit.model_folder import DESCRIPTION, WEIGHTS, version_of
 from vitkit.reporting import model_card_text
 from vitkit.system import read_json, write_json
@@ -25,7 +25,7 @@ from vitkit.weights import cache_path
 
 EXPORTS = "exports"  # below the folder of runs
 CARD = "MODEL_CARD.md"
-_KINDS: dict[str, Format | Package] = {**PACKAGES, **FORMATS}
+_KINDS: dict[str, Format | PackageKind] = {**PACKAGES, **FORMATS}
 
 
 def write_export(workspace: Workspace, run: str, to: str) -> dict[str, Any]:
@@ -35,16 +35,17 @@ def write_export(workspace: Workspace, run: str, to: str) -> dict[str, Any]:
     folder = _folder(workspace, run)
     if to not in _KINDS:
         raise VitkitError("webapp.format-unknown", f"{to!r} is none of {', '.join(_KINDS)}")
-    place = workspace.runs / EXPORTS
-    place.mkdir(parents=True, exist_ok=True)
-    kind, file = _KINDS[to], place / f"{run}{_KINDS[to].suffix}"
-    before = _stamps(folder / WEIGHTS, folder / DESCRIPTION)
+    kind = _KINDS[to]
+    file = workspace.runs / EXPORTS / f"{run}{kind.suffix}"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    model_stamps = [stamp_of(folder / WEIGHTS), stamp_of(folder / DESCRIPTION)]
     result = vitkit.export(folder, to, file, force=True)
     outcome, speeds, lines = result.outcome, dict(result.outcome.images_per_s), result.lines()[:-1]
-    rate = speeds.pop("file", None)
-    if isinstance(kind, Package) and kind.needs_runtime:  # the browser will compute the page, and that was not timed
+    rate = speeds.pop("file", None)  # the others are speeds of the model
+    if isinstance(kind, PackageKind) and kind.needs_runtime:  # browsers compute the page, and that was not timed
         rate, lines = None, [line for line in lines if "images per second" not in line]
     measured = {
+        # From "60 val images of digits (…)", the page shows "60 validation images".
         "compared_on": re.split(r" of | \(", result.compared_on)[0].replace(" val ", " validation "),
         "agreement": outcome.comparison.agreement,
         "lost": None if outcome.accuracy is None else outcome.accuracy.loss,
@@ -52,42 +53,40 @@ def write_export(workspace: Workspace, run: str, to: str) -> dict[str, Any]:
         "model_per_second": max(speeds.values(), default=None),
         "lines": lines,
     }
-    write_json(_record(file), {"stamps": [*before, *_stamps(*_files(kind, file))], "measured": measured})
+    stamps = [*model_stamps, *map(stamp_of, _files(kind, file))]
+    write_json(_measurements_file(file), {"stamps": stamps, "measured": measured})
     return {"run": run, "to": to, **measured}
 
 
-def _record(file: Path) -> Path:
+def _measurements_file(file: Path) -> Path:
     """Return the path of the file that keeps what was measured when `file` was exported."""
     return file.with_name(f".{file.name}.measured")
 
 
-def _stamps(*files: Path) -> list[str]:
-    return [stamp_of(file) for file in files]
+def _files(kind: Format | PackageKind, file: Path) -> list[Path]:
+    return [file] if isinstance(kind, PackageKind) else list(kind.written_files(file))
 
 
-def _files(kind: Format | Package, file: Path) -> list[Path]:
-    return [file] if isinstance(kind, Package) else list(kind.written(file))
-
-
-def _measured(folder: Path, kind: Format | Package, file: Path) -> Any:
+def _stored_measurements(folder: Path, kind: Format | PackageKind, file: Path) -> Any:
     """Return what was measured when a model was exported; None if the model or a file has changed since."""
     with suppress(OSError, VitkitError):
-        kept = read_json(_record(file))
-        now = _stamps(folder / WEIGHTS, folder / DESCRIPTION, *_files(kind, file))
-        if kept.get("stamps") == now:
-            return kept.get("measured")
+        stored = read_json(_measurements_file(file))
+        files = (folder / WEIGHTS, folder / DESCRIPTION, *_files(kind, file))
+        if stored.get("stamps") == list(map(stamp_of, files)):
+            return stored.get("measured")
     return None
 
 
 def exported(workspace: Workspace, run: str) -> list[dict[str, Any]]:
     """Return the exports of a run that exist: the names and sizes of their files, and what the check measured."""
-    place, exports = workspace.runs / EXPORTS, []
+    exports = []
     for kind in _KINDS.values():
-        file = place / f"{run}{kind.suffix}"
-        files = _files(kind, file)
+        main_file = workspace.runs / EXPORTS / f"{run}{kind.suffix}"
+        files = _files(kind, main_file)
         if all(file.is_file() for file in files):
             listed = [{"name": file.name, "bytes": file.stat().st_size} for file in files]
-            exports.append({"to": kind.name, "files": listed, "measured": _measured(workspace.runs / run, kind, file)})
+            measured = _stored_measurements(workspace.runs / run, kind, main_file)
+            exports.append({"to": kind.name, "files": listed, "measured": measured})
     return exports
 
 
@@ -95,12 +94,12 @@ def offered() -> list[dict[str, Any]]:
     """Return the kinds of files that a model can be exported to, with the megabytes to download first for each kind."""
     offers = []
     for kind in _KINDS.values():
-        needs_download = isinstance(kind, Package) and kind.needs_runtime and not cache_path(RUNTIME_URL).is_file()
+        needs_download = isinstance(kind, PackageKind) and kind.needs_runtime and not cache_path(RUNTIME_URL).is_file()
         offers.append(
             {
                 "name": kind.name,
-                "title": kind.title if isinstance(kind, Package) else kind.runtime,
-                "is_package": isinstance(kind, Package),
+                "title": kind.title if isinstance(kind, PackageKind) else kind.runtime,
+                "is_package": isinstance(kind, PackageKind),
                 "megabytes": RUNTIME_MEGABYTES if needs_download else 0,
             }
         )
@@ -110,7 +109,7 @@ def offered() -> list[dict[str, Any]]:
 def export_file(workspace: Workspace, name: str) -> Path:
     """Return the path of an exported file, by its name."""
     for run in workspace.model_names():
-        if any(name == file["name"] for form in exported(workspace, run) for file in form["files"]):
+        if any(name == file["name"] for export in exported(workspace, run) for file in export["files"]):
             return workspace.runs / EXPORTS / name
     raise VitkitError("webapp.file-unknown", f"there is no exported file {name!r}")
 
@@ -158,13 +157,10 @@ def router(workspace: Workspace) -> APIRouter:
         if not work.is_running:
             last[:] = [(wanted.run, wanted.to)]
             work.start(last[0], lambda: write_export(workspace, wanted.run, wanted.to))
-        return _state()
+        return show_state()
 
     @routes.get("/export")
     def show_state() -> dict[str, Any]:
-        return _state()
-
-    def _state() -> dict[str, Any]:
         run, to = last[0] if last else ("", "")
         return {**work.to_dict(), "run": run, "to": to, "found": work.result(last[0]) if last else None}
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from vitkit.webapp.app import Studio
     from vitkit.webapp.workspace import Workspace
 
-_TRIED = 20  # number of ports to try
+_PORTS_TRIED = 20  # number of ports to try
 EVERY_ADDRESS = "0.0.0.0"  # noqa: S104  # only if the user requests it
-_NEEDED = ("fastapi", "uvicorn", "multipart")
+_PACKAGES = ("fastapi", "uvicorn", "multipart")
 
 
 @check_arguments
@@ -63,18 +63,19 @@ def studio(
         VitkitError: the packages of the studio are not installed, the folder does not exist, the folder of runs or the
             label file would lie among the photographs, or the port is taken.
     """
-    if any(importlib.util.find_spec(name) is None for name in _NEEDED):
+    if any(importlib.util.find_spec(name) is None for name in _PACKAGES):
         raise VitkitError("webapp.package-missing", "the studio needs a web server: pip install 'vitkit[studio]'")
-    from vitkit.serving import is_loopback, new_token, rules_of
+    from vitkit.serving import is_loopback, new_token, rules_for_host
     from vitkit.webapp.app import Studio
     from vitkit.webapp.workspace import open_workspace
 
-    def opened(chosen: str | Path) -> Workspace:
-        is_named = source is None or Path(chosen).absolute() == Path(source).absolute()
-        return open_workspace(chosen, runs, labels if is_named else None, tuple(weights or ()))
+    def open_chosen(chosen: str | Path) -> Workspace:
+        # If `source` was given, `labels` is its label file, and not that of other photographs.
+        has_labels = source is None or Path(chosen).absolute() == Path(source).absolute()
+        return open_workspace(chosen, runs, labels if has_labels else None, tuple(weights or ()))
 
-    workspace = None if source is None else opened(source)
-    place = workspace.runs if workspace is not None else Path("runs" if runs is None else runs).absolute()
+    workspace = None if source is None else open_chosen(source)
+    runs_folder = workspace.runs if workspace is not None else Path("runs" if runs is None else runs).absolute()
     token = None if is_loopback(host) else new_token()
     with _listen(host, port) as listener:
         name = f"[{host}]" if ":" in host else host
@@ -83,43 +84,44 @@ def studio(
         link = f"http://{name}:{listener.getsockname()[1]}/{f'?token={token}' if token else ''}"
         if workspace is None:
             log.info(f"studio: {link}")
-            log.info(f"choose a folder in the page; runs: {place}; Ctrl-C ends the studio, but not trainings")
+            log.info(f"choose a folder in the page; runs: {runs_folder}; Ctrl-C ends the studio, but not trainings")
         else:
             log.info(f"studio of {workspace.photographs}: {link}")
             log.info(f"labels: {workspace.labels}; runs: {workspace.runs}; Ctrl-C ends the studio, but not trainings")
-        _serve(Studio(workspace, place, opened), listener, rules_of(host, token), link if show else None)
+        application = Studio(workspace, runs_folder, open_chosen)
+        _serve(application, listener, rules_for_host(host, token), link if show else None)
 
 
 def _listen(host: str, port: int | None) -> socket.socket:
-    """Return a socket that listens at the port. If `port` is None, it listens at the first free port."""
-    from vitkit.serving import Listener, keep_others_off
+    """Return a socket that listens at the port. If `port` is None, try 20 ports from 8420 on, then any free one."""
+    from vitkit.serving import Listener, claim_port
 
     try:
         family = socket.getaddrinfo(host, port or STUDIO_PORT, type=socket.SOCK_STREAM)[0][0]
     except OSError as error:
         reason = f"--host {host} is not an address of this machine ({error.strerror})"
         raise VitkitError("webapp.host-invalid", reason) from error
-    for number in (port,) if port is not None else (*range(STUDIO_PORT, STUDIO_PORT + _TRIED), 0):
+    for number in (port,) if port is not None else (*range(STUDIO_PORT, STUDIO_PORT + _PORTS_TRIED), 0):
         listener = Listener(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio: no delay for short answers
-        keep_others_off(listener)
+        claim_port(listener)
         try:
             listener.bind((host, number))
             listener.listen()
         except OSError as error:
             listener.close()
-            last = error
+            last_error = error
         else:
             return listener
     at_port = "" if port is None else f", port {port}"
-    reason = (last.strerror or str(last)).lower()
+    reason = (last_error.strerror or str(last_error)).lower()
     message = f"cannot listen at {host}{at_port}: {reason}; use another --host or --port"
-    raise VitkitError("webapp.port-taken", message) from last
+    raise VitkitError("webapp.port-taken", message) from last_error
 
 
 def _serve(application: Studio, listener: socket.socket, rules: Rules, link: str | None) -> None:
     import uvicorn
 
-    from vitkit.serving import MOST_HEAD, Connection, Guard
+    from vitkit.serving import MAX_HEAD_BYTES, Connection, Guard
 
     class StudioServer(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -137,6 +139,6 @@ def _serve(application: Studio, listener: socket.socket, rules: Rules, link: str
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=2,
-        h11_max_incomplete_event_size=MOST_HEAD,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
     )
     StudioServer(config).run([listener])

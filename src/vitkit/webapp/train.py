@@ -21,7 +21,7 @@ from vitkit.data import DATASETS, EXCLUDED, UNLABELLED, CurrentLabels
 from vitkit.errors import VitkitError
 from vitkit.system import LOG, METRICS, PICTURES, RECIPE, REPORT, cache_folder, offline, read_text
 from vitkit.training import bundled, read_metrics
-from vitkit.webapp.folders import Upload, receive, target_in
+from vitkit.webapp.folders import UploadId, receive, upload_path
 from vitkit.webapp.jobs import Job, Jobs
 from vitkit.webapp.photographs import photographs_in
 from vitkit.webapp.results import figures_in, is_cross_tested
@@ -43,13 +43,13 @@ class Offer:
     source: str  # the value for --weights
     title: str  # shown to users
     kind: str  # run, file or published; colours for features that need no model (likeness.COLOURS)
-    is_here: bool = True  # on this machine, so that it need not be downloaded
+    is_local: bool = True  # on this machine, so that it need not be downloaded
     megabytes: int = 0  # the size in MiB if it is published
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields for the page, as plain JSON types."""
         known = {"source": self.source, "title": self.title, "kind": self.kind}
-        return {**known, "here": self.is_here, "megabytes": self.megabytes}
+        return {**known, "here": self.is_local, "megabytes": self.megabytes}
 
 
 def offers(workspace: Workspace) -> list[Offer]:
@@ -60,15 +60,15 @@ def offers(workspace: Workspace) -> list[Offer]:
     """
     named = [Offer(item, Path(item).name, "file") for item in workspace.weights]
     known = {str(Path(item.source).resolve()) for item in named}
-    sent = _sent(workspace)
-    places = [Path.cwd(), *([sent] if sent.is_dir() else [])]
-    files = sorted(item for place in places for item in place.iterdir() if item.suffix in _SUFFIXES and item.is_file())
-    found = [Offer(str(item), item.name, "file") for item in files if str(item.resolve()) not in known]
+    uploads = _uploaded_weights(workspace)
+    paths = [*Path.cwd().iterdir(), *(uploads.iterdir() if uploads.is_dir() else ())]
+    files = sorted(path for path in paths if path.suffix in _SUFFIXES and path.is_file())
+    found = [Offer(str(file), file.name, "file") for file in files if str(file.resolve()) not in known]
     runs = [Offer(str(workspace.runs / name), f"run {name}", "run") for name in workspace.model_names()]
     return [*named, *found, *runs, *_published()]
 
 
-def offered(workspace: Workspace, source: str) -> Offer:
+def find_offer(workspace: Workspace, source: str) -> Offer:
     """Return the offer with this source. The page can use only offered sources, not arbitrary files."""
     for offer in offers(workspace):
         if offer.source == source:
@@ -81,16 +81,17 @@ def best_feature_model(workspace: Workspace) -> Offer | None:
 
     Files and published weights come before models of runs, because they were probably trained on more data.
     """
-    here = [offer for offer in offers(workspace) if offer.is_here]
-    return next((offer for kind in ("file", "published", "run") for offer in here if offer.kind == kind), None)
+    kinds = ("file", "published", "run")
+    local = [offer for offer in offers(workspace) if offer.is_local]
+    return min(local, key=lambda offer: kinds.index(offer.kind), default=None)
 
 
 def smallest_download() -> Offer | None:
     """Return the smallest published model that is not on this machine; None if downloads are forbidden."""
-    return next((offer for offer in _published() if not offer.is_here), None)
+    return next((offer for offer in _published() if not offer.is_local), None)
 
 
-def _sent(workspace: Workspace) -> Path:
+def _uploaded_weights(workspace: Workspace) -> Path:
     """Return the folder of weights that a page sent, which lies beside the folder of runs."""
     return workspace.runs.parent / "weights"
 
@@ -98,21 +99,21 @@ def _sent(workspace: Workspace) -> Path:
 def _published() -> list[Offer]:
     from vitkit.weights import cache_path, find
 
-    offers_there = []
+    published = []
     for name, about, parameters in _PUBLISHED:
         entry = find(name)
         if entry is None:
             continue
-        is_here = entry.url is not None and cache_path(entry.url).is_file()
-        if is_here or offline() is None:
-            size = round(4 * parameters / 2**20)
-            offers_there.append(Offer(name, f"{name.partition('.')[0]}: {about}", "published", is_here, size))
-    return sorted(offers_there, key=lambda offer: not offer.is_here)
+        is_local = entry.url is not None and cache_path(entry.url).is_file()
+        if is_local or offline() is None:
+            megabytes = round(4 * parameters / 2**20)  # float32
+            published.append(Offer(name, f"{name.partition('.')[0]}: {about}", "published", is_local, megabytes))
+    return sorted(published, key=lambda offer: not offer.is_local)
 
 
-_NONE = "none"  # weights of a training from scratch
+_FROM_SCRATCH = "none"  # weights of a training from scratch
 _DURATION = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?[smh]")
-_LINES = 200  # of a log
+_LOG_LINES = 200  # of a log
 PROGRESS = re.compile(r"(?P<what>[^:\r\n]+): (?P<done>\d+)(?: of (?P<total>\d+))?")  # a line that commands print
 _SAMPLES = "What the model sees in training"
 
@@ -133,7 +134,7 @@ class TrainingRequest(BaseModel):
 def router(workspace: Workspace) -> APIRouter:
     """Return the routes of the tab, and start a runner for jobs that an earlier studio left in the queue."""
     routes, jobs = APIRouter(prefix="/api/train"), Jobs(workspace.runs)
-    jobs.start_waiting()
+    jobs.start_runner_if_needed()
 
     @routes.get("/offers")
     def show_offers() -> dict[str, Any]:
@@ -141,9 +142,9 @@ def router(workspace: Workspace) -> APIRouter:
 
     @routes.post("/weights/files")
     async def add_weights(
-        name: str, request: Request, offset: int = 0, last: bool = True, upload: Upload = ""
+        name: str, request: Request, offset: int = 0, last: bool = True, upload: UploadId = ""
     ) -> dict[str, Any]:
-        target = target_in(_sent(workspace), name.replace("/", "_"), _SUFFIXES)
+        target = upload_path(_uploaded_weights(workspace), name.replace("/", "_"), _SUFFIXES)
         size = await receive(target, request.stream(), offset, is_last=last, upload=upload)
         return {"name": target.name, "bytes": size}
 
@@ -154,15 +155,15 @@ def router(workspace: Workspace) -> APIRouter:
         try:
             jobs.add(name, [*arguments, "--out", str(workspace.runs / name)], request.model_dump())
         except BaseException:
-            jobs.give_back(name)
+            jobs.release_name(name)
             raise
         return {"run": name, "notes": notes}
 
     @routes.get("/runs")
     def show_runs() -> dict[str, Any]:
-        jobs.start_waiting()
+        jobs.start_runner_if_needed()
         last = jobs.last()
-        runs = [_summary(workspace, jobs, name, last.get(name)) for name in _names(workspace, last)]
+        runs = [_summary(workspace, jobs, name, last.get(name)) for name in _job_and_run_names(workspace, last)]
         return {"runs": runs, "notes": jobs.notes()}
 
     @routes.get("/runs/{name}")
@@ -171,10 +172,10 @@ def router(workspace: Workspace) -> APIRouter:
         folder, metrics = workspace.runs / name, list[dict[str, float]]()
         with suppress(VitkitError, OSError):  # the last row is just being written
             metrics = read_metrics(folder / METRICS)
-        printed = [] if job is None else _tail(jobs.log(job))
-        figures = {**_summary(workspace, jobs, name, job), "metrics": metrics, "step": _step(printed)}
+        output = [] if job is None else _tail(jobs.log(job))
+        figures = {**_summary(workspace, jobs, name, job), "metrics": metrics, "step": _last_progress(output)}
         files = {"samples": (folder / PICTURES[_SAMPLES]).is_file(), "report": (folder / REPORT).is_file()}
-        return {**figures, **files, "log": _tail(folder / LOG) or printed}
+        return {**figures, **files, "log": _tail(folder / LOG) or output}
 
     @routes.get("/runs/{name}/samples")
     def show_samples(name: str) -> FileResponse:
@@ -197,12 +198,12 @@ def router(workspace: Workspace) -> APIRouter:
 
     @routes.post("/runs/{name}/resume")
     def resume(name: str) -> dict[str, Any]:
-        folder, before = workspace.run_folder(name), jobs.last().get(name)
-        state = jobs.state(name, before)
+        folder, last_job = workspace.run_folder(name), jobs.last().get(name)
+        state = jobs.state(name, last_job)
         if state != "stopped" or not jobs.can_resume(name):
             reason = f"{name} is {state}: only a stopped training with a checkpoint can be continued"
             raise VitkitError("webapp.run-not-stopped", reason)
-        jobs.add(name, ("train", "--resume", str(folder)), {} if before is None else before.request)
+        jobs.add(name, ("train", "--resume", str(folder)), {} if last_job is None else last_job.request)
         return {"run": name}
 
     return routes
@@ -215,7 +216,7 @@ def _arguments(workspace: Workspace, request: TrainingRequest) -> tuple[list[str
     if len(set(labels.labels) - {EXCLUDED, UNLABELLED}) < 2:
         reason = "a classifier requires at least two classes: label photographs of two classes first (Data)"
         raise VitkitError("webapp.classes-too-few", reason)
-    photographs, is_scratch = workspace.photographs, request.weights == _NONE or request.method == "scratch"
+    photographs, is_scratch = workspace.photographs, request.weights == _FROM_SCRATCH or request.method == "scratch"
     arguments = ["train", str(photographs)]
     if workspace.labels.is_file():
         arguments += ["--labels", str(workspace.labels)]
@@ -224,46 +225,46 @@ def _arguments(workspace: Workspace, request: TrainingRequest) -> tuple[list[str
         is_named = photographs.parent == (cache_folder() / "data").resolve() and photographs.name in DATASETS
         if is_named and photographs.name in bundled():
             arguments += ["--recipe", photographs.name]
-        arguments += ["--weights", _NONE, "--method", "scratch"]
+        arguments += ["--weights", _FROM_SCRATCH, "--method", "scratch"]
     else:
-        arguments += ["--weights", offered(workspace, request.weights).source, "--method", request.method]
+        arguments += ["--weights", find_offer(workspace, request.weights).source, "--method", request.method]
     if request.time:
         if not _DURATION.fullmatch(request.time):
             reason = f"{request.time!r} is not a duration: write it as 90s, 10m or 2h"
             raise VitkitError("webapp.time-invalid", reason)
         arguments += ["--time", request.time]
     if request.split_from:
-        before = workspace.run_folder(request.split_from)
-        if is_cross_tested(before) and (
-            is_scratch or request.method not in ("auto", "probe") or offered(workspace, request.weights).kind == "run"
-        ):
-            raise VitkitError(
-                "webapp.run-cross-tested",
-                f"{before.name} tested every photograph by a last layer that was trained without it. To test in the "
-                "same way, train only the last layer (or choose Automatic), and begin from a model that does not know "
-                "the photographs; or draw a new split, whose figures cannot be compared",
+        earlier_run = workspace.run_folder(request.split_from)
+        # Only a new head on a model that has not learned from these photographs can be tested in the same way.
+        is_probe = not is_scratch and request.method in ("auto", "probe")
+        if is_cross_tested(earlier_run) and not (is_probe and find_offer(workspace, request.weights).kind != "run"):
+            reason = (
+                f"{earlier_run.name} tested every photograph by a last layer that was trained without it. To test in "
+                "the same way, train only the last layer (or choose Automatic), and begin from a model that does not "
+                "know the photographs; or draw a new split, whose figures cannot be compared"
             )
-        arguments += ["--split-from", str(before)]
-    return arguments, labels.lines(workspace.labels.name)
+            raise VitkitError("webapp.run-cross-tested", reason)
+        arguments += ["--split-from", str(earlier_run)]
+    return arguments, labels.describe_lost(workspace.labels.name)
 
 
-def _names(workspace: Workspace, more: Iterable[str]) -> list[str]:
-    """Return the names of queued jobs that have no run yet, followed by the names of all runs; both newest first."""
-    there = workspace.run_names()
-    return [name for name in reversed(list(more)) if name not in there] + there
+def _job_and_run_names(workspace: Workspace, job_names: Iterable[str]) -> list[str]:
+    """Return the names of jobs that have no run yet, followed by the names of all runs; both newest first."""
+    run_names = workspace.run_names()
+    return [name for name in reversed(list(job_names)) if name not in run_names] + run_names
 
 
 def _job(workspace: Workspace, jobs: Jobs, name: str) -> Job | None:
-    """Return the last job of a run in the queue; None if the run was trained elsewhere."""
+    """Return the last job of a run; None if the run was not started by this studio."""
     last = jobs.last()
-    if name not in _names(workspace, last):
+    if name not in _job_and_run_names(workspace, last):
         raise VitkitError("webapp.run-unknown", f"there is no run {name!r}")
     return last.get(name)
 
 
 def _summary(workspace: Workspace, jobs: Jobs, name: str, job: Job | None) -> dict[str, Any]:
     folder, state = workspace.runs / name, jobs.state(name, job)
-    shown, begun = figures_in(folder), 0.0
+    result, begun = figures_in(folder), 0.0
     if job is not None:
         begun = job.started or job.queued
     else:
@@ -272,10 +273,10 @@ def _summary(workspace: Workspace, jobs: Jobs, name: str, job: Job | None) -> di
     return {
         "name": name,
         "state": state,
-        "figures": shown.get("figures", {}),
-        "caveats": shown.get("caveats", []),
-        "verdict": shown.get("verdict"),
-        "why": jobs.why_failed(job) if state == "failed" and job is not None else "",
+        "figures": result.get("figures", {}),
+        "caveats": result.get("caveats", []),
+        "verdict": result.get("verdict"),
+        "why": jobs.last_error(job) if state == "failed" and job is not None else "",
         "begun": begun,
         "asked": job.request if job is not None else {},
         "can_resume": jobs.can_resume(name),
@@ -283,7 +284,7 @@ def _summary(workspace: Workspace, jobs: Jobs, name: str, job: Job | None) -> di
     }
 
 
-def _step(output: list[str]) -> dict[str, Any] | None:
+def _last_progress(output: list[str]) -> dict[str, Any] | None:
     """Return the progress that a training has printed last, unless it has printed something else since."""
     match = PROGRESS.fullmatch(output[-1]) if output else None
     if match is None or match["total"] is None:
@@ -293,6 +294,6 @@ def _step(output: list[str]) -> dict[str, Any] | None:
 
 def _tail(file: Path) -> list[str]:
     try:
-        return read_text(file, "replace").splitlines()[-_LINES:]
+        return read_text(file, "replace").splitlines()[-_LOG_LINES:]
     except OSError:
         return []

@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,27 +30,27 @@ from vitkit.data import (
 )
 from vitkit.errors import VitkitError
 from vitkit.model_folder import DESCRIPTION
-from vitkit.system import RECIPE, SPLIT, fitting, from_json, private, read_text, state_folder, write_json
+from vitkit.system import RECIPE, SPLIT, fit_name, from_json, private, read_text, state_folder, write_json
 from vitkit.text import plural
 
 
 class Labels:
     """The label file of a workspace. Several threads may use the same instance.
 
-    The file need not exist yet. In `seen`, the studio records the label files that it has found, to notice if one is
-    gone later.
+    The file need not exist yet. In `registry`, the studio records the label files that it has found, to notice if one
+    is gone later.
     """
 
-    def __init__(self, file: Path, root: Path, seen: Path) -> None:
-        self.file, self._root, self._seen = file, root, seen
+    def __init__(self, file: Path, root: Path, registry: Path) -> None:
+        self.file, self._root, self._registry = file, root, registry
         self._lock = threading.RLock()
-        self._stamp: Any = ()
+        self._stamp: Any = ()  # changes with the file; None if there is no file, and () if it was not read yet
         self._known: LabelFile | None = None
-        self._written: dict[Edit, None] = {}
+        self._written: dict[Edit, None] = {}  # rows that this studio wrote, in their order
         self._foreign: set[Edit] = set()  # rows that others have added since the studio started
         # Undone steps: the rows that were removed, and the last remaining row of each of their pictures, if any.
         self._undone: list[tuple[tuple[Edit, ...], dict[str, Edit | None]]] = []
-        self._is_overtaken = False  # whether rows were added after an undo
+        self._has_added_since_undo = False
         self._news: list[str] = []
 
     def read(self) -> LabelFile:
@@ -61,23 +62,25 @@ class Labels:
             except FileNotFoundError:
                 stamp = None
             if self._known is None or stamp != self._stamp:
-                path = str(self.file)
-                try:
-                    seen = [name for name in from_json(read_text(self._seen)) if isinstance(name, str)]
-                except (OSError, ValueError, TypeError):
-                    seen = []
-                if stamp is not None and path not in seen:
-                    self._seen.parent.mkdir(parents=True, exist_ok=True)
-                    write_json(self._seen, [*seen, path])
-                elif stamp is None and path in seen:  # otherwise all photographs would appear to be unlabelled
-                    reason = (
-                        f"the label file {path} is gone: restore it, or delete {self._seen} to start without labels"
-                    )
-                    raise VitkitError("webapp.labels-missing", reason)
-                self._take(labels_so_far(self.file, self._known))
+                self._check_registry(exists=stamp is not None)
+                self._accept(labels_so_far(self.file, self._known))
                 self._stamp = stamp
             assert self._known is not None
             return self._known
+
+    def _check_registry(self, *, exists: bool) -> None:
+        """Record the label file, or raise an error if it is lost: all photographs would appear to be unlabelled."""
+        path = str(self.file)
+        try:
+            recorded = [name for name in from_json(read_text(self._registry)) if isinstance(name, str)]
+        except (OSError, ValueError, TypeError):
+            recorded = []
+        if exists and path not in recorded:
+            self._registry.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self._registry, [*recorded, path])
+        elif not exists and path in recorded:
+            reason = f"the label file {path} is gone: restore it, or delete {self._registry} to start without labels"
+            raise VitkitError("webapp.labels-missing", reason)
 
     def add(self, edits: Sequence[Edit]) -> None:
         """Append rows to the file. Steps that were undone before can then no longer be redone."""
@@ -86,7 +89,7 @@ class Labels:
             if edits:
                 self.file.parent.mkdir(parents=True, exist_ok=True)
                 self._written |= dict.fromkeys(add_edits(self.file, edits))
-                self._is_overtaken |= bool(self._undone)
+                self._has_added_since_undo |= bool(self._undone)
                 self._undone.clear()
                 self.read()
 
@@ -105,41 +108,42 @@ class Labels:
         """Remove the rows of the last step, except for rows that others have added since the studio started."""
         with self._lock:
             before = self.read()
-            known = set(before.edits)
-            mine = known - self._foreign
-            taken = undo_edits(self.file, mine.__contains__, before)
-            for edit in taken:
+            rows_before = set(before.edits)
+            removable = rows_before - self._foreign
+            removed = undo_edits(self.file, removable.__contains__, before)
+            for edit in removed:
                 self._written.pop(edit, None)
-            self._known, self._stamp = labels_so_far(self.file, before), ()  # to be read again
-            self._foreign |= set(self._known.edits) - known  # rows that appeared meanwhile
-            if taken:
-                last = self._last(self._known, taken)
-                newer = {key for key, edit in last.items() if edit in self._foreign}
+            self._known = labels_so_far(self.file, before)
+            self._stamp = ()  # so that the file is read again
+            self._foreign |= set(self._known.edits) - rows_before  # rows that appeared meanwhile
+            if removed:
+                last = self._last_rows(self._known, removed)
+                newer = {path for path, edit in last.items() if edit in self._foreign}
                 if newer:
                     self._news.append(f"{_photographs_have(len(newer))} a newer label by somebody else, which holds")
-                rows = tuple(edit for edit in taken if self._key(edit) not in newer)
-                self._undone += [(rows, last)] if rows else []
-                self._is_overtaken = False
+                rows = tuple(edit for edit in removed if self._full_path(edit) not in newer)
+                if rows:
+                    self._undone.append((rows, last))
+                self._has_added_since_undo = False
 
     def redo(self) -> None:
         """Repeat the step that was undone last, except for photographs that have newer labels."""
         with self._lock:
             now = self.read()
             if not self._undone:
-                if self._is_overtaken:
-                    raise VitkitError(
-                        "webapp.step-outdated", "nothing is redone: other labels were added since the undo"
-                    )
+                if self._has_added_since_undo:
+                    reason = "nothing is redone: other labels were added since the undo"
+                    raise VitkitError("webapp.step-outdated", reason)
                 return
             undone, before = self._undone.pop()
-            last = self._last(now, undone)
-            rows = [edit for edit in undone if last[self._key(edit)] == before[self._key(edit)]]
-            newer = len({self._key(edit) for edit in undone}) - len({self._key(edit) for edit in rows})
-            text = f"{_photographs_have(newer)} a newer label, which holds" if newer else ""
+            last = self._last_rows(now, undone)
+            rows = [edit for edit in undone if last[self._full_path(edit)] == before[self._full_path(edit)]]
+            newer = len(set(map(self._full_path, undone)) - set(map(self._full_path, rows)))
+            reason = f"{_photographs_have(newer)} a newer label, which holds"
             if not rows:
-                raise VitkitError("webapp.step-outdated", f"nothing is redone: {text}")
-            if text:
-                self._news.append(f"redone, but {text}")
+                raise VitkitError("webapp.step-outdated", f"nothing is redone: {reason}")
+            if newer:
+                self._news.append(f"redone, but {reason}")
             self._written |= dict.fromkeys(add_edits(self.file, rows))
             self.read()
 
@@ -149,25 +153,27 @@ class Labels:
             news, self._news = self._news, []
             return news
 
-    def _key(self, edit: Edit) -> str:
+    def _full_path(self, edit: Edit) -> str:
         return os.path.normpath(self._root / edit.path.strip())
 
-    def _last(self, file: LabelFile, rows: Sequence[Edit]) -> dict[str, Edit | None]:
+    def _last_rows(self, file: LabelFile, rows: Sequence[Edit]) -> dict[str, Edit | None]:
         """Return the last row in the file of each picture that occurs in `rows`; None for a picture without a row."""
-        last: dict[str, Edit | None] = dict.fromkeys(map(self._key, rows))
-        names = {edit.path for edit in rows} | {str(key) for key in last}
+        last: dict[str, Edit | None] = dict.fromkeys(map(self._full_path, rows))
+        paths = {edit.path for edit in rows} | last.keys()
         for edit in file.edits:
-            if (edit.path in names or edit.path.strip() != edit.path) and self._key(edit) in last:
-                last[self._key(edit)] = edit
+            # The first condition only saves time: `_full_path` is slow for many thousands of rows.
+            if (edit.path in paths or edit.path.strip() != edit.path) and self._full_path(edit) in last:
+                last[self._full_path(edit)] = edit
         return last
 
-    def _take(self, file: LabelFile) -> None:
+    def _accept(self, file: LabelFile) -> None:
         """Accept new content of the file, and restore lost rows of this studio.
 
         Rows are lost if somebody edits an older copy of the file and saves it over the current one. They are appended
         again, except those of photographs that have a new label. If rows were only deleted, they stay deleted.
         """
-        before, self._known = self._known, file
+        before = self._known
+        self._known = file
         if before is None:
             return
         if file.edits[: len(before.edits)] == before.edits:
@@ -180,22 +186,21 @@ class Labels:
         for edit in lost:
             del self._written[edit]
         if lost and new:  # an older copy was edited and saved; if rows were only deleted, they stay deleted
-            relabelled = set(map(self._key, new))
-            back = [edit for edit in lost if self._key(edit) not in relabelled]
-            if back:
-                self._written |= dict.fromkeys(add_edits(self.file, back))
+            relabelled = set(map(self._full_path, new))
+            restored = [edit for edit in lost if self._full_path(edit) not in relabelled]
+            if restored:
+                self._written |= dict.fromkeys(add_edits(self.file, restored))
                 self._known = labels_so_far(self.file)
             rows, newer = plural(len(lost), "row that was written here was", "rows that were written here were"), ""
-            if len(back) < len(lost):
-                newer = f"; of {_photographs_have(len(lost) - len(back), 'the newer label holds')}"
+            if len(restored) < len(lost):
+                photographs = plural(len(lost) - len(restored), "photograph", "photographs")
+                newer = f"; of {photographs} the newer label holds"
             self._news.append(
-                f"{rows} no longer in {self.file} after it was saved elsewhere; {len(back)} of them put back{newer}"
+                f"{rows} no longer in {self.file} after it was saved elsewhere; {len(restored)} of them put back{newer}"
             )
 
 
-def _photographs_have(count: int, has: str = "") -> str:
-    if has:
-        return f"{plural(count, 'photograph', 'photographs')} {has}"
+def _photographs_have(count: int) -> str:
     return plural(count, "photograph has", "photographs have")
 
 
@@ -252,6 +257,19 @@ class Workspace:
         }
 
 
+def make_numbered_folder(parent: Path, name: str, taken: Collection[str] = ()) -> Path:
+    """Create the first of the folders NAME-1, NAME-2 … that does not exist and whose name is not `taken`."""
+    parent.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        folder = parent / f"{name}-{number}"
+        if folder.name not in taken:
+            with suppress(FileExistsError):
+                folder.mkdir()
+                return folder
+        number += 1
+
+
 def state_of_runs(runs: Path) -> Path:
     """Return this user's state folder for a folder of runs.
 
@@ -259,7 +277,7 @@ def state_of_runs(runs: Path) -> Path:
     """
     place = os.path.realpath(runs)
     digest = hashlib.sha256(os.fsencode(place)).hexdigest()[:16]
-    return private(state_folder() / "studio") / fitting(Path(place).name or "runs", f"-{digest}")
+    return private(state_folder() / "studio") / fit_name(Path(place).name or "runs", f"-{digest}")
 
 
 def open_workspace(

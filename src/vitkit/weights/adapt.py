@@ -90,12 +90,12 @@ def resize_offsets(table: Tensor, old: Pair, new: Pair) -> Tensor:
         return table
     (h, w), H = (2 * side - 1 for side in old), table.shape[1]
     grid = table[: h * w].view(h, w, H).float()
-    down, across = (_between(before, after).to(table.device) for before, after in zip(old, new, strict=True))
-    resized = torch.einsum("ih,jw,hwk->ijk", down, across, grid)  # (2h' - 1, 2w' - 1, H)
+    rows, columns = (_interpolation_matrix(*sides).to(table.device) for sides in zip(old, new, strict=True))
+    resized = torch.einsum("ih,jw,hwk->ijk", rows, columns, grid)  # (2h' - 1, 2w' - 1, H)
     return torch.cat([resized.flatten(0, 1).to(table.dtype), table[h * w :]])
 
 
-def _between(old: int, new: int) -> Tensor:
+def _interpolation_matrix(old: int, new: int) -> Tensor:
     """Return the matrix that interpolates biases along one axis: (2 new - 1, 2 old - 1).
 
     The old offsets stand at 0, ±1, ±(1 + q), ±(1 + q + q^2), ... in the new range. The ratio q, from 1.01 to 1.5, is
@@ -107,14 +107,15 @@ def _between(old: int, new: int) -> Tensor:
     low, high = 1.01, 1.5  # BEiT's bounds of q
     while high - low > 1e-6:
         q = (low + high) / 2
-        low, high = (low, q) if (q ** (old - 1) - 1) / (q - 1) > new - 1 else (q, high)
+        outermost = (q ** (old - 1) - 1) / (q - 1)  # 1 + q + q^2 + ...
+        low, high = (low, q) if outermost > new - 1 else (q, high)
     steps = (q ** torch.arange(old - 1, dtype=torch.float64)).cumsum(0)
     known = torch.cat([-steps.flip(0), torch.zeros(1, dtype=torch.float64), steps])
-    above = torch.searchsorted(known, wanted).clamp(1, len(known) - 1)
-    share = (wanted - known[above - 1]) / (known[above] - known[above - 1])
-    share = share.clamp(0, 1)  # offsets beyond the largest known one get its value
+    above = torch.searchsorted(known, wanted).clamp(1, len(known) - 1)  # the known offset above each wanted one
+    weight = (wanted - known[above - 1]) / (known[above] - known[above - 1])
+    weight = weight.clamp(0, 1)  # offsets beyond the largest known one get its value
     matrix = torch.zeros(len(wanted), len(known), dtype=torch.float64)
-    matrix.scatter_(1, above[:, None] - 1, (1 - share)[:, None]).scatter_(1, above[:, None], share[:, None])
+    matrix.scatter_(1, above[:, None] - 1, (1 - weight)[:, None]).scatter_(1, above[:, None], weight[:, None])
     return matrix.float()
 
 
@@ -135,8 +136,8 @@ def resize_patch(kernel: Tensor, size: Pair) -> Tensor:
     old = (kernel.shape[2], kernel.shape[3])
     if old == size:
         return kernel
-    pixels = torch.eye(old[0] * old[1], dtype=torch.float64, device=kernel.device).view(-1, 1, *old)
-    resized = F.interpolate(pixels, size, mode="bicubic", antialias=True)  # (p*q, 1, p', q'): the rows of B^T
+    unit_patches = torch.eye(old[0] * old[1], dtype=torch.float64, device=kernel.device).view(-1, 1, *old)
+    resized = F.interpolate(unit_patches, size, mode="bicubic", antialias=True)  # (p*q, 1, p', q'): the rows of B^T
     inverse = torch.linalg.pinv(resized.flatten(1))  # (p'*q', p*q)
     fitted = kernel.flatten(2).double() @ inverse.t()  # (D, C, p'*q')
     return fitted.unflatten(2, size).to(kernel.dtype)
@@ -179,9 +180,10 @@ def adapt(read: Mapping[str, Read], source: ViTConfig, target: ViTConfig, shapes
         adapted.read[name] = _then(read[name], lambda kernel: resize_patch(kernel, target.patch_size))
         adapted.resized.append(Resized(name, source.patch_size, target.patch_size, "FlexiViT"))
     if (source.num_classes, source.feature_size) != (target.num_classes, target.feature_size):
-        for name in (name for name in shapes if name.startswith("head")):  # as before the paper's fine-tuning, sec. 3.2
-            adapted.read[name] = lambda name=name: torch.zeros(shapes[name])  # type: ignore[misc]
-            adapted.replaced[name] = f"{target.num_classes} classes, zero until it is trained"
+        for name in shapes:
+            if name.startswith("head"):  # a new head is all zeros, as in the paper's fine-tuning, sec. 3.2
+                adapted.read[name] = lambda name=name: torch.zeros(shapes[name])  # type: ignore[misc]
+                adapted.replaced[name] = f"{target.num_classes} classes, zero until it is trained"
     for name in [name for name in adapted.read if name not in shapes]:
         del adapted.read[name]
         adapted.dropped[name] = (
@@ -242,11 +244,13 @@ def adapt_network(
                 del adapted.read[name]
                 adapted.dropped[name] = "no head was requested"
     if source.image_size != target.image_size:
-        before = shapes_of(source.replace(num_classes=target.num_classes))
-        if bound := [name for name in shapes if before.get(name) != shapes[name]]:
-            size = "x".join(map(str, source.image_size))
-            raise VitkitError(
-                "weights.size-fixed",
-                f"{bound[0]} of {target.full_name} depends on the size of {size} pixels: leave image_size unchanged",
-            )
+        shapes_before = shapes_of(source.replace(num_classes=target.num_classes))
+        for name, shape in shapes.items():
+            if shapes_before.get(name) != shape:
+                height, width = source.image_size
+                raise VitkitError(
+                    "weights.size-fixed",
+                    f"{name} of {target.full_name} depends on the size of {height}x{width} pixels: leave image_size "
+                    "unchanged",
+                )
     return adapted

@@ -10,8 +10,8 @@ The facts are in data files next to this module. catalog.csv, which is written b
 published.csv has further facts about these, and all of timm's other weights; `benchmarks/catalog.py` writes it, and
 names the sources. An empty cell means that no source is known.
 
-`meaning_of` chooses the published weights for a model name without a tag, for prediction or for training. `split_timm`
-handles names with the prefix `timm:`.
+`choose_weights` finds the published weights for a model name without a tag, for prediction or for training.
+`split_timm` handles names with the prefix `timm:`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from vitkit.model.names import IMAGENET_21K, config_for, is_model_name
 Classes = Literal["imagenet1k", "imagenet21k", "other", "none"]
 
 # Names in timm's style that timm does not have.
-_NOT_TIMMS = (
+_NOT_IN_TIMM = (
     "vit_base_patch8_224.orig_in21k",
     "vit_base_r26_s32_224.orig_in21k",
     "vit_large_r50_s32_224.orig_in21k",
@@ -59,7 +59,7 @@ class Entry:
             `none` if the model has no head.
         sha256: the file's SHA-256, all digits or the first ones; None if it is not published.
         licence: the SPDX identifier, or a name if there is none; empty if no licence is stated.
-        paper: the arXiv number; empty for entries from timm's table (`tagged`).
+        paper: the arXiv number; empty for entries from timm's table (`find_timm`).
         top1: the published accuracy on ImageNet-1k in percent, at `preprocess.size`.
     """
 
@@ -79,7 +79,7 @@ class Entry:
         """Return the preprocessing that timm uses for the weights with this name; None if timm has no such name."""
         if not self.paper:  # an entry from timm's table
             return self.preprocess
-        if self.hub or self.name in _NOT_TIMMS or re.search(r"\.(augreg_best_\w+|jx_in21k|tv_\w+)$", self.name):
+        if self.hub or self.name in _NOT_IN_TIMM or re.search(r"\.(augreg_best_\w+|jx_in21k|tv_\w+)$", self.name):
             return None
         is_small = self.preprocess.size[0] < 384
         return replace(self.preprocess, fit="crop", interpolation="bicubic", crop_pct=0.9 if is_small else 1.0)
@@ -136,21 +136,18 @@ def facts_of(name: str) -> ModelFacts:
     row = _rows().get(name)
     if row is None:
         return ModelFacts()
-    numbers: dict[str, Any] = {
-        column: kind(row[column]) if row[column] else None
-        for column, kind in (("parameters", int), ("gmacs", float), ("top1", float))
-    }
-    return ModelFacts(
-        row["family"], row["data"], row["gated"], **numbers, measured=row["measured"], source=row["source"]
-    )
+    facts: dict[str, Any] = {name: row[name] for name in ("family", "data", "gated", "measured", "source")}
+    for name, kind in (("parameters", int), ("gmacs", float), ("top1", float)):
+        facts[name] = kind(row[name]) if row[name] else None
+    return ModelFacts(**facts)
 
 
-def tags() -> list[str]:
+def timm_names() -> list[str]:
     """Return the names MODEL.TAG of timm's weights that are not in `CATALOG`."""
     return [name for name, row in _rows().items() if row["hub"] or row["url"]]
 
 
-def tagged(name: str) -> Entry | None:
+def find_timm(name: str) -> Entry | None:
     """Return the entry of timm's weights with the name MODEL.TAG; None if there is none."""
     row = _rows().get(name)
     if row is None or not (row["hub"] or row["url"]):
@@ -175,7 +172,7 @@ def _entry(row: Mapping[str, str]) -> Entry:
     )
 
 
-# Models of timm that are only timm's here: their attention is a difference of two maps, or their MLP is beside it.
+# Models that vitkit loads only as networks of timm: attention is a difference of two maps, or parallel to the MLP.
 ONLY_TIMMS = re.compile(r"vit_(dwee|dlittle|pwee|dpwee)_\w+")
 HUB = "hf:"  # prefix of a repository on the hub, even if a path on disk has its name
 
@@ -184,18 +181,18 @@ with FILE.with_name("catalog.csv").open(newline="", encoding="utf-8") as _text:
 
 
 def find(name: str) -> Entry | None:
-    """Return the entry of this name in `CATALOG`; None if there is none. The names of `tags` are not searched."""
+    """Return the entry of this name in `CATALOG`; None if there is none. The names of `timm_names` are not searched."""
     return CATALOG.get(name)
 
 
 def find_published(name: str) -> Entry | None:
     """Return the entry of this name in `CATALOG` or among timm's weights; None if there is none."""
-    return find(name) or tagged(name)
+    return find(name) or find_timm(name)
 
 
 def names() -> list[str]:
     """Return the names of all published weights: those in `CATALOG`, then timm's others."""
-    return [*CATALOG, *tags()]
+    return [*CATALOG, *timm_names()]
 
 
 def search(pattern: str = "*") -> list[Entry]:
@@ -219,13 +216,13 @@ def suggest(name: str) -> str:
     return config.suggest(name, names())
 
 
-def missing(path: str) -> str:
+def not_found_message(path: str) -> str:
     """Return the error message for a missing file or folder, with similar names that the user may have meant."""
-    place = Path(path)
-    if place.parent.name and (place.parent.is_dir() or place.parent.name == "runs"):
-        beside = [entry.name for entry in place.parent.iterdir()] if place.parent.is_dir() else []
-        close = difflib.get_close_matches(place.name, beside, n=2)
-        suggestion = f" (did you mean {' or '.join(str(place.parent / entry) for entry in close)}?)" if close else ""
+    folder, name = Path(path).parent, Path(path).name
+    if folder.name and (folder.is_dir() or folder.name == "runs"):  # the path of a file, and not a hub id
+        existing = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+        close = difflib.get_close_matches(name, existing, n=2)
+        suggestion = f" (did you mean {' or '.join(str(folder / entry) for entry in close)}?)" if close else ""
         return f"no such file, folder or published weights: {path}{suggestion}"
     return f"no such file, folder or published weights: {path}{suggest(path)}"
 
@@ -243,7 +240,7 @@ def is_hub_id(name: str) -> bool:
     return owner.name != "runs" and not owner.exists()
 
 
-_NAMED = {
+_CLASS_FILES = {
     1000: ("imagenet_classes.txt", "ImageNet's names"),
     IMAGENET_21K: ("imagenet21k_classes.txt", "ImageNet-21k's names in the order of Google's files"),
 }
@@ -254,11 +251,11 @@ def class_names(count: int) -> tuple[tuple[str, ...], str]:
 
     A head with as many classes as ImageNet-1k or ImageNet-21k gets their names. Any other head gets numbers.
     """
-    if count not in _NAMED:
+    if count not in _CLASS_FILES:
         return tuple(map(str, range(count))), f"numbers, as no names of the {count} classes were found"
-    file, whose = _NAMED[count]
+    file, description = _CLASS_FILES[count]
     text = resources.files("vitkit.weights").joinpath(file).read_text(encoding="utf-8")
-    return tuple(text.splitlines()), f"{whose}, as the head has {count} classes"
+    return tuple(text.splitlines()), f"{description}, as the head has {count} classes"
 
 
 def imagenet_synsets() -> dict[str, str]:
@@ -276,14 +273,14 @@ def unique(names: Sequence[str]) -> tuple[str, ...]:
 
     For example, ImageNet-21k has a bird and a machine called crane. The machine becomes `crane (6017)`.
     """
-    first: dict[str, int] = {}
+    first: dict[str, int] = {}  # the first class with each name
     return tuple(name if first.setdefault(name, i) == i else f"{name} ({i})" for i, name in enumerate(names))
 
 
 Use = Literal["answers", "training"]
 TIMM = "timm:"  # prefix of a name: the same weights with timm's preprocessing
 
-# Tags in order of preference; weights of the named resolution come before those of the nearest one.
+# Tags in order of preference for each use.
 _ANSWERS = (
     "augreg_in21k_ft_in1k",  # timm's default unless there is a newer one
     "augreg_best_in21k_ft_in1k",
@@ -301,7 +298,7 @@ _SUFFIXES = ("pth", "pt", "bin", "npz", "safetensors", "ckpt", "onnx", "xml", "p
 
 
 @dataclass(frozen=True)
-class Meaning:
+class ChosenWeights:
     """The published weights that were chosen for a model name without a tag.
 
     Attributes:
@@ -321,7 +318,7 @@ def split_timm(source: str) -> tuple[str, bool]:
         return source, False
     name = source.removeprefix(TIMM)
     if find(name) is None and not is_model_name(name):
-        _refuse_unknown_tag(name)
+        _check_tag(name)
         raise VitkitError(
             "weights.name-unknown",
             f"{source}: no published weights have that name; `vitkit models --weights` lists them",
@@ -329,7 +326,7 @@ def split_timm(source: str) -> tuple[str, bool]:
     return name, True
 
 
-def meaning_of(name: str, use: Use) -> Meaning | None:
+def choose_weights(name: str, use: Use) -> ChosenWeights | None:
     """Choose the published weights for a model name without a tag.
 
     Return None for an existing path, for the full name of published weights, and for a name that is no model's.
@@ -339,13 +336,13 @@ def meaning_of(name: str, use: Use) -> Meaning | None:
     """
     if Path(name).exists() or find_published(name) is not None:
         return None
-    _refuse_unknown_tag(name)
+    _check_tag(name)
     if not is_model_name(name):
         return None
     entry = weights_for(name, use)
     if entry is None:
         parsed = _MODEL.fullmatch(name)
-        known = [] if parsed is None else [entry.name for entry in _of_body(parsed["body"])]
+        known = [] if parsed is None else [entry.name for entry in _entries_of(parsed["body"])]
         if not known:
             raise VitkitError(
                 "weights.weights-unpublished",
@@ -356,21 +353,21 @@ def meaning_of(name: str, use: Use) -> Meaning | None:
             "weights.weights-unpublished",
             f"no published weights of {name} are a {wanted}; use one of these: {', '.join(known)}",
         )
-    what = {
+    description = {
         "imagenet1k": "a classifier of ImageNet-1k",
         "imagenet21k": "of ImageNet-21k with its 21,843 classes",
         "none": "features without a classifier",
     }[entry.classes]
     if use == "training":
-        what = "which fine-tunes best" if entry.classes == "imagenet21k" else "DeiT's own"
+        description = "which fine-tunes best" if entry.classes == "imagenet21k" else "DeiT's own"
     size = config_for(name).image_size
     resized = "" if entry.preprocess.size == size else f", its positions resized to {size[0]} pixels"
     body = entry.name.partition(".")[0].rpartition("_")[0]
     note = (
-        f"{entry.name} ({entry.licence}), {what}{resized}; {name} names no tag: "
+        f"{entry.name} ({entry.licence}), {description}{resized}; {name} names no tag: "
         f"`vitkit models {body} --weights` lists others"
     )
-    return Meaning(entry, size, note)
+    return ChosenWeights(entry, size, note)
 
 
 def weights_for(model: str, use: Use) -> Entry | None:
@@ -385,21 +382,25 @@ def weights_for(model: str, use: Use) -> Entry | None:
         return None
     body, side = parsed["body"], int(parsed["side"])
     if parsed["in21k"]:
-        return _first(body, _IN21K)
+        return _first_published(body, _IN21K)
     if use == "training" and not body.startswith("deit_"):
-        return _first(body, _TRAINING)
-    return min(
-        (entry for entry in _of_body(body) if _tag(entry) in _ANSWERS),
-        key=lambda entry: (_side(entry) != side, _ANSWERS.index(_tag(entry)), abs(_side(entry) - side)),
-        default=None,
-    )
+        return _first_published(body, _TRAINING)
+
+    def preference(entry: Entry) -> tuple[bool, int, int]:
+        """Prefer the named resolution, then the order of the tags, then the nearest resolution."""
+        entry_side = entry.preprocess.size[0]
+        return entry_side != side, _ANSWERS.index(_tag(entry)), abs(entry_side - side)
+
+    return min((entry for entry in _entries_of(body) if _tag(entry) in _ANSWERS), key=preference, default=None)
 
 
-def _of_body(body: str) -> list[Entry]:
+def _entries_of(body: str) -> list[Entry]:
+    """Return the weights of a model, such as `vit_base_patch16`, at any resolution."""
     return [entry for entry in CATALOG.values() if re.fullmatch(rf"{re.escape(body)}_\d+\.\w+", entry.name)]
 
 
-def _first(body: str, tags: tuple[str, ...]) -> Entry | None:
+def _first_published(body: str, tags: tuple[str, ...]) -> Entry | None:
+    """Return the weights at 224 pixels with the first of these tags that the model has."""
     return next(filter(None, (find(f"{body}_224.{tag}") for tag in tags)), None)
 
 
@@ -407,11 +408,7 @@ def _tag(entry: Entry) -> str:
     return entry.name.rpartition(".")[2]
 
 
-def _side(entry: Entry) -> int:
-    return entry.preprocess.size[0]
-
-
-def _refuse_unknown_tag(name: str) -> None:
+def _check_tag(name: str) -> None:
     tagged = _TAGGED.fullmatch(name)
     if tagged is None or tagged["tag"] in _SUFFIXES or find_published(name) is not None:
         return

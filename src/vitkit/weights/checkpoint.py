@@ -30,7 +30,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from vitkit.data.seen import from_text
+from vitkit.data.seen import decode_record
 from vitkit.errors import VitkitError, first_line
 from vitkit.system.files import from_json
 from vitkit.text.cells import listed
@@ -96,20 +96,15 @@ def readers(
         def read() -> Tensor:
             values = [tensor.read() for tensor in stored]
             joined = join(*values)
-            ours = (joined.float() if joined.is_floating_point() else joined).contiguous()
-            addresses = {part.untyped_storage().data_ptr() for part in values}
-            return ours.clone() if ours.untyped_storage().data_ptr() in addresses else ours
+            result = (joined.float() if joined.is_floating_point() else joined).contiguous()
+            mapped = {value.untyped_storage().data_ptr() for value in values}  # memory that may be that of the file
+            return result.clone() if result.untyped_storage().data_ptr() in mapped else result
 
         return read
 
     if parts is None:
         return {name: reader([tensor], lambda value: value) for name, tensor in tensors.items()}
     return {name: reader([tensors[part] for part in names], join) for name, (names, join) in parts.items()}
-
-
-def read_all(read: Mapping[str, Callable[[], Tensor]]) -> dict[str, Tensor]:
-    """Read the values of all tensors, in the order of `read`."""
-    return {name: read_one() for name, read_one in read.items()}
 
 
 def stored_note(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -119,29 +114,33 @@ def stored_note(checkpoint: Checkpoint) -> dict[str, Any]:
     """
     try:
         stored = from_json(checkpoint.metadata["vitkit"])
-        pixels = {name: tuple(item) if isinstance(item, list) else item for name, item in stored["preprocess"].items()}
+        preprocess = stored["preprocess"].items()
         note: dict[str, Any] = {
             "fields": {**stored["config"], "patch_size": tuple(stored["patch_size"])},
-            "preprocess": pixels,
+            "preprocess": {name: tuple(value) if isinstance(value, list) else value for name, value in preprocess},
             "image_size": tuple(stored["image_size"]),
         }
     except (ValueError, KeyError, TypeError, AttributeError):  # no note, or another program's
         return {}
-    return {**note, "classes": tuple(stored["classes"])} if "classes" in stored else note
+    if "classes" in stored:
+        note["classes"] = tuple(stored["classes"])
+    return note
 
 
 def without_prefixes(tensors: Mapping[str, StoredTensor], path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
     """Remove the prefixes that wrappers put before names (data parallel, torch.compile, a model within a model).
 
-    Also return what was left out, each with the reason: tensors of the training, and other sets of weights, which stand
-    under other prefixes. Names that become the same are an error, unless their sets differ in rank (`_rank`).
+    Also return what is left out, with the reasons: tensors that only training needs, and other sets of weights with
+    other prefixes. If two names become the same, the set with the better rank is taken (`_rank`); at equal rank, an
+    error is raised.
     """
     ambiguous = "under several prefixes, and it is not clear which one to use: save only one of them"
-    sets: dict[str, dict[str, StoredTensor]] = {}
+    sets: dict[str, dict[str, StoredTensor]] = {}  # the tensors with each prefix, by their names without it
     ignored: dict[str, str] = {}
     for name, tensor in tensors.items():
         bare = _INNER_WRAPPER.sub("", name)
-        prefix = match[0] if (match := _PREFIX.match(bare)) else ""
+        match = _PREFIX.match(bare)
+        prefix = match[0] if match else ""
         bare = bare.removeprefix(prefix)
         if _TRAINING_ONLY.match(bare):
             ignored[name] = "it belongs to the training"
@@ -157,16 +156,16 @@ def without_prefixes(tensors: Mapping[str, StoredTensor], path: Path) -> tuple[d
             merged |= sets[prefix]
             taken.append(prefix)
         elif all(_rank(other) < _rank(prefix) for other in taken):
-            own, first = (each.rstrip(".") or "the set without a prefix" for each in (prefix, taken[0]))
-            ignored[own] = f"{first} was taken"
+            this_set, first_set = (each.rstrip(".") or "the set without a prefix" for each in (prefix, taken[0]))
+            ignored[this_set] = f"{first_set} was taken"
         else:
             raise VitkitError("weights.sets-ambiguous", f"{path} contains {min(same)} {ambiguous}")
-    # The order of the sets and of their names is that of the file, not of the ranks.
-    return {name: merged[name] for of_set in sets.values() for name in of_set if name in merged}, ignored
+    in_file_order = [name for tensors_of_set in sets.values() for name in tensors_of_set]
+    return {name: merged[name] for name in in_file_order if name in merged}, ignored
 
 
 def _rank(name: str) -> int:
-    """Return the preference among sets of weights: averaged weights, then a teacher, then others, then a student."""
+    """Return the rank of a set of weights, the lowest is preferred: averaged weights, a teacher, others, a student."""
     words = set(re.split(r"[._]", name.lower()))
     if words & {"ema", "swa", "averaged", "average", "avg", "polyak"}:
         return 0
@@ -175,8 +174,8 @@ def _rank(name: str) -> int:
     return 3 if "student" in words else 2
 
 
-_END = struct.Struct("<Q16s")  # size of the embedded bytes, and a name
-_NAME = b"vitkit pictures\n"
+_TRAILER = struct.Struct("<Q16s")  # follows the embedded bytes: their number, and a name that identifies them
+_TRAILER_NAME = b"vitkit pictures\n"
 
 
 def embed_in_zip(path: Path, data: bytes, comment: bytes | None = None) -> None:
@@ -185,9 +184,9 @@ def embed_in_zip(path: Path, data: bytes, comment: bytes | None = None) -> None:
         assert archive.fp is not None
         if data:
             archive.fp.seek(archive.start_dir)
-            archive.fp.write(data + _END.pack(len(data), _NAME))
+            archive.fp.write(data + _TRAILER.pack(len(data), _TRAILER_NAME))
             archive.start_dir = archive.fp.tell()
-        # Setting the comment makes zipfile write the directory again.
+        # Setting the comment, even to the old one, makes zipfile write the directory again, after the data.
         archive.comment = archive.comment if comment is None else comment
 
 
@@ -196,13 +195,14 @@ def embedded_in_zip(path: Path) -> bytes | None:
     with zipfile.ZipFile(path) as archive:
         start = archive.start_dir
     with path.open("rb") as file:
-        if start < _END.size:
+        end = start - _TRAILER.size  # of the embedded bytes
+        if end < 0:
             return None
-        file.seek(start - _END.size)
-        size, name = _END.unpack(file.read(_END.size))
-        if name != _NAME or size > start - _END.size:
+        file.seek(end)
+        size, name = _TRAILER.unpack(file.read(_TRAILER.size))
+        if name != _TRAILER_NAME or size > end:
             return None
-        file.seek(start - _END.size - size)
+        file.seek(end - size)
         return file.read(size)
 
 
@@ -227,27 +227,27 @@ def read_npz(path: Path) -> Checkpoint:
     except (zipfile.BadZipFile, ValueError, EOFError, OSError, NotImplementedError) as error:
         raise _damaged(path, error) from error
     try:
-        note = from_json(archive.comment)
+        comment = from_json(archive.comment)
     except ValueError:
-        note = None
-    sections = note if isinstance(note, dict) else {}  # what vitkit's export stored, by name
+        comment = None
+    sections = comment if isinstance(comment, dict) else {}  # what vitkit's export stored, by name
     metadata = {name: json.dumps(value) for name, value in sections.items()}
     return Checkpoint(path=path, tensors=tensors, metadata=metadata, pictures=embedded_in_zip(path))
 
 
 def _npz_tensor(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> StoredTensor:
     with archive.open(member) as stream:
-        is_first = np.lib.format.read_magic(stream) == (1, 0)
-        header = np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
-        shape, _, dtype = header(stream)
-        begin = stream.tell()
+        version = np.lib.format.read_magic(stream)
+        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read_header(stream)
+        header_size = stream.tell()
     if dtype.hasobject:
         raise VitkitError(
             "weights.code-refused",
             f"{path}: {member.filename} contains Python objects, which could run code; it is not read: "
             "save it as an array of numbers",
         )
-    if begin + math.prod(shape) * dtype.itemsize != member.file_size:
+    if header_size + math.prod(shape) * dtype.itemsize != member.file_size:
         raise _damaged(path, f"{member.filename} is not as large as its shape {shape} says")
 
     def read() -> Tensor:
@@ -256,7 +256,7 @@ def _npz_tensor(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -
                 array: Any = np.lib.format.read_array(stream, allow_pickle=False)
         except (zipfile.BadZipFile, EOFError, ValueError) as error:
             raise _damaged(path, error) from error
-        if dtype == np.dtype("V2"):
+        if dtype == np.dtype("V2"):  # bfloat16, see `_NPY_TYPES`
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(array)
 
@@ -283,21 +283,24 @@ def read_safetensors(path: Path, *, full_names: bool = False) -> Checkpoint:
     except RuntimeError as error:  # raised by torch if the file cannot be mapped into memory
         raise VitkitError("weights.file-unreadable", f"{path} cannot be opened: {first_line(error)}") from error
     pictures = metadata.get(PICTURES)
-    tensors, ignored = (tensors, {}) if full_names else without_prefixes(tensors, path)
+    ignored: dict[str, str] = {}
+    if not full_names:
+        tensors, ignored = without_prefixes(tensors, path)
     return Checkpoint(
         path=path,
         tensors=tensors,
         ignored=ignored,
         metadata=metadata,
-        pictures=None if pictures is None else from_text(pictures, path),
+        pictures=None if pictures is None else decode_record(pictures, path),
     )
 
 
-# Usual keys of the weights in training checkpoints, in order of preference among keys of the same `_rank`.
+# The usual keys of the weights in training checkpoints. Among keys of the same `_rank`, earlier ones are preferred.
 _KEYS = ("model", "state_dict", "model_state_dict", "module", "net", "network", "weights", "params")
 
 
-def _has_part(path: Path, ending: str) -> bool:
+def _has_member(path: Path, ending: str) -> bool:
+    """Return whether a zip file contains a file whose name has this ending."""
     try:
         with zipfile.ZipFile(path) as archive:
             return any(name.endswith(ending) for name in archive.namelist())
@@ -308,7 +311,7 @@ def _has_part(path: Path, ending: str) -> bool:
 def read_torch(path: Path) -> Checkpoint:
     """Read the weights in a PyTorch file, without the training state that may surround them."""
     is_zip = zipfile.is_zipfile(path)
-    if is_zip and _has_part(path, "/constants.pkl"):
+    if is_zip and _has_member(path, "/constants.pkl"):
         raise VitkitError(
             "weights.code-refused",
             f"{path} is a TorchScript archive, whose code is not run: save its weights with "
@@ -321,26 +324,27 @@ def read_torch(path: Path) -> Checkpoint:
     except pickle.UnpicklingError as error:
         if "truncated" in str(error):
             raise _damaged(path, "it ends too early") from error
+        # PyTorch states the name of the refused class only in the message, in one of these forms.
         match = re.search(r"GLOBAL:? (\S+)|[Uu]nsupported (?:global|class) (\S+)|reduce.* (\S+)", str(error))
-        what = f", such as {next(filter(None, match.groups()))}" if match else ""
+        example = f", such as {next(filter(None, match.groups()))}" if match else ""
         raise VitkitError(
             "weights.code-refused",
-            f"{path} contains more than tensors{what}, which could run code; it is not read: save "
+            f"{path} contains more than tensors{example}, which could run code; it is not read: save "
             "the weights alone with torch.save(model.state_dict(), ...)",
         ) from error
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise _damaged(path, first_line(error)) from error
-    wrappers, state, others = _unwrap(content, path)
-    check_once = functools.cache(lambda: _check_sums(path) if is_zip else None)
+    wrappers, weights, others = _unwrap(content, path)
+    check_once = functools.cache(lambda: _check_crc(path) if is_zip else None)
 
     def read(tensor: Tensor) -> Tensor:
         check_once()
         return tensor.detach()
 
     stored: dict[str, StoredTensor] = {}
-    for name, tensor in state.items():
-        is_plain = tensor.layout == torch.strided and not tensor.is_meta and tensor.dtype in _SAFE_TYPES.values()
-        dtype = tensor.dtype if is_plain else torch.int64  # see `_SAFE_TYPES`
+    for name, tensor in weights.items():
+        is_usable = tensor.layout == torch.strided and not tensor.is_meta and tensor.dtype in _SAFE_TYPES.values()
+        dtype = tensor.dtype if is_usable else torch.int64  # see `_SAFE_TYPES`
         stored[name] = StoredTensor(tuple(tensor.shape), dtype, functools.partial(read, tensor))
     tensors, ignored = without_prefixes(stored, path)
     return Checkpoint(
@@ -352,41 +356,43 @@ def read_torch(path: Path) -> Checkpoint:
     )
 
 
-def _check_sums(path: Path) -> None:
-    """Compare the content of a zip file with its checksums, which PyTorch does not do; 0 means that there is none."""
+def _check_crc(path: Path) -> None:
+    """Compare the content of a zip file with its checksums, because PyTorch does not."""
     try:
         with zipfile.ZipFile(path) as archive:
-            for member in filter(lambda member: member.CRC, archive.infolist()):
+            with_checksums = [member for member in archive.infolist() if member.CRC]
+            for member in with_checksums:
                 with archive.open(member) as stream:
-                    while stream.read(2**20):
+                    while stream.read(2**20):  # zipfile raises an error at the end if the checksum is wrong
                         pass
     except (zipfile.BadZipFile, EOFError) as error:
         raise _damaged(path, error) from error
 
 
 def _unwrap(content: Any, path: Path) -> tuple[tuple[str, ...], dict[str, Tensor], dict[str, str]]:
-    """Return the keys under which the weights stand, the weights by name, and what was not taken, with the reasons."""
+    """Return the keys that lead to the weights, the weights by name, and what was not taken, with the reasons."""
     wrappers: tuple[str, ...] = ()
-    ignored, beside = dict[str, str](), list[str]()
-    while isinstance(content, Mapping) and not _is_state(content):
-        present = sorted((name for name in content if _holds_weights(content[name])), key=_preference)
-        if not present:
+    ignored: dict[str, str] = {}
+    beside: list[str] = []  # the keys of anything other than weights, on every level
+    while isinstance(content, Mapping) and not _is_state_dict(content):
+        candidates = sorted((name for name in content if _holds_weights(content[name])), key=_preference)
+        if not candidates:
             break
-        taken, *others = present
+        taken, *others = candidates
         if others and _preference(taken) == _preference(others[0]):
-            places = listed([".".join([*wrappers, str(name)]) for name in present], 6)
+            sets = listed([".".join([*wrappers, str(name)]) for name in candidates], 6)
             raise VitkitError(
-                "weights.sets-ambiguous", f"{path} contains several sets of weights, {places}: save only one of them"
+                "weights.sets-ambiguous", f"{path} contains several sets of weights, {sets}: save only one of them"
             )
         ignored |= {".".join([*wrappers, str(name)]): f"{taken} was taken" for name in others}
-        beside += [str(name) for name in content if name not in present]
+        beside += [str(name) for name in content if name not in candidates]
         wrappers, content = (*wrappers, str(taken)), content[taken]
     if not isinstance(content, Mapping):
         raise VitkitError(
             "weights.tensors-absent",
             f"{path} does not contain named weights, but a {type(content).__name__}: save model.state_dict()",
         )
-    weights = _weights_in(content)
+    weights = _tensors_in(content)
     if not weights and content:
         keys = listed([str(name) for name in content], 6)
         raise VitkitError(
@@ -398,19 +404,19 @@ def _unwrap(content: Any, path: Path) -> tuple[tuple[str, ...], dict[str, Tensor
     return wrappers, weights, ignored
 
 
-def _is_state(content: Mapping[Any, Any]) -> bool:
+def _is_state_dict(content: Mapping[Any, Any]) -> bool:
     # The names of tensors contain dots, or are those of a single layer.
-    return any("." in name or name == "weight" for name in _weights_in(content))
+    return any("." in name or name == "weight" for name in _tensors_in(content))
 
 
-def _weights_in(content: Mapping[Any, Any]) -> dict[str, Tensor]:
+def _tensors_in(content: Mapping[Any, Any]) -> dict[str, Tensor]:
     return {name: value for name, value in content.items() if isinstance(name, str) and isinstance(value, Tensor)}
 
 
 def _holds_weights(content: Any) -> bool:
     if not isinstance(content, Mapping):
         return False
-    return _is_state(content) or any(map(_holds_weights, content.values()))
+    return _is_state_dict(content) or any(map(_holds_weights, content.values()))
 
 
 def _preference(name: Any) -> tuple[int, int]:
@@ -445,14 +451,14 @@ def read_checkpoint(path: Path, *, full_names: bool = False) -> Checkpoint:
     tensors: dict[str, StoredTensor] = {}
     for file in files:
         part = _read_file(file)
-        if twice := tensors.keys() & part.tensors.keys():
-            raise _damaged(path, f"{min(twice)} is in several files")
+        if duplicates := tensors.keys() & part.tensors.keys():
+            raise _damaged(path, f"{min(duplicates)} is in several files")
         tensors |= part.tensors
     description = path / ("open_clip_config.json" if files[0].name in _OPEN_CLIP else "config.json")
     config = _read_json(description)
     if config is not None and not isinstance(config.get("model_type", ""), str | None):
         raise _damaged(description, "model_type is not text")
-    processor_config = path / "processor_config.json"  # whose settings come first, as in transformers
+    processor_config = path / "processor_config.json"  # has precedence over preprocessor_config.json in transformers
     processor = (_read_json(processor_config) or {}).get("image_processor")
     if not isinstance(processor, dict | None):
         raise _damaged(processor_config, "image_processor is not an object")
@@ -491,13 +497,13 @@ def _weight_files(folder: Path) -> list[Path]:
         if (folder / name).is_file():
             return [folder / name]
     endings = ("safetensors", "npz", "pth", "pt", "bin")
-    loose = [file for suffix in endings for file in sorted(folder.glob(f"*.{suffix}")) if file.is_file()]
-    if len(loose) == 1:
-        return loose
-    if loose:
+    candidates = [file for ending in endings for file in sorted(folder.glob(f"*.{ending}")) if file.is_file()]
+    if len(candidates) == 1:
+        return candidates
+    if candidates:
         raise VitkitError(
             "weights.files-ambiguous",
-            f"{folder} contains several weight files: use one of {', '.join(file.name for file in loose)}",
+            f"{folder} contains several weight files: use one of {', '.join(file.name for file in candidates)}",
         )
     raise VitkitError(
         "weights.tensors-absent",
@@ -522,12 +528,12 @@ def _read_file(path: Path, *, full_names: bool = False) -> Checkpoint:
         start = file.read(16)
     if not start:
         raise VitkitError("weights.file-damaged", f"{path} is empty")
-    if start.startswith(b"PK"):
-        is_torch = _has_part(path, "/data.pkl")
+    if start.startswith(b"PK"):  # a zip file
+        is_torch = _has_member(path, "/data.pkl")
         checkpoint = read_torch(path) if is_torch else read_npz(path)
-    elif len(start) > 8 and start[8:9] == b"{":
+    elif start[8:9] == b"{":  # safetensors: the length of a JSON header in 8 bytes, then the header
         checkpoint = read_safetensors(path, full_names=full_names)
-    elif start[:1] == b"\x80" or start[:4] == b"PYTO":
+    elif start[:1] == b"\x80" or start[:4] == b"PYTO":  # older formats of PyTorch
         checkpoint = read_torch(path)
     else:
         raise VitkitError(

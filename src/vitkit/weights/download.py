@@ -36,7 +36,7 @@ from vitkit.text.arguments import coerce_types
 
 @dataclass(frozen=True)
 class Version:
-    """The version of a file on the server: its validator for If-Range, its length, and its MD5 in base64."""
+    """The version of a file on the server: its validator for the header If-Range, its length, and its MD5 in base64."""
 
     validator: str | None = None
     length: int | None = None
@@ -46,7 +46,7 @@ class Version:
         coerce_types(self)
 
     @classmethod
-    def described(cls, headers: Message, length: int | None) -> Version:
+    def from_headers(cls, headers: Message, length: int | None) -> Version:
         etag = headers.get("ETag")
         if etag is None or etag.startswith("W/"):  # a weak ETag may be the same for other bytes
             etag = headers.get("Last-Modified")
@@ -68,10 +68,7 @@ class PartialFile:
         return self.path.stat().st_size if self.path.is_file() else 0
 
     def version(self) -> Version:
-        """Return the version in the note.
-
-        If the note cannot be read, the version is empty, which restarts the download.
-        """
+        """Return the version in the note; an empty one, which restarts the download, if the note cannot be read."""
         with suppress(OSError, ValueError, TypeError):
             return Version(**from_json(self.note.read_text(encoding="utf-8")))
         return Version()
@@ -86,8 +83,8 @@ class PartialFile:
 
 
 _TIMEOUT = 30.0  # seconds without a byte
-_PAUSES = (0.5, 1.0, 2.0)  # seconds before trying again after an attempt that got no further
-_BLOCK = 1 << 18
+_PAUSES = (0.5, 1.0, 2.0)  # seconds to wait after the first, second and third attempt in a row without progress
+_BLOCK = 1 << 18  # bytes to read at once
 
 
 def fetch_url(url: str, sha256: str | None = None) -> Path:
@@ -107,7 +104,7 @@ def fetch_url(url: str, sha256: str | None = None) -> Path:
     final = cache_path(url)
     if final.is_file():
         return final
-    refuse_offline(url, f"put the file at {final}, or name a file that you have")
+    check_online(url, f"put the file at {final}, or name a file that you have")
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(final.with_name(f".{final.name}.lock"))
@@ -135,7 +132,7 @@ def cache_path(url: str) -> Path:
     Raises:
         VitkitError: the address is not an https address of a file.
     """
-    if not _may_ask(url):
+    if not _is_allowed_url(url):
         raise VitkitError(
             "weights.address-invalid", f"cannot download {url!r}: expected an address that begins with https://"
         )
@@ -148,34 +145,35 @@ def cache_path(url: str) -> Path:
     return cache_folder() / "weights" / parts.netloc.replace(":", "_") / Path(*folders, name)
 
 
-def _may_ask(url: str) -> bool:
+def _is_allowed_url(url: str) -> bool:
     if not re.fullmatch(r"https?://([\w.-]+|\[[\da-f:]+\])(:\d+)?/[!-~]*", url, re.ASCII):
         return False
     return url.startswith("https:") or urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
 
 
-def refuse_offline(what: str, instead: str) -> None:
-    """Raise VitkitError if downloads are forbidden; `instead` says what the user can do."""
-    switch = offline()
+def check_online(what: str, advice: str) -> None:
+    """Raise VitkitError with advice for the user if downloads are forbidden."""
+    switch = offline()  # the name of the environment variable that forbids them
     if switch:
         raise VitkitError(
-            "weights.downloads-forbidden", f"{what} is not in the cache, and {switch} forbids downloading: {instead}"
+            "weights.downloads-forbidden", f"{what} is not in the cache, and {switch} forbids downloading: {advice}"
         )
 
 
-class _BrokenOffError(Exception):
+class _RetryableError(Exception):
     """A download attempt failed, but another attempt may succeed."""
 
 
 def _download(url: str, final: Path, sha256: str | None) -> None:
+    """Download a file in as many attempts as necessary, verify its checksum, and move it to `final`."""
     part = PartialFile(final.with_name(f"{final.name}.part"))
     furthest, failures = part.size(), 0
     while True:
         try:
             _receive(url, part, f"downloading {final.name}")
             break
-        except _BrokenOffError as error:
-            failures = 0 if part.size() > furthest else failures + 1
+        except _RetryableError as error:
+            failures = 0 if part.size() > furthest else failures + 1  # attempts in a row without progress
             furthest = max(furthest, part.size())
             if failures > len(_PAUSES):
                 kept = f" ({part.size()} bytes are kept for the next attempt)" if part.size() else ""
@@ -204,20 +202,22 @@ def _receive(url: str, part: PartialFile, what: str) -> None:
     version, offset = part.version(), part.size()
     if version.length is not None and offset == version.length:
         return  # interrupted after the last byte
-    resuming = bool(offset and version.validator)
-    headers = {"Range": f"bytes={offset}-", "If-Range": version.validator} if resuming else {}
-    with _open(url, {name: value for name, value in headers.items() if value}, part) as response:
-        if response.status == 206:
-            now = Version.described(response.headers, None).validator
-            begins = re.match(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
-            if begins is None or int(begins[1]) != offset or now not in (None, version.validator):
+    headers: dict[str, str] = {}
+    if offset and version.validator:
+        headers = {"Range": f"bytes={offset}-", "If-Range": version.validator}
+    with _open(url, headers, part) as response:
+        if response.status == 206:  # the server sends the requested range, and not the whole file
+            validator = Version.from_headers(response.headers, None).validator
+            content_range = re.match(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
+            is_rest = content_range is not None and int(content_range[1]) == offset
+            if not is_rest or validator not in (None, version.validator):
                 part.delete()
-                raise _BrokenOffError("the file on the server changed during the download")
+                raise _RetryableError("the file on the server changed during the download")
         else:
             offset = 0
             if response.length is None and not response.chunked:
                 raise _failure(url, "the server does not say how long the file is")
-            version = Version.described(response.headers, response.length)
+            version = Version.from_headers(response.headers, response.length)
             part.begin(version)
         total = version.length or 0
         progress(what, offset, total)
@@ -226,20 +226,20 @@ def _receive(url: str, part: PartialFile, what: str) -> None:
                 try:
                     block = response.read(_BLOCK)
                 except (OSError, http.client.HTTPException) as error:
-                    raise _BrokenOffError(_said(error)) from error
+                    raise _RetryableError(_message_of(error)) from error
                 if not block:
                     break
                 file.write(block)
                 offset += len(block)
                 progress(what, offset, total)
-        cut_short = bool(response.length)
-    if cut_short or (version.length is not None and offset != version.length):
-        raise _BrokenOffError(f"the connection broke after {offset} of {version.length or 'unknown'} bytes")
+        is_incomplete = bool(response.length)  # bytes that the server announced and did not send
+    if is_incomplete or (version.length is not None and offset != version.length):
+        raise _RetryableError(f"the connection broke after {offset} of {version.length or 'unknown'} bytes")
 
 
 def _open(url: str, headers: dict[str, str], part: PartialFile) -> http.client.HTTPResponse:
-    everywhere = {"User-Agent": f"vitkit/{__version__}", "Accept-Encoding": "identity"}
-    request = urllib.request.Request(url, headers=everywhere | headers)  # noqa: S310  # `cache_path` checked it
+    common = {"User-Agent": f"vitkit/{__version__}", "Accept-Encoding": "identity"}
+    request = urllib.request.Request(url, headers=common | headers)  # noqa: S310  # `cache_path` checked it
     try:
         response: http.client.HTTPResponse = urllib.request.build_opener(_Redirects).open(request, timeout=_TIMEOUT)
     except HTTPError as error:
@@ -247,14 +247,14 @@ def _open(url: str, headers: dict[str, str], part: PartialFile) -> http.client.H
         if error.code == 416:  # the file on the server is shorter than the partial file
             part.delete()
         if error.code in (408, 416, 429) or error.code >= 500:
-            raise _BrokenOffError(f"the server answered {error.code} {error.reason}") from error
+            raise _RetryableError(f"the server answered {error.code} {error.reason}") from error
         raise _failure(url, f"the server answered {error.code} {error.reason}") from error
     except URLError as error:
         if isinstance(error.reason, ssl.SSLCertVerificationError):
             raise _failure(url, str(error.reason)) from error
-        raise _BrokenOffError(str(error.reason)) from error
+        raise _RetryableError(str(error.reason)) from error
     except (OSError, http.client.HTTPException) as error:
-        raise _BrokenOffError(_said(error)) from error
+        raise _RetryableError(_message_of(error)) from error
     if response.status not in (200, 206):
         response.close()
         raise _failure(url, f"the server answered {response.status} {response.reason}")
@@ -267,7 +267,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
-        if not _may_ask(newurl.replace(" ", "%20")):
+        if not _is_allowed_url(newurl.replace(" ", "%20")):
             fp.close()
             raise _failure(req.full_url, f"the server sends us to {newurl}, which is not https")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
@@ -281,7 +281,7 @@ def _failure(url: str, reason: str) -> VitkitError:
     )
 
 
-def _said(error: Exception) -> str:
+def _message_of(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
@@ -311,7 +311,7 @@ def fetch_hub(repo_id: str) -> Path:
         others = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "*.npz"]
         folder = _snapshot(repo_id, [*_DESCRIPTIONS, *others])
     if not any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin", "*.npz")):
-        refuse_offline(repo_id, "download its files elsewhere and name their folder")
+        check_online(repo_id, "download its files elsewhere and name their folder")
         raise VitkitError(
             "weights.tensors-absent",
             f"{repo_id} on the hub has no weights: expected a .safetensors, pytorch_model.bin or .npz file",
@@ -333,7 +333,7 @@ def _snapshot(repo_id: str, patterns: list[str]) -> Path:
 
         def update(self, n: float | None = 1) -> bool | None:
             shown = super().update(n)
-            if self.unit == "B":  # others count files
+            if self.unit == "B":  # bytes; other bars count files
                 report(f"downloading {repo_id}", int(self.n), int(self.total or 0))
             return shown
 
@@ -342,7 +342,7 @@ def _snapshot(repo_id: str, patterns: list[str]) -> Path:
             snapshot_download(
                 repo_id,
                 allow_patterns=patterns,
-                ignore_patterns=["*/*"],  # other formats, other precisions
+                ignore_patterns=["*/*"],  # subfolders contain other formats and precisions
                 local_files_only=offline() is not None,
                 tqdm_class=Reporting,
             )
@@ -362,7 +362,7 @@ def _snapshot(repo_id: str, patterns: list[str]) -> Path:
             "weights.repository-unknown", f"{repo_id!r} is not a repository on the hub: expected owner/name"
         ) from error
     except Exception as error:  # the hub's HTTP library, and so its errors, change from release to release
-        refuse_offline(repo_id, "download its files elsewhere and name their folder")
+        check_online(repo_id, "download its files elsewhere and name their folder")
         raise VitkitError(
             "weights.download-failed",
             f"could not download {repo_id} from the hub: {first_line(error)}; try again, or download its files by "

@@ -17,7 +17,7 @@ from typing import Any
 from vitkit.errors import VitkitError
 from vitkit.model.config import Pair, ViTConfig, stride_of
 from vitkit.model.names import VARIANTS
-from vitkit.weights.layout import depth_of, numbered
+from vitkit.weights.layout import block_number, depth_of
 
 Shape = tuple[int, ...]
 
@@ -28,7 +28,7 @@ class Known:
 
     Attributes:
         fields: fields of the configuration that the format determines or the user sets.
-        theirs: a function that takes vitkit's name of a tensor and returns the checkpoint's name, for messages.
+        stored_name: a function that takes vitkit's name of a tensor and returns the checkpoint's name, for messages.
         image_size: the (height, width) that the user requests, or None.
         written_size: the (height, width) in a file next to the weights, or None.
         grid: the patch grid of the position embeddings, if the user states it.
@@ -38,7 +38,7 @@ class Known:
     """
 
     fields: Mapping[str, Any]
-    theirs: Callable[[str], str]
+    stored_name: Callable[[str], str]
     image_size: Pair | None = None
     written_size: Pair | None = None
     grid: Pair | None = None
@@ -48,43 +48,44 @@ class Known:
 
 
 def infer(shapes: Mapping[str, Shape], known: Known) -> tuple[ViTConfig, dict[str, str]]:
-    """Infer the configuration from the shapes of the tensors by vitkit's names; also describe each assumed field."""
+    """Infer the configuration from the shapes of the tensors, by vitkit's names; also describe the assumed fields."""
     fields = _encoder(shapes, known)
     fields |= _head(shapes, fields, known)
     assumed: dict[str, str] = {}
     settings = {name: value for name, value in known.fields.items() if value is not None}
-    for name, tensor in _SETTING_BY.items():
+    for name, tensor in _TENSOR_OF_FIELD.items():
         if name in settings and settings[name] != fields[name]:
             raise VitkitError(
                 "weights.field-contradicted",
-                f"{known.theirs(tensor)}: {name} must be {fields[name]}, as in the weights, not {settings[name]}",
+                f"{known.stored_name(tensor)}: {name} must be {fields[name]}, as in the weights, not {settings[name]}",
             )
     fields |= settings
     fields["heads"] = _heads(fields, assumed, is_described=known.is_described)
     grid = _grid(shapes, fields, known, assumed)
     if not known.is_published:
-        assumed |= _possible_losses(shapes, fields, settings, known)
+        assumed |= _assumed_absences(shapes, fields, settings, known)
     stride = stride_of(fields["stem"])
     fields["image_size"] = tuple(side * patch * stride for side, patch in zip(grid, fields["patch_size"], strict=True))
     config = ViTConfig.from_dict(fields)
     if (written := known.written_size) is not None and written != config.image_size:
         sides = zip(written, config.image_size, config.patch_size, strict=True)
-        if all(0 <= side - length < patch for side, length, patch in sides):  # the same grid, and pixels left over
+        # Both sizes have the same grid, because the patches of the model ignore a remainder of pixels.
+        if all(0 <= stated - used < patch for stated, used, patch in sides):
             (height, width), (h, w) = written, config.image_size
             assumed["image_size"] = (
-                f"{h}x{w}, photographs are resized to that: of {height}x{width} pixels, as written, no patch has the "
-                "last"
+                f"{h}x{w}, to which photographs are resized: the stated size {height}x{width} is not a multiple of the "
+                "patch size"
             )
     return config, assumed
 
 
-def _vote(sizes: Iterable[int]) -> int:
+def _most_common(sizes: Iterable[int]) -> int:
     """Return the most common value; 0 if there is none."""
     candidates = list(sizes)
     return max(candidates, key=candidates.count, default=0)
 
 
-def _sizes(shapes: Mapping[str, Shape], pattern: str, axis: int) -> list[int]:
+def _lengths(shapes: Mapping[str, Shape], pattern: str, axis: int) -> list[int]:
     return [shape[axis] for name, shape in shapes.items() if re.search(pattern, name) and len(shape) > axis]
 
 
@@ -93,8 +94,8 @@ def _encoder(shapes: Mapping[str, Shape], known: Known) -> dict[str, Any]:
     is_learned = known.fields.get("position", "learned_1d") == "learned_1d"
     for name in ("patch_embed.proj.weight", *(("pos_embed",) if is_learned else ())):
         if name not in shapes:
-            raise VitkitError("weights.tensor-missing", f"{known.theirs(name)} is missing")
-    kernel, name = shapes["patch_embed.proj.weight"], known.theirs("patch_embed.proj.weight")
+            raise VitkitError("weights.tensor-missing", f"{known.stored_name(name)} is missing")
+    kernel, name = shapes["patch_embed.proj.weight"], known.stored_name("patch_embed.proj.weight")
     if len(kernel) != 4 or 0 in kernel:
         raise VitkitError(
             "weights.tensor-misshapen",
@@ -110,33 +111,34 @@ def _encoder(shapes: Mapping[str, Shape], known: Known) -> dict[str, Any]:
             "weights.tensor-misshapen",
             f"{name}: a patch of {kernel[2]}x{kernel[3]} pixels is not square, and nothing confirms this size",
         )
-    layers = depth_of({m[1] for name in shapes if (m := re.match(r"blocks\.(\d+)\.", name))})
+    layers = depth_of({match[1] for name in shapes if (match := re.match(r"blocks\.(\d+)\.", name))})
     norms = re.compile(r"(blocks\.\d+\.norm[12]|norm|fc_norm)\.")
-    hidden_size = _vote(shape[0] for name, shape in shapes.items() if shape and norms.match(name))
+    hidden_size = _most_common(shape[0] for name, shape in shapes.items() if shape and norms.match(name))
     if not layers or not hidden_size:
         raise VitkitError("weights.tensor-missing", "there are no Transformer blocks")
-    # In an ordinary MLP, fc1 has as many outputs as fc2 has inputs. In a gated MLP, fc1 has twice as many.
-    into = _sizes(shapes, r"^blocks\.\d+\.mlp\.fc1\.(weight|bias)$", 0)
-    out_of = _sizes(shapes, r"^blocks\.\d+\.mlp\.fc2\.weight$", 1)
-    plain, gated = [*into, *out_of], [*into, *(2 * size for size in out_of)]
+    # In an ordinary MLP, fc1 has as many outputs as fc2 has inputs. In a gated MLP, fc1 has twice as many. The MLPs are
+    # of the kind for which more tensors agree.
+    fc1_outputs = _lengths(shapes, r"^blocks\.\d+\.mlp\.fc1\.(weight|bias)$", 0)
+    fc2_inputs = _lengths(shapes, r"^blocks\.\d+\.mlp\.fc2\.weight$", 1)
+    plain, gated = [*fc1_outputs, *fc2_inputs], [*fc1_outputs, *(2 * size for size in fc2_inputs)]
     if not plain:
         raise VitkitError(
             "weights.tensor-missing",
             "the blocks have no MLPs: the checkpoint is incomplete, or not of a Vision Transformer",
         )
-    is_gated = gated.count(_vote(gated)) > plain.count(_vote(plain))
+    is_gated = gated.count(_most_common(gated)) > plain.count(_most_common(plain))
     # CLIP normalises embeddings, and its patch embedding has no bias. In any other model, the bias is expected.
-    is_normalised = any(name.startswith("norm_pre.") for name in shapes)
+    has_embed_norm = any(name.startswith("norm_pre.") for name in shapes)
     fields: dict[str, Any] = {
         "layers": layers,
         "hidden_size": hidden_size,
         "patch_size": kernel[2:],
         "in_channels": kernel[1],
         "mlp_kind": "swiglu" if is_gated else "mlp",
-        "mlp_size": _vote(gated) // 2 if is_gated else _vote(plain),
+        "mlp_size": _most_common(gated) // 2 if is_gated else _most_common(plain),
         "qkv_bias": any(name.endswith("attn.qkv.bias") for name in shapes),
-        "embed_norm": is_normalised,
-        "patch_bias": "patch_embed.proj.bias" in shapes or not is_normalised,
+        "embed_norm": has_embed_norm,
+        "patch_bias": "patch_embed.proj.bias" in shapes or not has_embed_norm,
         "patch_norm": any(name.startswith("patch_embed.norm.") for name in shapes),
         "layer_scale": 1e-5 if any(".ls1." in name or ".ls2." in name for name in shapes) else None,
         "attention_norm": any(".attn.norm." in name for name in shapes),
@@ -148,10 +150,10 @@ def _encoder(shapes: Mapping[str, Shape], known: Known) -> dict[str, Any]:
         "registers": shapes["reg_token"][1] if len(shapes.get("reg_token", ())) == 3 else 0,
     }
     if any(name.startswith("patch_embed.backbone.") for name in shapes):
-        units: dict[int, int] = {}  # of each ResNet stage
+        units: dict[int, int] = {}  # the number of residual units of each stage
         unit_name = re.compile(r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.")
         for match in filter(None, map(unit_name.match, shapes)):
-            stage, unit = numbered(match[1]), numbered(match[2])
+            stage, unit = block_number(match[1]), block_number(match[2])
             units[stage] = max(units.get(stage, 0), unit + 1)
         root = shapes.get("patch_embed.backbone.stem.conv.weight", ())
         fields["in_channels"] = root[1] if len(root) == 4 and root[1] in (1, 3) else 3
@@ -164,38 +166,42 @@ def _head(shapes: Mapping[str, Shape], fields: Mapping[str, Any], known: Known) 
     has_fc_norm = any(name.startswith("fc_norm.") for name in shapes)
     has_token = known.fields.get("class_token", fields["class_token"])
     pool = "token" if has_token and not has_fc_norm else "gap"
-    pool = "map" if any(name.startswith("attn_pool.") for name in shapes) else pool
+    if any(name.startswith("attn_pool.") for name in shapes):
+        pool = "map"
     is_deit3 = fields["layer_scale"] and fields["qkv_bias"] and pool == "gap" and not has_fc_norm
     if is_deit3 and not fields["class_token"] and not {"pool", "class_token"} & set(known.fields):
-        # DeiT III and DINOv2 have positions only for patches: without this check they would look mean-pooled.
+        # In DeiT III and DINOv2, only patches have positions. If the class token is lost, they look mean-pooled.
         raise VitkitError(
-            "weights.tensor-missing", f"{known.theirs('cls_token')} is missing; if the model has none, set pool='gap'"
+            "weights.tensor-missing",
+            f"{known.stored_name('cls_token')} is missing; if the model has none, set pool='gap'",
         )
-    pool_mlp_size = _vote(_sizes(shapes, r"^attn_pool\.mlp\.fc1\.(weight|bias)$", 0))
+    pool_mlp_size = _most_common(_lengths(shapes, r"^attn_pool\.mlp\.fc1\.(weight|bias)$", 0))
     return {
         "pool": pool,
         "pool_mlp_size": pool_mlp_size if pool_mlp_size not in (0, fields["mlp_size"]) else None,
         "fc_norm": has_fc_norm,
-        "representation_size": _agreed(shapes, ("pre_logits.fc.weight", "pre_logits.fc.bias"), known) or None,
-        "num_classes": _agreed(shapes, ("head.weight", "head.bias", "head_dist.weight", "head_dist.bias"), known),
+        "representation_size": _majority_length(shapes, ("pre_logits.fc.weight", "pre_logits.fc.bias"), known) or None,
+        "num_classes": _majority_length(
+            shapes, ("head.weight", "head.bias", "head_dist.weight", "head_dist.bias"), known
+        ),
     }
 
 
-def _agreed(shapes: Mapping[str, Shape], names: Sequence[str], known: Known) -> int:
-    """Return the length of the first axis that most of these tensors have; 0 if none of them exists."""
-    sizes = {name: shapes[name][0] for name in names if shapes.get(name)}
-    size = _vote(sizes.values())
-    if sizes and 2 * list(sizes.values()).count(size) <= len(sizes) and len(sizes) > 1:
+def _majority_length(shapes: Mapping[str, Shape], names: Sequence[str], known: Known) -> int:
+    """Return the length of the first axis of most of these tensors, 0 if none exists; raise without a majority."""
+    lengths = {name: shapes[name][0] for name in names if shapes.get(name)}
+    most_common = _most_common(lengths.values())
+    if lengths and 2 * list(lengths.values()).count(most_common) <= len(lengths):
         raise VitkitError(
             "weights.tensor-misshapen",
-            " and ".join(f"{known.theirs(name)} ({size})" for name, size in sizes.items())
+            " and ".join(f"{known.stored_name(name)} ({length})" for name, length in lengths.items())
             + " must have the same first dimension",
         )
-    return size
+    return most_common
 
 
-# Fields that tensors determine, each with one such tensor for error messages.
-_SETTING_BY = {
+# Fields that tensors determine, each with one such tensor, which error messages name.
+_TENSOR_OF_FIELD = {
     "layers": "norm.weight",
     "hidden_size": "norm.weight",
     "in_channels": "patch_embed.proj.weight",
@@ -213,19 +219,19 @@ _SETTING_BY = {
 
 # The number of heads by (layers, hidden size), for models that are not in the paper: g, G, So400m (arXiv 2106.04560,
 # 2305.13035) and DINOv2's g.
-_LARGER = {(40, 1408): 16, (48, 1664): 16, (27, 1152): 16, (40, 1536): 24}
+_OTHER_HEADS = {(40, 1408): 16, (48, 1664): 16, (27, 1152): 16, (40, 1536): 24}
 
 
 def _heads(fields: Mapping[str, Any], assumed: dict[str, str], *, is_described: bool) -> Any:
     if "heads" in fields:
         return fields["heads"]  # `ViTConfig` checks the value
     layers, hidden_size = fields["layers"], fields["hidden_size"]
-    others = ("layer_scale", "registers", "embed_norm", "attention_norm", "mlp_norm")
-    is_plain = not any(fields[name] for name in others) and fields["stem"] is None
-    is_plain = is_plain and fields.get("rotary", "none") == "none"
+    later_parts = ("layer_scale", "registers", "embed_norm", "attention_norm", "mlp_norm")
+    is_plain_vit = not any(fields[name] for name in later_parts) and fields["stem"] is None
+    is_plain_vit = is_plain_vit and fields.get("rotary", "none") == "none"
     # The classes of timm and transformers have 12 layers and 12 heads by default.
-    may_have_default = is_plain and layers == 12 and hidden_size % 12 == 0
-    known = {(size.layers, size.hidden_size): size.heads for size in VARIANTS.values()} | _LARGER
+    may_have_default = is_plain_vit and layers == 12 and hidden_size % 12 == 0
+    known = {(size.layers, size.hidden_size): size.heads for size in VARIANTS.values()} | _OTHER_HEADS
     if not fields["class_token"]:
         known[40, 1536] = 16  # SigLIP 2's g-opt
     if (layers, hidden_size) in known:
@@ -241,16 +247,16 @@ def _heads(fields: Mapping[str, Any], assumed: dict[str, str], *, is_described: 
     return heads
 
 
-def _possible_losses(
+def _assumed_absences(
     shapes: Mapping[str, Shape], fields: Mapping[str, Any], settings: Mapping[str, Any], known: Known
 ) -> dict[str, str]:
-    """Return assumptions, by field, about tensors that may be absent because the file is damaged.
+    """Return the assumption, by field, that certain tensors are absent on purpose.
 
-    A file without them is either of a rarer architecture, which is assumed, or a damaged one of a common architecture.
+    A file without these tensors has either a rarer architecture, which is assumed, or a common one and is damaged.
     """
     assumed: dict[str, str] = {}
     usual = {size.hidden_size: size.layers for size in VARIANTS.values()}
-    usual |= {hidden_size: layers for layers, hidden_size in _LARGER}
+    usual |= {hidden_size: layers for layers, hidden_size in _OTHER_HEADS}
     layers, hidden_size = fields["layers"], fields["hidden_size"]
     is_aimv2 = fields.get("norm_kind", "layer") == "rms"
     if "layers" not in settings and not is_aimv2 and layers < usual.get(hidden_size, 0):
@@ -260,15 +266,15 @@ def _possible_losses(
         )
     if "qkv_bias" not in settings and not is_aimv2 and not fields["qkv_bias"]:
         assumed["qkv_bias"] = (
-            f"False, because no block has {known.theirs('blocks.0.attn.qkv.bias').replace('.0.', '.*.')}; if the file "
-            "has lost them, predictions are wrong"
+            f"False, because no block has {known.stored_name('blocks.0.attn.qkv.bias').replace('.0.', '.*.')}; if the "
+            "file has lost them, predictions are wrong"
         )
     has_prefix = fields["class_token"] or fields["distill_token"]
-    is_short = "pos_embed" in shapes and has_prefix and not fields["prefix_positions"] and not fields["registers"]
-    if "prefix_positions" not in settings and is_short:
+    lacks_row = "pos_embed" in shapes and has_prefix and not fields["prefix_positions"] and not fields["registers"]
+    if "prefix_positions" not in settings and lacks_row:
         assumed["prefix_positions"] = (
-            f"False, because {known.theirs('pos_embed')} has as many rows as there are patches and none for the class "
-            "token, as in DeiT III; if the file has lost a row, or its registers, predictions are wrong"
+            f"False, because {known.stored_name('pos_embed')} has as many rows as there are patches and none for the "
+            "class token, as in DeiT III; if the file has lost a row, or its registers, predictions are wrong"
         )
     return assumed
 
@@ -284,20 +290,21 @@ def _grid(shapes: Mapping[str, Shape], fields: dict[str, Any], known: Known, ass
     requested = None if known.image_size is None else grid_of(known.image_size)
     written = known.grid or (None if known.written_size is None else grid_of(known.written_size))
     if "pos_embed" not in shapes:
-        result = written or requested if fields.get("position") == "relative_bias" else requested or written
-        if result is None:
+        # Tables of relative biases have a fixed size, which `written` describes; other positions fit any grid.
+        grid = (written or requested) if fields.get("position") == "relative_bias" else (requested or written)
+        if grid is None:
             raise VitkitError(
                 "weights.grid-unknown",
                 "there are no learned positions that determine the grid: set image_size=(height, width)",
             )
-        return result
+        return grid
     length = shapes["pos_embed"][1] if len(shapes["pos_embed"]) == 3 else 0
     tokens = int(fields["class_token"]) + int(fields["distill_token"]) + fields["registers"]
-    has_prefix = fields.get("prefix_positions")  # if the format determines it
-    for prefix in dict.fromkeys((tokens, 0)) if has_prefix is None else (tokens if has_prefix else 0,):
+    has_prefix = fields.get("prefix_positions")  # None if the format does not determine it: both are tried then
+    prefixes = dict.fromkeys((tokens, 0)) if has_prefix is None else (tokens if has_prefix else 0,)
+    for prefix in prefixes:  # the number of positions of prefix tokens
         side = math.isqrt(max(length - prefix, 0))
-        candidates = [written, requested, (side, side)]
-        for grid in candidates:
+        for grid in (written, requested, (side, side)):
             if grid is not None and grid[0] * grid[1] == length - prefix > 0:
                 fields["prefix_positions"] = prefix == tokens
                 if grid == requested != (side, side) and written is None and side * side == length - prefix:
@@ -307,16 +314,15 @@ def _grid(shapes: Mapping[str, Shape], fields: dict[str, Any], known: Known, ass
                 return grid
     # A token is missing, or the grid is not square.
     extra = length - math.isqrt(length) ** 2
-    number = f"{known.theirs('pos_embed')} has {length} positions"
+    number = f"{known.stored_name('pos_embed')} has {length} positions"
     if extra in (1, 2) and not fields["class_token"]:
-        lost = [known.theirs(name) for name in ("cls_token", "reg_token")]
-        lost = lost[: 1 + (not fields["registers"] and (fields["fc_norm"] or fields["pool"] == "map"))]
-        raise VitkitError(
-            "weights.tensor-missing", f"{' or '.join(lost)} is missing: {number}, {extra} more than a square"
-        )
+        missing = known.stored_name("cls_token")
+        if not fields["registers"] and (fields["fc_norm"] or fields["pool"] == "map"):
+            missing += f" or {known.stored_name('reg_token')}"
+        raise VitkitError("weights.tensor-missing", f"{missing} is missing: {number}, {extra} more than a square")
     if extra == 2 and not fields["distill_token"]:
         raise VitkitError(
-            "weights.tensor-missing", f"{known.theirs('dist_token')} is missing: {number}, 2 more than a square"
+            "weights.tensor-missing", f"{known.stored_name('dist_token')} is missing: {number}, 2 more than a square"
         )
     raise VitkitError(
         "weights.grid-unknown",

@@ -1,8 +1,8 @@
 """Layouts of published checkpoints: the names and shapes under which a format stores the tensors of a model.
 
-"Our" tensors are vitkit's; "their" names are those in the checkpoint. A `Layout` consists of pieces, each of which
-converts one of our tensors in both directions. `account_for` compares a checkpoint with a layout tensor by tensor, so
-that no checkpoint is loaded only partly by mistake.
+In names of variables, "ours" is a tensor of vitkit's model, and "theirs" the tensors that the checkpoint stores for it.
+A `Layout` consists of pieces, each of which converts one of our tensors in both directions. `account_for` compares a
+checkpoint with a layout tensor by tensor, so that no checkpoint is loaded only partly by mistake.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vitkit.text.cells import listed
 if TYPE_CHECKING:
     from vitkit.weights.checkpoint import Checkpoint, StoredTensor
 
-_GAP = 8  # blocks whose numbers may be missing
+_MAX_MISSING_BLOCKS = 8  # in addition to as many blocks as are present
 Task = Literal["single", "multi", "regression"]  # what the outputs of a head mean
 Join = Callable[..., Tensor]
 Split = Callable[[Tensor, ViTConfig], tuple[Tensor | None, ...]]
@@ -29,16 +29,17 @@ Split = Callable[[Tensor, ViTConfig], tuple[Tensor | None, ...]]
 
 @dataclass(frozen=True)
 class Piece:
-    """The conversion between one of vitkit's tensors ("ours") and the tensors that a layout stores instead ("theirs").
+    """The conversion between one of vitkit's tensors and the tensors that a layout stores instead.
 
     Attributes:
-        theirs: the names of the stored tensors from which our tensor is computed.
-        join: a function that computes our tensor from the stored ones; by default, only the name differs.
-        split: a function that computes the stored tensors from ours, with None for a tensor that another piece writes.
+        stored_names: the names of the stored tensors from which our tensor is computed.
+        join: a function that computes vitkit's tensor from the stored ones; by default, only the name differs.
+        split: a function that computes the stored tensors from vitkit's and the configuration, with None for a tensor
+            that another piece writes.
     """
 
-    theirs: tuple[str, ...]
-    join: Join = lambda theirs: theirs
+    stored_names: tuple[str, ...]
+    join: Join = lambda stored: stored
     split: Split = lambda ours, _config: (ours,)
 
 
@@ -55,9 +56,9 @@ class Layout:
         classes: the class names, if the checkpoint contains them.
         task: what the outputs of the head mean: one class of an image, any number of classes, or numbers.
         image_size: (height, width), if a file next to the weights states it.
-        pixel_size: the (height, width) of the input images for which the publisher's code resizes the position
+        input_size: the (height, width) of the input images for which the publisher's code resizes the position
             embeddings; None if it does not resize them.
-        assumed: fields that nothing determines, each with a description of the assumed value.
+        assumed: for each field that nothing determines, a description of the assumed value.
         dropped: tensors that are not part of the classifier, each with the reason.
         notes: other facts that the report states.
     """
@@ -70,14 +71,14 @@ class Layout:
     classes: tuple[str, ...] | None = None
     task: Task = "single"
     image_size: tuple[int, int] | None = None
-    pixel_size: tuple[int, int] | None = None
+    input_size: tuple[int, int] | None = None
     assumed: Mapping[str, str] = field(default_factory=dict)
     dropped: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-    def theirs(self, name: str) -> tuple[str, ...]:
+    def stored_names(self, name: str) -> tuple[str, ...]:
         """Return the names under which the checkpoint stores a tensor of vitkit's model."""
-        return self.pieces[name].theirs if name in self.pieces else (name,)
+        return self.pieces[name].stored_names if name in self.pieces else (name,)
 
     def shapes(self, tensors: Mapping[str, StoredTensor]) -> dict[str, torch.Size]:
         """Return the shapes of the tensors that the checkpoint contains completely, by their names in vitkit.
@@ -86,8 +87,8 @@ class Layout:
         """
         shapes = {}
         for name, piece in self.pieces.items():
-            shape = joined_shape(piece, [tensors.get(theirs) for theirs in piece.theirs])
-            if shape is not None and not set(piece.theirs) & set(self.dropped):
+            shape = joined_shape(piece, [tensors.get(stored) for stored in piece.stored_names])
+            if shape is not None and not set(piece.stored_names) & set(self.dropped):
                 shapes[name] = shape
         return shapes
 
@@ -113,8 +114,8 @@ class Account:
     unfit: list[str]
 
     def describe(self) -> str:
-        parts = [("missing", self.missing), ("left over", self.left_over)]
-        parts.append(("of another shape or type", [f"{name} ({why})" for name, why in self.misshapen.items()]))
+        misshapen = [f"{name} ({why})" for name, why in self.misshapen.items()]
+        parts = (("missing", self.missing), ("left over", self.left_over), ("of another shape or type", misshapen))
         return "; ".join(f"{what}: {listed(names, 6)}" for what, names in parts if names)
 
 
@@ -124,7 +125,7 @@ def account_for(
     """Compare the tensors of a checkpoint with the shapes `expected`, which a model of this configuration needs."""
     account = Account(expected, set(), [], [], {}, [])
     for name, shape in expected.items():
-        theirs = layout.theirs(name)
+        theirs = layout.stored_names(name)
         account.used.update(theirs)
         absent = [part for part in theirs if part not in tensors]
         account.missing += [part for part in absent if part not in account.missing]
@@ -132,9 +133,9 @@ def account_for(
         if not absent and name in layout.pieces:
             piece, stored = layout.pieces[name], [tensors[part] for part in theirs]
             parts = piece.split(torch.empty(shape, device="meta"), config)
-            for part, tensor, ours in zip(theirs, stored, parts, strict=False):
-                if ours is not None and _squeezed(ours.shape) != _squeezed(tensor.shape):
-                    wrong[part] = f"expected {tuple(ours.shape)}, not {tensor.shape}"
+            for part, tensor, needed in zip(theirs, stored, parts, strict=False):
+                if needed is not None and _squeezed(needed.shape) != _squeezed(tensor.shape):
+                    wrong[part] = f"expected {tuple(needed.shape)}, not {tensor.shape}"
             if not wrong and joined_shape(piece, stored) != shape:
                 reasons = (f"expected {tuple(shape)}, not {tensor.shape}" for tensor in stored)
                 wrong = dict(zip(theirs, reasons, strict=True))
@@ -150,11 +151,12 @@ def account_for(
 
 
 def joined_shape(piece: Piece, stored: Sequence[StoredTensor | None]) -> torch.Size | None:
-    """Return the shape of our tensor after joining the stored ones; None if one is missing or the shapes do not fit."""
-    if any(tensor is None for tensor in stored):
+    """Return the shape of the joined stored tensors; None if one is missing or the shapes do not fit together."""
+    present = [torch.empty(tensor.shape, device="meta") for tensor in stored if tensor is not None]
+    if len(present) < len(stored):
         return None
     try:
-        return piece.join(*(torch.empty(t.shape, device="meta") for t in stored if t is not None)).shape
+        return piece.join(*present).shape
     except (RuntimeError, IndexError):
         return None
 
@@ -173,7 +175,7 @@ def joined(*names: str) -> Piece:
     return Piece(names, lambda *parts: torch.cat(parts), lambda ours, _: ours.chunk(len(names)))
 
 
-def without_keys(q: str, v: str) -> Piece:
+def without_key_bias(q: str, v: str) -> Piece:
     """Return the `Piece` of a bias of q, k and v in a layout that does not store the bias of k, because it is zero."""
 
     def split(ours: Tensor, _config: ViTConfig) -> tuple[Tensor, Tensor]:
@@ -215,8 +217,8 @@ def require(checkpoint: Checkpoint, kind: str, *names: str) -> None:
             raise VitkitError("weights.tensor-missing", f"{checkpoint.path} ({kind}): {name} is missing")
 
 
-def numbered(digits: str) -> int:
-    """Convert the block number in a tensor's name to an integer; one beyond the depth of any model is refused."""
+def block_number(digits: str) -> int:
+    """Convert the block number in a tensor's name to an integer; raise VitkitError if no model has so many blocks."""
     if len(digits) > len(str(MAX_LAYERS)) or int(digits) >= MAX_LAYERS:
         raise VitkitError(
             "weights.tensor-misnamed",
@@ -226,10 +228,10 @@ def numbered(digits: str) -> int:
 
 
 def depth_of(digits: Iterable[str]) -> int:
-    """Return the number of blocks, from the block numbers in the names of tensors, most of which must be there."""
-    numbers = {numbered(text) for text in digits}
+    """Return the number of blocks from the block numbers in tensor names; raise VitkitError if too many are missing."""
+    numbers = {block_number(text) for text in digits}
     depth = max(numbers, default=-1) + 1
-    if depth > 2 * len(numbers) + _GAP:
+    if depth > 2 * len(numbers) + _MAX_MISSING_BLOCKS:
         raise VitkitError(
             "weights.tensor-missing",
             f"the tensors of {depth - len(numbers)} blocks of {depth} are missing: the checkpoint is incomplete",

@@ -1,13 +1,14 @@
 """Load a classifier from a path or a published name, and create models by name.
 
-`load` has three steps: `look` finds the source and reads names and shapes, `WeightsSource.plan` adapts them to the
-requested image size and classes, and `LoadPlan.build` reads the values into a model.
+`load` has three steps: `inspect_source` finds the source and reads the names and shapes of its tensors,
+`WeightsSource.plan` adapts them to the requested image size and classes, and `LoadPlan.build` reads the values into a
+model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from vitkit.classifier import Classifier
 from vitkit.data.preprocess import HALF, Preprocess, describe
 from vitkit.errors import VitkitError
 from vitkit.inference.trust import unused_score
-from vitkit.model.build import UNTRAINED_HEAD, LoadReport, Model, build, config_of, filled
+from vitkit.model.build import UNTRAINED_HEAD, LoadReport, Model, build, build_with_weights, config_of
 from vitkit.model.config import Pair, ViTConfig, as_pair, canonical
 from vitkit.model.names import Config, NetworkConfig, is_model_name, is_network_name, split_network
 from vitkit.model.network import anatomy_of
@@ -27,22 +28,10 @@ from vitkit.system.progress import Progress, silent
 from vitkit.system.run_files import RECIPE, resume_command
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import listed
+from vitkit.weights import catalog, download
 from vitkit.weights.adapt import Adapted, adapt, adapt_network
-from vitkit.weights.catalog import (
-    HUB,
-    ONLY_TIMMS,
-    TIMM,
-    Entry,
-    Meaning,
-    Use,
-    find,
-    find_published,
-    is_hub_id,
-    meaning_of,
-    missing,
-    split_timm,
-)
-from vitkit.weights.checkpoint import Checkpoint, read_all, read_checkpoint
+from vitkit.weights.catalog import ChosenWeights, Entry, Use
+from vitkit.weights.checkpoint import Checkpoint, read_checkpoint
 from vitkit.weights.layout import Task
 from vitkit.weights.origin import (
     SourceWeights,
@@ -52,7 +41,7 @@ from vitkit.weights.origin import (
     read_network,
     shapes_between,
 )
-from vitkit.weights.preprocessing import PreprocessLike, leaves_open, settings_of
+from vitkit.weights.preprocessing import PreprocessLike, leaves_open, settings_of, without_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +53,8 @@ class LoadPlan:
         classes, preprocess, temperature, thresholds, provenance, pictures, trust: as in the `Classifier` that will be
             built.
         report: what happens to every tensor.
-        read: a function for each tensor of the model that reads its values.
-        keeps_head: whether the head is that of the checkpoint, and not a new one.
+        read: for each tensor of the model, a function that reads its values.
+        keeps_head: whether the head is that of the checkpoint; otherwise it is new.
     """
 
     config: Config
@@ -90,15 +79,16 @@ class LoadPlan:
         Raises:
             VitkitError: a value is NaN or infinite; the message names the tensor.
         """
-        tensors, report = read_all(self.read), self.report
+        report = self.report
+        tensors = {name: read() for name, read in self.read.items()}
         for name, tensor in tensors.items():
-            low, high = torch.aminmax(tensor) if tensor.numel() else (tensor.sum(), tensor.sum())
-            if low.isfinite() and high.isfinite():  # both are NaN if any value is
+            # The extremes are NaN if any value is. Finding them takes no memory, unlike `isfinite` of all values.
+            if not tensor.numel() or all(bound.isfinite() for bound in torch.aminmax(tensor)):
                 continue
-            spoiled = int((~tensor.isfinite()).sum())
+            count = int((~tensor.isfinite()).sum())
             raise VitkitError(
                 "weights.values-not-finite",
-                f"{report.source}: {report.renamed.get(name, name)} has {spoiled} NaN or infinite values of "
+                f"{report.source}: {report.renamed.get(name, name)} has {count} NaN or infinite values of "
                 f"{tensor.numel()}: the checkpoint is damaged, or was written in a precision that is too narrow for "
                 "it; restore it, or use float32",
             )
@@ -115,10 +105,10 @@ class LoadPlan:
                 zeros.append(name)
         if f"{head}weight" in zeros:
             report = replace(report, notes=(*report.notes, UNTRAINED_HEAD))
-        lost = [report.renamed.get(name, name) for name in zeros if not name.startswith((head, "head_dist."))]
-        if lost:
+        suspect = [report.renamed.get(name, name) for name in zeros if not name.startswith((head, "head_dist."))]
+        if suspect:
             warning = (
-                f"only zeros in {listed(lost, 6)}: the checkpoint is damaged, or was not trained; expect wrong "
+                f"only zeros in {listed(suspect, 6)}: the checkpoint is damaged, or was not trained; expect wrong "
                 "predictions"
             )
             report = replace(report, warnings=(*report.warnings, warning))
@@ -131,14 +121,15 @@ class LoadPlan:
             VitkitError: a value is NaN or infinite; the message names the tensor.
         """
         tensors, report = self.tensors()
-        of_head = ("metrics", "balance", "head", "templates")
+        about_head = ("metrics", "balance", "head", "templates")
+        provenance = {k: v for k, v in self.provenance.items() if self.keeps_head or k not in about_head}
         return Classifier(
-            model=filled(self.config, tensors),
+            model=build_with_weights(self.config, tensors),
             classes=self.classes,
             preprocess=self.preprocess,
             temperature=self.temperature,
             thresholds=self.thresholds,
-            provenance={k: v for k, v in self.provenance.items() if self.keeps_head or k not in of_head},
+            provenance=provenance,
             report=report,
             pictures=self.pictures,
             trust=self.trust,
@@ -150,12 +141,13 @@ def target_of(source: Config, num_classes: int | None, size: Pair | None, change
     fields: dict[str, Any] = {}
     if size is not None:
         fields["image_size"] = size
+    if num_classes is not None:
+        fields["num_classes"] = num_classes
     if isinstance(source, NetworkConfig):
-        heads = {} if num_classes is None else {"num_classes": num_classes}
-        return source.replace(**fields, **heads, **changes)
+        return source.replace(**fields, **changes)
     if changes.get("patch_size") is not None:
         fields["patch_size"] = changes["patch_size"]
-        if size is None:  # the grid stays
+        if size is None:  # the grid of patches stays the same, so the image size follows from the patch size
             patch = as_pair(changes["patch_size"], "patch_size")
             fields["image_size"] = tuple(n * p * source.stem_stride for n, p in zip(source.grid, patch, strict=True))
     has_logits: bool | None = changes.get("has_logits")  # None: neither option asks for a representation layer
@@ -167,14 +159,12 @@ def target_of(source: Config, num_classes: int | None, size: Pair | None, change
                 f"has_logits {has_logits} and representation_size {features} contradict each other: set only one",
             )
         if features not in (None, source.representation_size):
-            there = "none" if source.representation_size is None else f"one of {source.representation_size} features"
+            stored = "none" if source.representation_size is None else f"one of {source.representation_size} features"
             raise VitkitError(
                 "weights.field-contradicted",
-                f"representation_size {features}: the weights have {there}; leave it out, or use has_logits",
+                f"representation_size {features}: the weights have {stored}; leave it out, or use has_logits",
             )
         has_logits = features is not None
-    if num_classes is not None:
-        fields["num_classes"] = num_classes
     is_new_head = num_classes is not None and num_classes != source.num_classes
     if has_logits is False or (has_logits is None and is_new_head):
         fields["representation_size"] = None
@@ -202,12 +192,13 @@ def make_plan(
         adapted = adapt(origin.read, source, target, shapes)
     if classes is None:
         classes = tuple(map(str, range(target.num_classes)))
-    new = {*adapted.replaced, *origin.unfit}
+    not_loaded = {*adapted.replaced, *origin.unfit}
     keeps_head = not adapted.replaced and target.num_classes == source.num_classes
-    sizes = ("image_size", "patch_size")
-    is_same = keeps_head and all(getattr(target, name, 0) == getattr(source, name, 0) for name in sizes)
+    sizes = ("image_size", "patch_size")  # a `NetworkConfig` has no patch_size
+    has_same_sizes = all(getattr(target, field, None) == getattr(source, field, None) for field in sizes)
+    is_same = keeps_head and has_same_sizes
     notes = origin.notes
-    if keeps_head and not is_same and origin.trust is not None:
+    if keeps_head and not has_same_sizes and origin.trust is not None:
         other_size = (
             "the images have another size than in the training: the temperature was fitted at that size, and "
             "--coverage, --accuracy and --unknown do not apply"
@@ -215,14 +206,14 @@ def make_plan(
         notes = (*notes, other_size)
     thresholds = origin.thresholds
     if origin.task is not None and keeps_head and target.num_classes:
-        thresholds, says = _thresholds(name, origin.task, target.num_classes)
-        notes += says
+        thresholds, threshold_notes = _thresholds(name, origin.task, target.num_classes)
+        notes += threshold_notes
     report = LoadReport(
         source=name,
         format=origin.format,
         parameters=len(shapes),
-        matched=tuple(tensor for tensor in shapes if tensor not in new),
-        renamed={ours: theirs for ours, theirs in origin.renamed.items() if ours in shapes and ours not in new},
+        matched=tuple(tensor for tensor in shapes if tensor not in not_loaded),
+        renamed={ours: theirs for ours, theirs in origin.renamed.items() if ours in shapes and ours not in not_loaded},
         resized=tuple(adapted.resized),
         replaced=adapted.replaced,
         dropped={**origin.dropped, **adapted.dropped},
@@ -235,7 +226,7 @@ def make_plan(
     plan = LoadPlan(
         config=target,
         classes=tuple(classes),
-        preprocess=_preprocess(origin.pixels, target),
+        preprocess=_preprocess(origin.preprocess, target),
         report=report,
         read=adapted.read,
         temperature=origin.temperature if keeps_head else 1.0,
@@ -249,7 +240,7 @@ def make_plan(
 
 
 def _thresholds(name: str, task: Task, outputs: int) -> tuple[tuple[float, ...] | None, tuple[str, ...]]:
-    """Return the thresholds for the head of a foreign checkpoint, None for a softmax, and notes.
+    """Return the thresholds for the head of another publisher's checkpoint (None for a softmax), and notes.
 
     A head with one output is that of a sigmoid, because a softmax of one logit is always 1.
     """
@@ -270,24 +261,25 @@ def _with_preprocess(plan: LoadPlan, requested: PreprocessLike) -> LoadPlan:
     settings = settings_of(requested, plan.preprocess)
     preprocess = replace(plan.preprocess, **{"unknown": "", **settings})
     assumed, warnings = dict(plan.report.assumed), plan.report.warnings
-    if (open_text := assumed.pop("preprocess", None)) is not None and leaves_open(settings):
-        assumed["preprocess"] = f"{open_text}; except for {', '.join(settings)}, as requested"
+    assumption = assumed.pop("preprocess", None)
+    if assumption is not None and leaves_open(settings):
+        assumed["preprocess"] = f"{assumption}; except for {', '.join(settings)}, as requested"
     if "mean" in settings:
         assumed.pop("family", None)  # the families differ only in their preprocessing
     if plan.report.format == "vitkit" and preprocess != plan.preprocess and not plan.preprocess.unknown:
-        theirs = describe(plan.preprocess.to_dict())
+        trained_with = describe(plan.preprocess.to_dict())
         warnings += (
-            f"images are preprocessed differently than in its training ({theirs}): expect different predictions",
+            f"images are preprocessed differently than in its training ({trained_with}): expect different predictions",
         )
     notes = (*plan.report.notes, f"preprocess, as requested: {describe(preprocess.to_dict())}")
     report = replace(plan.report, assumed=assumed, warnings=warnings, notes=notes)
-    trust = plan.trust if preprocess == plan.preprocess else None  # recorded with the other preprocessing
+    trust = plan.trust if preprocess == plan.preprocess else None  # it was recorded with the old preprocessing
     return replace(plan, preprocess=preprocess, report=report, trust=trust)
 
 
-def _preprocess(pixels: Mapping[str, Any], config: Config) -> Preprocess:
-    fields = dict(pixels)
-    if config.in_channels == 1:
+def _preprocess(stored: Mapping[str, Any], config: Config) -> Preprocess:
+    fields = dict(stored)
+    if config.in_channels == 1:  # publishers state the mean and std of three channels
         fields |= {name: tuple(fields[name])[:1] for name in ("mean", "std") if name in fields}
     elif config.in_channels == 3 and len(fields.get("mean", HALF)) == 1:
         raise VitkitError(
@@ -394,7 +386,7 @@ def inspect(
     **overrides: Any,
 ) -> LoadPlan:
     """Return the plan that `load` would follow with the same arguments, without reading the values."""
-    return look(source, use=use, network=network).plan(
+    return inspect_source(source, use=use, network=network).plan(
         num_classes,
         image_size,
         classes=classes,
@@ -412,12 +404,12 @@ class WeightsSource:
     Attributes:
         source: the source as the caller named it; for NAME@FILE, only the file.
         path: the file or folder; None for published weights of another library's network.
-        checkpoint: names and shapes; None for networks of another library.
+        checkpoint: the names and shapes of the tensors; None for networks of another library.
         description: the content of `model.json`; None if the source is not a model folder.
         network: the name of another library's network; None for a Vision Transformer of vitkit.
         entry: the catalog's entry; None if the weights were not requested by a published name.
-        meaning: the weights that were chosen for a model name without a tag; None for any other source.
-        is_timms: whether timm's preprocessing was requested.
+        chosen: the weights that were chosen for a model name without a tag; None for any other source.
+        use_timm_preprocess: whether the prefix `timm:` requests timm's preprocessing.
     """
 
     source: str
@@ -426,13 +418,13 @@ class WeightsSource:
     description: Mapping[str, Any] | None = None
     network: str | None = None
     entry: Entry | None = None
-    meaning: Meaning | None = None
-    is_timms: bool = False
+    chosen: ChosenWeights | None = None
+    use_timm_preprocess: bool = False
 
     @property
     def is_image_encoder(self) -> bool:
         """Whether the source is known to have no text encoder: a model folder, or a model name without a tag."""
-        return self.meaning is not None or self.description is not None
+        return self.chosen is not None or self.description is not None
 
     def plan(
         self,
@@ -458,18 +450,22 @@ class WeightsSource:
         if self.network is not None:
             config = config_of(self.network, **overrides)
             assert isinstance(config, NetworkConfig)
-            published = published_size(config) if size is None and self.path is None else size
-            config = config if published is None else config.replace(image_size=published)
+            if size is None and self.path is None:
+                size = published_size(config)
+            if size is not None:
+                config = config.replace(image_size=size)
             origin = read_network(config, self.path)
-            size = size or config.image_size
+            size = config.image_size
         elif self.description is not None:
             assert self.path is not None and self.checkpoint is not None
             origin = read_model_folder(self.path, self.description, self.checkpoint, overrides)
         else:
             assert self.checkpoint is not None
-            fitted = {"image_size": size, "grid": grid, "patch_size": changes.get("patch_size")}
-            origin = read_foreign(self.checkpoint, self.entry, overrides, allow_partial=allow_partial, **fitted)
-        preprocess = "timm" if self.is_timms and preprocess is None else preprocess
+            grid_size = size if changes.get("patch_size") is None else None  # it is for patches of the new size
+            origin = read_foreign(
+                self.checkpoint, self.entry, overrides, allow_partial=allow_partial, image_size=grid_size, grid=grid
+            )
+        preprocess = "timm" if self.use_timm_preprocess and preprocess is None else preprocess
         if isinstance(preprocess, str) and preprocess == "timm" and self.entry is not None:
             if self.entry.timm is None:
                 raise VitkitError(
@@ -477,48 +473,49 @@ class WeightsSource:
                     f"timm has no weights named {self.entry.name}, so their preprocessing is unknown: pass it as "
                     "--preprocess",
                 )
-            preprocess = {name: value for name, value in asdict(self.entry.timm).items() if name != "size"}
-        if self.meaning is not None:
-            origin = replace(origin, assumed={"weights": self.meaning.note, **origin.assumed})
+            preprocess = without_size(self.entry.timm)
+        if self.chosen is not None:
+            origin = replace(origin, assumed={"weights": self.chosen.note, **origin.assumed})
         if size is None and "patch_size" not in changes:
-            size = origin.pixel_size if self.meaning is None else self.meaning.size
+            size = origin.input_size if self.chosen is None else self.chosen.size
         target = target_of(origin.config, num_classes, size, changes)
         if classes is None and target.num_classes == origin.config.num_classes:
             classes = origin.classes
         return make_plan(self.source, origin, target, classes, preprocess)
 
 
-def look(source: str | Path, *, use: Use = "answers", network: str | None = None) -> WeightsSource:
+def inspect_source(source: str | Path, *, use: Use = "answers", network: str | None = None) -> WeightsSource:
     """Find a source of weights, download it if necessary, and read its names and shapes; for arguments, see `load`."""
     source = str(source)
-    named, _, file = source.partition("@")  # torchvision:resnet18@FILE
-    if network is None and file and not Path(source).exists() and split_network(named):
-        source, network = file, named
+    network_name, _, file = source.partition("@")  # torchvision:resnet18@FILE
+    if network is None and file and not Path(source).exists() and split_network(network_name):
+        source, network = file, network_name
     name = _network_of(source, network)
     if name is not None:
-        path = None if network is None else Path(source)
-        return WeightsSource(source=source, path=path, network=name)
-    path, entry, meaning, is_timms = Path(source), None, None, False
+        return WeightsSource(source=source, path=None if network is None else Path(source), network=name)
+    path = Path(source)
+    entry, chosen, use_timm_preprocess = None, None, False
     if not path.exists():
-        bare, is_timms = split_timm(source)
-        meaning = meaning_of(bare, use)
-        path, entry = locate(bare if meaning is None else meaning.entry.name)
+        bare, use_timm_preprocess = catalog.split_timm(source)
+        chosen = catalog.choose_weights(bare, use)
+        path, entry = locate(bare if chosen is None else chosen.entry.name)
     if path.name == model_folder.WEIGHTS and model_folder.is_model_folder(path.parent):
         path = path.parent  # the weights file has neither classes nor preprocessing
-    is_ours = model_folder.is_model_folder(path)
-    if not is_ours and (path / RECIPE).is_file():
+    is_model_folder = model_folder.is_model_folder(path)
+    if not is_model_folder and (path / RECIPE).is_file():
         raise VitkitError(
             "weights.run-unfinished",
             f"the run in {path} has not saved a model yet: continue it with {resume_command(path)}",
         )
+    weights = path / model_folder.WEIGHTS if is_model_folder else path
     return WeightsSource(
         source=source,
         path=path,
-        description=model_folder.read_description(path) if is_ours else None,
-        checkpoint=read_checkpoint(path / model_folder.WEIGHTS if is_ours else path, full_names=is_ours),
+        description=model_folder.read_description(path) if is_model_folder else None,
+        checkpoint=read_checkpoint(weights, full_names=is_model_folder),
         entry=entry,
-        meaning=meaning,
-        is_timms=is_timms,
+        chosen=chosen,
+        use_timm_preprocess=use_timm_preprocess,
     )
 
 
@@ -528,8 +525,8 @@ def _network_of(source: str, network: str | None) -> str | None:
     path = Path(source)
     if network is None and path.exists():
         return None
-    if split_network(name) is None or find(name.removeprefix(TIMM)) is not None:
-        return None
+    if split_network(name) is None or catalog.find(name.removeprefix(catalog.TIMM)) is not None:
+        return None  # weights of the catalog are loaded into vitkit's own model
     if network is not None and any(map(model_folder.is_model_folder, (path, path.parent))):
         return None  # a model folder names its network itself
     return name
@@ -544,25 +541,24 @@ def locate(source: str | Path) -> tuple[Path, Entry | None]:
     path = Path(source)
     if path.exists():
         return path, None
-    from vitkit.weights import download
-
-    if str(source).startswith(HUB):
-        repository = str(source).removeprefix(HUB)
-        return download.fetch_hub(repository), find(repository)
-    entry = find_published(str(source))
-    if entry is not None and ONLY_TIMMS.fullmatch(entry.architecture):
+    if str(source).startswith(catalog.HUB):
+        repository = str(source).removeprefix(catalog.HUB)
+        return download.fetch_hub(repository), catalog.find(repository)
+    entry = catalog.find_published(str(source))
+    if entry is not None and catalog.ONLY_TIMMS.fullmatch(entry.architecture):
         raise VitkitError(
-            "weights.name-unknown", f"{source} is not a model of vitkit: {TIMM}{source} loads it as a network of timm"
+            "weights.name-unknown",
+            f"{source} is not a model of vitkit: {catalog.TIMM}{source} loads it as a network of timm",
         )
     if entry is not None:
         return fetch(entry), entry
-    if is_hub_id(str(source)):
+    if catalog.is_hub_id(str(source)):
         return download.fetch_hub(str(source)), None
-    raise VitkitError("weights.source-missing", missing(str(source)))
+    raise VitkitError("weights.source-missing", catalog.not_found_message(str(source)))
 
 
-def is_hidden(name: str) -> bool:
-    """Return whether a file or folder here has the name of a model or of published weights, so that it hides them."""
+def is_shadowed(name: str) -> bool:
+    """Return whether a name stands for a model or published weights, but a local file or folder has it, too."""
     return is_model_name(name.partition(".")[0]) and Path(name).exists()
 
 
@@ -572,8 +568,6 @@ def fetch(entry: Entry) -> Path:
     Raises:
         VitkitError: see `download.fetch_url` and `download.fetch_hub`.
     """
-    from vitkit.weights import download
-
     if entry.url is not None:
         return download.fetch_url(entry.url, entry.sha256)
     assert entry.hub is not None
@@ -617,7 +611,7 @@ def create_model(
     options = dict(overrides) if is_network_name(name) else canonical(overrides)
     if not pretrained:
         return build(config_of(name, num_classes, **options))
-    if is_hidden(name):
+    if is_shadowed(name):
         raise VitkitError(
             "weights.name-ambiguous",
             f"{name} names published weights, but there is a file or folder of this name here, too: rename it, or load "

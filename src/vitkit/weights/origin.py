@@ -26,31 +26,33 @@ from vitkit.model import network
 from vitkit.model.config import Pair, ViTConfig
 from vitkit.model.names import Config, NetworkConfig
 from vitkit.model.vit import VisionTransformer
-from vitkit.system.files import without_place
+from vitkit.system.files import public_path
 from vitkit.system.run_files import CLASS_INDICES
 from vitkit.text.arguments import is_number
 from vitkit.text.cells import listed
 from vitkit.weights import download
 from vitkit.weights.catalog import Entry, class_names, unique
 from vitkit.weights.checkpoint import Checkpoint, read_checkpoint, readers
-from vitkit.weights.formats import CHECKPOINT_FORMATS, pixels_of, readable
-from vitkit.weights.formats.timm import TUTORIALS, pixels_of_pretrained
+from vitkit.weights.formats import CHECKPOINT_FORMATS, publisher_preprocess, readable
+from vitkit.weights.formats.timm import TUTORIALS, preprocess_from_pretrained
 from vitkit.weights.infer import Known, ambiguous_fields, infer
 from vitkit.weights.layout import Layout, Task, account_for
+from vitkit.weights.preprocessing import without_size
 
 
 def shapes_of(config: Config) -> Mapping[str, torch.Size]:
     """Return the shapes of the tensors in the state dict of a model of this configuration."""
-    may_change = isinstance(config, NetworkConfig) or config.block != "standard"  # its name may be registered again
-    shapes: Mapping[str, torch.Size] = _shapes_of.__wrapped__(config) if may_change else _shapes_of(config)
-    return shapes
+    if isinstance(config, NetworkConfig):
+        return network.shapes_of(config)
+    # A registered block is not cached, because another one may be registered under the same name.
+    return _vit_shapes(config) if config.block == "standard" else _vit_shapes.__wrapped__(config)
 
 
 def shapes_between(source: Config, target: Config) -> Mapping[str, torch.Size]:
     """Return the tensor shapes of a model of the configuration `target`, whose weights come from `source`.
 
-    Training often requests the configuration of the source without its head. The shapes are then derived from those of
-    the source, because building a second model only for its shapes takes time.
+    Training often requests the source without its head. The shapes are then derived from those of the source, because
+    building a second model only for its shapes takes time.
     """
     if isinstance(source, ViTConfig) and vars(target) == {**vars(source), "num_classes": 0}:
         heads = ("head.", "head_dist.")
@@ -58,37 +60,41 @@ def shapes_between(source: Config, target: Config) -> Mapping[str, torch.Size]:
     return shapes_of(target)
 
 
+_damaged = functools.partial(VitkitError, "weights.folder-damaged")
+
+
 @functools.lru_cache(maxsize=4)  # a load needs the source's shapes and the target's
-def _shapes_of(config: Config) -> Mapping[str, torch.Size]:
-    if isinstance(config, NetworkConfig):
-        return {name: torch.Size(shape) for name, shape in network.shapes_of(config).items()}
+def _vit_shapes(config: ViTConfig) -> dict[str, torch.Size]:
     with torch.device("meta"):
         return {name: tensor.shape for name, tensor in VisionTransformer(config).state_dict().items()}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SourceWeights:
-    """Weights under vitkit's names of tensors, with their configuration and the data that was stored with them."""
+    """Weights under vitkit's names of tensors, with their configuration and the data that was stored with them.
+
+    Attributes without a comment are as in `LoadReport` or `Classifier`.
+    """
 
     format: str
     config: Config
-    read: Mapping[str, Callable[[], Tensor]]
-    pixels: Mapping[str, Any]
+    read: Mapping[str, Callable[[], Tensor]]  # for each tensor, a function that reads its values
+    preprocess: Mapping[str, Any]  # fields of `Preprocess` without the size
     classes: tuple[str, ...]
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     dropped: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    unfit: tuple[str, ...] = ()  # tensors of ours that the source lacks, or has in another shape
+    unfit: tuple[str, ...] = ()  # tensors of the model that the source lacks, or has in another shape
     left_over: tuple[str, ...] = ()
     assumed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    pixel_size: Pair | None = None  # the size of input images, if it differs from that of the positions
+    input_size: Pair | None = None  # the size of input images, if it differs from that of the positions
     temperature: float = 1.0
     thresholds: tuple[float, ...] | None = None
-    task: Task | None = None  # of a foreign head; None if `thresholds` tells
+    task: Task | None = None  # what a head of another publisher predicts; None in model folders, which have thresholds
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    pictures: bytes | None = None  # the record of what the weights were trained on
-    trust: bytes | None = None  # what the model predicted for held-out images
+    pictures: bytes | None = None  # the record of the pictures that the weights were trained on
+    trust: bytes | None = None  # the record of predictions for held-out images
 
 
 # --- Model folders ---------------------------------------------------------------------------------------------
@@ -97,8 +103,9 @@ class SourceWeights:
 def read_model_folder(
     folder: Path, description: Mapping[str, Any], checkpoint: Checkpoint, overrides: Mapping[str, Any]
 ) -> SourceWeights:
-    free = ("dropout", "attention_dropout", "position_dropout", "drop_path", "position_resize")
-    refused = [name for name in overrides if name not in free]
+    """Read the weights of a folder that vitkit wrote, after checking its description."""
+    changeable = ("dropout", "attention_dropout", "position_dropout", "drop_path", "position_resize")
+    refused = [name for name in overrides if name not in changeable]
     if refused:
         raise VitkitError(
             "weights.field-contradicted",
@@ -109,7 +116,7 @@ def read_model_folder(
         is_network = isinstance(fields, dict) and "library" in fields
         config = (NetworkConfig if is_network else ViTConfig).from_dict(fields).replace(**overrides)
         stored = checkpoint.tensors
-        if isinstance(config, ViTConfig) and config.layers > len(stored):  # checked before so many layers are built
+        if isinstance(config, ViTConfig) and config.layers > len(stored):  # building too many layers would take long
             raise _damaged(
                 f"{model_folder.DESCRIPTION} states {config.layers} layers, but there are only {len(stored)} tensors"
             )
@@ -119,8 +126,8 @@ def read_model_folder(
             raise VitkitError(error.code, f"{folder}: {error}") from error
         wrong = [name for name in {*shapes, *stored} if name not in stored or stored[name].shape != shapes.get(name)]
         if wrong:
-            raise _damaged(f"{sorted(wrong)[0]} is not what {model_folder.DESCRIPTION} describes")
-        classes = _listed(description, "classes")
+            raise _damaged(f"{min(wrong)} is not what {model_folder.DESCRIPTION} describes")
+        classes = _list_field(description, "classes")
         check_names(classes)
         preprocess = Preprocess.from_dict(description["preprocess"])
         if preprocess.size != config.image_size:
@@ -129,8 +136,6 @@ def read_model_folder(
             raise _damaged(
                 f"preprocess has a mean of {len(preprocess.mean)} channels, but the model has {config.in_channels}"
             )
-        pixels = preprocess.to_dict()
-        del pixels["size"]
         temperature = description["temperature"]
         if not is_number(temperature) or temperature <= 0:
             raise _damaged(f"temperature must be above 0 and finite, not {temperature!r:.80}")
@@ -138,50 +143,46 @@ def read_model_folder(
             format="vitkit",
             config=config,
             read=readers(stored),
-            pixels={name: tuple(value) if isinstance(value, list) else value for name, value in pixels.items()},
+            preprocess=without_size(preprocess),
             classes=classes,
-            notes=_check_order(folder, classes),
+            notes=_check_class_order(folder, classes),
             temperature=float(temperature),
-            thresholds=_listed(description, "thresholds") if "thresholds" in description else None,
-            provenance=_provenance(description),
+            thresholds=_list_field(description, "thresholds") if "thresholds" in description else None,
+            provenance=_checked_provenance(description),
             pictures=model_folder.read_record(folder, description),
             trust=model_folder.read_trust(folder, description),
-            warnings=model_folder.unfinished(folder),
+            warnings=model_folder.unfinished_notes(folder),
         )
     except KeyError as error:
         raise _damaged(f"{folder} is damaged: {model_folder.DESCRIPTION} has no {error}; restore the file") from error
     except VitkitError as error:
         if str(folder) in str(error):
             raise
-        raise VitkitError(error.code, f"{folder} is damaged: {error}") from error
+        raise VitkitError(error.code, f"{folder} is damaged: {error}") from error  # the message lacks the folder
 
 
-def _damaged(why: str) -> VitkitError:
-    return VitkitError("weights.folder-damaged", why)
-
-
-def _listed(description: Mapping[str, Any], name: str) -> tuple[Any, ...]:
+def _list_field(description: Mapping[str, Any], name: str) -> tuple[Any, ...]:
     if not isinstance(description[name], list):
         raise _damaged(f"{name} must be a list, not {description[name]!r:.80}")
     return tuple(description[name])
 
 
-def _check_order(folder: Path, classes: tuple[str, ...]) -> tuple[str, ...]:
-    # Training writes class_indices.json next to its model. A file with other names, as after classes were renamed,
+def _check_class_order(folder: Path, classes: tuple[str, ...]) -> tuple[str, ...]:
+    # Training writes class_indices.json next to its model. If classes were renamed, the file has other names, which
     # gives a note; the same names in another order are an error.
-    beside, _ = model_folder.names_beside(folder, len(classes))
-    if beside is None or beside == classes:
+    names, _ = model_folder.read_class_indices(folder, len(classes))
+    if names is None or names == classes:
         return ()
-    if set(beside) == set(classes):
+    if set(names) == set(classes):
         raise VitkitError(
             "weights.classes-reordered",
             f"{model_folder.DESCRIPTION} has its classes in another order than {CLASS_INDICES}, so predictions would "
             "have wrong names: restore the file that was edited",
         )
-    return (f"{CLASS_INDICES} next to the model has other class names: {listed(beside)}",)
+    return (f"{CLASS_INDICES} next to the model has other class names: {listed(names)}",)
 
 
-def _provenance(description: Mapping[str, Any]) -> Mapping[str, Any]:
+def _checked_provenance(description: Mapping[str, Any]) -> Mapping[str, Any]:
     stored = description["provenance"]
     if not isinstance(stored, dict):
         raise _damaged(f"provenance must be an object, not {stored!r:.80}")
@@ -191,18 +192,20 @@ def _provenance(description: Mapping[str, Any]) -> Mapping[str, Any]:
     epoch = stored.get("metrics", {}).get("epoch", 0)
     if not is_number(epoch):
         raise _damaged(f"provenance's epoch must be a number, not {epoch!r:.80}")
-    of_head = stored.get("head", {}).get("templates", [] if epoch >= 0 else None)
-    for templates in (of_head, stored.get("templates", [])):
+    # A negative epoch marks a model whose head was made from texts, so its head must have templates.
+    head_templates = stored.get("head", {}).get("templates", [] if epoch >= 0 else None)
+    for templates in (head_templates, stored.get("templates", [])):
         if not isinstance(templates, list) or not all(isinstance(template, str) for template in templates):
             raise _damaged(f"provenance's templates must be a list of texts, not {templates!r:.80}")
     balance = stored.get("balance")  # the corrections for balanced training
     if balance is None:
         return stored
-    count = len(description["classes"])
-    lists = {name: balance.get(name) for name in ("counts", "shift", "in_head")}
-    for name, values in lists.items():
-        fits = isinstance(values, list) and len(values) == count and all(map(is_number, values))
-        if not fits or (name == "counts" and not all(type(value) is int and value >= 0 for value in values or [])):
+    for name in ("counts", "shift", "in_head"):
+        values = balance.get(name)
+        fits = isinstance(values, list) and len(values) == len(description["classes"]) and all(map(is_number, values))
+        if name == "counts":
+            fits = fits and all(type(value) is int and value >= 0 for value in values)
+        if not fits:
             raise _damaged(
                 f"{name!r} in the model's provenance.balance must have a number for each class, not {values!r:.80}"
             )
@@ -222,21 +225,24 @@ def read_foreign(
     allow_partial: bool,
     image_size: Pair | None,
     grid: Pair | None,
-    patch_size: Any,
 ) -> SourceWeights:
+    """Read a checkpoint of another publisher: recognise its layout, infer the configuration, and check every tensor.
+
+    `entry` is that of the catalog for weights with a published name. For the other arguments, see `load`.
+    """
     if "vitkit_version" in checkpoint.metadata:
         raise VitkitError(
             "weights.description-missing",
             f"{checkpoint.path} contains weights of vitkit without their {model_folder.DESCRIPTION}: "
             "pass the model folder that contains both",
         )
-    checkpoint, layout, removed = _recognise(checkpoint)
+    checkpoint, layout, removed_prefix = _recognise(checkpoint)
     is_described = entry is not None or layout.is_preprocess_known
     shapes = layout.shapes(checkpoint.tensors)
     known = Known(
         fields={**layout.fields, **overrides},
-        theirs=lambda name: " + ".join(layout.theirs(name)),
-        image_size=image_size if patch_size is None else None,
+        stored_name=lambda name: " + ".join(layout.stored_names(name)),
+        image_size=image_size,
         written_size=layout.image_size,
         grid=grid,
         is_hybrid=any(name.startswith("patch_embed.backbone.") for name in shapes),
@@ -247,24 +253,24 @@ def read_foreign(
         config, inferred = infer(shapes, known)
     except VitkitError as error:
         misfit = VitkitError(error.code, f"{checkpoint.path} ({layout.format}): {error}")
-        raise _by_family(checkpoint, misfit) from error
+        raise _family_error(checkpoint, misfit) from error
     account = account_for(checkpoint.tensors, layout, config, shapes_of(config))
     if (account.missing or account.left_over or account.misshapen) and not allow_partial:
         text = f"{checkpoint.path} does not fit ({layout.format}): {account.describe()}"
         if not (account.missing or account.misshapen):
             text += "; if the model works without them: allow_partial=True, or vitkit convert --allow-partial"
-        raise _by_family(checkpoint, VitkitError("weights.tensors-unfit", text))
-    assumed = {name: taken for name, taken in layout.assumed.items() if name not in overrides} | inferred
+        raise _family_error(checkpoint, VitkitError("weights.tensors-unfit", text))
+    assumed = {name: text for name, text in layout.assumed.items() if name not in overrides} | inferred
     if layout.format == "timm" and not is_described:
         assumed |= ambiguous_fields(config, checkpoint.tensors, overrides)
-    pixels, pixel_size = layout.preprocess, layout.pixel_size
+    preprocess, input_size = layout.preprocess, layout.input_size
     if entry is not None:
-        pixel_size = entry.preprocess.size
-        pixels = {k: v for k, v in dataclasses.asdict(entry.preprocess).items() if k != "size"}
+        input_size = entry.preprocess.size
+        preprocess = without_size(entry.preprocess)
     notes: tuple[str, ...] = (f"taken from {'.'.join(checkpoint.wrappers)}",) if checkpoint.wrappers else ()
     notes += tuple(f"{name} was ignored: {reason}" for name, reason in checkpoint.ignored.items()) + layout.notes
-    notes += (f"the prefix {removed} of the names was removed",) if removed else ()
-    classes, beside, source = layout.classes or (), None, None
+    notes += (f"the prefix {removed_prefix} of the names was removed",) if removed_prefix else ()
+    classes, names_beside, source = layout.classes or (), None, None
     if not config.num_classes:
         classes = ()
         notes += ("there is no head: the model returns features",)
@@ -275,41 +281,42 @@ def read_foreign(
         )
     elif layout.classes is None:
         if entry is None:
-            beside, source = model_folder.names_beside(checkpoint.path, config.num_classes)
-        if beside is not None:
-            classes, notes = beside, (*notes, str(source))
+            names_beside, source = model_folder.read_class_indices(checkpoint.path, config.num_classes)
+        if names_beside is not None:
+            classes, notes = names_beside, (*notes, str(source))
         else:
-            classes, as_of = class_names(config.num_classes)
-            assumed["classes"] = "; ".join(filter(None, (as_of, source)))
+            classes, reason = class_names(config.num_classes)
+            assumed["classes"] = "; ".join(filter(None, (reason, source)))
     if entry is None and not layout.is_preprocess_known:
-        pixels, as_of = _customary(layout, is_tutorials=beside is not None)
-        assumed["preprocess"] = f"{describe(pixels)}, {as_of}"
+        preprocess, reason = _usual_preprocess(layout, is_tutorials=names_beside is not None)
+        assumed["preprocess"] = f"{describe(preprocess)}, {reason}"
     fits = [name for name in account.expected if name not in account.unfit]
-    parts = {name: (layout.pieces[name].theirs, layout.pieces[name].join) for name in fits}
-    fresh = VisionTransformer(config).state_dict() if account.unfit else {}  # of tensors that the checkpoint lacks
+    parts = {name: (layout.pieces[name].stored_names, layout.pieces[name].join) for name in fits}
+    initial = VisionTransformer(config).state_dict() if account.unfit else {}  # for tensors that cannot be loaded
     return SourceWeights(
         format=layout.format,
         config=config,
-        read=readers(checkpoint.tensors, parts) | {name: lambda name=name: fresh[name] for name in account.unfit},
-        pixels=pixels,
+        read=readers(checkpoint.tensors, parts) | {name: lambda name=name: initial[name] for name in account.unfit},
+        preprocess=preprocess,
         classes=unique(classes),
-        pixel_size=pixel_size,
+        input_size=input_size,
         task=layout.task,
-        renamed={name: ", ".join(layout.theirs(name)) for name in fits if layout.theirs(name) != (name,)},
+        renamed={name: ", ".join(layout.stored_names(name)) for name in fits if layout.stored_names(name) != (name,)},
         dropped={name: reason for name, reason in layout.dropped.items() if name not in account.used},
         unfit=tuple(account.unfit),
         left_over=tuple(account.left_over),
         assumed=assumed,
         notes=notes,
-        provenance={"weights": entry.name if entry else without_place(checkpoint.path), "format": layout.format},
+        provenance={"weights": entry.name if entry else public_path(checkpoint.path), "format": layout.format},
         pictures=checkpoint.pictures,
     )
 
 
 def _recognise(checkpoint: Checkpoint) -> tuple[Checkpoint, Layout, str]:
-    """Return the layout of a checkpoint, and the prefix that was removed from its names, as of a model within another.
+    """Return a checkpoint, its layout, and the prefix that was removed from its names (empty if there was none).
 
-    A prefix is removed if most names share it, and no layout has the whole names.
+    A prefix, as of a model within another model, is removed if more than half of the names have it and no layout has
+    the whole names.
     """
 
     def layout_of(candidate: Checkpoint) -> Layout | None:
@@ -326,7 +333,7 @@ def _recognise(checkpoint: Checkpoint) -> tuple[Checkpoint, Layout, str]:
             if (layout := layout_of(shorter)) is not None:
                 return shorter, layout, f"{word}."
     except VitkitError as error:
-        raise _by_family(checkpoint, error) from error
+        raise _family_error(checkpoint, error) from error
     family = family_of(checkpoint)
     named = f"its tensors are {listed(list(checkpoint.tensors), 4)}: rename them as timm's models do"
     what = f"this is {family}" if family else named
@@ -335,32 +342,26 @@ def _recognise(checkpoint: Checkpoint) -> tuple[Checkpoint, Layout, str]:
     )
 
 
-def _customary(layout: Layout, *, is_tutorials: bool) -> tuple[Mapping[str, Any], str]:
+def _usual_preprocess(layout: Layout, *, is_tutorials: bool) -> tuple[Mapping[str, Any], str]:
     """Return the usual preprocessing of weights without a description, and the reason for the choice.
 
     Some tutorials' scripts fine-tune ImageNet-21k weights, preprocess images differently from timm, and write
     class_indices.json. Weights next to such a file (`is_tutorials`) were probably trained by such a script.
     """
     if is_tutorials and layout.format == "timm" and layout.preprocess["mean"] == HALF:
-        return (
-            TUTORIALS,
-            f"as in the scripts that write {CLASS_INDICES} (vitkit convert --preprocess changes it)",
-        )
-    publishers = CHECKPOINT_FORMATS[layout.format].pixels if layout.format in CHECKPOINT_FORMATS else ()
-    publisher = next((name for name in publishers if pixels_of(name) == layout.preprocess), layout.format)
+        return TUTORIALS, f"as in the scripts that write {CLASS_INDICES} (vitkit convert --preprocess changes it)"
+    publishers = CHECKPOINT_FORMATS[layout.format].preprocess if layout.format in CHECKPOINT_FORMATS else ()
+    publisher = next((name for name in publishers if publisher_preprocess(name) == layout.preprocess), layout.format)
     return layout.preprocess, f"as is usual for {publisher}"
 
 
-def _by_family(checkpoint: Checkpoint, error: VitkitError) -> VitkitError:
+def _family_error(checkpoint: Checkpoint, error: VitkitError) -> VitkitError:
     """Return an error that names the checkpoint's unsupported family, or `error` if the family is unknown."""
     family = family_of(checkpoint)
-    return (
-        error
-        if family is None
-        else VitkitError(
-            "weights.architecture-unsupported", f"{checkpoint.path}: this is {family}; it is not supported yet"
-        )
-    )
+    if family is None:
+        return error
+    message = f"{checkpoint.path}: this is {family}; it is not supported yet"
+    return VitkitError("weights.architecture-unsupported", message)
 
 
 # --- Networks of other libraries -------------------------------------------------------------------------------
@@ -373,9 +374,9 @@ def read_network(config: NetworkConfig, source: str | Path | None) -> SourceWeig
     """
     path = Path(source) if source is not None else _fetch(config)
     checkpoint = read_checkpoint(path)
-    # Old files of DenseNet have an additional dot in some names.
-    old = re.compile(r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\.\w+)$")
-    tensors = {old.sub(r"\1\2", name): tensor for name, tensor in checkpoint.tensors.items()}
+    # Old files of DenseNet have an additional dot in some names, as in `norm.1` for `norm1`.
+    dotted = re.compile(r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\.\w+)$")
+    tensors = {dotted.sub(r"\1\2", name): tensor for name, tensor in checkpoint.tensors.items()}
     head = f"{network.anatomy_of(config).head}.weight"
     if head not in tensors:
         raise VitkitError(
@@ -384,13 +385,12 @@ def read_network(config: NetworkConfig, source: str | Path | None) -> SourceWeig
         )
     config = config.replace(num_classes=tensors[head].shape[0])
     expected = shapes_of(config)
-    # Files of torch before 0.4.1 lack counters.
+    # Files of torch before 0.4.1 lack the counters of batch norms, which predictions do not depend on.
     counters = [name for name in expected if name.endswith("num_batches_tracked") and name not in tensors]
-    reason = "of a classifier at the side, which training alone looks at"  # of GoogLeNet and Inception
-    aside = {name: reason for name in tensors if name.startswith(("aux1.", "aux2.", "AuxLogits."))}
+    auxiliary = [name for name in tensors if name.startswith(("aux1.", "aux2.", "AuxLogits."))]  # GoogLeNet, Inception
     misfits = {
         "missing": [name for name in expected if name not in tensors and name not in counters],
-        "left over": [name for name in tensors if name not in expected and name not in aside],
+        "left over": [name for name in tensors if name not in expected and name not in auxiliary],
         "of another shape": [
             f"{name} (expected {tuple(shape)}, not {tensors[name].shape})"
             for name, shape in expected.items()
@@ -400,8 +400,8 @@ def read_network(config: NetworkConfig, source: str | Path | None) -> SourceWeig
     if any(misfits.values()):
         described = "; ".join(f"{what}: {listed(names, 6)}" for what, names in misfits.items() if names)
         raise VitkitError("weights.tensors-unfit", f"{path} does not fit {config.full_name}: {described}")
-    pixels, published = published_pixels(config)
-    assumed = {} if source is None else {"preprocess": f"{published}, as of what {config.library} publishes"}
+    preprocess, description = published_preprocess(config)
+    assumed = {} if source is None else {"preprocess": f"{description}, as in the weights of {config.library}"}
     names = (checkpoint.config or {}).get("label_names")
     if source is None and config.library == "torchvision":
         classes = tuple(_torchvision_weights(config).meta["categories"])
@@ -416,38 +416,38 @@ def read_network(config: NetworkConfig, source: str | Path | None) -> SourceWeig
         format=config.library,
         config=config,
         read=zeros | readers(stored),
-        pixels=pixels,
+        preprocess=preprocess,
         classes=unique(classes),
         task="single",
-        dropped=aside,
+        dropped=dict.fromkeys(auxiliary, "part of an auxiliary classifier, which only training uses"),
         assumed=assumed,
         notes=notes,
-        provenance={"weights": config.full_name if source is None else without_place(path), "format": config.library},
+        provenance={"weights": config.full_name if source is None else public_path(path), "format": config.library},
         pictures=checkpoint.pictures,
     )
 
 
-def published_pixels(config: NetworkConfig) -> tuple[dict[str, Any], str]:
+def published_preprocess(config: NetworkConfig) -> tuple[dict[str, Any], str]:
     """Return the preprocessing of the library's published weights as fields of `Preprocess`, and a description.
 
     If the library publishes no weights, the fields are ImageNet's mean and standard deviation.
     """
-    pixels: dict[str, Any]
+    fields: dict[str, Any]
     if config.library == "torchvision":
         weights = _torchvision_weights(config)
         if weights is not None:
             transforms = weights.transforms()
-            pixels = {
+            fields = {
                 "fit": "crop",
                 "crop_pct": transforms.crop_size[0] / transforms.resize_size[0],
                 "interpolation": transforms.interpolation.value,
                 "mean": tuple(transforms.mean),
                 "std": tuple(transforms.std),
             }
-            return pixels, describe(pixels)
+            return fields, describe(fields)
     elif (published := network.published_by_timm(config)) is not None:
-        pixels = pixels_of_pretrained(published.to_dict())
-        return pixels, describe(pixels)
+        fields = preprocess_from_pretrained(published.to_dict())
+        return fields, describe(fields)
     return {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}, "ImageNet's mean and standard deviation"
 
 
@@ -457,7 +457,7 @@ def published_size(config: NetworkConfig) -> Pair | None:
     For other libraries it is None, because the configuration already has the library's size.
     """
     if config.library != "torchvision":
-        return None  # the configuration has timm's size
+        return None
     weights = _torchvision_weights(config)
     return None if weights is None else (weights.transforms().crop_size[0],) * 2
 
@@ -479,8 +479,8 @@ def _fetch(config: NetworkConfig) -> Path:
                 "weights.weights-unpublished",
                 f"torchvision publishes no weights of {config.name}: train it with --weights none",
             )
-        digits = re.search(r"-([0-9a-f]{8,})\.pth$", weights.url)
-        return download.fetch_url(weights.url, digits[1] if digits else None)
+        checksum = re.search(r"-([0-9a-f]{8,})\.pth$", weights.url)  # the first digits of the SHA-256
+        return download.fetch_url(weights.url, checksum[1] if checksum else None)
     published = network.published_by_timm(config)
     if published is None or not published.hf_hub_id:
         raise VitkitError(
@@ -606,5 +606,7 @@ def family_of(checkpoint: Checkpoint) -> str | None:
     def has(pattern: str) -> bool:
         return any(map(re.compile(pattern).match, checkpoint.tensors))
 
-    fitting = (family.name for family in _FAMILIES if all(map(has, family.has)) and not any(map(has, family.lacks)))
-    return next(fitting, None)
+    for family in _FAMILIES:
+        if all(map(has, family.has)) and not any(map(has, family.lacks)):
+            return family.name
+    return None

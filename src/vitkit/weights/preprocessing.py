@@ -5,21 +5,23 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vitkit import model_folder
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.model.config import Pair
+from vitkit.model.config import Pair, format_size
 from vitkit.system.files import from_json
 from vitkit.text.arguments import as_typed, from_text, hints_of, is_number, type_of
-from vitkit.weights.formats import pixel_owners, pixels_of
+from vitkit.weights.formats import preprocess_publishers, publisher_preprocess
 
 PreprocessLike = Preprocess | Mapping[str, Any] | str | Path
 
+_invalid = partial(VitkitError, "weights.preprocess-invalid")
 _EXAMPLE = "resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5"
-_USUAL = {name: getattr(Preprocess, name) for name in ("fit", "crop_pct", "interpolation", "floor_crop")}
+_DEFAULTS = {name: getattr(Preprocess, name) for name in ("fit", "crop_pct", "interpolation", "floor_crop")}
 _SIDES = ("resize", "crop", "size")  # in pixels: one number, or height and width
 _FILES = (
     model_folder.DESCRIPTION,
@@ -58,12 +60,14 @@ def settings_of(named: PreprocessLike, base: Preprocess) -> dict[str, Any]:
     """
     if isinstance(named, Preprocess):
         named = {field.name: getattr(named, field.name) for field in dataclasses.fields(named)}
-    elif isinstance(named, Path) or (
-        isinstance(named, str) and not ("=" in named or named.strip() in pixel_owners()) and os.path.exists(named)  # noqa: PTH110  # False also for text that is no path
-    ):
-        named = _read_settings(Path(named))
     elif isinstance(named, str):
-        named = _parse_settings(named, len(base.mean))
+        is_text = "=" in named or named.strip() in preprocess_publishers()
+        if not is_text and os.path.exists(named):  # noqa: PTH110  # False also for text that is no valid path
+            named = _read_settings(Path(named))
+        else:
+            named = _parse_settings(named, len(base.mean))
+    elif isinstance(named, Path):
+        named = _read_settings(named)
     elif not isinstance(named, Mapping):
         raise _invalid(f"preprocess must be text, a mapping, a file or a Preprocess, not {type_of(named)}")
     hints = hints_of(Preprocess)
@@ -94,14 +98,14 @@ def settings_of(named: PreprocessLike, base: Preprocess) -> dict[str, Any]:
         fields[name] = as_typed(name, hints[name], value)
     for name in ("crop", "size"):
         if name in sides and sides[name] != base.size:
-            wanted, reads = (_by(pair) for pair in (sides[name], base.size))
+            wanted, reads = (format_size(pair) for pair in (sides[name], base.size))
             raise VitkitError(
                 "weights.size-mismatched",
                 f"preprocess: {name} is {wanted}, but the model has {reads} pixels: leave it out, or load the model "
                 "with that image_size",
             )
     if "resize" in sides:
-        fields |= _fit_of(sides["resize"], fields, base.size, is_both=not is_number(named["resize"]))
+        fields |= _fit_of(sides["resize"], fields, base.size, has_both_sides=not is_number(named["resize"]))
     elif "crop" in sides:
         raise _invalid("preprocess: crop needs resize, too: the length of the short side before the crop")
     dataclasses.replace(base, **fields)  # checks the values
@@ -110,19 +114,24 @@ def settings_of(named: PreprocessLike, base: Preprocess) -> dict[str, Any]:
 
 def leaves_open(settings: Mapping[str, Any]) -> bool:
     """Return whether settings lack a field that predictions depend on, so that its value remains assumed."""
-    needed = {"fit", "interpolation", "mean", "std"}
+    required = {"fit", "interpolation", "mean", "std"}
     if str(settings.get("fit", "")).endswith("crop"):
-        needed.add("crop_pct")
-    return not needed <= settings.keys()
+        required.add("crop_pct")
+    return not required <= settings.keys()
+
+
+def without_size(preprocess: Preprocess) -> dict[str, Any]:
+    """Return the fields of a `Preprocess` without its size, which belongs to the model."""
+    return {name: value for name, value in dataclasses.asdict(preprocess).items() if name != "size"}
 
 
 def _parse_settings(text: str, channels: int) -> dict[str, Any]:
-    # `text` is the name of a publisher, or settings separated by commas.
+    """Parse the name of a publisher, or settings separated by commas."""
     text = text.strip()
-    theirs = pixels_of(text)
-    if theirs is not None:
-        means = {name: tuple(theirs[name])[:channels] for name in ("mean", "std") if name in theirs}
-        return {**_USUAL, **theirs, **means}
+    fields = publisher_preprocess(text)
+    if fields is not None:
+        means = {name: tuple(fields[name])[:channels] for name in ("mean", "std") if name in fields}
+        return {**_DEFAULTS, **fields, **means}
     if text == "timm":
         raise VitkitError(
             "weights.preprocess-unknown",
@@ -131,22 +140,24 @@ def _parse_settings(text: str, channels: int) -> dict[str, Any]:
     if "=" not in text:
         raise VitkitError(
             "weights.preprocess-unknown",
-            f"preprocess {text!r:.60} is none of {', '.join(pixel_owners())}, timm; expected one of these, a file, or "
-            f"text such as {_EXAMPLE}",
+            f"preprocess {text!r:.60} is none of {', '.join(preprocess_publishers())}, timm; expected one of these, a "
+            f"file, or text such as {_EXAMPLE}",
         )
-    pairs: dict[str, str] = {}
+    values: dict[str, str] = {}
     last = ""
     for part in text.split(","):
         name, equals, value = (piece.strip() for piece in part.partition("="))
-        if equals and name in pairs:
+        if equals and name in values:
             raise _invalid(f"preprocess sets {name} twice")
-        if not equals and not last:
+        if equals:
+            values[name], last = value, name
+        elif last:  # the next number of a list, as in mean=0.5,0.4,0.3
+            values[last] += f",{name}"
+        else:
             raise _invalid(f"preprocess: {part!r:.60} is not a setting; expected text such as {_EXAMPLE}")
-        last = name if equals else last
-        pairs[last] = value if equals else f"{pairs[last]},{name}"  # mean=0.5,0.4,0.3 has commas of its own
     hints = hints_of(Preprocess)
     settings: dict[str, Any] = {}
-    for name, value in pairs.items():
+    for name, value in values.items():
         _check_known(name)
         if name not in _SIDES:
             settings[name] = from_text(name, hints[name], value)
@@ -187,17 +198,17 @@ def _read_settings(path: Path) -> Mapping[str, Any]:
             return dict(written["preprocess"])
         if isinstance(written.get("image_processor"), dict):
             written = {"image_processor_type": None, **written["image_processor"]}
-        theirs: Mapping[str, Any] | None = None
+        fields: Mapping[str, Any] | None = None
         if {"image_mean", "image_processor_type", "feature_extractor_type"} & written.keys():
-            theirs = huggingface_described.pixels(written)
+            fields = huggingface_described.preprocess_of_processor(written)
         elif "pretrained_cfg" in written:
-            theirs = timm.described_pixels(written)
+            fields = timm.preprocess_from_config(written)
         elif "preprocess_cfg" in written:
-            theirs = open_clip.described_pixels(written)
+            fields = open_clip.preprocess_from_config(written)
         elif not {"architectures", "model_type", "architecture", "config", "processor_class"} & written.keys():
-            return written  # it describes no model
-        if theirs is not None:
-            return {**_USUAL, **theirs}
+            return written  # the file describes no model, so it contains only settings
+        if fields is not None:
+            return {**_DEFAULTS, **fields}
     raise VitkitError(
         "weights.preprocess-unknown",
         f"preprocess: {files[-1]} describes a model, but not the preprocessing of its images; expected another file, "
@@ -205,34 +216,29 @@ def _read_settings(path: Path) -> Mapping[str, Any]:
     )
 
 
-def _fit_of(resized: Pair, described: Mapping[str, Any], size: Pair, *, is_both: bool) -> dict[str, Any]:
+def _fit_of(resized: Pair, described: Mapping[str, Any], size: Pair, *, has_both_sides: bool) -> dict[str, Any]:
     """Return `fit` and `crop_pct` for torchvision's Resize to `resized` followed by CenterCrop to `size`.
 
-    `is_both` is whether the user stated both sides of `resized`.
+    If the user stated both sides of `resized` (`has_both_sides`), pictures are stretched to it. Otherwise it is the
+    length of the short side, twice.
     """
     if "crop_pct" in described:
         raise _invalid("preprocess: resize and crop_pct both set the scale: leave one out")
-    if not is_both and size[0] != size[1]:
+    size_text = format_size(size)
+    if not has_both_sides and size[0] != size[1]:
         raise _invalid(
-            f"preprocess: the model has images of {_by(size)} pixels: set resize to HEIGHTxWIDTH, or set crop_pct"
+            f"preprocess: the model has images of {size_text} pixels: set resize to HEIGHTxWIDTH, or set crop_pct"
         )
     shares = [kept / full for kept, full in zip(size, resized, strict=True)]
     if not all(0 < share <= 1 for share in shares) or abs(shares[0] - shares[1]) > 1e-9:
         raise _invalid(
-            f"preprocess: resize must be at least {_by(size)} pixels with the same aspect ratio, not {_by(resized)}"
+            f"preprocess: resize must be at least {size_text} pixels with the same aspect ratio, not "
+            f"{format_size(resized)}"
         )
     stretched = "squash" if resized == size else "squash_crop"
-    fit = described.get("fit", stretched if is_both else "crop")
+    fit = described.get("fit", stretched if has_both_sides else "crop")
     if not str(fit).endswith("crop"):
         if resized != size:
-            raise _invalid(f"preprocess: fit {fit} already resizes pictures to {_by(size)} pixels: leave out resize")
+            raise _invalid(f"preprocess: fit {fit} already resizes pictures to {size_text} pixels: leave out resize")
         return {"fit": fit}
     return {"fit": fit, "crop_pct": shares[0]}
-
-
-def _invalid(message: str) -> VitkitError:
-    return VitkitError("weights.preprocess-invalid", message)
-
-
-def _by(size: Pair) -> str:
-    return f"{size[0]}x{size[1]}"

@@ -22,28 +22,29 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits  # scikit-learn brings it
 
-from vitkit.data.doctor.altered import Described, Pairs, Pixels, find_altered
+from vitkit.data.doctor.altered import Appearance, Pairs, Pixels, find_altered
 from vitkit.data.file_facts import THUMBNAIL, Facts, FactTable
 
 Kind = Literal["exact", "near", "altered", "mirrored"]
-# How far a search got: copies of this kind and of those before it in `Kind`, and mirrored ones.
-LookedFor = Literal["altered", "near", "exact"]
-# If a larger share of the images are near copies of one another, they show one scene rather than one picture.
+# How far a search got: it covered copies of this kind and of the kinds before it in `Kind`, and mirrored ones.
+SearchDepth = Literal["altered", "near", "exact"]
+# If a group of copies has more than a quarter of the images, and more than 20, it shows one scene, not one picture.
 LARGEST_GROUP, LEAST_LARGE = 0.25, 20
-_MOST_PAIRS = 100  # per image and kind of copies; with more, the comparison is given up
+_MAX_PAIRS = 100  # per image and kind of copies; with more, the comparison is given up
 
 LEAST_CORRELATION = 0.985  # of the grey values of two thumbnails
 MOST_DIFFERENCE = 10.0  # of two thumbnails: root mean square over their 8-bit RGB
 _LUMA = np.array([299, 587, 114])  # thousandths
 _COARSE = 6  # low frequencies per direction; they suffice to exclude nearly all pairs
-_EVEN = _COARSE**2 // 2 + 1  # values of a spectrum that do not change in a mirror image
-_LIKELY = LEAST_CORRELATION - 1e-4  # the same limit, lowered for products in single precision
+_EVEN = _COARSE**2 // 2 + 1  # columns of `spectra` that do not change in a mirror image
+_LIKELY = LEAST_CORRELATION - 1e-4  # the same limit, lowered because the bounds are computed in single precision
 _REACH = float(np.sqrt(2 * (1 - _LIKELY))) + 1e-3  # largest distance of a likely pair of unit vectors along any axis
-_BLOCK, _WIDE = 512, 4096  # rows and columns of pairs at a time: about what a core's cache holds
+_BLOCK, _COLUMNS = 512, 4096  # rows and columns of pairs that are compared at a time; they fit into a core's cache
 _REPORT_EVERY = 2048  # pictures between two reports of progress, and spectra computed at a time
 
+IndexPairs = Sequence[tuple[int, int]]
 Floats = npt.NDArray[np.float32]
-Places = npt.NDArray[np.intp]
+Indices = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,9 @@ class Link:
     kind: Kind
 
 
-def find_known(
-    new: Described, known: Described, progress: Callable[[int, int], None] | None = None
-) -> tuple[list[tuple[int, int, Kind]], LookedFor]:
+def find_copies_of_known(
+    new: Appearance, known: Appearance, progress: Callable[[int, int], None] | None = None
+) -> tuple[list[tuple[int, int, Kind]], SearchDepth]:
     """Find new pictures that are resized, recompressed, altered or mirrored copies of known pictures.
 
     `progress` receives the number of comparisons done and their total.
@@ -72,43 +73,40 @@ def find_known(
         altered copies, and `exact` if it is empty because no kind could be searched for. The search stops early if a
         large share of the new pictures are similar to one another, for example because they are from a fixed camera.
     """
-    first, second = _halves(progress)
-    pairs = find_pairs(new.pixels, known.pixels, _MOST_PAIRS * (len(new) + len(known)), first)
-    if pairs is None:
+    first_half, second_half = _halves(progress)
+    near = find_pairs(new.pixels, known.pixels, _MAX_PAIRS * (len(new) + len(known)), first_half)
+    if near is None:
         return [], "exact"
 
     def with_kinds(pairs: Pairs, kind: Kind) -> list[tuple[int, int, Kind]]:
         return [*((i, j, kind) for i, j in pairs[0]), *((i, j, "mirrored") for i, j in pairs[1])]
 
-    def is_one_scene(links: Sequence[tuple[int, int, Kind]]) -> bool:
-        groups = connect([Link(i, len(new) + j, kind) for i, j, kind in links], len(new) + len(known))
+    def is_one_scene(copies: Sequence[tuple[int, int, Kind]]) -> bool:
+        groups = connect([Link(i, len(new) + j, kind) for i, j, kind in copies], len(new) + len(known))
         return _is_one_scene(groups[: len(new)], len(new))
 
-    links = with_kinds(pairs, "near")
-    altered = find_altered(new, known, second)
+    near_copies = with_kinds(near, "near")
+    altered = find_altered(new, known, second_half)
     if altered is not None:
-        there = {(i, j) for i, j, _ in links}
-        more = links + [link for link in with_kinds(altered, "altered") if link[:2] not in there]
-        if not is_one_scene(more):
-            return more, "altered"
-    return ([], "exact") if is_one_scene(links) else (links, "near")
+        near_pairs = {(i, j) for i, j, _ in near_copies}
+        copies = near_copies + [copy for copy in with_kinds(altered, "altered") if copy[:2] not in near_pairs]
+        if not is_one_scene(copies):
+            return copies, "altered"
+    return ([], "exact") if is_one_scene(near_copies) else (near_copies, "near")
 
 
 def _halves(progress: Callable[[int, int], None] | None) -> tuple[Callable[[int, int], None], ...]:
     """Return progress callbacks for two searches in succession. Each of them accounts for half of the progress."""
-
-    def tell(done: int, total: int) -> None:
-        if progress is not None:
-            progress(done, total)
-
-    return (lambda done, total: tell(done // 2, total)), (lambda done, total: tell((total + done) // 2, total))
+    report = progress or (lambda *_: None)
+    return (lambda done, total: report(done // 2, total)), (lambda done, total: report((total + done) // 2, total))
 
 
 @dataclass(frozen=True)
-class Compared:
-    """The contents of files that have been compared with one another, and the pairs of copies among them.
+class Comparison:
+    """Files that have been compared with one another by content, and the pairs of copies among them.
 
-    The pairs are indices into `digests`, the lower one first. They are None if there are too many to be meaningful.
+    A pair consists of two indices into `digests`, the lower one first. Pairs are None if there are too many of them to
+    be meaningful.
     """
 
     digests: tuple[bytes, ...]  # SHA-256 of the contents, sorted
@@ -117,8 +115,8 @@ class Compared:
 
 
 def compare(
-    facts: Sequence[Facts], before: Compared | None = None, progress: Callable[[int, int], None] | None = None
-) -> Compared:
+    facts: Sequence[Facts], before: Comparison | None = None, progress: Callable[[int, int], None] | None = None
+) -> Comparison:
     """Compare all pictures with one another, except pairs that were compared in `before`.
 
     All images must be readable. `before` is the result of an earlier comparison of some of these images, possibly with
@@ -128,47 +126,54 @@ def compare(
     row_of = {digest: row for row, digest in enumerate(table.column("digest"))}
     digests = tuple(sorted(row_of))
     known: frozenset[bytes] = frozenset()
-    kept: Pairs = [], []
-    kept_altered: Pairs = [], []
+    old_near: Pairs = [], []
+    old_altered: Pairs = [], []
     if before is not None and before.pairs is not None and before.altered is not None:
         known = frozenset(before.digests)
-        now = {digest: i for i, digest in enumerate(digests)}
-        places = [now.get(digest) for digest in before.digests]
-        for pairs_before, pairs_now in ((before.pairs, kept), (before.altered, kept_altered)):
-            for pairs_of_kind, pairs_left in zip(pairs_before, pairs_now, strict=True):
-                ends = ((places[a], places[b]) for a, b in pairs_of_kind)
-                pairs_left += [_sorted(i, j) for i, j in ends if i is not None and j is not None]
+        index_of = {digest: i for i, digest in enumerate(digests)}
+        new_index = [index_of.get(digest) for digest in before.digests]  # None for files that are not compared now
+
+        def renumbered(pairs: IndexPairs) -> list[tuple[int, int]]:
+            new_pairs = ((new_index[a], new_index[b]) for a, b in pairs)
+            return [_sorted(i, j) for i, j in new_pairs if i is not None and j is not None]
+
+        old_near = renumbered(before.pairs[0]), renumbered(before.pairs[1])
+        old_altered = renumbered(before.altered[0]), renumbered(before.altered[1])
     old = [i for i, digest in enumerate(digests) if digest in known]
     new = [i for i, digest in enumerate(digests) if digest not in known]
-    old_pictures, new_pictures = (Described.of(table.take([row_of[digests[i]] for i in part])) for part in (old, new))
-    most = _MOST_PAIRS * len(digests)
+    old_pictures, new_pictures = (Appearance.of(table.take([row_of[digests[i]] for i in part])) for part in (old, new))
+    max_pairs = _MAX_PAIRS * len(digests)
     first_half, second_half = _halves(progress)
 
-    def near(some: Described, others: Described | None) -> Pairs | None:
-        return find_pairs(some.pixels, None if others is None else others.pixels, most, first_half)
+    def search_near(pictures: Appearance, others: Appearance | None) -> Pairs | None:
+        return find_pairs(pictures.pixels, None if others is None else others.pixels, max_pairs, first_half)
 
-    def altered(some: Described, others: Described | None) -> Pairs | None:
-        return find_altered(some, others, second_half)
+    def search_altered(pictures: Appearance, others: Appearance | None) -> Pairs | None:
+        return find_altered(pictures, others, second_half)
 
-    def all_of(search: Callable[[Described, Described | None], Pairs | None], kept: Pairs) -> Pairs | None:
+    def add_new(pairs: Pairs, search: Callable[[Appearance, Appearance | None], Pairs | None]) -> Pairs | None:
         within: Pairs | None = search(new_pictures, None) if new else ([], [])
         across: Pairs | None = search(new_pictures, old_pictures) if new and old and within is not None else ([], [])
         if within is None or across is None:
             return None
-        first, second = (
-            sorted([*before, *((new[i], new[j]) for i, j in ours), *(_sorted(new[i], old[j]) for i, j in theirs)])
-            for before, ours, theirs in zip(kept, within, across, strict=True)
-        )
-        return (first, second) if len(first) + len(second) <= most else None
+        result: Pairs = [*pairs[0]], [*pairs[1]]
+        for kind in range(2):  # direct and mirrored copies
+            result[kind].extend((new[i], new[j]) for i, j in within[kind])
+            result[kind].extend(_sorted(new[i], old[j]) for i, j in across[kind])
+            result[kind].sort()
+        return result if len(result[0]) + len(result[1]) <= max_pairs else None
 
-    pairs = all_of(near, kept)
-    if pairs is None:
-        return Compared(digests, None, None)
-    more = all_of(altered, kept_altered)
-    if more is not None:
-        linked = {pair for indices in pairs for pair in indices}
-        more = ([pair for pair in more[0] if pair not in linked], [pair for pair in more[1] if pair not in linked])
-    return Compared(digests, pairs, more)
+    near = add_new(old_near, search_near)
+    if near is None:
+        return Comparison(digests, None, None)
+    altered = add_new(old_altered, search_altered)
+    if altered is not None:
+        linked = {*near[0], *near[1]}
+        altered = (
+            [pair for pair in altered[0] if pair not in linked],
+            [pair for pair in altered[1] if pair not in linked],
+        )
+    return Comparison(digests, near, altered)
 
 
 def _sorted(i: int, j: int) -> tuple[int, int]:
@@ -176,16 +181,14 @@ def _sorted(i: int, j: int) -> tuple[int, int]:
 
 
 def find_duplicates(
-    facts: Sequence[Facts],
-    progress: Callable[[int, int], None] | None = None,
-    compared: Compared | None = None,
-) -> tuple[list[Link], LookedFor]:
+    facts: Sequence[Facts], progress: Callable[[int, int], None] | None = None, comparison: Comparison | None = None
+) -> tuple[list[Link], SearchDepth]:
     """Find all pictures that occur more than once.
 
     Args:
         facts: the `Facts` of each image. All images must be readable.
         progress: receives the number of images compared and their total.
-        compared: the result of `compare` for these images; None to compute it.
+        comparison: the result of `compare` for these images; None to compute it.
 
     Returns:
         First, the links that connect all copies of a picture, mirrored copies last. Second, how far the search got:
@@ -199,31 +202,26 @@ def find_duplicates(
         first = first_of.setdefault(digest, i)
         if first != i:
             exact.append(Link(first, i, "exact"))
-    compared = compare(facts, None, progress) if compared is None else compared
-    if compared.pairs is None:
+    comparison = compare(facts, None, progress) if comparison is None else comparison
+    if comparison.pairs is None:
         return exact, "exact"
+    digests = comparison.digests
 
-    def placed(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        digests = compared.digests
+    def image_pairs(pairs: IndexPairs) -> list[tuple[int, int]]:
         return sorted(_sorted(first_of[digests[i]], first_of[digests[j]]) for i, j in pairs)
 
-    near, mirrored = map(placed, compared.pairs)
-    if compared.altered is not None:
-        altered, turned = map(placed, compared.altered)
-        links = _links(len(facts), near, altered, sorted([*mirrored, *turned]))
-        if not _is_one_scene(connect(links, len(facts)), len(compared.digests)):
+    near, mirrored = map(image_pairs, comparison.pairs)
+    if comparison.altered is not None:
+        altered, altered_mirrored = map(image_pairs, comparison.altered)
+        links = _links(len(facts), near, altered, sorted([*mirrored, *altered_mirrored]))
+        if not _is_one_scene(connect(links, len(facts)), len(digests)):
             return exact + links, "altered"
     links = _links(len(facts), near, [], mirrored)
-    is_one_scene = _is_one_scene(connect(links, len(facts)), len(compared.digests))
+    is_one_scene = _is_one_scene(connect(links, len(facts)), len(digests))
     return (exact, "exact") if is_one_scene else (exact + links, "near")
 
 
-def _links(
-    images: int,
-    near: Sequence[tuple[int, int]],
-    altered: Sequence[tuple[int, int]],
-    mirrored: Sequence[tuple[int, int]],
-) -> list[Link]:
+def _links(images: int, near: IndexPairs, altered: IndexPairs, mirrored: IndexPairs) -> list[Link]:
     """Return as few links as possible that connect the pairs into groups, and mirrored pairs of different groups."""
     forest = Forest(images)
     links = [Link(i, j, "near") for i, j in near if forest.join(i, j)]
@@ -239,25 +237,25 @@ def _is_one_scene(groups: Sequence[int], images: int) -> bool:
 class Forest:
     """A partition of numbered items into sets; each set is represented by its lowest number (union-find)."""
 
-    def __init__(self, things: int) -> None:
-        self._above = list(range(things))
+    def __init__(self, items: int) -> None:
+        self._parent = list(range(items))
 
-    def find(self, thing: int) -> int:
+    def find(self, item: int) -> int:
         """Return the lowest number of the item's set."""
-        while self._above[thing] != thing:
-            self._above[thing] = self._above[self._above[thing]]
-            thing = self._above[thing]
-        return thing
+        while self._parent[item] != item:
+            self._parent[item] = self._parent[self._parent[item]]
+            item = self._parent[item]
+        return item
 
     def join(self, first: int, second: int) -> bool:
         """Merge the sets of two items. Return False if both items were in the same set already, otherwise True."""
         low, high = sorted((self.find(first), self.find(second)))
-        self._above[high] = low
+        self._parent[high] = low
         return low != high
 
     def roots(self) -> list[int]:
         """Return the lowest number of each item's set."""
-        return [self.find(thing) for thing in range(len(self._above))]
+        return [self.find(item) for item in range(len(self._parent))]
 
 
 def connect(links: Sequence[Link], images: int) -> list[int]:
@@ -272,31 +270,30 @@ def connect(links: Sequence[Link], images: int) -> list[int]:
 
 
 def find_pairs(
-    pixels: Pixels, others: Pixels | None, most: int, progress: Callable[[int, int], None] | None = None
+    pixels: Pixels, others: Pixels | None, max_pairs: int, progress: Callable[[int, int], None] | None = None
 ) -> Pairs | None:
     """Find all pairs of thumbnails that agree, and all pairs that agree if one of the two pictures is mirrored.
 
     The thumbnails (n, 16, 16, 3) are compared with `others`, (m, 16, 16, 3), or with one another if it is None; the
-    lower index of a pair is then the first. Return None if there are more than `most` pairs. `progress` receives the
-    number of pictures compared and their total.
+    lower index of a pair is then the first. Return None if there are more than `max_pairs` pairs. `progress` receives
+    the number of pictures compared and their total.
     """
-    near: list[tuple[int, int]] = []
-    mirrored: list[tuple[int, int]] = []
+    copies: Pairs = [], []
     reported = 0
     blocks = range(0, len(pixels), _BLOCK)
-    # Our threads share the blocks; the matrix library's own threads would spin while they wait for one another.
+    # The pool's threads share the blocks. The matrix library's own threads would spin while they wait for one another.
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(os.cpu_count()) as pool:
         search = _LikenessSearch(pixels, others)
         for start, pairs in zip(blocks, pool.map(search.block, blocks), strict=True):
-            near += pairs[0]
-            mirrored += pairs[1]
-            if len(near) + len(mirrored) > most:
+            copies[0].extend(pairs[0])
+            copies[1].extend(pairs[1])
+            if len(copies[0]) + len(copies[1]) > max_pairs:
                 return None
             done = min(start + _BLOCK, len(pixels))
             if progress is not None and (done >= reported + _REPORT_EVERY or done == len(pixels)):
                 reported = done
                 progress(done, len(pixels))
-    return sorted(near), sorted(mirrored)
+    return sorted(copies[0]), sorted(copies[1])
 
 
 class _LikenessSearch:
@@ -324,30 +321,31 @@ class _LikenessSearch:
         end = min(start + _BLOCK, len(self._keys))
         low = start if self._within else int(np.searchsorted(self._other_keys, self._keys[start] - _REACH))
         high = int(np.searchsorted(self._other_keys, self._keys[end - 1] + _REACH, side="right"))
-        rows: list[Places] = [np.zeros(0, np.intp)]
-        columns: list[Places] = [np.zeros(0, np.intp)]
-        for other in range(low, high, _WIDE):  # the pairs for which an upper bound on the correlation is large enough
-            block = self._other_bounds[other : min(other + _WIDE, high)]
-            places = np.flatnonzero(self._bounds[start:end] @ block.T >= _LIKELY)
-            row, column = np.divmod(places, len(block))
-            once = (row + start < column + other) if self._within else np.ones(len(row), bool)
-            rows.append(row[once] + start)
-            columns.append(column[once] + other)
+        rows: list[Indices] = [np.zeros(0, np.intp)]
+        columns: list[Indices] = [np.zeros(0, np.intp)]
+        # Select the pairs for which the upper bound on the correlation is large enough, each only once.
+        for other in range(low, high, _COLUMNS):
+            block = self._other_bounds[other : min(other + _COLUMNS, high)]
+            likely = np.flatnonzero(self._bounds[start:end] @ block.T >= _LIKELY)
+            row, column = np.divmod(likely, len(block))
+            is_first = (row + start < column + other) if self._within else np.ones(len(row), bool)
+            rows.append(row[is_first] + start)
+            columns.append(column[is_first] + other)
         first, second = self._order[np.concatenate(rows)], self._other_order[np.concatenate(columns)]
         if self._within:
             first, second = np.minimum(first, second), np.maximum(first, second)
         even = _dot(self._spectra[first, :_EVEN], self._other_spectra[second, :_EVEN])
         odd = _dot(self._spectra[first, _EVEN:], self._other_spectra[second, _EVEN:])
         matches: Pairs = ([], [])
+        # A closer bound, from all low frequencies.
         for pairs, bound, is_mirrored in ((matches[0], even + odd, False), (matches[1], even - odd, True)):
-            likely = bound >= _LIKELY
-            i, j = first[likely], second[likely]
+            i, j = first[bound >= _LIKELY], second[bound >= _LIKELY]
             same = agree(self._pixels, self._others, i, j, is_mirrored=is_mirrored)
             pairs += zip(i[same].tolist(), j[same].tolist(), strict=True)
         return matches
 
 
-def _in_order(bounds: Floats, axis: npt.NDArray[np.floating[Any]]) -> tuple[Places, Floats, Floats]:
+def _in_order(bounds: Floats, axis: npt.NDArray[np.floating[Any]]) -> tuple[Indices, Floats, Floats]:
     """Sort pictures along an axis. Return the order, the sorted positions on the axis, and the bounds in this order."""
     keys = bounds @ axis.astype(np.float32)
     order = np.argsort(keys, kind="stable")
@@ -385,7 +383,8 @@ def spectra(pixels: Pixels) -> Floats:
         length = np.linalg.norm(grey, axis=1, keepdims=True)
         structure = np.where(length > 0.999 * THUMBNAIL, grey / np.maximum(length, 1e-6), 0)
         low = structure @ waves.T
-        rest = np.sqrt(np.maximum(_dot(structure, structure) - _dot(low, low), 0))  # lengths do not change in the basis
+        # The norm of the high frequencies, because the orthonormal basis preserves norms.
+        rest = np.sqrt(np.maximum(_dot(structure, structure) - _dot(low, low), 0))
         result[span] = np.hstack([low[:, even], rest[:, None], low[:, ~even]])
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -401,7 +400,9 @@ def cosines() -> Floats:
     return basis.astype(np.float32)
 
 
-def agree(pixels: Pixels, others: Pixels, first: Places, second: Places, *, is_mirrored: bool) -> npt.NDArray[np.bool_]:
+def agree(
+    pixels: Pixels, others: Pixels, first: Indices, second: Indices, *, is_mirrored: bool
+) -> npt.NDArray[np.bool_]:
     """Return whether each pair of thumbnails agrees in structure and colour, (pairs,).
 
     Pair k consists of `pixels[first[k]]` and `others[second[k]]`. With `is_mirrored`, the first of the two is mirrored
@@ -413,16 +414,16 @@ def agree(pixels: Pixels, others: Pixels, first: Places, second: Places, *, is_m
         left, right = pixels[first[span]].astype(np.int64), others[second[span]].astype(np.int64)
         if is_mirrored:
             left = left[:, :, ::-1]
-        a, b = ((each @ _LUMA).reshape(len(each), -1) for each in (left, right))  # thousandths of a level
+        a, b = ((part @ _LUMA).reshape(len(part), -1) for part in (left, right))  # grey, in thousandths of a level
         n = a.shape[1]
         covariance = n * (a * b).sum(axis=1) - a.sum(axis=1) * b.sum(axis=1)
-        spread = [n * (each**2).sum(axis=1) - each.sum(axis=1) ** 2 for each in (a, b)]
-        flat = n * (1000 * THUMBNAIL) ** 2  # a spread below one level is noise
-        correlation = covariance / np.sqrt(np.maximum(spread[0], 1) * 1.0) / np.sqrt(np.maximum(spread[1], 1) * 1.0)
+        a_variance, b_variance = (n * (grey**2).sum(axis=1) - grey.sum(axis=1) ** 2 for grey in (a, b))
+        noise = n * (1000 * THUMBNAIL) ** 2  # the variance of a spread of one level
+        correlation = covariance / np.sqrt(np.maximum(a_variance, 1) * 1.0) / np.sqrt(np.maximum(b_variance, 1) * 1.0)
         difference = ((left - right) ** 2).sum(axis=(1, 2, 3))
         result[span] = (
-            (spread[0] > flat)
-            & (spread[1] > flat)
+            (a_variance > noise)
+            & (b_variance > noise)
             & (correlation >= LEAST_CORRELATION)
             & (difference <= 3 * n * MOST_DIFFERENCE**2)
         )

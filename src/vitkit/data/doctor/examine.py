@@ -14,13 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from vitkit.data.doctor.duplicates import Compared, Kind, Link, LookedFor, compare, connect, find_duplicates
+from vitkit.data.doctor.duplicates import Comparison, Kind, Link, SearchDepth, compare, connect, find_duplicates
 from vitkit.data.doctor.names import find_groups
 from vitkit.data.doctor.shortcuts import find_shortcuts
-from vitkit.data.file_facts import PLAIN, Facts, FactTable, Keep, Memory, scan
+from vitkit.data.file_facts import PLAIN, FactDatabase, Facts, FactTable, Keep, scan
 from vitkit.data.file_names import SUFFIXES
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.splits import SPLITS, held_out_split, scenes
+from vitkit.data.splits import SPLITS, held_out_split, merge_by_scene
 from vitkit.data.table import UNLABELLED, ImageTable
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json
@@ -28,8 +28,11 @@ from vitkit.system.progress import progress
 from vitkit.text.cells import plural
 
 TINY_CLASS = 10  # images
-MOST_LOST, MOST_CROPPED = 0.5, 0.2  # warn if a crop loses so large a share of the area in so many of the images
-_SINGLY = 20  # if more classes than this lack a split, they are reported together
+MOST_LOST, MOST_CROPPED = (
+    0.5,
+    0.2,
+)  # warn if a crop removes more than half of the area in more than a fifth of the images
+_MAX_SINGLE_FINDINGS = 20  # if more classes than this have no image in a split, they are reported together
 _DECISIVE = 0.8  # Cramér's V of a property that leaves nothing to learn
 _IMBALANCE = 10.0  # ratio of the largest class to the smallest
 _JPEG = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"))
@@ -106,119 +109,116 @@ class Copies:
 def check_files(table: ImageTable, unreadable: Mapping[str, str]) -> Iterator[Finding]:
     """Report ignored and unreadable files, and the changes that a label file made."""
     if unreadable:
-        named = _list([f"{path} ({reason})" for path, reason in unreadable.items()], "; ")
-        were = f"{len(unreadable)} of {len(table)} images {'is' if len(unreadable) == 1 else 'are'}"
-        yield Finding("warning", f"{were} unreadable and left out: {named}")
+        examples = _list([f"{path} ({reason})" for path, reason in unreadable.items()], "; ")
+        are = "is" if len(unreadable) == 1 else "are"
+        yield Finding("warning", f"{len(unreadable)} of {len(table)} images {are} unreadable and left out: {examples}")
     yield from (Finding("warning", line) for line in (*table.overlooked, *table.unmatched))
     yield from (Finding("note", line) for line in table.corrections)
     if table.ignored:
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(table.ignored.items()))
-        were = plural(sum(table.ignored.values()), "other file is", "other files are")
-        yield Finding("note", f"{were} ignored: {reasons}")
+        files_are = plural(sum(table.ignored.values()), "other file is", "other files are")
+        yield Finding("note", f"{files_are} ignored: {reasons}")
 
 
-def check_lost(table: ImageTable, unreadable: Mapping[str, str]) -> Iterator[Finding]:
-    """Report unreadable images of the split that a run is tested on, if the data come split."""
+def check_unreadable_held_out(table: ImageTable, unreadable: Mapping[str, str]) -> Iterator[Finding]:
+    """Report unreadable images of the split on which a run is tested, if the data have splits."""
     split = held_out_split(table)
     images = table.of_split(split)
-    if lost := sum(path in unreadable for path in images.paths):
-        does = "does" if lost == 1 else "do"
-        yield Finding("problem", f"{lost} of the {len(images)} {split} images cannot be read and {does} not count")
+    if count := sum(path in unreadable for path in images.paths):
+        do = "does" if count == 1 else "do"
+        yield Finding("problem", f"{count} of the {len(images)} {split} images cannot be read and {do} not count")
 
 
 def check_copies(table: ImageTable, copies: Sequence[Copies]) -> Iterator[Finding]:
     """Report pictures that occur more than once, with examples if they invalidate results."""
-    conflicts, leaks = [group for group in copies if group.is_conflict], [group for group in copies if group.is_leak]
-    what = table.task.conflict
-    if same := [group for group in conflicts if group.kind != "altered"]:
-        shown = _list([_pair(table, group, table.labels) for group in same], "; ", 3)
-        yield Finding("problem", f"{_pictures(same)} {what}, and one label at most is right: {shown}")
-    if altered := [group for group in conflicts if group.kind == "altered"]:
-        shown = _list([_pair(table, group, table.labels) for group in altered], "; ", 3)
-        text = f"{_pictures(altered)} {what}, altered or in parts; check whether each label is right"
-        yield Finding("warning", f"{text}: {shown}")
-    if leaks:
+    conflict = table.task.conflict
+    if same := [group for group in copies if group.is_conflict and group.kind != "altered"]:
+        examples = _list([_pair(table, group, table.labels) for group in same], "; ", 3)
+        yield Finding("problem", f"{_pictures_are(same)} {conflict}, and one label at most is right: {examples}")
+    if altered := [group for group in copies if group.is_conflict and group.kind == "altered"]:
+        examples = _list([_pair(table, group, table.labels) for group in altered], "; ", 3)
+        text = f"{_pictures_are(altered)} {conflict}, altered or in parts; check whether each label is right"
+        yield Finding("warning", f"{text}: {examples}")
+    if leaks := [group for group in copies if group.is_leak]:
         held_out = Counter(str(table.splits[i]) for group in leaks for i in group.images if table.splits[i] != "train")
         counts = " and ".join(plural(held_out[name], f"{name} image", f"{name} images") for name in sorted(held_out))
-        shown = _list([_pair(table, group, table.splits) for group in leaks], "; ", 3)
-        yield Finding(
-            "problem",
-            f"{_pictures(leaks)} in more than one split ({counts}), which inflates results: {shown}",
-            is_settled=True,
-        )
+        examples = _list([_pair(table, group, table.splits) for group in leaks], "; ", 3)
+        text = f"{_pictures_are(leaks)} in more than one split ({counts}), which inflates results: {examples}"
+        yield Finding("problem", text, is_settled=True)
     harmless = [group for group in copies if not group.is_conflict and not group.is_leak]
     if harmless:
         kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(group.kind for group in harmless).most_common())
         kept = "" if any(table.splits) else "; copies are kept in one split"
-        yield Finding("note", f"{_pictures(harmless)} in the data more than once ({kinds}){kept}")
+        yield Finding("note", f"{_pictures_are(harmless)} in the data more than once ({kinds}){kept}")
 
 
-def check_likeness(looked_for: LookedFor, opposite: int) -> Iterator[Finding]:
+def check_search(depth: SearchDepth, opposite: int) -> Iterator[Finding]:
     """Report the kinds of copies that were not searched for, and pairs of mirror images in different classes.
 
-    `looked_for` is the second result of `find_duplicates`, and `opposite` is the number of such pairs.
+    `depth` is the second result of `find_duplicates`, and `opposite` is the number of such pairs.
     """
-    if looked_for != "altered":
-        left = {"exact": "exact copies", "near": "exact, resized, recompressed and mirrored copies"}[looked_for]
-        kind = {"exact": "near", "near": "altered"}[looked_for]
-        text = f"the images are too alike to tell {kind} copies from other images, so only {left} were looked for"
-        yield Finding(
-            "warning", f"{text}; if they are frames of a few scenes, keep each scene in one split: --group-by"
-        )
+    if depth != "altered":
+        kind, searched = "altered", "exact, resized, recompressed and mirrored copies"
+        if depth == "exact":
+            kind, searched = "near", "exact copies"
+        text = f"the images are too alike to tell {kind} copies from other images, so only {searched} were looked for"
+        remedy = "if they are frames of a few scenes, keep each scene in one split: --group-by"
+        yield Finding("warning", f"{text}; {remedy}")
     if opposite:
-        were = plural(opposite, "image is the mirror image", "images are mirror images")
-        yield Finding("note", f"{were} of one in another class; if left and right matter, train with --no-hflip")
+        images_are = plural(opposite, "image is the mirror image", "images are mirror images")
+        yield Finding("note", f"{images_are} of one in another class; if left and right matter, train with --no-hflip")
 
 
 def check_sets(table: ImageTable) -> Iterator[Finding]:
-    """Report that a table is multi-label, for which a single `;` in one label suffices, possibly by mistake."""
+    """Report that a table is multi-label, because a single `;` in one label is enough to make it so by mistake."""
     summary = table.task.summary([len(table.classes_of(i)) for i in range(len(table))])
     if summary is not None:
         yield Finding("note", summary)
 
 
-def check_classes(table: ImageTable, lost: Sequence[str] = ()) -> Iterator[Finding]:
+def check_classes(table: ImageTable, unreadable: Sequence[str] = ()) -> Iterator[Finding]:
     """Report classes without images, with few images, or with far fewer images than other classes.
 
-    `lost` holds the names of classes whose images are all unreadable.
+    `unreadable` holds the names of classes whose images are all unreadable.
     """
-    if gone := sorted({*lost, *table.empty}):
-        have, are = ("class folder has", "is") if len(gone) == 1 else ("class folders have", "are")
-        yield Finding("warning", f"{len(gone)} {have} no readable image and {are} left out: {_list(gone)}")
+    if missing := sorted({*unreadable, *table.empty}):
+        have, are = ("class folder has", "is") if len(missing) == 1 else ("class folders have", "are")
+        yield Finding("warning", f"{len(missing)} {have} no readable image and {are} left out: {_list(missing)}")
     counts = {name: count for name, count in table.counts().items() if name != UNLABELLED}
     if tiny := [f"{name} ({count})" for name, count in counts.items() if count < TINY_CLASS]:
-        have = plural(len(tiny), "class has", "classes have")
-        yield Finding("warning", f"{have} fewer than {TINY_CLASS} images: {_list(tiny)}")
+        classes_have = plural(len(tiny), "class has", "classes have")
+        yield Finding("warning", f"{classes_have} fewer than {TINY_CLASS} images: {_list(tiny)}")
     if not counts:
         return
-    (most, largest), (least, smallest) = (pick(counts.items(), key=lambda item: item[1]) for pick in (max, min))
-    if largest > _IMBALANCE * smallest:
-        text = f"the classes are uneven, {largest} images of {most!r} and {smallest} of {least!r}"
+    largest, smallest = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
+    if counts[largest] > _IMBALANCE * counts[smallest]:
+        text = f"the classes are uneven, {counts[largest]} images of {largest!r} and {counts[smallest]} of {smallest!r}"
         yield Finding("note", f"{text}; look at the balanced accuracy too")
 
 
 def check_splits(table: ImageTable) -> Iterator[Finding]:
     """Report classes that have no image in one of the splits, and data without training images."""
-    have = {name: table.of_split(name).counts() for name in SPLITS if name in table.splits}
-    if have and "train" not in have:
-        there = " and ".join(have)
-        yield Finding("warning", f"all images are in {there}: they can be used for evaluation, but not for training")
-    lacking = [
-        (name, count, missing)
-        for name, count in table.counts().items()
-        if name != UNLABELLED and (missing := tuple(split for split, counts in have.items() if not counts[name]))
-    ]
-    if len(lacking) > _SINGLY:
-        for missing in dict.fromkeys(missing for _, _, missing in lacking):
-            counts = [f"{name} ({count})" for name, count, absent in lacking if absent == missing]
-            lesson = ", so the model cannot learn them" if "train" in missing else ""
-            text = f"{plural(len(counts), 'class has', 'classes have')} no image in {' or '.join(missing)}{lesson}"
-            yield Finding("warning", f"{text}; the numbers of their images: {_list(counts)}")
+    counts_by_split = {name: table.of_split(name).counts() for name in SPLITS if name in table.splits}
+    if counts_by_split and "train" not in counts_by_split:
+        splits = " and ".join(counts_by_split)
+        yield Finding("warning", f"all images are in {splits}: they can be used for evaluation, but not for training")
+    counts = table.counts()
+    absent: dict[str, tuple[str, ...]] = {}  # the splits without an image of a class, by class
+    for name in counts:
+        splits_without = tuple(split for split, in_split in counts_by_split.items() if not in_split[name])
+        if name != UNLABELLED and splits_without:
+            absent[name] = splits_without
+    if len(absent) > _MAX_SINGLE_FINDINGS:
+        for missing in dict.fromkeys(absent.values()):
+            names = [f"{name} ({counts[name]})" for name, splits_without in absent.items() if splits_without == missing]
+            effect = ", so the model cannot learn them" if "train" in missing else ""
+            text = f"{plural(len(names), 'class has', 'classes have')} no image in {' or '.join(missing)}{effect}"
+            yield Finding("warning", f"{text}; the numbers of their images: {_list(names)}")
         return
-    for name, count, missing in lacking:
-        lesson = ", so the model cannot learn it" if "train" in missing else ""
-        images = plural(count, "image", "images")
-        yield Finding("warning", f"class {name!r} has {images}, none of them in {' or '.join(missing)}{lesson}")
+    for name, missing in absent.items():
+        effect = ", so the model cannot learn it" if "train" in missing else ""
+        images = plural(counts[name], "image", "images")
+        yield Finding("warning", f"class {name!r} has {images}, none of them in {' or '.join(missing)}{effect}")
 
 
 def check_scenes(table: ImageTable, groups: Sequence[int]) -> Iterator[Finding]:
@@ -227,34 +227,35 @@ def check_scenes(table: ImageTable, groups: Sequence[int]) -> Iterator[Finding]:
     for group, split in zip(groups, table.splits, strict=True):
         splits.setdefault(group, set()).add(split)
     if divided := sum(len(names) > 1 for names in splits.values()):
-        named = plural(divided, "scene or group is", "scenes or groups are")
-        text = f"{named} in more than one of the data's own splits, which inflates results"
+        scenes_are = plural(divided, "scene or group is", "scenes or groups are")
+        text = f"{scenes_are} in more than one of the data's own splits, which inflates results"
         yield Finding("problem", f"{text}; held-out images of these do not count", is_settled=True)
 
 
 def check_names(table: ImageTable) -> Iterator[Finding]:
     """Report groups of images that the names of files reveal, unless each group is in one of the data's own splits."""
-    groups = find_groups(table)
-    if groups is None:
+    found = find_groups(table)
+    if found is None:
         return
-    divided = [name for name, images in groups.members.items() if len({table.splits[i] for i in images}) > 1]
+    pattern, groups = found
+    divided = [name for name, images in groups.items() if len({table.splits[i] for i in images}) > 1]
     if any(table.splits) and not divided:
         return
-    first, *others = groups.members[divided[0] if divided else next(iter(groups.members))]
+    first, *others = groups[divided[0] if divided else next(iter(groups))]
     other = next(i for i in others if not divided or table.splits[i] != table.splits[first])
-    text = f"the names of {sum(map(len, groups.members.values()))} images show {len(groups.members)} groups"
+    text = f"the names of {sum(map(len, groups.values()))} images show {len(groups)} groups"
     if divided:
         text += f", of which {plural(len(divided), 'is', 'are')} in more than one of the data's own splits"
     text += f" ({table.paths[first]} and {table.paths[other]}); results are inflated unless each stays in one split"
-    yield Finding("problem", f"{text}: train with --group-by {shlex.quote(groups.pattern)}")
+    yield Finding("problem", f"{text}: train with --group-by {shlex.quote(pattern)}")
 
 
 def check_shortcuts(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Finding]:
-    """Report properties of files that tell the classes apart, so that nothing else need be learned."""
+    """Report properties of files that tell the classes apart, so that a model need not learn anything else."""
     if shortcuts := find_shortcuts(table, facts):
-        named = _list([f"{each.name} (right for {100 * each.right:.0f} % of the images)" for each in shortcuts])
-        text = f"the label can be guessed from what is not the subject of the pictures: {named}; "
-        text += f"the most frequent label is right for {100 * shortcuts[0].trivial:.0f} %"
+        names = _list([f"{each.name} (right for {100 * each.accuracy:.0f} % of the images)" for each in shortcuts])
+        text = f"the label can be guessed from what is not the subject of the pictures: {names}; "
+        text += f"the most frequent label is right for {100 * shortcuts[0].baseline:.0f} %"
         severity: Literal["problem", "warning"] = "problem" if shortcuts[0].strength >= _DECISIVE else "warning"
         yield Finding(severity, f"{text}; a model may learn that alone, so collect all classes in the same way")
 
@@ -265,26 +266,26 @@ def check_pictures(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Findin
         "mode", "is_animated", "doubt", "format", "border"
     )
     if plain := [path for path, border in zip(table.paths, borders, strict=True) if border == PLAIN]:
-        were = plural(len(plain), "picture is of one colour and shows", "pictures are of one colour and show")
-        yield Finding("warning", f"{were} nothing: {_list(plain)}")
+        pictures_show = plural(len(plain), "picture is of one colour and shows", "pictures are of one colour and show")
+        yield Finding("warning", f"{pictures_show} nothing: {_list(plain)}")
     if modes := Counter(mode for mode in all_modes if mode not in ("RGB", "L")):
-        named = ", ".join(f"{count} {mode}" for mode, count in modes.most_common())
-        were = plural(sum(modes.values()), "image is", "images are")
-        yield Finding("note", f"{were} neither RGB nor grey, and converted (transparency becomes white): {named}")
+        counts = ", ".join(f"{count} {mode}" for mode, count in modes.most_common())
+        are = plural(sum(modes.values()), "image is", "images are")
+        yield Finding("note", f"{are} neither RGB nor grey, and converted (transparency becomes white): {counts}")
     if animated := sum(are_animated):
         yield Finding("note", f"of {plural(animated, 'file', 'files')} with several frames, the first one is used")
     doubtful = [f"{path} ({doubt})" for path, doubt in zip(table.paths, doubts, strict=True) if doubt]
     if doubtful:
-        were = plural(len(doubtful), "picture is", "pictures are")
-        yield Finding("warning", f"{were} possibly not read as meant: {_list(doubtful, '; ', 3)}")
+        are = plural(len(doubtful), "picture is", "pictures are")
+        yield Finding("warning", f"{are} possibly not read as meant: {_list(doubtful, '; ', 3)}")
     misnamed = []
     for path, form in zip(table.paths, formats, strict=True):
         suffix = os.path.splitext(path)[1].lower()  # noqa: PTH122  # ten times as fast as a Path's
         if suffix in SUFFIXES and suffix not in _SUFFIXES_OF.get(form, {f".{form.lower()}"}):
             misnamed.append(path)
     if misnamed:
-        were = plural(len(misnamed), "image is", "images are")
-        yield Finding("note", f"{were} of another format than the name says, and read anyway: {_list(misnamed)}")
+        are = plural(len(misnamed), "image is", "images are")
+        yield Finding("note", f"{are} of another format than the name says, and read anyway: {_list(misnamed)}")
 
 
 def check_crop(facts: Sequence[Facts], preprocess: Preprocess) -> Iterator[Finding]:
@@ -299,20 +300,20 @@ def check_crop(facts: Sequence[Facts], preprocess: Preprocess) -> Iterator[Findi
         yield Finding("warning", f"{text}; {remedy}")
 
 
-def _pair(table: ImageTable, copies: Copies, groups: Sequence[Any]) -> str:
-    """Return the paths of two copies whose `groups` (labels or splits) differ, as text."""
+def _pair(table: ImageTable, copies: Copies, values: Sequence[Any]) -> str:
+    """Return the paths of two copies with different labels or splits (`values`), as text."""
     first = copies.images[0]
-    other = next(i for i in copies.images if groups[i] != groups[first])
+    other = next(i for i in copies.images if values[i] != values[first])
     return f"{table.paths[first]} = {table.paths[other]}" + ("" if copies.kind == "exact" else f" ({copies.kind})")
 
 
-def _pictures(copies: Sequence[Copies]) -> str:
+def _pictures_are(copies: Sequence[Copies]) -> str:
     return plural(len(copies), "picture is", "pictures are")
 
 
-def _list(items: Sequence[str], separator: str = ", ", most: int = 5) -> str:
-    rest = len(items) - most
-    return separator.join(items[:most]) + (f"{separator}and {rest} more" if rest > 0 else "")
+def _list(items: Sequence[str], separator: str = ", ", max_items: int = 5) -> str:
+    rest = len(items) - max_items
+    return separator.join(items[:max_items]) + (f"{separator}and {rest} more" if rest > 0 else "")
 
 
 @dataclass(frozen=True)
@@ -377,42 +378,42 @@ def examine(
         preprocess: the model's preprocessing, to report how much a crop removes; None to skip this check.
         seek_groups: whether to search the names of files for groups of images; False if the user has named the groups,
             or if nothing is to be tested.
-        keep: receives each picture that is decoded (`file_facts.scan`).
+        keep: a function that receives each picture that is decoded (`file_facts.scan`).
 
     Raises:
         VitkitError: the readable images have fewer than two different labels, or a table of one class has no readable
             image.
     """
-    with Memory() as memory:
-        everything = scan(table.files(), memory, partial(progress, "reading images"), keep)
-        errors = everything.column("error")
+    with FactDatabase() as database:
+        all_facts = scan(table.files(), database, partial(progress, "reading images"), keep)
+        errors = all_facts.column("error")
         unreadable = {path: error for path, error in zip(table.paths, errors, strict=True) if error is not None}
         readable = table.take([i for i, path in enumerate(table.paths) if path not in unreadable])
         if len(set(readable.labels)) < min(2, len(table.classes)):
-            first = f" (first: {': '.join(next(iter(unreadable.items())))})" if unreadable else ""
-            left = "no image is left" if len(table.classes) == 1 else table.task.too_few_classes
-            message = f"{len(unreadable)} of {len(table)} images are unreadable{first}"
-            raise VitkitError("data.images-unreadable", f"{table.name}: {left}; {message}")
+            examples = "".join(f" (first: {path}: {error})" for path, error in [*unreadable.items()][:1])
+            problem = "no image is left" if len(table.classes) == 1 else table.task.too_few_classes
+            text = f"{problem}; {len(unreadable)} of {len(table)} images are unreadable{examples}"
+            raise VitkitError("data.images-unreadable", f"{table.name}: {text}")
         readable = readable.compact()
-        facts = everything.take([i for i, error in enumerate(errors) if error is None])
-        links, opposite, looked_for = _find_links(readable, facts, memory, partial(progress, "comparing images"))
+        facts = all_facts.take([i for i, error in enumerate(errors) if error is None])
+        links, opposite, depth = _find_links(readable, facts, database, partial(progress, "comparing images"))
     twins = connect(links, len(facts))
     copies = _copies(readable, links, twins)
-    noted = [
+    findings = [
         *check_files(table, unreadable),
         *check_copies(readable, copies),
-        *check_likeness(looked_for, opposite),
+        *check_search(depth, opposite),
         *check_sets(readable),
-        *check_classes(readable, lost=sorted(set(table.classes) - set(readable.classes))),
+        *check_classes(readable, unreadable=sorted(set(table.classes) - set(readable.classes))),
         *check_splits(readable),
-        *(check_scenes(readable, scenes(readable, None, range(len(readable)))) if readable.groups else ()),
+        *(check_scenes(readable, merge_by_scene(readable, None, range(len(readable)))) if readable.groups else ()),
         *(check_names(readable) if seek_groups and not readable.groups else ()),
         *check_shortcuts(readable, facts),
         *check_pictures(readable, facts),
         *(check_crop(facts, preprocess) if preprocess is not None else ()),
     ]
-    noted.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    return Diagnosis(readable, facts, unreadable, tuple(copies), tuple(twins), tuple(noted))
+    findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+    return Diagnosis(readable, facts, unreadable, tuple(copies), tuple(twins), tuple(findings))
 
 
 def find_twins(table: ImageTable, facts: Sequence[Facts]) -> tuple[int, ...]:
@@ -421,27 +422,27 @@ def find_twins(table: ImageTable, facts: Sequence[Facts]) -> tuple[int, ...]:
     Two images may have the same number only because both are copies of a third. To group a subset of images, call this
     function for the subset, instead of selecting from the result for all images. All images must have been examined.
     """
-    with Memory() as memory:
-        links, _, _ = _find_links(table, facts, memory, lambda *_: None)
+    with FactDatabase() as database:
+        links, _, _ = _find_links(table, facts, database, lambda *_: None)
     return tuple(connect(links, len(facts)))
 
 
 def _find_links(
-    table: ImageTable, facts: Sequence[Facts], memory: Memory, progress: Callable[[int, int], None]
-) -> tuple[list[Link], int, LookedFor]:
+    table: ImageTable, facts: Sequence[Facts], database: FactDatabase, progress: Callable[[int, int], None]
+) -> tuple[list[Link], int, SearchDepth]:
     """Return the copies among images, the number of mirror images in different classes, and how far the search got.
 
     Mirror images in different classes are not copies, because the classes may distinguish left from right.
     """
     digests = tuple(sorted(set(FactTable.of(facts).column("digest"))))
-    before = memory.compared(digests)
-    compared = None if before is None else Compared(before[0], *before[1])
-    if compared is None or compared.digests != digests:  # pairs that were compared earlier are not compared again
-        compared = compare(facts, compared, progress)
-        memory.learn_compared(compared.digests, [compared.pairs, compared.altered])
-    links, looked_for = find_duplicates(facts, compared=compared)
+    stored = database.find_comparison(digests)
+    comparison = None if stored is None else Comparison(stored[0], *stored[1])
+    if comparison is None or comparison.digests != digests:
+        comparison = compare(facts, comparison, progress)  # skips the pairs that were compared earlier
+        database.add_comparison(comparison.digests, [comparison.pairs, comparison.altered])
+    links, depth = find_duplicates(facts, comparison=comparison)
     if not any(link.kind == "mirrored" for link in links):
-        return links, 0, looked_for
+        return links, 0, depth
     labels: dict[bytes, set[int]] = {}  # files of the same content may have several classes
     for digest, label in zip(FactTable.of(facts).column("digest"), table.labels, strict=True):
         labels.setdefault(digest, set()).add(label)
@@ -450,7 +451,7 @@ def _find_links(
         for link in links
         if link.kind != "mirrored" or labels[facts[link.first].digest] & labels[facts[link.second].digest]
     ]
-    return kept, len(links) - len(kept), looked_for
+    return kept, len(links) - len(kept), depth
 
 
 def _copies(table: ImageTable, links: Sequence[Link], twins: Sequence[int]) -> list[Copies]:
@@ -464,7 +465,7 @@ def _copies(table: ImageTable, links: Sequence[Link], twins: Sequence[int]) -> l
     return [
         Copies(
             tuple(images),
-            next(kind for kind in reversed(get_args(Kind)) if kind in kinds[root]),
+            max(kinds[root], key=get_args(Kind).index),
             is_leak=len({table.splits[i] for i in images}) > 1,
             is_conflict=len({table.name_of(i) for i in images} - {UNLABELLED}) > 1,
         )

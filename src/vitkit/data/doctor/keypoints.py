@@ -25,11 +25,11 @@ STEP = 0.14  # quantisation step of the coefficients, whose vector has length 1
 BYTES = 12  # of a keypoint
 PLACES = 4095  # positions along either side of a picture
 MOST = 96  # keypoints of a detailed picture; a picture with little detail gets at most 95, which marks it
-_MANY, _CLEAR = 120, 48  # a picture is detailed, as photographs are, if it has this many blobs of this contrast
-_LEAST = 6  # contrast of a blob, in 16ths of a grey level
-_ROUNDEST = 6.0  # largest ratio of the principal curvatures; beyond it, an extremum is an edge
+_DETAILED_BLOBS, _DETAILED_CONTRAST = 120, 48  # a picture with so many blobs of so much contrast is detailed
+_MIN_CONTRAST = 6  # of a blob, in 16ths of a grey level
+_MAX_CURVATURE_RATIO = 6.0  # of the principal curvatures; with a larger ratio, an extremum is an edge
 _CELLS = 4  # cells of the grid along the short side; keypoints are taken from each cell
-_PARTS = 16  # the position of a patch is precise to this fraction of a pixel
+_FRACTIONS = 16  # the position of a patch is rounded to 16ths of a pixel
 
 # Correct the unequal steps between the levels of an octave, and weaken the finest, which JPEG and noise affect.
 _WEIGHTS = np.array([1.2, 1.0] + [2.0, 1.0] * (LEVELS // 2 - 1))
@@ -47,22 +47,22 @@ def working_copy(picture: Image.Image) -> Grey:
     """Return the grey values (height, width) of a picture, which is resized for the search for keypoints."""
     scale = SHORT / min(picture.size)
     width, height = (min(4 * SHORT, max(SHORT, round(side * scale))) for side in picture.size)
-    filter_ = Image.Resampling.BILINEAR if scale < 1 else Image.Resampling.BICUBIC
-    return np.asarray(picture.convert("L").resize((width, height), filter_))
+    interpolation = Image.Resampling.BILINEAR if scale < 1 else Image.Resampling.BICUBIC
+    return np.asarray(picture.convert("L").resize((width, height), interpolation))
 
 
 def find_keypoints(pictures: Sequence[Grey]) -> list[bytes]:
-    """Find at most 96 keypoints of each picture. A keypoint is packed into 12 bytes, which `altered.Described` unpacks.
+    """Find at most 96 keypoints of each picture. A keypoint is packed into 12 bytes (unpacked by `altered.Appearance`).
 
     Args:
         pictures: results of `working_copy`. Pictures of similar shape are processed together to save time, which does
             not change the keypoints.
     """
-    descriptors = [b""] * len(pictures)
-    alike: dict[tuple[int, ...], list[int]] = {}
+    packed = [b""] * len(pictures)
+    by_shape: dict[tuple[int, ...], list[int]] = {}  # the pictures by their shape, rounded up to multiples of 32
     for i, picture in enumerate(pictures):
-        alike.setdefault(tuple(-(-side // 32) * 32 for side in picture.shape), []).append(i)
-    for (padded_height, padded_width), members in alike.items():
+        by_shape.setdefault(tuple(-(-side // 32) * 32 for side in picture.shape), []).append(i)
+    for (padded_height, padded_width), members in by_shape.items():
         # Extend the pictures to canvases (n, H, W) of one shape by repeating their last rows and columns.
         sizes = np.array([pictures[i].shape for i in members])
         canvas = np.empty((len(members), padded_height, padded_width), np.uint8)
@@ -72,21 +72,21 @@ def find_keypoints(pictures: Sequence[Grey]) -> list[bytes]:
         pyramid = _pyramid(canvas)
         points = _blobs(pyramid)
         points = points.take((points.y < sizes[points.picture, 0]) & (points.x < sizes[points.picture, 1]))
-        is_detailed = np.bincount(points.picture[points.contrast >= _CLEAR], minlength=len(canvas)) >= _MANY
+        is_detailed = (
+            np.bincount(points.picture[points.contrast >= _DETAILED_CONTRAST], minlength=len(canvas)) >= _DETAILED_BLOBS
+        )
         points = _spread(points, sizes, np.where(is_detailed, MOST, MOST - 1))
 
         # 64 bits: 20 coefficients of 3 bits, whether the keypoint is bright, and its level.
         words = (_describe(points, pyramid) << (3 * np.arange(COEFFICIENTS, dtype=np.uint64))).sum(1, dtype=np.uint64)
         words |= points.is_bright.astype(np.uint64) << np.uint64(60) | points.level.astype(np.uint64) << np.uint64(61)
         height, width = sizes[points.picture].T
-        x, y = (
-            np.round(PLACES * at / side).clip(0, PLACES).astype("<u2")
-            for at, side in ((points.x, width), (points.y, height))
-        )
+        x = np.round(PLACES * points.x / width).clip(0, PLACES).astype("<u2")
+        y = np.round(PLACES * points.y / height).clip(0, PLACES).astype("<u2")
         ends = np.searchsorted(points.picture, np.arange(len(canvas) + 1)).tolist()
         for i, (start, end) in zip(members, pairwise(ends), strict=True):
-            descriptors[i] = words[start:end].astype("<u8").tobytes() + x[start:end].tobytes() + y[start:end].tobytes()
-    return descriptors
+            packed[i] = words[start:end].astype("<u8").tobytes() + x[start:end].tobytes() + y[start:end].tobytes()
+    return packed
 
 
 @dataclass(frozen=True)
@@ -110,14 +110,14 @@ class _Points:
     contrast: Ints  # to the surroundings, below 2 ** 14
     is_bright: npt.NDArray[np.bool_]  # whether the keypoint is brighter than its surroundings
 
-    def take(self, which: npt.NDArray[Any]) -> _Points:
-        return _Points(*(getattr(self, name)[which] for name in _Points.__annotations__))
+    def take(self, selected: npt.NDArray[Any]) -> _Points:
+        return _Points(*(getattr(self, name)[selected] for name in _Points.__annotations__))
 
 
 def _pyramid(canvas: Grey) -> _Pyramid:
     n, height, width = canvas.shape
-    room = sum(2 * n * (height >> octave) * (width >> octave) for octave in range(LEVELS // 2))
-    blurred, differences = np.empty(room, np.uint16), np.empty(room, np.int16)
+    size = sum(2 * n * (height >> octave) * (width >> octave) for octave in range(LEVELS // 2))
+    blurred, differences = np.empty(size, np.uint16), np.empty(size, np.int16)
     levels: list[tuple[int, int, int, int]] = []
     extrema: list[Ints] = []
     start = 0
@@ -125,41 +125,43 @@ def _pyramid(canvas: Grey) -> _Pyramid:
     for octave in range(LEVELS // 2):
         _, h, w = images.shape
         span = slice(start, start + 2 * images.size)
-        two, change = blurred[span].reshape(2, n, h, w), differences[span].reshape(2, n, h, w)
-        two[0] = _smooth(images)
-        two[1] = _smooth(two[0], 2)
-        np.subtract(two[0], images, out=change[0].view(np.uint16))
-        np.subtract(two[1], two[0], out=change[1].view(np.uint16))
+        level, change = blurred[span].reshape(2, n, h, w), differences[span].reshape(2, n, h, w)
+        level[0] = _smooth(images)
+        level[1] = _smooth(level[0], 2)
+        # The differences of unsigned numbers wrap around, and are right when they are read as signed numbers.
+        np.subtract(level[0], images, out=change[0].view(np.uint16))
+        np.subtract(level[1], level[0], out=change[1].view(np.uint16))
 
-        # The places in the two levels whose absolute value is the largest within two rows and columns.
-        size = np.abs(change.reshape(-1))
-        best = size
+        # The positions in the two levels whose absolute value is the largest within two rows and columns.
+        magnitude = np.abs(change.reshape(-1))
+        largest = magnitude
         for stride in (1, w):
-            for apart in (stride, 2 * stride, stride):  # the largest of two, of four, of five
-                best = np.maximum(best[:-apart], best[apart:])
+            for shift in (stride, 2 * stride, stride):  # the largest of two values, of four, of five
+                largest = np.maximum(largest[:-shift], largest[shift:])
         middle = 2 * w + 2
-        at = np.flatnonzero((best == size[middle : middle + len(best)]) & (best > _LEAST)) + middle
+        is_extremum = (largest == magnitude[middle : middle + len(largest)]) & (largest > _MIN_CONTRAST)
+        at = np.flatnonzero(is_extremum) + middle
         row, column = at // w % h, at % w
         extrema.append(at[(column >= 2) & (column < w - 2) & (row >= 2) & (row < h - 2)] + start)
 
         levels += [(start + i * images.size, h, w, 2**octave) for i in range(2)]
         start = span.stop
-        images = two[1, :, ::2, ::2]
+        images = level[1, :, ::2, ::2]
     return _Pyramid(blurred, differences, np.array(levels), np.concatenate(extrema))
 
 
-def _smooth(images: Fine, apart: int = 1) -> Fine:
-    """Blur images (n, h, w) by [1 4 6 4 1] / 16 in both directions, with taps that are `apart` pixels apart."""
+def _smooth(images: Fine, distance: int = 1) -> Fine:
+    """Blur images (n, h, w) by [1 4 6 4 1] / 16 in both directions, with taps that are `distance` pixels apart."""
     n, h, w = images.shape
-    margin = 2 * apart
+    margin = 2 * distance
     framed = np.empty((n, h + 2 * margin, w + 2 * margin), np.uint16)
     framed[:, margin:-margin, margin:-margin] = images
     framed[:, margin:-margin, :margin], framed[:, margin:-margin, -margin:] = images[:, :, :1], images[:, :, -1:]
     framed[:, :margin], framed[:, -margin:] = framed[:, margin, None], framed[:, -margin - 1, None]
     rows, columns = framed.shape[1:]
     flat = framed.reshape(-1)  # sums across the ends of rows are in the margin, which is cut off
-    for stride in (apart, apart * columns):
-        for _ in range(4):
+    for stride in (distance, distance * columns):
+        for _ in range(4):  # [1 4 6 4 1] is [1 1] convolved with itself four times
             flat = flat[:-stride] + flat[stride:]
         flat >>= 4
     return np.lib.stride_tricks.as_strided(flat, (n, h, w), (2 * rows * columns, 2 * columns, 2), writeable=False)
@@ -175,38 +177,38 @@ def _blobs(pyramid: _Pyramid) -> _Points:
     here, left, right, up, down, *corners = pyramid.differences[at + around].astype(np.int64)
     xx, yy, xy4 = left + right - 2 * here, up + down - 2 * here, corners[0] + corners[1] - corners[2] - corners[3]
     determinant = 16 * xx * yy - xy4**2
-    kept = (determinant > 0) & (16 * (xx + yy) ** 2 * _ROUNDEST < determinant * (_ROUNDEST + 1) ** 2)
-    x_off, y_off = (
-        ((before - after)[kept] / (2 * curve[kept])).clip(-0.5, 0.5)
-        for before, after, curve in ((left, right, xx), (up, down, yy))
+    kept = (determinant > 0) & (
+        16 * (xx + yy) ** 2 * _MAX_CURVATURE_RATIO < determinant * (_MAX_CURVATURE_RATIO + 1) ** 2
     )
+    # The extrema of parabolas through three neighbouring pixels.
+    x_offset = ((left - right)[kept] / (2 * xx[kept])).clip(-0.5, 0.5)
+    y_offset = ((up - down)[kept] / (2 * yy[kept])).clip(-0.5, 0.5)
     level = level[kept]
-    picture, place = np.divmod(at[kept] - starts[level], heights[level] * widths[level])
-    row, column = np.divmod(place, widths[level])
+    picture, position = np.divmod(at[kept] - starts[level], heights[level] * widths[level])
+    row, column = np.divmod(position, widths[level])
     return _Points(
         picture,
         level,
-        (row + y_off) * pixels[level] + 0.5,
-        (column + x_off) * pixels[level] + 0.5,
+        (row + y_offset) * pixels[level] + 0.5,
+        (column + x_offset) * pixels[level] + 0.5,
         (_WEIGHTS[level] * np.abs(here[kept])).astype(np.int64),
         here[kept] < 0,
     )
 
 
-def _spread(points: _Points, sizes: Ints, most: Ints) -> _Points:
-    """Select at most `most` keypoints of each picture, spread over the cells of a grid.
+def _spread(points: _Points, sizes: Ints, max_points: Ints) -> _Points:
+    """Select at most `max_points` keypoints of each picture, spread over the cells of a grid.
 
     The strongest keypoint of each cell comes first, then the second strongest of each cell, and so on.
     """
     cells = np.maximum(np.round(_CELLS * sizes / sizes.min(axis=1, keepdims=True)), 1)[points.picture]  # (points, 2)
-    row, column = (
-        (part * at / side).astype(np.int64)
-        for part, at, side in zip(cells.T, (points.y, points.x), sizes[points.picture].T, strict=True)
-    )
-    wide = int(cells.max(initial=1))
-    rank, _ = _ranked((points.picture * wide + row) * wide + column, points.contrast)
-    place, order = _ranked(points.picture, points.contrast + ((31 - rank.clip(max=31)) << 14))
-    return points.take(order[place[order] < most[points.picture[order]]])
+    height, width = sizes[points.picture].T
+    row = (cells[:, 0] * points.y / height).astype(np.int64)
+    column = (cells[:, 1] * points.x / width).astype(np.int64)
+    columns = int(cells.max(initial=1))
+    rank_in_cell, _ = _ranked((points.picture * columns + row) * columns + column, points.contrast)
+    rank, order = _ranked(points.picture, points.contrast + ((31 - rank_in_cell.clip(max=31)) << 14))
+    return points.take(order[rank[order] < max_points[points.picture[order]]])
 
 
 def _ranked(group: Ints, merit: Ints) -> tuple[Ints, Ints]:
@@ -215,9 +217,9 @@ def _ranked(group: Ints, merit: Ints) -> tuple[Ints, Ints]:
     # A single key of group, inverted merit (at most 2 ** 20) and index (23 bits) is sorted faster than two keys.
     order = np.sort(group << 44 | ((1 << 20) - merit) << 23 | index) & ((1 << 23) - 1)
     starts = np.flatnonzero(np.diff(group[order], prepend=-1))
-    place = np.empty_like(order)
-    place[order] = index - np.repeat(starts, np.diff(starts, append=len(order)))
-    return place, order
+    rank = np.empty_like(order)
+    rank[order] = index - np.repeat(starts, np.diff(starts, append=len(order)))
+    return rank, order
 
 
 def _describe(points: _Points, pyramid: _Pyramid) -> npt.NDArray[np.uint64]:
@@ -225,16 +227,15 @@ def _describe(points: _Points, pyramid: _Pyramid) -> npt.NDArray[np.uint64]:
     starts, heights, widths, pixels = pyramid.levels[points.level].T[:, :, None]
     size = points.level % len(_SAMPLES)
     around = _SAMPLES[size]  # (points, 8)
-    (row, down), (column, right) = (
-        np.divmod(np.round(_PARTS * (at[:, None] - 0.5) / pixels).astype(np.int64), _PARTS)
-        for at in (points.y, points.x)
-    )
+    y, x = (np.round(_FRACTIONS * (at[:, None] - 0.5) / pixels).astype(np.int64) for at in (points.y, points.x))
+    (row, down), (column, right) = np.divmod(y, _FRACTIONS), np.divmod(x, _FRACTIONS)
     patches = np.zeros((len(size), 8, 8))
-    for step, lower in ((0, _PARTS - down), (1, down)):  # interpolate between four pixels, in sixteenths
-        rows = starts + ((row + step + around).clip(0, heights - 1) + points.picture[:, None] * heights) * widths
-        for side, nearer in ((0, _PARTS - right), (1, right)):
-            columns = (column + side + around).clip(0, widths - 1)
-            patches += pyramid.images[rows[:, :, None] + columns[:, None, :]] * (lower * nearer)[:, :, None]
+    for row_step, row_weight in ((0, _FRACTIONS - down), (1, down)):  # interpolate between four pixels
+        rows = starts + ((row + row_step + around).clip(0, heights - 1) + points.picture[:, None] * heights) * widths
+        for column_step, column_weight in ((0, _FRACTIONS - right), (1, right)):
+            columns = (column + column_step + around).clip(0, widths - 1)
+            weight = (row_weight * column_weight)[:, :, None]
+            patches += pyramid.images[rows[:, :, None] + columns[:, None, :]] * weight
     flat = patches.reshape(-1, 64)
     spectra = np.empty((len(flat), COEFFICIENTS))
     for i in range(len(_SAMPLES)):
@@ -245,7 +246,7 @@ def _describe(points: _Points, pyramid: _Pyramid) -> npt.NDArray[np.uint64]:
 
 def frequencies() -> tuple[Ints, Ints]:
     """Return the vertical and the horizontal frequency of each coefficient, the lowest first."""
-    down, right = (each.reshape(-1) for each in np.mgrid[:6, :6])
+    down, right = np.mgrid[:6, :6].reshape(2, -1)
     low = np.flatnonzero((down + right > 0) & (down + right < 6))
     order = low[np.argsort(np.hypot(down[low], right[low]), kind="stable")]
     return down[order], right[order]

@@ -17,9 +17,9 @@ import numpy.typing as npt
 from vitkit.data.file_facts import Facts, FactTable
 from vitkit.data.table import UNLABELLED, ImageTable
 
-CHANCE = 0.01  # that data without shortcuts are said to have one
-_LEAST_STRENGTH = 0.3
-_LEAST_IMAGES = 5  # of a value or a class that is not counted with the other rare ones
+CHANCE = 0.01  # the significance level: the probability of a false alarm in data without shortcuts
+_MIN_STRENGTH = 0.3
+_MIN_IMAGES = 5  # values and classes with fewer images are merged into one
 
 Ints = npt.NDArray[np.int64]
 
@@ -30,8 +30,8 @@ class Shortcut:
 
     name: str
     strength: float  # Cramér's V: 0 if the property is independent of the class, 1 if it determines the class
-    right: float  # the share of the images whose class is the most frequent one among images with the same value
-    trivial: float  # the share of the images in the largest class
+    accuracy: float  # of guessing, for each value, the most frequent class of the images with this value
+    baseline: float  # the accuracy of always guessing the largest class
 
 
 def find_shortcuts(table: ImageTable, facts: Sequence[Facts]) -> list[Shortcut]:
@@ -43,17 +43,17 @@ def find_shortcuts(table: ImageTable, facts: Sequence[Facts]) -> list[Shortcut]:
     forms, modes, widths, heights, qualities, cameras, borders = FactTable.of(facts).columns(
         "format", "mode", "width", "height", "quality", "camera", "border"
     )
-    wide, high = np.array(widths, dtype=float), np.array(heights, dtype=float)
-    properties = {  # the value of each image as a number
+    width, height = np.array(widths, dtype=float), np.array(heights, dtype=float)
+    properties = {  # the value of each image, as the number of a category
         "format": _numbered(forms),
         "colour mode": _numbered(modes),
-        "size": _binned(wide * high),
-        "aspect": _binned(wide / high),
+        "size": _binned(width * height),
+        "aspect": _binned(width / height),
         "JPEG quality": _binned(np.array(qualities, dtype=float)),
         "camera": _numbered(cameras),
         "border": _numbered(borders),
     }
-    tables: dict[str, Ints] = {}  # the number of images of each value and each class, (V, K)
+    tables: dict[str, Ints] = {}  # contingency tables: the number of images by value and class, (V, K)
     for name, values in properties.items():
         counts = np.zeros((values.max(initial=0) + 1, classes.max(initial=0) + 1), np.int64)
         np.add.at(counts, (values[labelled], classes), 1)
@@ -63,16 +63,17 @@ def find_shortcuts(table: ImageTable, facts: Sequence[Facts]) -> list[Shortcut]:
     if not tables:
         return []
     tests = [chi2_contingency(counts, correction=False) for counts in tables.values()]
-    chances = false_discovery_control([test.pvalue for test in tests], method="by")
+    p_values = false_discovery_control([test.pvalue for test in tests], method="by")
     found = []
-    for (name, counts), test, chance in zip(tables.items(), tests, chances, strict=True):
+    for (name, counts), test, p_value in zip(tables.items(), tests, p_values, strict=True):
         (rows, columns), images = counts.shape, int(counts.sum())
-        spread = max(0.0, test.statistic / images - (rows - 1) * (columns - 1) / (images - 1))
-        corrected = (size - 1 - (size - 1) ** 2 / (images - 1) for size in (rows, columns))
-        strength = float(np.sqrt(spread / min(corrected)))
-        if chance <= CHANCE and strength >= _LEAST_STRENGTH:
-            right, trivial = counts.max(axis=1).sum() / images, counts.sum(axis=0).max() / images
-            found.append(Shortcut(name, strength, float(right), float(trivial)))
+        # Bergsma's correction of Cramér's V.
+        phi_squared = max(0.0, test.statistic / images - (rows - 1) * (columns - 1) / (images - 1))
+        corrected_sizes = (size - 1 - (size - 1) ** 2 / (images - 1) for size in (rows, columns))
+        strength = float(np.sqrt(phi_squared / min(corrected_sizes)))
+        if p_value <= CHANCE and strength >= _MIN_STRENGTH:
+            accuracy, baseline = counts.max(axis=1).sum() / images, counts.sum(axis=0).max() / images
+            found.append(Shortcut(name, strength, float(accuracy), float(baseline)))
     return sorted(found, key=lambda shortcut: -shortcut.strength)
 
 
@@ -86,7 +87,7 @@ def _binned(values: npt.NDArray[np.float64]) -> Ints:
 
 
 def _without_rare(values: Ints) -> Ints:
-    """Return the values as 0, 1, ..., where all rare values are 0."""
+    """Number the values from 0. All rare values get the number 0."""
     _, numbers, images = np.unique(values, return_inverse=True, return_counts=True)
-    kept = np.where(images < _LEAST_IMAGES, 0, 1 + np.arange(len(images)))
+    kept = np.where(images < _MIN_IMAGES, 0, 1 + np.arange(len(images)))
     return np.unique(kept[numbers], return_inverse=True)[1]

@@ -15,9 +15,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from vitkit.errors import VitkitError
 from vitkit.evaluation import images_in_words
-from vitkit.model import ViTConfig
+from vitkit.model import ViTConfig, is_network_name
 from vitkit.text import aligned, plural, sentence
+from vitkit.training import Recipe, flatten_fields
 from vitkit.verbs import Result
 
 if TYPE_CHECKING:
@@ -36,16 +38,41 @@ class AblationVariant:
 
     label: str
     fields: Mapping[str, Any] = field(default_factory=dict)  # of the recipe, where they differ from the base recipe
-    paper: str | None = None  # the paper's number, as printed
-    times: Mapping[str, float] = field(default_factory=dict)  # factors of numeric fields, such as lr and epochs
+    paper: str | None = None  # the paper's number, as printed there
+    factors: Mapping[str, float] = field(default_factory=dict)  # multiply numeric fields, such as lr and epochs
     after: str | None = None  # the label of an earlier variant, whose run with the same seed gives the initial weights
-    pretraining: Mapping[str, Any] = field(default_factory=dict)  # with the same images and seed, before the training
-    usual: Mapping[str, Any] = field(default_factory=dict)  # replace the defaults of the training method
+    pretraining: Mapping[str, Any] = field(default_factory=dict)  # its fields, if one comes before the training
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # in place of the defaults of the training method
 
 
-def of_model(label: str, paper: str | None = None, **fields: Any) -> AblationVariant:
+def model_variant(label: str, paper: str | None = None, **fields: Any) -> AblationVariant:
     """Create a variant whose model differs from the base model in these fields."""
     return AblationVariant(label, {"model_fields": fields} if fields else {}, paper)
+
+
+def variant_fields(base: Mapping[str, Any], shared: Mapping[str, Any], variant: AblationVariant) -> dict[str, Any]:
+    """Return the recipe of one variant.
+
+    `base` is the recipe that all variants share. It is an error if the experiment varies a field that the user has set
+    (`shared`).
+    """
+    set_by_user, base_model = flatten_fields(shared), dict(base.get("model_fields") or {})
+    varied = dict(variant.fields)
+    if is_network_name(str(varied.get("model", ""))):
+        base_model = {}  # the network does not have the fields of a ViT
+    varied_model = varied.pop("model_fields", {})
+    for name in varied_model:
+        if name in (set_by_user.get("model_fields") or {}):
+            raise VitkitError("experiments.field-varied", f"model.{name} is varied by this experiment: leave it out")
+    # The user may set `model` and `image_size`, which choose the model that is varied.
+    for name in sorted(varied.keys() - {"model", "image_size"}):
+        if name in set_by_user:
+            raise VitkitError("experiments.field-varied", f"{name} is varied by this experiment: leave it out")
+    fields = {**variant.defaults, **base, **varied, "model_fields": {**base_model, **varied_model}}
+    for name, factor in variant.factors.items():
+        value = fields.get(name, getattr(Recipe(), name))
+        fields[name] = max(round(factor * value), 1) if isinstance(value, int) else factor * value
+    return flatten_fields({name: value for name, value in fields.items() if value is not None and value != {}})
 
 
 @dataclass(frozen=True)
@@ -103,6 +130,7 @@ class Costs(Experiment):
 
 
 LAB, PAGE = "lab.json", "lab.html"
+FOLDER_PLACEHOLDER = "{folder}"  # in paths of weights in a plan, for the experiment's folder, which may be moved
 
 
 def result_of(
@@ -115,7 +143,6 @@ def result_of(
     arrays: Mapping[str, npt.NDArray[np.floating]] | None = None,
 ) -> Result:
     """Return the result of an experiment, as `vitkit.lab` describes it."""
-    keys = [heading or "variant" for heading in headings]
     pictures: dict[str, Callable[[], Figure]]  # as in the paper, by caption
     if figures.get("preset") == "paper" and folder is None:  # only the cost was computed
         pictures = {}
@@ -135,15 +162,15 @@ def result_of(
         from vitkit.text import command, component, details, figure, panel, panels, table, to_svg, wide
 
         first, *others = remarks
-        said = [*others, source, f"what differs: {experiment.differs}"]
-        shown = [figure(caption, to_svg(draw()), "svg+xml") for caption, draw in pictures.items()]
+        notes = [*others, source, f"what differs: {experiment.differs}"]
+        figures_on_page = [figure(caption, to_svg(draw()), "svg+xml") for caption, draw in pictures.items()]
         rows = [[escape(cell) for cell in row] for row in cells]
-        told = "".join(f"<li>{escape(sentence(line))}</li>" for line in said)
+        items = "".join(f"<li>{escape(sentence(line))}</li>" for line in notes)
         pieces = [
             f"<h1>{escape(experiment.name)}</h1>",
             component("verdict", "note", sentence(first), beside=experiment.question),
             panel("What was measured", wide(table(rows, list(map(escape, headings))))),
-            panels(*shown, panel("What to know", f"<ul>{told}</ul>")),
+            panels(*figures_on_page, panel("What to know", f"<ul>{items}</ul>")),
             details("The command", command(figures["command"])),
         ]
         return "".join(pieces)
@@ -161,7 +188,7 @@ def result_of(
         ],
         facts | {"arrays": dict(arrays or {})},
         json=figures,
-        rows=[dict(zip(keys, row, strict=True)) for row in cells],
+        rows=[dict(zip([heading or "variant" for heading in headings], row, strict=True)) for row in cells],
         pictures=pictures,
         html=page,
     )
@@ -185,10 +212,10 @@ def remarks_of(figures: dict[str, Any]) -> tuple[str, ...]:
     """Return the remarks on an ablation: summary, test images, findings, verdicts, and whether the claims held."""
     seeds, chance = len(figures["seeds"]), 100 * figures["chance"]
     images = images_in_words(figures["test_images"], figures["split"])
-    judged = f"{images}, {plural(seeds, 'seed', 'seeds')}; the most frequent class alone: {chance:.1f} %"
+    test = f"{images}, {plural(seeds, 'seed', 'seeds')}; the most frequent class alone: {chance:.1f} %"
     claims = [f"claim {claim['outcome']}: {claim['claim']}" for claim in figures["claims"]]
     verdicts = (pair["verdict"] for pair in figures["pairs"])
-    return (summary_of(figures["pairs"], seeds), judged, *figures["findings"], *verdicts, *claims)
+    return (summary_of(figures["pairs"], seeds), test, *figures["findings"], *verdicts, *claims)
 
 
 def outcome_of(pair: Mapping[str, Any], seeds: int) -> Literal[-1, 0, 1]:
@@ -209,15 +236,17 @@ def summary_of(pairs: Sequence[Mapping[str, Any]], seeds: int) -> str:
     With several seeds, the sentence is also about trainings with other seeds. With one seed, it is only about these
     trained models.
     """
-    better, worse, open_ = ([pair["a"] for pair in pairs if outcome_of(pair, seeds) == sign] for sign in (1, -1, 0))
-    reference = _named([pairs[0]["b"]])
+    by_outcome: dict[int, list[str]] = {1: [], -1: [], 0: []}
+    for pair in pairs:
+        by_outcome[outcome_of(pair, seeds)].append(pair["a"])
+    reference = _enumerated([pairs[0]["b"]])
     parts = [
-        f"{_named(labels)} {'is' if len(labels) == 1 else 'are'} {word} than {reference}"
-        for labels, word in ((better, "better"), (worse, "worse"))
+        f"{_enumerated(labels)} {'is' if len(labels) == 1 else 'are'} {word} than {reference}"
+        for labels, word in ((by_outcome[1], "better"), (by_outcome[-1], "worse"))
         if labels
     ]
-    if open_:
-        parts.append(f"{_named(open_)} cannot be distinguished from {reference}")
+    if by_outcome[0]:
+        parts.append(f"{_enumerated(by_outcome[0])} cannot be distinguished from {reference}")
     return f"{'also with other seeds' if seeds > 1 else 'as trained, with one seed'}: {'; '.join(parts)}"
 
 
@@ -226,7 +255,7 @@ def quoted(label: str) -> str:
     return f"“{label}”" if " " in label else label
 
 
-def _named(labels: Sequence[str]) -> str:
+def _enumerated(labels: Sequence[str]) -> str:
     *first, last = map(quoted, labels)
     return f"{', '.join(first)} and {last}" if first else last
 

@@ -23,7 +23,7 @@ from vitkit.experiments.lab import (
     Measurement,
     PaperFigure,
     PretrainingSizes,
-    of_model,
+    model_variant,
 )
 from vitkit.model import Position, ViTConfig, stride_of
 from vitkit.text import plural
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from matplotlib.figure import Figure
 
-    from vitkit.experiments.judging import Measured, Subject
+    from vitkit.experiments.comparison_images import Measured, Subject
 
 
 # Table 8, by `position_at`: only the learned positions are added in other places than the input.
@@ -66,7 +66,7 @@ POSITION = Ablation(
     ),
     recipe="paper-vit-b16-jft",
     variants=lambda base: tuple(
-        of_model(label, _TABLE_8.get(position, {}).get(base.position_at), position=position)
+        model_variant(label, _TABLE_8.get(position, {}).get(base.position_at), position=position)
         for label, position in _POSITIONS.items()
     ),
     against="none",
@@ -87,7 +87,7 @@ POOLING = Ablation(
     variants=lambda _: (
         AblationVariant("class token", {"model_fields": {"pool": "token"}}),
         AblationVariant("mean, the same rate", _MEAN),
-        AblationVariant("mean, 3/8 of the rate", _MEAN, times={"lr": 3 / 8}),
+        AblationVariant("mean, 3/8 of the rate", _MEAN, factors={"lr": 3 / 8}),
     ),
     against="class token",
     picture="curves",
@@ -98,13 +98,13 @@ def _shapes(base: ViTConfig) -> tuple[AblationVariant, ...]:
     height, width = base.patch_size
     finer = base.stem is None and not (height % 2 or width % 2)
     return (
-        of_model("as it is"),
-        of_model("half the depth", layers=max(base.layers // 2, 1)),
-        of_model("twice the depth", layers=2 * base.layers),
-        of_model("half the width", hidden_size=base.hidden_size // 2),
-        of_model("twice the width", hidden_size=2 * base.hidden_size),
-        of_model("half the MLP", mlp_size=base.mlp_size // 2),
-        *([of_model("patches of half the side", patch_size=(height // 2, width // 2))] if finer else []),
+        model_variant("as it is"),
+        model_variant("half the depth", layers=max(base.layers // 2, 1)),
+        model_variant("twice the depth", layers=2 * base.layers),
+        model_variant("half the width", hidden_size=base.hidden_size // 2),
+        model_variant("twice the width", hidden_size=2 * base.hidden_size),
+        model_variant("half the MLP", mlp_size=base.mlp_size // 2),
+        *([model_variant("patches of half the side", patch_size=(height // 2, width // 2))] if finer else []),
     )
 
 
@@ -134,7 +134,7 @@ NORM = Ablation(
     says="the paper uses pre-norm without a comparison; post-norm is known to need a careful warm-up in deep models",
     differs="the paper has no numbers; a model with few layers hardly shows the effect of depth",
     recipe="paper-vit-b16-jft",
-    variants=lambda _: (of_model("pre-norm", norm="pre"), of_model("post-norm", norm="post")),
+    variants=lambda _: (model_variant("pre-norm", norm="pre"), model_variant("post-norm", norm="post")),
     against="pre-norm",
     picture="curves",
 )
@@ -169,8 +169,8 @@ HEAD = Ablation(
     differs="the paper has no numbers",
     recipe="paper-vit-b16-imagenet21k",
     variants=lambda base: (
-        of_model("Linear", representation_size=None),
-        of_model("Linear, tanh, Linear", representation_size=base.hidden_size),
+        model_variant("Linear", representation_size=None),
+        model_variant("Linear, tanh, Linear", representation_size=base.hidden_size),
     ),
     against="Linear",
 )
@@ -199,14 +199,14 @@ def _hybrids(base: ViTConfig) -> tuple[AblationVariant, ...]:
             "experiments.model-unsuitable",
             "the hybrids of this experiment reduce images by a factor of 4: use a --model with patches of 4, 8, ...",
         )
-    whole = [of_model("patches"), *(of_model(label, **fields) for label, fields in fitting.items())]
-    whole.append(AblationVariant(_RESNET, _resnet_like(base)))
-    third = [replace(variant, label=f"{variant.label}, {_SHORT}", times={"epochs": 1 / 3}) for variant in whole]
-    return (*whole, *third)
+    variants = [model_variant("patches"), *(model_variant(label, **fields) for label, fields in fitting.items())]
+    variants.append(AblationVariant(_RESNET, _resnet_like(base)))
+    short = [replace(variant, label=f"{variant.label}, {_SHORT}", factors={"epochs": 1 / 3}) for variant in variants]
+    return (*variants, *short)
 
 
 # Table 6: model, exaFLOPs of the pre-training on JFT-300M, top-1 accuracy on ImageNet after fine-tuning at 384 pixels.
-_OF_SCALING = {
+_TABLE_6 = {
     "ViT": (
         ("ViT-B/32", 55, 80.73),
         ("ViT-L/32", 196, 84.37),
@@ -236,7 +236,7 @@ _SCALING = PaperFigure(
     caption="In the paper (Figure 5, numbers of Table 6)",
     x="exaFLOPs of the pre-training on JFT-300M",
     y="top-1 accuracy on ImageNet",
-    lines={name: tuple((flops, accuracy) for _, flops, accuracy in rows) for name, rows in _OF_SCALING.items()},
+    lines={name: tuple((flops, accuracy) for _, flops, accuracy in rows) for name, rows in _TABLE_6.items()},
 )
 
 HYBRID = Ablation(
@@ -253,13 +253,10 @@ HYBRID = Ablation(
     against="patches",
     picture="computation",
     drawn_lines={
-        name: (f"{label}, {_SHORT}", label)
-        for name, label in (
-            ("ViT", "patches"),
-            ("hybrid, root", _ROOT),
-            ("ResNet", _RESNET),
-            ("hybrid, root and one stage", _STAGE),
-        )
+        "ViT": (f"patches, {_SHORT}", "patches"),
+        "hybrid, root": (f"{_ROOT}, {_SHORT}", _ROOT),
+        "ResNet": (f"{_RESNET}, {_SHORT}", _RESNET),
+        "hybrid, root and one stage": (f"{_STAGE}, {_SHORT}", _STAGE),
     },
     printed=_SCALING,
 )
@@ -283,7 +280,7 @@ OPTIMIZER = Ablation(
             "SGD",
             {**_resnet_like(base), "optimizer": "sgd", "momentum": 0.9, "weight_decay": 1e-4},
             "88.79",
-            times={"lr": 10},
+            factors={"lr": 10},
         ),
         AblationVariant("Adam", {**_resnet_like(base), "optimizer": "adamw"}, "89.33"),
     ),
@@ -309,9 +306,9 @@ AXIAL = Ablation(
     ),
     recipe="paper-vit-b16-jft",
     variants=lambda base: (
-        of_model(_GLOBAL, pool="gap"),
-        of_model(_DEEPER, pool="gap", layers=2 * base.layers),
-        of_model(_AXIAL, pool="gap", layers=2 * base.layers, attention="axial"),
+        model_variant(_GLOBAL, pool="gap"),
+        model_variant(_DEEPER, pool="gap", layers=2 * base.layers),
+        model_variant(_AXIAL, pool="gap", layers=2 * base.layers, attention="axial"),
     ),
     against=_GLOBAL,
     better=(_AXIAL,),
@@ -321,7 +318,7 @@ AXIAL = Ablation(
 
 
 _TRAINED, _SAME = "trained", "tuned on, the same size"
-_LESS = {"epochs": 1 / 3, "lr": 1 / 3}
+_TUNING_FACTORS = {"epochs": 1 / 3, "lr": 1 / 3}
 
 
 RESOLUTION = Ablation(
@@ -335,11 +332,11 @@ RESOLUTION = Ablation(
     ),
     variants=lambda base: (
         AblationVariant(_TRAINED),
-        AblationVariant(_SAME, TUNING, times=_LESS, after=_TRAINED),
+        AblationVariant(_SAME, TUNING, factors=_TUNING_FACTORS, after=_TRAINED),
         AblationVariant(
             "tuned on, twice the side",
             {**TUNING, "model_fields": {"image_size": tuple(2 * side for side in base.image_size)}},
-            times=_LESS,
+            factors=_TUNING_FACTORS,
             after=_TRAINED,
         ),
     ),
@@ -351,7 +348,7 @@ def _pretrained(label: str, paper: str | None = None, **fields: Any) -> Ablation
     from vitkit.training import PRESETS  # imports torch, which the list of experiments does not need
 
     from_scratch = {name: getattr(Recipe(), name) for name in PRESETS["full"] if name not in TUNING}
-    return AblationVariant(label, TUNING, paper, pretraining={**fields, "epochs": 20}, usual=from_scratch)
+    return AblationVariant(label, TUNING, paper, pretraining={**fields, "epochs": 20}, defaults=from_scratch)
 
 
 PRETRAINING = Ablation(
@@ -369,7 +366,7 @@ PRETRAINING = Ablation(
     ),
     variants=lambda _: (
         AblationVariant("none", paper="77.9"),
-        AblationVariant("none, twice the epochs", times={"epochs": 2}),
+        AblationVariant("none, twice the epochs", factors={"epochs": 2}),
         _pretrained("masked patches", "79.9", objective="masked-patch"),
         _pretrained("MAE", "83.6", objective="mae"),
     ),
@@ -405,17 +402,18 @@ def measure_few_shot(subject: Subject) -> Measured:
     """
     import numpy as np
 
-    from vitkit.experiments.judging import Measured
+    from vitkit.experiments.comparison_images import Measured, head_features
     from vitkit.experiments.statistics import Family
 
-    subject.judging.check()
+    subject.test_images.check()
     table = subject.table
     train, test = table.of_split("train"), table.of_split(subject.held_out)
-    x, known = subject.features(train, "training images"), np.array(train.labels)
-    x_test, true = subject.features(test, f"{subject.held_out} images"), np.array(test.labels)
+    x = head_features(subject.classifier, train.files(), "training images")
+    x_test = head_features(subject.classifier, test.files(), f"{subject.held_out} images")
+    known, true = np.array(train.labels), np.array(test.labels)
     counts = np.bincount(known, minlength=len(table.classes))
-    there = int(counts.min())
-    if there == 0:
+    max_shots = int(counts.min())
+    if max_shots == 0:
         name = table.classes[int(counts.argmin())]
         raise VitkitError(
             "experiments.class-empty",
@@ -423,17 +421,16 @@ def measure_few_shot(subject: Subject) -> Measured:
         )
     rows: list[list[str]] = []
     numbers: list[dict[str, Any]] = []
-    for shots in [number for number in SHOTS if number <= there]:
-        is_right = []
+    for shots in [number for number in SHOTS if number <= max_shots]:
+        is_correct = []
         for seed in subject.seeds:
-            chosen = draw(known, shots, seed)
-            is_right.append(fit_on(x[chosen], known[chosen], x_test, len(table.classes)) == true)
-        right = np.array(is_right)  # (S, n)
-        accuracy, each = float(right.mean()), right.mean(axis=1)
-        low, high = map(float, Family(right[None], subject.units).interval(0))
-        spans = [f"{100 * least:.1f} to {100 * most:.1f}" for least, most in ((low, high), (each.min(), each.max()))]
-        rows.append([str(shots), f"{100 * accuracy:.1f} %", *spans])
-        interval, by_seed = [low, high], [float(number) for number in each]
+            chosen = draw_images(known, shots, seed)
+            is_correct.append(fit_and_predict(x[chosen], known[chosen], x_test, len(table.classes)) == true)
+        correct = np.array(is_correct)  # (S, n)
+        accuracy, by_seed = float(correct.mean()), [float(part) for part in correct.mean(axis=1)]
+        interval = [float(end) for end in Family(correct[None], subject.units).interval(0)]
+        ranges = [f"{100 * low:.1f} to {100 * high:.1f}" for low, high in (interval, (min(by_seed), max(by_seed)))]
+        rows.append([str(shots), f"{100 * accuracy:.1f} %", *ranges])
         numbers.append({"shots": shots, "accuracy": accuracy, "interval": interval, "by_seed": by_seed})
     headings = ["images a class", "accuracy", "95 %", f"over {plural(len(subject.seeds), 'draw', 'draws')}"]
     chance = 100 / len(table.classes)
@@ -447,25 +444,26 @@ def measure_few_shot(subject: Subject) -> Measured:
     return Measured(headings, rows, {"few_shot": numbers, "chance": chance / 100}, lines)
 
 
-def fit_on(
-    x: npt.NDArray[np.floating], labels: npt.NDArray[np.integer], others: npt.NDArray[np.floating], classes: int
+def fit_and_predict(
+    x: npt.NDArray[np.floating], labels: npt.NDArray[np.integer], x_test: npt.NDArray[np.floating], classes: int
 ) -> npt.NDArray[np.integer]:
     """Fit a linear classifier by least squares, and return the labels (m,) that it predicts for other images.
 
     The targets are 1 for the correct class and -1 for all other classes (sec. 4.1). `x` (n, D) are the features of the
-    training images, and `others` (m, D) those of the images to classify.
+    training images, and `x_test` (m, D) those of the images to classify.
     """
     import numpy as np
     from sklearn.linear_model import RidgeCV
 
-    # The penalties refer to features that are centred and scaled to a mean square of 1. The largest wins a tie.
+    # The penalties are meant for features that are centred and scaled to a mean square of 1. If several are equally
+    # good, RidgeCV takes the first, which is the largest.
     scale = float(((x - x.mean(axis=0)) ** 2).mean()) or 1.0
     targets = np.where(labels[:, None] == np.arange(classes), 1.0, -1.0)
     ridge = RidgeCV(alphas=[scale * penalty for penalty in PENALTIES]).fit(x, targets)
-    return ridge.predict(others).argmax(axis=1)
+    return ridge.predict(x_test).argmax(axis=1)
 
 
-def draw(labels: npt.NDArray[np.integer], shots: int, seed: int) -> npt.NDArray[np.integer]:
+def draw_images(labels: npt.NDArray[np.integer], shots: int, seed: int) -> npt.NDArray[np.integer]:
     """Draw `shots` images of each class, and return their indices. Of a class with fewer images, all are drawn.
 
     With the same seed, a draw with more shots contains all images of a draw with fewer shots.
@@ -476,8 +474,8 @@ def draw(labels: npt.NDArray[np.integer], shots: int, seed: int) -> npt.NDArray[
     return np.sort(np.concatenate([order[labels[order] == label][:shots] for label in np.unique(labels)]))
 
 
-MOST_IMAGES = 128  # the number of images that the paper averages over
-LEAST_LAYERS = 5  # with fewer layers, the smallest possible p-value exceeds 5 %
+MAX_IMAGES = 128  # the number of images that the paper averages over
+MIN_LAYERS = 5  # with fewer layers, the smallest possible p-value exceeds 5 %
 
 ATTENTION_DISTANCE = Measurement(
     name="attention-distance",
@@ -498,41 +496,41 @@ def measure_attention_distance(subject: Subject) -> Measured:
     """Measure the attention distance of each layer in pixels: the mean, smallest and largest value of its heads."""
     import numpy as np
 
-    from vitkit.experiments.judging import Measured
+    from vitkit.experiments.comparison_images import Measured
     from vitkit.explanation import (
         attention_distance,
         filter_components,
-        plain,
         position_similarity,
         uniform_distance,
+        unwrap_compiled,
     )
 
-    model = plain(subject.classifier.model)
+    model = unwrap_compiled(subject.classifier.model)
     config = model.config
-    images, lines = subject.pictures(MOST_IMAGES)
+    images, lines = subject.pictures(MAX_IMAGES)
     distance = attention_distance(model, images).astype(float)  # (L, H), pixels
-    everywhere = uniform_distance(model)
+    uniform = uniform_distance(model)
     rows = []
     for layer, row in enumerate(distance):
-        if np.isfinite(row).all():
+        if np.isfinite(row).all():  # convolutional layers have NaN
             pixels = [f"{value:.1f}" for value in (row.mean(), row.min(), row.max())]
-            rows.append([str(layer), *pixels, f"{row.mean() / everywhere:.2f}"])
+            rows.append([str(layer), *pixels, f"{row.mean() / uniform:.2f}"])
     layers = np.flatnonzero(np.isfinite(distance).all(axis=1))
     first, last = distance[layers[0]], distance[layers[-1]]
-    far = int((first > everywhere / 2).sum())
+    far = int((first > uniform / 2).sum())
     trend = trend_with_depth(distance[layers].mean(axis=1))
     lines = [
         f"{trend}; {first.mean():.1f} pixels in the first layer, {last.mean():.1f} in the last",
         *lines,
-        f"equal attention to all patches: {everywhere:.1f} of {config.image_size[0]}x{config.image_size[1]} pixels",
+        f"equal attention to all patches: {uniform:.1f} of {config.image_size[0]}x{config.image_size[1]} pixels",
         f"{far} of {len(first)} heads of the first layer reach more than half of this distance",
     ]
-    numbers = {"attention_distance": distance.tolist(), "everywhere": everywhere}
+    numbers = {"attention_distance": distance.tolist(), "everywhere": uniform}
     arrays = {}
     for name, analyse in (("filters", filter_components), ("positions", position_similarity)):
         with suppress(VitkitError):  # a hybrid has no filters of the image, and some models have no positions
             arrays[name] = analyse(model)
-    if "filters" in arrays and arrays["filters"].shape[-1] not in (1, 3):
+    if "filters" in arrays and arrays["filters"].shape[-1] not in (1, 3):  # neither grey nor RGB, so not drawable
         del arrays["filters"]
     headings = ["layer", "mean, pixels", "nearest head", "farthest head", "of everywhere"]
     return Measured(headings, rows, numbers, lines, arrays)
@@ -572,7 +570,7 @@ def trend_with_depth(distance: npt.NDArray[np.floating]) -> str:
     """
     from scipy.stats import kendalltau
 
-    if len(distance) < LEAST_LAYERS:
+    if len(distance) < MIN_LAYERS:
         return f"{len(distance)} layers are too few to tell whether the distance changes with depth"
     if distance.min() == distance.max():
         return "the distance is the same in all layers"
@@ -586,7 +584,7 @@ def trend_with_depth(distance: npt.NDArray[np.floating]) -> str:
 # Table 5: accuracy on ImageNet after pre-training on ImageNet, ImageNet-21k and JFT-300M. For ViT-H/14 it has no number
 # for pre-training on ImageNet.
 _IMAGES = {"ImageNet": 1.3e6, "ImageNet-21k": 14e6, "JFT-300M": 303e6}
-_OF_DATA = {
+_TABLE_5 = {
     "ViT-B/32": (73.38, 81.28, 80.73),
     "ViT-B/16": (77.91, 83.97, 84.15),
     "ViT-L/32": (71.16, 80.99, 84.37),
@@ -599,7 +597,7 @@ _BY_DATA = PaperFigure(
     y="top-1 accuracy on ImageNet",
     lines={
         name: tuple((x, value) for x, value in zip(_IMAGES.values(), values, strict=True) if value is not None)
-        for name, values in _OF_DATA.items()
+        for name, values in _TABLE_5.items()
     },
     ticks=_IMAGES,
 )

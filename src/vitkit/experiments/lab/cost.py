@@ -34,7 +34,7 @@ def measure_costs(experiment: Costs, models: str, side: int) -> Result:
     `models` are names separated by commas.
     """
     built: dict[tuple[str, int], Model] = {}
-    works: dict[str, Callable[[], Tensor]] = {}
+    functions: dict[str, Callable[[], Tensor]] = {}
     for name, pixels in itertools.product(names_of(models), (side, 2 * side)):
         network = split_network(name)
         if network is None:
@@ -42,10 +42,10 @@ def measure_costs(experiment: Costs, models: str, side: int) -> Result:
         else:
             model = random_model(NetworkConfig(library=network[0], name=network[1], image_size=(pixels, pixels)))
         built[name, pixels] = model
-        works[f"{name} at {pixels} pixels"] = torch.inference_mode()(
+        functions[f"{name} at {pixels} pixels"] = torch.inference_mode()(
             lambda model=model, pixels=pixels: model(torch.zeros(BATCH, 3, pixels, pixels))
         )
-    timings = dict(zip(built, interleave(works, ROUNDS).values(), strict=True))
+    timings = dict(zip(built, interleave(functions, ROUNDS).values(), strict=True))
     rows, entries = [], []
     for (name, pixels), model in built.items():
         info, speed = describe(model.config), timings[name, pixels].rate(BATCH)
@@ -58,24 +58,24 @@ def measure_costs(experiment: Costs, models: str, side: int) -> Result:
     sizes = (side, 2 * side) if len(entries) > 2 else ()  # with several models
     remarks = [fastest_of([each for each in entries if each["image_size"] == pixels]) for pixels in sizes]
     for small, large in zip(entries[::2], entries[1::2], strict=True):
-        slower, more = small["images_per_s"] / large["images_per_s"], large["gmacs"] / small["gmacs"]
-        remarks.append(f"{small['name']}: four times the pixels take {slower:.1f} times as long ({more:.1f} x GMACs)")
+        time, gmacs = small["images_per_s"] / large["images_per_s"], large["gmacs"] / small["gmacs"]
+        remarks.append(f"{small['name']}: four times the pixels take {time:.1f} times as long ({gmacs:.1f} x GMACs)")
     remarks.append(f"batches of {BATCH} images, {ROUNDS} rounds in turn, float32, {torch.get_num_threads()} threads")
     figures = {"experiment": experiment.name, "preset": "small", "models": entries}
     return result_of(experiment, figures, headings, tuple(rows), tuple(remarks))
 
 
 def fastest_of(entries: Sequence[Mapping[str, Any]]) -> str:
-    """Return a sentence on which model is the fastest: its quartiles have to lie above those of all others."""
+    """Return a sentence on which model is the fastest, if the quartiles of its speed lie above those of all others."""
     best, *others = sorted(entries, key=lambda entry: entry["images_per_s"], reverse=True)
-    near = [other["name"] for other in others if other["quartiles"][1] >= best["quartiles"][0]]
-    at = f"at {best['image_size']} pixels"
-    if near:
-        return f"{at}, {best['name']} cannot be distinguished from {' and '.join(near)}"
-    return f"{at}, {best['name']} is the fastest"
+    similar = [other["name"] for other in others if other["quartiles"][1] >= best["quartiles"][0]]
+    model = f"at {best['image_size']} pixels, {best['name']}"
+    if similar:
+        return f"{model} cannot be distinguished from {' and '.join(similar)}"
+    return f"{model} is the fastest"
 
 
-def foresee_costs(experiment: Costs) -> Result:
+def predict_core_days(experiment: Costs) -> Result:
     """Predict the core-days of the pre-trainings of Table 2, next to those that the paper states."""
     rows, models = [], []
     for name, (recipe, paper_days, accuracy) in TABLE_2.items():

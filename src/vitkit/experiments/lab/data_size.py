@@ -11,8 +11,8 @@ import csv
 import itertools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,45 +23,44 @@ from vitkit.data import held_out_split, read_source, split_from_file
 from vitkit.errors import VitkitError
 from vitkit.evaluation import images_in_words
 from vitkit.experiments.comparison_figures import (
-    ComparedFamily,
+    ModelsAtFraction,
     RunPredictions,
     facts_of_test,
-    families_of,
-    pairs_of,
+    pair_figures,
+    prepare_families,
     read_run_predictions,
 )
+from vitkit.experiments.comparison_images import after_training, hash_of_images, head_features
 from vitkit.experiments.comparison_plan import ComparisonJob, Plan
 from vitkit.experiments.comparison_request import PLANNED, names_of
-from vitkit.experiments.judging import after_training, hash_of_images
-from vitkit.experiments.lab import TUNING, AblationVariant, PretrainingSizes, result_of
-from vitkit.experiments.lab.ablations import draw, fit_on
+from vitkit.experiments.lab import (
+    FOLDER_PLACEHOLDER,
+    TUNING,
+    AblationVariant,
+    PretrainingSizes,
+    result_of,
+    variant_fields,
+)
+from vitkit.experiments.lab.ablations import draw_images, fit_and_predict
 from vitkit.experiments.statistics import LEVEL, Family
 from vitkit.model import config_for, is_network_name
 from vitkit.profiling import UTILISATION, core_days, describe
-from vitkit.system import SPLIT, receiver, without_place
+from vitkit.system import SPLIT, public_path, receiver
 from vitkit.text import plural
-from vitkit.training import Recipe, Run, SplitImages, prepared, without_fields_of_vits
+from vitkit.training import Recipe, Run, prepared, without_vit_fields
 from vitkit.verbs import Result
 
 SIZES = (1 / 9, 1 / 3, 1.0)  # fractions of the pre-training images
 SHOTS = 5  # images of each class, as in Figure 4
 RESNET = "custom:bit_resnet_micro"  # about as large as the ViT
 HALVES = ("upstream.csv", "downstream.csv")  # lists of the images in each half of the classes
-_LESS = {"epochs": 1 / 3, "lr": 1 / 3}  # factors for a fine-tuning, relative to the pre-training
+_TUNING_FACTORS = {"epochs": 1 / 3, "lr": 1 / 3}  # factors for a fine-tuning, relative to the pre-training
 
 
-@dataclass(frozen=True)
-class Transfer:
-    """The two sources of images: `upstream` is for the pre-training, and `downstream` for the evaluation."""
-
-    upstream: str
-    downstream: str
-
-
-def halve(data: str, folder: Path) -> Transfer:
+def split_by_class(data: str, folder: Path) -> tuple[str, str]:
     """Split a source of images into two sources with different classes, and write a CSV list of each into `folder`.
 
-    Every second class is for the pre-training, and the others are for the evaluation.
+    Every second class is for the pre-training (upstream), and the others are for the evaluation (downstream).
 
     Raises:
         VitkitError: there are fewer than four classes, an image can have several classes, or the images are in an
@@ -81,22 +80,16 @@ def halve(data: str, folder: Path) -> Transfer:
             writer = csv.writer(text, lineterminator="\n")
             writer.writerow(("path", "label"))
             writer.writerows((table.root / table.paths[i], table.name_of(i)) for i in rows)
-    return Transfer(*(str(folder / name) for name in HALVES))
+    return str(folder / HALVES[0]), str(folder / HALVES[1])
 
 
 def plan_sizes(
-    transfer: Transfer,
-    models: str,
-    base: Mapping[str, Any],
-    fields_of: Callable[[Mapping[str, Any], AblationVariant], Mapping[str, Any]],
-    seeds: int,
-    here: str,
+    upstream: str, downstream: str, models: str, base: Mapping[str, Any], set_by_user: Mapping[str, Any], seeds: int
 ) -> tuple[Plan, list[dict[str, Any]], list[int]]:
     """Plan all pre-trainings and fine-tunings: the plan, a description of each model, and the images of each part.
 
-    `models` are names separated by commas, and `base` is the recipe that all trainings share, without a model.
-    `fields_of` (base, variant) returns the recipe of a variant; it raises an error if the user has set a field that the
-    experiment varies. `here` stands for the experiment's folder in paths of weights.
+    `models` are names separated by commas, and `base` is the recipe that all trainings share, without a model. The
+    fields `set_by_user` are part of it; it is an error if the experiment varies one of them.
     """
     names, seed = names_of(models), base.get("seed", 0)
     if len(set(names)) < len(names):
@@ -104,159 +97,149 @@ def plan_sizes(
             "experiments.model-twice", f"--model {','.join(names)} has a model twice: leave out one of them"
         )
     side = next((config_for(name).image_size[0] for name in names if not is_network_name(name)), None)
-    first: tuple[Run, Run] | None = None
+    first: list[Run] = []  # the two prepared trainings of the first model: on the upstream and on the downstream images
     described, notes, jobs = [], [], []
-    for place, name in enumerate(names):
-        receiver()("checking the models", place, len(names))
-        sized = {"image_size": side} if is_network_name(name) and side and not base.get("image_size") else {}
-        requested = {**base, **sized, "model": name, "weights": "none", "split_seed": base.get("split_seed", seed)}
-        asked, left_out = without_fields_of_vits(Recipe.of(requested, PLANNED))
-        shared = asked.set_fields()
+    for i, name in enumerate(names):
+        receiver()("checking the models", i, len(names))
+        # A network without a size of its own gets that of the first ViT.
+        size_fields = {"image_size": side} if is_network_name(name) and side and not base.get("image_size") else {}
+        fields = {**base, **size_fields, "model": name, "weights": "none", "split_seed": base.get("split_seed", seed)}
+        recipe, left_out = without_vit_fields(Recipe.of(fields, PLANNED))
+        shared = recipe.set_fields()
         notes += [f"{name}: {reason}" for reason in left_out]
         try:
-            starts = [prepared(asked.complete({"data": data})) for data in (transfer.upstream, transfer.downstream)]
+            starts = [prepared(recipe.complete({"data": data})) for data in (upstream, downstream)]
         except VitkitError as error:
             raise VitkitError(error.code, f"{name}: {error}") from error
-        first = first or (starts[0], starts[1])
+        first = first or starts
         info = describe(starts[1].config)
         described.append({"name": name, "parameters": info.parameters, "gmacs": info.gmacs})
-        images = [_split_images(start).images.table.splits.count("train") for start in starts]
+        images = [start.parts[0].images.table.splits.count("train") for start in starts]
         classes = starts[0].config.num_classes
-        if images[0] < (least := math.ceil((classes - 0.5) / SIZES[0])):  # the smallest part has one of each class
+        min_images = math.ceil((classes - 0.5) / SIZES[0])  # then the smallest part, rounded, has one of each class
+        if images[0] < min_images:
             raise VitkitError(
                 "experiments.images-few",
-                f"{transfer.upstream} has {images[0]} training images, and a ninth of them cannot have one of each of "
-                f"its {classes} classes: pre-train on at least {least}",
+                f"{upstream} has {images[0]} training images, and a ninth of them cannot have one of each of "
+                f"its {classes} classes: pre-train on at least {min_images}",
             )
         counts = [max(round(size * images[0]), 1) for size in SIZES]
         for size, count in zip(SIZES, counts, strict=True):
             subset = {"max_images": count} if count < images[0] else {}
             epochs = {"epochs": max(round(starts[0].recipe.epochs / size), 1)}  # the same number of steps for each part
-            upstream = {**shared, **subset, **epochs, "data": transfer.upstream, "method": starts[0].recipe.method}
-            plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
+            before = {**shared, **subset, **epochs, "data": upstream, "method": starts[0].recipe.method}
+            safe_name = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
             for run_seed in range(seed, seed + seeds):
-                folder = f"runs/{place + 1}-{plain}-{count}-seed{run_seed}"
-                weights = {"data": transfer.downstream, "weights": f"{here}/{folder}-pretrained"}
-                tuned = fields_of(shared, AblationVariant(name, {**TUNING, **weights}, times=_LESS))
-                tuned = without_fields_of_vits(Recipe.of(tuned, PLANNED))[0].set_fields()
-                before, after = ({**fields, "seed": run_seed} for fields in (upstream, tuned))
+                folder = f"runs/{i + 1}-{safe_name}-{count}-seed{run_seed}"
+                weights = {"data": downstream, "weights": f"{FOLDER_PLACEHOLDER}/{folder}-pretrained"}
+                variant = AblationVariant(name, {**TUNING, **weights}, factors=_TUNING_FACTORS)
+                tuning = Recipe.of(variant_fields(shared, set_by_user, variant), PLANNED)
+                after = without_vit_fields(tuning)[0].set_fields()
                 label, encoder = f"{name}, pre-training", f"{folder}-pretrained"
-                jobs.append(ComparisonJob(label, run_seed, size, count, before, encoder))
-                jobs.append(ComparisonJob(name, run_seed, size, images[1], after, folder))
-    assert first is not None
-    upstream_images, downstream = map(_split_images, first)
-    known = set(upstream_images.images.contents.values())
-    if shared_pictures := sum(content in known for content in downstream.images.contents.values()):
+                jobs.append(ComparisonJob(label, run_seed, size, count, {**before, "seed": run_seed}, encoder))
+                jobs.append(ComparisonJob(name, run_seed, size, images[1], {**after, "seed": run_seed}, folder))
+    upstream_images, downstream_images = (start.parts[0].images for start in first)
+    known = set(upstream_images.contents.values())
+    if shared_pictures := sum(content in known for content in downstream_images.contents.values()):
         raise VitkitError(
             "experiments.sources-overlap",
-            f"{shared_pictures} pictures are in both {transfer.upstream} and {transfer.downstream}: pre-train on other "
-            "images",
+            f"{shared_pictures} pictures are in both {upstream} and {downstream}: pre-train on other images",
         )
     notes += [note for start in first for note in (*start.source.unmatched, *start.source.corrections)]
     jobs.sort(key=lambda job: (job.seed, job.fraction))
     plan = Plan(
-        {"data": transfer.downstream, "upstream": transfer.upstream},
+        {"data": downstream, "upstream": upstream},
         tuple(names),
         tuple(range(seed, seed + seeds)),
         SIZES,
         tuple(jobs),
-        hash_of_images(downstream, held_out_split(downstream.images.table)),
+        hash_of_images(first[1].parts[0], held_out_split(downstream_images.table)),
         tuple(dict.fromkeys(notes)),
     )
     return plan, described, counts
 
 
-def _split_images(start: Run) -> SplitImages:
-    (images,) = start.parts
-    return images
-
-
 # --- The result -------------------------------------------------------------------------------------------
 
 
-def conclude(experiment: PretrainingSizes, plan: Plan, begun: Mapping[str, Any], out: Path) -> Result:
+def conclude(experiment: PretrainingSizes, plan: Plan, stored: Mapping[str, Any], out: Path) -> Result:
+    """Compare the models after each pre-training, given the content of the plan's file (`stored`)."""
     tuning = replace(plan, jobs=tuple(job for job in plan.jobs if job.model in plan.models))
-    judging = after_training(((job.model, out / job.folder) for job in tuning.jobs), plan.test_hash)
-    judging.check()
-    judged = [read_run_predictions(tuning, out, size, judging) for size in plan.fractions]
-    families = families_of(tuning, judged)
-    few = [_few_shot_family(tuning, out, each) for each in judged]
-    counts = begun["images"]
+    test_images = after_training(((job.model, out / job.folder) for job in tuning.jobs), plan.test_hash)
+    test_images.check()
+    predictions = [read_run_predictions(tuning, out, size, test_images) for size in plan.fractions]
+    families = prepare_families(tuning, predictions)
+    few_shot = [_few_shot_family(tuning, out, each) for each in predictions]
+    counts = stored["images"]
     models = []
-    for place, row in enumerate(begun["variants"]):
+    for i, row in enumerate(stored["variants"]):
         by_size = [
             {
                 "fraction": size,
                 "images": count,
-                "fine_tuned": _measured(family.family, family.place[row["name"]]),
-                "few_shot": _measured(shots, place),
+                "fine_tuned": _accuracy(family.family, family.index_of[row["name"]]),
+                "few_shot": _accuracy(few_shot_family, i),
             }
-            for size, count, family, shots in zip(SIZES, counts, families, few, strict=True)
+            for size, count, family, few_shot_family in zip(SIZES, counts, families, few_shot, strict=True)
         ]
         models.append({**row, "by_size": by_size})
-    pairs = [pair for family in families for pair in pairs_of(tuning, family)]
+    pairs = [pair for family in families for pair in pair_figures(tuning, family)]
     figures = {
-        **{name: begun[name] for name in ("vitkit", "experiment", "command")},
-        "data": without_place(plan.arguments["data"]),
-        "upstream": without_place(plan.arguments["upstream"]),
-        "sentence": _sentence(plan, counts, families, judged),
+        **{name: stored[name] for name in ("vitkit", "experiment", "command")},
+        "data": public_path(plan.arguments["data"]),
+        "upstream": public_path(plan.arguments["upstream"]),
+        "sentence": _sentence(plan, counts, families, predictions),
         "models": models,
         "pairs": pairs,
         "shots": SHOTS,
-        **facts_of_test(plan, judged[-1], judging),
+        **facts_of_test(plan, predictions[-1], test_images),
         "differs": experiment.differs,
     }
-    return _shown(experiment, figures, out)
+    return _result(experiment, figures, out)
 
 
-def _measured(family: Family, place: int) -> dict[str, Any]:
-    return {"accuracy": float(family.accuracy[place]), "interval": list(map(float, family.interval(place)))}
+def _accuracy(family: Family, index: int) -> dict[str, Any]:
+    return {"accuracy": float(family.accuracy[index]), "interval": list(map(float, family.interval(index)))}
 
 
-def _few_shot_family(plan: Plan, out: Path, judged: RunPredictions) -> Family:
+def _few_shot_family(plan: Plan, out: Path, predictions: RunPredictions) -> Family:
     # Each pre-trained model is evaluated by least squares on the frozen features of `SHOTS` images of each class.
     from vitkit.weights import load
 
-    right: dict[str, list[npt.NDArray[np.bool_]]] = {name: [] for name in plan.models}
+    correct: dict[str, list[npt.NDArray[np.bool_]]] = {name: [] for name in plan.models}
     for name, job in itertools.product(plan.models, sorted(plan.jobs, key=lambda job: job.seed)):
-        if job.model != name or job.fraction != judged.fraction:
+        if job.model != name or job.fraction != predictions.fraction:
             continue
         classifier, table = load(out / f"{job.folder}-pretrained"), split_from_file(out / job.folder / SPLIT)
         train = table.of_split("train")
         labels = np.array(train.labels)
-        chosen = draw(labels, SHOTS, job.seed)
-        places = [*(train.file(int(i)) for i in chosen), *(table.at(path) for path in judged.paths)]
-        features = []
-        for path, outcome in classifier.embed(places, "head"):
-            if isinstance(outcome, str):
-                raise VitkitError("experiments.image-unreadable", f"{path}: {outcome}")
-            features.append(outcome)
-            receiver()("features of frozen models", len(features), len(places))
-        x = np.stack(features).astype(np.float64)  # (n, D)
-        predicted = fit_on(x[: len(chosen)], labels[chosen], x[len(chosen) :], len(table.classes))
-        right[name].append(predicted == np.array([table.classes.index(label) for label in judged.labels]))
-    return Family(np.array(list(right.values())), judged.units)  # (M, S, n)
+        chosen = draw_images(labels, SHOTS, job.seed)
+        files = [*(train.file(int(i)) for i in chosen), *(table.at(path) for path in predictions.paths)]
+        x = head_features(classifier, files, "frozen models")  # (n, D)
+        predicted = fit_and_predict(x[: len(chosen)], labels[chosen], x[len(chosen) :], len(table.classes))
+        correct[name].append(predicted == np.array([table.classes.index(label) for label in predictions.labels]))
+    return Family(np.array(list(correct.values())), predictions.units)  # (M, S, n)
 
 
 def _sentence(
-    plan: Plan, counts: Sequence[int], families: Sequence[ComparedFamily], judged: Sequence[RunPredictions]
+    plan: Plan, counts: Sequence[int], families: Sequence[ModelsAtFraction], predictions: Sequence[RunPredictions]
 ) -> str:
-    of_recipes = len(plan.seeds) > 1
+    include_seeds = len(plan.seeds) > 1
     best = []
-    for i in (0, -1):
-        family, place = families[i].family, families[i].place
+    for i in (0, -1):  # the smallest part, and all images
+        family, index_of = families[i].family, families[i].index_of
         first = int(family.accuracy.argmax())
         others = [(first, other) for other in range(family.models) if other != first]
-        tests = family.differences(others, of_recipes=of_recipes)
+        tests = family.differences(others, include_seeds=include_seeds)
         name = "no model"
         if all(test.is_distinguished for test in tests):
-            name = next(name for name in plan.models if place[name] == first)
+            name = next(name for name in plan.models if index_of[name] == first)
         best.append(f"pre-trained on {counts[i]} images, {name} is better than all others")
     changes = {}
     for name in plan.models:
-        right = np.stack([each.of(name) for each in judged])  # (sizes, S, n)
-        (change,) = Family(right, judged[-1].units).differences([(len(judged) - 1, 0)], of_recipes=of_recipes)
-        if change.p_alone * len(plan.models) < LEVEL:
+        by_size = Family(np.stack([each.correct_of(name) for each in predictions]), predictions[-1].units)
+        (change,) = by_size.differences([(len(predictions) - 1, 0)], include_seeds=include_seeds)
+        if change.p_alone * len(plan.models) < LEVEL:  # Bonferroni
             changes[name] = change.mean
     return "; ".join([*(best if len(plan.models) > 1 else []), changes_in_words(changes, counts[0])])
 
@@ -268,11 +251,11 @@ def changes_in_words(changes: Mapping[str, float], fewest: int) -> str:
     """
     if not changes:
         return "for no model, more images change the accuracy significantly"
-    said = (f"{name} {'gains' if by > 0 else 'loses'} {100 * abs(by):.1f} points" for name, by in changes.items())
-    return f"with all images instead of {fewest}, {', '.join(said)}"
+    parts = (f"{name} {'gains' if by > 0 else 'loses'} {100 * abs(by):.1f} points" for name, by in changes.items())
+    return f"with all images instead of {fewest}, {', '.join(parts)}"
 
 
-def _shown(experiment: PretrainingSizes, figures: dict[str, Any], out: Path) -> Result:
+def _result(experiment: PretrainingSizes, figures: dict[str, Any], out: Path) -> Result:
     headings = ("", "pre-trained on", "fine-tuned", "95 %", f"{SHOTS} a class", "95 %", "parameters", "GMACs")
     rows = []
     for model in figures["models"]:
@@ -300,7 +283,7 @@ _PAPER_SIZES = (9_000_000, 30_000_000, 90_000_000, 303_000_000)  # of JFT, in Fi
 _PAPER_RECIPES = ("paper-vit-b16-jft", "paper-vit-l32-jft", "paper-vit-l16-jft", "paper-vit-h14-jft")
 
 
-def foresee_sizes(experiment: PretrainingSizes) -> Result:
+def predict_pretraining_costs(experiment: PretrainingSizes) -> Result:
     """Predict the cost of the paper's pre-trainings on parts of JFT, with the same number of steps for each part."""
     from vitkit.experiments.lab.cost import training_flops
     from vitkit.training import paper_training

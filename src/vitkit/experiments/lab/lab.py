@@ -25,6 +25,7 @@ from vitkit.experiments.comparison_request import (
     refuse_divided,
 )
 from vitkit.experiments.lab import (
+    FOLDER_PLACEHOLDER,
     LAB,
     PAGE,
     Ablation,
@@ -38,12 +39,13 @@ from vitkit.experiments.lab import (
     remarks_of,
     result_of,
     table_of,
+    variant_fields,
 )
 from vitkit.experiments.lab.ablations import EXPERIMENTS
 from vitkit.model import ViTConfig, config_for, is_network_name, suggest
-from vitkit.system import Progress, log, receiver, silent, without_place, write_json
+from vitkit.system import Progress, log, public_path, receiver, silent, write_json
 from vitkit.text import Between, check_arguments, plural
-from vitkit.training import Recipe, bundled_name, naming, requested, to_table, unfold
+from vitkit.training import Recipe, bundled_name, model_table, prefix_errors, requested
 from vitkit.verbs import Result
 
 Preset = Literal["small", "paper"]
@@ -84,31 +86,7 @@ def base_config(fields: Mapping[str, Any]) -> ViTConfig:
     return config_for(str(fields["model"]), **size, **(fields.get("model_fields") or {}))
 
 
-def variant_fields(base: Mapping[str, Any], shared: Mapping[str, Any], variant: AblationVariant) -> dict[str, Any]:
-    """Return the recipe of one variant.
-
-    `base` is the recipe that all variants share. The experiment may vary none of the fields that the user has set
-    (`shared`).
-    """
-    changed, model = unfold(shared), dict(base.get("model_fields") or {})
-    varied = dict(variant.fields)
-    if is_network_name(str(varied.get("model", ""))):
-        model = {}  # the network does not have the fields of a ViT
-    changes = varied.pop("model_fields", {})
-    for name in changes:
-        if name in (changed.get("model_fields") or {}):
-            raise VitkitError("experiments.field-varied", f"model.{name} is varied by this experiment: leave it out")
-    for name in sorted(varied.keys() - {"model", "image_size"}):  # which choose the model that is varied
-        if name in changed:
-            raise VitkitError("experiments.field-varied", f"{name} is varied by this experiment: leave it out")
-    fields = {**variant.usual, **base, **varied, "model_fields": {**model, **changes}}
-    for name, factor in variant.times.items():
-        value = fields.get(name, getattr(Recipe(), name))
-        fields[name] = max(round(factor * value), 1) if isinstance(value, int) else factor * value
-    return unfold({name: value for name, value in fields.items() if value is not None and value != {}})
-
-
-_OF_BOTH = (  # fields that a pre-training shares with the training: model, preprocessing, split and machine
+_PRETRAINING_FIELDS = (  # that a pre-training shares with the training: model, preprocessing, split and machine
     *("data", "model", "model_fields", "image_size", "init", "batch_size"),
     *("fit", "crop_pct", "interpolation", "crop_scale", "hflip", "rotate", "translate", "zoom", "shear"),
     *("color_jitter", "layout", "follow_links", "split", "split_seed", "split_from", "group_by", "seed"),
@@ -119,7 +97,6 @@ _OF_BOTH = (  # fields that a pre-training shares with the training: model, prep
 if TYPE_CHECKING:
     from vitkit.experiments.comparison_figures import RunPredictions
     from vitkit.experiments.comparison_plan import Plan
-    from vitkit.experiments.statistics import Family
     from vitkit.training import SplitImages
 
     ExperimentName: TypeAlias = str  # choices are known when the table has been read
@@ -127,7 +104,7 @@ else:
     ExperimentName = Literal[tuple(EXPERIMENTS)]
 
 PLAN = "lab-plan.json"  # the planned trainings, written before the first one
-PLACE = ExperimentFolder(PLAN, "experiment")
+FOLDER = ExperimentFolder(PLAN, "experiment")
 DATA = "digits"
 
 
@@ -188,8 +165,8 @@ def lab(
     source, fields = fields_of_request(recipe, "an experiment")
     if source is not None:
         fields = Recipe.load(source).set_fields() | fields
-    of_recipe = fields.pop("data", None)
-    data = of_recipe if data is None else data
+    recipe_data = fields.pop("data", None)
+    data = recipe_data if data is None else data
     refuse_divided(fields)
     if resume:
         if name is not None or data is not None or model is not None or upstream is not None or fields:
@@ -204,10 +181,12 @@ def lab(
                 f"no experiment is named: write one of {', '.join(EXPERIMENTS)}, or leave out all arguments",
             )
         width = max(map(len, EXPERIMENTS))
-        rows = [{"name": each.name, "question": each.question, "source": each.source} for each in EXPERIMENTS.values()]
-        lines = [f"{row['name'].ljust(width)}  {row['question']} ({row['source']})" for row in rows]
-        listed = {row["name"]: {"question": row["question"], "source": row["source"]} for row in rows}
-        return Result("lab", lines, {"experiments": tuple(EXPERIMENTS.values())}, json=listed, rows=rows)
+        lines, by_name, rows = [], {}, []
+        for entry in EXPERIMENTS.values():
+            lines.append(f"{entry.name.ljust(width)}  {entry.question} ({entry.source})")
+            by_name[entry.name] = {"question": entry.question, "source": entry.source}
+            rows.append({"name": entry.name, **by_name[entry.name]})
+        return Result("lab", lines, {"experiments": tuple(EXPERIMENTS.values())}, json=by_name, rows=rows)
     if name not in EXPERIMENTS:
         raise VitkitError(
             "experiments.experiment-unknown",
@@ -220,13 +199,15 @@ def lab(
             f"{name} does not use --upstream, which applies only to data-size: leave it out",
         )
     if preset == "paper" and data is None:
-        idle: dict[str, Any] = {"out": out, "upstream": upstream}
-        idle |= {} if isinstance(experiment, Ablation) else {"model": model, **fields}
-        if without_effect := next((field for field, value in idle.items() if value is not None), None):
-            raise VitkitError(
-                "experiments.argument-unused",
-                f"{name} only computes a cost without data, so {without_effect} has no effect: leave it out",
-            )
+        unused: dict[str, Any] = {"out": out, "upstream": upstream}
+        if not isinstance(experiment, Ablation):
+            unused |= {"model": model, **fields}
+        for field, value in unused.items():
+            if value is not None:
+                raise VitkitError(
+                    "experiments.argument-unused",
+                    f"{name} only computes a cost without data, so {field} has no effect: leave it out",
+                )
     if isinstance(experiment, PretrainingSizes):
         return _transfer(experiment, data, upstream, model, preset, seeds, fields, out)
     if isinstance(experiment, Costs):
@@ -236,14 +217,14 @@ def lab(
     assert isinstance(experiment, Ablation)
     shared: dict[str, Any] = {**fields} if model is None else {**fields, "model": str(model)}
     if preset == "paper" and data is None:
-        return foresee(experiment, shared)
+        return predict_costs(experiment, shared)
     data = str(data or DATA)
-    with ExitStack() as hold:
-        folder = None if out is None else PLACE.reserve(out, hold)
+    with ExitStack() as locks:
+        folder = None if out is None else FOLDER.reserve(out, locks)
         plan, variants = plan_ablation(experiment, data, preset, seeds, shared)
         command = _command(experiment, data, {"preset": preset, "seeds": seeds, **shared})
-        folder = folder or _next(experiment, hold)
-        return _begin(experiment, folder, plan, {"command": command, "variants": variants})
+        folder = folder or _new_folder(experiment, locks)
+        return _start(experiment, folder, plan, {"command": command, "variants": variants})
 
 
 # --- Trainings ------------------------------------------------------------------------------------------------
@@ -259,63 +240,62 @@ def _transfer(
     shared: Mapping[str, Any],
     out: str | Path | None,
 ) -> Result:
-    from vitkit.experiments.lab.data_size import RESNET, Transfer, foresee_sizes, halve, plan_sizes
+    from vitkit.experiments.lab.data_size import RESNET, plan_sizes, predict_pretraining_costs, split_by_class
 
     if preset == "paper" and data is None:
-        return foresee_sizes(experiment)
+        return predict_pretraining_costs(experiment)
     source = str(data or DATA)
     base = base_fields(experiment, source, preset, shared)
     side = 32 if bundled_name(source) is None else 16  # data with its own recipe, such as the digits, is small
     names = str(models or f"vit_micro_patch4_{side},vit_micro_r_s4_{side},{RESNET}")
-    with ExitStack() as hold:
-        folder = PLACE.reserve(out, hold) if out is not None else _next(experiment, hold)
+    with ExitStack() as locks:
+        folder = FOLDER.reserve(out, locks) if out is not None else _new_folder(experiment, locks)
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            transfer = halve(source, folder) if upstream is None else Transfer(str(upstream), source)
-            plan, variants, images = plan_sizes(
-                transfer, names, base, lambda fields, variant: variant_fields(fields, shared, variant), seeds, HERE
-            )
-        except VitkitError:
+            sources = split_by_class(source, folder) if upstream is None else (str(upstream), source)
+            plan, variants, images = plan_sizes(*sources, names, base, shared, seeds)
+        except VitkitError:  # the folder must be empty for the next attempt
             for file in folder.glob("*.csv"):
                 file.unlink()
             raise
         options = {"model": models, "upstream": upstream, "preset": preset, "seeds": seeds, **shared}
         command = _command(experiment, source, {name: value for name, value in options.items() if value is not None})
-        return _begin(experiment, folder, plan, {"command": command, "variants": variants, "images": images})
+        return _start(experiment, folder, plan, {"command": command, "variants": variants, "images": images})
 
 
-def _begin(experiment: Experiment, folder: Path, plan: Plan, described: Mapping[str, Any]) -> Result:
-    begun = {"vitkit": vitkit.__version__, "experiment": experiment.name, **described}
-    write_json(folder / PLAN, {**begun, "plan": plan.to_dict()})
+def _start(experiment: Experiment, folder: Path, plan: Plan, described: Mapping[str, Any]) -> Result:
+    stored = {"vitkit": vitkit.__version__, "experiment": experiment.name, **described}
+    write_json(folder / PLAN, {**stored, "plan": plan.to_dict()})
     for note in plan.notes:
         log.info(note)
     log.info(f"{plural(len(plan.runs()), 'run', 'runs')}, in {folder}")
-    return _finish(experiment, folder, plan, begun)
+    return _finish(experiment, folder, plan, stored)
 
 
 def _resume(out: str | Path | None) -> Result:
     from vitkit.experiments.comparison_plan import Plan
 
-    with ExitStack() as hold:
-        folder = PLACE.lock(out, hold)
-        begun = PLACE.read(folder)
+    with ExitStack() as locks:
+        folder = FOLDER.lock(out, locks)
+        stored = FOLDER.read(folder)
         try:
-            plan, experiment = Plan.from_dict(begun.pop("plan")), EXPERIMENTS[begun["experiment"]]
+            plan, experiment = Plan.from_dict(stored.pop("plan")), EXPERIMENTS[stored["experiment"]]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise PLACE.damaged(folder) from error
-        return _finish(experiment, folder, plan, begun)
+            raise FOLDER.damaged(folder) from error
+        return _finish(experiment, folder, plan, stored)
 
 
-def _finish(experiment: Experiment, folder: Path, plan: Plan, begun: Mapping[str, Any]) -> Result:
-    from vitkit.experiments.comparison_runs import make_all
+def _finish(experiment: Experiment, folder: Path, plan: Plan, stored: Mapping[str, Any]) -> Result:
+    from vitkit.experiments.comparison_runs import train_all
 
     jobs = []
     for job in plan.runs():
         weights = str(job.fields["weights"])
-        weights = str(folder / weights.removeprefix(f"{HERE}/")) if weights.startswith(HERE) else weights
+        if weights.startswith(FOLDER_PLACEHOLDER):
+            weights = str(folder / weights.removeprefix(f"{FOLDER_PLACEHOLDER}/"))
         jobs.append(replace(job, fields={**job.fields, "weights": weights}))
     try:
-        diverged = make_all(jobs, folder, 1)
+        diverged = train_all(jobs, folder, 1)
     except Interrupted:
         log.info(f"to continue: vitkit lab --resume --out {folder}")
         raise
@@ -326,16 +306,16 @@ def _finish(experiment: Experiment, folder: Path, plan: Plan, begun: Mapping[str
     if isinstance(experiment, PretrainingSizes):
         from vitkit.experiments.lab.data_size import conclude
 
-        return _written(conclude(experiment, plan, begun, folder))
+        return _write(conclude(experiment, plan, stored, folder))
     assert isinstance(experiment, Ablation)
     figures = {
-        **{name: begun[name] for name in ("vitkit", "experiment", "command")},
-        **figures_of(experiment, plan, begun["variants"], folder),
+        **{name: stored[name] for name in ("vitkit", "experiment", "command")},
+        **figures_of(experiment, plan, stored["variants"], folder),
         "differs": experiment.differs,
         "column": experiment.column,
     }
     headings, rows = table_of(experiment, figures)
-    return _written(result_of(experiment, figures, headings, rows, remarks_of(figures), folder))
+    return _write(result_of(experiment, figures, headings, rows, remarks_of(figures), folder))
 
 
 # --- Measurements ---------------------------------------------------------------------------------------------
@@ -350,10 +330,10 @@ def _measure(
     fields: Mapping[str, Any],
     out: str | Path | None,
 ) -> Result:
-    if idle := fields.keys() - {"seed"}:
+    if unused := fields.keys() - {"seed"}:
         raise VitkitError(
             "experiments.argument-unused",
-            f"{measurement.name} measures a model without training, so {min(idle)} has no effect; leave it out",
+            f"{measurement.name} measures a model without training, so {min(unused)} has no effect; leave it out",
         )
     if preset == "paper":
         raise VitkitError(
@@ -365,27 +345,27 @@ def _measure(
             "experiments.argument-missing",
             f"{measurement.name} measures a model: set a run, a checkpoint or published weights with --model",
         )
-    from vitkit.experiments.judging import subject_of
+    from vitkit.experiments.comparison_images import subject_of
 
     source, seed = str(data or DATA), int(fields.get("seed", 0))
-    with ExitStack() as hold:
-        folder = None if out is None else PLACE.reserve(out, hold)
+    with ExitStack() as locks:
+        folder = None if out is None else FOLDER.reserve(out, locks)
         subject = subject_of(str(model), source, seeds, seed)
         measured = getattr(import_module(measurement.module), measurement.function)(subject)
-        folder = folder or _next(measurement, hold)
+        folder = folder or _new_folder(measurement, locks)
         figures = {
             "vitkit": vitkit.__version__,
             "experiment": measurement.name,
             "command": _command(measurement, source, {"model": str(model), "seeds": seeds, "seed": seed}),
-            "model": without_place(model),
-            "data": without_place(source),
+            "model": public_path(model),
+            "data": public_path(source),
             **measured.numbers,
             "findings": list(subject.findings),
             "differs": measurement.differs,
         }
         rows, lines = tuple(map(tuple, measured.rows)), (*measured.lines, *subject.findings)
         result = result_of(measurement, figures, tuple(measured.headings), rows, lines, folder, measured.arrays)
-        return _written(result)
+        return _write(result)
 
 
 def _cost(
@@ -397,37 +377,37 @@ def _cost(
     out: str | Path | None,
 ) -> Result:
     if data is not None or fields.keys() - {"image_size"}:
-        idle = "--data" if data is not None else min(fields.keys() - {"image_size"})
+        unused = "--data" if data is not None else min(fields.keys() - {"image_size"})
         raise VitkitError(
             "experiments.argument-unused",
-            f"{experiment.name} times models without images or training, so {idle} has no effect; leave it out",
+            f"{experiment.name} times models without images or training, so {unused} has no effect; leave it out",
         )
-    from vitkit.experiments.lab.cost import foresee_costs, measure_costs
+    from vitkit.experiments.lab.cost import measure_costs, predict_core_days
 
     if preset == "paper":
-        return foresee_costs(experiment)
+        return predict_core_days(experiment)
     side = int(fields.get("image_size") or 32)
     names = str(models or f"vit_micro_patch4_{side},vit_micro_r_s4_{side},custom:bit_resnet_micro")
-    with ExitStack() as hold:
-        folder = None if out is None else PLACE.reserve(out, hold)
+    with ExitStack() as locks:
+        folder = None if out is None else FOLDER.reserve(out, locks)
         result = measure_costs(experiment, names, side)
         options = {} if models is None else {"model": str(models)}
-        words = _command(experiment, None, {**options, **fields})
-        figures = {"vitkit": vitkit.__version__, "command": words, **result.figures}
-        folder = folder or _next(experiment, hold)
-        return _written(result_of(experiment, figures, result.headings, result.cells, result.remarks, folder))
+        command = _command(experiment, None, {**options, **fields})
+        figures = {"vitkit": vitkit.__version__, "command": command, **result.figures}
+        folder = folder or _new_folder(experiment, locks)
+        return _write(result_of(experiment, figures, result.headings, result.cells, result.remarks, folder))
 
 
 # --- Files ----------------------------------------------------------------------------------------------------
 
 
-def _next(experiment: Experiment, hold: ExitStack) -> Path:
+def _new_folder(experiment: Experiment, locks: ExitStack) -> Path:
     from vitkit.training import new_run_folder
 
-    return new_run_folder(f"lab-{experiment.name}", hold)
+    return new_run_folder(f"lab-{experiment.name}", locks)
 
 
-def _written(result: Result) -> Result:
+def _write(result: Result) -> Result:
     from vitkit.text import write_page
 
     write_json(result.folder / LAB, result.figures)
@@ -436,19 +416,16 @@ def _written(result: Result) -> Result:
 
 
 def _command(experiment: Experiment, data: str | None, options: Mapping[str, Any]) -> str:
-    """Return the command that repeats the experiment."""
-    words = ["vitkit", "lab", experiment.name, *([] if data is None else ["--data", without_place(data)])]
-    usual = {"preset": "small", "seeds": 3, "seed": 0}
-    fields = {name: value for name, value in options.items() if name != "model_fields" and value != usual.get(name)}
-    changes = to_table(None, options.get("model_fields") or {})
-    for name, value in (fields | {f"model.{name}": value for name, value in changes.items()}).items():
+    """Return the command that repeats the experiment, with the options that differ from their defaults."""
+    words = ["vitkit", "lab", experiment.name, *([] if data is None else ["--data", public_path(data)])]
+    defaults = {"preset": "small", "seeds": 3, "seed": 0}
+    fields = {name: value for name, value in options.items() if name != "model_fields" and value != defaults.get(name)}
+    model_fields = model_table(None, options.get("model_fields") or {})
+    for name, value in (fields | {f"model.{name}": value for name, value in model_fields.items()}).items():
         parts = value if isinstance(value, (list, tuple)) else (value,)
-        text = ",".join(without_place(part) if isinstance(part, str) else str(part).lower() for part in parts)
+        text = ",".join(public_path(part) if isinstance(part, str) else str(part).lower() for part in parts)
         words.append(f"--{name} {text}" if name in ("model", "upstream", "preset", "seeds") else f"--set {name}={text}")
     return " ".join(words)
-
-
-HERE = "{folder}"  # placeholder for the experiment's folder, which may be moved
 
 
 def plan_ablation(
@@ -456,59 +433,60 @@ def plan_ablation(
 ) -> tuple[Plan, list[dict[str, Any]]]:
     """Plan the trainings of an ablation, and return the plan and a description of each variant."""
     from vitkit.data import held_out_split
+    from vitkit.experiments.comparison_images import before_training, hash_of_images
     from vitkit.experiments.comparison_plan import ComparisonJob, Plan
-    from vitkit.experiments.judging import before_training, hash_of_images
     from vitkit.profiling import describe
-    from vitkit.training import check_effects, prepared, without_effect, without_fields_of_vits
+    from vitkit.training import check_effects, prepared, without_effect, without_vit_fields
 
     base = base_fields(ablation, data, preset, shared)
     variants = ablation.variants(base_config(base))
     seed = base.get("seed", 0)
-    jobs, remarks, notes, test_hash, images, classes = [], [], [], None, 0, 0
-    folders: dict[str, str] = {}
+    jobs, descriptions, notes, test_hash, images, classes = [], [], [], None, 0, 0
+    folders: dict[str, str] = {}  # of the runs of each variant, without the seed
     entries: list[tuple[str, SplitImages]] = []
-    for place, variant in enumerate(variants):
-        receiver()("checking the variants", place, len(variants))
+    for i, variant in enumerate(variants):
+        receiver()("checking the variants", i, len(variants))
         fields = {**variant_fields(base, shared, variant), "split_seed": base.get("split_seed", seed)}
-        chosen = {name: fields[name] for name in shared if name in fields}
-        asked, left_out = without_fields_of_vits(Recipe.of(fields, PLANNED).replace(**chosen))
-        fields = asked.set_fields()
+        # The fields of the user count as set by the user, so that an error message does not blame the plan.
+        set_by_user = {name: fields[name] for name in shared if name in fields}
+        request, left_out = without_vit_fields(Recipe.of(fields, PLANNED).replace(**set_by_user))
+        fields = request.set_fields()
         notes += [f"{variant.label}: {reason}" for reason in left_out]
         try:
             if variant.after is None and not variant.pretraining:
-                start = prepared(asked)
+                start = prepared(request)
                 (split_images,) = start.parts
                 entries.append((variant.label, split_images))
                 test_hash = test_hash or hash_of_images(split_images, held_out_split(split_images.images.table))
                 images, config = split_images.images.table.splits.count("train"), start.config
                 images, classes = min(images, start.recipe.max_images or images), config.num_classes
-                check_effects(start.recipe, asked)
-                idle = without_effect(start.recipe, asked)  # such as epochs, if a head is fitted in closed form
-                fields = {name: value for name, value in fields.items() if name not in idle}
+                check_effects(start.recipe, request)
+                unused = without_effect(start.recipe, request)  # such as epochs, if a head is fitted in closed form
+                fields = {name: value for name, value in fields.items() if name not in unused}
                 fields |= {"method": start.recipe.method}
                 notes += [*start.source.unmatched, *start.source.corrections]
                 notes += [f"{variant.label}: {reason}" for reason in start.reasons]
-            else:
+            else:  # the weights do not exist before the training
                 config = base_config(fields).replace(num_classes=classes)
         except VitkitError as error:
             raise VitkitError(error.code, f"{variant.label}: {error}") from error
         info = describe(config)
-        remarks.append(_described(variant, info.parameters, info.gmacs))
-        folders[variant.label] = f"runs/{place + 1}-{re.sub(r'[^a-z0-9]+', '-', variant.label.lower()).strip('-')}"
+        descriptions.append(_described(variant, info.parameters, info.gmacs))
+        folders[variant.label] = f"runs/{i + 1}-{re.sub(r'[^a-z0-9]+', '-', variant.label.lower()).strip('-')}"
         for run_seed in range(seed, seed + seeds):
             if variant.after is not None:
-                fields = {**fields, "weights": f"{HERE}/{folders[variant.after]}-seed{run_seed}"}
+                fields = {**fields, "weights": f"{FOLDER_PLACEHOLDER}/{folders[variant.after]}-seed{run_seed}"}
             folder, run_fields = f"{folders[variant.label]}-seed{run_seed}", {**fields, "seed": run_seed}
-            before = None
+            pretraining = None
             if variant.pretraining:  # with all training images, even if `max_images` limits those of the training
-                both = {name: run_fields[name] for name in _OF_BOTH if name in run_fields}
-                before = {**both, "logger": "none", **variant.pretraining}
-            jobs.append(ComparisonJob(variant.label, run_seed, 1.0, images, run_fields, folder, before))
+                same = {name: run_fields[name] for name in _PRETRAINING_FIELDS if name in run_fields}
+                pretraining = {**same, "logger": "none", **variant.pretraining}
+            jobs.append(ComparisonJob(variant.label, run_seed, 1.0, images, run_fields, folder, pretraining))
     jobs.sort(key=lambda job: job.seed)  # all variants of one seed are trained one after another
     assert test_hash is not None
-    judging = before_training(entries)
-    judging.check()
-    notes += judging.findings()
+    test_images = before_training(entries)
+    test_images.check()
+    notes += test_images.findings()
     plan = Plan(
         {"experiment": ablation.name, "data": data, "preset": preset},
         tuple(variant.label for variant in variants),
@@ -518,7 +496,7 @@ def plan_ablation(
         test_hash,
         tuple(dict.fromkeys(notes)),
     )
-    return plan, remarks
+    return plan, descriptions
 
 
 def _described(variant: AblationVariant, parameters: int, gmacs: float) -> dict[str, Any]:
@@ -527,52 +505,42 @@ def _described(variant: AblationVariant, parameters: int, gmacs: float) -> dict[
 
 def figures_of(ablation: Ablation, plan: Plan, described: Sequence[Mapping[str, Any]], out: Path) -> dict[str, Any]:
     """Compute the results of an ablation from its finished runs, in plain JSON types."""
-    from vitkit.experiments.comparison_figures import facts_of_test, of_run, read_run_predictions
-    from vitkit.experiments.judging import after_training
+    from vitkit.experiments.comparison_figures import facts_of_test, read_run_predictions, run_figures
+    from vitkit.experiments.comparison_images import after_training
 
-    judging = after_training(((job.model, out / job.folder) for job in plan.jobs), plan.test_hash)
-    judging.check()
-    judged = read_run_predictions(plan, out, 1.0, judging)
+    test_images = after_training(((job.model, out / job.folder) for job in plan.jobs), plan.test_hash)
+    test_images.check()
+    predictions = read_run_predictions(plan, out, 1.0, test_images)
     labels = [row["label"] for row in described]
-    family = family_of(labels, judged)
+    family = predictions.family(labels)
     variants = []
-    for place, row in enumerate(described):
+    for i, row in enumerate(described):
         jobs = [job for job in plan.jobs if job.model == row["label"]]
-        runs = [of_run(job, out, row["gmacs"], judged) for job in jobs]
-        interval = [float(end) for end in family.interval(place)]
-        variants.append({**row, "accuracy": float(family.accuracy[place]), "interval": interval, "runs": runs})
-    pairs = pairs_against(ablation.against, labels, judged)
+        runs = [run_figures(job, out, row["gmacs"], predictions) for job in jobs]
+        interval = [float(end) for end in family.interval(i)]
+        variants.append({**row, "accuracy": float(family.accuracy[i]), "interval": interval, "runs": runs})
+    pairs = pairs_against(ablation.against, labels, predictions)
     return {
         "variants": variants,
         "pairs": pairs,
         "claims": claims_of(ablation, pairs, len(plan.seeds)),
-        **facts_of_test(plan, judged, judging),
+        **facts_of_test(plan, predictions, test_images),
     }
 
 
-def family_of(labels: Sequence[str], judged: RunPredictions) -> Family:
-    """Prepare the variants for joint statistical tests."""
-    import numpy as np
-
-    from vitkit.experiments.statistics import Family
-
-    return Family(np.stack([judged.of(label) for label in labels]), judged.units)
-
-
-def pairs_against(against: str, labels: Sequence[str], judged: RunPredictions) -> list[dict[str, Any]]:
+def pairs_against(against: str, labels: Sequence[str], predictions: RunPredictions) -> list[dict[str, Any]]:
     """Compare each variant with the variant `against`, with p-values that are adjusted for these comparisons."""
     from vitkit.experiments.comparison_figures import verdict
 
-    family, last = family_of(labels, judged), labels.index(against)
-    compared = [(place, last) for place in range(len(labels)) if place != last]
+    family, reference = predictions.family(labels), labels.index(against)
+    compared = [(i, reference) for i in range(len(labels)) if i != reference]
+    recipes, trained_models = family.differences(compared), family.differences(compared, include_seeds=False)
     rows = []
-    for (place, _), recipe, trained in zip(
-        compared, family.differences(compared), family.differences(compared, of_recipes=False), strict=True
-    ):
-        label = labels[place]
-        named = (quoted(label), quoted(against))
-        text = verdict(*named, recipe, trained, family.seeds, judged.described, len(compared))
-        row = {"a": label, "b": against, "difference": recipe.mean, **recipe.numbers(), "trained": trained.numbers()}
+    for (i, _), recipe, trained in zip(compared, recipes, trained_models, strict=True):
+        label = labels[i]
+        names = (quoted(label), quoted(against))
+        text = verdict(*names, recipe, trained, family.seeds, predictions.described, len(compared))
+        row = {"a": label, "b": against, "difference": recipe.mean, **recipe.to_dict(), "trained": trained.to_dict()}
         rows.append({**row, "verdict": text})
     return rows
 
@@ -590,22 +558,23 @@ def claims_of(ablation: Ablation, pairs: Sequence[Mapping[str, Any]], seeds: int
     ]
 
 
-def foresee(ablation: Ablation, fields: Mapping[str, Any]) -> Result:
+def predict_costs(ablation: Ablation, fields: Mapping[str, Any]) -> Result:
     """Predict the cost of each variant with the published hyper-parameters, except for these fields; train nothing."""
     from vitkit.experiments.comparison_plan import passes_of
     from vitkit.profiling import describe
-    from vitkit.training import CORPORA, config_of, steps_of, without_fields_of_vits
+    from vitkit.training import CORPORA, config_of, steps_of, without_vit_fields
 
     recipe_name = published_recipe(ablation)
     corpus = CORPORA[recipe_name.rpartition("-")[2]]
     base = base_fields(ablation, corpus.title, "paper", fields)
     variants, rows = [], []
     for variant in ablation.variants(base_config(base)):
-        with naming(variant.label):
-            recipe, _ = without_fields_of_vits(Recipe.of(variant_fields(base, fields, variant)))
+        with prefix_errors(variant.label):
+            recipe, _ = without_vit_fields(Recipe.of(variant_fields(base, fields, variant)))
         config = config_of(recipe, corpus.classes)
-        info, seen, steps = describe(config), corpus.images * recipe.epochs, steps_of(recipe, corpus.images)
-        tokens = 0
+        info, steps = describe(config), steps_of(recipe, corpus.images)
+        images_seen = corpus.images * recipe.epochs  # counted again in each epoch
+        tokens = 0  # of an image; a ResNet has none
         if isinstance(config, ViTConfig):
             tokens = config.prefix_tokens + max(1, round(config.patches * (1 - recipe.patch_dropout)))
         entry = {
@@ -614,8 +583,8 @@ def foresee(ablation: Ablation, fields: Mapping[str, Any]) -> Result:
             "steps": steps,
             "warmup_steps": round(recipe.warmup * steps),
             "lr": recipe.lr,
-            "tokens": seen * tokens,
-            "flops": 2e9 * passes_of("scratch") * info.gmacs * seen,
+            "tokens": images_seen * tokens,
+            "flops": 2e9 * passes_of("scratch") * info.gmacs * images_seen,
         }
         variants.append(entry)
         row = [variant.label, f"{info.parameters:,}", f"{info.gmacs:.4g}", str(tokens), f"{steps:,}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from vitkit.errors import VitkitError
@@ -46,37 +47,34 @@ def open_runner(
             model, or does not support the requested device or precision.
     """
     if backend != "auto" and backend not in BACKENDS:
-        raise VitkitError(
-            "inference.backend-unknown", f"backend must be one of {', '.join(backend_names())}, not {backend!r}"
-        )
+        reason = f"backend must be one of {', '.join(backend_names())}, not {backend!r}"
+        raise VitkitError("inference.backend-unknown", reason)
     if precision not in PRECISIONS:
-        raise VitkitError(
-            "inference.precision-unknown", f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}"
-        )
+        reason = f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}"
+        raise VitkitError("inference.precision-unknown", reason)
     if plan not in PLANS:
         raise VitkitError("inference.plan-unknown", f"plan must be one of {', '.join(PLANS)}, not {plan!r}")
     if plan != "auto" and backend not in ("auto", "eager"):
         raise VitkitError("inference.plan-unsupported", f"plan {plan!r} requires backend eager, not {backend}")
-    present = next(model.parameters()).device
-    here = str(present) if device == "auto" and present.type != "cpu" else choose_device(device)
-    if backend in BACKENDS and device == "auto" and here.partition(":")[0] not in BACKENDS[backend].devices:
-        here = "cpu"
+    requested = BACKENDS.get(backend)  # None for `auto`
+    model_device = next(model.parameters()).device
+    is_automatic = device == "auto"
+    device = str(model_device) if is_automatic and model_device.type != "cpu" else choose_device(device)
+    if requested is not None and is_automatic and device.partition(":")[0] not in requested.devices:
+        device = "cpu"
     if precision == "auto":
-        precision = (BACKENDS[backend].precision if backend in BACKENDS else None) or best_precision(here)
-    check_precision(precision, here)
-    if plan != "auto":
-        backend = "eager"
-    if backend not in ("auto", "eager"):
-        return BACKENDS[backend].open(model, precision, here)
-    for row in BACKENDS.values() if backend == "auto" else ():
-        is_worthwhile = images is None or images >= row.auto_from
-        if is_worthwhile and row.auto_on == here.partition(":")[0]:  # it is faster than eager there
-            try:
-                return row.open(model, precision, here)
-            except (VitkitError, ImportError, RuntimeError):  # it is not installed, or cannot run this model
-                continue
+        precision = (None if requested is None else requested.precision) or best_precision(device)
+    check_precision(precision, device)
+    if requested is not None and backend != "eager":
+        return requested.open(model, precision, device)
+    if requested is None and plan == "auto":
+        for row in BACKENDS.values():
+            is_worthwhile = images is None or images >= row.auto_from
+            if is_worthwhile and row.auto_on == device.partition(":")[0]:  # it is faster than eager there
+                with suppress(VitkitError, ImportError, RuntimeError):  # not installed, or cannot run this model
+                    return row.open(model, precision, device)
     from vitkit.inference.backends.torch import eager
 
-    is_unsaid = precision == "bfloat16"  # in float32, the default is the model itself
-    may_measure = is_unsaid if images is None else images >= MANY
-    return eager(model, precision, here, plan, may_measure=may_measure)
+    # In float32, plans are measured only for a number of images that is known to be large (see `plan`).
+    may_measure = precision == "bfloat16" if images is None else images >= MANY
+    return eager(model, precision, device, plan, may_measure=may_measure)

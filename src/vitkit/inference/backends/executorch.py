@@ -8,8 +8,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitkit.errors import VitkitError, first_line
-from vitkit.inference.backends.graph_runner import Array, GraphRunner, answer_width, output_names, without_stderr
+from vitkit.errors import first_line
+from vitkit.inference.backends.graph_runner import (
+    Array,
+    GraphRunner,
+    check_float32,
+    not_installed,
+    output_names,
+    output_width,
+    unreadable,
+    without_stderr,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -21,43 +30,35 @@ def from_file(path: Path, precision: str) -> ExecuTorchRunner:
     Raises:
         VitkitError: ExecuTorch is not installed, the file is damaged, or the precision is not float32.
     """
-    if precision not in ("auto", "float32"):
-        raise VitkitError(
-            "inference.precision-unsupported",
-            f"ExecuTorch computes in float32 here, not {precision}: use --precision float32",
-        )
-    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # the runtime imports torchao: a warning
+    check_float32("ExecuTorch", "float32" if precision == "auto" else precision)
+    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # otherwise importing the runtime prints a warning
     try:
         with without_stderr(), warnings.catch_warnings(action="ignore"):  # that the Python interface is experimental
             runtime = import_module("executorch.runtime")
             load = runtime.Runtime.get().load_program
     except ImportError as error:
-        raise VitkitError(
-            "inference.package-missing", "ExecuTorch is not installed: pip install 'vitkit[executorch]'"
-        ) from error
+        raise not_installed("ExecuTorch", "executorch") from error
     try:
         with without_stderr():
             return ExecuTorchRunner(load(path, verification=runtime.Verification.InternalConsistency))
     except RuntimeError as error:
-        raise VitkitError(
-            "inference.graph-unreadable", f"{path} cannot be read as a program of ExecuTorch: {first_line(error)}"
-        ) from error
+        raise unreadable(path, "a program of ExecuTorch", first_line(error)) from error
 
 
 class ExecuTorchRunner(GraphRunner):
-    """A program, which takes one image at a time."""
+    """A runner of a program, which takes one image at a time."""
 
     backend = "executorch"
     precision = "float32"
 
     def __init__(self, program: Any) -> None:
         self._program, self._forward = program, program.load_method("forward")
-        facts = self._forward.metadata
-        self.batch = facts.input_tensor_meta(0).sizes()[0]
-        self.takes_pixels = facts.input_tensor_meta(0).dtype() == 0  # PyTorch's number of uint8
-        self._names = output_names(facts.num_outputs(), takes_pixels=self.takes_pixels)
-        widths = {name: facts.output_tensor_meta(i).sizes()[1] for i, name in enumerate(self._names)}
-        self.outputs = answer_width(widths)
+        metadata = self._forward.metadata
+        images = metadata.input_tensor_meta(0)
+        self.batch, self.takes_pixels = images.sizes()[0], images.dtype() == 0  # 0 is PyTorch's number of uint8
+        self._names = output_names(metadata.num_outputs(), takes_pixels=self.takes_pixels)
+        widths = {name: metadata.output_tensor_meta(i).sizes()[1] for i, name in enumerate(self._names)}
+        self.outputs = output_width(widths)
 
     def constant(self, name: str) -> Any:
         """Return the value of a method that takes no input.
@@ -71,5 +72,5 @@ class ExecuTorchRunner(GraphRunner):
         import torch
 
         results = self._forward.execute([torch.from_numpy(images)])
-        # The next call overwrites the memory of these results.
+        # The results are copied, because the next call overwrites their memory.
         return {name: result.numpy().copy() for name, result in zip(self._names, results, strict=True)}

@@ -28,11 +28,11 @@ from torch.export import ExportedProgram
 
 import vitkit
 from vitkit.errors import VitkitError, first_line
-from vitkit.inference.backends.graph_runner import import_openvino
+from vitkit.inference.backends.graph_runner import import_openvino, not_installed
 from vitkit.inference.backends.optimized import prepare
 from vitkit.inference.backends.span import WHOLE, Pixels, Span
 from vitkit.model.build import Model, classes_and_features
-from vitkit.model.layers import InParts
+from vitkit.model.layers import LogitsAndFeatures
 from vitkit.model.network import Network
 from vitkit.model.position import OffsetBias, Relative, RelativePosition
 from vitkit.model.vit import VisionTransformer
@@ -40,17 +40,16 @@ from vitkit.model.windows import Attend, Windows
 
 _OPSET = 20  # the first version with GELU
 _IR_VERSION = 9  # the file format of that version, which runtimes since 2024 read
-_LARGEST = 2**31 - 2**20  # the largest protocol buffer in bytes, with some room for the graph
+_MAX_BYTES = 2**31 - 2**20  # of the weights; a protocol buffer has at most 2 GiB, including the graph
+
+Change = Callable[[Any], Any]  # a function that changes a graph, see `to_onnx`
 
 
-Change = Callable[[Any], Any]  # of a graph whose operations still have the names of their modules
+def exportable_copy(model: Model) -> nn.Module:
+    """Return a copy of the model that converters support, on the CPU in float32 and evaluation mode.
 
-
-def folded(model: Model) -> nn.Module:
-    """Return the module that is converted, a copy of the model on the CPU in float32 and evaluation mode.
-
-    The module computes the same logits (B, K) as the model. If the model computes features together with its logits
-    (`model.build.with_features`), the module returns the logits (B, K) and the features (B, D) as two tensors.
+    The copy computes the same logits (B, K) as the model. If the model computes features together with its logits
+    (`model.build.with_features`), the copy returns the logits (B, K) and the features (B, D) as two tensors.
 
     Raises:
         VitkitError: the model is a Vision Transformer with a field or part that the optimised copy does not support.
@@ -63,7 +62,7 @@ def folded(model: Model) -> nn.Module:
         with torch.no_grad():
             _compute_constants(copied.model)
     classes, features = classes_and_features(model)
-    return InParts(copied, classes) if features else copied
+    return LogitsAndFeatures(copied, classes) if features else copied
 
 
 class _FromPixels(nn.Module):
@@ -87,48 +86,55 @@ class _FromPixels(nn.Module):
         return *outputs, probabilities
 
 
-class Until(nn.Module):
-    """A module that returns the output of one of its parts, as (B, n), in place of its own."""
+class LayerOutput(nn.Module):
+    """A module that returns the output of one of its layers, as (B, n), instead of its own.
 
-    def __init__(self, module: nn.Module, part: str) -> None:
+    The name of the layer may lack its beginning, as the layers of an exportable copy are inside of other modules.
+    """
+
+    def __init__(self, module: nn.Module, layer: str) -> None:
         super().__init__()
         self.module, self.outputs = module, list[Tensor]()
-        found = next((inner for name, inner in module.named_modules() if f".{name}".endswith(f".{part}")), None)
-        if found is None:
-            raise VitkitError("inference.layer-missing", f"the converted model has no layer {part}")
-        found.register_forward_hook(lambda _part, _inputs, output: self.outputs.append(output))
+        for name, part in module.named_modules():
+            if f".{name}".endswith(f".{layer}"):
+                part.register_forward_hook(lambda _part, _inputs, output: self.outputs.append(output))
+                return
+        raise VitkitError("inference.layer-missing", f"the converted model has no layer {layer}")
 
     def forward(self, images: Tensor) -> Tensor:
         self.module(images)
-        output = self.outputs.pop()
+        output = self.outputs.pop()  # the last one if the layer is called several times
         self.outputs.clear()
         return output.flatten(1)
 
 
 def _compute_constants(model: VisionTransformer) -> None:
-    """Compute in advance what depends on weights alone: positions, and biases of the attention logits.
+    """Replace what depends on weights alone by constants: positions, and biases of the attention logits.
 
-    The biases are contiguous: ExecuTorch does not compute others, and LiteRT's converter mistakes them for each other.
+    The biases are contiguous, because ExecuTorch does not compute others, and LiteRT's converter confuses others.
     """
     positions = [model.positions(i) for i in range(model.config.layers)]
-    acting: list[Relative | None] = []
+    relatives: list[Relative | None] = []
     for i, block in enumerate(model.blocks):
         relative, bias = model.positions_of(i)[1], None
         if isinstance(relative, OffsetBias):
             bias = relative.bias(model.config.tokens).unsqueeze(0).contiguous()  # (1, H, N, N)
             relative = _FixedBias(bias)
         elif isinstance(relative, RelativePosition):
-            relative = _Shifted(relative)
-        acting.append(relative)
+            relative = _RelativeByShifting(relative)
+        relatives.append(relative)
         attention: Any = getattr(block.attn, "mix", block.attn)  # with convolutions, attention is not optimised
         attention.fused = False
         if (windows := getattr(attention, "windows", None)) is not None:
-            scale, inside = getattr(attention, "scale", 1.0), windows.bias(bias, torch.zeros(1))
-            inside = None if inside is None else inside.contiguous()
-            attention.windows = _FixedWindows(windows.grid, windows.size, windows.prefix, scale, inside)
-    at_input = model.config.position_at == "input"
+            window_bias = windows.window_bias(bias, torch.zeros(1))
+            window_bias = None if window_bias is None else window_bias.contiguous()
+            scale = getattr(attention, "scale", 1.0)  # in optimised attention, the weights contain the scale
+            attention.windows = _FixedWindows(windows.grid, windows.size, windows.prefix, scale, window_bias)
+    is_at_input = model.config.position_at == "input"
+    # Methods that return constants, so that the graph does not contain the computation of the positions.
     model.positions = lambda layer=0: positions[layer]  # type: ignore[method-assign]
-    model.positions_of = lambda layer: (None if at_input else positions[layer], acting[layer])  # type: ignore[method-assign]
+    by_layer = [(None if is_at_input else x, relative) for x, relative in zip(positions, relatives, strict=True)]
+    model.positions_of = lambda layer: by_layer[layer]  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)
@@ -147,17 +153,17 @@ class _FixedWindows(Windows):
 
     Attributes:
         scale: the scale of the products of queries and keys.
-        inside: the bias, (1, W, 1 or H, 1 or S, P + S).
+        constant: the bias, (1, W, 1 or H, 1 or S, P + S).
     """
 
     scale: float
-    inside: Tensor | None
+    constant: Tensor | None
 
     def __call__(self, attend: Attend, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: ARG002
         return super().__call__(_attend_within, q if self.scale == 1 else q * self.scale, k, v, bias)
 
-    def bias(self, bias: Tensor | None, like: Tensor) -> Tensor | None:  # noqa: ARG002
-        return None if self.inside is None else self.inside.clamp_min(-1e4)  # finite in half precision
+    def window_bias(self, bias: Tensor | None, like: Tensor) -> Tensor | None:  # noqa: ARG002
+        return None if self.constant is None else self.constant.clamp_min(-1e4)  # finite in half precision
 
 
 def _attend_within(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
@@ -166,12 +172,12 @@ def _attend_within(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tens
     weights = (logits if bias is None else logits + bias).softmax(dim=-1)
     if q.ndim == 4:
         return weights @ v
-    # OpenVINO takes products in the usual order for attention in four dimensions, and computes another result.
+    # OpenVINO mistakes `weights @ v` for attention in four dimensions, and computes another result.
     return (v.transpose(-2, -1) @ weights.transpose(-2, -1)).transpose(-2, -1)
 
 
-class _Shifted:
-    """`RelativePosition` without indices, which a runtime would have to check."""
+class _RelativeByShifting:
+    """`RelativePosition` without an operation that takes indices, which a runtime would have to check."""
 
     def __init__(self, relative: RelativePosition) -> None:
         self.tokens, self.table = relative.tokens, relative.table.flip(0).t().contiguous()  # (D_h, 2N - 1)
@@ -179,9 +185,9 @@ class _Shifted:
     def __call__(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
         """Return what `RelativePosition` does: q (B, H, n, D_h), k, and the values to add to the logits (B, H, n, N).
 
-        In row i of the products with the flipped table, the values of the keys start at N - 1 - i, so that in the
-        joined rows the starts are 2N - 2 apart. The joined rows are cut into rows of this length, beginning with the
-        first start.
+        In row i of the products with the flipped table, the values for the keys start at column N - 1 - i. In the
+        joined rows, the starts are therefore 2N - 2 apart. From the first start on, the joined rows are cut into rows
+        of this length, whose first N columns are the values for the keys.
         """
         n, N = int(q.shape[2]), self.tokens
         by_offset = q @ (scale * self.table)  # (B, H, n, 2N - 1)
@@ -191,15 +197,11 @@ class _Shifted:
         return q, k, torch.unflatten(joined[..., : n * (2 * N - 2)], -1, (n, 2 * N - 2))[..., :N]
 
 
-def _unchanged(graph: Any) -> Any:
-    return graph
-
-
 def to_onnx(
     model: Model,
     batch: int | None = None,
     dtype: torch.dtype = torch.float32,
-    change: Change = _unchanged,
+    change: Change | None = None,
     span: Span = WHOLE,
 ) -> Any:
     """Convert the model to an `onnx.ModelProto`: `images` (batch, C, height, width) -> `logits` (batch, K), float32.
@@ -212,8 +214,9 @@ def to_onnx(
         model: the model whose weights are copied.
         batch: the only batch size that the graph accepts; None for any.
         dtype: the dtype of the stored weights; the computation is in float32.
-        change: a function that changes the graph before it is simplified, such as a quantisation. The name of an
-            operation begins with the name of its module in `folded(model)` and a slash.
+        change: a function that changes the graph, such as a quantisation; None for no change. In the graph that it
+            receives, the name of each operation begins with the name of its module in `exportable_copy(model)` and a
+            slash.
         span: where the graph begins and ends; the output of an inner layer is also named `logits`.
 
     Raises:
@@ -223,17 +226,15 @@ def to_onnx(
         import onnx
         import onnxscript  # noqa: F401  # type: ignore[import-untyped]
     except ImportError as error:
-        raise VitkitError(
-            "inference.package-missing", f"{error.name} is not installed: pip install 'vitkit[export]'"
-        ) from error
+        raise not_installed(f"{error.name}", "export") from error
     size = dtype.itemsize * sum(parameter.numel() for parameter in model.parameters())
-    if size > _LARGEST:
+    if size > _MAX_BYTES:
         raise VitkitError(
             "inference.weights-too-large",
             f"the weights take {size / 2**30:.1f} GiB, but an ONNX file can hold at most 2 GiB: use another dtype, or "
             "OpenVINO",
         )
-    module, images, inputs, outputs = source(model, batch, span)
+    module, images, inputs, outputs = converter_input(model, batch, span)
     with converting(model):
         program = torch.onnx.export(
             module,
@@ -248,16 +249,17 @@ def to_onnx(
         assert program is not None
         converted = program.model_proto  # a new copy each time it is read
         for number, node in enumerate(converted.graph.node):
-            scopes = {entry.key: entry.value for entry in node.metadata_props}.get("pkg.torch.onnx.name_scopes", "['']")
-            *modules, _operation = ast.literal_eval(scopes)
+            metadata = {entry.key: entry.value for entry in node.metadata_props}
+            # A list as text: the names of the modules, outermost first, and the name of the operation.
+            *modules, _operation = ast.literal_eval(metadata.get("pkg.torch.onnx.name_scopes", "['']"))
             node.name = f"{modules[-1] if modules else ''}/{node.op_type}_{number}"
-        converted = change(converted)
-    nodes, constants = _parts(converted.graph, dtype)
+        converted = converted if change is None else change(converted)
+    nodes, constants = _nodes_and_constants(converted.graph, dtype)
     values = []
     for value in (*converted.graph.input, *converted.graph.output):
-        kind = value.type.tensor_type
-        sizes = [batch or "batch", *(dimension.dim_value for dimension in list(kind.shape.dim)[1:])]
-        values.append(onnx.helper.make_tensor_value_info(value.name, kind.elem_type, sizes))
+        tensor_type = value.type.tensor_type
+        sizes = [batch or "batch", *(dimension.dim_value for dimension in list(tensor_type.shape.dim)[1:])]
+        values.append(onnx.helper.make_tensor_value_info(value.name, tensor_type.elem_type, sizes))
     graph = onnx.helper.make_graph(nodes, "vitkit", values[:1], values[1:], constants)
     made = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", _OPSET)])
     made.ir_version, made.producer_name, made.producer_version = _IR_VERSION, "vitkit", vitkit.__version__
@@ -268,10 +270,10 @@ def to_openvino(
     model: Model,
     batch: int | None = None,
     dtype: torch.dtype = torch.float32,
-    change: Change = _unchanged,
+    change: Change | None = None,
     span: Span = WHOLE,
 ) -> Any:
-    """Convert the model to an `openvino.Model`, with the inputs and outputs of `to_onnx`, whose arguments it takes.
+    """Convert the model to an `openvino.Model`. The arguments, inputs and outputs are those of `to_onnx`.
 
     The runtime chooses the dtype of the computation.
 
@@ -281,24 +283,24 @@ def to_openvino(
     openvino = import_openvino()
     from openvino.passes import ConstantFolding, Manager  # type: ignore[import-untyped]
 
-    module, images, (given,), outputs = source(model, batch, span)
-    kind = openvino.Type.f32 if span.pixels is None else openvino.Type.u8
+    module, images, (input_name,), outputs = converter_input(model, batch, span)
+    input_type = openvino.Type.f32 if span.pixels is None else openvino.Type.u8
     with converting(model), torch.no_grad():
-        # A program of torch.export is converted as well, but takes five times as long.
-        traced = torch.jit.trace(module, images, check_trace=False, strict=False)  # type: ignore[no-untyped-call]
-        converted = openvino.convert_model(
-            traced, input=[([batch or -1, *images.shape[1:]], kind)], example_input=images
-        )
+        # OpenVINO also converts programs of torch.export, but takes five times as long. `strict=False` allows modules
+        # that return a list or dictionary.
+        script = torch.jit.trace(module, images, check_trace=False, strict=False)  # type: ignore[no-untyped-call]
+        shape = [batch or -1, *images.shape[1:]]
+        converted = openvino.convert_model(script, input=[(shape, input_type)], example_input=images)
         passes = Manager()
         passes.register_pass(ConstantFolding())
         passes.run_passes(converted)
-        converted = change(converted)
+        converted = converted if change is None else change(converted)
     if dtype != torch.float32:
-        # The weights are replaced by constants of this type, which are converted back.
+        # Weights become constants of the other dtype, followed by a conversion to float32.
         stored_as = openvino.Type.f16 if dtype == torch.float16 else openvino.Type.bf16
         for node in converted.get_ordered_ops():
-            is_weight = node.get_type_name() == "Constant" and node.get_element_type() == openvino.Type.f32
-            if is_weight and _is_stored(node.shape):
+            is_constant = node.get_type_name() == "Constant" and node.get_element_type() == openvino.Type.f32
+            if is_constant and _is_weight(node.shape):
                 readers = node.output(0).get_target_inputs()
                 stored = openvino.opset13.constant(node.data, dtype=stored_as)
                 back = openvino.opset13.convert(stored, "f32").output(0)
@@ -309,8 +311,8 @@ def to_openvino(
         for output in node.outputs():
             output.set_names(set())
     parameters, results = converted.get_parameters(), []
-    parameters[0].set_friendly_name(given)
-    parameters[0].output(0).set_names({given})
+    parameters[0].set_friendly_name(input_name)
+    parameters[0].output(0).set_names({input_name})
     for name, result in zip(outputs, converted.get_results(), strict=True):
         output = result.input_value(0)
         output.set_names({name})
@@ -334,7 +336,7 @@ def traced(module: nn.Module, images: Tensor, batch: int | None = 1) -> Exported
     return program
 
 
-class Source(NamedTuple):
+class ConverterInput(NamedTuple):
     """The input of a converter: a module, example images, and the names of the graph's inputs and outputs."""
 
     module: nn.Module
@@ -343,21 +345,21 @@ class Source(NamedTuple):
     outputs: list[str]
 
 
-def source(model: Model, batch: int | None, span: Span) -> Source:
-    """Return the input of a converter: the whole of `folded(model)`, or the part or variant that `span` selects."""
-    module, images, inputs = folded(model), example(model, batch), ["images"]
-    outputs = ["logits", *["features"] * bool(classes_and_features(model)[1])]
+def converter_input(model: Model, batch: int | None, span: Span) -> ConverterInput:
+    """Return the input of a converter for the model, or for the part or variant of it that `span` selects."""
+    module, images, inputs = exportable_copy(model), example(model, batch), ["images"]
+    outputs = ["logits", "features"] if classes_and_features(model)[1] else ["logits"]
     if span.pixels is not None:
         module, inputs = _FromPixels(module, span.pixels), ["pixels"]
         images = images.permute(0, 2, 3, 1).byte().contiguous()
         outputs.append("probabilities")
-    if span.until is not None:
-        module, outputs = Until(module, span.until), ["logits"]
-    return Source(module.eval(), images, inputs, outputs)
+    if span.layer is not None:
+        module, outputs = LayerOutput(module, span.layer), ["logits"]
+    return ConverterInput(module.eval(), images, inputs, outputs)
 
 
 def example(model: Model, batch: int | None) -> Tensor:
-    """Return images to trace the model with. A batch of one could be mistaken for a dimension that is broadcast."""
+    """Return images to trace the model with: two for any batch size, as a size of 1 could be taken for broadcasting."""
     return torch.zeros(batch or 2, model.config.in_channels, *model.config.image_size)
 
 
@@ -390,15 +392,15 @@ def converting(model: Model) -> Iterator[None]:
 # --- The constants of a graph ---------------------------------------------------------------------------------
 
 
-def _is_stored(shape: Any) -> bool:
-    """Return whether a constant of this shape is stored in the dtype of the weights: a matrix or a kernel.
+def _is_weight(shape: Any) -> bool:
+    """Return whether a constant of this shape is a matrix or a kernel, which is stored in the dtype of the weights.
 
-    Tokens, positions and biases stay in float32: they have one dimension, or a first dimension of 1, the batch.
+    Tokens, positions and biases have one dimension, or a first dimension of 1, the batch. They stay in float32.
     """
     return len(shape) >= 2 and shape[0] > 1
 
 
-def _parts(graph: Any, dtype: torch.dtype) -> tuple[list[Any], list[Any]]:
+def _nodes_and_constants(graph: Any, dtype: torch.dtype) -> tuple[list[Any], list[Any]]:
     """Return the operations and the constants of an ONNX graph, without documentation."""
     import onnx
 
@@ -423,7 +425,7 @@ def _constant(name: str, value: Any, dtype: torch.dtype, nodes: list[Any]) -> An
     """Return a constant in the form to store. If its dtype changes, append to `nodes` a node that casts it back."""
     import onnx
 
-    if dtype == torch.float32 or value.dtype.name != "float32" or not _is_stored(value.shape):
+    if dtype == torch.float32 or value.dtype.name != "float32" or not _is_weight(value.shape):
         return onnx.numpy_helper.from_array(value, name)
     tensor = torch.from_numpy(value.copy()).to(dtype)
     kind = {torch.float16: onnx.TensorProto.FLOAT16, torch.bfloat16: onnx.TensorProto.BFLOAT16}[dtype]

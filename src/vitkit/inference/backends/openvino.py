@@ -8,7 +8,7 @@ from threading import Lock, local
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
-from vitkit.inference.backends.graph_runner import Array, GraphRunner, import_openvino
+from vitkit.inference.backends.graph_runner import Array, GraphRunner, import_openvino, unreadable
 from vitkit.inference.pipeline import cores, threads
 from vitkit.system.environment import processor_precision
 
@@ -40,17 +40,14 @@ def from_file(path: Path, precision: str) -> OpenVINORunner:
     try:
         return OpenVINORunner(_core().read_model(path, path.with_suffix(".bin")), precision)
     except (RuntimeError, UnicodeDecodeError) as error:
-        raise VitkitError(
-            "inference.graph-unreadable",
-            f"{path} cannot be read as an OpenVINO model: {_first_line(error)}; export it again",
-        ) from error
+        raise unreadable(path, "an OpenVINO model", _first_line(error)) from error
 
 
 class OpenVINORunner(GraphRunner):
     """A runner that compiles its graph once for each number of threads that it is called with (`pipeline.threads`).
 
-    If several threads call the runner at once (`pipeline.flow`), each computes with 1 thread, so that no core waits for
-    another within a matrix product. Otherwise the default is the number of cores.
+    If several threads call the runner at once (`pipeline.compute_in_order`), each computes with 1 thread, so that no
+    core waits for another within a matrix product. Otherwise the default is the number of cores.
     """
 
     backend = "openvino"
@@ -58,16 +55,13 @@ class OpenVINORunner(GraphRunner):
 
     def __init__(self, graph: Any, precision: str) -> None:
         if precision == "bfloat16" and not _has_bfloat16():
-            raise VitkitError(
-                "inference.precision-unsupported", "this processor has no bfloat16: use --precision float32"
-            )
+            reason = "this processor has no bfloat16: use --precision float32"
+            raise VitkitError("inference.precision-unsupported", reason)
         self.precision = precision
         self.takes_pixels = graph.input(0).get_element_type() == import_openvino().Type.u8
         self._names = [output.any_name for output in graph.outputs]
-        batch, widths = (
-            graph.input(0).partial_shape[0],
-            [output.partial_shape[1] for output in graph.outputs if output.any_name != "probabilities"],
-        )
+        batch = graph.input(0).partial_shape[0]
+        widths = [output.partial_shape[1] for output in graph.outputs if output.any_name != "probabilities"]
         self.batch = None if batch.is_dynamic else batch.get_length()
         is_known = not any(width.is_dynamic for width in widths)
         self.outputs = sum(width.get_length() for width in widths) if is_known else None
@@ -76,7 +70,7 @@ class OpenVINORunner(GraphRunner):
         self._lock, self._local = Lock(), local()
 
     def _run(self, images: npt.NDArray[Any]) -> dict[str, Array]:
-        requests = self._local.__dict__.setdefault("requests", {})  # per thread, as a request cannot be shared
+        requests = self._local.__dict__.setdefault("requests", {})  # by number of threads; requests cannot be shared
         count = threads()
         if count not in requests:
             requests[count] = self._compile(count).create_infer_request()
@@ -84,7 +78,8 @@ class OpenVINORunner(GraphRunner):
         return {name: results[i] for i, name in enumerate(self._names)}
 
     def _compile(self, count: int) -> Any:
-        streams = cores() if count == 1 else 1  # with one thread for each call, several calls run at once
+        """Return the graph compiled for calls that compute with `count` threads each."""
+        streams = cores() if count == 1 else 1  # calls with one thread run at once, on one core each
         options = {
             "INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16"}[self.precision],
             "INFERENCE_NUM_THREADS": count * streams,
@@ -95,9 +90,8 @@ class OpenVINORunner(GraphRunner):
                 try:
                     self._compiled[count] = _core().compile_model(self._graph, "CPU", options)
                 except (RuntimeError, UnicodeDecodeError) as error:
-                    raise VitkitError(
-                        "inference.runtime-failed", f"OpenVINO cannot compute this model: {_first_line(error)}"
-                    ) from error
+                    reason = f"OpenVINO cannot compute this model: {_first_line(error)}"
+                    raise VitkitError("inference.runtime-failed", reason) from error
             return self._compiled[count]
 
 

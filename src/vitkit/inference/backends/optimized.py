@@ -33,52 +33,47 @@ from vitkit.model.layers import (
     RMSNorm,
     SwiGLU,
     TokenConvolution,
-    affine_part,
     attend_fused,
+    scale_and_shift,
 )
 from vitkit.model.position import Relative
 from vitkit.model.variants import OPTIMIZED, check
 from vitkit.model.vit import MLP, Attention, Block, PatchEmbed, VisionTransformer
 
 
-def after_norm(linear: nn.Linear, norm: Norm | None, times: int = 1) -> tuple[Tensor, Tensor]:
-    """Fold the affine part of a norm into the following layer.
+def fold_norm(linear: nn.Linear, norm: Norm | None) -> tuple[Tensor, Tensor]:
+    """Fold the affine part of a norm, if there is one, into the following layer.
 
-    The result is the new weight (out, in) and bias (out,) of the layer in float64:
+    Return the new weight (out, in) and bias (out,) of the layer in float64:
 
     W (x * g + b) + c = (W * g) x + (W b + c)
-
-    Args:
-        linear: the layer, with or without a bias.
-        norm: the norm; None if there is nothing to fold.
-        times: the number of normalised vectors that are concatenated in x.
     """
     weight = linear.weight.double()
     bias = weight.new_zeros(len(weight)) if linear.bias is None else linear.bias.double()
     if norm is None:
         return weight, bias
-    factor, shift = affine_part(norm)
-    bias = bias if shift is None else bias + weight @ shift.repeat(times)
-    return weight * factor.repeat(times), bias
+    factor, shift = scale_and_shift(norm)
+    bias = bias if shift is None else bias + weight @ shift
+    return weight * factor, bias
 
 
-def qkv_after_norm(qkv: nn.Linear, norm: Norm | None, scale: float) -> tuple[Tensor, Tensor]:
-    """Fold a norm into the layer that computes q, k and v (`after_norm`), and the scale of the logits into q."""
-    weight, bias = after_norm(qkv, norm)
-    scaling = torch.ones_like(bias)
-    scaling[: weight.shape[1]] = scale
-    return weight * scaling[:, None], bias * scaling
+def fold_norm_into_qkv(qkv: nn.Linear, norm: Norm | None, scale: float) -> tuple[Tensor, Tensor]:
+    """Fold a norm into the layer that computes q, k and v (see `fold_norm`), and the scale of attention into q."""
+    weight, bias = fold_norm(qkv, norm)
+    factor = torch.ones_like(bias)
+    factor[: weight.shape[1]] = scale  # the rows of q
+    return weight * factor[:, None], bias * factor
 
 
-def with_scale(linear: nn.Linear, scale: nn.Module, norm: nn.Module | None = None) -> tuple[Tensor, Tensor]:
-    """Fold the following LayerScale and the preceding norm into a layer; return the new weight and bias, float64."""
-    weight, bias = after_norm(linear, norm if isinstance(norm, Norm) else None)
+def fold_scale(linear: nn.Linear, scale: nn.Module, norm: nn.Module | None = None) -> tuple[Tensor, Tensor]:
+    """Fold a norm before a layer and a LayerScale after it into the layer, if they exist; see `fold_norm`."""
+    weight, bias = fold_norm(linear, norm if isinstance(norm, Norm) else None)
     gamma = scale.gamma.double() if isinstance(scale, LayerScale) else torch.ones_like(bias)
     return weight * gamma[:, None], bias * gamma
 
 
 def without_affine(norm: nn.Module) -> nn.Module:
-    """Return a `Norm` without its affine part, which is folded elsewhere; return any other module unchanged."""
+    """Return a copy of a `Norm` without its affine part; return any other module unchanged."""
     if not isinstance(norm, Norm):
         return norm
     kind = RMSNorm if isinstance(norm, RMSNorm) else nn.LayerNorm
@@ -105,21 +100,21 @@ class Settings:
         return {"fused": _attend_fused, "batch": _attend_written_out, "image": _attend_by_image}[self.attend_by]
 
 
-def freeze(module: nn.Module, settings: Settings) -> None:
+def convert_parameters(module: nn.Module, settings: Settings) -> None:
     """Replace the parameters and buffers of a module by copies in the dtype and on the device of `settings`.
 
-    Convolution kernels are standardised now instead of at each call.
+    Kernels of `StandardisedConv2d` are standardised now instead of at each call.
     """
     for part in module.modules():
         if isinstance(part, StandardisedConv2d):
-            part.weight, part.kind = nn.Parameter(part.kernel()), None
+            part.weight, part.kind = nn.Parameter(part.kernel()), None  # None: the kernel is used as it is
         for name, parameter in list(part.named_parameters(recurse=False)):
-            setattr(part, name, frozen(parameter, settings))
+            setattr(part, name, _converted(parameter, settings))
         for name, buffer in list(part.named_buffers(recurse=False)):
             setattr(part, name, buffer.to(settings.device, settings.dtype if buffer.is_floating_point() else None))
 
 
-def frozen(parameter: nn.Parameter, settings: Settings) -> nn.Parameter:
+def _converted(parameter: nn.Parameter, settings: Settings) -> nn.Parameter:
     return nn.Parameter(parameter.detach().to(settings.device, settings.dtype, copy=True), requires_grad=False)
 
 
@@ -135,7 +130,7 @@ class _Linear(nn.Module):
         self.register_buffer("bias", bias.to(settings.device, settings.dtype, copy=True))
         weight = weight.to(settings.device, settings.dtype, copy=True).contiguous()
         if settings.pack:
-            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight)  # opaque: no buffer
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight)  # an opaque tensor cannot be a buffer
         else:
             self.register_buffer("weight", weight)
 
@@ -145,11 +140,11 @@ class _Linear(nn.Module):
             x = F.linear(x, self.weight, self.bias)
             x = x if self.act is None else self.act(x)
             return x if residual is None else residual + x
-        product = torch.ops.mkldnn._linear_pointwise
+        linear = torch.ops.mkldnn._linear_pointwise
         if residual is not None and residual.dtype == x.dtype:
-            return product.binary(x, residual.contiguous(), self.packed, self.bias, "add")
-        name, kind = ("none", "") if self.act is None else ("gelu", self.act.approximate)
-        x = product(x, self.packed, self.bias, name, [], kind)
+            return linear.binary(x, residual.contiguous(), self.packed, self.bias, "add")
+        act, variant = ("none", "") if self.act is None else ("gelu", self.act.approximate)
+        x = linear(x, self.packed, self.bias, act, [], variant)
         return x if residual is None else residual + x
 
 
@@ -170,11 +165,11 @@ class PreparedPatchEmbed(nn.Module):
     def __init__(self, embed: PatchEmbed, settings: Settings) -> None:
         super().__init__()
         self.backbone, self.norm = embed.backbone, embed.norm
-        freeze(self.backbone, settings)
-        freeze(self.norm, settings.precise)
-        self.size, bias = embed.proj.kernel_size, embed.proj.bias
-        bias = embed.proj.weight.new_zeros(embed.proj.out_channels) if bias is None else bias
-        self.linear = _Linear(embed.proj.weight.flatten(1), bias, settings.precise)
+        convert_parameters(self.backbone, settings)
+        convert_parameters(self.norm, settings.precise)
+        self.size = embed.proj.kernel_size
+        weight, bias = embed.proj.weight.flatten(1), embed.proj.bias
+        self.linear = _Linear(weight, weight.new_zeros(len(weight)) if bias is None else bias, settings.precise)
         self.dtype = torch.float32 if isinstance(self.backbone, nn.Identity) else settings.dtype
 
     def forward(self, images: Tensor) -> Tensor:
@@ -188,46 +183,50 @@ class PreparedPatchEmbed(nn.Module):
 class _PreparedBlock(nn.Module):
     """An optimised `Block`, whose `attn` and `mlp` also receive the residual and add it to their output.
 
-    `is_read_in_part` is whether only the first of its output tokens are used (`ViTConfig.tokens_read`).
+    In the last block, q may be computed only for the tokens that the head reads. If `is_split`, q therefore has its own
+    linear layer.
     """
 
-    def __init__(self, block: nn.Module, settings: Settings, *, is_read_in_part: bool) -> None:
+    def __init__(self, block: nn.Module, settings: Settings, *, is_split: bool) -> None:
         super().__init__()
         mixing, mlp = branches(block)
         self.order = mixing.order
         self.norm1: nn.Module = mixing.norm
         self.attn: nn.Module
         if isinstance(mixing.mix, Attention) and mixing.mix.convolve is None:
-            self.norm1, folded = _fold(mixing)
-            self.attn = _PreparedAttention(mixing.mix, folded, mixing.scale, settings, is_split=is_read_in_part)
+            self.norm1, folded = _split_norm(mixing)
+            self.attn = _PreparedAttention(mixing.mix, folded, mixing.scale, settings, is_split=is_split)
         else:
-            self.attn = _OtherMixing(mixing.mix, mixing.scale, settings)
-        self.norm2, folded = _fold(mlp)
+            self.attn = _UnoptimisedMixing(mixing.mix, mixing.scale, settings)
+        self.norm2, folded = _split_norm(mlp)
         assert isinstance(mlp.mix, MLP)
         self.mlp = _PreparedMLP(mlp.mix, folded, mlp.scale, settings)
         for norm in (self.norm1, self.norm2):
-            freeze(norm, settings.precise)
+            convert_parameters(norm, settings.precise)
 
     def forward(self, x: Tensor, queries: int | None = None, relative: Relative | None = None) -> Tensor:
         def attend(x: Tensor, total: Tensor | None) -> Tensor:
             return self.attn(x, None if total is None else total[:, :queries], queries, relative)
 
-        x = in_order(self.order, x, self.norm1, attend, lambda total, part: total[:, :queries] + part)  # (B, n, D)
-        return in_order(self.order, x, self.norm2, self.mlp, torch.add)
+        def add(total: Tensor, output: Tensor) -> Tensor:
+            return total[:, :queries] + output
+
+        x = residual_branch(self.order, x, self.norm1, attend, add)  # (B, n, D)
+        return residual_branch(self.order, x, self.norm2, self.mlp, torch.add)
 
 
-def _fold(branch: Branch) -> tuple[nn.Module, Norm | None]:
-    """Return the norm to compute at run time, and the norm whose affine part is folded into the next layer, if any."""
+def _split_norm(branch: Branch) -> tuple[nn.Module, Norm | None]:
+    """Return the norm to compute at run time, and the norm to fold into the next layer (`fold_norm`) or None."""
     return (without_affine(branch.norm), branch.norm) if branch.order == "pre" else (branch.norm, None)
 
 
-class _OtherMixing(nn.Module):
+class _UnoptimisedMixing(nn.Module):
     """A token-mixing layer that has no optimised form, followed by the residual sum."""
 
     def __init__(self, mix: nn.Module, scale: nn.Module, settings: Settings) -> None:
         super().__init__()
         self.mix, self.scale, self.dtype = mix, scale, settings.dtype
-        freeze(self, settings)
+        convert_parameters(self, settings)
 
     def forward(self, x: Tensor, residual: Tensor | None, queries: int | None, relative: Relative | None) -> Tensor:
         x = self.scale(self.mix(x.to(self.dtype), queries, relative))
@@ -235,7 +234,7 @@ class _OtherMixing(nn.Module):
 
 
 class _PreparedAttention(nn.Module):
-    """`Attention` followed by the residual sum, for all tokens or only the first ones."""
+    """`Attention` followed by the residual sum, for all tokens or, if `is_split`, only the first ones."""
 
     def __init__(
         self, attention: Attention, norm: Norm | None, scale: nn.Module, settings: Settings, *, is_split: bool
@@ -243,12 +242,12 @@ class _PreparedAttention(nn.Module):
         super().__init__()
         self.heads, self.attend, self.dtype = attention.heads, settings.attend, settings.dtype
         self.windows = attention.windows
-        weight, bias = qkv_after_norm(attention.qkv, norm, attention.scale)
+        weight, bias = fold_norm_into_qkv(attention.qkv, norm, attention.scale)
         self.size = D = weight.shape[1]
-        cuts = (0, D, 3 * D) if is_split else (0, 3 * D)
+        cuts = (0, D, 3 * D) if is_split else (0, 3 * D)  # q and kv, or qkv
         self.qkv = nn.ModuleList(_Linear(weight[a:b], bias[a:b], settings) for a, b in pairwise(cuts))
         self.norm = without_affine(attention.norm)
-        self.proj = _Linear(*with_scale(attention.proj, scale, attention.norm), settings)
+        self.proj = _Linear(*fold_scale(attention.proj, scale, attention.norm), settings)
 
     def forward(self, x: Tensor, residual: Tensor | None, queries: int | None, relative: Relative | None) -> Tensor:
         x = x.to(self.dtype)
@@ -274,12 +273,12 @@ class _PreparedMLP(nn.Module):
     def __init__(self, mlp: MLP, norm: Norm | None, scale: nn.Module, settings: Settings) -> None:
         super().__init__()
         self.dtype = settings.dtype
-        fused = mlp.act if isinstance(mlp.conv, nn.Identity) and isinstance(mlp.act, nn.GELU) else None
-        self.fc1 = _Linear(*after_norm(mlp.fc1, norm), settings, fused)
-        self.between = nn.Identity() if fused is not None else nn.Sequential(mlp.conv, mlp.act)
-        freeze(self.between, settings)
+        fused_act = mlp.act if isinstance(mlp.conv, nn.Identity) and isinstance(mlp.act, nn.GELU) else None
+        self.fc1 = _Linear(*fold_norm(mlp.fc1, norm), settings, fused_act)
+        self.between = nn.Identity() if fused_act is not None else nn.Sequential(mlp.conv, mlp.act)
+        convert_parameters(self.between, settings)
         self.norm = without_affine(mlp.norm)
-        self.fc2 = _Linear(*with_scale(mlp.fc2, scale, mlp.norm), settings)
+        self.fc2 = _Linear(*fold_scale(mlp.fc2, scale, mlp.norm), settings)
 
     def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
         x = self.fc2(self.norm(self.between(self.fc1(x.to(self.dtype)))), residual)
@@ -315,10 +314,10 @@ class OptimizedModel(nn.Module):
 
     def __init__(self, model: VisionTransformer, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.model, self.reads, self.dtype = model, model.config.tokens_read, dtype
+        self.model, self.tokens_read, self.dtype = model, model.config.tokens_read, dtype
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.finish(self.model.encode(self.embed(images), self.reads))
+        return self.finish(self.model.encode(self.embed(images), self.tokens_read))
 
     def embed(self, images: Tensor) -> Tensor:
         """Compute tokens (B, N, D) of images."""
@@ -327,7 +326,7 @@ class OptimizedModel(nn.Module):
     def finish(self, tokens: Tensor) -> Tensor:
         """Compute logits (B, K) from the output of the last layer, (B, n, D)."""
         logits = self.model.forward_head(self.model.norm(tokens))
-        # A conversion that changes nothing would give its name to the head's operation in OpenVINO's graph.
+        # Even a conversion that changes nothing would rename the head's operation in OpenVINO's graph.
         return logits if logits.dtype == torch.float32 else logits.float()
 
 
@@ -353,53 +352,51 @@ def prepare(
         VitkitError: the model has a field or part that is not supported here.
     """
     check(model.config, OPTIMIZED)
-    packs = pack and device == "cpu" and can_pack(dtype)
-    if attend is None:
-        written_out = dtype == torch.bfloat16 and torch.device(device).type == "cpu"
-        attend = ("image" if packs else "batch") if written_out else "fused"
-    settings = Settings(dtype, torch.device(device), packs, attend)
+    pack = pack and device == "cpu" and can_pack(dtype)
+    if attend is None and dtype == torch.bfloat16 and torch.device(device).type == "cpu":
+        attend = "image" if pack else "batch"
+    settings = Settings(dtype, torch.device(device), pack, attend or "fused")
     with torch.no_grad():
-        copied = sharing(model)
+        copied = copy_sharing_parameters(model)
         for i, block in enumerate(copied.blocks):
-            is_read_in_part = model.config.tokens_read is not None and i == len(copied.blocks) - 1
-            copied.blocks[i] = _PreparedBlock(block, settings, is_read_in_part=is_read_in_part)
+            is_split = model.config.tokens_read is not None and i == len(copied.blocks) - 1
+            copied.blocks[i] = _PreparedBlock(block, settings, is_split=is_split)
         copied.add_module("patch_embed", PreparedPatchEmbed(copied.patch_embed, settings))
         for name, child in copied.named_children():
             if name not in ("patch_embed", "blocks"):
-                freeze(child, settings.precise)
+                convert_parameters(child, settings.precise)
         for name, parameter in list(copied.named_parameters(recurse=False)):
-            setattr(copied, name, frozen(parameter, settings.precise))
+            setattr(copied, name, _converted(parameter, settings.precise))
         return OptimizedModel(copied).eval()
 
 
-def plain(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16) -> OptimizedModel:
+def cast_copy(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16) -> OptimizedModel:
     """Return a copy on the CPU with its layers in another dtype; heads and rotary positions stay float32."""
     settings = Settings(dtype, torch.device("cpu"), pack=False)
     with torch.no_grad():
-        copied = sharing(model)
+        copied = copy_sharing_parameters(model)
         for name, child in copied.named_children():
-            freeze(child, settings.precise if name in ("head", "head_dist", "rope") else settings)
+            convert_parameters(child, settings.precise if name in ("head", "head_dist", "rope") else settings)
         for name, parameter in list(copied.named_parameters(recurse=False)):
-            setattr(copied, name, frozen(parameter, settings))
+            setattr(copied, name, _converted(parameter, settings))
         return OptimizedModel(copied, dtype).eval()
 
 
-def sharing(model: VisionTransformer) -> VisionTransformer:
+def copy_sharing_parameters(model: VisionTransformer) -> VisionTransformer:
     """Return a copy in evaluation mode that shares the model's parameters until they are replaced."""
-    kept: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
-    return copy.deepcopy(model, kept).eval()
+    shared: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
+    return copy.deepcopy(model, shared).eval()  # `deepcopy` takes the objects of this dictionary instead of copies
 
 
 # --- A block as two residual branches -------------------------------------------------------------------------
 
-# The optimised model and graphs for other runtimes compute a block without calling its `forward`. They
-# get the parts of the block from `branches`, and the order of operations from `in_order`. A block with an unknown part
-# is refused, because the part would silently be skipped. `variants` refuses unsupported fields of the configuration in
-# the same way. `vit.Block` is the block as in the paper.
+# The optimised model computes a block without calling its `forward`. It gets the parts of the block from `branches` and
+# computes them by `residual_branch`. A block with an unknown part is refused, because the part would silently be
+# skipped. `variants` refuses unsupported fields of the configuration in the same way.
 
 T = TypeVar("T")
 
-_PARTS: dict[type[nn.Module], Set[str]] = {
+_KNOWN_PARTS: dict[type[nn.Module], Set[str]] = {
     Block: {"norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2"},
     Attention: {"convolve", "qkv", "norm", "proj", "attn_drop", "proj_drop"},
     ConvProjection: {"q", "k", "v"},
@@ -419,7 +416,7 @@ class Branch:
     norm: Norm  # `order` determines what it normalises
     mix: nn.Module  # mixes tokens (`Attention` or a replacement) or the features of each token (`MLP`)
     scale: nn.Module  # a `LayerScale` or an identity
-    order: str  # of norm, layer and sum; see `in_order`
+    order: str  # of norm, layer and sum; see `residual_branch`
 
 
 def branches(block: nn.Module) -> tuple[Branch, Branch]:
@@ -428,20 +425,16 @@ def branches(block: nn.Module) -> tuple[Branch, Branch]:
     Raises:
         VitkitError: the block has an unknown part.
     """
-    _refuse_other_parts(block)
+    _check_parts(block)
     parts: Any = block
     mixing = Branch(parts.norm1, parts.attn, parts.ls1, parts.order)
     return mixing, Branch(parts.norm2, parts.mlp, parts.ls2, parts.order)
 
 
-def in_order(
-    order: str,
-    x: T,
-    norm: Callable[[T], T],
-    add: Callable[[T, T | None], T],
-    plus: Callable[[T, T], T],
+def residual_branch(
+    order: str, x: T, norm: Callable[[T], T], mix_and_add: Callable[[T, T | None], T], add: Callable[[T, T], T]
 ) -> T:
-    """Compute one residual branch, with norm, layer and sum in the order `order` (eqs. 2 and 3 for "pre").
+    """Compute the sum of tokens and a residual branch (eqs. 2 and 3 for "pre").
 
     Args:
         order: `Branch.order`. "pre" normalises the input of the branch. "post" normalises the sum (the original
@@ -449,30 +442,28 @@ def in_order(
             sec. 3.2).
         x: the tokens, in the representation of the caller.
         norm: a function that normalises tokens.
-        add: a function of the branch's input and the sum so far. It computes the branch's output and adds it to the
-            sum. If the sum is None, it returns the output alone.
-        plus: a function that adds the sum so far and the output of a branch.
+        mix_and_add: a function of the input of the layer (`Branch.mix`) and the sum so far. It adds the layer's output
+            to the sum. If the sum is None, it returns the output alone.
+        add: a function that adds the output of the branch to the sum so far.
     """
     if order == "pre":
-        return add(norm(x), x)
-    return norm(add(x, x)) if order == "post" else plus(x, norm(add(x, None)))
+        return mix_and_add(norm(x), x)
+    if order == "post":
+        return norm(mix_and_add(x, x))
+    return add(x, norm(mix_and_add(x, None)))
 
 
-def _refuse_other_parts(module: nn.Module, where: str = "block") -> None:
+def _check_parts(module: nn.Module, where: str = "block") -> None:
     # A parametrised layer has a new class without a `forward`; it computes as its base class does.
     kind = next(kind for kind in type(module).__mro__ if "forward" in vars(kind))
-    parts = _PARTS.get(kind)
+    parts = _KNOWN_PARTS.get(kind)
     if parts is None:
-        raise VitkitError(
-            "inference.layer-unsupported",
-            f"the {where} is a {type(module).__name__}, which only --backend eager --precision float32 can compute",
-        )
+        reason = f"the {where} is a {type(module).__name__}, which only --backend eager --precision float32 can compute"
+        raise VitkitError("inference.layer-unsupported", reason)
     for name, part in module.named_children():
         if name == "parametrizations":
             continue
         if name not in parts:
-            raise VitkitError(
-                "inference.layer-unsupported",
-                f"the {where} contains {name!r}, which only --backend eager --precision float32 can compute",
-            )
-        _refuse_other_parts(part, f"{where}.{name}")
+            reason = f"the {where} contains {name!r}, which only --backend eager --precision float32 can compute"
+            raise VitkitError("inference.layer-unsupported", reason)
+        _check_parts(part, f"{where}.{name}")

@@ -26,7 +26,7 @@ PLANS = (  # layout of the weights, and kind of attention (`optimized.prepare`)
     "plain",
     *(f"{layout}-{kind}" for layout in ("folded", "packed") for kind in ("fused", "batch", "image")),
 )
-MANY = 500  # number of images for which a few seconds of preparation are worthwhile
+MANY = 500  # from this number of images on, a few seconds of preparation are worthwhile
 
 
 @dataclass(frozen=True)
@@ -35,22 +35,22 @@ class Backend:
 
     Attributes:
         name: the name by which the backend is requested.
-        tells: a short description.
+        tells: a short description for users.
         module: the module that creates its runners.
-        opens: the name of a function in the module: (model, precision) -> Runner.
+        factory: the name of a function in the module: (model, precision) -> Runner.
         packages: the packages that must be installed.
         hint: how to install the packages.
         precision: the only precision that the backend supports; None for any of `PRECISIONS`.
-        auto_on: the kind of device on which the backend name `auto` stands for this backend; None for none.
+        auto_on: the kind of device on which `auto` prefers this backend to eager; None for none.
         auto_from: the smallest number of images for which `auto` uses this backend, because its preparation takes time.
         devices: the kinds of device that the backend supports. If there are others than the CPU, the function takes the
-            device as a third argument.
+            device as a third argument; otherwise its model is always on the CPU.
     """
 
     name: str
     tells: str
     module: str
-    opens: str = "from_model"
+    factory: str = "from_model"
     packages: tuple[str, ...] = ()
     hint: str = ""
     precision: str | None = None
@@ -65,20 +65,17 @@ class Backend:
             VitkitError: a package is missing, or the backend cannot run the model or does not support the device.
         """
         if device.partition(":")[0] not in self.devices:
-            raise VitkitError(
-                "inference.device-unsupported",
-                f"backend {self.name} supports only {' or '.join(self.devices)}, not {device}",
-            )
+            reason = f"backend {self.name} supports only {' or '.join(self.devices)}, not {device}"
+            raise VitkitError("inference.device-unsupported", reason)
         missing = [package for package in self.packages if find_spec(package) is None]
         if missing:
-            raise VitkitError(
-                "inference.package-missing", f"backend {self.name} needs {' and '.join(missing)}: {self.hint}"
-            )
-        opens: Callable[..., Runner] = getattr(import_module(self.module), self.opens)
+            reason = f"backend {self.name} needs {' and '.join(missing)}: {self.hint}"
+            raise VitkitError("inference.package-missing", reason)
+        factory: Callable[..., Runner] = getattr(import_module(self.module), self.factory)
         if self.devices != ("cpu",):
-            return opens(model, precision, device)
-        is_here = next(model.parameters()).device.type == "cpu"
-        return opens(model if is_here else copy.deepcopy(model).cpu(), precision)
+            return factory(model, precision, device)
+        is_on_cpu = next(model.parameters()).device.type == "cpu"
+        return factory(model if is_on_cpu else copy.deepcopy(model).cpu(), precision)
 
 
 BACKENDS: dict[str, Backend] = {}
@@ -112,11 +109,7 @@ for _row in (
         devices=("cpu", "cuda", "mps"),
     ),
     Backend(  # not for `auto`: on a GPU, half a million images are needed to save the time of compiling
-        "compile",
-        "PyTorch's compiler; takes a minute",
-        f"{_HOME}.torch",
-        "compiled",
-        devices=("cpu", "cuda"),
+        "compile", "PyTorch's compiler; takes a minute", f"{_HOME}.torch", "compiled", devices=("cpu", "cuda")
     ),
     Backend(
         "openvino",
@@ -127,7 +120,7 @@ for _row in (
         auto_on="cpu",
         auto_from=MANY,
     ),
-    Backend(  # it has no bfloat16 kernels for CPUs
+    Backend(  # ONNX Runtime has no bfloat16 kernels for CPUs
         "onnx",
         "ONNX Runtime",
         f"{_HOME}.onnx",

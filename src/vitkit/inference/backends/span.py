@@ -19,8 +19,9 @@ class Pixels:
 class Span:
     """Where a graph begins and ends: by default, it takes normalised images and returns logits."""
 
-    pixels: Pixels | None = None  # how to normalise pixels and calibrate logits, if this is part of the graph
-    until: str | None = None  # the module of `folded(model)` whose output the graph returns in place of the logits
+    pixels: Pixels | None = None  # if not None, the graph normalises pixels and calibrates logits by these values
+    # The module of `exportable_copy(model)` whose output the graph returns instead of the logits; None for the logits
+    layer: str | None = None
 
 
 WHOLE = Span()  # from normalised images to logits

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -27,9 +28,9 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import VitkitError, first_line
-from vitkit.inference.backends.optimized import OptimizedModel, can_pack, plain, prepare, sharing
+from vitkit.inference.backends.optimized import OptimizedModel, can_pack, cast_copy, copy_sharing_parameters, prepare
 from vitkit.inference.backends.registry import PLANS
-from vitkit.inference.pipeline import BATCH, cores, crew
+from vitkit.inference.pipeline import BATCH, cores, thread_pool
 from vitkit.model.build import Model
 from vitkit.model.layers import Layers
 from vitkit.model.network import Network
@@ -39,54 +40,54 @@ from vitkit.system.environment import cache_folder
 from vitkit.system.files import from_json, write_json
 from vitkit.system.logger import log
 
-GAIN = 1.05  # the minimum speed-up over `plain` that is worth another plan
+GAIN = 1.05  # the minimum speed-up over `plain` for which another plan is used
 _TOO_SLOW = 0.8  # candidates with a lower speed-up in the first round are not timed again
-_SECONDS = 1.0  # duration of the rounds
-_LONGEST = 5.0  # maximum seconds for the minimum number of rounds, on a busy machine; after that, `plain` is used
-_ROUNDS = (3, 15)  # minimum and maximum number of rounds
+_SECONDS = 1.0  # usual duration of a measurement
+_TIME_LIMIT = 5.0  # seconds; if they do not suffice for `_MIN_ROUNDS`, because the machine is busy, `plain` is used
+_MIN_ROUNDS, _MAX_ROUNDS = 3, 15  # rounds after the first one
 
 
-def build(model: VisionTransformer, plan: str, dtype: torch.dtype = torch.bfloat16) -> OptimizedModel:
+def build_plan(model: VisionTransformer, plan: str, dtype: torch.dtype = torch.bfloat16) -> OptimizedModel:
     """Return a copy of the model on the CPU that computes according to `plan`, one of `PLANS` except `auto`."""
     if plan == "plain":
-        return plain(model, dtype)
+        return cast_copy(model, dtype)
     layout, _, attend = plan.partition("-")
     return prepare(model, dtype, pack=layout == "packed", attend=attend)
 
 
-def choose(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16, *, may_measure: bool) -> str:
+def choose_plan(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16, *, may_measure: bool) -> str:
     """Choose one of `PLANS` for this model on this machine.
 
-    The plan comes from a stored measurement, or from a new one if `may_measure` is set. Otherwise it is `plain`.
+    The plan comes from a stored measurement, or from a new one if `may_measure` is True. Otherwise it is `plain`.
 
     Args:
         model: the model on the CPU.
         dtype: the dtype of the computation.
         may_measure: whether there are enough images to spend a second on a measurement.
     """
-    facts = _facts(model, dtype)
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    key = _measurement_key(model, dtype)
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     file = cache_folder() / "plans" / f"{digest[:24]}.json"
     with suppress(OSError, ValueError):
         stored = from_json(file.read_text(encoding="utf-8"))
-        if isinstance(stored, dict) and all(stored.get(name) == value for name, value in facts.items()):
+        if isinstance(stored, dict) and all(stored.get(name) == value for name, value in key.items()):
             plan = stored.get("plan")
             if isinstance(plan, str) and plan in PLANS and plan != "auto":
                 return plan
     if not may_measure:
         return "plain"
-    ratios = measure(model, dtype)
-    plan = best(ratios)
+    ratios = measure_plans(model, dtype)
+    plan = fastest_plan(ratios)
     with suppress(OSError):  # otherwise it is measured again next time
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, {**facts, "plan": plan, "times_as_fast_as_plain": ratios})
-    fastest = sorted(ratios.items(), key=lambda item: -item[1])[:2]
-    listed = ", ".join(f"{name} {ratio:.2f}" for name, ratio in fastest)
+        write_json(file, {**key, "plan": plan, "times_as_fast_as_plain": ratios})
+    two_fastest = sorted(ratios.items(), key=lambda item: -item[1])[:2]
+    listed = ", ".join(f"{name} {ratio:.2f}" for name, ratio in two_fastest)
     log.warning(f"plan {plan}, by a stored measurement of this machine (speed-up over plain: {listed})")
     return plan
 
 
-def best(ratios: Mapping[str, float]) -> str:
+def fastest_plan(ratios: Mapping[str, float]) -> str:
     """Return the plan with the largest speed-up over `plain`; `plain` if the speed-up is less than `GAIN`."""
     plan = max(ratios, key=lambda name: ratios[name], default="plain")
     return plan if ratios.get(plan, 0.0) >= GAIN else "plain"
@@ -95,82 +96,86 @@ def best(ratios: Mapping[str, float]) -> str:
 # --- Measuring ----------------------------------------------------------------------------------------------
 
 
-def measure(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16) -> dict[str, float]:
+def measure_plans(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16) -> dict[str, float]:
     """Return each plan's speed-up over `plain` in processor time per batch, as the median over rounds.
 
     Blocks of the same kind cost the same. Therefore one block of each kind is timed, and its time is multiplied by the
     number of such blocks. If time runs out before the minimum number of rounds, the result contains only `plain`.
     """
-    cut, times = _one_of_each_kind(model)
+    short_model, repeats = _one_of_each_kind(model)
     plans = [name for name in PLANS if name != "auto" and (can_pack(dtype) or not name.startswith("packed"))]
-    candidates = {name: build(cut, name, dtype) for name in plans}
+    candidates = {name: build_plan(short_model, name, dtype) for name in plans}
     config = model.config
     images = torch.randn(BATCH, config.in_channels, *config.image_size, generator=torch.Generator().manual_seed(0))
     began = time.monotonic()
-    with crew(is_concurrent=True) as (pool, count, _):
-        rows = list(pool.map(lambda _: _time_plans(candidates, times, images, began), range(count)))
-    if any(len(of_core) <= _ROUNDS[0] for of_core in rows):
+    with thread_pool(is_concurrent=True) as (pool, count, _):
+        by_core = list(pool.map(lambda _: _time_plans(candidates, repeats, images, began), range(count)))
+    if any(len(rounds) <= _MIN_ROUNDS for rounds in by_core):
         return {"plain": 1.0}
-    rounds = [each for of_core in rows for each in of_core]
-    return {name: statistics.median(each["plain"] / each[name] for each in rounds if name in each) for name in plans}
+    rounds = list(chain.from_iterable(by_core))
+    speedups = {name: [seconds["plain"] / seconds[name] for seconds in rounds if name in seconds] for name in plans}
+    return {name: statistics.median(values) for name, values in speedups.items()}
 
 
 def _one_of_each_kind(model: VisionTransformer) -> tuple[VisionTransformer, list[int]]:
-    """Return a copy with one block of each kind, and the last block; and how many blocks of each kind the model has."""
+    """Return a copy with one block of each kind and the last block, and the number of blocks of each kind.
+
+    The last block is counted apart, because it may compute only some of the tokens.
+    """
     config = model.config
     kinds = [(i in config.conv_layers, windows_of(config, i)) for i in range(len(model.blocks) - 1)]
-    cut = sharing(model)
-    cut.blocks = Layers(*(cut.blocks[kinds.index(kind)] for kind in Counter(kinds)), cut.blocks[-1])
-    return cut, list(Counter(kinds).values())
+    short_model, counts = copy_sharing_parameters(model), Counter(kinds)
+    blocks = short_model.blocks
+    short_model.blocks = Layers(*(blocks[kinds.index(kind)] for kind in counts), blocks[-1])
+    return short_model, list(counts.values())
 
 
 @torch.inference_mode()
 def _time_plans(
-    candidates: Mapping[str, OptimizedModel], times: Sequence[int], images: Tensor, began: float
+    candidates: Mapping[str, OptimizedModel], repeats: Sequence[int], images: Tensor, began: float
 ) -> list[dict[str, float]]:
     """Return the seconds per batch of each plan, for each round; an empty list if time runs out.
 
     Plans that are slow in the first round are left out of the later rounds.
     """
-    racing: dict[str, float] = {}
-    for name in [*candidates, *candidates]:  # in the second pass, kernels have been chosen
-        racing[name] = _seconds(candidates[name], times, images)
-        if time.monotonic() > began + _LONGEST:
+    first_round: dict[str, float] = {}
+    for name in [*candidates, *candidates]:  # the second pass replaces the first, in which kernels are chosen
+        first_round[name] = _seconds(candidates[name], repeats, images)
+        if time.monotonic() > began + _TIME_LIMIT:
             return []
-    least, most = _ROUNDS
-    running = [name for name, seconds in racing.items() if racing["plain"] / seconds >= _TOO_SLOW]
-    rounds = [racing]
-    while len(rounds) <= most and time.monotonic() < began + (_LONGEST if len(rounds) <= least else _SECONDS):
-        rounds.append({name: _seconds(candidates[name], times, images) for name in running})
+    remaining = [name for name, seconds in first_round.items() if first_round["plain"] / seconds >= _TOO_SLOW]
+    rounds = [first_round]
+    while len(rounds) <= _MAX_ROUNDS:
+        if time.monotonic() >= began + (_TIME_LIMIT if len(rounds) <= _MIN_ROUNDS else _SECONDS):
+            break
+        rounds.append({name: _seconds(candidates[name], repeats, images) for name in remaining})
     return rounds
 
 
-def _seconds(optimized: OptimizedModel, times: Sequence[int], images: Tensor) -> float:
-    """Return the seconds of processor time that this thread needs for a batch. Other threads do not count."""
+def _seconds(optimized: OptimizedModel, repeats: Sequence[int], images: Tensor) -> float:
+    """Return the processor time in seconds that this thread needs for a batch with `repeats[i]` blocks like block i."""
     began = time.thread_time()
     x = optimized.embed(images)  # (B, N, D)
     spent = time.thread_time() - began
-    for i, often in enumerate(times):
+    for i, count in enumerate(repeats):
         began = time.thread_time()
         x = optimized.model.layer(i, x)
-        spent += often * (time.thread_time() - began)
+        spent += count * (time.thread_time() - began)
     began = time.thread_time()
-    optimized.finish(optimized.model.layer(len(times), x, optimized.reads))
+    optimized.finish(optimized.model.layer(len(repeats), x, optimized.tokens_read))
     return spent + time.thread_time() - began
 
 
 # --- Stored measurements ------------------------------------------------------------------------------------
 
 
-def _facts(model: VisionTransformer, dtype: torch.dtype) -> dict[str, Any]:
+def _measurement_key(model: VisionTransformer, dtype: torch.dtype) -> dict[str, Any]:
     """Return the values that determine which plan is fastest: the machine, torch, and the model's configuration.
 
     Fields of the configuration that do not affect the cost, such as dropout, are left out.
     """
-    config = {
-        name: value for name, value in asdict(model.config).items() if "drop" not in name and name not in ("init",)
-    }
-    facts = {
+    config = {name: value for name, value in asdict(model.config).items() if "drop" not in name and name != "init"}
+    key = {
         "processor": processor(),
         "cores": cores(),
         "torch": torch.__version__,
@@ -180,7 +185,7 @@ def _facts(model: VisionTransformer, dtype: torch.dtype) -> dict[str, Any]:
         "batch": BATCH,
         "config": config,
     }
-    as_stored: dict[str, Any] = json.loads(json.dumps(facts))
+    as_stored: dict[str, Any] = json.loads(json.dumps(key))  # with lists in place of tuples, to compare with a file
     return as_stored
 
 
@@ -196,7 +201,7 @@ def processor() -> str:
     return f"{fields.get('model name', platform.machine())} {hashlib.sha256(flags.encode()).hexdigest()[:8]}"
 
 
-_REPLAYED = 32  # images; a GPU computes larger batches more slowly than Python launches their kernels
+_REPLAYED = 32  # images of the largest replayed batch: a larger one takes the GPU longer than Python needs to launch it
 
 
 class KernelReplay:
@@ -221,30 +226,30 @@ class KernelReplay:
             with self._lock:
                 recorded = self._graphs.get(tuple(images.shape)) or self._record(images)
                 if recorded is not None:
-                    graph, given, outputs = recorded
-                    given.copy_(images)
+                    graph, static_images, outputs = recorded
+                    static_images.copy_(images)
                     graph.replay()
                     return outputs.clone()
         return self._model(images)
 
     def _record(self, images: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor] | None:
         """Record a CUDA graph for the shape of `images`; return the graph, its input and its output, or None."""
-        given, graph = images.clone(), torch.cuda.CUDAGraph()
-        aside = torch.cuda.Stream(images.device)  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream(images.device))
-        with torch.cuda.stream(aside):
+        static_images, graph = images.clone(), torch.cuda.CUDAGraph()
+        side_stream = torch.cuda.Stream(images.device)  # type: ignore[no-untyped-call]
+        side_stream.wait_stream(torch.cuda.current_stream(images.device))
+        with torch.cuda.stream(side_stream):
             for _ in range(3):  # kernels are compiled and chosen, and libraries allocate their memory
-                self._model(given)
-        torch.cuda.current_stream(images.device).wait_stream(aside)
+                self._model(static_images)
+        torch.cuda.current_stream(images.device).wait_stream(side_stream)
         pool = next((other.pool() for other, *_ in self._graphs.values()), None)
         try:
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # other threads may use the GPU
-                outputs = self._model(given)
+                outputs = self._model(static_images)
         except RuntimeError:
             self._can_record = False
             return None
-        self._graphs[tuple(images.shape)] = graph, given, outputs
-        return graph, given, outputs
+        self._graphs[tuple(images.shape)] = graph, static_images, outputs
+        return graph, static_images, outputs
 
 
 def model_on_gpu(
@@ -272,12 +277,7 @@ class TorchRunner:
     """
 
     def __init__(
-        self,
-        compute: Callable[[Tensor], Tensor],
-        backend: str,
-        precision: str,
-        device: str,
-        plan: str = "",
+        self, compute: Callable[[Tensor], Tensor], backend: str, precision: str, device: str, plan: str = ""
     ) -> None:
         self.backend, self.precision, self.plan = backend, precision, plan
         self.is_concurrent = backend == "eager" and device == "cpu"
@@ -288,19 +288,15 @@ class TorchRunner:
     def __call__(self, images: Tensor) -> Tensor:
         """Compute float32 logits (B, K) of images (B, C, height, width), for any B; both tensors are on the CPU."""
         B = len(images)
-        if self.backend == "compile":  # another batch size would be compiled again
+        if self.backend == "compile":  # each batch size is compiled, so batches are padded to the largest one so far
+            # On a GPU, where padding costs little, powers of two keep the number of compiled sizes small.
             self._largest = max(self._largest, B if self._device == "cpu" else 1 << (B - 1).bit_length())
             images = torch.cat([images, images.new_zeros(self._largest - B, *images.shape[1:])])
         return self._compute(images.to(self._device, non_blocking=True))[:B].cpu()
 
 
 def eager(
-    model: Model,
-    precision: str,
-    device: str = "cpu",
-    plan: str = "auto",
-    *,
-    may_measure: bool = False,
+    model: Model, precision: str, device: str = "cpu", plan: str = "auto", *, may_measure: bool = False
 ) -> TorchRunner:
     """Return a runner in PyTorch without compilation.
 
@@ -313,34 +309,30 @@ def eager(
     """
     if isinstance(model, Network):
         if plan != "auto":
-            raise VitkitError(
-                "inference.plan-unsupported",
-                f"plan {plan!r} requires a Vision Transformer, and this is {model.config.full_name}",
-            )
-        return TorchRunner(_copy_on(model, precision, device), "eager", precision, device)
+            reason = f"plan {plan!r} requires a Vision Transformer, and this is {model.config.full_name}"
+            raise VitkitError("inference.plan-unsupported", reason)
+        return TorchRunner(_eval_copy(model, precision, device), "eager", precision, device)
     if device != "cpu":
         if plan not in ("auto", "plain"):
             raise VitkitError("inference.plan-unsupported", f"plan {plan!r} is for CPUs, not for {device}")
         return TorchRunner(model_on_gpu(model, precision, device), "eager", precision, device)
     dtype = getattr(torch, precision)
     if plan.startswith("packed") and not can_pack(dtype):
-        raise VitkitError(
-            "inference.plan-unsupported",
-            f"plan {plan!r}: torch does not support packed weights here; use plan 'auto' or 'plain'",
-        )
+        reason = f"plan {plan!r}: torch does not support packed weights here; use plan 'auto' or 'plain'"
+        raise VitkitError("inference.plan-unsupported", reason)
     if plan == "auto":
         # Without a measurement, results in float32 should be bitwise equal to those of the model.
         if precision != "float32" or may_measure:
-            with suppress(VitkitError):  # of a layer that is not vitkit's
-                return _planned(model, precision, choose(model, dtype, may_measure=may_measure))
+            with suppress(VitkitError):  # the optimised model does not support a layer that is not vitkit's
+                return _runner_of_plan(model, precision, choose_plan(model, dtype, may_measure=may_measure))
         plan = "plain"
-    return _planned(model, precision, plan)
+    return _runner_of_plan(model, precision, plan)
 
 
-def _planned(model: VisionTransformer, precision: str, plan: str) -> TorchRunner:
+def _runner_of_plan(model: VisionTransformer, precision: str, plan: str) -> TorchRunner:
     if precision == "float32" and plan == "plain":
         return TorchRunner(copy.deepcopy(model).eval(), "eager", precision, "cpu")
-    return TorchRunner(build(model, plan, getattr(torch, precision)), "eager", precision, "cpu", plan=plan)
+    return TorchRunner(build_plan(model, plan, getattr(torch, precision)), "eager", precision, "cpu", plan=plan)
 
 
 class InHalfPrecision(nn.Module):
@@ -348,15 +340,15 @@ class InHalfPrecision(nn.Module):
 
     def __init__(self, model: Network, dtype: torch.dtype, device: str) -> None:
         super().__init__()
-        self.model, self._dtype, self._kind = model, dtype, device.partition(":")[0]
+        self.model, self._dtype, self._device_type = model, dtype, device.partition(":")[0]
 
     def forward(self, images: Tensor) -> Tensor:
-        with torch.autocast(self._kind, self._dtype):
+        with torch.autocast(self._device_type, self._dtype):
             logits: Tensor = self.model(images)
         return logits.float()
 
 
-def _copy_on(model: Network, precision: str, device: str) -> nn.Module:
+def _eval_copy(model: Network, precision: str, device: str) -> nn.Module:
     copied = copy.deepcopy(model).to(device).eval()
     return copied if precision == "float32" else InHalfPrecision(copied, getattr(torch, precision), device)
 
@@ -367,13 +359,13 @@ def compiled(model: Model, precision: str, device: str = "cpu") -> TorchRunner:
     Raises:
         VitkitError: the model cannot be compiled, for example because there is no C++ compiler.
     """
-    options: dict[str, Any] | None = {"freezing": True} if device == "cpu" else None  # the compiler packs weights
+    options: dict[str, Any] | None = {"freezing": True} if device == "cpu" else None  # so that it packs weights
     compute: Callable[[Tensor], Tensor]
     if isinstance(model, Network):
-        compute = torch.compile(_copy_on(model, precision, device), fullgraph=True, options=options)
+        compute = torch.compile(_eval_copy(model, precision, device), fullgraph=True, options=options)
     elif device == "cpu":
-        packed_later = prepare(model, getattr(torch, precision), pack=False)
-        compute = torch.compile(packed_later, fullgraph=True, options=options)
+        unpacked = prepare(model, getattr(torch, precision), pack=False)
+        compute = torch.compile(unpacked, fullgraph=True, options=options)
     else:
         compute = model_on_gpu(model, precision, device, is_compiled=True)
     runner = TorchRunner(compute, "compile", precision, device)
@@ -381,8 +373,6 @@ def compiled(model: Model, precision: str, device: str = "cpu") -> TorchRunner:
     try:
         runner(torch.zeros(8, config.in_channels, *config.image_size))
     except RuntimeError as error:
-        raise VitkitError(
-            "inference.compiler-failed",
-            f"backend compile cannot compile the model on this machine: {first_line(error)}; use eager",
-        ) from error
+        reason = f"backend compile cannot compile the model on this machine: {first_line(error)}; use eager"
+        raise VitkitError("inference.compiler-failed", reason) from error
     return runner

@@ -80,15 +80,11 @@ class Pretraining(Options):
             )
         for name in ("decoder_layers", "decoder_width"):
             if self.objective != "mae" and getattr(self, name) is not None:
-                raise VitkitError(
-                    "training.decoder-missing",
-                    f"--{name.replace('_', '-')}: only --objective mae has a decoder; leave it out",
-                )
+                message = f"--{name.replace('_', '-')}: only --objective mae has a decoder; leave it out"
+                raise VitkitError("training.decoder-missing", message)
         if self.decoder_width is not None and self.decoder_width % 32:
-            raise VitkitError(
-                "training.decoder-width",
-                f"--decoder-width must be a multiple of 32, for heads of that size, not {self.decoder_width}",
-            )
+            message = f"--decoder-width must be a multiple of 32, for heads of that size, not {self.decoder_width}"
+            raise VitkitError("training.decoder-width", message)
 
     def resolved(self) -> Pretraining:
         """Return the options with the objective's mask and target for unset ones; the decoder's may stay None."""

@@ -6,8 +6,8 @@
 - `MaskedPatchPrediction` (arXiv 2010.11929, sec. 4.6 and app. B.1.2): a fraction of the patch embeddings (by default
   half) is corrupted, and the outputs of the last layer predict the colours or pixels of these patches.
 
-Every image has a key, a random number. The key alone determines which patches are hidden (`shuffled`, `corrupt`), so
-they do not depend on the device or on the batch.
+Every image has a key, a random number. The key alone determines which patches are hidden (`shuffle_patches`,
+`corrupt`), so they do not depend on the device or on the batch.
 
 Shapes: B images with C channels, N patches in the order of the grid's rows, P prefix tokens, n visible patches, D
 features of the encoder; W is the decoder's width.
@@ -34,11 +34,11 @@ class PretrainingTask(nn.Module):
     """A task that hides patches and predicts them. Its weights are not part of the encoder."""
 
     def figures(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
-        """Return the loss of each image, (B,), and for classes of colours its fraction of right predictions, (B,)."""
+        """Return the loss of each image, (B,), and if classes are predicted, the fraction of correct ones, (B,)."""
         raise NotImplementedError
 
-    def draw(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Return predictions for the pixels of all patches, (B, N, p * q * C), and which patches were hidden, (B, N).
+    def reconstruct(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Predict the pixels of all patches, (B, N, p * q * C); also return which patches were hidden, (B, N).
 
         The pixels are normalised as the model reads them. Only the predictions for hidden patches are meaningful.
         """
@@ -64,7 +64,7 @@ class SelfSupervised(nn.Module):
     def fill(self, images: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Return the images with their hidden patches replaced by the predictions, and which were hidden, (B, N)."""
         patch, size = self.encoder.config.patch_size, self.encoder.config.image_size
-        predicted, hidden = self.task.draw(self.encoder, images, keys)
+        predicted, hidden = self.task.reconstruct(self.encoder, images, keys)
         patches = torch.where(hidden[:, :, None], predicted, patchify(images.float(), patch))
         return unpatchify(patches, patch, size), hidden
 
@@ -72,7 +72,7 @@ class SelfSupervised(nn.Module):
 _MASKED, _REPLACED = 0.8, 0.1  # of the corrupted patches; the rest stay as they are (app. B.1.2)
 
 
-def shuffled(keys: Tensor, patches: int) -> Tensor:
+def shuffle_patches(keys: Tensor, patches: int) -> Tensor:
     """Return a random order of the patches of each image: (B,) keys -> (B, N) indices."""
     return random_bits(keys.to(torch.int32), patches).argsort(dim=1, stable=True)
 
@@ -85,23 +85,23 @@ class Corruption(NamedTuple):
     source: Tensor  # (B, N), the index of the patch whose embedding is used: another one if the patch is replaced
 
 
-def corrupt(keys: Tensor, patches: int, number: int) -> Corruption:
+def corrupt(keys: Tensor, patches: int, count: int) -> Corruption:
     """Choose the patches to corrupt as in app. B.1.2: of these, 80 % are masked, 10 % replaced, and 10 % stay.
 
-    For each key (B,), `number` of N patches are corrupted.
+    For each key (B,), `count` of N patches are corrupted.
     """
     bits = random_bits(keys.to(torch.int32), 3 * patches)  # (B, 3N)
     order = bits[:, :patches].argsort(dim=1, stable=True)
-    corrupted = torch.zeros_like(order, dtype=torch.bool).scatter(1, order[:, :number], value=True)  # (B, N)
-    kind, other = (bits[:, patches:].double() / 2**32 + 0.5).chunk(2, dim=1)  # (B, N) each, in [0, 1)
+    corrupted = torch.zeros_like(order, dtype=torch.bool).scatter(1, order[:, :count], value=True)  # (B, N)
+    kind, offset = (bits[:, patches:].double() / 2**32 + 0.5).chunk(2, dim=1)  # (B, N) each, in [0, 1)
     positions = torch.arange(patches, device=keys.device).expand_as(order)
-    another = (positions + 1 + (other * (patches - 1)).long()) % patches  # any but the patch itself
+    another = (positions + 1 + (offset * (patches - 1)).long()) % patches  # any but the patch itself
     masked = corrupted & (kind < _MASKED)
     replaced = corrupted & ~masked & (kind < _MASKED + _REPLACED)
     return Corruption(corrupted, masked, torch.where(replaced, another, positions))
 
 
-_LEVELS = 8  # of each channel: 3 bits
+_COLOUR_LEVELS = 8  # of each channel: 3 bits
 
 
 def patchify(images: Tensor, patch: tuple[int, int]) -> Tensor:
@@ -122,25 +122,28 @@ def unpatchify(patches: Tensor, patch: tuple[int, int], size: tuple[int, int]) -
     return x.reshape(B, -1, height, width)
 
 
-def colours(pixels: Tensor, patch: tuple[int, int], side: int) -> Tensor:
-    """Divide each patch into side x side cells, and return the mean colours of the cells as numbers below 8^C.
+def quantised_colours(pixels: Tensor, patch: tuple[int, int], side: int) -> Tensor:
+    """Divide each patch into side x side cells, and return the mean colour of each cell as a number below 8^C.
 
     The mean of each of the C channels is reduced to one of 8 levels (3 bits): pixels (B, C, height, width) from 0 to 1
     -> numbers (B, N, side * side). The sides of a patch must be divisible by `side`.
     """
     C = pixels.shape[1]
     cells = F.avg_pool2d(pixels, (patch[0] // side, patch[1] // side))  # (B, C, side * h, side * w)
-    levels = (cells * _LEVELS).floor().clamp(0, _LEVELS - 1).long()
-    weights = _LEVELS ** torch.arange(C - 1, -1, -1, device=pixels.device)  # the first channel has the highest digit
+    levels = (cells * _COLOUR_LEVELS).floor().clamp(0, _COLOUR_LEVELS - 1).long()
+    # The levels are the digits of a number, of which the first channel has the highest one.
+    weights = _COLOUR_LEVELS ** torch.arange(C - 1, -1, -1, device=pixels.device)
     numbers = (levels * weights.view(1, C, 1, 1)).sum(dim=1, keepdim=True)  # (B, 1, side * h, side * w)
     return patchify(numbers, (side, side))
 
 
-def painted(numbers: Tensor, channels: int, patch: tuple[int, int], side: int, size: tuple[int, int]) -> Tensor:
-    """Invert `colours` up to rounding: numbers (B, N, side * side) -> pixels (B, C, height, width) from 0 to 1."""
-    weights = _LEVELS ** torch.arange(channels - 1, -1, -1, device=numbers.device)
-    levels = numbers.unsqueeze(-1) // weights % _LEVELS  # (B, N, side * side, C)
-    cells = (levels.flatten(2) + 0.5) / _LEVELS
+def dequantised_colours(
+    numbers: Tensor, channels: int, patch: tuple[int, int], side: int, size: tuple[int, int]
+) -> Tensor:
+    """Invert `quantised_colours` up to rounding: numbers (B, N, side * side) -> pixels (B, C, height, width)."""
+    weights = _COLOUR_LEVELS ** torch.arange(channels - 1, -1, -1, device=numbers.device)
+    levels = numbers.unsqueeze(-1) // weights % _COLOUR_LEVELS  # (B, N, side * side, C)
+    cells = (levels.flatten(2) + 0.5) / _COLOUR_LEVELS
     cells = unpatchify(cells, (side, side), (size[0] // patch[0] * side, size[1] // patch[1] * side))
     return F.interpolate(cells, size=size, mode="nearest")
 
@@ -154,7 +157,7 @@ _EPS = 1e-6  # added to the variance of a patch
 class MaskedAutoencoding(PretrainingTask):
     """The task of MAE: its decoder, and the token that represents hidden patches (sec. 3).
 
-    `choices` are the options of the objective, as returned by `Pretraining.resolved`.
+    `options` are the options of the objective, as returned by `Pretraining.resolved`.
 
     Raises:
         VitkitError: the fraction `mask` leaves no visible or no hidden patch.
@@ -162,24 +165,24 @@ class MaskedAutoencoding(PretrainingTask):
 
     positions: Tensor
 
-    def __init__(self, config: ViTConfig, choices: Pretraining) -> None:
+    def __init__(self, config: ViTConfig, options: Pretraining) -> None:
         super().__init__()
-        assert choices.mask is not None
-        self.config, self.is_normalised = config, choices.target == "normalised"
-        self.visible = int(config.patches * (1 - choices.mask))
+        assert options.mask is not None
+        self.config, self.is_normalised = config, options.target == "normalised"
+        self.visible = int(config.patches * (1 - options.mask))
         if not 0 < self.visible < config.patches:
             raise VitkitError(
                 "training.mask-share",
-                f"--mask {choices.mask:g} leaves {self.visible} of {config.patches} patches to see: at least one must "
+                f"--mask {options.mask:g} leaves {self.visible} of {config.patches} patches to see: at least one must "
                 "be seen and one hidden",
             )
-        inner = decoder_config(config, choices)
-        self.embed = nn.Linear(config.hidden_size, inner.hidden_size)
-        self.mask_token = nn.Parameter(torch.zeros(1, 1, inner.hidden_size))
-        self.blocks = nn.ModuleList(Block(inner, layer) for layer in range(inner.layers))
-        self.norm = nn.LayerNorm(inner.hidden_size, inner.norm_eps)
-        self.head = nn.Linear(inner.hidden_size, config.patch_size[0] * config.patch_size[1] * config.in_channels)
-        positions = F.pad(sincos_2d(config.grid, inner.hidden_size), (0, 0, config.prefix_tokens, 0))  # (P + N, W)
+        decoder = decoder_config(config, options)
+        self.embed = nn.Linear(config.hidden_size, decoder.hidden_size)
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, decoder.hidden_size))
+        self.blocks = nn.ModuleList(Block(decoder, layer) for layer in range(decoder.layers))
+        self.norm = nn.LayerNorm(decoder.hidden_size, decoder.norm_eps)
+        self.head = nn.Linear(decoder.hidden_size, config.patch_size[0] * config.patch_size[1] * config.in_channels)
+        positions = F.pad(sincos_2d(config.grid, decoder.hidden_size), (0, 0, config.prefix_tokens, 0))  # (P + N, W)
         self.register_buffer("positions", positions, persistent=False)
         nn.init.normal_(self.mask_token, std=0.02)
         for module in self.modules():  # as the authors initialise
@@ -205,7 +208,7 @@ class MaskedAutoencoding(PretrainingTask):
 
     def figures(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
         """Return the mean squared error over the hidden patches of each image, (B,)."""
-        order, patches = shuffled(keys, self.config.patches), patchify(images.float(), self.config.patch_size)
+        order, patches = shuffle_patches(keys, self.config.patches), patchify(images.float(), self.config.patch_size)
         predicted = self.predict(encoder, images, order)
         if self.is_normalised:
             variance, mean = torch.var_mean(patches, dim=2, keepdim=True)
@@ -213,24 +216,24 @@ class MaskedAutoencoding(PretrainingTask):
         error = (predicted - patches).square().mean(dim=2)  # (B, N)
         return (error.gather(1, order[:, self.visible :]).mean(dim=1),)
 
-    def draw(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        order = shuffled(keys, self.config.patches)
+    def reconstruct(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        order = shuffle_patches(keys, self.config.patches)
         predicted = self.predict(encoder, images, order)
-        if self.is_normalised:  # each patch is drawn with its true mean and deviation
+        if self.is_normalised:  # the predictions get the true mean and deviation of each patch
             patches = patchify(images.float(), self.config.patch_size)
             variance, mean = torch.var_mean(patches, dim=2, keepdim=True)
             predicted = predicted * (variance + _EPS).sqrt() + mean
         return predicted, torch.ones_like(order, dtype=torch.bool).scatter(1, order[:, : self.visible], value=False)
 
 
-def decoder_config(config: ViTConfig, choices: Pretraining) -> ViTConfig:
+def decoder_config(config: ViTConfig, options: Pretraining) -> ViTConfig:
     """Return the configuration of the blocks of MAE's decoder.
 
     The defaults are two thirds of the encoder's depth and width, at most 8 blocks and 512 features. For B/16 this is
     the decoder of the paper: 8 blocks with 512 features and 16 heads.
     """
-    layers = choices.decoder_layers or min(8, -(-2 * config.layers // 3))
-    width = choices.decoder_width or min(512, _HEAD_SIZE * max(1, round(2 * config.hidden_size / 3 / _HEAD_SIZE)))
+    layers = options.decoder_layers or min(8, -(-2 * config.layers // 3))
+    width = options.decoder_width or min(512, _HEAD_SIZE * max(1, round(2 * config.hidden_size / 3 / _HEAD_SIZE)))
     return ViTConfig(
         image_size=config.image_size,
         patch_size=config.patch_size,
@@ -249,7 +252,7 @@ def decoder_config(config: ViTConfig, choices: Pretraining) -> ViTConfig:
 class MaskedPatchPrediction(PretrainingTask):
     """The task of predicting corrupted patches: the [mask] embedding and a layer that predicts colours or pixels.
 
-    `choices` are the options of the objective, as returned by `Pretraining.resolved`. The normalisation of `preprocess`
+    `options` are the options of the objective, as returned by `Pretraining.resolved`. The normalisation of `preprocess`
     is undone to compute the colours of images.
 
     Raises:
@@ -259,27 +262,27 @@ class MaskedPatchPrediction(PretrainingTask):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, config: ViTConfig, choices: Pretraining, preprocess: Preprocess) -> None:
+    def __init__(self, config: ViTConfig, options: Pretraining, preprocess: Preprocess) -> None:
         super().__init__()
-        assert choices.mask is not None
+        assert options.mask is not None
         self.config = config
-        self.side = {"colour": 1, "colour-4x4": 4}.get(choices.target)  # colours along the side of a patch
-        self.number = round(config.patches * choices.mask)
-        if not 0 < self.number < config.patches:
+        self.side = {"colour": 1, "colour-4x4": 4}.get(options.target)  # colours along a patch; None predicts pixels
+        self.corrupted_count = round(config.patches * options.mask)
+        if not 0 < self.corrupted_count < config.patches:
             raise VitkitError(
                 "training.mask-share",
-                f"--mask {choices.mask:g} corrupts {self.number} of {config.patches} patches: at least one must be "
-                "corrupted and one not",
+                f"--mask {options.mask:g} corrupts {self.corrupted_count} of {config.patches} patches: at least one "
+                "must be corrupted and one not",
             )
         if self.side is not None and any(length % self.side for length in config.patch_size):
             p, q = config.patch_size
             raise VitkitError(
                 "training.patch-indivisible",
-                f"--target {choices.target} divides patches by 4, so their size must be a multiple of 4, not {p}x{q}; "
+                f"--target {options.target} divides patches by 4, so their size must be a multiple of 4, not {p}x{q}; "
                 "use --target colour",
             )
         p, q = config.patch_size
-        outputs = p * q * config.in_channels if self.side is None else self.side**2 * _LEVELS**config.in_channels
+        outputs = p * q * config.in_channels if self.side is None else self.side**2 * _COLOUR_LEVELS**config.in_channels
         self.mask_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
         self.head = nn.Linear(config.hidden_size, outputs)
         nn.init.normal_(self.mask_token, std=0.02)
@@ -291,41 +294,39 @@ class MaskedPatchPrediction(PretrainingTask):
 
     def predict(self, encoder: VisionTransformer, images: Tensor, corruption: Corruption) -> Tensor:
         """Return the outputs of the prediction layer for every patch: (B, N, outputs)."""
-        x = encoder.patches_of(images)  # (B, N, D)
+        x = encoder.embed_patches(images)  # (B, N, D)
         x = x.gather(1, corruption.source[:, :, None].expand_as(x))
         x = torch.where(corruption.masked[:, :, None], self.mask_token.to(x.dtype), x)
-        x = encoder.norm(encoder.encode(encoder.place(x)))[:, self.config.prefix_tokens :]
+        x = encoder.norm(encoder.encode(encoder.add_positions(x)))[:, self.config.prefix_tokens :]
         return self.head(x).float()
 
     def figures(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
-        """Return each image's mean loss over its corrupted patches, (B,).
-
-        If colours are predicted, also return their accuracy, (B,).
-        """
-        corruption = corrupt(keys, self.config.patches, self.number)
+        """Return each image's mean loss over its corrupted patches, (B,), and the accuracy of its colours, (B,)."""
+        corruption = corrupt(keys, self.config.patches, self.corrupted_count)
         predicted = self.predict(encoder, images, corruption)
-        places = corruption.corrupted.nonzero()[:, 1].view(len(images), self.number)  # equally many for each image
+        indices = corruption.corrupted.nonzero()[:, 1].view(len(images), self.corrupted_count)  # (B, count)
 
-        def of_corrupted(values: Tensor) -> Tensor:  # (B, N, ...) -> (B, number, ...)
-            index = places.view(*places.shape, *[1] * (values.ndim - 2))
+        def select_corrupted(values: Tensor) -> Tensor:  # (B, N, ...) -> (B, count, ...)
+            index = indices.view(*indices.shape, *[1] * (values.ndim - 2))
             return values.gather(1, index.expand(-1, -1, *values.shape[2:]))
 
         if self.side is None:
             error = predicted - patchify(images.float(), self.config.patch_size)
-            return (of_corrupted(error).square().mean(dim=(1, 2)),)
+            return (select_corrupted(error).square().mean(dim=(1, 2)),)
         pixels = images.float() * self.std + self.mean
-        truth = of_corrupted(colours(pixels, self.config.patch_size, self.side))  # (B, number, side * side)
-        shape = (len(images), self.number, self.side**2, -1)
-        logits = of_corrupted(predicted).reshape(shape)  # (B, number, side * side, colours)
-        losses = F.cross_entropy(logits.permute(0, 3, 1, 2), truth, reduction="none")  # (B, number, side * side)
-        right = logits.argmax(dim=3) == truth
-        return losses.mean(dim=(1, 2)), right.float().mean(dim=(1, 2))
+        colours = quantised_colours(pixels, self.config.patch_size, self.side)  # (B, N, side * side)
+        colours = select_corrupted(colours)
+        shape = (len(images), self.corrupted_count, self.side**2, -1)
+        logits = select_corrupted(predicted).reshape(shape)  # (B, count, side * side, colours)
+        losses = F.cross_entropy(logits.permute(0, 3, 1, 2), colours, reduction="none")  # (B, count, side * side)
+        is_correct = logits.argmax(dim=3) == colours
+        return losses.mean(dim=(1, 2)), is_correct.float().mean(dim=(1, 2))
 
-    def draw(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        corruption, config = corrupt(keys, self.config.patches, self.number), self.config
+    def reconstruct(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        corruption, config = corrupt(keys, self.config.patches, self.corrupted_count), self.config
         predicted = self.predict(encoder, images, corruption)  # (B, N, outputs)
         if self.side is not None:
             numbers = predicted.reshape(*predicted.shape[:2], self.side**2, -1).argmax(dim=3)  # (B, N, side * side)
-            pixels = painted(numbers, config.in_channels, config.patch_size, self.side, config.image_size)
+            pixels = dequantised_colours(numbers, config.in_channels, config.patch_size, self.side, config.image_size)
             predicted = patchify((pixels - self.mean) / self.std, config.patch_size)
         return predicted, corruption.corrupted

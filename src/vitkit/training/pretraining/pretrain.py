@@ -38,7 +38,7 @@ from vitkit.model.config import ViTConfig
 from vitkit.model.names import Config
 from vitkit.model.vit import Attention, VisionTransformer
 from vitkit.reporting.plots import BLUE, GREY, ORANGE
-from vitkit.system.files import without_place, write_text
+from vitkit.system.files import public_path, write_text
 from vitkit.system.run_files import FILLER, PRETRAINING, RECIPE, REPORT, resume_command
 from vitkit.text.pages import (
     component,
@@ -59,9 +59,9 @@ from vitkit.training.adapters import needs_every_patch
 from vitkit.training.checkpoint import identity
 from vitkit.training.defaults import check_effects, weights_of
 from vitkit.training.distributed import ALONE, ProcessGroup, check_team
-from vitkit.training.fine_tune import begin, data_of, run_training
+from vitkit.training.fine_tune import make_image_data, prepare_device, run_training
 from vitkit.training.inputs import Inputs
-from vitkit.training.lineage import RunImages, ancestry_findings, ancestry_of, divide
+from vitkit.training.lineage import RunImages, ancestry_findings, ancestry_of, assign_splits
 from vitkit.training.pretraining import LABEL_FIELDS, OBJECTIVES, Pretraining
 from vitkit.training.pretraining.objectives import (
     MaskedAutoencoding,
@@ -70,14 +70,14 @@ from vitkit.training.pretraining.objectives import (
     patchify,
     unpatchify,
 )
-from vitkit.training.recipe import Recipe, name_of, without_places
-from vitkit.training.request import NONE, Hooks, load_of_run
+from vitkit.training.recipe import Recipe, name_of, without_absolute_paths
+from vitkit.training.request import NO_HOOKS, Hooks, load_run_recipe
 from vitkit.training.run import Stages, carry_out, continue_run
-from vitkit.training.run_folder import Run, check_place
+from vitkit.training.run_folder import Run, check_output_folder
 from vitkit.training.stability import ValidationOutcome
 from vitkit.training.stages.examine import examine_images
 from vitkit.training.stages.split import limit
-from vitkit.training.stages.write import begun_folder, introduce, say_findings
+from vitkit.training.stages.write import introduce, say_findings, started_run_folder
 from vitkit.training.start import augment_of, blueprint_of, new_classifier
 
 
@@ -87,7 +87,7 @@ def pretrain(
     *,
     choices: Pretraining = Pretraining(),
     force: bool = False,
-    hooks: Hooks = NONE,
+    hooks: Hooks = NO_HOOKS,
 ) -> Path:
     """Pre-train an encoder, and return its run folder.
 
@@ -105,11 +105,11 @@ def pretrain(
     """
     fields = {**choices.set_fields(), **asked.set_fields()}
     choices, recipe = resolve_pretraining(asked, choices)
-    run = Run(recipe, None if out is None else Path(out), hooks=hooks, requested=fields)
+    run = Run(recipe, None if out is None else Path(out), hooks=hooks, request_fields=fields)
     return carry_out(run, _stages(choices), force=force)
 
 
-def resume_pretraining(folder: str | Path, data_root: Path | None = None, *, hooks: Hooks = NONE) -> Path:
+def resume_pretraining(folder: str | Path, data_root: Path | None = None, *, hooks: Hooks = NO_HOOKS) -> Path:
     """Continue an interrupted pre-training. The final weights are the same as without the interruption.
 
     Args:
@@ -122,7 +122,7 @@ def resume_pretraining(folder: str | Path, data_root: Path | None = None, *, hoo
     """
     folder = Path(folder)
     stages = _stages(choices_of_run(folder))
-    return continue_run(Run(load_of_run(folder / RECIPE), hooks=hooks), folder, stages, data_root)
+    return continue_run(Run(load_run_recipe(folder / RECIPE), hooks=hooks), folder, stages, data_root)
 
 
 def choices_of_run(folder: Path) -> Pretraining:
@@ -134,15 +134,13 @@ def choices_of_run(folder: Path) -> Pretraining:
     file = folder / PRETRAINING
     if not file.is_file():
         hint = f"; continue it with {resume_command(folder)}" if (folder / RECIPE).is_file() else ""
-        raise VitkitError(
-            "training.run-kind", f"{folder} is not a pre-training of vitkit: it has no {PRETRAINING}{hint}"
-        )
+        message = f"{folder} is not a pre-training of vitkit: it has no {PRETRAINING}{hint}"
+        raise VitkitError("training.run-kind", message)
     try:
         return Pretraining(**tomllib.loads(file.read_text(encoding="utf-8")))
     except (TypeError, ValueError) as error:
-        raise VitkitError(
-            "training.run-damaged", f"{file} is damaged: {error}; correct it, or pre-train again"
-        ) from error
+        message = f"{file} is damaged: {error}; correct it, or pre-train again"
+        raise VitkitError("training.run-damaged", message) from error
 
 
 def resolve_pretraining(asked: Recipe, choices: Pretraining) -> tuple[Pretraining, Recipe]:
@@ -152,13 +150,11 @@ def resolve_pretraining(asked: Recipe, choices: Pretraining) -> tuple[Pretrainin
         VitkitError: a field is about labels or has no effect, or there is no data.
     """
     if asked.data is None:
-        raise VitkitError(
-            "training.data-missing", "no data: pass a folder of images, or the name of a data set such as digits"
-        )
+        message = "no data: pass a folder of images, or the name of a data set such as digits"
+        raise VitkitError("training.data-missing", message)
     if refused := [name for name in LABEL_FIELDS if name in asked.given]:
-        raise VitkitError(
-            "training.field-refused", f"{refused[0]} concerns labels, and pre-training does not use them: leave it out"
-        )
+        message = f"{refused[0]} concerns labels, and pre-training does not use them: leave it out"
+        raise VitkitError("training.field-refused", message)
     weights = asked.weights if "weights" in asked.given else "none"
     if weights == "none" and asked.model is None:
         asked = asked.replace(model="vit_tiny_patch16_224")
@@ -176,32 +172,27 @@ def check_encoder(config: Config, choices: Pretraining) -> ViTConfig:
             not train a part of it, it does not normalise the features of patches, or the objective is mae and the model
             needs all patches.
     """
-    flag, why = f"--objective {choices.objective}", None
+    flag, reason = f"--objective {choices.objective}", None
     if not isinstance(config, ViTConfig):
-        raise VitkitError(
-            "training.model-unsupported", f"{flag}: {config.full_name} has no patches to hide; use a Vision Transformer"
-        )
+        message = f"{flag}: {config.full_name} has no patches to hide; use a Vision Transformer"
+        raise VitkitError("training.model-unsupported", message)
     if config.stem is not None:
-        why = "hides patches, but the stem of a hybrid sees them from their neighbours; use a plain ViT"
+        reason = "hides patches, but the stem of a hybrid sees them from their neighbours; use a plain ViT"
     elif config.distill_token or config.distill_head:
-        why = "nothing trains the distillation token; pre-train the model without it"
+        reason = "nothing trains the distillation token; pre-train the model without it"
     elif config.representation_size is not None:
-        why = "nothing trains the representation layer; leave out _in21k, or has_logits"
+        reason = "nothing trains the representation layer; leave out _in21k, or has_logits"
     elif config.fc_norm:
-        why = "this model normalises only its pooled features, not the patches; use a model without fc_norm"
-    elif choices.objective == "mae" and (needed := needs_every_patch(config)) is not None:
-        why = f"{needed}; use --objective masked-patch"
-    if why is not None:
-        raise VitkitError("training.model-unsupported", f"{flag}: {why}")
+        reason = "this model normalises only its pooled features, not the patches; use a model without fc_norm"
+    elif choices.objective == "mae" and (need := needs_every_patch(config)) is not None:
+        reason = f"{need}; use --objective masked-patch"
+    if reason is not None:
+        raise VitkitError("training.model-unsupported", f"{flag}: {reason}")
     return config
 
 
 def network_of(encoder: VisionTransformer, preprocess: Preprocess, choices: Pretraining, seed: int) -> SelfSupervised:
-    """Return the network to train: the encoder and its task. Equal seeds give equal weights.
-
-    Raises:
-        VitkitError: there are too few patches, or a patch cannot be divided into cells.
-    """
+    """Return the network to train: the encoder and its task. Equal seeds give equal weights."""
     torch.manual_seed(mix_seeds(seed, 1))
     if choices.objective == "mae":
         return SelfSupervised(encoder, MaskedAutoencoding(encoder.config, choices))
@@ -218,7 +209,7 @@ def _stages(choices: Pretraining) -> Stages:
 
 def _open(choices: Pretraining, run: Run) -> None:
     """Read the list of images, and check that the network can be built. No image is read."""
-    recipe = run.asked
+    recipe = run.request
     assert recipe.data is not None
     if choices.unlabelled or has_no_folders(recipe.data, follow_links=recipe.follow_links):
         run.source = read_unlabelled(recipe.data, follow_links=recipe.follow_links)
@@ -233,7 +224,7 @@ def _open(choices: Pretraining, run: Run) -> None:
     if len(run.source.classes) == 1 and "split" not in recipe.given:
         recipe = recipe.replace(split=(0.95, 0.05, 0.0))  # nothing is tested
     check_team(recipe, run.team)
-    check_place(run.out, run.source, None, weights_of(recipe))
+    check_output_folder(run.out, run.source, None, weights_of(recipe))
     if run.out is not None and run.reserve is not None:
         run.reserve(run.out)
     run.recipe, run.blueprint = recipe, blueprint_of(recipe, ())
@@ -244,17 +235,17 @@ def _open(choices: Pretraining, run: Run) -> None:
 
 def _write(choices: Pretraining, run: Run) -> None:
     """Divide the images as `vitkit train` does, and write all inputs of the pre-training into the run folder."""
-    run.before = ancestry_of(run.recipe, run.blueprint.pictures, None)
+    run.seen_before = ancestry_of(run.recipe, run.blueprint.record_bytes, None)
     images = RunImages(run.diagnosis.table, run.diagnosis.facts, run.groups)
-    part = divide(images, run.recipe, run.before)
+    split_images = assign_splits(images, run.recipe, run.seen_before)
     if run.recipe.max_images is not None:
-        part = limit(part, run.recipe.max_images, run.recipe.seed)
-    with begun_folder(run, f"{run.source.root.name}-{choices.objective}"):
+        split_images = limit(split_images, run.recipe.max_images, run.recipe.seed)
+    with started_run_folder(run, f"{run.source.root.name}-{choices.objective}"):
         introduce(run, f"pre-training {name_of(run.recipe)} on {run.source.place} ({choices.objective})")
-        findings = [*ancestry_findings(part, run.recipe), *part.findings, *run.diagnosis.findings]
+        findings = [*ancestry_findings(split_images, run.recipe), *split_images.findings, *run.diagnosis.findings]
         findings = say_findings(run, findings)
         write_text(run.folder / PRETRAINING, tomli_w.dumps(choices.to_dict()))
-        run.inputs = Inputs.of(part, run.before, findings, has_labels=False)
+        run.inputs = Inputs.of(split_images, run.seen_before, findings, has_labels=False)
         run.inputs.write(run.folder, run.recipe, has_labels=False)
 
 
@@ -264,13 +255,13 @@ def _fit(choices: Pretraining, run: Run) -> None:
     unlabelled = replace(inputs.table, classes=(), sets=())
     classifier = run.team.main_first(lambda: new_classifier(run.blueprint, unlabelled, inputs.hash))
     classifier.provenance["pretraining"] = choices.to_dict()
-    classifier.pictures = inputs.pictures
+    classifier.pictures = inputs.record_bytes
     run.say(f"images, without their labels: {_image_counts(inputs.table)}")
     network = network_of(vit_of(classifier.model, "pre-training"), classifier.preprocess, choices, recipe.seed)
-    data: BatchedImages = data_of(run, classifier, augment_of(recipe))
+    data: BatchedImages = make_image_data(run, classifier, augment_of(recipe))
     data.train = KeyedImages(data.train, recipe.seed, TRAINING_KEYS)
     data.val = KeyedImages(data.val, recipe.seed, VALIDATION_KEYS)
-    fabric = begin(run, classifier, data)
+    fabric = prepare_device(run, classifier, data)
     for module in network.task.modules():  # the decoder computes attention as the encoder does
         if isinstance(module, Attention):
             module.fused = fabric.device.type == "cuda"
@@ -291,13 +282,10 @@ def _report(choices: Pretraining, run: Run) -> None:
     metrics, config = encoder.provenance["metrics"], vit_of(encoder.model, "pre-training").config
     epoch, loss = metrics["epoch"], metrics.get("val_loss", metrics["train_loss"])
     parameters = sum(parameter.numel() for parameter in encoder.model.parameters())
-    right = f", {metrics['val_acc']:.1%} of the colours right" if "val_acc" in metrics else ""
-    title = f"{name_of(recipe)}, pre-trained on {without_place(images.name)}"
-    headline = f"{kind} loss {loss:.4f}{right}, epoch {epoch + 1}"
-    note = (
-        "No labels were used. The loss measures how well hidden patches are filled in, not how good a classifier will "
-        "be."
-    )
+    accuracy = f", {metrics['val_acc']:.1%} of the colours right" if "val_acc" in metrics else ""
+    title = f"{name_of(recipe)}, pre-trained on {public_path(images.name)}"
+    headline = f"{kind} loss {loss:.4f}{accuracy}, epoch {epoch + 1}"
+    note = "The loss measures how well hidden patches are filled in, not how good a classifier will be."
     facts = {
         "objective": f"{choices.objective}: {choices.mask:.0%} of the patches, target {choices.target}",
         "model": f"{parameters:,} parameters, {config.layers} layers, {config.heads} heads, no head",
@@ -306,21 +294,23 @@ def _report(choices: Pretraining, run: Run) -> None:
         "seed": str(recipe.seed),
         "made with": ", ".join(f"{name} {number}" for name, number in encoder.provenance["versions"].items()),
     }
-    shown = (
+    caption = (
         f"Some {split} images, evenly spread, with their visible parts and the predictions of the network. Patches "
         "that were predicted normalised are drawn with their mean and contrast."
     )
-    strips = _draw_strips(choices, run, images.of_split(split))
+    drawing = _draw_strips(choices, run, images.of_split(split))
     losses = figure("Loss by epoch", to_png(draw_losses(run.metrics.rows, epoch)))
     body = [
         f"<h1>{escape(title)}</h1>",
         component("verdict", "note", "Fine-tune from this run, and compare with random weights", beside=headline),
         *(finding(str(item)) for item in run.inputs.findings),
-        panel("Pictures filled in", image("Pictures filled in", to_png(strips), "png"), f'<p class="soft">{shown}</p>'),
-        panels(losses, panel("What this says", f"<p>{note}</p>")),
+        panel(
+            "Pictures filled in", image("Pictures filled in", to_png(drawing), "png"), f'<p class="soft">{caption}</p>'
+        ),
+        panels(losses, panel("What this says", f"<p>No labels were used. {note}</p>")),
         "<h2>Details</h2>",
         details("The run", table([[escape(name), escape(value)] for name, value in facts.items()])),
-        details("The complete recipe", listing(without_places(recipe).to_toml())),
+        details("The complete recipe", listing(without_absolute_paths(recipe).to_toml())),
     ]
     write_page(run.folder / REPORT, title, body)
     run.say(f"{headline}; report: {run.folder / REPORT}")
@@ -334,12 +324,12 @@ def _draw_strips(choices: Pretraining, run: Run, images: ImageTable) -> Figure:
     try:
         network.task.load_state_dict(load_file(run.folder / FILLER))
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise VitkitError(
-            "training.run-damaged", f"{run.folder / FILLER} is damaged, so there is no report: {error}"
-        ) from error
-    keyed, count = KeyedImages(EvaluationImages(images, preprocess), seed, VALIDATION_KEYS), min(8, len(images))
-    chosen = [keyed[i * len(keyed) // count] for i in range(count)]
-    pixels, keys = torch.stack([picture for picture, _ in chosen]), torch.tensor([key for _, key in chosen])
+        message = f"{run.folder / FILLER} is damaged, so there is no report: {error}"
+        raise VitkitError("training.run-damaged", message) from error
+    keyed = KeyedImages(EvaluationImages(images, preprocess), seed, VALIDATION_KEYS)
+    count = min(8, len(images))
+    chosen, image_keys = zip(*(keyed[i * len(keyed) // count] for i in range(count)), strict=True)
+    pixels, keys = torch.stack(chosen), torch.tensor(image_keys)
     filled, hidden = network.eval().fill(pixels, keys)
     visible = patchify(pixels, config.patch_size).masked_fill(hidden[:, :, None], 0.0)  # hidden patches become grey
     visible = unpatchify(visible, config.patch_size, config.image_size)
@@ -382,18 +372,18 @@ _T = TypeVar("_T")
 
 
 class Reconstruction:
-    """The objective (`losses.Learning`): predict the hidden patches of each image, which its key determines."""
+    """Predict the hidden patches of each image, which its key determines (a `losses.TrainingObjective`)."""
 
     takes_labels = True  # the keys are passed as labels, and never mixed
-    judges_shares = True
+    evaluates_shares = True
 
     def to(self, device: torch.device) -> Reconstruction:
-        return self  # it has no tensors
+        return self  # there are no tensors to move
 
     def targets(self, labels: Tensor) -> Tensor:
         raise NotImplementedError("keys cannot be mixed")
 
-    def ask(self, network: Callable[..., _T], images: Tensor, labels: Tensor) -> _T:
+    def call_network(self, network: Callable[..., _T], images: Tensor, labels: Tensor) -> _T:
         """Return the network's figures for some images; `labels` are the keys of the images."""
         return network(images, labels)
 
@@ -401,30 +391,26 @@ class Reconstruction:
         return heads[0].mean()
 
     def hits(self, heads: Sequence[Tensor], targets: Tensor) -> Tensor:
-        """Return the fraction of right predictions for each image, (B,); empty if the task has no right or wrong."""
+        """Return the fraction of correct predictions for each image, (B,); empty if the task predicts pixels."""
         return heads[1].detach() if len(heads) > 1 else heads[0].new_zeros(0)
 
-    def judge(
-        self, answers: Tensor, labels: Tensor, team: ProcessGroup = ALONE
+    def validation_figures(
+        self, outputs: Tensor, labels: Tensor, team: ProcessGroup = ALONE
     ) -> tuple[dict[str, float], ValidationOutcome | None]:
         """Return the mean figures of the validation images by name; a collapsed model cannot be recognised."""
-        means = [team.mean_of(mean, len(answers)) for mean in answers.double().mean(dim=0).tolist()]
+        means = [team.mean_of(mean, len(outputs)) for mean in outputs.double().mean(dim=0).tolist()]
         return dict(zip(("val_loss", "val_acc"), means, strict=False)), None
 
 
-TRAINING_KEYS, VALIDATION_KEYS = 1, 2  # kinds of keys, which differ
+TRAINING_KEYS, VALIDATION_KEYS = 1, 2
 
 
 class KeyedImages(Images):
     """Images with keys instead of labels.
 
     A key is a function of the seed and the index of the image. The index of a training image includes the epoch, so the
-    image has another key in every epoch. A validation image always has the same key.
-
-    Args:
-        images: the images.
-        seed: the seed of the run.
-        kind: `TRAINING_KEYS` or `VALIDATION_KEYS`, so that training and validation images have different keys.
+    image has another key in every epoch. A validation image always has the same key. `kind` is `TRAINING_KEYS` or
+    `VALIDATION_KEYS`, so that training and validation images have different keys.
     """
 
     def __init__(self, images: Images, seed: int, kind: int) -> None:

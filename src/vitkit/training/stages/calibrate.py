@@ -1,7 +1,7 @@
-"""Fit what predictions need beside the weights, on images that did not train the model, and save the model with it.
+"""Fit the temperature, the thresholds and the score of unknown images, on images that did not train the model.
 
-The temperature and the thresholds are fitted with the backend and precision of `vitkit eval`, so that the figures of
-the run and of the command are identical. No later stage changes the model.
+They are fitted with the backend and precision of `vitkit eval`, so that the figures of the run and of the command are
+identical, and saved with the model. No later stage changes the model.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from vitkit.classifier import Classifier
-from vitkit.data.split_file import look_over
+from vitkit.data.split_file import check_images
 from vitkit.data.splits import held_out_split
-from vitkit.evaluation.evaluator import evaluate, evaluate_before, tested_images
+from vitkit.evaluation.evaluator import evaluate, evaluate_with_earlier_labels, tested_images
 from vitkit.evaluation.figures import SHARES, chosen_on
 from vitkit.evaluation.headline import BY_FOLDS
 from vitkit.evaluation.metrics import Evaluation, grouped
@@ -32,37 +32,39 @@ from vitkit.training.unknown import describe_unknown, fit_out_of_fold, fit_to_im
 
 
 def calibrate(run: Run) -> None:
-    """Calibrate the trained model, predict the held-out images with it, and save it with what was fitted.
+    """Calibrate the trained model, evaluate it on the held-out images, and save it.
 
     `run.calibration` and `run.tested` are the evaluations of the validation images and of the held-out images.
     """
     inputs, recipe = run.inputs, run.recipe
     held_out: list[str] = [name for name in ("val", "test") if name in inputs.table.splits] or ["all"]
-    run.table, run.changes = look_over(inputs.table, inputs.contents, held_out)
+    run.table, run.changes = check_images(inputs.table, inputs.contents, held_out)
     if run.changes:
         run.say(f"problem: {run.changes.text}; they are left out")
-    run.frozen, table = frozen_features(run), run.table
+    run.frozen_features, table = frozen_features(run), run.table
     chosen = chosen_on("val", recipe.to_dict(), table.task)
     fit_calibration(run, ValidationFacts(chosen, inputs.groups, inputs.seen("val") or {}))
     split, classifier = held_out_split(table), run.classifier
     tests = None if run.out_of_fold is None or split != "all" else run.out_of_fold.tests()
     try:
         if tests is None:
-            tested = evaluate_before(classifier, table, split, inputs.earlier, partial(progress, "evaluating"))
+            tested = evaluate_with_earlier_labels(
+                classifier, table, split, inputs.earlier, partial(progress, "evaluating")
+            )
         else:
             # Each image is predicted by a head that was fitted without its fold. An image whose earlier class no longer
             # exists has no fold, and counts as a mistake, whatever the final head predicts.
-            plain = replace(classifier, trust=None)  # unfamiliarity is undefined for training images
+            untrusting = replace(classifier, trust=None)  # unfamiliarity is undefined for training images
             outcomes: dict[str, Any] = dict(zip(tests.paths, tests.probabilities, strict=True))
             others = [path for path in tested_images(table, "all", inputs.earlier).paths if path not in outcomes]
-            predicted = plain.assessments(table.at(path) for path in others)
+            predicted = untrusting.assessments(table.at(path) for path in others)
             outcomes |= zip(others, (outcome for _, outcome in predicted), strict=True)
-            tested = evaluate_before(plain, table, "all", inputs.earlier, outcomes=outcomes)
+            tested = evaluate_with_earlier_labels(untrusting, table, "all", inputs.earlier, outcomes=outcomes)
             tested = replace(tested, split=BY_FOLDS, temperature=1.0)
         run.tested = replace(grouped(tested, inputs.groups), chosen=chosen_on(split, recipe.to_dict(), table.task))
         if tested.split == "test":
             record_tests(classifier, run.tested, inputs.seen("test"))
-    finally:  # a test that fails or is interrupted does not cost the calibration
+    finally:  # the calibration is saved even if the test fails or is interrupted
         classifier.save(run.folder)
 
 
@@ -74,14 +76,15 @@ def fit_calibration(run: Run, facts: ValidationFacts) -> None:
     """
     table, recipe = run.table, run.recipe
     split, is_single = held_out_split(table), run.classifier.task == "single"
-    images = len(table) if split == "all" else len(table.of_split(split))  # it decides the backend, as in `vitkit eval`
+    images = len(table) if split == "all" else len(table.of_split(split))
 
-    def in_use(classifier: Classifier) -> Classifier:
+    def with_backend(classifier: Classifier) -> Classifier:
+        # As in `vitkit eval`, the number of images determines the backend.
         used = classifier.use(images=images, device=choose_device(recipe), features=is_single)
         used.pictures_kept = run.photographs
         return used
 
-    classifier = in_use(run.classifier)
+    classifier = with_backend(run.classifier)
     before = correction_of(classifier)
     predictions, evaluate_now = None, None
     if "val" in table.splits:
@@ -92,46 +95,47 @@ def fit_calibration(run: Run, facts: ValidationFacts) -> None:
         facts = replace(facts, seen={}, folds=predictions.folds)  # the predictions exclude images seen before
     fit = partial(_fit_unknown, run, predictions) if is_single else None
     run.calibration = calibrate_on(classifier, evaluate_now, facts, fit)
-    # A backend contains a copy of the head, which the calibration may have changed.
-    run.classifier = classifier if correction_of(classifier) == before else in_use(classifier)
-    classifier, seen = run.classifier, run.calibration
+    # A backend contains a copy of the head. If the calibration has changed the head, another backend is needed.
+    run.classifier = classifier if correction_of(classifier) == before else with_backend(classifier)
+    classifier, calibration = run.classifier, run.calibration
     if classifier.thresholds is None:
-        if seen is None:
+        if calibration is None:
             run.say("no validation images: the confidences are not calibrated (temperature 1)")
         correction = correction_of(classifier)
         if correction is not None and any(correction.shift):
             applied = f"{correction.strength:.2f} of the prior shift is applied"
             run.say(f"confidences are for classes {SHARES[correction.prior]}: {applied}")
-    elif seen is None:
+    elif calibration is None:
         run.say("no validation images to choose thresholds: every class has 0.5")
     else:
-        run.say(f"temperature {classifier.temperature:.3f}, fitted on {len(seen.labels)} {kind_of(seen)}")
-        few = zip(classifier.classes[:10], classifier.thresholds, strict=False)
-        named = ", ".join(f"{name} {threshold:.3f}" for name, threshold in few)
-        run.say(f"thresholds by F1 on {kind_of(seen)}: {named}{', ...' if len(classifier.classes) > 10 else ''}")
+        images_in_words = calibration_images(calibration)
+        run.say(f"temperature {classifier.temperature:.3f}, fitted on {len(calibration.labels)} {images_in_words}")
+        pairs = list(zip(classifier.classes, classifier.thresholds, strict=True))
+        shown = ", ".join(f"{name} {threshold:.3f}" for name, threshold in pairs[:10])
+        run.say(f"thresholds by F1 on {images_in_words}: {shown}{', ...' if len(pairs) > 10 else ''}")
 
 
 def _fit_unknown(
     run: Run, predictions: OutOfFold | None, classifier: Classifier, held_out: Sequence[str]
 ) -> Unknown | None:
-    """Fit the score that recognises unknown images, and report the fractions of unknown images that it misses.
+    """Fit the score that recognises unknown images to the `held_out` images, and report how many such images it misses.
 
     With out-of-fold predictions, each training image is compared with those of the other folds. This requires a head on
     a frozen backbone: no image has features of a trained backbone that was not trained on it.
     """
-    started, table, watch = time.monotonic(), run.table, partial(progress, "unknown images")
+    started, table, show_progress = time.monotonic(), run.table, partial(progress, "unknown images")
     if predictions is None:
-        frozen = None if run.frozen is None else run.frozen.numpy()
-        unknown = fit_to_images(classifier, table, held_out, frozen, seed=run.recipe.seed, progress=watch)
+        frozen = None if run.frozen_features is None else run.frozen_features.numpy()
+        unknown = fit_to_images(classifier, table, held_out, frozen, seed=run.recipe.seed, progress=show_progress)
     elif run.recipe.method == "probe":
         row_of = {path: i for i, path in enumerate(predictions.paths)}
         rows = np.array([row_of[path] for path in held_out])
         labels, fold = predictions.labels[rows], predictions.fold[rows]
         files = [table.at(path) for path in held_out]
-        unknown = fit_out_of_fold(classifier, files, labels, fold, seed=run.recipe.seed, progress=watch)
+        unknown = fit_out_of_fold(classifier, files, labels, fold, seed=run.recipe.seed, progress=show_progress)
     else:
-        why = "no image has features of the final model that it was not trained on"
-        run.say(f"unknown images cannot be recognised: {why}")
+        reason = "no image has features of the final model that it was not trained on"
+        run.say(f"unknown images cannot be recognised: {reason}")
         return None
     if unknown is not None:
         kind = VALIDATION if predictions is None else CROSS_VALIDATED
@@ -139,6 +143,6 @@ def _fit_unknown(
     return unknown
 
 
-def kind_of(seen: Evaluation) -> str:
+def calibration_images(calibration: Evaluation) -> str:
     """Return the term for the calibration images in messages, such as `validation images`."""
-    return VALIDATION if seen.split == "val" else CROSS_VALIDATED
+    return VALIDATION if calibration.split == "val" else CROSS_VALIDATED

@@ -13,7 +13,7 @@ from vitkit.evaluation.intervals import fold_intervals
 from vitkit.evaluation.promises import trust_figures, trust_lines
 from vitkit.training.label_search import find_label_errors
 from vitkit.training.run_folder import Run
-from vitkit.training.stages.calibrate import kind_of
+from vitkit.training.stages.calibrate import calibration_images
 from vitkit.training.start import choose_precision
 
 
@@ -24,39 +24,43 @@ def evaluate(run: Run) -> None:
     """
     inputs, recipe, classifier, tested = run.inputs, run.recipe, run.classifier, run.tested
     seen = inputs.seen(tested.split)
-    about = classifier.computation | run.changes.to_dict() | earlier_figures(tested, inputs.earlier, seen)
-    about |= trust_figures(classifier, tested, seen, is_of_run=True)
-    about |= {"problems": problems} if (problems := caveats_of(inputs.findings)) else {}
-    run.numbers = all_figures(tested, seen, classifier.provenance, about, unrecorded_reason(inputs.record))
+    facts = classifier.computation | run.changes.to_dict() | earlier_figures(tested, inputs.earlier, seen)
+    facts |= trust_figures(classifier, tested, seen, is_of_run=True)
+    if problems := caveats_of(inputs.findings):
+        facts["problems"] = problems
+    run.numbers = all_figures(tested, seen, classifier.provenance, facts, unrecorded_reason(inputs.record))
     if tested.split == BY_FOLDS:
         run.numbers = _figures_by_folds(run)
-    if (trained := choose_precision(recipe.precision, recipe.device)) != classifier.precision:
-        run.say(f"trained in {trained}, evaluated in {classifier.precision}, as `vitkit predict` does on this machine")
+    precision = choose_precision(recipe.precision, recipe.device)
+    if precision != classifier.precision:
+        evaluated = f"evaluated in {classifier.precision}, as `vitkit predict` does on this machine"
+        run.say(f"trained in {precision}, {evaluated}")
     for line in filter(None, (describe_labels(run.numbers), describe(run.numbers))):
         run.say(f"note: {line}")
     run.evaluation = unseen_part(tested, seen)
-    counted = run.evaluation or tested
+    reported = run.evaluation or tested
     if run.calibration is not None and run.numbers.get("ece") is not None:
-        rise = calibration_rise(counted, run.numbers)
+        rise = calibration_rise(reported, run.numbers)
         rise_in_words = ""
         if rise is not None:
             change = "no more" if rise.is_chance else "more"
-            rise_in_words = f"; it rose by {rise.by:.4f}, {change} than chance does with {len(counted.labels)} images"
-        temperature, errors = run.numbers["temperature"], [run.numbers[n] for n in ("ece_before_temperature", "ece")]
+            rise_in_words = f"; it rose by {rise.by:.4f}, {change} than chance does with {len(reported.labels)} images"
+        fitted_on = f"{len(run.calibration.labels)} {calibration_images(run.calibration)}"
+        errors = f"{run.numbers['ece_before_temperature']:.4f} -> {run.numbers['ece']:.4f}"
         run.say(
-            f"temperature {temperature:.3f}, fitted on {len(run.calibration.labels)} {kind_of(run.calibration)}: "
-            f"calibration error {errors[0]:.4f} -> {errors[1]:.4f} on {counted.split} images{rise_in_words}"
+            f"temperature {run.numbers['temperature']:.3f}, fitted on {fitted_on}: "
+            f"calibration error {errors} on {reported.split} images{rise_in_words}"
         )
     for line in trust_lines(run.numbers):
         run.say(line)
     suspected = find_label_errors(run)
-    if suspected is None:
-        current = with_labels(counted, counted.since)  # it has the classes of earlier labels, too
-        of_split = {current.split: current}
+    if suspected is None:  # there are no features for the search, so the predictions are searched
+        current = with_labels(reported, reported.current_labels)  # it has the classes of earlier labels, too
+        evaluations = {current.split: current}
         if run.calibration is not None and run.calibration.split != current.split:
             added = current.classes[len(run.calibration.classes) :]
-            of_split[run.calibration.split] = run.calibration.with_classes(added)
-        suspected = label_errors.from_predictions(of_split[name] for name in ("val", "test") if name in of_split)
+            evaluations[run.calibration.split] = run.calibration.with_classes(added)
+        suspected = label_errors.from_predictions(evaluations[name] for name in ("val", "test") if name in evaluations)
         if suspected:
             run.say(f"{label_errors.describe_errors(suspected)} (among held-out images, according to the model itself)")
     run.label_errors = suspected
@@ -66,19 +70,20 @@ def evaluate(run: Run) -> None:
 def _figures_by_folds(run: Run) -> dict[str, Any]:
     """Return the figures of a test by nested cross-validation, with intervals that are computed over its folds.
 
-    `temperature` is that of the final classifier, and `ece_before_temperature` the calibration error of the predictions
-    of the folds before calibration.
+    `temperature` is that of the final classifier. `ece_before_temperature` is the calibration error of the predictions
+    of all folds before calibration.
     """
     numbers, predictions, evaluation = run.numbers, run.out_of_fold, run.tested
     assert predictions is not None
     untempered = predictions.tests(is_calibrated=False)
     assert untempered is not None
     fold_of = dict(zip(predictions.paths, predictions.fold.tolist(), strict=True))
-    folds = [fold_of.get(path, i % predictions.folds) for i, path in enumerate(evaluation.paths)]
-    parts = [
-        without(evaluation, {path: "" for path, number in zip(evaluation.paths, folds, strict=True) if number != k})
-        for k in range(predictions.folds)
-    ]
+    for i, path in enumerate(evaluation.paths):
+        fold_of.setdefault(path, i % predictions.folds)  # images without a fold are spread over all folds
+    parts = []
+    for number in range(predictions.folds):
+        others = {path: "" for path in evaluation.paths if fold_of[path] != number}
+        parts.append(without(evaluation, others))
     bounds = fold_intervals([part for part in parts if part is not None])
     changed = {
         **numbers,

@@ -1,11 +1,11 @@
-"""Look at every image: decode it once, and search for problems, copies and groups."""
+"""Decode every image once, and search for problems, copies and groups."""
 
 from __future__ import annotations
 
 from vitkit.data.doctor.examine import check_scenes, examine
 from vitkit.data.picture_store import PictureStore
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.splits import scenes
+from vitkit.data.splits import merge_by_scene
 from vitkit.data.table import ImageTable
 from vitkit.training.run_folder import Run
 from vitkit.training.start import choose_workers, resolve_model
@@ -16,15 +16,15 @@ def examine_images(run: Run) -> None:
     preprocess = run.blueprint.preprocess
     if run.keeps_pictures:
         run.photographs = keep_pictures(run, run.source, preprocess)
-    keep = None if run.photographs is None else run.photographs.keep
+    keep = None if run.photographs is None else run.photographs.add
     diagnosis = run.diagnosis = examine(run.source, preprocess, seek_groups=run.recipe.group_by is None, keep=keep)
     if run.photographs is not None:
-        sizes = zip(*diagnosis.facts.columns("width", "height"), strict=True)
-        run.photographs.sizes = dict(zip(map(str, diagnosis.table.files()), sizes, strict=True))
+        files, sizes = map(str, diagnosis.table.files()), zip(*diagnosis.facts.columns("width", "height"), strict=True)
+        run.photographs.sizes = dict(zip(files, sizes, strict=True))
     if diagnosis.table.classes != run.source.classes:  # a class has no readable image
         run.blueprint, _ = resolve_model(run.recipe, run.fields, diagnosis.table)
         run.recipe = run.blueprint.recipe
-    run.groups = tuple(scenes(diagnosis.table, run.recipe.group_by, diagnosis.twins))
+    run.groups = tuple(merge_by_scene(diagnosis.table, run.recipe.group_by, diagnosis.twins))
     run.divided_groups = () if run.recipe.group_by is None else tuple(check_scenes(diagnosis.table, run.groups))
 
 

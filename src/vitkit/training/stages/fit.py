@@ -11,7 +11,7 @@ from vitkit.reporting import plots
 from vitkit.training.features import FeatureStore, shares_features
 from vitkit.training.fine_tune import draw_some, learn
 from vitkit.training.probe import HeadImages, fit_head, head_images
-from vitkit.training.recipe import without_places
+from vitkit.training.recipe import without_absolute_paths
 from vitkit.training.run_folder import ZERO_SHOT, Run
 from vitkit.training.stages.examine import keep_pictures
 from vitkit.training.start import blueprint_of, digest_of_backbone, new_classifier
@@ -22,7 +22,7 @@ from vitkit.weights import load
 def fit(run: Run) -> None:
     """Train the model of a run, in all of its processes. `run.classifier` is then the model that was kept."""
     classifier, teacher = begin_model(run)
-    classifier.pictures = run.inputs.pictures
+    classifier.pictures = run.inputs.record_bytes
     if run.team.is_main:
         if run.keeps_pictures and run.photographs is None:  # the run is resumed
             run.photographs = keep_pictures(run, run.inputs.table, run.blueprint.preprocess)
@@ -34,7 +34,7 @@ def fit(run: Run) -> None:
     table = run.inputs.table
     counts = ", ".join(f"{table.splits.count(name)} {name}" for name in SPLITS)
     run.say(f"{len(table.classes)} classes; images: {counts}")
-    if run.until == 0:  # the zero-shot model was the best in most folds of a cross-validation
+    if run.stop_after == 0:  # the zero-shot model was the best in most folds of a cross-validation
         classifier.provenance["metrics"] = {"epoch": ZERO_SHOT}
         if run.team.is_main:
             classifier.save(run.folder)
@@ -51,9 +51,9 @@ def train_model(
     data: BatchedImages | None = None,
     images: HeadImages | None = None,
 ) -> Classifier:
-    """Train a model by the method of the recipe, and return the one that was kept.
+    """Train a model by the method of the recipe, and return the model of the epoch that was kept.
 
-    `data` are the images in batches, and `images` those to which a head is fitted; by default, the files of the run.
+    `data` has the images in batches, and `images` those to which a head is fitted; by default, the files of the run.
     """
     if run.recipe.method != "probe":
         return learn(run, classifier, teacher, data, images)
@@ -61,9 +61,9 @@ def train_model(
         return classifier
     if (run.folder / WEIGHTS).is_file():  # a resumed run may have its head already
         return load(run.folder)
-    seen = frozenset[str]()
-    if images is None and run.blueprint.pictures is not None:  # the weights were trained or selected on some images
-        roles = PictureRecord.from_bytes(run.blueprint.pictures, run.folder).roles_of(run.inputs.contents)
+    seen = frozenset[str]()  # the images on which the initial weights were trained or selected
+    if images is None and run.blueprint.record_bytes is not None:
+        roles = PictureRecord.from_bytes(run.blueprint.record_bytes, run.folder).roles_of(run.inputs.contents)
         seen = frozenset(path for path, role in roles.items() if role in ("train", "val"))
     images = images or head_images(run, classifier)
     draw_some(run, images.train, classifier.preprocess)
@@ -74,7 +74,7 @@ def train_model(
 def begin_model(run: Run) -> tuple[Classifier, Teacher | None]:
     """Create the classifier to train and its teacher, which is None if the recipe names none. Print notes on both."""
     recipe, table = run.recipe, run.inputs.table
-    # Only the process that has started the run has a blueprint, but the main process goes first.
+    # Only the process that has started the run has a blueprint. The main process goes first, to download the weights.
     run.blueprint = run.team.main_first(lambda: getattr(run, "blueprint", None) or blueprint_of(recipe, table.classes))
     classifier = run.team.main_first(lambda: new_classifier(run.blueprint, table, run.inputs.hash))
     if recipe.weights != "none":
@@ -82,17 +82,19 @@ def begin_model(run: Run) -> tuple[Classifier, Teacher | None]:
     if run.hooks.names():
         classifier.provenance["extensions"] = run.hooks.names()
         run.say("; ".join(f"{part}: {name}" for part, name in run.hooks.names().items()))
-    for caveat in [] if classifier.report is None else classifier.report.caveats(has_new_head=True):
-        run.say(f"note: {caveat}")
-    for resized in () if classifier.report is None else classifier.report.resized:
-        if resized.name not in ("pos_embed", "pos_embed.x", "pos_embed.y"):
-            was, now = ("x".join(map(str, shape)) for shape in (resized.old, resized.new))
-            size = "x".join(map(str, classifier.preprocess.size))
-            run.say(f"note: patch embedding resized from {was} to {now} pixels ({resized.convention}) at {size} pixels")
+    if classifier.report is not None:
+        for caveat in classifier.report.caveats(has_new_head=True):
+            run.say(f"note: {caveat}")
+        for resized in classifier.report.resized:
+            if resized.name not in ("pos_embed", "pos_embed.x", "pos_embed.y"):
+                sides = resized.old, resized.new, classifier.preprocess.size
+                old, new, size = ("x".join(map(str, side)) for side in sides)
+                resizing = f"from {old} to {new} pixels ({resized.convention}) at {size} pixels"
+                run.say(f"note: patch embedding resized {resizing}")
     if recipe.teacher is None:
         return classifier, None
     teacher = teacher_of_run(run.folder, recipe.teacher, classifier.classes, classifier.preprocess.size)
-    classifier.provenance["teacher"] = {"name": without_places(recipe).teacher, "sha256": teacher.sha256}
+    classifier.provenance["teacher"] = {"name": without_absolute_paths(recipe).teacher, "sha256": teacher.sha256}
     for note in teacher.notes:
         run.say(f"note: {note}")
     return classifier, teacher

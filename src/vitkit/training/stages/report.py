@@ -16,50 +16,52 @@ from vitkit.model_folder import RECORD
 from vitkit.reporting import plots
 from vitkit.reporting.evaluation_report import pictures_of, write_predictions, write_report
 from vitkit.reporting.report_data import Explained, embed
-from vitkit.system.files import without_place, write_json
+from vitkit.system.files import public_path, write_json
 from vitkit.system.progress import progress
 from vitkit.system.run_files import EVALUATION, LABEL_ERRORS, PICTURES, PREDICTIONS, REPORT
-from vitkit.training.recipe import name_of, without_places
+from vitkit.training.recipe import name_of, without_absolute_paths
 from vitkit.training.run_folder import ZERO_SHOT, Run
 
-_EXPLAINED = 12  # maximum number of explained mistakes
+_MAX_EXPLAINED = 12  # mistakes
 
 
 def report(run: Run) -> None:
     """Write the predictions, the label errors, evaluation.json, the pictures and the page of a run."""
     classifier, recipe, table, numbers = run.classifier, run.recipe, run.table, run.numbers
-    evaluation, explained = run.evaluation or run.tested, list[Explained]()
+    evaluation = run.evaluation or run.tested
     write_predictions(run.folder / PREDICTIONS, run.tested)
     label_errors.write_label_errors(run.folder / LABEL_ERRORS, run.label_errors)
-    best, is_mixed = classifier.provenance["metrics"]["epoch"], bool(recipe.mixup or recipe.cutmix)
-    run.draw("Curves", plots.curves(run.metrics.rows, best, is_mixed=is_mixed))
+    best_epoch, is_mixed = classifier.provenance["metrics"]["epoch"], bool(recipe.mixup or recipe.cutmix)
+    run.draw("Curves", plots.curves(run.metrics.rows, best_epoch, is_mixed=is_mixed))
     laid_out = embed(classifier, evaluation, table.place, partial(progress, "laying out images"))
     for caption, draw in pictures_of(evaluation, laid_out).items():
         run.draw(caption, draw())
     write_json(run.folder / EVALUATION, numbers)
+    explained = list[Explained]()
+    # Mistakes of a head that was trained without the fold cannot be explained by the final head.
     is_explained = evaluation.split != BY_FOLDS and can_explain(classifier.model)
     if is_explained and not isinstance(evaluation, MultiEvaluation):
-        worst = [i for i in evaluation.mistakes(_EXPLAINED) if evaluation.label_of(i) in classifier.classes]
-        plain = replace(classifier, runner=None)  # the maps need the model's gradients
+        worst = [i for i in evaluation.mistakes(_MAX_EXPLAINED) if evaluation.label_of(i) in classifier.classes]
+        with_gradients = replace(classifier, runner=None)  # the maps need the gradients of the model itself
         for done, i in enumerate(worst, start=1):
             progress("explaining mistakes", done, len(worst))
-            true, predicted = (evaluation.classes[index[i]] for index in (evaluation.labels, evaluation.predicted))
-            pictures = explain_mistake(plain, table.place / evaluation.paths[i], true, predicted)
+            true, predicted = evaluation.classes[evaluation.labels[i]], evaluation.classes[evaluation.predicted[i]]
+            pictures = explain_mistake(with_gradients, table.place / evaluation.paths[i], true, predicted)
             if not isinstance(pictures, str):  # it may have become unreadable
                 explained.append(Explained(i, f"{true}, taken for {predicted}", pictures))
-    noted = (("note", describe_labels(numbers)), ("problem", describe(numbers)))
+    notes = (("note", describe_labels(numbers)), ("problem", describe(numbers)))
     write_report(
         run.folder / REPORT,
-        title=f"{name_of(recipe)} on {without_place(table.name)}",
+        title=f"{name_of(recipe)} on {public_path(table.name)}",
         evaluation=evaluation,
         numbers=numbers,
         root=table.place,
         facts=_facts(run),
-        findings=[*(f"{severity}: {text}" for severity, text in noted if text), *map(str, run.inputs.findings)],
+        findings=[*(f"{severity}: {text}" for severity, text in notes if text), *map(str, run.inputs.findings)],
         pictures=pictures_for_page(run),
         laid_out=laid_out,
         doubts=run.label_errors,
-        recipe=without_places(recipe).to_toml(),
+        recipe=without_absolute_paths(recipe).to_toml(),
         explained=explained,
     )
     loss = "" if numbers["loss"] is None else f" ({numbers['loss']:.4f} log loss)"
@@ -80,15 +82,15 @@ def _facts(run: Run) -> dict[str, str]:
     parameters = sum(parameter.numel() for parameter in classifier.model.parameters())
     has_val = "val" in table.splits
     if epoch == ZERO_SHOT:
-        chosen = "zero-shot: no epoch was better on the val images"
+        choice = "zero-shot: no epoch was better on the val images"
     elif run.recipe.method == "probe" and has_val:
-        chosen = "a head, its penalty chosen by the log loss on val images"
+        choice = "a head, its penalty chosen by the log loss on val images"
     elif run.recipe.method == "probe" and classifier.trust is not None:
-        chosen = "a head, its penalty chosen by a cross-validation of the training images"
+        choice = "a head, its penalty chosen by a cross-validation of the training images"
     elif run.recipe.method == "probe":
-        chosen = "a head with the middle penalty"
+        choice = "a head with the middle penalty"
     else:
-        chosen = f"the best by {run.recipe.monitor}" if has_val and run.recipe.keep != "last" else "the last"
+        choice = f"the best by {run.recipe.monitor}" if has_val and run.recipe.keep != "last" else "the last"
     splits = ", ".join(f"{len(table.of_split(name))} {name}" for name in SPLITS)
     h, w = config.image_size
     pixels = (f"{h}x{w}", preprocess.fit, preprocess.interpolation, f"mean {preprocess.mean}", f"std {preprocess.std}")
@@ -105,7 +107,7 @@ def _facts(run: Run) -> dict[str, str]:
         "model": f"{name_of(run.recipe)}: {parameters:,} parameters, {config.description}",
         "data": f"{table.root.name}: {splits} images, {len(table.classes)} classes",
         "pixels": ", ".join(pixels),
-        "training": f"{spent}kept: epoch {epoch + 1}, {chosen}",
+        "training": f"{spent}kept: epoch {epoch + 1}, {choice}",
     }
     if before_training:
         facts["zero-shot"] = f"{', '.join(before_training)} with the class names alone, before any training"

@@ -1,7 +1,8 @@
 """Choose between a linear probe and fine-tuning, for `--method auto`.
 
-Below `defaults.FEW` training images per class, the method is a linear probe. If there are few images in total as well,
-all of them train the probe. As fitting takes about a second, each image can test a probe that was trained without it.
+Below `defaults.MIN_FOR_FINE_TUNING` training images per class, the method is a linear probe. If there are few images in
+total as well, all of them train the probe. As fitting takes about a second, each image can test a probe that was
+trained without it.
 
 With more images per class, the choice depends on the classes: frozen features distinguish two kinds of insects, but not
 seventeen kinds of flowers. A linear probe is therefore cross-validated on the training images. If its accuracy is high
@@ -11,13 +12,12 @@ enough, it becomes the model, and fine-tuning is omitted. The test images stay t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vitkit.data.splits import fold, in_proportion
+from vitkit.data.splits import fold, order_in_proportion
 from vitkit.data.table import SINGLE_LABEL, ImageTable
 from vitkit.errors import VitkitError
 from vitkit.evaluation.intervals import Units, mean_interval
@@ -25,86 +25,82 @@ from vitkit.system.progress import progress
 from vitkit.text.cells import interval_text
 from vitkit.training.defaults import NOT_SET_ASIDE, without_effect
 from vitkit.training.features import FeatureStore
-from vitkit.training.probe import MIDDLE, PARTS, choose_head, fold_count
+from vitkit.training.probe import DEFAULT_PENALTY, MAX_FOLDS, choose_head, fold_count
 from vitkit.training.recipe import Recipe
 from vitkit.training.run_folder import Run
 from vitkit.training.stages.examine import examine_images
 from vitkit.training.stages.open import open_data
 from vitkit.training.stages.split import split_images
 
-_ENOUGH = 0.95  # above this cross-validated accuracy of a probe, fine-tuning gained less than a point (docs/log.md)
-_MOST_FOR_PROBE = 1_000  # with more training images, fine-tuning gains even if the probe's accuracy exceeds _ENOUGH
-_FEW_ALTOGETHER = 1_000  # with more images, setting a fifth aside as a test set costs little
-_FEWEST = 20  # training images for a cross-validation
+_ENOUGH_ACCURACY = 0.95  # of a cross-validated probe: above it, fine-tuning gained less than a point (docs/log.md)
+_MAX_FOR_PROBE = 1_000  # with more training images, fine-tuning gains even if a probe has _ENOUGH_ACCURACY
+_MAX_WITHOUT_TEST_SET = 1_000  # with more images, setting a fifth aside as a test set costs little
+_MIN_FOR_CROSS_VALIDATION = 20  # training images
 
 
-@dataclass(frozen=True)
-class ProbeAccuracy:
-    """The cross-validated accuracy of a linear probe on frozen features."""
+def probe_accuracy(
+    store: FeatureStore, table: ImageTable, groups: Sequence[int]
+) -> tuple[float, tuple[float, float], int]:
+    """Cross-validate a linear probe on the training images of a split table.
 
-    value: float
-    interval: tuple[float, float]  # 95 %
-    images: int  # that were tested
+    Return the accuracy, its 95 % interval, and the number of images.
 
-
-def probe_accuracy(store: FeatureStore, table: ImageTable, groups: Sequence[int]) -> ProbeAccuracy:
-    """Return the cross-validated accuracy of a linear probe on the training images of a split table.
-
-    The weights of `store` have not seen the images. Images with the same number in `groups` stay in one fold.
+    The weights of `store` must not have been trained on the images. Images with the same number in `groups` stay in one
+    fold.
 
     Raises:
         VitkitError: there are too few training images.
     """
     seed = store.recipe.seed
     trained = [i for i, split in enumerate(table.splits) if split == "train"]
-    drawn = [trained[i] for i in np.random.default_rng(seed).permutation(len(trained))]
-    order = in_proportion(drawn, table.labels)
+    shuffled = [trained[i] for i in np.random.default_rng(seed).permutation(len(trained))]
+    order = order_in_proportion(shuffled, table.labels)
     train, group_of = table.take(order), [groups[i] for i in order]
-    parts = fold_count(train, group_of)
-    if len(train) < _FEWEST or parts < 2:
-        raise VitkitError(
-            "training.images-too-few", f"{len(train)} training images are too few to cross-validate a linear probe"
-        )
+    folds = fold_count(train, group_of)
+    if len(train) < _MIN_FOR_CROSS_VALIDATION or folds < 2:
+        message = f"{len(train)} training images are too few to cross-validate a linear probe"
+        raise VitkitError("training.images-too-few", message)
     x = store.features(train, "trying a head on frozen features")
     y = torch.tensor(train.labels)
-    fold_of = torch.tensor(fold(train, parts, seed, group_of))
-    is_right = torch.zeros(len(train), dtype=torch.bool)
-    for part in range(parts):
-        is_right |= _right_of_part(x, y, fold_of, part, len(train.classes))
-        progress("cross-validating", part + 1, parts)
-    values = is_right.numpy().astype(np.float64)
+    fold_of = torch.tensor(fold(train, folds, seed, group_of))
+    is_correct = torch.zeros(len(train), dtype=torch.bool)
+    for number in range(folds):
+        is_correct |= _correct_in_fold(x, y, fold_of, number, len(train.classes))
+        progress("cross-validating", number + 1, folds)
+    values = is_correct.numpy().astype(np.float64)
     bounds = mean_interval(values, 1.0, Units.of(len(values), np.array(group_of)))
-    return ProbeAccuracy(float(values.mean()), bounds, len(values))
+    return float(values.mean()), bounds, len(values)
 
 
-def _right_of_part(x: Tensor, y: Tensor, fold_of: Tensor, part: int, classes: int) -> Tensor:
-    """Return whether each image is in fold `part` and classified correctly by a probe fitted to the other folds, (n,).
+def _correct_in_fold(x: Tensor, y: Tensor, fold_of: Tensor, number: int, classes: int) -> Tensor:
+    """Return whether each image is in a fold and is classified correctly by a probe fitted to the other folds, (n,).
 
-    With at least three folds, the penalty is chosen on one of the other folds, so that no image tests its own penalty.
+    This is nested cross-validation: with at least three folds, the penalty is chosen by the log loss on one of the
+    other folds, not on the tested one. With two folds, it has its default value.
     """
-    tested = fold_of == part
-    judging = fold_of == (part + 1) % int(fold_of.max() + 1)
-    fitted = ~(tested | judging)
-    penalty = MIDDLE
+    tested = fold_of == number
+    validation = fold_of == (number + 1) % int(fold_of.max() + 1)
+    fitted = ~(tested | validation)
+    penalty = DEFAULT_PENALTY
     if fitted.any():
-        penalty = choose_head(x[fitted], y[fitted], (x[judging], y[judging]), classes).penalty
+        penalty = choose_head(x[fitted], y[fitted], (x[validation], y[validation]), classes).penalty
     head = choose_head(x[~tested], y[~tested], None, classes, penalty)
     return ((x @ head.weight.T + head.bias).argmax(dim=1) == y) & tested
 
 
 def resolve(run: Run) -> None:
     """Choose the method if it is `auto`, by the number of images and by testing a linear probe."""
-    asked = run.asked
-    if asked.method != "auto" or asked.weights == "none":
+    request = run.request
+    if request.method != "auto" or request.weights == "none":
         return
     if _can_train_on_all(run):
         train, _, test = run.recipe.split
-        why = (
+        no_test_set = (
             "every image trains the model: with so few, each also tests a head that is trained without it "
             f"(--split {train:g} 0 {test:g} to set test images aside)"
         )
-        reasons = [why if reason == NOT_SET_ASIDE else reason for reason in run.reasons]
-        _complete_again(run, asked.replace(method="probe", split=(1.0, 0.0, 0.0)))
+        reasons = [no_test_set if reason == NOT_SET_ASIDE else reason for reason in run.reasons]
+        _complete_again(run, request.replace(method="probe", split=(1.0, 0.0, 0.0)))
         run.reasons = reasons
         return
     if not _may_become_probe(run):
@@ -112,32 +108,30 @@ def resolve(run: Run) -> None:
     (part,) = run.parts
     run.features = FeatureStore(run.recipe, run.blueprint.weights, run.photographs)
     try:
-        reached = probe_accuracy(run.features, part.images.table, part.images.groups)
+        accuracy, interval, images = probe_accuracy(run.features, part.images.table, part.images.groups)
     except VitkitError:  # there are too few images for a cross-validation
         return
-    if reached.value < _ENOUGH:
-        run.reasons.append(f"method full: a head on frozen features is right for only {_in_words(reached)}")
+    bounds = interval_text([100 * end for end in interval], 1)
+    figures = f"{100 * accuracy:.1f} % of {images} training images (95 %: {bounds}), cross-validated"
+    if accuracy < _ENOUGH_ACCURACY:
+        run.reasons.append(f"method full: a head on frozen features is right for only {figures}")
         return
-    tested, shares = _tested(run), run.recipe.split
-    _complete_again(run, asked.replace(method="probe"))
-    if _tested(run) != tested:  # without validation images, large groups may be divided in another way
-        _complete_again(run, asked.replace(method="probe", split=shares))
-    why = f"a head on frozen features is right for {_in_words(reached)}, so fine-tuning can gain little"
-    run.reasons.insert(0, f"method probe: {why} (--method full does it anyway)")
+    test_paths, shares = _test_paths(run), run.recipe.split
+    _complete_again(run, request.replace(method="probe"))
+    if _test_paths(run) != test_paths:  # without validation images, large groups may be divided in another way
+        _complete_again(run, request.replace(method="probe", split=shares))
+    reason = f"a head on frozen features is right for {figures}, so fine-tuning can gain little"
+    run.reasons.insert(0, f"method probe: {reason} (--method full does it anyway)")
 
 
-def _complete_again(run: Run, tried: Recipe) -> None:
-    # Complete another recipe for the same images, and split them again, without examining them again.
-    run.tried = tried
+def _complete_again(run: Run, request: Recipe) -> None:
+    # Complete another request for the same images, and split them again. The images are examined again only if a class
+    # has no readable image, because `examine_images` then adapts the model to the other classes.
+    run.resolved_request = request
     open_data(run)
     if run.diagnosis.table.classes != run.source.classes:
         examine_images(run)
     split_images(run)
-
-
-def _in_words(reached: ProbeAccuracy) -> str:
-    bounds = interval_text([100 * end for end in reached.interval], 1)
-    return f"{100 * reached.value:.1f} % of {reached.images} training images (95 %: {bounds}), cross-validated"
 
 
 def _can_train_on_all(run: Run) -> bool:
@@ -145,15 +139,15 @@ def _can_train_on_all(run: Run) -> bool:
     recipe = run.recipe
     if recipe.method != "probe" or recipe.folds is not None:
         return False
-    if any(run.source.splits) or {"split", "split_seed"} & run.asked.given.keys() or recipe.split_from is not None:
+    if any(run.source.splits) or {"split", "split_seed"} & run.request.given.keys() or recipe.split_from is not None:
         return False  # the user has divided the images
     if recipe.head_from == "names" or recipe.prior != "data":
         return False
     (part,) = run.parts
     table = part.images.table
-    if table.task is not SINGLE_LABEL or len(table) > _FEW_ALTOGETHER or part.overlap.seen():
+    if table.task is not SINGLE_LABEL or len(table) > _MAX_WITHOUT_TEST_SET or part.overlap.seen():
         return False
-    return fold_count(table, part.images.groups) == PARTS  # else no class has a group for each fold
+    return fold_count(table, part.images.groups) == MAX_FOLDS  # else no class has a group for each fold
 
 
 def _may_become_probe(run: Run) -> bool:
@@ -162,11 +156,11 @@ def _may_become_probe(run: Run) -> bool:
         return False
     (part,) = run.parts
     table = part.images.table
-    if table.task is not SINGLE_LABEL or part.overlap.seen() or table.splits.count("train") > _MOST_FOR_PROBE:
+    if table.task is not SINGLE_LABEL or part.overlap.seen() or table.splits.count("train") > _MAX_FOR_PROBE:
         return False
-    probe = run.recipe.replace(method="probe")  # on which each field that the user has set must have an effect
-    return not set(run.asked.named) & without_effect(probe, run.asked).keys()
+    # Each field that the user has set must have an effect on the probe.
+    return not set(run.request.named) & without_effect(run.recipe.replace(method="probe"), run.request).keys()
 
 
-def _tested(run: Run) -> frozenset[str]:
+def _test_paths(run: Run) -> frozenset[str]:
     return frozenset(run.parts[0].images.table.of_split("test").paths)

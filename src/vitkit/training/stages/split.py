@@ -10,14 +10,14 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from vitkit.data.doctor.examine import check_lost
-from vitkit.data.earlier_labels import compare_with_runs, runs_of
+from vitkit.data.doctor.examine import check_unreadable_held_out
+from vitkit.data.earlier_labels import compare_with_runs, run_folders_among
 from vitkit.data.seen import Overlap
 from vitkit.data.splits import fold, held_out_split, limit_training, split
 from vitkit.errors import VitkitError
-from vitkit.system.files import without_place
+from vitkit.system.files import public_path
 from vitkit.training.defaults import weights_of
-from vitkit.training.lineage import RunImages, SplitImages, ancestry_of, divide, only_trained, refuse_seen
+from vitkit.training.lineage import RunImages, SplitImages, ancestry_of, assign_splits, check_unseen, move_to_training
 from vitkit.training.recipe import Recipe
 from vitkit.training.run_folder import Run
 from vitkit.training.stages.open import is_cross_tested, runs_that_proposed
@@ -26,41 +26,42 @@ from vitkit.training.stages.open import is_cross_tested, runs_that_proposed
 def split_images(run: Run) -> None:
     """Divide the readable images. Copies of a picture, and images of one scene, stay in one split."""
     recipe, images = run.recipe, RunImages(run.diagnosis.table, run.diagnosis.facts, run.groups)
-    before = run.before = ancestry_of(recipe, run.blueprint.pictures, run.teacher_record)
+    seen_before = run.seen_before = ancestry_of(recipe, run.blueprint.record_bytes, run.teacher_record)
     sources = (recipe.split_from, None if recipe.weights == "none" else weights_of(recipe), recipe.teacher)
-    known = [*runs_of(filter(None, sources)), *runs_that_proposed(run.source, run.earlier_runs)]
-    untested = compare_with_runs(images.table, images.contents, known).untested
+    earlier_runs = [*run_folders_among(filter(None, sources)), *runs_that_proposed(run.source, run.earlier_runs)]
+    untested = compare_with_runs(images.table, images.contents, earlier_runs).untested
     if recipe.split_from is not None and is_cross_tested(Path(recipe.split_from)):
-        refuse_seen(images, recipe, before, f"the protocol of {without_place(recipe.split_from)}")
+        check_unseen(images, recipe, seen_before, f"the protocol of {public_path(recipe.split_from)}")
     if recipe.folds is None:
-        parts = [divide(images, recipe, before, untested)]
+        parts = [assign_splits(images, recipe, seen_before, untested)]
     else:
         if any(images.table.splits):
             text = f"{images.table.name} is already split, but --folds makes its own splits"
             raise VitkitError("training.already-split", f"{text}: pass a folder of class folders")
-        overlap = refuse_seen(images, recipe, before, "--folds")
+        overlap = check_unseen(images, recipe, seen_before, "--folds")
         parts = _folds(images, overlap, recipe, untested)
         # All images train the final model. Earlier labels only matter where images are tested, which is in the folds.
         trained = replace(images.table, splits=("train",) * len(images.table))
-        run.undivided = SplitImages(replace(images, table=trained), overlap)
+        run.final_images = SplitImages(replace(images, table=trained), overlap)
     for i, part in enumerate(parts):  # add the labels that the images had in earlier runs
-        table, held_out = part.images.table, held_out_split(part.images.table)
+        table = part.images.table
+        held_out = held_out_split(table)
         tested = table.paths if held_out == "all" else table.of_split(held_out).paths
-        earlier = compare_with_runs(table, part.images.contents, known, tested)
+        earlier = compare_with_runs(table, part.images.contents, earlier_runs, tested)
         # Missing images of classes that were removed do not matter.
         missing = tuple(item for item in earlier.missing if set(table.task.names_in(item.label)) <= set(table.classes))
         parts[i] = replace(part, earlier=replace(earlier, missing=missing))
     if recipe.max_images is not None:
         parts = [limit(part, recipe.max_images, recipe.seed) for part in parts]
-        run.undivided = run.undivided and limit(run.undivided, recipe.max_images, recipe.seed)
+        run.final_images = run.final_images and limit(run.final_images, recipe.max_images, recipe.seed)
     run.parts = tuple(parts)
-    run.findings = (*run.diagnosis.findings, *check_lost(run.source, run.diagnosis.unreadable))
+    run.findings = (*run.diagnosis.findings, *check_unreadable_held_out(run.source, run.diagnosis.unreadable))
 
 
 def _folds(images: RunImages, overlap: Overlap, recipe: Recipe, untested: Collection[str]) -> list[SplitImages]:
     """Return a split for each fold of a cross-validation, with the images of the fold as test images.
 
-    Images in `untested` are only in training splits.
+    Images in `untested` are never validation or test images.
     """
     assert recipe.folds is not None
     table, groups = images.table, images.groups
@@ -70,7 +71,7 @@ def _folds(images: RunImages, overlap: Overlap, recipe: Recipe, untested: Collec
     parts = []
     for number in range(recipe.folds):
         tested = replace(table, splits=tuple("test" if other == number else "train" for other in fold_of))
-        kept, dropped = only_trained(replace(images, table=tested), (None,) * len(table), untested)
+        kept, dropped = move_to_training(replace(images, table=tested), (None,) * len(table), untested)
         part = SplitImages(replace(images, table=split(tested, shares, recipe.seed_of_split, groups, kept)), overlap)
         part = part.take(sorted(set(range(len(table))) - set(dropped))) if dropped else part
         if len(set(part.images.table.of_split("train").labels)) < 2 and not table.sets:
@@ -83,9 +84,9 @@ def _folds(images: RunImages, overlap: Overlap, recipe: Recipe, untested: Collec
     return parts
 
 
-def limit(part: SplitImages, most: int, seed: int) -> SplitImages:
-    """Keep at most `most` of the training images, chosen by `seed`, and all validation and test images."""
-    table = limit_training(part.images.table, most, seed)
-    place = {path: i for i, path in enumerate(part.images.table.paths)}
-    kept = part.take([place[path] for path in table.paths])
+def limit(part: SplitImages, max_images: int, seed: int) -> SplitImages:
+    """Keep at most `max_images` of the training images, chosen by `seed`, and all validation and test images."""
+    table = limit_training(part.images.table, max_images, seed)
+    index_of = {path: i for i, path in enumerate(part.images.table.paths)}
+    kept = part.take([index_of[path] for path in table.paths])
     return replace(kept, images=replace(kept.images, table=table))

@@ -14,17 +14,17 @@ from vitkit.training.distributed import describe_team
 from vitkit.training.inputs import Inputs
 from vitkit.training.lineage import ancestry_findings, note_shared_tests
 from vitkit.training.recipe import name_of
-from vitkit.training.run_folder import Run, clear, discard_if_empty, new_run_folder
+from vitkit.training.run_folder import Run, discard_if_empty, new_run_folder, remove_run_files
 
 
 def write_inputs(run: Run) -> None:
     """Write the request, the images and the recipe of a training."""
-    with begun_folder(run, run.source.root.name):
+    with started_run_folder(run, run.source.root.name):
         introduce(run, f"training {name_of(run.recipe)} on {run.source.place}")
         (part,) = run.parts
         findings = [*ancestry_findings(part, run.recipe), *run.divided_groups, *part.findings, *run.findings]
         findings = say_findings(run, [*findings, *check_splits(part.images.table)])
-        run.inputs = Inputs.of(part, run.before, findings)
+        run.inputs = Inputs.of(part, run.seen_before, findings)
         run.inputs.write(run.folder, run.recipe)
         if (line := note_shared_tests(run.out, part)) is not None:
             run.say(line)
@@ -32,32 +32,33 @@ def write_inputs(run: Run) -> None:
 
 def write_folds(run: Run) -> None:
     """Write the request, the images and the recipe of a cross-validation, and those of each fold into its folder."""
-    with begun_folder(run, run.source.root.name):
+    with started_run_folder(run, run.source.root.name):
         introduce(run, f"training {name_of(run.recipe)} on {run.source.place}")
         findings = say_findings(run, run.findings)
         for number, part in enumerate(run.parts):
             folder = fold_folder(run.folder, number)
-            folder.mkdir(exist_ok=True)  # files that are not of a run stay in it
+            folder.mkdir(exist_ok=True)  # it may exist with files that are not of a run, which are kept
             of_fold = [*findings, *part.findings, *check_splits(part.images.table)]
-            inputs = run.inputs_of_folds[folder] = Inputs.of(part, run.before, of_fold)
+            inputs = run.inputs_of_folds[folder] = Inputs.of(part, run.seen_before, of_fold)
             inputs.write(folder, run.recipe.replace(folds=None))
-        assert run.undivided is not None
-        run.inputs = Inputs.of(run.undivided, run.before, findings)
+        assert run.final_images is not None
+        run.inputs = Inputs.of(run.final_images, run.seen_before, findings)
         run.inputs.write(run.folder, run.recipe)
 
 
 @contextmanager
-def begun_folder(run: Run, name: str) -> Iterator[None]:
+def started_run_folder(run: Run, name: str) -> Iterator[None]:
     """Choose and empty the folder of a run, and write the request into it. Remove the files if the context fails.
 
     If no folder was requested, it is the next free `runs/NAME-N`.
     """
-    labels = None if run.asked.labels is None else read_appended(Path(run.asked.labels))  # it may lie in the folder
-    folder = run.out if run.out is not None else new_run_folder(name, run.hold)
+    # The label file is read before the folder is emptied, because it may lie in it.
+    labels = None if run.request.labels is None else read_appended(Path(run.request.labels))
+    folder = run.out if run.out is not None else new_run_folder(name, run.exit_stack)
     try:
-        clear(folder)
-        run.enter(folder)
-        fields = run.asked.set_fields() if run.requested is None else run.requested
+        remove_run_files(folder)
+        run.set_folder(folder)
+        fields = run.request.set_fields() if run.request_fields is None else run.request_fields
         plain = {name: str(value) if isinstance(value, Path) else value for name, value in fields.items()}
         write_json(folder / REQUEST, {name: value for name, value in plain.items() if value is not None})
         run.hooks.write(folder)
@@ -70,11 +71,13 @@ def begun_folder(run: Run, name: str) -> Iterator[None]:
 
 
 def introduce(run: Run, task: str) -> None:
-    """Print what the run is, and the reasons for what was chosen for it."""
+    """Print the task of the run, and the reasons for the choices that vitkit has made."""
     run.say(f"vitkit {vitkit.__version__}: {task}")
-    layout = filter(None, [run.source.layout])
-    for reason in (*layout, *run.notes, *dict.fromkeys(run.idle), *run.reasons, *describe_team(run.recipe, run.team)):
-        run.say(reason)
+    if run.source.layout:
+        run.say(run.source.layout)
+    lines = [*run.notes, *dict.fromkeys(run.effect_notes), *run.reasons, *describe_team(run.recipe, run.team)]
+    for line in lines:
+        run.say(line)
 
 
 def say_findings(run: Run, findings: Sequence[Finding]) -> list[Finding]:

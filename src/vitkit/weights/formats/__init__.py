@@ -26,26 +26,26 @@ class CheckpointFormat:
 
     Attributes:
         name: the name of the format on the command line.
-        tells: a short description; empty if the name suffices.
+        description: a short description for the command line; empty if the name suffices.
         reader: `module:function` that recognises checkpoints of this format (without `:function`, it is `recognise`);
             empty if the format cannot be read.
         writer: the module with a function `write`; empty if the format cannot be written.
         suffixes: the suffixes of files that can be written.
         is_folder: whether folders can be written.
-        pixels: for each publisher of weights, the name of a constant in the module of `reader`. The constant contains
-            the fields of `Preprocess` that the publisher uses.
+        preprocess: for each publisher of weights, the name of a constant in the module of `reader`. The constant
+            contains the fields of `Preprocess` that the publisher uses.
         marks: substrings of tensor names. Every checkpoint of this format has a tensor name with at least one of them,
             and the reader is imported only for such checkpoints. If `marks` is empty, it is imported for all
             checkpoints.
     """
 
     name: str
-    tells: str = ""
+    description: str = ""
     reader: str = ""
     writer: str = ""
     suffixes: tuple[str, ...] = ()
     is_folder: bool = False
-    pixels: Mapping[str, str] = field(default_factory=dict)
+    preprocess: Mapping[str, str] = field(default_factory=dict)
     marks: tuple[str, ...] = ()
 
     def recognise(self, checkpoint: Checkpoint) -> Layout | None:
@@ -79,12 +79,12 @@ def register(form: CheckpointFormat) -> None:
     Raises:
         ValueError: another format already has this name, or already has one of the publishers of `form`.
     """
-    if form.name in (VITKIT, *CHECKPOINT_FORMATS) or set(form.pixels) & set(pixel_owners()):
+    if form.name in (VITKIT, *CHECKPOINT_FORMATS) or set(form.preprocess) & set(preprocess_publishers()):
         raise ValueError(
-            f"there is already a checkpoint format named {form.name!r}, or one with the same publisher in pixels"
+            f"there is already a checkpoint format named {form.name!r}, or one with the same publisher in preprocess"
         )
     rows = {form.name: form, **CHECKPOINT_FORMATS}
-    CHECKPOINT_FORMATS.clear()
+    CHECKPOINT_FORMATS.clear()  # the order of the dictionary is the order in which formats are tried
     CHECKPOINT_FORMATS.update(rows)
 
 
@@ -98,12 +98,7 @@ def writable() -> dict[str, CheckpointFormat]:
     return {name: form for name, form in CHECKPOINT_FORMATS.items() if form.writer}
 
 
-def kinds() -> tuple[str, ...]:
-    """Return the names of the formats that a checkpoint can be converted to."""
-    return (VITKIT, *writable())
-
-
-def kind_of(destination: Path) -> str:
+def format_for_path(destination: Path) -> str:
     """Return the name of the format that has the destination's suffix; for any other suffix, that of model folders."""
     return next((name for name, form in writable().items() if destination.suffix in form.suffixes), VITKIT)
 
@@ -113,17 +108,17 @@ def file_suffixes() -> tuple[str, ...]:
     return tuple(suffix for form in writable().values() for suffix in form.suffixes)
 
 
-def pixel_owners() -> tuple[str, ...]:
+def preprocess_publishers() -> tuple[str, ...]:
     """Return the names of the publishers whose preprocessing can be requested by name."""
-    return tuple(owner for form in CHECKPOINT_FORMATS.values() for owner in form.pixels)
+    return tuple(owner for form in CHECKPOINT_FORMATS.values() for owner in form.preprocess)
 
 
-def pixels_of(owner: str) -> Mapping[str, Any] | None:
+def publisher_preprocess(owner: str) -> Mapping[str, Any] | None:
     """Return the fields of `Preprocess` that a publisher uses, without the size; None if the publisher is unknown."""
     for form in CHECKPOINT_FORMATS.values():
-        if owner in form.pixels:
-            pixels: Mapping[str, Any] = getattr(import_module(form.reader.split(":")[0]), form.pixels[owner])
-            return pixels
+        if owner in form.preprocess:
+            fields: Mapping[str, Any] = getattr(import_module(form.reader.split(":")[0]), form.preprocess[owner])
+            return fields
     return None
 
 
@@ -136,7 +131,7 @@ for _row in (  # from the format that is tried last to the one that is tried fir
         writer=f"{_HOME}.timm",
         suffixes=(".safetensors", ".pth", ".pt"),
         is_folder=True,
-        pixels={"augreg": "AUGREG", "deit": "DEIT"},
+        preprocess={"augreg": "AUGREG", "deit": "DEIT"},
     ),
     CheckpointFormat("naflex", "timm's NaFlexViT", reader=f"{_HOME}.timm_eva:recognise_naflex", marks=("embeds.",)),
     CheckpointFormat(
@@ -155,7 +150,7 @@ for _row in (  # from the format that is tried last to the one that is tried fir
         "dino",
         "DINO and DINOv2, by their authors",
         f"{_HOME}.authors:recognise_dino",
-        pixels={"dinov2": "DINO_PIXELS"},
+        preprocess={"dinov2": "DINO_PREPROCESS"},
         marks=("ls1.gamma",),
     ),
     CheckpointFormat(
@@ -188,7 +183,7 @@ for _row in (  # from the format that is tried last to the one that is tried fir
     CheckpointFormat(
         "torchvision",
         reader=f"{_HOME}.torchvision:recognise",
-        pixels={"torchvision": "PIXELS"},
+        preprocess={"torchvision": "PREPROCESS"},
         marks=("encoder_layer_",),
     ),
     CheckpointFormat(
@@ -197,7 +192,7 @@ for _row in (  # from the format that is tried last to the one that is tried fir
         f"{_HOME}.google:recognise",
         f"{_HOME}.google",
         (".npz",),
-        pixels={"google": "PIXELS"},
+        preprocess={"google": "PREPROCESS"},
         marks=("Transformer/",),
     ),
 ):

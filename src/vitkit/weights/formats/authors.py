@@ -8,17 +8,17 @@ token has a position embedding, and registers have none.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.errors import VitkitError
 from vitkit.weights.checkpoint import Checkpoint, StoredTensor
 from vitkit.weights.formats import timm_eva as eva
-from vitkit.weights.formats.huggingface_others import BASE, PIXELS, SIDE, SIZE_ASSUMED
+from vitkit.weights.formats.huggingface_others import BASE, PREPROCESS, SIDE, SIZE_ASSUMED
+from vitkit.weights.formats.timm import DEIT
 from vitkit.weights.layout import Layout, Piece, folded_positions, joined, require, same, with_axes
 
 _BLOCK = re.compile(r"blocks\.(\d+)\.(.+)")
@@ -33,11 +33,14 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     """
     names = checkpoint.tensors
     if "storage_tokens" in names or eva.has(names, r"blocks\.\d+\.attn\.qkv\.bias_mask$"):
-        return None if eva.has(names, r"blocks\.\d+\.attn\.w[qkv]\.") else _dinov3(checkpoint)  # Sapiens
+        is_sapiens = eva.has(names, r"blocks\.\d+\.attn\.w[qkv]\.")
+        return None if is_sapiens else _dinov3(checkpoint)
     if eva.has(names, r"visual\.attn_pool\.(probe$|layernorm\.|mlp\.)"):
         return _perception_encoder(checkpoint)
-    is_evas = eva.has(names, r"blocks\.\d+\.(mlp\.(w\d+\.|ffn_ln\.)|attn\.inner_attn_ln\.)")
-    return _eva02(checkpoint) if is_evas and eva.has(names, r"blocks\.\d+\.attn\.(q_bias|q_proj)") else None
+    has_eva_parts = eva.has(names, r"blocks\.\d+\.(mlp\.(w\d+\.|ffn_ln\.)|attn\.inner_attn_ln\.)")
+    if has_eva_parts and eva.has(names, r"blocks\.\d+\.attn\.(q_bias|q_proj)"):
+        return _eva02(checkpoint)
+    return None
 
 
 # --- DINOv3 ---------------------------------------------------------------------------------------------------
@@ -46,19 +49,20 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
 def _dinov3(checkpoint: Checkpoint) -> Layout:
     names = checkpoint.tensors
     require(checkpoint, "DINOv3", "storage_tokens", "cls_token", "patch_embed.proj.weight", "rope_embed.periods")
-    dropped = {name: "of training alone" for name in _TRAINING_ONLY if name in names}
-    dropped["rope_embed.periods"] = "it tells the base"
-    # The n periods are base ** (i / n) for i = 0, ..., n - 1, stored in bfloat16. The first is 1 for any base.
+    dropped = {name: "only for training" for name in _TRAINING_ONLY if name in names}
+    dropped["rope_embed.periods"] = "only its base is needed"
+    # The n periods are base ** (i / n) for i = 0, ..., n - 1. A single period is 1 for any base.
     base, periods = BASE, checkpoint.tensors["rope_embed.periods"].read().double().flatten()
     n = len(periods)
     if n > 1:
-        base = float(f"{float(periods[-1].abs() ** (n / (n - 1))):.2g}")
+        largest = float(periods[-1].abs())  # in bfloat16, which has two to three digits
+        base = float(f"{largest ** (n / (n - 1)):.2g}")
         if not torch.allclose(periods, base ** (torch.arange(n) / n).double(), rtol=0.03):
             raise VitkitError(
                 "weights.tensor-invalid", f"{checkpoint.path} (DINOv3): rope_embed.periods must be powers of one base"
             )
     features = names["patch_embed.proj.weight"].shape[:1]
-    pairs = names["rope_embed.periods"].shape  # frequencies of each axis
+    frequencies = names["rope_embed.periods"].shape  # of each axis: one for four features of a head
     fields: dict[str, Any] = {
         "rotary": "dinov3",
         "rotary_base": base,
@@ -67,16 +71,16 @@ def _dinov3(checkpoint: Checkpoint) -> Layout:
         "pool": "token",
         "norm_eps": 1e-5,
         "gelu": "erf",
-        **({"heads": features[0] // (4 * pairs[0])} if features and pairs and pairs[0] else {}),
+        **({"heads": features[0] // (4 * frequencies[0])} if features and frequencies and frequencies[0] else {}),
     }
     return Layout(
         format="DINOv3",
         pieces=_dinov3_pieces(names, dropped),
         fields=fields,
-        preprocess=PIXELS,
+        preprocess=PREPROCESS,
         image_size=(SIDE, SIDE),
         assumed={
-            "rotary": f"dinov3, of base {base:g}, which its periods tell; if wrong: rotary_base=...",
+            "rotary": f"dinov3, of base {base:g}, which follows from its periods; if wrong: rotary_base=...",
             "image_size": SIZE_ASSUMED,
         },
         dropped=dropped,
@@ -88,10 +92,12 @@ def _dinov3_pieces(names: Mapping[str, StoredTensor], dropped: Mapping[str, str]
     blocks, parts = ({match[group]: None for match in matches} for group in (1, 2))
     pieces = {name: same(name) for name in names if not name.startswith("blocks.") and name not in dropped}
     pieces["reg_token"] = pieces.pop("storage_tokens")
-    for ahead in (f"blocks.{layer}." for layer in blocks):
-        by_name = {f"{ahead}{part}": same(f"{ahead}{part}") for part in parts}
-        if "attn.qkv.bias_mask" in parts:  # 0 for the part of k
-            bias, mask = f"{ahead}attn.qkv.bias", by_name.pop(f"{ahead}attn.qkv.bias_mask").theirs[0]
+    for layer in blocks:
+        prefix = f"blocks.{layer}."
+        by_name = {f"{prefix}{part}": same(f"{prefix}{part}") for part in parts}
+        if "attn.qkv.bias_mask" in parts:  # 1 for q, 0 for k, 1 for v
+            bias, mask = f"{prefix}attn.qkv.bias", f"{prefix}attn.qkv.bias_mask"
+            del by_name[mask]
             by_name[bias] = Piece(
                 (bias, mask),
                 lambda bias, mask: torch.where(mask == 0, 0, bias),
@@ -99,16 +105,16 @@ def _dinov3_pieces(names: Mapping[str, StoredTensor], dropped: Mapping[str, str]
             )
         if "mlp.w1.weight" in parts:
             for kind in ("weight", "bias"):
-                gate, value, out = (f"{ahead}mlp.w{i}.{kind}" for i in (1, 2, 3))
+                gate, value, out = (f"{prefix}mlp.w{i}.{kind}" for i in (1, 2, 3))
                 by_name = {name: piece for name, piece in by_name.items() if name not in (gate, value, out)}
-                by_name |= {f"{ahead}mlp.fc1.{kind}": joined(gate, value), f"{ahead}mlp.fc2.{kind}": same(out)}
+                by_name |= {f"{prefix}mlp.fc1.{kind}": joined(gate, value), f"{prefix}mlp.fc2.{kind}": same(out)}
         pieces |= by_name
     return pieces
 
 
 # --- EVA-02 ---------------------------------------------------------------------------------------------------
 
-_RENAMED = (  # theirs, and timm's
+_RENAMED = (  # the authors' names, and timm's
     (".mlp.ffn_ln.", ".mlp.norm."),
     (".attn.inner_attn_ln.", ".attn.norm."),
     (".mlp.w12.", ".mlp.fc1."),
@@ -122,17 +128,17 @@ _BIASES = ((".attn.q_bias", ".attn.q_proj.bias"), (".attn.v_bias", ".attn.v_proj
 def _eva02(checkpoint: Checkpoint) -> Layout | None:
     """Return EVA-02's layout, derived from timm's layout of the same model."""
     names = checkpoint.tensors
-    is_parted = eva.has(names, r"blocks\.\d+\.attn\.q_proj\.weight$")
-    rules = (*_RENAMED, *(_BIASES if is_parted else ()))
-    dropped = {name: "of training alone" for name in _TRAINING_ONLY if name in names}
+    has_separate_q = eva.has(names, r"blocks\.\d+\.attn\.q_proj\.weight$")
+    rules = (*_RENAMED, *(_BIASES if has_separate_q else ()))
+    dropped = {name: "only for training" for name in _TRAINING_ONLY if name in names}
     dropped |= {name: "it follows from the grid" for name in names if re.search(r"rope\.freqs_(cos|sin)$", name)}
     renamed = {_replaced(name, rules): tensor for name, tensor in names.items() if name not in dropped}
     layout = eva.recognise(replace(checkpoint, tensors=renamed))
     if layout is None:
         return None
-    back = [(timms, theirs) for theirs, timms in rules]
+    reversed_rules = [(timms, theirs) for theirs, timms in rules]
     pieces = {
-        ours: Piece(tuple(_replaced(name, back) for name in piece.theirs), piece.join, piece.split)
+        ours: Piece(tuple(_replaced(name, reversed_rules) for name in piece.stored_names), piece.join, piece.split)
         for ours, piece in layout.pieces.items()
     }
     return replace(layout, format="EVA-02", pieces=_in_every_block(pieces), dropped={**layout.dropped, **dropped})
@@ -140,7 +146,7 @@ def _eva02(checkpoint: Checkpoint) -> Layout | None:
 
 # --- Perception Encoder -----------------------------------------------------------------------------------------
 
-_PE_NAMES = (  # theirs, and timm's
+_PE_NAMES = (  # the authors' names, and timm's
     ("visual.transformer.resblocks.", "blocks."),
     ("visual.conv1.", "patch_embed.proj."),
     ("visual.class_embedding", "cls_token"),
@@ -178,25 +184,25 @@ def _perception_encoder(checkpoint: Checkpoint) -> Layout | None:
     if layout is None:
         return None
     theirs = {_replaced(name, _PE_NAMES): name for name in kept}
-    back = [(timms, their) for their, timms in reversed(_PE_NAMES)]
-    pieces = {
-        ours: Piece(tuple(theirs.get(name, _replaced(name, back)) for name in piece.theirs), piece.join, piece.split)
-        for ours, piece in layout.pieces.items()
-    }
+    reversed_rules = [(timms, their) for their, timms in reversed(_PE_NAMES)]
+    pieces = {}
+    for ours, piece in layout.pieces.items():
+        stored_names = tuple(theirs.get(name, _replaced(name, reversed_rules)) for name in piece.stored_names)
+        pieces[ours] = Piece(stored_names, piece.join, piece.split)
     pieces |= {"cls_token": with_axes("visual.class_embedding", 2)}
     pieces |= {"pos_embed": with_axes("visual.positional_embedding", 1)}
     for kind in ("weight", "bias"):
         whole = (f"{_POOLED}{kind}",)
-        # One tensor stores q, k and v, and neither q alone nor k and v alone are enough to compute it.
-        pieces[f"attn_pool.q.{kind}"] = Piece(whole, lambda both: both[: len(both) // 3], lambda *_: (None,))
-        pieces[f"attn_pool.kv.{kind}"] = Piece(whole, lambda both: both[len(both) // 3 :], lambda *_: (None,))
-    for timms, their in back:  # errors about missing tensors then have the authors' names
+        # One tensor stores q, k and v. It cannot be computed from q alone or from k and v, so `split` returns None.
+        pieces[f"attn_pool.q.{kind}"] = Piece(whole, lambda qkv: qkv[: len(qkv) // 3], lambda *_: (None,))
+        pieces[f"attn_pool.kv.{kind}"] = Piece(whole, lambda qkv: qkv[len(qkv) // 3 :], lambda *_: (None,))
+    for timms, their in reversed_rules:  # errors about missing tensors then have the authors' names
         if their.startswith("visual.") and their.endswith(".") and not timms.endswith("blocks."):
             for kind in ("weight", "bias"):
                 pieces.setdefault(f"{timms}{kind}", same(f"{their}{kind}"))
     pieces.setdefault("attn_pool.latent", same("visual.attn_pool.probe"))
-    there = {name: why for name, why in dropped.items() if name in names}
-    return replace(layout, format="Perception Encoder", pieces=_in_every_block(pieces), dropped=there)
+    dropped = {name: reason for name, reason in dropped.items() if name in names}
+    return replace(layout, format="Perception Encoder", pieces=_in_every_block(pieces), dropped=dropped)
 
 
 def _in_every_block(pieces: Mapping[str, Piece]) -> dict[str, Piece]:
@@ -205,25 +211,19 @@ def _in_every_block(pieces: Mapping[str, Piece]) -> dict[str, Piece]:
     layers, completed = {match[1] for match in matches}, dict(pieces)
     for match, piece in matches.items():
         for layer in layers:
-            names_there = tuple(name.replace(f"blocks.{match[1]}.", f"blocks.{layer}.") for name in piece.theirs)
-            completed.setdefault(f"blocks.{layer}.{match[2]}", Piece(names_there, piece.join, piece.split))
+            names = tuple(name.replace(f"blocks.{match[1]}.", f"blocks.{layer}.") for name in piece.stored_names)
+            completed.setdefault(f"blocks.{layer}.{match[2]}", Piece(names, piece.join, piece.split))
     return completed
 
 
-def _replaced(name: str, rules: Any) -> str:
+def _replaced(name: str, rules: Iterable[tuple[str, str]]) -> str:
     for old, new in rules:
         name = name.replace(old, new)
     return name
 
 
-DINO_PIXELS = {
-    "fit": "crop",
-    "interpolation": "bicubic",
-    "crop_pct": 224 / 256,
-    "mean": IMAGENET_MEAN,
-    "std": IMAGENET_STD,
-}
-# Blocks may be in chunks, as in training: chunk, then layer.
+DINO_PREPROCESS = DEIT
+# Training divides blocks into chunks, so names may have the number of the chunk before that of the layer.
 _BLOCK_DINO = re.compile(r"^(blocks\.(?:\d+\.)?(\d+)\.)(.+)")
 
 
@@ -235,7 +235,7 @@ def recognise_dino(checkpoint: Checkpoint) -> Layout | None:
         return None
     matches = [match for name in names if (match := _BLOCK_DINO.fullmatch(name))]
     blocks, parts = ({match[group]: None for match in matches} for group in (1, 3))
-    # Tensors that only some blocks have, and registers, are expected, too: they may be missing.
+    # Every block should have the tensors that any block has. Errors about missing ones need their names, too.
     expected = ["register_tokens", *(block + part for block in blocks for part in parts)]
     absent = [name for name in expected if name not in names]
     pieces = {}
@@ -256,4 +256,4 @@ def recognise_dino(checkpoint: Checkpoint) -> Layout | None:
     }
     dropped = {name: "trained to predict masked patches" for name in names if name == "mask_token"}
     dropped |= {name: "DINOv2's projection head" for name in names if name.startswith(("dino_head.", "ibot_head."))}
-    return Layout(format="DINOv2", pieces=pieces, fields=fields, preprocess=DINO_PIXELS, dropped=dropped)
+    return Layout(format="DINOv2", pieces=pieces, fields=fields, preprocess=DINO_PREPROCESS, dropped=dropped)

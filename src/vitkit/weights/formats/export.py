@@ -1,4 +1,4 @@
-"""Functions that the writers of all formats share: refusals, renamed tensors, notes and folders.
+"""Functions that the writers of all formats share: checks of the model, renamed tensors, notes and folders.
 
 If a format cannot express a field of the configuration, the model is refused with an error that names the field.
 Otherwise other programs would compute different predictions.
@@ -16,12 +16,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
-from vitkit.data.seen import to_text
+from vitkit.data.seen import encode_record
 from vitkit.errors import VitkitError, first_line
 from vitkit.model.build import vit_of
 from vitkit.model.config import Pair, ViTConfig
-from vitkit.model.variants import WRITTEN, settings
+from vitkit.model.variants import WRITTEN, changed_fields
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.files import write_json
 from vitkit.weights.checkpoint import PICTURES
@@ -31,7 +30,7 @@ from vitkit.weights.layout import Layout
 Files = tuple[dict[str, Tensor], dict[str, dict[str, Any]]]  # the tensors, and the JSON files next to them
 
 
-def refuse_unless(config: ViTConfig, to: str, allowed: Mapping[str, tuple[Any, ...]]) -> None:
+def check_expressible(config: ViTConfig, to: str, allowed: Mapping[str, tuple[Any, ...]]) -> None:
     """Raise an error if a format cannot express a model.
 
     Args:
@@ -44,11 +43,11 @@ def refuse_unless(config: ViTConfig, to: str, allowed: Mapping[str, tuple[Any, .
         VitkitError: a field has a value that is not allowed; the message names the field and the value.
     """
     allowed = {"gelu": ("erf", "tanh"), **allowed}
-    others = settings(config, WRITTEN | allowed.keys())
-    refused = {name: getattr(config, name) for name, values in allowed.items() if getattr(config, name) not in values}
-    for name, value in {**others, **refused}.items():
-        is_of_probe = value == "token+gap"  # which the method chooses by default
-        hint = ", or train with --set model.pool=token for this layout" if is_of_probe else ""
+    unsupported = changed_fields(config, WRITTEN | allowed.keys())
+    unsupported |= {n: getattr(config, n) for n, values in allowed.items() if getattr(config, n) not in values}
+    for name, value in unsupported.items():
+        # Users may not know this pool, because linear probes choose it by default.
+        hint = ", or train with --set model.pool=token for this layout" if value == "token+gap" else ""
         raise inexpressible(to, f"{name} {value!r}", hint)
 
 
@@ -83,7 +82,7 @@ def tensors_under(classifier: Classifier, layout: Layout) -> dict[str, Tensor]:
             tensors[name] = ours.contiguous()
             continue
         piece = layout.pieces[name]
-        for theirs, part in zip(piece.theirs, piece.split(ours, config), strict=False):
+        for theirs, part in zip(piece.stored_names, piece.split(ours, config), strict=False):
             if part is not None:
                 tensors[theirs] = part.contiguous()
     return tensors
@@ -93,16 +92,18 @@ def export_note(classifier: Classifier) -> dict[str, Any]:
     """Return the note that is stored with the tensors: the facts that tensors do not determine, as JSON types."""
     config = model_of(classifier).config
     fields = ("gelu", "position_resize", "heads", "pool", "in_channels")
+    classifier.preprocess.check_known()
     return {
         "config": {name: getattr(config, name) for name in fields},
         "patch_size": list(config.patch_size),
         "image_size": list(config.image_size),
-        "preprocess": pixels(classifier.preprocess),
+        "preprocess": {k: v for k, v in classifier.preprocess.to_dict().items() if k != "size"},
         "classes": list(classifier.classes),
     }
 
 
 def save(tensors: dict[str, Tensor], path: Path, destination: Path, metadata: dict[str, str]) -> None:
+    """Write a safetensors file at a temporary path; errors name its later `destination`."""
     try:
         save_file(tensors, path, metadata)
     except SafetensorError as error:  # how safetensors reports a full disk
@@ -111,17 +112,13 @@ def save(tensors: dict[str, Tensor], path: Path, destination: Path, metadata: di
 
 def metadata(classifier: Classifier) -> dict[str, str]:
     """Return the metadata of a safetensors file: `format` for transformers, and the record of training pictures."""
-    pictures = {} if classifier.pictures is None else {PICTURES: to_text(classifier.pictures)}
+    pictures = {} if classifier.pictures is None else {PICTURES: encode_record(classifier.pictures)}
     return {"format": "pt", **pictures}
 
 
-def pixels(preprocess: Preprocess) -> dict[str, Any]:
-    preprocess.check_known()
-    return {name: value for name, value in preprocess.to_dict().items() if name != "size"}
-
-
-def write_folder(classifier: Classifier, destination: Path, describe: Callable[[Classifier], Files]) -> None:
-    tensors, descriptions = describe(classifier)
+def write_folder(classifier: Classifier, destination: Path, files_of: Callable[[Classifier], Files]) -> None:
+    """Write the tensors and JSON files that `files_of` returns to a folder, which replaces an existing one."""
+    tensors, descriptions = files_of(classifier)
     temporary = destination.with_name(f".{destination.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -136,7 +133,8 @@ def write_folder(classifier: Classifier, destination: Path, describe: Callable[[
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def one(pair: Pair) -> int | list[int]:
+def one_or_pair(pair: Pair) -> int | list[int]:
+    """Return (height, width) as other libraries' JSON files state it: one number if both are equal."""
     return pair[0] if pair[0] == pair[1] else list(pair)
 
 

@@ -21,16 +21,16 @@ from vitkit.classifier import Classifier
 from vitkit.model.config import ViTConfig
 from vitkit.system.files import replacing, to_json
 from vitkit.weights.checkpoint import Checkpoint, embed_in_zip, stored_note
-from vitkit.weights.formats.export import export_note, model_of, refuse_unless, tensors_under
-from vitkit.weights.layout import Layout, Piece, depth_of, numbered, same
+from vitkit.weights.formats.export import check_expressible, export_note, model_of, tensors_under
+from vitkit.weights.layout import Layout, Piece, block_number, depth_of, same
 
 _PREFIXES = ("opt/target/", "params/img/", "params/")
-_OLD = ("LayerNorm_2", "MultiHeadDotProductAttention_1", "MlpBlock_3")
-_NEW = ("LayerNorm_1", "MultiHeadDotProductAttention_0", "MlpBlock_0")
+_PUBLISHED = ("LayerNorm_2", "MultiHeadDotProductAttention_1", "MlpBlock_3")
+_SAVED_NOW = ("LayerNorm_1", "MultiHeadDotProductAttention_0", "MlpBlock_0")
 _POSITIONS = "Transformer/posembed_input/pos_embedding"  # big_vision has them at the top level
 _BIG_VISION = "Transformer/encoderblock/"
 # The reference implementation evaluates on pictures that are squashed to the size, without a crop.
-PIXELS = {"fit": "squash", "interpolation": "bilinear", "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+PREPROCESS = {"fit": "squash", "interpolation": "bilinear", "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 FIELDS: dict[str, Any] = {
     "gelu": "tanh",
     "norm_eps": 1e-6,
@@ -43,13 +43,16 @@ FIELDS: dict[str, Any] = {
 def recognise(checkpoint: Checkpoint) -> Layout | None:
     """Return the layout of a checkpoint of the reference implementation or big_vision; None for any other."""
     names = checkpoint.tensors
-    prefix = next((p for p in _PREFIXES if any(name.startswith(f"{p}Transformer/") for name in names)), "")
-    if not any(name.startswith(f"{prefix}Transformer/") for name in names):
+    for prefix in (*_PREFIXES, ""):
+        if any(name.startswith(f"{prefix}Transformer/") for name in names):
+            break
+    else:
         return None
     tensors = {name.removeprefix(prefix): tensor for name, tensor in names.items() if name.startswith(prefix)}
-    dropped = {name: f"beside {prefix}" for name in names if not name.startswith(prefix)}
-    stacked = any(name.startswith(_BIG_VISION) for name in tensors)
-    is_big_vision = stacked or prefix.startswith("params") or ("pos_embedding" in tensors and _POSITIONS not in tensors)
+    dropped = {name: f"it is not in {prefix}" for name in names if not name.startswith(prefix)}
+    is_stacked = any(name.startswith(_BIG_VISION) for name in tensors)
+    has_positions_at_top = "pos_embedding" in tensors and _POSITIONS not in tensors
+    is_big_vision = is_stacked or prefix.startswith("params") or has_positions_at_top
     is_folded = is_big_vision and _POSITIONS not in tensors  # big_vision adds the class token's position to the token
     note = stored_note(checkpoint)
     heads = [
@@ -63,25 +66,28 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
         "prefix_positions": not is_folded if "cls" in tensors else None,
         **note.get("fields", {}),
     }
-    if stacked:
+    if is_stacked:
         lengths = [t.shape[0] for name, t in tensors.items() if name.startswith(_BIG_VISION) and t.shape]
-        depth = max(set(lengths), key=lengths.count)
-        depth = numbered(str(depth - 1)) + 1 if depth else 0
+        depth = depth_of(map(str, range(max(set(lengths), key=lengths.count))))  # refuses too many blocks
     else:
-        depth = depth_of(m[1] for name in tensors if (m := re.match(r"Transformer/encoderblock_(\d+)/", name)))
-    sublayers = _OLD if any("MlpBlock_3" in name for name in tensors) else _NEW
+        block = re.compile(r"Transformer/encoderblock_(\d+)/")
+        depth = depth_of(match[1] for match in map(block.match, tensors) if match)
+    sublayers = _PUBLISHED if any("MlpBlock_3" in name for name in tensors) else _SAVED_NOW
     positions = "pos_embedding" if is_folded else _POSITIONS
-    units = [(numbered(m[1]), numbered(m[2])) for name in tensors if (m := re.match(r"block(\d+)/unit(\d+)/", name))]
-    stages = [max(unit for s, unit in units if s == stage) for stage in sorted({s for s, _ in units})]
-    pieces = _pieces(depth, sublayers, positions, stages, stacked=stacked)
+    stages: dict[int, int] = {}  # the number of units of each ResNet stage
+    for match in filter(None, map(re.compile(r"block(\d+)/unit(\d+)/").match, tensors)):
+        stage, unit = block_number(match[1]), block_number(match[2])
+        stages[stage] = max(stages.get(stage, 0), unit)
+    units = [stages[stage] for stage in sorted(stages)]
+    pieces = _pieces(depth, sublayers, positions, units, is_stacked=is_stacked)
     return Layout(
         format="big_vision npz" if is_big_vision else "Google npz",
         pieces={
-            ours: dataclasses.replace(piece, theirs=tuple(prefix + name for name in piece.theirs))
+            ours: dataclasses.replace(piece, stored_names=tuple(prefix + name for name in piece.stored_names))
             for ours, piece in pieces.items()
         },
         fields=fields,
-        preprocess=note.get("preprocess", PIXELS),
+        preprocess=note.get("preprocess", PREPROCESS),
         is_preprocess_known="preprocess" in note,
         classes=note.get("classes"),
         image_size=note.get("image_size"),
@@ -91,12 +97,12 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
 
 def layout_for(config: ViTConfig) -> Layout:
     """Return the reference implementation's layout for this configuration, numbered as in the published files."""
-    pieces = _pieces(config.layers, _OLD, _POSITIONS, config.stem or (), stacked=False)
-    return Layout(format="Google npz", pieces=pieces, fields=FIELDS, preprocess=PIXELS)
+    pieces = _pieces(config.layers, _PUBLISHED, _POSITIONS, config.stem or (), is_stacked=False)
+    return Layout(format="Google npz", pieces=pieces, fields=FIELDS, preprocess=PREPROCESS)
 
 
 def _pieces(
-    depth: int, sublayers: tuple[str, str, str], positions: str, stages: Iterable[int], *, stacked: bool
+    depth: int, sublayers: tuple[str, str, str], positions: str, stages: Iterable[int], *, is_stacked: bool
 ) -> dict[str, Piece]:
     pooling = "MAPHead_0/MultiHeadDotProductAttention_0"
     pieces = {
@@ -117,7 +123,7 @@ def _pieces(
         **_dense("attn_pool.mlp.fc2", "MAPHead_0/MlpBlock_0/Dense_1"),
     }
     for layer in range(depth):
-        if stacked:
+        if is_stacked:
             block = _block(f"blocks.{layer}", _BIG_VISION.rstrip("/"), sublayers)
             pieces |= {ours: _slice(piece, layer, depth) for ours, piece in block.items()}
         else:
@@ -211,12 +217,12 @@ def _slice(piece: Piece, layer: int, depth: int) -> Piece:
         parts = piece.split(ours, config)
         return tuple(part if part is None else part.expand(depth, *part.shape) for part in parts)
 
-    return Piece(piece.theirs, lambda *stacks: piece.join(*(stack[layer] for stack in stacks)), split)
+    return Piece(piece.stored_names, lambda *stacks: piece.join(*(stack[layer] for stack in stacks)), split)
 
 
 def write(classifier: Classifier, destination: Path) -> None:
     config = model_of(classifier).config
-    refuse_unless(
+    check_expressible(
         config,
         "npz",
         {
@@ -234,7 +240,7 @@ def write(classifier: Classifier, destination: Path) -> None:
         },
     )
     note = export_note(classifier)
-    if len(to_json({"vitkit": note}).encode()) > 65535:  # bytes that a zip file has room for
+    if len(to_json({"vitkit": note}).encode()) > 65535:  # the longest comment of a zip file, in bytes
         del note["classes"]
     comment = to_json({"vitkit": note}).encode()  # other programs ignore it
     arrays = {name: tensor.numpy() for name, tensor in tensors_under(classifier, layout_for(config)).items()}

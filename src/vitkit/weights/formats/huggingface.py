@@ -20,24 +20,9 @@ from vitkit.data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.weights.checkpoint import Checkpoint, StoredTensor
-from vitkit.weights.formats.export import (
-    Files,
-    inexpressible,
-    model_of,
-    one,
-    refuse_unless,
-    tensors_under,
-    write_folder,
-)
-from vitkit.weights.formats.huggingface_described import (
-    activation,
-    described_layout,
-    hidden_act,
-    labels,
-    or_default,
-    processor,
-    sides,
-)
+from vitkit.weights.formats import export
+from vitkit.weights.formats import huggingface_described as json_files
+from vitkit.weights.formats.export import Files
 from vitkit.weights.formats.huggingface_towers import tower_files
 from vitkit.weights.layout import Layout, Piece, depth_of, folded_positions, joined, pair, require, same
 
@@ -48,7 +33,7 @@ _BLOCK = re.compile(
 )
 _IMAGENET = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD, "interpolation": "bicubic"}
 # What the image processor of each family does without a preprocessor_config.json.
-_CUSTOMARY: dict[str, dict[str, Any]] = {
+_USUAL_PREPROCESS: dict[str, dict[str, Any]] = {
     "vit": {"fit": "squash", "interpolation": "bilinear", "mean": HALF, "std": HALF},
     "deit": {"fit": "squash_crop", "crop_pct": 224 / 256, **_IMAGENET},
     "dinov2": {"fit": "crop", "crop_pct": 224 / 256, **_IMAGENET},
@@ -69,9 +54,9 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
         return None
     config = checkpoint.config or {}
     layers = f"{matches[0][1]}.{matches[0][2]}" if matches[0][1] else matches[0][2]
-    # It may differ from the prefix in the blocks, because transformers saves ViTMSN's blocks without a prefix.
-    ahead = (kind for kind in _CUSTOMARY if any(name.startswith(f"{kind}.embeddings.") for name in names))
-    prefix = next(ahead, matches[0][1])
+    # transformers saves ViTMSN's blocks without the prefix of its embeddings, so the embeddings are searched first.
+    prefixes = (kind for kind in _USUAL_PREPROCESS if any(name.startswith(f"{kind}.embeddings.") for name in names))
+    prefix = next(prefixes, matches[0][1])
     prefix = f"{prefix}." if prefix else ""
     family = _family(names, config, prefix)
     is_folded = family == "dinov2_with_registers"
@@ -86,16 +71,18 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
         dropped |= {name: "DeiT has no representation layer" for name in names if name.startswith(f"{prefix}pooler.")}
     if prefix and "classifier.weight" in names:
         dropped |= {name: "the classifier does not read it" for name in names if name.startswith(f"{prefix}pooler.")}
-    namesake = "; ViTMSN has the same tensors and 1e-6: norm_eps=1e-6 says so" if family == "vit" else ""
-    assumed = {"norm_eps": f"{_eps(family):g}{namesake}", "gelu": "erf"}
+    hint = "; ViTMSN has the same tensors and 1e-6: for that, set norm_eps=1e-6" if family == "vit" else ""
+    assumed = {"norm_eps": f"{_eps(family):g}{hint}", "gelu": "erf"}
     return Layout(
-        **described_layout(checkpoint, family, _CUSTOMARY[family], resizes=family.startswith("dinov2")),
+        **json_files.described_layout(
+            checkpoint, family, _USUAL_PREPROCESS[family], resizes=family.startswith("dinov2")
+        ),
         format=f"Hugging Face {family}",
         pieces=pieces,
         fields=_fields(family, config, checkpoint),
         assumed={} if checkpoint.config is not None else assumed,
-        classes=labels(config),
-        image_size=sides(config.get("image_size")),
+        classes=json_files.labels(config),
+        image_size=json_files.parse_size(config.get("image_size")),
         dropped={name: reason for name, reason in dropped.items() if name in names},
     )
 
@@ -103,7 +90,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
 def layout_for(config: ViTConfig) -> Layout:
     """Return Hugging Face's layout for this configuration."""
     family = family_of(config)
-    names: list[str] = [f"{family}."]  # parts of tensor names, by which _pieces knows the variant
+    names: list[str] = [f"{family}."]  # parts of tensor names, from which `_pieces` infers the variant
     if config.distill_head:
         names.append("cls_classifier.weight")
     if config.mlp_kind == "swiglu":
@@ -113,7 +100,7 @@ def layout_for(config: ViTConfig) -> Layout:
     prefix = f"{family}." if config.num_classes else ""
     is_folded = family == "dinov2_with_registers"
     pieces = _pieces(prefix, f"{prefix}encoder.layer", config.layers, names, is_folded=is_folded)
-    return Layout(format=f"Hugging Face {family}", pieces=pieces, preprocess=_CUSTOMARY[family])
+    return Layout(format=f"Hugging Face {family}", pieces=pieces, preprocess=_USUAL_PREPROCESS[family])
 
 
 def family_of(config: ViTConfig) -> str:
@@ -130,10 +117,10 @@ def family_of(config: ViTConfig) -> str:
 def _family(names: Mapping[str, StoredTensor], config: Mapping[str, Any], prefix: str) -> str:
     written = config.get("model_type")
     if written is not None:
-        if written not in _CUSTOMARY:
+        if written not in _USUAL_PREPROCESS:
             raise VitkitError(
                 "weights.architecture-unsupported",
-                f"config.json describes a model of type {written!r}; known: {', '.join(_CUSTOMARY)}",
+                f"config.json describes a model of type {written!r}; known: {', '.join(_USUAL_PREPROCESS)}",
             )
         return str(written)
     if prefix == "vit." and any(name.startswith("decoder.") for name in names):
@@ -143,8 +130,8 @@ def _family(names: Mapping[str, StoredTensor], config: Mapping[str, Any], prefix
     positions = names.get("embeddings.position_embeddings")
     has_scale = any(".layer_scale1." in name for name in names)
     shape = () if positions is None else positions.shape
-    has_grid = len(shape) == 3 and math.isqrt(shape[1]) ** 2 == shape[1]
-    if has_grid and "embeddings.cls_token" not in names and not has_scale:  # positions of a square grid alone
+    is_square_grid = len(shape) == 3 and math.isqrt(shape[1]) ** 2 == shape[1]
+    if is_square_grid and "embeddings.cls_token" not in names and not has_scale:  # only patches have positions
         return "ijepa"
     if any(name.endswith("register_tokens") for name in names):
         return "dinov2_with_registers"
@@ -155,7 +142,7 @@ def _family(names: Mapping[str, StoredTensor], config: Mapping[str, Any], prefix
 
 def _pieces(prefix: str, layers: str, depth: int, names: Iterable[str], *, is_folded: bool) -> dict[str, Piece]:
     is_dino = prefix.startswith("dinov2") or any(".layer_scale1." in name for name in names)
-    has_pair = any(name.startswith("cls_classifier.") for name in names)
+    has_two_heads = any(name.startswith("cls_classifier.") for name in names)
     embeddings = f"{prefix}embeddings"
     pieces = {
         "cls_token": same(f"{embeddings}.cls_token"),
@@ -165,21 +152,25 @@ def _pieces(prefix: str, layers: str, depth: int, names: Iterable[str], *, is_fo
         **pair("patch_embed.proj", f"{embeddings}.patch_embeddings.projection"),
         **pair("norm", f"{prefix}layernorm"),
         **pair("pre_logits.fc", f"{prefix}pooler.dense"),
-        **pair("head", "cls_classifier" if has_pair else "classifier"),
+        **pair("head", "cls_classifier" if has_two_heads else "classifier"),
         **pair("head_dist", "distillation_classifier"),
     }
     if is_folded:
         pieces |= folded_positions(f"{embeddings}.cls_token", f"{embeddings}.position_embeddings")
-    is_new = any(".attention.q_proj." in name for name in names)
-    # The gated MLP, in files and in memory: the layer of gate and value, and the layer after their product.
-    gates = (("weights_in", "weights_out"), ("gate_proj", "up_proj", "down_proj"))
-    gate = next((kind for kind in gates if any(f".mlp.{kind[0]}." in name for name in names)), ())
-    old = ("attention.query", "attention.key", "attention.value", "output.dense")
-    attention = ("q_proj", "k_proj", "v_proj", "o_proj") if is_new else old
+    is_in_memory = any(".attention.q_proj." in name for name in names)  # the names in memory, not those in files
+    in_files = ("attention.query", "attention.key", "attention.value", "output.dense")
+    attention = ("q_proj", "k_proj", "v_proj", "o_proj") if is_in_memory else in_files
     norm1, norm2 = ("norm1", "norm2") if is_dino else ("layernorm_before", "layernorm_after")
-    fc1, fc2 = ("mlp.fc1", "mlp.fc2") if is_dino or is_new else ("intermediate.dense", "output.dense")
-    up = tuple(f"mlp.{name}" for name in gate[:-1]) if gate else (fc1,)
-    down = f"mlp.{gate[-1]}" if gate else fc2
+    # The names of the MLP's first layer, which a gated MLP may store as two layers, and of its second layer.
+    fc1: tuple[str, ...]
+    if any(".mlp.weights_in." in name for name in names):
+        fc1, fc2 = ("mlp.weights_in",), "mlp.weights_out"
+    elif any(".mlp.gate_proj." in name for name in names):
+        fc1, fc2 = ("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj"
+    elif is_dino or is_in_memory:
+        fc1, fc2 = ("mlp.fc1",), "mlp.fc2"
+    else:
+        fc1, fc2 = ("intermediate.dense",), "output.dense"
     for layer in range(depth):
         ours, theirs = f"blocks.{layer}", f"{layers}.{layer}"
         *qkv, out = (f"{theirs}.attention.{part}" for part in attention)
@@ -188,12 +179,12 @@ def _pieces(prefix: str, layers: str, depth: int, names: Iterable[str], *, is_fo
             **pair(f"{ours}.attn.proj", out),
             f"{ours}.ls1.gamma": same(f"{theirs}.layer_scale1.lambda1"),
             **pair(f"{ours}.norm2", f"{theirs}.{norm2}"),
-            **pair(f"{ours}.mlp.fc2", f"{theirs}.{down}"),
+            **pair(f"{ours}.mlp.fc2", f"{theirs}.{fc2}"),
             f"{ours}.ls2.gamma": same(f"{theirs}.layer_scale2.lambda1"),
         }
         for part in ("weight", "bias"):
             pieces[f"{ours}.attn.qkv.{part}"] = joined(*(f"{name}.{part}" for name in qkv))
-            pieces[f"{ours}.mlp.fc1.{part}"] = joined(*(f"{theirs}.{name}.{part}" for name in up))
+            pieces[f"{ours}.mlp.fc1.{part}"] = joined(*(f"{theirs}.{name}.{part}" for name in fc1))
     return pieces
 
 
@@ -205,12 +196,12 @@ def _fields(family: str, config: Mapping[str, Any], checkpoint: Checkpoint) -> d
         "class_token": family != "ijepa",
         "prefix_positions": family != "dinov2_with_registers",
         "pool": "gap" if family == "ijepa" else token,
-        **activation(config.get("hidden_act", "gelu")),
+        **json_files.activation(config.get("hidden_act", "gelu")),
         "position_resize": "timm" if family == "dinov2_with_registers" else "huggingface",
     }
     if checkpoint.config is not None:
-        fields["heads"] = or_default(config, "num_attention_heads", 12)  # transformers' default
-    for ours, theirs in _WRITTEN.items():
+        fields["heads"] = json_files.or_default(config, "num_attention_heads", 12)  # transformers' default
+    for ours, theirs in _CONFIG_FIELDS.items():
         if theirs in config:
             fields[ours] = config[theirs]
     if isinstance(patch := config.get("patch_size"), (int, list, tuple)):
@@ -228,8 +219,8 @@ def _eps(family: str) -> float:
     return 1e-6 if family.startswith("dinov2") or family == "vit_msn" else 1e-12
 
 
-# Fields that config.json has, by our names.
-_WRITTEN = {
+# Fields of `ViTConfig`, and their names in config.json.
+_CONFIG_FIELDS = {
     "layers": "num_hidden_layers",
     "hidden_size": "hidden_size",
     "in_channels": "num_channels",
@@ -241,18 +232,18 @@ _WRITTEN = {
 
 def write(classifier: Classifier, destination: Path) -> None:
     """Write a folder with the tensors, config.json and preprocessor_config.json."""
-    write_folder(classifier, destination, _files)
+    export.write_folder(classifier, destination, _files)
 
 
 def _files(classifier: Classifier) -> Files:
-    config = model_of(classifier).config
+    config = export.model_of(classifier).config
     if config.embed_norm or config.pool == "map":
         return tower_files(classifier)
     family = family_of(config)
     is_dino = family.startswith("dinov2")
     has_head = config.num_classes > 0
     pools = ("token+gap",) if is_dino and has_head else ("token", "token+gap")
-    refuse_unless(
+    export.check_expressible(
         config,
         "Hugging Face",
         {
@@ -265,18 +256,18 @@ def _files(classifier: Classifier) -> Files:
             "prefix_positions": (True, False) if family == "ijepa" else (family != "dinov2_with_registers",),
             "distill_token": (family == "deit",),
             "gelu": ("erf", "tanh", "quick"),
-            "activation": (config.activation,),  # any
+            "activation": (config.activation,),  # every activation is allowed
         },
     )
     if is_dino and config.layer_scale is None:
-        raise inexpressible("Hugging Face", "layer_scale None with this head")
-    tensors = tensors_under(classifier, layout_for(config))
+        raise export.inexpressible("Hugging Face", "layer_scale None with this head")
+    tensors = export.tensors_under(classifier, layout_for(config))
     if is_dino:
         prefix = f"{family}." if has_head else ""
-        # transformers expects it, but does not use it
+        # transformers requires this tensor, but does not use it in predictions.
         tensors[f"{prefix}embeddings.mask_token"] = torch.zeros(1, config.hidden_size)
     described = _config(classifier, family)
-    return tensors, {"config.json": described, "preprocessor_config.json": processor(classifier.preprocess)}
+    return tensors, {"config.json": described, "preprocessor_config.json": json_files.processor(classifier.preprocess)}
 
 
 _CLASSES = {
@@ -289,7 +280,7 @@ _CLASSES = {
 
 
 def _config(classifier: Classifier, family: str) -> dict[str, Any]:
-    config = model_of(classifier).config
+    config = export.model_of(classifier).config
     architecture = _CLASSES[family][config.num_classes > 0] + ("WithTeacher" if config.distill_head else "")
     described: dict[str, Any] = {
         "architectures": [architecture],
@@ -298,10 +289,10 @@ def _config(classifier: Classifier, family: str) -> dict[str, Any]:
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.layers,
         "num_attention_heads": config.heads,
-        "hidden_act": hidden_act(config),
+        "hidden_act": json_files.hidden_act(config),
         "layer_norm_eps": config.norm_eps,
-        "image_size": one(config.image_size),
-        "patch_size": one(config.patch_size),
+        "image_size": export.one_or_pair(config.image_size),
+        "patch_size": export.one_or_pair(config.patch_size),
         "num_channels": config.in_channels,
         "qkv_bias": config.qkv_bias,
         "problem_type": None if classifier.thresholds is None else "multi_label_classification",
@@ -311,11 +302,11 @@ def _config(classifier: Classifier, family: str) -> dict[str, Any]:
     if family.startswith("dinov2"):
         ratio, rest = divmod(config.mlp_size, config.hidden_size)
         if config.mlp_kind == "swiglu":
-            # transformers takes 2/3 of hidden size times ratio, and rounds it up to a multiple of eight.
-            sizes = [(int(int(config.hidden_size * ratio) * 2 / 3) + 7) // 8 * 8 for ratio in range(1, 17)]
+            # transformers multiplies hidden size and ratio, and rounds 2/3 of that up to a multiple of eight.
+            sizes = [(int(config.hidden_size * ratio * 2 / 3) + 7) // 8 * 8 for ratio in range(1, 17)]
             ratio, rest = (sizes.index(config.mlp_size) + 1, 0) if config.mlp_size in sizes else (0, 1)
         if rest:
-            raise inexpressible("Hugging Face", f"mlp_size {config.mlp_size}")
+            raise export.inexpressible("Hugging Face", f"mlp_size {config.mlp_size}")
         described |= {
             "mlp_ratio": ratio,
             "use_swiglu_ffn": config.mlp_kind == "swiglu",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Set
+from functools import partial
 from typing import Any
 
 from vitkit.data.preprocess import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocess
@@ -75,6 +76,8 @@ ONLY_PIXELS: dict[str, tuple[Any, ...]] = {
     "size_divisor": (),
     "pad_size": (),
 }
+_unsupported = partial(VitkitError, "weights.description-unsupported")
+_invalid = partial(VitkitError, "weights.description-invalid")
 _FILE = "the image processor (preprocessor_config.json or processor_config.json)"
 # What transformers' image processors do unless their file says otherwise.
 _CLIP = {"resample": 3, "do_center_crop": True, "size": {"shortest_edge": 224}, "image_mean": CLIP_MEAN}
@@ -103,54 +106,50 @@ _PROCESSOR_OF = {
 def described_layout(
     checkpoint: Checkpoint, family: str, usual: Mapping[str, Any], *, resizes: bool = False
 ) -> dict[str, Any]:
-    """Return fields of `Layout` that the files next to the tensors state: pixels, task, notes.
+    """Return the fields of `Layout` that the files next to the tensors determine: preprocessing, task, notes.
 
-    `family` is the `model_type` of the model, `usual` the preprocessing without a file that describes it, and `resizes`
-    is whether transformers resizes the positions to the pictures that the image processor makes.
+    `family` is the `model_type` of the model. `usual` is the preprocessing if no file describes it. `resizes` is
+    whether transformers resizes the positions to the size of the images from the image processor.
     """
     config, processor = checkpoint.config or {}, checkpoint.preprocessor
-    images = config.get("vision_config")
-    images = {**config, **(images if isinstance(images, Mapping) else {})}
+    vision_config = config.get("vision_config")
+    vision_config = {**config, **(vision_config if isinstance(vision_config, Mapping) else {})}
     operations = {name: (False,) for name in processor or {} if name.startswith("do_") and name not in KNOWN_PIXELS}
-    notes = _unread(images, KNOWN, ONLY, "config.json")
-    notes += _unread(processor or {}, KNOWN_PIXELS, {**operations, **ONLY_PIXELS}, _FILE)
-    made, expected = None, sides(images.get("image_size"))  # the size of pictures from the image processor, if any
+    notes = _check_fields(vision_config, KNOWN, ONLY, "config.json")
+    notes += _check_fields(processor or {}, KNOWN_PIXELS, {**operations, **ONLY_PIXELS}, _FILE)
+    model_size = parse_size(vision_config.get("image_size"))
+    processed_size = None  # of the images from the image processor; None if it depends on the picture
     if processor is not None:
-        written = _settings(processor, family)
-        size, is_short_side = _size(written, "size")
-        is_cropped = written.get("do_center_crop", False)
-        made = _size(written, "crop_size")[0] if is_cropped else None if is_short_side else size
-    if not resizes and None not in (made, expected) and made != expected:
-        notes += (f"{_FILE} makes pictures of {made}, and config.json describes a model for {expected}, which is used",)
-    if processor is not None and made is None:
-        notes += (f"{_FILE} keeps the whole of pictures that are not square; only the square in their middle is used",)
-    found = pixels(processor, family)
+        settings = _with_defaults(processor, family)
+        size, is_short_side = _size(settings, "size")
+        if settings.get("do_center_crop", False):
+            processed_size, _ = _size(settings, "crop_size")
+        elif not is_short_side:
+            processed_size = size
+        else:
+            notes += (f"{_FILE} keeps all of a picture that is not square, but only its middle square is used",)
+    if not resizes and None not in (processed_size, model_size) and processed_size != model_size:
+        notes += (f"{_FILE} makes pictures of {processed_size}, but the model's {model_size} in config.json is used",)
+    preprocess = preprocess_of_processor(processor, family)
     return {
-        "preprocess": found or usual,
-        "is_preprocess_known": found is not None,
-        "pixel_size": made if resizes else None,
+        "preprocess": preprocess or usual,
+        "is_preprocess_known": preprocess is not None,
+        "input_size": processed_size if resizes else None,
         "task": task_of(config),
         "notes": notes,
     }
 
 
-def _unread(
+def _check_fields(
     written: Mapping[str, Any], known: Set[str], only: Mapping[str, tuple[Any, ...]], file: str
 ) -> tuple[str, ...]:
+    """Check the fields of a file that must have one of the values in `only`, and return a note about unknown fields."""
     for name, values in only.items():
         if written.get(name) is not None and written[name] not in values:
             expected = f"; expected {values[0]}" if values else ": leave it out"
             raise _unsupported(f"{file}: {name} {written[name]!r:.60} is not supported{expected}")
     names = [name for name, value in written.items() if name not in known | only.keys() and value is not None]
     return (f"{file}: not read, because unknown here: {listed(names, 6)}",) if names else ()
-
-
-def _unsupported(message: str) -> VitkitError:
-    return VitkitError("weights.description-unsupported", message)
-
-
-def _invalid(message: str) -> VitkitError:
-    return VitkitError("weights.description-invalid", message)
 
 
 def activation(name: Any) -> dict[str, str]:
@@ -189,31 +188,31 @@ def labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
     return tuple(by_index[index] for index in range(len(by_index))) or None
 
 
-def pixels(processor: Mapping[str, Any] | None, family: str = "vit") -> dict[str, Any] | None:
+def preprocess_of_processor(processor: Mapping[str, Any] | None, family: str = "vit") -> dict[str, Any] | None:
     """Translate the settings of an image processor into fields of `Preprocess`; return None without such settings.
 
     The `model_type` in `family` determines the image processor if the settings do not name it.
     """
     if processor is None:
         return None
-    written = _settings(processor, family)
-    factor = written["rescale_factor"]
+    settings = _with_defaults(processor, family)
+    factor = settings["rescale_factor"]
     if not is_number(factor) or abs(factor - 1 / 255) > 1e-9:
         raise _unsupported(f"{_FILE}: rescale_factor {factor!r:.40} is not supported; expected 1/255")
     fields: dict[str, Any] = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
-    if written.get("do_normalize", True):
-        theirs = {name: written[f"image_{name}"] for name in ("mean", "std")}
-        theirs = {name: [value] * 3 if is_number(value) else value for name, value in theirs.items()}
-        fields = {name: of_channels(value, f"image_{name}", _FILE) for name, value in theirs.items()}
-    resample = written["resample"]
+    if settings.get("do_normalize", True):
+        for name in fields:
+            value = settings[f"image_{name}"]
+            fields[name] = channel_values([value] * 3 if is_number(value) else value, f"image_{name}", _FILE)
+    resample = settings["resample"]
     if type(resample) is not int or resample not in _RESAMPLING:
         raise _unsupported(f"{_FILE}: resample {resample!r:.40} is not supported; expected 0, 1, 2 or 3")
     fields["interpolation"] = _RESAMPLING[resample]
-    size, is_short_side = _size(written, "size")
-    if not written.get("do_center_crop", False):
+    size, is_short_side = _size(settings, "size")
+    if not settings.get("do_center_crop", False):
         fit = {"fit": "crop", "crop_pct": 1.0, "floor_crop": True} if is_short_side else {"fit": "squash"}
         return {**fields, **fit}
-    crop, _ = _size(written, "crop_size")
+    crop, _ = _size(settings, "crop_size")
     shares = [kept / full for kept, full in zip(crop, size, strict=True)]
     if shares[0] != shares[1] or shares[0] > 1:
         raise _invalid(
@@ -223,25 +222,28 @@ def pixels(processor: Mapping[str, Any] | None, family: str = "vit") -> dict[str
     return {**fields, "fit": "crop" if is_short_side else "squash_crop", "crop_pct": shares[0], "floor_crop": True}
 
 
-def _settings(processor: Mapping[str, Any], family: str) -> dict[str, Any]:
-    """Return the settings with the defaults of the image processor."""
-    named = or_default(processor, "image_processor_type", processor.get("feature_extractor_type"))
-    match = None if named is None else re.fullmatch(r"(\w+?)(ImageProcessor|FeatureExtractor)(Fast|Pil)?", str(named))
-    kind = _PROCESSOR_OF.get(family, "ViT") if named is None else match[1] if match else ""
+def _with_defaults(processor: Mapping[str, Any], family: str) -> dict[str, Any]:
+    """Return the settings of an image processor, with the defaults of its class for missing ones."""
+    class_name = or_default(processor, "image_processor_type", processor.get("feature_extractor_type"))
+    if class_name is None:
+        kind = _PROCESSOR_OF.get(family, "ViT")
+    else:
+        match = re.fullmatch(r"(\w+?)(ImageProcessor|FeatureExtractor)(Fast|Pil)?", str(class_name))
+        kind = match[1] if match else ""
     if kind not in PROCESSORS:
-        raise _unsupported(f"{_FILE}: {named!r:.60} is not supported; expected that of {', '.join(PROCESSORS)}")
+        raise _unsupported(f"{_FILE}: {class_name!r:.60} is not supported; expected that of {', '.join(PROCESSORS)}")
     stated = {name: value for name, value in processor.items() if value is not None}
     return {**_OF_ALL, **PROCESSORS[kind], **stated}
 
 
-def of_channels(written: Any, name: str, file: str) -> tuple[float, ...]:
+def channel_values(written: Any, name: str, file: str) -> tuple[float, ...]:
     """Return a list of numbers, one for each channel, as a tuple."""
     if not isinstance(written, (list, tuple)) or not written or not all(map(is_number, written)):
         raise _invalid(f"{file}: {name} must be a list with one number for each channel, not {written!r:.60}")
     return tuple(written)
 
 
-def sides(written: Any, file: str = "config.json") -> tuple[int, int] | None:
+def parse_size(written: Any, file: str = "config.json") -> tuple[int, int] | None:
     """Return `image_size`, one or two positive whole numbers, as (height, width); None if it is not stated."""
     if written is None:
         return None
@@ -270,7 +272,7 @@ def _size(written: Mapping[str, Any], name: str) -> tuple[tuple[int, int], bool]
         keys = ("shortest_edge", "shortest_edge") if is_short_side else ("height", "width")
         size = [stated[key] for key in keys] if stated.keys() == set(keys) else None
     try:
-        pair = sides(size)
+        pair = parse_size(size)
     except VitkitError:
         pair = None
     if pair is None or (is_short_side and name == "crop_size"):

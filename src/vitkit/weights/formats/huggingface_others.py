@@ -15,14 +15,14 @@ from typing import Any
 from vitkit.data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD
 from vitkit.errors import VitkitError
 from vitkit.weights.checkpoint import Checkpoint, StoredTensor
-from vitkit.weights.formats.huggingface_described import activation, described_layout, labels, or_default, sides
-from vitkit.weights.layout import Layout, Piece, depth_of, joined, pair, require, same, without_keys
+from vitkit.weights.formats.huggingface_described import activation, described_layout, labels, or_default, parse_size
+from vitkit.weights.layout import Layout, Piece, depth_of, joined, pair, require, same, without_key_bias
 
 _BLOCK = re.compile(r"(?P<prefix>beit\.|data2vec_vision\.)?(?P<layers>encoder\.layer|layers)\.(?P<layer>\d+)\.")
-_OF_IMAGES = re.compile(
+_BEIT_ONLY = re.compile(
     r"(?:\w+\.)?(?:(?:encoder\.layer|layers)\.\d+\.(?:lambda_[12]$|.*relative_pos)|.*position_bias_table$)"
 )
-_PIXELS = {"fit": "squash", "interpolation": "bicubic", "mean": HALF, "std": HALF}
+_PREPROCESS = {"fit": "squash", "interpolation": "bicubic", "mean": HALF, "std": HALF}
 _TABLE = "relative_position_bias_table"
 _TYPES = ("beit", "data2vec-vision")
 _PARTS = {  # parts of a block: in files, and in memory
@@ -40,7 +40,7 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
     names, config = checkpoint.tensors, checkpoint.config or {}
     matches = [match for name in names if (match := _BLOCK.match(name))]
     prefix = next((match["prefix"] for match in matches if match["prefix"]), "")
-    is_bare_beit = config.get("model_type", "beit") in _TYPES and any(map(_OF_IMAGES.match, names))
+    is_bare_beit = config.get("model_type", "beit") in _TYPES and any(map(_BEIT_ONLY.match, names))
     if not matches or not (prefix or is_bare_beit):
         return None
     family = config.get("model_type") or prefix.rstrip(".").replace("_", "-") or "beit"
@@ -55,16 +55,16 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
     dropped |= {name: "it predicts visual tokens of masked patches" for name in names if name.startswith("lm_head.")}
     dropped |= {name: "it follows from the grid" for name in names if name.endswith("relative_position_index")}
     layers = prefix + matches[0]["layers"]
-    size = sides(config.get("image_size"))
+    size = parse_size(config.get("image_size"))
     tables = [tensor.shape[0] for name, tensor in names.items() if name.endswith(_TABLE) and tensor.shape]
     kernels = (tensor.shape for name, tensor in names.items() if name.endswith("patch_embeddings.projection.weight"))
     kernel = next(kernels, ())
     if size is None and tables and len(kernel) == 4:  # the table of biases determines a square patch grid
-        rows = max(tables, key=tables.count)  # (2 side - 1) ** 2 offsets, and 3 of the class token
+        rows = max(tables, key=tables.count)  # (2 side - 1) ** 2 offsets, and 3 rows of the class token
         side = (math.isqrt(max(rows - 3, 0)) + 1) // 2
         size = (side * kernel[-2], side * kernel[-1]) if side else None
     return Layout(
-        **described_layout(checkpoint, family, _PIXELS, resizes=True),
+        **described_layout(checkpoint, family, _PREPROCESS, resizes=True),
         format=f"Hugging Face {family}",
         pieces=_pieces(prefix, layers, depth_of(match["layer"] for match in matches), names, fields),
         fields=fields,
@@ -75,27 +75,28 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
     )
 
 
-def _shared(prefix: str) -> tuple[str, str]:
+def _shared_tables(prefix: str) -> tuple[str, str]:
     """Return the name of the shared table of biases in files, and its name in a model in memory."""
     return f"{prefix}encoder.relative_position_bias.{_TABLE}", f"{prefix}shared_position_bias.{_TABLE}"
 
 
 def _fields(names: Mapping[str, StoredTensor], prefix: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    is_shared = any(name in names for name in _shared(prefix)) or config.get("use_shared_relative_position_bias")
+    is_shared = any(name in names for name in _shared_tables(prefix)) or config.get("use_shared_relative_position_bias")
     tables = [tensor.shape for name, tensor in names.items() if name.endswith(_TABLE) and len(tensor.shape) == 2]
     is_relative = bool(tables or is_shared or config.get("use_relative_position_bias"))
-    is_placed = f"{prefix}embeddings.position_embeddings" in names or config.get("use_absolute_position_embeddings")
+    has_positions = f"{prefix}embeddings.position_embeddings" in names or config.get("use_absolute_position_embeddings")
     is_pooled = f"{prefix}pooler.layernorm.weight" in names or config.get("use_mean_pooling")
-    if not (is_relative or is_placed or config):
+    if not (is_relative or has_positions or config):
         raise VitkitError("weights.tensor-missing", f"{_TABLE} is missing: BEiT has one in every layer, or one for all")
-    if is_relative and is_placed:
+    if is_relative and has_positions:
         raise VitkitError(
             "weights.description-unsupported",
             "use_absolute_position_embeddings with relative positions is not supported: vitkit supports one kind",
         )
     heads = or_default(config, "num_attention_heads", tables[0][1] if tables else None)
+    position = "learned_1d" if has_positions else "none"
     return {
-        "position": "relative_bias" if is_relative else "learned_1d" if is_placed else "none",
+        "position": "relative_bias" if is_relative else position,
         "position_resize": "huggingface",
         "class_token": True,
         "pool": "gap" if is_pooled and "lm_head.weight" not in names else "token",
@@ -110,9 +111,9 @@ def _pieces(
     prefix: str, layers: str, depth: int, names: Mapping[str, StoredTensor], fields: Mapping[str, Any]
 ) -> dict[str, Piece]:
     embeddings = f"{prefix}embeddings"
-    # Without a norm of the model, as in files for masked patches, it belongs to the head.
-    is_last = f"{prefix}layernorm.weight" in names or "lm_head.weight" not in names
-    norm = f"{prefix}layernorm" if is_last else "layernorm"
+    # In files for masked patches, the last norm may belong to the head, and its name then has no prefix.
+    has_prefix = f"{prefix}layernorm.weight" in names or "lm_head.weight" not in names
+    norm = f"{prefix}layernorm" if has_prefix else "layernorm"
     pieces = {
         "cls_token": same(f"{embeddings}.cls_token"),
         "pos_embed": same(f"{embeddings}.position_embeddings"),
@@ -120,17 +121,17 @@ def _pieces(
         **(pair("fc_norm", f"{prefix}pooler.layernorm") if fields["pool"] == "gap" else pair("norm", norm)),
         **pair("head", "classifier"),
     }
-    is_new = any(".attention.q_proj." in name for name in names)
+    index = int(any(".attention.q_proj." in name for name in names))  # 0: names in files, 1: names in memory
     if fields.get("position_at") == "shared":
-        pieces["rel_pos.0.table"] = same(_shared(prefix)[is_new])
-    parts = {ours: theirs[is_new] for ours, theirs in _PARTS.items()}
+        pieces["rel_pos.0.table"] = same(_shared_tables(prefix)[index])
+    parts = {ours: theirs[index] for ours, theirs in _PARTS.items()}
     for layer in range(depth):
         ours, theirs = f"blocks.{layer}", f"{layers}.{layer}"
         q, k, v = (f"{theirs}.{parts['attention']}.{part}" for part in parts["qkv"])
         pieces |= {
             **pair(f"{ours}.norm1", f"{theirs}.layernorm_before"),
             f"{ours}.attn.qkv.weight": joined(f"{q}.weight", f"{k}.weight", f"{v}.weight"),
-            f"{ours}.attn.qkv.bias": without_keys(f"{q}.bias", f"{v}.bias"),
+            f"{ours}.attn.qkv.bias": without_key_bias(f"{q}.bias", f"{v}.bias"),
             f"{ours}.ls1.gamma": same(f"{theirs}.lambda_1"),
             **pair(f"{ours}.norm2", f"{theirs}.layernorm_after"),
             f"{ours}.ls2.gamma": same(f"{theirs}.lambda_2"),
@@ -142,14 +143,14 @@ def _pieces(
     return pieces
 
 
-_DINOV3_BLOCK = re.compile(r"(?P<ahead>(?:model\.)?layer\.)(?P<layer>\d+)\.attention\.(?:[qkvo]_proj)\.")
-PIXELS = {"fit": "squash", "interpolation": "bilinear", "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
+_DINOV3_BLOCK = re.compile(r"(?P<prefix>(?:model\.)?layer\.)(?P<layer>\d+)\.attention\.(?:[qkvo]_proj)\.")
+PREPROCESS = {"fit": "squash", "interpolation": "bilinear", "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
 _HEADS = {4096: 32, 1280: 20}  # by hidden size, if a head does not have 64 features
 _KERNEL = "embeddings.patch_embeddings.weight"
 _REGISTERS = "embeddings.register_tokens"
 BASE = 100.0
 SIDE = 224  # of images, if nothing states it
-SIZE_ASSUMED = f"{SIDE} pixels: no tensor tells; image_size=... does"
+SIZE_ASSUMED = f"{SIDE} pixels, as is usual; if wrong: image_size=..."
 
 
 def recognise_dinov3(checkpoint: Checkpoint) -> Layout | None:
@@ -162,12 +163,13 @@ def recognise_dinov3(checkpoint: Checkpoint) -> Layout | None:
     kernel = names[_KERNEL].shape if _KERNEL in names else ()
     heads = or_default(config, "num_attention_heads", _HEADS.get(kernel[0] if kernel else 0))
     is_gated = any(".mlp.gate_proj." in name for name in names)
-    if (written := config.get("hidden_act", "silu" if is_gated else "gelu")) != "silu" and is_gated:
+    hidden_act = config.get("hidden_act", "silu" if is_gated else "gelu")
+    if is_gated and hidden_act != "silu":
         raise VitkitError(
             "weights.description-unsupported",
-            f"config.json: a gated MLP with hidden_act {written!r} is not supported; expected silu",
+            f"config.json: a gated MLP with hidden_act {hidden_act!r} is not supported; expected silu",
         )
-    size = sides(config.get("image_size")) or (SIDE, SIDE)
+    size = parse_size(config.get("image_size")) or (SIDE, SIDE)
     fields: dict[str, Any] = {
         "rotary": "dinov3",
         "rotary_base": or_default(config, "rope_theta", BASE),
@@ -175,18 +177,18 @@ def recognise_dinov3(checkpoint: Checkpoint) -> Layout | None:
         "class_token": True,
         "pool": "token",
         "norm_eps": or_default(config, "layer_norm_eps", 1e-5),
-        **({"gelu": "erf"} if is_gated else activation(written)),
+        **({"gelu": "erf"} if is_gated else activation(hidden_act)),
         **({} if heads is None else {"heads": heads}),
     }
     assumed = {
-        "rotary": f"dinov3, of base {BASE:g}, because that is DINOv3's: no tensor tells; if wrong: rotary_base=...",
+        "rotary": f"dinov3, of base {BASE:g}, as in DINOv3; if wrong: rotary_base=...",
         "image_size": SIZE_ASSUMED,
     }
     depth = depth_of(match["layer"] for match in matches)
     return Layout(
-        **described_layout(checkpoint, "dinov3_vit", PIXELS, resizes=True),
+        **described_layout(checkpoint, "dinov3_vit", PREPROCESS, resizes=True),
         format="Hugging Face dinov3_vit",
-        pieces=_dinov3_pieces(matches[0]["ahead"], depth, names, is_gated=is_gated),
+        pieces=_dinov3_pieces(matches[0]["prefix"], depth, names, is_gated=is_gated),
         fields=fields,
         image_size=size,
         assumed={} if checkpoint.config is not None else assumed,
@@ -232,6 +234,7 @@ def _dinov3_pieces(layers: str, depth: int, names: Mapping[str, StoredTensor], *
         for part in ("weight", "bias"):
             pieces[f"{ours}.mlp.fc1.{part}"] = joined(*(f"{theirs}.mlp.{projection}.{part}" for projection in into))
         if biases:
-            of_all = joined(f"{q}.bias", f"{k}.bias", f"{v}.bias")
-            pieces[f"{ours}.attn.qkv.bias"] = of_all if "k" in biases else without_keys(f"{q}.bias", f"{v}.bias")
+            with_key_bias = joined(f"{q}.bias", f"{k}.bias", f"{v}.bias")
+            without = without_key_bias(f"{q}.bias", f"{v}.bias")
+            pieces[f"{ours}.attn.qkv.bias"] = with_key_bias if "k" in biases else without
     return pieces

@@ -18,16 +18,8 @@ from vitkit.data.preprocess import CLIP_MEAN, CLIP_STD, HALF
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.weights.checkpoint import Checkpoint
-from vitkit.weights.formats.export import Files, model_of, one, refuse_unless, tensors_under
-from vitkit.weights.formats.huggingface_described import (
-    activation,
-    described_layout,
-    hidden_act,
-    labels,
-    or_default,
-    processor,
-    sides,
-)
+from vitkit.weights.formats import huggingface_described as json_files
+from vitkit.weights.formats.export import Files, check_expressible, model_of, one_or_pair, tensors_under
 from vitkit.weights.layout import Layout, Piece, depth_of, joined, pair, same, with_axes
 from vitkit.weights.origin import NAFLEX
 
@@ -36,7 +28,7 @@ _TYPES = {  # by `model_type` of the whole model, and of the image encoder
     **dict.fromkeys(("clip", "clip_vision_model"), "clip"),
     **dict.fromkeys(("siglip", "siglip_vision_model"), "siglip"),
 }
-_CUSTOMARY: dict[str, dict[str, Any]] = {
+_USUAL_PREPROCESS: dict[str, dict[str, Any]] = {
     "clip": {"fit": "crop", "crop_pct": 1.0, "interpolation": "bicubic", "mean": CLIP_MEAN, "std": CLIP_STD},
     "siglip": {"fit": "squash", "interpolation": "bicubic", "mean": HALF, "std": HALF},
 }
@@ -45,15 +37,15 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "clip": {"norm_eps": 1e-5, "gelu": "quick"},
     "siglip": {"norm_eps": 1e-6, "gelu": "tanh"},
 }
-_SAYS = {
-    "clip": "quick, as OpenAI trained CLIP; LAION's have the same tensors and the exact GELU: gelu='erf' says so",
-    "siglip": "tanh, as SigLIP's authors trained it; gelu='erf' says otherwise",
+_GELU_ASSUMED = {
+    "clip": "quick, as in OpenAI's CLIP; LAION's have the same tensors and the exact GELU: for those, set gelu='erf'",
+    "siglip": "tanh, as SigLIP's authors trained it; if wrong: gelu='erf'",
 }
-_NAMES = {"clip": "CLIP", "siglip": "SigLIP"}
-_BESIDE = {  # what a file of the whole model contains in addition to the image encoder
+_FAMILY_NAMES = {"clip": "CLIP", "siglip": "SigLIP"}
+_OTHER_PARTS = {  # what a file of the whole model contains in addition to the image encoder
     r"text_model\.|text_projection\.": "the text encoder",
-    r"logit_(scale|bias)$": "how alike an image and a text are",
-    r"visual_projection\.": "from the features to the space that images share with texts",
+    r"logit_(scale|bias)$": "the scale of the similarity of images and texts",
+    r"visual_projection\.": "the projection to the embedding space that images and texts share",
     r"(vision_model\.)?embeddings\.position_ids$": "the numbers of the positions",
 }
 
@@ -78,37 +70,40 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
             "it is not supported: use the CLIP model that it was made from",
         )
     pieces = _pieces(prefix, family, depth_of(match[2] for match in matches))
-    dropped = {name: reason for name in names for kind, reason in _BESIDE.items() if re.match(kind, name)}
+    dropped = {name: reason for name in names for kind, reason in _OTHER_PARTS.items() if re.match(kind, name)}
     if has_classifier:
-        ahead = f"{prefix}head."
-        dropped |= {name: "the classifier reads the mean of the patches" for name in names if name.startswith(ahead)}
+        pooling = [name for name in names if name.startswith(f"{prefix}head.")]
+        dropped |= dict.fromkeys(pooling, "the classifier reads the mean of the patches")
     config = None if checkpoint.config is None else checkpoint.config.get("vision_config", checkpoint.config)
     if config is not None and not isinstance(config, Mapping):
         raise VitkitError(
             "weights.description-invalid", f"config.json: vision_config must be an object, not {config!r:.80}"
         )
     if config is not None:
-        is_map = bool(config.get("vision_use_head", True))  # a few SigLIP models do not pool by attention
+        has_pooling = bool(config.get("vision_use_head", True))  # a few SigLIP models do not pool by attention
     else:
-        is_map = any(re.match(r"(vision_model\.)?head\.(probe$|attention\.|layernorm\.|mlp\.)", name) for name in names)
+        has_pooling = any(
+            re.match(r"(vision_model\.)?head\.(probe$|attention\.|layernorm\.|mlp\.)", name) for name in names
+        )
+    pool = "gap" if has_classifier or not has_pooling else "map"
     fields: dict[str, Any] = {
         **_DEFAULTS[family],
         "class_token": family == "clip",
         "embed_norm": family == "clip",
         "patch_bias": family == "siglip",
         "qkv_bias": True,
-        "pool": "token" if family == "clip" else "gap" if has_classifier or not is_map else "map",
+        "pool": "token" if family == "clip" else pool,
         "position_resize": "huggingface",
-        **({} if config is None else _written(config)),
+        **({} if config is None else _fields_from_config(config)),
     }
     return Layout(
-        **described_layout(checkpoint, family, _CUSTOMARY[family]),
-        format=f"Hugging Face {_NAMES[family]}",
+        **json_files.described_layout(checkpoint, family, _USUAL_PREPROCESS[family]),
+        format=f"Hugging Face {_FAMILY_NAMES[family]}",
         pieces=pieces,
         fields=fields,
-        assumed={} if config is not None else {"norm_eps": f"{fields['norm_eps']:g}", "gelu": _SAYS[family]},
-        classes=labels(checkpoint.config or {}) if has_classifier else None,
-        image_size=None if config is None else sides(or_default(config, "image_size", 224)),
+        assumed={} if config is not None else {"norm_eps": f"{fields['norm_eps']:g}", "gelu": _GELU_ASSUMED[family]},
+        classes=json_files.labels(checkpoint.config or {}) if has_classifier else None,
+        image_size=None if config is None else json_files.parse_size(json_files.or_default(config, "image_size", 224)),
         dropped=dropped,
     )
 
@@ -117,9 +112,9 @@ def layout_for(config: ViTConfig) -> Layout:
     """Return Hugging Face's layout for an image encoder of this configuration."""
     family = family_of(config)
     return Layout(
-        format=f"Hugging Face {_NAMES[family]}",
+        format=f"Hugging Face {_FAMILY_NAMES[family]}",
         pieces=_pieces("", family, config.layers),
-        preprocess=_CUSTOMARY[family],
+        preprocess=_USUAL_PREPROCESS[family],
     )
 
 
@@ -152,11 +147,11 @@ def _family(checkpoint: Checkpoint, prefix: str) -> str:
     return "clip" if any(name.startswith(clip_names) for name in checkpoint.tensors) else "siglip"
 
 
-def _written(config: Mapping[str, Any]) -> dict[str, Any]:
+def _fields_from_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that config.json states, and transformers' default for `heads` if config.json omits it."""
-    fields: dict[str, Any] = {"heads": or_default(config, "num_attention_heads", 12)}
+    fields: dict[str, Any] = {"heads": json_files.or_default(config, "num_attention_heads", 12)}
     if "hidden_act" in config:
-        fields |= activation(config["hidden_act"])
+        fields |= json_files.activation(config["hidden_act"])
     for ours, theirs in (
         ("norm_eps", "layer_norm_eps"),
         ("layers", "num_hidden_layers"),
@@ -200,7 +195,7 @@ def _pieces(prefix: str, family: str, depth: int) -> dict[str, Piece]:
 
 def block_pieces(ours: str, theirs: str) -> dict[str, Piece]:
     """Return the `Piece`s of one layer, whose names are the same in image and text encoders."""
-    qkv = [f"{theirs}.self_attn.{each}_proj" for each in "qkv"]
+    qkv = [f"{theirs}.self_attn.{part}_proj" for part in "qkv"]
     return {
         **pair(f"{ours}.norm1", f"{theirs}.layer_norm1"),
         **{f"{ours}.attn.qkv.{part}": joined(*(f"{name}.{part}" for name in qkv)) for part in ("weight", "bias")},
@@ -216,7 +211,7 @@ def tower_files(classifier: Classifier) -> Files:
     config = model_of(classifier).config
     family = family_of(config)
     is_clip = family == "clip"
-    refuse_unless(
+    check_expressible(
         config,
         "Hugging Face",
         {
@@ -239,7 +234,7 @@ def tower_files(classifier: Classifier) -> Files:
         },
     )
     tensors = tensors_under(classifier, layout_for(config))
-    if not is_clip:  # a `Piece` maps a single tensor of vitkit, so it cannot write q, k and v as one
+    if not is_clip:  # a `Piece` converts a single tensor of vitkit, but SigLIP stores q and kv in one tensor
         ours = model_of(classifier).state_dict()
         for part in ("weight", "bias"):
             qkv = [ours[f"attn_pool.q.{part}"], ours[f"attn_pool.kv.{part}"]]
@@ -253,9 +248,9 @@ def tower_files(classifier: Classifier) -> Files:
         "num_hidden_layers": config.layers,
         "num_attention_heads": config.heads,
         "num_channels": config.in_channels,
-        "hidden_act": hidden_act(config),
+        "hidden_act": json_files.hidden_act(config),
         "layer_norm_eps": config.norm_eps,
-        "image_size": one(config.image_size),
-        "patch_size": one(config.patch_size),
+        "image_size": one_or_pair(config.image_size),
+        "patch_size": one_or_pair(config.patch_size),
     }
-    return tensors, {"config.json": described, "preprocessor_config.json": processor(classifier.preprocess)}
+    return tensors, {"config.json": described, "preprocessor_config.json": json_files.processor(classifier.preprocess)}

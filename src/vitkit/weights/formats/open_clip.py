@@ -15,18 +15,17 @@ from vitkit.data.preprocess import CLIP_MEAN, CLIP_STD, HALF
 from vitkit.errors import VitkitError
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.formats import timm
-from vitkit.weights.formats.huggingface_described import of_channels, or_default, sides
+from vitkit.weights.formats.huggingface_described import channel_values, or_default, parse_size
 from vitkit.weights.layout import Layout, Piece, depth_of, pair, same, with_axes
 
 _BLOCK = re.compile(r"^(visual\.)?transformer\.resblocks\.(\d+)\.(?:ln_[12]|attn|mlp)\.")
 _TRUNK = "visual.trunk."
-_BESIDE = {
+_OTHER_PARTS = {
     r"(text\.|transformer\.|token_embedding\.|ln_final\.|text_projection(\.|$)|positional_embedding$)": "text encoder",
     r"(attn_mask|input_resolution|context_length|vocab_size)$": "a constant of the text encoder, or of the pixels",
-    r"logit_(scale|bias)$": "how alike an image and a text are",
-    r"visual\.(proj$|head\.proj\.)": "from the features to the space that images share with texts",
+    r"logit_(scale|bias)$": "the scale of the similarity of images and texts",
+    r"visual\.(proj$|head\.proj\.)": "the projection to the embedding space that images and texts share",
 }
-_PIXELS = {"fit": "crop", "crop_pct": 1.0, "interpolation": "bicubic", "mean": CLIP_MEAN, "std": CLIP_STD}
 _SIGLIP = {"fit": "squash", "interpolation": "bicubic", "mean": HALF, "std": HALF}
 _FILE = "open_clip_config.json"
 
@@ -41,7 +40,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     if not any(name.startswith("visual.") for name in names):
         return None
     if any(name.startswith(_TRUNK) for name in names):
-        return _of_timm(checkpoint)
+        return _timm_layout(checkpoint)
     matches = [match for name in names if (match := _BLOCK.match(name)) and match[1]]
     if not matches:
         return None
@@ -56,9 +55,9 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
         pieces |= block_pieces(f"blocks.{layer}", f"visual.transformer.resblocks.{layer}")
     gelu = (
         "erf, as LAION trained its CLIP models; OpenAI's own, DFN's and MetaCLIP's have the same tensors and "
-        "x sigmoid(1.702 x): gelu='quick' says so"
+        "x sigmoid(1.702 x): for those, set gelu='quick'"
     )
-    described = described_pixels(checkpoint.config)
+    described = preprocess_from_config(checkpoint.config)
     return Layout(
         format="OpenCLIP",
         pieces=pieces,
@@ -72,53 +71,56 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
             "position_resize": "timm",
             **_fields(checkpoint.config),
         },
-        assumed={} if _model(checkpoint.config) else {"gelu": gelu},
-        preprocess=described or _PIXELS,
+        assumed={} if _model_config(checkpoint.config) else {"gelu": gelu},
+        preprocess=described or timm.CLIP,
         is_preprocess_known=described is not None,
         image_size=_size(checkpoint.config),
         dropped=_dropped(checkpoint),
     )
 
 
-def _of_timm(checkpoint: Checkpoint) -> Layout | None:
+def _timm_layout(checkpoint: Checkpoint) -> Layout | None:
     """Return the layout of an image encoder of timm, whose tensor names have the prefix `visual.trunk.`."""
-    tensors = {name.removeprefix(_TRUNK): each for name, each in checkpoint.tensors.items() if name.startswith(_TRUNK)}
-    named = str(_of_images(checkpoint.config).get("timm_model_name") or "")
-    config = None if not named else {"architecture": named}
+    tensors = {
+        name.removeprefix(_TRUNK): tensor for name, tensor in checkpoint.tensors.items() if name.startswith(_TRUNK)
+    }
+    architecture = str(_vision_config(checkpoint.config).get("timm_model_name") or "")
+    config = {"architecture": architecture} if architecture else None
     layout = timm.recognise(dataclasses.replace(checkpoint, tensors=tensors, config=config, wrappers=()))
     if layout is None:
         return None
     pieces = {
-        ours: dataclasses.replace(piece, theirs=tuple(_TRUNK + name for name in piece.theirs))
+        ours: dataclasses.replace(piece, stored_names=tuple(_TRUNK + name for name in piece.stored_names))
         for ours, piece in layout.pieces.items()
     }
-    gelu = "erf; some of SigLIP's encoders have the same tensors and GELU by tanh: gelu='tanh' says so"
-    described = described_pixels(checkpoint.config)
+    gelu = "erf; some of SigLIP's encoders have the same tensors and GELU with tanh: for those, set gelu='tanh'"
+    described = preprocess_from_config(checkpoint.config)
     return dataclasses.replace(
         layout,
         format="OpenCLIP",
         pieces=pieces,
-        preprocess=described or (_SIGLIP if "_siglip_" in named else layout.preprocess),
+        preprocess=described or (_SIGLIP if "_siglip_" in architecture else layout.preprocess),
         is_preprocess_known=described is not None,
         image_size=_size(checkpoint.config),
-        assumed={} if named else {"gelu": gelu},
+        assumed={} if architecture else {"gelu": gelu},
         dropped={**{f"{_TRUNK}{name}": reason for name, reason in layout.dropped.items()}, **_dropped(checkpoint)},
     )
 
 
 def _dropped(checkpoint: Checkpoint) -> dict[str, str]:
-    return {name: reason for name in checkpoint.tensors for kind, reason in _BESIDE.items() if re.match(kind, name)}
+    names = checkpoint.tensors
+    return {name: reason for name in names for start, reason in _OTHER_PARTS.items() if re.match(start, name)}
 
 
-def _model(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+def _model_config(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Return `model_cfg` of open_clip_config.json; None if there is none."""
     described = (config or {}).get("model_cfg")
     return described if isinstance(described, Mapping) else None
 
 
-def _of_images(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def _vision_config(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Return `vision_cfg` of open_clip_config.json; empty if there is none."""
-    vision = or_default(_model(config) or {}, "vision_cfg", {})
+    vision = or_default(_model_config(config) or {}, "vision_cfg", {})
     if not isinstance(vision, Mapping):
         raise VitkitError("weights.description-invalid", f"{_FILE}: vision_cfg must be a table, not {vision!r:.40}")
     return vision
@@ -126,28 +128,28 @@ def _of_images(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 def _fields(config: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the fields of the image encoder in open_clip_config.json, with OpenCLIP's defaults for missing ones."""
-    described = _model(config)
+    described = _model_config(config)
     if described is None:
         return {}
-    images = _of_images(config)
-    refused = "attentional_pool no_ln_pre timm_model_name global_average_pool block_type act_kwargs"
-    for name in refused.split():
-        if images.get(name):
-            raise VitkitError("weights.description-unsupported", f"{_FILE}: {name} {images[name]!r} is not supported")
-    width, head = (or_default(images, name, usual) for name, usual in (("width", 768), ("head_width", 64)))
-    if not (type(width) is type(head) is int and head > 0 and width > 0 and width % head == 0):
+    vision = _vision_config(config)
+    unsupported = "attentional_pool no_ln_pre timm_model_name global_average_pool block_type act_kwargs"
+    for name in unsupported.split():
+        if vision.get(name):
+            raise VitkitError("weights.description-unsupported", f"{_FILE}: {name} {vision[name]!r} is not supported")
+    width, head_width = or_default(vision, "width", 768), or_default(vision, "head_width", 64)
+    if not (type(width) is type(head_width) is int and head_width > 0 and width > 0 and width % head_width == 0):
         raise VitkitError(
             "weights.description-invalid",
-            f"{_FILE}: width {width!r:.40} is not divisible by the head width {head!r:.40}",
+            f"{_FILE}: width {width!r:.40} is not divisible by the head width {head_width!r:.40}",
         )
-    return {"gelu": "quick" if described.get("quick_gelu") else "erf", "heads": width // head}
+    return {"gelu": "quick" if described.get("quick_gelu") else "erf", "heads": width // head_width}
 
 
 def _size(config: Mapping[str, Any] | None) -> tuple[int, int] | None:
-    return sides(_of_images(config).get("image_size"), _FILE)
+    return parse_size(_vision_config(config).get("image_size"), _FILE)
 
 
-def described_pixels(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def preprocess_from_config(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Convert `preprocess_cfg` to fields of `Preprocess`, with OpenCLIP's defaults; return None if there is none."""
     described = (config or {}).get("preprocess_cfg")
     if not isinstance(described, Mapping):
@@ -163,8 +165,8 @@ def described_pixels(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
         "fit": fits[mode],
         "crop_pct": 1.0,
         "interpolation": or_default(described, "interpolation", "bicubic"),
-        "mean": of_channels(or_default(described, "mean", CLIP_MEAN), "mean", _FILE),
-        "std": of_channels(or_default(described, "std", CLIP_STD), "std", _FILE),
+        "mean": channel_values(or_default(described, "mean", CLIP_MEAN), "mean", _FILE),
+        "std": channel_values(or_default(described, "std", CLIP_STD), "std", _FILE),
     }
 
 

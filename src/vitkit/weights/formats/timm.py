@@ -21,19 +21,9 @@ from vitkit.model.config import ViTConfig
 from vitkit.system.files import replacing, to_json
 from vitkit.text.arguments import is_number
 from vitkit.weights.checkpoint import Checkpoint, embed_in_zip, stored_note
-from vitkit.weights.formats import CHECKPOINT_FORMATS
-from vitkit.weights.formats.export import (
-    Files,
-    export_note,
-    metadata,
-    model_of,
-    one,
-    refuse_unless,
-    save,
-    tensors_under,
-    write_folder,
-)
-from vitkit.weights.formats.huggingface_described import of_channels
+from vitkit.weights.formats import CHECKPOINT_FORMATS, export
+from vitkit.weights.formats.export import Files
+from vitkit.weights.formats.huggingface_described import channel_values
 from vitkit.weights.layout import Layout, Piece, require, same
 
 FIELDS: dict[str, Any] = {"gelu": "erf", "norm_eps": 1e-6, "position_resize": "timm", "stem_kind": "timm"}
@@ -43,7 +33,7 @@ CLIP = {"fit": "crop", "interpolation": "bicubic", "crop_pct": 1.0, "mean": CLIP
 AUGREG = {"fit": "crop", "interpolation": "bicubic", "crop_pct": 0.9, "mean": HALF, "std": HALF}
 # The scripts that write class_indices.json use torchvision's Resize(256), CenterCrop(224) and Normalize(0.5, 0.5).
 TUTORIALS = {"fit": "crop", "interpolation": "bilinear", "crop_pct": 224 / 256, "mean": HALF, "std": HALF}
-_OTHER_HEADS = {  # parts that only training needs
+_TRAINING_PARTS = {  # parts that only training needs, by the start of their names
     r"decoder_|mask_token$": "MAE's decoder",
     r"head\.(mlp|last_layer)\.": "DINO's projection head",
     r"(dino|ibot)_head\.": "DINOv2's projection head",
@@ -53,7 +43,7 @@ _OTHER_HEADS = {  # parts that only training needs
 _ACTIVATIONS = {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick"}
 _POOLS = {"avg": "gap", "token": "token", "map": "map"}
 # SigLIP's and SigLIP 2's models were trained with GELU by tanh; timm uses it for only some of them.
-_BY_TANH = re.compile(r"vit_((base_patch32|giantopt_patch16|so400m_patch16)_siglip_|large_patch16_siglip_(gap_)?512)")
+_TANH_GELU = re.compile(r"vit_((base_patch32|giantopt_patch16|so400m_patch16)_siglip_|large_patch16_siglip_(gap_)?512)")
 _HEADS = {"vit_base_patch16_gap_224": 16, "test_vit": 2, "test_vit2": 2, "test_vit3": 3}
 
 
@@ -62,14 +52,16 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     is_block = re.compile(r"blocks\.\d+\.(attn|norm1|norm2|mlp)\.")
     if not any(is_block.match(name) for name in checkpoint.tensors):
         return None
-    dropped = {
-        name: reason for name in checkpoint.tensors for kind, reason in _OTHER_HEADS.items() if re.match(kind, name)
-    }
-    names = {*checkpoint.tensors, *(_ROOT if any(name in checkpoint.tensors for name in _ROOT) else ())}
+    dropped: dict[str, str] = {}
+    for start, reason in _TRAINING_PARTS.items():
+        dropped |= {name: reason for name in checkpoint.tensors if re.match(start, name)}
+    names = set(checkpoint.tensors)
+    if not names.isdisjoint(_ROOT):
+        names.update(_ROOT)  # errors about missing ones then have timm's names
     architecture = str((checkpoint.config or {}).get("architecture", ""))
     if re.search(r"_reg\d+_", architecture):
         require(checkpoint, "timm", "reg_token")
-    described = description_of(checkpoint)
+    described = stored_description(checkpoint)
     arguments = (checkpoint.config or {}).get("model_args") or {}
     return Layout(
         format="timm",
@@ -77,14 +69,14 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
         fields={
             **FIELDS,
             "norm_eps": eps_of(_is_clip(checkpoint) or _is_beit3(checkpoint)),
-            **_ending(checkpoint),
-            **written(checkpoint),
-            # Their tensors are absent on purpose, and were not lost.
+            **_last_norm_field(checkpoint),
+            **fields_from_config(checkpoint),
+            # These arguments show that tensors are absent on purpose, and were not lost.
             **({"qkv_bias": False} if arguments.get("qkv_bias") is False else {}),
             **({"prefix_positions": False} if arguments.get("no_embed_class") is True else {}),
             **described.get("fields", {}),
         },
-        preprocess=described.get("preprocess", _customary(checkpoint)),
+        preprocess=described.get("preprocess", _usual_preprocess(checkpoint)),
         is_preprocess_known="preprocess" in described,
         classes=described.get("classes"),
         image_size=described.get("image_size"),
@@ -103,7 +95,7 @@ _ROOT = tuple(f"patch_embed.backbone.{name}" for name in ("conv.weight", "norm.w
 
 
 def _our_name(name: str) -> str:
-    if name == "pos_embedding.pos_embedding":  # the seeds' tutorials
+    if name == "pos_embedding.pos_embedding":  # in the scripts of some tutorials
         return "pos_embed"
     return name.replace("patch_embed.backbone.", "patch_embed.backbone.stem.") if name in _ROOT else name
 
@@ -121,23 +113,23 @@ def _is_beit3(checkpoint: Checkpoint) -> bool:
     return any(re.match(r"blocks\.\d+\.(attn|mlp)\.norm\.", name) for name in checkpoint.tensors)
 
 
-def _ending(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return `{"last_norm": False}` for RADIO's and InternViT's encoders, which have no norm after the last layer."""
+def _last_norm_field(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return `{"last_norm": False}` for RADIO's and InternViT's encoders, which have no last norm; {} for others."""
     names = checkpoint.tensors
     if any(re.match(r"(norm|fc_norm)\.", name) for name in names) or "cls_token" not in names:
         return {}
     positions = names["pos_embed"].shape if "pos_embed" in names else ()
-    is_of_patches = len(positions) == 3 and math.isqrt(positions[1]) ** 2 == positions[1]  # as RADIO's are
-    if is_of_patches and "reg_token" not in names:
+    is_radio = len(positions) == 3 and math.isqrt(positions[1]) ** 2 == positions[1]  # only patches have positions
+    if is_radio and "reg_token" not in names:
         raise VitkitError(
             "weights.tensor-missing",
             f"{checkpoint.path} (timm) has neither reg_token nor norm.weight and norm.bias: save the whole state_dict",
         )
-    is_known = is_of_patches or any(re.match(r"blocks\.\d+\.ls1\.", name) for name in names)
-    return {"last_norm": False} if is_known else {}
+    is_internvit = any(re.match(r"blocks\.\d+\.ls1\.", name) for name in names)
+    return {"last_norm": False} if is_radio or is_internvit else {}
 
 
-def description_of(checkpoint: Checkpoint) -> dict[str, Any]:
+def stored_description(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the description stored with the tensors: timm's config.json, or the note of vitkit's export."""
     if note := stored_note(checkpoint):
         return note
@@ -146,8 +138,9 @@ def description_of(checkpoint: Checkpoint) -> dict[str, Any]:
     if not isinstance(pretrained, Mapping):
         return {}
     described: dict[str, Any] = {}
-    if (pixels := described_pixels(config)) is not None:
-        described["preprocess"] = pixels
+    preprocess = preprocess_from_config(config)
+    if preprocess is not None:
+        described["preprocess"] = preprocess
     size = (config.get("model_args") or {}).get("img_size")
     size = pretrained["input_size"][1:] if size is None and "input_size" in pretrained else size
     if size is not None:
@@ -159,7 +152,7 @@ def description_of(checkpoint: Checkpoint) -> dict[str, Any]:
     return described
 
 
-def written(checkpoint: Checkpoint) -> dict[str, Any]:
+def fields_from_config(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the fields that `model_args` and `architecture` in timm's config.json determine, but no tensor does."""
     arguments = (checkpoint.config or {}).get("model_args") or {}
     activation = arguments.get("act_layer", "gelu")
@@ -173,7 +166,7 @@ def written(checkpoint: Checkpoint) -> dict[str, Any]:
         fields["norm"] = "res-post"
     if "_quickgelu_" in str(architecture):
         fields["gelu"] = "quick"
-    if _BY_TANH.match(str(architecture)):
+    if _TANH_GELU.match(str(architecture)):
         fields["gelu"] = "tanh"
     for ours, theirs in (("heads", "num_heads"), ("layer_scale", "init_values"), ("in_channels", "in_chans")):
         if theirs in arguments:
@@ -186,53 +179,54 @@ def written(checkpoint: Checkpoint) -> dict[str, Any]:
     return fields
 
 
-def described_pixels(config: Mapping[str, Any]) -> dict[str, Any] | None:
+def preprocess_from_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return `pretrained_cfg` of timm's config.json as fields of `Preprocess`; None if it states none of them."""
     pretrained = config.get("pretrained_cfg")
     stated = ("mean", "std", "interpolation", "crop_pct", "crop_mode")  # timm has a default for each of them
     if not isinstance(pretrained, Mapping) or all(pretrained.get(name) is None for name in stated):
         return None
-    return pixels_of_pretrained(pretrained)
+    return preprocess_from_pretrained(pretrained)
 
 
-def pixels_of_pretrained(pretrained: Mapping[str, Any]) -> dict[str, Any]:
+def preprocess_from_pretrained(pretrained: Mapping[str, Any]) -> dict[str, Any]:
     """Return the transform that timm creates from a `pretrained_cfg` as fields of `Preprocess`.
 
     Missing values are the defaults of timm's `resolve_data_config`.
     """
-    mode, share = str(pretrained.get("crop_mode") or "center"), pretrained.get("crop_pct") or 0.875
-    fit = {"center": "crop", "squash": "squash" if share == 1 else "squash_crop", "border": "pad"}.get(mode)
+    mode = str(pretrained.get("crop_mode") or "center")
+    crop_pct = pretrained.get("crop_pct") or 0.875
+    fit = {"center": "crop", "squash": "squash" if crop_pct == 1 else "squash_crop", "border": "pad"}.get(mode)
     interpolation = pretrained.get("interpolation") or "bicubic"
     mean, std = pretrained.get("mean"), pretrained.get("std")
-    reason = ""  # what is not supported is named by `reason`, and replaced by a value that `Preprocess` accepts
-    if not is_number(share) or not LEAST_CROP <= share <= 1:
-        reason, share = f"crop_pct {share!r:.60}", 1.0
-    elif fit is None or (fit == "pad" and share != 1):
-        reason = f"crop_mode {mode!r:.60} with crop_pct {share}"
-    if interpolation == "random":
+    unsupported = ""  # a value that `Preprocess` does not accept; it is replaced by one that it accepts
+    if not is_number(crop_pct) or not LEAST_CROP <= crop_pct <= 1:
+        unsupported, crop_pct = f"crop_pct {crop_pct!r:.60}", 1.0
+    elif fit is None or (fit == "pad" and crop_pct != 1):
+        unsupported = f"crop_mode {mode!r:.60} with crop_pct {crop_pct}"
+    if interpolation == "random":  # timm draws it in training
         interpolation = "bicubic"
     elif interpolation not in get_args(Interpolation):
-        reason, interpolation = f"interpolation {interpolation!r:.60}", "bicubic"
+        unsupported, interpolation = f"interpolation {interpolation!r:.60}", "bicubic"
     fields = {
         "fit": fit or "crop",
         "interpolation": interpolation,
-        "crop_pct": share,
-        "mean": of_channels(IMAGENET_MEAN if mean is None else mean, "mean", "config.json"),
-        "std": of_channels(IMAGENET_STD if std is None else std, "std", "config.json"),
+        "crop_pct": crop_pct,
+        "mean": channel_values(IMAGENET_MEAN if mean is None else mean, "mean", "config.json"),
+        "std": channel_values(IMAGENET_STD if std is None else std, "std", "config.json"),
     }
-    if reason:
-        fields["unknown"] = f"timm's {reason} is not supported"
+    if unsupported:
+        fields["unknown"] = f"timm's {unsupported} is not supported"
     return fields
 
 
-def _customary(checkpoint: Checkpoint) -> dict[str, Any]:
+def _usual_preprocess(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the usual preprocessing of models in this layout, for a checkpoint without a configuration."""
     if _is_clip(checkpoint):
         return CLIP
     has_layer_scale = any(name.endswith("ls1.gamma") for name in checkpoint.tensors)
     if has_layer_scale or _is_beit3(checkpoint):  # DeiT III, DINOv2
         return {**_IMAGENET, "crop_pct": 1.0}
-    if checkpoint.wrappers:  # DeiT's, MAE's and DINO's authors wrap theirs
+    if checkpoint.wrappers:  # the authors of DeiT, MAE and DINO store the weights under a key such as `model`
         return DEIT
     positions, kernel = (
         checkpoint.tensors[name].shape if name in checkpoint.tensors else ()
@@ -245,12 +239,17 @@ def _customary(checkpoint: Checkpoint) -> dict[str, Any]:
 def write(classifier: Classifier, destination: Path) -> None:
     """Write a folder, or a single file if the destination has the suffix of a file, such as .safetensors."""
     if destination.suffix not in CHECKPOINT_FORMATS["timm"].suffixes:
-        write_folder(classifier, destination, _files)
+        export.write_folder(classifier, destination, _files)
         return
     tensors, _ = _files(classifier)
     with replacing(destination) as temporary:
         if destination.suffix == ".safetensors":
-            save(tensors, temporary, destination, {**metadata(classifier), "vitkit": to_json(export_note(classifier))})
+            export.save(
+                tensors,
+                temporary,
+                destination,
+                {**export.metadata(classifier), "vitkit": to_json(export.export_note(classifier))},
+            )
         else:
             try:
                 torch.save(tensors, temporary)
@@ -259,8 +258,8 @@ def write(classifier: Classifier, destination: Path) -> None:
             embed_in_zip(temporary, classifier.pictures or b"")
 
 
-_POOLS_TIMM_FILES = {"token": "token", "gap": "avg", "map": "map"}
-_HYBRIDS = {
+_TIMM_POOLS = {"token": "token", "gap": "avg", "map": "map"}
+_HYBRIDS = {  # a model of timm with each stem
     (): "vit_tiny_r_s16_p8_224",
     (2, 2, 2, 2): "vit_small_r26_s32_224",
     (3, 4, 9): "vit_base_r50_s16_224",
@@ -269,8 +268,8 @@ _HYBRIDS = {
 
 
 def _files(classifier: Classifier) -> Files:
-    config = model_of(classifier).config
-    refuse_unless(
+    config = export.model_of(classifier).config
+    export.check_expressible(
         config,
         "timm",
         {
@@ -300,7 +299,7 @@ def _files(classifier: Classifier) -> Files:
         "architecture": architecture,
         "num_classes": config.num_classes,
         "num_features": config.hidden_size,
-        "global_pool": _POOLS_TIMM_FILES[config.pool],
+        "global_pool": _TIMM_POOLS[config.pool],
         "model_args": _arguments(config),
         "pretrained_cfg": {
             "input_size": [config.in_channels, *config.image_size],
@@ -315,29 +314,29 @@ def _files(classifier: Classifier) -> Files:
             "label_names": list(classifier.classes),
         },
     }
-    return tensors_under(classifier, layout_for(config)), {"config.json": described}
+    return export.tensors_under(classifier, layout_for(config)), {"config.json": described}
 
 
 def _arguments(config: ViTConfig) -> dict[str, Any]:
-    up = config.mlp_size * (2 if config.mlp_kind == "swiglu" else 1)
+    fc1_size = config.mlp_size * (2 if config.mlp_kind == "swiglu" else 1)
     arguments: dict[str, Any] = {
         "img_size": list(config.image_size),
-        "patch_size": one(config.patch_size),
+        "patch_size": export.one_or_pair(config.patch_size),
         "in_chans": config.in_channels,
         "embed_dim": config.hidden_size,
         "depth": config.layers,
         "num_heads": config.heads,
-        "mlp_ratio": up / config.hidden_size,
+        "mlp_ratio": fc1_size / config.hidden_size,
         "qkv_bias": config.qkv_bias,
         "init_values": config.layer_scale,
         "class_token": bool(config.class_token),
-        "global_pool": _POOLS_TIMM_FILES[config.pool],
+        "global_pool": _TIMM_POOLS[config.pool],
         "fc_norm": config.fc_norm,
         "reg_tokens": config.registers,
         "no_embed_class": not config.prefix_positions,
     }
     if config.gelu != "erf" and config.mlp_kind == "mlp":
         arguments["act_layer"] = {"tanh": "gelu_tanh", "quick": "quick_gelu"}[config.gelu]
-    if int(config.hidden_size * arguments["mlp_ratio"]) != up:  # timm rounds down
-        arguments["mlp_ratio"] = (up + 0.5) / config.hidden_size
+    if int(config.hidden_size * arguments["mlp_ratio"]) != fc1_size:  # timm rounds down
+        arguments["mlp_ratio"] = (fc1_size + 0.5) / config.hidden_size
     return arguments

@@ -23,8 +23,8 @@ from typing import Any
 from vitkit.data.preprocess import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD
 from vitkit.errors import VitkitError
 from vitkit.weights.checkpoint import Checkpoint, StoredTensor
-from vitkit.weights.formats.timm import FIELDS, description_of, written
-from vitkit.weights.layout import Layout, Piece, joined, require, same, without_keys
+from vitkit.weights.formats.timm import FIELDS, fields_from_config, stored_description
+from vitkit.weights.layout import Layout, Piece, joined, require, same, without_key_bias
 
 MLP_PARTS = ("mlp.fc1.weight", "mlp.fc1.bias", "mlp.fc2.weight", "mlp.fc2.bias")
 Names = Mapping[str, StoredTensor]
@@ -32,7 +32,9 @@ _CROP = {"fit": "crop", "interpolation": "bicubic", "crop_pct": 1.0}
 _CLIP = {**_CROP, "crop_pct": 0.9, "mean": CLIP_MEAN, "std": CLIP_STD}
 _HALF = {**_CROP, "mean": HALF, "std": HALF}
 _IMAGENET = {**_CROP, "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
-_HEADS = {  # by family and hidden size, if a head does not have 64 features or families differ
+_GRID_16 = "of base 10000 on a grid of 16x16,"
+_IF_WRONG = "if wrong: rotary=..., rotary_base=..., rotary_grid=..."
+_HEADS = {  # by family and hidden size, for models whose number of heads is not the usual one
     "EVA": {1408: 16, 1792: 16},
     "Perception Encoder": {1536: 16},
     "DINOv3": {4096: 32, 1280: 20},
@@ -46,16 +48,16 @@ class Family:
     Attributes:
         name: the usual name.
         fields: the fields of the configuration that no tensor determines.
-        pixels: the preprocessing, as fields of `Preprocess`.
-        needs: tensors that all models of the family have.
+        preprocess: the usual preprocessing, as fields of `Preprocess`.
+        required: tensors that all models of the family have.
         side: the side of square images in pixels, if nothing else states it; 0 if tensors determine it.
         assumed: for each field with an assumed value, a message about the value and how to change it.
     """
 
     name: str
     fields: Mapping[str, Any]
-    pixels: Mapping[str, Any]
-    needs: tuple[str, ...] = ()
+    preprocess: Mapping[str, Any]
+    required: tuple[str, ...] = ()
     side: int = 0
     assumed: Mapping[str, str] = field(default_factory=dict)
 
@@ -73,19 +75,19 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     family = _family(names, architecture)
     if family is None:
         return None
-    require(checkpoint, family.name, "patch_embed.proj.weight", *family.needs)
-    described = description_of(checkpoint)
-    fields = {**written(checkpoint), **described.get("fields", {})}
+    require(checkpoint, family.name, "patch_embed.proj.weight", *family.required)
+    described = stored_description(checkpoint)
+    fields = {**fields_from_config(checkpoint), **described.get("fields", {})}
     size = described.get("image_size")
     assumed = dict(family.assumed)
     if size is None and "pos_embed" not in names and family.side:
         size = (family.side, family.side)
-        assumed["image_size"] = f"{family.side} pixels, as timm has the family: no tensor tells; image_size=... does"
+        assumed["image_size"] = f"{family.side} pixels, as is usual in timm; if wrong: image_size=..."
     return Layout(
         format=f"timm ({family.name})",
         pieces=pieces_of(names),
         fields={**FIELDS, **family.fields, **fields},
-        preprocess=described.get("preprocess", family.pixels),
+        preprocess=described.get("preprocess", family.preprocess),
         is_preprocess_known="preprocess" in described,
         classes=described.get("classes"),
         image_size=size,
@@ -98,25 +100,22 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
 
 def _family(names: Names, architecture: str) -> Family | None:
     """Return the family whose distinguishing tensors the checkpoint has; None if there is none."""
-    is_scaled = has(names, r"blocks\.\d+\.gamma_[12]$")
+    has_layer_scale = has(names, r"blocks\.\d+\.gamma_[12]$")
     if has(names, r"norm_pre\."):
         is_encoder = has(names, r"attn_pool\.") or not has(names, r"norm\.")
         return _perception_encoder(names) if is_encoder else None
-    if is_scaled and has(names, r"blocks\.\d+\.attn\.qkv\.bias$"):
+    if has_layer_scale and has(names, r"blocks\.\d+\.attn\.qkv\.bias$"):
         return _rope_vit(names)
-    if is_scaled and has(names, r"fc_norm\."):
-        is_beit = "cls_token" in names  # without its tables, or `recognise_beit` would have recognised it
-        table = ("rel_pos_bias.relative_position_bias_table",)
-        if is_beit:
-            return Family("BEiT", {}, _HALF, table)
+    if has_layer_scale and has(names, r"fc_norm\."):
+        if "cls_token" in names:  # BEiT; its tables are missing, otherwise `recognise_beit` would have recognised it
+            return Family("BEiT", {}, _HALF, ("rel_pos_bias.relative_position_bias_table",))
         fields = {
             "rotary": "eva", "rotary_base": 10_000.0, "rotary_grid": (16, 16), "position": "none",
             "pool": "gap", "class_token": False,
         }  # fmt: skip
-        says = "eva, of base 10000 on a grid of 16x16, because that is timm's vit_*_rope_reg*_gap_256: no tensor tells"
-        assumed = {"rotary": f"{says}; if wrong: rotary=..., rotary_base=..., rotary_grid=..."}
+        assumed = {"rotary": f"eva, {_GRID_16} as in timm's vit_*_rope_reg*_gap_256; {_IF_WRONG}"}
         return Family("rotary ViT", fields, {**_HALF, "crop_pct": 0.95}, ("reg_token",), 256, assumed)
-    if is_scaled:
+    if has_layer_scale:
         return _dinov3(names, architecture)
     if has(names, r"blocks\.\d+\.attn\.(q_bias|v_bias|q_proj\.bias|v_proj\.bias)"):
         return _eva(names, architecture)
@@ -130,28 +129,27 @@ def _family(names: Names, architecture: str) -> Family | None:
 
 
 def _eva(names: Names, architecture: str) -> Family:
-    needs = ("cls_token", "pos_embed")
-    fields = {"pool": "gap" if has(names, r"fc_norm\.") else "token", "class_token": True}
-    into, out_of = (shapes_like(names, rf"blocks\.\d+\.mlp\.{layer}\.weight$") for layer in ("fc1", "fc2"))
-    gated = [a for a, b in zip(into, out_of, strict=False) if len(a) == len(b) == 2 and a[0] == 2 * b[1]]
-    if has(names, r"blocks\.\d+\.mlp\.fc1_[gx]\.") or 2 * len(gated) > len(into):
-        says = "eva, of base 10000 on a grid of 16x16, because that is EVA-02's, at all of its sizes"
-        turn = {"rotary": "eva", "rotary_base": 10_000.0, "rotary_grid": (16, 16)}
-        assumed = {"rotary": f"{says}: no tensor tells; if wrong: rotary=..., rotary_base=..., rotary_grid=..."}
-        return Family("EVA-02", {**fields, **turn}, _CLIP, needs, assumed=assumed)
+    required = ("cls_token", "pos_embed")
+    fields: dict[str, Any] = {"pool": "gap" if has(names, r"fc_norm\.") else "token", "class_token": True}
+    fc1, fc2 = (shapes_like(names, rf"blocks\.\d+\.mlp\.{layer}\.weight$") for layer in ("fc1", "fc2"))
+    # In a gated MLP, fc1 has twice as many outputs as fc2 has inputs.
+    gated = [a for a, b in zip(fc1, fc2, strict=False) if len(a) == len(b) == 2 and a[0] == 2 * b[1]]
+    if has(names, r"blocks\.\d+\.mlp\.fc1_[gx]\.") or 2 * len(gated) > len(fc1):
+        rotary = {"rotary": "eva", "rotary_base": 10_000.0, "rotary_grid": (16, 16)}
+        assumed = {"rotary": f"eva, {_GRID_16} as in EVA-02 at every image size; {_IF_WRONG}"}
+        return Family("EVA-02", {**fields, **rotary}, _CLIP, required, assumed=assumed)
     sizes = _sizes(names)
-    is_after = "enormous" in architecture or sizes == (64, 1792)
+    is_post = "enormous" in architecture or sizes == (64, 1792)
     assumed = {}
     if fields["pool"] == "token" and not architecture:
-        taken, other = ("res-post", "pre") if is_after else ("pre", "res-post")
-        which = "EVA-02-CLIP's enormous model" if is_after else "EVA-CLIP's giant one"
+        norm, other = ("res-post", "pre") if is_post else ("pre", "res-post")
+        model = "EVA-02-CLIP's enormous model" if is_post else "EVA-CLIP's giant model"
         assumed["norm"] = (
-            f"{taken}, because {sizes[0]} layers of {sizes[1]} features are taken for {which}; the two have tensors of "
-            f"the same names; if wrong: norm='{other}'"
+            f"{norm}, as in {model}, because there are {sizes[0]} layers of {sizes[1]} features; the enormous and the "
+            f"giant model have the same tensor names; if wrong: norm='{other}'"
         )
-    heads = _HEADS["EVA"].get(sizes[1])
-    more = {"norm": "res-post" if is_after else "pre", **({} if heads is None else {"heads": heads})}
-    return Family("EVA", {**fields, **more}, _CLIP, needs, assumed=assumed)
+    fields |= {"norm": "res-post" if is_post else "pre", "heads": _HEADS["EVA"].get(sizes[1])}
+    return Family("EVA", fields, _CLIP, required, assumed=assumed)
 
 
 def _perception_encoder(names: Names) -> Family:
@@ -164,32 +162,32 @@ def _perception_encoder(names: Names) -> Family:
         "rotary_grid": (side, side) if 0 < side * side == patches else None, "norm_eps": 1e-5,
         "pool": "map" if is_core else "gap",
         "last_norm": is_core, "class_token": "cls_token" in names,
+        "heads": _HEADS["Perception Encoder"].get(_sizes(names)[1]),
     }  # fmt: skip
-    heads = _HEADS["Perception Encoder"].get(_sizes(names)[1])
-    fields |= {} if heads is None else {"heads": heads}
     grid = "x".join(map(str, fields["rotary_grid"] or ()))
     assumed = {
-        "rotary": f"axial, of base 10000 on a grid of {grid}, patches counted from {fields['rotary_offset']}, because "
-        "that is Perception Encoder's, of the grid that its positions were learned on: no tensor tells; if wrong: "
-        "rotary_base=..., rotary_grid=..., rotary_offset=..."
+        "rotary": f"axial, of base 10000 on the grid of the learned positions, {grid}, with patches counted from "
+        f"{fields['rotary_offset']}, as in Perception Encoder; if wrong: rotary_base=..., rotary_grid=..., "
+        "rotary_offset=..."
     }
     if is_core:
         fields["pool_heads"] = 8
-        assumed["pool_heads"] = "8, as all of Perception Encoder's have; pool_heads=... says otherwise"
+        assumed["pool_heads"] = "8, as in all models of Perception Encoder; if wrong: pool_heads=..."
     return Family("Perception Encoder", fields, _HALF, ("pos_embed",), assumed=assumed)
 
 
 def _rope_vit(names: Names) -> Family:
-    is_mixed, is_placed = "rope.freqs" in names, "pos_embed" in names
+    is_mixed, has_positions = "rope.freqs" in names, "pos_embed" in names
     base = 10.0 if is_mixed else 100.0
     fields = {
         "rotary": "mixed" if is_mixed else "axial", "rotary_base": base, "prefix_positions": False,
-        "position": "learned_1d" if is_placed else "none", "pool": "token", "class_token": True,
+        "position": "learned_1d" if has_positions else "none", "pool": "token", "class_token": True,
     }  # fmt: skip
-    says = "mixed, as rope.freqs is there" if is_mixed else "axial, of base 100, as rope.freqs is not there"
+    rotary = "mixed, as in RoPE-ViT with" if is_mixed else "axial, of base 100, as in RoPE-ViT without"
+    presence = "present" if has_positions else "absent"
     assumed = {
-        "rotary": f"{says}, because that is RoPE-ViT's; if wrong: rotary_base=...",
-        "position": f"{fields['position']}, as pos_embed is {'there' if is_placed else 'not there'}: RoPE-ViT has both",
+        "rotary": f"{rotary} rope.freqs; if wrong: rotary_base=...",
+        "position": f"{fields['position']}, because pos_embed is {presence}; some models of RoPE-ViT have it",
     }
     return Family("RoPE-ViT", fields, {**_IMAGENET, "crop_pct": 0.9}, ("cls_token",), 224, assumed)
 
@@ -198,14 +196,12 @@ def _dinov3(names: Names, architecture: str) -> Family:
     pool = "token" if "lingbot" in architecture else "gap"
     fields = {
         "rotary": "dinov3", "rotary_base": 100.0, "position": "none", "norm_eps": 1e-5,
-        "pool": pool, "class_token": True,
+        "pool": pool, "class_token": True, "heads": _HEADS["DINOv3"].get(_sizes(names)[1]),
     }  # fmt: skip
-    heads = _HEADS["DINOv3"].get(_sizes(names)[1])
-    fields |= {} if heads is None else {"heads": heads}
     assumed = {
-        "rotary": "dinov3, of base 100, because that is DINOv3's: no tensor tells; if wrong: rotary_base=...",
-        "pool": f"{pool}, as timm reads DINOv3; LingBot-Vision has the same tensors and reads its class token, as "
-        "DINOv3's authors do: pool='token' says so",
+        "rotary": "dinov3, of base 100, as in DINOv3; if wrong: rotary_base=...",
+        "pool": f"{pool}, as in timm's DINOv3; LingBot-Vision has the same tensors and reads its class token, as "
+        "DINOv3's authors do: for that, set pool='token'",
     }
     if architecture:
         del assumed["pool"]
@@ -240,8 +236,8 @@ def pieces_of(names: Names) -> dict[str, Piece]:
     """
     pieces = {name: same(name) for name in names}
     blocks = {match[1] for name in names if (match := re.match(r"(blocks\.\d+)\.", name))}
-    forms: dict[str, list[tuple[str, Piece]]] = {}  # for each block, the parts that timm stores in different ways
-    used: set[int] = set()  # the ways that any block uses
+    forms: dict[str, list[tuple[str, Piece]]] = {}  # for each block, all forms in which timm stores its parts
+    used: set[int] = set()  # the indices of the forms that any block uses: all blocks are expected to use them
     for block in blocks:
         table = block.replace("blocks", "rel_pos")
         q, k, v, gate, value = (
@@ -249,8 +245,8 @@ def pieces_of(names: Names) -> dict[str, Piece]:
         )
         forms[block] = [
             (f"{block}.attn.qkv.weight", joined(f"{q}.weight", f"{k}.weight", f"{v}.weight")),
-            (f"{block}.attn.qkv.bias", without_keys(f"{q}.bias", f"{v}.bias")),
-            (f"{block}.attn.qkv.bias", without_keys(f"{block}.attn.q_bias", f"{block}.attn.v_bias")),
+            (f"{block}.attn.qkv.bias", without_key_bias(f"{q}.bias", f"{v}.bias")),
+            (f"{block}.attn.qkv.bias", without_key_bias(f"{block}.attn.q_bias", f"{block}.attn.v_bias")),
             (f"{block}.mlp.fc1.weight", joined(f"{gate}.weight", f"{value}.weight")),
             (f"{block}.mlp.fc1.bias", joined(f"{gate}.bias", f"{value}.bias")),
             (f"{block}.ls1.gamma", same(f"{block}.gamma_1")),
@@ -259,18 +255,18 @@ def pieces_of(names: Names) -> dict[str, Piece]:
             (f"{table}.table", same(f"{block}.attn.rel_pos.relative_position_bias_table")),
             *((f"{table}.{part}", same(f"{block}.attn.rel_pos.{part}")) for part in MLP_PARTS),
         ]
-        used |= {i for i, (_, piece) in enumerate(forms[block]) if any(name in names for name in piece.theirs)}
-    for parts in forms.values():
-        for ours, piece in (parts[i] for i in sorted(used)):
+        used |= {i for i, (_, piece) in enumerate(forms[block]) if any(name in names for name in piece.stored_names)}
+    for block_forms in forms.values():
+        for ours, piece in (block_forms[i] for i in sorted(used)):
             pieces[ours] = piece
-            for theirs in piece.theirs:
+            for theirs in piece.stored_names:
                 pieces.pop(theirs, None)
     return pieces
 
 
-_AHEAD = "embeds."
+_PREFIX = "embeds."
 _CHANNELS = 3
-_TABLE, _AXES = f"{_AHEAD}pos_embed", (f"{_AHEAD}pos_embed_y", f"{_AHEAD}pos_embed_x")
+_TABLE, _AXES = f"{_PREFIX}pos_embed", (f"{_PREFIX}pos_embed_y", f"{_PREFIX}pos_embed_x")
 # The C-RADIOv3 models whose positions are resized with aligned corners, as (registers, hidden size).
 _ALIGNED = {"naflexvit_base_patch16_radio_v3": (7, 768), "naflexvit_huge_patch16_radio_v3": (7, 1280)}
 
@@ -278,100 +274,99 @@ _ALIGNED = {"naflexvit_base_patch16_radio_v3": (7, 768), "naflexvit_huge_patch16
 def recognise_naflex(checkpoint: Checkpoint) -> Layout | None:
     """Return the layout of a checkpoint if it is a NaFlexViT; None for any other."""
     names = checkpoint.tensors
-    if not any(name.startswith(_AHEAD) for name in names):
+    if not any(name.startswith(_PREFIX) for name in names):
         return None
     architecture = str((checkpoint.config or {}).get("architecture", ""))
     family = _family_naflex(names, architecture)
-    require(checkpoint, f"timm, {family.name}", f"{_AHEAD}proj.weight", *family.needs)
-    shape = names[f"{_AHEAD}proj.weight"].shape
+    require(checkpoint, f"timm, {family.name}", f"{_PREFIX}proj.weight", *family.required)
+    shape = names[f"{_PREFIX}proj.weight"].shape
     patch = math.isqrt(shape[1] // _CHANNELS) if len(shape) == 2 else 0  # pixels
     if not patch or _CHANNELS * patch * patch != shape[1]:
         raise VitkitError(
             "weights.tensor-misshapen",
-            f"{checkpoint.path} (timm): {_AHEAD}proj.weight must take the numbers of a square patch of {_CHANNELS} "
-            f"channels, not be of shape {shape}",
+            f"{checkpoint.path} (timm): {_PREFIX}proj.weight must have an input for each number of a square patch "
+            f"of {_CHANNELS} channels, but its shape is {shape}",
         )
     trained_size = None  # (height, width) in pixels of the grid of the position embeddings
     if _TABLE in names and len(names[_TABLE].shape) == 4:
         trained_size = names[_TABLE].shape[1] * patch, names[_TABLE].shape[2] * patch
     elif all(name in names and len(names[name].shape) == 3 for name in _AXES):
         trained_size = names[_AXES[0]].shape[1] * patch, names[_AXES[1]].shape[1] * patch
-    described = description_of(checkpoint)
-    fields = {**written(checkpoint), **described.get("fields", {})}
+    described = stored_description(checkpoint)
+    fields = {**fields_from_config(checkpoint), **described.get("fields", {})}
     if "gelu" in family.fields:  # timm's config.json does not state it
         fields["gelu"] = family.fields["gelu"]
     size = described.get("image_size", (family.side, family.side))
     resize = family.fields["position_resize"]
     assumed = {
-        "image_size": f"{size[0]}x{size[1]} pixels, of every image: {family.name} can take each at a size of its own, "
-        "which is not used; image_size=... says another",
-        "position_resize": f"{resize}, because that is {family.name}'s in timm: no tensor tells; if wrong: "
-        "position_resize=...",
+        "image_size": f"{size[0]}x{size[1]} pixels for every image, although {family.name} supports a size for each; "
+        "for another size: image_size=...",
+        "position_resize": f"{resize}, as for {family.name} in timm; if wrong: position_resize=...",
     }
     if resize == "timm":
         assumed["position_resize"] += (
-            ". Of images that are not square, naflexvit_base_patch16_par_gap cuts its positions out of a square's "
-            "instead"
+            ". For images that are not square, naflexvit_base_patch16_par_gap crops the positions of a square instead"
         )
     return Layout(
         format=f"timm ({family.name})",
         pieces=_pieces(names, patch),
         fields={**FIELDS, **family.fields, **fields},
-        preprocess=described.get("preprocess", family.pixels),
+        preprocess=described.get("preprocess", family.preprocess),
         is_preprocess_known="preprocess" in described,
         classes=described.get("classes"),
         image_size=trained_size,
-        pixel_size=size,
+        input_size=size,
         assumed={name: text for name, text in assumed.items() if name not in fields},
     )
 
 
 def _family_naflex(names: Names, architecture: str) -> Family:
-    """Return the family of a NaFlexViT, which the last layers of the model determine."""
-    plain = {"class_token": False, "prefix_positions": False}
+    """Return the family of a NaFlexViT, which follows from the layers after the blocks."""
+    no_token = {"class_token": False, "prefix_positions": False}
     if any(name.startswith("attn_pool.") for name in names):
-        fields = plain | {"pool": "map", "gelu": "tanh", "position_resize": "siglip2"}
+        fields = no_token | {"pool": "map", "gelu": "tanh", "position_resize": "siglip2"}
         return Family("SigLIP 2 NaFlex", fields, _HALF, ("norm.weight",), 384)
     if any(name.startswith(("norm.", "fc_norm.")) for name in names):
-        is_by_axis = any(name in names for name in _AXES)
-        fields = plain | {"pool": "gap", "position_resize": "linear" if is_by_axis else "timm"}
-        return Family("NaFlexViT", fields, _HALF, ("fc_norm.weight", f"{_AHEAD}reg_token"), 384)
-    shape = names[f"{_AHEAD}reg_token"].shape if f"{_AHEAD}reg_token" in names else ()
+        has_axis_tables = any(name in names for name in _AXES)
+        fields = no_token | {"pool": "gap", "position_resize": "linear" if has_axis_tables else "timm"}
+        return Family("NaFlexViT", fields, _HALF, ("fc_norm.weight", f"{_PREFIX}reg_token"), 384)
+    shape = names[f"{_PREFIX}reg_token"].shape if f"{_PREFIX}reg_token" in names else ()
     registers, size = shape[-2:] if len(shape) == 3 else (0, 0)
     is_aligned = architecture in _ALIGNED if architecture else (registers, size) in _ALIGNED.values()
     fields = {
         "pool": "token", "class_token": True, "prefix_positions": False, "last_norm": False,
         "position_resize": "linear_aligned" if is_aligned else "linear",
     }  # fmt: skip
-    needs = (f"{_AHEAD}cls_token", f"{_AHEAD}reg_token", _TABLE)
-    return Family("C-RADIO", fields, _HALF | {"mean": CLIP_MEAN, "std": CLIP_STD}, needs, 512)
+    required = (f"{_PREFIX}cls_token", f"{_PREFIX}reg_token", _TABLE)
+    return Family("C-RADIO", fields, _HALF | {"mean": CLIP_MEAN, "std": CLIP_STD}, required, 512)
 
 
 # --- Tensors under our names ----------------------------------------------------------------------------------
 
 
 def _pieces(names: Names, patch: int) -> dict[str, Piece]:
-    pieces = {name.removeprefix(_AHEAD): same(name) for name in names if name not in _AXES}
+    pieces = {name.removeprefix(_PREFIX): same(name) for name in names if name not in _AXES}
     # The patch embedding is stored as a linear layer of flattened patches (height, width, C).
     pieces["patch_embed.proj.weight"] = Piece(
-        (f"{_AHEAD}proj.weight",),
+        (f"{_PREFIX}proj.weight",),
         lambda rows: rows.unflatten(1, (patch, patch, _CHANNELS)).permute(0, 3, 1, 2),
         lambda ours, _config: (ours.permute(0, 2, 3, 1).flatten(1),),
     )
-    pieces["patch_embed.proj.bias"] = same(f"{_AHEAD}proj.bias")
-    del pieces["proj.weight"]  # the stored name, without `_AHEAD`
+    pieces["patch_embed.proj.bias"] = same(f"{_PREFIX}proj.bias")
+    del pieces["proj.weight"]  # the stored name, without `_PREFIX`
     pieces.pop("proj.bias", None)
-    pieces["pos_embed"] = (
-        Piece(_AXES, lambda y, x: (y[:, :, None] + x[:, None]).flatten(1, 2), lambda _ours, _config: (None, None))
-        if any(name in names for name in _AXES)
-        else Piece(
+    if any(name in names for name in _AXES):  # the sum cannot be divided into its two tables, so `split` returns None
+        pieces["pos_embed"] = Piece(
+            _AXES, lambda y, x: (y[:, :, None] + x[:, None]).flatten(1, 2), lambda *_: (None, None)
+        )
+    else:
+        pieces["pos_embed"] = Piece(
             (_TABLE,), lambda table: table.flatten(1, 2), lambda ours, config: (ours.reshape(1, *config.grid, -1),)
         )
-    )
     return pieces
 
 
-BEIT_PIXELS = {**_HALF, "crop_pct": 0.9}
+BEIT_PREPROCESS = {**_HALF, "crop_pct": 0.9}
 _TABLE_BEIT = (
     r"(blocks\.(?P<layer>\d+)\.attn\.(rel_pos\.)?|rel_pos_bias\.|shared_rel_pos\.)relative_position_bias_table$"
 )
@@ -389,8 +384,8 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
     architecture = str((checkpoint.config or {}).get("architecture", ""))
     if is_table or "_cls" in architecture:
         require(checkpoint, name, "cls_token")
-    described = description_of(checkpoint)
-    settings = {**written(checkpoint), **described.get("fields", {})}
+    described = stored_description(checkpoint)
+    settings = {**fields_from_config(checkpoint), **described.get("fields", {})}
     if is_table:
         is_shared = not has(names, r"blocks\.\d+\.attn\.(rel_pos\.)?relative_position_bias_table$")
         fields: dict[str, Any] = {
@@ -405,12 +400,12 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
         fields, assumed = _mlp_fields(names)
     if is_table and "preprocess" not in described:
         assumed["family"] = (
-            "BEiT, whose pixels have mean and std 0.5; BEiTv2 has the same tensors and ImageNet's: if this is one, "
-            "--preprocess deit says so"
+            "BEiT, whose images have mean and std 0.5; BEiTv2 has the same tensors and ImageNet's mean and std: for "
+            "that, use --preprocess deit"
         )
     if not architecture and "cls_token" not in names:
-        says = "none, because there is no cls_token; timm's vit_relpos_*_cls_* and vit_relpos_*_clsgap_* have one"
-        assumed |= {"class_token": f"{says}: if the file has lost it, the answers are wrong"}
+        reason = "none, because there is no cls_token; timm's vit_relpos_*_cls_* and vit_relpos_*_clsgap_* have one"
+        assumed |= {"class_token": f"{reason}: if the file has lost it, predictions are wrong"}
     pieces = pieces_of(names)
     shared = (
         {f"rel_pos.0.{part}": f"shared_rel_pos.{part}" for part in MLP_PARTS} if has(names, r"shared_.*mlp") else {}
@@ -424,12 +419,12 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
     size = _size_of_tables(names) if is_table else described.get("image_size")
     if size is None:
         size = (224, 224)
-        assumed["image_size"] = "224 pixels, as timm has the family: no tensor tells; image_size=... does"
+        assumed["image_size"] = "224 pixels, as is usual in timm; if wrong: image_size=..."
     return Layout(
         format=name,
         pieces=pieces,
         fields={**FIELDS, **fields, **settings},
-        preprocess=described.get("preprocess", BEIT_PIXELS),
+        preprocess=described.get("preprocess", BEIT_PREPROCESS),
         is_preprocess_known="preprocess" in described,
         classes=described.get("classes"),
         image_size=size,
@@ -439,16 +434,16 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
 
 
 def _mlp_fields(names: Names) -> tuple[dict[str, Any], dict[str, str]]:
-    has_token, is_after = "cls_token" in names, not has(names, r"blocks\.\d+\.ls[12]\.")
+    has_token, is_post = "cls_token" in names, not has(names, r"blocks\.\d+\.ls[12]\.")
     fields: dict[str, Any] = {
         "position": "relative_mlp",
         "position_at": "shared" if has(names, r"shared_rel_pos\.") else "every_layer",
         "class_token": has_token,
         "pool": "token" if has_token and not has(names, r"fc_norm\.") else "gap",
-        "norm": "res-post" if is_after else "pre",
+        "norm": "res-post" if is_post else "pre",
     }
     assumed = {}
-    if is_after:
+    if is_post:
         assumed["norm"] = (
             "res-post, because there is no LayerScale, as in timm's vit_relpos_*_rpn_*; if wrong: norm='pre'"
         )
@@ -466,13 +461,13 @@ def _heads(counts: Iterable[int]) -> dict[str, int]:
 def _size_of_tables(names: Names) -> tuple[int, int]:
     """Infer the image size (height, width) in pixels from the tables of biases, whose patch grid must be square."""
     rows = [shape[0] for shape in shapes_like(names, _TABLE_BEIT) if shape]
-    offsets = max(rows, key=rows.count) - 3 * ("cls_token" in names)
-    across = math.isqrt(max(offsets, 0))
-    if across * across != offsets or across % 2 == 0:
+    offsets = max(rows, key=rows.count) - 3 * ("cls_token" in names)  # the class token has three rows of its own
+    side = math.isqrt(max(offsets, 0))  # the number of offsets along one axis, 2 h - 1
+    if side * side != offsets or side % 2 == 0:
         raise VitkitError(
             "weights.tensor-misshapen",
             f"the relative position tables have {offsets} offsets, which is not the number for a square grid of "
             "patches",
         )
     kernel = names["patch_embed.proj.weight"].shape
-    return (across + 1) // 2 * kernel[-2], (across + 1) // 2 * kernel[-1]
+    return (side + 1) // 2 * kernel[-2], (side + 1) // 2 * kernel[-1]

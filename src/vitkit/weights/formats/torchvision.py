@@ -18,7 +18,7 @@ FIELDS: dict[str, Any] = {
     "class_token": True,
     "prefix_positions": True,
 }
-PIXELS = {
+PREPROCESS = {
     "fit": "crop",
     "interpolation": "bilinear",
     "crop_pct": 224 / 256,
@@ -59,9 +59,9 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
         for name in ("encoder.pos_embedding", "conv_proj.weight")
     )
     side = math.isqrt(max(positions[1] - 1, 0)) * kernel[-1] if len(positions) == 3 and len(kernel) == 4 else 224
-    preprocess: dict[str, Any] = PIXELS
+    preprocess: dict[str, Any] = PREPROCESS
     if side > 224 or (len(kernel) == 4 and kernel[-1] == 14):  # SWAG's models, which are evaluated without a crop
-        preprocess = {**PIXELS, "crop_pct": 1.0, "interpolation": "bicubic"}
+        preprocess = {**PREPROCESS, "crop_pct": 1.0, "interpolation": "bicubic"}
     elif depth >= 24 and kernel[-1:] == (16,):  # vit_l_16
-        preprocess = {**PIXELS, "crop_pct": 224 / 242}
+        preprocess = {**PREPROCESS, "crop_pct": 224 / 242}
     return Layout(format="torchvision", pieces=pieces, fields=FIELDS, preprocess=preprocess)

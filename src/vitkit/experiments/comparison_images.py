@@ -27,22 +27,30 @@ from vitkit.data import (
     PictureRecord,
     check_trainable,
     examine,
-    exposures,
     held_out_split,
     read_contents,
     read_source,
+    roles_after_training,
     roles_in_run,
     split_from_file,
 )
 from vitkit.errors import VitkitError
-from vitkit.evaluation import Units, chosen_on, images_in_words, seen_of
+from vitkit.evaluation import Units, chosen_on, images_in_words, seen_to_exclude
 from vitkit.model_folder import read_description, read_record
-from vitkit.system import RECIPE, SPLIT, receiver, to_json, without_place
+from vitkit.system import RECIPE, SPLIT, public_path, receiver, to_json
 from vitkit.text import plural
-from vitkit.training import Recipe, RunImages, SplitImages, ancestry_findings, ancestry_of, divide, load_of_run
+from vitkit.training import (
+    Recipe,
+    RunImages,
+    SplitImages,
+    ancestry_findings,
+    ancestry_of,
+    assign_splits,
+    load_run_recipe,
+)
 from vitkit.weights import load
 
-_FEWEST = 20  # minimum number of test images; if fewer than 40 images are held out, the minimum is half of them
+_MIN_IMAGES = 20  # minimum number of test images; if fewer than 40 images are held out, the minimum is half of them
 
 
 @dataclass(frozen=True)
@@ -60,20 +68,20 @@ class ComparisonImages:
         return frozenset[str]().union(*self.seen.values())
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         """The number of held-out images that are not left out."""
         return self.held_out - len(self.left_out)
 
     @property
-    def _who(self) -> str:
+    def _seen_in_words(self) -> str:
         return ", ".join(f"{model} had seen {len(paths)}" for model, paths in self.seen.items())
 
     def findings(self) -> list[str]:
         """Return sentences about limitations of the results: images left out, and choices made on these images."""
         notes = []
         if self.seen:
-            of = images_in_words(self.held_out, self.split)
-            notes.append(f"{len(self.left_out)} of {of} are left out for all models: {self._who}")
+            images = images_in_words(self.held_out, self.split)
+            notes.append(f"{len(self.left_out)} of {images} are left out for all models: {self._seen_in_words}")
         if self.chosen_on:
             notes.append(
                 f"the figures are of validation images, on which the trainings chose {', '.join(self.chosen_on)}, so "
@@ -86,20 +94,20 @@ class ComparisonImages:
         return {"images": len(self.left_out), "seen": {model: len(paths) for model, paths in self.seen.items()}}
 
     def check(self) -> None:
-        """Refuse weights that had seen so many images that fewer than half and fewer than `_FEWEST` remain."""
-        if not self.seen or self.left >= max(min(_FEWEST, self.held_out / 2), 1):
+        """Refuse weights that had seen so many images that fewer than half and fewer than `_MIN_IMAGES` remain."""
+        if not self.seen or self.remaining >= max(min(_MIN_IMAGES, self.held_out / 2), 1):
             return
         if self.split == "all":
             raise VitkitError(
                 "experiments.test-images-few",
-                f"no images are held out for the test, and {self.held_out - self.left} of {self.held_out} are trained "
+                f"no images are held out for the test, and {len(self.left_out)} of {self.held_out} are trained "
                 "on: hold out some, or add images",
             )
         raise VitkitError(
             "experiments.test-images-few",
-            f"{plural(self.left, 'image is', 'images are')} left for the test, which is too few: of "
-            f"{images_in_words(self.held_out, self.split)} {self._who}; use other weights, or hold out photographs "
-            "that none of the models was trained on and that are not copies of training images",
+            f"{plural(self.remaining, 'image is', 'images are')} left for the test, which is too few: of "
+            f"{images_in_words(self.held_out, self.split)} {self._seen_in_words}; use other weights, or hold out "
+            "photographs that none of the models was trained on and that are not copies of training images",
         )
 
 
@@ -112,10 +120,10 @@ def before_training(entries: Iterable[tuple[str, SplitImages]]) -> ComparisonIma
     for model, start in entries:
         table = start.images.table
         split = held_out_split(table)
-        roles = exposures(table, start.images.groups, start.overlap)
-        judging = [i for i, name in enumerate(table.splits) if split in ("all", name)]
-        held_out = len(judging)
-        seen[model] = frozenset(seen_of({table.paths[i]: roles[i] for i in judging}, split))
+        roles = roles_after_training(table, start.images.groups, start.overlap)
+        tested = [i for i, name in enumerate(table.splits) if split in ("all", name)]
+        held_out = len(tested)
+        seen[model] = frozenset(seen_to_exclude({table.paths[i]: roles[i] for i in tested}, split))
     return ComparisonImages(split, held_out, {model: paths for model, paths in seen.items() if paths})
 
 
@@ -126,7 +134,7 @@ def after_training(runs: Iterable[tuple[str, Path]], test_hash: str) -> Comparis
     images (`hash_of_images`); a run with other images is refused.
     """
     seen: dict[str, frozenset[str]] = {}
-    chosen: dict[str, None] = {}
+    chosen: dict[str, None] = {}  # an ordered set
     split, held_out = "all", 0
     for model, folder in runs:
         table, contents = split_from_file(folder / SPLIT), read_contents(folder / SPLIT)
@@ -138,11 +146,11 @@ def after_training(runs: Iterable[tuple[str, Path]], test_hash: str) -> Comparis
                 f"{folder} was tested on other images than the comparison started with: start a new one",
             )
         held_out = len(tested)
-        if (pictures := read_record(folder, read_description(folder))) is not None:
-            roles = roles_in_run(folder / SPLIT, PictureRecord.from_bytes(pictures, folder))
-            exposed = seen_of({table.paths[i]: roles.get(table.paths[i]) for i in tested}, split)
-            seen[model] = seen.get(model, frozenset()) | frozenset(exposed)
-        recipe = load_of_run(folder / RECIPE)
+        if (record := read_record(folder, read_description(folder))) is not None:
+            roles = roles_in_run(folder / SPLIT, PictureRecord.from_bytes(record, folder))
+            seen_by_run = seen_to_exclude({table.paths[i]: roles.get(table.paths[i]) for i in tested}, split)
+            seen[model] = seen.get(model, frozenset()) | frozenset(seen_by_run)
+        recipe = load_run_recipe(folder / RECIPE)
         chosen |= dict.fromkeys(chosen_on(split, recipe.to_dict(), table.task))
     return ComparisonImages(split, held_out, {model: paths for model, paths in seen.items() if paths}, tuple(chosen))
 
@@ -162,6 +170,20 @@ def _hash_of(rows: Iterable[tuple[str, str]]) -> str:
 # --- The subject of a measurement, and its result -------------------------------------------------------------
 
 
+def head_features(classifier: Classifier, files: Sequence[Any], what: str) -> npt.NDArray[np.float64]:
+    """Return the features of each image, that is, the input of the classification head, (n, D).
+
+    `what` describes the images in the progress bar. It is an error if an image cannot be read.
+    """
+    features: list[npt.NDArray[np.floating]] = []
+    for path, outcome in classifier.embed(files, "head"):
+        if isinstance(outcome, str):
+            raise VitkitError("experiments.image-unreadable", f"{path}: {outcome}")
+        features.append(outcome)
+        receiver()(f"features of {what}", len(features), len(files))
+    return np.stack(features).astype(np.float64)
+
+
 @dataclass(frozen=True)
 class Subject:
     """A model, and the images on which something is measured.
@@ -172,7 +194,7 @@ class Subject:
 
     classifier: Classifier
     table: ImageTable
-    judging: ComparisonImages
+    test_images: ComparisonImages
     units: Units  # the independent units of the test images: single images, or groups of related images
     seeds: Sequence[int]  # for random draws
     findings: Sequence[str]  # about the model and the images
@@ -182,32 +204,18 @@ class Subject:
         """The split to test on, as in `ComparisonImages`."""
         return held_out_split(self.table)
 
-    def features(self, images: ImageTable, what: str) -> npt.NDArray[np.float64]:
-        """Return the features of each image, that is, the input of the classification head, (n, D).
-
-        `what` describes the images in the progress bar.
-        """
-        parts: list[npt.NDArray[np.floating]] = []
-        paths = images.files()
-        for path, outcome in self.classifier.embed(paths, "head"):
-            if isinstance(outcome, str):
-                raise VitkitError("experiments.image-unreadable", f"{path}: {outcome}")
-            parts.append(outcome)
-            receiver()(f"features of {what}", len(parts), len(paths))
-        return np.stack(parts).astype(np.float64)
-
-    def pictures(self, most: int) -> tuple[Tensor, list[str]]:
-        """Return at most `most` preprocessed held-out images, (B, C, height, width), and lines that describe them."""
+    def pictures(self, max_count: int) -> tuple[Tensor, list[str]]:
+        """Return preprocessed held-out images, (B, C, height, width), evenly spread, and lines that describe them."""
         images = self.table.of_split(self.held_out)
         if not len(images):
             raise VitkitError(
                 "experiments.test-images-few",
                 f"no images are held out (of {len(self.table)} in all): hold out some, or add images",
             )
-        count = min(len(images), most)
-        chosen = [images.file(i * len(images) // count) for i in range(count)]
-        read = [self.classifier.read(file) for file in chosen]
-        return torch.stack(read), [f"{count} of {len(images)} {self.held_out} images, evenly spread"]
+        count = min(len(images), max_count)
+        files = [images.file(i * len(images) // count) for i in range(count)]
+        pictures = torch.stack([self.classifier.read(file) for file in files])
+        return pictures, [f"{count} of {len(images)} {self.held_out} images, evenly spread"]
 
 
 @dataclass(frozen=True)
@@ -233,19 +241,19 @@ def subject_of(model: str, data: str, seeds: int, seed: int) -> Subject:
     classifier = load(model, use="training")
     recipe = Recipe(data=data, weights=model, method="probe", seed=seed)
     diagnosis = examine(table, classifier.preprocess)
-    split_images = divide(RunImages.of(diagnosis), recipe, ancestry_of(recipe, classifier.pictures, None))
-    judging = before_training([(without_place(model), split_images)])
-    left_out = judging.left_out if judging.left else ()
+    split_images = assign_splits(RunImages.of(diagnosis), recipe, ancestry_of(recipe, classifier.pictures, None))
+    test_images = before_training([(public_path(model), split_images)])
+    left_out = test_images.left_out if test_images.remaining else ()
     images = split_images.images.take(
         [i for i, path in enumerate(split_images.images.table.paths) if path not in left_out]
     )
     held_out = held_out_split(images.table)
-    judged = [i for i, name in enumerate(images.table.splits) if name == held_out]
-    units = Units.of(len(judged), np.array(images.groups)[judged])
-    spoiling = [finding for finding in diagnosis.findings if finding.severity == "problem"]
+    tested = [i for i, name in enumerate(images.table.splits) if name == held_out]
+    units = Units.of(len(tested), np.array(images.groups)[tested])
+    problems = [finding for finding in diagnosis.findings if finding.severity == "problem"]
     findings = [
-        *judging.findings(),
-        *map(str, [*ancestry_findings(split_images, recipe), *split_images.findings, *spoiling]),
+        *test_images.findings(),
+        *map(str, [*ancestry_findings(split_images, recipe), *split_images.findings, *problems]),
     ]
     findings += [] if classifier.report is None else classifier.report.caveats(has_new_head=True)
-    return Subject(classifier, images.table, judging, units, range(seed, seed + seeds), findings)
+    return Subject(classifier, images.table, test_images, units, range(seed, seed + seeds), findings)
