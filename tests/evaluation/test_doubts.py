@@ -158,7 +158,7 @@ def test_a_list_says_how_many_of_it_are_expected_by_chance() -> None:
         LabelError("c.png", "b", "a", 0.7, 0.6),
     ]
     assert describe_errors(doubts) == "3 labels look wrong; about 1.4 of these 3 are probably right"
-    assert describe_errors([]) == "no more labels look wrong than chance explains"
+    assert describe_errors([]).startswith("no more labels look wrong than chance explains (")
     assert summary(doubts) == {"listed": 3, "expected_by_chance": pytest.approx(1.35)}
 
 

@@ -123,8 +123,8 @@ def test_the_worst_mistakes_are_explained_in_the_report_which_is_whole_without_t
     explained = len(re.findall("<h3>[a-z]+, taken for [a-z]+</h3>", page))
     assert explained >= 1 and page.count('<img alt="evidence for') == 2 * explained
     assert page.count('data-map="') == 2 * explained, "which are shown beside the photograph, enlarged"
-    links = re.findall('href="(?!#part-)([^"]*)', page)
-    assert links == [f"http://127.0.0.1:8420/#results/{folder.name}"], "mailed, others would lead nowhere"
+    assert not re.findall('href="(?!#part-)([^"]*)', page), "mailed, they would lead nowhere"
+    assert f"<code>vitkit studio {folder.name}</code>" in page
     assert str(tmp_path) not in page
 
 

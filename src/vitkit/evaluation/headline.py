@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from vitkit.errors import VitkitError
 from vitkit.text.cells import interval_text, listed, plural
@@ -178,7 +178,9 @@ def _caveats(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
     # The most serious come first. A new kind needs an entry here and in `Kind`.
     is_train = numbers["split"] == "train"
     if numbers["split"] == BY_FOLDS:
-        yield Caveat("of_folds", "each tested a head that was trained without it; the model's head was trained on all")
+        yield Caveat(
+            "of_folds", "each was tested by a last layer trained without it; the model's own was trained on all"
+        )
     if is_train:
         yield Caveat("trained_on", "training images: the figure says nothing about others")
     elif seen := _seen(numbers):
@@ -279,11 +281,26 @@ def verdict_of(numbers: Mapping[str, Any]) -> Verdict:
         return Verdict("problem", f"{words}, but the data have a problem to solve first")
     if "baseline" in kinds and baseline and baseline["accuracy"] >= low:
         return Verdict("problem", f"{words}, which is not clearly better than always answering {baseline['label']!r}")
+    level: Level = "warning" if kinds & _CAREFUL or high - low > _WIDE else "good"
+    if mixed := most_mixed_up(numbers):
+        return Verdict(level, f"{words}; {' and '.join(mixed.classes)} are mixed up most often")
+    return Verdict(level, words)
+
+
+class MixedUp(NamedTuple):
+    """Two classes that account for many of the mistakes."""
+
+    classes: tuple[str, ...]
+    between: int  # mistakes between the two, in both directions
+    mistakes: int  # of all classes
+
+
+def most_mixed_up(numbers: Mapping[str, Any]) -> MixedUp | None:
+    """Return the two classes most often mixed up; None if they account for less than a fifth of the mistakes."""
     mixed = Counter[tuple[str, ...]]()
     for pair in numbers.get("confused", ()):
         mixed[tuple(sorted((pair["true"], pair["predicted"])))] += pair["count"]
-    level: Level = "warning" if kinds & _CAREFUL or high - low > _WIDE else "good"
-    (pair, count), *_ = mixed.most_common(1) or [((), 0)]
-    if count > 1 and count >= _OFTEN * round((1 - counted["accuracy"]) * counted["images"]):
-        return Verdict(level, f"{words}; {' and '.join(pair)} are mixed up most often")
-    return Verdict(level, words)
+    (classes, count), *_ = mixed.most_common(1) or [((), 0)]
+    counted = counted_figures(numbers)
+    mistakes = round((1 - counted["accuracy"]) * counted["images"]) if count > 1 else 0
+    return MixedUp(classes, count, mistakes) if count > 1 and count >= _OFTEN * mistakes else None

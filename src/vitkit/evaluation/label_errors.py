@@ -411,7 +411,8 @@ def summary(errors: Sequence[LabelError]) -> dict[str, float]:
 def describe_errors(errors: Sequence[LabelError]) -> str:
     """Describe the suspected label errors in a clause, without a full stop."""
     if not errors:
-        return "no more labels look wrong than chance explains"
+        # Labels that are wrong in the same way in many images are learned, and then the model agrees with them.
+        return "no more labels look wrong than chance explains (many that are wrong in the same way would go unnoticed)"
     looks = plural(len(errors), "label looks wrong", "labels look wrong")
     return f"{looks}; {by_chance(len(errors), sum(error.chance for error in errors))}"
 

@@ -21,10 +21,10 @@ class Verdict:
 
 
 def share_in_words(share: float, count: int) -> str:
-    """Return a share of `count` things as people say it, never larger than it is, such as `19 of 20` for 0.953.
+    """Return a share of `count` things as people say it, never larger than it is, such as `19 of every 20` for 0.953.
 
     >>> share_in_words(0.953, 300), share_in_words(0.72, 50), share_in_words(355 / 359, 359), share_in_words(1.0, 40)
-    ('19 of 20', '7 of 10', '355 of 359', 'all 40')
+    ('19 of every 20', '7 of every 10', '355 of 359', 'all 40')
     """
     if share >= 1:
         return f"all {count:,}"
@@ -33,5 +33,5 @@ def share_in_words(share: float, count: int) -> str:
     for of in _OF:
         said = math.floor(share * of + 1e-9)
         if of <= count and said > 0 and share - said / of <= _EXACT * min(share, 1 - share):
-            return f"{said} of {of:,}"
+            return f"{said} of {'' if of == count else 'every '}{of:,}"
     return f"{math.floor(share * count + 1e-6):,} of {count:,}"
