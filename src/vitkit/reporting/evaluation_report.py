@@ -325,8 +325,8 @@ def _class_rows(evaluation: Evaluation, numbers: Mapping[str, Any]) -> dict[str,
     support, name = min((row["support"], name) for name, row in numbers["per_class"].items() if row["support"])
     few = ""
     if support < _FEW:  # the lower end of the interval of Clopper and Pearson if all images are right
-        few = f"{name} has only {plural(support, 'image', 'images')} here. Even if all were right, the model could be wrong "
-        few += f"for up to {1 - 0.025 ** (1 / support):.0%} of this class."
+        few = f"{name} has only {plural(support, 'image', 'images')} here. Even if all are right, up to "
+        few += f"{1 - 0.025 ** (1 / support):.0%} of this class may be wrong."
     return {"heads": ["class", *columns.values()], "rows": rows, "more": f"{more:,}" if more > 0 else "", "few": few}
 
 
@@ -459,10 +459,10 @@ def _promises(numbers: Mapping[str, Any]) -> dict[str, Any] | None:
             answered = f"{row['answered']} of {row['images']}"
             sure.append([f"{row['requested']:g}", f"{row['above_confidence']:.4f}", answered, *measured])
     return {
-        "words": f"vitkit predict --coverage lists as many classes as are needed to include the right one this often, and "
-        f"--accuracy withholds answers so that the others are right this often. Both limits were set on "
-        f"{validation['images']} {_kind(validation)}{chosen if validation['chosen_on_them'] else ''}; the tables show what "
-        "they achieve on the images of this page.",
+        "words": "vitkit predict --coverage lists as many classes as are needed to include the right one this often. "
+        "--accuracy withholds answers so that the others are right this often. The limits were set on "
+        f"{validation['images']} {_kind(validation)}{chosen if validation['chosen_on_them'] else ''}. The tables "
+        "show what they achieve on the images of this page.",
         "kept": [
             [
                 *(f"{row['requested']:g}", f"{row['measured']:.3f}", interval_text(row["interval_95"])),
@@ -504,14 +504,10 @@ def _unknown(numbers: Mapping[str, Any]) -> dict[str, Any] | None:
                 f"{row['images']} pictures of {row['sorts']} sorts made from {_kind(entry)}; the interval is for "
                 "another sort"
             )
-        noticed, interval = (
-            f"{100 - round(100 * row['share'])} %",
-            interval_text([100 - 100 * high, 100 - 100 * low], 0),
-        )
-        limits.append([row["kind"], noticed, interval, basis])
-        bars.append(
-            {"kind": row["kind"], "noticed": 1 - row["share"], "words": f"{noticed} noticed (95 %: {interval})"}
-        )
+        noticed, interval = 1 - row["share"], interval_text([100 - 100 * high, 100 - 100 * low], 0)
+        limits.append([row["kind"], f"{100 * noticed:.0f} %", interval, basis])
+        words = f"{100 * noticed:.0f} % noticed (95 %: {interval})"
+        bars.append({"kind": row["kind"], "noticed": noticed, "words": words})
     sentence = "With --unknown, vitkit predict marks photographs that are unlike all that the model has learned from."
     if bars:
         sentence += f" If {1 - entry['accepted']:.0%} of known images may be marked, too, it notices:"
@@ -519,10 +515,10 @@ def _unknown(numbers: Mapping[str, Any]) -> dict[str, Any] | None:
         "sentence": sentence,
         "bars": bars,
         "about": "The more an image differs from the nearest training images, the lower is its value in the column "
-        f"familiar of vitkit predict: the fraction of {entry['validation_images']} {_kind(entry)} that differ at least as "
-        "much.",
-        "caught": f"If {1 - entry['accepted']:.0%} of known images may be marked as unknown, too, this part of images that "
-        "belong to none of the classes is noticed:",
+        f"familiar of vitkit predict. The value is the fraction of {entry['validation_images']} {_kind(entry)} that "
+        "differ as much or more.",
+        "caught": f"If {1 - entry['accepted']:.0%} of known images may be marked as unknown, too, this part of the "
+        "images that belong to none of the classes is noticed:",
         "limits": limits,
         "has_classes": any(row["classes"] for row in entry["limits"]),
         "called": [
