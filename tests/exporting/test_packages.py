@@ -211,6 +211,11 @@ def test_photographs_are_answered_and_unreadable_ones_named(browser: Browser, tm
     text.write_text("text")
     with watched(browser, expected=("Failed to load resource",)) as page:
         page.goto((pages() / "My model.html").as_uri())
+        choose = page.get_by_text("Choose photographs")
+        look = "(own) => [getComputedStyle(own).color, getComputedStyle(own).backgroundColor]"
+        at_rest = choose.evaluate(look)
+        choose.hover()
+        assert choose.evaluate(look) == at_rest, "its white text stays on the accent"
         page.set_input_files("#files", [*map(str, good), str(bad), str(text)])
         wait(page, 4)
         assert page.locator(".answer").count() == 4
