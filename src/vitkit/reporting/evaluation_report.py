@@ -326,7 +326,7 @@ def _class_rows(evaluation: Evaluation, numbers: Mapping[str, Any]) -> dict[str,
     few = ""
     if support < _FEW:  # the lower end of the interval of Clopper and Pearson if all images are right
         few = f"{name} has only {plural(support, 'image', 'images')} here. Even if all are right, up to "
-        few += f"{1 - 0.025 ** (1 / support):.0%} of this class may be wrong."
+        few += f"{100 - 100 * 0.025 ** (1 / support):.0f} % of this class may be wrong."
     return {"heads": ["class", *columns.values()], "rows": rows, "more": f"{more:,}" if more > 0 else "", "few": few}
 
 

@@ -53,7 +53,7 @@ export class Confusion {
   }
 
   pairsTable() {
-    const heads = ["your label", "predicted", "images", "of this label"];
+    const heads = ["your label", "predicted", "images", "share"];
     const cells = heads.map((text, i) => el("th", { scope: "col", class: i > 1 ? "number" : "" }, text));
     const table = el("table", { class: "pairs" }, el("thead", {}, el("tr", {}, ...cells)), this.body);
     const find = this.wrong.length > PAGE ? search("Class", (value) => this.set({ word: value.trim().toLowerCase() })) : null;
