@@ -32,9 +32,9 @@ export function there(children) {
   return children.flat().filter((child) => child !== null && child !== undefined && child !== false);
 }
 
-/** 0.9731 as "97.3 %", on one line. */
+/** 0.9731 as "97.3 %". */
 export function percent(part, digits = 1) {
-  return `${(100 * part).toFixed(digits)}\u00a0%`;
+  return `${(100 * part).toFixed(digits)} %`;
 }
 
 /** 12345 as "12,345". */

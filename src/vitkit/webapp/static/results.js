@@ -39,22 +39,23 @@ class ResultsPage {
       fill(main, el("p", { class: "soft" }, "No training is done yet. When one is, its results are here."));
       return;
     }
-    const asked = this.runs.find((run) => run.name === this.studio.where);
+    const named = (name) => this.runs.find((run) => run.name === name);
+    const asked = named(this.studio.where) || named(this.studio.first_run);
     fill(main, this.detail);
     await this.choose((asked || this.runs[0]).name);
   }
 
   /** The list of runs, and another one to compare with. */
   choices() {
-    const list = (id, title, first, chosen, onchange) => {
-      const runs = this.runs.map((run) => el("option", { value: run.name }, `${run.name}: ${percent(run.figures.accuracy)}${run.figures.split === "val" ? " (validation)" : ""}`));
+    const list = (id, title, first, chosen, onchange, offered = this.runs) => {
+      const runs = offered.map((run) => el("option", { value: run.name }, `${run.name}: ${percent(run.figures.accuracy)}${run.figures.split === "val" ? " (validation)" : ""}`));
       const select = el("select", { id, "data-focus": id, onchange: () => onchange(select.value) }, first, runs);
       select.value = chosen;
       return [el("label", { for: id }, title), select];
     };
     const compare = (name) => { this.other = name; return this.compare(); };
     return [list("results-run", "Run", null, this.name, (name) => this.choose(name)),
-      this.runs.length > 1 ? list("results-other", "Compare with", el("option", { value: "" }, "no other run"), this.other ?? "", compare) : []].flat();
+      this.runs.length > 1 ? list("results-other", "Compare with", el("option", { value: "" }, "no other run"), this.other === this.name ? "" : this.other ?? "", compare, this.runs.filter((run) => run.name !== this.name)) : []].flat();
   }
 
   verdict() {
