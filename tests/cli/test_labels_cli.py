@@ -55,7 +55,7 @@ def test_the_doctor_says_how_many_are_expected_by_chance(vitkit: Any, suspected:
     add_edits(tmp_path / "labels.csv", [Edit(first[0], first[1])])
     flags = ("--labels", tmp_path / "labels.csv", "--json")
     left = json.loads(vitkit("doctor", suspected / "label_errors.csv", *flags).out)
-    assert left["expected_correct_labels"] == pytest.approx(1.4) and left["suspects"][0]["chance"] == 0.7
+    assert left["expected_by_chance"] == pytest.approx(1.4) and left["suspects"][0]["chance"] == 0.7
     (suspected / "label_errors.csv").write_text(f"path,label,suggested,score,chance\n{','.join(first)},often\n")
     vitkit("doctor", suspected / "label_errors.csv").refused("data.chance-invalid", "line 2", "often")
 

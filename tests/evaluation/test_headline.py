@@ -272,14 +272,14 @@ def test_a_share_in_words_is_never_larger_than_it_is(counts: tuple[int, int]) ->
     elif words.startswith("none of "):
         assert right == 0
     else:
-        said, of = (int(number.replace(",", "")) for number in words.split(" of "))
+        said, of = (int(number.replace(",", "")) for number in words.replace("every ", "").split(" of "))
         assert 0 <= said < of
         assert said * count <= right * of, words
         assert right / count - said / of <= max(0.15 * min(right, count - right) / count, 0.01) + 1e-9, words
 
 
 PAIRS = [{"true": "a", "predicted": "b", "count": 3}, {"true": "b", "predicted": "a", "count": 2}]
-RIGHT = "Right for 19 of 20 photographs"
+RIGHT = "Right for 19 of every 20 photographs"
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ RIGHT = "Right for 19 of 20 photographs"
         ({}, "good", RIGHT),
         ({"confused": PAIRS}, "good", f"{RIGHT}; a and b are mixed up most often"),
         ({"confused": [{**PAIRS[0], "count": 1}]}, "good", RIGHT),
-        ({"task": "multi"}, "good", "All classes right for 19 of 20 photographs"),
+        ({"task": "multi"}, "good", "All classes right for 19 of every 20 photographs"),
         ({"intervals_95": {"accuracy": [0.7, 0.97]}}, "warning", RIGHT),
         ({"chosen_on": ["epoch"]}, "warning", RIGHT),
         ({"split": "train"}, "problem", f"{RIGHT}, but it learned from these, so test it on others"),

@@ -19,6 +19,7 @@ from vitkit.classifier import Classifier
 from vitkit.data import Preprocess, read_source, split_to_dict
 from vitkit.exporting import load_exported
 from vitkit.serving import Guard, rules_for_host
+from vitkit.text import markdown_blocks
 from vitkit.webapp import Workspace, create_app, open_workspace
 
 __all__ = ["browser"]
@@ -169,13 +170,13 @@ def test_cards_say_what_is_damaged(place: Workspace, tmp_path: Path) -> None:
 
 def test_the_card_says_what_is_known_and_acts_on_no_name(client: TestClient, place: Workspace) -> None:
     told = client.get("/api/ship/model?run=first").json()
-    card = told["card"]
+    card = client.get("/api/ship/card?run=first").text
     assert "90.0 % (95 % interval 80.0 to 95.0 %)" in card
     assert "1 training, 1 test" in card
     assert "<script>" not in card and "\\<script\\>" in card
     assert str(place.runs.parent) not in card
     assert told["command"] == f"vitkit serve {place.runs / 'first'}"
-    assert client.get("/api/ship/card?run=first").text == card
+    assert told["card"] == [list(block) for block in markdown_blocks(card)]
     assert client.get("/api/ship/card?run=nothing").status_code == 400
 
 

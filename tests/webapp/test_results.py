@@ -219,8 +219,7 @@ def test_a_label_is_corrected_where_its_prediction_is_shown(client: TestClient, 
     ):
         answer = client.post(f"{address}/photographs/{number}/label", json=body)
         assert answer.status_code == 400 and len(labels_so_far(place.labels).edits) == 4
-    link = "http://127.0.0.1:8420/#results/first"
-    assert f'href="{link}"' in (place.runs / "first" / "report.html").read_text()
+    assert "<code>vitkit studio first</code>" in (place.runs / "first" / "report.html").read_text()
 
 
 def test_nothing_is_said_of_a_photograph_that_is_gone(client: TestClient, place: Workspace) -> None:
@@ -350,6 +349,8 @@ def test_the_tab_shows_what_is_clicked_and_labels(place: Workspace, browser: Bro
         enlarged.get_by_text("your label now").wait_for(state="detached")
         page.keyboard.press("Escape")
         page.keyboard.press("Escape")
+        others = page.get_by_label("Compare with").locator("option").all_inner_texts()
+        assert "no other run" in others and not any(name.startswith("first:") for name in others)
         page.get_by_label("Compare with").select_option("second")
         page.get_by_text("Both were tested on the same 18 photographs").wait_for()
         page.locator(".suspects > li").nth(1).get_by_role("button", name="It is blue").click()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from vitkit.errors import VitkitError
 from vitkit.text.cells import interval_text, listed, plural
@@ -180,7 +180,9 @@ def _caveats(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
     # The most serious come first. A new kind needs an entry here and in `Kind`.
     is_train = numbers["split"] == "train"
     if numbers["split"] == BY_FOLDS:
-        yield Caveat("of_folds", "each tested a head that was trained without it; the model's head was trained on all")
+        yield Caveat(
+            "of_folds", "each was tested by a last layer trained without it; the model's own was trained on all"
+        )
     if is_train:
         yield Caveat("trained_on", "training images: the figure says nothing about others")
     elif seen := _seen_count(numbers):
@@ -282,11 +284,28 @@ def verdict_of(numbers: Mapping[str, Any]) -> Verdict:
         return Verdict("problem", f"{words}, but the data have a problem to solve first")
     if "baseline" in kinds and baseline and baseline["accuracy"] >= low:
         return Verdict("problem", f"{words}, which is not clearly better than always answering {baseline['label']!r}")
+    level: Level = "warning" if kinds & _WARNING_KINDS or high - low > _WIDE_INTERVAL else "good"
+    if mixed := most_mixed_up(numbers):
+        return Verdict(level, f"{words}; {' and '.join(mixed.classes)} are mixed up most often")
+    return Verdict(level, words)
+
+
+class MixedUp(NamedTuple):
+    """Two classes that account for many of the mistakes."""
+
+    classes: tuple[str, ...]
+    between: int  # mistakes between the two, in both directions
+    mistakes: int  # of all classes
+
+
+def most_mixed_up(numbers: Mapping[str, Any]) -> MixedUp | None:
+    """Return the two classes most often mixed up; None if they account for less than a fifth of the mistakes."""
     confused = Counter[tuple[str, ...]]()  # in either direction
     for pair in numbers.get("confused", ()):
         confused[tuple(sorted((pair["true"], pair["predicted"])))] += pair["count"]
-    level: Level = "warning" if kinds & _WARNING_KINDS or high - low > _WIDE_INTERVAL else "good"
+    counted = counted_figures(numbers)
     for classes, count in confused.most_common(1):
-        if count > 1 and count >= _OFTEN_CONFUSED * round((1 - counted["accuracy"]) * counted["images"]):
-            return Verdict(level, f"{words}; {' and '.join(classes)} are mixed up most often")
-    return Verdict(level, words)
+        mistakes = round((1 - counted["accuracy"]) * counted["images"]) if count > 1 else 0
+        if count > 1 and count >= _OFTEN_CONFUSED * mistakes:
+            return MixedUp(classes, count, mistakes)
+    return None

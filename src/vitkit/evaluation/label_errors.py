@@ -395,13 +395,14 @@ def _name_suspects(suspects: Iterable[Disagreement], paths: Sequence[str], class
 
 def summary(errors: Sequence[LabelError]) -> dict[str, float]:
     """Return the number of suspected label errors, and the expected number of correct labels among them."""
-    return {"listed": len(errors), "expected_correct_labels": sum(error.chance for error in errors)}
+    return {"listed": len(errors), "expected_by_chance": sum(error.chance for error in errors)}
 
 
 def describe_errors(errors: Sequence[LabelError]) -> str:
     """Describe the suspected label errors in a clause, without a full stop."""
     if not errors:
-        return "no more labels look wrong than chance explains"
+        # Labels that are wrong in the same way in many images are learned, and then the model agrees with them.
+        return "no more labels look wrong than chance explains (many that are wrong in the same way would go unnoticed)"
     looks = plural(len(errors), "label looks wrong", "labels look wrong")
     return f"{looks}; {false_alarms_in_words(len(errors), sum(error.chance for error in errors))}"
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from vitkit.errors import VitkitError
 from vitkit.system.files import exclusive, replacing
 from vitkit.text.cells import one_of, plural
-from vitkit.text.pages import LOOK, details, script_data, source_hash
+from vitkit.text.pages import LOOK, details, markdown_blocks, script_data, source_hash
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -160,7 +160,7 @@ _GZIP = 31  # the value of `wbits` with which zlib reads the gzip format
 _NAMED = 8  # maximum number of classes that the first sentence of a page names
 _BLOCK = 6 * 2**20  # bytes in one script element; a multiple of 3, so that base64 of each can be decoded alone
 _FAMILIAR = (
-    '<label for="unlike">Mark what looks less familiar than all but</label>'
+    '<label for="unlike">Mark unfamiliar photographs, and with them</label>'
     '<input type="number" id="unlike" min="0" max="100" step="0.5" value="5"> % of known photographs\n'
 )
 _PART = '<script type="text/plain" data-part="{}">'
@@ -255,7 +255,8 @@ def _opening(name: str, card: Card, about: str, size: int) -> str:
     if (more := len(card.classes) - _NAMED) > 0:
         named.append(plural(more, "more class", "more classes"))
     several = " A photograph may show several of them, or none." if card.thresholds is not None else ""
-    described = details("About the model", f"<pre>{escape(about)}</pre>") if about else ""
+    about = about.partition("## How to use it")[0]  # whoever opens the page uses it already
+    described = details("About the model", *map(_block, markdown_blocks(about))) if about else ""
     return Template((_STATIC / "page.html").read_text(encoding="utf-8")).substitute(
         name=escape(name),
         policy=policy,
@@ -273,6 +274,16 @@ def _opening(name: str, card: Card, about: str, size: int) -> str:
         licence=escape((_STATIC / "onnxruntime.LICENSE").read_text(encoding="utf-8")),
         card=script_data(data),
     )
+
+
+def _block(block: tuple[str, list[list[str]]]) -> str:
+    tag, items = block
+    texts = [
+        "".join(f"<code>{escape(part)}</code>" if i % 2 else escape(part) for i, part in enumerate(item))
+        for item in items
+    ]
+    inside = "".join(f"<li>{text}</li>" for text in texts) if tag == "ul" else "\n".join(texts)
+    return f"<{tag}>{inside}</{tag}>"
 
 
 def _bytes(array: npt.NDArray[Any]) -> dict[str, Any]:

@@ -15,11 +15,11 @@ import csv
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -28,7 +28,7 @@ from vitkit.classifier import Classifier
 from vitkit.data.storage import Place
 from vitkit.data.table import ImageTable
 from vitkit.evaluation.figures import SHARES, calibration_rise, counted_part, tta_lines, zero_shot_in_words
-from vitkit.evaluation.headline import headline_of, verdict_of
+from vitkit.evaluation.headline import headline_of, most_mixed_up, verdict_of
 from vitkit.evaluation.label_errors import LabelError
 from vitkit.evaluation.metrics import Evaluation, MultiEvaluation
 from vitkit.evaluation.registry import METRICS
@@ -36,7 +36,6 @@ from vitkit.inference.trust import CROSS_VALIDATED, VALIDATION
 from vitkit.reporting import plots, report_data
 from vitkit.reporting.plots import cell
 from vitkit.reporting.report_data import FIRST, Explained, LaidOut, ReportPhotographs, embed, threshold_data
-from vitkit.system.environment import STUDIO_PORT
 from vitkit.system.files import public_path, write_json, write_text
 from vitkit.system.run_files import EVALUATION, PREDICTIONS, RECIPE, REPORT
 from vitkit.text.cells import JOINT, false_alarms_in_words, harmless, interval_text, plural
@@ -120,9 +119,6 @@ def write_report(
         text = "all figures here are too optimistic, because the validation images were also used to choose"
         only = "only the figures on a test split are not affected by such choices"
         sentences.insert(0, ("warning", f"{text} ({', '.join(evaluation.chosen)}); {only}"))
-    studio = ""
-    if (path.parent / RECIPE).is_file():
-        studio = f"http://127.0.0.1:{STUDIO_PORT}/#results/{quote(path.parent.name, safe='')}"
     figure, beside = headline(numbers)
     body = from_template(
         _TEMPLATE,
@@ -134,13 +130,14 @@ def write_report(
         findings=sentences,
         notes=[f"This page is about {title}.", *(text for level, text in sentences if level == "note")],
         classes=_class_rows(evaluation, numbers),
+        mixed=most_mixed_up(numbers),
         confusion=drawn.get(CONFUSION),
         confused=[
             [pair["true"], pair["predicted"], str(pair["count"]), f"{100 * pair['share']:.1f} %"]
             for pair in numbers.get("confused", ())[:20]
         ],
         photographs=None if root is None else _photographs(evaluation, photographs),
-        studio=studio,
+        studio=path.parent.name if (path.parent / RECIPE).is_file() else "",
         doubts=None if root is None or not doubts else _label_errors(doubts, photographs),
         calibration=_calibration(evaluation, numbers),
         reliability=drawn.get(CONFIDENCE),
@@ -293,6 +290,7 @@ def write_predictions(path: Path, evaluation: Evaluation) -> None:
 
 _HEADLINES = ("accuracy", "balanced_accuracy")
 _CLASSES, _LEAST_COVERED = 1_000, 20  # rows without a script
+_FEW = 20  # images of a class with which its figures are rough
 _OTHER_TITLES = {  # titles of figures that are not in the registry of metrics
     "ece_before_temperature": "the calibration error at temperature 1",
     "temperature": "temperature",
@@ -314,7 +312,9 @@ def headline(numbers: Mapping[str, Any]) -> tuple[str, str]:
         beside = ", ".join(f"{metric.title} {decimals(numbers[metric.name])}" for metric in others)
         if "cross_fitted" in numbers:
             beside += f"; macro F1 with cross-fitted thresholds {decimals(numbers['cross_fitted']['macro_f1'])}"
-    return f"{100 * quoted.value:.1f} %", f"{quoted.figure} on {quoted.described} ({'; '.join([*interval, beside])})"
+    images = replace(quoted, caveats=()).described
+    words = [f"{quoted.figure} on {images} ({'; '.join([*interval, beside])})", *(c.text for c in quoted.caveats)]
+    return f"{100 * quoted.value:.1f} %", "; ".join(words)
 
 
 def _class_rows(evaluation: Evaluation, numbers: Mapping[str, Any]) -> dict[str, Any]:
@@ -324,26 +324,27 @@ def _class_rows(evaluation: Evaluation, numbers: Mapping[str, Any]) -> dict[str,
         for name, row in islice(numbers["per_class"].items(), _CLASSES)
     ]
     more = len(evaluation.classes) - len(rows)
-    return {"heads": ["class", *columns.values()], "rows": rows, "more": f"{more:,}" if more > 0 else ""}
+    support, name = min((row["support"], name) for name, row in numbers["per_class"].items() if row["support"])
+    few = ""
+    if support < _FEW:  # the lower end of the interval of Clopper and Pearson if all images are right
+        few = f"{name} has only {plural(support, 'image', 'images')} here. Even if all are right, up to "
+        few += f"{100 - 100 * 0.025 ** (1 / support):.0f} % of this class may be wrong."
+    return {"heads": ["class", *columns.values()], "rows": rows, "more": f"{more:,}" if more > 0 else "", "few": few}
 
 
 def _calibration(evaluation: Evaluation, numbers: Mapping[str, Any]) -> str:
-    # How far confidences and accuracy are apart, and why the temperature may have made it worse.
+    # How far confidences and accuracy are apart, and whether the temperature has made it worse.
     if isinstance(evaluation, MultiEvaluation) or numbers.get("ece") is None:
         return ""
     text = f"Here the two differ by {100 * numbers['ece']:.1f} points on average."
-    if (rise := calibration_rise(evaluation, numbers)) is None:
+    rise = calibration_rise(evaluation, numbers)
+    if rise is None or rise.is_chance:
         return text
-    why = (
-        "such a rise can occur by chance even if the temperature is right"
-        if rise.is_chance
-        else "this is more than chance explains, so these images differ from those that the temperature was fitted on, "
-        "or it was fitted on too few"
-    )
     return (
         f"{text} The temperature, which was fitted to make the two agree, increased the calibration error from "
-        f"{numbers['ece_before_temperature']:.4f} to {numbers['ece']:.4f}: with "
-        f"{plural(len(evaluation.paths), 'image', 'images')}, {why}."
+        f"{numbers['ece_before_temperature']:.4f} to {numbers['ece']:.4f}. With "
+        f"{plural(len(evaluation.paths), 'image', 'images')}, this is more than chance explains: these images differ "
+        "from those that the temperature was fitted on, or it was fitted on too few."
     )
 
 
@@ -440,7 +441,7 @@ def _promises(numbers: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     kept = [row for row in entry["coverage"] if "refused" not in row]
     validation = entry["validation"]
-    chosen = f", which were also used to choose: {', '.join(validation['chosen_on_them'])}"
+    chosen = f" (also used to choose {', '.join(validation['chosen_on_them'])})"
     names = list(kept[-1]["per_class"]) if kept else []
     if is_long := len(names) > _LEAST_COVERED:
         of_last = kept[-1]["per_class"]
@@ -460,8 +461,10 @@ def _promises(numbers: Mapping[str, Any]) -> dict[str, Any] | None:
             answered = f"{row['answered']} of {row['images']}"
             sure.append([f"{row['requested']:g}", f"{row['above_confidence']:.4f}", answered, *measured])
     return {
-        "words": f"What vitkit predict --coverage and --accuracy promise by {validation['images']} {_kind(validation)}"
-        f"{chosen if validation['chosen_on_them'] else ''}, measured on the images of this page.",
+        "words": "vitkit predict --coverage lists as many classes as are needed to include the right one this often. "
+        "--accuracy withholds answers so that the others are right this often. The limits were set on "
+        f"{validation['images']} {_kind(validation)}{chosen if validation['chosen_on_them'] else ''}. The tables "
+        "show what they achieve on the images of this page.",
         "kept": [
             [
                 *(f"{row['requested']:g}", f"{row['measured']:.3f}", interval_text(row["interval_95"])),
@@ -492,9 +495,6 @@ def _unknown(numbers: Mapping[str, Any]) -> dict[str, Any] | None:
     limits, bars = [], []
     for row in entry["limits"]:
         low, high = row["bounds"]
-        noticed = "mostly missed" if low >= 0.5 else "some are missed"
-        if high <= 0.2:
-            noticed = "mostly noticed"
         basis = f"{row['images']} pictures made from {_kind(entry)}"
         if row["classes"]:
             basis = (
@@ -506,20 +506,21 @@ def _unknown(numbers: Mapping[str, Any]) -> dict[str, Any] | None:
                 f"{row['images']} pictures of {row['sorts']} sorts made from {_kind(entry)}; the interval is for "
                 "another sort"
             )
-        limits.append([row["kind"], f"{row['share']:.0%}", interval_text(row["bounds"]), noticed, basis])
-        words = f"{int(100 * (1 - row['share']))} % noticed (95 %: {1 - high:.0%} to {1 - low:.0%})"
-        bars.append({"kind": row["kind"], "noticed": 1 - row["share"], "words": words})
+        noticed, interval = 1 - row["share"], interval_text([100 - 100 * high, 100 - 100 * low], 0)
+        limits.append([row["kind"], f"{100 * noticed:.0f} %", interval, basis])
+        words = f"{100 * noticed:.0f} % noticed (95 %: {interval})"
+        bars.append({"kind": row["kind"], "noticed": noticed, "words": words})
     sentence = "With --unknown, vitkit predict marks photographs that are unlike all that the model has learned from."
     if bars:
         sentence += f" If {1 - entry['accepted']:.0%} of known images may be marked, too, it notices:"
     return {
         "sentence": sentence,
         "bars": bars,
-        "about": f"The column familiar of vitkit predict is the part of known images that look no more familiar to the "
-        f"model (low is strange), by the distance to the nearest training images, compared with "
-        f"{entry['validation_images']} {_kind(entry)}.",
-        "caught": f"Where {entry['accepted']:.0%} of known images pass as known, so do these images, which belong to "
-        "none of the classes:",
+        "about": "The more an image differs from the nearest training images, the lower is its value in the column "
+        f"familiar of vitkit predict. The value is the fraction of {entry['validation_images']} {_kind(entry)} that "
+        "differ as much or more.",
+        "caught": f"If {1 - entry['accepted']:.0%} of known images may be marked as unknown, too, this part of the "
+        "images that belong to none of the classes is noticed:",
         "limits": limits,
         "has_classes": any(row["classes"] for row in entry["limits"]),
         "called": [

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vitkit.text.arguments import Between, Only, as_typed, check_arguments, is_number, coerce_types
     from vitkit.text.cells import JOINT, aligned, harmless, interval_text, plural, restored, sentence, visible
     from vitkit.text.pages import LOOK, command, component, details, figure, panel, panels, table, to_svg, wide
-    from vitkit.text.pages import write_page
+    from vitkit.text.pages import markdown_blocks, write_page
     from vitkit.text.verdict import Verdict
     from vitkit.text.workbook import check_rows, write_workbook
 else:

@@ -317,6 +317,31 @@ def folded(title: str, content: str, *, is_open: bool = False) -> str:
     return f"<details{' open' if is_open else ''}><summary>{escape(title)}</summary>{content}</details>"
 
 
+_MARKS = {"# ": "h3", "## ": "h3", "- ": "ul", "    ": "pre"}  # of Markdown, with the tags of HTML
+
+
+def markdown_blocks(text: str) -> list[tuple[str, list[list[str]]]]:
+    """Divide the Markdown of a model card into headings (h3), paragraphs (p), lists (ul) and commands (pre).
+
+    Returns:
+        The tag and the items of each block. An item alternates between plain text and code.
+
+    >>> markdown_blocks("# A model\\n\\n- by `vitkit`\\n- and you")
+    [('h3', [['A model']]), ('ul', [['by ', 'vitkit', ''], ['and you']])]
+    """
+    blocks: list[tuple[str, list[list[str]]]] = []
+    for line in filter(None, text.splitlines()):
+        mark, tag = next(((mark, tag) for mark, tag in _MARKS.items() if line.startswith(mark)), ("", "p"))
+        words = line.removeprefix(mark)
+        parts = [words] if tag == "pre" else re.split(r"(?<!\\)`", words)
+        item = [part if tag == "pre" or i % 2 else re.sub(r"\\(.)", r"\1", part) for i, part in enumerate(parts)]
+        if tag in ("ul", "pre") and blocks and blocks[-1][0] == tag:
+            blocks[-1][1].append(item)
+        else:
+            blocks.append((tag, [item]))
+    return blocks
+
+
 def split_level(sentence: str) -> tuple[str, str]:
     """Divide `note: a sentence` into its level and the sentence; without a level, it is a warning."""
     level, colon, text = sentence.partition(": ")

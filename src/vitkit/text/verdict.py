@@ -21,10 +21,10 @@ class Verdict:
 
 
 def share_in_words(share: float, count: int) -> str:
-    """Return a share of `count` things as a simple fraction, rounded down, such as `19 of 20` for 0.953.
+    """Return a share of `count` things as a simple fraction, rounded down, such as `19 of every 20` for 0.953.
 
     >>> share_in_words(0.953, 300), share_in_words(0.72, 50), share_in_words(355 / 359, 359), share_in_words(1.0, 40)
-    ('19 of 20', '7 of 10', '355 of 359', 'all 40')
+    ('19 of every 20', '7 of every 10', '355 of 359', 'all 40')
     """
     if share >= 1:
         return f"all {count:,}"
@@ -34,5 +34,5 @@ def share_in_words(share: float, count: int) -> str:
         numerator = math.floor(share * denominator + 1e-9)
         is_close = share - numerator / denominator <= _TOLERANCE * min(share, 1 - share)
         if denominator <= count and numerator > 0 and is_close:
-            return f"{numerator} of {denominator:,}"
+            return f"{numerator} of {'' if denominator == count else 'every '}{denominator:,}"
     return f"{math.floor(share * count + 1e-6):,} of {count:,}"

@@ -293,7 +293,7 @@ def _review_labels(file: Path, out: Path | None, labels: Path | None, data_root:
     facts = {**counts, "file": file, "suspects": suspects, "changed": changed, "notes": tuple(notes), "out": out}
     json = {
         **counts,
-        "expected_correct_labels": expected_correct_labels(suspects),
+        "expected_by_chance": expected_correct_labels(suspects),
         **({"changed": changed} if changed else {}),
         "notes": notes,
         "suspects": [suspect._asdict() for suspect in suspects],

@@ -17,6 +17,7 @@ from vitkit.exporting import FORMATS, PACKAGES, RUNTIME_MEGABYTES, RUNTIME_URL, 
 from vitkit.model_folder import DESCRIPTION, WEIGHTS, version_of
 from vitkit.reporting import model_card_text
 from vitkit.system import read_json, write_json
+from vitkit.text import markdown_blocks
 from vitkit.webapp.likeness import Background
 from vitkit.webapp.photographs import stamp_of
 from vitkit.webapp.results import figures_in
@@ -150,7 +151,13 @@ def router(workspace: Workspace) -> APIRouter:
     def show_model(run: str) -> dict[str, Any]:
         card, command = card_of(workspace, run), shlex.join(["vitkit", "serve", str(_folder(workspace, run))])
         model = {"bytes": (workspace.runs / run / WEIGHTS).stat().st_size, **figures_in(workspace.runs / run)}
-        return {"run": run, "card": card, "command": command, "model": model, "exports": exported(workspace, run)}
+        return {
+            "run": run,
+            "card": markdown_blocks(card),
+            "command": command,
+            "model": model,
+            "exports": exported(workspace, run),
+        }
 
     @routes.post("/export")
     def start(wanted: Wanted) -> dict[str, Any]:

@@ -100,7 +100,7 @@ function sentence(found) {
 function familiarity(place, familiar) {
   const isUnlike = familiar <= Number(unlike.value) / 100;
   place.className = isUnlike ? "bad small" : "small soft";
-  place.textContent = `Familiarity ${percent(familiar)}${isUnlike ? ", unlike the training images" : ""}: ${isUnlike ? "only " : ""}this part of known photographs looks no more familiar to the model.`;
+  place.textContent = `Familiarity ${percent(familiar)}: ${isUnlike ? "nearly all known photographs look more familiar. It may show none of the classes" : "the other known photographs look more familiar"}.`;
 }
 
 function svg(tag, attributes, ...children) {

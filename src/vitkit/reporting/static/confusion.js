@@ -39,7 +39,7 @@ export class Confusion {
       const cells = numbers.map((said) => this.cell(label, said, count.get(`${label} ${said}`) ?? 0));
       return el("tr", {}, el("th", { scope: "row" }, this.classes[label]), ...cells);
     });
-    const corner = el("td", { class: "soft" }, "true \u2193 predicted \u2192");
+    const corner = el("td", { class: "soft" }, "your label \u2193 predicted \u2192");
     const table = el("table", { class: "matrix" }, el("thead", {}, el("tr", {}, corner, ...head)), el("tbody", {}, ...rows));
     return el("div", { class: "wide", role: "region", tabindex: "0", "aria-label": "Confusion matrix" }, table);
   }
@@ -53,7 +53,7 @@ export class Confusion {
   }
 
   pairsTable() {
-    const heads = ["true", "predicted", "images", "of the true class"];
+    const heads = ["your label", "predicted", "images", "share"];
     const cells = heads.map((text, i) => el("th", { scope: "col", class: i > 1 ? "number" : "" }, text));
     const table = el("table", { class: "pairs" }, el("thead", {}, el("tr", {}, ...cells)), this.body);
     const find = this.wrong.length > PAGE ? search("Class", (value) => this.set({ word: value.trim().toLowerCase() })) : null;
@@ -138,5 +138,5 @@ class Drawing {
     if (pair) this.confusion.pick(...pair);
   }
 
-  static HINT = "Rows are the true classes, columns the predicted ones; blue is right. Click a dot to see its photographs.";
+  static HINT = "Rows are your labels, columns the predicted classes; blue is right. Click a dot to see its photographs.";
 }

@@ -44,6 +44,7 @@ export class Enlarged {
     this.where.textContent = `${this.place + 1} of ${this.list.length}`;
     this.back.disabled = this.place === 0;
     this.next.disabled = this.place === this.list.length - 1;
+    if (document.activeElement === document.body || document.activeElement?.disabled) this.element.focus(); // keys go on turning
   }
 }
 
@@ -70,7 +71,7 @@ function dialog(title, ...children) {
   const close = el("button", { type: "button", class: "close", "aria-label": "Close", onclick: () => element.close() }, "\u00d7");
   const id = `dialog-${document.querySelectorAll("dialog").length}`;
   const head = el("div", { class: "head" }, el("h2", { id }, title), close);
-  const element = el("dialog", { "aria-labelledby": id }, head, ...children);
+  const element = el("dialog", { "aria-labelledby": id, tabindex: "-1" }, head, ...children);
   element.addEventListener("click", (event) => {
     if (event.target === element) element.close(); // beside it
   });

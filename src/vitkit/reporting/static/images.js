@@ -44,7 +44,7 @@ export class Images {
   lines(i) {
     const now = this.since?.[i] ?? null;
     const since = now === null ? [] : [[`now: ${now}`]];
-    return [["your label: ", ...this.chips(this.true[i])], ...since, ["predicted: ", ...this.chips(this.said[i]), ` ${percent(this.confidence[i])}`]];
+    return [["your label: ", ...this.chips(this.true[i])], ...since, ["predicted: ", ...this.chips(this.said[i]), ` ${percent(this.confidence[i]).replace(" ", "\u00a0")}`]];
   }
 
   /** Whether a word is in its path or in one of its classes. */

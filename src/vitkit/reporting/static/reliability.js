@@ -8,6 +8,8 @@ import { el, percent, plural, svg } from "./dom.js";
 const [WIDTH, HEIGHT, LEFT, TOP] = [440, 300, 52, 10]; // of the drawing; room for the axes
 const [X, Y] = [(part) => LEFT + part * (WIDTH - LEFT - 10), (part) => TOP + (1 - part) * (HEIGHT - TOP - 48)];
 
+const FEW = 10; // images, of which a bar says little
+
 export class Reliability {
   constructor({ now, before }, { pick }) {
     Object.assign(this, { now, pick, bins: now.counts.length });
@@ -16,7 +18,7 @@ export class Reliability {
     const line = svg("line", { class: "ideal", x1: X(0), y1: Y(0), x2: X(1), y2: Y(1) });
     const label = "Fraction of correct predictions, by confidence";
     const drawing = svg("svg", { class: "plot", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "group", "aria-label": label }, ...axes("confidence", "right"), ...bars, ...outline, line);
-    this.words = el("p", { class: "soft" }, "Ideally, the bars end on the dashed line: of the predictions with 80 % confidence, 80 % are right.");
+    this.words = el("p", { class: "soft" }, `Ideally, the bars end on the dashed line: of the predictions with 80 % confidence, 80 % are right. Pale bars are of fewer than ${FEW} images.`);
     const was = before ? ` It was ${before.ece.toFixed(4)} at temperature 1 (hollow marks).` : "";
     const error = el("p", {}, `Calibration error: ${now.ece.toFixed(4)}, the mean gap between confidence and accuracy.${was}`);
     this.element = el("div", {}, drawing, error, this.words);
@@ -27,7 +29,8 @@ export class Reliability {
     const [low, high] = [bin / this.bins, (bin + 1) / this.bins];
     const text = `confidence ${percent(low, 0)} to ${percent(high, 0)}: ${plural(counts[bin], "image", "images")}, ${percent(accuracy[bin])} right`;
     const open = () => this.pick(bin, this.bins, counts[bin]);
-    const rect = svg("rect", { x: X(low) + 1, width: X(high) - X(low) - 2, y: Y(accuracy[bin]), height: Math.max(2, Y(0) - Y(accuracy[bin])) });
+    const few = counts[bin] < FEW ? "few" : null;
+    const rect = svg("rect", { class: few, x: X(low) + 1, width: X(high) - X(low) - 2, y: Y(accuracy[bin]), height: Math.max(2, Y(0) - Y(accuracy[bin])) });
     const reach = svg("rect", { class: "reach", x: X(low), width: X(high) - X(low), y: Y(1), height: Y(0) - Y(1) }); // a low bar is clicked too
     const listeners = {
       onclick: open,

@@ -54,6 +54,7 @@ class DataPage {
     this.unsaved = el("p", { class: "warn unsaved", role: "alert" });
     this.head = el("p", { class: "data-head", role: "status" });
     this.ordered = el("div");
+    this.working = el("p", { class: "small soft", role: "status" });
     const size = el("input", { type: "range", min: 80, max: 320, step: 10, value: this.sizeAtFirst(), oninput: () => this.resize(Number(size.value)) });
     this.undoButton = el("button", { type: "button", title: "Ctrl+Z", onclick: () => this.undo() }, "Undo");
     this.redoButton = el("button", { type: "button", title: "Ctrl+Shift+Z", onclick: () => this.edit("redo") }, "Redo");
@@ -63,7 +64,7 @@ class DataPage {
       this.undoButton, this.redoButton, el("button", { type: "button", class: "quiet", onclick: keys }, "Keys"),
       el("label", { class: "row" }, "File or folder name", find), el("label", { class: "row size" }, "Picture size", size));
     fill(main, el("div", { class: "data" }, this.panel.element,
-      el("section", { class: "data-main", "aria-label": "Photographs" }, tools, this.head, this.unsaved, this.ordered, this.grid.element, this.hints.element, this.bar.element)));
+      el("section", { class: "data-main", "aria-label": "Photographs" }, tools, this.working, this.head, this.unsaved, this.ordered, this.grid.element, this.hints.element, this.bar.element)));
     main.classList.add("wide-page");
     this.grid.size = Number(size.value);
     this.keydown = (event) => this.command(event);
@@ -170,7 +171,7 @@ class DataPage {
       { name: "choose", fits: open, says: matchMedia("(pointer: coarse)").matches ? "Choose photographs: tap them." : "Choose photographs: click one; Shift + click chooses all up to another, Ctrl + click one more." },
       { name: "label", fits: open, says: photos.classes.length ? "Give what is chosen a class: click it below, press its number, or type a new name." : "Give what is chosen a class: type a name below, such as daisy, and press Enter." },
       { name: "check", fits: () => !photos.split_of && !photos.check && photos.counts().none === 0 && photos.classes.length > 1, says: ["Every photograph has a class. Look for copies and broken files before you train: ", press("check", "check them now", () => this.check())] },
-      { name: "train", fits: () => !photos.split_of && photos.classes.filter((own) => own.count >= ENOUGH).length > 1, says: [`Two classes have ${ENOUGH} photographs or more: `, press("train", "train a first model", () => this.studio.goto("train"))] },
+      { name: "train", fits: () => !photos.split_of && photos.classes.filter((own) => own.count >= ENOUGH).length > 1, says: [`At least two classes have ${ENOUGH} photographs: `, press("train", "train a first model", () => this.studio.goto("train"))] },
     ];
   }
 
@@ -293,6 +294,10 @@ class DataPage {
 
   // --- What a model sees ------------------------------------------------------------------------------------
 
+  busy(text) {
+    this.working.textContent = text;
+  }
+
   /** Waits until a model has seen the photographs; false where it cannot. */
   async seen() {
     let told = await get("/api/data/look");
@@ -305,18 +310,18 @@ class DataPage {
     while (!told.ready && !this.stopped) {
       if (told.error && !told.download) throw new Error(`The photographs could not be compared: ${told.error}`);
       if (told.error) { // a download that failed
-        this.panel.busy("");
+        this.busy("");
         way = await this.wayToSee(told.download, told.error);
         if (!way) return false;
         told = await post("/api/data/look", { way: way === "file" ? "" : way });
         continue;
       }
-      this.panel.busy(`Once, with ${told.eyes}. ${stage(told)}`);
+      this.busy(`Comparing the photographs, once, with ${told.eyes}. ${stage(told)}`);
       await new Promise((done) => { setTimeout(done, 700); });
       told = await get("/api/data/look");
       if (!told.ready && !told.running && !told.error) told = await post("/api/data/look"); // others were looked at
     }
-    this.panel.busy("");
+    this.busy("");
     return !this.stopped;
   }
 
@@ -326,7 +331,7 @@ class DataPage {
       let way = "";
       const choose = (chosen) => () => { way = chosen; made.close(); };
       const made = dialog("How are the photographs compared?",
-        error ? el("p", { class: "bad wrap", role: "alert" }, `The model could not be used: ${error}`) : el("p", {}, "No model that recognises what photographs show is on this machine yet."),
+        error ? el("p", { class: "bad wrap", role: "alert" }, `The model could not be used: ${error}`) : el("p", {}, "To choose photographs that are worth a label, the studio compares them with one another. No model that recognises what they show is on this machine yet."),
         download && el("p", {}, el("button", { type: "button", class: "primary", onclick: choose("download") }, `${error ? "Try again to download" : "Download"} a small model (${download.megabytes} MB download)`), el("br"), el("span", { class: "small soft" }, `${download.source}; it is kept for later trainings.`)),
         el("p", {}, el("button", { type: "button", onclick: choose("colours") }, "Compare colours and shapes"), el("br"), el("span", { class: "small soft" }, "Computed from your photographs without a download. This finds pictures that look alike, but does not recognise what they show.")),
         weightsPlace(choose("file")),
@@ -340,7 +345,7 @@ class DataPage {
       if (!await this.seen()) return;
       this.photos.order = await work();
     } catch (error) {
-      this.panel.busy("");
+      this.busy("");
       fail(error);
       return;
     }

@@ -13,8 +13,8 @@ export class LabelBar {
     this.count = el("span", { class: "chosen-count" });
     this.look = el("button", { type: "button", onclick: tell.look }, "Enlarge");
     this.alike = el("button", { type: "button", onclick: tell.alike, title: "Sort the photographs by their similarity to this one" }, "More like this");
-    this.out = el("button", { type: "button", title: "Use it neither for training nor for the test; the file stays where it is (Delete)", onclick: () => tell.label("") }, "Leave out");
-    this.none = el("button", { type: "button", title: "Back to photographs without a class", onclick: () => tell.label(null) }, "No class");
+    this.out = el("button", { type: "button", title: "Use it neither for training nor for the test; the file stays where it is (Delete)", onclick: () => this.press(() => tell.label("")) }, "Leave out");
+    this.none = el("button", { type: "button", title: "Back to photographs without a class", onclick: () => this.press(() => tell.label(null)) }, "No class");
     this.keep = el("button", { type: "button", title: "The label is right; it is no longer listed as suspected", onclick: () => this.press(tell.keep) }, "Keep the label");
     this.follow = el("button", { type: "button", title: "Recorded as proposed by a model", onclick: () => this.press(tell.follow) });
     this.chips = el("div", { class: "chips", role: "group", "aria-label": "Classes to give" });

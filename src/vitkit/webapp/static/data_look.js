@@ -21,6 +21,7 @@ export function lookAt(photos, grid, id, tell) {
         el("button", { type: "button", onclick: () => go(-1) }, "← Previous"),
         el("button", { type: "button", onclick: () => go(1) }, "Next →"),
         photos.classes.slice(0, 9).map((named, i) => el("button", { type: "button", "aria-pressed": String(photos.label(own) === named.name), onclick: () => give(named.name) }, keyOf(i), el("span", { class: "cut class-name" }, named.name))),
+        el("button", { type: "button", title: "Delete", onclick: () => give("") }, "Leave out"),
         tell.given() && el("button", { type: "button", title: "Ctrl+Z", onclick: undo }, el("span", { class: "cut given" }, `Undo: ${tell.given()}`))));
     if (!made.contains(document.activeElement)) made.focus(); // the button that was pressed is another one now
   }
@@ -54,6 +55,7 @@ export function lookAt(photos, grid, id, tell) {
     if (event.key === "ArrowRight") go(1);
     else if (event.key === "ArrowLeft") go(-1);
     else if (named) give(named.name);
+    else if (event.key === "Delete" || event.key === "Backspace") give("");
     else return;
     event.preventDefault();
   });

@@ -15,14 +15,13 @@ export class Panel {
     this.others = el("ul", { class: "filters" });
     this.found = el("div");
     this.more = el("div");
-    this.work = el("p", { class: "small soft", role: "status" });
     this.notes = el("div", { class: "small soft" });
     const name = el("input", { type: "text", maxlength: 200, placeholder: "New class", "aria-label": "Name of a new class" });
     const add = el("form", { class: "row add-class", onsubmit: async (event) => {
       event.preventDefault();
       if (await tell.edit("classes/add", { name: name.value })) name.value = "";
     } }, name, el("button", {}, "Add"));
-    const inside = [el("h2", {}, "Classes"), this.classes, add, this.others, this.more, this.found, this.work, this.notes,
+    const inside = [el("h2", {}, "Classes"), this.classes, add, this.others, this.more, this.found, this.notes,
       el("button", { type: "button", class: "quiet small", title: "The list was read when the studio was started", onclick: () => tell.again() }, "Look for new photographs")];
     this.element = el("details", { class: "data-panel panel", open: innerWidth > 640 }, el("summary", {}, "Classes and findings"), inside);
   }
@@ -39,10 +38,6 @@ export class Panel {
 
   say(lines) {
     fill(this.notes, lines.map((line) => el("p", { class: "wrap" }, line)));
-  }
-
-  busy(text) {
-    this.work.textContent = text;
   }
 
   draw() {
@@ -105,9 +100,6 @@ export class Panel {
         : el("p", { class: "small soft" }, "Looks for files that cannot be read, and for pictures that occur more than once."),
       button, told.running && el("p", { class: "small", role: "status" }, stage(told, "Checking")),
       told.error && el("p", { class: "small bad" }, told.error));
-    if (asked && !told.running && found) {
-      this.busy("");
-      this.found.scrollIntoView({ block: "nearest" });
-    }
+    if (asked && !told.running && found) this.found.scrollIntoView({ block: "nearest" });
   }
 }

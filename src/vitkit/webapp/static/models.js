@@ -28,9 +28,8 @@ export async function viewSheet() {
 /** A sentence on how familiar a picture looks to the model; null if the model cannot tell. */
 export function familiarity(part) {
   if (part === null) return null;
-  const sentence = (only) => `${only}this part of known photographs looks no more familiar to the model.`;
-  return part <= UNFAMILIAR ? el("p", { class: "warn" }, `Familiarity ${percent(part)}: ${sentence("only ")} It may show none of the classes.`)
-    : el("p", { class: "small soft" }, `Familiarity ${percent(part)}: ${sentence("")}`);
+  return part <= UNFAMILIAR ? el("p", { class: "warn" }, `Familiarity ${percent(part)}: nearly all known photographs look more familiar. It may show none of the classes.`)
+    : el("p", { class: "small soft" }, `Familiarity ${percent(part)}: the other known photographs look more familiar.`);
 }
 
 export function percent(part) {

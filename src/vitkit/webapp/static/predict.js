@@ -241,7 +241,7 @@ class PredictPage {
   lines(i) {
     const [, ranking, error] = this.shown.rows[i];
     const bars = ranking.map(([name, part]) => [chip(name, this.place(name)), " ", percent(part), shareBar(part, this.place(name))]);
-    const familiar = this.familiar(i) !== undefined && `Familiarity ${(100 * this.familiar(i)).toFixed(1)} %: this part of known photographs looks no more familiar to the model.`;
+    const familiar = this.familiar(i) !== undefined && `Familiarity ${(100 * this.familiar(i)).toFixed(1)} %: the other known photographs look more familiar.`;
     return [error && [el("span", { class: "bad" }, error)], ...bars, familiar && [el("span", { class: "small soft" }, familiar)]].filter(Boolean);
   }
 

@@ -39,22 +39,23 @@ class ResultsPage {
       fill(main, el("p", { class: "soft" }, "No training is done yet. When one is, its results are here."));
       return;
     }
-    const asked = this.runs.find((run) => run.name === this.studio.where);
+    const named = (name) => this.runs.find((run) => run.name === name);
+    const asked = named(this.studio.where) || named(this.studio.first_run);
     fill(main, this.detail);
     await this.choose((asked || this.runs[0]).name);
   }
 
   /** The list of runs, and another one to compare with. */
   choices() {
-    const list = (id, title, first, chosen, onchange) => {
-      const runs = this.runs.map((run) => el("option", { value: run.name }, `${run.name}: ${percent(run.figures.accuracy)}${run.figures.split === "val" ? " (validation)" : ""}`));
+    const list = (id, title, first, chosen, onchange, offered = this.runs) => {
+      const runs = offered.map((run) => el("option", { value: run.name }, `${run.name}: ${percent(run.figures.accuracy)}${run.figures.split === "val" ? " (validation)" : ""}`));
       const select = el("select", { id, "data-focus": id, onchange: () => onchange(select.value) }, first, runs);
       select.value = chosen;
       return [el("label", { for: id }, title), select];
     };
     const compare = (name) => { this.other = name; return this.compare(); };
     return [list("results-run", "Run", null, this.name, (name) => this.choose(name)),
-      this.runs.length > 1 ? list("results-other", "Compare with", el("option", { value: "" }, "no other run"), this.other ?? "", compare) : []].flat();
+      this.runs.length > 1 ? list("results-other", "Compare with", el("option", { value: "" }, "no other run"), this.other === this.name ? "" : this.other ?? "", compare, this.runs.filter((run) => run.name !== this.name)) : []].flat();
   }
 
   verdict() {
@@ -140,12 +141,12 @@ class ResultsPage {
       }
     };
     const decided = suspects.filter((own) => own.state !== "open").length;
-    const words = total ? `${count(total, "label does", "labels do")} not agree with a model trained on the other photographs, the most doubtful first${chance}. Many are right, and the photographs only difficult. ${decided} of ${suspects.length} shown are decided.` : "No more labels look wrong than chance explains.";
+    const words = total ? `${count(total, "label does", "labels do")} not agree with a model trained on the other photographs, the most doubtful first${chance}. Many are right, and the photographs only difficult. ${decided} of ${suspects.length} shown are decided.` : "No more labels look wrong than chance explains. Many that are wrong in the same way would go unnoticed: look at the pairs that are mixed up.";
     const again = el("button", { type: "button", class: "primary", disabled: Boolean(whyNot), onclick: () => this.studio.goto("train", `again:${this.name}`) }, "Train again with these labels");
     const left = suspects.length - this.most;
     const more = el("button", { type: "button", onclick: () => { this.most += MORE; this.showDoubts(address, told); } }, `Show more (${left} left)`);
     fill(this.doubts, el("h2", {}, "Labels to look at"), el("p", { class: "soft" }, words), whyNot && el("p", { class: "soft wrap" }, whyNot),
-      el("p", { class: "row" }, again, el("span", { class: "small soft" }, `${kept} Changed labels count as they were in this run, and photographs that you leave out as it predicted them; the figure with the new labels stands beside.`)),
+      el("p", { class: "row" }, again, el("span", { class: "small soft" }, `${kept} So that the figures can be compared, changed test labels count as they were; the figure with the new labels stands beside.`)),
       el("ul", { class: "suspects" }, suspects.slice(0, this.most).map((own, number) => this.suspect(`${address}/suspects/${number}?list=${encodeURIComponent(version)}`, own, number, whyNot ? null : send))),
       left > 0 && more);
   }

@@ -56,7 +56,7 @@ class ShipPage {
       el("table", { class: "ship-files" }, el("thead", {}, el("tr", {}, HEADS.map((head) => el("th", { scope: "col" }, head)), el("td"))), rows));
     const { verdict: tested, figures } = told.model;
     fill(this.body,
-      tested ? verdict(tested, figures.accuracy !== null && percent(figures.accuracy), [el("p", { class: "soft" }, `On ${figures.images} ${figures.split === "val" ? "validation" : figures.split} photographs${told.model.caveats.length ? ` (${told.model.caveats.join("; ")})` : ""}. Each file below is read back and compared with the model, and kept only if its predictions agree. The first download makes the file, checks it and measures it.`)])
+      tested ? verdict(tested, figures.accuracy !== null && percent(figures.accuracy), [el("p", { class: "soft" }, `On ${figures.images} ${figures.split === "val" ? "validation" : figures.split} photographs${told.model.caveats.length ? ` (${told.model.caveats.join("; ")})` : ""}. Each file below is compared with the model, and kept only if its predictions agree. The first download makes the file and checks it.`)])
         : verdict({ level: "note", sentence: "How often the model is right is not known: it was not tested" }),
       files("Take it along", "For people and machines without the studio. Photographs stay on the machine on which the file is opened.", this.packages),
       files("Files for other programs", "Speed: on this machine, in batches of 8. Accuracy: against the model, on the photographs of the check.", this.exports),
@@ -152,24 +152,15 @@ function copied(text) {
   return el("div", { class: "row ship-command" }, el("pre", { tabindex: "0", "aria-label": "The command" }, text), el("button", { type: "button", onclick: copy }, "Copy"));
 }
 
-/** The model card as elements: headings, lists, commands and paragraphs. */
-function card(markdown) {
-  const parts = [el("div")];
-  for (const line of markdown.split("\n")) {
-    const place = parts.at(-1);
-    const inside = (tag, ...child) => { if (place.lastChild?.localName === tag) place.lastChild.append(...child); else place.append(el(tag, {}, ...child)); };
-    if (line.startsWith("## ")) parts.push(el("div", {}, el("h3", {}, shown(line.slice(3)))));
-    else if (line.startsWith("# ")) place.append(el("h3", {}, shown(line.slice(2))));
-    else if (line.startsWith("- ")) inside("ul", el("li", {}, shown(line.slice(2))));
-    else if (line.startsWith("    ")) inside("pre", `${line.slice(4)}\n`);
-    else if (line) place.append(el("p", {}, shown(line)));
+/** The model card as elements: headings, lists, commands and paragraphs, whose items alternate between text and code. */
+function card(blocks) {
+  const parts = [];
+  const shown = (item) => item.map((part, i) => (i % 2 ? el("code", {}, part) : part));
+  for (const [tag, items] of blocks) {
+    if (tag === "h3") parts.push(el("div"));
+    parts.at(-1).append(el(tag, {}, tag === "pre" ? items.join("\n") : items.map((item) => (tag === "ul" ? el("li", {}, shown(item)) : shown(item)))));
   }
   return el("div", { class: "ship-card", tabindex: 0, role: "group", "aria-label": "Text of the model card" }, parts);
-}
-
-/** Text without the marks of Markdown; what is between backquotes is code. */
-function shown(text) {
-  return text.split(/(?<!\\)`/).map((part, i) => { const plain = part.replace(/\\(.)/g, "$1"); return i % 2 ? el("code", {}, plain) : plain; });
 }
 
 /** Cells with figures below their headings, or that one was not measured. */

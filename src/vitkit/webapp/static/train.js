@@ -7,7 +7,7 @@ import { bar, timeLeft } from "./progress.js";
 import { weightsPlace } from "./upload.js";
 
 const METHODS = [
-  ["auto", "Automatic", "Only the last layer if there are fewer than 40 photographs per class, or up to 1,000 that it already tells apart well; otherwise the whole model."],
+  ["auto", "Automatic", "With few photographs, or classes that are easy to tell apart, only the last layer learns; otherwise the whole model does."],
   ["probe", "Only the last layer", "Fast, and best with few photographs: the rest of the model stays as it is."],
   ["lora", "Small changes throughout", "Learns more than the last layer, and takes less memory than the whole model."],
   ["full", "The whole model", "Best with many photographs; takes the longest."],
@@ -23,7 +23,7 @@ const STAGES = [ // what a training does before and after its epochs, by the lin
   { after: /^frozen backbone/, says: "Training the last layer", why: "The model looks at each photograph once, and then learns to tell your classes apart." },
   { after: /classes; images: /, says: "Getting ready", why: "The model looks at your photographs for the first time, so that it begins with a good guess." },
   { after: /./, says: "Getting ready", why: "Your photographs are read and divided: some for training, some for the test." },
-  { says: "Starting", why: "The program is loaded." },
+  { says: "Starting", why: "The program is being loaded." },
 ];
 const AGAIN = "again:"; // #train/again:RUN begins with that run's split and weights
 
@@ -82,7 +82,7 @@ class TrainPage {
         const { run, notes } = await post("/api/train/start", { weights: weights.value, method: weights.value === "none" ? "scratch" : method.value, time: time.value, split_from: split.value });
         this.chosen = run;
         if (innerWidth < 800) this.detail.scrollIntoView();
-        say(`${run} is in the queue. It continues when this page or the studio is closed.`);
+        say(`${run} continues when this page or the studio is closed.`);
         for (const note of notes) say(note);
         await this.follow();
       } catch (error) {
@@ -157,7 +157,7 @@ class TrainPage {
     if (told !== this.charted) [this.charted, this.charts] = [told, curves(run.metrics)];
     fill(this.detail, el("div", { class: "row spread" }, el("h2", { class: "wrap" }, run.name), this.buttons(run)), this.told(run),
       el("div", { class: "panels" }, this.charts && el("section", { class: "panel", "aria-label": "How well it does" }, this.charts),
-        run.samples && el("section", { class: "panel", "aria-label": "What it learns from" }, el("h3", {}, "What it learns from"), el("p", { class: "small soft" }, "Some of your photographs as the model sees them, a little changed each time. Click to enlarge."),
+        run.samples && el("section", { class: "panel", "aria-label": "What it learns from" }, el("h3", {}, "What it learns from"), el("p", { class: "small soft" }, "Some of your photographs as the model sees them in training: turned, cropped and recoloured a little. Click to enlarge."),
           el("button", { type: "button", class: "samples", "data-focus": "samples", onclick: () => dialog("What it learns from", samples()) }, samples()))),
       run.log.length > 0 && el("details", { class: "panel log-of", open }, el("summary", { "data-focus": "log" }, "Log"), el("pre", { class: "log", tabindex: 0, "aria-label": "Log of the training" }, run.log.slice(-40).join("\n"))));
   }
