@@ -40,7 +40,7 @@ from tables import RESULTS, read_table, result_path, write_table
 import vitkit
 from vitkit.data import EXCLUDED, Edit, add_edits
 from vitkit.evaluation import Headline, headline_of
-from vitkit.experiments import compare as comparison_costs
+from vitkit.experiments import comparison_table as comparison_costs
 from vitkit.webapp import open_workspace, summaries
 
 CLASSES, EACH, SIDE, COPIES, SEEDS = 5, 12, 64, 48, 20  # COPIES: pixels of altered copies

@@ -82,11 +82,11 @@ class QKNormAttention(nn.Module):
         ],
         "model/vit.py": [
             (
-                "    return Attention(config, patches_read, layer)\n",
-                '    if config.attention == "qk-norm":\n'
-                "        from vitkit.model.qk_norm import QKNormAttention\n\n"
-                "        return QKNormAttention(config)\n"
-                "    return Attention(config, patches_read, layer)\n",
+                "        self.ls1, self.ls2 = layer_scale(config), layer_scale(config)\n",
+                '        if config.attention == "qk-norm":\n'
+                "            from vitkit.model.qk_norm import QKNormAttention\n\n"
+                "            self.attn = QKNormAttention(config)\n"
+                "        self.ls1, self.ls2 = layer_scale(config), layer_scale(config)\n",
             )
         ],
     },
@@ -263,7 +263,7 @@ classifier("abc").save(place / "model")
 photo = str(next(data.rglob("*.png")))
 vitkit.explain(place / "model", photo, method="saliency", out=place / "maps")
 assert any("saliency" in path.name for path in (place / "maps").rglob("*")), list((place / "maps").rglob("*"))
-assert "saliency" in look._WITH_METHODS
+assert "saliency" in look._MAP_METHODS
 """,
 )
 

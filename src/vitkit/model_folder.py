@@ -37,7 +37,7 @@ def write(
     pictures: bytes | None,
     trust: bytes | None = None,
 ) -> None:
-    """Write the folder. The previous model stays intact until the new files are complete.
+    """Write a model folder. The previous model stays intact until the new files are complete.
 
     Args:
         folder: the folder, which is created if it does not exist.
@@ -187,7 +187,7 @@ def _complete(folder: Path, description: Mapping[str, Any]) -> None:
     for name, key in _HASH_KEYS.items():
         if key not in description:
             (folder / name).unlink(missing_ok=True)  # it belongs to the previous model
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):  # the model has no such file, or an interrupted save has moved it
             _next_path(folder, name).replace(folder / name)
     (folder / _NEXT_DESCRIPTION).replace(folder / DESCRIPTION)
 

@@ -18,7 +18,7 @@ from refusals import refused
 from vitkit.data import check_images, read_contents, split_from_file
 from vitkit.errors import Interrupted
 from vitkit.evaluation import LabelError, write_label_errors
-from vitkit.experiments import compare as comparison_costs
+from vitkit.experiments import comparison_table as comparison_costs
 from vitkit.experiments.compare import compare
 from vitkit.exporting.pictures import choose_pictures
 from vitkit.system import LABEL_ERRORS, SPLIT

@@ -412,7 +412,7 @@ FACTS = st.lists(READABLE | UNREADABLE, max_size=12)
 @settings(max_examples=30)
 @given(FACTS, st.data())
 def test_a_table_is_a_list_of_facts(facts: list[Facts], data: st.DataObject) -> None:
-    with mock.patch.object(files, "_IN_MEMORY", data.draw(st.sampled_from([500, 10**9]))):  # in files, or not
+    with mock.patch.object(files, "_MAX_IN_MEMORY", data.draw(st.sampled_from([500, 10**9]))):  # in files, or not
         table = FactTable.of(facts)
     assert list(table) == facts and len(table) == len(facts)
     assert FactTable.of(table) is table == FactTable.of(facts)

@@ -338,8 +338,8 @@ def test_the_answers_are_those_of_predict_and_unknown_images_are_marked(browser:
         assert found == pytest.approx({Path(row.path).name: row.familiar for row in own.predict(paths)}, abs=1e-3)
         assert len(set(found.values())) > 2
         level = sorted(found.values())[3]
-        page.get_by_label("Mark what looks less familiar").fill(f"{100 * level + 0.01:.2f}")
-        marked = page.locator(".answer", has_text="Unlike the training images: only")
+        page.get_by_label("Mark unfamiliar photographs").fill(f"{100 * level + 0.01:.2f}")
+        marked = page.locator(".answer", has_text="It may show none of the classes")
         assert marked.count() == sum(value <= level for value in found.values()) < len(files)
         assert is_within(page) and serious(page) == []
         with page.expect_download() as saved:

@@ -93,9 +93,9 @@ def test_labels_are_doubted_by_the_weights_a_run_began_from(start: Path, data: P
     # Other weights than those it began from would not do: the run's own have changed.
     begun = run_of(folder, recipe, table)
     begun.blueprint = blueprint_of(recipe, table.classes)
-    begun.frozen = label_search.frozen_features(begun)
+    begun.frozen_features = label_search.frozen_features(begun)
     found = label_search.find_label_errors(begun)
-    assert found is not None and len(begun.frozen) == 36
+    assert found is not None and len(begun.frozen_features) == 36
     assert rows == [(*own[:3], f"{own.score:.6f}", f"{own.chance:.6f}") for own in found]
     assert {row[1] for row in rows} <= set(table.classes)
 
@@ -110,7 +110,7 @@ def test_an_image_that_vanished_does_not_cost_the_report(start: Path, data: Path
     begun = run_of(tmp_path, recipe, table)
     begun.blueprint = blueprint_of(recipe, table.classes)
     with heard(said.append):
-        begun.frozen = label_search.frozen_features(begun)
+        begun.frozen_features = label_search.frozen_features(begun)
         assert label_search.find_label_errors(begun) is None
     assert said[-1].startswith("note: label errors were not searched for: ") and "img1.png" in said[-1]
 
@@ -124,7 +124,7 @@ def test_the_worst_mistakes_are_explained_in_the_report_which_is_whole_without_t
     assert explained >= 1 and page.count('<img alt="evidence for') == 2 * explained
     assert page.count('data-map="') == 2 * explained, "which are shown beside the photograph, enlarged"
     assert not re.findall('href="(?!#part-)([^"]*)', page), "mailed, they would lead nowhere"
-    assert f"<code>vitkit studio {folder.name}</code>" in page
+    assert f"<code>vitkit studio {folder.parent.name}/{folder.name}</code>" in page
     assert str(tmp_path) not in page
 
 

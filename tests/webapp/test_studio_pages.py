@@ -356,7 +356,7 @@ def test_a_training_says_in_plain_words_what_it_does_and_begins_with_its_verdict
         (run / "evaluation.json").write_text('{"accuracy": 0.5, "images": 6, "split": "test"}')
         verdict = page.get_by_role("region", name="Verdict")
         verdict.get_by_text("50.0 %").wait_for()
-        assert "Right for 1 of 2 photographs" in verdict.inner_text()
+        assert "Right for 1 of every 2 photographs" in verdict.inner_text()
         assert serious(page) == [] and is_within(page)
 
 

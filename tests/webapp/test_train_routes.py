@@ -147,7 +147,7 @@ def test_a_run_is_told_from_its_folder(client: TestClient, place: Workspace) -> 
     told = client.get("/api/train/runs/one").json()
     figures = {"figure": "accuracy", "accuracy": 0.5, "images": 4, "split": "test"}
     assert (told["state"], told["figures"], told["caveats"]) == ("done", figures, [])
-    assert told["verdict"]["sentence"].startswith("Right for 1 of 2 photographs") and told["step"] is None
+    assert told["verdict"]["sentence"].startswith("Right for 1 of every 2 photographs") and told["step"] is None
     second = {"epoch": 1, "step": 6, "train_loss": 1.0, "val_loss": 1.0, "val_acc": 0.8, "lr": 0.1, "seconds": 2}
     assert told["metrics"][1] == second
     assert told["log"] == ["2026-11-22 10:00:00  hello"]

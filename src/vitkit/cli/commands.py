@@ -471,7 +471,8 @@ class _Parameters:
 
 def _from_parameter(parameter: inspect.Parameter, kind: Any, text: str, verb: Verb) -> inspect.Parameter:
     """Convert a parameter of the function to an argument or a flag of the command."""
-    metavar_of, name, default = {**_METAVARS, **verb.metavars}, parameter.name, parameter.default
+    metavar_of = {**_METAVARS, **verb.metavars}
+    name, default = parameter.name, parameter.default
     settings: dict[str, Any] = {"help": text}
     if _is_argument(parameter, verb.flags):
         settings["metavar"] = metavar_of.get(name, name.upper())

@@ -167,6 +167,7 @@ class FactTable(Sequence[Facts]):
         if not indices:
             return
         rows = self._rows[np.asarray(indices, np.int64)]
+        # Fields with few distinct combinations are stored as the number of their combination in `_kinds`.
         kinds = [(*_named(fact), bool(fact.digest), bool(fact.thumbnail)) for fact in facts]
         for kind in dict.fromkeys(kinds):
             if kind not in self._index_of_kind:

@@ -376,7 +376,7 @@ def read_suspects(file: str | Path) -> list[Suspect]:
 
 
 def expected_correct_labels(suspects: Sequence[Suspect]) -> float | None:
-    """Return the expected number of correct labels among the suspects; None if a row has no `chance`."""
+    """Return the expected number of correct labels among the suspects; None if a suspect has no `chance`."""
     chances = [suspect.chance for suspect in suspects if suspect.chance is not None]
     return sum(chances) if len(chances) == len(suspects) else None
 

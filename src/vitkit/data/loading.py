@@ -102,10 +102,10 @@ class EpochSampler(Sampler[tuple[int, ...]]):
         for k in range(self.length):  # an image of each class in turn; a class starts again after its last image
             images = classes[k % len(classes)]
             repetition, position = divmod(k // len(classes), len(images))
-            key = (self.epoch, images[position])
-            drawn.append((*key, repetition) if repetition else key)
-        shuffled = self._shuffled(torch.tensor([key[1] for key in drawn]), generator).tolist()
-        return iter([drawn[i] for i in shuffled])
+            index = images[position]
+            drawn.append((self.epoch, index, repetition) if repetition else (self.epoch, index))
+        drawn_indices = torch.tensor([index for _, index, *_ in drawn])
+        return iter([drawn[i] for i in self._shuffled(drawn_indices, generator).tolist()])
 
     def _shuffled(self, images: Tensor, generator: torch.Generator) -> Tensor:  # a permutation (n,) for images (n,)
         if self.shards is None:

@@ -290,7 +290,7 @@ class _Prefetcher:
                     self._changed.wait()
                 if self._is_closed:
                     return
-            with contextlib.suppress(OSError, VitkitError):
+            with contextlib.suppress(OSError, VitkitError):  # without a copy, images are read from the server
                 _cache_shard(*shard)
 
 

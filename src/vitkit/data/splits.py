@@ -155,15 +155,17 @@ def assign_groups(sizes: Sequence[int], val: int, test: int, trained: int = 0) -
 
 
 def val_and_test_sizes(images: int, shares: np.ndarray) -> tuple[int, int]:
-    """Return the numbers of images of a class in val and test (`shares`): at least one each, if there are enough.
+    """Return how many images of a class are in val and in test: at least one each, if there are enough.
 
-    The numbers are rounded, except that val without test is rounded down, as is usual for two splits.
+    `shares` has the fractions for val and test, which may be 0. The numbers are rounded, except that val
+    without test is rounded down, as is usual for two splits.
     """
-    spare = images - 1
-    test = min(spare, max(round(images * shares[1]), 1)) if shares[1] else 0
+    val_share, test_share = shares
+    spare = images - 1  # one image is kept for training
+    test = min(spare, max(round(images * test_share), 1)) if test_share else 0
     # The product may be slightly too small, as 0.29 * 100 is.
-    val = round(images * shares[0]) if shares[1] else int(images * shares[0] + 1e-9)
-    val = min(spare - test, max(val, 1)) if shares[0] else 0
+    val = round(images * val_share) if test_share else int(images * val_share + 1e-9)
+    val = min(spare - test, max(val, 1)) if val_share else 0
     return max(val, 0), max(test, 0)
 
 
@@ -269,7 +271,7 @@ def fold(table: ImageTable, folds: int, seed: int, groups: Sequence[int] | None 
         )
     rng = np.random.default_rng(seed)
     fold_of = [0] * len(table)
-    if table.sets:
+    if table.sets:  # an image may have several classes, so the classes cannot be divided one after the other
         totals = sum_counts([Counter({ALL: len(table)}), *counts])
         wanted = [{label: images / folds for label, images in totals.items()} for _ in range(folds)]
         for images, part in zip(members, stratify(members, counts, wanted, rng), strict=True):

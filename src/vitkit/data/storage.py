@@ -298,8 +298,8 @@ def folder_tree(path: Path, overlooked: SearchLog, above: tuple[str, ...] = ()) 
 
 
 def _entries(folder: str, overlooked: SearchLog, top: str) -> tuple[list[str], list[str], list[str]]:
-    """Return the sorted names of the folders to enter, of the files, and of the folders that are ignored by name."""
-    folders, files, passed_over = list[str](), list[str](), list[str]()
+    """Return the sorted names of the folders to enter, the files, and the folders that are ignored by name."""
+    folders, files, ignored = list[str](), list[str](), list[str]()
     try:
         with os.scandir(folder) as scanned:
             entries = sorted(scanned, key=lambda entry: entry.name)
@@ -311,11 +311,11 @@ def _entries(folder: str, overlooked: SearchLog, top: str) -> tuple[list[str], l
         with suppress(OSError):  # a link that leads to itself
             is_folder = entry.is_dir()
         if is_folder and is_passed_over(entry.name):
-            passed_over.append(entry.name)
+            ignored.append(entry.name)
             overlooked.add_hidden(entry.path)
         elif not entry.is_symlink() or overlooked.follows(entry.path, top):
             (folders if is_folder else files).append(entry.name)
-    return folders, files, passed_over
+    return folders, files, ignored
 
 
 def walk(folder: Path, overlooked: SearchLog | None = None) -> Iterator[Path]:
@@ -337,8 +337,8 @@ def _walk(folder: Path, overlooked: SearchLog) -> Iterator[tuple[str, list[str]]
         if (real := os.path.realpath(parent)) in visited:  # reached a second time through a link
             continue
         visited.add(real)
-        folders, files, passed_over = _entries(parent, overlooked, top)
-        overlooked.ignored.update(f"folder {name}" for name in passed_over)
+        folders, files, ignored = _entries(parent, overlooked, top)
+        overlooked.ignored.update(f"folder {name}" for name in ignored)
         yield parent, files
         waiting += [os.path.join(parent, name) for name in reversed(folders)]  # noqa: PTH118  # faster than a Path
 

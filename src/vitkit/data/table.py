@@ -379,9 +379,8 @@ def find_lookalikes(names: Iterable[str]) -> tuple[str, str, str] | None:
 def check_names(classes: Iterable[object]) -> None:
     """Raise VitkitError if a class name is not text, cannot be stored in a file, or has no visible character."""
     for name in classes:
-        is_text = isinstance(name, str)
         try:
-            str(name).encode("utf-8", "surrogateescape")
+            is_text = isinstance(name, str) and name.encode("utf-8", "surrogateescape") is not None
         except UnicodeEncodeError:  # JSON can contain half of a surrogate pair
             is_text = False
         if not is_text:

@@ -74,7 +74,7 @@ def confidence_at(probabilities: npt.NDArray[np.float32], power: float) -> npt.N
 
 
 def bin_of(confidence: npt.NDArray[np.float64], bins: int = BINS) -> npt.NDArray[np.int64]:
-    """Return the bin index of each confidence, from 0. Bins are half-open intervals (low, high], as in the paper."""
+    """Return the bin index of each confidence, from 0. Bins are half-open intervals (low, high], as in Guo et al."""
     return np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
 
 
@@ -144,8 +144,7 @@ def calibrate(
                 losses[rows] = -log_softmax(z, axis=1)[np.arange(len(label)), label]
             else:  # the sum over K binary decisions
                 losses[rows] = -log_expit(np.where(label == 1, z, -z)).sum(axis=1)
-        priors = (log_t / _PRIOR) ** 2 / 2 + ((strength - 1) / _PRIOR) ** 2 / 2
-        return float(image_weights @ losses + priors)
+        return float(image_weights @ losses + (log_t / _PRIOR) ** 2 / 2 + ((strength - 1) / _PRIOR) ** 2 / 2)
 
     low, high = np.log(_TEMPERATURES)
     if not shift_has_effect:
@@ -165,6 +164,7 @@ def log_odds(probabilities: Floats, labels: npt.NDArray[np.int64]) -> npt.NDArra
     p = np.maximum(probabilities.astype(np.float64), np.finfo(np.float32).tiny)  # so that no logarithm is infinite
     if labels.ndim == 1:
         return np.log(p)
+    # 1 - eps / 2 is the largest float32 below 1.
     return np.log(p) - np.log(np.maximum(1 - p, np.finfo(np.float32).eps / 2))
 
 

@@ -238,8 +238,9 @@ def all_figures(
 ) -> dict[str, Any]:
     """Compute the content of evaluation.json.
 
-    The figures exclude images that the weights had seen. Further entries are `seen` and `headline`, and the main
-    figures `with_seen` and `without_seen` if the weights had seen some images.
+    The figures exclude images that the weights had seen. If there are such images, the entries `with_seen` and
+    `without_seen` have the main figures of all images and of the others. If all images had been seen, the
+    figures are None.
 
     Args:
         evaluation: evaluation of all images.
@@ -407,16 +408,17 @@ def tta_figures(
     `seen` are excluded. `views` are the names of the views and their number, and `seconds` the times of the two
     evaluations.
     """
+    (view_names, view_count), (plain_seconds, tta_seconds) = views, seconds
     before, after = unseen_part(plain, seen), unseen_part(averaged, seen)
     compared: dict[str, Any] = {"plain": None, "gain": None}
     if before is not None and after is not None:
         compared = {"plain": before.summary(), "gain": gain(before, after).to_dict()}
     return {
         "tta": {
-            "views": views[0],
-            "per_image": views[1],
-            "seconds": {"plain": round(seconds[0], 3), "tta": round(seconds[1], 3)},
-            "times_slower": round(seconds[1] / seconds[0], 2),
+            "views": view_names,
+            "per_image": view_count,
+            "seconds": {"plain": round(plain_seconds, 3), "tta": round(tta_seconds, 3)},
+            "times_slower": round(tta_seconds / plain_seconds, 2),
             **compared,
         }
     }

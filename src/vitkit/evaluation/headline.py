@@ -304,8 +304,8 @@ def most_mixed_up(numbers: Mapping[str, Any]) -> MixedUp | None:
     for pair in numbers.get("confused", ()):
         confused[tuple(sorted((pair["true"], pair["predicted"])))] += pair["count"]
     counted = counted_figures(numbers)
-    for classes, count in confused.most_common(1):
-        mistakes = round((1 - counted["accuracy"]) * counted["images"]) if count > 1 else 0
-        if count > 1 and count >= _OFTEN_CONFUSED * mistakes:
-            return MixedUp(classes, count, mistakes)
-    return None
+    if counted.get("accuracy") is None or not confused:
+        return None
+    mistakes = round((1 - counted["accuracy"]) * counted["images"])
+    ((classes, count),) = confused.most_common(1)
+    return MixedUp(classes, count, mistakes) if count > 1 and count >= _OFTEN_CONFUSED * mistakes else None

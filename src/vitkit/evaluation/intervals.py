@@ -42,8 +42,8 @@ class Units:
 
     group: Ints  # number of the unit to which each image belongs, from 0, (n,)
     count: int  # number of units
-    # Number of images in the smoothing unit, which is added for smoothing: 1 if each image is a unit. For groups, it is
-    # the size of the group to which an image belongs, averaged over images.
+    # Number of images in the smoothing unit, an imagined unit that is added to the real ones.
+    # If each image is a unit, it is 1; for groups, it is the size of an image's group, averaged over images.
     imagined: float
 
     @classmethod

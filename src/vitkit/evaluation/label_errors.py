@@ -132,10 +132,10 @@ class _Model(ABC):
 
     @abstractmethod
     def _slopes(self, slope: Floats, z: Floats, calibrated: Floats, label: Floats, rows: slice) -> tuple[float, float]:
-        """Return the derivatives of the cost with respect to the logits' scale and the class frequencies' weight.
+        """Return the derivatives of the cost with respect to the scale of the logits and the weight of the prior.
 
-        `slope` is the derivative with respect to the logarithm of each label's probability, `z` are the logits
-        (rows, K), `calibrated` the calibrated probabilities (rows, K) and `label` those of the labels.
+        `z` are the logits before calibration and `calibrated` the calibrated probabilities, both (rows, K). `label` is
+        the calibrated probability of each label, and `slope` the derivative of the cost with respect to its logarithm.
         """
 
     def fit(self, starts: list[tuple[float, ...]], *, is_noisy: bool) -> tuple[tuple[float, ...], float]:

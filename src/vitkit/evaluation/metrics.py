@@ -44,13 +44,14 @@ def class_curves(labels: Ints, scores: Floats) -> dict[int, ClassCurves]:
         if position % step == 0:
             columns = np.ascontiguousarray(scores[:, occurring[position : position + step]].T)
         if count == n:  # no image of another class
-            by_class[i] = ClassCurves(None, 1.0, None, np.ones(len(RATES), np.float32))
+            precisions = np.ones(len(RATES), np.float32)
+            by_class[i] = ClassCurves(roc_auc=None, average_precision=1.0, true_rates=None, precisions=precisions)
             continue
         # Precision and recall follow from the points of the ROC curve, so that the scores are sorted only once.
         false, true, _ = roc_curve(labels == i, columns[position % step], drop_intermediate=False)
         precision = np.ones_like(true)  # 1 by definition if no image is predicted
         precision[1:] = true[1:] * count / (true[1:] * count + false[1:] * (n - count))
-        highest = np.maximum.accumulate(precision[::-1])[::-1]
+        highest = np.maximum.accumulate(precision[::-1])[::-1]  # at this recall or a higher one
         by_class[i] = ClassCurves(
             roc_auc=float(auc(false, true)),
             average_precision=float((np.diff(true) * precision[1:]).sum()),
@@ -174,6 +175,7 @@ class Evaluation:
     @property
     def briers(self) -> npt.NDArray[np.float64]:
         """Squared distance of each image's probabilities from its one-hot label, (n,)."""
+        # |p - one-hot|^2 = |p|^2 - 2 p[label] + 1, computed in blocks to save memory
         true = self.probabilities[np.arange(len(self.labels)), self.labels].astype(np.float64)
         squares = np.empty(len(true))
         for rows in blocks(*self.probabilities.shape):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -18,78 +18,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import vitkit
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation import images_in_words
-from vitkit.experiments.comparison_request import STRESSES, ExperimentFolder, arguments_of, fields_of_request
-from vitkit.model_folder import WEIGHTS
-from vitkit.system import Progress, log, public_path, read_json, silent, write_json, write_text
-from vitkit.text import Between, aligned, check_arguments, interval_text, is_number, plural
+from vitkit.experiments.comparison_request import STRESSES, ExperimentFolder, arguments_of, fields_of_request, is_run
+from vitkit.experiments.comparison_table import COMPARISON, HEADINGS, PAGE, TABLE, cells, costs_of
+from vitkit.system import Progress, log, public_path, silent, write_json, write_text
+from vitkit.text import Between, aligned, check_arguments, plural
 from vitkit.training import Recipe
 from vitkit.verbs import Result, check_data, csv_table
 
 if TYPE_CHECKING:
-    import torch
-
-    from vitkit.classifier import Classifier
     from vitkit.experiments.comparison_plan import Plan
 
 
-COMPARISON, TABLE, PAGE = "comparison.json", "comparison.csv", "comparison.html"
 _TABLE_KEYS = (  # columns of comparison.csv, one row per run
     *("model", "seed", "fraction", "training_images", "accuracy", "loss", "ece", "epochs", "seconds"),
     *("train_images_per_s", "epochs_to_90", "seconds_to_90", "epochs_to_best", "seconds_to_best", "peak_memory"),
     *("training_flops", "folder", "split", "images", "caveats"),
 )
-
-HEADINGS = {
-    "name": "model",
-    "accuracy": "accuracy",
-    "interval": "95 %",
-    "ece": "calibration error",
-    "loss": "log loss",
-    "parameters": "parameters",
-    "gmacs": "GMACs",
-    "file_bytes": "MiB",
-    "train_images_per_s": "train images/s",
-    "predict_images_per_s": "predict images/s",
-    "peak_memory": "peak MiB",
-    "epochs_to_90": "epochs to 90 %",
-    "seconds_to_90": "s to 90 %",
-    "epochs_to_best": "epochs to best",
-    "seconds_to_best": "s to best",
-    "caveats": "caveats",
-}
-
-
-def cells(model: dict[str, Any], keys: Iterable[str] = HEADINGS) -> list[str]:
-    """Return the cells of a model's row in the table as text, with a dash for a value that was not measured.
-
-    If only some runs on all images reached 90 %, their number is given in place of the time to 90 %.
-    """
-    row = []
-    for key in keys:
-        value = model[key]
-        if key == "caveats":
-            cell = "; ".join(value or ()) or "-"
-        elif key in ("epochs_to_90", "seconds_to_90") and value is None and model["reached_90"]:
-            runs = sum(run["fraction"] == model["by_fraction"][-1]["fraction"] for run in model["runs"])
-            cell = f"{model['reached_90']} of {runs} runs"
-        elif value is None:
-            cell = "-"
-        elif key == "name":
-            cell = value
-        elif key == "interval":
-            cell = interval_text([100 * end for end in value], 1)
-        else:
-            cell = {
-                "accuracy": f"{100 * value:.1f} %",
-                "ece": f"{value:.3f}",
-                "loss": f"{value:.3f}",
-                "parameters": f"{value:,}",
-                "file_bytes": f"{value / 2**20:.1f}",
-                "peak_memory": f"{value / 2**20:.0f}",
-            }.get(key, f"{value:,.0f}" if value >= 1000 else f"{value:.3g}")
-        row.append(cell)
-    return row
-
 
 PLAN = "plan.json"  # the planned trainings, written before the first one
 FOLDER = ExperimentFolder(PLAN, "comparison")
@@ -159,9 +103,12 @@ def compare(
     from vitkit.experiments.comparison_suite import is_suite, suite
 
     sources = [data] if data is None or isinstance(data, (str, Path)) else list(data)
-    from vitkit.experiments.trained import compare_trained, is_run
-
     if models is None and len(sources) > 1 and all(source is not None and is_run(source) for source in sources):
+        if (recipe, seeds, budget, fractions, stress, resume, devices) != (None, 3, None, "1", "", False, 1):
+            message = "finished runs are compared as they are: leave out all arguments but the runs and --out"
+            raise VitkitError("experiments.argument-unused", message)
+        from vitkit.experiments.trained import compare_trained
+
         return compare_trained([Path(source) for source in sources if source is not None], out)
     if len(sources) > 1 or (resume and is_suite(out)):
         options = {"recipe": source, "seeds": seeds, "budget": budget, "fractions": fractions, "stress": stress}
@@ -234,6 +181,7 @@ def _resume(
         stored_fields, plan = stored["fields"], Plan.from_dict(stored["plan"])
     except (ValueError, KeyError, TypeError) as error:
         raise FOLDER.damaged(folder) from error
+    # An argument with its default counts as not given. The numbers below are the defaults of `compare`.
     defaults = arguments_of(None, None, None, 3, "1", None, "")
     for name in ("data", "models", "recipe", "seeds", "fractions", "budget"):
         if arguments[name] not in (defaults[name], plan.arguments[name]):
@@ -330,47 +278,3 @@ def _result(folder: Path, figures: dict[str, Any]) -> Result:
         summary=f"{verdict}. {about}",
         next_step=f"open {shlex.quote(str(folder / PAGE))}, or vitkit predict {run} PHOTOS",
     )
-
-
-SPEEDS = "speeds.json"
-BATCH, ROUNDS = 32, 5  # images per batch, and number of timings per model
-
-
-def costs_of(folders: Mapping[str, Path], out: Path, device: str) -> dict[str, dict[str, Any]]:
-    """Return the size, the operations and the prediction speed of each model, by name, given the folder of its run.
-
-    The speeds are measured in rounds that alternate between the models. They are stored in a file in `out`, so that a
-    resumed comparison does not repeat them.
-    """
-    import torch
-
-    from vitkit.profiling import describe, interleave, stopwatch_for
-    from vitkit.system import choose_device
-    from vitkit.weights import load
-
-    classifiers = {str(folder): load(folder) for folder in folders.values()}
-    speeds: dict[str, Any] = {}
-    with suppress(OSError, VitkitError):  # if the file is missing or damaged, the speeds are measured again
-        speeds = read_json(out / SPEEDS)
-    if speeds.keys() != classifiers.keys() or not all(map(is_number, speeds.values())):
-        where = torch.device(choose_device(device))
-
-        def prediction_of_batch(classifier: Classifier) -> Callable[[], torch.Tensor]:
-            model, (height, width) = classifier.model.to(where), classifier.preprocess.size
-            images = torch.zeros(BATCH, len(classifier.preprocess.mean), height, width, device=where)
-            return torch.inference_mode()(lambda: model(images))
-
-        functions = {name: prediction_of_batch(classifier) for name, classifier in classifiers.items()}
-        times = interleave(functions, ROUNDS, stopwatch=stopwatch_for(where))
-        speeds = {name: timing.rate(BATCH).median for name, timing in times.items()}
-        write_json(out / SPEEDS, speeds)
-    costs = {}
-    for name, folder in folders.items():
-        model = classifiers[str(folder)].model
-        costs[name] = {
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "gmacs": describe(model.config).gmacs,
-            "file_bytes": (folder / WEIGHTS).stat().st_size,
-            "predict_images_per_s": speeds[str(folder)],
-        }
-    return costs

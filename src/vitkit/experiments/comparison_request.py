@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import VitkitError
-from vitkit.system import exclusive_in, from_json, is_empty
+from vitkit.system import EVALUATION, PREDICTIONS, RECIPE, exclusive_in, from_json, is_empty
 from vitkit.training import Recipe
 
 # Fields that a comparison sets itself, or that would split one run into several.
@@ -74,6 +74,11 @@ def budget_of(budget: str | None, fields: Mapping[str, object]) -> tuple[str, st
         expected = {"epochs": "a whole number above 0", "flops": "a number such as 1e15"}[kind]
         raise VitkitError("experiments.budget-invalid", f"--budget {kind}= must be {expected}, not {amount!r}")
     return kind, amount
+
+
+def is_run(source: str | Path) -> bool:
+    """Return whether this is the folder of a run whose test is finished."""
+    return all((Path(source) / file).is_file() for file in (RECIPE, PREDICTIONS, EVALUATION))
 
 
 def arguments_of(

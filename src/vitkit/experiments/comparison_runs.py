@@ -176,6 +176,7 @@ def train_all(jobs: Sequence[ComparisonJob], out: Path, devices: int) -> dict[st
 def _train_in_parallel(
     jobs: Sequence[ComparisonJob], out: Path, devices: int, on_end: Callable[[ComparisonJob, str | None], None]
 ) -> None:
+    """Train in up to `devices` worker processes. If a training diverges, the others go on; other errors are raised."""
     count = min(devices, len(jobs))
     workers = [
         Worker(__name__, environment=environment, is_detached=True)  # this process forwards Ctrl-C

@@ -12,26 +12,32 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from scipy.cluster.hierarchy import DisjointSet
 
 from vitkit.data import groups_from_file, is_unchanged, read_contents, split_from_file
 from vitkit.errors import VitkitError
 from vitkit.evaluation import Units, headline_of, read_figures
-from vitkit.experiments.compare import COMPARISON, FOLDER, HEADINGS, PAGE, TABLE, cells, costs_of
+from vitkit.experiments.comparison_request import ExperimentFolder
+from vitkit.experiments.comparison_table import COMPARISON, HEADINGS, PAGE, TABLE, cells, costs_of
 from vitkit.experiments.statistics import LEVEL, Family
-from vitkit.system import EVALUATION, GROUPS, PREDICTIONS, RECIPE, SPLIT, write_json, write_text
+from vitkit.system import EVALUATION, GROUPS, PREDICTIONS, SPLIT, public_path, write_json, write_text
 from vitkit.text import aligned, interval_text, plural, restored
 from vitkit.verbs import Result, csv_table
-
-Image = tuple[str, str]  # the path of an image, and the digest of its file, which is empty if the run recorded none
 
 _COLUMNS = ("name", "accuracy", "interval", "parameters", "gmacs", "file_bytes", "predict_images_per_s")
 _MIN_IMAGES = 20
 _MAX_SHOWN = 60  # photographs in the page
+# Caveats of a run that hold for any part of its test images, and those of them that must be read.
+_SERIOUS = frozenset({"trained_on", "problem", "chosen_on"})
+_GENERAL = _SERIOUS | {"unrecorded", "of_folds", "zero_shot", "tta", "precision"}
 
 
-def is_run(source: str | Path) -> bool:
-    """Return whether this is the folder of a run whose test is finished."""
-    return all((Path(source) / file).is_file() for file in (RECIPE, PREDICTIONS, EVALUATION))
+@dataclass(frozen=True)
+class _Answer:
+    label: str
+    predicted: str
+    image: str  # the digest of the image's file, or its path if the run recorded no digest
 
 
 @dataclass(frozen=True)
@@ -40,8 +46,8 @@ class _Run:
 
     name: str
     folder: Path
-    answers: dict[Image, tuple[str, str]]  # the label and the predicted class
-    caveats: tuple[str, ...]
+    answers: dict[str, _Answer]  # by the path of the image
+    caveats: tuple[tuple[str, str], ...]  # kind and text
     split: str
 
     @classmethod
@@ -49,16 +55,19 @@ class _Run:
         """Read a run. Images that its weights had seen are left out."""
         figures, digests = read_figures(folder / EVALUATION), read_contents(folder / SPLIT)
         seen = set((figures.get("seen") or {"paths": ()})["paths"])
+        root = split_from_file(folder / SPLIT).root
+        answers = {}
         try:
             with (folder / PREDICTIONS).open(encoding="utf-8", errors="surrogateescape", newline="") as text:
-                rows = [(restored(row["path"]), row["label"], row["predicted"]) for row in csv.DictReader(text)]
+                for row in csv.DictReader(text):
+                    path, label, predicted = (restored(row[column]) for column in ("path", "label", "predicted"))
+                    if path not in seen:
+                        answers[path] = _Answer(label, predicted, digests.get(path) or str(root / path))
         except (KeyError, TypeError, csv.Error) as error:
-            raise VitkitError(
-                "experiments.predictions-damaged", f"{folder / PREDICTIONS} is damaged: {error}"
-            ) from error
-        answers = {(path, digests.get(path, "")): (label, said) for path, label, said in rows if path not in seen}
+            message = f"{folder / PREDICTIONS} is damaged: {error}"
+            raise VitkitError("experiments.predictions-damaged", message) from error
         headline = headline_of(figures)
-        return cls(name, folder, answers, tuple(caveat.text for caveat in headline.caveats), headline.split)
+        return cls(name, folder, answers, tuple((own.kind, own.text) for own in headline.caveats), headline.split)
 
 
 def compare_trained(folders: Sequence[Path], out: str | Path | None) -> Result:
@@ -74,68 +83,50 @@ def compare_trained(folders: Sequence[Path], out: str | Path | None) -> Result:
     from vitkit.reporting import verdict_of_comparison, write_trained_comparison
     from vitkit.training import new_run_folder
 
-    names = [folder.name for folder in folders]
-    if len(set(names)) < len(names):
-        names = [str(folder) for folder in folders]
-    if len(set(names)) < len(names):
+    names = [folder.resolve().name for folder in folders]
+    if len({folder.resolve() for folder in folders}) < len(folders):
         raise VitkitError("experiments.run-repeated", "a run is given twice; leave out one of them")
+    first_name = names[0]
+    if len(set(names)) < len(names):
+        names = [public_path(str(folder)) for folder in folders]
     runs = [_Run.read(*named) for named in zip(names, folders, strict=True)]
-    images = sorted(image for image in set.intersection(*(set(run.answers) for run in runs)) if _is_agreed(runs, image))
-    if len(images) < _MIN_IMAGES:
-        raise VitkitError(
-            "experiments.images-too-few",
-            f"{', '.join(names)} were tested on {plural(len(images), 'common image', 'common images')} with the same "
-            f"labels, which is too few: train one of them with --split-from {shlex.quote(str(folders[0]))}",
-        )
-    groups = groups_from_file(folders[0] / GROUPS)
-    group_of = np.array([groups.get(path, len(groups) + i) for i, (path, _) in enumerate(images)])
-    correct = np.array([[label == said for label, said in map(run.answers.__getitem__, images)] for run in runs])
-    family = Family(correct[:, None], Units.of(len(images), group_of))
+    paths = _common_images(runs)
     with ExitStack() as locks:
-        folder = new_run_folder(f"compare-{names[0]}", locks) if out is None else Path(out)
-        if out is not None:
-            FOLDER.reserve(out, locks)
+        folder = (
+            new_run_folder(f"compare-{first_name}", locks)
+            if out is None
+            else ExperimentFolder("plan.json", "comparison").reserve(out, locks)
+        )
         folder.mkdir(parents=True, exist_ok=True)
-        costs = costs_of(dict(zip(names, folders, strict=True)), folder, "auto")
-        models = [
-            {"name": name, "accuracy": float(accuracy), "interval": list(family.interval(i)), **costs[name]}
-            for i, (name, accuracy) in enumerate(zip(names, family.accuracy, strict=True))
-        ]
-        indices = list(itertools.combinations(range(len(runs)), 2))
-        pairs = []
-        for (a, b), difference in zip(indices, family.differences(indices, include_seeds=False), strict=True):
-            better = difference.better(names[a], names[b])
-            only = [int((correct[i] & ~correct[j]).sum()) for i, j in ((a, b), (b, a))]
-            about = {"a": names[a], "b": names[b], "difference": difference.mean, "only": only}
-            pairs.append({**about, **difference.to_dict(), "better": {"recipe": better, "trained": better}})
-        labels = np.array([runs[0].answers[image][0] for image in images])
-        figures: dict[str, Any] = {
-            "test_images": len(images),
-            "split": runs[0].split if len({run.split for run in runs}) == 1 else "held-out",
-            "best": {"model": names[int(family.accuracy.argmax())]},
-            "models": models,
-            "pairs": pairs,
-            "notes": list(_notes(runs, len(images))),
-            "classes": [
-                {"class": str(name), "images": int(own.sum()), "right": correct[:, own].sum(axis=1).tolist()}
-                for name in np.unique(labels)
-                for own in [labels == name]
-            ],
-        }
-        differing = [image for image, row in zip(images, correct.T, strict=True) if 0 < row.sum() < len(runs)]
+        correct = np.array([[run.answers[path].label == run.answers[path].predicted for path in paths] for run in runs])
+        figures = _figures(runs, paths, correct, costs_of({run.name: run.folder for run in runs}, folder, "auto"))
+        models = figures["models"]
+        sentences = [_sentence_of_pair(pair) for pair in figures["pairs"]]
         titles, rows = [HEADINGS[key] for key in _COLUMNS], [cells(model, _COLUMNS) for model in models]
+        differing = [path for path, row in zip(paths, correct.T, strict=True) if 0 < row.sum() < len(runs)]
         write_json(folder / COMPARISON, figures)
         write_text(folder / TABLE, csv_table([_flat(model) for model in models], end="\n"))
-        sentences = [_sentence_of_pair(pair) for pair in pairs]
         pictures = list(_pictures(runs, differing[:_MAX_SHOWN]))
         write_trained_comparison(folder / PAGE, figures, titles, rows, sentences, pictures)
     verdict = verdict_of_comparison(figures, dict(zip(names, names, strict=True))).sentence
-    lines = [*aligned([titles, *rows]), "", *sentences, *figures["notes"], f"{verdict}."]
-    best = shlex.quote(str(folders[int(family.accuracy.argmax())]))
+    notes = [*figures["findings"], *figures["notes"]]
+    best = shlex.quote(str(folders[names.index(figures["best"]["model"])]))
     return Result(
         "compare",
-        [*lines, f"all tested on the same {len(images)} {figures['split']} images; page: {folder / PAGE}"],
-        {"folder": folder, "report": folder / PAGE, "figures": figures, "models": models, "pairs": pairs},
+        [
+            *aligned([titles, *rows]),
+            *("", *sentences, *notes, f"{verdict}."),
+            f"all tested on the same {len(paths)} {figures['split']} images; page: {folder / PAGE}",
+        ],
+        {
+            "folder": folder,
+            "report": folder / PAGE,
+            "figures": figures,
+            "models": models,
+            "pairs": figures["pairs"],
+            "verdicts": sentences,
+            "summary": [verdict],
+        },
         json=figures,
         rows=[_flat(model) for model in models],
         summary=verdict,
@@ -143,23 +134,92 @@ def compare_trained(folders: Sequence[Path], out: str | Path | None) -> Result:
     )
 
 
-def _is_agreed(runs: Sequence[_Run], image: Image) -> bool:
-    # Whether the runs have the same label for an image: otherwise, they were asked different questions.
-    return len({run.answers[image][0] for run in runs}) == 1
+def _common_images(runs: Sequence[_Run]) -> list[str]:
+    """Return the paths of the images that all runs were tested on, with the same content and the same label."""
+    shared = set.intersection(*(set(run.answers) for run in runs))
+    paths = [path for path in sorted(shared) if len({_question(run.answers[path]) for run in runs}) == 1]
+    if len(paths) < _MIN_IMAGES:
+        count, first = plural(len(paths), "common image", "common images"), shlex.quote(str(runs[0].folder))
+        raise VitkitError(
+            "experiments.images-too-few",
+            f"{', '.join(run.name for run in runs)} were tested on {count} with the same labels, which is too few: "
+            f"train one of them with --split-from {first}",
+        )
+    return paths
 
 
-def _notes(runs: Sequence[_Run], images: int) -> Iterator[str]:
+def _question(answer: _Answer) -> tuple[str, str]:
+    return answer.image, answer.label
+
+
+def _figures(
+    runs: Sequence[_Run], paths: Sequence[str], correct: npt.NDArray[np.bool_], costs: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the content of comparison.json; `correct` is whether each run classifies each image correctly, (R, n)."""
+    names = [run.name for run in runs]
+    family = Family(correct[:, None], Units.of(len(paths), _groups(runs, paths)))
+    indices, pairs = list(itertools.combinations(range(len(runs)), 2)), []
+    for (a, b), difference in zip(indices, family.differences(indices, include_seeds=False), strict=True):
+        only = [int((correct[i] & ~correct[j]).sum()) for i, j in ((a, b), (b, a))]
+        about = {"a": names[a], "b": names[b], "difference": difference.mean, "only": only}
+        better = {"recipe": None, "trained": difference.better(names[a], names[b])}
+        pairs.append({**about, **difference.to_dict(), "better": better})
+    winner = family.winner()
+    classes, labels = [], np.array([runs[0].answers[path].label for path in paths])
+    for name in np.unique(labels):
+        is_own = labels == name
+        right = correct[:, is_own].sum(axis=1).tolist()
+        classes.append({"class": str(name), "images": int(is_own.sum()), "right": right})
+    caveats = [caveat for run in runs for caveat in run.caveats if caveat[0] in _GENERAL]
+    said = {text: (kind, [run.name for run in runs if (kind, text) in run.caveats]) for kind, text in caveats}
+    texts = [
+        (kind, text if len(whose) == len(runs) else f"{', '.join(whose)}: {text}")
+        for text, (kind, whose) in said.items()
+    ]
+    return {
+        "test_images": len(paths),
+        "split": runs[0].split if len({run.split for run in runs}) == 1 else "held-out",
+        "seeds": [],
+        "best": {
+            "model": names[winner.index],
+            "of": len(runs),
+            "measured": winner.measured,
+            "expected": winner.corrected,
+            "interval": list(winner.interval),
+        },
+        "models": [
+            {"name": name, "accuracy": float(accuracy), "interval": list(family.interval(i)), **costs[name]}
+            for i, (name, accuracy) in enumerate(zip(names, family.accuracy, strict=True))
+        ],
+        "pairs": pairs,
+        "findings": [text for kind, text in texts if kind in _SERIOUS],
+        "notes": [*(text for kind, text in texts if kind not in _SERIOUS), *_left_out(runs, len(paths))],
+        "classes": classes,
+    }
+
+
+def _groups(runs: Sequence[_Run], paths: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Number the images so that those that any run knows to be copies, or of one scene, have the same number, (n,)."""
+    joined = DisjointSet(range(len(paths)))
+    for run in runs:
+        groups, first = groups_from_file(run.folder / GROUPS), dict[int, int]()
+        for i, path in enumerate(paths):
+            if path in groups:
+                joined.merge(i, first.setdefault(groups[path], i))
+    return np.array([joined[i] for i in range(len(paths))])
+
+
+def _left_out(runs: Sequence[_Run], images: int) -> Iterator[str]:
     for run in runs:
         if (others := len(run.answers) - images) > 0:
             yield f"{run.name} was also tested on {plural(others, 'other image', 'other images')}, left out here"
-    for text in dict.fromkeys(text for run in runs for text in run.caveats):
-        names = [run.name for run in runs if text in run.caveats]
-        yield text if len(names) == len(runs) else f"{', '.join(names)}: {text}"
 
 
 def _sentence_of_pair(pair: dict[str, Any]) -> str:
     points = interval_text([100 * end for end in pair["interval"]], 1)
-    p = "p < 0.05" if LEVEL - 0.0005 <= pair["p"] < LEVEL else f"p = {pair['p']:.3f}"  # so that none looks like 0.050
+    p = f"p = {pair['p']:.3f}"
+    if pair["p"] < LEVEL and p in ("p = 0.000", f"p = {LEVEL:.3f}"):  # rounded to a limit that it is below
+        p = "p < 0.001" if p == "p = 0.000" else f"p < {LEVEL:g}"
     return (
         f"{pair['a']} minus {pair['b']}: {100 * pair['difference']:+.1f} points (95 %: {points}, {p}); "
         f"only {pair['a']} is right for {pair['only'][0]}, only {pair['b']} for {pair['only'][1]}"
@@ -171,12 +231,11 @@ def _flat(model: dict[str, Any]) -> dict[str, Any]:
     return {key: model[key] for key in _COLUMNS if key != "interval"} | {"low": low, "high": high}
 
 
-def _pictures(runs: Sequence[_Run], images: Sequence[Image]) -> Iterator[tuple[Any, list[str]]]:
+def _pictures(runs: Sequence[_Run], paths: Sequence[str]) -> Iterator[tuple[Any, list[str]]]:
     """Yield the file of each unchanged image, with its label and what each run predicted."""
-    table = split_from_file(runs[0].folder / SPLIT)
+    table, digests = split_from_file(runs[0].folder / SPLIT), read_contents(runs[0].folder / SPLIT)
     file_of = {path: table.file(i) for i, path in enumerate(table.paths)}
-    for path, digest in images:
-        file = file_of.get(path)
-        if file is not None and is_unchanged(file, digest or None):
-            label = runs[0].answers[path, digest][0]
-            yield file, [f"your label: {label}", *(f"{run.name}: {run.answers[path, digest][1]}" for run in runs), path]
+    for path in paths:
+        if path in file_of and is_unchanged(file_of[path], digests.get(path)):
+            predicted = (f"{run.name}: {run.answers[path].predicted}" for run in runs)
+            yield file_of[path], [f"your label: {runs[0].answers[path].label}", *predicted, path]

@@ -227,7 +227,7 @@ def film(
 ) -> bytes:
     """Return an animation of the maps on the photograph, one frame per layer, as the content of a file.
 
-    The maps (layers, h, w) are next to each other with their names. A `GIF` has at most 128 colours, a `WEBP` all.
+    The maps (layers, h, w) are next to each other with their names. A `GIF` is reduced to 128 colours, a `WEBP` is not.
     """
     photograph, box = fit(photograph, box, 360)
     frames = []

@@ -152,8 +152,8 @@ def load_exported(path: str | Path, precision: str = "auto") -> Exported:
             machine.
 
     Raises:
-        VitkitError: the file does not exist, is damaged or was not written by vitkit, its format is not one that is
-            opened, or its runtime is not installed.
+        VitkitError: the file does not exist, is damaged or was not written by vitkit, vitkit cannot open its format,
+            or the runtime of the format is not installed.
     """
     path = Path(path)
     inputs = tuple(form.suffix for form in FORMATS.values() if form.is_input)

@@ -126,7 +126,7 @@ def _write_zip(path: Path, name: str, onnx: bytes, model: Path, classifier: Clas
         "labels.txt": "".join(f"{label}\n" for label in classifier.classes),
         "predict.py": (_STATIC / "predict.py").read_text(encoding="utf-8"),
         "requirements.txt": _REQUIREMENTS,
-        **{name: (_STATIC.parents[1] / "data" / name).read_text(encoding="utf-8") for name in _DECODER},
+        **{file: (_STATIC.parents[1] / "data" / file).read_text(encoding="utf-8") for file in _DECODER},
     }
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for file, text in texts.items():

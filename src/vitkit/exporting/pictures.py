@@ -34,7 +34,7 @@ class Pictures:
 def choose_pictures(
     model: str | Path | None, data: str | None, layout: LayoutName = "auto", root: Path | None = None
 ) -> Pictures:
-    """Choose the images for the comparison.
+    """Choose the images on which an exported model is compared with the original.
 
     These are validation images of `data` if it is given, and otherwise those of the run. If neither is available,
     synthetic images are generated.

@@ -122,8 +122,8 @@ def compute_batch(
 ) -> list[tuple[T, Row]]:
     """Compute one batch, and return each source with its row of the output or its error message.
 
-    Unreadable images are replaced by copies of the first readable one, so that the batch size, on which the rounding of
-    results may depend, stays the same.
+    The image of an unreadable source is a string, the error message. Unreadable images are replaced by copies of the
+    first readable one, so that the batch size, on which the rounding of results may depend, stays the same.
     """
     readable = [image for image in images if not isinstance(image, str)]
     rows: Iterator[npt.NDArray[np.float32]] = iter(())
@@ -139,8 +139,11 @@ def compute_batch(
         rows = iter(np.asarray(compute(batch)))
     results = list[tuple[T, Row]]()
     for source, image in zip(sources, images, strict=True):
-        row = image if isinstance(image, str) else next(rows)
-        results.append((source, row if isinstance(row, str) or np.isfinite(row).all() else NOT_FINITE))
+        if isinstance(image, str):
+            results.append((source, image))
+            continue
+        row = next(rows)
+        results.append((source, row if np.isfinite(row).all() else NOT_FINITE))
     return results
 
 

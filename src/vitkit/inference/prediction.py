@@ -195,7 +195,7 @@ class Row(NamedTuple):
         return None if self.is_rejected else self.name
 
     def cells(self) -> dict[str, str | float | None]:
-        """Return the value of each cell by column name; None is an empty cell."""
+        """Return the row of the prediction in a table, by column name; None is an empty cell."""
         cells: dict[str, str | float | None] = {
             "path": self.path,
             "label": self.label,
@@ -357,7 +357,7 @@ class Csv:
         return self.header
 
     def encode(self, prediction: Prediction) -> str:
-        """Return the record of a prediction, with its line end."""
+        """Return the CSV record of a prediction, with its line end."""
         cells = self.columns.row(prediction).cells()
         texts = {
             name: harmless(cell) if isinstance(cell, str) else f"{cell:.6f}"

@@ -222,6 +222,7 @@ def _hugging_face_layout(checkpoint: Checkpoint) -> _TextLayout:
     for layer in range(depth):
         pieces |= huggingface_towers.block_pieces(f"blocks.{layer}", f"{blocks}{layer}")
     norm_eps = 1e-6 if is_siglip else 1e-5
+    # CLIP reads the token at the end of the text, which has the largest id in the published tokenizers.
     fields: dict[str, Any] = {"is_causal": not is_siglip, "pool": "last" if is_siglip else "largest"}
     fields |= {"projection_bias": is_siglip, "norm_eps": norm_eps}
     if checkpoint.config is not None:
@@ -239,11 +240,12 @@ def _hugging_face_layout(checkpoint: Checkpoint) -> _TextLayout:
             "norm_eps": config.get("layer_norm_eps", norm_eps),
         }
         end = config.get("eos_token_id", 49407)
-        if not is_siglip and end != 2:  # old transformers wrote 2 by mistake; the end is then the largest id
+        if not is_siglip and end != 2:  # old transformers wrote 2 by mistake: keep "largest"
             if type(end) is not int:
                 message = f"config.json: text_config eos_token_id must be a whole number, not {end!r:.40}"
                 raise VitkitError("language.config-invalid", message)
             fields |= {"pool": "end", "end": end}
+    # `position_ids` is only a buffer of consecutive numbers, so it is not read.
     pattern = r"text_(model|projection)\.(?!embeddings\.position_ids$)"
     projection = None if is_siglip else "visual_projection.weight"
     clean: Clean = "lower" if is_siglip else "none"

@@ -601,9 +601,8 @@ def _dependent_fields(config: ViTConfig, overrides: dict[str, Any]) -> dict[str,
         if config.representation_size == config.hidden_size:
             changes["representation_size"] = hidden_size
     is_relative = overrides.get("position", config.position) in RELATIVE
-    if is_relative != (
-        config.position in RELATIVE
-    ):  # a learned table may be added anywhere, relative positions only inside layers
+    was_relative = config.position in RELATIVE
+    if is_relative != was_relative:  # a learned table may be added anywhere, relative positions only inside layers
         changes["position_at"] = "every_layer" if is_relative else "input"
     if "pool" in overrides and config.class_token == reads_token(config.pool):
         changes["class_token"] = None  # True if the new pool reads it

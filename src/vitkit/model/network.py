@@ -213,7 +213,7 @@ def check_rates(config: NetworkConfig) -> None:
 
 
 def _rate_layers(network: nn.Module) -> dict[str, list[tuple[nn.Module, str]]]:
-    """Return the dropout and the stochastic depth layers, each with the name of the attribute that holds its rate."""
+    """Return the layers of dropout and stochastic depth (`drop_path`), each with the attribute that holds its rate."""
     layers: dict[str, list[tuple[nn.Module, str]]] = {"dropout": [], "drop_path": []}
     for module in network.modules():
         kind = type(module).__name__
@@ -339,6 +339,7 @@ def anatomy_of(config: NetworkConfig) -> NetworkAnatomy:
     Raises:
         VitkitError: see `Network`.
     """
+    # Without classes, there would be no head to find. The rates do not matter, so they are not part of the cache's key.
     config = config.replace(num_classes=max(config.num_classes, 1), dropout=None, drop_path=None)
     # Custom networks are not cached, because another one may be registered under the same name.
     return _anatomy_of.__wrapped__(config) if config.library == "custom" else _anatomy_of(config)

@@ -280,7 +280,7 @@ class VisionTransformer(TimmModel, nn.Module):
         Raises:
             VitkitError: the images do not have the size or the number of channels that the model expects.
         """
-        return self.add_positions(self.embed_patches(images))
+        return self.add_tokens_and_positions(self.embed_patches(images))
 
     def embed_patches(self, images: Tensor) -> Tensor:
         """Embed the patches, x_p E of eq. 1: (B, C, height, width) -> (B, h*w, D). Raises the errors of `embed`."""
@@ -293,7 +293,7 @@ class VisionTransformer(TimmModel, nn.Module):
             )
         return self.patch_embed(images)
 
-    def add_positions(self, patches: Tensor) -> Tensor:
+    def add_tokens_and_positions(self, patches: Tensor) -> Tensor:
         """Compute the rest of eq. 1, prefix tokens and positions: patches (B, h*w, D) -> tokens (B, N, D)."""
         tokens = (self.cls_token, self.dist_token, self.reg_token)
         prefix = [token.expand(patches.shape[0], -1, -1) for token in tokens if token is not None]

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -342,12 +343,13 @@ def _stages(model: VisionTransformer, measured: ForwardCost) -> list[CostStage]:
         macs = 0
         if config.position == "relative_mlp":  # the network is evaluated in every layer, even if it is shared
             offsets = (2 * config.grid[0] - 1) * (2 * config.grid[1] - 1)
-            macs = config.layers * offsets * config.relative_size * (2 + config.heads)
+            macs_per_offset = config.relative_size * (2 + config.heads)  # from 2 coordinates to a value for each head
+            macs = config.layers * offsets * macs_per_offset
         tables = [tuple(table.shape) for name, table in model.rel_pos.named_parameters() if name == "0.table"]
         shape = tables[0] if tables else (config.heads, config.tokens, config.tokens)
         parameters = sum(parameter.numel() for parameter in model.rel_pos.parameters())
         relative = [CostStage("relative positions", shape, parameters, macs)]
-    stages_of_steps = [
+    parts = [  # a part that the model lacks has no stage
         [CostStage("image", (*config.image_size, config.in_channels))],
         stage("ResNet stem", "patch_embed.backbone"),
         stage("patch embedding", "patch_embed.proj", (*config.grid, config.hidden_size)),
@@ -365,7 +367,7 @@ def _stages(model: VisionTransformer, measured: ForwardCost) -> list[CostStage]:
         stage("classes", "head"),
         stage("classes, distilled", "head_dist"),
     ]
-    return [stage for stages in stages_of_steps for stage in stages]
+    return list(chain.from_iterable(parts))
 
 
 def _layer_stages(stage: _StageFactory) -> list[list[CostStage]]:
@@ -462,5 +464,5 @@ _TPU_V3_CORE = 61.5e12  # FLOP/s in bfloat16, half a chip's (https://cloud.googl
 
 
 def core_days(flops: float) -> float:
-    """Return the days that a training of `flops` takes on one core of a TPUv3, the unit of the paper's Table 2."""
+    """Convert FLOPs to TPUv3-core-days, the unit of the paper's Table 2, for cores at UTILISATION of their peak."""
     return flops / (UTILISATION * _TPU_V3_CORE) / 86_400

@@ -62,13 +62,6 @@ def write_comparison(
     short = dict(zip(names, names, strict=True))
     if max(map(len, names)) > _MAX_PLAIN_NAME and len(names) > 1:
         short = {name: _LETTERS[i % 26] * (1 + i // 26) for i, name in enumerate(names)}  # A to Z, AA, BB …
-    rank = "the only model"
-    if best["of"] > 1:
-        rank = (
-            f"the best of {best['of']}. Its measured accuracy of {100 * best['measured']:.1f} % is too optimistic, "
-            "because it was selected on the same images"
-        )
-    bounds = interval_text([100 * end for end in best["interval"]], 1)
     seeds, images = len(figures["seeds"]), images_in_words(figures["test_images"], figures["split"])
     chosen = f", which were used to choose {', '.join(figures['chosen_on'])}" if figures.get("chosen_on") else ""
     over = f"both the {seeds} seeds and the images" if seeds > 1 else "the images, with one seed"
@@ -80,7 +73,7 @@ def write_comparison(
         data=figures["data"],
         verdict=verdict_of_comparison(figures, short),
         figure=f"{100 * best['expected']:.1f} %",
-        beside=f"expected accuracy of {best['model']}, {rank} (95 %: {bounds})",
+        beside=_expected(best),
         legend=[(letter, name) for name, letter in short.items() if letter != name],
         findings=[split_level(text) for text in figures["findings"]],
         names=list(short.values()),
@@ -127,6 +120,18 @@ def write_comparison(
     write_page(path, f"Which model for {figures['data']}?", body)
 
 
+def _expected(best: Mapping[str, Any]) -> str:
+    # Which figure of the best model is shown, and why it is not the measured one.
+    rank = "the only model"
+    if best["of"] > 1:
+        rank = (
+            f"the best of {best['of']}. Its measured accuracy of {100 * best['measured']:.1f} % is too optimistic, "
+            "because it was selected on the same images"
+        )
+    bounds = interval_text([100 * end for end in best["interval"]], 1)
+    return f"expected accuracy of {best['model']}, {rank} (95 %: {bounds})"
+
+
 def write_trained_comparison(
     path: Path,
     figures: Mapping[str, Any],
@@ -140,20 +145,21 @@ def write_trained_comparison(
     `figures` is the content of comparison.json. The table of models has these `heads` and `rows`, and `sentences` are
     about the pairs. `pictures` are photographs on which the runs differ, with the lines of their captions.
     """
-    models, images = figures["models"], images_in_words(figures["test_images"], figures["split"])
+    models, best = figures["models"], figures["best"]
     names = [model["name"] for model in models]
-    (best,) = (model for model in models if model["name"] == figures["best"]["model"])
-    bounds = interval_text([100 * end for end in best["interval"]], 1)
     slow, *_, quick = sorted(models, key=lambda model: model["predict_images_per_s"])
     ratio = quick["predict_images_per_s"] / slow["predict_images_per_s"]
+    speed = f"{quick['name']} classifies {ratio:.1f} x as many images a second as {slow['name']}."
     shown = thumbnails([file for file, _ in pictures])
     body = from_template(
         _TEMPLATE.with_name("trained.html"),
         verdict=verdict_of_comparison(figures, dict(zip(names, names, strict=True))),
-        figure=f"{100 * best['accuracy']:.1f} %",
-        beside=f"accuracy of {best['name']} on {images} that all of them were tested on (95 %: {bounds})",
+        figure=f"{100 * best['expected']:.1f} %",
+        beside=_expected(best),
+        findings=[split_level(text) for text in figures["findings"]],
         sentences=sentences,
-        speed=f"{quick['name']} classifies {ratio:.1f} x as many images a second as {slow['name']}.",
+        images=images_in_words(figures["test_images"], figures["split"]),
+        speed=speed if ratio > 1.1 else "They classify about as many images a second.",
         rows=rows,
         heads=["", *heads[1:]],
         pictures=[cell(picture, lines) for picture, (_, lines) in zip(shown, pictures, strict=True)],
@@ -176,7 +182,7 @@ def verdict_of_comparison(figures: Mapping[str, Any], short: Mapping[str, str]) 
                 alike.append(short[other])
                 continue
             worse.append((short[other], f"{100 * sign * pair['difference']:.1f} points"))
-            if pair["better"]["recipe"] != best:
+            if pair["better"]["recipe"] != best and figures.get("seeds") != []:  # finished runs have no seeds in common
                 as_trained = ", as trained"
     if not figures["pairs"]:
         return Verdict("note", f"{name} was compared with nothing")
@@ -231,6 +237,7 @@ def pictures_of(models: Sequence[Model]) -> dict[str, Callable[[], Figure]]:
 
 
 def _pictures(models: Sequence[Model]) -> list[tuple[str, Figure, str]]:
+    """Draw the pictures, and return the caption, the picture, and a text about it for each one."""
     largest = models[0]["by_fraction"][-1]["fraction"]
     data = "all the data" if largest == 1 else f"{largest:g} of the training images"
     about = {
@@ -241,7 +248,7 @@ def _pictures(models: Sequence[Model]) -> list[tuple[str, Figure, str]]:
         ),
     }
     drawn = {caption: draw() for caption, draw in pictures_of(models).items()}
-    means = {}  # over seeds, the accuracy on validation images by epoch
+    means = {}  # the validation accuracy by epoch, averaged over seeds, for the epochs that all seeds reached
     for model in models:
         curves = [dict(run["curve"]) for run in _runs_on_most_data(model)]
         epochs = sorted(set.intersection(*map(set, curves))) if curves else []
@@ -502,7 +509,8 @@ def _few_shot(figures: Mapping[str, Any]) -> Figure:
     rows = figures["few_shot"]
     drawn, axis = _empty_axes([figures["model"]])
     shots = [row["shots"] for row in rows]
-    _draw_line(axis, shots, [row["accuracy"] for row in rows], [row["interval"] for row in rows], figures["model"], 0)
+    accuracies, intervals = [row["accuracy"] for row in rows], [row["interval"] for row in rows]
+    _draw_line(axis, shots, accuracies, intervals, figures["model"], place=0)
     axis.axhline(figures["chance"], color=GREY, linewidth=0.8, linestyle=":", label="chance")
     _logarithmic(axis, set(shots))
     return _label_axes(drawn, axis, "training images per class", "accuracy on held-out images")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -111,14 +112,16 @@ def write_report(
     drawn = {caption: data_uri(png, "png") for caption, png in pictures.items()}
     is_multi, classes = isinstance(evaluation, MultiEvaluation), evaluation.classes
     conjunction = "and" if is_multi else "or"
-    task = f"{', '.join(classes[:-1])} {conjunction} {classes[-1]}?" if len(classes) > 1 else classes[0]
-    if len(classes) > 5:
+    task = classes[0]
+    if 1 < len(classes) <= 5:
+        task = f"{', '.join(classes[:-1])} {conjunction} {classes[-1]}?"
+    elif len(classes) > 5:
         task = f"{', '.join(classes[:5])} {conjunction} {len(classes) - 5} more classes?"
     sentences = [split_level(text) for text in findings]
     if evaluation.chosen:
-        text = "all figures here are too optimistic, because the validation images were also used to choose"
-        only = "only the figures on a test split are not affected by such choices"
-        sentences.insert(0, ("warning", f"{text} ({', '.join(evaluation.chosen)}); {only}"))
+        problem = "all figures here are too optimistic, because the validation images were also used to choose"
+        remedy = "only the figures on a test split are not affected by such choices"
+        sentences.insert(0, ("warning", f"{problem} ({', '.join(evaluation.chosen)}); {remedy}"))
     figure, beside = headline(numbers)
     body = from_template(
         _TEMPLATE,
@@ -137,7 +140,7 @@ def write_report(
             for pair in numbers.get("confused", ())[:20]
         ],
         photographs=None if root is None else _photographs(evaluation, photographs),
-        studio=path.parent.name if (path.parent / RECIPE).is_file() else "",
+        studio=shlex.quote("/".join(path.resolve().parts[-3:-1])) if (path.parent / RECIPE).is_file() else "",
         doubts=None if root is None or not doubts else _label_errors(doubts, photographs),
         calibration=_calibration(evaluation, numbers),
         reliability=drawn.get(CONFIDENCE),
@@ -324,7 +327,8 @@ def _class_rows(evaluation: Evaluation, numbers: Mapping[str, Any]) -> dict[str,
         for name, row in islice(numbers["per_class"].items(), _CLASSES)
     ]
     more = len(evaluation.classes) - len(rows)
-    support, name = min((row["support"], name) for name, row in numbers["per_class"].items() if row["support"])
+    sizes = [(row["support"], name) for name, row in numbers["per_class"].items() if row["support"]]
+    support, name = min(sizes, default=(_FEW, ""))
     few = ""
     if support < _FEW:  # the lower end of the interval of Clopper and Pearson if all images are right
         few = f"{name} has only {plural(support, 'image', 'images')} here. Even if all are right, up to "

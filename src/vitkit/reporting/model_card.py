@@ -107,10 +107,10 @@ def _about_figures(figures: dict[str, Any]) -> list[str]:
     headline, counted = headline_of(figures), counted_figures(figures)
     kind = _SPLITS.get(headline.split)
     where = f"photographs of the split {markdown_text(headline.split)}" if kind is None else f"{kind} photographs"
-    if headline.folds:
-        items = {name: item for name, item in figures.items() if isinstance(item, dict) and "interval_95" in item}
-        bounds = {name: item["interval_95"] for name, item in items.items() if item["interval_95"] is not None}
-        counted = {**{name: item["mean"] for name, item in items.items()}, "intervals_95": bounds}
+    if headline.folds:  # `figures` has the mean over folds and the interval of each metric
+        metrics = {name: item for name, item in figures.items() if isinstance(item, dict) and "interval_95" in item}
+        intervals = {name: item["interval_95"] for name, item in metrics.items() if item["interval_95"] is not None}
+        counted = {**{name: item["mean"] for name, item in metrics.items()}, "intervals_95": intervals}
         model = f"a model of a cross-validation with {headline.folds} folds that did not learn from it"
         where = f"photographs, each tested once by {model}"
     summary = ["The accuracy is not known."] if headline.value is None else [f"On {headline.images} {where}:", ""]

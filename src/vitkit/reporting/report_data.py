@@ -221,7 +221,7 @@ def _encodable(name: str) -> str:
 
 
 def data_of_report(page: Path) -> dict[str, Any]:
-    """Read the data of the views from a report, without its photographs.
+    """Read the data of the views from a report, without its photographs and its suspected label errors.
 
     Raises:
         VitkitError: the page does not exist, or contains no data.

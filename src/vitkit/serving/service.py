@@ -133,10 +133,20 @@ class Service:
         self.models, self.metrics = models, _Metrics()
         self.is_closing = False
         self._threads_before = threads()
-        shared: dict[str, Any] = {"max_wait": max_wait, "on_batch": self.metrics.record_batch}
-        self.workers = Workers(models.threads, max_waiting=max_waiting, on_start=models.prepare_predicting, **shared)
+        record = self.metrics.record_batch
+        self.workers = Workers(
+            models.threads,
+            max_wait=max_wait,
+            max_waiting=max_waiting,
+            on_start=models.prepare_predicting,
+            on_batch=record,
+        )
         self.explainers = Workers(
-            models.explainers, max_waiting=max_explanations, on_start=models.prepare_explaining, **shared
+            models.explainers,
+            max_wait=0,
+            max_waiting=max_explanations,
+            on_start=models.prepare_explaining,
+            on_batch=record,
         )
         self.metrics.watch(
             lambda: self.workers.waiting + self.explainers.waiting,
@@ -354,7 +364,8 @@ class _Metrics:
     def record_predictions(self, model: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Record the predicted class, the confidence and the familiarity of each row.
 
-        Monitoring compares their distributions with those of the validation and test images.
+        Monitoring compares their distributions with those of the validation and test images. Unreadable images are
+        left out. The label of a withheld prediction counts, and only the first `_MAX_CLASSES` classes are counted.
         """
         for row in rows:
             if row.get("error") is not None:

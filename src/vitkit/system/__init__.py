@@ -42,7 +42,8 @@ def lazily(package: str, otherwise: Callable[[str], Any] = lambda _: None) -> Ca
     modules: dict[str, str] = {}
 
     def get(name: str) -> Any:
-        modules.update(modules or public_names(package))
+        if not modules:  # the first call
+            modules.update(public_names(package))
         if name == "__all__":
             return sorted(modules)
         if name in modules:

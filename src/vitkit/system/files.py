@@ -410,8 +410,8 @@ def _journal_of(path: Path) -> Path:
 def _read_journal(path: Path) -> tuple[int, bytes] | None:
     """Read the journal of `append_bytes`: the former size of the file, and the data to add; None if incomplete."""
     try:
-        size, is_whole, data = read_bytes(_journal_of(path)).partition(b"\n")
-        return (int(size), data) if is_whole else None
+        size, newline, data = read_bytes(_journal_of(path)).partition(b"\n")
+        return (int(size), data) if newline else None
     except (OSError, ValueError):
         return None
 

@@ -61,7 +61,7 @@ def _cached(function: Callable[[Any], _T]) -> Callable[[Any], _T]:
 
 @dataclass(frozen=True)
 class Between:
-    """A mark for the `Annotated` type of an option. Values must be in this range, or None."""
+    """A constraint in the `Annotated` type of an option: its value must be in this range, or None."""
 
     low: float
     high: float = math.inf
@@ -169,14 +169,14 @@ def coerce_types(instance: Any, exclude: tuple[str, ...] = ()) -> None:
 def hints_of(owner: Callable[..., Any]) -> dict[str, Any]:
     """Return the type of each field of a dataclass, or of each parameter of a function, by name.
 
-    Types are `Annotated` with their marks. A type that is imported only for type checkers, because its import takes
+    Marks in `Annotated` are kept. A type that is imported only for type checkers, because its import takes
     seconds, is represented by an empty class of the same name.
     """
     if isinstance(owner, type):
         hints = get_type_hints(owner, include_extras=True)
         return {field.name: hints[field.name] for field in dataclasses.fields(owner)}
-    plain = inspect.unwrap(owner)
-    return get_type_hints(plain, localns=_Namespace(plain.__globals__), include_extras=True)
+    function = inspect.unwrap(owner)
+    return get_type_hints(function, localns=_Namespace(function.__globals__), include_extras=True)
 
 
 class _Namespace(dict[str, Any]):

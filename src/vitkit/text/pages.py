@@ -333,7 +333,7 @@ def markdown_blocks(text: str) -> list[tuple[str, list[list[str]]]]:
     for line in filter(None, text.splitlines()):
         mark, tag = next(((mark, tag) for mark, tag in _MARKS.items() if line.startswith(mark)), ("", "p"))
         words = line.removeprefix(mark)
-        parts = [words] if tag == "pre" else re.split(r"(?<!\\)`", words)
+        parts = [words] if tag == "pre" else re.split(r"(?<!\\)`", words)  # those with odd indices are code
         item = [part if tag == "pre" or i % 2 else re.sub(r"\\(.)", r"\1", part) for i, part in enumerate(parts)]
         if tag in ("ul", "pre") and blocks and blocks[-1][0] == tag:
             blocks[-1][1].append(item)

@@ -53,7 +53,7 @@ Cell = str | float | None
 
 
 def check_rows(rows: int) -> None:
-    """Check that a table fits into a sheet."""
+    """Raise VitkitError if a table with this number of rows and a header does not fit into a sheet."""
     if rows >= ROWS:
         raise VitkitError(
             "text.table-long",

@@ -83,7 +83,7 @@ def heads_of(model: nn.Module) -> list[nn.Module]:
 
 
 def freeze_backbone(model: Model) -> list[str]:
-    """Freeze all parameters except those of the heads, and return the names of these."""
+    """Freeze all parameters except those of the heads, and return the names of the heads' parameters."""
     trained = {id(parameter) for module in heads_of(model) for parameter in module.parameters()}
     for parameter in model.parameters():
         parameter.requires_grad = id(parameter) in trained
@@ -110,8 +110,8 @@ class PatchDropout(nn.Module):
             return x
         keys = draw_keys(x) if self.keys is None else self.keys
         chosen = random_bits(keys, patches).argsort(dim=1, stable=True)[:, :kept]
-        rows = self.prefix_tokens + chosen.sort(dim=1).values  # (B, kept)
-        return torch.cat([x[:, : self.prefix_tokens], x.gather(1, rows.unsqueeze(2).expand(B, kept, D))], dim=1)
+        indices = self.prefix_tokens + chosen.sort(dim=1).values  # (B, kept), in the order of the tokens
+        return torch.cat([x[:, : self.prefix_tokens], x.gather(1, indices.unsqueeze(2).expand(B, kept, D))], dim=1)
 
     def extra_repr(self) -> str:
         return f"rate={self.rate:.3f}"

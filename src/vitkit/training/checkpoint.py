@@ -395,7 +395,7 @@ class RunWriter:
         self.identity = identity or {}
         self.best_value: float | None = None  # of the recipe's `monitor`
         self.best_epoch = 0  # the last epoch that was better than all before; `patience` counts from it
-        self.has_saved_model = False  # whether the run folder contains the best model so far
+        self.has_saved_model = False  # whether a model was saved into the run folder
         self.is_zero_shot_best = False  # whether that is the zero-shot model
         self.is_finished = False
         self.limits = [recipe.time, recipe.patience]

@@ -141,8 +141,11 @@ def _figures(
             rows = read_figures(run.folder / FOLDS)
             names = [name for name in rows if name not in ("folds", "final")]
             if names:
-                bounds = {name: rows[name]["interval_95"] for name in names}
-                return {name: FoldFigure(rows[name]["mean"], bounds[name] and tuple(bounds[name])) for name in names}
+                figures = {}
+                for name in names:
+                    bounds = rows[name]["interval_95"]
+                    figures[name] = FoldFigure(rows[name]["mean"], bounds and tuple(bounds))  # null if unknown
+                return figures
     tested = {}
     for folder, numbers in zip(folders, results, strict=True):
         if folder in trained:
@@ -151,10 +154,11 @@ def _figures(
             images = images_of_run(folder / SPLIT)
             split = held_out_split(images)
             classifier = load(folder).use(images=len(images.of_split(split)), device=choose_device(run.recipe))
-            earlier = changes_since_run(folder, images)
-            result = evaluate_with_earlier_labels(classifier, images, split, earlier, partial(progress, "evaluating"))
-            seen = (numbers.get("seen") or {"paths": ()})["paths"]
-            evaluation = unseen_part(grouped(result, groups_from_file(folder / GROUPS)), dict.fromkeys(seen))
+            changes = changes_since_run(folder, images)
+            result = evaluate_with_earlier_labels(classifier, images, split, changes, partial(progress, "evaluating"))
+            seen = numbers.get("seen")  # None if nothing is known about it
+            seen_paths = seen["paths"] if seen else ()
+            evaluation = unseen_part(grouped(result, groups_from_file(folder / GROUPS)), dict.fromkeys(seen_paths))
         if evaluation is not None:
             tested[folder] = evaluation
     evaluations = list(tested.values())

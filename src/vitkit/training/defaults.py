@@ -159,7 +159,10 @@ def without_vit_fields(recipe: Recipe, kept: Sequence[str] = ()) -> tuple[Recipe
 
 
 def network_of(recipe: Recipe) -> NetworkConfig | None:
-    """Return the network of another library that a recipe trains, without reading weights; None for vitkit's models."""
+    """Return the configuration of the network that a recipe trains, or None if it trains one of vitkit's own models.
+
+    Weights are not read, only the description in a model folder.
+    """
     folder = Path(recipe.weights)
     if is_model_folder(folder):
         fields = read_description(folder).get("config")
@@ -223,7 +226,9 @@ def open_weights(recipe: Recipe) -> WeightsSource:
 def plan_of(recipe: Recipe, num_classes: int, weights: WeightsSource) -> tuple[Config, LoadPlan]:
     """Return the configuration of a model that starts from these weights, and the plan to load them without their head.
 
-    A recipe that changes a part of the model that the weights determine is refused.
+    Raises:
+        VitkitError: the recipe changes a part of the model that the weights determine, names another network, or needs
+            a text encoder that the weights lack.
     """
     changes = recipe.model_fields or {}
     options: dict[str, Any] = {"image_size": recipe.image_size}

@@ -172,7 +172,7 @@ class ProcessGroup:
         return total / items
 
     def all_reduce(self, tensors: Sequence[Tensor]) -> None:
-        """Replace these tensors, which have the same type and device, by their sums over all processes."""
+        """Replace these tensors, which have the same dtype and device, by their sums over all processes."""
         if self.size == 1:
             return
         flat = torch.cat([tensor.flatten() for tensor in tensors])

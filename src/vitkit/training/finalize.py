@@ -250,7 +250,10 @@ def calibrate_on(
 
 
 def _independent_images(evaluation: Evaluation, seen: Mapping[str, Any]) -> npt.NDArray[np.int64]:
-    """Return the indices of images, one of each group, that are new to the weights and have finite predictions."""
+    """Return the indices of images that are new to the weights and have finite predictions, one image per group.
+
+    If there are more than MAX_IMAGES, a random choice of them is returned.
+    """
     is_new = np.array([path not in seen for path in evaluation.paths])
     chosen = np.flatnonzero(is_new & np.isfinite(evaluation.probabilities).all(axis=1))
     if evaluation.groups:

@@ -82,7 +82,7 @@ def learn(
     data: BatchedImages | None = None,
     head_images: HeadImages | None = None,
 ) -> Classifier:
-    """Train the classifier's model on the training images of the run, and return the best model.
+    """Train the classifier's model on the training images of the run, and return the model that the recipe keeps.
 
     `teacher` is the teacher of a distillation. `data` are the images in batches, and `head_images` those to which the
     head is fitted before the training if the recipe requests this (`lp_ft`). Without them, the run's files are read.
@@ -196,7 +196,7 @@ def run_training(
     network: TrainableModel | None = None,
     callbacks: Sequence[Any] = (),
 ) -> Classifier:
-    """Run the training loop, from the newest checkpoint if there is one, and return the best model.
+    """Run the training loop, from the newest checkpoint if there is one, and return the model that the recipe keeps.
 
     `network` is the module that is trained, by default the model of the classifier that is saved. `seconds_before` is
     the time before the first step, which counts towards the time budget. `settings` is the identity of the run

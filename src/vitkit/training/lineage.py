@@ -98,7 +98,7 @@ def ancestry_of(recipe: Recipe, weights: bytes | None, teacher: bytes | None) ->
 
 
 def record_of_run(run: str) -> PictureRecord:
-    """Read the record of the images of an earlier run or of a model, given as the recipe field `split_from`."""
+    """Read the record of the images of an earlier run or of a model. `run` is the recipe field `split_from`."""
     fold = fold_folder(Path(run), 0)
     if (fold / SPLIT).is_file():
         message = f"split_from {run}: it is a cross-validation; use one of its folds, {fold}"

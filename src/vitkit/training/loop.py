@@ -435,7 +435,7 @@ class DropoutNumbers:
 
     @contextmanager
     def using(self, keys: Tensor) -> Iterator[None]:
-        """Make the dropout layers use these numbers inside the context.
+        """Make the dropout layers use `keys`, the numbers that `sample` returned, inside the context.
 
         Activation checkpointing, which computes a block a second time in the backward pass, sees the same numbers.
         """

@@ -47,8 +47,8 @@ def parameter_groups(
         if not parameter.requires_grad:
             continue
         local = name.removeprefix("encoder.").removeprefix("task.")  # the two parts of a pre-training
-        is_token = local.startswith(_NO_DECAY) and ".mlp." not in local  # an MLP may compute relative positions
-        decays = decay_all or (parameter.ndim > 1 and not is_token)
+        is_token_or_table = local.startswith(_NO_DECAY) and ".mlp." not in local  # an MLP has ordinary weights
+        decays = decay_all or (parameter.ndim > 1 and not is_token_or_table)
         # As in BEiT and MAE, the embeddings are layer 0, the L blocks are 1 to L, and what follows is L + 1. A table of
         # relative positions belongs to its block, unless all blocks share one table.
         match = _BLOCK_PARAMETER.match(name)

@@ -128,7 +128,7 @@ class Run:
 
     @property
     def config(self) -> Config:
-        """Return the architecture."""
+        """The configuration of the model."""
         return self.blueprint.config
 
     def draw(self, caption: str, figure: Figure) -> None:

@@ -339,7 +339,7 @@ def _overlapped(compute: float, reading: float, workers: int) -> float:
 
 
 def _at_full_speed(recipe: Recipe) -> tuple[Recipe, list[str]]:
-    """Return the recipe, with float32 instead of bfloat16 if that is slow on the device, and lines about a change."""
+    """Replace bfloat16 by float32 if the device computes it slowly; return the recipe, and notes about the change."""
     device = environment.choose_device(recipe.device)
     if device != "cpu" or recipe.precision != "bfloat16" or environment.best_precision(device) == "bfloat16":
         return recipe, []

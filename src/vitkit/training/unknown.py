@@ -230,9 +230,9 @@ def fit_unknown(
 def _prediction_interval(fractions: npt.NDArray[np.float64], sizes: npt.NDArray[np.float64]) -> tuple[float, float]:
     """Return the 95 % prediction interval for the fraction of images that are accepted as known.
 
-    It is for a class or a sort of pattern that was not measured. `fractions` and `sizes` are the fraction and the
-    number of images of each one that was. arcsin sqrt(fraction) is assumed to be normally distributed over classes or
-    sorts. Its variance is taken to be at least the sampling variance, which is 1 / 4n for a fraction of n images.
+    The interval is for a class, or a sort of synthetic pattern, that was not measured. `fractions` and `sizes` are the
+    fraction and the number of images of each measured one. arcsin sqrt(fraction) is assumed to be normally distributed
+    over classes or sorts, with at least the sampling variance, which is 1 / 4n for a fraction of n images.
     """
     from scipy.special import stdtrit
 

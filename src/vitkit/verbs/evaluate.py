@@ -460,8 +460,9 @@ def _evaluate(
 ) -> tuple[Evaluation, float]:
     """Evaluate the classifier, and return the evaluation and its duration in seconds.
 
-    Images of one group are not independent, which matters for intervals. A run has recorded the groups of its images,
-    and what was chosen on them. For other images, the groups are those of the table, with exact copies in one group.
+    Images of one group are not independent, which matters for intervals. For images of a run, the groups are those
+    that it recorded, and the evaluation names the choices that the run made with these images. For other images, the
+    groups are those of the table, with exact copies in one group.
     """
     from vitkit.data.split_file import content_numbers, groups_of_run
     from vitkit.data.splits import merge_by_scene
@@ -493,9 +494,12 @@ def _changes_since_run(
     from vitkit.data.seen import read_digests
 
     rows = table if split == "all" else table.of_split(split)
-    runs = [] if run is None else run_folders_among([str(run)])
-    if run is None or run_table is None:
+    if run is None:
+        return compare_with_runs(rows, {}, (), rows.paths)
+    runs = run_folders_among([run])
+    if run_table is None:  # the images are not those of the run, but may be copies of them
         return compare_with_runs(rows, read_digests(rows) if runs else {}, runs, rows.paths)
+    # The run has recorded the digests of its images, so that the files need not be read.
     present = set(table.paths) - set(() if changes is None else changes.missing)
     digests = {path: digest for path, digest in digests_of_run(run, run_table).items() if path in present}
     return compare_with_runs(table, digests, runs, rows.paths)

@@ -362,9 +362,9 @@ def check_not_among_images(flag: str, out: Path, paths: Iterable[str]) -> None:
 
 
 def select_shard(items: Sequence[T], shard: str | None) -> Sequence[T]:
-    """Return the items of a part such as `2/8`, which is the second of eight runs of consecutive items.
+    """Return the items of a part such as `2/8`, which is the second of eight parts.
 
-    The sizes of the parts differ by at most one. None selects all items.
+    A part consists of consecutive items. The sizes of the parts differ by at most one. None selects all items.
     """
     if shard is None:
         return items
@@ -532,7 +532,7 @@ _QUOTES = {"'": "'", "\u2018": "\u2019", "\u201c": "\u201d"}  # in addition to t
 def _names_in_text(text: str, flag: str) -> list[str]:
     """Split names at line ends and at commas, or at semicolons if no line has a comma.
 
-    A name that contains a comma must be quoted.
+    A name that contains a comma must be in double quotes. Other quotes are removed only if all names have them.
     """
     lines = [line.translate(_FULL_WIDTH) for line in text.splitlines() if line.strip()]
     delimiter = "," if any("," in line for line in lines) else ";"

@@ -112,7 +112,7 @@ def _create_page(tabs: Sequence[Tab], about: Mapping[str, Any], *, is_chooser: b
 
 
 def _error_response(request: Request, error: Exception) -> Response:
-    """Answer an exception with a line for the page and the code of the reason."""
+    """Return a response to an exception, with a line for the page, an error code and an HTTP status."""
     if isinstance(error, VitkitError):
         status = 410 if isinstance(error, GoneError) else 409 if isinstance(error, ChangedError) else 400
         code, reason = error.code, str(error)

@@ -396,10 +396,10 @@ def newest_model(workspace: Workspace, table: ImageTable) -> str:
     return next((name for name in runs if (workspace.runs / name / DESCRIPTION).is_file()), "")
 
 
-async def _respond(making: Awaitable[bytes | None]) -> Response:
-    """Return a JPEG, no content if it is None, or a placeholder if the photograph cannot be read."""
+async def _respond(pending_jpeg: Awaitable[bytes | None]) -> Response:
+    """Respond with a JPEG, no content if it is None, or a placeholder if the photograph cannot be read."""
     try:
-        jpeg = await making
+        jpeg = await pending_jpeg
     except UnreadableImageError as error:
         reason = str(error).encode("ascii", "replace").decode().replace("\n", " ").replace("\r", " ")[:200]
         headers = {"Cache-Control": "no-cache", "X-Unreadable": reason}
@@ -417,7 +417,7 @@ _PLACEHOLDER = (
 
 
 def _labels_for_page(photographs: Photographs, state: State) -> dict[str, Any]:
-    """Return the classes and labels, and whether undo and redo are possible.
+    """Return the classes, the labels and the state of the label file as JSON.
 
     Each label is an index in the entry `names`; -1 stands for no class, and -2 for a photograph that is excluded.
     """

@@ -256,7 +256,7 @@ def offered(runs: Path, photographs: Path | None = None) -> list[PhotoFolder]:
 
 
 def find_folder(identifier: str, runs: Path, photographs: Path | None = None) -> PhotoFolder:
-    """Return an offered folder by its identifier."""
+    """Return the offered folder with this identifier; raise VitkitError if there is none."""
     for folder in offered(runs, photographs):
         if folder.identifier == identifier:
             return folder

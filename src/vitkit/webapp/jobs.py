@@ -303,6 +303,7 @@ def command(job: Job) -> list[str]:
 
 
 def _run_job(jobs: Jobs, job: Job) -> None:
+    """Wait until no other job trains, run the job unless it was removed meanwhile, and record its exit status."""
     for other in jobs.all():
         if other.started and not other.ended:  # its runner was killed, so that nobody recorded its end
             while is_locked(jobs.runs / other.run) or jobs.is_starting(other):

@@ -174,12 +174,17 @@ def prediction_table(
     rows: list[list[str | float | None]] = []
     for number, prediction in enumerate(predictions):
         correction = item.corrections.get(str(number))
+        # Without a ranking, the photograph could not be read.
         cells: list[str | float | None] = [correction, None, None, None, correction, prediction.error]
         if prediction.ranking:
             predicted, confidence = prediction.ranking[0]
             is_unknown = correction is None and prediction.familiar is not None and prediction.familiar <= unknown
             is_withheld = correction is None and (is_unknown or confidence < withhold)
-            label = correction or (UNKNOWN if is_unknown else None if is_withheld else predicted)
+            label: str | None = correction or predicted
+            if is_unknown:
+                label = UNKNOWN
+            elif is_withheld:
+                label = None
             cells = [label, confidence, predicted, "yes" if is_withheld else None, correction, None]
         last = [prediction.familiar] if has_familiar else []
         rows.append([_relative_path(prediction.path, item.folder), *cells, *last])

@@ -222,9 +222,10 @@ def _write_decisions(workspace: Workspace, folder: Path, decisions: Sequence[tup
 
 
 def labels_of(workspace: Workspace, folder: Path) -> dict[str, Any]:
-    """Return the labels that photographs in a run's report were given since the run, by path (`now`).
+    """Return the labels of photographs in a run's report that were changed since the run.
 
-    `why_not` is the reason why labels of this run cannot be changed here; empty if they can.
+    `now` has the new labels by path. `why_not` is the reason why labels of this run cannot be changed here; empty if
+    they can.
     """
     paths = set(data_of(folder)["images"]["path"])
     decisions = decisions_since(workspace.label_file.read(), folder)

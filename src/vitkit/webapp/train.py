@@ -132,7 +132,7 @@ class TrainingRequest(BaseModel):
 
 
 def router(workspace: Workspace) -> APIRouter:
-    """Return the routes of the tab, and start a runner for jobs that an earlier studio left in the queue."""
+    """Return the routes of the training tab, and start a runner for jobs that an earlier studio left in the queue."""
     routes, jobs = APIRouter(prefix="/api/train"), Jobs(workspace.runs)
     jobs.start_runner_if_needed()
 

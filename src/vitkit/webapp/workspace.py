@@ -51,7 +51,7 @@ class Labels:
         # Undone steps: the rows that were removed, and the last remaining row of each of their pictures, if any.
         self._undone: list[tuple[tuple[Edit, ...], dict[str, Edit | None]]] = []
         self._has_added_since_undo = False
-        self._news: list[str] = []
+        self._news: list[str] = []  # notes that the user has not seen yet
 
     def read(self) -> LabelFile:
         """Return the current content of the label file. Only rows that were added since the last call are parsed."""

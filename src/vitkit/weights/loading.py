@@ -28,7 +28,7 @@ from vitkit.system.progress import Progress, silent
 from vitkit.system.run_files import RECIPE, resume_command
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import listed
-from vitkit.weights import catalog, download
+from vitkit.weights import catalog
 from vitkit.weights.adapt import Adapted, adapt, adapt_network
 from vitkit.weights.catalog import ChosenWeights, Entry, Use
 from vitkit.weights.checkpoint import Checkpoint, read_checkpoint
@@ -541,6 +541,8 @@ def locate(source: str | Path) -> tuple[Path, Entry | None]:
     path = Path(source)
     if path.exists():
         return path, None
+    from vitkit.weights import download
+
     if str(source).startswith(catalog.HUB):
         repository = str(source).removeprefix(catalog.HUB)
         return download.fetch_hub(repository), catalog.find(repository)
@@ -568,6 +570,8 @@ def fetch(entry: Entry) -> Path:
     Raises:
         VitkitError: see `download.fetch_url` and `download.fetch_hub`.
     """
+    from vitkit.weights import download
+
     if entry.url is not None:
         return download.fetch_url(entry.url, entry.sha256)
     assert entry.hub is not None

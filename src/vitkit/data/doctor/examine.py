@@ -170,7 +170,7 @@ def check_search(depth: SearchDepth, opposite: int) -> Iterator[Finding]:
 
 
 def check_sets(table: ImageTable) -> Iterator[Finding]:
-    """Report that a table is multi-label, because a single `;` in one label is enough to make it so by mistake."""
+    """Note that a table is multi-label, if it is. A single `;` in one label, perhaps a mistake, is enough for that."""
     summary = table.task.summary([len(table.classes_of(i)) for i in range(len(table))])
     if summary is not None:
         yield Finding("note", summary)

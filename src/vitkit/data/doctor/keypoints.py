@@ -72,9 +72,8 @@ def find_keypoints(pictures: Sequence[Grey]) -> list[bytes]:
         pyramid = _pyramid(canvas)
         points = _blobs(pyramid)
         points = points.take((points.y < sizes[points.picture, 0]) & (points.x < sizes[points.picture, 1]))
-        is_detailed = (
-            np.bincount(points.picture[points.contrast >= _DETAILED_CONTRAST], minlength=len(canvas)) >= _DETAILED_BLOBS
-        )
+        pictures_of_strong = points.picture[points.contrast >= _DETAILED_CONTRAST]
+        is_detailed = np.bincount(pictures_of_strong, minlength=len(canvas)) >= _DETAILED_BLOBS
         points = _spread(points, sizes, np.where(is_detailed, MOST, MOST - 1))
 
         # 64 bits: 20 coefficients of 3 bits, whether the keypoint is bright, and its level.

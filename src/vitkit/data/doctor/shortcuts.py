@@ -87,7 +87,7 @@ def _binned(values: npt.NDArray[np.float64]) -> Ints:
 
 
 def _without_rare(values: Ints) -> Ints:
-    """Number the values from 0. All rare values get the number 0."""
+    """Replace the values by numbers from 0 on. All rare values share one number."""
     _, numbers, images = np.unique(values, return_inverse=True, return_counts=True)
     kept = np.where(images < _MIN_IMAGES, 0, 1 + np.arange(len(images)))
     return np.unique(kept[numbers], return_inverse=True)[1]

@@ -507,7 +507,7 @@ def measure_attention_distance(subject: Subject) -> Measured:
 
     model = unwrap_compiled(subject.classifier.model)
     config = model.config
-    images, lines = subject.pictures(MAX_IMAGES)
+    images, image_notes = subject.pictures(MAX_IMAGES)
     distance = attention_distance(model, images).astype(float)  # (L, H), pixels
     uniform = uniform_distance(model)
     rows = []
@@ -517,13 +517,13 @@ def measure_attention_distance(subject: Subject) -> Measured:
             rows.append([str(layer), *pixels, f"{row.mean() / uniform:.2f}"])
     layers = np.flatnonzero(np.isfinite(distance).all(axis=1))
     first, last = distance[layers[0]], distance[layers[-1]]
-    far = int((first > uniform / 2).sum())
+    far_heads = int((first > uniform / 2).sum())
     trend = trend_with_depth(distance[layers].mean(axis=1))
     lines = [
         f"{trend}; {first.mean():.1f} pixels in the first layer, {last.mean():.1f} in the last",
-        *lines,
+        *image_notes,
         f"equal attention to all patches: {uniform:.1f} of {config.image_size[0]}x{config.image_size[1]} pixels",
-        f"{far} of {len(first)} heads of the first layer reach more than half of this distance",
+        f"{far_heads} of {len(first)} heads of the first layer reach more than half of this distance",
     ]
     numbers = {"attention_distance": distance.tolist(), "everywhere": uniform}
     arrays = {}

@@ -100,7 +100,7 @@ function sentence(found) {
 function familiarity(place, familiar) {
   const isUnlike = familiar <= Number(unlike.value) / 100;
   place.className = isUnlike ? "bad small" : "small soft";
-  place.textContent = `Familiarity ${percent(familiar)}: ${isUnlike ? "nearly all known photographs look more familiar. It may show none of the classes" : "the other known photographs look more familiar"}.`;
+  place.textContent = `Familiarity ${percent(familiar)}: ${isUnlike ? `only ${percent(familiar)} of the known photographs look as unfamiliar. It may show none of the classes` : "the other known photographs look more familiar"}.`;
 }
 
 function svg(tag, attributes, ...children) {

@@ -170,7 +170,7 @@ def resize(image: Image.Image, preprocess: Card) -> Image.Image:
 
 
 def normalise(image: Image.Image, preprocess: Card) -> Any:
-    """Return (C, height, width) float32: (pixel / 255 - mean) / std."""
+    """Compute (pixel / 255 - mean) / std, and return an array (C, height, width) in float32."""
     mean, std = (np.array(preprocess[name], np.float32) for name in ("mean", "std"))
     if len(mean) == 1:
         image = image.convert("L")

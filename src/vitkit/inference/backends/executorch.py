@@ -52,10 +52,12 @@ class ExecuTorchRunner(GraphRunner):
     precision = "float32"
 
     def __init__(self, program: Any) -> None:
-        self._program, self._forward = program, program.load_method("forward")
+        self._program = program
+        self._forward = program.load_method("forward")
         metadata = self._forward.metadata
         images = metadata.input_tensor_meta(0)
-        self.batch, self.takes_pixels = images.sizes()[0], images.dtype() == 0  # 0 is PyTorch's number of uint8
+        self.batch = images.sizes()[0]
+        self.takes_pixels = images.dtype() == 0  # 0 is PyTorch's number of uint8
         self._names = output_names(metadata.num_outputs(), takes_pixels=self.takes_pixels)
         widths = {name: metadata.output_tensor_meta(i).sizes()[1] for i, name in enumerate(self._names)}
         self.outputs = output_width(widths)

@@ -116,7 +116,8 @@ def _compute_constants(model: VisionTransformer) -> None:
     positions = [model.positions(i) for i in range(model.config.layers)]
     relatives: list[Relative | None] = []
     for i, block in enumerate(model.blocks):
-        relative, bias = model.positions_of(i)[1], None
+        _, relative = model.positions_of(i)
+        bias = None
         if isinstance(relative, OffsetBias):
             bias = relative.bias(model.config.tokens).unsqueeze(0).contiguous()  # (1, H, N, N)
             relative = _FixedBias(bias)

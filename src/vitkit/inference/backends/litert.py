@@ -37,7 +37,7 @@ def from_file(path: Path, precision: str) -> LiteRTRunner:
 
 
 class LiteRTRunner(GraphRunner):
-    """A runner that computes for one thread at a time, because an interpreter has the tensors of one computation."""
+    """A runner for one thread at a time, because an interpreter has only one set of input and output tensors."""
 
     backend = "litert"
     precision = "float32"

@@ -107,7 +107,8 @@ def convert_parameters(module: nn.Module, settings: Settings) -> None:
     """
     for part in module.modules():
         if isinstance(part, StandardisedConv2d):
-            part.weight, part.kind = nn.Parameter(part.kernel()), None  # None: the kernel is used as it is
+            part.weight = nn.Parameter(part.kernel())
+            part.kind = None  # the kernel is not standardised again
         for name, parameter in list(part.named_parameters(recurse=False)):
             setattr(part, name, _converted(parameter, settings))
         for name, buffer in list(part.named_buffers(recurse=False)):

@@ -297,7 +297,7 @@ class MaskedPatchPrediction(PretrainingTask):
         x = encoder.embed_patches(images)  # (B, N, D)
         x = x.gather(1, corruption.source[:, :, None].expand_as(x))
         x = torch.where(corruption.masked[:, :, None], self.mask_token.to(x.dtype), x)
-        x = encoder.norm(encoder.encode(encoder.add_positions(x)))[:, self.config.prefix_tokens :]
+        x = encoder.norm(encoder.encode(encoder.add_tokens_and_positions(x)))[:, self.config.prefix_tokens :]
         return self.head(x).float()
 
     def figures(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
@@ -323,9 +323,10 @@ class MaskedPatchPrediction(PretrainingTask):
         return losses.mean(dim=(1, 2)), is_correct.float().mean(dim=(1, 2))
 
     def reconstruct(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        corruption, config = corrupt(keys, self.config.patches, self.corrupted_count), self.config
+        config = self.config
+        corruption = corrupt(keys, config.patches, self.corrupted_count)
         predicted = self.predict(encoder, images, corruption)  # (B, N, outputs)
-        if self.side is not None:
+        if self.side is not None:  # the outputs are logits of quantised colours, otherwise they are pixels
             numbers = predicted.reshape(*predicted.shape[:2], self.side**2, -1).argmax(dim=3)  # (B, N, side * side)
             pixels = dequantised_colours(numbers, config.in_channels, config.patch_size, self.side, config.image_size)
             predicted = patchify((pixels - self.mean) / self.std, config.patch_size)

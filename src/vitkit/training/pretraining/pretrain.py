@@ -397,7 +397,7 @@ class Reconstruction:
     def validation_figures(
         self, outputs: Tensor, labels: Tensor, team: ProcessGroup = ALONE
     ) -> tuple[dict[str, float], ValidationOutcome | None]:
-        """Return the mean figures of the validation images by name; a collapsed model cannot be recognised."""
+        """Return the mean figures of the validation images by name, and None: a collapse cannot be recognised."""
         means = [team.mean_of(mean, len(outputs)) for mean in outputs.double().mean(dim=0).tolist()]
         return dict(zip(("val_loss", "val_acc"), means, strict=False)), None
 

@@ -118,7 +118,7 @@ def fit_calibration(run: Run, facts: ValidationFacts) -> None:
 def _fit_unknown(
     run: Run, predictions: OutOfFold | None, classifier: Classifier, held_out: Sequence[str]
 ) -> Unknown | None:
-    """Fit the score that recognises unknown images to the `held_out` images, and report how many such images it misses.
+    """Fit the score that recognises unknown images to the `held_out` images, and report what it misses.
 
     With out-of-fold predictions, each training image is compared with those of the other folds. This requires a head on
     a frozen backbone: no image has features of a trained backbone that was not trained on it.

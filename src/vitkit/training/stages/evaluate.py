@@ -82,8 +82,8 @@ def _figures_by_folds(run: Run) -> dict[str, Any]:
         fold_of.setdefault(path, i % predictions.folds)  # images without a fold are spread over all folds
     parts = []
     for number in range(predictions.folds):
-        others = {path: "" for path in evaluation.paths if fold_of[path] != number}
-        parts.append(without(evaluation, others))
+        other_folds = dict.fromkeys(path for path in evaluation.paths if fold_of[path] != number)
+        parts.append(without(evaluation, other_folds))
     bounds = fold_intervals([part for part in parts if part is not None])
     changed = {
         **numbers,

@@ -52,8 +52,8 @@ def _dinov3(checkpoint: Checkpoint) -> Layout:
     dropped = {name: "only for training" for name in _TRAINING_ONLY if name in names}
     dropped["rope_embed.periods"] = "only its base is needed"
     # The n periods are base ** (i / n) for i = 0, ..., n - 1. A single period is 1 for any base.
-    base, periods = BASE, checkpoint.tensors["rope_embed.periods"].read().double().flatten()
-    n = len(periods)
+    periods = names["rope_embed.periods"].read().double().flatten()
+    base, n = BASE, len(periods)
     if n > 1:
         largest = float(periods[-1].abs())  # in bfloat16, which has two to three digits
         base = float(f"{largest ** (n / (n - 1)):.2g}")
@@ -62,7 +62,7 @@ def _dinov3(checkpoint: Checkpoint) -> Layout:
                 "weights.tensor-invalid", f"{checkpoint.path} (DINOv3): rope_embed.periods must be powers of one base"
             )
     features = names["patch_embed.proj.weight"].shape[:1]
-    frequencies = names["rope_embed.periods"].shape  # of each axis: one for four features of a head
+    frequencies = names["rope_embed.periods"].shape
     fields: dict[str, Any] = {
         "rotary": "dinov3",
         "rotary_base": base,
@@ -71,8 +71,9 @@ def _dinov3(checkpoint: Checkpoint) -> Layout:
         "pool": "token",
         "norm_eps": 1e-5,
         "gelu": "erf",
-        **({"heads": features[0] // (4 * frequencies[0])} if features and frequencies and frequencies[0] else {}),
     }
+    if features and frequencies and frequencies[0]:  # a head has four features for each frequency
+        fields["heads"] = features[0] // (4 * frequencies[0])
     return Layout(
         format="DINOv3",
         pieces=_dinov3_pieces(names, dropped),

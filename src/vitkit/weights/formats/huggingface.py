@@ -190,12 +190,13 @@ def _pieces(prefix: str, layers: str, depth: int, names: Iterable[str], *, is_fo
 
 def _fields(family: str, config: Mapping[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:
     has_head = any(name.startswith("classifier.") for name in checkpoint.tensors)
-    token = "token+gap" if family.startswith("dinov2") and has_head else "token"
+    # The classifiers of DINOv2 read the class token and the mean of the patches.
+    token_pool = "token+gap" if family.startswith("dinov2") and has_head else "token"
     fields: dict[str, Any] = {
         "norm_eps": config.get("layer_norm_eps", _eps(family)),
         "class_token": family != "ijepa",
         "prefix_positions": family != "dinov2_with_registers",
-        "pool": "gap" if family == "ijepa" else token,
+        "pool": "gap" if family == "ijepa" else token_pool,
         **json_files.activation(config.get("hidden_act", "gelu")),
         "position_resize": "timm" if family == "dinov2_with_registers" else "huggingface",
     }

@@ -108,12 +108,13 @@ def described_layout(
 ) -> dict[str, Any]:
     """Return the fields of `Layout` that the files next to the tensors determine: preprocessing, task, notes.
 
-    `family` is the `model_type` of the model. `usual` is the preprocessing if no file describes it. `resizes` is
-    whether transformers resizes the positions to the size of the images from the image processor.
+    `family` is the `model_type` of the model. `usual` is the preprocessing that is used if no file describes it.
+    `resizes` is whether transformers resizes the positions to the size of the images from the image processor.
     """
     config, processor = checkpoint.config or {}, checkpoint.preprocessor
     vision_config = config.get("vision_config")
     vision_config = {**config, **(vision_config if isinstance(vision_config, Mapping) else {})}
+    # Operations that vitkit does not know must be switched off.
     operations = {name: (False,) for name in processor or {} if name.startswith("do_") and name not in KNOWN_PIXELS}
     notes = _check_fields(vision_config, KNOWN, ONLY, "config.json")
     notes += _check_fields(processor or {}, KNOWN_PIXELS, {**operations, **ONLY_PIXELS}, _FILE)
@@ -153,7 +154,7 @@ def _check_fields(
 
 
 def activation(name: Any) -> dict[str, str]:
-    """Return the fields of the configuration that select transformers' `hidden_act`."""
+    """Return the fields of vitkit's configuration for the activation that config.json calls `hidden_act`."""
     if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise _unsupported(
             f"config.json: hidden_act {name!r} is not supported; expected one of {', '.join(_ACTIVATIONS)}"

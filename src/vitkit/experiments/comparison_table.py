@@ -1,0 +1,117 @@
+"""The table of compared models: its columns, the text of its cells, and what each model costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitkit.errors import VitkitError
+from vitkit.model_folder import WEIGHTS
+from vitkit.system import read_json, write_json
+from vitkit.text import interval_text, is_number
+
+if TYPE_CHECKING:
+    import torch
+
+    from vitkit.classifier import Classifier
+
+COMPARISON, TABLE, PAGE = "comparison.json", "comparison.csv", "comparison.html"
+
+HEADINGS = {
+    "name": "model",
+    "accuracy": "accuracy",
+    "interval": "95 %",
+    "ece": "calibration error",
+    "loss": "log loss",
+    "parameters": "parameters",
+    "gmacs": "GMACs",
+    "file_bytes": "MiB",
+    "train_images_per_s": "train images/s",
+    "predict_images_per_s": "predict images/s",
+    "peak_memory": "peak MiB",
+    "epochs_to_90": "epochs to 90 %",
+    "seconds_to_90": "s to 90 %",
+    "epochs_to_best": "epochs to best",
+    "seconds_to_best": "s to best",
+    "caveats": "caveats",
+}
+
+
+def cells(model: dict[str, Any], keys: Iterable[str] = HEADINGS) -> list[str]:
+    """Return the cells of a model's row in the table as text, with a dash for a value that was not measured.
+
+    If only some runs on all images reached 90 %, their number is given in place of the time to 90 %.
+    """
+    row = []
+    for key in keys:
+        value = model[key]
+        if key == "caveats":
+            cell = "; ".join(value or ()) or "-"
+        elif key in ("epochs_to_90", "seconds_to_90") and value is None and model["reached_90"]:
+            runs = sum(run["fraction"] == model["by_fraction"][-1]["fraction"] for run in model["runs"])
+            cell = f"{model['reached_90']} of {runs} runs"
+        elif value is None:
+            cell = "-"
+        elif key == "name":
+            cell = value
+        elif key == "interval":
+            cell = interval_text([100 * end for end in value], 1)
+        else:
+            cell = {
+                "accuracy": f"{100 * value:.1f} %",
+                "ece": f"{value:.3f}",
+                "loss": f"{value:.3f}",
+                "parameters": f"{value:,}",
+                "file_bytes": f"{value / 2**20:.1f}",
+                "peak_memory": f"{value / 2**20:.0f}",
+            }.get(key, f"{value:,.0f}" if value >= 1000 else f"{value:.3g}")
+        row.append(cell)
+    return row
+
+
+SPEEDS = "speeds.json"
+BATCH, ROUNDS = 32, 5  # images per batch, and number of timings per model
+
+
+def costs_of(folders: Mapping[str, Path], out: Path, device: str) -> dict[str, dict[str, Any]]:
+    """Return the size, the operations and the prediction speed of each model, by name, given the folder of its run.
+
+    The speeds are measured in rounds that alternate between the models. They are stored in a file in `out`, so that a
+    resumed comparison does not repeat them.
+    """
+    import torch
+
+    from vitkit.profiling import describe, interleave, stopwatch_for
+    from vitkit.system import choose_device
+    from vitkit.weights import load
+
+    is_unique = len({folder.name for folder in folders.values()}) == len(set(folders.values()))
+    key_of = {name: folder.name if is_unique else name for name, folder in folders.items()}
+    classifiers = {key_of[name]: load(folder) for name, folder in folders.items()}
+    speeds: dict[str, Any] = {}
+    with suppress(OSError, VitkitError):  # if the file is missing or damaged, the speeds are measured again
+        speeds = read_json(out / SPEEDS)
+    if speeds.keys() != classifiers.keys() or not all(map(is_number, speeds.values())):
+        where = torch.device(choose_device(device))
+
+        def prediction_of_batch(classifier: Classifier) -> Callable[[], torch.Tensor]:
+            model, (height, width) = classifier.model.to(where), classifier.preprocess.size
+            images = torch.zeros(BATCH, len(classifier.preprocess.mean), height, width, device=where)
+            return torch.inference_mode()(lambda: model(images))
+
+        functions = {name: prediction_of_batch(classifier) for name, classifier in classifiers.items()}
+        times = interleave(functions, ROUNDS, stopwatch=stopwatch_for(where))
+        speeds = {name: timing.rate(BATCH).median for name, timing in times.items()}
+        write_json(out / SPEEDS, speeds)
+    costs = {}
+    for name, folder in folders.items():
+        model = classifiers[key_of[name]].model
+        costs[name] = {
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "gmacs": describe(model.config).gmacs,
+            "file_bytes": (folder / WEIGHTS).stat().st_size,
+            "predict_images_per_s": speeds[key_of[name]],
+        }
+    return costs
