@@ -102,7 +102,7 @@ class Truth(NamedTuple):
         rows = many.per_class().values()
         recall, f1 = (np.array([row[key] for row in rows]) for key in ("recall", "f1"))
         expected = {name: getattr(many, name) for name in ("accuracy", "loss", "brier")}
-        return cls(expected | {"top5_accuracy": many.top(5)}, recall, f1)
+        return cls(expected | {"top5_accuracy": float(many.is_among(5).mean())}, recall, f1)
 
     def held(self, own: Evaluation) -> dict[str, float]:
         """What the intervals of this evaluation should hold, but for the calibration error."""

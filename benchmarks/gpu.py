@@ -427,8 +427,8 @@ def verbs(bench: Bench) -> None:
         model = vitkit.create_model(name, num_classes=len(classes))
         classifier = vitkit.Classifier(model, classes, vitkit.Preprocess(size=model.config.image_size))
         works: dict[str, tuple[Sequence[str], Callable[[Sequence[str]], object]]] = {
-            "predict": (files, partial(vitkit.predict, classifier, device=bench.device.type)),
-            "embed": (files, partial(vitkit.embed, classifier, device=bench.device.type)),
+            "predict": (files, partial(vitkit.predict, classifier, compute=vitkit.Compute(device=bench.device.type))),
+            "embed": (files, partial(vitkit.embed, classifier, compute=vitkit.Compute(device=bench.device.type))),
             "explain": (files[:16], lambda some, explain=classifier.explain: list(map(explain, some))),
         }
         for verb, (images, work) in works.items():

@@ -87,7 +87,7 @@ def torchvision_module(setting: Setting) -> nn.Module:
     state = {}
     for name, tensor in setting.model.state_dict().items():
         piece = layout.pieces[name]
-        state |= dict(zip(piece.theirs, piece.parts_of(tensor, c), strict=True))
+        state |= dict(zip(piece.stored_names, piece.split(tensor, c), strict=True))
     theirs.load_state_dict(state)
     return theirs
 
