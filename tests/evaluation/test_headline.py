@@ -31,6 +31,7 @@ from vitkit.evaluation import (
     verdict_of,
 )
 from vitkit.evaluation.figures import figures
+from vitkit.evaluation.headline import most_mixed_up
 from vitkit.reporting import write_report
 from vitkit.reporting.evaluation_report import headline
 from vitkit.system.files import write_json
@@ -310,3 +311,11 @@ def test_the_verdict_says_how_often_it_is_right_and_whether_to_rely_on_that(
 ) -> None:
     numbers = {"accuracy": 0.953, "images": 300, "split": "test", "intervals_95": {"accuracy": [0.92, 0.97]}, **more}
     assert verdict_of(numbers) == Verdict(level, sentence)
+
+
+def test_two_classes_are_named_if_they_account_for_many_mistakes_of_images_that_count() -> None:
+    numbers: dict[str, Any] = {"accuracy": 0.953, "images": 300, "split": "test", "confused": PAIRS}
+    assert most_mixed_up(numbers) == (("a", "b"), 5, 14)
+    assert most_mixed_up({**numbers, "accuracy": 0.9}) is None, "5 of 30 mistakes"
+    assert most_mixed_up({**numbers, "confused": []}) is None
+    assert most_mixed_up({**numbers, "seen": {"images": 300}, "without_seen": None}) is None

@@ -85,3 +85,19 @@ def test_too_few_common_images_and_a_run_given_twice_are_refused(tmp_path: Path)
     with refused("experiments.run-repeated"):
         vitkit.compare([first, first], out=tmp_path / "compared")
     assert not (tmp_path / "compared").exists()
+
+
+def test_runs_of_the_same_name_are_told_apart_and_need_no_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    answering(tmp_path / "a" / "run", {0}), answering(tmp_path / "b" / "run", set(range(9)))
+    found = vitkit.compare(["a/run", "b/run"])
+    assert [model["name"] for model in found.models] == ["a/run", "b/run"]
+    assert found.folder.parent.name == "runs" and found.folder.name.startswith("compare-run-")
+
+
+def test_what_trains_is_refused_for_finished_runs(tmp_path: Path) -> None:
+    first, second = answering(tmp_path / "first", {0}), answering(tmp_path / "second", {1})
+    for options in ({"seeds": 2}, {"stress": "blur"}, {"recipe": vitkit.Recipe(epochs=2)}, {"budget": "epochs=1"}):
+        with refused("experiments.argument-unused", "compared as they are"):
+            vitkit.compare([first, second], out=tmp_path / "compared", **options)
