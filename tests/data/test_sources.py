@@ -461,3 +461,10 @@ def test_letters_that_joiners_shape_are_not_the_same(tmp_path: Path) -> None:
     joined, apart = "\u0646\u0627\u0645\u0647\u0627\u06cc", "\u0646\u0627\u0645\u0647\u200c\u0627\u06cc"
     names = {joined: 1, apart: 1, "\u2764\ufe0f": 1}
     assert len(read_source(folder(tmp_path / "photos", names)).classes) == 3
+
+
+def test_a_run_in_place_of_photographs_is_told_from_an_empty_folder(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "recipe.toml").touch()
+    with refused("data.images-missing", "this is a run"):
+        read_source(tmp_path)

@@ -46,6 +46,7 @@ def test_a_class_that_no_image_has_is_none_and_not_nan_in_json(tmp_path: Path) -
     labels, scores = np.array([[1, 0], [0, 0]]), np.array([[0.9, 0.2], [0.1, 1.0]], np.float32)
     own = MultiEvaluation("test", ("a", "b"), ("1", "2"), labels, scores, thresholds=(0.5, 0.5))
     text = json.dumps({**own.summary(), "per_class": own.per_class()}, allow_nan=False)
+    assert [own.label_of(i) for i in (0, 1)] == ["a", ";"]
     assert json.loads(text)["per_class"]["b"]["average_precision"] is None
     assert own.mean_average_precision == 1.0 and np.isnan(average_precisions(labels == 1, scores)[1])
     assert np.isnan(mean_average_precision(np.zeros((2, 2), bool), scores))

@@ -22,6 +22,7 @@ from vitkit.data.file_names import is_passed_over, why_ignored
 from vitkit.data.storage import Branch, SearchLog, folder_tree
 from vitkit.data.table import ImageTable, Row, normal_form, table_of
 from vitkit.errors import VitkitError
+from vitkit.system.run_files import RECIPE
 from vitkit.text.cells import listed
 
 _WORDS = {  # names of splits, as people write them; `eval` means val if there is also a test split, otherwise test
@@ -452,6 +453,8 @@ def table_of_layout(
         loose = sum(is_file and why_ignored(child) is None for child, is_file in entries(root))
         hint = f" ({loose} images lie in the folder itself)" if loose else ""
         hint = "".join(f"; {line}" for line in overlooked.lines(root)) or hint
+        if (RECIPE, True) in entries(root):
+            hint = "; this is a run, not a folder of photographs"
         raise VitkitError(
             "data.images-missing", f"{name} has no images: expected one sub-folder per class with images in it{hint}"
         )
