@@ -138,7 +138,7 @@ def test_the_page_has_the_numbers_the_mistakes_and_the_doubtful_labels_in_their_
         "Right for 3 of 4 photographs",
         "4 test images",
         "predicted: cat 70.0 %",
-        "of this class may be",
+        "of this class could be",
     ):
         assert told in text
     assert html.index("Right for 3 of 4") < html.index("Each class") < html.index("<h2>Details")

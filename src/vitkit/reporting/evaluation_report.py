@@ -331,8 +331,8 @@ def _class_rows(evaluation: Evaluation, numbers: Mapping[str, Any]) -> dict[str,
     support, name = min(sizes, default=(_FEW, ""))
     few = ""
     if support < _FEW:  # the lower end of the interval of Clopper and Pearson if all images are right
-        few = f"{name} has only {plural(support, 'image', 'images')} here. Even if all are right, up to "
-        few += f"{100 - 100 * 0.025 ** (1 / support):.0f} % of this class may be wrong."
+        few = f"{name} has only {plural(support, 'image', 'images')} here. Even if all were right, up to "
+        few += f"{100 - 100 * 0.025 ** (1 / support):.0f} % of this class could be wrong."
     return {"heads": ["class", *columns.values()], "rows": rows, "more": f"{more:,}" if more > 0 else "", "few": few}
 
 

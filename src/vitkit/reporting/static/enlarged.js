@@ -40,7 +40,8 @@ export class Enlarged {
       el("figure", {}, photograph(address, caption), el("figcaption", {}, caption)),
     );
     const main = el("figure", {}, photograph(images.largeOf(i), `photograph ${images.path[i]}`));
-    this.body.replaceChildren(el("div", { class: "maps" }, main, ...maps), ...lines, el("p", {}, images.path[i]), ...this.actionsOf(i));
+    const legend = el("p", { class: "small soft" }, "Bright parts speak for the class. The model sees only what is inside the frame.");
+    this.body.replaceChildren(el("div", { class: "maps" }, main, ...maps), ...(maps.length ? [legend] : []), ...lines, el("p", {}, images.path[i]), ...this.actionsOf(i));
     this.where.textContent = `${this.place + 1} of ${this.list.length}`;
     this.back.disabled = this.place === 0;
     this.next.disabled = this.place === this.list.length - 1;
