@@ -219,7 +219,9 @@ def test_a_label_is_corrected_where_its_prediction_is_shown(client: TestClient, 
     ):
         answer = client.post(f"{address}/photographs/{number}/label", json=body)
         assert answer.status_code == 400 and len(labels_so_far(place.labels).edits) == 4
-    assert "<code>vitkit studio runs/first</code>" in (place.runs / "first" / "report.html").read_text()
+    assert (
+        "<code>vitkit studio</code> with the folder of this run" in (place.runs / "first" / "report.html").read_text()
+    )
 
 
 def test_nothing_is_said_of_a_photograph_that_is_gone(client: TestClient, place: Workspace) -> None:

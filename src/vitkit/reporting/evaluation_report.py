@@ -14,7 +14,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -140,7 +139,7 @@ def write_report(
             for pair in numbers.get("confused", ())[:20]
         ],
         photographs=None if root is None else _photographs(evaluation, photographs),
-        studio=shlex.quote("/".join(path.resolve().parts[-3:-1])) if (path.parent / RECIPE).is_file() else "",
+        is_in_run=(path.parent / RECIPE).is_file(),
         doubts=None if root is None or not doubts else _label_errors(doubts, photographs),
         calibration=_calibration(evaluation, numbers),
         reliability=drawn.get(CONFIDENCE),
