@@ -157,7 +157,7 @@ class TrainPage {
     if (told !== this.charted) [this.charted, this.charts] = [told, curves(run.metrics)];
     fill(this.detail, el("div", { class: "row spread" }, el("h2", { class: "wrap" }, run.name), this.buttons(run)), this.told(run),
       el("div", { class: "panels" }, this.charts && el("section", { class: "panel", "aria-label": "How well it does" }, this.charts),
-        run.samples && el("section", { class: "panel", "aria-label": "What it learns from" }, el("h3", {}, "What it learns from"), el("p", { class: "small soft" }, "Some of your photographs as the model sees them in training: turned, cropped and recoloured a little. Click to enlarge."),
+        run.samples && el("section", { class: "panel", "aria-label": "What it learns from" }, el("h3", {}, "What it learns from"), el("p", { class: "small soft" }, "Some of your photographs as the model sees them in training. Click to enlarge."),
           el("button", { type: "button", class: "samples", "data-focus": "samples", onclick: () => dialog("What it learns from", samples()) }, samples()))),
       run.log.length > 0 && el("details", { class: "panel log-of", open }, el("summary", { "data-focus": "log" }, "Log"), el("pre", { class: "log", tabindex: 0, "aria-label": "Log of the training" }, run.log.slice(-40).join("\n"))));
   }
