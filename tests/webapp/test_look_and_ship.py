@@ -84,6 +84,18 @@ def test_a_picture_is_answered_as_predict_does(client: TestClient, place: Worksp
     assert [method["name"] for method in seen["methods"]][:2] == ["gradient", "rollout"]
 
 
+def test_a_pretrained_model_begins_trainings_and_is_asked_nothing(place: Workspace, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(place.runs, tmp_path / "runs"))
+    shutil.copytree(copy / "first", copy / "pretrained")
+    told = json.loads((copy / "pretrained" / "model.json").read_text(encoding="utf-8"))
+    (copy / "pretrained" / "model.json").write_text(json.dumps({**told, "classes": []}), encoding="utf-8")
+    client = TestClient(create_app(open_workspace(place.photographs, runs=copy, labels=place.labels)))
+    for tab in ("look/models", "live/models", "predict", "ship/models"):
+        assert client.get(f"/api/{tab}").json()["models"] == ["first"], tab
+    offers = client.get("/api/train/offers").json()["offers"]
+    assert {"run first", "run pretrained"} <= {own["title"] for own in offers}
+
+
 @pytest.mark.parametrize("method", ["gradient", "occlusion"])
 def test_a_map_is_that_of_explain_and_nothing_is_kept(
     client: TestClient, place: Workspace, picture: Path, method: str

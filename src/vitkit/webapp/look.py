@@ -190,7 +190,7 @@ def router(workspace: Workspace) -> APIRouter:
 
     @routes.get("/models")
     def show_models() -> dict[str, Any]:
-        return {"models": workspace.model_names()}
+        return {"models": workspace.classifier_names()}
 
     @routes.post("/see")
     async def see(run: str, request: Request) -> dict[str, Any]:

@@ -221,7 +221,7 @@ def contact_sheet(stored: StoredPredictions, item: PredictionSet, withhold: floa
 def _classes_and_verdict(workspace: Workspace, run: str) -> dict[str, Any]:
     """Return the classes of a run's model, and the verdict on its test; empty without a model, or a sound test."""
     folder, order = workspace.runs / run, []
-    if run in workspace.model_names():
+    if run in workspace.classifier_names():
         with suppress(OSError, VitkitError, TypeError, KeyError):
             order = list(map(str, read_json(folder / DESCRIPTION)["classes"]))
     result = figures_in(folder) if order else {}
@@ -309,7 +309,7 @@ def router(workspace: Workspace) -> APIRouter:
         done = [
             {"number": item.number, "run": item.run, "title": item.title, "when": item.when} for item in stored.all()
         ]
-        return {"models": workspace.model_names(), "done": done}
+        return {"models": workspace.classifier_names(), "done": done}
 
     @routes.post("")
     def start(request: PredictionRequest) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def offered() -> list[dict[str, Any]]:
 
 def export_file(workspace: Workspace, name: str) -> Path:
     """Return the path of an exported file, by its name."""
-    for run in workspace.model_names():
+    for run in workspace.classifier_names():
         if any(name == file["name"] for export in exported(workspace, run) for file in export["files"]):
             return workspace.runs / EXPORTS / name
     raise VitkitError("webapp.file-unknown", f"there is no exported file {name!r}")
@@ -125,7 +125,7 @@ def card_of(workspace: Workspace, run: str) -> str:
 
 
 def _folder(workspace: Workspace, run: str) -> Path:
-    if run not in workspace.model_names():
+    if run not in workspace.classifier_names():
         raise VitkitError("webapp.run-unknown", f"there is no run {run!r} with a model")
     return workspace.runs / run
 
@@ -145,7 +145,7 @@ def router(workspace: Workspace) -> APIRouter:
 
     @routes.get("/models")
     def show_models() -> dict[str, Any]:
-        return {"models": workspace.model_names(), "formats": offered()}
+        return {"models": workspace.classifier_names(), "formats": offered()}
 
     @routes.get("/model")
     def show_model(run: str) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from vitkit.data import (
 )
 from vitkit.errors import VitkitError
 from vitkit.model_folder import DESCRIPTION
-from vitkit.system import RECIPE, SPLIT, fit_name, from_json, private, read_text, state_folder, write_json
+from vitkit.system import RECIPE, SPLIT, fit_name, from_json, private, read_json, read_text, state_folder, write_json
 from vitkit.text import plural
 
 
@@ -204,6 +204,12 @@ def _photographs_have(count: int) -> str:
     return plural(count, "photograph has", "photographs have")
 
 
+def _has_classes(run: Path) -> bool:
+    with suppress(OSError, VitkitError, AttributeError):  # a damaged model is listed, so that its page says so
+        return bool(read_json(run / DESCRIPTION).get("classes"))
+    return True
+
+
 @dataclass(frozen=True)
 class Workspace:
     """The folders and files of one studio; all paths are absolute."""
@@ -245,6 +251,10 @@ class Workspace:
     def model_names(self) -> list[str]:
         """List the names of the runs that have a model, the newest first."""
         return [name for name in self.run_names() if (self.runs / name / DESCRIPTION).is_file()]
+
+    def classifier_names(self) -> list[str]:
+        """List the names of the runs whose model can classify, the newest first; a pre-trained model has no classes."""
+        return [name for name in self.model_names() if _has_classes(self.runs / name)]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that the page shows, as plain JSON types."""
