@@ -1,6 +1,7 @@
 """One training step, also of several batches, done in pieces, or left out; its losses, randomness and learning rate."""
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import tiny
 from refusals import refused
 from vitkit.data import Augment, ImageData, ImageTable, Mixing, Preprocess, mix_seeds
 from vitkit.training import Loop, Objective, Pieces, Recipe, StabilityGuard, TrainingState, class_weights, fabric_of
+from vitkit.training.loop import TimedBatches
 
 LABELS = torch.tensor([0, 3, 6, 3])
 BATCH = (tiny.images(4), LABELS)
@@ -514,3 +516,11 @@ def test_the_seconds_spent_the_pieces_and_the_lowered_rate_are_in_the_checkpoint
     assert later.state.clock.elapsed >= 100.0
     assert later.state.pieces.size == 2
     assert later.state.lr == pytest.approx(loop.state.lr)
+
+
+def test_waiting_is_the_part_of_the_time_in_which_no_batch_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1.0, 3.0, 5.0])  # begins; asks for a batch; has it; now
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    batches = TimedBatches(iter([(torch.zeros(2, 3), torch.zeros(2))]))
+    next(batches)
+    assert batches.waiting_fraction == 0.4 and batches.max_bytes == 24
