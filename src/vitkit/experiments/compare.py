@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import vitkit
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation import images_in_words
-from vitkit.experiments.comparison_request import STRESSES, ExperimentFolder, arguments_of, fields_of_request, is_run
-from vitkit.experiments.comparison_table import COMPARISON, HEADINGS, PAGE, TABLE, cells, costs_of
+from vitkit.experiments.comparison_request import STRESSES, arguments_of, fields_of_request, is_run
+from vitkit.experiments.comparison_table import COMPARISON, FOLDER, HEADINGS, PAGE, PLAN, TABLE, cells, costs_of, row_of
 from vitkit.system import Progress, log, public_path, silent, write_json, write_text
 from vitkit.text import Between, aligned, check_arguments, plural
 from vitkit.training import Recipe
@@ -34,9 +34,6 @@ _TABLE_KEYS = (  # columns of comparison.csv, one row per run
     *("train_images_per_s", "epochs_to_90", "seconds_to_90", "epochs_to_best", "seconds_to_best", "peak_memory"),
     *("training_flops", "folder", "split", "images", "caveats"),
 )
-
-PLAN = "plan.json"  # the planned trainings, written before the first one
-FOLDER = ExperimentFolder(PLAN, "comparison")
 
 
 @check_arguments
@@ -213,9 +210,10 @@ def _conclude(plan: Plan, folder: Path, stress: Sequence[str]) -> Result:
     predictions = by_fraction[-1]  # of the runs on the largest fraction
     # `reversed`, so that the first run of a model is the one that remains in the dictionary
     jobs = [job for job in reversed(plan.jobs) if job.fraction == plan.fractions[-1]]
-    costs = costs_of({job.model: folder / job.folder for job in jobs}, folder, device)
+    folders = {job.model: folder / job.folder for job in jobs}
+    costs = costs_of({run.name: run for run in folders.values()}, folder, device)  # models may share a run
     families = numbers.prepare_families(plan, by_fraction)
-    models = [numbers.model_figures(name, plan, folder, families, costs[name]) for name in plan.models]
+    models = [numbers.model_figures(name, plan, folder, families, costs[folders[name].name]) for name in plan.models]
     pairs = [numbers.pair_figures(plan, family) for family in families]
     figures = {
         "data": public_path(plan.arguments["data"]),
@@ -246,11 +244,7 @@ def _result(folder: Path, figures: dict[str, Any]) -> Result:
     models, seed_effect = figures["models"], figures["luck"]
     verdicts = [pair["verdict"] for pair in figures["pairs"]]
     summary = [figures["best"]["sentence"], *([] if seed_effect is None else [seed_effect["sentence"]])]
-    rows = []
-    for model in models:
-        low, high = model["interval"]
-        values = {key: model[key] for key in HEADINGS if key not in ("interval", "caveats")}
-        rows.append({**values, "low": low, "high": high})
+    rows = [row_of(model) for model in models]
     images = images_in_words(figures["test_images"], figures["split"])
     (best,) = (model for model in models if model["name"] == figures["best"]["model"])
     caveats = f" ({'; '.join(best['caveats'])})" if best["caveats"] else ""

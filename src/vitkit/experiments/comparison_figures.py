@@ -70,6 +70,16 @@ class RunPredictions:
         return max(map(self.labels.count, set(self.labels))) / len(self.labels)
 
 
+def read_predictions(file: Path) -> list[tuple[str, str, str]]:
+    """Return the path, the label and the predicted class of each image in a predictions.csv.
+
+    A damaged file raises KeyError, TypeError or csv.Error, because callers know what to do about it.
+    """
+    with file.open(encoding="utf-8", errors="surrogateescape", newline="") as text:
+        rows = csv.DictReader(text)
+        return [(restored(row["path"]), restored(row["label"]), restored(row["predicted"])) for row in rows]
+
+
 def read_run_predictions(plan: Plan, out: Path, fraction: float, test_images: ComparisonImages) -> RunPredictions:
     """Read the predictions of all runs on a fraction of the data for the test images that are not left out.
 
@@ -80,8 +90,7 @@ def read_run_predictions(plan: Plan, out: Path, fraction: float, test_images: Co
     for job in (job for job in plan.jobs if job.fraction == fraction):
         file = out / job.folder / PREDICTIONS
         try:
-            with file.open(encoding="utf-8", errors="surrogateescape", newline="") as text:
-                rows = sorted((restored(row["path"]), row["label"], row["predicted"]) for row in csv.DictReader(text))
+            rows = sorted(read_predictions(file))
         except (KeyError, TypeError, csv.Error, FileNotFoundError) as error:
             raise VitkitError(
                 "experiments.predictions-damaged",
@@ -317,14 +326,7 @@ def best_model(plan: Plan, models: ModelsAtFraction) -> dict[str, Any]:
         shown += f" as the best of {family.models}"
     else:
         shown += f" {bounds}"
-    return {
-        "model": name,
-        "of": family.models,
-        "measured": winner.measured,
-        "expected": winner.corrected,
-        "interval": list(winner.interval),
-        "sentence": shown,
-    }
+    return {**winner.to_dict(name, family.models), "sentence": shown}
 
 
 def seed_variation(plan: Plan, models: ModelsAtFraction) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
+from vitkit.experiments.comparison_request import ExperimentFolder
 from vitkit.model_folder import WEIGHTS
 from vitkit.system import read_json, write_json
 from vitkit.text import interval_text, is_number
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 
     from vitkit.classifier import Classifier
 
+PLAN = "plan.json"  # the planned trainings, written before the first one
 COMPARISON, TABLE, PAGE = "comparison.json", "comparison.csv", "comparison.html"
+FOLDER = ExperimentFolder(PLAN, "comparison")
 
 HEADINGS = {
     "name": "model",
@@ -71,12 +74,18 @@ def cells(model: dict[str, Any], keys: Iterable[str] = HEADINGS) -> list[str]:
     return row
 
 
+def row_of(model: dict[str, Any], keys: Iterable[str] = HEADINGS) -> dict[str, Any]:
+    """Return the row of a model in a table of numbers; the interval becomes the columns `low` and `high`."""
+    low, high = model["interval"]
+    return {key: model[key] for key in keys if key not in ("interval", "caveats")} | {"low": low, "high": high}
+
+
 SPEEDS = "speeds.json"
 BATCH, ROUNDS = 32, 5  # images per batch, and number of timings per model
 
 
 def costs_of(folders: Mapping[str, Path], out: Path, device: str) -> dict[str, dict[str, Any]]:
-    """Return the size, the operations and the prediction speed of each model, by name, given the folder of its run.
+    """Return the size, the operations and the prediction speed of each model, given the folders of runs by any name.
 
     The speeds are measured in rounds that alternate between the models. They are stored in a file in `out`, so that a
     resumed comparison does not repeat them.
@@ -87,9 +96,7 @@ def costs_of(folders: Mapping[str, Path], out: Path, device: str) -> dict[str, d
     from vitkit.system import choose_device
     from vitkit.weights import load
 
-    is_unique = len({folder.name for folder in folders.values()}) == len(set(folders.values()))
-    key_of = {name: folder.name if is_unique else name for name, folder in folders.items()}
-    classifiers = {key_of[name]: load(folder) for name, folder in folders.items()}
+    classifiers = {name: load(folder) for name, folder in folders.items()}
     speeds: dict[str, Any] = {}
     with suppress(OSError, VitkitError):  # if the file is missing or damaged, the speeds are measured again
         speeds = read_json(out / SPEEDS)
@@ -107,11 +114,11 @@ def costs_of(folders: Mapping[str, Path], out: Path, device: str) -> dict[str, d
         write_json(out / SPEEDS, speeds)
     costs = {}
     for name, folder in folders.items():
-        model = classifiers[key_of[name]].model
+        model = classifiers[name].model
         costs[name] = {
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "gmacs": describe(model.config).gmacs,
             "file_bytes": (folder / WEIGHTS).stat().st_size,
-            "predict_images_per_s": speeds[key_of[name]],
+            "predict_images_per_s": speeds[name],
         }
     return costs

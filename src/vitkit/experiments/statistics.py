@@ -67,6 +67,11 @@ class Winner:
     corrected: float
     interval: Interval  # 95 %, of the model's true accuracy
 
+    def to_dict(self, name: str, models: int) -> dict[str, Any]:
+        """Return the figures of the best of so many models in JSON types."""
+        figures = {"measured": self.measured, "expected": self.corrected, "interval": list(self.interval)}
+        return {"model": name, "of": models, **figures}
+
 
 class Family:
     """Several models that were tested on the same images, each trained with the same seeds.

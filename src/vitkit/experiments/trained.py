@@ -15,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 from scipy.cluster.hierarchy import DisjointSet
 
-from vitkit.data import groups_from_file, is_unchanged, read_contents, split_from_file
+from vitkit.data import ImageTable, groups_from_file, is_unchanged, read_contents, split_from_file
 from vitkit.errors import VitkitError
 from vitkit.evaluation import Units, headline_of, read_figures
-from vitkit.experiments.comparison_request import ExperimentFolder
-from vitkit.experiments.comparison_table import COMPARISON, HEADINGS, PAGE, TABLE, cells, costs_of
+from vitkit.experiments.comparison_figures import read_predictions
+from vitkit.experiments.comparison_table import COMPARISON, FOLDER, HEADINGS, PAGE, TABLE, cells, costs_of, row_of
 from vitkit.experiments.statistics import LEVEL, Family
 from vitkit.system import EVALUATION, GROUPS, PREDICTIONS, SPLIT, public_path, write_json, write_text
-from vitkit.text import aligned, interval_text, plural, restored
+from vitkit.text import aligned, interval_text, plural
 from vitkit.verbs import Result, csv_table
 
 _COLUMNS = ("name", "accuracy", "interval", "parameters", "gmacs", "file_bytes", "predict_images_per_s")
@@ -46,6 +46,8 @@ class _Run:
 
     name: str
     folder: Path
+    table: ImageTable  # of split.json
+    digests: dict[str, str]  # of the images' files, by path
     answers: dict[str, _Answer]  # by the path of the image
     caveats: tuple[tuple[str, str], ...]  # kind and text
     split: str
@@ -53,21 +55,21 @@ class _Run:
     @classmethod
     def read(cls, name: str, folder: Path) -> _Run:
         """Read a run. Images that its weights had seen are left out."""
-        figures, digests = read_figures(folder / EVALUATION), read_contents(folder / SPLIT)
-        seen = set((figures.get("seen") or {"paths": ()})["paths"])
-        root = split_from_file(folder / SPLIT).root
-        answers = {}
+        figures, table = read_figures(folder / EVALUATION), split_from_file(folder / SPLIT)
+        digests, seen = read_contents(folder / SPLIT), set((figures.get("seen") or {"paths": ()})["paths"])
         try:
-            with (folder / PREDICTIONS).open(encoding="utf-8", errors="surrogateescape", newline="") as text:
-                for row in csv.DictReader(text):
-                    path, label, predicted = (restored(row[column]) for column in ("path", "label", "predicted"))
-                    if path not in seen:
-                        answers[path] = _Answer(label, predicted, digests.get(path) or str(root / path))
+            rows = read_predictions(folder / PREDICTIONS)
         except (KeyError, TypeError, csv.Error) as error:
             message = f"{folder / PREDICTIONS} is damaged: {error}"
             raise VitkitError("experiments.predictions-damaged", message) from error
+        answers = {
+            path: _Answer(label, predicted, digests.get(path) or str(table.root / path))
+            for path, label, predicted in rows
+            if path not in seen
+        }
         headline = headline_of(figures)
-        return cls(name, folder, answers, tuple((own.kind, own.text) for own in headline.caveats), headline.split)
+        caveats = tuple((caveat.kind, caveat.text) for caveat in headline.caveats)
+        return cls(name, folder, table, digests, answers, caveats, headline.split)
 
 
 def compare_trained(folders: Sequence[Path], out: str | Path | None) -> Result:
@@ -92,11 +94,7 @@ def compare_trained(folders: Sequence[Path], out: str | Path | None) -> Result:
     runs = [_Run.read(*named) for named in zip(names, folders, strict=True)]
     paths = _common_images(runs)
     with ExitStack() as locks:
-        folder = (
-            new_run_folder(f"compare-{first_name}", locks)
-            if out is None
-            else ExperimentFolder("plan.json", "comparison").reserve(out, locks)
-        )
+        folder = new_run_folder(f"compare-{first_name}", locks) if out is None else FOLDER.reserve(out, locks)
         folder.mkdir(parents=True, exist_ok=True)
         correct = np.array([[run.answers[path].label == run.answers[path].predicted for path in paths] for run in runs])
         figures = _figures(runs, paths, correct, costs_of({run.name: run.folder for run in runs}, folder, "auto"))
@@ -105,7 +103,7 @@ def compare_trained(folders: Sequence[Path], out: str | Path | None) -> Result:
         titles, rows = [HEADINGS[key] for key in _COLUMNS], [cells(model, _COLUMNS) for model in models]
         differing = [path for path, row in zip(paths, correct.T, strict=True) if 0 < row.sum() < len(runs)]
         write_json(folder / COMPARISON, figures)
-        write_text(folder / TABLE, csv_table([_flat(model) for model in models], end="\n"))
+        write_text(folder / TABLE, csv_table([row_of(model, _COLUMNS) for model in models], end="\n"))
         pictures = list(_pictures(runs, differing[:_MAX_SHOWN]))
         write_trained_comparison(folder / PAGE, figures, titles, rows, sentences, pictures)
     verdict = verdict_of_comparison(figures, dict(zip(names, names, strict=True))).sentence
@@ -128,7 +126,7 @@ def compare_trained(folders: Sequence[Path], out: str | Path | None) -> Result:
             "summary": [verdict],
         },
         json=figures,
-        rows=[_flat(model) for model in models],
+        rows=[row_of(model, _COLUMNS) for model in models],
         summary=verdict,
         next_step=f"open {shlex.quote(str(folder / PAGE))}, or vitkit predict {best} PHOTOS",
     )
@@ -137,7 +135,11 @@ def compare_trained(folders: Sequence[Path], out: str | Path | None) -> Result:
 def _common_images(runs: Sequence[_Run]) -> list[str]:
     """Return the paths of the images that all runs were tested on, with the same content and the same label."""
     shared = set.intersection(*(set(run.answers) for run in runs))
-    paths = [path for path in sorted(shared) if len({_question(run.answers[path]) for run in runs}) == 1]
+    paths = []
+    for path in sorted(shared):
+        answers = [run.answers[path] for run in runs]
+        if len({(answer.image, answer.label) for answer in answers}) == 1:
+            paths.append(path)
     if len(paths) < _MIN_IMAGES:
         count, first = plural(len(paths), "common image", "common images"), shlex.quote(str(runs[0].folder))
         raise VitkitError(
@@ -146,10 +148,6 @@ def _common_images(runs: Sequence[_Run]) -> list[str]:
             f"train one of them with --split-from {first}",
         )
     return paths
-
-
-def _question(answer: _Answer) -> tuple[str, str]:
-    return answer.image, answer.label
 
 
 def _figures(
@@ -170,23 +168,15 @@ def _figures(
         is_own = labels == name
         right = correct[:, is_own].sum(axis=1).tolist()
         classes.append({"class": str(name), "images": int(is_own.sum()), "right": right})
-    caveats = [caveat for run in runs for caveat in run.caveats if caveat[0] in _GENERAL]
-    said = {text: (kind, [run.name for run in runs if (kind, text) in run.caveats]) for kind, text in caveats}
-    texts = [
-        (kind, text if len(whose) == len(runs) else f"{', '.join(whose)}: {text}")
-        for text, (kind, whose) in said.items()
-    ]
+    texts = []
+    for kind, text in dict.fromkeys(caveat for run in runs for caveat in run.caveats if caveat[0] in _GENERAL):
+        whose = [run.name for run in runs if (kind, text) in run.caveats]
+        texts.append((kind, text if len(whose) == len(runs) else f"{', '.join(whose)}: {text}"))
     return {
         "test_images": len(paths),
         "split": runs[0].split if len({run.split for run in runs}) == 1 else "held-out",
         "seeds": [],
-        "best": {
-            "model": names[winner.index],
-            "of": len(runs),
-            "measured": winner.measured,
-            "expected": winner.corrected,
-            "interval": list(winner.interval),
-        },
+        "best": winner.to_dict(names[winner.index], len(runs)),
         "models": [
             {"name": name, "accuracy": float(accuracy), "interval": list(family.interval(i)), **costs[name]}
             for i, (name, accuracy) in enumerate(zip(names, family.accuracy, strict=True))
@@ -226,16 +216,11 @@ def _sentence_of_pair(pair: dict[str, Any]) -> str:
     )
 
 
-def _flat(model: dict[str, Any]) -> dict[str, Any]:
-    low, high = model["interval"]
-    return {key: model[key] for key in _COLUMNS if key != "interval"} | {"low": low, "high": high}
-
-
 def _pictures(runs: Sequence[_Run], paths: Sequence[str]) -> Iterator[tuple[Any, list[str]]]:
     """Yield the file of each unchanged image, with its label and what each run predicted."""
-    table, digests = split_from_file(runs[0].folder / SPLIT), read_contents(runs[0].folder / SPLIT)
+    table = runs[0].table
     file_of = {path: table.file(i) for i, path in enumerate(table.paths)}
     for path in paths:
-        if path in file_of and is_unchanged(file_of[path], digests.get(path)):
+        if path in file_of and is_unchanged(file_of[path], runs[0].digests.get(path)):
             predicted = (f"{run.name}: {run.answers[path].predicted}" for run in runs)
             yield file_of[path], [f"your label: {runs[0].answers[path].label}", *predicted, path]
