@@ -84,6 +84,8 @@ def test_too_few_common_images_and_a_run_given_twice_are_refused(tmp_path: Path)
         vitkit.compare([first, second], out=tmp_path / "compared")
     with refused("experiments.run-repeated"):
         vitkit.compare([first, first], out=tmp_path / "compared")
+    with refused("experiments.run-missing", "photos is not a finished run", "first is"):
+        vitkit.compare([first, tmp_path / "photos"], out=tmp_path / "compared")
     assert not (tmp_path / "compared").exists()
 
 

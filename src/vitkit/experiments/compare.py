@@ -100,13 +100,17 @@ def compare(
     from vitkit.experiments.comparison_suite import is_suite, suite
 
     sources = [data] if data is None or isinstance(data, (str, Path)) else list(data)
-    if models is None and len(sources) > 1 and all(source is not None and is_run(source) for source in sources):
+    runs = [Path(source) for source in sources if source is not None and is_run(source)]
+    if models is None and runs and len(sources) > 1:
+        if other := next((source for source in sources if Path(str(source)) not in runs), None):
+            message = f"{other} is not a finished run, but {runs[0]} is: name only runs, or data and --models"
+            raise VitkitError("experiments.run-missing", message)
         if (recipe, seeds, budget, fractions, stress, resume, devices) != (None, 3, None, "1", "", False, 1):
             message = "finished runs are compared as they are: leave out all arguments but the runs and --out"
             raise VitkitError("experiments.argument-unused", message)
         from vitkit.experiments.trained import compare_trained
 
-        return compare_trained([Path(source) for source in sources if source is not None], out)
+        return compare_trained(runs, out)
     if len(sources) > 1 or (resume and is_suite(out)):
         options = {"recipe": source, "seeds": seeds, "budget": budget, "fractions": fractions, "stress": stress}
         names = [str(source) for source in sources if source is not None]
