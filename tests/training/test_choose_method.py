@@ -69,8 +69,6 @@ def test_shuffled_labels_are_predicted_by_chance_so_that_the_head_does_not(hard:
     [
         ({"epochs": 2}, "", "full"),
         ({"folds": 2}, "mine.toml", "full"),  # every image is tested
-        ({"method": "full"}, "", "full"),
-        ({"weights": "none"}, "", "scratch"),
         ({"lora_rank": 8}, "mine.toml", "probe"),  # a field that nothing needs
     ],
 )
@@ -84,10 +82,6 @@ def test_it_is_tried_only_where_it_may_become_the_model(
     assert bool(tried) == (method == "probe")
 
 
-def test_the_time_of_a_training_may_be_limited_where_the_method_is_chosen(start: Path, tmp_path: Path) -> None:
-    folder, said = runs.told(Recipe(**fields(runs.shared_few(), start, time="60s")), tmp_path / "run")
-    assert "time acts on training steps" in said
-    assert json.loads((folder / "request.json").read_text())["time"] == "60s"
 
 
 @pytest.mark.parametrize("parts", [2, 3])
