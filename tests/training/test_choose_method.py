@@ -82,8 +82,6 @@ def test_it_is_tried_only_where_it_may_become_the_model(
     assert bool(tried) == (method == "probe")
 
 
-
-
 @pytest.mark.parametrize("parts", [2, 3])
 def test_an_image_is_not_judged_by_a_probe_that_knows_it(parts: int) -> None:
     """Features that name each image, and labels by lot: who has seen the label knows it, and nobody else does."""
