@@ -210,12 +210,8 @@ def test_the_headline_is_of_images_that_nothing_was_chosen_on_and_promises_rest_
     assert all({"set", "familiar"} <= row.keys() for row in rows)
 
 
-@pytest.mark.parametrize("name", ["finished", "whole"])
-def test_killed_before_its_report_it_is_calibrated_and_tested_the_same(
-    name: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    run: Path = request.getfixturevalue(name)
-    folder = runs.copy_of(run, tmp_path / "run")
+def test_killed_before_its_report_it_is_calibrated_and_tested_the_same(whole: Path, tmp_path: Path) -> None:
+    folder = runs.copy_of(whole, tmp_path / "run")
     for name in ("report.html", "evaluation.json", "trust.safetensors"):
         (folder / name).unlink()
     described = json.loads((folder / "model.json").read_text())
@@ -223,8 +219,8 @@ def test_killed_before_its_report_it_is_calibrated_and_tested_the_same(
     described["temperature"] = 1.0
     (folder / "model.json").write_text(json.dumps(described))
     resume(folder)
-    assert figures_of(folder) == figures_of(run)
-    assert (load(folder).temperature, load(folder).trust) == (load(run).temperature, load(run).trust)
+    assert figures_of(folder) == figures_of(whole)
+    assert (load(folder).temperature, load(folder).trust) == (load(whole).temperature, load(whole).trust)
 
 
 def test_pictures_that_the_weights_had_seen_make_no_promise(finished: Path, data: Path, tmp_path: Path) -> None:
