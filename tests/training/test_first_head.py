@@ -173,6 +173,8 @@ def test_why_a_head_begins_from_zero_is_said(place: Path, tmp_path: Path) -> Non
     assert -1 not in rows(tmp_path / "zero")
     told(place, tmp_path / "asked", **fields, head_from="names")
     assert -1 in rows(tmp_path / "asked")
+    told(place, tmp_path / "fitted", lp_ft=True, epochs=1)
+    assert -1 not in rows(tmp_path / "fitted"), "the head is fitted to the photographs"
     state, bare = load_file(place / "clip" / "model.safetensors"), tmp_path / "bare"
     bare.mkdir()
     (bare / "config.json").write_bytes((place / "clip" / "config.json").read_bytes())
