@@ -86,13 +86,12 @@ def test_the_figure_in_front_is_of_earlier_labels(first: Path, second: Path) -> 
     assert headline.images == len(before)
     assert headline.value == pytest.approx(numbers["accuracy"] * len(rows) / len(before)), "both had been wrong"
     assert headline.interval is not None and headline.interval[0] < headline.value < headline.interval[1]
-    words = f"{len(wrong) - 2} labels have changed since first, and the earlier ones count; with today's labels"
     note = describe_labels(numbers)
-    assert note is not None and words in note and "2 test images of first missing" in note
-    assert f"note: {note}" in said.splitlines()
-    last = said.splitlines()[-1]
-    assert last.startswith(f"accuracy {headline.value:.4f}") and f") on {len(before)} test images ({words}" in last
-    assert words in html.unescape((run / REPORT).read_text())
+    assert note is not None and f"note: {note}" in said.splitlines()
+    words = f"{len(wrong) - 2} labels have changed since first, and the earlier ones count; with today's labels"
+    for text in (note, said.splitlines()[-1], html.unescape((run / REPORT).read_text())):
+        assert words in text
+    assert said.splitlines()[-1].startswith(f"accuracy {headline.value:.4f}")
 
 
 def test_the_run_is_evaluated_again_to_the_same_figures(first: Path, second: Path, tmp_path: Path) -> None:
@@ -106,7 +105,7 @@ def test_the_run_is_evaluated_again_to_the_same_figures(first: Path, second: Pat
     assert moved["missing_tests"]["images"] == 2
 
 
-@pytest.mark.parametrize("way", ["labels", "left out", "deleted", "moved", "all but them", "test folder alone"])
+@pytest.mark.parametrize("way", ["labels", "left out", "deleted", "moved"])
 def test_no_run_is_judged_by_labels_changed_after_its_mistakes(first: Path, tmp_path: Path, way: str) -> None:
     own, wrong = figures_of(first)["headline"], mistakes(first)
     root = runs.copy_of(first.parents[1], tmp_path / "work")
@@ -117,20 +116,14 @@ def test_no_run_is_judged_by_labels_changed_after_its_mistakes(first: Path, tmp_
     if way in ("labels", "left out"):
         asked = {"labels": root / "given.csv"}
         add_edits(root / "given.csv", [Edit(path, new if way == "labels" else EXCLUDED) for path, new in wrong.items()])
-    elif way == "moved":
-        for path, label in wrong.items():
+    for path, label in wrong.items():
+        if way == "moved":
             (data / path).rename(data / label / f"moved-{Path(path).name}-{Path(path).parent}.png")
-    else:
-        right = {row["path"] for row in rows_of(first)} - wrong.keys()
-        for path in [path.relative_to(data).as_posix() for path in data.rglob("*.png")]:
-            if path in wrong or (way == "test folder alone" and path not in right):
-                (data / path).unlink()
-        asked = {} if way == "deleted" else asked
+        elif way == "deleted":
+            (data / path).unlink()
     found = vitkit.evaluate(run, **asked).figures["headline"]
     assert found["value"] == pytest.approx(own["value"])
     assert found["caveats"]
-    if way == "labels":
-        assert "with today's labels 1.0000" in found["caveats"][0]["text"]
 
 
 def test_a_class_that_proposals_have_emptied_counts_as_mistakes(first: Path, tmp_path: Path) -> None:

@@ -11,9 +11,8 @@ from PIL import ImageOps
 
 import runs
 import vitkit
-from hearing import heard
 from once import once
-from photos import scene
+from photos import save, scene
 from refusals import refused
 from vitkit.data import (
     EXCLUDED,
@@ -21,7 +20,6 @@ from vitkit.data import (
     ImageTable,
     add_edits,
     examine,
-    find_twins,
     labels_of,
     labels_so_far,
     make_record,
@@ -57,9 +55,7 @@ def test_a_run_learns_the_corrected_labels_and_says_so(corrected: Path) -> None:
     assert own["red/img1.png"] == "blue" and "red/img2.png" not in own
     assert table.counts() == {"blue": 13, "gold": 3, "green": 9, "red": 10}
     assert load(folder).classes == ("blue", "gold", "green", "red")
-    assert "note: labels.csv: 4 pictures with another label, 1 picture left out" in said
-    assert "note: labels.csv adds the class gold" in said
-    assert "warning: 1 path of labels.csv matches no picture" in said and "none.png" in said
+    assert "4 pictures with another label, 1 picture left out" in said and "none.png" in said
     assert (folder / "labels.csv").read_bytes() == labels.read_bytes()
     assert load(folder).provenance["recipe"]["labels"] == "labels.csv", "not where it lay"
     found = vitkit.evaluate(folder, split="train")
@@ -82,15 +78,12 @@ def test_evaluating_with_a_label_file(corrected: Path, data: Path, tmp_path: Pat
     held = split_from_file(folder / "split.json").of_split("test")
     before = vitkit.evaluate(folder)
     add_edits(more, [Edit(held.paths[0], EXCLUDED), Edit(held.paths[1], "gold"), Edit(held.paths[2], "gold")])
-    notes: list[str] = []
-    with heard(notes.append):
-        after = vitkit.evaluate(folder, labels=more)
+    after = vitkit.evaluate(folder, labels=more)
     assert after.figures["images"] == before.figures["images"] - 1
     names = [after.evaluation.classes[label] for label in after.evaluation.labels]
     assert names[:2] == [held.name_of(1), held.name_of(2)], "those that the run was tested with"
     now = [after.evaluation.current_labels.get(path, "gold") for path in after.evaluation.paths[:2]]
     assert now == ["gold", "gold"]
-    assert any("left out" in line for line in notes)
     same = vitkit.evaluate(folder, labels=corrected.parent / "labels.csv")  # by which it was trained
     assert same.figures["accuracy"] == before.figures["accuracy"]
     other = vitkit.evaluate(folder, data, labels=more, split="all")
@@ -116,26 +109,18 @@ def test_training_again_keeps_the_split_of_every_known_picture(corrected: Path, 
 
 @dataclass
 class Workshop:
-    """A folder of pictures, the label file of who works on it, and what the test knows of both.
-
-    Attributes:
-        shown: of each file the scene that it shows, whether that is mirrored, and a number that stays with the file.
-    """
+    """A folder of pictures, the label file of who works on it, and what the test knows of both."""
 
     root: Path
     labels: Path
     random: random.Random
-    shown: dict[str, tuple[int, bool, int]] = field(default_factory=dict)
+    shown: dict[str, tuple[int, bool, int]] = field(default_factory=dict)  # scene, whether mirrored, number of the file
     scenes: int = 0
-    files: int = 0
 
     def save(self, folder: str, number: int, *, mirrored: bool = False, side: int = 32) -> None:
-        picture = scene(number, side)
-        self.files += 1
-        name = f"{self.files}.png"
-        (self.root / folder).mkdir(parents=True, exist_ok=True)
-        (ImageOps.mirror(picture) if mirrored else picture).save(self.root / folder / name)
-        self.shown[f"{folder}/{name}"] = number, mirrored, self.files
+        picture, file = scene(number, side), len(self.shown) + 1
+        save(ImageOps.mirror(picture) if mirrored else picture, self.root / folder / f"{file}.png")
+        self.shown[f"{folder}/{file}.png"] = number, mirrored, file
 
     def table(self) -> ImageTable:
         return read_corrected(self.root, self.labels)
@@ -150,10 +135,8 @@ class Workshop:
         if kind == 0:
             self.scenes += 1
             self.save(folder, self.scenes)
-        elif kind == 1:
-            self.save(folder, number, mirrored=mirrored, side=self.random.choice([32, 48, 64]))
         else:
-            self.save(folder, number, mirrored=not mirrored, side=self.random.choice([32, 40]))
+            self.save(folder, number, mirrored=mirrored == (kind == 1), side=self.random.choice([32, 48, 64]))
 
     def relabel(self) -> None:
         add_edits(self.labels, [Edit(self.picture(), self.random.choice(["a", "b", "c", "d"]))])
@@ -211,10 +194,10 @@ def test_a_copy_in_another_class_does_not_hide_a_mirror_image(tmp_path: Path) ->
     work = Workshop(tmp_path / "photos", tmp_path / "labels.csv", random.Random(0))
     for folder, number, mirrored in (("a", 1, False), ("c", 1, False), ("c", 1, True), ("a", 2, False), ("c", 3, True)):
         work.save(folder, number, mirrored=mirrored)
-    twins = dict(zip((found := examine(read_corrected(work.root, None))).table.paths, found.twins, strict=True))
+    found = examine(work.table())
+    twins = dict(zip(found.table.paths, found.twins, strict=True))
     assert twins["a/1.png"] == twins["c/2.png"] == twins["c/3.png"]
     assert len(set(twins.values())) == 3
-    assert find_twins(found.table, found.facts) == found.twins
 
 
 def test_what_is_left_out_does_not_taint_what_it_was_like(tmp_path: Path) -> None:
@@ -236,22 +219,23 @@ def test_what_is_left_out_does_not_taint_what_it_was_like(tmp_path: Path) -> Non
     assert splits(again(work, tmp_path / "third", tmp_path / "second")) == first
 
 
-def edited(folder: Path, seed: int, most: int) -> tuple[int, int]:
-    """Edit, train again, and look, again and again: how many edits, and untouched pictures looked at."""
-    work = Workshop(folder / "photos", folder / "labels.csv", random.Random(seed))
+@pytest.mark.parametrize("most", [30, pytest.param(500, marks=pytest.mark.accept)])
+def test_over_edits_no_untouched_picture_moves_and_no_copy_leaks(tmp_path: Path, most: int) -> None:
+    """Edit, train again, and look, again and again."""
+    work = Workshop(tmp_path / "photos", tmp_path / "labels.csv", random.Random(0))
     for name in ("a", "b", "c"):
         for _ in range(9):
             work.scenes += 1
             work.save(name, work.scenes)
     add_edits(work.labels, [Edit(work.picture(), "a")])
-    run = folder / "run-0"
+    run = tmp_path / "run-0"
     images = again(work, run, None)
     before, edits, untouched = placed(work, images), 0, 0
     while edits < most:
         for _ in range(work.random.randint(1, 3)):
             work.edit()
             edits += 1
-        run, last = folder / f"run-{edits}", run
+        run, last = tmp_path / f"run-{edits}", run
         images = again(work, run, last)
         assert list(leaks(work, images)) == [], f"after {edits} edits"
         after = placed(work, images)
@@ -262,12 +246,4 @@ def edited(folder: Path, seed: int, most: int) -> tuple[int, int]:
                 assert after[file] == before[file], f"after {edits} edits"
         before = after
     assert {split for _, split in after.values()} == {"train", "val", "test"}
-    return edits, untouched
-
-
-@pytest.mark.parametrize(
-    ("seed", "most"), [(0, 30), *(pytest.param(seed, 200, marks=pytest.mark.accept) for seed in range(5))]
-)
-def test_over_edits_no_untouched_picture_moves_and_no_copy_leaks(tmp_path: Path, seed: int, most: int) -> None:
-    edits, untouched = edited(tmp_path, seed, most)
-    assert edits >= most and untouched > 7 * most
+    assert untouched > 7 * most
