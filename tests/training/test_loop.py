@@ -20,6 +20,7 @@ from vitkit.training.loop import TimedBatches
 LABELS = torch.tensor([0, 3, 6, 3])
 BATCH = (tiny.images(4), LABELS)
 PLAIN = Recipe(label_smoothing=0.0, clip_grad=0.0)
+TWO_HEADS = {"distill_token": True, "distill_head": True}
 
 
 def data_of(images: int, batch_size: int, val: int = 4) -> ImageData:
@@ -98,7 +99,7 @@ WEIGHTS = torch.tensor([0.2, 1.0, 1.0, 0.5, 1.0, 1.0, 3.0])
 
 @pytest.mark.parametrize(
     ("smoothing", "weights", "clip"),
-    [(0.0, None, 0.0), (0.1, None, 0.0), (0.5, None, 0.0), (0.0, WEIGHTS, 0.0), (0.0, None, 1e-3), (0.0, None, 1e6)],
+    [(0.1, None, 0.0), (0.0, WEIGHTS, 0.0), (0.0, None, 1e-3)],
 )
 def test_smoothing_weights_and_clipping_are_torchs(smoothing: float, weights: Tensor | None, clip: float) -> None:
     loop = loop_at(1, Recipe(label_smoothing=smoothing, clip_grad=clip), class_weights=weights)
@@ -110,16 +111,13 @@ def test_smoothing_weights_and_clipping_are_torchs(smoothing: float, weights: Te
     assert_close(found, gradients_in(oracle))
 
 
-@pytest.mark.parametrize("heads", [{}, {"distill_token": True, "distill_head": True}], ids=["one head", "two heads"])
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_a_step_on_mixed_images_learns_their_mixed_labels(smoothing: float, heads: dict[str, Any]) -> None:
-    recipe = Recipe(mixup=0.8, cutmix=1.0, label_smoothing=smoothing, clip_grad=0.0, seed=3)
-    loop = loop_at(5, recipe, **heads)
-    found = gradients_of(loop, [BATCH])
+def test_a_step_on_mixed_images_learns_their_mixed_labels() -> None:
+    recipe, heads = Recipe(mixup=0.8, cutmix=1.0, label_smoothing=0.2, clip_grad=0.0, seed=3), TWO_HEADS
+    found = gradients_of(loop_at(5, recipe, **heads), [BATCH])
     images, targets = Mixing(mixup=0.8, cutmix=1.0).apply(BATCH[0], F.one_hot(LABELS, 7).float(), mix_seeds(3, 5, 0))
     assert not torch.equal(images, BATCH[0])
     oracle = tiny.build(**heads)
-    losses = [F.cross_entropy(h, targets, label_smoothing=smoothing) for h in oracle.forward_heads(images)]
+    losses = [F.cross_entropy(h, targets, label_smoothing=0.2) for h in oracle.forward_heads(images)]
     torch.stack(losses).mean().backward()
     assert_close(found, gradients_in(oracle))
 
@@ -209,22 +207,10 @@ def test_seed_and_step_alone_decide_what_is_dropped_and_mixed() -> None:
 
 
 def test_two_batches_of_one_step_drop_and_mix_otherwise() -> None:
-    loop = loop_at(0, Recipe(grad_accum=2, mixup=0.5), batches=2, **DROPPING)
-    seen: list[Tensor] = []
-    original: Callable[..., Any] = loop.loss_of
-    loop.loss_of = lambda x, y: (seen.append(x), original(x, y))[1]  # type: ignore[method-assign]
-    train(loop, [BATCH, BATCH])
-    assert not torch.equal(seen[0], seen[1])
-    assert len(set(loop.state.sums.losses)) == 2
-
-
-@pytest.mark.parametrize(("step", "part"), [(0, 0.5), (1, 1.0), (2, 1.0), (6, 0.5)])
-def test_each_step_sets_the_learning_rate_of_its_place_and_layers_keep_their_part(step: int, part: float) -> None:
-    loop = loop_at(step, Recipe(lr=0.4, warmup=0.2, layer_decay=0.5))
-    train(loop, [BATCH])
-    found = {group["lr"] for group in loop.state.optimizer.param_groups}
-    assert sorted(found) == pytest.approx([0.4 * part * 0.5**n for n in reversed(range(5))])
-    assert loop.state.metrics["lr"] == pytest.approx(0.4 * part)
+    for fields, dropping in (({"mixup": 0.5}, {}), ({}, DROPPING)):
+        loop = loop_at(0, Recipe(grad_accum=2, **fields), batches=2, **dropping)
+        train(loop, [BATCH, BATCH])
+        assert len(set(map(float, loop.state.sums.losses))) == 2
 
 
 def test_per_epoch_the_rate_is_that_of_the_epochs_begin_in_all_of_its_steps_and_within_a_time_budget() -> None:
@@ -267,7 +253,7 @@ def whole_gradient(batches: Sequence[tuple[Tensor, Tensor]], **fields: Any) -> d
 BATCHES = [(tiny.images(4, seed=s), torch.tensor([s, 1, 2, (s + 3) % 7])) for s in range(5)]
 
 
-@pytest.mark.parametrize(("grad_accum", "short"), [(1, 1), (2, 3), (3, 1), (3, 4), (5, 3), (8, 1)])
+@pytest.mark.parametrize(("grad_accum", "short"), [(1, 1), (2, 3), (3, 4), (8, 1)])
 def test_a_step_of_several_batches_has_the_gradient_of_their_images_together(grad_accum: int, short: int) -> None:
     """The last batch of the epoch may be short: it counts for as many images as it has."""
     loop = loop_at(0, PLAIN.replace(grad_accum=grad_accum), batches=5, images=16 + short)
@@ -301,15 +287,11 @@ def test_what_a_process_computes_as_a_stand_in_counts_for_nothing() -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"mixup": 0.5}, {"cutmix": 1.0}, {"distillation": "soft"}], ids=str)
-@pytest.mark.parametrize("size", [1, 3, 9])
+@pytest.mark.parametrize("size", [1, 3])
 def test_pieces_change_nothing_about_mixing_weights_and_teachers(size: int, fields: dict[str, Any]) -> None:
     def found(size: int | None, *, rounded: bool = False) -> dict[str, Tensor]:
-        heads = {"distill_token": True, "distill_head": True} if not fields else {}
-        learned = {
-            "teacher_logits": answer if "distillation" in fields else None,
-            "class_weights": torch.linspace(0.5, 2, 7),
-        }
-        loop = loop_at(0, Recipe(clip_grad=0.0, **fields), **learned, **heads)
+        learned = {"class_weights": WEIGHTS, "teacher_logits": answer if "distillation" in fields else None}
+        loop = loop_at(0, Recipe(clip_grad=0.0, **fields), **learned, **({} if fields else TWO_HEADS))
         loop.state.pieces.size = size
         with torch.autocast("cpu", torch.bfloat16, enabled=rounded):
             return gradients_of(loop, [BATCH])
@@ -408,8 +390,7 @@ def test_a_step_whose_loss_is_not_finite_is_left_out_and_said() -> None:
     assert str(loop.state.optimizer.state) == state and unchanged(before, loop)
     assert lines == ["the loss is not finite in epoch 2, after 4 steps: step skipped"]
     train(loop, [BATCH], 2)
-    assert not unchanged(before, loop)
-    assert loop.state.step == 5
+    assert not unchanged(before, loop) and loop.state.step == 5
     loop.end_epoch()
     assert math.isfinite(loop.state.metrics["train_loss"])
 
