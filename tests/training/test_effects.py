@@ -111,7 +111,6 @@ def test_nothing_in_a_bundled_recipe_is_idle() -> None:
     [
         ({"optimizer": "sgd", "beta2": 0.9}, {"beta2"}),
         ({"schedule": "constant", "min_lr": 0.1, "warmup": 0.0, "step_per": "epoch"}, {"min_lr", "step_per"}),
-        ({"schedule": "constant", "warmup": 0.1, "step_per": "epoch"}, set()),
         ({"weight_decay": 0.0, "decay_all": True}, {"decay_all"}),
         ({"keep": "last", "monitor": "val_loss"}, {"monitor"}),
         ({"keep": "last", "monitor": "val_loss", "patience": 3}, set()),

@@ -248,15 +248,6 @@ def test_shuffled_labels_report_chance(tmp_path: Path, seeds: int, method: str) 
     assert not covered or np.mean(covered) > 0.9 - 3 * (0.09 / images) ** 0.5
 
 
-def test_a_cross_validation_ends_with_a_calibrated_head_on_all(tmp_path: Path) -> None:
-    run = runs.head_on(runs.shared_few(), tmp_path / "run", folds=2, method="probe")
-    assert run.headline.images == 21 and run.headline.folds == 2
-    splits = {split for fold in run.folds for split in split_from_file(fold.folder / "split.json").splits}
-    assert splits == {"train", "test"}
-    held_out, unknown = run.classifier.held_out, run.classifier.unknown
-    assert held_out is not None and len(held_out.held_out) == 21 and unknown is not None
-
-
 def test_datasets_without_validation_images_are_calibrated_too(tmp_path: Path) -> None:
     pixels = torch.randn(24, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     datasets = vitkit.Datasets(train=[(image, i % 2) for i, image in enumerate(pixels)], class_names=["a", "b"])
@@ -355,12 +346,3 @@ def test_a_continued_run_that_cannot_test_in_the_same_way_is_refused(
     with refused(code):
         runs.head_on(data, tmp_path / "second", split_from=str(whole), **more)
     assert not (tmp_path / "second" / "split.json").exists()
-
-
-def test_a_class_with_one_image(tmp_path: Path) -> None:
-    data = runs.photos(tmp_path / "photos", images=11)
-    for file in [*data.glob("red/*.png"), *data.glob("blue/img1?.png"), *data.glob("blue/img[2-9].png")]:
-        file.unlink()
-    run = runs.head_on(data, tmp_path / "run")
-    assert (run.headline.split, run.headline.images) == ("cross-validated", 12)
-    assert run.evaluation["per_class"]["blue"]["recall"] == 0, "no head that was trained without it knows the class"

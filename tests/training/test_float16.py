@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import runs
 import tiny
 from refusals import refused
 from vitkit.data import Augment, ImageData, ImageTable, Preprocess
@@ -20,7 +19,6 @@ from vitkit.training import (
     TrainingState,
     check_team,
     fabric_of,
-    run,
 )
 
 BATCH = tiny.images(4), torch.tensor([0, 3, 6, 3])
@@ -105,15 +103,6 @@ def test_overflows_at_the_lowest_scale_are_incidents() -> None:
     check.note_loss(torch.zeros(()), 0, 0)
     assert not check.allows(None, check.is_finite(torch.tensor(float("inf"))))  # type: ignore[arg-type]
     assert len(lines) == 1
-
-
-def test_a_run_in_float16_learns_and_its_scale_is_part_of_the_state(data: Path, tmp_path: Path) -> None:
-    folder = run.train(runs.quick(data, precision="float16", epochs=2), tmp_path / "run")
-    losses = [row["train_loss"] for row in runs.metrics(folder)]
-    assert losses[-1] < losses[0]
-    state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["scaler"]
-    assert state["scale"] == 2.0**16 and state["_growth_tracker"] > 0
-    run.resume(folder)
 
 
 def test_shards_and_scaled_gradients_do_not_go_together() -> None:

@@ -22,15 +22,13 @@ from sklearn.metrics import balanced_accuracy_score
 
 import photos as pictures
 import runs
-import tiny
 import vitkit
 from hearing import heard
 from refusals import refused
-from vitkit.classifier import Classifier
-from vitkit.data import ImageTable, Preprocess, split_from_file
+from vitkit.data import ImageTable, split_from_file
 from vitkit.errors import Interrupted
 from vitkit.evaluation import Evaluation, MultiEvaluation, evaluate, fold_intervals
-from vitkit.evaluation.calibration import calibrate, log_odds
+from vitkit.evaluation.calibration import calibrate
 from vitkit.inference import HeldOut
 from vitkit.reporting.model_card import model_card_text
 from vitkit.system import exclusive_in, reporting_to
@@ -156,12 +154,6 @@ def test_their_intervals_hold_what_such_trainings_give_on_average(images: int, a
     found = [fold_intervals(one) for one in drawn]
     for name in ("accuracy", "balanced_accuracy"):
         assert np.mean([own[name][0] <= true <= own[name][1] for own in found]) >= 0.93
-
-
-def test_folds_that_differ_by_more_than_their_images_widen_the_interval() -> None:
-    alike = fold_intervals(folds_with([[True] * 40 + [False] * 10] * 4))["accuracy"]
-    apart = fold_intervals(folds_with([*[[True] * 50] * 3, [True] * 10 + [False] * 40]))["accuracy"]
-    assert apart[1] - apart[0] > 2 * (alike[1] - alike[0])
 
 
 def test_copies_count_as_one_image_in_the_interval_of_folds() -> None:
@@ -334,18 +326,6 @@ def test_what_cannot_be_divided_into_folds_is_refused(data: Path, tmp_path: Path
         assert not (tmp_path / "run").exists()
 
 
-def test_a_limit_cuts_training_images_of_folds(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "FOLDS", replace(run.FOLDS, fit=lambda _: None))  # what is trained on is settled before
-    run.train(in_folds(data, folds=3), tmp_path / "all")
-    run.train(in_folds(data, folds=3, max_images=6), tmp_path / "some")
-    for number in (1, 2, 3):
-        whole, some = (split_of(tmp_path / name / f"fold-{number}") for name in ("all", "some"))
-        assert some.of_split("train").counts() == {"blue": 2, "green": 2, "red": 2}
-        assert set(some.of_split("train").paths) < set(whole.of_split("train").paths)
-        for name in ("val", "test"):
-            assert some.of_split(name).paths == whole.of_split(name).paths != ()
-
-
 # The model that it ends with: trained on all images, calibrated by models that had not seen them.
 
 
@@ -478,13 +458,3 @@ def test_shuffled_labels_are_not_predicted_better_than_by_chance(tmp_path: Path)
     assert predictions is not None
     right = predictions.logits.argmax(axis=1) == predictions.labels
     assert abs(right.mean() - 1 / 3) < 3 * (2 / 9 / len(right)) ** 0.5
-
-
-def test_predictions_take_on_the_correction_of_the_classifier() -> None:
-    model = tiny.build(num_classes=2)
-    classifier = Classifier(model, ("a", "b"), Preprocess(size=model.config.image_size))
-    logits = np.array([[1.0, 0.0], [0.0, 3.0]], np.float32)
-    made = OutOfFold(("a", "b"), ("x", "y"), np.array([0, 1]), logits, 2, np.array([0, 1])).evaluation(classifier)
-    assert isinstance(made, Evaluation) and made.split == "train"
-    back = log_odds(made.probabilities, made.labels)
-    np.testing.assert_allclose(back[:, 1] - back[:, 0], [-1, 3], rtol=1e-5)

@@ -76,18 +76,13 @@ def test_what_was_good_is_remembered_and_a_collapse_is_not() -> None:
     assert not later.accepts(ValidationOutcome.of(always(1, 0.5, noise=0.05), TRUE))
 
 
-def test_the_rate_is_lowered_twice_by_ten_and_then_it_is_over() -> None:
-    lines: list[str] = []
-    guard = StabilityGuard(lines.append)
-    scales, beginning = [guard.lr_scale], ValidationOutcome.of(always(1, 0.5, noise=0.05), TRUE)
+def test_after_one_collapse_no_further_sign_is_needed_and_after_two_it_is_over() -> None:
+    guard, beginning = StabilityGuard(lambda _: None), ValidationOutcome.of(always(1, 0.5, noise=0.05), TRUE)
     assert guard.accepts(beginning)
     for epoch in range(2):
         guard.reduce_learning_rate(epoch, "it fell")
-        scales.append(guard.lr_scale)
-    assert scales == pytest.approx([1, 0.1, 0.01])
-    assert not guard.accepts(beginning), "after one collapse no further sign is needed"
-    assert guard.accepts(ValidationOutcome.of(torch.eye(3)[TRUE], TRUE))
-    assert len(lines) == 2
+    assert guard.lr_scale == pytest.approx(0.01)
+    assert not guard.accepts(beginning)
     with refused("training.diverged", "it fell", "epoch 3"):
         guard.reduce_learning_rate(2, "it fell")
 

@@ -21,7 +21,6 @@ from vitkit.data import (
     add_edits,
     examine,
     labels_of,
-    labels_so_far,
     make_record,
     read_corrected,
     renaming,
@@ -93,18 +92,6 @@ def test_evaluating_with_a_label_file(corrected: Path, data: Path, tmp_path: Pat
         vitkit.evaluate(folder, labels=more)
     with refused("training.field-refused", "labels"):
         vitkit.train(vitkit.Datasets(train=[]), vitkit.Recipe(labels=str(more)))
-
-
-def test_training_again_keeps_the_split_of_every_known_picture(corrected: Path, data: Path, tmp_path: Path) -> None:
-    before, again = split_from_file(corrected / "split.json"), tmp_path / "again.csv"
-    split_of = dict(zip(before.paths, before.splits, strict=True))
-    add_edits(again, labels_so_far(corrected / "labels.csv").edits)
-    add_edits(again, [Edit("blue/img5.png", "red", "blue"), *renaming(labels_of(before), "gold", "silver")])
-    fields = runs.quick_fields(epochs=1, seed=5, logger="none", labels=again, split_from=corrected)
-    run = vitkit.train(data, vitkit.Recipe(**fields), out=tmp_path / "second")
-    after = split_from_file(run.folder / "split.json")
-    assert dict(zip(after.paths, after.splits, strict=True)) == split_of
-    assert after.classes == ("blue", "green", "red", "silver")
 
 
 @dataclass
@@ -188,35 +175,6 @@ def leaks(work: Workshop, images: RunImages) -> Iterator[tuple[str, str]]:
         for (other, turned, _), label_of_other, split_of_other, place in rows[:k]:
             if number == other and split != split_of_other and (mirrored == turned or label == label_of_other):
                 yield path, place
-
-
-def test_a_copy_in_another_class_does_not_hide_a_mirror_image(tmp_path: Path) -> None:
-    work = Workshop(tmp_path / "photos", tmp_path / "labels.csv", random.Random(0))
-    for folder, number, mirrored in (("a", 1, False), ("c", 1, False), ("c", 1, True), ("a", 2, False), ("c", 3, True)):
-        work.save(folder, number, mirrored=mirrored)
-    found = examine(work.table())
-    twins = dict(zip(found.table.paths, found.twins, strict=True))
-    assert twins["a/1.png"] == twins["c/2.png"] == twins["c/3.png"]
-    assert len(set(twins.values())) == 3
-
-
-def test_what_is_left_out_does_not_taint_what_it_was_like(tmp_path: Path) -> None:
-    """A picture and its mirror image in another class, in two splits, and a new one that is a copy of both."""
-    work = Workshop(tmp_path / "photos", tmp_path / "labels.csv", random.Random(0))
-    for number in range(12):
-        work.save("a", number)
-        work.save("b", number, mirrored=True)
-    add_edits(work.labels, [Edit("a/1.png", "a")])
-
-    def splits(images: RunImages) -> dict[str, str | None]:
-        return dict(zip(images.table.paths, images.table.splits, strict=True))
-
-    first = splits(again(work, tmp_path / "first", None))
-    torn = ("train", "test")
-    number = next(n for n in range(12) if (first[f"a/{2 * n + 1}.png"], first[f"b/{2 * n + 2}.png"]) == torn)
-    work.save("b", number, side=48)
-    assert splits(again(work, tmp_path / "second", tmp_path / "first")) == first, "the new one is left out"
-    assert splits(again(work, tmp_path / "third", tmp_path / "second")) == first
 
 
 @pytest.mark.parametrize("most", [30, pytest.param(500, marks=pytest.mark.accept)])

@@ -95,13 +95,6 @@ def test_what_weights_do_not_allow_is_refused(data: Path, first: Path, tmp_path:
     assert [path.name for path in tmp_path.iterdir()] == ["own"]
 
 
-def test_another_seed_keeps_the_split_of_the_weights(data: Path, first: Path, tmp_path: Path) -> None:
-    second, said = go_on(data, first, tmp_path / "second")
-    assert roles(second) == roles(first)
-    assert "(21 train, 3 val, 6 test); 0 are new" in said
-    assert json.loads((second / "evaluation.json").read_text())["seen"]["images"] == 0
-
-
 @pytest.mark.usefixtures("settled")
 def test_added_photographs_alone_are_dealt(data: Path, first: Path, tmp_path: Path) -> None:
     second, said = go_on(scenes(runs.copy_of(data, tmp_path / "more"), start=500), first, tmp_path / "second")
@@ -166,15 +159,6 @@ def test_other_pictures_are_drawn_anew_and_the_record_grows(first: Path, tmp_pat
 
 
 @pytest.mark.usefixtures("settled")
-def test_whose_test_pictures_are_trained_on_is_said(data: Path, first: Path, tmp_path: Path) -> None:
-    _, said = train(runs.photos(tmp_path / "photos", seed=5), tmp_path / "run", split_from=str(first))
-    assert f"problem: no image is known from {first.name}: the images are divided anew" in said
-    _, said = train(data, first.parent / "reseeded", seed=5)
-    shutil.rmtree(first.parent / "reseeded")
-    assert "of the 6 test images of" in said and f"--split-from {first} keeps its split" in said
-
-
-@pytest.mark.usefixtures("settled")
 def test_a_new_copy_of_two_splits_is_left_out_and_named(data: Path, first: Path, tmp_path: Path) -> None:
     more, table = runs.copy_of(data, tmp_path / "more"), split_from_file(first / "split.json")
     of_split = dict(row for row in zip(table.splits, table.paths, strict=True) if row[1].startswith("a/"))
@@ -184,12 +168,6 @@ def test_a_new_copy_of_two_splits_is_left_out_and_named(data: Path, first: Path,
     second, said = train(more, tmp_path / "second", split_from=str(first), group_by=r"(bridge|again)-")
     assert "2 new or relabelled images are copies of pictures in different splits" in said and "again-" in said
     assert roles(first).items() <= roles(second).items()
-
-
-def test_label_errors_are_judged_by_weights_before_these_pictures(data: Path, start: Path, tmp_path: Path) -> None:
-    second, _ = go_on(data, start, tmp_path / "second")
-    _, said = go_on(data, second, tmp_path / "third")
-    assert f"label errors are searched with {start}, which had not seen these images" in said
 
 
 def tear(place: Path) -> None:
