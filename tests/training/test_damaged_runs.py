@@ -39,9 +39,7 @@ def resume_refused(folder: Path, name: str, code: str, *named: str) -> None:
 
 
 @pytest.mark.usefixtures("no_reports")
-def test_a_signal_in_the_first_epoch_leaves_a_model_and_says_how_to_go_on(
-    finished: Path, data: Path, tmp_path: Path
-) -> None:
+def test_a_signal_in_the_first_epoch_leaves_a_model_to_go_on_with(finished: Path, data: Path, tmp_path: Path) -> None:
     folder, lines = tmp_path / "run", list[str]()
 
     def stop(now: str, done: int, total: int) -> None:
@@ -119,9 +117,7 @@ def test_a_truncated_checkpoint_is_replaced_by_the_one_before(finished: Path, tm
         runs.assert_same_outcome(folder, finished)
 
 
-def test_two_damaged_checkpoints_and_one_of_another_run_are_refused(
-    finished: Path, start: Path, tmp_path: Path
-) -> None:
+def test_damaged_checkpoints_and_one_of_another_run_are_refused(finished: Path, start: Path, tmp_path: Path) -> None:
     """The other run is on other photographs of the same names."""
     folder = runs.copy_of(finished, tmp_path / "run")
     last, before = folder / CKPT, folder / "checkpoints" / "before.ckpt"

@@ -108,9 +108,7 @@ def test_images_that_the_weights_had_seen_do_not_choose() -> None:
     assert honest > flattered
 
 
-def test_the_predictions_are_those_of_a_nested_cross_validation_by_scikit_learn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_nested_cross_validation_predicts_as_that_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "PENALTIES", TRIED)
     x, y = clouds(60, 3, 8, 1.5)
     fold_of = folds(y)
@@ -190,9 +188,7 @@ def figures_of(run: Path) -> dict[str, Any]:
     return dict(json.loads((run / "evaluation.json").read_text()))
 
 
-def test_the_headline_is_of_images_that_nothing_was_chosen_on_and_promises_rest_on_those_out_of_fold(
-    finished: Path, data: Path
-) -> None:
+def test_headline_and_promises_are_of_images_that_nothing_was_chosen_on(finished: Path, data: Path) -> None:
     said = said_by(finished)
     assert Counter(split_from_file(finished / "split.json").splits) == {"train": 36, "test": 9}
     figures = figures_of(finished)
@@ -259,22 +255,12 @@ def fields(**more: Any) -> dict[str, Any]:
     return {"weights": str(runs.shared_start()), "precision": "float32", "workers": 0, **more}
 
 
-def test_a_head_is_also_what_is_trained_on_images_that_would_have_been_set_aside(tmp_path: Path) -> None:
-    """50 images of each class are enough to train the whole model, and 35 of them are not."""
-    asked = Recipe.of({"data": str(runs.photos(tmp_path / "photos", images=50)), **fields()})
-    chosen = prepared(asked, (), chooses_method=True)
-    assert (chosen.recipe.method, chosen.recipe.split) == ("probe", (1.0, 0.0, 0.0))
-    assert any("about 35 training images per class are too few" in reason for reason in chosen.reasons)
-
-
 def sets_aside(data: Path, **more: Any) -> bool:
     parts = prepared(Recipe(data=str(data), **fields(**more)), (), chooses_method=True).parts
     return any({"test", "val"} & set(part.images.table.splits) for part in parts)
 
 
-def test_images_are_set_aside_if_the_user_decides_so_if_they_are_too_few_or_seen(
-    data: Path, finished: Path, tmp_path: Path
-) -> None:
+def test_images_are_set_aside_if_asked_for_too_few_or_seen(data: Path, finished: Path, tmp_path: Path) -> None:
     assert not sets_aside(data)
     for asked in ({"split": (0.8, 0.0, 0.2)}, {"folds": 3}, {"prior": "uniform"}):
         assert sets_aside(data, **asked), asked
@@ -309,9 +295,7 @@ def test_the_headline_is_of_all_images_and_says_which_model_it_is_of(whole: Path
     assert again.notes[0].endswith(f"cross-validated: {headline.words}")
 
 
-def test_a_continued_run_tests_the_same_images_in_the_same_way_with_their_earlier_labels(
-    whole: Path, data: Path, tmp_path: Path
-) -> None:
+def test_a_continued_run_tests_the_same_images_by_their_earlier_labels(whole: Path, data: Path, tmp_path: Path) -> None:
     """The heads that test are fitted as in the first run, without changed labels and without labels of a model."""
     first, more = vitkit.TrainingRun(whole), runs.copy_of(data, tmp_path / "more")
     (more / "unlabelled").mkdir()
@@ -334,10 +318,7 @@ def test_a_continued_run_tests_the_same_images_in_the_same_way_with_their_earlie
 
 @pytest.mark.parametrize(
     ("given", "code"),
-    [
-        ({"method": "full"}, "training.protocol-conflict"),
-        ({"weights": "FIRST"}, "training.images-seen"),
-    ],
+    [({"method": "full"}, "training.protocol-conflict"), ({"weights": "FIRST"}, "training.images-seen")],
 )
 def test_a_continued_run_that_cannot_test_in_the_same_way_is_refused(
     whole: Path, data: Path, tmp_path: Path, given: dict[str, Any], code: str

@@ -1,4 +1,4 @@
-"""Confidences after a training that balanced the classes: for the data as they come, whatever was weighed or drawn."""
+"""Confidences at the end of a training: for the data as they come, whatever was weighed or drawn."""
 
 import json
 from pathlib import Path
@@ -17,9 +17,18 @@ from torch import Tensor
 import photos as pictures
 import runs
 import tiny
+import vitkit
 from refusals import refused
 from vitkit.data import MULTI_LABEL, EpochSampler, split_from_file
-from vitkit.evaluation import Evaluation, best_thresholds, evaluate, for_prior, operating_points
+from vitkit.evaluation import (
+    Evaluation,
+    at_temperature,
+    best_thresholds,
+    evaluate,
+    fit_temperature,
+    for_prior,
+    operating_points,
+)
 from vitkit.training import (
     Balance,
     PriorCorrection,
@@ -33,6 +42,7 @@ from vitkit.training import (
     prior_correction,
     resolve_balance,
     resume,
+    train,
     with_correction,
 )
 from vitkit.weights import load
@@ -189,10 +199,7 @@ def saved_and_trained(run: Path) -> tuple[Tensor, Tensor, PriorCorrection]:
 
 @pytest.mark.parametrize(
     "fields",
-    [
-        {"balance": "sampler", "keep": "every", "epochs": 2, "lr": 1e-3},
-        {"balance": "loss", "split": (0.8, 0.0, 0.2)},
-    ],
+    [{"balance": "sampler", "keep": "every", "epochs": 2, "lr": 1e-3}, {"balance": "loss", "split": (0.8, 0.0, 0.2)}],
     ids=["every epoch", "no validation"],
 )
 def test_what_is_saved_otherwise_is_written_down(noise: Path, tmp_path: Path, fields: dict[str, Any]) -> None:
@@ -275,3 +282,19 @@ def test_auto_weighs_where_the_largest_has_more_than_three_times_the_smallest() 
         assert balance == "loss" and "10 to 31" in line
     for asked in ("loss", "sampler", "none"):
         assert resolve_balance(asked, [1, 100]) == (asked, None)  # type: ignore[arg-type]
+
+
+def test_a_run_and_eval_agree_to_the_last_digit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where answers are rounded, as on processors that have bfloat16, the temperature is fitted to such answers too."""
+    monkeypatch.setattr("vitkit.inference.backends.best_precision", lambda _: "bfloat16")
+    data = runs.photos(tmp_path / "photos", images=24, noise=400.0)
+    run = train(runs.quick(data, epochs=1, balance="none", split=(0.4, 0.3, 0.3), lr=3e-3), tmp_path / "run")
+    asked, told = vitkit.evaluate(run), json.loads((run / "evaluation.json").read_text(encoding="utf-8"))
+    assert (asked.figures["backend"], asked.figures["precision"]) == ("eager", "bfloat16")
+    del told["label_errors"]  # of training images too, of which eval does not ask
+    assert told == asked.figures
+    assert f"<td>computed</td><td>{asked.computed}</td>" in (run / "report.html").read_text(encoding="utf-8")
+    plain = evaluate(load(run), split_from_file(run / "split.json"), "test")
+    assert not np.array_equal(asked.evaluation.probabilities, plain.probabilities), "else nothing was tried"
+    seen = at_temperature(vitkit.evaluate(run, split="val").evaluation, 1.0)
+    assert load(run).temperature == pytest.approx(fit_temperature(seen.probabilities, seen.labels), rel=1e-4)

@@ -211,9 +211,7 @@ def assert_same_folds(folder: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize("done", ["fold-1/report.html", "folds.json"], ids=["in the second fold", "in the final model"])
-def test_killed_and_stopped_by_ctrl_c_it_keeps_what_is_done_and_goes_on(
-    finished: Path, tmp_path: Path, done: str
-) -> None:
+def test_killed_and_stopped_it_keeps_what_is_done_and_goes_on(finished: Path, tmp_path: Path, done: str) -> None:
     """As the folder is after SIGKILL: one fold done, one begun, one settled but not begun; or without the model."""
     folder, lines = runs.copy_of(finished, tmp_path / "run"), list[str]()
     begun = ("recipe.toml", "split.json", "pictures.npz", "findings.json", "class_indices.json", "groups.json")
@@ -244,7 +242,7 @@ def test_killed_and_stopped_by_ctrl_c_it_keeps_what_is_done_and_goes_on(
     assert load(folder).trust == load(finished).trust
 
 
-def test_a_finished_cross_validation_may_be_resumed_without_harm_and_damaged_figures_are_named(
+def test_a_finished_one_may_be_resumed_without_harm_and_damaged_figures_are_named(
     finished: Path, tmp_path: Path
 ) -> None:
     folder = runs.copy_of(finished, tmp_path / "run")
@@ -279,8 +277,7 @@ def test_failing_before_a_model_leaves_no_folder_but_what_was_there(
     assert list(tmp_path.iterdir()) == []
     fold = tmp_path / "run" / "fold-1"
     fold.mkdir(parents=True)
-    for earlier in (fold.parent / "recipe.toml", fold.parent / "split.json", fold / "recipe.toml"):
-        earlier.write_text("of an earlier run")
+    (fold.parent / "recipe.toml").write_text("of an earlier run")
     (fold / "notes.txt").write_text("precious")
     with pytest.raises(OSError, match="no space left"):
         run.train(in_folds(data), tmp_path / "run", force=True)
@@ -357,9 +354,7 @@ def test_it_ends_after_the_median_of_the_best_epochs_in_the_same_schedule(tmp_pa
         assert own["lr"] == pytest.approx(other["lr"], abs=0.002)
 
 
-def test_it_is_trained_on_every_image_and_its_predictions_are_those_of_the_folds_that_tested_them(
-    finished: Path,
-) -> None:
+def test_it_is_trained_on_every_image_and_has_the_predictions_of_the_folds_that_tested_them(finished: Path) -> None:
     """At the temperature of its fold, each image has the confidence in that fold's predictions.csv."""
     predictions, reported = OutOfFold.read(finished), predictions_of_folds(finished)
     assert predictions is not None and predictions.folds == 3

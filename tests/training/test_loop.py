@@ -97,10 +97,7 @@ def weights_of(loop: Loop) -> dict[str, Tensor]:
 WEIGHTS = torch.tensor([0.2, 1.0, 1.0, 0.5, 1.0, 1.0, 3.0])
 
 
-@pytest.mark.parametrize(
-    ("smoothing", "weights", "clip"),
-    [(0.1, None, 0.0), (0.0, WEIGHTS, 0.0), (0.0, None, 1e-3)],
-)
+@pytest.mark.parametrize(("smoothing", "weights", "clip"), [(0.1, None, 0.0), (0.0, WEIGHTS, 0.0), (0.0, None, 1e-3)])
 def test_smoothing_weights_and_clipping_are_torchs(smoothing: float, weights: Tensor | None, clip: float) -> None:
     loop = loop_at(1, Recipe(label_smoothing=smoothing, clip_grad=clip), class_weights=weights)
     found, oracle = gradients_of(loop, [BATCH]), tiny.build()
