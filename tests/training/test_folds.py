@@ -242,9 +242,7 @@ def test_killed_and_stopped_it_keeps_what_is_done_and_goes_on(finished: Path, tm
     assert load(folder).trust == load(finished).trust
 
 
-def test_a_finished_one_may_be_resumed_without_harm_and_damaged_figures_are_named(
-    finished: Path, tmp_path: Path
-) -> None:
+def test_a_finished_one_is_resumed_without_harm_and_damaged_figures_are_named(finished: Path, tmp_path: Path) -> None:
     folder = runs.copy_of(finished, tmp_path / "run")
     lines: list[str] = []
     with heard(lines.append):
