@@ -1,4 +1,4 @@
-"""Few images: none is set aside, and cross-validation chooses the penalty, calibrates the head and tests it."""
+"""A head on frozen features: for few images, of which none is set aside, or where it is right nearly always."""
 
 import json
 from collections import Counter
@@ -12,11 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
+from scipy.stats import binomtest
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+import photos as pictures
 import runs
 import vitkit
 from once import once
@@ -25,6 +27,7 @@ from refusals import refused
 from vitkit.data import EXCLUDED, Edit, add_edits, split_from_file, table_of
 from vitkit.evaluation import headline_of
 from vitkit.training import (
+    FeatureStore,
     OutOfFold,
     Recipe,
     choose,
@@ -35,6 +38,7 @@ from vitkit.training import (
     probe,
     resume,
 )
+from vitkit.training.stages import resolve as selection
 from vitkit.weights import load
 
 pytestmark = pytest.mark.usefixtures("two_penalties")  # those that the resumed runs were begun with
@@ -255,8 +259,12 @@ def fields(**more: Any) -> dict[str, Any]:
     return {"weights": str(runs.shared_start()), "precision": "float32", "workers": 0, **more}
 
 
+def resolved(data: Path, source: str = "", **more: Any) -> Any:
+    return prepared(Recipe.of(fields(data=str(data), **more), source), (), chooses_method=True)
+
+
 def sets_aside(data: Path, **more: Any) -> bool:
-    parts = prepared(Recipe(data=str(data), **fields(**more)), (), chooses_method=True).parts
+    parts = resolved(data, **more).parts
     return any({"test", "val"} & set(part.images.table.splits) for part in parts)
 
 
@@ -327,3 +335,72 @@ def test_a_continued_run_that_cannot_test_in_the_same_way_is_refused(
     with refused(code):
         runs.head_on(data, tmp_path / "second", split_from=str(whole), **more)
     assert not (tmp_path / "second" / "split.json").exists()
+
+
+EACH = 58  # photographs of each class, of which 40 are trained on
+
+
+@pytest.fixture(scope="module")
+def easy() -> Path:
+    return once("choose-method-easy", lambda place: runs.photos(place, images=EACH, noise=30))
+
+
+@pytest.fixture(scope="module")
+def hard() -> Path:
+    """Pictures whose classes say nothing about them."""
+    return once("choose-method-hard", lambda place: pictures.folder(place, dict.fromkeys("ab", EACH), 16, 16))
+
+
+def test_a_head_that_is_right_nearly_always_becomes_the_model(easy: Path, tmp_path: Path) -> None:
+    folder, said = runs.told(Recipe(**fields(data=str(easy))), tmp_path / "run")
+    lines = said.splitlines()
+    assert Recipe.load(folder / "recipe.toml").method == "probe"
+    assert any("100.0 % of 120 training images" in line for line in lines)
+    assert sum(line.startswith("method ") for line in lines) == 1
+    assert (folder / "evaluation.json").is_file() and not (folder / "checkpoints").exists()
+    assert json.loads((folder / "request.json").read_text()).keys() == {"data", "weights", "workers", "precision"}
+    assert resolved(easy, weights=str(folder)).recipe.method == "full", "which know the photographs"
+    full = prepared(Recipe(**fields(data=str(easy), method="full")), ()).parts[0].images.table
+    table = split_from_file(folder / "split.json")
+    assert set(table.of_split("test").paths) == set(full.of_split("test").paths) != set()
+    assert "val" not in table.splits
+
+
+def test_shuffled_labels_are_predicted_by_chance_so_that_the_head_does_not(hard: Path) -> None:
+    assert resolved(hard).recipe.method == "full"
+    full = prepared(Recipe(**fields(data=str(hard), method="full")), ())
+    part = full.parts[0].images
+    _, interval, images = selection.probe_accuracy(
+        FeatureStore(full.recipe, full.blueprint.weights), part.table, part.groups
+    )
+    assert interval[0] <= 0.5 <= interval[1] and images == 80
+
+
+@pytest.mark.parametrize(
+    ("given", "source", "method"),
+    [
+        ({"epochs": 2}, "", "full"),
+        ({"folds": 2}, "mine.toml", "full"),  # every image is tested
+        ({"lora_rank": 8}, "mine.toml", "probe"),  # a field that nothing needs
+    ],
+)
+def test_it_is_tried_only_where_it_may_become_the_model(
+    easy: Path, given: dict[str, Any], source: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[Any] = []
+    measure = selection.probe_accuracy
+    monkeypatch.setattr(selection, "probe_accuracy", lambda *args: tried.append(args) or measure(*args))
+    assert resolved(easy, source, **given).recipe.method == method
+    assert bool(tried) == (method == "probe")
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_an_image_is_not_judged_by_a_probe_that_knows_it(parts: int) -> None:
+    """Features that name each image, and labels by lot: who has seen the label knows it, and nobody else does."""
+    rng = np.random.default_rng(0)
+    y, fold_of = torch.from_numpy(rng.permutation(np.arange(240) % 4)), torch.arange(240) % parts
+    x = torch.eye(240) + 0.01 * torch.from_numpy(rng.normal(size=(240, 240)).astype(np.float32))
+    own = [selection._correct_in_fold(x, y, fold_of, part, 4) for part in range(parts)]
+    assert not any((right & (fold_of != part)).any() for part, right in enumerate(own))
+    low, high = binomtest(int(torch.stack(own).sum()), 240).proportion_ci(0.999)
+    assert low < 0.25 < high

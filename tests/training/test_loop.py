@@ -1,4 +1,4 @@
-"""One training step, also of several batches, done in pieces, or left out; its losses, randomness and learning rate."""
+"""One training step, also of several batches, in pieces, in float16, or left out; and when a model has collapsed."""
 
 import math
 import time
@@ -9,12 +9,28 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 import tiny
 from refusals import refused
 from vitkit.data import Augment, ImageData, ImageTable, Mixing, Preprocess, mix_seeds
-from vitkit.training import Loop, Objective, Pieces, Recipe, StabilityGuard, TrainingState, class_weights, fabric_of
+from vitkit.training import (
+    FiniteCheck,
+    Loop,
+    Objective,
+    Pieces,
+    ProcessGroup,
+    Recipe,
+    StabilityGuard,
+    TrainingState,
+    ValidationOutcome,
+    check_team,
+    class_weights,
+    fabric_of,
+    has_collapsed,
+)
 from vitkit.training.loop import TimedBatches
 
 LABELS = torch.tensor([0, 3, 6, 3])
@@ -23,23 +39,25 @@ PLAIN = Recipe(label_smoothing=0.0, clip_grad=0.0)
 TWO_HEADS = {"distill_token": True, "distill_head": True}
 
 
-def data_of(images: int, batch_size: int, val: int = 4) -> ImageData:
+def data_of(images: int) -> ImageData:
     """Places of images that are never read."""
-    splits = ("train",) * images + ("val",) * val
+    splits = ("train",) * images + ("val",) * 4
     paths = tuple(f"{i}.png" for i in range(len(splits)))
     labels = tuple(i % 7 for i in range(len(splits)))
     table = ImageTable(name="t", root=Path(), classes=tuple("abcdefg"), paths=paths, labels=labels, splits=splits)
-    return ImageData(table, Preprocess(size=(12, 16)), Augment(), batch_size=batch_size, workers=0, seed=0)
+    return ImageData(table, Preprocess(size=(12, 16)), Augment(), batch_size=4, workers=0, seed=0)
 
 
 def loop_at(step: int, recipe: Recipe, steps: int = 10, batches: int = 1, epoch: int = 0, **fields: Any) -> Loop:
     """A loop in the middle of a training of `steps` steps, in batches of four images; `images` in an epoch."""
-    guard, images = fields.pop("guard", None), fields.pop("images", 4 * batches)
+    guard, images, make = (fields.pop(name, None) for name in ("guard", "images", "make_optimizer"))
     learned = {name: fields.pop(name) for name in ("class_weights", "teacher_logits") if name in fields}
     recipe = recipe.replace(batch_size=4)
-    state = TrainingState(tiny.build(**fields).train(), recipe, steps, guard)
+    state = TrainingState(tiny.build(**fields).train(), recipe, steps, guard, make_optimizer=make)
     state.step, state.epoch = step, epoch
-    return Loop(state, Objective(recipe, 7, **learned), data_of(images, 4), fabric_of("float32"))
+    precision = "float16" if recipe.precision == "float16" else "float32"
+    data = data_of(4 * batches if images is None else images)
+    return Loop(state, Objective(recipe, 7, **learned), data, fabric_of(precision, "cpu"))
 
 
 def train(loop: Loop, batches: Sequence[tuple[Tensor, Tensor]], first: int = 0) -> None:
@@ -482,3 +500,156 @@ def test_waiting_is_the_part_of_the_time_in_which_no_batch_was_there(monkeypatch
     batches = TimedBatches(iter([(torch.zeros(2, 3), torch.zeros(2))]))
     next(batches)
     assert batches.waiting_fraction == 0.4 and batches.max_bytes == 24
+
+
+THREE = torch.arange(60) % 3
+
+
+def always(answer: int, strength: float, images: int = 60, classes: int = 3, noise: float = 0.0) -> Tensor:
+    """Logits that favour one class by so much."""
+    logits = torch.zeros(images, classes)
+    logits[:, answer] = strength
+    return logits + noise * torch.randn(images, classes, generator=torch.Generator().manual_seed(0))
+
+
+def test_what_has_collapsed_and_what_has_just_begun_to_learn() -> None:
+    assert has_collapsed(ValidationOutcome.of(always(1, 9.0, noise=0.5), THREE)), "surely one class of three"
+    assert has_collapsed(ValidationOutcome.of(always(1, 0.1, noise=1e-5), THREE)), "it has only learned the shares"
+    young = ValidationOutcome.of(always(1, 0.5, noise=0.05), THREE)
+    assert not has_collapsed(young) and not has_collapsed(young, best_accuracy=0.4)
+    assert has_collapsed(young, best_accuracy=0.5), "it once was better"
+    logits = always(1, 0.5, noise=1.0)
+    logits[3] = math.nan
+    assert has_collapsed(ValidationOutcome.of(logits, THREE))
+    assert not has_collapsed(ValidationOutcome.of(always(1, 9.0, 9), THREE[:9])), "a handful of images says nothing"
+    assert has_collapsed(ValidationOutcome.of(always(1, 9.0, 12), THREE[:12]))
+
+
+def test_what_a_model_has_been_given_is_not_held_against_it() -> None:
+    """Validation adds the classes' shares to what a balanced training learned: more than a young model tells apart."""
+    shift, uneven = torch.tensor([0.0, 4.0, 0.0]), torch.tensor([1] * 51 + [0] * 5 + [2] * 4)
+    young, dead = always(1, 0.05, noise=0.02), always(1, 0.1, noise=1e-5)
+    assert has_collapsed(ValidationOutcome.of(young + shift, uneven)), "as it would seem"
+    assert not has_collapsed(ValidationOutcome.of(young + shift, uneven, shift))
+    assert has_collapsed(ValidationOutcome.of(dead + shift, uneven, shift))
+
+
+def test_data_that_are_nearly_one_class_are_no_collapse() -> None:
+    for largest, collapsed in ((40, True), (53, True), (55, False), (60, False)):
+        labels = torch.tensor([1] * largest + [0] * (60 - largest))
+        assert has_collapsed(ValidationOutcome.of(always(1, 30.0), labels)) == collapsed
+
+
+def test_one_other_prediction_in_a_hundred_is_still_a_collapse_and_two_are_none() -> None:
+    labels = torch.arange(200) % 4
+    for others, collapsed in [(2, True), (3, False)]:
+        logits = always(0, 20.0, 200, 4)
+        wrong = (labels == 2).nonzero().flatten()[:others]
+        logits[wrong] = always(1, 20.0, others, 4)
+        assert has_collapsed(ValidationOutcome.of(logits, labels)) == collapsed
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=40), st.integers(0, 2**30), st.floats(0, 50))
+def test_a_model_better_than_the_largest_class_has_never_collapsed(labels: list[int], seed: int, scale: float) -> None:
+    logits = scale * torch.randn(len(labels), 5, generator=torch.Generator().manual_seed(seed))
+    outcome = ValidationOutcome.of(logits, torch.tensor(labels))
+    assert outcome.accuracy <= outcome.majority_share or not has_collapsed(outcome, best_accuracy=1.0)
+
+
+def test_what_was_good_is_remembered_and_a_collapse_is_not() -> None:
+    guard = StabilityGuard(lambda _: None)
+    assert guard.accepts(None)
+    assert guard.accepts(ValidationOutcome.of(torch.eye(3)[THREE], THREE))
+    assert guard.best_accuracy == 1.0
+    assert not guard.accepts(ValidationOutcome.of(always(1, 0.5, noise=0.05), THREE))
+    later = StabilityGuard(lambda _: None)
+    later.load_state_dict(guard.state_dict())
+    assert not later.accepts(ValidationOutcome.of(always(1, 0.5, noise=0.05), THREE))
+
+
+def test_after_one_collapse_no_further_sign_is_needed_and_after_two_it_is_over() -> None:
+    guard, beginning = StabilityGuard(lambda _: None), ValidationOutcome.of(always(1, 0.5, noise=0.05), THREE)
+    assert guard.accepts(beginning)
+    for epoch in range(2):
+        guard.reduce_learning_rate(epoch, "it fell")
+    assert guard.lr_scale == pytest.approx(0.01)
+    assert not guard.accepts(beginning)
+    with refused("training.diverged", "it fell", "epoch 3"):
+        guard.reduce_learning_rate(2, "it fell")
+
+
+def test_a_bad_share_of_another_process_skips_the_step() -> None:
+    lines: list[str] = []
+    check = FiniteCheck(StabilityGuard(lines.append))
+    check.note_loss(torch.tensor(0.5), 0, 3)
+    check.note_team(torch.tensor(1.0))
+    assert not check.allows(None, check.is_finite(torch.tensor(1.0)))  # type: ignore[arg-type]
+    assert lines == ["the loss is not finite in epoch 1, after 3 steps: step skipped"]
+
+
+HALF = PLAIN.replace(precision="float16")
+
+
+def half(fused: bool) -> tuple[Loop, list[str]]:
+    make = (lambda groups: torch.optim.AdamW(groups, lr=1e-3, fused=True)) if fused else None
+    return guarded(0, HALF, steps=50, batches=3, make_optimizer=make)
+
+
+def scale_by(loop: Loop, scale: float) -> Loop:
+    loop.state.scaler.scale(torch.zeros(()))  # which makes the scale
+    loop.state.scaler.update(scale)
+    return loop
+
+
+def test_the_gradient_is_that_of_float32_whatever_the_scale_but_vanishes_without_one() -> None:
+    def gradient(loop: Loop) -> Tensor:
+        return torch.cat([own.flatten() for own in gradients_of(loop, [BATCH]).values()])
+
+    exact = gradient(loop_at(0, PLAIN))
+    small, middle, large = (gradient(scale_by(loop_at(0, HALF), scale)) for scale in (1e-6, 2.0**8, 2.0**16))
+    for found in (middle, large):
+        assert float((found - exact).norm() / exact.norm()) < 0.02
+        assert float(found.norm() / exact.norm()) == pytest.approx(1, abs=0.02)
+    # Of a loss a millionth as large most of the gradient is below what float16 can hold.
+    assert (small == 0).sum() > 2 * (large == 0).sum() + 10
+    assert float((large - exact).norm()) < float((small - exact).norm())
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_an_overflow_lowers_the_scale_and_is_no_incident(fused: bool) -> None:
+    loop, lines = half(fused)
+    scale_by(loop, 2.0**30)
+    before, moved = weights_of(loop), list[bool]()
+    for _ in range(24):
+        loop.take_step(0, [BATCH])
+        moved.append(not unchanged(before, loop))
+        before = weights_of(loop)
+    loop.finite_check.resolve_pending()
+    assert moved[:4] == [False] * 4 and moved[-4:] == [True] * 4 and moved == sorted(moved)
+    assert lines == []
+    assert 1 < loop.state.scaler.get_scale() < 2**30
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_in_float16_a_loss_that_is_not_finite_is_an_incident_as_in_other_precisions(fused: bool) -> None:
+    loop, lines = half(fused)
+    before = weights_of(loop)
+    with refused("training.not-finite"):
+        train(loop, [BAD, BAD, BAD])
+        loop.finite_check.resolve_pending()
+    assert unchanged(before, loop) and len(lines) == 3
+
+
+def test_overflows_at_the_lowest_scale_are_incidents() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    scaler.scale(torch.zeros(()))
+    lines: list[str] = []
+    check = FiniteCheck(StabilityGuard(lines.append), scaler)
+    check.note_loss(torch.zeros(()), 0, 0)
+    assert not check.allows(None, check.is_finite(torch.tensor(float("inf"))))  # type: ignore[arg-type]
+    assert len(lines) == 1
+
+
+def test_shards_and_scaled_gradients_do_not_go_together() -> None:
+    with refused("training.strategy-unsupported"):
+        check_team(Recipe(strategy="fsdp", precision="float16"), ProcessGroup(size=2))
