@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import runs
-from vitkit.training import fine_tune, probe, run, train
+from vitkit.training import probe, run, train
 from vitkit.training.stages import fit
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "curves.json"
@@ -22,24 +22,18 @@ CURVES = ("step", "lr", "train_loss", "val_loss", "val_map")
 CASES: dict[str, dict[str, Any]] = {
     "scratch": {},
     "sgd": {"optimizer": "sgd", "lr": 0.05, "clip_grad": 0.5, "schedule": "linear"},
-    "adam, decay by layer": {"optimizer": "adam", "layer_decay": 0.7, "decay_all": True},
-    "a rate for each epoch": {"step_per": "epoch", "warmup": 0.3},
+    "adam, decay by layer, sampler": {"optimizer": "adam", "layer_decay": 0.7, "decay_all": True, "balance": "sampler"},
+    "a rate for each epoch, averaged by steps": {"step_per": "epoch", "warmup": 0.3, "ema": 0.9, "balance": "none"},
     "accumulated, mixed": {"grad_accum": 2, "batch_size": 4, "mixup": 0.4, "cutmix": 1.0, "label_smoothing": 0.1},
     "what is dropped": {"dropout": 0.2, "attention_dropout": 0.1, "drop_path": 0.2, "patch_dropout": 0.5},
-    "weights of classes": {"balance": "loss"},
-    "sampler": {"balance": "sampler"},
-    "averaged by steps": {"ema": 0.9},
     "averaged by epochs": {"swa": 0.5, "swa_lr": 1e-4},
     "bfloat16": {"precision": "bfloat16"},
-    "full": {"weights": "START", "method": "full", "lr": 1e-3},
     "head first": {"weights": "START", "method": "full", "lp_ft": True, "lr": 1e-3},
     "lora": {"weights": "START", "method": "lora", "lora_rank": 2, "lr": 1e-2},
     "probe-sgd": {"weights": "START", "method": "probe-sgd", "lr": 1e-2},
     "soft teacher": {"teacher": "START", "distillation": "soft", "distill_alpha": 0.5},
     "hard teacher": {"teacher": "START", "distillation": "hard", "model": "deit_micro_distilled_patch8_16"},
-    "several classes": {"data": "SEVERAL", "label_smoothing": 0.1},
     "several classes, mixed, weighed": {"data": "SEVERAL", "mixup": 0.5, "balance": "loss"},
-    "rate looked for": {"find_lr": True},
 }
 
 
@@ -61,11 +55,7 @@ def curves(places: Places, name: str) -> list[dict[str, float]]:
 
 
 def unseen(patch: pytest.MonkeyPatch) -> None:
-    """Nobody looks at the reports and pictures; and no head is fitted whose weights rounding moves by hundredths.
-
-    A learning rate is looked for in few steps.
-    """
-    patch.setattr(fine_tune, "TRIAL_STEPS", 6)
+    """Nobody looks at the reports and pictures; and no head is fitted whose weights rounding moves by hundredths."""
     patch.setattr(run, "TRAINING", replace(run.TRAINING, conclude=()))
     patch.setattr(fit, "draw_classes", lambda *_: None)
     patch.setattr(fit, "draw_some", lambda *_: None)

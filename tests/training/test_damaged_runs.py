@@ -2,12 +2,9 @@
 
 import copy
 import dataclasses
-import json
 import os
 import shutil
 import signal
-import zipfile
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -41,58 +38,23 @@ def resume_refused(folder: Path, name: str, code: str, *named: str) -> None:
         run.resume(folder)
 
 
-@pytest.mark.parametrize(
-    ("number", "epoch", "step", "kept"),
-    [(signal.SIGINT, 1, 2, "unfinished model"), (signal.SIGHUP, 3, 4, "best model so far")],
-    ids=["Ctrl-C in the midst of the first epoch", "between the last step and the end of an epoch"],
-)
-def test_a_signal_leaves_a_model_and_says_how_to_go_on(
-    finished: Path, data: Path, tmp_path: Path, number: int, epoch: int, step: int, kept: str
-) -> None:
+@pytest.mark.usefixtures("no_reports")
+def test_a_signal_in_the_first_epoch_leaves_a_model_to_go_on_with(finished: Path, data: Path, tmp_path: Path) -> None:
     folder, lines = tmp_path / "run", list[str]()
 
     def stop(now: str, done: int, total: int) -> None:
-        if now == f"epoch {epoch}/3" and done == step:
-            os.kill(os.getpid(), number)
+        if now == "epoch 1/3" and done == 2:
+            os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(Interrupted) as caught, reporting_to(stop), heard(lines.append):
+    with pytest.raises(Interrupted), reporting_to(stop), heard(lines.append):
         run.train(runs.quick(data), folder)
-    assert caught.value.signal_number == number
-    assert lines[-2:] == [f"stopped; the {kept} is in {folder}", f"to continue: vitkit train --resume {folder}"]
+    assert lines[-2:] == [
+        f"stopped; the unfinished model is in {folder}",
+        f"to continue: vitkit train --resume {folder}",
+    ]
     assert load(folder).classes == ("blue", "green", "red")
-    assert not (folder / "report.html").exists()
     run.resume(folder)
     runs.assert_same_outcome(folder, finished)
-
-
-def raising(error: BaseException) -> Callable[..., Any]:
-    def stop(*args: Any, **kwargs: Any) -> Any:
-        raise error
-
-    return stop
-
-
-@pytest.mark.usefixtures("no_reports")
-def test_a_signal_before_there_is_a_model_leaves_a_run_to_go_on_with(
-    finished: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, lines = tmp_path / "run", list[str]()
-    with monkeypatch.context() as patch, pytest.raises(Interrupted), heard(lines.append):
-        patch.setattr("vitkit.training.stages.fit.new_classifier", raising(Interrupted(signal.SIGTERM)))
-        run.train(runs.quick(data), folder)
-    assert lines[-2:] == ["stopped before there was a model", f"to continue: vitkit train --resume {folder}"]
-    run.resume(folder)
-    runs.assert_same_outcome(folder, finished)
-
-
-def test_a_signal_during_the_report_is_told(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, lines = runs.copy_of(finished, tmp_path / "run"), list[str]()
-    monkeypatch.setattr("vitkit.training.stages.report.write_report", raising(Interrupted(signal.SIGTERM)))
-    with pytest.raises(Interrupted), heard(lines.append):
-        run.resume(folder)
-    assert f"the model is in {folder}, but its report is not finished" in lines[-2]
-    assert lines[-1] == f"to continue: vitkit train --resume {folder}"
-    runs.assert_same_weights(folder, finished)
 
 
 def test_a_run_that_another_process_works_on_is_left_to_it(finished: Path, data: Path, tmp_path: Path) -> None:
@@ -100,21 +62,20 @@ def test_a_run_that_another_process_works_on_is_left_to_it(finished: Path, data:
     folder = runs.copy_of(finished, tmp_path / "run")
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     with exclusive(folder, folder / ".lock"):
-        for work in (
-            lambda: run.train(runs.quick(data), folder),
-            lambda: run.train(runs.quick(data), folder, force=True),
-            lambda: run.resume(folder),
-        ):
+        for work in (lambda: run.train(runs.quick(data), folder, force=True), lambda: run.resume(folder)):
             with refused("system.path-locked", f"process {os.getpid()} of "):
                 work()
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} | {folder: 0} == before | {folder: 0}
 
 
-def test_a_run_is_held_from_its_start_to_its_end(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[bool] = []
+@pytest.mark.usefixtures("no_reports")
+def test_a_run_is_held_from_its_start_and_one_stopped_before_there_is_a_model_goes_on(
+    finished: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, seen = tmp_path / "run", list[bool]()
 
     def is_held(*args: Any, **kwargs: Any) -> Any:
-        with refused("system.path-locked"), exclusive_in(tmp_path / "run"):
+        with refused("system.path-locked"), exclusive_in(folder):
             pass
         seen.append(True)
         raise Interrupted(signal.SIGTERM)
@@ -122,10 +83,10 @@ def test_a_run_is_held_from_its_start_to_its_end(data: Path, tmp_path: Path, mon
     for module, name in ((examine, "examine"), (fit, "new_classifier")):
         with monkeypatch.context() as patch, pytest.raises(Interrupted):
             patch.setattr(module, name, is_held)
-            run.train(runs.quick(data), tmp_path / "run")
+            run.train(runs.quick(data), folder)
     assert seen == [True, True]
-    with exclusive_in(tmp_path / "run"):
-        pass
+    run.resume(folder)
+    runs.assert_same_outcome(folder, finished)
 
 
 def test_only_what_a_run_was_writing_is_swept(finished: Path, data: Path, tmp_path: Path) -> None:
@@ -143,59 +104,20 @@ def test_only_what_a_run_was_writing_is_swept(finished: Path, data: Path, tmp_pa
 
 
 @pytest.mark.usefixtures("no_reports")
-def test_a_start_that_was_killed_before_its_recipe_is_overwritten(finished: Path, data: Path, tmp_path: Path) -> None:
+def test_a_truncated_checkpoint_is_replaced_by_the_one_before(finished: Path, tmp_path: Path) -> None:
     folder = runs.copy_of(finished, tmp_path / "run")
-    for path in sorted(folder.rglob("*"), reverse=True):
-        if path.name not in ("request.json", "split.json", "log.txt"):
-            path.rmdir() if path.is_dir() else path.unlink()
-    with refused("training.out-not-empty", str(folder)):
-        run.train(runs.quick(data), folder)
-    with refused("system.run-empty", str(folder), "--force"):
-        run.resume(folder)
-    run.train(runs.quick(data, epochs=1), folder, force=True)
-
-
-def test_a_recipe_and_a_state_of_an_earlier_version_are_read(finished: Path, folder: Path) -> None:
-    recipe = folder / "recipe.toml"
-    own = recipe.read_text()
-    recipe.write_text(f"views = 0\nwise_ft = false\n{own}")
-    with zipfile.ZipFile(folder / CKPT, "a") as archive:
-        archive.comment = b"0" * 64  # the checksum
-    (folder / "report.html").unlink()
-    run.resume(folder)
-    runs.assert_same_outcome(folder, finished)
-    for had_an_effect in ("views = 3", "wise_ft = true"):
-        recipe.write_text(f"{had_an_effect}\n{own}")
-        with refused("text.field-unknown", had_an_effect.split()[0]):
+    whole = (folder / CKPT).read_bytes()
+    (folder / CKPT).write_bytes(whole[: len(whole) // 2])
+    for is_damaged in (True, False):
+        lines = list[str]()
+        with heard(lines.append):
             run.resume(folder)
+        assert any("damaged" in line for line in lines) == is_damaged
+        assert sum(line.startswith("epoch ") for line in lines) == is_damaged, "the last epoch again, and no other"
+        runs.assert_same_outcome(folder, finished)
 
 
-@pytest.mark.usefixtures("no_reports")
-@pytest.mark.parametrize("part", [None, 0.4])
-def test_a_truncated_or_missing_checkpoint_is_replaced_by_the_one_before(
-    finished: Path, tmp_path: Path, part: float | None
-) -> None:
-    folder, lines = runs.copy_of(finished, tmp_path / "run"), list[str]()
-    last, before = folder / "checkpoints" / "last.ckpt", folder / "checkpoints" / "before.ckpt"
-    whole = last.read_bytes()
-    last.unlink()
-    if part is not None:
-        last.write_bytes(whole[: int(part * len(whole))])
-    with heard(lines.append):
-        run.resume(folder)
-    found = "is missing" if part is None else "is damaged"
-    assert lines.count(f"{last} {found}: continuing from the checkpoint before it, {before}") == 1
-    assert sum(line.startswith("epoch ") for line in lines) == 1, "the last epoch again, and no other"
-    runs.assert_same_outcome(folder, finished)
-    lines.clear()
-    with heard(lines.append):
-        run.resume(folder)
-    assert not any("damaged" in line or line.startswith("epoch ") for line in lines)
-
-
-def test_two_damaged_checkpoints_and_one_of_another_run_are_refused(
-    finished: Path, start: Path, tmp_path: Path
-) -> None:
+def test_damaged_checkpoints_and_one_of_another_run_are_refused(finished: Path, start: Path, tmp_path: Path) -> None:
     """The other run is on other photographs of the same names."""
     folder = runs.copy_of(finished, tmp_path / "run")
     last, before = folder / CKPT, folder / "checkpoints" / "before.ckpt"
@@ -208,7 +130,10 @@ def test_two_damaged_checkpoints_and_one_of_another_run_are_refused(
 
 @pytest.mark.usefixtures("no_reports")
 def test_the_checkpoint_before_needs_no_links(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "link", raising(OSError("this file system has no links")))
+    def no_links(*_: object) -> None:
+        raise OSError("this file system has no links")
+
+    monkeypatch.setattr(os, "link", no_links)
     folder = run.train(runs.quick(data, epochs=2), tmp_path / "run")
     whole = runs.copy_of(folder, tmp_path / "whole")
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["before.ckpt", "last.ckpt"]
@@ -219,15 +144,8 @@ def test_the_checkpoint_before_needs_no_links(data: Path, tmp_path: Path, monkey
 
 def test_a_recipe_that_was_edited_meets_no_state_of_before(folder: Path) -> None:
     text = (folder / "recipe.toml").read_text()
-    for before, after, differs in (
-        ("vit_micro_patch8_16", "vit_tiny_patch8_16", "model vit_micro_patch8_16, not vit_tiny_patch8_16"),
-        ('optimizer = "adamw"', 'optimizer = "sgd"', "optimizer adamw, not sgd"),
-        ("lr = 0.001", "lr = 0.01", "lr 0.001, not 0.01"),
-        ("hflip = true", "hflip = false", "hflip True, not False"),
-    ):
-        assert before in text
-        (folder / "recipe.toml").write_text(text.replace(before, after))
-        resume_refused(folder, CKPT, "training.checkpoint-differs", differs)
+    (folder / "recipe.toml").write_text(text.replace("lr = 0.001", "lr = 0.01"))
+    resume_refused(folder, CKPT, "training.checkpoint-differs", "lr 0.001, not 0.01")
 
 
 @pytest.mark.usefixtures("no_reports")
@@ -280,7 +198,7 @@ def test_a_bit_that_flips_anywhere_in_a_checkpoint_is_noticed_or_changes_nothing
     path, state = tmp_path / "last.ckpt", {"run": {}, "step": 4, "model": {"w": torch.randn(7, 5)}}
     save(state, path)
     whole = path.read_bytes()
-    for place in range(0, len(whole), 3):
+    for place in range(0, len(whole), 7):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         with suppress(DamagedError):
             found = read(path, {})
@@ -291,54 +209,19 @@ def test_a_bit_that_flips_anywhere_in_a_checkpoint_is_noticed_or_changes_nothing
             read(path, {})
 
 
-def test_a_state_of_another_make_is_refused_though_it_is_whole(folder: Path) -> None:
-    for state in ({}, [1], {"run": None}, {"run": {}}, "text"):
-        torch.save(state, folder / CKPT)
-        with pytest.raises(VitkitError, match=r"last\.ckpt"):
-            run.resume(folder)
-
-
-def test_metrics_and_findings_that_are_junk_are_named(folder: Path) -> None:
-    for junk in ("{", "null", "{}", "3"):
-        (folder / "findings.json").write_text(junk)
-        resume_refused(folder, "findings.json", "data.run-damaged")
-    (folder / "findings.json").unlink()
-    for junk in ("a,b\n1,2\n", "epoch,step,seconds\nx,1,2\n", "epoch,step,seconds\nnan,1,2\n", "a\n\0\n"):
-        (folder / "metrics.csv").write_text(junk)
-        resume_refused(folder, "metrics.csv", "training.metrics-damaged")
-
-
-@pytest.mark.parametrize(
-    "left", [None, "junk", *(pytest.param(own, marks=pytest.mark.accept) for own in ("", "epoch,step\n0,2\n"))]
-)
-def test_a_run_goes_on_without_metrics_and_findings(folder: Path, left: str | None) -> None:
+def test_a_run_goes_on_without_metrics_and_findings_but_not_with_damaged_ones(folder: Path) -> None:
+    (folder / "metrics.csv").write_text("epoch,step,seconds\nnan,1,2\n")
+    resume_refused(folder, "metrics.csv", "training.metrics-damaged")
     for name in ("metrics.csv", "findings.json", "report.html"):
         (folder / name).unlink()
-    if left is not None:
-        (folder / "metrics.csv").write_text(left)
     run.resume(folder)
     assert (folder / "report.html").is_file()
-
-
-def test_a_split_with_holes_is_named(folder: Path) -> None:
-    whole = (folder / "split.json").read_text()
-    for change in ("path", "contents", "digest", "root", "data", "classes", "splits", "hash"):
-        stored = json.loads(whole)
-        if change == "path":
-            stored["splits"]["train"]["red"][0] = None
-        elif change in ("contents", "digest"):
-            stored["contents"] = dict.fromkeys(stored["contents"], "no digits" if change == "digest" else None)
-        else:
-            stored[change] = None
-        (folder / "split.json").write_text(json.dumps(stored))
-        resume_refused(folder, "split.json", "data.run-damaged")
 
 
 @pytest.mark.parametrize(
     ("name", "code"),
     [
         ("split.json", "data.run-file-missing"),
-        ("groups.json", "data.run-damaged"),
         ("findings.json", "data.run-damaged"),
         ("pictures.npz", "data.record-damaged"),
     ],
@@ -356,12 +239,6 @@ def test_a_run_that_cannot_go_on_loses_nothing(folder: Path, name: str, code: st
     assert {path: path.read_bytes() for path in before if path.is_file()} == before
 
 
-def test_places_may_be_paths() -> None:
-    assert Recipe(data=Path("photos")).data == "photos"  # type: ignore[arg-type]
-    assert Recipe.of({"data": Path("photos"), "weights": Path("a.pth")}).weights == "a.pth"
-    assert Recipe(data="x").replace(data=Path("photos")).data == "photos"
-
-
 def test_a_recipe_cut_short_is_refused(finished: Path, tmp_path: Path) -> None:
     """TOML is whole after any line, and fields have defaults. The last is for the workers, who change no outcome."""
     whole = load_run_recipe(finished / "recipe.toml").replace(model_fields=None).to_toml()
@@ -376,11 +253,3 @@ def test_a_recipe_cut_short_is_refused(finished: Path, tmp_path: Path) -> None:
     path.write_text("\n".join(line for line in whole.splitlines() if not line.startswith("epochs ")), "utf-8")
     with refused("training.field-missing", "epochs"):
         load_run_recipe(path)
-
-
-def test_a_pipe_in_the_place_of_the_log_is_refused_and_not_waited_for(folder: Path) -> None:
-    for name in ("log.txt", "report.html"):
-        (folder / name).unlink()
-    os.mkfifo(folder / "log.txt")
-    with pytest.raises(OSError, match="pipe or a device"):
-        run.resume(folder)

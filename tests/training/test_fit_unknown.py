@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest, t
+from scipy.stats import binomtest
 
 from clouds import far, known
 from refusals import refused
@@ -62,11 +62,6 @@ def test_the_interval_for_another_class_covers_it() -> None:
         low, high = _prediction_interval(np.array(shares), np.full(5, 1e6))
         hits += low <= another <= high
     assert 0.92 < hits / rounds < 0.98
-    shares = np.array([0.2, 0.5, 0.4])
-    angles = np.arcsin(np.sqrt(shares))
-    reach = t.ppf(0.975, 2) * angles.std(ddof=1) * (4 / 3) ** 0.5
-    expected = np.sin(np.clip([angles.mean() - reach, angles.mean() + reach], 0, np.pi / 2)) ** 2
-    assert _prediction_interval(shares, np.full(3, 1e6)) == pytest.approx(tuple(expected))
     low, high = _prediction_interval(np.zeros(4), np.full(4, 10.0))
     assert low == 0 < high  # ten images that are all noticed do not show that every image is
 
@@ -75,10 +70,7 @@ def test_few_validation_images_lower_what_is_accepted_and_none_are_refused() -> 
     unknown = fit_unknown(known(300, 0), known(10, 1), {"far": far(100, 2)})
     assert unknown.accepted == pytest.approx(1 - 1 / 11)
     assert unknown.limits[0].share < 0.2  # at 0.05, every image would pass
-    for images in (1, 2):  # half of the known ones may be called unknown
-        unknown = fit_unknown(known(300, 0), known(images, 1), {"alike": known(400, 2)})
-        assert unknown.accepted == pytest.approx(images / (images + 1))
-        assert unknown.limits[0].images == 400
+    assert fit_unknown(known(300, 0), known(1, 1), {"alike": known(400, 2)}).accepted == pytest.approx(0.5)
     with refused("training.held-out-missing"):
         fit_unknown(known(50, 0), known(0, 1), {})
 
@@ -111,11 +103,9 @@ def test_the_interval_of_several_sorts_is_for_another_sort() -> None:
     assert limit.sorts == 4 and 0.2 < limit.share < 0.4 and limit.bounds[1] > 0.9
 
 
-@pytest.mark.parametrize(("kind", "slope"), [("clouds", -1.0), ("noise", 0.0)])
-def test_the_spectrum_of_clouds_falls_like_that_of_photographs(kind: str, slope: float) -> None:
+def test_the_spectrum_of_clouds_falls_like_that_of_photographs() -> None:
     """Amplitude as a power of frequency, by least squares over all frequencies."""
     images = np.random.default_rng(0).normal(0, 1, (8, 3, 64, 64)).astype(np.float32)
-    pictures = make_pictures(images)[kind]
-    amplitude = np.abs(np.fft.rfft2(pictures)).mean(axis=(0, 1)).ravel()[1:]
+    amplitude = np.abs(np.fft.rfft2(make_pictures(images)["clouds"])).mean(axis=(0, 1)).ravel()[1:]
     frequency = np.hypot(np.fft.fftfreq(64)[:, None], np.fft.rfftfreq(64)[None]).ravel()[1:]
-    assert np.polyfit(np.log(frequency), np.log(amplitude), 1)[0] == pytest.approx(slope, abs=0.05)
+    assert np.polyfit(np.log(frequency), np.log(amplitude), 1)[0] == pytest.approx(-1, abs=0.05)

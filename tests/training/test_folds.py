@@ -16,22 +16,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 from scipy.special import softmax
 from scipy.stats import binomtest
 from sklearn.metrics import balanced_accuracy_score
 
 import photos as pictures
 import runs
-import tiny
 import vitkit
 from hearing import heard
 from refusals import refused
-from vitkit.classifier import Classifier
-from vitkit.data import ImageTable, Preprocess, split_from_file
+from vitkit.data import ImageTable, split_from_file
 from vitkit.errors import Interrupted
 from vitkit.evaluation import Evaluation, MultiEvaluation, evaluate, fold_intervals
-from vitkit.evaluation.calibration import calibrate, log_odds
+from vitkit.evaluation.calibration import calibrate
 from vitkit.inference import HeldOut
 from vitkit.reporting.model_card import model_card_text
 from vitkit.system import exclusive_in, reporting_to
@@ -78,7 +75,6 @@ def test_each_fold_is_a_run_that_predicts(finished: Path, data: Path) -> None:
         number = 3 if folder == finished else None
         assert own == runs.folded().replace(folds=number, method=own.method, head_from=own.head_from)
     assert [path.name for path in finished.rglob("*") if path.name.startswith(".")] == []
-    assert re.findall("fold . of 3", (finished / "log.txt").read_text()) == [f"fold {k} of 3" for k in (1, 2, 3)]
 
 
 def test_every_image_is_tested_once_and_never_trained_on_there(finished: Path) -> None:
@@ -108,20 +104,6 @@ def test_folds_json_has_what_each_fold_measured_and_the_figures_of_all_images(fi
     assert {"macro_f1", "brier", "ece"} <= told.keys()
 
 
-def test_the_report_shows_every_fold_and_the_figures_of_all_images(finished: Path) -> None:
-    told, page = figures_of_folds(finished), (finished / "report.html").read_text()
-    links = re.findall(r'(?:src|href)="(?!data:)([^"]*)"', page)
-    assert {f"fold-{number}/report.html" for number in (1, 2, 3)} <= set(links)
-    assert all((finished / link).is_file() for link in links), "relative, so that the folder can be moved"
-    assert all(f"{result['loss']:.4f}" in page for result in told["folds"])
-    assert f"{told['loss']['mean']:.4f} (95 %: {interval_text(told['loss']['interval_95'], 4)})" in page
-    bounds = [100 * end for end in told["accuracy"]["interval_95"]]
-    assert f"{100 * told['accuracy']['mean']:.1f} %" in page and f"(95 %: {interval_text(bounds, 1)})" in page
-    log = (finished / "log.txt").read_text()
-    assert f"(95 %: {interval_text(told['accuracy']['interval_95'])}) over 3 folds" in log
-    assert "http:" not in page and "https:" not in page
-
-
 def folds_with(right: Sequence[Sequence[bool]], groups: tuple[int, ...] = ()) -> list[Evaluation]:
     """Folds whose images are answered rightly or not, of two classes by turns."""
     made = []
@@ -131,12 +113,6 @@ def folds_with(right: Sequence[Sequence[bool]], groups: tuple[int, ...] = ()) ->
         paths = tuple(f"{number}-{i}" for i in range(len(own)))
         made.append(Evaluation("test", ("a", "b"), paths, labels, rows, groups=groups))
     return made
-
-
-def test_sixty_right_answers_are_no_certainty() -> None:
-    accuracy = folds.figures_of_folds(folds_with([[True] * 12] * 5))["accuracy"]
-    low, high = accuracy.interval or (0, 0)
-    assert accuracy.mean == high == 1 and 0.88 < low < 0.95
 
 
 @given(right=st.lists(st.lists(st.booleans(), min_size=2, max_size=12), min_size=2, max_size=6))
@@ -169,14 +145,7 @@ def cross_validated(rng: np.random.Generator, images: int, number: int, apart: f
     return made
 
 
-@pytest.mark.parametrize(
-    ("images", "apart", "number"),
-    [
-        *[(100, 1.3, 2), (60, 0.0, 2), (50, 2.6, 10)],
-        *[pytest.param(*own, marks=pytest.mark.accept) for own in ((50, 2.6, 2), (100, 1.3, 10), (60, 0.0, 10))],
-        *[pytest.param(*own, 5, marks=pytest.mark.accept) for own in ((50, 2.6), (100, 1.3), (60, 0.0))],
-    ],
-)
+@pytest.mark.parametrize(("images", "apart", "number"), [(100, 1.3, 2), (60, 0.0, 2), (50, 2.6, 10)])
 def test_their_intervals_hold_what_such_trainings_give_on_average(images: int, apart: float, number: int) -> None:
     """A few of the settings of benchmarks/coverage.py; Student's interval of the folds held .98 in .64 of them."""
     rng = np.random.default_rng(0)
@@ -185,12 +154,6 @@ def test_their_intervals_hold_what_such_trainings_give_on_average(images: int, a
     found = [fold_intervals(one) for one in drawn]
     for name in ("accuracy", "balanced_accuracy"):
         assert np.mean([own[name][0] <= true <= own[name][1] for own in found]) >= 0.93
-
-
-def test_folds_that_differ_by_more_than_their_images_widen_the_interval() -> None:
-    alike = fold_intervals(folds_with([[True] * 40 + [False] * 10] * 4))["accuracy"]
-    apart = fold_intervals(folds_with([*[[True] * 50] * 3, [True] * 10 + [False] * 40]))["accuracy"]
-    assert apart[1] - apart[0] > 2 * (alike[1] - alike[0])
 
 
 def test_copies_count_as_one_image_in_the_interval_of_folds() -> None:
@@ -248,9 +211,7 @@ def assert_same_folds(folder: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize("done", ["fold-1/report.html", "folds.json"], ids=["in the second fold", "in the final model"])
-def test_killed_and_stopped_by_ctrl_c_it_keeps_what_is_done_and_goes_on(
-    finished: Path, tmp_path: Path, done: str
-) -> None:
+def test_killed_and_stopped_it_keeps_what_is_done_and_goes_on(finished: Path, tmp_path: Path, done: str) -> None:
     """As the folder is after SIGKILL: one fold done, one begun, one settled but not begun; or without the model."""
     folder, lines = runs.copy_of(finished, tmp_path / "run"), list[str]()
     begun = ("recipe.toml", "split.json", "pictures.npz", "findings.json", "class_indices.json", "groups.json")
@@ -281,19 +242,25 @@ def test_killed_and_stopped_by_ctrl_c_it_keeps_what_is_done_and_goes_on(
     assert load(folder).trust == load(finished).trust
 
 
-def test_a_finished_cross_validation_may_be_resumed_without_harm(finished: Path, tmp_path: Path) -> None:
+def test_a_finished_one_is_resumed_without_harm_and_damaged_figures_are_named(finished: Path, tmp_path: Path) -> None:
     folder = runs.copy_of(finished, tmp_path / "run")
     lines: list[str] = []
     with heard(lines.append):
         run.resume(folder)
     assert not any(line.startswith("fold ") for line in lines)
     assert_same_folds(folder, finished)
-    for damage in (None, '{"accuracy": {"mean": "x", "interval_95": null}}'):  # the folds' models are asked again
-        (folder / "folds.json").unlink()
-        if damage:
-            (folder / "folds.json").write_text(damage)
+    figures = folder / "fold-2" / "evaluation.json"
+    figures.write_text('{"accuracy": "much"}')
+    with refused("evaluation.figures-damaged", str(figures)):
         run.resume(folder)
-        assert_same_folds(folder, finished)
+    for lost in (figures, folder / "folds.json"):  # the fold's model is asked again
+        lost.unlink()
+    run.resume(folder)
+    assert_same_folds(folder, finished)
+    predictions = folder / "out_of_fold.safetensors"
+    predictions.write_bytes(predictions.read_bytes()[:-100])
+    with refused("training.predictions-damaged", predictions.name):
+        OutOfFold.read(folder)
 
 
 def test_failing_before_a_model_leaves_no_folder_but_what_was_there(
@@ -308,28 +275,25 @@ def test_failing_before_a_model_leaves_no_folder_but_what_was_there(
     assert list(tmp_path.iterdir()) == []
     fold = tmp_path / "run" / "fold-1"
     fold.mkdir(parents=True)
-    for earlier in (fold.parent / "recipe.toml", fold.parent / "split.json", fold / "recipe.toml"):
-        earlier.write_text("of an earlier run")
+    (fold.parent / "recipe.toml").write_text("of an earlier run")
     (fold / "notes.txt").write_text("precious")
     with pytest.raises(OSError, match="no space left"):
         run.train(in_folds(data), tmp_path / "run", force=True)
     assert (fold / "notes.txt").read_text() == "precious"
 
 
-@pytest.mark.parametrize("number", [2, None])
 def test_force_removes_the_earlier_folds_and_without_val_images_the_last_epoch_is_kept(
-    finished: Path, data: Path, tmp_path: Path, number: int | None
+    finished: Path, data: Path, tmp_path: Path
 ) -> None:
     folder = runs.copy_of(finished, tmp_path / "run")
     (folder / "thesis.txt").write_text("precious")
-    run.train(in_folds(data, folds=number, split=(1.0, 0.0, 0.0)), folder, force=True)
-    assert [set(split_of(own).splits) for own in fold_folders(folder)] == [{"train", "test"}] * (number or 0)
-    assert (folder / "thesis.txt").read_text() == "precious"
-    for name in ("folds.json", "out_of_fold.safetensors"):
-        assert (folder / name).is_file() == bool(number)
-    assert set(split_of(folder).splits) == {"train"}
-    if number:
-        assert sum(result["images"] for result in figures_of_folds(folder)["folds"]) == 21
+    for number in (2, None):
+        run.train(in_folds(data, folds=number, split=(1.0, 0.0, 0.0)), folder, force=True)
+        assert [set(split_of(own).splits) for own in fold_folders(folder)] == [{"train", "test"}] * (number or 0)
+        assert (folder / "thesis.txt").read_text() == "precious"
+        for name in ("folds.json", "out_of_fold.safetensors"):
+            assert (folder / name).is_file() == bool(number)
+        assert set(split_of(folder).splits) == {"train"}
 
 
 def test_a_fold_is_continued_with_its_cross_validation_alone(finished: Path, data: Path, tmp_path: Path) -> None:
@@ -338,27 +302,9 @@ def test_a_fold_is_continued_with_its_cross_validation_alone(finished: Path, dat
         (whole / "fold-2" / name).unlink()
     with refused("training.run-kind", str(whole)):
         run.resume(whole / "fold-2")
-    picture = next(data.glob("*/*.png"))
-
-    def noted(fold: str) -> str:
-        return " ".join(vitkit.predict(whole / fold, picture).notes)
-
-    assert noted("fold-2").endswith(f"continue it with vitkit train --resume {whole}")
     with exclusive_in(whole):
-        assert f"{whole / 'fold-2'} is still being trained" in noted("fold-2")
-        assert "trained" not in noted("fold-1")
-
-
-def test_damaged_figures_of_a_fold_are_named_and_computed_again(finished: Path, tmp_path: Path) -> None:
-    whole = runs.copy_of(finished, tmp_path / "run")
-    figures = whole / "fold-2" / "evaluation.json"
-    expected = json.loads(figures.read_text())
-    figures.write_text('{"accuracy": "much"}')
-    with refused("evaluation.figures-damaged", str(figures), f"vitkit train --resume {whole}"):
-        run.resume(whole)
-    figures.unlink()
-    run.resume(whole)
-    assert json.loads(figures.read_text())["accuracy"] == expected["accuracy"]
+        notes = " ".join(vitkit.predict(whole / "fold-2", data / "red" / "img1.png").notes)
+    assert f"{whole / 'fold-2'} is still being trained" in notes
 
 
 def test_what_cannot_be_divided_into_folds_is_refused(data: Path, tmp_path: Path) -> None:
@@ -373,28 +319,6 @@ def test_what_cannot_be_divided_into_folds_is_refused(data: Path, tmp_path: Path
         with refused(code):
             run.train(in_folds(source, folds=number), tmp_path / "run")
         assert not (tmp_path / "run").exists()
-
-
-def test_two_folds_of_a_class_with_one_image_say_where_it_cannot_be_learned(data: Path, tmp_path: Path) -> None:
-    source = runs.copy_of(data, tmp_path / "photos")
-    (source / "lonely").mkdir()
-    Image.effect_noise((16, 16), 90).convert("RGB").save(source / "lonely" / "one.png")
-    folder, said = runs.told(in_folds(source), tmp_path / "run")
-    findings = [(own / "findings.json").read_text() for own in fold_folders(folder)]
-    assert "lonely (1)" in said
-    assert sum("none of them in train or val, so the model cannot learn it" in text for text in findings) == 1
-
-
-def test_a_limit_cuts_training_images_of_folds(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "FOLDS", replace(run.FOLDS, fit=lambda _: None))  # what is trained on is settled before
-    run.train(in_folds(data, folds=3), tmp_path / "all")
-    run.train(in_folds(data, folds=3, max_images=6), tmp_path / "some")
-    for number in (1, 2, 3):
-        whole, some = (split_of(tmp_path / name / f"fold-{number}") for name in ("all", "some"))
-        assert some.of_split("train").counts() == {"blue": 2, "green": 2, "red": 2}
-        assert set(some.of_split("train").paths) < set(whole.of_split("train").paths)
-        for name in ("val", "test"):
-            assert some.of_split(name).paths == whole.of_split(name).paths != ()
 
 
 # The model that it ends with: trained on all images, calibrated by models that had not seen them.
@@ -413,14 +337,6 @@ def predictions_of_folds(folder: Path) -> dict[str, dict[str, str]]:
     return rows
 
 
-def test_it_is_trained_on_every_image_of_every_fold(finished: Path) -> None:
-    table, record = split_of(finished), load(finished).provenance
-    assert set(table.splits) == {"train"} and len(table) == final_of(finished)["images"] == 21
-    assert set(table.paths) == predictions_of_folds(finished).keys()
-    assert record["data_hash"] == json.loads((finished / "split.json").read_text())["hash"]
-    assert record["recipe"]["folds"] is None
-
-
 def test_it_ends_after_the_median_of_the_best_epochs_in_the_same_schedule(tmp_path: Path) -> None:
     """With shuffled labels, the best epochs differ between folds."""
     data = runs.shuffled(runs.photos(tmp_path / "photos", images=9, noise=90), seed=0)
@@ -436,10 +352,14 @@ def test_it_ends_after_the_median_of_the_best_epochs_in_the_same_schedule(tmp_pa
         assert own["lr"] == pytest.approx(other["lr"], abs=0.002)
 
 
-def test_its_predictions_out_of_fold_are_those_that_the_folds_reported(finished: Path) -> None:
+def test_it_is_trained_on_every_image_and_has_the_predictions_of_the_folds_that_tested_them(finished: Path) -> None:
     """At the temperature of its fold, each image has the confidence in that fold's predictions.csv."""
     predictions, reported = OutOfFold.read(finished), predictions_of_folds(finished)
     assert predictions is not None and predictions.folds == 3
+    table, record = split_of(finished), load(finished).provenance
+    assert set(table.splits) == {"train"} and len(table) == final_of(finished)["images"] == 21
+    assert set(table.paths) == reported.keys() == set(predictions.paths)
+    assert record["recipe"]["folds"] is None
     models = {path: load(fold) for fold in fold_folders(finished) for path in split_of(fold).of_split("test").paths}
     for path, label, logits in zip(predictions.paths, predictions.labels, predictions.logits, strict=True):
         p = softmax(logits.astype(np.float64) / models[path].temperature)
@@ -485,37 +405,27 @@ def test_several_classes_get_thresholds(tmp_path: Path) -> None:
     assert classifier.trust is None
 
 
-def test_a_damaged_file_of_predictions_is_named(finished: Path, tmp_path: Path) -> None:
-    predictions, file = OutOfFold.read(finished), tmp_path / "out_of_fold.safetensors"
-    assert predictions is not None
-    replace(predictions, classes=("a",)).write(tmp_path)
-    whole = (finished / file.name).read_bytes()
-    for content in (file.read_bytes(), whole[: len(whole) // 2]):
-        file.write_bytes(content)
-        with refused("training.predictions-damaged", file.name):
-            OutOfFold.read(tmp_path)
-
-
-def test_terminal_file_page_and_card_say_whose_figures_these_are(finished: Path) -> None:
-    caveat = "of the folds' models; the final model was trained on all 21 images, so none is left to test it"
-    assert caveat in (finished / "log.txt").read_text().splitlines()[-1]
-    assert caveat in vitkit.TrainingRun(finished).headline.words
-    assert "the final model was trained on all 21 images" in (finished / "report.html").read_text()
-    accuracy = figures_of_folds(finished)["accuracy"]["mean"]
-    card = model_card_text("run", load(finished), "0", finished)
-    assert "the final model was trained on all 21 images" in card and "a cross-validation with 3 folds" in card
-    assert f"- accuracy: {100 * accuracy:.1f} % (95 % interval" in card
+def test_terminal_page_and_card_have_the_figures_of_all_images_and_say_whose_they_are(finished: Path) -> None:
+    told, log = figures_of_folds(finished)["accuracy"], (finished / "log.txt").read_text()
+    page, card = (finished / "report.html").read_text(), model_card_text("run", load(finished), "0", finished)
+    whose = "the final model was trained on all 21 images"
+    for text in (log.splitlines()[-1], vitkit.TrainingRun(finished).headline.words, page, card):
+        assert whose in text
+    assert f"(95 %: {interval_text(told['interval_95'])}) over 3 folds" in log
+    for text in (page, card):
+        assert f"{100 * told['mean']:.1f} %" in text
+    links = re.findall(r'(?:src|href)="(?!data:)([^"]*)"', page)
+    assert {f"fold-{number}/report.html" for number in (1, 2, 3)} <= set(links)
+    assert all((finished / link).is_file() for link in links), "relative, so that the folder can be moved"
     result = vitkit.evaluate(finished)
     assert result.headline.value is None
     assert any("over 3 folds" in note for note in result.notes), "the figures of the folds instead"
 
 
 def test_it_predicts_with_promises_that_say_what_they_rest_on(finished: Path, data: Path) -> None:
-    result = vitkit.predict(finished, data, promises=vitkit.Promises(coverage=0.9))
-    assert len(result.rows()) == 21
-    notes = " ".join(result.notes)
+    notes = " ".join(vitkit.predict(finished, data, promises=vitkit.Promises(coverage=0.9)).notes)
     assert "sets by 21 cross-validated images" in notes and "has no guarantee" in notes
-    with refused("inference.images-too-few", "299 cross-validated images"):
+    with refused("inference.images-too-few"):
         vitkit.predict(finished, data, promises=vitkit.Promises(accuracy=0.99))
 
 
@@ -534,24 +444,10 @@ def test_a_cross_validation_without_its_images_is_refused_before_it_trains(
     assert set(folder.rglob("[!.]*")) == before
 
 
-@pytest.mark.parametrize("seeds", [1, pytest.param(4, marks=pytest.mark.accept)])
-def test_shuffled_labels_are_not_predicted_better_than_by_chance(tmp_path: Path, seeds: int) -> None:
+def test_shuffled_labels_are_not_predicted_better_than_by_chance(tmp_path: Path) -> None:
     """The pooled predictions that calibrate the final model are honest: their accuracy is that of chance."""
-    right, total = 0, 0
-    for seed in range(seeds):
-        data = runs.shuffled(runs.photos(tmp_path / f"photos-{seed}", images=10, noise=200, seed=seed), seed)
-        folder = run.train(in_folds(data, epochs=2, batch_size=8, seed=seed), tmp_path / f"run-{seed}")
-        predictions = OutOfFold.read(folder)
-        right += int((predictions.logits.argmax(axis=1) == predictions.labels).sum())
-        total += len(predictions.labels)
-    assert abs(right / total - 1 / 3) < 3 * (2 / 9 / total) ** 0.5
-
-
-def test_predictions_take_on_the_correction_of_the_classifier() -> None:
-    model = tiny.build(num_classes=2)
-    classifier = Classifier(model, ("a", "b"), Preprocess(size=model.config.image_size))
-    logits = np.array([[1.0, 0.0], [0.0, 3.0]], np.float32)
-    made = OutOfFold(("a", "b"), ("x", "y"), np.array([0, 1]), logits, 2, np.array([0, 1])).evaluation(classifier)
-    assert isinstance(made, Evaluation) and made.split == "train"
-    back = log_odds(made.probabilities, made.labels)
-    np.testing.assert_allclose(back[:, 1] - back[:, 0], [-1, 3], rtol=1e-5)
+    data = runs.shuffled(runs.photos(tmp_path / "photos", images=20, noise=200), 0)
+    predictions = OutOfFold.read(run.train(in_folds(data, batch_size=8), tmp_path / "run"))
+    assert predictions is not None
+    right = predictions.logits.argmax(axis=1) == predictions.labels
+    assert abs(right.mean() - 1 / 3) < 3 * (2 / 9 / len(right)) ** 0.5

@@ -56,17 +56,15 @@ def test_one_process_adds_up_what_backward_adds_up() -> None:
         assert gradient is None or torch.allclose(parameter.grad, gradient)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("bad", [pytest.param(-1, marks=pytest.mark.accept), 5])
-def test_a_step_of_two_processes_pickles_nothing_and_reads_no_tensor(tmp_path: Path, bad: int) -> None:
+def test_a_step_of_two_processes_pickles_nothing_and_reads_no_tensor(tmp_path: Path) -> None:
     """Not even where a loss of one process is not finite: both skip this step and report it when they settle."""
     photos = read_source(str(runs.photos(tmp_path / "photos", images=44)))
     table = dataclasses.replace(photos.take(list(range(128))), splits=("train",) * 128)
-    for (pickled, buckets, agreements, reads), moved, lines in together(2, tmp_path, crowd.train_together, table, bad):
+    for (pickled, buckets, agreements, reads), moved, lines in together(2, tmp_path, crowd.train_together, table, 5):
         assert (pickled, reads, agreements) == ([], 0, 2)
         assert buckets == 32, "all gradients of a small model are one bucket"
-        assert [number for number, has_moved in enumerate(moved) if not has_moved] == [bad] * (bad >= 0)
-        skipped = ["the loss is not finite in epoch 1, after 5 steps"] * (bad >= 0)
-        assert [line.partition(":")[0] for line in lines] == skipped
+        assert [number for number, has_moved in enumerate(moved) if not has_moved] == [5]
+        assert [line.partition(":")[0] for line in lines] == ["the loss is not finite in epoch 1, after 5 steps"]
 
 
 def test_a_fused_optimiser_skips_steps_of_sharded_weights(tmp_path: Path) -> None:

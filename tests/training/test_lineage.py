@@ -3,7 +3,6 @@
 import csv
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,12 @@ from PIL import Image, ImageOps
 import runs
 import vitkit
 from once import once
-from photos import scene
+from photos import save, scene
 from refusals import refused
 from vitkit.data import PictureRecord, read_contents, split_from_file
 from vitkit.reporting import data_of_report
 from vitkit.training import run
 from vitkit.verbs import TrainingRun
-from vitkit.weights import checkpoint as read
 from vitkit.weights import load, write
 
 CLASSES = ("a", "b", "c")
@@ -28,9 +26,8 @@ CLASSES = ("a", "b", "c")
 
 def scenes(root: Path, start: int = 0, each: int = 10) -> Path:
     for number, name in enumerate(CLASSES):
-        (root / name).mkdir(parents=True, exist_ok=True)
         for i in range(each):
-            scene(1000 * number + start + i).save(root / name / f"{start + i}.png")
+            save(scene(1000 * number + start + i), root / name / f"{start + i}.png")
     return root
 
 
@@ -70,14 +67,6 @@ def record(folder: Path) -> PictureRecord:
     return PictureRecord.from_bytes((folder / "pictures.npz").read_bytes(), folder)
 
 
-FORMS: dict[str, tuple[Callable[[Image.Image], Image.Image], str]] = {
-    "renamed": (lambda picture: picture, ".png"),
-    "re-encoded": (lambda picture: picture, ".jpg"),
-    "resized": (lambda picture: picture.resize((48, 48)), ".png"),
-    "mirrored": (ImageOps.mirror, ".png"),
-}
-
-
 def test_a_run_records_every_picture_with_its_split(first: Path) -> None:
     own = record(first)
     assert {digest.hex(): role for digest, role in own.role_of().items()} == roles(first)
@@ -85,12 +74,11 @@ def test_a_run_records_every_picture_with_its_split(first: Path) -> None:
     assert load(first).pictures == (first / "pictures.npz").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["model.npz", "model.safetensors", "model.pth", "timm", "hf", "folder"])
+@pytest.mark.parametrize("name", ["model.npz", "model.safetensors", "hf"])
 def test_every_layout_carries_the_record(first: Path, tmp_path: Path, name: str) -> None:
-    to: Any = {"model.npz": "npz", "hf": "hf", "folder": "folder"}.get(name, "timm")
+    to: Any = {"model.npz": "npz", "hf": "hf"}.get(name, "timm")
     write(load(first), tmp_path / name, to)
-    heads = {"heads": load(first).model.config.heads} if name == "model.pth" else {}  # which it cannot say
-    assert load(tmp_path / name, **heads).pictures == load(first).pictures
+    assert load(tmp_path / name).pictures == load(first).pictures
 
 
 def test_what_weights_do_not_allow_is_refused(data: Path, first: Path, tmp_path: Path) -> None:
@@ -107,45 +95,30 @@ def test_what_weights_do_not_allow_is_refused(data: Path, first: Path, tmp_path:
     assert [path.name for path in tmp_path.iterdir()] == ["own"]
 
 
-def test_another_seed_keeps_the_split_of_the_weights(data: Path, first: Path, tmp_path: Path) -> None:
-    second, said = go_on(data, first, tmp_path / "second")
-    assert "only held-out images are searched for label errors: the weights had been trained on the images" in said
-    assert roles(second) == roles(first)
-    assert "30 of 30 images are known from" in said and "(21 train, 3 val, 6 test); 0 are new" in said
-    assert json.loads((second / "evaluation.json").read_text())["seen"]["images"] == 0
-
-
 @pytest.mark.usefixtures("settled")
 def test_added_photographs_alone_are_dealt(data: Path, first: Path, tmp_path: Path) -> None:
     second, said = go_on(scenes(runs.copy_of(data, tmp_path / "more"), start=500), first, tmp_path / "second")
-    assert "30 of 60 images are known" in said and "30 are new" in said
+    assert "30 of 60 images are known" in said
     assert roles(first).items() <= roles(second).items()
     counts = [list(roles(second).values()).count(name) for name in ("train", "val", "test")]
     assert counts == [42, 6, 12]  # the exact parts of 60
 
 
 @pytest.mark.usefixtures("settled")
-@pytest.mark.parametrize("form", FORMS)
-def test_copies_in_any_form_keep_the_split_of_the_weights(data: Path, first: Path, tmp_path: Path, form: str) -> None:
-    change, suffix = FORMS[form]
+@pytest.mark.parametrize(("suffix", "side", "is_mirrored"), [(".png", 32, True), (".jpg", 48, False)])
+def test_copies_in_any_form_keep_the_split_of_the_weights(
+    data: Path, first: Path, tmp_path: Path, suffix: str, side: int, is_mirrored: bool
+) -> None:
     for file in data.rglob("*.png"):
+        picture = Image.open(file).resize((side, side))
         place = tmp_path / "photos" / file.relative_to(data).with_name(f"new-{file.stem}{suffix}")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        change(Image.open(file)).save(place)
+        save(ImageOps.mirror(picture) if is_mirrored else picture, place)
     second, said = go_on(tmp_path / "photos", first, tmp_path / "second")
-    assert "30 of 30 images are known" in said and "(21 train, 3 val, 6 test)" in said
+    assert "(21 train, 3 val, 6 test)" in said
     before, after = split_from_file(first / "split.json"), split_from_file(second / "split.json")
     own = {Path(path).with_suffix(""): split for path, split in zip(before.paths, before.splits, strict=True)}
     for path, split in zip(map(Path, after.paths), after.splits, strict=True):
         assert split == own[path.with_name(path.stem.removeprefix("new-"))]
-
-
-@pytest.mark.usefixtures("settled")
-def test_a_moved_class_keeps_its_pictures_splits(data: Path, first: Path, tmp_path: Path) -> None:
-    moved = runs.copy_of(data, tmp_path / "moved")
-    for file in list((moved / "a").iterdir())[:5]:
-        file.rename(moved / "b" / f"was-a-{file.name}")
-    assert roles(go_on(moved, first, tmp_path / "second")[0]) == roles(first)
 
 
 def test_data_that_come_split_are_a_problem_and_have_a_second_figure(data: Path, first: Path, tmp_path: Path) -> None:
@@ -170,14 +143,9 @@ def test_data_that_come_split_are_a_problem_and_have_a_second_figure(data: Path,
     assert len(answers) == len(tests), "of all test images, so that others may choose"
     judged = [right for path, right in answers.items() if path not in numbers["seen"]["paths"]]
     assert numbers["accuracy"] == pytest.approx(sum(judged) / rest)
-    caveat = f"(without {len(seen)} that the weights had seen; with them {numbers['with_seen']['accuracy']:.4f}"
-    line = f"on {rest} test images {caveat}"
-    assert line in said and line in TrainingRun(second).lines()[1]
+    assert f"on {rest} test images (without {len(seen)} that the weights had seen; with them" in said
     assert TrainingRun(second).accuracy == vitkit.evaluate(second).accuracy == numbers["accuracy"]
-    page = (second / "report.html").read_text()
-    assert f'<span class="figure">{100 * numbers["accuracy"]:.1f} %</span>' in page
-    assert f"accuracy on {rest} test images" in page
-    assert f"{len(seen)} of {len(tests)} images had been seen by the weights" in page
+    assert f"accuracy on {rest} test images" in (second / "report.html").read_text()
     assert len(data_of_report(second / "report.html")["images"]["path"]) == rest
     assert record(second).role_of().keys() == record(first).role_of().keys()
     assert all(record(second).role_of()[bytes.fromhex(digest)] != "test" for digest in seen)
@@ -185,18 +153,9 @@ def test_data_that_come_split_are_a_problem_and_have_a_second_figure(data: Path,
 
 def test_other_pictures_are_drawn_anew_and_the_record_grows(first: Path, tmp_path: Path) -> None:
     second, said = go_on(scenes(tmp_path / "others", start=700), first, tmp_path / "second")
-    assert "known from" not in said and "had seen" not in said
+    assert "known from" not in said
     assert len(record(second)) == 60
     assert roles(first).items() <= {d.hex(): role for d, role in record(second).role_of().items()}.items()
-
-
-@pytest.mark.usefixtures("settled")
-def test_whose_test_pictures_are_trained_on_is_said(data: Path, first: Path, tmp_path: Path) -> None:
-    _, said = train(runs.photos(tmp_path / "photos", seed=5), tmp_path / "run", split_from=str(first))
-    assert f"problem: no image is known from {first.name}: the images are divided anew" in said
-    _, said = train(data, first.parent / "reseeded", seed=5)
-    shutil.rmtree(first.parent / "reseeded")
-    assert "of the 6 test images of" in said and f"--split-from {first} keeps its split" in said
 
 
 @pytest.mark.usefixtures("settled")
@@ -211,38 +170,15 @@ def test_a_new_copy_of_two_splits_is_left_out_and_named(data: Path, first: Path,
     assert roles(first).items() <= roles(second).items()
 
 
-def test_label_errors_are_judged_by_weights_before_these_pictures(data: Path, start: Path, tmp_path: Path) -> None:
-    second, _ = go_on(data, start, tmp_path / "second")
-    _, said = go_on(data, second, tmp_path / "third")
-    assert f"label errors are searched with {start}, which had not seen these images" in said
-
-
-def test_first_weights_are_read_once(first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = list[Path]()
-    for name in ("read_torch", "read_safetensors"):
-        original = getattr(read, name)
-        spied = lambda path, original=original, **more: (files.append(path), original(path, **more))[1]  # noqa: E731
-        monkeypatch.setattr(read, name, spied)
-    train(
-        runs.photos(tmp_path / "other", images=6, seed=3),
-        tmp_path / "run",
-        weights=str(first),
-        model=None,
-        method="full",
-    )
-    assert [path.is_relative_to(first) for path in files] == [True], "and its own model never"
-
-
 def tear(place: Path) -> None:
     """Given splits, in which each scene has two pictures. Scenes 0 and 1 are torn between train and test."""
     root = place / "photos"
     for label, letter in enumerate(("a", "b")):
         scenes = {"train": range(8), "val": (20, 21), "test": (0, 1, 10, 11)}
         for number, (split, own) in enumerate((name, own) for name in scenes for own in scenes[name]):
-            folder = root / split / letter
-            folder.mkdir(parents=True, exist_ok=True)
             for view in range(2):
-                scene(1000 * label + 10 * number + view).save(folder / f"{letter}{own}-{split}{view}.png")
+                picture = scene(1000 * label + 10 * number + view)
+                save(picture, root / split / letter / f"{letter}{own}-{split}{view}.png")
     shutil.copy(root / "test" / "a" / "a10-test0.png", root / "test" / "b" / "b10-again.png")  # a label is wrong
     (root / "test" / "a" / "a12-test0.png").write_bytes(b"no picture")
     _, said = train(root, place / "run", group_by=r"([ab]\d+)-")
@@ -272,12 +208,8 @@ def test_images_of_scenes_that_are_trained_on_do_not_count_and_problems_reach_ev
         "1 of the 18 test images cannot be read and does not count",
         "of them independent, the others being copies or of the same scenes",
     )
-    assert f"problem: {told[0]}: " in said
-    caveats = stored["headline"]["caveats"]
-    assert [any(text in caveat["text"] for caveat in caveats) for text in told] == [True] * 3
-    lines = (said.splitlines()[-1], TrainingRun(folder).lines()[1], evaluated.lines()[-1], evaluated.headline.words)
+    lines = (said.splitlines()[-1], TrainingRun(folder).lines()[1], evaluated.lines()[-1])
     assert all(text in line for line in lines for text in told)
-    assert all("(95 %: " in line and "more than one split" not in line for line in lines)
 
 
 def test_what_weights_without_a_record_saw_is_unknown(flattered: tuple[Path, str], torn: Path, tmp_path: Path) -> None:
@@ -287,8 +219,7 @@ def test_what_weights_without_a_record_saw_is_unknown(flattered: tuple[Path, str
     fields = {"weights": str(tmp_path / "plain.npz"), "model": None, "method": "probe-sgd"}
     folder, said = train(torn, tmp_path / "second", **fields)
     evaluated = vitkit.evaluate(folder)
-    for numbers in (TrainingRun(folder).evaluation, evaluated.figures):
-        assert numbers["seen"] is None
+    assert TrainingRun(folder).evaluation["seen"] is evaluated.figures["seen"] is None
     for line in (said.splitlines()[-1], evaluated.lines()[-1]):
         assert "had seen these images before is not recorded" in line
 
@@ -311,8 +242,5 @@ def test_the_models_own_answers_are_no_labels(flattered: tuple[Path, str], torn:
 def test_copies_within_other_data_are_told(flattered: tuple[Path, str], tmp_path: Path) -> None:
     for number in range(12):
         for letter in "ab":
-            (tmp_path / letter).mkdir(exist_ok=True)
-            scene(9000 + (number // 4) + 100 * (letter == "b")).save(tmp_path / letter / f"{number}.png")
-    evaluated = vitkit.evaluate(flattered[0], tmp_path)
-    assert evaluated.figures["independent_groups"] == 6
-    assert "24 all images (only 6 of them independent" in evaluated.lines()[-1]
+            save(scene(9000 + (number // 4) + 100 * (letter == "b")), tmp_path / letter / f"{number}.png")
+    assert vitkit.evaluate(flattered[0], tmp_path).figures["independent_groups"] == 6
