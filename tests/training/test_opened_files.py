@@ -43,34 +43,17 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def opened(photos: Path, place: Path, **fields: object) -> tuple[Counter[str], list[str]]:
-    """How often each photograph was opened, and the files of the run that were opened for reading."""
-    environment = os.environ | {"VITKIT_CACHE": str(place / "cache"), "BLANK_PICTURES": "1"}
+def test_no_file_is_read_back_or_often(photos: Path, start: Path, tmp_path: Path) -> None:
+    environment = os.environ | {"VITKIT_CACHE": str(tmp_path / "cache"), "BLANK_PICTURES": "1"}
+    fields = {"weights": str(start), "method": "full", "epochs": 2, "lr": 1e-3, "lp_ft": True, "cache": "disk"}
     asked = json.dumps({"precision": "float32", **fields})
-    command = [warm.python(), "-c", WATCHED, photos, place / "run", place / "note.json", asked]
+    command = [warm.python(), "-c", WATCHED, photos, tmp_path / "run", tmp_path / "note.json", asked]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert (place / "run" / "report.html").is_file()
-    paths = json.loads((place / "note.json").read_text())
+    assert (tmp_path / "run" / "report.html").is_file()
+    paths = json.loads((tmp_path / "note.json").read_text())
     photographs = Counter(path for path in paths if path.startswith(str(photos.resolve())))
-    return photographs, [path for path in paths if path not in photographs]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"method": "full", "epochs": 2, "lr": 1e-3},
-        {"method": "full", "epochs": 2, "lr": 1e-3, "lp_ft": True, "cache": "disk"},
-        {"method": "probe"},
-        pytest.param(runs.quick_fields(epochs=2), marks=pytest.mark.accept),
-    ],
-    ids=["full", "full of a cache", "probe", "scratch"],
-)
-def test_no_file_is_read_back_or_often(photos: Path, start: Path, tmp_path: Path, fields: dict[str, object]) -> None:
-    photographs, own = opened(photos, tmp_path, **{"weights": str(start), **fields})
-    assert own == []
-    if fields.get("weights") == "none":
-        return
+    assert [path for path in paths if path not in photographs] == [], "files of the run"
     assert len(photographs) == 48, "each is examined"
     assert sum(count > 2 for count in photographs.values()) <= 2, "the mistakes that the report explains"
     assert max(photographs.values()) <= 3

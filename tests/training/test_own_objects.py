@@ -58,11 +58,9 @@ def own(images: int = 24) -> vitkit.Datasets:
 
 
 def train(out: Path, datasets: vitkit.Datasets | None = None, **fields: Any) -> vitkit.TrainingRun:
-    """Arguments of `train` and parts of `Hooks` are taken out of the fields of the recipe."""
-    options = {name: fields.pop(name) for name in ("force",) if name in fields}
+    """Parts of `Hooks` are taken out of the fields of the recipe."""
     hooks = vitkit.Hooks(**{name: fields.pop(name) for name in ("callbacks", "loggers") if name in fields})
-    recipe = vitkit.Recipe(**{"epochs": 2, **SMALL, **fields})
-    return vitkit.train(datasets or own(), recipe, hooks=hooks, out=out, **options)
+    return vitkit.train(datasets or own(), vitkit.Recipe(**{"epochs": 2, **SMALL, **fields}), hooks=hooks, out=out)
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +74,6 @@ def test_a_run_on_datasets_leaves_a_model_figures_and_a_page(trained: vitkit.Tra
     assert trained.evaluation["images"] == 9 and len(runs.metrics(trained.folder)) == 2
     assert "epoch by val_acc" in trained.evaluation["chosen_on"], "validation images chose the model"
     assert "chosen on these images" in repr(trained)
-    page = trained.report.read_text()
-    assert "wrong labels were not searched for" in page and "<img" in page
     Coloured(3, seed=5)[2][0].save(tmp_path / "red.png")
     assert vitkit.predict(trained.folder, tmp_path / "red.png").to_dict()
     classifier, images = trained.classifier, Coloured(9, seed=1)
@@ -132,19 +128,10 @@ def test_pictures_that_are_in_both_do_not_count(tmp_path: Path, side: int, tenso
     val = Scenes(*range(6), *range(100, 103), side=side, tensors=tensors)
     with heard(lines.append):
         run = train(tmp_path / "run", vitkit.Datasets(Scenes(*range(30), tensors=tensors), val), epochs=1)
-    if side == 32:
-        assert "problem: 6 validation images are training images too and are not counted" in lines
     assert (run.evaluation["seen"]["images"], run.evaluation["images"], run.headline.images) == (6, 3, 3)
     assert run.evaluation["with_seen"]["images"] == 9
     assert any("6 of 9 images had been seen by the weights (6 trained on)" in line for line in lines)
     assert "accuracy on 3 val images" in run.report.read_text()
-
-
-def test_where_all_pictures_are_in_both_there_is_no_figure(tmp_path: Path) -> None:
-    everything = train(tmp_path / "all", vitkit.Datasets(Scenes(*range(12)), Scenes(*range(9))), epochs=1)
-    assert everything.evaluation["accuracy"] is None
-    with refused("evaluation.images-seen", "all 9 val images"):
-        everything.accuracy  # noqa: B018  # a property
 
 
 def test_what_weights_of_a_run_had_seen_does_not_count(tmp_path: Path) -> None:
@@ -205,13 +192,10 @@ class Fails(Coloured):
             return image, label
         if self.how == "label":
             return image, (label + 1) % 3
-        raise {"stop": StopIteration, "end": EOFError, "connection": ConnectionResetError}[self.how]("gone")
+        raise StopIteration("gone")
 
 
-@pytest.mark.parametrize(
-    ("how", "code"),
-    [("label", "data.dataset-unstable"), *((how, "data.dataset-item") for how in ("stop", "end", "connection"))],
-)
+@pytest.mark.parametrize(("how", "code"), [("label", "data.dataset-unstable"), ("stop", "data.dataset-item")])
 def test_a_dataset_that_fails_later_is_named(tmp_path: Path, how: str, code: str) -> None:
     with refused(code, "train[5]"):
         train(tmp_path / "run", vitkit.Datasets(Fails(how), Coloured(9, seed=1)))
@@ -228,13 +212,8 @@ def test_other_kinds_of_numbers_and_pictures_are_read_as_files_are(tmp_path: Pat
 
 
 def test_a_teacher_is_recorded_and_leftovers_are_swept_as_in_runs_on_files(tmp_path: Path, trained: Any) -> None:
-    teacher = trained.folder
-    before = (teacher / "model.safetensors").read_bytes()
-    with refused("training.out-overwrites"):
-        train(teacher, weights=str(teacher), force=True, model=None)
-    assert (teacher / "model.safetensors").read_bytes() == before
     with pytest.raises(Interrupted):
-        train(tmp_path / "run", teacher=str(teacher), callbacks=[Stop()])
+        train(tmp_path / "run", teacher=str(trained.folder), callbacks=[Stop()])
     state = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
     assert state["run"]["teacher"], "which another teacher would not match"
     leftover = tmp_path / "run" / ".recipe.toml.123.tmp"
@@ -310,46 +289,43 @@ def test_callbacks_are_called_in_order_and_a_logger_that_fails_costs_nothing(tmp
     assert sum("Curves failed" in line for line in lines) == 2
 
 
-def test_loggers_write_and_are_told_their_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_csv_is_written_and_services_are_told_and_go_on_as_the_same_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = train(tmp_path / "run", logger="csv", epochs=1)
     with (run.folder / "csv" / "metrics.csv").open(newline="") as file:
         found = [float(row["val_loss"]) for row in csv.DictReader(file)]
     assert found == pytest.approx([row["val_loss"] for row in runs.metrics(run.folder)])
-    told: dict[str, list[Any]] = {"wandb": [], "mlflow": []}
-    known: dict[str, list[Any]] = {"wandb": [], "mlflow": []}
-
-    class WandBRun:
-        id = "7"
-        config = types.SimpleNamespace(update=lambda params, allow_val_change: told["wandb"].append(params["lr"]))
-
-        def log(self, metrics: dict[str, float], step: int) -> None:
-            told["wandb"].append((step, metrics["val_loss"]))
-
-        def finish(self, exit_code: int) -> None:
-            told["wandb"].append(exit_code)
-
-    wandb: Any = types.ModuleType("wandb")
-    wandb.init = lambda **options: known["wandb"].append((options.get("id"), options.get("resume"))) or WandBRun()
-    mlflow: Any = types.ModuleType("mlflow")
-    mlflow.set_experiment = lambda *_, **__: None
-    begun = types.SimpleNamespace(info=types.SimpleNamespace(run_id="8"))
-    mlflow.start_run = lambda run_id, run_name: known["mlflow"].append(run_id) or begun
-    mlflow.log_params = lambda params: told["mlflow"].append(params["lr"])
-    mlflow.log_metrics = lambda metrics, step: told["mlflow"].append((step, metrics["val_loss"]))
-    mlflow.end_run = lambda status: told["mlflow"].append(0 if status == "FINISHED" else 1)
-    for module in (wandb, mlflow):
-        module.__spec__ = types.SimpleNamespace(name=module.__name__)
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-        run = train(tmp_path / "run", logger=module.__name__, epochs=1, force=True)
-        assert not (run.folder / "csv").exists(), "it is the earlier run's"
-        losses = [row["val_loss"] for row in runs.metrics(run.folder)]
-        assert told[module.__name__] == [run.recipe.lr, *enumerate(losses), 0]
-        loggers_of(run.recipe, run.folder, epoch=1)  # a run that goes on is the same one there too
-        loggers_of(run.recipe, run.folder, epoch=0)
-    assert known == {"wandb": [(None, None), ("7", "allow"), (None, None)], "mlflow": [None, "8", None]}
+    known, told = list[Any](), list[Any]()
+    config = types.SimpleNamespace(update=lambda params, allow_val_change: told.append(params["lr"]))
+    of_wandb = types.SimpleNamespace(
+        id="7",
+        config=config,
+        log=lambda metrics, step: told.append((step, metrics["val_loss"])),
+        finish=lambda exit_code: told.append(exit_code),
+    )
+    wandb = types.SimpleNamespace(init=lambda **own: known.append((own.get("id"), own.get("resume"))) or of_wandb)
+    mlflow = types.SimpleNamespace(
+        set_experiment=lambda name: None,
+        start_run=lambda run_id, run_name: (
+            known.append(run_id) or types.SimpleNamespace(info=types.SimpleNamespace(run_id="8"))
+        ),
+        log_params=lambda params: told.append(params["lr"]),
+        log_metrics=lambda metrics, step: told.append((step, metrics["val_loss"])),
+        end_run=lambda status: told.append(0 if status == "FINISHED" else 1),
+    )
+    for name, module in {"wandb": wandb, "mlflow": mlflow}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+        for epoch in (0, 1, 0):  # a run that goes on is the same one there too
+            (logger,) = loggers_of(vitkit.Recipe(logger=name), tmp_path, epoch)
+        logger.log_hyperparams({"lr": 0.1})
+        logger.log_metrics({"val_loss": 0.5}, step=3)
+        logger.finalize("success")
+    assert told == [0.1, (3, 0.5), 0] * 2
+    assert known == [(None, None), ("7", "allow"), (None, None), None, "8", None]
 
 
-SHAPE, MADE = "data.tensor-shape", {"train": Coloured(), "val": Coloured(9, seed=1)}
+MADE = {"train": Coloured(), "val": Coloured(9, seed=1)}
 
 
 def third(image: Any = MADE["train"][2][0], label: Any = 2) -> dict[str, Any]:
@@ -362,48 +338,23 @@ def third(image: Any = MADE["train"][2][0], label: Any = 2) -> dict[str, Any]:
     ("datasets", "fields", "code", "named"),
     [
         (third(label=3), {}, "data.label-invalid", "train[2]"),
-        (third(label="red"), {}, "data.label-invalid", "train[2]"),
-        (third(label=True), {}, "data.label-invalid", "train[2]"),
         (third(image=Image.new("I;16", (16, 16))), {}, "data.image-mode", "I;16"),
         (third(image=torch.zeros(3, 16, 16, dtype=torch.uint8)), {}, "data.dataset-item", "torch.uint8"),
-        (third(image=np.zeros((16, 16, 3), dtype=np.uint8)), {}, "data.dataset-item", "ndarray"),
         (third(image=torch.full((3, 16, 16), float("nan"))), {}, "data.tensor-not-finite", "train[2]"),
-        ({"train": [(torch.zeros(3, 16, 16), 0)], "class_names": ["a", "b"]}, {"image_size": 32}, SHAPE, "train[0]"),
-        ({"train": [1, 2, 3], "class_names": ["a", "b"]}, {}, "data.dataset-item", "train[0]"),
+        (third(image=torch.zeros(3, 16, 15)), {}, "data.tensor-shape", "train[2]"),
         ({"train": [(1, 0)]}, {}, "data.class-names-missing", "class_names"),
         ({"train": Coloured(), "class_names": ["a", "a"]}, {}, "data.class-names-invalid", "class_names"),
         ({"train": DataLoader(Coloured())}, {}, "data.dataset-type", "train"),
-        (MADE, {"data": "digits"}, "training.field-refused", "data"),
         (MADE, {"folds": 3}, "training.field-refused", "folds"),
         (MADE, {"callbacks": [object()]}, "training.hook-invalid", "object"),
         (MADE, {"loggers": [object()]}, "training.hook-invalid", "object"),
-        (MADE, {"callbacks": [Witness]}, "training.hook-invalid", "Witness"),
-        (MADE, {"callbacks": Witness()}, "training.hook-type", "Witness"),
         (MADE, {"logger": "wandb"}, "training.package-missing", "wandb"),
-        (MADE, {"logger": "carrier pigeon"}, "text.value-wrong", "logger"),
     ],
 )
 def test_what_cannot_be_used_is_refused(tmp_path: Path, datasets: Any, fields: Any, code: str, named: str) -> None:
     with refused(code, named):
         train(tmp_path / "run", vitkit.Datasets(**datasets), **fields)
     assert not any((tmp_path / "run").glob("*"))
-
-
-@pytest.mark.accept
-def test_the_example_trains_with_lightnings_trainer_and_leaves_a_model(tmp_path: Path) -> None:
-    pytest.importorskip("lightning")
-    for part, images, seed in (("train", 12, 0), ("test", 6, 1)):
-        runs.photos(tmp_path / "data" / part, images=images, seed=seed)
-    example = Path(__file__).parents[2] / "examples" / "lightning_cifar10.py"
-    command = [sys.executable, "-W", "ignore", str(example), str(tmp_path / "data"), "4", "vit_micro_patch8_16"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=runs.environment(), capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "val_acc" in done.stdout
-    assert list((tmp_path / "runs" / "lightning" / "checkpoints").glob("*.ckpt"))
-    answers = vitkit.evaluate(tmp_path / "runs" / "lightning", tmp_path / "data").to_dict()
-    assert 0 <= answers["accuracy"] <= 1
 
 
 def test_its_loss_and_schedule_are_vitkits(tmp_path: Path) -> None:
