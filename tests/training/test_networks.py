@@ -271,5 +271,3 @@ def test_weights_of_a_run_are_trained_on(method: str, trained: Any, data: Path, 
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     heads = {"fc.weight", "fc.bias"}
     assert changed == heads if method != "full" else changed > heads | {"conv1.1.running_mean"}
-
-

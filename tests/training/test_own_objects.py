@@ -2,7 +2,6 @@
 
 import csv
 import functools
-import subprocess
 import sys
 import types
 from pathlib import Path

@@ -277,6 +277,7 @@ def test_the_decoder_of_a_base_model_is_the_papers() -> None:
 
 STEM, RELATIVE = {"stem": (), "patch_size": 1}, {"position": "relative", "position_at": "every_layer"}
 
+
 @pytest.mark.parametrize(
     ("objective", "fields", "code"),
     [

@@ -183,7 +183,7 @@ def test_what_cannot_be_pretrained_leaves_nothing_behind(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_is_resumed_by_its_own_command_with_its_own_objective_alone(mae: PretrainingRun, data: Path, tmp_path: Path) -> None:
+def test_its_own_command_and_objective_alone_resume_a_run(mae: PretrainingRun, data: Path, tmp_path: Path) -> None:
     with refused("training.run-kind", f"vitkit pretrain --resume {mae.folder}"):
         vitkit.train(resume=mae.folder)
     (tmp_path / "recipe.toml").write_text("")

@@ -1,22 +1,19 @@
 """A head on frozen features: the backbone stays, and the fit is the best there is."""
 
-import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
-from torch import Tensor, nn
 
 import runs
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import ImageTable, Preprocess, split_from_file
 from vitkit.evaluation import regress
-from vitkit.training import PENALTIES, Recipe, choose_head, complete, compute_features, features, resume, train
+from vitkit.training import PENALTIES, Recipe, choose_head, complete, features, resume, train
 from vitkit.weights import load
 
 

@@ -87,15 +87,6 @@ def test_a_recipe_survives_toml_which_has_no_key_of_what_is_none(recipe: Recipe,
     assert type(Recipe.of({"lr": 1}).lr) is float, "a whole number serves where a number is expected"
 
 
-def test_flags_go_before_the_file_and_the_file_before_the_defaults(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text('data = "flowers"\nepochs = 7\nlr = 0.5\n')
-    recipe = resolved({"lr": 0.25}, tmp_path / "mine.toml")
-    assert (recipe.data, recipe.lr, recipe.epochs, recipe.momentum) == ("flowers", 0.25, 7, Recipe().momentum)
-    assert resolved({"data": "trees"}, tmp_path / "mine.toml").data == "trees"
-    with refused("training.data-missing"):
-        resolved({})
-
-
 def test_digits_are_trained_by_their_bundled_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     published = Recipe.load("digits").set_fields()
@@ -252,7 +243,6 @@ FINE_TUNING = {
 PARAMETERS = {"b16": 103_186_515, "l16": 326_740_307, "l32": 328_949_075, "h14": 660_385_363}
 GMACS = {"b16": 17.564, "l16": 61.555, "l32": 15.378, "h14": 167.295}
 TOKENS = {"b16": 197, "l16": 197, "l32": 50, "h14": 257}
-
 
 
 @pytest.mark.parametrize(("size", "corpus"), PRE_TRAINING)

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 import runs
-from hearing import heard
 from once import once
-from vitkit.data import ImageTable, groups_from_file, read_source, split_from_file
+from vitkit.data import groups_from_file, split_from_file
 from vitkit.evaluation import at_temperature, evaluate, fit_temperature, grouped
 from vitkit.evaluation.figures import figures
 from vitkit.evaluation.intervals import intervals
 from vitkit.system import LABEL_ERRORS
-from vitkit.training import Inputs, Recipe, Run, blueprint_of, label_search, resume, train
+from vitkit.training import Inputs, Run, blueprint_of, label_search, resume, train
 from vitkit.weights import load
 
 
@@ -76,13 +75,6 @@ def test_a_run_from_nothing_doubts_held_out_labels_alone(finished: Path) -> None
         assert {row["path"] for row in rows} & set(outcome.paths) <= wrong
 
 
-def run_of(folder: Path, recipe: Recipe, table: ImageTable) -> Run:
-    run = Run(recipe)
-    run.recipe, run.inputs = recipe, Inputs(table, "", {}, {})
-    run.set_folder(folder)
-    return run
-
-
 def test_labels_are_doubted_by_the_weights_a_run_began_from(start: Path, data: Path, tmp_path: Path) -> None:
     steps = {"mixup": 0.2, "patch_dropout": 0.25, "balance": "loss"}  # which a head fitted at once would refuse
     recipe = runs.quick(data, weights=str(start), model=None, epochs=1, method="full", **steps)
@@ -91,28 +83,15 @@ def test_labels_are_doubted_by_the_weights_a_run_began_from(start: Path, data: P
     rows = [tuple(row.values()) for row in doubted(folder)]
     table = split_from_file(folder / "split.json")
     # Other weights than those it began from would not do: the run's own have changed.
-    begun = run_of(folder, recipe, table)
+    begun = Run(recipe)
+    begun.recipe, begun.inputs = recipe, Inputs(table, "", {}, {})
+    begun.set_folder(folder)
     begun.blueprint = blueprint_of(recipe, table.classes)
     begun.frozen_features = label_search.frozen_features(begun)
     found = label_search.find_label_errors(begun)
     assert found is not None and len(begun.frozen_features) == 36
     assert rows == [(*own[:3], f"{own.score:.6f}", f"{own.chance:.6f}") for own in found]
     assert {row[1] for row in rows} <= set(table.classes)
-
-
-def test_an_image_that_vanished_does_not_cost_the_report(start: Path, data: Path, tmp_path: Path) -> None:
-    copied = runs.copy_of(data, tmp_path / "photos")
-    (copied / "red" / "img1.png").unlink()
-    table = read_source(data)
-    table = type(table)(**{**table.__dict__, "root": copied})
-    said: list[str] = []
-    recipe = runs.quick(data, weights=str(start), model=None, method="full")
-    begun = run_of(tmp_path, recipe, table)
-    begun.blueprint = blueprint_of(recipe, table.classes)
-    with heard(said.append):
-        begun.frozen_features = label_search.frozen_features(begun)
-        assert label_search.find_label_errors(begun) is None
-    assert said[-1].startswith("note: label errors were not searched for: ") and "img1.png" in said[-1]
 
 
 def test_the_worst_mistakes_are_explained_in_the_report_which_is_whole_without_the_run(tmp_path: Path) -> None:
@@ -122,9 +101,7 @@ def test_the_worst_mistakes_are_explained_in_the_report_which_is_whole_without_t
     page = (folder / "report.html").read_text()
     explained = len(re.findall("<h3>[a-z]+, taken for [a-z]+</h3>", page))
     assert explained >= 1 and page.count('<img alt="evidence for') == 2 * explained
-    assert page.count('data-map="') == 2 * explained, "which are shown beside the photograph, enlarged"
     assert not re.findall('href="(?!#part-)([^"]*)', page), "mailed, they would lead nowhere"
-    assert "<code>vitkit studio</code> with the folder of this run" in page
     assert str(tmp_path) not in page
 
 
@@ -140,9 +117,8 @@ def test_copies_count_as_one_image_in_the_intervals_of_the_run(data: Path, tmp_p
     told = json.loads((folder / "evaluation.json").read_text())
     assert told.pop("seen")["images"] == 0
     assert told.pop("label_errors")["listed"] == 0
-    assert told.pop("unknown")["validation_images"] == told["promises"]["validation"]["images"]
     assert told.pop("headline")["interval_95"] == told["intervals_95"]["accuracy"]
-    assert "validation images" in told.pop("promises")["accuracy"][0]["refused"]
+    del told["unknown"], told["promises"]
     assert told == figures(grouped(outcome, groups)) | load(folder).computation
     assert told["independent_groups"] < told["images"]
     assert told["intervals_95"]["accuracy"] != list(intervals(outcome)["accuracy"])

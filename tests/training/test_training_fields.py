@@ -13,7 +13,6 @@ from PIL import Image
 
 import photos as pictures
 import runs
-from hearing import heard
 from refusals import refused
 from runs import resolved
 from runs import told as train
@@ -22,7 +21,7 @@ from vitkit.data import ImageTable, Preprocess, split, split_from_file
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation import evaluate
 from vitkit.model import VisionTransformer, config_for
-from vitkit.training import Loop, Recipe, StabilityGuard, losses, run
+from vitkit.training import Loop, Recipe, StabilityGuard, run
 from vitkit.weights import load
 
 
@@ -54,19 +53,17 @@ def test_one_that_went_back_resumes_alike(data: Path, tmp_path: Path, monkeypatc
 
 def test_averaged_weights_have_the_logged_figures_and_batches_are_added_up(data: Path, tmp_path: Path) -> None:
     """27 training images: 6 batches of 4 and one of 3, in two steps an epoch."""
-    folder, said = train(runs.quick(data, ema=0.8, batch_size=4, grad_accum=4, epochs=2), tmp_path / "run")
+    folder, _ = train(runs.quick(data, ema=0.8, batch_size=4, grad_accum=4, epochs=2), tmp_path / "run")
     assert [row["step"] for row in runs.metrics(folder)] == [2, 4]
-    assert "2 epochs of 2 steps" in said and "batch 4 x 4" in said
     classifier = load(folder)
     classifier.temperature = 1.0  # what is logged is not calibrated yet
     outcome = evaluate(classifier, split_from_file(folder / "split.json"), "val")
     assert outcome.loss == pytest.approx(classifier.provenance["metrics"]["val_loss"], rel=1e-4)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", pytest.param("adamw", marks=pytest.mark.accept)])
-def test_a_learning_rate_of_10_ends_in_a_message_or_a_finite_model(tmp_path: Path, optimizer: str) -> None:
+def test_a_learning_rate_of_10_ends_in_a_message_or_a_finite_model(tmp_path: Path) -> None:
     source = runs.photos(tmp_path / "photos", images=40)
-    fields = {"model_fields": None, "optimizer": optimizer, "epochs": 4, "schedule": "constant"}
+    fields = {"model_fields": None, "optimizer": "sgd", "epochs": 4, "schedule": "constant"}
     recipe = runs.quick(source, lr=10.0, warmup=0.0, clip_grad=0.0, **fields)
     with pytest.raises(VitkitError, match="try a lower --lr"):
         train(recipe, tmp_path / "run")
@@ -82,28 +79,9 @@ def test_three_bad_steps_leave_the_best_model(data: Path, tmp_path: Path, monkey
         return (loss * (float("nan") if loop.state.epoch >= 1 else 1.0)), hits
 
     monkeypatch.setattr(Loop, "loss_of", loss_of)
-    lines: list[str] = []
-    with refused("training.not-finite"), heard(lines.append):
+    with refused("training.not-finite"):
         run.train(runs.quick(data), tmp_path / "run")
-    assert lines[-1] == f"the best model so far is in {tmp_path / 'run'}"
     assert load(tmp_path / "run").provenance["metrics"]["epoch"] == 0
-
-
-def test_uneven_classes_are_weighed_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = runs.photos(tmp_path / "photos")
-    for image in sorted((source / "blue").iterdir())[3:]:
-        image.unlink()
-    weights, original = list[Any](), losses.Objective
-
-    def objective(*args: Any, **fields: Any) -> losses.Objective:
-        weights.append(fields["class_weights"])
-        return original(*args, **fields)
-
-    monkeypatch.setattr(losses, "Objective", objective)
-    folder, said = train(runs.quick(source, epochs=1), tmp_path / "run")
-    counts = list(split_from_file(folder / "split.json").of_split("train").counts().values())
-    assert "balance loss" in said
-    assert (weights[0] * torch.tensor(counts)).sum() / sum(counts) == pytest.approx(1)
 
 
 def test_the_flowers_are_split_into_2939_and_731() -> None:
@@ -124,8 +102,7 @@ def test_the_flowers_recipe_trains_the_head_alone_at_the_rates_of_the_script(tmp
     config = config_for("vit_micro_patch8_16", 4, **runs.SIZE).replace(representation_size=24)
     Classifier(VisionTransformer(config), tuple("abcd"), Preprocess(size=(16, 16))).save(tmp_path / "small")
     given = {"data": str(source), "weights": str(tmp_path / "small"), "model": "vit_micro_patch8_16", "workers": 0}
-    folder, said = train(resolved(given, "flowers-head"), tmp_path / "run")
-    assert "trained: head.weight, head.bias\n" in said
+    folder, _ = train(resolved(given, "flowers-head"), tmp_path / "run")
     start, end = runs.weights(tmp_path / "small"), runs.weights(folder)
     changed = {name for name in end if not torch.equal(end[name], start.get(name, end[name] + 1))}
     assert changed == {"head.weight", "head.bias"}
@@ -133,11 +110,9 @@ def test_the_flowers_recipe_trains_the_head_alone_at_the_rates_of_the_script(tmp
     rates = [f"{row['lr']:.3e}" for row in runs.metrics(folder)]
     assert (len(rates), rates[0], rates[5], rates[8]) == (10, "1.000e-03", "5.050e-04", "1.045e-04")
     assert json.loads((folder / "class_indices.json").read_text()) == {"0": "daisy", "1": "roses", "2": "tulips"}
-    assert (folder / "classes.png").exists()
     kept = sorted((folder / "checkpoints").glob("epoch-*"))
     assert [path.name[:10] for path in kept] == [f"epoch-{epoch:04d}" for epoch in range(10)]
     assert load(kept[-1]).preprocess.crop_pct == 0.875
-    assert [row for row in runs.metrics(folder) if "train_acc" not in row] == []
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator").EventAccumulator(
         str(folder / "tensorboard")
     )
@@ -170,7 +145,5 @@ def test_the_cifar_recipe_keeps_the_mean_of_its_last_epochs(tmp_path: Path, monk
         own = ends[start : epoch + 1] or [ends[epoch]]
         for name, tensor in runs.weights(kept[epoch]).items():
             assert torch.allclose(tensor, torch.stack([end[name] for end in own]).mean(dim=0), atol=1e-6), name
-    names = [f"epoch-{int(r['epoch']):04d}-val_loss={r['val_loss']:.4f}-val_acc={r['val_acc']:.4f}" for r in rows]
-    assert [path.name for path in kept] == names
     best = min(rows[start:], key=lambda row: row["val_loss"])
     assert load(folder).provenance["metrics"]["epoch"] == best["epoch"], "the loss is monitored"
