@@ -13,7 +13,6 @@ from sklearn.linear_model import LogisticRegression
 
 import runs
 from once import once
-from refusals import refused
 from vitkit.data import read_source, split_from_file
 from vitkit.evaluation import MultiEvaluation, best_thresholds, evaluate, regress
 from vitkit.training import Recipe, binary_loss, complete, read_metrics, train
@@ -130,13 +129,6 @@ def test_folds_are_trained_and_averaged(data: Path, tmp_path: Path) -> None:
     weighted = sum(own["images"] * own["accuracy"] for own in folds) / 48
     assert told["accuracy"]["mean"] == pytest.approx(weighted) and len(told["hamming_loss"]["interval_95"]) == 2
     assert told["loss"]["interval_95"] is None
-
-
-def test_what_knows_one_class_only_is_refused(data: Path, tmp_path: Path) -> None:
-    for field, value in (("teacher", "x"), ("balance", "sampler")):
-        with refused("data.task-multi-label", f"--{field}"):
-            train(quick(data, **{field: value}), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 def test_the_loss_decides_and_nothing_is_smoothed_unless_asked_for(data: Path) -> None:

@@ -210,16 +210,13 @@ def test_other_kinds_of_numbers_and_pictures_are_read_as_files_are(tmp_path: Pat
     assert (doubles.dtype, label) == (torch.float32, 1)
 
 
-def test_a_teacher_is_recorded_and_leftovers_are_swept_as_in_runs_on_files(tmp_path: Path, trained: Any) -> None:
+def test_a_teacher_is_recorded(tmp_path: Path, trained: Any) -> None:
     with pytest.raises(Interrupted):
         train(tmp_path / "run", teacher=str(trained.folder), callbacks=[Stop()])
     state = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
     assert state["run"]["teacher"], "which another teacher would not match"
-    leftover = tmp_path / "run" / ".recipe.toml.123.tmp"
-    leftover.write_text("half")
     run = vitkit.train(own(), resume=tmp_path / "run")
     assert run.classifier.provenance["teacher"]["sha256"].startswith(state["run"]["teacher"])
-    assert not leftover.exists()
 
 
 def test_shuffled_labels_come_to_chance(tmp_path: Path) -> None:
@@ -238,8 +235,12 @@ def test_shuffled_labels_come_to_chance(tmp_path: Path) -> None:
 
 
 class Witness:
+    """A callback and a logger."""
+
     def __init__(self) -> None:
         self.heard: list[tuple[str, int, int]] = []
+        self.rows: list[tuple[int, dict[str, float]]] = []
+        self.ended = ""
 
     def note(self, what: str, state: TrainingState) -> None:
         self.heard.append((what, state.epoch, state.step))
@@ -252,40 +253,25 @@ class Witness:
         state.metrics["of_the_caller"] = 7.0
         self.note("epoch", state)
 
-
-class Curves:
-    """A logger, which may break on its way."""
-
-    def __init__(self, breaks_at: str = "") -> None:
-        self.rows: list[tuple[int, dict[str, float]]] = []
-        self.ended, self.breaks_at = "", breaks_at
-
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
-        if self.breaks_at == "metrics":
-            raise OSError("the service is gone")
         self.rows.append((step, metrics))
 
     def finalize(self, status: str) -> None:
-        if self.breaks_at == "finalize":
-            raise OSError("the service is gone")
         self.ended = status
 
 
 def test_callbacks_are_called_in_order_and_a_logger_that_fails_costs_nothing(tmp_path: Path) -> None:
-    witness, curves, lines = Witness(), Curves(), list[str]()
-    with heard(lines.append):
-        loggers = [Curves("metrics"), curves, Curves("finalize")]
-        run = train(tmp_path / "run", callbacks=[witness], loggers=loggers)
+    witness, broken = Witness(), types.SimpleNamespace(log_metrics=lambda metrics, step: 1 / 0)
+    run = train(tmp_path / "run", callbacks=[witness], loggers=[broken, witness])
     steps = [("step", epoch, 3 * epoch + step + 1) for epoch in range(2) for step in range(3)]
     ends = [("epoch", 0, 3), ("epoch", 1, 6)]
     assert witness.heard == [("start", 0, 0), *steps[:3], ends[0], *steps[3:], ends[1], ("end", 1, 6)]
     rows = runs.metrics(run.folder)
-    assert [step for step, _ in curves.rows] == [0, 1]
-    assert [row["val_loss"] for row in rows] == [own["val_loss"] for _, own in curves.rows]
-    assert all(own["of_the_caller"] == 7.0 for _, own in curves.rows)
+    assert [step for step, _ in witness.rows] == [0, 1]
+    assert [row["val_loss"] for row in rows] == [own["val_loss"] for _, own in witness.rows]
+    assert all(own["of_the_caller"] == 7.0 for _, own in witness.rows)
     assert "of_the_caller" not in rows[0]
-    assert curves.ended == "success" and run.report.is_file()
-    assert sum("Curves failed" in line for line in lines) == 2
+    assert witness.ended == "success" and run.report.is_file()
 
 
 def test_csv_is_written_and_services_are_told_and_go_on_as_the_same_run(

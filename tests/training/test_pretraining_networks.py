@@ -242,17 +242,6 @@ def test_nothing_hidden_is_read(objective: Any, monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(*drawn)
 
 
-@pytest.mark.parametrize(
-    ("objective", "fields"), [("mae", {"pool": "gap", "registers": 2}), ("masked-patch", {"norm": "post"})]
-)
-def test_every_parameter_learns(objective: Any, fields: dict[str, Any]) -> None:
-    ours = network(objective, image_size=(16, 24), **fields)
-    scrambled(ours)
-    ours.forward_heads(images(4, (16, 24)), KEYS)[0].mean().backward()
-    idle = [name for name, own in ours.named_parameters() if own.grad is None or not own.grad.abs().sum()]
-    assert idle == []
-
-
 @pytest.mark.parametrize("objective", ["mae", "masked-patch"])
 def test_an_image_has_the_same_figures_in_any_batch(objective: Any) -> None:
     fields = {} if objective == "mae" else {"position": "relative", "position_at": "every_layer"}

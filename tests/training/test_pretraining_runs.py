@@ -80,12 +80,6 @@ def test_a_stopped_run_has_the_same_weights(finished: PretrainingRun, data: Path
     assert (tmp_path / "run" / "report.html").is_file()
 
 
-def test_workers_checkpointing_and_cache_change_nothing(mae: PretrainingRun, data: Path, tmp_path: Path) -> None:
-    other = begin(data, tmp_path / "run", workers=1, cache="none", checkpointing="all")
-    runs.assert_same_weights(other.folder, mae.folder)
-    assert runs.metrics(other.folder) == runs.metrics(mae.folder)
-
-
 def test_keys_differ_between_seeds_images_epochs_and_splits_and_not_otherwise() -> None:
     class Blank(Images):
         labels, paths = (), ()

@@ -1,6 +1,5 @@
 """A recipe says what it means, survives TOML, and refuses what it does not understand by name."""
 
-import dataclasses
 import math
 import re
 import tomllib
@@ -25,66 +24,53 @@ from vitkit.training import (
     choose_patch_dropout,
     complete,
     config_of,
-    describe_changed_fields,
     flatten_fields,
     parse_duration,
 )
 from vitkit.weights import find
 
-TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
 RANGES = {
     name: (mark.low, mark.high)
     for name, hint in hints_of(Recipe).items()
     for mark in alternatives(hint)[1]
     if isinstance(mark, Between)
 }
+TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
 
 # What cannot be drawn from the type alone.
-_VALUES: dict[str, st.SearchStrategy[Any]] = {
-    "model_fields": st.sampled_from([None, {"position": "none", "layers": 7, "stem": (1, 4), "layer_scale": 1e-6}])
-    | st.sampled_from([{"patch_size": (3, 64), "class_token": False, "layer_scale": None}, {"stem": ()}]),
-    "method": st.sampled_from(["auto", "probe-sgd", "full", "scratch"]),  # lora wants weights, head no steps
-    "swa": st.just(0.0),  # not with ema or time
-    "checkpointing": st.sampled_from(["none", "all"]) | st.integers(1, 10**5).map(str),
-    "find_lr": st.just(False),
-    "split_from": st.none(),  # not together with folds
-    "group_by": st.none() | st.sampled_from(["scene[0-9]+", "^([^_]+)_"]),
-    "time": st.none() | st.sampled_from(["90s", "10m", "2h", "1.5h", "7"]),
-    "save_every": st.none() | st.sampled_from(["90s", "10m", "2h"]),
-    "weights": st.sampled_from(["auto", "none"]),
-    "head_from": st.sampled_from(["auto", "zero"]),  # names neither with lp_ft nor without weights
-    "split": st.integers(1, 100).map(lambda n: (n / 100, 0.0, 1 - n / 100)) | st.just((0.7, 0.1, 0.2)),
-    "crop_scale": st.just((0.0, 0.0)) | st.tuples(st.floats(0.01, 0.5), st.floats(0.5, 1)),
+_VALUES: dict[str, list[Any]] = {
+    "model_fields": [{"position": "none", "layers": 7, "stem": (1, 4), "layer_scale": 1e-6}, {"stem": ()}],
+    "checkpointing": ["none", "all", "3"],
+    "group_by": ["scene[0-9]+", "^([^_]+)_"],
+    "time": ["90s", "1.5h", "7"],
+    "save_every": ["10m"],
+    "split": [(0.7, 0.1, 0.2), (0.3, 0.0, 0.7)],
+    "crop_scale": [(0.0, 0.0), (0.1, 1.0)],
 }
 
 
 def _values(name: str, kind: Any, *others: Any) -> st.SearchStrategy[Any]:
     low, high = RANGES.get(name, (0.0, 1.0))
-    if name in _VALUES:
-        return _VALUES[name]
     if others:
         return st.none() | _values(name, kind)
-    if get_origin(kind) is not None and "Literal" in str(get_origin(kind)):
+    if name in _VALUES:
+        return st.sampled_from(_VALUES[name])
+    if get_origin(kind) is not None:
         return st.sampled_from(get_args(kind))
-    if get_origin(kind) is tuple:
-        return st.tuples(*[st.floats(0, 1)] * len(get_args(kind)))
     numbers = {float: st.floats(low, high), int: st.integers(math.ceil(low), int(high))}
     return {bool: st.booleans(), str: TEXT, **numbers}[kind]
 
 
-RECIPES = st.builds(Recipe, **{name: _values(name, *alternatives(hint)[0]) for name, hint in hints_of(Recipe).items()})
-
-
-@settings(max_examples=30)
-@given(RECIPES, st.integers(1, 1000))
-def test_a_recipe_survives_toml_which_has_no_key_of_what_is_none(recipe: Recipe, epochs: int) -> None:
-    text = recipe.to_toml()
-    assert Recipe.of(tomllib.loads(text)) == recipe
-    assert set(flatten_fields(tomllib.loads(text))) == {
-        name for name, own in recipe.to_dict().items() if own is not None
-    }
-    assert recipe.replace(epochs=epochs) == dataclasses.replace(recipe, epochs=epochs)
+@settings(max_examples=10)
+@given(st.data())
+def test_a_recipe_survives_toml_which_has_no_key_of_what_is_none(drawn: st.DataObject) -> None:
     assert type(Recipe.of({"lr": 1}).lr) is float, "a whole number serves where a number is expected"
+    for name, hint in hints_of(Recipe).items():
+        recipe = Recipe(epochs=7).replace(**{name: drawn.draw(_values(name, *alternatives(hint)[0]))})
+        text = recipe.to_toml()
+        assert Recipe.of(tomllib.loads(text)) == recipe
+        has = {field for field, own in recipe.to_dict().items() if own is not None}
+        assert set(flatten_fields(tomllib.loads(text))) == has
 
 
 def test_digits_are_trained_by_their_bundled_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,44 +106,6 @@ def test_a_published_recipe_leaves_nothing_to_the_method_the_data_or_the_machine
     settled, reasons = complete(Recipe.of(fields), table)
     settled = choose_patch_dropout(settled, fields, config_for(fields["model"], 2))
     assert (settled, reasons) == (Recipe.of({"method": "scratch", **fields}), [])
-
-
-PUBLISHED: dict[str, dict[str, Any]] = {
-    "flowers-head": {
-        "model": "vit_base_patch16_224_in21k", "weights": "vit_base_patch16_224.jx_in21k", "method": "probe-sgd",
-        "epochs": 10, "batch_size": 8, "optimizer": "sgd", "lr": 1e-3, "momentum": 0.9, "weight_decay": 5e-5,
-        "schedule": "cosine", "step_per": "epoch", "min_lr": 0.01, "warmup": 0.0, "clip_grad": 0.0,
-        "crop_scale": (0.08, 1.0), "hflip": True, "fit": "crop", "crop_pct": 224 / 256, "decay_all": True,
-        "split": (0.8, 0.2, 0.0), "seed": 0, "precision": "float32", "patch_dropout": 0.0, "balance": "none",
-        "label_smoothing": 0.0, "color_jitter": 0.0, "drop_path": 0.0, "lp_ft": False, "keep": "every",
-    },
-    "cifar10-vit-tiny": {
-        "model": "vit_tiny_patch16_224", "weights": "vit_tiny_patch16_224.augreg_in21k_ft_in1k", "method": "full",
-        "epochs": 10, "batch_size": 128, "optimizer": "adam", "lr": 1e-3, "weight_decay": 0.0, "schedule": "cosine",
-        "step_per": "epoch", "min_lr": 0.0, "warmup": 0.0, "crop_scale": (0.0, 0.0), "hflip": False, "fit": "squash",
-        "color_jitter": 0.0, "seed": 42, "monitor": "val_loss", "swa": 0.2, "precision": "float32",
-        "patch_dropout": 0.0, "clip_grad": 0.0, "label_smoothing": 0.0, "drop_path": 0.0, "lp_ft": False,
-        "layer_decay": 1.0, "keep": "every",
-    },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_recipe_has_the_values_of_the_original(name: str) -> None:
-    recipe = Recipe.load(name)
-    assert {field: getattr(recipe, field) for field in PUBLISHED[name]} == PUBLISHED[name]
-    entry = find(recipe.weights)
-    assert entry.architecture == recipe.model
-    assert entry.preprocess.mean == entry.preprocess.std == (0.5, 0.5, 0.5)
-    assert entry.classes == {"flowers-head": "imagenet21k", "cifar10-vit-tiny": "imagenet1k"}[name]
-
-
-def test_flags_go_before_a_published_recipe_and_what_they_change_is_said() -> None:
-    recipe = resolved({"data": "photos", "epochs": 2, "patch_dropout": 0.3, "seed": 0}, "flowers-head")
-    assert recipe.patch_dropout == 0.3
-    (line,) = describe_changed_fields(recipe)
-    assert "patch_dropout 0.3 (published: 0.0), epochs 2 (published: 10)" in line
-    assert describe_changed_fields(Recipe.load("flowers-head")) == describe_changed_fields(Recipe(data="photos")) == []
 
 
 def test_another_model_than_the_published_one_does_not_start_from_its_weights_nor_the_other_way_round() -> None:

@@ -110,10 +110,8 @@ def test_training_and_create_model_mean_the_same(table: ImageTable) -> None:
     begun = blueprint_of(recipe, table.classes)
     assert begun.config == package.create_model(str(recipe.model), 3, **changes).config
     assert (begun.preprocess.mean, begun.preprocess.size) == ((0.5,), (16, 16)), "grey pictures"
-    divisible, colours = "model.size-not-divisible", "training.channels-unsupported"
-    for name, value, code in (("heads", 5, divisible), ("patch_size", 5, divisible), ("in_channels", 4, colours)):
-        with refused(code, name):
-            blueprint_of(runs.quick(table.root, model_fields={name: value}), table.classes)
+    with refused("training.channels-unsupported", "in_channels"):
+        blueprint_of(runs.quick(table.root, model_fields={"in_channels": 4}), table.classes)
 
 
 def test_the_run_records_its_model_and_goes_on_with_no_other(table: ImageTable, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 
 import photos as pictures
 import runs
@@ -20,7 +19,7 @@ from runs import told as train
 from vitkit.data import split_from_file
 from vitkit.errors import VitkitError
 from vitkit.evaluation import evaluate
-from vitkit.training import Loop, Metrics, Recipe, lr_factor, read_metrics, run
+from vitkit.training import Metrics, Recipe, lr_factor, read_metrics, run
 from vitkit.training import checkpoint as writer
 from vitkit.verbs import TrainingRun
 from vitkit.weights import load
@@ -109,41 +108,6 @@ def test_a_time_budget_ends_the_run_with_the_learning_rate_fallen(data: Path, tm
     run.resume(runs.copy_of(folder, tmp_path / "copied"))
     assert runs.metrics(tmp_path / "copied") == runs.metrics(folder), "it is over"
     runs.assert_same_weights(tmp_path / "copied", folder)
-
-
-def test_unreadable_images_are_named_and_left_out_and_a_class_with_one_image_is_trained_on(tmp_path: Path) -> None:
-    source = runs.photos(tmp_path / "photos")
-    for image in source.glob("red/img*.png"):
-        if image.name != "img1.png":
-            image.unlink()
-    Image.effect_noise((64, 64), 80).convert("RGB").save(source / "red" / "cut.jpg")
-    whole = (source / "red" / "cut.jpg").read_bytes()
-    (source / "red" / "cut.jpg").write_bytes(whole[: len(whole) // 2])
-    (source / "blue" / "text.jpg").write_text("not a picture")
-    (source / "green" / "empty.png").touch()
-    folder, said = train(runs.quick(source, epochs=1), tmp_path / "run")
-    assert "3 of 28 images are unreadable and left out" in said
-    for expected in ("red/cut.jpg (truncated)", "blue/text.jpg (not an image)", "green/empty.png (empty file)"):
-        assert expected in (folder / "report.html").read_text()
-    table = split_from_file(folder / "split.json")
-    assert len(table) == 25
-    assert table.of_split("train").counts()["red"] == 1
-
-
-def test_a_photograph_that_is_deleted_during_the_run_is_not_tested(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = runs.photos(tmp_path / "photos")
-    plain = Loop.validate
-
-    def validate(loop: Loop) -> Any:
-        split_from_file(tmp_path / "run" / "split.json").of_split("test").file(0).unlink(missing_ok=True)
-        return plain(loop)
-
-    monkeypatch.setattr(Loop, "validate", validate)
-    folder, said = train(runs.quick(source, epochs=1, cache="ram"), tmp_path / "run")
-    assert "they are left out" in said
-    assert json.loads((folder / "evaluation.json").read_text())["images"] == 5
 
 
 class Crash(BaseException):

@@ -12,7 +12,7 @@ from refusals import refused
 from vitkit.classifier import Classifier
 from vitkit.data import ImageTable, Preprocess, read_source
 from vitkit.errors import VitkitError
-from vitkit.training import Recipe, blueprint_of, new_classifier, prepared, train
+from vitkit.training import Recipe, blueprint_of, new_classifier, prepared
 from vitkit.weights import load
 
 PIXELS = Preprocess(size=(16, 16), fit="squash", interpolation="bilinear", mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
@@ -63,14 +63,6 @@ def test_another_size_resizes_the_positions(source: Path, table: ImageTable) -> 
     classifier = start(source, table, image_size=32)
     assert classifier.preprocess.size == classifier.model.config.image_size == (32, 32)
     assert [resized.name for resized in classifier.report.resized] == ["pos_embed"]
-
-
-def test_a_run_from_weights_learns_and_says_where_from(source: Path, table: ImageTable, tmp_path: Path) -> None:
-    fields: dict[str, Any] = {"model": None, "method": "full", "lr": 3e-3, "epochs": 3, "layer_decay": 0.9}
-    asked = Recipe(**{**runs.QUICK, "data": str(table.root), "weights": str(source), **fields})
-    folder = train(asked, tmp_path / "run")
-    runs.assert_learned(folder, table.root)
-    assert load(folder).provenance["weights"]["source"] == source.name
 
 
 def test_a_split_seed_keeps_splits_and_folds_and_the_seed_draws_a_limit(table: ImageTable) -> None:

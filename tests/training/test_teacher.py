@@ -54,16 +54,6 @@ def test_classes_go_by_name_not_by_place(tmp_path: Path) -> None:
         load_teacher(str(path), ("blue", "gold", "red"), (16, 16))
 
 
-def test_a_cnn_of_torchvision_from_a_file(tmp_path: Path) -> None:
-    network = tiny.randomise(resnet18(num_classes=3), std=0.05)
-    torch.save(network.state_dict(), tmp_path / "cnn.pth")
-    teacher = load_teacher(f"resnet18:{tmp_path / 'cnn.pth'}", CLASSES, (32, 32))
-    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        assert torch.allclose(teacher.logits(images, teacher.preprocess), network.eval()(images), atol=1e-5)
-    assert "order" in teacher.notes[0]
-
-
 def test_the_gradients_go_into_the_student_alone(tmp_path: Path) -> None:
     teacher = load_teacher(str(saved_teacher(tmp_path / "t")), CLASSES, (16, 16))
     student = tiny.build(image_size=(16, 16), num_classes=3, distill_token=True, distill_head=True).train()
@@ -209,15 +199,3 @@ def test_losses_are_of_the_paper(kind: Any, alpha: float, temperature: float, sm
     ours = [torch.from_numpy(head) for head in heads]
     loss = distillation_loss(ours, torch.tensor(LABELS), torch.from_numpy(numbers(3)), **choices)
     assert loss.item() == pytest.approx(by_hand(kind, heads, numbers(3), alpha, temperature, smoothing), abs=1e-12)
-
-
-@pytest.mark.parametrize("kind", ["hard", "soft", "soft-deit"])
-def test_half_precision_costs_the_losses_nothing(kind: Any) -> None:
-    heads = [torch.from_numpy(numbers(seed, 64)).bfloat16() for seed in (1, 2)]
-    labels, teacher = torch.arange(64) % 7, torch.from_numpy(numbers(3, 64)).float()
-    choices: dict[str, Any] = {"kind": kind, "alpha": 0.9, "temperature": 3.0}
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = distillation_loss(heads, labels, teacher, **choices)
-    exact = distillation_loss([head.double() for head in heads], labels, teacher.double(), **choices)
-    assert loss.dtype == torch.float32
-    assert loss.item() == pytest.approx(exact.item(), rel=1e-6)

@@ -6,13 +6,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,30 +43,19 @@ def data() -> Path:
     return once("team-photos", divided)
 
 
-def run(data: Path, out: Path, processes: int = 1) -> str:
-    """What is said."""
-    arguments = ["train", data, *runs.FLAGS, *PLAIN, "--out", out]
-    done = torchrun(processes, *arguments) if processes > 1 else told([warm.vitkit(), *arguments])
+def told(*command: object) -> str:
+    """What a program says that succeeds; what torchrun starts begins warm, too."""
+    words, env = [str(word) for word in command], runs.environment() | {"PYTHON_EXEC": warm.python()}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def torchrun(processes: int, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """`torchrun ... vitkit ARGUMENTS`, where torchrun too starts what begins as `python vitkit` does."""
-    launcher = [warm.python(), BIN / "torchrun", "--standalone", "--nproc-per-node", processes]
-    return told([*launcher, BIN / "vitkit", *arguments], PYTHON_EXEC=warm.python())
-
-
-def told(command: list[object], **environment: str) -> subprocess.CompletedProcess[str]:
-    words = [str(word) for word in command]
-    env = runs.environment() | environment
-    return subprocess.run(words, env=env, capture_output=True, text=True, timeout=300, check=False)
-
-
 def test_several_processes_end_with_the_weights_and_the_numbers_of_one(data: Path, tmp_path: Path) -> None:
-    alone = tmp_path / "alone"
-    run(data, alone)
-    said = run(data, tmp_path / "run", processes=2)
+    alone, command = tmp_path / "alone", [BIN / "vitkit", "train", data, *runs.FLAGS, *PLAIN, "--out"]
+    told(warm.python(), *command, alone)
+    launcher = [BIN / "torchrun", "--standalone", "--nproc-per-node", 2]
+    said = told(warm.python(), *launcher, *command, tmp_path / "run")
     assert said.count("1 epoch of 4 steps in float32; batch 8, lr 0.01") == 1, "one process talks, of the whole"
     ours, theirs = runs.weights(tmp_path / "run"), runs.weights(alone)
     assert ours.keys() == theirs.keys()
@@ -111,9 +98,7 @@ def train_all(folder: Path, data: Path) -> None:
     asked = sorted({*PAIRS, *((name, "one") for name, _ in PAIRS)})
     jobs = [(str(folder / name / way), WAYS[way][0], every[name], WAYS[way][1]) for name, way in asked]
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    command = [warm.python(), Path(__file__).parents[1] / "together.py", folder / "jobs.json"]
-    done = subprocess.run(command, env=runs.environment(), capture_output=True, text=True, timeout=500, check=False)
-    assert done.returncode == 0, done.stderr
+    told(warm.python(), Path(__file__).parents[1] / "together.py", folder / "jobs.json")
 
 
 def difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], name: str) -> float:
@@ -159,27 +144,8 @@ def test_ctrl_c_stops_processes_after_the_same_step_and_the_run_goes_on(data: Pa
     assert 1 <= done < 30
     recipe = tmp_path / "run" / "recipe.toml"
     recipe.write_text(recipe.read_text().replace("epochs = 30", f"epochs = {done + 1}"))
-    assert told([*vitkit, "train", "--resume", tmp_path / "run"]).returncode == 0
+    told(*vitkit, "train", "--resume", tmp_path / "run")
     assert [row["epoch"] for row in runs.metrics(tmp_path / "run")] == list(range(done + 1))
-
-
-def test_a_process_parts_from_the_others_before_its_interpreter_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else, in two or three of twelve processes, a thread that outlives the interpreter aborts a run that went well."""
-
-    class Launcher:
-        def __init__(self, **_options: object) -> None: ...
-
-        def launch(self) -> None:
-            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-
-    farewells: list[Callable[[], None]] = []
-    monkeypatch.setattr("lightning_fabric.Fabric", Launcher)
-    monkeypatch.setattr("atexit.register", farewells.append)
-    team = form_process_group(2, 1)
-    assert team.gather("a") == ["a"]
-    (farewell,) = farewells
-    farewell()
-    assert not dist.is_initialized()
 
 
 def images(train: int, val: int, batch_size: int, rank: int, size: int, **options: bool) -> ImageData:

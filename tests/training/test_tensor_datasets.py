@@ -185,12 +185,3 @@ def test_pictures_are_prepared_as_is_said(photos: Path, tmp_path: Path) -> None:
     assert (run.classifier.preprocess.fit, run.classifier.preprocess.mean) == ("squash", (0.2, 0.2, 0.2))
     asked = vitkit.evaluate(run.folder, photos / "val", compute=vitkit.Compute(precision="float32", backend="eager"))
     assert asked.evaluation.loss == pytest.approx(run.evaluation["loss"], rel=1e-4)
-
-
-def test_a_head_is_fitted_to_datasets_as_to_files(photos: Path, start: Path, tmp_path: Path) -> None:
-    given = {part: ImageFolder(str(photos / part)) for part in ("train", "val")}
-    recipe = vitkit.Recipe(method="probe", weights=str(start))
-    run = vitkit.train(vitkit.Datasets(**given), recipe, out=tmp_path / "own")
-    files = vitkit.train(photos, recipe, out=tmp_path / "files")
-    runs.assert_same_weights(run.folder, files.folder)
-    assert run.evaluation["loss"] == pytest.approx(files.evaluation["loss"], rel=1e-3)

@@ -13,15 +13,14 @@ from PIL import Image
 
 import photos as pictures
 import runs
-from refusals import refused
 from runs import resolved
 from runs import told as train
 from vitkit.classifier import Classifier
-from vitkit.data import ImageTable, Preprocess, split, split_from_file
+from vitkit.data import Preprocess, split_from_file
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation import evaluate
 from vitkit.model import VisionTransformer, config_for
-from vitkit.training import Loop, Recipe, StabilityGuard, run
+from vitkit.training import Loop, StabilityGuard, run
 from vitkit.weights import load
 
 
@@ -69,30 +68,6 @@ def test_a_learning_rate_of_10_ends_in_a_message_or_a_finite_model(tmp_path: Pat
         train(recipe, tmp_path / "run")
     if (tmp_path / "run" / "model.safetensors").exists():
         assert all(tensor.isfinite().all() for tensor in runs.weights(tmp_path / "run").values())
-
-
-def test_three_bad_steps_leave_the_best_model(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Loop.loss_of
-
-    def loss_of(loop: Loop, images: torch.Tensor, targets: torch.Tensor) -> Any:
-        loss, hits = original(loop, images, targets)
-        return (loss * (float("nan") if loop.state.epoch >= 1 else 1.0)), hits
-
-    monkeypatch.setattr(Loop, "loss_of", loss_of)
-    with refused("training.not-finite"):
-        run.train(runs.quick(data), tmp_path / "run")
-    assert load(tmp_path / "run").provenance["metrics"]["epoch"] == 0
-
-
-def test_the_flowers_are_split_into_2939_and_731() -> None:
-    counts = {"daisy": 633, "dandelion": 898, "roses": 641, "sunflowers": 699, "tulips": 799}
-    labels = tuple(label for label, n in enumerate(counts.values()) for _ in range(n))
-    paths = tuple(f"{i}.jpg" for i in range(len(labels)))
-    table = ImageTable("flowers", Path(), tuple(counts), paths, labels, (None,) * len(labels))
-    recipe = Recipe.load("flowers-head")
-    outcome = split(table, recipe.split, recipe.seed)
-    assert outcome.of_split("val").counts() == {name: int(n * 0.2) for name, n in counts.items()}
-    assert [len(outcome.of_split(name)) for name in ("train", "val", "test")] == [2939, 731, 0]
 
 
 def test_the_flowers_recipe_trains_the_head_alone_at_the_rates_of_the_script(tmp_path: Path) -> None:

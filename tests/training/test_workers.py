@@ -14,7 +14,7 @@ import runs
 import tiny
 import warm
 from refusals import refused
-from vitkit.data import EvaluationImages, Preprocess, read_source, report_lost_workers_once
+from vitkit.data import EvaluationImages, Preprocess, read_source
 from vitkit.data.loading import check_main_guard
 from vitkit.system import reporting_to
 from vitkit.training import Recipe, features, run
@@ -76,52 +76,13 @@ def test_the_processes_of_a_team_share_the_cores(monkeypatch: pytest.MonkeyPatch
         assert setup.choose_workers(Recipe(), (224, 224)) == workers
 
 
-UNREADABLE = """Caught VitkitError in DataLoader worker process 0.
-Original Traceback (most recent call last):
-  ...
-vitkit.errors.VitkitError: a.png: not an image
-"""
-
-
-@pytest.mark.parametrize(
-    ("message", "code", "named"),
-    [
-        ("DataLoader worker (pid 7) is killed by signal: Bus error.", "training.worker-lost", "--workers 0"),
-        (UNREADABLE, "data.worker-failed", "a.png"),
-    ],
-)
-def test_what_befalls_a_process_computing_features_is_told_in_a_line(
-    message: str, code: str, named: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_image_that_a_process_computing_features_cannot_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: object, **__: object) -> Iterator[object]:
-        raise RuntimeError(message)
+        raise RuntimeError("Caught VitkitError in DataLoader worker process 0.\nVitkitError: a.png: not an image")
         yield
 
     monkeypatch.setattr(features, "DataLoader", failing)
     images = EvaluationImages(read_source(runs.shared_photos()), Preprocess(size=(16, 16)))
     recipe = runs.quick(runs.shared_photos(), workers=2)
-    with refused(code, named):
+    with refused("data.worker-failed", "a.png"):
         features.compute_features(tiny.build(), images, recipe, "float32", lambda *_: None)
-
-
-def test_of_processes_that_die_together_the_program_is_told_once_and_an_ordinary_end_leaves_the_handler_awake() -> None:
-    ended: list[int] = []
-
-    def tell(number: int, _: object) -> None:
-        ended.append(number)
-        if len(ended) > 2:
-            raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
-
-    before = signal.signal(signal.SIGCHLD, tell)
-    try:
-        report_lost_workers_once()
-        for _ in range(2):  # processes that end as they should
-            signal.raise_signal(signal.SIGCHLD)
-        assert len(ended) == 2
-        for _ in range(2):
-            with pytest.raises(RuntimeError, match="pid 7"):
-                signal.raise_signal(signal.SIGCHLD)
-            signal.raise_signal(signal.SIGCHLD)  # in the midst of what is told of the first
-            report_lost_workers_once()  # the next training
-    finally:
-        signal.signal(signal.SIGCHLD, before)
