@@ -6,6 +6,7 @@ import sys
 import types
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -281,24 +282,9 @@ def test_csv_is_written_and_services_are_told_and_go_on_as_the_same_run(
     with (run.folder / "csv" / "metrics.csv").open(newline="") as file:
         found = [float(row["val_loss"]) for row in csv.DictReader(file)]
     assert found == pytest.approx([row["val_loss"] for row in runs.metrics(run.folder)])
-    known, told = list[Any](), list[Any]()
-    config = types.SimpleNamespace(update=lambda params, allow_val_change: told.append(params["lr"]))
-    of_wandb = types.SimpleNamespace(
-        id="7",
-        config=config,
-        log=lambda metrics, step: told.append((step, metrics["val_loss"])),
-        finish=lambda exit_code: told.append(exit_code),
-    )
-    wandb = types.SimpleNamespace(init=lambda **own: known.append((own.get("id"), own.get("resume"))) or of_wandb)
-    mlflow = types.SimpleNamespace(
-        set_experiment=lambda name: None,
-        start_run=lambda run_id, run_name: (
-            known.append(run_id) or types.SimpleNamespace(info=types.SimpleNamespace(run_id="8"))
-        ),
-        log_params=lambda params: told.append(params["lr"]),
-        log_metrics=lambda metrics, step: told.append((step, metrics["val_loss"])),
-        end_run=lambda status: told.append(0 if status == "FINISHED" else 1),
-    )
+    wandb, mlflow = MagicMock(), MagicMock()
+    of_wandb = wandb.init.return_value
+    of_wandb.id, mlflow.start_run.return_value.info.run_id = "7", "8"
     for name, module in {"wandb": wandb, "mlflow": mlflow}.items():
         monkeypatch.setitem(sys.modules, name, module)
         for epoch in (0, 1, 0):  # a run that goes on is the same one there too
@@ -306,8 +292,15 @@ def test_csv_is_written_and_services_are_told_and_go_on_as_the_same_run(
         logger.log_hyperparams({"lr": 0.1})
         logger.log_metrics({"val_loss": 0.5}, step=3)
         logger.finalize("success")
-    assert told == [0.1, (3, 0.5), 0] * 2
-    assert known == [(None, None), ("7", "allow"), (None, None), None, "8", None]
+    assert [call.kwargs.get("id") for call in wandb.init.call_args_list] == [None, "7", None]
+    assert [call.kwargs.get("resume") for call in wandb.init.call_args_list] == [None, "allow", None]
+    assert [call.kwargs["run_id"] for call in mlflow.start_run.call_args_list] == [None, "8", None]
+    of_wandb.config.update.assert_called_once_with({"lr": 0.1}, allow_val_change=True)
+    of_wandb.log.assert_called_once_with({"val_loss": 0.5, "epoch": 3}, step=3)
+    of_wandb.finish.assert_called_once_with(exit_code=0)
+    mlflow.log_params.assert_called_once_with({"lr": 0.1})
+    mlflow.log_metrics.assert_called_once_with({"val_loss": 0.5}, step=3)
+    mlflow.end_run.assert_called_once_with("FINISHED")
 
 
 MADE = {"train": Coloured(), "val": Coloured(9, seed=1)}

@@ -2,24 +2,47 @@
 
 import csv
 import json
+import os
 import re
+import signal
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import photos as pictures
 import runs
+from once import once
 from refusals import refused
+from runs import resolved
 from runs import told as train
-from vitkit.data import split_from_file
-from vitkit.errors import VitkitError
-from vitkit.evaluation import evaluate
-from vitkit.training import Metrics, Recipe, lr_factor, read_metrics, run
+from vitkit.classifier import Classifier
+from vitkit.data import Preprocess, groups_from_file, split_from_file
+from vitkit.errors import Interrupted, VitkitError
+from vitkit.evaluation import at_temperature, evaluate, fit_temperature, grouped
+from vitkit.evaluation.figures import figures
+from vitkit.evaluation.intervals import intervals
+from vitkit.model import VisionTransformer, config_for
+from vitkit.system import LABEL_ERRORS
+from vitkit.training import (
+    Inputs,
+    Loop,
+    Metrics,
+    Recipe,
+    Run,
+    StabilityGuard,
+    blueprint_of,
+    label_search,
+    lr_factor,
+    read_metrics,
+    run,
+)
 from vitkit.training import checkpoint as writer
 from vitkit.verbs import TrainingRun
 from vitkit.weights import load
@@ -38,19 +61,6 @@ def test_a_run_folder_has_its_files_with_the_users_permissions_and_no_other(fini
     assert modes == {(tmp_path / "usual").stat().st_mode}
 
 
-def test_the_log_and_the_provenance_say_what_the_saved_classifier_does(finished: Path, data: Path) -> None:
-    line = r"accuracy (\S+) \(95 %: \S+\) on (\d+) test images(?: \([^()]*\))? \((\S+) log loss\)"
-    said = re.search(line, (finished / "log.txt").read_text())
-    classifier, table = load(finished), split_from_file(finished / "split.json")
-    outcome = evaluate(classifier, table, "test")
-    assert said.groups() == (f"{outcome.accuracy:.4f}", str(len(outcome.labels)), f"{outcome.loss:.4f}")
-    classifier.temperature = 1.0  # what is logged is not calibrated yet
-    outcome = evaluate(classifier, table, "val")
-    assert outcome.accuracy == pytest.approx(classifier.provenance["metrics"]["val_acc"])
-    assert outcome.loss == pytest.approx(classifier.provenance["metrics"]["val_loss"], rel=1e-4)
-    runs.assert_learned(finished, data)
-
-
 def test_what_is_written_down_is_what_was_done(finished: Path, data: Path) -> None:
     with (finished / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -59,6 +69,7 @@ def test_what_is_written_down_is_what_was_done(finished: Path, data: Path) -> No
     table = split_from_file(finished / "split.json")
     for name, expected in {"train": 9, "val": 1, "test": 2}.items():
         assert Counter(table.of_split(name).labels) == {0: expected, 1: expected, 2: expected}
+    runs.assert_learned(finished, data)
     assert Recipe.load(finished / "recipe.toml") == runs.quick(data).replace(method="scratch", head_from="zero")
     provenance = load(finished).provenance
     assert provenance["data"] == data.name, "not where it lies"
@@ -176,3 +187,211 @@ def test_force_keeps_the_earlier_run_when_the_new_one_cannot_begin(finished: Pat
     with refused("data.source-missing", "nowhere"):
         train(runs.quick(tmp_path / "nowhere"), folder, force=True)
     assert pictures.fingerprint(folder) == before
+
+
+def test_one_that_went_back_resumes_alike(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second epoch is taken for a collapse, before the run is interrupted in the third."""
+    original, calls = StabilityGuard.accepts, list[int]()
+
+    def accepts(guard: StabilityGuard, outcome: Any) -> bool:
+        good = original(guard, outcome)
+        calls.append(1)
+        return good and len(calls) != 2
+
+    def interrupt(what: str, done: int, total: int) -> None:
+        if what.startswith("epoch 3/") and done == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(StabilityGuard, "accepts", accepts)
+    whole, said = train(runs.quick(data), tmp_path / "whole")
+    assert said.count("restored earlier weights") == 1
+    calls.clear()
+    with pytest.raises(Interrupted):
+        train(runs.quick(data), tmp_path / "run", progress=interrupt)
+    run.resume(tmp_path / "run")
+    runs.assert_same_weights(tmp_path / "run", whole)
+    rows = runs.metrics(whole)
+    assert rows == runs.metrics(tmp_path / "run")
+    assert rows[2]["lr"] < rows[0]["lr"] / 5
+
+
+def test_averaged_weights_have_the_logged_figures_and_batches_are_added_up(data: Path, tmp_path: Path) -> None:
+    """27 training images: 6 batches of 4 and one of 3, in two steps an epoch."""
+    folder, _ = train(runs.quick(data, ema=0.8, batch_size=4, grad_accum=4, epochs=2), tmp_path / "run")
+    assert [row["step"] for row in runs.metrics(folder)] == [2, 4]
+    classifier = load(folder)
+    classifier.temperature = 1.0  # what is logged is not calibrated yet
+    outcome = evaluate(classifier, split_from_file(folder / "split.json"), "val")
+    assert outcome.loss == pytest.approx(classifier.provenance["metrics"]["val_loss"], rel=1e-4)
+
+
+def test_a_learning_rate_of_10_ends_in_a_message_or_a_finite_model(tmp_path: Path) -> None:
+    source = runs.photos(tmp_path / "photos", images=40)
+    fields = {"model_fields": None, "optimizer": "sgd", "epochs": 4, "schedule": "constant"}
+    recipe = runs.quick(source, lr=10.0, warmup=0.0, clip_grad=0.0, **fields)
+    with pytest.raises(VitkitError, match="try a lower --lr"):
+        train(recipe, tmp_path / "run")
+    if (tmp_path / "run" / "model.safetensors").exists():
+        assert all(tensor.isfinite().all() for tensor in runs.weights(tmp_path / "run").values())
+
+
+def test_the_flowers_recipe_trains_the_head_alone_at_the_rates_of_the_script(tmp_path: Path) -> None:
+    """With a small model that has a representation layer, on small photographs."""
+    source = pictures.folder(tmp_path / "photos", {"daisy": 10, "roses": 15, "tulips": 10})
+    torch.manual_seed(0)
+    config = config_for("vit_micro_patch8_16", 4, **runs.SIZE).replace(representation_size=24)
+    Classifier(VisionTransformer(config), tuple("abcd"), Preprocess(size=(16, 16))).save(tmp_path / "small")
+    given = {"data": str(source), "weights": str(tmp_path / "small"), "model": "vit_micro_patch8_16", "workers": 0}
+    folder, _ = train(resolved(given, "flowers-head"), tmp_path / "run")
+    start, end = runs.weights(tmp_path / "small"), runs.weights(folder)
+    changed = {name for name in end if not torch.equal(end[name], start.get(name, end[name] + 1))}
+    assert changed == {"head.weight", "head.bias"}
+    assert not any(name.startswith("pre_logits") for name in end)
+    rates = [f"{row['lr']:.3e}" for row in runs.metrics(folder)]
+    assert (len(rates), rates[0], rates[5], rates[8]) == (10, "1.000e-03", "5.050e-04", "1.045e-04")
+    assert json.loads((folder / "class_indices.json").read_text()) == {"0": "daisy", "1": "roses", "2": "tulips"}
+    kept = sorted((folder / "checkpoints").glob("epoch-*"))
+    assert [path.name[:10] for path in kept] == [f"epoch-{epoch:04d}" for epoch in range(10)]
+    assert load(kept[-1]).preprocess.crop_pct == 0.875
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator").EventAccumulator(
+        str(folder / "tensorboard")
+    )
+    events.Reload()
+    assert {"train_loss", "train_acc", "val_loss", "val_acc", "lr"} <= set(events.Tags()["scalars"])
+
+
+def test_the_cifar_recipe_keeps_the_mean_of_its_last_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    for i in range(80):
+        path = tmp_path / "photos" / ("train" if i < 60 else "test") / f"class{i % 10}" / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(path)
+    ends: list[dict[str, torch.Tensor]] = []
+    original = Loop.validate
+
+    def note(loop: Loop) -> Any:
+        ends.append({name: own.detach().clone() for name, own in loop.state.model.state_dict().items()})
+        return original(loop)
+
+    small = {"model_fields": runs.SIZE, "weights": "none", "method": "scratch", "model": "vit_micro_patch8_16"}
+    given = {"data": str(tmp_path / "photos"), "epochs": 5, "swa": 0.5, "batch_size": 16, "workers": 0, **small}
+    monkeypatch.setattr(Loop, "validate", note)
+    folder, _ = train(resolved(given, "cifar10-vit-tiny"), tmp_path / "run")
+    rows, kept = runs.metrics(folder), sorted((folder / "checkpoints").glob("epoch-*"))
+    cosine = [1e-3 * (1 + np.cos(np.pi * epoch / 5)) / 2 for epoch in range(5)]
+    start = 5 - round(0.5 * 5)
+    assert [row["lr"] for row in rows] == pytest.approx(cosine[:start] + [cosine[start]] * (5 - start))
+    for epoch in range(5):
+        own = ends[start : epoch + 1] or [ends[epoch]]
+        for name, tensor in runs.weights(kept[epoch]).items():
+            assert torch.allclose(tensor, torch.stack([end[name] for end in own]).mean(dim=0), atol=1e-6), name
+    best = min(rows[start:], key=lambda row: row["val_loss"])
+    assert load(folder).provenance["metrics"]["epoch"] == best["epoch"], "the loss is monitored"
+
+
+@pytest.fixture(scope="module")
+def photos() -> Path:
+    """Photographs of which some are mistaken."""
+    return once("photos", lambda place: runs.photos(place, noise=90.0))
+
+
+@pytest.fixture(scope="module")
+def noisy(photos: Path) -> Path:
+    return once("noisy", lambda place: train(runs.quick(photos), place))
+
+
+def doubted(folder: Path) -> list[dict[str, str]]:
+    with (folder / LABEL_ERRORS).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_temperature_is_the_one_that_the_validation_images_ask_for(noisy: Path) -> None:
+    classifier, table = load(noisy), split_from_file(noisy / "split.json")
+    assert classifier.temperature != 1
+    calibrated = evaluate(classifier, table, "val")
+    plain = at_temperature(calibrated, 1.0)
+    assert plain.accuracy == pytest.approx(classifier.provenance["metrics"]["val_acc"])
+    assert plain.loss == pytest.approx(classifier.provenance["metrics"]["val_loss"], rel=1e-4)
+    assert classifier.temperature == pytest.approx(fit_temperature(plain.probabilities, plain.labels), rel=1e-4)
+    assert calibrated.loss <= plain.loss
+
+
+def test_the_figures_of_the_run_are_those_of_the_saved_model(noisy: Path) -> None:
+    outcome = evaluate(load(noisy), split_from_file(noisy / "split.json"), "test")
+    numbers = json.loads((noisy / "evaluation.json").read_text())
+    assert numbers.pop("seen") == {"images": 0, "trained_on": 0, "chosen_by": 0, "paths": []}
+    chances = [float(row["chance"]) for row in doubted(noisy)]
+    listed = numbers.pop("label_errors")
+    assert listed == {"listed": len(chances), "expected_by_chance": pytest.approx(sum(chances), abs=1e-4)}
+    assert "the run had 3" in numbers.pop("promises")["accuracy"][0]["refused"]
+    assert numbers.pop("headline")["value"] == outcome.accuracy
+    assert numbers.pop("unknown")["validation_images"] == 3
+    assert numbers == figures(outcome) | load(noisy).computation
+
+
+def test_a_finished_run_that_is_resumed_comes_to_the_same(noisy: Path, tmp_path: Path) -> None:
+    copied = runs.copy_of(noisy, tmp_path / "copy")
+    run.resume(copied)
+    for name in ("model.json", "evaluation.json", LABEL_ERRORS):
+        assert (copied / name).read_bytes() == (noisy / name).read_bytes(), name
+    runs.assert_same_weights(copied, noisy)
+
+
+def test_a_run_from_nothing_doubts_held_out_labels_alone(noisy: Path) -> None:
+    table = split_from_file(noisy / "split.json")
+    held_out = set(table.of_split("val").paths) | set(table.of_split("test").paths)
+    rows = doubted(noisy)
+    assert {row["path"] for row in rows} <= held_out
+    for split in ("val", "test"):
+        outcome = evaluate(load(noisy), table, split)
+        wrong = {outcome.paths[i] for i in np.flatnonzero(outcome.predicted != outcome.labels)}
+        assert {row["path"] for row in rows} & set(outcome.paths) <= wrong
+
+
+def test_labels_are_doubted_by_the_weights_a_run_began_from(start: Path, photos: Path, tmp_path: Path) -> None:
+    steps = {"mixup": 0.2, "patch_dropout": 0.25, "balance": "loss"}  # which a head fitted at once would refuse
+    recipe = runs.quick(photos, weights=str(start), model=None, epochs=1, method="full", **steps)
+    folder, said = train(recipe, tmp_path / "run")
+    assert any("look" in line and "(of 36 images, frozen features in " in line for line in said.splitlines())
+    rows = [tuple(row.values()) for row in doubted(folder)]
+    table = split_from_file(folder / "split.json")
+    # Other weights than those it began from would not do: the run's own have changed.
+    begun = Run(recipe)
+    begun.recipe, begun.inputs = recipe, Inputs(table, "", {}, {})
+    begun.set_folder(folder)
+    begun.blueprint = blueprint_of(recipe, table.classes)
+    begun.frozen_features = label_search.frozen_features(begun)
+    found = label_search.find_label_errors(begun)
+    assert found is not None and len(begun.frozen_features) == 36
+    assert rows == [(*own[:3], f"{own.score:.6f}", f"{own.chance:.6f}") for own in found]
+    assert {row[1] for row in rows} <= set(table.classes)
+
+
+def test_the_worst_mistakes_are_explained_in_the_report_which_is_whole_without_the_run(tmp_path: Path) -> None:
+    source = runs.photos(tmp_path / "photos", images=20, noise=2000.0)  # nothing to learn: there are mistakes
+    folder, _ = train(runs.quick(source, epochs=1), tmp_path / "run")
+    assert json.loads((folder / "evaluation.json").read_text())["accuracy"] < 1
+    page = (folder / "report.html").read_text()
+    explained = len(re.findall("<h3>[a-z]+, taken for [a-z]+</h3>", page))
+    assert explained >= 1 and page.count('<img alt="evidence for') == 2 * explained
+    assert not re.findall('href="(?!#part-)([^"]*)', page), "mailed, they would lead nowhere"
+    assert str(tmp_path) not in page
+
+
+def test_copies_count_as_one_image_in_the_intervals_of_the_run(photos: Path, tmp_path: Path) -> None:
+    source = runs.copy_of(photos, tmp_path / "photos")
+    for i in range(1, 13):
+        copied = source / "red" / f"img{i}.png"
+        (source / "red" / f"copy{i}.png").write_bytes(copied.read_bytes())
+    folder, _ = train(runs.quick(source, epochs=1), tmp_path / "run")
+    groups = groups_from_file(folder / "groups.json")
+    assert len(groups) == 24 and groups["red/img3.png"] == groups["red/copy3.png"]
+    outcome = evaluate(load(folder), split_from_file(folder / "split.json"), "test")
+    told = json.loads((folder / "evaluation.json").read_text())
+    assert told.pop("seen")["images"] == 0
+    assert told.pop("label_errors")["listed"] == 0
+    assert told.pop("headline")["interval_95"] == told["intervals_95"]["accuracy"]
+    del told["unknown"], told["promises"]
+    assert told == figures(grouped(outcome, groups)) | load(folder).computation
+    assert told["independent_groups"] < told["images"]
+    assert told["intervals_95"]["accuracy"] != list(intervals(outcome)["accuracy"])

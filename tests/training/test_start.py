@@ -8,6 +8,7 @@ import torch
 
 import runs
 import tiny
+import vitkit
 from refusals import refused
 from vitkit.classifier import Classifier
 from vitkit.data import ImageTable, Preprocess, read_source
@@ -63,6 +64,32 @@ def test_another_size_resizes_the_positions(source: Path, table: ImageTable) -> 
     classifier = start(source, table, image_size=32)
     assert classifier.preprocess.size == classifier.model.config.image_size == (32, 32)
     assert [resized.name for resized in classifier.report.resized] == ["pos_embed"]
+
+
+def test_training_and_create_model_mean_the_same(table: ImageTable) -> None:
+    changes: dict[str, Any] = {"position": "relative", "layers": 2, "mlp_ratio": 2, "in_channels": 1, "pool": "gap"}
+    recipe = runs.quick(table.root, model_fields=changes, drop_path=0.0)
+    begun = blueprint_of(recipe, table.classes)
+    assert begun.config == vitkit.create_model(str(recipe.model), 3, **changes).config
+    assert (begun.preprocess.mean, begun.preprocess.size) == ((0.5,), (16, 16)), "grey pictures"
+    with refused("training.channels-unsupported", "in_channels"):
+        blueprint_of(runs.quick(table.root, model_fields={"in_channels": 4}), table.classes)
+
+
+def test_the_run_records_its_model_and_goes_on_with_no_other(table: ImageTable, tmp_path: Path) -> None:
+    model = {"name": runs.QUICK["model"], "position": "none", "layers": 1}
+    fields = {**runs.QUICK, "model": model, "epochs": 1, "data": str(table.root)}
+    folder, said = runs.told(Recipe.of(fields), tmp_path / "run")
+    run = vitkit.TrainingRun(folder)
+    assert run.classifier.model.config.position == "none"
+    assert run.recipe.model_fields == {"position": "none", "layers": 1}
+    assert "training vit_micro_patch8_16 with position none, layers 1 on" in said
+    text = (run.folder / "recipe.toml").read_text()
+    (run.folder / "recipe.toml").write_text(
+        text.replace('position = "none"', 'position = "sincos_2d"').replace("epochs = 1", "epochs = 2")
+    )
+    with refused("training.checkpoint-differs", "model_fields"):
+        vitkit.train(resume=tmp_path / "run")
 
 
 def test_a_split_seed_keeps_splits_and_folds_and_the_seed_draws_a_limit(table: ImageTable) -> None:
