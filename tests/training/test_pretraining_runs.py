@@ -194,14 +194,3 @@ def test_its_own_command_and_objective_alone_resume_a_run(mae: PretrainingRun, d
     (folder / "pretraining.toml").write_text(text.replace("mask = 0.", "mask = 0.1"))
     with refused("training.checkpoint-differs", "mask"):
         pretrain(resume=folder)
-
-
-def test_a_recipe_of_a_pre_training_gives_way_to_what_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = list[dict[str, Any]]()
-    monkeypatch.setattr(
-        "vitkit.training.pretraining.pretrain.pretrain", lambda own, *_, **__: asked.append(own.set_fields())
-    )
-    (tmp_path / "mae.toml").write_text("epochs = 3\n[model]\nlayers = 2\n")
-    recipe = vitkit.Recipe.load(tmp_path / "mae.toml").updated(vitkit.Recipe(model_fields={"heads": 2}))
-    vitkit.pretrain("digits", recipe)
-    assert asked == [{"epochs": 3, "model_fields": {"layers": 2, "heads": 2}, "data": "digits"}]

@@ -166,7 +166,7 @@ def test_a_value_that_makes_no_sense_is_refused_by_name_and_file(tmp_path: Path,
     ids=str,
 )
 def test_what_is_out_of_range_or_contradicts_itself_is_refused_by_name(fields: dict[str, Any], code: str) -> None:
-    with refused(code, next(iter(fields))):
+    with refused(code, *(fields.keys() - {"model", "model_fields"})):
         Recipe.of(fields)
 
 

@@ -25,24 +25,12 @@ from runs import told as train
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess, groups_from_file, split_from_file
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.evaluation import at_temperature, evaluate, fit_temperature, grouped
+from vitkit.evaluation import at_temperature, evaluate, fit_temperature, from_features, grouped
 from vitkit.evaluation.figures import figures
 from vitkit.evaluation.intervals import intervals
 from vitkit.model import VisionTransformer, config_for
 from vitkit.system import LABEL_ERRORS
-from vitkit.training import (
-    Inputs,
-    Loop,
-    Metrics,
-    Recipe,
-    Run,
-    StabilityGuard,
-    blueprint_of,
-    label_search,
-    lr_factor,
-    read_metrics,
-    run,
-)
+from vitkit.training import FeatureStore, Loop, Metrics, Recipe, StabilityGuard, lr_factor, read_metrics, run
 from vitkit.training import checkpoint as writer
 from vitkit.verbs import TrainingRun
 from vitkit.weights import load
@@ -74,9 +62,7 @@ def test_what_is_written_down_is_what_was_done(finished: Path, data: Path) -> No
     provenance = load(finished).provenance
     assert provenance["data"] == data.name, "not where it lies"
     assert provenance["data_hash"] == json.loads((finished / "split.json").read_text())["hash"]
-    assert (provenance["recipe"]["seed"], provenance["recipe"]["model"]) == (0, runs.QUICK["model"])
     assert provenance["versions"]["torch"] == torch.__version__.partition("+")[0]
-    assert {"vitkit", "python", "torchvision", "lightning-fabric", "numpy", "pillow"} <= provenance["versions"].keys()
 
 
 @pytest.mark.usefixtures("no_reports")
@@ -351,20 +337,12 @@ def test_a_run_from_nothing_doubts_held_out_labels_alone(noisy: Path) -> None:
 def test_labels_are_doubted_by_the_weights_a_run_began_from(start: Path, photos: Path, tmp_path: Path) -> None:
     steps = {"mixup": 0.2, "patch_dropout": 0.25, "balance": "loss"}  # which a head fitted at once would refuse
     recipe = runs.quick(photos, weights=str(start), model=None, epochs=1, method="full", **steps)
-    folder, said = train(recipe, tmp_path / "run")
-    assert any("look" in line and "(of 36 images, frozen features in " in line for line in said.splitlines())
-    rows = [tuple(row.values()) for row in doubted(folder)]
+    folder, _ = train(recipe, tmp_path / "run")
     table = split_from_file(folder / "split.json")
-    # Other weights than those it began from would not do: the run's own have changed.
-    begun = Run(recipe)
-    begun.recipe, begun.inputs = recipe, Inputs(table, "", {}, {})
-    begun.set_folder(folder)
-    begun.blueprint = blueprint_of(recipe, table.classes)
-    begun.frozen_features = label_search.frozen_features(begun)
-    found = label_search.find_label_errors(begun)
-    assert found is not None and len(begun.frozen_features) == 36
-    assert rows == [(*own[:3], f"{own.score:.6f}", f"{own.chance:.6f}") for own in found]
-    assert {row[1] for row in rows} <= set(table.classes)
+    features = FeatureStore(recipe).features(table, "")
+    found = from_features(table, features, torch.tensor(table.labels), recipe.seed)
+    rows = [tuple(row.values()) for row in doubted(folder)]
+    assert rows == [(*own[:3], f"{own.score:.6f}", f"{own.chance:.6f}") for own in found] != []
 
 
 def test_the_worst_mistakes_are_explained_in_the_report_which_is_whole_without_the_run(tmp_path: Path) -> None:
