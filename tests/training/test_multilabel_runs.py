@@ -120,17 +120,6 @@ def test_a_single_class_is_learned_and_without_validation_images_its_threshold_i
     assert "val_map" not in read_metrics(run / "metrics.csv")[0]
 
 
-def test_folds_are_trained_and_averaged(data: Path, tmp_path: Path) -> None:
-    run = train(quick(data, epochs=1, folds=2), tmp_path / "run")
-    told = json.loads((run / "folds.json").read_text())
-    folds = told["folds"]
-    assert len(folds) == 2 and all(own["task"] == "multi" for own in folds)
-    assert sum(own["images"] for own in folds) == 48
-    weighted = sum(own["images"] * own["accuracy"] for own in folds) / 48
-    assert told["accuracy"]["mean"] == pytest.approx(weighted) and len(told["hamming_loss"]["interval_95"]) == 2
-    assert told["loss"]["interval_95"] is None
-
-
 def test_the_loss_decides_and_nothing_is_smoothed_unless_asked_for(data: Path) -> None:
     table = read_source(data)
     recipe, _ = complete(quick(data), table)

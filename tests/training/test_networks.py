@@ -89,6 +89,7 @@ def test_two_steps_are_those_of_a_plain_loop(trained: Any, data: Path) -> None:
         assert torch.equal(network.eval()(image), classifier.logits(image))
 
 
+@pytest.mark.usefixtures("no_reports")
 def test_of_a_pair_of_runs_one_seed_gives_one_result(data: Path, tmp_path: Path) -> None:
     recipe = recipe_for(data, epochs=2, max_images=12, model="torchvision:mobilenet_v3_small", dropout=0.3)
     train(recipe, tmp_path / "whole")
@@ -116,6 +117,7 @@ def observe(remembered: RunningStatistics, norm: nn.Module, *batches: Tensor) ->
     remembered.finish(sum(map(len, batches)), torch.tensor(True))
 
 
+@pytest.mark.usefixtures("no_reports")
 def test_a_step_left_out_changes_no_statistics(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     take, still = Loop.take_step, []
 
@@ -263,6 +265,7 @@ def test_the_cost_of_a_network_is_what_is_published() -> None:
     assert cost.gmacs == pytest.approx(published["_ops"], abs=0.001)
 
 
+@pytest.mark.usefixtures("no_reports")
 @pytest.mark.parametrize("method", ["probe-sgd", "full"])
 def test_weights_of_a_run_are_trained_on(method: str, trained: Any, data: Path, tmp_path: Path) -> None:
     fields = {"weights": str(trained[0]), "method": method, "epochs": 1, "batch_size": 14, "max_images": 14}

@@ -85,6 +85,7 @@ def test_a_run_on_datasets_leaves_a_model_figures_and_a_page(trained: vitkit.Tra
     assert trained.evaluation["loss"] == pytest.approx(-said[range(9), labels].log().mean().item(), rel=1e-4)
 
 
+@pytest.mark.usefixtures("no_reports")
 def test_pil_images_and_files_of_them_are_trained_alike(tmp_path: Path) -> None:
     """The same pictures in the same order, split the same way: the same weights."""
     for name, images in (("train", Coloured()), ("val", Coloured(9, seed=1))):
@@ -150,9 +151,6 @@ def test_what_weights_of_a_run_had_seen_does_not_count(tmp_path: Path) -> None:
     assert "doubt" not in run.evaluation["seen"]
     numbers = vitkit.evaluate(own.folder, tmp_path / "photos").figures
     assert numbers["seen"]["trained_on"] == 30 and numbers["accuracy"] is None
-    data = vitkit.Datasets(Scenes(*range(300, 330), tensors=True), Scenes(*range(9), tensors=True))
-    run = train(tmp_path / "tensors", data, weights=str(own.folder), **begun)
-    assert "cannot be determined for tensors" in run.headline.words
 
 
 def test_without_validation_there_is_a_model_and_no_figure_and_a_callback_may_end_the_training(tmp_path: Path) -> None:
@@ -167,7 +165,8 @@ def test_without_validation_there_is_a_model_and_no_figure_and_a_callback_may_en
     assert "no figures" in repr(run) and "no figures" in run._repr_html_()
 
 
-def test_a_run_on_datasets_goes_on_to_the_weights_it_would_have_had(tmp_path: Path, trained: Any) -> None:
+@pytest.mark.usefixtures("no_reports")
+def test_a_run_on_datasets_goes_on_to_the_weights_it_would_have_had(trained: Any, tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         train(tmp_path / "run", callbacks=[Stop()])
     with refused("training.run-kind"):
@@ -209,15 +208,6 @@ def test_other_kinds_of_numbers_and_pictures_are_read_as_files_are(tmp_path: Pat
     doubles, label = read_item([(torch.zeros(3, 2, 2, dtype=torch.float64), np.array(1))], 0, "train")  # type: ignore[arg-type]
     assert isinstance(doubles, torch.Tensor)
     assert (doubles.dtype, label) == (torch.float32, 1)
-
-
-def test_a_teacher_is_recorded(tmp_path: Path, trained: Any) -> None:
-    with pytest.raises(Interrupted):
-        train(tmp_path / "run", teacher=str(trained.folder), callbacks=[Stop()])
-    state = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
-    assert state["run"]["teacher"], "which another teacher would not match"
-    run = vitkit.train(own(), resume=tmp_path / "run")
-    assert run.classifier.provenance["teacher"]["sha256"].startswith(state["run"]["teacher"])
 
 
 def test_shuffled_labels_come_to_chance(tmp_path: Path) -> None:
@@ -275,6 +265,7 @@ def test_callbacks_are_called_in_order_and_a_logger_that_fails_costs_nothing(tmp
     assert witness.ended == "success" and run.report.is_file()
 
 
+@pytest.mark.usefixtures("no_reports")
 def test_csv_is_written_and_services_are_told_and_go_on_as_the_same_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -242,16 +242,6 @@ def test_nothing_hidden_is_read(objective: Any, monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(*drawn)
 
 
-@pytest.mark.parametrize("objective", ["mae", "masked-patch"])
-def test_an_image_has_the_same_figures_in_any_batch(objective: Any) -> None:
-    fields = {} if objective == "mae" else {"position": "relative", "position_at": "every_layer"}
-    ours = network(objective, **fields)  # as no patch is missing where patches are masked
-    with torch.no_grad():
-        whole = ours(images(), KEYS)
-        parts = torch.cat([ours(images()[i : i + 1], KEYS[i : i + 1]) for i in range(4)])
-    assert torch.allclose(whole, parts, atol=1e-5)
-
-
 def test_the_decoder_of_a_base_model_is_the_papers() -> None:
     base = ViTConfig(num_classes=0)
     found = decoder_config(base, Pretraining().resolved())

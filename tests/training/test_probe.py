@@ -9,9 +9,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 import runs
-from tiny import build
-from vitkit.classifier import Classifier
-from vitkit.data import ImageTable, Preprocess, split_from_file
+from vitkit.data import ImageTable, split_from_file
 from vitkit.evaluation import regress
 from vitkit.training import PENALTIES, Recipe, choose_head, complete, features, resume, train
 from vitkit.weights import load
@@ -109,12 +107,3 @@ def test_few_images_get_a_head_and_many_the_whole_model(data: Path, start: Path)
     assert chosen(many, weights="none").method == "scratch"
     assert complete(Recipe.of({"data": str(data), "method": "scratch"}), many)[0].weights == "none"
     assert chosen(many, lr=0.5, method="full").lr == 0.5
-
-
-@pytest.mark.parametrize("pool", ["token", "token+gap"])
-def test_a_feature_keeps_no_other_token_in_memory(pool: str) -> None:
-    classifier = Classifier(build(image_size=(16, 16), pool=pool), tuple("abcdefg"), Preprocess(size=(16, 16)))
-    kinds: tuple[Any, ...] = ("head", "mean", "class")
-    for what in kinds:
-        found = classifier.features(torch.rand(3, 3, 16, 16), what)
-        assert found.untyped_storage().nbytes() == found.nbytes, what

@@ -75,16 +75,6 @@ def test_a_recipe_survives_toml_which_has_no_key_of_what_is_none(drawn: st.DataO
         assert set(flatten_fields(tomllib.loads(text))) == has
 
 
-def test_digits_are_trained_by_their_bundled_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    published = Recipe.load("digits").set_fields()
-    assert resolved({"data": "Digits", "epochs": 3}).set_fields() == {**published, "data": "Digits", "epochs": 3}
-    Path("mine.toml").write_text("epochs = 7\n")
-    assert resolved({"data": "digits"}, "mine.toml").set_fields() == {"data": "digits", "epochs": 7}
-    Path("digits").mkdir()
-    assert resolved({"data": "digits"}).set_fields() == {"data": "digits"}
-
-
 # What a published recipe may leave open: it is off unless asked for, or changes nothing but rounding and speed.
 OPEN = {"image_size", "lora_rank", "time", "swa_lr", "teacher", "distillation", "distill_alpha", "distill_temperature"}
 OPEN |= {

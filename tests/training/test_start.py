@@ -11,7 +11,7 @@ import tiny
 import vitkit
 from refusals import refused
 from vitkit.classifier import Classifier
-from vitkit.data import ImageTable, Preprocess, read_source
+from vitkit.data import ImageTable, Preprocess, labels_of, read_source
 from vitkit.errors import VitkitError
 from vitkit.training import Recipe, blueprint_of, new_classifier, prepared
 from vitkit.weights import load
@@ -76,6 +76,7 @@ def test_training_and_create_model_mean_the_same(table: ImageTable) -> None:
         blueprint_of(runs.quick(table.root, model_fields={"in_channels": 4}), table.classes)
 
 
+@pytest.mark.usefixtures("no_reports")
 def test_the_run_records_its_model_and_goes_on_with_no_other(table: ImageTable, tmp_path: Path) -> None:
     model = {"name": runs.QUICK["model"], "position": "none", "layers": 1}
     fields = {**runs.QUICK, "model": model, "epochs": 1, "data": str(table.root)}
@@ -90,6 +91,13 @@ def test_the_run_records_its_model_and_goes_on_with_no_other(table: ImageTable, 
     )
     with refused("training.checkpoint-differs", "model_fields"):
         vitkit.train(resume=tmp_path / "run")
+
+
+def test_data_without_training_images_are_refused(table: ImageTable, tmp_path: Path) -> None:
+    rows = "".join(f"{table.file(i)},{name},test\n" for i, (_, name) in enumerate(labels_of(table)))
+    (tmp_path / "list.csv").write_text(f"path,label,split\n{rows}")
+    with refused("data.train-empty", "list"):
+        prepared(runs.quick(tmp_path / "list.csv"))
 
 
 def test_a_split_seed_keeps_splits_and_folds_and_the_seed_draws_a_limit(table: ImageTable) -> None:
@@ -147,10 +155,3 @@ def test_what_had_to_be_assumed_of_a_file_may_be_said(table: ImageTable, tmp_pat
     torch.save(tiny.build(image_size=(16, 16), num_classes=3).state_dict(), tmp_path / "bare.pth")
     assert start(tmp_path / "bare.pth", table).model.config.heads == 1
     assert start(tmp_path / "bare.pth", table, model_fields={"heads": 4}).model.config.heads == 4
-
-
-def test_weights_of_a_name_are_refused_unfetched(table: ImageTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitkit.training.defaults.inspect_source", lambda *_, **__: pytest.fail("it looks for weights"))
-    recipe = Recipe(data="d", model="vit_tiny_patch16_224", method="full", model_fields={"position": "none"})
-    with refused("training.weights-mismatch", "vit_tiny_patch16_224", "position"):
-        blueprint_of(recipe, table.classes)

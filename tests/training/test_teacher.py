@@ -17,7 +17,7 @@ from photos import smooth
 from refusals import refused
 from vitkit.classifier import Classifier
 from vitkit.data import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from vitkit.training import Objective, Recipe, check_effects, distillation_loss, load_teacher, run
+from vitkit.training import Objective, Recipe, distillation_loss, load_teacher, run
 from vitkit.weights import load
 
 CLASSES = tuple(runs.COLOURS)
@@ -111,20 +111,10 @@ def test_teachers_that_cannot_be_had(tmp_path: Path) -> None:
             load_teacher(str(name), CLASSES, (8, 8))
 
 
-def test_choices_that_nothing_would_read_are_refused() -> None:
-    rows: list[dict[str, Any]] = [{"distillation": "soft"}, {"distill_alpha": 0.5}]
-    rows += [{"distill_alpha": 0.5, "teacher": "resnet18"}, {"distill_temperature": 1.0, "teacher": "resnet18"}]
-    for fields in rows:
-        recipe = Recipe(method="full", **fields)
-        with refused("training.field-without-effect", next(iter(fields))):
-            check_effects(recipe, recipe)
-    recipe = Recipe(method="full", teacher="t", distillation="soft", distill_alpha=0.5)
-    check_effects(recipe, recipe)
-
-
 STUDENT = "deit_micro_distilled_patch8_16"
 
 
+@pytest.mark.usefixtures("no_reports")
 def test_a_resumed_run_has_the_same_teacher(data: Path, tmp_path: Path) -> None:
     """What it learns from the teacher is in tests/golden/curves.json."""
     teacher = saved_teacher(tmp_path / "teacher")
@@ -150,6 +140,7 @@ def test_a_resumed_run_has_the_same_teacher(data: Path, tmp_path: Path) -> None:
         run.resume(again)
 
 
+@pytest.mark.usefixtures("no_reports")
 def test_a_class_without_readable_images_leaves_the_others_their_names(data: Path, tmp_path: Path) -> None:
     photos = runs.copy_of(data, tmp_path / "photos")
     (photos / "aqua").mkdir()

@@ -67,7 +67,7 @@ def stored(folder: Path) -> dict[str, Any]:
     return dict(torch.load(folder / LAST, weights_only=True))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["mixed, accumulated, averaged", "rare classes shown more often"])
 def test_a_signal_within_an_epoch_saves(data: Path, tmp_path: Path, case: str) -> None:
     folder, lines = tmp_path / "run", list[str]()
     with reporting_to(signal_at(2, 2)), pytest.raises(Interrupted) as caught, heard(lines.append):
