@@ -72,17 +72,9 @@ def before(own: SplitImages) -> dict[str, str]:
     return {item.path: item.before for item in own.earlier.changed}
 
 
-def proposed(work: Work, *edits: Edit) -> tuple[ImageTable, dict[str, str]]:
-    work.labels.unlink(missing_ok=True)
-    add_edits(work.labels, edits)
-    table = read_corrected(work.photos, work.labels)
-    return table, {own.path: own.before for own in table.earlier}
-
-
 def test_the_label_before_the_first_proposal_is_known_after_several(work: Work) -> None:
     one, two, three, four = (f"red/img{i}.png" for i in range(1, 5))
-    table, found = proposed(
-        work,
+    edits = [
         Edit(one, "green", "red"),  # a person, before any model
         Edit(one, "blue", "green", proposed_by="first"),
         Edit(one, "red", "blue", proposed_by="second"),
@@ -91,8 +83,10 @@ def test_the_label_before_the_first_proposal_is_known_after_several(work: Work) 
         Edit(three, "blue", "red", proposed_by="first"),
         Edit(three, "green", "blue"),  # the model's, changed by a person
         Edit(four, "green", "red"),
-    )
-    assert found == {one: "green", three: "red"}
+    ]
+    add_edits(work.labels, edits)
+    table = read_corrected(work.photos, work.labels)
+    assert {own.path: own.before for own in table.earlier} == {one: "green", three: "red"}
     assert table.corrections[0] == "labels.csv: 2 pictures with another label (2 proposed by a model)"
 
 

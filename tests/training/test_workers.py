@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,13 +10,11 @@ from types import SimpleNamespace
 import pytest
 
 import runs
-import tiny
 import warm
 from refusals import refused
-from vitkit.data import EvaluationImages, Preprocess, read_source
-from vitkit.data.loading import check_main_guard
+from vitkit.data.loading import check_main_guard, error_of_worker
 from vitkit.system import reporting_to
-from vitkit.training import Recipe, features, run
+from vitkit.training import Recipe, run
 from vitkit.training import start as setup
 
 
@@ -77,13 +74,8 @@ def test_the_processes_of_a_team_share_the_cores(monkeypatch: pytest.MonkeyPatch
         assert setup.choose_workers(Recipe(), (224, 224)) == workers
 
 
-def test_an_image_that_a_process_computing_features_cannot_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(*_: object, **__: object) -> Iterator[object]:
-        raise RuntimeError("Caught VitkitError in DataLoader worker process 0.\nVitkitError: a.png: not an image")
-        yield
-
-    monkeypatch.setattr(features, "DataLoader", failing)
-    images = EvaluationImages(read_source(runs.shared_photos()), Preprocess(size=(16, 16)))
-    recipe = runs.quick(runs.shared_photos(), workers=2)
-    with refused("data.worker-failed", "a.png"):
-        features.compute_features(tiny.build(), images, recipe, "float32", lambda *_: None)
+def test_an_error_of_a_process_is_told_without_its_traceback() -> None:
+    traceback = "Caught VitkitError in DataLoader worker process 0.\nTraceback ...\nVitkitError: a.png: not an image"
+    error = error_of_worker(RuntimeError(traceback))
+    assert (error.code, str(error)) == ("data.worker-failed", "a.png: not an image")
+    assert error_of_worker(RuntimeError("a shape does not fit")) is None
