@@ -13,6 +13,7 @@ from sklearn.linear_model import LogisticRegression
 
 import runs
 from once import once
+from refusals import refused
 from vitkit.data import read_source, split_from_file
 from vitkit.evaluation import MultiEvaluation, best_thresholds, evaluate, regress
 from vitkit.training import Recipe, binary_loss, complete, read_metrics, train
@@ -118,6 +119,12 @@ def test_a_single_class_is_learned_and_without_validation_images_its_threshold_i
     assert_learned(run, file)
     assert load(run).thresholds == (0.5,)
     assert "val_map" not in read_metrics(run / "metrics.csv")[0]
+
+
+def test_what_knows_one_class_only_is_refused(data: Path, tmp_path: Path) -> None:
+    for field, value in (("teacher", "x"), ("balance", "sampler")):
+        with refused("data.task-multi-label", f"--{field}"):
+            train(quick(data, **{field: value}), tmp_path / "run")
 
 
 def test_the_loss_decides_and_nothing_is_smoothed_unless_asked_for(data: Path) -> None:
