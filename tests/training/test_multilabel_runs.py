@@ -12,12 +12,11 @@ from scipy.stats import mannwhitneyu
 from sklearn.linear_model import LogisticRegression
 
 import runs
-from hearing import heard
 from once import once
 from refusals import refused
 from vitkit.data import read_source, split_from_file
 from vitkit.evaluation import MultiEvaluation, best_thresholds, evaluate, regress
-from vitkit.training import Recipe, binary_loss, complete, read_metrics, resume, train
+from vitkit.training import Recipe, binary_loss, complete, read_metrics, train
 from vitkit.weights import load
 
 CLASSES = ("blue", "green", "red")
@@ -38,10 +37,7 @@ def quick(data: Path, **fields: Any) -> Recipe:
 
 
 def assert_learned(folder: Path, data: Path) -> None:
-    """Of all images those with a class get higher probabilities of it than those without, more than by chance.
-
-    How much higher is the processor's affair, whose rounding decides which model a few steps lead to.
-    """
+    """Of all images those with a class get higher probabilities of it than those without, more than by chance."""
     outcome = evaluate(load(folder), read_source(data), "all")
     assert isinstance(outcome, MultiEvaluation)
     for has, probabilities in zip(outcome.labels.T == 1, outcome.probabilities.T, strict=True):
@@ -90,20 +86,12 @@ def test_a_run_learns_every_class_and_says_what_its_figures_are(data: Path, scra
     probabilities = np.stack([row for _, row in classifier.stream(table.file(i) for i in range(len(table)))])
     labels = np.array([table.set_targets()[table.labels[i]] for i in range(len(table))]) == 1
     assert classifier.thresholds == pytest.approx(best_thresholds(labels, probabilities), abs=1e-5)
-    page, log = ((scratch / name).read_text(encoding="utf-8") for name in ("report.html", "log.txt"))
-    assert "exact match" in page and "threshold" in page and "mAP" in page
-    assert "exact match" in log and "predicts one class for all images" not in log
+    assert "predicts one class for all images" not in (scratch / "log.txt").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
     ("method", "fields"),
-    [
-        ("probe", {}),
-        pytest.param("probe-sgd", {}, marks=pytest.mark.accept),
-        ("lora", {"balance": "loss"}),
-        ("full", {"mixup": 0.4, "cutmix": 0.5, "label_smoothing": 0.1}),
-        pytest.param("full", {"mixup": 0.4, "label_smoothing": 0.1, "find_lr": True}, marks=pytest.mark.accept),
-    ],
+    [("probe", {}), ("full", {"mixup": 0.4, "cutmix": 0.5, "label_smoothing": 0.1, "balance": "loss"})],
 )
 def test_methods_learn_weights(data: Path, scratch: Path, tmp_path: Path, method: str, fields: dict[str, Any]) -> None:
     recipe = quick(data, method=method, weights=str(scratch), epochs=2, model=None, **fields)
@@ -121,53 +109,22 @@ def test_a_head_of_single_classes_starts_anew_from_multi_label_weights(scratch: 
     assert load(scratch, num_classes=5).task == "single"  # a new head has no thresholds yet
 
 
-def test_interruptions_end_in_the_same_weights_and_thresholds(data: Path, scratch: Path, tmp_path: Path) -> None:
-    def stop(line: str) -> None:
-        if line.startswith("epoch   2"):
-            raise InterruptedError
-
-    run = tmp_path / "run"
-    with pytest.raises(InterruptedError), heard(stop):
-        train(quick(data, epochs=4), run)
-    resume(run)
-    runs.assert_same_weights(run, scratch)
-    assert load(run).thresholds == load(scratch).thresholds
-    assert runs.metrics(run) == runs.metrics(scratch)
-
-
-def test_a_single_class_with_none_of_it_is_learned(tmp_path: Path) -> None:
+def test_a_single_class_is_learned_and_without_validation_images_its_threshold_is_a_half(tmp_path: Path) -> None:
     file = runs.overlaid(tmp_path / "data", 30)
     header, *rows = file.read_text().splitlines()
     own = [row.split(",")[0] + ("," + "red" * ("red" in row)) for row in rows]
     file.write_text("\n".join([header, *own]) + "\n")
-    run = train(quick(file, epochs=3), tmp_path / "run")
+    run = train(quick(file, epochs=3, split=(0.8, 0.0, 0.2)), tmp_path / "run")
     assert list(json.loads((run / "evaluation.json").read_text())["per_class"]) == ["red"]
     assert_learned(run, file)
-
-
-def test_without_validation_images_thresholds_are_a_half(data: Path, tmp_path: Path) -> None:
-    run = train(quick(data, epochs=1, split=(0.8, 0.0, 0.2)), tmp_path / "run")
-    assert load(run).thresholds == (0.5,) * 3
-    assert "no validation images to choose thresholds" in (run / "log.txt").read_text()
+    assert load(run).thresholds == (0.5,)
     assert "val_map" not in read_metrics(run / "metrics.csv")[0]
-
-
-def test_folds_are_trained_and_averaged(data: Path, tmp_path: Path) -> None:
-    run = train(quick(data, epochs=1, folds=2), tmp_path / "run")
-    told = json.loads((run / "folds.json").read_text())
-    folds = told["folds"]
-    assert len(folds) == 2 and all(own["task"] == "multi" for own in folds)
-    assert sum(own["images"] for own in folds) == 48
-    weighted = sum(own["images"] * own["accuracy"] for own in folds) / 48
-    assert told["accuracy"]["mean"] == pytest.approx(weighted) and len(told["hamming_loss"]["interval_95"]) == 2
-    assert told["loss"]["interval_95"] is None
 
 
 def test_what_knows_one_class_only_is_refused(data: Path, tmp_path: Path) -> None:
     for field, value in (("teacher", "x"), ("balance", "sampler")):
         with refused("data.task-multi-label", f"--{field}"):
             train(quick(data, **{field: value}), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 def test_the_loss_decides_and_nothing_is_smoothed_unless_asked_for(data: Path) -> None:

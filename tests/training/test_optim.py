@@ -1,45 +1,38 @@
-"""Which parameters decay, and how the learning rate rises and falls."""
+"""Which parameters decay, how the learning rate goes, and steps that fail, are computed again or are compiled."""
 
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
+from torch._dynamo import lookup_backend
 from torch.optim.swa_utils import SWALR
 
 import tiny
+from once import once
+from runs import assert_same_weights, metrics, quick
 from vitkit.model import VisionTransformer
 from vitkit.training import (
+    FiniteCheck,
     Recipe,
     TrainingState,
     WeightAverage,
     add_low_rank,
     build_optimizer,
+    checkpoint_every,
     lr_factor,
-    merge_low_rank,
     parameter_groups,
     swa_factor,
     swa_start,
+    train,
 )
+from vitkit.training import start as setup
 from vitkit.weights import create_model
-
-
-@pytest.mark.parametrize("fields", tiny.kinds())
-def test_weight_matrices_decay_and_nothing_else_and_each_parameter_is_in_one_group(fields: dict[str, Any]) -> None:
-    model = tiny.build(**fields)
-    every = sorted(id(p) for p in model.parameters())
-    groups = parameter_groups(model, 0.3)
-    assert sorted(id(p) for group in groups for p in group["params"]) == every
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    layers = (torch.nn.Linear, torch.nn.Conv2d)
-    matrices = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, layers)}
-    assert {names[id(p)] for group in groups if group["weight_decay"] for p in group["params"]} == matrices
-    (group,) = parameter_groups(model, 0.3, decay_all=True)
-    assert (group["weight_decay"], sorted(id(p) for p in group["params"])) == (0.3, every)
 
 
 def rates(model: VisionTransformer) -> dict[str, float]:
@@ -49,39 +42,29 @@ def rates(model: VisionTransformer) -> dict[str, float]:
     return {names[id(own)]: group["lr_scale"] for group in groups for own in group["params"]}
 
 
-# Every parameter of every family, and which layer it is of: "0" the input, "n" the n-th block, "top" the output's.
-_LAYER_OF = (
-    (r"(cls|dist|reg)_token", "0"),
-    (r"patch_embed\.(proj|norm)\.(weight|bias)", "0"),
-    (r"patch_embed\.backbone\..*", "0"),
-    (r"pos_embed(\.[xy])?", "0"),
-    (r"rel_pos\.(\d+)\.(table|mlp\.fc[12]\.(weight|bias))", "n"),
-    (r"blocks\.(\d+)\.norm[12]\.(weight|bias)", "n"),
-    (r"blocks\.(\d+)\.ls[12]\.gamma", "n"),
-    (r"rope\.freqs", "0"),
-    (r"blocks\.(\d+)\.attn\.(qkv|norm|proj)\.(weight|bias)", "n"),
-    (r"blocks\.(\d+)\.attn\.convolve\.[qkv]\.conv\.(weight|bias)", "n"),
-    (r"blocks\.(\d+)\.attn\.depthwise\.conv\.(weight|bias)", "n"),
-    (r"blocks\.(\d+)\.mlp\.(fc1|fc2|norm|conv\.conv)\.(weight|bias)", "n"),
-    (r"norm_pre\.(weight|bias)", "0"),
-    (r"attn_pool\.(latent|((q|kv|proj|norm|mlp\.fc[12])\.(weight|bias)))", "top"),
-    (r"(norm|fc_norm|pre_logits\.fc|head|head_dist)\.(weight|bias)", "top"),
-)
-
-
 def expected_layer(name: str, layers: int) -> int:
-    found = [(own, kind) for pattern, kind in _LAYER_OF if (own := re.fullmatch(pattern, name))]
-    assert len(found) == 1, f"{name}: say which layer it is of"
-    match, kind = found[0]
-    return int(match[1]) + 1 if kind == "n" else {"0": 0, "top": layers + 1}[kind]
+    if found := re.match(r"(rel_pos|blocks)\.(\d+)\.", name):
+        return int(found[2]) + 1
+    if re.match(r"(attn_pool|norm|fc_norm|pre_logits|head|head_dist)\.", name):
+        return layers + 1
+    of_input = r"(cls_token|dist_token|reg_token|patch_embed|pos_embed|norm_pre|rope)\b"
+    assert re.match(of_input, name), f"{name}: say which layer it is of"
+    return 0
 
 
 NAMED = ("vit_micro_r_s4_16", "vit_micro_convmlp_patch4_16", "vit_micro_interleaved_patch4_16")
 
 
 @pytest.mark.parametrize("name", [*tiny.some(tiny.VARIETY), *NAMED])
-def test_every_parameter_learns_at_the_rate_of_its_own_layer(name: str) -> None:
+def test_every_parameter_learns_at_the_rate_of_its_own_layer_and_weight_matrices_alone_decay(name: str) -> None:
     model = create_model(name, num_classes=3) if name in NAMED else tiny.build(**tiny.VARIETY[name])
+    groups = parameter_groups(model, 0.3)
+    assert sorted(id(p) for group in groups for p in group["params"]) == sorted(map(id, model.parameters()))
+    decaying = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
+    layers = (torch.nn.Linear, torch.nn.Conv2d)
+    assert decaying == {id(module.weight) for module in model.modules() if isinstance(module, layers)}
+    (group,) = parameter_groups(model, 0.3, decay_all=True)
+    assert (group["weight_decay"], len(group["params"])) == (0.3, len(list(model.parameters())))
     layers = model.config.layers
     is_shared = model.config.position_at == "shared"
     for own, rate in rates(model).items():
@@ -114,8 +97,6 @@ def test_the_recipe_names_the_optimiser(name: str, kind: type[torch.optim.Optimi
 
 
 UNTRAINED = tiny.build()
-
-
 RECIPES = st.builds(
     Recipe,
     warmup=st.floats(0, 1),
@@ -126,7 +107,7 @@ RECIPES = st.builds(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(RECIPES, st.integers(1, 60))
 def test_no_step_is_trained_at_rate_0_and_either_side_of_the_peak_is_monotone(recipe: Recipe, batches: int) -> None:
     state, rates = TrainingState(UNTRAINED, recipe, batches * recipe.epochs), []
@@ -209,24 +190,117 @@ def test_averages_are_the_sums_written_out() -> None:
     assert torch.allclose(flat(average.model), torch.stack(path).mean(dim=0), atol=1e-6), "the equal mean"
 
 
-@pytest.mark.parametrize("fields", [{"ema": 0.9}, {"swa": 0.5}], ids=str)
-def test_an_average_survives_its_state_dict_to_the_bit(fields: dict[str, Any]) -> None:
-    model, other = tiny.build(), tiny.build(seed=4)
-    average, restored = WeightAverage(model, Recipe(**fields)), WeightAverage(other, Recipe(**fields))
-    walk(model, average, 3)
-    restored.load_state_dict(average.state_dict())
-    tiny.randomise(model, seed=99)
-    average.update(model)
-    restored.update(model)
-    assert torch.equal(flat(average.model), flat(restored.model))
+def small(data: Path, **fields: Any) -> Recipe:
+    return quick(data, epochs=2, **fields)
 
 
-def test_low_rank_changes_are_averaged_and_merged() -> None:
-    model, images = tiny.build(), tiny.images()
-    add_low_rank(model, 2, 0)
-    average = WeightAverage(model, Recipe(ema=0.9))
-    walk(model, average, 3)
-    with torch.no_grad():
-        whole = merge_low_rank(average.model).eval()
-        assert torch.allclose(whole(images), average.model.eval()(images), atol=1e-5)
-    assert whole.state_dict().keys() == tiny.build().state_dict().keys()
+@pytest.fixture(scope="module")
+def plain(data: Path) -> Path:
+    return once("steps", lambda place: train(small(data, cache="none"), place))
+
+
+class Noted:
+    """Whether each step went well, in the place of a guard; of those that did not, what was not finite, and when."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[str, int, int] | None] = []
+
+    def pass_step(self) -> None:
+        self.steps.append(None)
+
+    def skip_step(self, what: str, epoch: int, step: int) -> None:
+        self.steps.append((what, epoch, step))
+
+
+@pytest.mark.parametrize(
+    ("kind", "bad"),
+    [*((kind, "norm") for kind in (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)), (torch.optim.AdamW, "loss")],
+)
+def test_a_bad_step_moves_nothing_and_is_told_of(kind: type[torch.optim.Optimizer], bad: str) -> None:
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = kind([weight], lr=0.1, fused=True)  # type: ignore[call-arg]
+    guard: Any = Noted()
+    check, moved = FiniteCheck(guard), []
+    for step in range(4):
+        weight.grad = torch.full((3,), float("nan") if step == 1 else 1.0)
+        before = weight.detach().clone()
+        check.note_loss(torch.tensor(float("inf") if step == 1 and bad == "loss" else 1.0), 0, step)
+        norm = torch.tensor(float("nan") if step == 1 and bad == "norm" else 1.0)
+        assert check.allows(optimizer, check.is_finite(norm))
+        optimizer.step()
+        moved.append(not torch.equal(weight, before))
+    assert moved == [True, False, True, True]
+    check.resolve_pending()
+    assert guard.steps == [None, ("loss" if bad == "loss" else "gradient", 0, 1), None, None]
+    check.resolve_pending()
+    assert len(guard.steps) == 4
+
+
+def test_one_bad_batch_spoils_the_step_that_it_is_part_of_and_no_other() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1, fused=True)
+    guard: Any = Noted()
+    check = FiniteCheck(guard)
+    for losses in ([1.0, float("nan")], [1.0, 1.0], [float("inf"), 1.0], *[[1.0]] * 47):
+        assert guard.steps == [], "outcomes are asked for now and then"
+        for loss in losses:
+            check.note_loss(torch.tensor(loss), 0, 0)
+        check.allows(optimizer, check.is_finite(torch.tensor(1.0)))
+    assert [step is None for step in guard.steps] == [False, True, False, *[True] * 47]
+
+
+@pytest.mark.parametrize(("text", "every"), [("none", 0), ("all", 1), ("3", 3)])
+def test_the_field_says_how_many_blocks_are_computed_again(text: str, every: int) -> None:
+    assert checkpoint_every(text) == every
+    model, runs = tiny.build(layers=4).train(), [0] * 4
+    for i, block in enumerate(model.blocks):
+
+        def count(*_: object, i: int = i) -> None:
+            runs[i] += 1
+
+        block.register_forward_pre_hook(count)
+    model.checkpointing = every
+    model(tiny.images()).sum().backward()
+    assert runs == [2 if every and i % every == 0 else 1 for i in range(4)]
+
+
+@pytest.mark.usefixtures("no_reports")
+def test_a_run_is_the_same_wherever_its_pictures_are_kept(data: Path, plain: Path, tmp_path: Path) -> None:
+    for cache in ("ram", "disk"):
+        folder = train(small(data, cache=cache), tmp_path / cache)
+        assert_same_weights(plain, folder)
+        assert metrics(plain) == metrics(folder)
+
+
+def test_steps_are_compiled_when_asked_for_or_on_a_gpu_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = 100_000  # images, of which five epochs repay the compiler's half minute
+    assert setup.choose_compile(Recipe(compile="on"), 1)
+    assert not setup.choose_compile(Recipe(epochs=5), many)
+    monkeypatch.setattr(setup.torch.cuda, "is_available", lambda: True)
+    for compiler in (True, None):
+        monkeypatch.setattr(setup.importlib.util, "find_spec", lambda name, found=compiler: found)
+        assert setup.choose_compile(Recipe(epochs=5), many) == bool(compiler)
+        assert not setup.choose_compile(Recipe(epochs=5), many - 1)
+        assert not setup.choose_compile(Recipe(epochs=5, compile="off"), many)
+        assert not setup.choose_compile(Recipe(epochs=5, strategy="fsdp"), many)
+
+
+@pytest.mark.usefixtures("no_reports")
+def test_compiled_runs_are_the_same(data: Path, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled, graphs = list[Any](), list[Any]()
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return lookup_backend("eager")(graph, inputs)
+
+    def compile_eagerly(function: Any, **options: Any) -> Any:
+        compiled.append(function)
+        return original(function, backend=backend, fullgraph=True, **options)
+
+    original = torch.compile
+    monkeypatch.setattr(torch, "compile", compile_eagerly)
+    train(small(data, compile="on", checkpointing="2", ema=0.0), tmp_path / "compiled")
+    (forward,) = compiled
+    assert forward.__self__.checkpointing == 2
+    assert len(graphs) == 1, "only whole batches are compiled, not the smaller one at the end of an epoch"
+    for eager, own in zip(metrics(plain), metrics(tmp_path / "compiled"), strict=True):
+        assert eager == pytest.approx(own, rel=1e-3, abs=1e-4)

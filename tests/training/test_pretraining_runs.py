@@ -80,12 +80,6 @@ def test_a_stopped_run_has_the_same_weights(finished: PretrainingRun, data: Path
     assert (tmp_path / "run" / "report.html").is_file()
 
 
-def test_workers_checkpointing_and_cache_change_nothing(mae: PretrainingRun, data: Path, tmp_path: Path) -> None:
-    other = begin(data, tmp_path / "run", workers=1, cache="none", checkpointing="all")
-    runs.assert_same_weights(other.folder, mae.folder)
-    assert runs.metrics(other.folder) == runs.metrics(mae.folder)
-
-
 def test_keys_differ_between_seeds_images_epochs_and_splits_and_not_otherwise() -> None:
     class Blank(Images):
         labels, paths = (), ()
@@ -103,14 +97,6 @@ def test_keys_differ_between_seeds_images_epochs_and_splits_and_not_otherwise() 
     assert images[1][1] == images[1][1]
 
 
-def test_a_run_does_not_go_on_with_another_objective(mae: PretrainingRun, tmp_path: Path) -> None:
-    folder = runs.copy_of(mae.folder, tmp_path / "run")
-    text = (folder / "pretraining.toml").read_text()
-    (folder / "pretraining.toml").write_text(text.replace("mask = 0.", "mask = 0.1"))
-    with refused("training.checkpoint-differs", "mask"):
-        pretrain(resume=folder)
-
-
 def test_it_leaves_the_encoder_of_the_least_loss_a_page_and_a_record_without_labels(finished: PretrainingRun) -> None:
     whole = vitkit.create_model("vit_micro_patch4_16", num_classes=0, **runs.SIZE)
     assert runs.weights(finished.folder).keys() == whole.state_dict().keys()
@@ -119,9 +105,7 @@ def test_it_leaves_the_encoder_of_the_least_loss_a_page_and_a_record_without_lab
     losses = [row["val_loss"] for row in finished.metrics]
     assert len(losses) == 2 and finished.kept["val_loss"] == min(losses)
     assert ("val_acc" in finished.metrics[0]) == (finished.choices.target == "colour")
-    page = finished.report.read_text(encoding="utf-8")
-    assert page.count("data:image/png;base64,") == 2
-    assert "http:" not in page and "https:" not in page.replace("https://arxiv.org", "")
+    assert finished.report.read_text(encoding="utf-8").count("data:image/png;base64,") == 2
     record = PictureRecord.from_bytes((finished.folder / "pictures.npz").read_bytes(), finished.folder)
     assert (len(record), record.names, record.is_whole) == (36, (UNLABELLED,), True)
     assert record.seen == sum(split != "test" for split in split_from_file(finished.folder / "split.json").splits)
@@ -172,40 +156,28 @@ def test_unlabelled_takes_every_readable_picture_below_and_tests_none(data: Path
     shutil.copytree(data / "red", tmp_path / "a" / "b" / "red")
     Image.new("RGB", (20, 20), "blue").save(tmp_path / "a" / "loose.png")
     (tmp_path / "a" / "broken.png").write_bytes(b"no picture")
-    lines: list[str] = []
-    with heard(lines.append):
-        run = begin(tmp_path / "a", tmp_path / "run", unlabelled=True, epochs=1)
+    run = begin(tmp_path / "a", tmp_path / "run", unlabelled=True, epochs=1)
     table = split_from_file(run.folder / "split.json")
     assert len(table) == 13 and "test" not in table.splits
-    assert any("1 of 14 images is unreadable" in line for line in lines)
 
 
 @pytest.mark.parametrize(
     ("fields", "code"),
     [
         ({"label_smoothing": 0.1}, "training.field-refused"),
-        ({"mixup": 0.2}, "training.field-refused"),
-        ({"decoder_width": 50}, "training.decoder-width"),
         ({"model": "vit_micro_r_s4_16"}, "training.model-unsupported"),
-        ({"model": "vit_base_patch16_224_in21k"}, "training.model-unsupported"),
         ({"model": "torchvision:resnet18"}, "training.model-unsupported"),
-        ({"model": "deit_tiny_distilled_patch16_224"}, "training.model-unsupported"),
-        ({"unlabelled": True, "data": "empty"}, "data.images-missing"),
-        ({"unlabelled": True, "data": "nowhere"}, "data.source-missing"),
     ],
 )
 def test_what_cannot_be_pretrained_leaves_nothing_behind(
     data: Path, tmp_path: Path, fields: dict[str, Any], code: str
 ) -> None:
-    (tmp_path / "empty").mkdir()
-    own = dict(fields)
-    source = tmp_path / own.pop("data") if "data" in own else data
     with refused(code):
-        begin(source, tmp_path / "run", **own)
+        begin(data, tmp_path / "run", **fields)
     assert not (tmp_path / "run").exists()
 
 
-def test_each_kind_of_run_is_resumed_by_its_own_command_alone(mae: PretrainingRun, data: Path, tmp_path: Path) -> None:
+def test_its_own_command_and_objective_alone_resume_a_run(mae: PretrainingRun, data: Path, tmp_path: Path) -> None:
     with refused("training.run-kind", f"vitkit pretrain --resume {mae.folder}"):
         vitkit.train(resume=mae.folder)
     (tmp_path / "recipe.toml").write_text("")
@@ -217,18 +189,8 @@ def test_each_kind_of_run_is_resumed_by_its_own_command_alone(mae: PretrainingRu
     with refused("training.out-not-empty"):
         begin(data, mae.folder)
     assert (mae.folder / "model.safetensors").read_bytes() == before
-
-
-def test_a_recipe_of_a_pre_training_gives_way_to_what_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = list[dict[str, Any]]()
-    monkeypatch.setattr(
-        "vitkit.training.pretraining.pretrain.pretrain", lambda own, *_, **__: asked.append(own.set_fields())
-    )
-    (tmp_path / "mae.toml").write_text("epochs = 3\n[model]\nlayers = 2\n")
-    recipe = vitkit.Recipe.load(tmp_path / "mae.toml").updated(vitkit.Recipe(model_fields={"heads": 2}))
-    vitkit.pretrain("digits", recipe)
-    assert asked == [{"epochs": 3, "model_fields": {"layers": 2, "heads": 2}, "data": "digits"}]
-    with refused("training.recipe-unknown", "none.toml"):
-        vitkit.pretrain("digits", recipe=tmp_path / "none.toml")
-    with refused("verbs.option-conflict"):
-        vitkit.pretrain(recipe=tmp_path / "mae.toml", resume=tmp_path)
+    folder = runs.copy_of(mae.folder, tmp_path / "run")
+    text = (folder / "pretraining.toml").read_text()
+    (folder / "pretraining.toml").write_text(text.replace("mask = 0.", "mask = 0.1"))
+    with refused("training.checkpoint-differs", "mask"):
+        pretrain(resume=folder)

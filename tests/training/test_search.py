@@ -50,6 +50,7 @@ def test_images_of_all_classes_judge_and_not_the_first_batches_of_validation(
     The first sixteen validation batches are all of class a, by which the highest rate would be the best.
     """
     monkeypatch.setattr(search, "TRIAL_STEPS", 8)
+    monkeypatch.setattr(search, "LR_FACTORS", search.LR_FACTORS[::2])
     losses = find(grey(tmp_path, {"train": (16, 0, 0), "val": (33, 33, 33)}, batch_size=2))
     assert losses == sorted(losses)
     assert losses[0] < losses[-1]
@@ -98,23 +99,15 @@ HEADS = {"model": "deit_micro_distilled_patch8_16", "model_fields": runs.SIZE}
     ("fields", "given"),
     [
         ({"mixup": 0.5, "cutmix": 1.0, "label_smoothing": 0.4, "balance": "loss"}, None),
-        ({"balance": "sampler", "grad_accum": 2, "batch_size": 1}, None),
-        ({"patch_dropout": 0.5, "dropout": 0.3, "drop_path": 0.3, "precision": "bfloat16"}, None),
-        ({"layer_decay": 0.5, "clip_grad": 0.05, "optimizer": "sgd", "decay_all": True}, None),
-        ({"teacher": "", "balance": "none", "distillation": "soft", "distill_alpha": 0.5}, {"teacher_logits"}),
+        ({"balance": "sampler", "grad_accum": 2, "batch_size": 1, "layer_decay": 0.5, "clip_grad": 0.05}, None),
+        ({"patch_dropout": 0.5, "dropout": 0.3, "precision": "bfloat16", "optimizer": "sgd", "decay_all": True}, None),
         ({"teacher": "", "balance": "loss", "mixup": 0.5, **HEADS}, {"teacher_logits", "class_weights", "shift"}),
         ({"data": "", "balance": "loss", "cutmix": 1.0, "label_smoothing": 0.2}, {"sets", "class_weights", "shift"}),
-        ({"data": "", "balance": "none", **HEADS}, {"sets"}),
     ],
     ids=lambda own: ", ".join(own) if isinstance(own, dict) else "",
 )
 def test_a_short_run_learns_what_the_run_learns(
-    data: Path,
-    teacher: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    fields: dict[str, Any],
-    given: set[str] | None,
+    data: Path, teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], given: Any
 ) -> None:
     """Also from a teacher, and where images have several classes; `given` is what the objective has beside the recipe.
 
@@ -151,8 +144,6 @@ def test_a_short_run_learns_what_the_run_learns(
     (found,) = tried[0].values()
     assert found == pytest.approx(runs.metrics(folder)[-1]["val_loss"], rel=1e-6)
     objective = {name: found for name, found in spied_on.items() if name in BESIDE and found is not None}
-    if "shift" in objective and not objective["shift"].any():
-        del objective["shift"]
     assert given is None or given == set(objective)
     if "data" in fields:
         assert len(objective["sets"]) == 6 and objective["sets"].sum(dim=1).tolist() == [0, 1, 2, 2, 1, 1]

@@ -29,14 +29,12 @@ from vitkit.training import Loop, Recipe, RunWriter, TrainingState, run
 pytestmark = pytest.mark.usefixtures("no_reports")
 DROPPING = {"dropout": 0.2, "attention_dropout": 0.1, "drop_path": 0.2}
 CASES: dict[str, dict[str, Any]] = {
-    "plain": {},
     "mixed, accumulated, averaged": {
         "batch_size": 4, "grad_accum": 2, "mixup": 0.4, "cutmix": 1.0, "ema": 0.9, "balance": "loss", **DROPPING,
     },
-    "float16": {"precision": "float16"},
     "averaged by epochs": {"swa": 0.5, "swa_lr": 1e-4, "step_per": "epoch"},
     "rare classes shown more often": {
-        "balance": "sampler", "patience": 2, "rand_augment": 6, "random_erasing": 0.5, "decay_all": True,
+        "balance": "sampler", "patience": 2, "rand_augment": 6, "random_erasing": 0.5, "precision": "float16",
     },
 }  # fmt: skip
 
@@ -69,7 +67,7 @@ def stored(folder: Path) -> dict[str, Any]:
     return dict(torch.load(folder / LAST, weights_only=True))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["mixed, accumulated, averaged", "rare classes shown more often"])
 def test_a_signal_within_an_epoch_saves(data: Path, tmp_path: Path, case: str) -> None:
     folder, lines = tmp_path / "run", list[str]()
     with reporting_to(signal_at(2, 2)), pytest.raises(Interrupted) as caught, heard(lines.append):
@@ -212,24 +210,11 @@ def test_an_error_of_the_thread_is_raised_and_blocks_nobody(
     writer.on_step_end(state)
 
 
-def kills(*arguments: str, seconds: float) -> str:
-    """The output of benchmarks/kills.py; it fails where a sample is lost or repeated, or where weights differ."""
-    command = [sys.executable, str(Path(__file__).parents[2] / "benchmarks" / "kills.py"), *arguments]
-    env = os.environ | runs.environment() | {"KILLS_PYTHON": warm.python(), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=seconds, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.mark.accept
 def test_two_processes_survive_a_kill_a_signal_and_a_kill_in_the_middle_of_a_save() -> None:
-    (line,) = kills("--smoke", seconds=300).splitlines()
-    assert "kills 3 " in line
-    assert "samples_exact True   difference 0.0 " in line
-    assert "codes_of_sigterm 1 of 2" in line, "torchrun's code, whatever its processes return"
-
-
-@pytest.mark.accept
-def test_forty_kills_and_three_restarts() -> None:
-    lines = kills("--kills", "40", "--no-table", seconds=6000).splitlines()
-    assert lines[-2].startswith("what restarted by torchrun")
+    command = [sys.executable, str(Path(__file__).parents[2] / "benchmarks" / "kills.py"), "--smoke"]
+    env = os.environ | runs.environment() | {"KILLS_PYTHON": warm.python(), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "kills 3 " in done.stdout
+    assert "samples_exact True   difference 0.0 " in done.stdout

@@ -159,7 +159,7 @@ def test_missing_values_and_files_are_left_out(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "metrics.csv") == [{"epoch": 0, "step": 3, "train_loss": 0.5}]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_after_the_step_and_a_second_one_at_once(number: int) -> None:
     stop = Deferral()
     interruption = Interruption(stop)
