@@ -25,7 +25,6 @@ import runs
 import tiny
 import vitkit
 from afar import Site, served
-from photos import folder, noise, save
 from refusals import refused
 from vitkit.data import (
     Augment,
@@ -162,7 +161,7 @@ def killed_within(table: ImageTable, folder: Path, images: int) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows does not fork")
 def test_a_killed_call_is_repeated(data: Path, shards: Path, tmp_path: Path) -> None:
     folder, table = tmp_path / "shards", read_source(data)
-    for images in (1, 20, 12):
+    for images in (1, 20):
         killed_within(table, folder, images)
         assert not (folder / "shards.json").exists()
         for name, content in bytes_in(folder).items():
@@ -179,15 +178,12 @@ def test_a_killed_call_is_repeated(data: Path, shards: Path, tmp_path: Path) -> 
     before = (folder / "shards.json").stat().st_mtime_ns
     write_shards(table, folder, 20_000)
     assert (folder / "shards.json").stat().st_mtime_ns == before
-
-
-def test_a_shard_that_is_not_what_it_was_is_written_again(data: Path, copied: Path, shards: Path) -> None:
-    with (copied / "shard-00001.tar").open("r+b") as file:
+    with (folder / "shard-00001.tar").open("r+b") as file:
         file.seek(700)
         file.write(b"other")
-    (copied / "shard-00002.tar").unlink()
-    write_shards(read_source(data), copied, 20_000)
-    assert bytes_in(copied) == bytes_in(shards)
+    (folder / "shard-00002.tar").unlink()
+    write_shards(table, folder, 20_000)
+    assert bytes_in(folder) == bytes_in(shards)
 
 
 def test_what_may_not_be_written(bucket: Any, data: Path, tmp_path: Path, shards: Path) -> None:
@@ -201,14 +197,13 @@ def test_what_may_not_be_written(bucket: Any, data: Path, tmp_path: Path, shards
         (data, data / "shards", "verbs.out-in-source"),
         (data / "val", shards, "data.shards-of-others"),
         (tmp_path / "list.csv", tmp_path.parent / "new-shards", "data.path-outside"),
-        (data, "https://host/shards", "data.address-read-only"),
         (data, "memory://photos/shards", "data.folder-not-empty"),
         (data, "memory://photos/other", "data.shards-damaged"),
     ]
     for source, place, code in refusals:
         with refused(code):
             vitkit.shard(source, place, size="20kB")
-    for size in ("256", "1kB", "9GB", "big"):
+    for size in ("1kB", "9GB", "big"):
         with refused("verbs.option-invalid"):
             vitkit.shard(data, tmp_path / "new", size=size)
     assert not (tmp_path / "new").exists()
@@ -274,7 +269,7 @@ def test_threads_and_forked_processes_share_a_folder(shards: Path, data: Path) -
 
 
 def test_a_damaged_image_is_unreadable_and_a_shard_that_is_replaced_is_read_again(copied: Path, shards: Path) -> None:
-    table, storage, index = read_source(copied), ShardFolder(copied), ShardFolder(copied).index()
+    table, index = read_source(copied), ShardFolder(copied).index()
     before = table.open(0).read()
     row = index.keys.index("train/red/img5.png")
     path = copied / index.shards[index.shard_of[row]].name
@@ -284,8 +279,6 @@ def test_a_damaged_image_is_unreadable_and_a_shard_that_is_replaced_is_read_agai
     diagnosis = vitkit.doctor(copied).diagnosis
     assert list(diagnosis.unreadable) == ["train/red/img5.png"]
     assert "checksum" in diagnosis.unreadable["train/red/img5.png"]
-    with pytest.raises(FileNotFoundError, match="no image 'nothing'"):
-        storage.open("nothing")
     for content in (bytes(path.stat().st_size), (shards / path.name).read_bytes()):
         (copied / "new").write_bytes(content)
         (copied / "new").replace(path)
@@ -294,8 +287,7 @@ def test_a_damaged_image_is_unreadable_and_a_shard_that_is_replaced_is_read_agai
 
 
 def cut(folder: Path) -> None:
-    path = folder / "shard-00001.tar"
-    path.write_bytes(path.read_bytes()[:-600])
+    os.truncate(folder / "shard-00001.tar", (folder / "shard-00001.tar").stat().st_size - 600)
 
 
 def changed(*place: Any) -> Callable[[Path], None]:
@@ -313,8 +305,7 @@ def changed(*place: Any) -> Callable[[Path], None]:
 
 
 WRONG: list[tuple[Any, ...]] = [
-    *(("version", 0), ("format", "other"), ("images", {}), ("left_out", [{"key": 1}]), ("images", "key", 1, "")),
-    *(("images", "offset", 1, 10**9), ("images", "offset", 1, "far"), ("images", "shard", 1, 99)),
+    *(("version", 0), ("images", {}), ("images", "offset", 1, 10**9), ("images", "shard", 1, 99)),
     *(("images", "class", 1, 3), ("classes", ["blue", "red", "red"]), ("shards", 1, "name", "../../etc/passwd")),
     *(("shards", 1, "split", "other"), ("shards", 1, "sha256", "../x")),
 ]
@@ -330,28 +321,16 @@ def of_two_classes(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "code"),
     [
-        (lambda folder: (folder / "shards.json").unlink(), "data.shards-incomplete"),
         (lambda folder: (folder / "shard-00002.tar").unlink(), "data.shards-incomplete"),
         *((damage, "data.shards-damaged") for damage in (cut, of_two_classes)),
-        (lambda folder: (folder / "shards.json").write_text("{"), "data.shards-damaged"),
         *((changed(*place), "data.shards-damaged") for place in WRONG),
     ],
 )
 def test_a_folder_that_is_not_whole_is_refused(copied: Path, damage: Callable[[Path], None], code: str) -> None:
     damage(copied)
-    with refused(code):
-        read_source(copied)
-
-
-def test_a_shard_that_is_not_whole_is_no_unreadable_picture(copied: Path) -> None:
-    """Otherwise a part of a long prediction would be complete, and repeating the command would not mend it."""
-    assert len(find_images([str(copied)])) == len(read_source(copied))
-    cut(copied)
-    with refused("data.shards-damaged"):
-        find_images([str(copied)])
-    (copied / "shard-00001.tar").unlink()
-    with refused("data.shards-incomplete"):
-        find_images([str(copied)])
+    for read in (read_source, lambda place: find_images([str(place)])):  # not as if its pictures were unreadable
+        with refused(code):
+            read(copied)
 
 
 def test_photographs_beside_shards_are_named(copied: Path, data: Path) -> None:
@@ -362,27 +341,10 @@ def test_photographs_beside_shards_are_named(copied: Path, data: Path) -> None:
     shutil.copytree(data / "train" / "blue", copied / "blue")
     *before, line = read_source(copied).overlooked
     assert (*before,) == known and line.endswith(": blue")
-    for name in ("a.jpg", "b.png", "c.webp"):
-        (copied / name).write_bytes(b"")
-    assert any("a.jpg, b.png, blue and 1 more" in said for said in vitkit.doctor(copied).lines())
 
 
-def test_what_is_not_packed_is_said(tmp_path: Path) -> None:
-    photos = folder(tmp_path / "photos", {"a": 3, "b": 3})
-    save(noise(), photos / "loose.png")
-    save(noise(), photos / ".hidden" / "c.png")
-    sharding = vitkit.shard(photos, tmp_path / "shards")
-    assert sharding.images == 6
-    assert any("1 hidden or system folder" in note for note in sharding.notes)
-    assert any("2 other files are ignored" in note for note in sharding.notes)
-    assert sharding.to_dict()["notes"] == list(sharding.notes)
-    assert all(f"note: {note}" in sharding.lines() for note in sharding.notes)
-
-
-@pytest.mark.parametrize("is_balanced", [False, True])
-def test_images_from_afar_are_read_shard_after_shard(is_balanced: bool) -> None:
-    shard_of = [i % 50 for i in range(5000)]
-    labels = [i // 2500 for i in range(5000)] if is_balanced else None
+def test_images_from_afar_are_read_shard_after_shard() -> None:
+    shard_of, labels = [i % 50 for i in range(5000)], [i // 2500 for i in range(5000)]
     sampler = EpochSampler(5000, seed=3, labels=labels, shards=shard_of)
     order = [key[1] for key in sampler]
     assert sorted(order) == list(range(5000)) and [key[1] for key in sampler] == order
@@ -412,7 +374,7 @@ def test_the_order_is_the_same_for_any_ranks_and_workers_and_place(shards: Path)
 
         whole = loaded(0, 1, 0, 0)
         assert sum(map(len, whole)) == 30
-        for size, workers in ((1, 2), (2, 1), (3, 0)):
+        for size, workers in ((1, 2), (3, 0)):
             shares = [loaded(rank, size, workers, 2) for rank in range(size)]
             for number, batch in enumerate(whole[2:]):
                 for rank in range(size):
@@ -473,8 +435,6 @@ def test_addresses_without_shards(site: Site, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(VitkitError, match=r"gs://.* pip install 'vitkit\[remote\]'"):
         read_table("gs://bucket/shards")
-    with pytest.raises(VitkitError, match="is not a supported kind of address"):
-        read_table("nowhere://bucket/shards")
 
 
 def test_shards_are_fetched_ahead_and_read_from_their_copies(site: Site, shards: Path) -> None:
@@ -569,13 +529,12 @@ def test_an_interrupted_call_goes_on(bucket: Any, data: Path, shards: Path, monk
 def test_predictions_at_an_address_are_those_of_a_file(bucket: Any, shards: Path, tmp_path: Path, name: str) -> None:
     here = vitkit.predict(some_model(), str(shards), out=tmp_path / name)
     there = vitkit.predict(some_model(), str(shards), out=f"memory://photos/{name}")
-    assert there.lines()[0].endswith(f": memory://photos/{name}") and there.counts()["out"] == f"memory://photos/{name}"
+    assert there.counts()["out"] == f"memory://photos/{name}"
     assert list(there) == list(here) and len(list(there)) == 42
     if not name.endswith("x"):  # a workbook has the time at which it was written
         assert bucket.cat_file(f"/photos/{name}") == (tmp_path / name).read_bytes()
     with refused("verbs.out-exists", f"memory://photos/{name}"):
         vitkit.predict(some_model(), str(shards), out=f"memory://photos/{name}")
-    vitkit.predict(some_model(), str(shards), out=f"memory://photos/{name}", force=True)
 
 
 def test_rows_not_copied_are_kept(bucket: Any, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -594,39 +553,31 @@ def test_rows_not_copied_are_kept(bucket: Any, shards: Path, tmp_path: Path, mon
     assert len(list(tmp_path.glob("vitkit-*"))) == 1
 
 
-def test_what_is_not_written_to_an_address(
-    bucket: Any, data: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_written_to_an_address(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    scratch = vitkit.Recipe(model="vit_micro_patch4_16", weights="none", epochs=1)
-    model = some_model()
+    scratch, model = vitkit.Recipe(model="vit_micro_patch4_16", weights="none", epochs=1), some_model()
     with refused("verbs.resume-impossible"):
-        vitkit.predict(model, str(shards), out="memory://photos/rows.csv", resume=True)
+        vitkit.predict(model, data, out="memory://photos/rows.csv", resume=True)
     with refused("data.address-read-only"):
-        vitkit.predict(model, str(shards), out="https://host/rows.csv")
-    with refused("verbs.out-suffix"):
-        vitkit.predict(model, str(shards), out="memory://photos/rows.txt")
-    for call in (
-        lambda: vitkit.train(data, scratch, out="memory://photos/run"),
-        lambda: vitkit.evaluate(model, data, out="memory://photos/figures"),
-        lambda: vitkit.doctor(data, out="s3://photos/report.html"),
-    ):
-        with refused("system.path-remote", "://photos/"):
-            call()
+        vitkit.predict(model, data, out="https://host/rows.csv")
+    with refused("system.path-remote"):
+        vitkit.train(data, scratch, out="memory://photos/run")
+    with refused("system.path-remote"):
+        vitkit.evaluate(model, data, out="memory://photos/figures")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.accept
 def test_object_storage(data: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a server on this machine that speaks S3."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
 
     def is_listening() -> bool:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", port)) == 0
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     settings = {"ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret", "DEFAULT_REGION": "us-east-1"}
@@ -639,20 +590,9 @@ def test_object_storage(data: Path, shards: Path, tmp_path: Path, monkeypatch: p
         vitkit.shard(data, "s3://photos/shards", size="20kB")
         assert {path.rpartition("/")[2] for path in bucket.find("photos/shards")} == set(bytes_in(shards))
         assert digests(read_table("s3://photos/shards")) == digests(read_table(shards))
-        model = some_model()
-        here, there = (vitkit.predict(model, str(place)) for place in (shards, "s3://photos/shards"))
-        vitkit.predict(model, str(shards), out="s3://photos/rows.csv")
-        vitkit.predict(model, str(shards), out=tmp_path / "rows.csv")
-        assert bucket.cat_file("photos/rows.csv") == (tmp_path / "rows.csv").read_bytes()
-        assert [(row.label, row.confidence) for row in here] == [(row.label, row.confidence) for row in there]
-        damaged = bytearray((shards / "shard-00001.tar").read_bytes()[:-1000])
-        damaged[600] ^= 255  # within the first image
-        bucket.pipe("photos/shards/shard-00001.tar", bytes(damaged))
+        vitkit.predict(some_model(), "s3://photos/shards", out="s3://photos/rows.csv")
+        assert len(bucket.cat_file("photos/rows.csv").splitlines()) == 43
         monkeypatch.setattr("vitkit.data.remote._WAITS", (0.01,))
-        monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))  # where no copy of the whole shard is
-        unreadable = vitkit.doctor("s3://photos/shards").diagnosis.unreadable
-        index = ShardFolder(shards).index()
-        assert unreadable and {index.shard_of[index.keys.index(key)] for key in unreadable} == {1}
         server.kill()
         server.wait()
         with pytest.raises(OSError, match="gave up after 2 attempts"):
@@ -661,21 +601,3 @@ def test_object_storage(data: Path, shards: Path, tmp_path: Path, monkeypatch: p
         server.kill()
         server.wait()
         _filesystem_of.cache_clear()
-
-
-def test_what_lacks_credentials_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    class NoCredentialsError(Exception):  # as botocore's, which has no base class of Python's
-        pass
-
-    class Bucket:
-        asked = 0
-
-        def cat_file(self, address: str) -> bytes:
-            self.asked += 1
-            raise NoCredentialsError("Unable to locate credentials")
-
-    bucket = Bucket()
-    monkeypatch.setattr("vitkit.data.remote._filesystem", lambda _: bucket)
-    with refused("data.shards-unreadable"):
-        read_table("s3://bucket/nobody")
-    assert bucket.asked == 1
