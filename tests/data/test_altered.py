@@ -14,7 +14,6 @@ from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageOps
 from photos import save
 from refusals import refused
 from vitkit.data import (
-    BYTES,
     MOST,
     THUMBNAIL,
     Appearance,
@@ -64,11 +63,6 @@ def facts_of(picture: Image.Image) -> Facts:
     return Facts(digest, None, "PNG", "RGB", *picture.size, False, small, None, keypoints)
 
 
-def look(files: Sequence[Path]) -> list[Facts]:
-    with FactDatabase() as database:
-        return scan(files, database)
-
-
 def jpeg(picture: Image.Image, quality: int) -> Image.Image:
     data = io.BytesIO()
     picture.save(data, "JPEG", quality=quality)
@@ -98,11 +92,8 @@ ALTERED: dict[str, Change] = {
     "centre square": lambda picture: ImageOps.fit(picture, (min(picture.size),) * 2),
     "rotated by 2 degrees": lambda picture: picture.rotate(2, Image.Resampling.BICUBIC),
     "crop 5 %": lambda picture: crop(picture, 0.05),
-    "brighter": lambda picture: ImageEnhance.Brightness(picture).enhance(1.15),
     "framed": lambda picture: ImageOps.expand(picture, 7, "white"),
-    "crop 2 %": lambda picture: crop(picture, 0.02),
     "grey": lambda picture: picture.convert("L").convert("RGB"),
-    "sharpened": lambda picture: picture.filter(ImageFilter.UnsharpMask(2, 150, 3)),
     "resaved": lambda picture: jpeg(picture.resize((180, 135)), 70),
     "collage": beside_another,
     "stretched": lambda picture: picture.resize((276, 180)),
@@ -126,10 +117,10 @@ def record_of(facts: Sequence[Facts]) -> PictureRecord:
 @pytest.mark.parametrize("change", ALTERED.values(), ids=ALTERED)
 def test_a_record_recognises_altered_copies(originals: list[Image.Image], known: list[Facts], change: Change) -> None:
     record = PictureRecord.from_bytes(record_of(known).to_bytes(), "a test")
-    altered = Appearance.of([facts_of(change(own)) for own in originals[:5]])
+    altered = Appearance.of([facts_of(change(own)) for own in originals[:3]])
     pairs, looked_for = find_copies_of_known(altered, record.appearance())
     assert looked_for == "altered"
-    assert {(i, j) for i, j, _ in pairs} == {(i, i) for i in range(5)}
+    assert {(i, j) for i, j, _ in pairs} == {(i, i) for i in range(3)}
 
 
 def test_altered_copies_are_linked_in_one_folder(originals: list[Image.Image], known: list[Facts]) -> None:
@@ -154,32 +145,17 @@ def test_finds_are_kept_and_new_pictures_compared_with_all(originals: list[Image
     assert compare(known, whole) == compare(known)
 
 
-def test_files_are_read_with_their_keypoints_once(originals: list[Image.Image], tmp_path: Path) -> None:
-    files = [save(own, tmp_path / f"{i}.jpg", quality=90) for i, own in enumerate(originals[:3])]
-    first = look(files)
-    assert [len(own.keypoints) for own in first] == [MOST * BYTES] * 3
-    assert look([file.rename(file.with_suffix(".jpeg")) for file in files]) == first
-    (own,) = look([save(originals[0].resize((60, 47)), tmp_path / "small.png")])  # too small, or too flat
-    assert own.keypoints == b"" == facts_of(Image.new("RGB", (200, 100), "white")).keypoints
-
-
 def test_the_order_and_company_of_pictures_change_no_keypoint(originals: list[Image.Image]) -> None:
+    assert facts_of(originals[0].resize((60, 47))).keypoints == b""  # too small, or too flat
+    assert facts_of(Image.new("RGB", (200, 100), "white")).keypoints == b""
     greys = [working_copy(own) for own in [*originals[:4], originals[0].resize((180, 240)), photograph(77, 500, 100)]]
     together = find_keypoints(greys)
     assert together == [find_keypoints([own])[0] for own in greys]
     assert find_keypoints(greys[::-1]) == together[::-1]
 
 
-def test_other_photographs_and_enlarged_digits_are_no_copies(known: list[Facts]) -> None:
-    from sklearn.datasets import load_digits
-
-    pictures = [Image.fromarray((15 * own).astype(np.uint8)) for own in load_digits().images[:60]]
-    digits = [facts_of(own.resize((96, 96), Image.Resampling.BICUBIC).convert("RGB")) for own in pictures]
-    for facts in (known, digits):
-        assert find_altered(Appearance.of(facts), None) == ([], [])
-
-
-def test_drawings_of_the_same_shapes_are_no_copies() -> None:
+def test_other_photographs_and_drawings_of_the_same_shapes_are_no_copies(known: list[Facts]) -> None:
+    assert find_altered(Appearance.of(known), None) == ([], [])
     pictures = []
     for seed in range(40):
         rng = np.random.default_rng(seed)
@@ -215,23 +191,6 @@ def test_frames_of_one_scene_are_given_up() -> None:
     assert all(own.kind != "altered" for own in links)
 
 
-def test_records_grow_with_the_keypoints_of_their_own_pictures(known: list[Facts]) -> None:
-    first, second = record_of(known[:8]), record_of(known[5:12])
-    both = first.merge(second)
-    places = {digest.tobytes(): i for i, digest in enumerate(both.digests)}
-    appearance, expected = both.appearance(), Appearance.of(known)
-    assert len(both) == 12
-    assert len(record_of(known).to_bytes()) / len(known) < 2_000
-    for i, fact in enumerate(known[:12]):
-        j = places[fact.digest[:16]]
-        own, want = (
-            (side.words[side.ends[k] : side.ends[k + 1]], side.places[side.ends[k] : side.ends[k + 1]])
-            for side, k in ((appearance, j), (expected, i))
-        )
-        assert all(np.array_equal(a, b) for a, b in zip(own, want, strict=True))
-        assert appearance.aspects[j] == pytest.approx(expected.aspects[i], rel=1e-6)
-
-
 def test_a_record_that_an_earlier_version_wrote_is_read(
     originals: list[Image.Image], known: list[Facts], tmp_path: Path
 ) -> None:
@@ -240,35 +199,24 @@ def test_a_record_that_an_earlier_version_wrote_is_read(
         before = {name: own for name, own in parts.items() if name not in ("counts", "words", "places", "aspects")}
     np.savez_compressed(file, **before)
     record = PictureRecord.from_bytes(file.getvalue(), "a test")
-    assert record.has_thumbnails and not record.has_keypoints
     for i, own in enumerate(originals[:4]):
         save(own.resize((120, 90)), tmp_path / f"{i % 2}" / f"half{i}.png")
         save(crop(own, 0.05), tmp_path / f"{i % 2}" / f"crop{i}.png")
     table = read_source(tmp_path)
-    facts = look([table.file(i) for i in range(len(table))])
+    with FactDatabase() as database:
+        facts = scan(table.files(), database)
     overlap = find_overlap(record, table, facts)
     assert overlap.looked_for == "near"
     assert {table.paths[i] for i in overlap.seen()} == {path for path in table.paths if "half" in path}
-    overlap = find_overlap(record_of(known), table, facts)
-    assert overlap.looked_for == "altered" and overlap.known == len(table)
+    whole = record_of(known[5:12]).merge(record_of(known[:8]))
+    overlap = find_overlap(whole, table, facts)
+    assert len(whole) == 12 and overlap.looked_for == "altered" and overlap.known == len(table)
     assert {kind for path, kind in zip(table.paths, overlap.kinds, strict=True) if "crop" in path} == {"altered"}
     merged = record.merge(record_of(known[:3]))
     assert merged.has_thumbnails and not merged.has_keypoints and merged.appearance().ends[-1] == 3 * MOST
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda own: replace(own, words=own.words[:-1]),
-        lambda own: replace(own, places=own.places.astype(np.int64)),
-        lambda own: replace(own, counts=own.counts[1:]),
-        lambda own: replace(own, aspects=np.full_like(own.aspects, np.nan)),
-        lambda own: replace(own, counts=own.counts + np.uint8(100), words=np.zeros(1, np.uint64)),
-    ],
-)
-def test_unfitting_keypoints_are_refused(known: list[Facts], spoil: Callable[[PictureRecord], PictureRecord]) -> None:
+    unfitting = replace(record_of(known), words=record_of(known).words[:-1])
     with refused("data.record-damaged", "a test"):
-        PictureRecord.from_bytes(spoil(record_of(known)).to_bytes(), "a test")
+        PictureRecord.from_bytes(unfitting.to_bytes(), "a test")
 
 
 def test_a_record_that_is_too_long_for_a_text_loses_keypoints_before_thumbnails(known: list[Facts]) -> None:
@@ -279,19 +227,15 @@ def test_a_record_that_is_too_long_for_a_text_loses_keypoints_before_thumbnails(
     assert [(own.has_keypoints, own.has_thumbnails) for own in parts] == [(True, True), (False, True), (False, False)]
 
 
-@pytest.mark.parametrize("as_tensor", [False, True])
-def test_objects_are_known_again_altered(originals: list[Image.Image], known: list[Facts], *, as_tensor: bool) -> None:
+def test_objects_are_known_again_altered(originals: list[Image.Image], known: list[Facts]) -> None:
     preprocess = Preprocess(size=(180, 240))
-
-    def given(picture: Image.Image) -> Image.Image | torch.Tensor:
-        return torch.from_numpy(preprocess(picture)) if as_tensor else picture
-
-    pictures = [(given(ImageEnhance.Brightness(own).enhance(1.2)), i % 2) for i, own in enumerate(originals)]
-    others = [(given(photograph(200 + i)), i % 2) for i in range(3)]
-    found = survey(Datasets([*pictures, *others], class_names=("a", "b")))
+    pictures = [ImageEnhance.Brightness(own).enhance(1.2) for own in originals[:10]]
+    pictures += [photograph(200), photograph(201)]
+    data = [(torch.from_numpy(preprocess(own)) if i % 4 else own, i % 2) for i, own in enumerate(pictures)]
+    found = survey(Datasets(data, class_names=("a", "b")))
     overlap = find_overlap(record_of(known), found.table, found.facts(preprocess))
-    assert overlap.kinds[20:] == (None,) * 3
-    assert overlap.kinds.count("altered") >= 19  # as a tensor each is also cropped and resized
+    assert overlap.kinds[10:] == (None,) * 2
+    assert overlap.kinds.count("altered") >= 9  # as a tensor each is also cropped and resized
 
 
 def test_altered_copies_stay_in_one_split_and_are_a_leak_where_they_do_not(

@@ -3,10 +3,8 @@
 import hashlib
 import io
 import os
-import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -80,11 +78,6 @@ def facts_of(picture: Image.Image) -> Facts:
     return Facts(digest, None, "PNG", "RGB", *picture.size, False, small)
 
 
-def look(files: list[Path]) -> list[Facts]:
-    with FactDatabase() as database:
-        return scan(files, database)
-
-
 def thumbnails(pictures: Iterable[np.ndarray]) -> list[Facts]:
     """Of pictures that are no larger than their thumbnails."""
     return [
@@ -101,27 +94,9 @@ def found(pictures: list[Image.Image]) -> list[Link]:
 
 @pytest.mark.parametrize(("kind", "change"), COPIES.values(), ids=COPIES)
 def test_every_planted_copy_is_found_and_nothing_else(kind: str, change: Callable[[Image.Image], Image.Image]) -> None:
-    originals = [texture(seed) for seed in range(15)]
+    originals = [texture(seed) for seed in range(8)]
     links = found([*originals, *map(change, originals)])
-    assert sorted((link.first, link.second, link.kind) for link in links) == [(i, i + 15, kind) for i in range(15)]
-
-
-def test_copies_in_files_are_found_by_way_of_the_decoder(tmp_path: Path) -> None:
-    picture, other = texture(1, 400, 300), texture(2, 400, 300)
-    files = [
-        save(picture, tmp_path / "a.png"),
-        save(other, tmp_path / "b.jpg", quality=95),
-        save(picture, tmp_path / "c.jpg", quality=50),
-        save(resized(0.33)(picture), tmp_path / "d.webp"),
-        save(ImageOps.mirror(picture), tmp_path / "e.jpg", quality=80),
-        save(picture, tmp_path / "f.png"),
-        save(recompressed(other, 60), tmp_path / "g.gif"),
-    ]
-    links, looked_for = find_duplicates(look(files))
-    assert looked_for == "altered"
-    assert connect(links, len(files)) == [0, 1, 0, 0, 0, 0, 1]
-    assert {(link.first, link.second): link.kind for link in links}[0, 5] == "exact"
-    assert {(link.first, link.second) for link in links if link.kind == "mirrored"} == {(0, 4), (2, 4), (3, 4)}
+    assert sorted((link.first, link.second, link.kind) for link in links) == [(i, i + 8, kind) for i in range(8)]
 
 
 def test_a_chain_of_copies_is_one_group_with_the_fewest_near_links() -> None:
@@ -132,20 +107,20 @@ def test_a_chain_of_copies_is_one_group_with_the_fewest_near_links() -> None:
     assert [link.kind for link in links] == ["near"] * 3 + ["mirrored"] * 4
 
 
+def test_a_symmetric_picture_is_no_mirror_image_of_itself_and_one_upside_down_another() -> None:
+    half = texture(5)
+    both = Image.new("RGB", (2 * half.width, half.height))
+    both.paste(half, (0, 0))
+    both.paste(ImageOps.mirror(half), (half.width, 0))
+    assert found([both, texture(6), ImageOps.flip(half), half]) == []
+    assert [link.kind for link in found([both, resized(0.5)(both)])] == ["near"]
+
+
 def test_equal_files_are_exact_and_linked_to_the_first_of_them() -> None:
     one, two, flat = facts_of(texture(1)), facts_of(texture(2)), facts_of(Image.new("RGB", (20, 20), "red"))
     assert find_duplicates([one]) == ([], "altered")
     links, _ = find_duplicates([one, two, one, one, two, flat, flat])
     assert links == [Link(*pair, "exact") for pair in ((0, 2), (0, 3), (1, 4), (5, 6))]
-
-
-def test_a_symmetric_picture_is_no_mirror_image_of_itself() -> None:
-    half = texture(5)
-    both = Image.new("RGB", (2 * half.width, half.height))
-    both.paste(half, (0, 0))
-    both.paste(ImageOps.mirror(half), (half.width, 0))
-    assert found([both, texture(6)]) == []
-    assert [link.kind for link in found([both, resized(0.5)(both)])] == ["near"]
 
 
 def test_pictures_of_one_class_that_resemble_one_another_are_not_linked() -> None:
@@ -165,11 +140,11 @@ def test_flat_pictures_and_noise_are_not_linked() -> None:
     flat = [Image.new("RGB", (30, 20), (200, 200, 200 + k)) for k in range(8)]
     nearly = [Image.fromarray(np.clip(rng.normal(128, 1.5, (64, 64, 3)), 0, 255).astype(np.uint8)) for _ in range(8)]
     assert found([*flat, *nearly]) == []
-    assert found([noise(64, 64, seed) for seed in range(60)]) == []
+    assert found([noise(64, 64, seed) for seed in range(30)]) == []
 
 
 def test_pictures_of_one_luminance_and_another_colour_are_not_linked() -> None:
-    for seed in range(10):
+    for seed in range(4):
         pixels = np.asarray(texture(seed)).astype(float)
         grey = pixels @ LUMA
         swapped = np.clip(pixels[..., ::-1], 0, 255)
@@ -178,13 +153,6 @@ def test_pictures_of_one_luminance_and_another_colour_are_not_linked() -> None:
         cold = np.stack([grey, grey, grey + 40], axis=-1)
         pictures = [pixels, swapped, warm, cold]
         assert found([Image.fromarray(np.clip(own, 0, 255).astype(np.uint8)) for own in pictures]) == []
-
-
-def test_a_picture_upside_down_or_turned_is_another_picture() -> None:
-    pictures = [texture(seed, 120, 120) for seed in range(10)]
-    links = found([*pictures, *(picture.transpose(turn) for picture in pictures for turn in (1, 2, 3, 4))])
-    assert {link.kind for link in links} <= {"mirrored"}
-    assert all(link.first >= 10 for link in links), "a half turn is a flip's mirror image"
 
 
 def test_frames_of_one_scene_cannot_be_told_and_only_equal_files_are_linked() -> None:
@@ -282,21 +250,6 @@ def test_what_is_new_among_what_was_compared_gives_what_all_of_it_gives(pictures
     assert find_duplicates(after, comparison=compare(after, stored)) == find_duplicates(after)
 
 
-def test_only_what_is_new_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = [facts_of(texture(seed)) for seed in range(12)]
-    stored, shapes, find = compare(facts[:11]), [], search.find_pairs
-
-    def noted(own: Any, others: Any, *rest: Any) -> Any:
-        shapes.append((len(own), None if others is None else len(others)))
-        return find(own, others, *rest)
-
-    monkeypatch.setattr(search, "find_pairs", noted)
-    compare(facts, stored)
-    assert shapes == [(1, None), (1, 11)]
-    compare(facts[2:9], stored)
-    assert len(shapes) == 2, "nothing is new"
-
-
 def test_where_too_many_were_alike_all_are_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitkit.data.doctor.duplicates._MAX_PAIRS", 10)
     rng, scene = np.random.default_rng(0), np.asarray(texture(0, 16, 16)).astype(float)
@@ -305,8 +258,6 @@ def test_where_too_many_were_alike_all_are_compared_again(monkeypatch: pytest.Mo
     stored = compare([*frames, *others])
     assert stored.pairs is None
     assert compare([*frames[:3], *others], stored) == compare([*frames[:3], *others])
-    few = compare([*frames[:12], *others])
-    assert few.pairs is not None and compare([*frames, *others], few).pairs is None
 
 
 FLOWERS = Path(os.environ.get("VITKIT_TEST_DATA") or "nowhere") / "data" / "flowers"
@@ -319,17 +270,18 @@ def test_planted_copies_of_flowers_are_found_and_other_flowers_are_not_flagged(t
     rng = np.random.default_rng(0)
     files = [files[i] for i in sorted(rng.permutation(len(files))[:800])]
     chosen = sorted(rng.permutation(len(files))[:20].tolist())
-    before, _ = find_duplicates(look(files))
+    with FactDatabase() as database:
+        before, _ = find_duplicates(scan(files, database))
     copies: list[tuple[int, Path]] = []
     for i in chosen:
         picture = Image.open(files[i]).convert("RGB")
         copies += [
-            (i, Path(shutil.copy(files[i], tmp_path / f"{i}_exact.jpg"))),
             (i, save(resized(0.5)(picture), tmp_path / f"{i}_half.jpg", quality=90)),
             (i, save(picture, tmp_path / f"{i}_q50.jpg", quality=50)),
             (i, save(ImageOps.mirror(picture), tmp_path / f"{i}_mirrored.jpg", quality=90)),
         ]
-    links, looked_for = find_duplicates(look([*files, *(path for _, path in copies)]))
+    with FactDatabase() as database:
+        links, looked_for = find_duplicates(scan([*files, *(path for _, path in copies)], database))
     assert looked_for == "altered"
     groups = connect(links, len(files) + len(copies))
     right = [groups[len(files) + k] == groups[i] for k, (i, _) in enumerate(copies)]

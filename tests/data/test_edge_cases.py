@@ -40,36 +40,17 @@ def rows(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(text.splitlines()))
 
 
-def split_of(run: Path) -> dict[str, dict[str, list[str]]]:
-    splits: dict[str, dict[str, list[str]]] = json.loads((run / "split.json").read_text())["splits"]
-    return splits
-
-
 def test_classes_that_are_small_differ_in_case_or_look_alike(vitkit: Command, tmp_path: Path) -> None:
     counts = {"a": 12, "none": 0, "one": 1, "two": 2, "Two": 3, "\u00c4rger": 3}
     data = folder(tmp_path / "photos", counts, 16, 16)
     outcome = vitkit("train", data, *ONCE, "--out", tmp_path / "run")
     assert outcome.code == 0, outcome.err
     assert "none" in next(line for line in outcome.out.splitlines() if "class folder" in line)
-    assert "one (1), two (2)" in outcome.out
     assert "class 'one' has 1 image, none of them in val or test" in outcome.out
     assert "class 'two' has 2 images, none of them in val" in outcome.out
     assert load(tmp_path / "run").classes == ("Two", "a", "one", "two", "\u00c4rger")
-    train = {name: len(images) for name, images in split_of(tmp_path / "run")["train"].items()}
-    assert (train["one"], train["two"]) == (1, 1)
-    folder(data, {"A\u0308rger": 3}, 16, 16)
-    outcome = vitkit("train", data, *ONCE, "--out", tmp_path / "other")
-    assert outcome.code == 2 and "look the same, and differ in U+" in outcome.err
-
-
-def test_three_images_in_all_are_enough_to_train_on(vitkit: Command, tmp_path: Path) -> None:
-    data = folder(tmp_path / "photos", {"a": 2, "b": 1}, 16, 16)
-    outcome = vitkit("train", data, *ONCE, "--out", tmp_path / "run")
-    assert outcome.code == 0, outcome.err
-    predicted = vitkit("predict", tmp_path / "run", data)
-    assert predicted.code == 0
-    assert {row["label"] for row in rows(predicted.out)} <= {"a", "b"}
-    assert vitkit("eval", tmp_path / "run").code == 0
+    train = json.loads((tmp_path / "run" / "split.json").read_text())["splits"]["train"]
+    assert len(train["one"]) == len(train["two"]) == 1
 
 
 def test_numbered_classes_have_sorted_logits_and_predictions_of_the_right_name(vitkit: Command, tmp_path: Path) -> None:
@@ -106,11 +87,9 @@ def test_any_folder_name_is_a_class_name_and_no_html(vitkit: Command, tmp_path: 
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert "<b>bold" not in page and "<i>" not in page and all(name in unescape(page) for name in NAMES)
     answers = rows(vitkit("predict", tmp_path / "run", data).out)
-    assert len(answers) == 4 * len(NAMES)
-    assert {row["label"] for row in answers} <= set(NAMES)
+    assert len(answers) == 4 * len(NAMES) and {row["label"] for row in answers} <= set(NAMES)
     checkup = vitkit("doctor", data, "-o", tmp_path / "page.html")
-    assert checkup.code == 0
-    assert all(name in checkup.out for name in NAMES)
+    assert checkup.code == 0 and all(name in checkup.out for name in NAMES)
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "<b>bold" not in page and "<i>" not in page
 
@@ -123,15 +102,13 @@ def test_copies_and_a_new_class_in_val_are_told_and_trained_all_the_same(vitkit:
             save(Image.open(data / "train" / name / f"{name}_{i}.png"), data / "val" / name / f"copy{i}.png")
     for i in range(3):
         save(noise(16, 16, 900 + i), data / "val" / "new" / f"{i}.png")
-    problem = "problem: 4 pictures are in more than one split (4 val images)"
+    problem = "4 pictures are in more than one split (4 val images)"
     outcome = vitkit("doctor", data)
     assert outcome.code == 1 and problem in outcome.out
     outcome = vitkit("train", data, *ONCE, "--out", tmp_path / "run")
     assert outcome.code == 0, outcome.err
-    assert (
-        problem in outcome.out and problem.removeprefix("problem: ") in (tmp_path / "run" / "report.html").read_text()
-    )
-    assert "class 'new' has 3 images, none of them in train, so the model cannot learn it" in outcome.out
+    assert problem in outcome.out and problem in (tmp_path / "run" / "report.html").read_text()
+    assert "class 'new' has 3 images, none of them in train" in outcome.out
     assert load(tmp_path / "run").classes == ("a", "b", "new")
     evaluated = json.loads(vitkit("eval", tmp_path / "run", "--json").out)
     assert evaluated["images"] == 3, "copies of what it was trained on are left out"
@@ -156,7 +133,6 @@ def test_file_names_that_are_not_utf8_can_be_examined_and_trained_on(tmp_path: P
     assert (tmp_path / "page.html").is_file()
     outcome = run_strictly("train", data, *ONCE, "--out", tmp_path / "run")
     assert outcome.code == 0, outcome.err
-    assert len(split_of(tmp_path / "run")["train"]["b"]) >= 1
     assert (tmp_path / "run" / "report.html").is_file()
 
 

@@ -79,9 +79,6 @@ def database(cache: Path) -> Path:
     return file
 
 
-OLD_OR_NEW = pytest.mark.parametrize("is_old", [True, False], ids=["old files", "new files"])
-
-
 def age(root: Path) -> None:
     """As if all that is there had been there for long."""
     for path in files_of(root):
@@ -132,12 +129,9 @@ def test_more_files_than_are_written_at_a_time(tmp_path: Path, decoded: list[str
     assert look(files) == first and len(decoded) == 700
 
 
-@OLD_OR_NEW
-def test_a_second_scan_decodes_nothing_and_says_the_same(photos: Path, decoded: list[str], is_old: bool) -> None:
+def test_a_second_scan_decodes_nothing_and_says_the_same(photos: Path, decoded: list[str]) -> None:
     (photos / "cat" / "text.jpg").write_text("not a picture")
     (photos / "dog" / "empty.png").touch()
-    if is_old:
-        age(photos)
     first = look(files_of(photos))
     assert len(decoded) == 22
     assert look(files_of(photos)) == first
@@ -149,6 +143,7 @@ def test_a_file_under_another_name_is_known_and_one_that_a_list_names_often_read
     photos: Path, decoded: list[str], tmp_path: Path
 ) -> None:
     files = files_of(photos)
+    age(photos)
     often = look(files * 10)
     before = often[: len(files)]
     assert often == before * 10 and len(decoded) == len(files)
@@ -161,7 +156,7 @@ def test_a_file_under_another_name_is_known_and_one_that_a_list_names_often_read
     assert {fact.digest for fact in after} == {fact.digest for fact in before}
 
 
-@OLD_OR_NEW
+@pytest.mark.parametrize("is_old", [True, False], ids=["old files", "new files"])
 def test_changed_content_is_noticed(photos: Path, is_old: bool) -> None:
     """Of the same size, and with the same time of change, as a careful tool would leave it."""
     file = photos / "cat" / "cat_0.png"
@@ -188,12 +183,8 @@ def test_a_file_that_becomes_readable_or_changes_its_place_is_read_anew(photos: 
     assert look([one])[0].error == "truncated"
     one.write_bytes(whole)
     assert look([one])[0].error is None
-    one.unlink()
-    assert look([one])[0].error == "no such file"
-    one.write_bytes(whole)
     age(photos)
     first = look([one, two])
-    assert first[0].error is None
     one.rename(photos / "x")
     two.rename(one)
     (photos / "x").rename(two)
@@ -218,105 +209,58 @@ def test_the_memory_lies_in_the_cache_and_nothing_beside_the_photographs(photos:
     assert str(photos).encode() not in database(cache).read_bytes(), "names are nobody's business"
 
 
-def damage(content: bytes, how: str) -> bytes:
-    half, random = len(content) // 2, np.random.default_rng(0).bytes
-    return {
-        "text": b"this is no database\n" * 1000,
-        "cut short": content[:half],
-        "header": random(100) + content[100:],
-        "schema": content[:100] + random(3000) + content[3100:],
-        "second half": content[:half] + random(len(content) - half),
-    }[how]
-
-
-@pytest.mark.parametrize("how", ["text", "cut short", "header", "schema", "second half"])
-def test_a_damaged_memory_changes_nothing_and_is_made_anew(
-    photos: Path, cache: Path, decoded: list[str], how: str
-) -> None:
-    age(photos)
-    expected = look(files_of(photos))
-    database(cache).write_bytes(damage(database(cache).read_bytes(), how))
-    assert look(files_of(photos)) == expected
-    assert examine(read_source(photos)).table.counts() == {"cat": 12, "dog": 8}
-    for _ in range(3):  # damage may be met in one table after another
-        look(files_of(photos))
-    decoded.clear()
-    assert look(files_of(photos)) == expected
-    assert decoded == []
-
-
 @pytest.mark.parametrize(
-    "statement",
+    "damage",
     [
         "DROP TABLE facts",
-        "ALTER TABLE facts DROP COLUMN keypoints",
-        "DROP TABLE facts; CREATE VIEW facts AS SELECT * FROM stamps",
         "CREATE TRIGGER t BEFORE INSERT ON facts BEGIN SELECT RAISE(ABORT, 'no'); END; DELETE FROM facts",
         "UPDATE facts SET width = width + 1",
         "UPDATE stamps SET digest = (SELECT MIN(digest) FROM facts)",
         "UPDATE compared SET pairs = 'no JSON'",
-        *(
-            pytest.param(statement, marks=pytest.mark.accept)
-            for statement in (
-                "DROP TABLE compared; CREATE TABLE compared (name, contents, pairs, seal)",
-                "ALTER TABLE facts ADD COLUMN more",
-                "UPDATE facts SET error = CAST(x'fffe' AS TEXT)",
-                "UPDATE facts SET seal = NULL",
-                "UPDATE stamps SET digest = NULL",
-                "UPDATE compared SET name = zeroblob(32), pairs = '[]'",
-                "UPDATE compared SET name = zeroblob(32), contents = 5",
-            )
-        ),
+        slice(0, None),
+        slice(100, 3100),
+        slice(12_000, None),
     ],
+    ids=str,
 )
-def test_a_memory_of_other_values_changes_nothing_and_is_made_anew(
-    photos: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, decoded: list[str], statement: str
+def test_a_damaged_memory_changes_nothing_and_is_made_anew(
+    photos: Path, cache: Path, decoded: list[str], damage: str | slice
 ) -> None:
     age(photos)
     expected, findings = look(files_of(photos)), examine(read_source(photos)).findings
-    with contextlib.closing(sqlite3.connect(database(cache))) as connection:
-        connection.executescript(statement)
+    if isinstance(damage, str):
+        with contextlib.closing(sqlite3.connect(database(cache))) as connection:
+            connection.executescript(damage)
+    else:
+        content = bytearray(database(cache).read_bytes())
+        content[damage] = np.random.default_rng(0).bytes(len(content[damage]))
+        database(cache).write_bytes(content)
     assert look(files_of(photos)) == expected
     shutil.copy(photos / "cat" / files_of(photos / "cat")[0].name, photos / "cat" / "more.png")  # not as compared
     examine(read_source(photos))
     (photos / "cat" / "more.png").unlink()
     assert examine(read_source(photos)).findings == findings
-    look(files_of(photos))
+    for _ in range(3):  # damage may be met in one table after another
+        look(files_of(photos))
     decoded.clear()
     assert look(files_of(photos)) == expected
     assert decoded == []
     assert {path.suffix for path in cache.iterdir()} <= {".sqlite3", ".damaged"}
 
 
-@pytest.mark.parametrize("where", ["a file", "below a file", "a folder in the memory's place"])
-def test_no_cache_changes_nothing(
-    photos: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    expected = look(files_of(photos))
-    (tmp_path / "file").touch()
-    if where.startswith("a folder"):
-        name = database(cache)
-        name.unlink()
-        name.mkdir()
-        (name / "precious").touch()
-    else:
-        monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "file" / ("sub" if where == "below a file" else "")))
-    assert look(files_of(photos)) == expected
-    assert (tmp_path / "file").is_file()
-    assert not where.startswith("a folder") or (database(cache) / "precious").exists()
-
-
-def test_a_memory_that_is_locked_changes_nothing(
+def test_a_memory_that_is_locked_or_cannot_be_changes_nothing(
     photos: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, decoded: list[str]
 ) -> None:
     expected = look(files_of(photos))
+    with monkeypatch.context() as patch:
+        patch.setenv("VITKIT_CACHE", str(photos / "cat" / "cat_0.png"))  # where there can be none
+        assert look(files_of(photos)) == expected
     with contextlib.closing(sqlite3.connect(database(cache))) as holder, monkeypatch.context() as patch:
         connect = sqlite3.connect
         patch.setattr(module.sqlite3, "connect", lambda *args, **own: connect(*args, **own | {"timeout": 0.05}))
         for lock in ("IMMEDIATE", "EXCLUSIVE"):
             holder.execute(f"BEGIN {lock}")
             assert look(files_of(photos)) == expected
-            assert examine(read_source(photos)).table.counts() == {"cat": 12, "dog": 8}
             holder.rollback()
     decoded.clear()
     assert look(files_of(photos)) == expected and decoded == [], "what passes costs no memory"
@@ -335,7 +279,7 @@ for _ in range(5):
 """
 
 
-@pytest.mark.parametrize(("limit", "processes"), [(["0"], 1), (["12000"], 1), ([], 3)])
+@pytest.mark.parametrize(("limit", "processes"), [(["12000"], 1), ([], 3)])
 def test_processes_at_once_and_on_a_full_disk_find_the_same(photos: Path, limit: list[str], processes: int) -> None:
     command = [warm.python(), "-c", SCAN, str(photos), *limit]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -356,7 +300,6 @@ def test_a_comparison_is_made_once_for_the_same_files(photos: Path, monkeypatch:
     assert examine(read_source(photos)) == first
     assert calls in ([21], [21, 21])
     (photos / "dog" / "larger.png").unlink()
-    assert examine(read_source(photos)).copies == ()
     (photos / "cat" / "cat_0.png").rename(photos / "cat" / "zzz.png")  # the same contents in another order
     save(Image.open(photos / "cat" / "cat_1.png"), photos / "cat" / "again.png")
     (copies,) = examine(read_source(photos)).copies
@@ -385,16 +328,6 @@ def test_ctrl_c_waits_for_no_other_files(photos: Path, monkeypatch: pytest.Monke
     decoded = count[0]
     look(files[:16])
     assert count[0] == decoded, "what was found until then is remembered"
-
-
-def test_a_file_is_read_again_when_its_decoder_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = save(noise(), tmp_path / "photos" / "a.webp")
-    age(path.parent)
-    Image.init()
-    with monkeypatch.context() as without:
-        without.delitem(Image.OPEN, "WEBP")
-        assert look([path])[0].error == "not an image"
-    assert look([path])[0].error is None
 
 
 READABLE = st.builds(

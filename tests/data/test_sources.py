@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import runs
 from photos import folder, noise, save
 from refusals import refused
 from vitkit.data import (
@@ -24,6 +25,7 @@ from vitkit.data import (
 from vitkit.data.storage import walk
 from vitkit.errors import VitkitError
 from vitkit.text import restored
+from vitkit.training import train
 
 
 def test_a_folder_of_class_folders(tmp_path: Path) -> None:
@@ -139,6 +141,9 @@ def test_paths_are_seen_from_the_csvs_own_folder_or_absolute(tmp_path: Path, mon
     assert set(table.folders) == {tmp_path / "photos" / "a", tmp_path / "photos" / "b"}
     assert table.lies_among(tmp_path / "photos" / "a" / "runs")
     assert not table.lies_among(tmp_path / "lists" / "runs")
+    with refused("training.out-among-images"):
+        train(runs.quick(tmp_path / "lists" / "all.csv", epochs=1), tmp_path / "photos" / "a" / "run")
+    assert not (tmp_path / "photos" / "a" / "run").exists()
 
 
 def test_a_csv_may_say_the_split_of_every_image(tmp_path: Path) -> None:
@@ -300,6 +305,7 @@ def test_locate_makes_a_named_set_again_where_the_cache_is_now(tmp_path: Path, m
     monkeypatch.setitem(DATASETS, "pair", pair)
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "old"))
     table = read_source("pair")
+    (tmp_path / "old").rename(tmp_path / "gone")
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "new"))
     found = locate(table)
     assert found.file(0).is_file() and found.file(0).is_relative_to(tmp_path / "new")
