@@ -90,21 +90,19 @@ def in_splits(root: Path) -> Path:
 
 
 @pytest.mark.parametrize(("kind", "part"), [("exact", "val"), ("near", "test"), ("mirrored", "val")])
-def test_a_training_picture_that_is_tested_on_is_a_problem(tmp_path: Path, kind: str, part: str) -> None:
+def test_a_training_picture_that_is_tested_on_or_has_another_class_is_a_problem(
+    tmp_path: Path, kind: str, part: str
+) -> None:
     root = in_splits(tmp_path)
-    save(CHANGES[kind](Image.open(root / "train" / "cat" / "1.png")), root / part / "cat" / "leak.png")
+    copy = CHANGES[kind](Image.open(root / "train" / "cat" / "1.png"))
+    leak = save(copy, root / part / "cat" / "leak.png")
     diagnosis = examine(read_source(root))
     assert copies(diagnosis) == [({"train/cat/1.png", f"{part}/cat/leak.png"}, kind, True, False)]
     assert diagnosis.has_problems
     (text,) = texts(diagnosis, "problem")
-    pair = " = ".join(sorted(["train/cat/1.png", f"{part}/cat/leak.png"]))
-    assert f"(1 {part} image)" in text and text.endswith(pair + ("" if kind == "exact" else f" ({kind})"))
-
-
-def test_one_picture_of_two_classes_is_a_problem(tmp_path: Path) -> None:
-    root = in_splits(tmp_path)
-    for kind in ("exact", "near"):
-        save(CHANGES[kind](Image.open(root / "train" / "cat" / "1.png")), root / "train" / "dog" / "also.png")
+    assert f"(1 {part} image)" in text and "train/cat/1.png" in text and f"{part}/cat/leak.png" in text
+    if kind != "mirrored":
+        leak.rename(root / "train" / "dog" / "also.png")
         diagnosis = examine(read_source(root))
         assert copies(diagnosis) == [({"train/cat/1.png", "train/dog/also.png"}, kind, False, True)]
         (text,) = texts(diagnosis, "problem")
@@ -135,19 +133,9 @@ def test_a_leak_by_a_mirror_image_is_seen_beside_a_mirror_image_of_another_class
     assert "train/dog/0.png" in together
 
 
-def test_val_inside_train_names_three_and_counts_all(tmp_path: Path) -> None:
-    root = in_splits(tmp_path)
-    for name in ("cat", "dog"):
-        for i in range(3):
-            save(Image.open(root / "train" / name / f"{i}.png"), root / "val" / name / f"copy{i}.png")
-    (text,) = texts(examine(read_source(root)), "problem")
-    assert "6 pictures" in text and "(6 val images)" in text and text.count(" = ") == 3 and "3 more" in text
-
-
 def test_copies_of_unsplit_data_are_a_note_that_says_what_is_done(tmp_path: Path) -> None:
-    for name in ("cat", "dog"):
-        for i in range(4):
-            save(scene(10 * i + ord(name[0]), 96), tmp_path / name / f"{i}.png")
+    for i in range(8):
+        save(scene(i, 96), tmp_path / ("cat", "dog")[i % 2] / f"{i // 2}.png")
     save(Image.open(tmp_path / "cat" / "0.png"), tmp_path / "cat" / "copy.png")
     save(Image.open(tmp_path / "cat" / "1.png").resize((48, 36)), tmp_path / "cat" / "half.png")
     save(Image.open(tmp_path / "cat" / "1.png").resize((64, 48)), tmp_path / "cat" / "part.png")

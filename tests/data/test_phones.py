@@ -4,6 +4,7 @@ import io
 import struct
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from unittest import mock
 
@@ -45,8 +46,7 @@ def saying(content: bytes, width: int, height: int) -> bytes:
     return bytes(changed)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("orientation", STORED_BY_ORIENTATION)
+@pytest.mark.parametrize(("kind", "orientation"), [*product(KINDS[:1], STORED_BY_ORIENTATION), (KINDS[-1], 6)])
 def test_a_turned_phone_gives_an_upright_picture(tmp_path: Path, kind: str, orientation: int) -> None:
     turn = STORED_BY_ORIENTATION[orientation]
     stored = smooth(64, 48) if turn is None else smooth(64, 48).transpose(turn)
@@ -56,7 +56,7 @@ def test_a_turned_phone_gives_an_upright_picture(tmp_path: Path, kind: str, orie
     np.testing.assert_allclose(pixels(picture.image).astype(int), np.asarray(smooth(64, 48)).astype(int), atol=16)
 
 
-def test_tiles_transparency_and_grey_are_read(tmp_path: Path) -> None:
+def test_tiles_transparency_and_grey_are_read_and_of_several_pictures_the_one_that_is_shown(tmp_path: Path) -> None:
     tiled = save(smooth(200, 150), tmp_path / "tiles.heic", format="HEIF", quality=95, tile_size=64)
     np.testing.assert_allclose(pixels(decode(tiled)).astype(int), np.asarray(smooth(200, 150)).astype(int), atol=16)
     clear = Image.new("RGBA", (64, 64), (255, 0, 0, 0))
@@ -64,9 +64,6 @@ def test_tiles_transparency_and_grey_are_read(tmp_path: Path) -> None:
     assert pixels(decode(save(clear, tmp_path / "clear.heif", format="HEIF")))[32, 32].min() > 250
     grey = decode(save(Image.new("L", (64, 64), 90), tmp_path / "grey.hif", format="HEIF"))
     np.testing.assert_allclose(pixels(grey).astype(int), 90, atol=3)
-
-
-def test_of_several_pictures_the_one_that_is_shown_is_taken(tmp_path: Path) -> None:
     path = tmp_path / "burst.heic"
     smooth(64, 48).save(path, save_all=True, append_images=[noise(64, 48)], primary_index=0, quality=95)
     np.testing.assert_allclose(pixels(decode(path)).astype(int), np.asarray(smooth(64, 48)).astype(int), atol=16)
@@ -81,8 +78,8 @@ def test_more_pixels_than_the_limit_are_refused_before_they_are_decoded(tmp_path
 
 def test_a_file_that_lies_about_its_sides_and_a_part_of_one_are_no_picture(tmp_path: Path, heic: bytes) -> None:
     """The reader would take the memory of what is in it, not of what was looked at."""
-    lies = [saying(heic, *own) for own in ((10, 10), (299, 200), (301, 200), (10_000, 9_000), (1, 1), (200, 300))]
-    for content in (*lies, *(heic[:part] for part in (13, 40, 200, 400))):
+    lies = [saying(heic, *own) for own in ((299, 200), (301, 200), (10_000, 9_000), (200, 300))]
+    for content in (*lies, *(heic[:part] for part in (13, 400))):
         (tmp_path / "a.heic").write_bytes(content)
         assert "damaged" in reason(tmp_path / "a.heic")
 

@@ -106,22 +106,12 @@ def test_a_process_that_is_killed_costs_time_alone(
     assert all(reader.worker._process.returncode is not None for reader in started), "none is left behind"
 
 
-@pytest.mark.parametrize("program", ["", "/no/such/program", "fails", "is silent", "answers something else"])
+@pytest.mark.parametrize("command", [["/no/such/program"], ["-c", "1 / 0"], ["-c", "print('hello')"]])
 def test_where_no_process_can_be_had_this_one_looks(
-    files: list[Path], truth: list[Facts], here: list[str], monkeypatch: pytest.MonkeyPatch, program: str
+    files: list[Path], truth: list[Facts], here: list[str], monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
-    code = {"fails": "1 / 0", "is silent": "", "answers something else": "print('hello')"}
-    if program in code:
-        monkeypatch.setattr("vitkit.system.processes.python_command", lambda _: [sys.executable, "-c", code[program]])
-    else:
-        monkeypatch.setattr(sys, "executable", program)
-    assert look(files) == truth and here
-
-
-def test_a_format_that_was_added_in_this_process_is_read_here(
-    files: list[Path], truth: list[Facts], here: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(Image.OPEN, "NEW", Image.OPEN["PNG"])
+    command = [sys.executable, *command] if command[0] == "-c" else command
+    monkeypatch.setattr("vitkit.system.processes.python_command", lambda _: command)
     assert look(files) == truth and here
 
 

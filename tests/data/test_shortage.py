@@ -64,7 +64,7 @@ def test_a_file_that_asks_for_more_than_its_pixels_need_is_damaged(tmp_path: Pat
     path = tmp_path / "a.tiff"
     path.write_bytes(tiff_of_tiles(32, 16))
     assert decode.decode(path).size == (20, 14)
-    for width, height in ((2**30, 2**30), (2**24, 2**8), (2**20, 2**14)):
+    for width, height in ((2**30, 2**30), (2**24, 2**8)):
         path.write_bytes(tiff_of_tiles(width, height))
         with pytest.raises(decode.UnreadableImageError, match="more memory than its pixels"):
             decode.decode(path)
