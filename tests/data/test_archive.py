@@ -21,7 +21,6 @@ from refusals import refused
 from vitkit.data import (
     ImageTable,
     Stored,
-    archive,
     examine,
     find_images,
     image_exists,
@@ -85,11 +84,6 @@ def in_splits(root: Path) -> Path:
     return root
 
 
-def wrapped(root: Path) -> Path:
-    photos.folder(root / "flowers-2.1", {"a": 2, "b": 2})
-    return root
-
-
 def contents(table: ImageTable) -> list[bytes]:
     return [read_place(table.file(i)) for i in range(len(table))]
 
@@ -99,7 +93,7 @@ def without_storage(table: ImageTable) -> ImageTable:
     return replace(table, name="it", root=root, folders=(root,), storage=None)
 
 
-@pytest.mark.parametrize("make", [odd, in_splits, wrapped])
+@pytest.mark.parametrize("make", [odd, in_splits])
 def test_an_archive_is_read_as_its_folder(tmp_path: Path, make: Callable[[Path], Path]) -> None:
     data = make(tmp_path / "data")
     folder = read_source(data)
@@ -344,11 +338,3 @@ def test_compressed_tars_are_refused_with_what_to_do(tmp_path: Path) -> None:
             made.add(photos.folder(tmp_path / "data", {"a": 2, "b": 2}), "")
         with refused("data.archive-compressed"):
             read_source(tmp_path / name)
-
-
-def test_enormous_lists_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    members = {f"{name}/{i}.png": PICTURE.getvalue() for name in "ab" for i in range(6)}
-    packed = zip_of(tmp_path / "it.zip", members)
-    monkeypatch.setattr(archive, "_MAX_MEMBERS", 10)
-    with refused("data.archive-too-large", "10 members"):
-        read_source(packed)

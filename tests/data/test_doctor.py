@@ -1,16 +1,14 @@
 """What cannot be read is found before training, and only that is left out."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from PIL import Image, ImageOps
 
-from photos import folder, noise, save, scene
+from photos import folder, save, scene
 from refusals import refused
-from vitkit.data import Diagnosis, Preprocess, examine, read_source
-from vitkit.system import reporting_to
+from vitkit.data import Diagnosis, examine, read_source
 
 
 @pytest.fixture
@@ -51,18 +49,6 @@ def test_a_class_with_no_readable_image_is_no_class_and_one_class_is_refused(pho
         spoil(photos / "owl" / f"owl_{i}.png")
     with refused("data.images-unreadable", "5 of 9", "dog/dog_0.png"):
         examine(read_source(photos))
-
-
-def test_progress_is_told_to_the_end(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path.with_name(f"{tmp_path.name} cache")))  # it remembers nothing
-    told: list[tuple[str, int, int]] = []
-    with reporting_to(lambda *step: told.append(step)):
-        examine(read_source(photos))
-    assert told[-1] == ("comparing images", 9, 9)
-    steps = {what: [done for own, done, _ in told if own == what] for what in ("reading images", "comparing images")}
-    assert steps["reading images"][-1] == 9
-    assert all(own == sorted(own) for own in steps.values())
-    assert len(told) == sum(map(len, steps.values()))
 
 
 CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
@@ -160,22 +146,3 @@ def test_indices_are_of_the_readable_images(tmp_path: Path) -> None:
     table = diagnosis.table
     assert len(diagnosis.facts) == len(diagnosis.twins) == len(table) == 19
     assert all(path.startswith(str(own)) for path, own in zip(table.paths, table.splits, strict=True))
-
-
-def test_what_is_told_is_plain_json_with_the_worst_first(tmp_path: Path) -> None:
-    root = in_splits(tmp_path)
-    save(Image.open(root / "train" / "cat" / "1.png"), root / "val" / "dog" / "both.png")
-    (root / "train" / "cat" / "text.jpg").write_text("not a picture")
-    save(noise(10, 10).convert("RGBA"), root / "train" / "cat" / "clear.png")
-    diagnosis = examine(read_source(root), Preprocess(size=(16, 16)))
-    told = diagnosis.to_dict()
-    assert json.loads(json.dumps(told)) == told
-    severities = [finding["severity"] for finding in told["findings"]]
-    assert severities == sorted(severities, key=["problem", "warning", "note"].index)
-    assert [finding.severity for finding in diagnosis.findings] == severities
-    assert told["images"] == 20
-    assert told["modes"] == {"RGB": 19, "RGBA": 1}
-    assert told["width"] == {"min": 10, "median": 96, "max": 96}
-    (own,) = told["copies"]
-    assert own["leak"] and own["conflict"]
-    assert {image["path"] for image in own["images"]} == {"train/cat/1.png", "val/dog/both.png"}

@@ -177,21 +177,3 @@ def test_the_bytes_of_pictures_are_told_from_their_headers(tmp_path: Path) -> No
     assert estimate_bytes(files, None) == estimate_bytes(files, 100) == 5 * 3 * 40 * 20
     assert estimate_bytes(files, 10) == 5 * 3 * 20 * 10
     assert estimate_bytes(files, None, (7, 9)) == 5 * 3 * 7 * 9
-
-
-def test_what_was_not_used_for_longest_makes_room(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = cache / "pictures-1-x" / "ab"
-    place.mkdir(parents=True)
-
-    def fill() -> None:
-        for age in range(4):
-            (place / str(age)).write_bytes(bytes(100))
-            os.utime(place / str(age), (1000 - age, 1000 - age))
-
-    fill()
-    monkeypatch.setattr(keeping, "_free_disk", lambda: 600)
-    open_cache("disk", 1, 0, "rule")  # asks for a MiB, is bounded by half of the disk
-    assert list(place.iterdir()) == []
-    fill()
-    keeping._make_room(100)
-    assert sorted(path.name for path in place.iterdir()) == ["0", "1"]

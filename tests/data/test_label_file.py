@@ -1,9 +1,8 @@
 """What people said of labels is kept exactly, whatever files and classes are called, or refused with its line."""
 
 import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -120,18 +119,6 @@ def test_a_name_that_cannot_be_kept_changes_nothing(tmp_path: Path) -> None:
     assert [own.name for own in tmp_path.iterdir()] == ["labels.csv"]
 
 
-def test_a_row_is_appended_and_the_others_are_not_written_again(tmp_path: Path) -> None:
-    file = tmp_path / "labels.csv"
-    add_edits(file, [Edit(f"{i}.jpg", "a") for i in range(3)])
-    before, place = file.read_bytes(), file.stat().st_ino
-    (made,) = add_edits(file, [Edit("3.jpg", "b", "a", proposed_by="run-1")])
-    assert file.stat().st_ino == place
-    assert file.read_bytes().startswith(before)
-    assert read_labels(file).edits[-1] == made
-    undo_edits(file)
-    assert (file.read_bytes(), file.stat().st_ino) == (before, place)
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -151,14 +138,15 @@ def test_rows_are_added_to_a_file_of_any_form(tmp_path: Path, content: str) -> N
     assert [own.proposed_by for own in after.edits] == ["", "run-1", "run-1"]
 
 
-def test_what_was_known_is_not_read_again(tmp_path: Path) -> None:
+def test_what_was_known_is_neither_read_nor_written_again(tmp_path: Path) -> None:
     file = tmp_path / "labels.csv"
     add_edits(file, [Edit("1.jpg", "a"), Edit("x\ny.jpg", "a")])
-    known = read_labels(file)
+    known, before, place = read_labels(file), file.read_bytes(), file.stat().st_ino
     assert read_labels(file, known) is known
-    add_edits(file, [Edit("2.jpg", "b")])
+    (made,) = add_edits(file, [Edit("2.jpg", "b", "a", proposed_by="run-1")])
+    assert file.stat().st_ino == place and file.read_bytes().startswith(before)
     more = read_labels(file, known)
-    assert more == read_labels(file)
+    assert more == read_labels(file) and more.edits[-1] == made
     assert more.edits[0] is known.edits[0], "it was read a second time"
     add_edits(file, [Edit("3.jpg", "b")])
     undo_edits(file, known=more)
@@ -166,21 +154,24 @@ def test_what_was_known_is_not_read_again(tmp_path: Path) -> None:
     assert read_labels(file, more).edits[0].path == "9.jpg"
 
 
-def crash(file: Path, edits: str, size: int) -> None:
+def crash(file: Path, edits: list[Edit], size: int) -> None:
     """Add rows in a process that is killed when so many bytes of them are written."""
-    code = f"""
-import os
-from vitkit.data.labels import Edit, add_edits
-calls = []
-def fsync(descriptor):
-    calls.append(descriptor)
-    if len(calls) == 3:  # of the note, of the folder, of the file
-        os.ftruncate(descriptor, {file.stat().st_size + size})
-        os._exit(9)
-os.fsync = fsync
-add_edits({str(file)!r}, {edits})
-"""
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 9
+    whole, calls = file.stat().st_size + size, []
+
+    def fsync(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == 3:  # of the note, of the folder, of the file
+            os.ftruncate(descriptor, whole)
+            os._exit(9)
+
+    def add() -> None:
+        os.fsync = fsync
+        add_edits(file, edits)
+
+    process = get_context("fork").Process(target=add)
+    process.start()
+    process.join(timeout=60)
+    assert process.exitcode == 9
 
 
 def test_rows_that_a_crash_cut_off_are_passed_over_and_mended(tmp_path: Path) -> None:
@@ -188,7 +179,7 @@ def test_rows_that_a_crash_cut_off_are_passed_over_and_mended(tmp_path: Path) ->
     file = tmp_path / "labels.csv"
     add_edits(file, [Edit("1.jpg", "a")])
     before = file.read_bytes()
-    rows = "[Edit('2.jpg', 'rosebud'), Edit('3.jpg', 'rosebud')]"
+    rows = [Edit("2.jpg", "rosebud"), Edit("3.jpg", "rosebud")]
     for size in (len("2.jpg,rose"), 45):
         crash(file, rows, size)
         assert len(file.read_bytes()) == len(before) + size
@@ -203,7 +194,7 @@ def test_rows_that_a_crash_cut_off_are_passed_over_and_mended(tmp_path: Path) ->
 def test_rows_that_were_whole_when_it_crashed_and_edits_by_hand_since_are_kept(tmp_path: Path) -> None:
     file = tmp_path / "labels.csv"
     add_edits(file, [Edit("1.jpg", "a")])
-    crash(file, "[Edit('2.jpg', 'rosebud')]", 10)
+    crash(file, [Edit("2.jpg", "rosebud")], 10)
     torn = file.read_text()
     assert torn.endswith("2.jpg,rose")
     file.write_text(torn + "mary,,,\n5.jpg,b,,,\n")  # who has seen the half row has completed it
@@ -235,17 +226,19 @@ def test_a_full_disk_leaves_the_rows_as_they_were(tmp_path: Path, monkeypatch: p
 def test_processes_that_add_and_one_that_reads_meet_whole_steps(tmp_path: Path) -> None:
     file = tmp_path / "labels.csv"
     add_edits(file, [Edit("first.jpg", "a")])
-    code = (
-        "import sys\nfrom vitkit.data.labels import Edit, add_edits\n"
-        "for n in range(10):\n"
-        "    add_edits(sys.argv[1], [Edit(f'{sys.argv[2]}-{n}-{i}.jpg', 'a' * 200) for i in range(30)])\n"
-    )
-    writers = [subprocess.Popen([sys.executable, "-c", code, str(file), str(i)]) for i in range(2)]
+
+    def write(name: str) -> None:
+        for n in range(10):
+            add_edits(file, [Edit(f"{name}-{n}-{i}.jpg", "a" * 200) for i in range(30)])
+
+    writers = [get_context("fork").Process(target=write, args=(name,)) for name in "ab"]
+    for process in writers:
+        process.start()
     known = read_labels(file)
-    while any(own.poll() is None for own in writers):
+    while any(process.is_alive() for process in writers):
         known = read_labels(file, known)
         assert len(known.edits) % 30 == 1
-    assert [own.returncode for own in writers] == [0, 0]
+    assert [process.exitcode for process in writers] == [0, 0]
     assert len(read_labels(file).edits) == 1 + 2 * 10 * 30
 
 

@@ -25,9 +25,7 @@ from vitkit.data import (
     split,
     split_from_file,
     split_to_dict,
-    task_of,
 )
-from vitkit.data import table_of as of_rows
 
 
 def csv_of(folder: Path, *rows: str, header: str = "path,labels") -> Path:
@@ -208,14 +206,3 @@ def test_the_doctor_counts_each_class_and_finds_copies_with_other_classes(tmp_pa
     assert diagnosis.to_dict()["classes"] == {"a": 5, "b": 3, "c": 1}
     classes = {own["path"]: own["class"] for copies in diagnosis.to_dict()["copies"] for own in copies["images"]}
     assert classes == {"0.png": "a;b", "copy.png": "a", "1.png": "a", "same.png": "a"}
-
-
-def test_joined_names_are_several_classes_only_where_an_image_may_have_them() -> None:
-    assert SINGLE_LABEL.refuses("cat;dog") and not SINGLE_LABEL.refuses("cat") and not MULTI_LABEL.refuses("cat;dog")
-    assert SINGLE_LABEL.names_in("cat;dog") == ["cat;dog"]
-    assert MULTI_LABEL.label_of(["dog", "cat", "dog"]) == "cat;dog"
-    of_rows("t", Path(), [("a.png", "a", None), ("b.png", "b", None)]).task.require_single("never raised")
-    with refused("data.task-multi-label"):
-        MULTI_LABEL.require_single("images need one class each")
-    assert task_of(None) is SINGLE_LABEL and SINGLE_LABEL.thresholds(3) is None
-    assert task_of(MULTI_LABEL.thresholds(3)) is MULTI_LABEL

@@ -2,8 +2,6 @@
 
 import io
 import struct
-import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 from unittest import mock
@@ -99,23 +97,6 @@ def test_damage_gives_a_picture_or_a_reason(
             assert decode(path).mode == "RGB"
         except UnreadableImageError as error:
             assert str(error)
-
-
-def test_the_reader_is_loaded_when_the_first_such_file_is_met(tmp_path: Path) -> None:
-    save(smooth(), tmp_path / "a.jpg")
-    save(smooth(), tmp_path / "b.heic")
-    (tmp_path / "c.jpg").write_text("no picture")
-    code = (
-        "import sys\nfrom pathlib import Path\n"
-        "from vitkit.data.decode import UnreadableImageError, decode, picture_of\n"
-        f"folder = Path({str(tmp_path)!r})\n"
-        "decode(folder / 'a.jpg')\n"
-        "try:\n    decode(folder / 'c.jpg')\nexcept UnreadableImageError:\n    pass\n"
-        "assert 'pillow_heif' not in sys.modules\n"
-        "with picture_of('b', None, (folder / 'b.heic').read_bytes()) as found:\n    assert found.format == 'HEIF'\n"
-        "assert decode(folder / 'b.heic').size == (40, 30)\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_the_doctor_knows_them_and_the_image_cache_their_sizes(tmp_path: Path) -> None:

@@ -129,24 +129,16 @@ def test_more_files_than_are_written_at_a_time(tmp_path: Path, decoded: list[str
     assert look(files) == first and len(decoded) == 700
 
 
-def test_a_second_scan_decodes_nothing_and_says_the_same(photos: Path, decoded: list[str]) -> None:
-    (photos / "cat" / "text.jpg").write_text("not a picture")
-    (photos / "dog" / "empty.png").touch()
-    first = look(files_of(photos))
-    assert len(decoded) == 22
-    assert look(files_of(photos)) == first
-    assert len(decoded) == 22, "unreadable files are remembered, too"
-    assert {fact.error for fact in first} == {None, "not an image", "empty file"}
-
-
 def test_a_file_under_another_name_is_known_and_one_that_a_list_names_often_read_once(
     photos: Path, decoded: list[str], tmp_path: Path
 ) -> None:
+    (photos / "cat" / "text.jpg").write_text("not a picture")
+    (photos / "dog" / "empty.png").touch()
     files = files_of(photos)
-    age(photos)
     often = look(files * 10)
     before = often[: len(files)]
-    assert often == before * 10 and len(decoded) == len(files)
+    assert often == before * 10 and len(decoded) == len(files) == 22
+    assert {fact.error for fact in before} == {None, "not an image", "empty file"}
     moved = photos.rename(tmp_path / "moved")
     (moved / "cat" / "cat_3.png").rename(moved / "cat" / "0.jpg")
     shutil.copy(moved / "dog" / "dog_1.png", moved / "dog" / "copy.png")
@@ -305,29 +297,6 @@ def test_a_comparison_is_made_once_for_the_same_files(photos: Path, monkeypatch:
     (copies,) = examine(read_source(photos)).copies
     table = read_source(photos)
     assert {table.paths[i] for i in copies.images} == {"cat/again.png", "cat/cat_1.png"}
-
-
-def test_ctrl_c_waits_for_no_other_files(photos: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    original, count = module.picture_of, [0]
-
-    def slow(file: Path, **options: Any) -> Any:
-        count[0] += 1
-        time.sleep(0.005)
-        return original(file, **options)
-
-    monkeypatch.setattr(module, "picture_of", slow)
-    monkeypatch.setattr(module.os, "cpu_count", lambda: 2)
-    files = files_of(folder(tmp_path / "many", {"a": 400}, 3, 3))
-
-    def stop(done: int, total: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        look(files, progress=stop)
-    assert count[0] < 200
-    decoded = count[0]
-    look(files[:16])
-    assert count[0] == decoded, "what was found until then is remembered"
 
 
 READABLE = st.builds(

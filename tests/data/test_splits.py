@@ -227,17 +227,6 @@ def test_a_few_small_groups_leave_the_fractions_within_an_image(images: list[int
             assert abs(counts(done, label).get(name, 0) - n * part) <= 1, (label, name)
 
 
-@given(images=sizes, parts=fractions, seed=st.integers(0, 99), numbers=st.randoms(use_true_random=False))
-@settings(max_examples=60)
-def test_groups_of_one_image_change_nothing(
-    images: list[int], parts: tuple[float, float, float], seed: int, numbers: random.Random
-) -> None:
-    table = table_of(*images)
-    plain = split(table, parts, seed)
-    assert split(table, parts, seed, list(range(len(table)))) == plain
-    assert split(table, parts, seed, numbers.sample(range(10**6), len(table))) == plain
-
-
 def test_groups_stay_together_when_val_is_taken_from_training_and_if_they_have_two_labels() -> None:
     table, groups = table_in_groups([[4, 3, 2, 2] + [1] * 29])
     given_ = replace(table, splits=tuple("test" if group == min(groups) else "train" for group in groups))
@@ -293,11 +282,6 @@ def test_every_image_is_in_one_fold_and_every_class_in_equal_parts(images: list[
         assert max(parts) - min(parts) <= 1
     totals = [fold_of.count(k) for k in range(folds)]
     assert max(totals) - min(totals) <= len(images)
-
-
-def test_folds_share_the_remainders_of_classes() -> None:
-    fold_of = fold(table_of(*[7] * 10), 5, 0)
-    assert [fold_of.count(k) for k in range(5)] == [14] * 5
 
 
 @given(sizes_of_class=grouped, folds=st.integers(2, 5), seed=st.integers(0, 99))
