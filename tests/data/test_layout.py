@@ -38,75 +38,45 @@ def of(*splits: str) -> dict[tuple[str | None, str], int]:
     return {(split, name): 5 if split == "train" else 2 for split in splits for name in ("cat", "dog")}
 
 
-PLAIN = {(None, "cat"): 5, (None, "dog"): 5}
+AS_CLASSES = {  # each folder is a class, with all that is in it
+    "classes": {"cat": 5, "dog": 5},
+    "classes of nested folders": {"cat/2023/may": 2, "cat/indoors": 3, "dog/park": 5},
+    "class folders with images and folders": {"cat": 4, "cat/more": 1, "dog": 4, "dog/more": 1},
+    "a class called train": {"bus": 3, "car": 3, "train": 3},
+    "classes that contain such words": {"trainer": 3, "contest": 3, "device": 3, "test_val": 3, "test tubes": 1},
+    "a class called train, of nested folders": {"bus/city": 3, "car/sports": 3, "train/steam": 2, "train/diesel": 1},
+    "a class called train, with images and folders": {"bus": 3, "train": 2, "train/steam": 1},
+}
+INTEL = both(("seg_train/seg_train", "train"), ("seg_test/seg_test", "test")) | {"seg_pred/seg_pred": 7}
+IN_SPLITS = {  # cat and dog in train and in test
+    "capitals": both(("Training", "train"), ("Testing", "test")),
+    "train and eval": both(("train", "train"), ("eval", "test")),
+    "Intel Image": INTEL,
+    "twice in a wrapper": both(("archive/training_set/training_set", "train"), ("archive/test_set/test_set", "test")),
+    "words between": both(("Train Images", "train"), ("Test Images", "test")),
+    "a name of its own": both(("pets_train", "train"), ("pets_test", "test")),
+    "trainval": both(("trainval", "train"), ("test", "test")),
+    "images within": both(("train/images", "train"), ("test/images", "test")),
+    "nested classes": {"train/cat/a": 3, "train/cat/b": 2, "train/dog": 5, "test/cat/c": 2, "test/dog": 2},
+    "images in every class": {"train/cat/images": 5, "train/dog/img": 5, "test/cat/images": 2, "test/dog": 2},
+    "class first": {"cat/train": 5, "dog/train": 5, "cat/test": 2, "dog/test": 2},
+}
 UNDERSTOOD: dict[str, tuple[dict[str, int], dict[tuple[str | None, str], int]]] = {
-    "classes": ({"cat": 5, "dog": 5}, PLAIN),
-    "classes in a wrapper": ({"pets/cat": 5, "pets/dog": 5}, PLAIN),
-    "classes of nested folders": ({"cat/2023/may": 2, "cat/indoors": 3, "dog/park": 5}, PLAIN),
-    "class folders with images and folders": ({"cat": 4, "cat/more": 1, "dog": 4, "dog/more": 1}, PLAIN),
-    "train and val": (both(("train", "train"), ("val", "val")), of("train", "val")),
+    **{
+        name: (folders, dict(sum((Counter({(None, own.split("/")[0]): n}) for own, n in folders.items()), Counter())))
+        for name, folders in AS_CLASSES.items()
+    },
+    **{name: (folders, of("train", "test")) for name, folders in IN_SPLITS.items()},
+    "classes in a wrapper": ({"pets/cat": 5, "pets/dog": 5}, {(None, "cat"): 5, (None, "dog"): 5}),
     "train, valid, test": (both(("train", "train"), ("valid", "val"), ("test", "test")), of("train", "val", "test")),
-    "capitals": (both(("Training", "train"), ("Testing", "test")), of("train", "test")),
-    "train and eval": (both(("train", "train"), ("eval", "test")), of("train", "test")),
     "train, eval and test": (both(("train", "train"), ("eval", "val"), ("test", "test")), of("train", "val", "test")),
-    "Intel Image": (
-        both(("seg_train/seg_train", "train"), ("seg_test/seg_test", "test")) | {"seg_pred/seg_pred": 7},
-        of("train", "test"),
-    ),
-    "training_set twice in a wrapper": (
-        both(("archive/training_set/training_set", "train"), ("archive/test_set/test_set", "test")),
-        of("train", "test"),
-    ),
-    "chest x-ray": (
-        both(("x/train", "train"), ("x/val", "val"), ("x/test", "test")) | {"x/__MACOSX/train/cat": 3},
-        of("train", "val", "test"),
-    ),
-    "words between": (both(("Train Images", "train"), ("Test Images", "test")), of("train", "test")),
-    "a name of its own": (both(("pets_train", "train"), ("pets_test", "test")), of("train", "test")),
-    "trainval": (both(("trainval", "train"), ("test", "test")), of("train", "test")),
-    "images within": (both(("train/images", "train"), ("test/images", "test")), of("train", "test")),
-    "nested classes": (
-        {"train/cat/a": 3, "train/cat/b": 2, "train/dog": 5, "test/cat/c": 2, "test/dog": 2},
-        of("train", "test"),
-    ),
+    "chest x-ray": (both(("x/train", "train"), ("x/val", "val")) | {"x/__MACOSX/train/cat": 3}, of("train", "val")),
     "train and unlabelled test": (both(("train", "train")) | {"test": 9}, of("train")),
-    "tiny-imagenet": (
-        {"train/cat/images": 5, "train/dog/images": 5, "val/images": 4, "test/images": 4},
-        {("train", "cat"): 5, ("train", "dog"): 5},
-    ),
-    "images in every class": (
-        {"train/cat/images": 5, "train/dog/img": 5, "test/cat/images": 2, "test/dog": 2},
-        of("train", "test"),
-    ),
-    "ASL alphabet": (
-        both(("asl_alphabet_train/asl_alphabet_train", "train")) | {"asl_alphabet_test/asl_alphabet_test": 9},
-        of("train"),
-    ),
+    "tiny-imagenet": ({"train/cat/images": 5, "train/dog/images": 5, "val/images": 4, "test/images": 4}, of("train")),
+    "ASL alphabet": (both(("asl_train/asl_train", "train")) | {"asl_test/asl_test": 9}, of("train")),
     "test alone": (both(("test", "test")), of("test")),
-    "class first": ({"cat/train": 5, "dog/train": 5, "cat/test": 2, "dog/test": 2}, of("train", "test")),
-    "a class called train": (
-        {"bus": 3, "car": 3, "train": 3},
-        {(None, "bus"): 3, (None, "car"): 3, (None, "train"): 3},
-    ),
-    "a class called dev": ({"dev": 3, "staging": 3}, {(None, "dev"): 3, (None, "staging"): 3}),
-    "classes that contain such words": (
-        {"trainer": 3, "contest": 3, "device": 3, "test_val": 3},
-        dict.fromkeys(((None, name) for name in ("trainer", "contest", "device", "test_val")), 3),
-    ),
-    "a class called train, of nested folders": (
-        {"bus/city": 3, "car/sports": 3, "train/steam": 2, "train/diesel": 1},
-        {(None, "bus"): 3, (None, "car"): 3, (None, "train"): 3},
-    ),
-    "a class called train, with images and folders": (
-        {"bus": 3, "train": 2, "train/steam": 1},
-        {(None, "bus"): 3, (None, "train"): 3},
-    ),
-    "classes with such words": (
-        {"test tubes": 1, "train stations": 2, "running shoes": 3},
-        {(None, "test tubes"): 1, (None, "train stations"): 2, (None, "running shoes"): 3},
-    ),
     "a class train within splits": (
-        {f"{split}/{name}": 5 if split == "train" else 2 for split in ("train", "val") for name in ("bus", "train")},
+        {"train/bus": 5, "train/train": 5, "val/bus": 2, "val/train": 2},
         {("train", "bus"): 5, ("train", "train"): 5, ("val", "bus"): 2, ("val", "train"): 2},
     ),
 }
@@ -181,7 +151,7 @@ def test_the_layout_can_be_said(
 
 
 def test_the_line_says_what_is_where_and_what_is_left_out_is_counted(tmp_path: Path) -> None:
-    table = read_source(planted(tmp_path / "intel", UNDERSTOOD["Intel Image"][0]))
+    table = read_source(planted(tmp_path / "intel", INTEL))
     assert "left out: seg_pred/" in table.layout
     assert table.ignored == {"folder seg_pred beside the splits": 1}
     wrapped = read_source(planted(tmp_path / "wrapped", {"pets/cat": 1, "pets/dog": 2}))

@@ -1,6 +1,5 @@
 """Lists as other programs write them: whatever could change the result is read, or refused with what to do."""
 
-import os
 from itertools import product
 from pathlib import Path
 
@@ -206,6 +205,8 @@ def test_a_group_column_keeps_images_in_one_split(tmp_path: Path) -> None:
     assert any("in more than one of the data's own splits" in finding for finding in findings)
     with refused("data.groups-all-one"):
         read_source(with_column(tmp_path, "group", ["x"] * 6))
+    vitkit.shard(with_column(tmp_path, "group", ["a", "a", "b", "b", "", ""]), tmp_path / "shards")
+    assert read_source(tmp_path / "shards").groups == dict(zip(NAMES[:4], "aabb", strict=True))
 
 
 @pytest.mark.parametrize(
@@ -217,13 +218,6 @@ def test_paths_of_another_place_are_refused_with_the_file_that_exists(tmp_path: 
     listed(tmp_path, "path,label").write_text(f"path,label\n{rows}")
     with refused("data.images-elsewhere", "img/0.png"):
         read_source(tmp_path / "list.csv")
-
-
-def test_shards_keep_the_groups_of_a_list(tmp_path: Path) -> None:
-    listed = with_column(tmp_path / "data", "group", ["a", "a", "b", "b", "", ""])
-    vitkit.shard(listed, tmp_path / "shards")
-    groups = {"img/0.png": "a", "img/1.png": "a", "img/2.png": "b", "img/3.png": "b"}
-    assert read_source(listed).groups == read_source(tmp_path / "shards").groups == groups
 
 
 def test_groups_stay_together_in_splits_and_count_in_intervals(tmp_path: Path) -> None:
@@ -245,15 +239,3 @@ def test_groups_stay_together_in_splits_and_count_in_intervals(tmp_path: Path) -
         (tmp_path / name).rename(tmp_path / "other" / name)
     figures = vitkit.evaluate(run, tmp_path / "other" / "list.csv").figures
     assert figures["independent_groups"] == sum(each == {"test"} for each in splits.values())
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
-def test_only_regular_files_are_read(tmp_path: Path) -> None:
-    file = with_column(tmp_path, "split", ["train"] * 6)
-    os.mkfifo(tmp_path / "img" / "pipe.png")
-    with file.open("a", encoding="utf-8") as rows:
-        rows.write("/dev/zero,cat,train\nimg/pipe.png,dog,train\n")
-    assert examine(read_source(file)).unreadable == dict.fromkeys(("/dev/zero", "img/pipe.png"), "not a regular file")
-    os.mkfifo(tmp_path / "pipe.csv")
-    with refused("data.list-unreadable"):
-        read_source(tmp_path / "pipe.csv")

@@ -99,15 +99,14 @@ def test_facts_say_what_is_in_each_file_in_order(tmp_path: Path) -> None:
     ]
     (tmp_path / "text.jpg").write_text("text")
     told = look([*files, tmp_path / "text.jpg"])
-    assert [(f.error, f.format, f.mode, f.width, f.height, f.is_animated) for f in told] == [
-        (None, "JPEG", "RGB", 300, 200, False),
-        (None, "PNG", "L", 20, 14, False),
-        (None, "PNG", "RGB", 14, 20, False),
-        (None, "GIF", told[3].mode, 20, 14, True),
-        (None, "PNG", "RGBA", 20, 14, False),
-        ("no such file", "", "", 0, 0, False),
-        ("not an image", "", "", 0, 0, False),
+    assert [(f.format, f.mode, f.width, f.height, f.is_animated) for f in told[:5]] == [
+        ("JPEG", "RGB", 300, 200, False),
+        ("PNG", "L", 20, 14, False),
+        ("PNG", "RGB", 14, 20, False),
+        ("GIF", told[3].mode, 20, 14, True),
+        ("PNG", "RGBA", 20, 14, False),
     ]
+    assert [f.error for f in told] == [None] * 5 + ["no such file", "not an image"]
     assert all(len(f.thumbnail) == 3 * THUMBNAIL**2 for f in told[:5])
     (square,) = look([save(smooth(160, 160), tmp_path / "square.png")])
     small = np.frombuffer(square.thumbnail, np.uint8).reshape(THUMBNAIL, THUMBNAIL, 3).astype(float)
