@@ -87,7 +87,6 @@ def test_without_hflip_left_stays_left() -> None:
 
 
 def test_a_random_crop_keeps_the_area_that_it_should() -> None:
-    """A crop of almost all of the picture looks like the picture, a crop of a tenth does not."""
     whole = np.asarray(smooth(60, 40).resize((32, 24))).astype(int)
     much = np.mean([abs(outcome(Augment(crop_scale=(0.98, 1.0)), s) - whole).mean() for s in range(10)])
     little = np.mean([abs(outcome(Augment(crop_scale=(0.05, 0.1)), s) - whole).mean() for s in range(10)])

@@ -274,7 +274,5 @@ def test_planted_copies_of_flowers_are_found_and_other_flowers_are_not_flagged(t
     flagged = [i for i in others if groups[i] != i or groups.count(i) > 1]
     known = {i for link in before for i in (link.first, link.second)}  # a few flowers are there twice to begin with
     assert set(flagged) <= known
-    seen = {i for link in before if link.kind != "altered" for i in (link.first, link.second)}
-    assert len(seen.intersection(flagged)) <= 0.01 * len(others), [files[i].name for i in flagged]
     altered = {tuple(files[i].stem for i in (own.first, own.second)) for own in before if own.kind == "altered"}
     assert altered == ONE_SCENE

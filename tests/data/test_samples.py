@@ -110,6 +110,9 @@ def test_a_largest_number_that_cannot_be_meant_is_not_believed(
 @pytest.mark.parametrize("write", [write_tiff, write_png])
 def test_colours_of_16_bits_that_are_all_small_are_doubted(tmp_path: Path, write: Any) -> None:
     colours = np.stack([ramp("<u2", 4095)] * 3, axis=2)
+    four_bands = write_tiff(tmp_path / "a.tif", np.stack([ramp("u1", 255)] * 4, axis=2), t262=(3, 2), t338=(3, 0))
+    np.testing.assert_allclose(grey(four_bands), 255 * RAMP, atol=0.51)
+    assert "only 3" in str(read_picture(four_bands).doubt)
     assert read_picture(write(tmp_path / "dark", colours)).doubt
     assert read_picture(write(tmp_path / "light", colours * 16)).doubt is None
     told = write_tiff(tmp_path / "told.tif", colours, t281=(3, 4095))
@@ -181,20 +184,11 @@ UNSUPPORTED = {
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
-def test_an_unread_tiff_is_refused_with_a_reason(tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_unread_tiff_is_refused_with_a_reason(tmp_path: Path, name: str) -> None:
     values, tags, said = UNSUPPORTED[name]
     write_tiff(tmp_path / "a.tif", values, **{f"t{tag}": value for tag, value in tags.items()})
     with pytest.raises(UnreadableImageError, match=said):
         decode(tmp_path / "a.tif")
-    assert capfd.readouterr().err == ""
-
-
-def test_bands_that_are_not_read_are_named(tmp_path: Path) -> None:
-    values = np.stack([ramp("u1", 255)] * 4, axis=2)
-    path = write_tiff(tmp_path / "a.tif", values, t262=(3, 2), t338=(3, 0))
-    picture = read_picture(path)
-    np.testing.assert_allclose(np.asarray(picture.image)[..., 0], 255 * RAMP, atol=0.51)
-    assert picture.doubt == "it has 4 bands, of which only 3 can be read"
 
 
 def test_no_more_is_decoded_at_a_time_than_there_is_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
