@@ -97,27 +97,25 @@ def test_training_eval_predict_and_embed_see_the_same_pixels_to_the_bit(
     runs.photos(tmp_path / "photos" / "train", images=2)
     seen: list[torch.Tensor] = []
 
-    def spied(home: Any, name: str, of: Callable[..., torch.Tensor]) -> None:
-        original = getattr(home, name)
+    def spied(name: str) -> None:
+        original = getattr(Classifier, name)
 
-        def spy(self: Any, *args: Any, **kwargs: Any) -> Any:
-            seen.append(of(*args).clone())
-            return original(self, *args, **kwargs)
+        def spy(self: Classifier, images: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            seen.append(images.clone())
+            return original(self, images, *args, **kwargs)
 
-        monkeypatch.setattr(home, name, spy)
+        monkeypatch.setattr(Classifier, name, spy)
 
-    batches = ImageData.val_batches
-    monkeypatch.setattr(ImageData, "val_batches", lambda self: [seen.append(b[0]) or b for b in batches(self)])  # type: ignore[func-returns-value]
-    spied(Classifier, "probabilities", lambda images: images)
-    spied(Classifier, "features", lambda images, *_: images)
-    seeing = Classifier.seeing
+    batches, seeing = ImageData.val_batches, Classifier.seeing
 
     def spied_seeing(self: Classifier) -> Callable[[Any], Any]:
         see = seeing(self)
         return lambda pixels: (seen.append(torch.from_numpy(pixels.copy())), see(pixels))[1]
 
+    monkeypatch.setattr(ImageData, "val_batches", lambda self: [seen.append(b[0]) or b for b in batches(self)])  # type: ignore[func-returns-value]
     monkeypatch.setattr(Classifier, "seeing", spied_seeing)
-
+    spied("probabilities")
+    spied("features")
     table = read_source(data)
     images = torch.stack([EvaluationImages(table, classifier.preprocess)[i][0] for i in range(len(table))])
     assert torch.equal(images, torch.stack([classifier.read(table.file(i)) for i in range(len(table))]))

@@ -144,19 +144,14 @@ def test_lists_whose_items_are_not_names_are_refused(tmp_path: Path, cells: tupl
             read_source(listed(tmp_path, f"path,{title}", *(f'"{cell}"' for cell in cells)))
 
 
-def test_words_for_a_missing_label_are_told(tmp_path: Path) -> None:
-    for word in ("N/A", "-1"):
-        table = read_source(listed(tmp_path, "path,label", "cat", word, "dog", word))
-        assert labels_of(table) == ["cat", word, "dog", word]
-        assert f"{word!r} is read as a class" in table.layout
-
-
-def test_labels_that_share_parts_but_are_read_as_single_names_are_told(tmp_path: Path) -> None:
+def test_labels_that_are_read_as_single_names_though_they_may_be_none_are_told(tmp_path: Path) -> None:
     for joint in (" ", ",", "-"):
         labels = [f"{a}{joint}{b}" for a, b in product(("left", "right"), ("eye", "ear"))]
         table = read_source(listed(tmp_path, "path,label", *(f'"{label}"' for label in labels)))
         assert labels_of(table) == labels
         assert "'left" in table.layout and f"not as several joined by {joint!r}" in table.layout
+    table = read_source(listed(tmp_path, "path,label", "cat", "-1", "dog", "-1"))
+    assert labels_of(table) == ["cat", "-1", "dog", "-1"] and "'-1' is read as a class" in table.layout
 
 
 def test_names_with_such_characters_stay_whole(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -113,15 +112,3 @@ def test_where_no_process_can_be_had_this_one_looks(
     command = [sys.executable, *command] if command[0] == "-c" else command
     monkeypatch.setattr("vitkit.system.processes.python_command", lambda _: command)
     assert look(files) == truth and here
-
-
-def test_a_script_that_asks_is_not_run_twice(files: list[Path], tmp_path: Path) -> None:
-    """As a module without a guard would be by `multiprocessing`."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import sys\nfrom pathlib import Path\nprint('once')\n"
-        "from vitkit.data import FactDatabase, file_facts, scan\nfile_facts._MANY = 1\n"
-        "with FactDatabase() as facts:\n    print(len(scan(sorted(Path(sys.argv[1]).glob('cat/*.png')), facts)))\n"
-    )
-    done = subprocess.run([sys.executable, script, files[0].parent], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["once", "70"]

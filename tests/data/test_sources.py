@@ -13,13 +13,10 @@ import runs
 from photos import folder, noise, save
 from refusals import refused
 from vitkit.data import (
-    DATASETS,
     SUFFIXES,
-    DataSet,
     SearchLog,
     examine,
     find_images,
-    locate,
     read_source,
 )
 from vitkit.data.storage import walk
@@ -293,23 +290,6 @@ def test_the_data_folder_may_be_a_link_and_a_relative_path_and_a_class_a_link_in
     assert read_source("digits").classes == ("one", "two"), "a folder comes before the named data"
     monkeypatch.chdir("/")
     assert table.file(0).is_file(), "the root no longer depends on where we stand"
-
-
-def test_locate_makes_a_named_set_again_where_the_cache_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = DataSet("pair", 2, 2, write=lambda raw, root: folder(root, {"a": 1, "b": 1}))
-    monkeypatch.setitem(DATASETS, "pair", pair)
-    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "old"))
-    table = read_source("pair")
-    (tmp_path / "old").rename(tmp_path / "gone")
-    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "new"))
-    found = locate(table)
-    assert found.file(0).is_file() and found.file(0).is_relative_to(tmp_path / "new")
-    assert (found.paths, found.labels) == (table.paths, table.labels)
-    table = read_source(folder(tmp_path / "a", {"a": 1, "b": 1}))
-    assert locate(table) == table
-    (tmp_path / "a").rename(tmp_path / "b")
-    with refused("data.images-moved"):
-        locate(table)
 
 
 def test_images_of_folders_and_patterns_are_found_in_natural_order(
