@@ -3,11 +3,12 @@
 import contextlib
 import errno
 import os
+import resource
 import shutil
 import sqlite3
-import subprocess
 import time
 from collections.abc import Iterator
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,8 +19,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-import runs
-import warm
 from photos import fingerprint, folder, noise, save, smooth
 from vitkit.data import (
     BYTES,
@@ -257,27 +256,23 @@ def test_a_memory_that_is_locked_or_cannot_be_changes_nothing(
     assert look(files_of(photos)) == expected and decoded == [], "what passes costs no memory"
 
 
-SCAN = """
-import resource, sys
-from pathlib import Path
-from vitkit.data.file_facts import FactDatabase, scan
-if sys.argv[2:]:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
-files = sorted(Path(sys.argv[1]).rglob("*.png"))
-for _ in range(5):
-    with FactDatabase() as database:
-        print(*(fact.digest.hex() for fact in scan(files, database) if fact.error is None))
-"""
+@pytest.mark.parametrize("most", [12_000, resource.RLIM_INFINITY])
+def test_processes_at_once_and_on_a_full_disk_find_the_same(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    expected = look(files_of(photos))
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "another"))
 
+    def scan_often() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+        assert [look(files_of(photos)) for _ in range(5)] == [expected] * 5
 
-@pytest.mark.parametrize(("limit", "processes"), [(["12000"], 1), ([], 3)])
-def test_processes_at_once_and_on_a_full_disk_find_the_same(photos: Path, limit: list[str], processes: int) -> None:
-    command = [warm.python(), "-c", SCAN, str(photos), *limit]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    workers = [subprocess.Popen(command, env=runs.environment(), **pipes) for _ in range(processes)]
-    outputs = [worker.communicate(timeout=60) for worker in workers]
-    expected = " ".join(fact.digest.hex() for fact in look(files_of(photos)))
-    assert [(out.splitlines(), err) for out, err in outputs] == [([expected] * 5, "")] * processes
+    workers = [get_context("fork").Process(target=scan_often) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(timeout=60)
+    assert [worker.exitcode for worker in workers] == [0] * 3
 
 
 def test_a_comparison_is_made_once_for_the_same_files(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
