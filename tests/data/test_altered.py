@@ -146,8 +146,7 @@ def test_finds_are_kept_and_new_pictures_compared_with_all(originals: list[Image
 
 
 def test_the_order_and_company_of_pictures_change_no_keypoint(originals: list[Image.Image]) -> None:
-    assert facts_of(originals[0].resize((60, 47))).keypoints == b""  # too small, or too flat
-    assert facts_of(Image.new("RGB", (200, 100), "white")).keypoints == b""
+    assert find_keypoints([working_copy(Image.new("RGB", (200, 100), "white"))]) == [b""]
     greys = [working_copy(own) for own in [*originals[:4], originals[0].resize((180, 240)), photograph(77, 500, 100)]]
     together = find_keypoints(greys)
     assert together == [find_keypoints([own])[0] for own in greys]

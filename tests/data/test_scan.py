@@ -108,9 +108,11 @@ def test_facts_say_what_is_in_each_file_in_order(tmp_path: Path) -> None:
     assert [f.error for f in told] == [None] * 5 + ["no such file", "not an image"]
     assert all(len(f.thumbnail) == 3 * THUMBNAIL**2 for f in told[:5])
     (square,) = look([save(smooth(160, 160), tmp_path / "square.png")])
-    small = np.frombuffer(square.thumbnail, np.uint8).reshape(THUMBNAIL, THUMBNAIL, 3).astype(float)
+    seen = np.frombuffer(square.thumbnail, np.uint8).reshape(THUMBNAIL, THUMBNAIL, 3).astype(float)
     blocks = np.asarray(smooth(160, 160)).astype(float).reshape(16, 10, 16, 10, 3).mean(axis=(1, 3))
-    assert np.abs(small - blocks).max() <= 1
+    assert np.abs(seen - blocks).max() <= 1
+    small, large = look([save(noise(60, height), tmp_path / f"{height}.png") for height in (47, 48)])
+    assert not small.keypoints and large.keypoints
     assert told[5].digest == b""
     assert len({f.digest for f in told}) == 7
     assert look([*files, tmp_path / "text.jpg"]) == told
