@@ -179,17 +179,6 @@ def test_one_bar_of_text_below_all_pictures_makes_no_copies(originals: list[Imag
     assert find_altered(Appearance.of([facts_of(with_bar(own)) for own in originals]), None) == ([], [])
 
 
-def test_frames_of_one_scene_are_given_up() -> None:
-    scene = np.asarray(photograph(3), float)
-    frames = [
-        Image.fromarray((scene * rng.uniform(0.5, 1.3) + rng.normal(0, 4, scene.shape)).clip(0, 255).astype(np.uint8))
-        for rng in map(np.random.default_rng, range(36))
-    ]
-    links, looked_for = find_duplicates([facts_of(own) for own in frames])
-    assert looked_for != "altered"
-    assert all(own.kind != "altered" for own in links)
-
-
 def test_a_record_that_an_earlier_version_wrote_is_read(
     originals: list[Image.Image], known: list[Facts], tmp_path: Path
 ) -> None:

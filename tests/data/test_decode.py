@@ -9,6 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+import pillow_heif
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -246,7 +247,8 @@ def test_scaled_decoding_keeps_twice_the_short_side(scratch: Path, width: int, h
 @st.composite
 def damaged_files(draw: st.DrawFn) -> bytes:
     buffer = io.BytesIO()
-    noise(12, 9).save(buffer, draw(st.sampled_from(["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM"])))
+    pillow_heif.register_heif_opener()
+    noise(12, 9).save(buffer, draw(st.sampled_from(["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "HEIF"])))
     content = bytearray(buffer.getvalue())
     for _ in range(draw(st.integers(1, 6))):
         content[draw(st.integers(0, len(content) - 1))] = draw(st.integers(0, 255))

@@ -1,6 +1,7 @@
 """Each sentence says how many in right grammar, names them, and is said only where it is true."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +104,7 @@ UNREADABLE = {f"a/{i}.png": "truncated" for i in range(8)}
             findings.check_pictures(table_of({"a": 4}), ODD),
             [("note", "3 images are", "2 RGBA, 1 CMYK"), ("note", "1 file"), ("note", "2 images", "a/0.png, a/3.png")],
         ),
+        (findings.check_pictures(table_of({"a": 1}), [replace(fact(), doubt="dark")]), [("warning", "a/0.png (dark)")]),
     ],
 )
 def test_findings_say_how_many_and_which(found: Iterable[findings.Finding], lines: list[tuple[str, ...]]) -> None:

@@ -177,3 +177,14 @@ def test_the_bytes_of_pictures_are_told_from_their_headers(tmp_path: Path) -> No
     assert estimate_bytes(files, None) == estimate_bytes(files, 100) == 5 * 3 * 40 * 20
     assert estimate_bytes(files, 10) == 5 * 3 * 20 * 10
     assert estimate_bytes(files, None, (7, 9)) == 5 * 3 * 7 * 9
+
+
+def test_what_was_not_used_for_longest_makes_room(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "_free_disk", lambda: 600)  # of which the cache takes half
+    for age in range(4):
+        place = cache / "pictures-1-x" / "ab" / str(age)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(bytes(100))
+        os.utime(place, (1000 - age, 1000 - age))
+    keeping._make_room(100)
+    assert sorted(path.name for path in place.parent.iterdir()) == ["0", "1"]

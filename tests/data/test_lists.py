@@ -128,6 +128,8 @@ def test_labels_that_may_be_joined_or_single_names_are_refused_with_the_separato
         read_source(listed(tmp_path, "path,label", *(joint.join(names) for names in COMBINED)))
     with refused("data.label-invalid", "';'", "'|'"):
         read_source(listed(tmp_path, "path,labels", "a;b", "a|b", "a", "b"))
+    with refused("data.label-invalid", "line 3", "'b'"):
+        read_source(listed(tmp_path, "path,labels", "\"['a']\"", "b"))
 
 
 @pytest.mark.parametrize(

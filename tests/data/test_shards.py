@@ -224,6 +224,10 @@ def test_pictures_without_labels(tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("path,label\n0.png,a\n1.png,b\n")
     with_labels = vitkit.doctor(tmp_path / "shards", labels=tmp_path / "labels.csv")
     assert with_labels.diagnosis.table.counts() == {"a": 1, "b": 1}
+    (tmp_path / "shards" / ".git").mkdir()
+    (tmp_path / "shards" / "beside.png").write_bytes(b"")
+    with_labels = vitkit.doctor(tmp_path / "shards", labels=tmp_path / "labels.csv")
+    assert any(line.endswith(": beside.png") for line in with_labels.diagnosis.table.overlooked)
 
 
 def read_image(table: ImageTable, i: int) -> bytes:

@@ -194,7 +194,7 @@ def test_of_two_columns_of_one_meaning_the_first_name_wins_if_they_are_not_refus
         min_size=2,
     ).filter(lambda own: len({label for _, label in own}) > 1)
 )
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 def test_what_csv_writers_write_is_read(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]]) -> None:
     file = tmp_path_factory.mktemp("csv") / "all.csv"
     with file.open("w", encoding="utf-8", newline="") as text:
