@@ -1,10 +1,16 @@
 """Whatever is in the file, it comes out as the upright RGB picture, or as the reason why not."""
 
+import errno
 import io
+import json
+import resource
 import struct
+import subprocess
+import sys
 import warnings
 import zlib
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from unittest import mock
 
@@ -13,14 +19,17 @@ import pillow_heif
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageFile
+from PIL import Image, ImageFile, features
 
-from photos import noise, save, smooth
+import runs
+from photos import folder, noise, save, smooth
+from vitkit.data import EvaluationImages, Preprocess, estimate_bytes, examine, read_picture, read_source
 from vitkit.data import picture as module
-from vitkit.data import read_picture
 from vitkit.data.decode import UnreadableImageError, decode
+from vitkit.errors import ShortageError, VitkitError
 
 ORIENTATION = 0x0112
+KINDS = ["heic", "avif"] if features.check("avif") else ["heic"]
 # EXIF orientation -> how to store an upright picture so that a viewer that obeys the tag shows it upright.
 STORED_BY_ORIENTATION = {
     1: None,
@@ -247,7 +256,6 @@ def test_scaled_decoding_keeps_twice_the_short_side(scratch: Path, width: int, h
 @st.composite
 def damaged_files(draw: st.DrawFn) -> bytes:
     buffer = io.BytesIO()
-    pillow_heif.register_heif_opener()
     noise(12, 9).save(buffer, draw(st.sampled_from(["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "HEIF"])))
     content = bytearray(buffer.getvalue())
     for _ in range(draw(st.integers(1, 6))):
@@ -284,3 +292,169 @@ def test_a_picture_is_the_same_for_rows_at_a_time(strip: int, tmp_path: Path, mo
     monkeypatch.setattr("vitkit.data.picture.STRIP", strip)
     for name, expected in zip(("a.png", "b.png"), whole, strict=True):
         np.testing.assert_array_equal(pixels(decode(tmp_path / name)), expected)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _writes_heic() -> None:
+    pillow_heif.register_heif_opener()
+
+
+@pytest.fixture(scope="module")
+def heic() -> bytes:
+    """A picture of 300 x 200 pixels, of one colour."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (300, 200), (200, 30, 60)).save(buffer, "HEIF", quality=10)
+    return buffer.getvalue()
+
+
+def saying(content: bytes, width: int, height: int) -> bytes:
+    """The same file that says to have other sides."""
+    changed, place = bytearray(content), 0
+    while (place := changed.find(b"ispe", place)) >= 0:
+        changed[place + 8 : place + 16] = struct.pack(">II", width, height)
+        place += 4
+    return bytes(changed)
+
+
+@pytest.mark.parametrize(("kind", "orientation"), [*product(KINDS[:1], STORED_BY_ORIENTATION), (KINDS[-1], 6)])
+def test_a_turned_phone_gives_an_upright_picture(tmp_path: Path, kind: str, orientation: int) -> None:
+    turn = STORED_BY_ORIENTATION[orientation]
+    stored = smooth(64, 48) if turn is None else smooth(64, 48).transpose(turn)
+    path = save(stored, tmp_path / f"a.{kind}", quality=95, exif=rotated_exif(orientation).tobytes())
+    picture = read_picture(path)
+    assert (picture.width, picture.height) == picture.image.size == (64, 48)
+    np.testing.assert_allclose(pixels(picture.image).astype(int), np.asarray(smooth(64, 48)).astype(int), atol=16)
+
+
+def test_tiles_transparency_and_grey_are_read_and_of_several_pictures_the_one_that_is_shown(tmp_path: Path) -> None:
+    tiled = save(smooth(200, 150), tmp_path / "tiles.heic", format="HEIF", quality=95, tile_size=64)
+    np.testing.assert_allclose(pixels(decode(tiled)).astype(int), np.asarray(smooth(200, 150)).astype(int), atol=16)
+    clear = Image.new("RGBA", (64, 64), (255, 0, 0, 0))
+    clear.paste((255, 0, 0, 255), (0, 0, 64, 8))
+    assert pixels(decode(save(clear, tmp_path / "clear.heif", format="HEIF")))[32, 32].min() > 250
+    grey = decode(save(Image.new("L", (64, 64), 90), tmp_path / "grey.hif", format="HEIF"))
+    np.testing.assert_allclose(pixels(grey).astype(int), 90, atol=3)
+    path = tmp_path / "burst.heic"
+    smooth(64, 48).save(path, save_all=True, append_images=[noise(64, 48)], primary_index=0, quality=95)
+    np.testing.assert_allclose(pixels(decode(path)).astype(int), np.asarray(smooth(64, 48)).astype(int), atol=16)
+
+
+def test_more_pixels_than_the_limit_are_refused_before_they_are_decoded(tmp_path: Path, heic: bytes) -> None:
+    (tmp_path / "huge.heic").write_bytes(saying(heic, 60_000, 60_000))
+    with mock.patch.object(Image.Image, "load", lambda *_: pytest.fail("decoded")):
+        told = reason(tmp_path / "huge.heic")
+    assert "limit of 178,956,970" in told
+
+
+def test_a_file_that_lies_about_its_sides_and_a_part_of_one_are_no_picture(tmp_path: Path, heic: bytes) -> None:
+    """The reader would take the memory of what is in it, not of what was looked at."""
+    lies = [saying(heic, *own) for own in ((299, 200), (301, 200), (10_000, 9_000), (200, 300))]
+    for content in (*lies, *(heic[:part] for part in (13, 400))):
+        (tmp_path / "a.heic").write_bytes(content)
+        assert "damaged" in reason(tmp_path / "a.heic")
+
+
+def test_the_doctor_knows_them_and_the_image_cache_their_sizes(tmp_path: Path) -> None:
+    folder(tmp_path, {"cat": 2, "dog": 2})
+    files = [save(smooth(64 + i, 48), tmp_path / "cat" / f"{i}.heic") for i in range(3)]
+    found = examine(read_source(tmp_path))
+    assert found.unreadable == {}
+    assert found.to_dict()["formats"] == {"PNG": 4, "HEIF": 3}
+    assert not any("HEIF" in str(own) for own in found.findings)
+    assert estimate_bytes(files, None) == pytest.approx(3 * 3 * 65 * 48, rel=0.05)
+
+
+NO_MEMORY = MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory"), OSError("out of memory error when reading")
+IN_LITTLE = """
+import json, resource, sys
+from PIL import Image
+from vitkit.data.decode import read_picture
+Image.init()
+pages = int(open("/proc/self/statm").read().split()[0])
+hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+said = {}
+for free in (80, 2000):
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + free * 2**20, hard))
+    for path in sys.argv[1:]:
+        try:
+            found = str(read_picture(path).image.size)
+        except ValueError as error:
+            found = f"{type(error).__name__}: {error}"
+        said[f"{path} {free}"] = found
+print(json.dumps(said))
+"""
+
+
+def test_a_large_picture_and_little_memory(tmp_path: Path) -> None:
+    large = save(Image.new("L", (6000, 5000), 9), tmp_path / "large.png")
+    small = save(noise(), tmp_path / "small.png")
+    (tmp_path / "cut.png").write_bytes(large.read_bytes()[:-100])
+    command = [sys.executable, "-c", IN_LITTLE, large, small, tmp_path / "cut.png"]
+    said = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    assert said[f"{large} 80"].startswith(f"ShortageError: {large}: ")
+    assert said[f"{large} 2000"] == "(6000, 5000)"
+    assert said[f"{small} 80"] == said[f"{small} 2000"] == "(20, 14)"
+    assert said[f"{tmp_path / 'cut.png'} 2000"] == "UnreadableImageError: truncated"
+
+
+def tiff_of_tiles(width: int, height: int) -> bytes:
+    """20x14 grey pixels, said to lie in one packed tile of such a size."""
+    data = zlib.compress(bytes(32 * 16))
+    longs = {256: 20, 257: 14, 322: width, 323: height, 324: 8, 325: len(data)}
+    tags = longs | {258: 8, 259: 8, 262: 1, 277: 1}
+    entries = [struct.pack("<HHII", tag, 4 if tag in longs else 3, 1, tags[tag]) for tag in sorted(tags)]
+    head = b"II*\0" + struct.pack("<I", 8 + len(data)) + data + struct.pack("<H", len(tags))
+    return head + b"".join(entries) + bytes(4)
+
+
+def test_a_file_that_asks_for_more_than_its_pixels_need_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "a.tiff"
+    path.write_bytes(tiff_of_tiles(32, 16))
+    assert decode(path).size == (20, 14)
+    for width, height in ((2**30, 2**30), (2**24, 2**8)):
+        path.write_bytes(tiff_of_tiles(width, height))
+        with pytest.raises(UnreadableImageError, match="more memory than its pixels"):
+            decode(path)
+
+
+@pytest.mark.parametrize("error", NO_MEMORY, ids=str)
+def test_whose_fault_a_lack_of_memory_is(tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save(noise(), tmp_path / "a.png")
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Image.Image, "convert", fail)
+    with pytest.raises(UnreadableImageError, match="more memory than its pixels"):
+        decode(path)
+    monkeypatch.setattr("vitkit.data.decode._is_free", lambda _: False)
+    with pytest.raises(ShortageError, match=r"a\.png: .*memory"):
+        decode(path)
+
+
+def test_too_many_open_files_are_not_the_pictures_fault(tmp_path: Path) -> None:
+    path = save(noise(), tmp_path / "a.png")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(ShortageError, match=r"a\.png"):
+            decode(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_picture_short_of_memory_is_not_left_out_in_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = read_source(str(runs.photos(tmp_path / "photos", images=4)))
+
+    def fail(image: Image.Image, *_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))  # another test may have looked at the same pictures
+    monkeypatch.setattr(Image.Image, "convert", fail)
+    monkeypatch.setattr("vitkit.data.decode._is_free", lambda _: False)
+    with pytest.raises(ShortageError, match="too little memory"):
+        examine(table)
+    with pytest.raises(VitkitError, match="too little memory"):
+        EvaluationImages(table, Preprocess(size=(16, 16)))[0]
+    monkeypatch.undo()
+    assert {fact.error for fact in examine(table).facts} == {None}

@@ -5,7 +5,9 @@ import errno
 import os
 import resource
 import shutil
+import signal
 import sqlite3
+import sys
 import time
 from collections.abc import Iterator
 from multiprocessing import get_context
@@ -19,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from once import once
 from photos import fingerprint, folder, noise, save, smooth
 from vitkit.data import (
     BYTES,
@@ -35,7 +38,6 @@ from vitkit.data import (
 )
 from vitkit.data import file_facts as module
 from vitkit.errors import ShortageError
-from vitkit.system import files
 
 
 @pytest.fixture(autouse=True)
@@ -310,7 +312,8 @@ FACTS = st.lists(READABLE | UNREADABLE, max_size=12)
 @settings(max_examples=30)
 @given(FACTS, st.data())
 def test_a_table_is_a_list_of_facts(facts: list[Facts], data: st.DataObject) -> None:
-    with mock.patch.object(files, "_MAX_IN_MEMORY", data.draw(st.sampled_from([500, 10**9]))):  # in files, or not
+    most = data.draw(st.sampled_from([500, 10**9]))
+    with mock.patch("vitkit.system.files._MAX_IN_MEMORY", most):  # in files, or not
         table = FactTable.of(facts)
     assert list(table) == facts and len(table) == len(facts)
     assert FactTable.of(table) is table == FactTable.of(facts)
@@ -338,3 +341,84 @@ def test_a_record_has_an_entry_for_each_label_and_the_highest_role(rows: list[tu
     highest = {number: max(ROLES.index(role) for other, _, role in rows if other == number) for number, _ in entries}
     assert [(int(digest[0]), record.label_of(i)) for i, digest in enumerate(record.digests)] == list(entries)
     assert record.roles.tolist() == [highest[number] for number, _ in entries]
+
+
+def photographs(root: Path) -> None:
+    folder(root, {"cat": 70})
+    for ending in ("jpg", "gif", "bmp", "tif", "webp", "ppm"):
+        save(noise(40, 30), root / f"a.{ending}")
+    Image.effect_noise((2000, 1500), 60).save(root / "large.png", compress_level=1)
+    (root / "cut.png").write_bytes((root / "cat" / "cat_0.png").read_bytes()[:100])
+    (root / "text.jpg").write_text("no picture")
+    (root / "empty.png").touch()
+    os.mkfifo(root / "pipe.png")
+
+
+@pytest.fixture(scope="module")
+def files() -> list[Path]:
+    """Of every kind: pictures, damaged ones, none at all."""
+    root = once("files of every kind", photographs)
+    return [*sorted(file for file in root.rglob("*.*") if file.suffix), root / "missing.png"]
+
+
+@pytest.fixture(scope="module")
+def truth(files: list[Path], tmp_path_factory: pytest.TempPathFactory) -> list[Facts]:
+    """What this process finds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VITKIT_CACHE", str(tmp_path_factory.mktemp("another")))
+        return look(files)
+
+
+@pytest.fixture
+def here(decoded: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that this process decodes; two others take what they can."""
+    monkeypatch.setattr(module, "_MANY", 1)
+    monkeypatch.setattr(module.os, "cpu_count", lambda: 2)
+    return decoded
+
+
+def test_other_processes_find_and_remember_the_same(
+    files: list[Path], truth: list[Facts], here: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, int]] = []
+    assert look(files, progress=lambda *own: told.append(own)) == truth
+    assert here == [], "others did it"
+    assert told[-1] == (len(files), len(files)) and told == sorted(told)
+    monkeypatch.setattr(module, "_MANY", 10**9)
+    assert look(files) == truth
+    assert here == [], "what they found is remembered"
+
+
+def test_a_picture_that_is_too_large_for_one_of_several_is_looked_at_here(
+    files: list[Path], truth: list[Facts], here: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LEAST_BUDGET", 4 * 2**20)
+    assert look(files) == truth
+    assert here == ["large.png"]
+
+
+def test_a_process_that_is_killed_costs_time_alone(
+    files: list[Path], truth: list[Facts], here: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[module._Reader] = []
+    original = module._Reader.examine
+
+    def kill(reader: module._Reader, batch: Any) -> Any:
+        facts = original(reader, batch)
+        started.append(reader)
+        reader.worker._process.send_signal(signal.SIGKILL)
+        return facts
+
+    monkeypatch.setattr(module._Reader, "examine", kill)
+    assert look(files) == truth
+    assert started and here, "the rest was looked at here"
+    assert all(reader.worker._process.returncode is not None for reader in started), "none is left behind"
+
+
+@pytest.mark.parametrize("command", [["/no/such/program"], ["-c", "1 / 0"], ["-c", "print('hello')"]])
+def test_where_no_process_can_be_had_this_one_looks(
+    files: list[Path], truth: list[Facts], here: list[str], monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    command = [sys.executable, *command] if command[0] == "-c" else command
+    monkeypatch.setattr("vitkit.system.processes.python_command", lambda _: command)
+    assert look(files) == truth and here

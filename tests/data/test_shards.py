@@ -265,43 +265,42 @@ def cut(folder: Path) -> None:
     os.truncate(folder / "shard-00001.tar", (folder / "shard-00001.tar").stat().st_size - 600)
 
 
-def changed(*place: Any) -> Callable[[Path], None]:
-    """The index with another value, which is named last, at a place in it."""
+def changed(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
+    """The index, changed."""
 
-    def change(folder: Path) -> None:
-        stored = own = json.loads((folder / "shards.json").read_text())
-        *way, last, value = place
-        for step in way:
-            own = own[step]
-        own[last] = value
-        (folder / "shards.json").write_text(json.dumps(stored))
+    def write(folder: Path) -> None:
+        index = json.loads((folder / "shards.json").read_text())
+        change(index)
+        (folder / "shards.json").write_text(json.dumps(index))
 
-    return change
+    return write
 
 
-WRONG: list[tuple[Any, ...]] = [
-    *(("version", 0), ("images", {}), ("images", "offset", 1, 10**9), ("images", "shard", 1, 99)),
-    *(("images", "class", 1, 3), ("classes", ["blue", "red", "red"]), ("shards", 1, "name", "../../etc/passwd")),
-    *(("shards", 1, "split", "other"), ("shards", 1, "sha256", "../x")),
+WRONG: list[Callable[[dict[str, Any]], object]] = [
+    lambda index: index.update(version=0),
+    lambda index: index.update(images={}),
+    lambda index: index.update(classes=["blue", "red", "red"]),
+    lambda index: index["images"]["offset"].__setitem__(1, 10**9),
+    lambda index: index["images"]["shard"].__setitem__(1, 99),
+    lambda index: index["images"]["class"].__setitem__(1, 3),
+    lambda index: index["shards"][1].update(name="../../etc/passwd"),
+    lambda index: index["shards"][1].update(split="other"),
+    lambda index: index["shards"][1].update(sha256="../x"),
+    # As if each image had a class twice.
+    lambda index: index.update(
+        task="multi", images={**index["images"], "class": [[0, 0]] * len(index["images"]["key"])}
+    ),
 ]
-
-
-def of_two_classes(folder: Path) -> None:
-    """As if each image had a class twice."""
-    stored = json.loads((folder / "shards.json").read_text())
-    stored["images"]["class"] = [[number, number] for number in stored["images"]["class"]]
-    (folder / "shards.json").write_text(json.dumps(stored | {"task": "multi"}))
 
 
 @pytest.mark.parametrize(
     ("damage", "code"),
     [
         (lambda folder: (folder / "shard-00002.tar").unlink(), "data.shards-incomplete"),
-        *((damage, "data.shards-damaged") for damage in (cut, of_two_classes)),
-        *((changed(*place), "data.shards-damaged") for place in WRONG),
+        *((damage, "data.shards-damaged") for damage in (cut, *map(changed, WRONG))),
     ],
 )
-def test_a_folder_that_is_not_whole_is_refused(copied: Path, damage: Callable[[Path], None], code: str) -> None:
+def test_a_folder_that_is_not_whole_is_refused(copied: Path, damage: Callable[[Path], object], code: str) -> None:
     damage(copied)
     for read in (read_source, lambda place: find_images([str(place)])):  # not as if its pictures were unreadable
         with refused(code):
