@@ -204,10 +204,10 @@ def test_the_shares_of_several_processes_are_the_batches_of_one(table: ImageTabl
             own = slice(rank, None, size) if counted[rank][0] else slice(1)
             assert torch.equal(shares[rank][number][0], images[own])
             assert torch.equal(shares[rank][number][1], labels[own])
-    shares = [torch.cat([images for images, _ in data((rank, size)).val_batches()]) for rank in range(size)]
+    val_shares = [torch.cat([images for images, _ in data((rank, size)).val_batches()]) for rank in range(size)]
     whole = data((0, 1))
     expected = torch.stack([whole.val[i][0] for i in range(len(whole.val))])
-    assert torch.equal(data((0, size)).combine_shares(shares), expected)
+    assert torch.equal(data((0, size)).combine_shares(val_shares), expected)
 
 
 @pytest.mark.parametrize(
