@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import socket
 from collections.abc import Callable
 from html import unescape
@@ -38,7 +37,6 @@ def test_any_folder_name_is_a_class_name_and_no_html_and_one_picture_a_class(vit
         for i, (width, height) in enumerate(sizes):
             save(noise(width, height, 10 * k + i), data / name / f"<i>{i}.png")
     folder(data, {"one": 1, "none": 0}, 16, 16)
-    save(noise(16, 16, 77), data / "猫" / os.fsdecode(b"na\xefve.png"))
     outcome = vitkit("train", data, *ONCE, "--out", tmp_path / "run")
     assert outcome.code == 0, outcome.err
     assert "none" in next(line for line in outcome.out.splitlines() if "class folder" in line)
@@ -47,10 +45,10 @@ def test_any_folder_name_is_a_class_name_and_no_html_and_one_picture_a_class(vit
     assert load(tmp_path / "run").classes == tuple(classes)
     indices = json.loads((tmp_path / "run" / "class_indices.json").read_text())
     assert indices == {str(i): name for i, name in enumerate(classes)}
-    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8", errors="surrogateescape")
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert "<b>bold" not in page and "<i>" not in page and all(name in unescape(page) for name in NAMES)
     answers = list(csv.DictReader(vitkit("predict", tmp_path / "run", data).out.splitlines()))
-    assert len(answers) == 4 * len(NAMES) + 2 and {row["label"] for row in answers} <= set(classes)
+    assert len(answers) == 4 * len(NAMES) + 1 and {row["label"] for row in answers} <= set(classes)
     checkup = vitkit("doctor", data, "-o", tmp_path / "page.html")
     assert checkup.code == 0 and all(name in checkup.out for name in NAMES)
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
