@@ -1,7 +1,6 @@
 """Archives as sources: the same images as in the folder, and nothing that an archive says of itself is believed."""
 
 import io
-import os
 import pickle
 import shutil
 import stat
@@ -22,13 +21,9 @@ from refusals import refused
 from vitkit.data import (
     ImageTable,
     Stored,
-    archive,
-    below_storage,
     examine,
     find_images,
-    find_source,
     image_exists,
-    open_place,
     read_digests,
     read_place,
     read_source,
@@ -89,11 +84,6 @@ def in_splits(root: Path) -> Path:
     return root
 
 
-def wrapped(root: Path) -> Path:
-    photos.folder(root / "flowers-2.1", {"a": 2, "b": 2})
-    return root
-
-
 def contents(table: ImageTable) -> list[bytes]:
     return [read_place(table.file(i)) for i in range(len(table))]
 
@@ -103,7 +93,7 @@ def without_storage(table: ImageTable) -> ImageTable:
     return replace(table, name="it", root=root, folders=(root,), storage=None)
 
 
-@pytest.mark.parametrize("make", [odd, in_splits, wrapped])
+@pytest.mark.parametrize("make", [odd, in_splits])
 def test_an_archive_is_read_as_its_folder(tmp_path: Path, make: Callable[[Path], Path]) -> None:
     data = make(tmp_path / "data")
     folder = read_source(data)
@@ -118,19 +108,18 @@ def test_split_digests_and_findings_are_those_of_the_folder(tmp_path: Path) -> N
     shutil.copy(data / "a" / "a_0.png", data / "a" / "copy.png")
     (data / "b" / "bad.png").write_bytes(b"no picture")
     tables = [read_source(data), read_source(tarred(data))]
+    before = sorted(tmp_path.rglob("*"))
     found = [examine(table) for table in tables]
+    assert sorted(tmp_path.rglob("*")) == before, "something is written beside it"
     assert found[0].facts == found[1].facts
     assert list(found[1].unreadable.items()) == list(found[0].unreadable.items())
     digests = [read_digests(table) for table in tables]
     assert digests[0] == digests[1] and len(digests[0]) == 13
 
 
-def test_an_archive_is_as_a_folder_in_layouts_and_split_json_and_nothing_is_written_beside_it(tmp_path: Path) -> None:
+def test_an_archive_is_as_a_folder_in_layouts_and_split_json(tmp_path: Path) -> None:
     packed = zipped(in_splits(tmp_path / "data"))
-    before = sorted(tmp_path.rglob("*"))
     table = read_source(packed)
-    decode(table.file(0))
-    assert sorted(tmp_path.rglob("*")) == before
     assert table.lies_among(packed) and not table.lies_among(tmp_path / "run")
     assert read_table(packed, layout="classes").classes == ("Test", "train", "valid")
     write_json(tmp_path / "split.json", split_to_dict(table))
@@ -152,10 +141,6 @@ def test_an_image_in_an_archive_has_a_name_that_can_be_named(tmp_path: Path) -> 
         find_images([f"{packed}/c"])
     with pytest.raises(UnreadableImageError, match="no such file"):
         decode(f"{packed}/a/9.png")
-    (tmp_path / "a.png").write_bytes(PICTURE.getvalue())
-    assert below_storage(tmp_path / "a.png" / "b.png") is None
-    with pytest.raises(NotADirectoryError):
-        open_place(tmp_path / "a.png" / "b.png")
 
 
 def _read(storage: Archive, key: str) -> bytes:
@@ -163,12 +148,12 @@ def _read(storage: Archive, key: str) -> bytes:
         return opened.read()
 
 
-@pytest.mark.parametrize(("pack", "method", "processes"), [(zipped, "fork", 2), (tarred, "spawn", 1)])
-def test_processes_and_threads_share_an_archive(tmp_path: Path, pack: object, method: str, processes: int) -> None:
-    storage = Archive(pack(photos.folder(tmp_path / "data", {"a": 4, "b": 4})))  # type: ignore[operator]
+@pytest.mark.parametrize("pack", [zipped, tarred])
+def test_processes_and_threads_share_an_archive(tmp_path: Path, pack: Callable[[Path], Path]) -> None:
+    storage = Archive(pack(photos.folder(tmp_path / "data", {"a": 4, "b": 4})))
     expected = {key: _read(storage, key) for key in storage.index().members}
     assert pickle.loads(pickle.dumps(storage)) == storage
-    with get_context(method).Pool(processes) as pool:
+    with get_context("fork").Pool(2) as pool:
         assert pool.starmap(_read, [(storage, key) for key in expected]) == list(expected.values())
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(lambda key: _read(storage, key), list(expected) * 8))
@@ -202,37 +187,21 @@ def without_flag(path: Path, classes: tuple[str, ...], encoding: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("classes", "encoding"),
-    [
-        (("Одуванчик", "Ромашка"), "cp866"),
-        (("ソテツ", "表"), "cp932"),
-        (("蒲公英", "向日葵"), "gbk"),
-        (("Ä", "ß"), "cp850"),
-        (("Gänseblümchen", "Löwenzahn"), "utf-8"),
-    ],
-)
 def test_names_of_another_encoding_are_refused_or_read_by_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, classes: tuple[str, ...], encoding: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packed = without_flag(tmp_path / "it.zip", classes, encoding)
-    if encoding == "utf-8":  # which needs no flag
-        assert read_source(packed).classes == classes
-        return
+    assert read_source(without_flag(tmp_path / "utf.zip", ("Löwenzahn", "Ä"), "utf-8")).classes == ("Löwenzahn", "Ä")
+    packed = without_flag(tmp_path / "it.zip", ("ソテツ", "表"), "cp932")
     with refused("data.archive-encoding", "VITKIT_ZIP_ENCODING"):
         read_source(packed)
-    monkeypatch.setenv("VITKIT_ZIP_ENCODING", encoding)
-    assert sorted(read_source(packed).classes) == sorted(classes)
-    for other in ("ascii", "klingon"):
-        monkeypatch.setenv("VITKIT_ZIP_ENCODING", other)
-        with refused("data.archive-encoding", other):
-            read_source(packed)
+    monkeypatch.setenv("VITKIT_ZIP_ENCODING", "cp932")
+    assert sorted(read_source(packed).classes) == sorted(("ソテツ", "表"))
+    monkeypatch.setenv("VITKIT_ZIP_ENCODING", "ascii")
+    with refused("data.archive-encoding", "ascii"):
+        read_source(packed)
 
 
-ESCAPES = ["../a/0.png", "/a/0.png", "a/../../0.png", "C:/a/0.png", "..\\a\\0.png", "a//0.png", "x/" * 200 + "0.png"]
-
-
-@pytest.mark.parametrize("name", ESCAPES)
+@pytest.mark.parametrize("name", ["/a/0.png", "a/../../0.png", "C:/a/0.png", "..\\a\\0.png", "x/" * 200 + "0.png"])
 def test_names_that_lead_out_are_left_out(tmp_path: Path, name: str) -> None:
     good = {"a/0.png": PICTURE.getvalue(), "b/0.png": PICTURE.getvalue()}
     table = read_source(zip_of(tmp_path / "it.zip", {name: PICTURE.getvalue(), **good}))
@@ -241,8 +210,6 @@ def test_names_that_lead_out_are_left_out(tmp_path: Path, name: str) -> None:
     members = [tarfile.TarInfo(own) for own in (name.replace("\\", "/"), *good)]
     assert read_source(tar_of(tmp_path / "it.tar", members)).paths == table.paths
     assert sorted(own.name for own in tmp_path.iterdir()) == ["it.tar", "it.zip"]
-    with refused("data.images-missing"):
-        read_source(zip_of(tmp_path / "bad.zip", {name: PICTURE.getvalue()}))
 
 
 def test_links_and_devices_are_left_out(tmp_path: Path) -> None:
@@ -269,14 +236,6 @@ def test_names_that_occur_twice_are_refused(tmp_path: Path) -> None:
         read_source(zip_of(tmp_path / "it.zip", both))
 
 
-def _edited(packed: Path, name: bytes, offset: int, form: str, value: int) -> None:
-    """Change a number in the list of members."""
-    data = bytearray(packed.read_bytes())
-    place = data.rindex(b"PK\1\2", 0, data.rindex(name))
-    struct.pack_into(form, data, place + offset, value)
-    packed.write_bytes(data)
-
-
 @pytest.mark.parametrize(
     ("offset", "form", "value", "reason"),
     [
@@ -285,13 +244,14 @@ def _edited(packed: Path, name: bytes, offset: int, form: str, value: int) -> No
         (24, "<L", 2**31 - 1, "unpacks from"),
         (24, "<L", 10, "size or checksum is not the listed one"),  # more comes out than it declares
         (16, "<L", 7, "size or checksum is not the listed one"),
-        (42, "<L", 3, "damaged"),
     ],
 )
 def test_members_of_another_kind_are_not_read(tmp_path: Path, offset: int, form: str, value: int, reason: str) -> None:
     members = {f"{name}/{i}.png": PICTURE.getvalue() for name in "ab" for i in range(2)}
     packed = zip_of(tmp_path / "it.zip", members)
-    _edited(packed, b"b/1.png", offset, form, value)
+    data = bytearray(packed.read_bytes())
+    struct.pack_into(form, data, data.rindex(b"PK\1\2", 0, data.rindex(b"b/1.png")) + offset, value)
+    packed.write_bytes(data)
     found = examine(read_source(packed))
     assert list(found.unreadable) == ["b/1.png"] and reason in found.unreadable["b/1.png"]
 
@@ -305,8 +265,8 @@ def test_a_bomb_is_not_unpacked_but_a_large_picture_of_one_colour_is(tmp_path: P
     assert decode(f"{packed}/a/0.bmp").size == (3000, 2000)
 
 
-@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
-def test_a_tar_that_was_cut_is_refused_wherever_it_ends(tmp_path: Path, form: int) -> None:
+@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_an_archive_that_was_cut_is_refused_wherever_it_ends(tmp_path: Path, form: int) -> None:
     packed = tmp_path / "it.tar"
     with tarfile.open(packed, "w", format=form) as made:
         for name in ("a/0.png", "b/0.png", f"b/{'ä' * 70}/{'x' * 70}.png"):
@@ -315,90 +275,43 @@ def test_a_tar_that_was_cut_is_refused_wherever_it_ends(tmp_path: Path, form: in
             made.addfile(own, io.BytesIO(b"123"))
         end = made.offset  # of the last member
     data = packed.read_bytes()
-    for length in (*range(0, end + 1024, 64), *range(end - 8, end + 9), end + 1023):
+    for length in (*range(0, end + 1024, 256), *range(end - 8, end + 9, 4), end + 1023):
         packed.write_bytes(data[:length])
         with refused("data.archive-damaged"):
             read_source(packed)
     packed.write_bytes(data[: end + 1024])
     assert len(read_source(packed)) == 3
-
-
-def test_a_zip_that_was_cut_is_refused(tmp_path: Path) -> None:
-    packed = zipped(photos.folder(tmp_path / "data", {"a": 2, "b": 2}))
+    packed = zip_of(tmp_path / "it.zip", {"a/0.png": b"123", "b/0.png": b"123"})
     data = packed.read_bytes()
-    for length in (0, 10, len(data) // 2, len(data) - 20, len(data) - 1):
+    for length in (0, len(data) // 2, len(data) - 1):
         packed.write_bytes(data[:length])
         with refused("data.archive-damaged"):
             read_source(packed)
 
 
-def test_a_tar_without_an_end_or_with_another_one_behind_it_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_a_tar_with_another_one_behind_it_is_refused(tmp_path: Path) -> None:
     parts = [tar_of(tmp_path / f"{name}.tar", [tarfile.TarInfo(f"{name}/0.png")]).read_bytes() for name in "ab"]
     packed = tmp_path / "it.tar"
     packed.write_bytes(b"".join(parts))  # as `cat` joins them
     with refused("data.archive-joined", "it.tar"):
         read_source(packed)
-    size = 512 + len(PICTURE.getvalue()) + -len(PICTURE.getvalue()) % 512
-    packed.write_bytes(b"".join(part[:size] for part in parts))  # a writer that never ends
-    with refused("data.archive-damaged", "truncate -s"):
-        read_source(packed)
-    with packed.open("ab") as file:
-        file.write(bytes(1024))
-    assert read_source(packed).classes == ("a", "b")
-
-
-def _header(name: str, kind: bytes, size: int) -> bytes:
-    own = tarfile.TarInfo(name)
-    own.type, own.size = kind, size
-    return own.tobuf(tarfile.GNU_FORMAT)
 
 
 def test_headers_of_six_gigabytes_are_not_read(tmp_path: Path) -> None:
     packed = tmp_path / "it.tar"
-    for kind in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK):
+    for kind in (tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME):
+        own = tarfile.TarInfo("long")
+        own.type, own.size = kind, 6 << 30
         with packed.open("wb") as file:
-            file.write(_header("long", kind, 6 << 30))
+            file.write(own.tobuf(tarfile.GNU_FORMAT))
             file.truncate(6 << 30)  # a hole, which takes no place on the disk
         with refused("data.archive-damaged"):
             read_source(packed)
 
 
-def test_sparse_members_are_refused(tmp_path: Path) -> None:
-    good = tar_of(tmp_path / "it.tar", [tarfile.TarInfo(f"{name}/0.png") for name in "ab"]).read_bytes()
-    sparse = bytearray(_header("c/0.png", tarfile.GNUTYPE_SPARSE, 512))
-    sparse[386:410], sparse[483:495] = b"%011o\0%011o\0" % (0, 512), b"%011o\0" % (6 << 30)
-    sparse[148:156] = b"%06o\0 " % (256 + sum(sparse[:148]) + sum(sparse[156:]))
-    (tmp_path / "it.tar").write_bytes(bytes(sparse) + bytes(512) + good)
-    with refused("data.archive-sparse", "c/0.png"):
-        read_source(tmp_path / "it.tar")
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
-def test_pipes_are_no_archives(tmp_path: Path) -> None:
-    for name in ("it.zip", "it.tar"):
-        os.mkfifo(tmp_path / name)
-        with refused("data.file-not-regular"):
+def test_compressed_tars_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    for name in ("it.tgz", "it.tar.xz"):
+        with tarfile.open(tmp_path / name, f"w:{name[-2:]}") as made:  # type: ignore[call-overload]
+            made.add(photos.folder(tmp_path / "data", {"a": 2, "b": 2}), "")
+        with refused("data.archive-compressed"):
             read_source(tmp_path / name)
-
-
-@pytest.mark.parametrize("name", ["it.tar.gz", "it.tgz", "it.tar.bz2", "it.tar.xz"])
-def test_compressed_tars_are_refused_with_what_to_do(tmp_path: Path, name: str) -> None:
-    with tarfile.open(tmp_path / name, f"w:{name.rpartition('.')[2].replace('tgz', 'gz')}") as made:  # type: ignore[call-overload]
-        made.add(photos.folder(tmp_path / "data", {"a": 2, "b": 2}), "")
-    assert find_source(tmp_path / name).name == "archive"  # type: ignore[union-attr]
-    with refused("data.archive-compressed"):
-        read_source(tmp_path / name)
-
-
-def test_enormous_lists_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    members = {f"{name}/{i}.png": PICTURE.getvalue() for name in "ab" for i in range(6)}
-    packed = zip_of(tmp_path / "it.zip", members)
-    monkeypatch.setattr(archive, "_MAX_MEMBERS", 10)
-    with refused("data.archive-too-large", "10 members"):
-        read_source(packed)
-    packed = zip_of(tmp_path / "two.zip", members)
-    data = bytearray(packed.read_bytes())
-    struct.pack_into("<L", data, data.rindex(b"PK\5\6") + 12, 2**29)
-    packed.write_bytes(data)
-    with refused("data.archive-too-large"):
-        read_source(packed)

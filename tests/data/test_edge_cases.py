@@ -2,10 +2,7 @@
 
 import csv
 import json
-import os
-import re
 import socket
-import subprocess
 from collections.abc import Callable
 from html import unescape
 from pathlib import Path
@@ -17,8 +14,7 @@ import torch
 from PIL import Image
 
 import runs
-import warm
-from cli.conftest import Command, Outcome, vitkit
+from cli.conftest import Command, vitkit
 from photos import fingerprint, folder, noise, save, smooth
 from vitkit.classifier import Classifier
 from vitkit.data import EvaluationImages, ImageData, read_source
@@ -31,86 +27,30 @@ ORIENTATION = 0x0112
 ONCE = (*runs.FLAGS, "--epochs", "1")
 
 
-def colour(rgb: tuple[float, ...], seed: int, path: Path) -> Path:
-    pixels = np.array(rgb) + np.random.default_rng(seed).normal(0, 12, (16, 16, 3))
-    return save(Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)), path)
-
-
-def rows(text: str) -> list[dict[str, str]]:
-    return list(csv.DictReader(text.splitlines()))
-
-
-def split_of(run: Path) -> dict[str, dict[str, list[str]]]:
-    splits: dict[str, dict[str, list[str]]] = json.loads((run / "split.json").read_text())["splits"]
-    return splits
-
-
-def test_classes_that_are_small_differ_in_case_or_look_alike(vitkit: Command, tmp_path: Path) -> None:
-    counts = {"a": 12, "none": 0, "one": 1, "two": 2, "Two": 3, "\u00c4rger": 3}
-    data = folder(tmp_path / "photos", counts, 16, 16)
-    outcome = vitkit("train", data, *ONCE, "--out", tmp_path / "run")
-    assert outcome.code == 0, outcome.err
-    assert "none" in next(line for line in outcome.out.splitlines() if "class folder" in line)
-    assert "one (1), two (2)" in outcome.out
-    assert "class 'one' has 1 image, none of them in val or test" in outcome.out
-    assert "class 'two' has 2 images, none of them in val" in outcome.out
-    assert load(tmp_path / "run").classes == ("Two", "a", "one", "two", "\u00c4rger")
-    train = {name: len(images) for name, images in split_of(tmp_path / "run")["train"].items()}
-    assert (train["one"], train["two"]) == (1, 1)
-    folder(data, {"A\u0308rger": 3}, 16, 16)
-    outcome = vitkit("train", data, *ONCE, "--out", tmp_path / "other")
-    assert outcome.code == 2 and "look the same, and differ in U+" in outcome.err
-
-
-def test_three_images_in_all_are_enough_to_train_on(vitkit: Command, tmp_path: Path) -> None:
-    data = folder(tmp_path / "photos", {"a": 2, "b": 1}, 16, 16)
-    outcome = vitkit("train", data, *ONCE, "--out", tmp_path / "run")
-    assert outcome.code == 0, outcome.err
-    predicted = vitkit("predict", tmp_path / "run", data)
-    assert predicted.code == 0
-    assert {row["label"] for row in rows(predicted.out)} <= {"a", "b"}
-    assert vitkit("eval", tmp_path / "run").code == 0
-
-
-def test_numbered_classes_have_sorted_logits_and_predictions_of_the_right_name(vitkit: Command, tmp_path: Path) -> None:
-    palette = {str(k): (255 * (k % 3) / 2, 255 * (k // 3 % 2), 255 * (k // 6)) for k in range(12)}
-    for name, rgb in palette.items():
-        for i in range(5):
-            colour(rgb, 100 * int(name) + i, tmp_path / "photos" / name / f"{i}.png")
-    flags = ("--epochs", 12, "--lr", "0.01", "--color-jitter", 0, "--label-smoothing", 0, "--drop-path", 0)
-    outcome = vitkit("train", tmp_path / "photos", *runs.FLAGS, *flags, "--out", tmp_path / "run")
-    assert outcome.code == 0, outcome.err
-    assert load(tmp_path / "run").classes == ("0", "1", "10", "11", "2", "3", "4", "5", "6", "7", "8", "9")
-    unseen = [colour(rgb, 7000 + int(name), tmp_path / "new" / f"{name}.png") for name, rgb in palette.items()]
-    answers = rows(vitkit("predict", tmp_path / "run", *unseen).out)
-    right = [row for row in answers if row["label"] == Path(row["path"]).stem]
-    assert len(right) >= 11, answers
-    shown = vitkit("doctor", tmp_path / "photos").out
-    assert re.findall(r"^  (\d+) +5 ", shown, re.MULTILINE) == [str(k) for k in range(12)], "people count 2 before 10"
-
-
-NAMES = ("🐈 cat", 'it\'s "quoted"', "cost $5 $x^2$", "<b>bold", " spaced  out", "猫", "a&amp;b", "100%", "-rf")
+NAMES = ("🐈 cat", 'it\'s "quoted"', "cost $5 $x^2$", "<b>bold", " spaced  out", "猫", "a&amp;b", "-rf")
 
 
 @pytest.mark.usefixtures("drawn_pictures")
-def test_any_folder_name_is_a_class_name_and_no_html(vitkit: Command, tmp_path: Path) -> None:
+def test_any_folder_name_is_a_class_name_and_no_html_and_one_picture_a_class(vitkit: Command, tmp_path: Path) -> None:
     data, sizes = tmp_path / "photos", ((16, 16), (1, 400), (400, 1), (1, 1))  # hairs are pictures, too
     for k, name in enumerate(NAMES):
         for i, (width, height) in enumerate(sizes):
             save(noise(width, height, 10 * k + i), data / name / f"<i>{i}.png")
+    folder(data, {"one": 1, "none": 0}, 16, 16)
     outcome = vitkit("train", data, *ONCE, "--out", tmp_path / "run")
     assert outcome.code == 0, outcome.err
-    assert load(tmp_path / "run").classes == tuple(sorted(NAMES))
+    assert "none" in next(line for line in outcome.out.splitlines() if "class folder" in line)
+    assert "class 'one' has 1 image, none of them in val or test" in outcome.out
+    classes = sorted([*NAMES, "one"])
+    assert load(tmp_path / "run").classes == tuple(classes)
     indices = json.loads((tmp_path / "run" / "class_indices.json").read_text())
-    assert indices == {str(i): name for i, name in enumerate(sorted(NAMES))}
+    assert indices == {str(i): name for i, name in enumerate(classes)}
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert "<b>bold" not in page and "<i>" not in page and all(name in unescape(page) for name in NAMES)
-    answers = rows(vitkit("predict", tmp_path / "run", data).out)
-    assert len(answers) == 4 * len(NAMES)
-    assert {row["label"] for row in answers} <= set(NAMES)
+    answers = list(csv.DictReader(vitkit("predict", tmp_path / "run", data).out.splitlines()))
+    assert len(answers) == 4 * len(NAMES) + 1 and {row["label"] for row in answers} <= set(classes)
     checkup = vitkit("doctor", data, "-o", tmp_path / "page.html")
-    assert checkup.code == 0
-    assert all(name in checkup.out for name in NAMES)
+    assert checkup.code == 0 and all(name in checkup.out for name in NAMES)
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "<b>bold" not in page and "<i>" not in page
 
@@ -123,41 +63,14 @@ def test_copies_and_a_new_class_in_val_are_told_and_trained_all_the_same(vitkit:
             save(Image.open(data / "train" / name / f"{name}_{i}.png"), data / "val" / name / f"copy{i}.png")
     for i in range(3):
         save(noise(16, 16, 900 + i), data / "val" / "new" / f"{i}.png")
-    problem = "problem: 4 pictures are in more than one split (4 val images)"
-    outcome = vitkit("doctor", data)
-    assert outcome.code == 1 and problem in outcome.out
+    problem = "4 pictures are in more than one split (4 val images)"
     outcome = vitkit("train", data, *ONCE, "--out", tmp_path / "run")
     assert outcome.code == 0, outcome.err
-    assert (
-        problem in outcome.out and problem.removeprefix("problem: ") in (tmp_path / "run" / "report.html").read_text()
-    )
-    assert "class 'new' has 3 images, none of them in train, so the model cannot learn it" in outcome.out
+    assert problem in outcome.out and problem in (tmp_path / "run" / "report.html").read_text()
+    assert "class 'new' has 3 images, none of them in train" in outcome.out
     assert load(tmp_path / "run").classes == ("a", "b", "new")
     evaluated = json.loads(vitkit("eval", tmp_path / "run", "--json").out)
     assert evaluated["images"] == 3, "copies of what it was trained on are left out"
-
-
-def run_strictly(*arguments: object) -> Outcome:
-    """In a process whose output is UTF-8 and nothing else, as in most people's locale."""
-    environment = runs.environment() | {"PYTHONIOENCODING": "utf-8:strict"}
-    environment.pop("BLANK_PICTURES")
-    command = [warm.python(), "-c", "from vitkit.cli.app import main; main()", *map(str, arguments)]
-    done = subprocess.run(command, env=environment, capture_output=True)
-    return Outcome(done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"))
-
-
-def test_file_names_that_are_not_utf8_can_be_examined_and_trained_on(tmp_path: Path) -> None:
-    data = folder(tmp_path / "photos", {"a": 6, "b": 6}, 16, 16)
-    (data / "a" / os.fsdecode(b"caf\xe9.png")).write_text("not a picture")
-    save(noise(16, 16, 77), data / "b" / os.fsdecode(b"na\xefve.png"))
-    outcome = run_strictly("doctor", data, "-o", tmp_path / "page.html")
-    assert outcome.code == 0, outcome.err
-    assert "1 of 14 images is unreadable" in outcome.out
-    assert (tmp_path / "page.html").is_file()
-    outcome = run_strictly("train", data, *ONCE, "--out", tmp_path / "run")
-    assert outcome.code == 0, outcome.err
-    assert len(split_of(tmp_path / "run")["train"]["b"]) >= 1
-    assert (tmp_path / "run" / "report.html").is_file()
 
 
 def album(root: Path) -> Path:
@@ -182,27 +95,25 @@ def test_training_eval_predict_and_embed_see_the_same_pixels_to_the_bit(
     runs.photos(tmp_path / "photos" / "train", images=2)
     seen: list[torch.Tensor] = []
 
-    def spied(home: Any, name: str, of: Callable[..., torch.Tensor]) -> None:
-        original = getattr(home, name)
+    def spied(name: str) -> None:
+        original = getattr(Classifier, name)
 
-        def spy(self: Any, *args: Any, **kwargs: Any) -> Any:
-            seen.append(of(*args).clone())
-            return original(self, *args, **kwargs)
+        def spy(self: Classifier, images: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            seen.append(images.clone())
+            return original(self, images, *args, **kwargs)
 
-        monkeypatch.setattr(home, name, spy)
+        monkeypatch.setattr(Classifier, name, spy)
 
-    batches = ImageData.val_batches
-    monkeypatch.setattr(ImageData, "val_batches", lambda self: [seen.append(b[0]) or b for b in batches(self)])  # type: ignore[func-returns-value]
-    spied(Classifier, "probabilities", lambda images: images)
-    spied(Classifier, "features", lambda images, *_: images)
-    seeing = Classifier.seeing
+    batches, seeing = ImageData.val_batches, Classifier.seeing
 
     def spied_seeing(self: Classifier) -> Callable[[Any], Any]:
         see = seeing(self)
         return lambda pixels: (seen.append(torch.from_numpy(pixels.copy())), see(pixels))[1]
 
+    monkeypatch.setattr(ImageData, "val_batches", lambda self: [seen.append(b[0]) or b for b in batches(self)])  # type: ignore[func-returns-value]
     monkeypatch.setattr(Classifier, "seeing", spied_seeing)
-
+    spied("probabilities")
+    spied("features")
     table = read_source(data)
     images = torch.stack([EvaluationImages(table, classifier.preprocess)[i][0] for i in range(len(table))])
     assert torch.equal(images, torch.stack([classifier.read(table.file(i)) for i in range(len(table))]))
@@ -255,7 +166,6 @@ def test_verbs_need_no_net_and_change_nothing(vitkit: Command, tmp_path: Path, m
         ("doctor", data, "-o", "page.html"),
         ("train", data, *ONCE, "--out", run),
         ("eval", run),
-        ("eval", run, data),
         ("predict", run, data, "-o", "out.csv"),
         ("embed", run, data, "-o", "out.npz"),
     )

@@ -1,6 +1,7 @@
 """Each sentence says how many in right grammar, names them, and is said only where it is true."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -53,29 +54,17 @@ UNREADABLE = {f"a/{i}.png": "truncated" for i in range(8)}
 @pytest.mark.parametrize(
     ("found", "lines"),  # of each line its severity, and what it must say
     [
-        (findings.check_files(table_of({"a": 2}), {}), []),
-        (findings.check_copies(SIX, []), []),
         (findings.check_search("altered", 0), []),
         (findings.check_classes(table_of({"a": 10, "b": 100})), []),
-        (findings.check_pictures(table_of({"a": 2}), [fact(), fact(mode="L")]), []),
         (findings.check_splits(table_of({"a": 2, "b": 2})), []),  # nothing is split yet
         (
-            findings.check_files(table_of({"a": 9}), {"a/0.png": "empty file"}),
-            [("warning", "1 of 9 images is", "a/0.png (empty file)")],
-        ),
-        (
-            findings.check_files(table_of({"a": 9}), UNREADABLE),
-            [("warning", "8 of 9 images are", "a/0.png (truncated)", "a/4.png", "and 3 more")],
-        ),
-        (
-            findings.check_files(table_of({"a": 2}, ignored={"not an image format": 3, "hidden": 1}), {}),
-            [("note", "4 other files are", "1 hidden, 3 not an image format")],
+            findings.check_files(table_of({"a": 9}, ignored={"not an image format": 3, "hidden": 1}), UNREADABLE),
+            [
+                ("warning", "8 of 9 images are", "a/0.png (truncated)", "a/4.png", "and 3 more"),
+                ("note", "4 other files"),
+            ],
         ),
         # Leaks count what is held out, and name two images of different splits; conflicts two of different classes.
-        (
-            findings.check_copies(SIX_SPLIT, [copies(0, 1, 2, kind="near", leak=True)]),
-            [("problem", "1 picture is in more than one split (1 val image)", "a/0.png = a/2.png (near)")],
-        ),
         (
             findings.check_copies(SIX_SPLIT, [copies(0, 2, leak=True), copies(1, 3, 4, kind="mirrored", leak=True)]),
             [("problem", "(1 test image and 1 val image)", "a/0.png = a/2.png; a/1.png = a/3.png (mirrored)")],
@@ -91,12 +80,10 @@ UNREADABLE = {f"a/{i}.png": "truncated" for i in range(8)}
             findings.check_copies(SIX, [copies(0, 1), copies(2, 3, kind="near"), copies(4, 5, kind="near")]),
             [("note", "3 pictures are", "(2 near, 1 exact)", "kept in one split")],
         ),
-        (findings.check_copies(table_of({"a": 6}, ("train",) * 6), [copies(0, 1)]), [("note", "1 picture is")]),
         (
             findings.check_search("exact", 1),
             [("warning", "too alike"), ("note", "1 image is the mirror", "--no-hflip")],
         ),
-        (findings.check_classes(table_of({"a": 9, "b": 10})), [("warning", "1 class has fewer than 10", "a (9)")]),
         (
             findings.check_classes(table_of({"a": 9, "b": 101, "c": 10}, empty=("none",)), unreadable=["broken"]),
             [
@@ -104,10 +91,6 @@ UNREADABLE = {f"a/{i}.png": "truncated" for i in range(8)}
                 ("warning", "a (9)"),
                 ("note", "101", "'b'", "9 of 'a'"),
             ],
-        ),
-        (
-            findings.check_classes(table_of({f"class {i}": 2 for i in range(7)})),
-            [("warning", "7 classes have", "class 0 (2), ", ", and 2 more")],
         ),
         (
             findings.check_splits(LACKS),
@@ -121,6 +104,7 @@ UNREADABLE = {f"a/{i}.png": "truncated" for i in range(8)}
             findings.check_pictures(table_of({"a": 4}), ODD),
             [("note", "3 images are", "2 RGBA, 1 CMYK"), ("note", "1 file"), ("note", "2 images", "a/0.png, a/3.png")],
         ),
+        (findings.check_pictures(table_of({"a": 1}), [replace(fact(), doubt="dark")]), [("warning", "a/0.png (dark)")]),
     ],
 )
 def test_findings_say_how_many_and_which(found: Iterable[findings.Finding], lines: list[tuple[str, ...]]) -> None:
@@ -130,18 +114,11 @@ def test_findings_say_how_many_and_which(found: Iterable[findings.Finding], line
         assert [word for word in said if word not in finding.text] == [], finding.text
 
 
-@pytest.mark.parametrize(
-    ("ending", "form", "fits"),
-    [
-        *((ending, "JPEG", True) for ending in ("jpg", "JPEG", "jpe", "jfif", "mpo")),
-        *(("jpg", "MPO", True), ("tif", "TIFF", True), ("tiff", "TIFF", True), ("png", "PNG", True)),
-        *(("heic", "HEIF", True), ("pgm", "PPM", True), ("webp", "WEBP", True), ("avif", "AVIF", True)),
-        *(("gif", "GIF", True), ("bmp", "BMP", True), ("dat", "PNG", True), ("", "JPEG", True)),
-        *(("jpg", "PNG", False), ("png", "JPEG", False), ("gif", "WEBP", False), ("tif", "BMP", False)),
-    ],
-)
-def test_a_name_fits_its_format(ending: str, form: str, fits: bool) -> None:
-    assert (told(findings.check_pictures(table_of({"a": 1}, endings=ending), [fact(form=form)])) == []) == fits
+def test_a_name_fits_its_format() -> None:
+    fitting = [("jfif", "JPEG"), ("jpg", "MPO"), ("tiff", "TIFF"), ("heic", "HEIF"), ("pgm", "PPM"), ("dat", "PNG")]
+    for ending, form in (*fitting, ("jpg", "PNG"), ("gif", "WEBP")):
+        found = list(findings.check_pictures(table_of({"a": 1}, endings=ending), [fact(form=form)]))
+        assert bool(found) == ((ending, form) not in fitting)
 
 
 def simulated(preprocess: Preprocess, width: int, height: int) -> float:
@@ -184,8 +161,8 @@ def test_what_is_kept_is_what_the_models_pixels_show(
 @pytest.mark.parametrize(
     ("fit", "shape", "crop_pct"),
     [
-        *(("crop", (100, 100), 0.6), ("crop", (150, 100), 0.875), ("crop", (100, 250), 1.0), ("crop", (400, 100), 0.6)),
-        *(("squash_crop", (100, 250), 0.6), ("squash_crop", (400, 100), 0.875), ("squash_crop", (150, 100), 1.0)),
+        *(("crop", (100, 100), 0.6), ("crop", (150, 100), 0.875), ("crop", (100, 250), 1.0)),
+        *(("squash_crop", (100, 250), 0.6), ("squash_crop", (150, 100), 1.0)),
     ],
 )
 def test_the_crop_is_warned_of_if_it_loses_more_than_half(fit: str, shape: tuple[int, int], crop_pct: float) -> None:

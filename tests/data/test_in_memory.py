@@ -43,14 +43,9 @@ SAME: dict[str, Callable[[], Any]] = {
     "PIL": lambda: smooth(40, 30),
     "array": pixels,
     "floats": lambda: pixels().astype(np.float32) / 255,
-    "float64": lambda: pixels() / 255,
     "opacity": lambda: np.asarray(smooth(40, 30).convert("RGBA")),
-    "strided": lambda: pixels()[::-1][::-1],
-    "tensor": as_tensor,
     "float tensor": lambda: as_tensor() / 255,
-    "float16 tensor": lambda: (as_tensor() / 255).double().half().float(),
     "one of four axes": lambda: pixels()[None],
-    "list": lambda: [pixels()],
     "generator": lambda: (own for own in [as_tensor()]),
     "with a gradient": lambda: (as_tensor() / 255).requires_grad_(),
 }
@@ -67,19 +62,25 @@ def test_a_picture_in_memory_is_answered_as_its_file(asked: Classifier, photo: P
     assert np.array_equal(vector, vitkit.embed(asked, photo).features[0])
 
 
-@pytest.mark.parametrize("make", [pixels, as_tensor, lambda: smooth(40, 30), lambda: as_tensor() / 255])
-def test_it_is_explained_and_read_as_its_file(asked: Classifier, photo: Path, make: Callable[[], Any]) -> None:
-    assert torch.equal(asked.read(make()), asked.read(photo))
-    expected, found = asked.explain(photo, "gradient"), asked.explain(make(), "gradient")
-    assert found.path is None and found.ranking == expected.ranking
-    assert np.array_equal(found.maps["gradient"], expected.maps["gradient"])
+def test_it_is_explained_and_read_as_its_file(asked: Classifier, photo: Path) -> None:
+    expected = asked.explain(photo, "gradient")
+    for picture in (pixels(), as_tensor(), smooth(40, 30), as_tensor() / 255):
+        assert torch.equal(asked.read(picture), asked.read(photo))
+        found = asked.explain(picture, "gradient")
+        assert found.path is None and found.ranking == expected.ranking
+        assert np.array_equal(found.maps["gradient"], expected.maps["gradient"])
+    for source in (5, None, ["a"], {"a": 1}, io.BytesIO(b"x")):
+        with refused("text.type-wrong"):
+            asked.explain(source)  # type: ignore[arg-type]
+    (row,) = asked.predict(photo)
+    for paths in (np.array([str(photo)]), (path for path in [photo])):
+        assert next(asked.predict(paths)).ranking == row.ranking
 
 
 def test_grey_is_grey(asked: Classifier) -> None:
     grey = smooth(40, 30).convert("L")
     (expected,) = asked.predict(grey)
-    shapes = (np.asarray(grey), np.asarray(grey)[:, :, None], torch.tensor(np.asarray(grey)[None]))
-    for same in (*shapes, torch.tensor(np.asarray(grey)), np.asarray(grey) / 255):
+    for same in (np.asarray(grey)[:, :, None], torch.tensor(np.asarray(grey)[None]), np.asarray(grey) / 255):
         assert next(asked.predict(same)).ranking == expected.ranking
 
 
@@ -113,20 +114,16 @@ def test_a_picture_that_cannot_be_read_is_a_row_with_its_reason(asked: Classifie
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], ...]] = {
-    "data.source-type": (
-        *(lambda: b"\x89PNG", lambda: io.BytesIO(b"x"), lambda: 5, lambda: None, lambda: {"a": 1}),
-        *(lambda: [5], lambda: [b"x"]),
-    ),
+    "data.source-type": (*(lambda: b"\x89PNG", lambda: 5, lambda: None, lambda: {"a": 1}, lambda: [b"x"]),),
     "text.path-empty": (lambda: "",),
     "text.path-invalid": (lambda: ["a\0b"],),
     "data.image-shape": (
         *(lambda: np.zeros(4, np.uint8), lambda: np.zeros((3, 8, 8), np.uint8), lambda: np.zeros((8, 8, 2), np.uint8)),
-        *(lambda: np.zeros((0, 8, 3), np.uint8), lambda: np.zeros((1, 1, 8, 8, 3), np.uint8)),
+        lambda: np.zeros((0, 8, 3), np.uint8),
         lambda: torch.zeros(8, 8, 3, dtype=torch.uint8),
     ),
     "data.image-values": (
-        *(lambda: np.zeros((8, 8, 3), np.int64), lambda: np.zeros((8, 8), np.uint16)),
-        *(lambda: torch.zeros(1, 8, 8, dtype=torch.bool), lambda: np.zeros((8, 8), np.complex64)),
+        *(lambda: np.zeros((8, 8), np.uint16), lambda: torch.zeros(1, 8, 8, dtype=torch.bool)),
         *(lambda: torch.full((3, 8, 8), -1.5), lambda: np.full((8, 8, 3), 200.0), lambda: np.full((8, 8, 3), np.nan)),
         lambda: torch.zeros(3, 8, 8, device="meta"),
     ),
@@ -144,16 +141,3 @@ def test_what_is_no_picture_is_refused(asked: Classifier, code: str, make: Calla
         with refused(code):
             list(asked.predict(make()))
     assert not FILES.is_dir() or len(list(FILES.iterdir())) <= opened
-
-
-def test_what_is_explained_is_a_path_a_files_content_or_a_picture(asked: Classifier) -> None:
-    sources: tuple[Any, ...] = (5, None, 1.5, object(), ["a"], {"a": 1}, io.BytesIO(b"x"))
-    for source in sources:
-        with refused("text.type-wrong"):
-            asked.explain(source)
-
-
-def test_paths_may_be_in_an_array(asked: Classifier, photo: Path) -> None:
-    (expected,) = asked.predict(photo)
-    for paths in (np.array([str(photo)]), np.array([photo], dtype=object), (path for path in [photo])):
-        assert next(asked.predict(paths)).ranking == expected.ranking

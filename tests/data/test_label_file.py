@@ -1,9 +1,8 @@
 """What people said of labels is kept exactly, whatever files and classes are called, or refused with its line."""
 
 import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -25,16 +24,12 @@ def pairs(file: Path) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     "content",
     [
-        "path,label\na/1.jpg,rose\nb/2.jpg,\n",
-        "\ufeffpath,label\r\na/1.jpg,rose\r\nb/2.jpg,\r\n",  # Excel, "CSV UTF-8"
         "\ufeffpath;label\r\na/1.jpg;rose\r\nb/2.jpg;\r\n",  # Excel where the comma is a decimal mark
         "path\tlabel\na/1.jpg\trose\nb/2.jpg\t\n",
         'Path,Label\n"a/1.jpg","rose"\n\n"b/2.jpg",""\n',
         "path,label,previous,when\na/1.jpg,rose,tulip,2026-11-22\nb/2.jpg,,rose,\n",
-        "label,file\nrose,a/1.jpg\n,b/2.jpg\n",
-        "path,label\na/1.jpg,rose\nb/2.jpg,",
+        "label,file\nrose,a/1.jpg\n,b/2.jpg",
         "path,label,,\r\na/1.jpg,rose,,\r\nb/2.jpg,,,\r\n",  # Excel, after columns were emptied
-        "\ufeffsep=;\r\npath;label\r\na/1.jpg;rose\r\nb/2.jpg;\r\n",
         "sep=|\npath|label||\na/1.jpg|rose||\nb/2.jpg|||\n",
     ],
 )
@@ -45,25 +40,17 @@ def test_what_people_and_spreadsheets_write(tmp_path: Path, content: str) -> Non
 @pytest.mark.parametrize(
     ("content", "code", "named"),
     [
-        ("", "data.columns-missing", ""),
         ("path\n1.jpg\n", "data.columns-missing", ""),
-        ("sep=;\n", "data.columns-missing", ""),
         ("path,label,label\n1.jpg,a,b\n", "data.columns-missing", ""),
-        ("path,label\n1.jpg,a\n,b\n", "data.path-empty", "line 3"),
         ("sep=;\npath;label\n1.jpg;a\n;b\n", "data.path-empty", "line 4"),
         ("path,label\n1.jpg,a\n2.jpg\n", "data.label-missing", "line 3"),
         ('path,label\n1.jpg,a\n"2.jpg,b\n3.jpg,c\n', "data.csv-damaged", "line 3"),
         ('path,label\n1.jpg,"a\n2.jpg,b\n3.jpg,c"\n', "data.csv-quote", "line 2"),
-        ("path;label\n1.jpg;a;b\n", "data.cells-too-many", "line 2"),
         ("path,label,,\n1.jpg,a,,rose\n", "data.cells-too-many", "line 2"),
-        ("sep=;\npath;label\n1.jpg;a;b\n", "data.cells-too-many", "line 3"),
         ("path,label\n1.jpg,caf\xe9\n".encode("latin-1"), "data.csv-encoding", "line 2"),
-        ("path,label\n1.jpg,a\n".encode("utf-16"), "data.csv-encoding", "UTF-16"),
         ("path,label\n1.jpg,a\n".encode("utf-16-le"), "data.csv-encoding", "UTF-16"),
         ("path,label\n1.jpg,a\n".encode("utf-32"), "data.csv-encoding", "UTF-32"),
-        ("path,label\n1.jpg,a\n".encode("utf-32-be"), "data.csv-encoding", "UTF-32"),
         ("path,label\n1.jpg,a\x00b\n", "data.null-byte", "line 2"),
-        ("path,label,split\n1.jpg,a,train\n", "data.columns-unexpected", "'split'"),
         ("path,label,confidence,error\n1.jpg,a,0.9,\n", "data.columns-unexpected", "'confidence', 'error'"),
         # A copy of half a file, beside which nothing tells that it was cut off.
         ("path,label,previous,when,proposed_by\n1.jpg,a,,,\n2.jpg,ros", "data.labels-cut-off", "line 3"),
@@ -77,21 +64,12 @@ def test_what_is_unclear_is_refused_with_its_line(tmp_path: Path, content: str |
 def test_what_is_no_file_is_refused_and_pipes_are_not_waited_for(tmp_path: Path) -> None:
     file = tmp_path / "labels.csv"
     os.mkfifo(file)
-    for other in (file, tmp_path / "none.csv", tmp_path, Path("/dev/zero")):
+    for other in (file, tmp_path / "none.csv", tmp_path):
         with refused("data.labels-unreadable", str(other)):
             read_labels(other)
-    for call in (lambda: add_edits(file, [Edit("1", "a")]), lambda: undo_edits(file)):
-        with refused("data.labels-unreadable"):
-            call()
+    with refused("data.labels-unreadable"):
+        add_edits(file, [Edit("1", "a")])
     assert labels_so_far(tmp_path / "none.csv").edits == ()
-
-
-def test_doubtful_labels_of_a_run_are_known_as_such(tmp_path: Path) -> None:
-    file = written(tmp_path, "path,label,suggested,score\n1.jpg,a,b,0.9\n")
-    assert read_labels(file).has_suspects
-    with refused("data.labels-read-only"):
-        add_edits(file, [Edit("1.jpg", "b")])
-    assert file.read_text() == "path,label,suggested,score\n1.jpg,a,b,0.9\n"
 
 
 def test_names_that_look_like_formulas_or_commands_are_kept_and_harmless(tmp_path: Path) -> None:
@@ -141,36 +119,11 @@ def test_a_name_that_cannot_be_kept_changes_nothing(tmp_path: Path) -> None:
     assert [own.name for own in tmp_path.iterdir()] == ["labels.csv"]
 
 
-def test_reading_a_label_file_loads_nothing_heavy(tmp_path: Path) -> None:
-    """A page that shows one must open at once."""
-    written(tmp_path, "path,label\n1.jpg,a\n")
-    code = (
-        "import sys\nfrom vitkit.data.labels import read_labels\n"
-        f"read_labels({str(tmp_path / 'labels.csv')!r})\n"
-        "assert not {'torch', 'numpy', 'PIL'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-def test_a_row_is_added_and_the_others_stay_as_they_are(tmp_path: Path) -> None:
-    file = tmp_path / "labels.csv"
-    file.symlink_to("shared.csv")
-    add_edits(file, [Edit(f"{i}.jpg", "a") for i in range(3)])
-    before = file.read_bytes()
-    (made,) = add_edits(file, [Edit("3.jpg", "b", "a", proposed_by="run-1")])
-    assert file.read_bytes().startswith(before)
-    assert read_labels(file).edits[-1] == made
-    undo_edits(file)
-    assert file.read_bytes() == before and file.is_symlink()
-
-
 @pytest.mark.parametrize(
     "content",
     [
-        "path,label\na/1.jpg,rose\n",
         "\ufeffpath;label;previous;when;proposed_by\r\na/1.jpg;rose;;;\r\n",
-        "path,label,previous,when\na/1.jpg,rose,tulip,2026-11-22\n",
-        "path,label,previous,when,proposed_by\na/1.jpg,rose,,,",
+        "path,label,previous,when\na/1.jpg,rose,tulip,2026-11-22",
         'path,label,previous,when,proposed_by\na/1.jpg,rose,"a ""b""",,\n',
     ],
 )
@@ -185,14 +138,16 @@ def test_rows_are_added_to_a_file_of_any_form(tmp_path: Path, content: str) -> N
     assert [own.proposed_by for own in after.edits] == ["", "run-1", "run-1"]
 
 
-def test_what_was_known_is_not_read_again(tmp_path: Path) -> None:
+def test_what_was_known_is_neither_read_nor_formatted_again(tmp_path: Path) -> None:
     file = tmp_path / "labels.csv"
+    file.symlink_to("shared.csv")
     add_edits(file, [Edit("1.jpg", "a"), Edit("x\ny.jpg", "a")])
-    known = read_labels(file)
+    known, before = read_labels(file), file.read_bytes()
     assert read_labels(file, known) is known
-    add_edits(file, [Edit("2.jpg", "b")])
+    (made,) = add_edits(file, [Edit("2.jpg", "b", "a", proposed_by="run-1")])
+    assert file.read_bytes().startswith(before) and file.is_symlink()
     more = read_labels(file, known)
-    assert more == read_labels(file)
+    assert more == read_labels(file) and more.edits[-1] == made
     assert more.edits[0] is known.edits[0], "it was read a second time"
     add_edits(file, [Edit("3.jpg", "b")])
     undo_edits(file, known=more)
@@ -218,17 +173,19 @@ def test_a_full_disk_leaves_the_rows_as_they_were(tmp_path: Path, monkeypatch: p
 def test_processes_that_add_and_one_that_reads_meet_whole_steps(tmp_path: Path) -> None:
     file = tmp_path / "labels.csv"
     add_edits(file, [Edit("first.jpg", "a")])
-    code = (
-        "import sys\nfrom vitkit.data.labels import Edit, add_edits\n"
-        "for n in range(10):\n"
-        "    add_edits(sys.argv[1], [Edit(f'{sys.argv[2]}-{n}-{i}.jpg', 'a' * 200) for i in range(30)])\n"
-    )
-    writers = [subprocess.Popen([sys.executable, "-c", code, str(file), str(i)]) for i in range(2)]
+
+    def write(name: str) -> None:
+        for n in range(10):
+            add_edits(file, [Edit(f"{name}-{n}-{i}.jpg", "a" * 200) for i in range(30)])
+
+    writers = [get_context("fork").Process(target=write, args=(name,)) for name in "ab"]
+    for process in writers:
+        process.start()
     known = read_labels(file)
-    while any(own.poll() is None for own in writers):
+    while any(process.is_alive() for process in writers):
         known = read_labels(file, known)
         assert len(known.edits) % 30 == 1
-    assert [own.returncode for own in writers] == [0, 0]
+    assert [process.exitcode for process in writers] == [0, 0]
     assert len(read_labels(file).edits) == 1 + 2 * 10 * 30
 
 
@@ -251,6 +208,10 @@ def test_who_proposed_a_label_survives_a_spreadsheet_and_is_known_of_edited_doub
     assert [own.proposed_by for own in read_labels(again).edits] == ["run-1", "", ""]
     rows = "1.jpg,b,b,0.9\n2.jpg,,b,0.9\n3.jpg,c,b,0.9\n4.jpg,a,b,0.9\n5.jpg,d,,\n"
     doubts = written(tmp_path, f"path,label,suggested,score\n{rows}")
+    assert read_labels(doubts).has_suspects
+    with refused("data.labels-read-only"):
+        add_edits(doubts, [Edit("1.jpg", "b")])
+    assert doubts.read_text().endswith(rows)
     assert [own.proposed_by for own in read_labels(doubts).edits] == ["labels.csv", "labels.csv", "", "", ""]
 
 

@@ -38,111 +38,61 @@ def of(*splits: str) -> dict[tuple[str | None, str], int]:
     return {(split, name): 5 if split == "train" else 2 for split in splits for name in ("cat", "dog")}
 
 
-PLAIN = {(None, "cat"): 5, (None, "dog"): 5}
+AS_CLASSES = {  # each folder is a class, with all that is in it
+    "classes": {"cat": 5, "dog": 5},
+    "classes of nested folders": {"cat/2023/may": 2, "cat/indoors": 3, "dog/park": 5},
+    "class folders with images and folders": {"cat": 4, "cat/more": 1, "dog": 4, "dog/more": 1},
+    "a class called train": {"bus": 3, "car": 3, "train": 3},
+    "classes that contain such words": {"trainer": 3, "contest": 3, "device": 3, "test_val": 3, "test tubes": 1},
+    "a class called train, of nested folders": {"bus/city": 3, "car/sports": 3, "train/steam": 2, "train/diesel": 1},
+    "a class called train, with images and folders": {"bus": 3, "train": 2, "train/steam": 1},
+}
+INTEL = both(("seg_train/seg_train", "train"), ("seg_test/seg_test", "test")) | {"seg_pred/seg_pred": 7}
+IN_SPLITS = {  # cat and dog in train and in test
+    "capitals": both(("Training", "train"), ("Testing", "test")),
+    "train and eval": both(("train", "train"), ("eval", "test")),
+    "Intel Image": INTEL,
+    "twice in a wrapper": both(("archive/training_set/training_set", "train"), ("archive/test_set/test_set", "test")),
+    "words between": both(("Train Images", "train"), ("Test Images", "test")),
+    "a name of its own": both(("pets_train", "train"), ("pets_test", "test")),
+    "trainval": both(("trainval", "train"), ("test", "test")),
+    "images within": both(("train/images", "train"), ("test/images", "test")),
+    "nested classes": {"train/cat/a": 3, "train/cat/b": 2, "train/dog": 5, "test/cat/c": 2, "test/dog": 2},
+    "images in every class": {"train/cat/images": 5, "train/dog/img": 5, "test/cat/images": 2, "test/dog": 2},
+    "class first": {"cat/train": 5, "dog/train": 5, "cat/test": 2, "dog/test": 2},
+}
 UNDERSTOOD: dict[str, tuple[dict[str, int], dict[tuple[str | None, str], int]]] = {
-    "classes": ({"cat": 5, "dog": 5}, PLAIN),
-    "classes in a wrapper": ({"pets/cat": 5, "pets/dog": 5}, PLAIN),
-    "classes in two wrappers": ({"archive/pets/cat": 5, "archive/pets/dog": 5}, PLAIN),
-    "classes of nested folders": ({"cat/2023/may": 2, "cat/indoors": 3, "dog/park": 5}, PLAIN),
-    "class folders with images and folders": ({"cat": 4, "cat/more": 1, "dog": 4, "dog/more": 1}, PLAIN),
-    "train and val": (both(("train", "train"), ("val", "val")), of("train", "val")),
+    **{
+        name: (folders, dict(sum((Counter({(None, own.split("/")[0]): n}) for own, n in folders.items()), Counter())))
+        for name, folders in AS_CLASSES.items()
+    },
+    **{name: (folders, of("train", "test")) for name, folders in IN_SPLITS.items()},
+    "classes in a wrapper": ({"pets/cat": 5, "pets/dog": 5}, {(None, "cat"): 5, (None, "dog"): 5}),
     "train, valid, test": (both(("train", "train"), ("valid", "val"), ("test", "test")), of("train", "val", "test")),
-    "capitals": (both(("Training", "train"), ("Testing", "test")), of("train", "test")),
-    "all capitals": (both(("TRAIN", "train"), ("VALIDATION", "val")), of("train", "val")),
-    "train and dev": (both(("train", "train"), ("dev", "val")), of("train", "val")),
-    "train and eval": (both(("train", "train"), ("eval", "test")), of("train", "test")),
     "train, eval and test": (both(("train", "train"), ("eval", "val"), ("test", "test")), of("train", "val", "test")),
-    "train, val and eval": (both(("train", "train"), ("val", "val"), ("eval", "test")), of("train", "val", "test")),
-    "seg": (both(("seg_train", "train"), ("seg_test", "test")), of("train", "test")),
-    "Intel Image": (
-        both(("seg_train/seg_train", "train"), ("seg_test/seg_test", "test")) | {"seg_pred/seg_pred": 7},
-        of("train", "test"),
-    ),
-    "training_set twice in a wrapper": (
-        both(("archive/training_set/training_set", "train"), ("archive/test_set/test_set", "test")),
-        of("train", "test"),
-    ),
-    "chest x-ray": (
-        both(("x/train", "train"), ("x/val", "val"), ("x/test", "test")) | {"x/__MACOSX/train/cat": 3},
-        of("train", "val", "test"),
-    ),
-    "camel case": (both(("TrainSet", "train"), ("TestSet", "test")), of("train", "test")),
-    "words between": (both(("Train Images", "train"), ("Test Images", "test")), of("train", "test")),
-    "years": (both(("train2017", "train"), ("val2017", "val")), of("train", "val")),
-    "a name of its own": (both(("pets_train", "train"), ("pets_test", "test")), of("train", "test")),
-    "trainval": (both(("trainval", "train"), ("test", "test")), of("train", "test")),
-    "train_val": (both(("train_val", "train"), ("test", "test")), of("train", "test")),
-    "images within": (both(("train/images", "train"), ("test/images", "test")), of("train", "test")),
-    "nested classes": (
-        {"train/cat/a": 3, "train/cat/b": 2, "train/dog": 5, "test/cat/c": 2, "test/dog": 2},
-        of("train", "test"),
-    ),
-    "train alone": (both(("train", "train")), of("train")),
+    "chest x-ray": (both(("x/train", "train"), ("x/val", "val")) | {"x/__MACOSX/train/cat": 3}, of("train", "val")),
     "train and unlabelled test": (both(("train", "train")) | {"test": 9}, of("train")),
-    "tiny-imagenet": (
-        {"train/cat/images": 5, "train/dog/images": 5, "val/images": 4, "test/images": 4},
-        {("train", "cat"): 5, ("train", "dog"): 5},
-    ),
-    "images in every class": (
-        {"train/cat/images": 5, "train/dog/img": 5, "test/cat/images": 2, "test/dog": 2},
-        of("train", "test"),
-    ),
-    "ASL alphabet": (
-        both(("asl_alphabet_train/asl_alphabet_train", "train")) | {"asl_alphabet_test/asl_alphabet_test": 9},
-        of("train"),
-    ),
-    "val and test without train": (both(("val", "val"), ("test", "test")), of("val", "test")),
+    "tiny-imagenet": ({"train/cat/images": 5, "train/dog/images": 5, "val/images": 4, "test/images": 4}, of("train")),
+    "ASL alphabet": (both(("asl_train/asl_train", "train")) | {"asl_test/asl_test": 9}, of("train")),
     "test alone": (both(("test", "test")), of("test")),
-    "class first": ({"cat/train": 5, "dog/train": 5, "cat/test": 2, "dog/test": 2}, of("train", "test")),
-    "class first with validation": (
-        {f"{name}/{split}": n for name in ("cat", "dog") for split, n in (("Train", 5), ("Valid", 2), ("Test", 2))},
-        of("train", "val", "test"),
-    ),
-    "a class called train": (
-        {"bus": 3, "car": 3, "train": 3},
-        {(None, "bus"): 3, (None, "car"): 3, (None, "train"): 3},
-    ),
-    "a class called dev": ({"dev": 3, "staging": 3}, {(None, "dev"): 3, (None, "staging"): 3}),
-    "classes that contain such words": (
-        {"trainer": 3, "contest": 3, "device": 3, "test_val": 3},
-        dict.fromkeys(((None, name) for name in ("trainer", "contest", "device", "test_val")), 3),
-    ),
-    "a class called train, of nested folders": (
-        {"bus/city": 3, "car/sports": 3, "train/steam": 2, "train/diesel": 1},
-        {(None, "bus"): 3, (None, "car"): 3, (None, "train"): 3},
-    ),
-    "a class called train, with images and folders": (
-        {"bus": 3, "train": 2, "train/steam": 1},
-        {(None, "bus"): 3, (None, "train"): 3},
-    ),
-    "classes with such words": (
-        {"test tubes": 1, "train stations": 2, "running shoes": 3},
-        {(None, "test tubes"): 1, (None, "train stations"): 2, (None, "running shoes"): 3},
-    ),
     "a class train within splits": (
-        {f"{split}/{name}": 5 if split == "train" else 2 for split in ("train", "val") for name in ("bus", "train")},
+        {"train/bus": 5, "train/train": 5, "val/bus": 2, "val/train": 2},
         {("train", "bus"): 5, ("train", "train"): 5, ("val", "bus"): 2, ("val", "train"): 2},
     ),
 }
 LABELLED = ("cat", "dog")
 UNCLEAR: dict[str, dict[str, int]] = {  # layouts that could be read in more than one way
     "folds": {f"fold{k}/{name}": 3 for k in (1, 2) for name in LABELLED},
-    "folds, one incomplete": {"fold1/cat": 3, "fold1/dog": 3, "fold2/cat": 3},
     "folds in capitals": {"a/Cat": 3, "a/Dog": 3, "b/cat": 3, "b/dog": 3},
     "folds deeper down": {"a/x/cat": 1, "a/x/dog": 1, "b/y/cat": 1, "b/y/dog": 1},
     "folds beside a sample": {"a/cat": 1, "a/dog": 1, "b/cat": 1, "b/dog": 1, "sample": 4},
-    "folds within splits": {f"{s}/fold{k}/{name}": 1 for s in ("train", "test") for k in (1, 2) for name in LABELLED},
-    "train in parts": {f"train{k}/{name}": 3 for k in (1, 2) for name in LABELLED},
     "a test split by another name": both(("train", "train"), ("holdout", "test")),
     "classes by another name": {"training": 3, "testing": 3},
     "splits without class folders": {"train": 3, "val": 3, "test": 3},
     "splits of each class, side by side": {f"{name}_{split}": 3 for name in LABELLED for split in ("train", "test")},
     "test with classes, train without": both(("test", "test")) | {"train": 9},
     "train twice": both(("train", "train"), ("training", "train"), ("test", "test")),
-    "two data sets": both(("a_train", "train"), ("a_test", "test"), ("b_train", "train"), ("b_test", "test")),
     "side by side": both(("a/train", "train"), ("a/test", "test"), ("b/train", "train"), ("b/test", "test")),
-    "plant disease": both(("New/New/train", "train"), ("New/New/valid", "val")) | {"test/test": 9},
-    "train of flat classes beside": {"bus": 3, "car": 3, "train/steam": 3, "train/diesel": 3},
     "splits in a split": both(("train/train", "train"), ("train/val", "val"), ("test", "test")),
     "other classes in test": {"train/cat": 3, "train/dog": 3, "test/bus": 3, "test/car": 3},
     "classes by year": {f"{name}/{year}": 2 for name in LABELLED for year in (2023, 2024)},
@@ -201,19 +151,11 @@ def test_the_layout_can_be_said(
 
 
 def test_the_line_says_what_is_where_and_what_is_left_out_is_counted(tmp_path: Path) -> None:
-    table = read_source(planted(tmp_path / "intel", UNDERSTOOD["Intel Image"][0]))
-    for folder in ("seg_train/seg_train/", "seg_test/seg_test/", "left out: seg_pred/"):
-        assert folder in table.layout
+    table = read_source(planted(tmp_path / "intel", INTEL))
+    assert "left out: seg_pred/" in table.layout
     assert table.ignored == {"folder seg_pred beside the splits": 1}
     wrapped = read_source(planted(tmp_path / "wrapped", {"pets/cat": 1, "pets/dog": 2}))
     assert wrapped.layout.endswith("in pets/") and wrapped.root == tmp_path / "wrapped"
-    three = planted(tmp_path / "three", {f"{split}/{c}": 2 for split in ("train", "val", "holdout") for c in LABELLED})
-    table = read_source(three)
-    assert len(table) == 8 and any("holdout" in reason for reason in table.ignored)
-    files = planted(tmp_path / "files", both(("pets/train/train", "train"), ("pets/test", "test")))
-    for folder in (".", "pets", "pets/train", "pets/train/train", "pets/test"):
-        (files / folder / "readme.txt").touch()
-    assert read_source(files).ignored == {"outside the class folders": 5}
 
 
 @given(

@@ -1,6 +1,5 @@
 """Lists as other programs write them: whatever could change the result is read, or refused with what to do."""
 
-import os
 from itertools import product
 from pathlib import Path
 
@@ -38,10 +37,7 @@ def labels_of(table: ImageTable) -> list[str]:
     return [table.name_of(i) for i in range(len(table))]
 
 
-@pytest.mark.parametrize(
-    "title",
-    ["split", "Split", "set", "Usage", "data set", "data_split", "phase", "fold", "mode", "tvt", "Zweck", "train/test"],
-)
+@pytest.mark.parametrize("title", ["split", "Usage", "data set", "data_split", "fold", "tvt", "Zweck", "train/test"])
 def test_a_column_of_splits_is_read_under_any_title(tmp_path: Path, title: str) -> None:
     table = read_source(with_column(tmp_path, title, ["train"] * 3 + ["test"] * 3, "tsv" if len(title) % 2 else "csv"))
     assert table.splits == ("train",) * 3 + ("test",) * 3
@@ -52,9 +48,7 @@ def test_a_column_of_splits_is_read_under_any_title(tmp_path: Path, title: str) 
 @pytest.mark.parametrize(
     ("title", "values", "code", "named"),
     [
-        ("split", ["0", "1", "2"] * 2, "data.split-invalid", "line 2"),
         ("partition", ["0", "1", "2"] * 2, "data.split-invalid", "line 2"),
-        ("subset", ["train", "test", "holdout"] * 2, "data.split-invalid", "line 4"),
         ("phase", ["train", "test", "extra"] * 2, "data.split-invalid", "line 4"),
         ("set", ["train", "test", "", "", "", ""], "data.split-missing", "4 of 6"),
         ("test", ["0", "1"] * 3, "data.column-ambiguous", "is_test"),
@@ -73,13 +67,10 @@ def test_splits_that_are_not_understood_are_refused(
     ("title", "values", "splits"),
     [
         ("Usage", ["Training", "PublicTest", "PrivateTest"], ("train", "val", "test")),
-        ("Usage", ["training", "valid", "testing"], ("train", "val", "test")),
         ("Usage", ["TRAIN", "dev", "eval"], ("train", "val", "test")),
         ("Usage", ["train", "eval", "test"], ("train", "val", "test")),
-        ("Usage", ["tr", "va", "te"], ("train", "val", "test")),
-        ("Usage", ["train_set", "Validation Set", "testset"], ("train", "val", "test")),
+        ("Usage", ["train_set", "Validation Set", "te"], ("train", "val", "test")),
         ("Usage", ["Public", "Private", "Private"], ("val", "test", "test")),
-        ("is_train", ["1", "0"], ("train", "test")),
         ("is_training_image", ["True", "False"], ("train", "test")),
         ("is_test", ["0", "1"], ("train", "test")),
         ("is_valid", ["False", "True"], ("train", "val")),
@@ -99,8 +90,6 @@ UNREAD = {
     "notes": ["test", "blurred", "", "", "", ""],
     "mode": ["train", "bus", "tram"] * 2,
     "vehicle": ["train"] * 6,
-    "set": ["A", "B", "C"] * 2,
-    "width": ["640"] * 6,
 }
 
 
@@ -118,7 +107,7 @@ JOINED = ["scab", "rust;scab", "rust", "healthy", "rust;scab"]
 
 
 def test_joined_labels_are_split(tmp_path: Path) -> None:
-    for joint in ("|", ", ", " ", ";", ",", " | "):
+    for joint in (", ", " ", ";", " | "):
         table = read_source(listed(tmp_path, "path,labels", *(f'"{joint.join(names)}"' for names in COMBINED)))
         assert labels_of(table) == JOINED, joint
         assert (repr(joint.strip() or " ") in table.layout) == (joint != ";")
@@ -130,7 +119,7 @@ def test_labels_written_as_lists_are_read(tmp_path: Path) -> None:
         assert labels_of(read_source(listed(tmp_path, f"path,{title}", *(f'"{own}"' for own in cells)))) == JOINED
 
 
-@pytest.mark.parametrize("joint", [" ", "/", "+", " & ", ": ", "-", "_", " and ", "_and_", "\t", "~", "、"])
+@pytest.mark.parametrize("joint", [" ", "/", " & ", "-", "_and_", "\t", "、"])
 def test_labels_that_may_be_joined_or_single_names_are_refused_with_the_separator(tmp_path: Path, joint: str) -> None:
     with refused("data.label-invalid", repr(joint)[1:-1].strip(), "scab;rust"):
         read_source(listed(tmp_path, "path,label", *(joint.join(names) for names in COMBINED)))
@@ -140,38 +129,28 @@ def test_labels_that_may_be_joined_or_single_names_are_refused_with_the_separato
     "cells",
     [
         ("['scab' 'rust']", "['scab']"),
-        ("[1 2]", "[1]", "[2]"),
         ("{'scab': 1, 'rust': 0}", "{'scab': 0, 'rust': 1}"),
         ("[1, 0, 1]", "[0, 1, 0]"),
-        ("[['scab'], ['rust']]", "['rust']"),
     ],
 )
-@pytest.mark.parametrize("title", ["label", "labels"])
-def test_lists_whose_items_are_not_names_are_refused(tmp_path: Path, title: str, cells: tuple[str, ...]) -> None:
-    with refused("data.label-invalid", "line 2", repr(cells[0])):
-        read_source(listed(tmp_path, f"path,{title}", *(f'"{cell}"' for cell in cells)))
+def test_lists_whose_items_are_not_names_are_refused(tmp_path: Path, cells: tuple[str, ...]) -> None:
+    for title in ("label", "labels"):
+        with refused("data.label-invalid", "line 2", repr(cells[0])):
+            read_source(listed(tmp_path, f"path,{title}", *(f'"{cell}"' for cell in cells)))
+    with refused("data.label-invalid", "line 3", "'b'"):
+        read_source(listed(tmp_path, "path,labels", "\"['a']\"", "b"))
+    with refused("data.label-invalid", "';'", "'|'"):
+        read_source(listed(tmp_path, "path,labels", "a;b", "a|b", "a", "b"))
 
 
-def test_words_for_a_missing_label_are_told(tmp_path: Path) -> None:
-    for word in ("nan", "N/A", "NULL", "-1", "?"):
-        table = read_source(listed(tmp_path, "path,label", "cat", word, "dog", word))
-        assert labels_of(table) == ["cat", word, "dog", word]
-        assert f"{word!r} is read as a class: remove the rows without a label" in table.layout
-
-
-def test_labels_that_share_parts_but_are_read_as_single_names_are_told(tmp_path: Path) -> None:
-    for joint in (" ", ",", "/", "-"):
+def test_labels_that_are_read_as_single_names_though_they_may_be_none_are_told(tmp_path: Path) -> None:
+    for joint in (" ", ",", "-"):
         labels = [f"{a}{joint}{b}" for a, b in product(("left", "right"), ("eye", "ear"))]
         table = read_source(listed(tmp_path, "path,label", *(f'"{label}"' for label in labels)))
         assert labels_of(table) == labels
         assert "'left" in table.layout and f"not as several joined by {joint!r}" in table.layout
-
-
-def test_labels_joined_in_two_ways_are_refused(tmp_path: Path) -> None:
-    with refused("data.label-invalid", "';'", "'|'"):
-        read_source(listed(tmp_path, "path,labels", "a;b", "a|b", "a", "b"))
-    with refused("data.label-invalid", "line 3", "'b'"):
-        read_source(listed(tmp_path, "path,labels", "\"['a']\"", "b"))
+    table = read_source(listed(tmp_path, "path,label", "cat", "-1", "dog", "-1"))
+    assert labels_of(table) == ["cat", "-1", "dog", "-1"] and "'-1' is read as a class" in table.layout
 
 
 def test_names_with_such_characters_stay_whole(tmp_path: Path) -> None:
@@ -190,12 +169,6 @@ def test_a_column_of_0_and_1_for_each_class_is_read(tmp_path: Path) -> None:
     assert "2 columns of 0 and 1" in single.layout
     several = read_source(listed(tmp_path, "filename, cat, dog", "1, 1", "0, 0", "0, 1"))
     assert labels_of(several) == ["cat;dog", "", "dog"]
-
-
-def test_a_list_without_labels_is_refused(tmp_path: Path) -> None:
-    for header, *rows in (("path,breed,cropped", "pug,1", "beagle,0"), ("path,kind", "0", "1")):
-        with refused("data.columns-missing"):
-            read_source(listed(tmp_path, header, *rows))
 
 
 def test_roboflows_list_in_each_split_folder_is_read(tmp_path: Path) -> None:
@@ -226,24 +199,19 @@ def test_a_group_column_keeps_images_in_one_split(tmp_path: Path) -> None:
     assert any("in more than one of the data's own splits" in finding for finding in findings)
     with refused("data.groups-all-one"):
         read_source(with_column(tmp_path, "group", ["x"] * 6))
+    vitkit.shard(with_column(tmp_path, "group", ["a", "a", "b", "b", "", ""]), tmp_path / "shards")
+    assert read_source(tmp_path / "shards").groups == dict(zip(NAMES[:4], "aabb", strict=True))
 
 
 @pytest.mark.parametrize(
     "written",
-    ["img\\{}.png", "img/{}", "C:\\data\\img\\{}.png", "{}.png", "{}", "/data/upload/1/{}.png", "photos/img/{}.jpeg"],
+    ["img/{}", "C:\\data\\img\\{}.png", "{}", "/data/upload/1/{}.png", "photos/img/{}.jpeg"],
 )
 def test_paths_of_another_place_are_refused_with_the_file_that_exists(tmp_path: Path, written: str) -> None:
     rows = "".join(f"{written.format(i)},{CLASSES[i % 3]}\n" for i in range(6))
     listed(tmp_path, "path,label").write_text(f"path,label\n{rows}")
     with refused("data.images-elsewhere", "img/0.png"):
         read_source(tmp_path / "list.csv")
-
-
-def test_shards_keep_the_groups_of_a_list(tmp_path: Path) -> None:
-    listed = with_column(tmp_path / "data", "group", ["a", "a", "b", "b", "", ""])
-    vitkit.shard(listed, tmp_path / "shards")
-    groups = {"img/0.png": "a", "img/1.png": "a", "img/2.png": "b", "img/3.png": "b"}
-    assert read_source(listed).groups == read_source(tmp_path / "shards").groups == groups
 
 
 def test_groups_stay_together_in_splits_and_count_in_intervals(tmp_path: Path) -> None:
@@ -265,25 +233,3 @@ def test_groups_stay_together_in_splits_and_count_in_intervals(tmp_path: Path) -
         (tmp_path / name).rename(tmp_path / "other" / name)
     figures = vitkit.evaluate(run, tmp_path / "other" / "list.csv").figures
     assert figures["independent_groups"] == sum(each == {"test"} for each in splits.values())
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
-def test_only_regular_files_are_read(tmp_path: Path) -> None:
-    file = with_column(tmp_path, "split", ["train"] * 6)
-    os.mkfifo(tmp_path / "img" / "pipe.png")
-    with file.open("a", encoding="utf-8") as rows:
-        rows.write("/dev/zero,cat,train\nimg/pipe.png,dog,train\n")
-    assert examine(read_source(file)).unreadable == dict.fromkeys(("/dev/zero", "img/pipe.png"), "not a regular file")
-    os.mkfifo(tmp_path / "pipe.csv")
-    with refused("data.list-unreadable"):
-        read_source(tmp_path / "pipe.csv")
-
-
-def test_names_that_are_too_long_for_a_file_are_unreadable_images(tmp_path: Path) -> None:
-    file, long = with_column(tmp_path, "split", ["train"] * 6), {"n" * 5_000: "cat", "m/" * 2_100 + "m.png": "dog"}
-    rows = "".join(f"{name},{label},train\n" for name, label in long.items())
-    with file.open("a", encoding="utf-8") as text:
-        text.write(rows)
-    assert set(examine(read_source(file)).unreadable) == set(long)
-    (tmp_path / "alone.csv").write_text("path,label,split\n" + rows, encoding="utf-8")
-    assert set(read_source(tmp_path / "alone.csv").paths) == set(long)

@@ -57,7 +57,6 @@ def test_a_sample_is_decided_by_seed_epoch_and_index(table: ImageTable) -> None:
         torch.rand(3)
         images[key]
     assert torch.equal(images[3, 5][0], first)
-    assert torch.equal(TrainingImages(table, PREPROCESS, AUGMENT, 7)[3, 5][0], first)
     assert not torch.equal(images[4, 5][0], first)
     assert not torch.equal(TrainingImages(table, PREPROCESS, AUGMENT, 8)[3, 5][0], first)
 
@@ -117,9 +116,7 @@ def test_an_epoch_that_is_prepared_ahead_is_the_same(table: ImageTable, workers:
     ahead.prepare_epoch(2)
     assert same(list(ahead.train_batches(2, 1)), expected[2][1:]), "a run is resumed within the prepared epoch"
     assert same(epoch_of(ahead, 2), expected[2])
-    ahead.prepare_epoch(0)
     ahead.close()
-    assert same(epoch_of(ahead, 0), expected[0])
 
 
 @pytest.mark.parametrize(("mean", "workers"), [(IMAGENET_MEAN, 0), ((0.3,), 1)])
@@ -138,16 +135,10 @@ def test_it_does_not_matter_where_one_normalises(table: ImageTable, mean: tuple[
     assert same(epoch_of(early, 0), epoch_of(late, 0))
 
 
-def test_train_and_val_are_the_tables_splits(table: ImageTable) -> None:
-    data = ImageData(table, PREPROCESS, AUGMENT, batch_size=4, workers=0, seed=0)
-    assert (data.train.table, data.val.table) == (table.of_split("train"), table.of_split("val"))
-    labels = torch.cat([labels for _, labels in data.val_batches()]).tolist()
-    assert labels == list(table.of_split("val").labels), "validation drops nothing"
-
-
-@pytest.mark.parametrize(("batch_size", "balanced"), [(1, False), (4, True), (5, False), (5, True), (1000, False)])
+@pytest.mark.parametrize(("batch_size", "balanced"), [(1, False), (4, True), (1000, False)])
 def test_an_epoch_has_every_image_and_a_short_last_batch(table: ImageTable, batch_size: int, balanced: bool) -> None:
     data = ImageData(table, PREPROCESS, AUGMENT, batch_size=batch_size, workers=0, seed=0, balanced=balanced)
+    assert (data.train.table, data.val.table) == (table.of_split("train"), table.of_split("val"))
     n, keys = len(data.train), list(data._batch_sampler())
     assert [len(labels) for _, labels in data.train_batches(0)] == list(map(len, keys))
     assert data.batches == len(keys) == -(-n // batch_size)
@@ -200,8 +191,8 @@ def test_the_paths_of_a_batch_are_those_of_its_images(table: ImageTable, balance
             assert train.labels[index] == label
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_the_shares_of_several_processes_are_the_batch_of_one(table: ImageTable, size: int) -> None:
+@pytest.mark.parametrize("size", [2, 5])
+def test_the_shares_of_several_processes_are_the_batches_of_one(table: ImageTable, size: int) -> None:
     def data(process: tuple[int, int]) -> ImageData:
         return ImageData(table, PREPROCESS, AUGMENT, batch_size=4, workers=0, seed=5, process=process)
 
@@ -213,22 +204,15 @@ def test_the_shares_of_several_processes_are_the_batch_of_one(table: ImageTable,
             own = slice(rank, None, size) if counted[rank][0] else slice(1)
             assert torch.equal(shares[rank][number][0], images[own])
             assert torch.equal(shares[rank][number][1], labels[own])
-
-
-@pytest.mark.parametrize("size", [2, 5])
-def test_validation_shares_are_put_together_in_order(table: ImageTable, size: int) -> None:
-    def data(process: tuple[int, int]) -> ImageData:
-        return ImageData(table, PREPROCESS, AUGMENT, batch_size=2, workers=0, seed=5, process=process)
-
-    shares = [torch.cat([images for images, _ in data((rank, size)).val_batches()]) for rank in range(size)]
+    val_shares = [torch.cat([images for images, _ in data((rank, size)).val_batches()]) for rank in range(size)]
     whole = data((0, 1))
     expected = torch.stack([whole.val[i][0] for i in range(len(whole.val))])
-    assert torch.equal(data((0, size)).combine_shares(shares), expected)
+    assert torch.equal(data((0, size)).combine_shares(val_shares), expected)
 
 
 @pytest.mark.parametrize(
     ("lowest", "width", "height"),
-    [(0.05, 900, 640), (0.08, 1301, 333), (0.3, 640, 900), (0.6, 900, 640), (1, 333, 1301)],
+    [(0.05, 900, 640), (0.08, 1301, 333), (0.6, 900, 640), (1, 333, 1301)],
 )
 def test_no_crop_of_a_large_jpeg_is_enlarged(lowest: float, width: int, height: int, tmp_path: Path) -> None:
     """Decoding at a smaller scale leaves what the smallest crop needs, unless the file itself has less."""

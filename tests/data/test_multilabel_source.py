@@ -25,10 +25,7 @@ from vitkit.data import (
     split,
     split_from_file,
     split_to_dict,
-    task_of,
 )
-from vitkit.data import table_of as of_rows
-from vitkit.reporting import write_checkup
 
 
 def csv_of(folder: Path, *rows: str, header: str = "path,labels") -> Path:
@@ -64,14 +61,15 @@ def test_names_are_split_stripped_sorted_and_counted_once(tmp_path: Path) -> Non
     assert names_of(table) == ["cat;dog", "", "cat", "", "Zebra"]
     assert [table.set_targets()[table.labels[i]] for i in range(3)] == [[0, 1, 1], [0, 0, 0], [0, 1, 0]]
     assert table.counts() == {"Zebra": 1, "cat": 2, "dog": 1}
+    small = table.take([1, 2]).compact()
+    assert small.classes == ("cat",) and names_of(small) == ["", "cat"] and small.sets == ((), (0,))
 
 
 @pytest.mark.parametrize(
     ("header", "rows", "names"),
     [
-        *((header, ("a.png,cat", "b.png,dog"), ["cat", "dog"]) for header in ("path,labels", "filename,LABELS")),
+        ("filename,LABELS", ("a.png,cat", "b.png,dog"), ["cat", "dog"]),
         ("path,label", ("a.png,cat;dog", "b.png,dog", "c.png,"), ["cat;dog", "dog", ""]),
-        ("path,labels", ("a.png,cat", "b.png,"), ["cat", ""]),
         ("path;labels;split", ('a.png;"cat;dog";train', "b.png;;val"), ["cat;dog", ""]),
     ],
 )
@@ -88,7 +86,6 @@ def test_what_is_of_several_classes(tmp_path: Path, header: str, rows: tuple[str
     [
         ("path,label", ("a.png,cat", "b.png,"), "data.label-missing"),
         ("path,labels", ("a.png,", "b.png,;"), "data.classes-missing"),
-        *((f"path;{title}", ("a.png;cat;dog",), "data.cells-too-many") for title in ("label", "labels")),
         *((f"path,{title}", ("a.png,cat,dog",), "data.cells-too-many") for title in ("label", "labels")),
     ],
 )
@@ -117,16 +114,7 @@ def test_any_names_survive_csv_and_split_json(tmp_path_factory: pytest.TempPathF
     assert again.classes == table.classes and again.task is MULTI_LABEL
 
 
-def test_rows_that_are_taken_keep_their_classes_and_compact_drops_the_others() -> None:
-    table = table_of([(0, 2), (1,), (), (2,), (0, 1, 2)], 4)
-    some = table.take([2, 3])
-    assert names_of(some) == ["", "c2"] and some.classes == table.classes
-    small = some.compact()
-    assert small.classes == ("c2",) and names_of(small) == ["", "c2"] and small.sets == ((), (0,))
-    assert names_of(table.take([4, 0]).compact()) == ["c0;c1;c2", "c0;c2"]
-
-
-@given(seed=st.integers(0, 10**6), images=st.integers(12, 250), classes=st.integers(2, 12))
+@given(seed=st.integers(0, 10**6), images=st.integers(12, 400), classes=st.integers(2, 12))
 @settings(max_examples=25)
 def test_every_class_is_in_train_with_about_the_shares_asked_for(seed: int, images: int, classes: int) -> None:
     table = split(table_of(random_sets(images, classes, seed), classes), (0.7, 0.1, 0.2), seed)
@@ -141,23 +129,11 @@ def test_every_class_is_in_train_with_about_the_shares_asked_for(seed: int, imag
     assert abs(table.splits.count("test") - 0.2 * images) <= classes + 2
 
 
-def test_a_large_data_set_is_split_to_within_an_image_or_two_of_each_class() -> None:
-    table = split(table_of(random_sets(2000, 20, 1), 20), (0.7, 0.1, 0.2), 0)
-    for own, share in (("train", 0.7), ("val", 0.1), ("test", 0.2)):
-        assert abs(table.splits.count(own) - 2000 * share) <= 20
-        for name, count in table.of_split(own).counts().items():
-            whole = table.counts()[name]
-            assert abs(count - share * whole) <= 2 + 0.02 * whole
-
-
-def test_groups_stay_together_and_the_seed_decides_the_split() -> None:
+def test_groups_stay_together_given_splits_stay_and_the_seed_decides() -> None:
     table, groups = table_of(random_sets(120, 5, 3), 5), [i // 3 for i in range(120)]
     one, again, other = (split(table, (0.6, 0.2, 0.2), seed, groups).splits for seed in (7, 7, 8))
     assert all(len({one[3 * g + k] for k in range(3)}) == 1 for g in range(40))
     assert one == again != other
-
-
-def test_given_splits_stay_and_a_missing_val_comes_from_train() -> None:
     given_splits: list[str | None] = ["test" if i % 5 == 0 else "train" for i in range(60)]
     table = split(table_of(random_sets(60, 3, 1), 3, given_splits), (0.7, 0.1, 0.2), 0)
     assert [own == "test" for own in table.splits] == [own == "test" for own in given_splits]
@@ -202,14 +178,11 @@ def test_split_json_is_restored_with_its_hash_and_damage_is_noticed(tmp_path: Pa
         assert again.of_split(name).counts() == table.of_split(name).counts()
     train = stored["splits"]["train"]
     key = next(key for key in train if train[key])
-    other = next(key2 for key2 in train if key2 != key)
-    train[other].append(train[key].pop())
-    file.write_text(json.dumps(stored))
-    with refused("data.run-damaged"):
-        split_from_file(file)
-    file.write_text(json.dumps({**stored, "splits": {"train": {"c0;unknown": []}}}))
-    with refused("data.run-damaged"):
-        split_from_file(file)
+    train[next(other for other in train if other != key)].append(train[key].pop())
+    for damaged in (stored, {**stored, "splits": {"train": {"c0;unknown": []}}}):
+        file.write_text(json.dumps(damaged))
+        with refused("data.run-damaged"):
+            split_from_file(file)
 
 
 def test_a_single_label_split_json_is_what_it_always_was(tmp_path: Path) -> None:
@@ -233,23 +206,3 @@ def test_the_doctor_counts_each_class_and_finds_copies_with_other_classes(tmp_pa
     assert diagnosis.to_dict()["classes"] == {"a": 5, "b": 3, "c": 1}
     classes = {own["path"]: own["class"] for copies in diagnosis.to_dict()["copies"] for own in copies["images"]}
     assert classes == {"0.png": "a;b", "copy.png": "a", "1.png": "a", "same.png": "a"}
-    write_checkup(tmp_path / "page.html", diagnosis)
-    assert "a;b" in (tmp_path / "page.html").read_text(encoding="utf-8")
-
-
-def test_images_that_all_have_the_same_classes_teach_nothing(tmp_path: Path) -> None:
-    for i in range(3):
-        photos.save(photos.noise(seed=i), tmp_path / f"{i}.png")
-    with refused("data.images-unreadable"):
-        examine(read_source(csv_of(tmp_path, "0.png,a;b", "1.png,a;b", "2.png,b;a")))
-
-
-def test_joined_names_are_several_classes_only_where_an_image_may_have_them() -> None:
-    assert SINGLE_LABEL.refuses("cat;dog") and not SINGLE_LABEL.refuses("cat") and not MULTI_LABEL.refuses("cat;dog")
-    assert SINGLE_LABEL.names_in("cat;dog") == ["cat;dog"]
-    assert MULTI_LABEL.label_of(["dog", "cat", "dog"]) == "cat;dog"
-    of_rows("t", Path(), [("a.png", "a", None), ("b.png", "b", None)]).task.require_single("never raised")
-    with refused("data.task-multi-label"):
-        MULTI_LABEL.require_single("images need one class each")
-    assert task_of(None) is SINGLE_LABEL and SINGLE_LABEL.thresholds(3) is None
-    assert task_of(MULTI_LABEL.thresholds(3)) is MULTI_LABEL

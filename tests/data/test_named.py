@@ -1,42 +1,36 @@
 """Named data sets: made of small archives laid out as the published ones, and fetched from servers on this machine."""
 
-import gzip
 import hashlib
+import inspect
 import io
-import json
-import os
 import pickle
-import shutil
+import resource
 import socket
-import subprocess
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
-from unittest import mock
 from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+import torchvision
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from sklearn.datasets import load_digits
 
-import warm
 from afar import Site, served
 from hearing import heard
 from photos import folder, noise
 from refusals import refused
-from vitkit.data import DATASETS, SUFFIXES, DataSet, Torchvision, folder_names, locate, materialise, named, read_source
+from vitkit.data import DATASETS, DataSet, Torchvision, folder_names, locate, materialise, named, read_source
 from vitkit.data.decode import decode
 from vitkit.data.named import TarDownload
-from vitkit.errors import VitkitError
 from vitkit.system import cache_folder, reporting_to
 
-SOURCE = Path(__file__).parents[2] / "src"
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "named-data.md"
 
 
@@ -57,14 +51,11 @@ def kept(cache: Path) -> list[str]:
     return sorted(path.name for path in (cache / "data").iterdir() if path.suffix != ".lock")
 
 
-def test_digits_are_the_1797_of_scikit_learn(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_digits_are_the_1797_of_scikit_learn(cache: Path) -> None:
     table = read_source("digits")
     digits = load_digits()
-    assert len(table) == 1797
-    assert table.classes == tuple("0123456789")
+    assert table.classes == tuple("0123456789") and table.ignored == {}
     assert list(table.counts().values()) == np.bincount(digits.target).tolist()
-    assert table.ignored == {}
-    assert table.file(0).is_relative_to(cache)
     assert sorted(Path(path).stem for path in table.paths) == [f"{i:04d}" for i in range(1797)]
     for row in range(0, len(table), 13):
         i = int(table.file(row).stem)
@@ -74,7 +65,6 @@ def test_digits_are_the_1797_of_scikit_learn(cache: Path, capfd: pytest.CaptureF
         expected = np.round(digits.images[i] * 255 / 16)
         for channel in range(3):
             np.testing.assert_array_equal(np.asarray(decode(table.file(row)))[..., channel], expected)
-    assert capfd.readouterr() == ("", ""), "nothing is downloaded, so there is nothing to tell"
 
 
 def test_a_set_is_written_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,25 +74,7 @@ def test_a_set_is_written_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(DATASETS, "pair", pair(lambda raw, root: calls.append(raw) or folder(root, {"a": 1, "b": 1})))
     assert materialise("pair") == materialise("pair") == cache / "data" / "pair"
     assert len(calls) == 1
-    (cache / "other").mkdir()
-    others = (cache / "other").stat().st_mode
-    assert (cache / "data" / "pair").stat().st_mode == others, "whoever may read other folders may read it"
     assert kept(cache) == [".pairs-x1y2z3", "pair", "pairs"]
-
-
-@pytest.mark.parametrize("error", [TypeError, KeyboardInterrupt, VitkitError])
-def test_interruptions_leave_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]) -> None:
-    def interrupted(raw: Path, root: Path) -> None:
-        folder(root, {"a": 1})
-        (raw / "archive").touch()
-        raise error("data.interrupted", "interrupted")
-
-    monkeypatch.setitem(DATASETS, "pair", pair(interrupted))
-    with pytest.raises(error):
-        materialise("pair")
-    assert kept(cache) == []
-    monkeypatch.setitem(DATASETS, "pair", pair())
-    assert len(read_source("pair")) == 2
 
 
 def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,13 +92,26 @@ def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path, cache: Path, mon
         materialise("digits")
 
 
-def test_a_set_in_part_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for arrived in ({"a": 1}, {"a": 2}, {"a": 2, "b": 1}, {}):
+def test_a_set_in_part_is_refused_and_an_interruption_leaves_nothing(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(raw: Path, root: Path) -> None:
+        folder(root, {"a": 1})
+        (raw / "archive").touch()
+        raise KeyboardInterrupt
+
+    for arrived in ({"a": 2}, {"a": 2, "b": 1}, {}):
         entry = pair(lambda raw, root, own=arrived: folder(root, own))
         monkeypatch.setitem(DATASETS, "pair", replace(entry, host="example.org", page="https://example.org/pair"))
         with refused("data.download-incomplete", "pair", "example.org"):
             materialise("pair")
         assert kept(cache) == []
+    monkeypatch.setitem(DATASETS, "pair", pair(interrupted))
+    with pytest.raises(KeyboardInterrupt):
+        materialise("pair")
+    assert kept(cache) == []
+    monkeypatch.setitem(DATASETS, "pair", pair())
+    assert len(read_source("pair")) == 2
 
 
 def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,16 +119,13 @@ def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/home/somebody")
     assert cache_folder() == Path("/home/somebody/.cache/vitkit")
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "home", mock.Mock(side_effect=RuntimeError("Could not determine home directory.")))
-        assert cache_folder() == Path("/.cache/vitkit")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
     assert cache_folder() == Path("/xdg/vitkit")
     monkeypatch.setenv("VITKIT_CACHE", "/own")
     assert cache_folder() == Path("/own")
 
 
-def test_spelling_makes_no_difference() -> None:
+def test_spelling_makes_no_difference(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spelled = {"flower-photos": "flower_photos", "FLOWER_PHOTOS": "flower_photos", "oxford_pets": "oxford-pets"}
     spelled |= {"CIFAR-10": "cifar10", "Food101": "food101", "FashionMNIST": "fashion-mnist"}
     for asked, own in spelled.items():
@@ -154,14 +136,14 @@ def test_spelling_makes_no_difference() -> None:
     assert all(name == entry.name and name == folder_names([name])[0] for name, entry in DATASETS.items())
     with refused("data.source-missing", "caltech101", "oxford-pets"):
         read_source("cifra10")
-
-
-def test_every_spelling_has_the_same_folder(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(DATASETS, "two-Of_them", replace(pair(), name="two-Of_them"))
     table = read_source("TWO_OF-THEM")
     assert table.root == materialise("twoofthem") == cache / "data" / "two-Of_them"
-    shutil.rmtree(cache)
-    assert locate(table).file(0).is_file()
+    cache.rename(cache.parent / "gone")
+    monkeypatch.setenv("VITKIT_CACHE", str(cache.parent / "new"))  # it is made again where the cache is now
+    found = locate(table)
+    assert found.file(0).is_file() and found.root.is_relative_to(cache.parent / "new")
+    assert (found.paths, found.labels) == (table.paths, table.labels)
 
 
 @given(st.lists(st.text(), max_size=8))
@@ -173,11 +155,8 @@ def test_class_folders_are_safe_and_distinct(classes: list[str]) -> None:
 
 
 def test_class_folders_keep_what_may_stay() -> None:
-    classes = ["T-shirt/top", "F-16A/B", "pink-yellow dahlia?", "colt's foot", "Faces", "faces", "..", "a/b", "a:b"]
-    assert folder_names(classes) == [
-        *("T-shirt-top", "F-16A-B", "pink-yellow dahlia", "colt's foot"),
-        *("Faces", "faces (2)", "_", "a-b", "a-b (2)"),
-    ]
+    names = folder_names(["T-shirt/top", "pink-yellow dahlia?", "colt's foot", "Faces", "faces", "..", "a/b", "a:b"])
+    assert names == ["T-shirt-top", "pink-yellow dahlia", "colt's foot", "Faces", "faces (2)", "_", "a-b", "a-b (2)"]
 
 
 def test_every_set_is_described_and_the_guide_says_the_same() -> None:
@@ -212,14 +191,6 @@ def zipped(files: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def mat(**arrays: np.ndarray) -> bytes:
-    from scipy.io import savemat
-
-    buffer = io.BytesIO()
-    savemat(buffer, arrays)
-    return buffer.getvalue()
-
-
 def pixels(count: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(count).integers(0, 256, (count, *shape), dtype=np.uint8)
 
@@ -238,95 +209,19 @@ def arrays_of(split: str, images: np.ndarray, labels: list[int], names: list[str
     }
 
 
-def cifar(folder: str, batches: dict[str, list[str]], meta: str, key: str, labels: str, names: list[str]) -> Any:
-    files, tree = {f"{folder}/{meta}": pickle.dumps({key: names})}, {}
-    for split, files_of_split in batches.items():
-        images = pixels(2 * len(files_of_split), 32, 32, 3)
-        targets = [(7 * i + len(split)) % len(names) for i in range(len(images))]
-        for j, file in enumerate(files_of_split):
-            rows = images[2 * j : 2 * j + 2].transpose(0, 3, 1, 2).reshape(2, -1)
-            files[f"{folder}/{file}"] = pickle.dumps({"data": rows, labels: targets[2 * j : 2 * j + 2]})
-        tree |= arrays_of(split, images, targets, names)
-    return tar(files), tree
-
-
 def cifar10() -> tuple[dict[str, bytes], Tree]:
     names = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
-    batches = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
-    archive, tree = cifar("cifar-10-batches-py", batches, "batches.meta", "label_names", "labels", names)
-    return {"cifar-10-python.tar.gz": archive}, tree
-
-
-def cifar100() -> tuple[dict[str, bytes], Tree]:
-    names = ["aquarium_fish", "apple", "baby"]  # not in the alphabet's order, though the real ones are
-    batches = {"train": ["train"], "test": ["test"]}
-    archive, tree = cifar("cifar-100-python", batches, "meta", "fine_label_names", "fine_labels", names)
-    return {"cifar-100-python.tar.gz": archive}, tree
-
-
-def idx(array: np.ndarray) -> bytes:
-    header = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
-    return gzip.compress(header + array.tobytes())
-
-
-def mnist(names: list[str] | None = None) -> tuple[dict[str, bytes], Tree]:
-    files, tree = {}, {}
-    for split, prefix, count in (("train", "train", 12), ("test", "t10k", 5)):
-        images, labels = pixels(count, 28, 28), [(3 * i) % 10 for i in range(count)]
-        files[f"{prefix}-images-idx3-ubyte.gz"] = idx(images)
-        files[f"{prefix}-labels-idx1-ubyte.gz"] = idx(np.array(labels, np.uint8))
-        tree |= arrays_of(split, images, labels, names or list("0123456789"))
-    return files, tree
-
-
-def fashion_mnist() -> tuple[dict[str, bytes], Tree]:
-    clothes = ["T-shirt-top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"]
-    return mnist(clothes)
-
-
-def svhn() -> tuple[dict[str, bytes], Tree]:
-    files, tree = {}, {}
-    for split, count in (("train", 11), ("test", 4)):
-        images, labels = pixels(count, 32, 32, 3), [(i + 9) % 10 for i in range(count)]
-        written = np.array([[label or 10] for label in labels], np.uint8)
-        files[f"{split}_32x32.mat"] = mat(X=images.transpose(1, 2, 3, 0), y=written)
-        tree |= arrays_of(split, images, labels, list("0123456789"))
-    return files, tree
-
-
-def stl10() -> tuple[dict[str, bytes], Tree]:
-    names = ["airplane", "bird", "car"]
-    files, tree = {"stl10_binary/class_names.txt": "\n".join(names).encode()}, {}
-    for split, count in (("train", 4), ("test", 3)):
-        images, labels = pixels(count, 96, 96, 3), [(2 * i) % 3 for i in range(count)]
-        files[f"stl10_binary/{split}_X.bin"] = images.transpose(0, 3, 2, 1).tobytes()
-        files[f"stl10_binary/{split}_y.bin"] = bytes(label + 1 for label in labels)
+    files: dict[str, bytes] = {"batches.meta": pickle.dumps({"label_names": names})}
+    tree: Tree = {}
+    for split, batches in {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}.items():
+        images = pixels(2 * len(batches), 32, 32, 3)
+        labels = [(7 * i + len(split)) % len(names) for i in range(len(images))]
+        for j, batch in enumerate(batches):
+            rows = images[2 * j : 2 * j + 2].transpose(0, 3, 1, 2).reshape(2, -1)
+            files[batch] = pickle.dumps({"data": rows, "labels": labels[2 * j : 2 * j + 2]})
         tree |= arrays_of(split, images, labels, names)
-    return {"stl10_binary.tar.gz": tar(files | {"stl10_binary/unlabeled_X.bin": b""})}, tree
-
-
-def flowers102() -> tuple[dict[str, bytes], Tree]:
-    ids = {"train": [2, 7], "val": [1, 5], "test": [3, 4, 6]}
-    labels = [60, 1, 12, 1, 60, 12, 12]  # of pictures 1 to 7; 60: "pink-yellow dahlia?"
-    names = {1: "pink primrose", 12: "colt's foot", 60: "pink-yellow dahlia"}
-    photos = {i: photo(f"flower {i}") for i in range(1, 8)}
-    archive = tar({f"jpg/image_{i:05d}.jpg": photos[i] for i in photos})
-    sets = mat(trnid=np.array(ids["train"]), valid=np.array(ids["val"]), tstid=np.array(ids["test"]))
-    files = {"102flowers.tgz": archive, "imagelabels.mat": mat(labels=np.array(labels)), "setid.mat": sets}
-    return files, {
-        f"{split}/{names[labels[i - 1]]}/image_{i:05d}.jpg": photos[i] for split, own in ids.items() for i in own
-    }
-
-
-def food101() -> tuple[dict[str, bytes], Tree]:
-    splits = {"train": {"waffles": [3, 1], "apple_pie": [10]}, "test": {"waffles": [2], "apple_pie": [11]}}
-    files, tree = {}, {}
-    for split, classes in splits.items():
-        listed = {name: [f"{name}/{i}" for i in numbers] for name, numbers in classes.items()}
-        files[f"food-101/meta/{split}.json"] = json.dumps(listed).encode()
-        for path in (path for paths in listed.values() for path in paths):
-            files[f"food-101/images/{path}.jpg"] = tree[f"{split}/{path}.jpg"] = photo(path)
-    return {"food-101.tar.gz": tar(files)}, tree
+    archive = tar({f"cifar-10-batches-py/{name}": content for name, content in files.items()})
+    return {"cifar-10-python.tar.gz": archive}, tree
 
 
 def oxford_pets() -> tuple[dict[str, bytes], Tree]:
@@ -353,16 +248,6 @@ def imagenette() -> tuple[dict[str, bytes], Tree]:
             file = f"{wnid}_{split}_1.JPEG"
             files[f"imagenette2/{split}/{wnid}/{file}"] = tree[f"{split}/{name}/{file}"] = photo(split + name)
     return {"imagenette2.tgz": tar(files)}, tree
-
-
-def dtd() -> tuple[dict[str, bytes], Tree]:
-    files, tree = {}, {}
-    for i, split in enumerate(("train", "val", "test")):
-        paths = [f"{name}/{name}_{i:04d}.jpg" for name in ("banded", "zigzagged")]
-        files[f"dtd/labels/{split}1.txt"] = "".join(f"{path}\n" for path in paths).encode()
-        for path in paths:
-            files[f"dtd/images/{path}"] = tree[f"{split}/{path}"] = photo(path)
-    return {"dtd-r1.0.1.tar.gz": tar(files)}, tree
 
 
 def eurosat() -> tuple[dict[str, bytes], Tree]:
@@ -407,8 +292,9 @@ def fgvc_aircraft() -> tuple[dict[str, bytes], Tree]:
     return {"fgvc-aircraft-2013b.tar.gz": archive}, tree
 
 
-BUILDERS = (cifar10, cifar100, mnist, fashion_mnist, svhn, stl10, flowers102, food101, oxford_pets, imagenette, dtd)
-PUBLISHED = {own.__name__.replace("_", "-"): own for own in (*BUILDERS, eurosat, caltech101, gtsrb, fgvc_aircraft)}
+# Arrays and files, with the names of the classes from each place, with and without splits.
+BUILDERS = (cifar10, oxford_pets, imagenette, eurosat, caltech101, gtsrb, fgvc_aircraft)
+PUBLISHED = {own.__name__.replace("_", "-"): own for own in BUILDERS}
 
 
 @dataclass
@@ -426,20 +312,18 @@ class Shelf:
 
 def publish(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Shelf, Tree]:
     """Let torchvision find small archives where it looks for those of `name`, and not mind their checksums."""
-    from torchvision.datasets import cifar, flowers102, mnist, stl10, svhn, utils
+    from torchvision.datasets import cifar, utils
 
     files, tree = PUBLISHED[name]()
     shelf = Shelf(files)
-    for module in (utils, flowers102, svhn):
-        monkeypatch.setattr(module, "download_url", shelf.download)
-    for module in (cifar, flowers102, mnist, stl10, svhn):
-        monkeypatch.setattr(module, "check_integrity", lambda path, md5=None: Path(path).is_file())
+    monkeypatch.setattr(utils, "download_url", shelf.download)
+    monkeypatch.setattr(cifar, "check_integrity", lambda path, md5=None: Path(path).is_file())
     classes = {Path(path).parent.name for path in tree}
     monkeypatch.setitem(DATASETS, name, replace(DATASETS[name], images=len(tree), classes=len(classes)))
     return shelf, tree
 
 
-@pytest.mark.parametrize("name", [name for name, own in DATASETS.items() if isinstance(own.write, Torchvision)])
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_a_set_of_torchvision_becomes_class_folders(name: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shelf, tree = publish(name, monkeypatch)
     told: list[str] = []
@@ -457,36 +341,30 @@ def test_a_set_of_torchvision_becomes_class_folders(name: str, cache: Path, monk
     assert sorted(shelf.asked) == sorted(set(shelf.asked)), "nothing is downloaded twice"
     assert kept(cache) == [name]
     [line] = told
-    for word in (f"downloading {name}", f"{entry.megabytes:,} MB", entry.host, f"{len(tree):,} images", entry.page):
-        assert word in line
+    assert all(word in line for word in (name, f"{entry.megabytes:,} MB", entry.host, f"{len(tree):,} images"))
     table = read_source(name)
     assert set(table.paths) == tree.keys() and table.ignored == {}
     assert table.splits == tuple(Path(path).parts[0] if entry.splits else None for path in table.paths)
     assert [table.name_of(i) for i in range(len(table))] == [Path(path).parent.name for path in table.paths]
-    assert all(Path(path).suffix.lower() in SUFFIXES for path in table.paths)
 
 
-def test_an_archive_without_a_picture_is_said(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shelf, _ = publish("food101", monkeypatch)
-    listed = {f"food-101/meta/{split}.json": b'{"a": ["a/1"], "b": ["b/1"]}' for split in ("train", "test")}
-    shelf.files["food-101.tar.gz"] = tar(listed | {"food-101/images/a/1.jpg": b""})
-    with refused("data.download-failed", "food101", "data.vision.ee.ethz.ch"):
-        materialise("food101")
-    assert kept(cache) == []
+def test_every_set_of_torchvision_is_asked_for_with_arguments_that_it_has() -> None:
+    for entry in DATASETS.values():
+        if isinstance(entry.write, Torchvision):
+            signature = inspect.signature(getattr(torchvision.datasets, entry.write.kind))
+            for arguments in entry.write.splits.values():
+                signature.bind("folder", download=True, **arguments, **entry.write.options)
+            assert tuple(filter(None, entry.write.splits)) == entry.splits
 
 
-# Names of their own: a compressed archive contains the time, which would be part of the test's name.
-DAMAGED = {"empty": b"", "text": b"not an archive", "cut": tar({"a": bytes(10_000)})[:-40]}
-
-
-@pytest.mark.parametrize("damaged", DAMAGED.values(), ids=DAMAGED)
 @pytest.mark.parametrize("name", ["fgvc-aircraft", "eurosat"])
-def test_a_damaged_archive_is_said(name: str, damaged: bytes, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_archive_is_said(name: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shelf, _ = publish(name, monkeypatch)
-    shelf.files = dict.fromkeys(shelf.files, damaged)
-    with refused("data.download-failed", name, DATASETS[name].host, DATASETS[name].page):
-        materialise(name)
-    assert kept(cache) == []
+    for damaged in (b"", b"not an archive", tar({"a": bytes(10_000)})[:-40]):
+        shelf.files = dict.fromkeys(shelf.files, damaged)
+        with refused("data.download-failed", name, DATASETS[name].host, DATASETS[name].page):
+            materialise(name)
+        assert kept(cache) == []
 
 
 def flowers() -> dict[str, bytes]:
@@ -494,7 +372,7 @@ def flowers() -> dict[str, bytes]:
 
 
 def flower_archive() -> bytes:
-    inner = flowers() | {"LICENSE.txt": b"CC-BY, by these photographers", "daisy/._0.txt": b"", "roses/Thumbs.db": b""}
+    inner = flowers() | {"LICENSE.txt": b"CC-BY, by these photographers", "roses/Thumbs.db": b""}
     return tar({f"flower_photos/{path}": content for path, content in inner.items()})
 
 
@@ -516,9 +394,7 @@ def sha256_of(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def test_flower_photos_keep_their_bytes_and_their_licence(
-    site: Site, cache: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_flower_photos_keep_their_bytes_and_their_licence(site: Site, cache: Path) -> None:
     told: list[tuple[str, int, int]] = []
     lines: list[str] = []
     with reporting_to(lambda *report: told.append(report)), heard(lines.append):
@@ -526,7 +402,6 @@ def test_flower_photos_keep_their_bytes_and_their_licence(
         assert materialise("flower_photos") == root  # it is there
     (line,) = lines
     assert "229 MB from 127.0.0.1: 6 images in 2 classes, licence: CC BY" in line
-    assert capfd.readouterr() == ("", "")
     found = {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
     assert found == {**flowers(), "LICENSE.txt": b"CC-BY, by these photographers"}
     size = len(flower_archive())
@@ -539,12 +414,10 @@ def test_flower_photos_keep_their_bytes_and_their_licence(
 @pytest.mark.parametrize(
     ("fault", "url", "reason"),
     [
-        ("forbidden", None, "403 Forbidden"),
         ("broken", None, "500"),
         *((fault, None, "SHA-256") for fault in ("wrong", "cut")),
         ("slow", None, "timed out"),
         (None, "http://127.0.0.1:9/x.tgz", "Connection refused"),
-        (None, "http://nowhere.invalid/x.tgz", "[Errno -"),
     ],
 )
 def test_a_failed_download_says_why_and_the_next_one_works(
@@ -563,56 +436,34 @@ def test_a_failed_download_says_why_and_the_next_one_works(
     assert len(read_source("flower_photos")) == 6
 
 
-@pytest.mark.parametrize("switch", ["VITKIT_OFFLINE", "HF_HUB_OFFLINE"])
-def test_offline_nothing_is_asked(site: Site, cache: Path, monkeypatch: pytest.MonkeyPatch, switch: str) -> None:
-    monkeypatch.setenv(switch, "1")
-    with refused("data.offline", "flower_photos", "229 MB", f"{switch}=1"), heard(pytest.fail):
+def test_offline_nothing_is_asked(site: Site, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITKIT_OFFLINE", "1")
+    with refused("data.offline", "flower_photos", "VITKIT_OFFLINE=1"), heard(pytest.fail):
         materialise("flower_photos")
     assert site.requests.total() == 0 and not cache.exists()
     assert len(read_source("digits")) == 1797, "which needs no download"
-    monkeypatch.setenv(switch, "0")
+    monkeypatch.setenv("VITKIT_OFFLINE", "0")
     materialise("flower_photos")
-    monkeypatch.setenv(switch, "1")
+    monkeypatch.setenv("VITKIT_OFFLINE", "1")
     assert len(read_source("flower_photos")) == 6
 
 
-_FETCH = """
-import resource, signal, sys
-from dataclasses import replace
-from vitkit.data.named import DATASETS, TarDownload, materialise
-from vitkit.errors import VitkitError
-url, sha256, limit = sys.argv[1:]
-entry = replace(DATASETS["flower_photos"], images=6, classes=2, write=TarDownload(url, sha256))
-DATASETS["flower_photos"] = entry
-if limit != "0":
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
-try:
-    print(materialise("flower_photos"))
-except VitkitError as error:
-    print(error)
-"""
-
-
-def fetching(site: Site, limit: str) -> subprocess.Popen[str]:
-    file = site.folder / "flower_photos.tgz"
-    return subprocess.Popen(
-        [warm.python(), "-c", _FETCH, f"{site.address}/{file.name}", sha256_of(file), limit],
-        env=os.environ | {"PYTHONPATH": str(SOURCE)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def test_a_full_disk_is_said_and_of_two_processes_one_downloads(site: Site, cache: Path) -> None:
-    told, _ = fetching(site, "1000").communicate(timeout=120)
-    assert "flower_photos" in told and "File too large" in told
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with refused("data.cache-unwritable", "flower_photos", "File too large"), heard(list[str]().append):
+            materialise("flower_photos")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert kept(cache) == []
     site.requests.clear()
-    answers = [process.communicate(timeout=60) for process in [fetching(site, "0") for _ in range(2)]]
-    assert [out for out, _ in answers] == [f"{cache}/data/flower_photos\n"] * 2
-    assert sum("downloading flower_photos" in err for _, err in answers) == 1
+    processes = [get_context("fork").Process(target=materialise, args=("flower_photos",)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=60)
+    assert [process.exitcode for process in processes] == [0, 0]
     assert site.requests.total() == 2, "torchvision asks once for redirects and once for the file"
     assert kept(cache) == ["flower_photos"]
     assert len(read_source("flower_photos")) == 6

@@ -27,11 +27,9 @@ def flag_of(text: str) -> str:
 
 REVEALING = [  # {g} is the group, {i} the image in it
     *("patient{g:03}_{i:02}.jpg", "P{g}-{side}.png", "{g:08}_{i:03}.png", "person{g}_bacteria_{n}.jpeg"),
-    *("IM-{g:04}-{i:04}.jpeg", "NORMAL2-IM-{g:04}-{i:04}.jpeg", "IMG_20240101_1200{g:02}_BURST{i:03}.jpg"),
-    *("{i:05}IMG_{i:05}_BURST202001011200{g:02}000.jpg", "202401{day:02}_120000_{i:03}.jpg", "IMG_10{g:02} ({i}).JPG"),
-    *("{letter}walk_frame{i:04}.jpg", "GOPR{g:04}_frame_{i}.jpg", "clip {g}.{i}.png", "img{g:03}{view}.png"),
-    *("photo{g}_jpg.rf.{n:032x}.jpg", "v_Walk_g{g:02}_c01_{i}.jpg", "case_{g}_{i}", "{i}_patient{g}.png"),
-    *("frame{i:04}_of_Video-{g}.png", "patient{g:03}/{i:03}.png", "patient{g:03}/scan{i}.png"),
+    *("NORMAL2-IM-{g:04}-{i:04}.jpeg", "{i:05}IMG_{i:05}_BURST202001011200{g:02}000.jpg", "IMG_10{g:02} ({i}).JPG"),
+    *("{letter}walk_frame{i:04}.jpg", "202401{day:02}_120000_{i:03}.jpg", "clip {g}.{i}.png", "img{g:03}{view}.png"),
+    *("photo{g}_jpg.rf.{n:032x}.jpg", "case_{g}_{i}", "frame{i:04}_of_Video-{g}.png", "patient{g:03}/scan{i}.png"),
 ]
 
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -62,7 +61,7 @@ def test_crop_is_torchvisions_exactly(width: int, height: int, side: int, crop_p
 
 
 def test_a_crop_given_as_a_ratio_is_cut_from_the_size_that_was_meant() -> None:
-    for side in (3, 16, 224, 518):
+    for side in (3, 224):
         for full in range(side, 3 * side):  # side / (side / full) falls short of full by a rounding, for some
             assert Preprocess(size=(side, side), crop_pct=side / full).before_crop == (full, full)
 
@@ -70,13 +69,13 @@ def test_a_crop_given_as_a_ratio_is_cut_from_the_size_that_was_meant() -> None:
 @pytest.mark.parametrize(
     ("size", "side", "crop_pct", "interpolation"),
     [
-        *(((640, 480), 224, 0.875, "bicubic"), ((481, 640), 224, 0.9, "bicubic"), ((1000, 333), 384, 1.0, "bicubic")),
-        *(((224, 224), 224, 0.875, "bilinear"), ((225, 223), 224, 0.9, "bicubic"), ((100, 90), 384, 1.0, "bicubic")),
-        ((31, 500), 224, 0.875, "bilinear"),
+        *(((640, 480), 224, 0.875, "bicubic"), ((481, 640), 224, 0.9, "bicubic"), ((100, 90), 384, 1.0, "bicubic")),
+        ((224, 224), 224, 0.875, "bilinear"),
     ],
 )
 def test_published_settings_are_the_same(size: tuple[int, int], side: int, crop_pct: float, interpolation: str) -> None:
     preprocess = Preprocess(size=(side, side), crop_pct=crop_pct, interpolation=interpolation)
+    assert preprocess.mean == preprocess.std == HALF == (0.5, 0.5, 0.5)
     assert_equals_torchvision(smooth(*size), preprocess)
 
 
@@ -89,36 +88,15 @@ def test_squash_equals_torchvisions_resize_to_both_sides(
     assert_equals_torchvision(noise(width, height), preprocess)
 
 
-@given(
-    width=st.integers(1, 80),
-    height=st.integers(1, 80),
-    size=st.tuples(st.integers(1, 40), st.integers(1, 40)),
-    crop_pct=st.floats(0.3, 1.0),
-    fit=st.sampled_from(["crop", "pad", "squash"]),
-)
-@settings(max_examples=50)
-def test_any_picture_gets_the_models_size(
-    width: int, height: int, size: tuple[int, int], crop_pct: float, fit: str
-) -> None:
-    preprocess = Preprocess(size=size, fit=fit, crop_pct=crop_pct)
-    assert preprocess.resize(noise(width, height)).size == size[::-1]
-    out = preprocess(noise(width, height))
-    assert out.shape == (3, *size) and np.isfinite(out).all()
-
-
-def test_a_non_square_crop_is_all_picture() -> None:
-    for shape in ((400, 100), (100, 400), (300, 300), (120, 61), (61, 120)):
-        white = Image.new("RGB", shape, (255, 255, 255))  # Pillow fills what lies outside with black
-        for size, crop_pct in product(((30, 60), (60, 30), (16, 200)), (1.0, 0.8)):
-            assert np.asarray(Preprocess(size=size, crop_pct=crop_pct).resize(white)).min() == 255
-
-
 @pytest.mark.parametrize("size", [(30, 60), (60, 30)])
-@pytest.mark.parametrize("shape", [(400, 100), (100, 400), (120, 60), (60, 120)])
+@pytest.mark.parametrize("shape", [(400, 100), (100, 400), (120, 60), (61, 120)])
 def test_a_non_square_crop_keeps_the_aspect_ratio_and_the_centre(size: tuple[int, int], shape: tuple[int, int]) -> None:
     width, height = shape
     x, y = np.meshgrid(np.linspace(0, 200, width), np.linspace(0, 200, height))
     picture = Image.fromarray(np.stack([x, y, np.zeros_like(x)], axis=-1).astype(np.uint8))
+    for crop_pct in (1.0, 0.8):  # Pillow fills what lies outside with black
+        white = Preprocess(size=size, crop_pct=crop_pct).resize(Image.new("RGB", shape, (255, 255, 255)))
+        assert white.size == size[::-1] and np.asarray(white).min() == 255
     out = np.asarray(Preprocess(size=size, crop_pct=0.9).resize(picture)).astype(float)
     middle = out[size[0] // 2 - 1 : size[0] // 2 + 1, size[1] // 2 - 1 : size[1] // 2 + 1, :2].mean(axis=(0, 1))
     np.testing.assert_allclose(middle, 100, atol=6)
@@ -128,11 +106,12 @@ def test_a_non_square_crop_keeps_the_aspect_ratio_and_the_centre(size: tuple[int
     assert across == pytest.approx(down, rel=0.12)
 
 
-@pytest.mark.parametrize("shape", [(40, 20), (20, 40), (30, 30), (400, 3), (3, 400), (41, 19), (1, 1)])
+@pytest.mark.parametrize("shape", [(20, 40), (30, 30), (400, 3), (3, 400), (41, 19), (1, 1)])
 @pytest.mark.parametrize("size", [(24, 32), (33, 17)])
 def test_pad_centres_the_whole_picture_on_a_border_of_zeros(shape: tuple[int, int], size: tuple[int, int]) -> None:
     preprocess = Preprocess(size=size, fit="pad", mean=IMAGENET_MEAN, std=IMAGENET_STD)
     out = preprocess(Image.new("RGB", shape, (255, 0, 255)))
+    assert out.shape == (3, *size)
     is_border = (np.abs(out) < 0.5 / 255 / min(IMAGENET_STD) + 1e-6).all(axis=0)
     rows, columns = np.flatnonzero(~is_border.all(axis=1)), np.flatnonzero(~is_border.all(axis=0))
     height, width = len(rows), len(columns)
@@ -145,31 +124,12 @@ def test_pad_centres_the_whole_picture_on_a_border_of_zeros(shape: tuple[int, in
     assert abs(columns[0] - (size[1] - 1 - columns[-1])) <= 1
 
 
-def test_pad_loses_no_corner_of_the_picture() -> None:
-    picture = Image.new("RGB", (60, 20))
-    colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0)]
-    for colour, (x, y) in zip(colours, ((0, 0), (50, 0), (0, 10), (50, 10)), strict=True):
-        picture.paste(colour, (x, y, x + 10, y + 10))
-    out = np.asarray(Preprocess(size=(30, 30), fit="pad", interpolation="nearest").resize(picture))
-    assert [tuple(out[y, x]) for y, x in ((10, 0), (10, 29), (19, 0), (19, 29))] == colours
-
-
 def test_a_single_mean_makes_one_grey_channel() -> None:
     grey = noise(30, 20).convert("L").convert("RGB")
     for fit in ("crop", "pad", "squash"):
         one, three = (Preprocess(size=(10, 12), fit=fit, mean=(0.4,) * n, std=(0.3,) * n)(grey) for n in (1, 3))
         assert one.shape == (1, 10, 12)
         np.testing.assert_array_equal(one[0], three[0])
-
-
-def test_black_and_white_land_where_mean_and_std_say() -> None:
-    plain = Preprocess(size=(2, 2))  # the paper's range of -1 to 1
-    for preprocess in (plain, Preprocess(size=(2, 2), mean=(0.1, 0.2, 0.4), std=(0.5, 0.25, 1.0))):
-        for colour, value in (((0, 0, 0), 0.0), ((255, 255, 255), 1.0)):
-            out = preprocess(Image.new("RGB", (9, 9), colour))
-            for channel, (mean, std) in enumerate(zip(preprocess.mean, preprocess.std, strict=True)):
-                np.testing.assert_allclose(out[channel], (value - mean) / std, atol=1e-6)
-    assert plain.mean == plain.std == HALF
 
 
 @given(width=st.integers(1, 300), height=st.integers(1, 300), h=st.integers(1, 64), w=st.integers(1, 64))
@@ -207,14 +167,11 @@ def test_to_dict_and_from_dict_round_trip_through_json(values: tuple[float, ...]
 @pytest.mark.parametrize(
     ("fields", "code"),
     [
-        *(({"crop_pct": value}, "data.preprocess-invalid") for value in (0.0, 1.01, -0.5)),
-        *(({"std": (0.5, value, 0.5)}, "data.preprocess-invalid") for value in (0.0, -1.0)),
-        *(({"mean": values}, "data.preprocess-invalid") for values in ((0.5,), (0.5,) * 4)),
+        *(({"crop_pct": value}, "data.preprocess-invalid") for value in (0.0, 1.01)),
+        *(({"std": (0.5, 0.0, 0.5)}, "data.preprocess-invalid"), ({"mean": (0.5,) * 4}, "data.preprocess-invalid")),
         *(({"mean": values, "std": values}, "data.preprocess-invalid") for values in ((), (0.5, 0.5))),
-        *(({"size": size}, "data.preprocess-invalid") for size in ((0, 8), (8, -8))),
-        *(({name: math.nan}, "text.value-wrong") for name in ("crop_pct", "fit", "interpolation")),
-        *(({"std": (0.5, math.nan, 0.5)}, "text.value-wrong"), ({"size": (8,)}, "text.value-wrong")),
-        *(({"fit": "stretch"}, "text.value-wrong"), ({"interpolation": "area"}, "text.value-wrong")),
+        *(({"size": (8, 0)}, "data.preprocess-invalid"), ({"crop_pct": math.nan}, "text.value-wrong")),
+        *(({"std": (0.5, math.nan, 0.5)}, "text.value-wrong"), ({"fit": "stretch"}, "text.value-wrong")),
     ],
     ids=str,
 )

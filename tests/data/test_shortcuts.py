@@ -53,7 +53,6 @@ SHORTCUTS: dict[str, Save] = {
     "format": lambda picture, label, file: picture.save(file.with_suffix((".png", ".jpg", ".png")[label])),
     "JPEG quality": lambda picture, label, file: picture.save(file.with_suffix(".jpg"), quality=95 - 15 * label),
     "size": lambda picture, label, file: picture.resize((64 + 9 * label,) * 2).save(file.with_suffix(".png")),
-    "aspect": lambda picture, label, file: picture.resize((64, 64 + 9 * label)).save(file.with_suffix(".png")),
     "colour mode": lambda picture, label, file: picture.convert("L" if label else "RGB").save(file.with_suffix(".png")),
 }
 
@@ -92,19 +91,18 @@ def test_images_without_a_label_are_left_out_and_those_of_several_classes_count_
     assert found.strength > 0.9
 
 
-@pytest.mark.parametrize("step", [12, pytest.param(1, marks=pytest.mark.accept)])
-def test_photographs_of_one_site_have_no_shortcut(step: int) -> None:
+def test_photographs_of_one_site_have_no_shortcut() -> None:
     root = Path(os.environ.get("VITKIT_TEST_DATA", "")) / "data" / "flowers"
     if not root.is_dir():
         pytest.skip("needs the flowers")
     table = read_source(str(root))
-    table = table.take(list(range(0, len(table), step)))
+    table = table.take(list(range(0, len(table), 12)))
     with FactDatabase() as database:
         assert find_shortcuts(table, scan(table.files(), database)) == []
 
 
 def test_permuted_labels_have_shortcuts_at_the_nominal_rate() -> None:
-    """Of 200 times, 2 are expected, and 7 or more have a chance of .5 %."""
+    """Of 100 times, 1 is expected, and 5 or more have a chance of .4 %."""
     rng = np.random.default_rng(1)
     sizes, cameras = [(640, 480), (480, 640), (500, 333)], ("", "A", "B", "C")
     facts = [
@@ -117,13 +115,12 @@ def test_permuted_labels_have_shortcuts_at_the_nominal_rate() -> None:
         )
         for _ in range(120)
     ]
-    said = [find_shortcuts(table_of(rng.permutation(120) % 4), facts) for _ in range(200)]
-    assert sum(map(bool, said)) < 7
+    said = [find_shortcuts(table_of(rng.permutation(120) % 4), facts) for _ in range(100)]
+    assert sum(map(bool, said)) < 5
     assert CHANCE == 0.01
 
 
-@pytest.mark.parametrize("ending", ["png", "jpg"])
-@pytest.mark.parametrize("side", [8, 400])
+@pytest.mark.parametrize(("ending", "side"), [("png", 8), ("jpg", 400)])
 def test_pictures_of_one_colour_are_named(ending: str, side: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for i in range(12):

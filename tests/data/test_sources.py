@@ -10,57 +10,35 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import runs
-from hearing import heard
-from photos import fingerprint, folder, noise, save
+from photos import folder, noise, save
 from refusals import refused
 from vitkit.data import (
-    DATASETS,
     SUFFIXES,
-    DataSet,
     SearchLog,
     examine,
     find_images,
-    locate,
     read_source,
-    split_from_file,
 )
 from vitkit.data.storage import walk
 from vitkit.errors import VitkitError
 from vitkit.text import restored
-from vitkit.training import resume, train
-from vitkit.weights import load
+from vitkit.training import train
 
 
 def test_a_folder_of_class_folders(tmp_path: Path) -> None:
-    table = read_source(folder(tmp_path, {"dog": 3, "cat": 2}))
+    table = read_source(folder(tmp_path / "pets", {"dog": 3, "cat": 2}))
     assert table.classes == ("cat", "dog")
     assert table.paths == ("cat/cat_0.png", "cat/cat_1.png", "dog/dog_0.png", "dog/dog_1.png", "dog/dog_2.png")
     assert table.labels == (0, 0, 1, 1, 1) and table.counts() == {"cat": 2, "dog": 3}
     assert set(table.splits) == {None} and table.ignored == {}
     assert all(table.file(i).is_file() for i in range(5)) and table.root.is_absolute()
+    assert set(SUFFIXES) >= {".jpg", ".jpeg", ".png", ".webp", ".heic"}
+    names = ["2", "10", "b", "B", "a b", "a-b", "a_b", "🐈", "猫", "Ärger"]
+    assert read_source(folder(tmp_path / "names", dict.fromkeys(names, 1))).classes == tuple(sorted(names))
     some = table.take([3, 0])
     assert (some.paths, some.classes) == (("dog/dog_1.png", "cat/cat_0.png"), ("cat", "dog"))
     small = table.take([4]).compact()  # without the classes that have no rows
     assert (small.paths, small.classes, small.labels) == (("dog/dog_2.png",), ("dog",), (0,))
-
-
-@pytest.mark.parametrize(
-    "names",
-    [[str(i) for i in range(12)], ["b", "B", "a", "A"], ["a b", "a-b", "a_b"], ["🐈", "猫", "Ärger", "zebra", "cat"]],
-)
-def test_class_order_is_pythons_sorted(tmp_path: Path, names: list[str]) -> None:
-    table = read_source(folder(tmp_path, dict.fromkeys(names, 1)))
-    assert table.classes == tuple(sorted(names))
-    assert [table.name_of(i) for i in range(len(table))] == [path.split("/")[0] for path in table.paths]
-
-
-def test_suffixes_count_in_any_case(tmp_path: Path) -> None:
-    for name in ("cat", "dog"):
-        (tmp_path / name).mkdir()
-        for suffix in SUFFIXES:
-            (tmp_path / name / f"a{suffix}").touch()
-            (tmp_path / name / f"b{suffix.upper()}").touch()
-    assert len(read_source(tmp_path)) == 4 * len(SUFFIXES)
 
 
 @given(
@@ -88,30 +66,17 @@ def test_images_and_ignored_files_add_up_to_what_is_on_disk(
     assert len(set(table.paths)) == len(table)
 
 
-def test_classes_that_only_one_split_has_still_have_one_number(tmp_path: Path) -> None:
-    folder(tmp_path / "train", {"b": 1, "c": 1})
-    folder(tmp_path / "test", {"a": 1, "c": 1})
-    table = read_source(tmp_path)
-    assert table.classes == ("a", "b", "c")
-    assert table.of_split("test").labels == (0, 2)
-    assert table.of_split("train").labels == (1, 2)
-
-
 def test_a_folder_without_classes_is_refused(tmp_path: Path) -> None:
     with refused("data.source-missing", str(tmp_path / "none")):
         read_source(tmp_path / "none")
-    cases: dict[str, tuple[str, ...]] = {
-        "images-missing": ("0.png", "1.png"),
-        "class-single": ("cat/0.png", "cat/1.png"),
-    }
-    for code, images in cases.items():
-        (tmp_path / code).mkdir()
-        with refused("data.images-missing", str(tmp_path / code)):
-            read_source(tmp_path / code)
-        for name in images:
-            save(noise(), tmp_path / code / name)
-        with refused(f"data.{code}", str(tmp_path / code)):
-            read_source(tmp_path / code)
+    with refused("data.images-missing", str(tmp_path)):
+        read_source(tmp_path)
+    save(noise(), tmp_path / "0.png")
+    with refused("data.images-missing", str(tmp_path)):
+        read_source(tmp_path)
+    save(noise(), tmp_path / "cat" / "0.png")
+    with refused("data.class-single", str(tmp_path)):
+        read_source(tmp_path)
 
 
 def csv_file(path: Path, text: str, encoding: str = "utf-8") -> Path:
@@ -137,35 +102,20 @@ def assert_rows(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "header", ["path,label", "file,class", "filename,Label", "image,CLASS", "Path,label", " FILE ,class"]
-)
-def test_a_csvs_columns_go_by_any_of_their_usual_names(tmp_path: Path, header: str) -> None:
-    assert_rows(csv_file(tmp_path / "all.csv", lines(header)))
-
-
-@pytest.mark.parametrize(
     ("delimiter", "encoding", "end"),
-    [(",", "utf-8", "\r\n"), (";", "utf-8-sig", "\r\n"), ("\t", "utf-8-sig", "\n"), (",", "utf-8-sig", "\n")],
+    [(",", "utf-8", "\r\n"), (";", "utf-8-sig", "\r\n"), ("\t", "utf-8-sig", "\n")],
 )
 def test_a_csv_as_any_spreadsheet_writes_it(tmp_path: Path, delimiter: str, encoding: str, end: str) -> None:
     text = lines(delimiter.join(["path", "label"]), delimiter).replace("\n", end)
     assert_rows(csv_file(tmp_path / "all.csv", text, encoding))
     assert_rows(csv_file(tmp_path / "all.TSV", text.rstrip(), encoding))
+    for header in ("file,class", "filename,Label", "image,CLASS", " FILE ,class"):
+        assert_rows(csv_file(tmp_path / "all.csv", lines(header)))
     rows = "\n".join(f"7,{label},{path},x" for path, label in ROWS)  # among other columns, and lines of empty cells
     assert_rows(csv_file(tmp_path / "more.csv", f"id,label,path,notes\n{rows}\n\n,,,\n"))
     (tmp_path / "data.csv").write_text("sep=;\r\npath;label;split;;\r\n1.jpg;ant;train;;\r\n2.jpg;bee;val;;\r\n")
     table = read_source(tmp_path / "data.csv")  # with what Excel leaves around its columns
     assert (table.paths, table.classes, table.splits) == (("1.jpg", "2.jpg"), ("ant", "bee"), ("train", "val"))
-
-
-def test_quoted_cells_may_hold_commas_quotes_and_spaces(tmp_path: Path) -> None:
-    save(noise(), tmp_path / "a, b" / 'the "best" one.png')
-    save(noise(), tmp_path / "c.png")
-    (tmp_path / "all.csv").write_text('path,label\n"a, b/the ""best"" one.png","big, red"\n c.png , small \n')
-    table = read_source(tmp_path / "all.csv")
-    assert table.paths == ('a, b/the "best" one.png', "c.png")
-    assert table.classes == ("big, red", "small")
-    assert all(table.file(i).is_file() for i in range(2))
 
 
 def test_paths_are_seen_from_the_csvs_own_folder_or_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,14 +130,15 @@ def test_paths_are_seen_from_the_csvs_own_folder_or_absolute(tmp_path: Path, mon
     assert set(table.folders) == {tmp_path / "photos" / "a", tmp_path / "photos" / "b"}
     assert table.lies_among(tmp_path / "photos" / "a" / "runs")
     assert not table.lies_among(tmp_path / "lists" / "runs")
+    with refused("training.out-among-images"):
+        train(runs.quick(tmp_path / "lists" / "all.csv", epochs=1), tmp_path / "photos" / "a" / "run")
+    assert not (tmp_path / "photos" / "a" / "run").exists()
 
 
 def test_a_csv_may_say_the_split_of_every_image(tmp_path: Path) -> None:
     text = "path,label,split\na/a_0.png,a,train\na/a_1.png,a,Valid\nb/b_0.png,b,TEST\nb/b_1.png,b, validation \n"
     table = read_source(csv_file(tmp_path / "all.csv", text))
     assert table.splits == ("train", "val", "test", "val")
-    without = read_source(csv_file(tmp_path / "all.csv", lines("path,label,split").replace("\n", ",\n")[:-2]))
-    assert set(without.splits) == {None}
 
 
 @pytest.mark.parametrize(("label", "is_conflict"), [("one", False), ("two", True)])
@@ -204,13 +155,9 @@ def test_missing_files_cannot_be_read_and_an_image_that_a_csv_names_twice_is_a_c
 @pytest.mark.parametrize(
     ("text", "code", "named"),
     [
-        ("", "data.columns-missing", ""),
         ("a/a_0.png,one\nb/b_0.png,two\n", "data.columns-missing", ""),
-        ("path,split\na/a_0.png,train\n", "data.columns-missing", "path,split"),
         ("label\none\n", "data.columns-missing", "label"),
-        ("path,label\n", "data.images-missing", ""),
         ("path,label\n\n,\n", "data.images-missing", ""),
-        ("path,label\na/a_0.png,one\nb/b_0.png,\n", "data.label-missing", "line 3"),
         ("path,label\na/a_0.png,one\nb/b_0.png\n", "data.label-missing", "line 3"),
         ("path,label\n\n,two\n", "data.path-empty", "line 3"),
         ("path,label\na/a_0.png,one\na/\0.png,two\n", "data.null-byte", "line 3"),
@@ -219,9 +166,7 @@ def test_missing_files_cannot_be_read_and_an_image_that_a_csv_names_twice_is_a_c
         ("path,label\na/a_0.png,one\na/a_1.png,one\n", "data.class-single", "'one'"),
         ("path,label\na/a_0.png," + "x" * 200_000 + "\n", "data.csv-damaged", ""),
         ("path,label\nä.png,ö\n".encode("latin-1"), "data.csv-damaged", ""),
-        (b"\xff\xd8", "data.csv-damaged", ""),
         ("path,label\n1.jpg,ant\n".encode("utf-16"), "data.csv-encoding", "UTF-16"),
-        ("path,label\n1.jpg,ant\n".encode("utf-32-le"), "data.csv-encoding", "UTF-32"),
     ],
 )
 def test_a_csv_that_cannot_be_meant_is_refused_by_its_line(
@@ -233,11 +178,11 @@ def test_a_csv_that_cannot_be_meant_is_refused_by_its_line(
         read_source(file)
 
 
-@pytest.mark.parametrize("header", ["path,label,filename", "path,label,class"])
-def test_two_columns_of_one_meaning_are_refused_or_the_first_name_wins(tmp_path: Path, header: str) -> None:
-    file = csv_file(tmp_path / "all.csv", lines(header).replace(",one\n", ",one,7\n").replace(",two\n", ",two,8\n"))
-    with contextlib.suppress(VitkitError):
-        assert_rows(file)
+def test_of_two_columns_of_one_meaning_the_first_name_wins_if_they_are_not_refused(tmp_path: Path) -> None:
+    for header in ("path,label,filename", "path,label,class"):
+        text = lines(header).replace(",one\n", ",one,7\n").replace(",two\n", ",two,8\n")
+        with contextlib.suppress(VitkitError):
+            assert_rows(csv_file(tmp_path / "all.csv", text))
 
 
 @given(
@@ -249,7 +194,7 @@ def test_two_columns_of_one_meaning_are_refused_or_the_first_name_wins(tmp_path:
         min_size=2,
     ).filter(lambda own: len({label for _, label in own}) > 1)
 )
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 def test_what_csv_writers_write_is_read(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]]) -> None:
     file = tmp_path_factory.mktemp("csv") / "all.csv"
     with file.open("w", encoding="utf-8", newline="") as text:
@@ -261,41 +206,16 @@ def test_what_csv_writers_write_is_read(tmp_path_factory: pytest.TempPathFactory
     ]
 
 
-def test_a_run_is_trained_on_a_csv_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    photos = runs.photos(tmp_path / "photos", images=6)
-    before = fingerprint(photos)
-    (tmp_path / "lists").mkdir()
-    listed = [f"../photos/{path.parent.name}/{path.name},{path.parent.name}" for path in sorted(photos.rglob("*.png"))]
-    (tmp_path / "lists" / "all.csv").write_text("\n".join(["path,label", *listed, "../photos/red/gone.png,red"]))
-    said: list[str] = []
-    recipe = runs.quick(tmp_path / "lists" / "all.csv", epochs=1)
-    with heard(said.append):
-        run = train(recipe, tmp_path / "lists" / "run")
-    assert load(run).classes == ("blue", "green", "red")
-    assert any("gone.png (no such file)" in line for line in said)
-    table = split_from_file(run / "split.json")
-    assert len(table) == 18
-    assert all(table.file(i).is_file() for i in range(18))
-    with refused("training.out-among-images"), heard(said.append):
-        train(recipe, photos / "red" / "run")
-    assert fingerprint(photos) == before
-    with heard(said.append):
-        assert resume(run) == run
-
-
 def test_what_is_passed_over_is_counted_by_its_reason(tmp_path: Path) -> None:
     folder(tmp_path, {"a": 2, "b": 2})
     for name in ("a/.DS_Store", "a/Thumbs.db", "b/desktop.ini", "b/._b_0.png", "a/.hidden.png", "a/notes.txt", "x.csv"):
         (tmp_path / name).touch()
-    save(noise(), tmp_path / "__MACOSX" / "a" / "._a_0.png")
     save(noise(), tmp_path / "b" / "__MACOSX" / "b_0.png")
-    save(noise(), tmp_path / "b" / ".thumbnails" / "b_0.png")
     save(noise(), tmp_path / ".git" / "a.png")
     table = read_source(tmp_path)
-    assert table.classes == ("a", "b")
-    assert len(table) == 4
+    assert table.classes == ("a", "b") and len(table) == 4
     files = {"system file": 4, "hidden": 1, "not an image format": 1, "outside the class folders": 1}
-    assert table.ignored == files | {"folder __MACOSX": 2, "folder .thumbnails": 1, "folder .git": 1}
+    assert table.ignored == files | {"folder __MACOSX": 1, "folder .git": 1}
 
 
 def test_class_folders_without_images_are_told_unless_another_split_has_some(tmp_path: Path) -> None:
@@ -317,6 +237,9 @@ def test_pipes_devices_and_dangling_links_are_unreadable_and_never_opened(tmp_pa
     reasons = {"a/pipe.png": "not a regular file", "b/null.jpg": "not a regular file", "a/gone.png": "no such file"}
     assert diagnosis.unreadable == reasons
     assert len(diagnosis.table) == 4
+    os.mkfifo(tmp_path / "pipe.csv")
+    with refused("data.list-unreadable"):
+        read_source(tmp_path / "pipe.csv")
 
 
 def test_a_loop_of_links_ends_and_no_image_is_found_twice(tmp_path: Path) -> None:
@@ -351,8 +274,6 @@ def test_links_out_of_the_folder_are_left_out_or_followed_on_request_but_not_upw
     (line,) = table.overlooked
     assert "dog/all" in line and "owl" not in line
     assert len(find_images([str(data)], SearchLog(follow_links=True))) == 6
-    with refused("data.option-unsuited"):
-        read_source(csv_file(tmp_path / "all.csv", lines("path,label")), follow_links=True)
 
 
 def test_the_data_folder_may_be_a_link_and_a_relative_path_and_a_class_a_link_in_it(
@@ -365,82 +286,31 @@ def test_the_data_folder_may_be_a_link_and_a_relative_path_and_a_class_a_link_in
     monkeypatch.chdir(tmp_path)
     table = read_source("link")
     assert table.name == "link" and table.counts() == {"cat": 2, "dog": 1}
+    folder(tmp_path / "digits", {"one": 1, "two": 1})
+    assert read_source("digits").classes == ("one", "two"), "a folder comes before the named data"
     monkeypatch.chdir("/")
     assert table.file(0).is_file(), "the root no longer depends on where we stand"
 
 
-def test_a_folder_of_the_same_name_comes_before_the_named_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder(tmp_path / "digits", {"one": 1, "two": 1})
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("vitkit.data.named.materialise", lambda name: pytest.fail("made"))
-    assert read_source("digits").classes == ("one", "two")
-
-
-def test_locate_makes_a_named_set_again_where_the_cache_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = DataSet("pair", 2, 2, write=lambda raw, root: folder(root, {"a": 1, "b": 1}))
-    monkeypatch.setitem(DATASETS, "pair", pair)
-    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "old"))
-    table = read_source("pair")
-    (tmp_path / "old").rename(tmp_path / "gone")
-    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "new"))
-    found = locate(table)
-    assert found.file(0).is_file()
-    assert found.file(0).is_relative_to(tmp_path / "new")
-    assert (found.paths, found.labels) == (table.paths, table.labels)
-    table = read_source(folder(tmp_path / "a", {"a": 1, "b": 1}))
-    assert locate(table) == table
-    (tmp_path / "a").rename(tmp_path / "b")
-    with refused("data.images-moved"):
-        locate(table)
-
-
-@pytest.fixture
-def album(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("img10.png", "img2.png", "img1.jpg", "notes.txt", ".hidden.png", "sub/img3.png", "odd[1].png"):
+def test_images_of_folders_and_patterns_are_found_in_natural_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["1.png", "img1.jpg", "img2.png", "img10.png", "odd[1].png", "sub/img3.png", "²a.png"]
+    for name in (*names, "notes.txt", ".hidden.png"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("sources", "expected"),
-    [
-        (["{album}"], ["img1.jpg", "img2.png", "img10.png", "odd[1].png", "sub/img3.png"]),
-        (["*.png"], ["img2.png", "img10.png", "odd[1].png"]),
-        (["**/*3.png"], ["sub/img3.png"]),
-        (["notes.txt", "./img2.png", "odd[1].png"], ["notes.txt", "./img2.png", "odd[1].png"]),  # as they are named
-        (["img10.png", "sub", "img10.png"], ["img10.png", "sub/img3.png", "img10.png"]),
-    ],
-)
-def test_images_of_folders_and_patterns_are_found_in_natural_order(
-    album: Path, sources: list[str], expected: list[str]
-) -> None:
-    found = find_images([source.format(album=album) for source in sources])
-    assert [path.removeprefix(f"{album}/") for path in found] == expected
-    assert "sub" not in find_images(["*"])
-
-
-def test_what_names_nothing_is_said_by_name(album: Path) -> None:
+    assert find_images([str(tmp_path)]) == [f"{tmp_path}/{name}" for name in names]
+    assert find_images(["i*"]) == names[1:4] and find_images(["**/*3.png"]) == ["sub/img3.png"]
+    for named in (["notes.txt", "./img2.png", "odd[1].png"], ["img10.png", "img10.png"]):  # as they are named
+        assert find_images(named) == named
     for source in ("none.png", "none/", "*.gif"):
         with refused("data.source-missing", source):
             find_images(["img1.jpg", source])
 
 
-def test_names_with_and_without_numbers_can_be_sorted_together(tmp_path: Path) -> None:
-    names = ["1", "a", "1a", "a1", "10", "²", "a10b2", "a10b", "٣"]
-    for name in names:
-        (tmp_path / f"{name}.png").touch()
-    found = [Path(path).stem for path in find_images([str(tmp_path)])]
-    assert sorted(found) == sorted(names)
-    assert found.index("a1") < found.index("a10b2")
-    assert found.index("1") < found.index("10")
-
-
 TWINS = [
     ("U+200B", "daisy", "daisy\u200b"),
-    ("U+00AD", "daisy", "dai\u00adsy"),
-    ("U+FEFF", "daisy", "\ufeffdaisy"),
     ("U+3164", "daisy", "daisy\u3164"),
     ("U+00A0", "red tulip", "red\u00a0tulip"),
     ("U+0301", "caf\u00e9", "cafe\u0301"),
@@ -455,16 +325,3 @@ def test_classes_that_look_the_same_are_refused(tmp_path: Path, apart: str, one:
     for data in ("photos", "list.csv", "sets.csv"):
         with refused("data.classes-alike", apart):
             read_source(tmp_path / data)
-
-
-def test_letters_that_joiners_shape_are_not_the_same(tmp_path: Path) -> None:
-    joined, apart = "\u0646\u0627\u0645\u0647\u0627\u06cc", "\u0646\u0627\u0645\u0647\u200c\u0627\u06cc"
-    names = {joined: 1, apart: 1, "\u2764\ufe0f": 1}
-    assert len(read_source(folder(tmp_path / "photos", names)).classes) == 3
-
-
-def test_a_run_in_place_of_photographs_is_told_from_an_empty_folder(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "recipe.toml").touch()
-    with refused("data.images-missing", "this is a run"):
-        read_source(tmp_path)

@@ -4,7 +4,7 @@ import json
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,10 +71,15 @@ def test_images_are_in_one_split_in_proportion(images: list[int], parts: tuple[f
                 assert abs(share - n * part) <= 1
 
 
-def test_a_split_is_decided_by_its_seed_and_mixes_the_order() -> None:
+def test_splits_folds_and_limits_are_decided_by_their_seed_and_mix_the_order() -> None:
     table = table_of(40, 40)
     assert split(table, USUAL, 3) == split(table, USUAL, 3) != split(table, USUAL, 4)
     assert set(split(table_of(100), USUAL, 0).splits[:30]) == set(SPLITS)
+    assert fold(table, 3, 1) == fold(table, 3, 1) != fold(table, 3, 2)
+    assert set(fold(table, 3, 0)[:8]) == {0, 1, 2}
+    done = split(table, USUAL, 0)
+    assert limit_training(done, 20, 1) == limit_training(done, 20, 1) != limit_training(done, 20, 2)
+    assert limit_training(done, 56, 1) == limit_training(done, 1000, 1) == done
 
 
 def test_small_classes_give_to_train_first_then_test_then_val() -> None:
@@ -95,17 +100,10 @@ def test_images_that_came_split_stay_and_missing_splits_are_taken_from_train() -
     assert counts(done, 0) == {"train": 70, "val": 10, "test": 20}
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        *((0.5, 0.5), (0.7, 0.1, 0.1), (0.0, 0.5, 0.5), (1.2, -0.1, -0.1), (0.25,) * 4, (), (70, 10, 20)),
-        *((0.5, math.nan, 0.5), (math.inf, 0, 0)),
-    ],
-    ids=str,
-)
-def test_fractions_that_are_not_three_parts_of_one_are_refused(bad: tuple[float, ...]) -> None:
-    with refused("data.fractions-invalid"):
-        split(table_of(10, 10), bad, 0)
+def test_fractions_that_are_not_three_parts_of_one_are_refused() -> None:
+    for bad in ((0.5, 0.5), (0.7, 0.1, 0.1), (0.0, 0.5, 0.5), (1.2, -0.1, -0.1), (0.5, math.nan, 0.5)):
+        with refused("data.fractions-invalid"):
+            split(table_of(10, 10), bad, 0)
 
 
 @given(images=sizes, limits=st.lists(st.integers(1, 200), min_size=2, max_size=2).map(sorted), seed=st.integers(0, 99))
@@ -133,12 +131,9 @@ def test_a_limit_cuts_training_alone_in_proportion_and_nested(images: list[int],
     assert cut[0] <= cut[1]
 
 
-def test_a_limit_is_decided_by_its_seed_and_takes_all_where_there_are_fewer() -> None:
-    table = split(table_of(50, 50), USUAL, 0)
-    assert limit_training(table, 20, 1) == limit_training(table, 20, 1) != limit_training(table, 20, 2)
-    assert limit_training(table, 70, 1) == limit_training(table, 1000, 1) == table
+def test_a_limit_is_in_proportion_to_the_image() -> None:
     some = limit_training(table_of(900, 100, splits=("train",) * 1000), 50, 0)
-    assert Counter(some.labels) == {0: 45, 1: 5}, "in proportion to the image"
+    assert Counter(some.labels) == {0: 45, 1: 5}
 
 
 def test_the_hash_is_of_the_rows_not_of_where_they_lie() -> None:
@@ -149,42 +144,27 @@ def test_the_hash_is_of_the_rows_not_of_where_they_lie() -> None:
     assert split_to_dict(split(table_of(9, 9), USUAL, 1))["hash"] != split_to_dict(table)["hash"]
 
 
-def move_an_image(content: dict[str, Any]) -> None:
-    content["splits"]["train"]["class 0"].append(content["splits"]["test"]["class 0"].pop())
-
-
 @pytest.mark.parametrize(
     "tamper",
     [
-        move_an_image,
-        lambda content: content["splits"]["train"]["class 0"].pop(),
-        lambda content: content["splits"]["train"]["class 0"].reverse(),
-        lambda content: content["classes"].reverse(),
-        lambda content: content["splits"].pop("val"),
-        lambda content: content["splits"].update(extra={"class 0": ["x.png"], "class 1": []}),
-        lambda content: content.update(hash="0" * 64),
-        lambda content: content.pop("hash"),
-        lambda content: content.pop("splits"),
-        lambda content: content.update(splits=[]),
-        lambda content: content.update(splits={"train": []}),
-        lambda content: content.update(classes=None),
-        lambda content: content.update(root=None),
+        lambda own: own["splits"]["train"]["class 0"].append(own["splits"]["test"]["class 0"].pop()),
+        lambda own: own["splits"]["train"]["class 0"].reverse(),
+        lambda own: own["classes"].reverse(),
+        lambda own: own["splits"].update(extra={"class 0": ["x.png"], "class 1": []}),
+        lambda own: own.pop("hash"),
+        lambda own: own.update(splits={"train": []}),
+        lambda own: own.update(root=None),
     ],
 )
 def test_a_changed_file_is_noticed(tmp_path: Path, tamper: Any) -> None:
+    with refused("data.run-file-missing", str(tmp_path / "split.json")):
+        split_from_file(tmp_path / "split.json")
     content = split_to_dict(split(table_of(9, 9), USUAL, 0))
     tamper(content)
-    (tmp_path / "split.json").write_text(json.dumps(content), encoding="utf-8")
-    with refused("data.run-damaged"):
-        split_from_file(tmp_path / "split.json")
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"3", b"\xff\xfe\x00", b'"text"', None])
-def test_a_file_of_something_else_is_refused(tmp_path: Path, content: bytes | None) -> None:
-    if content is not None:
-        (tmp_path / "split.json").write_bytes(content)
-    with refused("data.run-file-missing" if content is None else "data.run-damaged", str(tmp_path / "split.json")):
-        split_from_file(tmp_path / "split.json")
+    for written in (json.dumps(content), "{", "[]"):
+        (tmp_path / "split.json").write_text(written, encoding="utf-8")
+        with refused("data.run-damaged", str(tmp_path / "split.json")):
+            split_from_file(tmp_path / "split.json")
 
 
 def test_any_file_name_that_a_disk_can_hold_comes_back(tmp_path: Path) -> None:
@@ -247,31 +227,15 @@ def test_a_few_small_groups_leave_the_fractions_within_an_image(images: list[int
             assert abs(counts(done, label).get(name, 0) - n * part) <= 1, (label, name)
 
 
-@given(images=sizes, parts=fractions, seed=st.integers(0, 99), numbers=st.randoms(use_true_random=False))
-@settings(max_examples=60)
-def test_groups_of_one_image_change_nothing(
-    images: list[int], parts: tuple[float, float, float], seed: int, numbers: random.Random
-) -> None:
-    table = table_of(*images)
-    plain = split(table, parts, seed)
-    assert split(table, parts, seed, list(range(len(table)))) == plain
-    assert split(table, parts, seed, numbers.sample(range(10**6), len(table))) == plain
-
-
-def test_groups_in_training_stay_together_when_val_is_taken_from_it() -> None:
+def test_groups_stay_together_when_val_is_taken_from_training_and_if_they_have_two_labels() -> None:
     table, groups = table_in_groups([[4, 3, 2, 2] + [1] * 29])
     given_ = replace(table, splits=tuple("test" if group == min(groups) else "train" for group in groups))
     done = split(given_, USUAL, 0, groups)
     assert all(new == "test" for old, new in zip(given_.splits, done.splits, strict=True) if old == "test")
-    assert straddling(done.splits, groups) == []
-    assert "val" in done.splits
-
-
-def test_a_group_with_two_labels_stays_together() -> None:
-    table = table_of(20, 20)
+    assert straddling(done.splits, groups) == [] and "val" in done.splits
     groups = [i if i not in (5, 6, 25, 30) else 5 for i in range(40)]
     for seed in range(10):
-        assert straddling(split(table, USUAL, seed, groups).splits, groups) == []
+        assert straddling(split(table_of(20, 20), USUAL, seed, groups).splits, groups) == []
 
 
 def named(*paths: str) -> ImageTable:
@@ -282,7 +246,7 @@ def named(*paths: str) -> ImageTable:
     ("paths", "pattern", "expected"),
     [
         (("a/cam1_001.png", "a/cam1_002.png", "b/cam2_001.png", "b/cam1_009.png"), r"(cam\d)_", [0, 0, 2, 0]),
-        (("a/cam1_01.png", "a/cam1_02.png", "b/cam2_01.png"), r"(?:cam)(\d)_(\d+)", [0, 0, 2]),  # the first group alone
+        (("a/cam1_01.png", "a/cam1_02.png", "b/cam2_01.png"), r"cam(\d)_(\d+)", [0, 0, 2]),  # the first group alone
         (("a/cam1_1.png", "a/cam2_2.png", "b/cam1_3.png"), r"cam\d", [0, 1, 0]),  # no group: all that it matches
         (("a/x.png", "a/cam1_1.png", "a/y.png", "a/cam1_2.png"), r"cam\d", [0, 1, 2, 1]),  # found nowhere: alone
         (("a/x1.png", "a/x.png", "a/x1b.png", "a/xc.png"), r"x(\d)?", [0, 1, 0, 3]),  # a group that took no part
@@ -294,18 +258,16 @@ def test_a_scene_is_what_the_expression_finds(paths: tuple[str, ...], pattern: s
     table = named("a/s1_1.png", "a/s2_1.png", "a/s1_2.png", "a/s3_1.png", "a/s2_2.png")
     copies = [0, 1, 2, 2, 4]  # the fourth is a copy of the third: scenes and copies are joined
     assert merge_by_scene(table, r"s\d", copies) == [0, 1, 0, 0, 1]
-
-
-def test_an_expression_that_tells_nothing_apart_is_refused() -> None:
-    for pattern in ("cam", "a/", ""):
-        with refused("data.groups-all-one"):
-            merge_by_scene(named("a/1.png", "a/2.png"), pattern, range(2))
+    with refused("data.groups-all-one"):
+        merge_by_scene(table, "a/", copies)
 
 
 @given(images=sizes, folds=st.integers(2, 8), seed=st.integers(0, 99))
 @settings(max_examples=50)
 def test_every_image_is_in_one_fold_and_every_class_in_equal_parts(images: list[int], folds: int, seed: int) -> None:
     table = table_of(*images)
+    with refused("data.folds-invalid"):
+        fold(table, 1, seed)
     if folds > max(images):
         with refused("data.folds-invalid", str(max(images))):
             fold(table, folds, seed)
@@ -320,14 +282,6 @@ def test_every_image_is_in_one_fold_and_every_class_in_equal_parts(images: list[
         assert max(parts) - min(parts) <= 1
     totals = [fold_of.count(k) for k in range(folds)]
     assert max(totals) - min(totals) <= len(images)
-
-
-def test_folds_are_decided_by_their_seed_mix_the_order_and_share_the_remainders() -> None:
-    table = table_of(30, 30)
-    assert fold(table, 3, 1) == fold(table, 3, 1) != fold(table, 3, 2)
-    assert set(fold(table, 3, 0)[:8]) == {0, 1, 2}
-    fold_of = fold(table_of(*[7] * 10), 5, 0)
-    assert [fold_of.count(k) for k in range(5)] == [14] * 5
 
 
 @given(sizes_of_class=grouped, folds=st.integers(2, 5), seed=st.integers(0, 99))
@@ -346,39 +300,6 @@ def test_groups_stay_in_one_fold_and_parts_are_even(sizes_of_class: list[list[in
             sum(k == part and of == label for part, of in zip(fold_of, table.labels, strict=True)) for k in range(folds)
         ]
         assert max(parts) - min(parts) <= max(own)
-
-
-def test_too_few_and_too_many_folds_are_refused_with_what_is_possible() -> None:
-    for folds in (-1, 0, 1, 6):
-        with refused("data.folds-invalid", "5"):
-            fold(table_of(5, 3), folds, 0)
-
-
-class Counted(tuple[Any, ...]):
-    """Labels that count how often they are asked for."""
-
-    asked = [0]  # noqa: RUF012  # of all of them
-
-    def __getitem__(self, index: Any) -> Any:
-        self.asked[0] += 1
-        return super().__getitem__(index)
-
-
-def test_an_image_is_asked_for_its_label_as_often_with_many_classes() -> None:
-    works: tuple[Callable[[ImageTable], object], ...] = (
-        lambda table: split(table, USUAL, 0),
-        lambda table: split(table, USUAL, 0, kept=("train", None) * (len(table) // 2)),
-        lambda table: fold(table, 2, 0),
-        lambda table: limit_training(split(table, USUAL, 0), 1300, 0),
-    )
-    for work in works:
-        asked = []
-        for classes in (10, 1200):
-            labels = Counted(i % classes for i in range(2400))
-            Counted.asked[0] = 0
-            work(replace(table_of(*[2400 // classes] * classes), labels=labels))
-            asked.append(Counted.asked[0])
-        assert asked[1] <= 1.2 * asked[0] <= 12 * 2400
 
 
 def stratify_slowly(
