@@ -24,20 +24,15 @@ Grid = tuple[int, int]
 CONVENTIONS: tuple[PositionResize, ...] = get_args(PositionResize)
 FROM_SQUARE: list[tuple[Grid, Grid]] = [
     ((7, 7), (12, 12)),
-    ((14, 14), (24, 24)),
-    ((14, 14), (9, 21)),
     ((14, 14), (7, 28)),  # as many patches as before
     ((24, 24), (14, 14)),
-    ((37, 37), (16, 16)),
     ((16, 16), (37, 37)),
     ((1, 1), (3, 5)),
     ((5, 5), (1, 1)),
 ]
 FROM_OBLONG: list[tuple[Grid, Grid]] = [
     ((3, 5), (6, 4)),
-    ((6, 4), (4, 6)),
     ((14, 9), (7, 20)),
-    ((12, 1), (5, 1)),
     ((1, 6), (4, 6)),
     ((2, 8), (4, 4)),  # a square hidden in an oblong: the old grid must not be guessed from the number of patches
 ]
@@ -46,7 +41,6 @@ SIZES = FROM_SQUARE + FROM_OBLONG
 sides = st.integers(1, 20)
 grids = st.tuples(sides, sides)
 conventions = st.sampled_from(CONVENTIONS)
-by_axis = st.sampled_from([one for one in CONVENTIONS if not one.startswith("linear")])  # which go by the longer one
 
 
 def by_name(value: object) -> str | None:
@@ -79,11 +73,9 @@ def test_reference_is_scipys_zoom_at_any_size(old: Grid, new: Grid) -> None:
     assert_as(resize_grid(table, old, new, "reference"), scipy_zoom(table, old, new, mode="nearest"))
 
 
-@pytest.mark.parametrize(
-    ("old", "new"), [((24, 24), (22, 22)), ((28, 28), (14, 14)), ((32, 32), (16, 16))], ids=by_name
-)
-def test_reference_reaches_the_edge_where_scipys_rounding_oversteps_it(old: Grid, new: Grid) -> None:
+def test_reference_reaches_the_edge_where_scipys_rounding_oversteps_it() -> None:
     """scipy looks for the last row at 27.000000000000004, finds nothing there and writes zeros."""
+    old, new = (28, 28), (14, 14)
     table = positions(old)
     ours = resize_grid(table, old, new, "reference").view(*new, -1)
     theirs = scipy_zoom(table, old, new).view(*new, -1)
@@ -131,7 +123,7 @@ def ask_transformers(module: str, name: str, table: Tensor, old: Grid, new: Grid
 
 
 @pytest.mark.parametrize(("module", "name", "convention"), HUGGING_FACE.values(), ids=HUGGING_FACE.keys())
-@pytest.mark.parametrize(("old", "new"), FROM_SQUARE, ids=by_name)
+@pytest.mark.parametrize(("old", "new"), [FROM_SQUARE[0], FROM_SQUARE[1], FROM_SQUARE[3]], ids=by_name)
 def test_hugging_face_does_the_same(module: str, name: str, convention: PositionResize, old: Grid, new: Grid) -> None:
     table = positions(old)
     assert_as(resize_grid(table, old, new, convention), ask_transformers(module, name, table, old, new))
@@ -191,10 +183,9 @@ def test_dinov2_gives_the_size_asked_for_whatever_its_scale_rounds_to() -> None:
             assert resize_grid(table, (before, 1), (after, 1), "dinov2").shape == (after, 1)
 
 
-@pytest.mark.parametrize(("old", "new"), [((7, 7), (12, 9)), ((24, 24), (14, 10))], ids=by_name)
-def test_no_two_conventions_agree(old: Grid, new: Grid) -> None:
-    table = positions(old)
-    resized = [resize_grid(table, old, new, convention) for convention in CONVENTIONS]
+def test_no_two_conventions_agree() -> None:
+    table = positions((24, 24))
+    resized = [resize_grid(table, (24, 24), (14, 10), convention) for convention in CONVENTIONS]
     for k, one in enumerate(resized):
         for other in resized[:k]:
             assert largest_difference(one, other) > 0.01
@@ -253,8 +244,7 @@ def shrink_or_grow(patches: Tensor, size: Grid) -> Tensor:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        *(((16, 16), (8, 8)), ((16, 16), (32, 32)), ((14, 14), (16, 16)), ((16, 16), (14, 14)), ((32, 32), (16, 16))),
-        *(((16, 8), (20, 12)), ((16, 8), (12, 20)), ((3, 5), (5, 3)), ((4, 4), (1, 1)), ((1, 1), (3, 2))),
+        *(((16, 16), (32, 32)), ((14, 14), (16, 16)), ((32, 32), (16, 16)), ((16, 8), (12, 20)), ((4, 4), (1, 1))),
     ],
     ids=by_name,
 )
@@ -267,19 +257,12 @@ def test_resized_kernels_are_timms(old: Grid, new: Grid) -> None:
 
 
 @REPRODUCIBLE
-@given(old=st.tuples(st.integers(1, 9), st.integers(2, 9)), growth=st.tuples(st.integers(0, 9), st.integers(0, 9)))
-def test_a_grown_kernel_answers_grown_patches_as_the_old_answered_the_originals(old: Grid, growth: Grid) -> None:
-    new = (old[0] + growth[0], old[1] + growth[1])  # torch resizes images that are one pixel wide wrongly
-    kernel, patches = kernels(old, torch.float64), noise(4, 3, *old, seed=1, dtype=torch.float64)
-    expected = torch.einsum("bcpq,dcpq->bd", patches, kernel)
-    answers = torch.einsum("bcpq,dcpq->bd", shrink_or_grow(patches, new), resize_patch(kernel, new))
-    torch.testing.assert_close(answers, expected, rtol=0, atol=1e-10)
-
-
-@REPRODUCIBLE
 @given(old=st.tuples(st.integers(1, 12), st.integers(1, 12)), new=st.tuples(st.integers(1, 12), st.integers(1, 12)))
 def test_a_resized_kernel_answers_as_nearly_as_any_could(old: Grid, new: Grid) -> None:
-    """What it gets wrong on unit patches is orthogonal to everything that another kernel could change."""
+    """What it gets wrong on unit patches is orthogonal to everything that another kernel could change.
+
+    So a grown kernel answers grown patches exactly as the old one answered the originals.
+    """
     kernel = kernels(old, torch.float64)
     pixels = torch.eye(old[0] * old[1], dtype=torch.float64).view(-1, 1, *old)
     resized = shrink_or_grow(pixels, new).flatten(1)  # (p*q, p'*q')

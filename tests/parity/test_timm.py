@@ -32,19 +32,11 @@ GAP = {"class_token": False, "global_pool": "avg", "fc_norm": False}
 CASES = {
     "token": Case(),
     "gap": Case({"pool": "gap"}, GAP),
-    "no qkv bias": Case({"qkv_bias": False}, {"qkv_bias": False}),
-    "patch 8": Case({"image_size": (16, 24), "patch_size": 8}, {"img_size": (16, 24), "patch_size": 8}),
-    "one row of patches": Case({"image_size": (4, 20)}, {"img_size": (4, 20)}),
-    "tall patch": Case({"patch_size": (6, 2)}, {"patch_size": (6, 2)}),
     "wide patch, tall image": Case(
         {"image_size": (20, 16), "patch_size": (2, 8)}, {"img_size": (20, 16), "patch_size": (2, 8)}
     ),
     "norm_eps": Case({"norm_eps": 0.1}, {"norm_layer": partial(nn.LayerNorm, eps=0.1)}),
-    "tanh GELU": Case({"gelu": "tanh"}, {"act_layer": partial(nn.GELU, approximate="tanh")}),
     "patch norm": Case({"patch_norm": True}, {"embed_norm_layer": partial(nn.LayerNorm, eps=1e-6)}),
-    "no position": Case({"position": "none"}, {"pos_embed": "none"}),
-    "one head": Case({"heads": 1}, {"num_heads": 1}),
-    "one channel": Case({"in_channels": 1}, {"in_chans": 1}),
     "no head": Case({"num_classes": 0}, {"num_classes": 0}),
     "dropout in eval mode": Case({"dropout": 0.5, "attention_dropout": 0.5, "position_dropout": 0.5, "drop_path": 0.5}),
 }
@@ -71,12 +63,10 @@ def assert_equal(ours: Tensor, theirs: Tensor) -> None:
     assert largest_difference(ours, theirs) <= 1e-5
 
 
-@pytest.mark.parametrize("shortcut", [True, False], ids=["shortcut", "whole"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 @torch.no_grad()
-def test_logits_and_features_are_timms(case: Case, shortcut: bool) -> None:
+def test_logits_and_features_are_timms(case: Case) -> None:
     ours = build(**case.fields)
-    ours.shortcut = shortcut
     theirs, batch = reference(ours, **case.theirs), images(3, config=ours.config)
     assert_equal(ours(batch), theirs(batch))
     assert_equal(ours.forward_features(batch), theirs.forward_features(batch))
@@ -120,9 +110,7 @@ def test_drop_path_rates_follow_timms_linear_rule(layers: int) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("vit_micro_patch4_16", "vit_tiny_patch8_384_gap", "vit_small_patch32_224_in21k", "vit_base_patch16_384"),
-        *("vit_large_patch32_384_in21k", "vit_huge_patch14_224_gap", "vit_huge_patch14_224_in21k"),
-        *("deit_tiny_patch16_224", "deit_base_distilled_patch16_384"),
+        *("vit_tiny_patch8_384_gap", "vit_small_patch32_224_in21k", "deit_base_distilled_patch16_384"),
     ],
 )
 def test_the_golden_counts_are_timms(name: str) -> None:

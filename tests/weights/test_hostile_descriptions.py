@@ -17,7 +17,6 @@ from refusals import refused
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess, read_contents, split_from_file
 from vitkit.errors import VitkitError
-from vitkit.model import ViTConfig
 from vitkit.training import Recipe
 from vitkit.weights import load, read_checkpoint
 
@@ -120,12 +119,6 @@ def test_a_stack_without_numbers_may_not_be_deep(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", **{name: np.zeros((10**9, 0), np.float32) for name in names})
     with refused("weights.tensor-misnamed"):
         load(tmp_path / "a.npz")
-
-
-@pytest.mark.parametrize("fields", [{"layers": 1001}, {"hidden_size": 2**25, "heads": 1}, {"image_size": 2**20 + 16}])
-def test_what_no_model_has_cannot_be_configured(fields: dict[str, Any]) -> None:
-    with refused("model.size-too-large"):
-        ViTConfig(**fields)
 
 
 INDICES = {"model.safetensors.index.json": "w.safetensors", "pytorch_model.bin.index.json": "w.bin"}
