@@ -140,10 +140,9 @@ def test_the_base_of_dinov3s_rotary_positions_is_what_its_periods_tell(tmp_path:
     found = vitkit.load(file, **given(name))
     with torch.inference_mode():
         assert largest_difference(found.model.forward_features(images), model.forward_features(images)) <= 1e-5
-    for spoilt in (torch.zeros(4), torch.full((4,), float("nan")), periods(100.0).flip(0)):
-        save_file(state | {"rope_embed.periods": spoilt}, file)
-        with refused("weights.tensor-invalid", "periods"):
-            vitkit.load(file, **given(name))
+    save_file(state | {"rope_embed.periods": periods(100.0).flip(0)}, file)
+    with refused("weights.tensor-invalid", "periods"):
+        vitkit.load(file, **given(name))
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from tiny import build, some
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.weights import Checkpoint, SourceWeights, StoredTensor, inspect, load, read_checkpoint, read_foreign, write
+from vitkit.weights import Checkpoint, SourceWeights, StoredTensor, load, read_checkpoint, read_foreign, write
 
 NPZ: dict[str, dict[str, Any]] = {
     "npz token": {},
@@ -101,16 +101,10 @@ HEADLESS = {"timm DINOv2", "timm MAE", "HF Dinov2 encoder", "encoder CLIP", "enc
 
 
 HEAD = re.compile(r"(.*/)?(head|heads|classifier|cls_classifier|distillation_classifier|head_dist)[./]")
-each_layout = pytest.mark.parametrize(  # tensor by tensor takes a second; a spoilt tensor is drawn from all of them
-    "fixture",
-    some(
-        FIXTURES,
-        {
-            *("timm distilled", "timm DINOv2 registers", "timm R+Ti", "torchvision", "HF DeiT two heads"),
-            *("HF Dinov2 alone", "npz representation", "npz newer hybrid", "big_vision gap", "DINOv2 swiglu"),
-        },
-    ),
-)
+BY_DAY = {  # tensor by tensor takes a second; a spoilt tensor is drawn from all of them
+    *("timm distilled", "timm R+Ti", "torchvision", "HF Dinov2 alone", "npz newer hybrid", "big_vision gap"),
+    "DINOv2 swiglu",
+}
 
 
 @functools.cache
@@ -215,11 +209,15 @@ def assert_named(fixture: str, tensor: str, change: str, spoilt: dict[str, Store
             understand(spoilt, fixture)
 
 
-@each_layout
-def test_every_missing_tensor_is_named(fixture: str) -> None:
+@pytest.mark.parametrize("fixture", some(FIXTURES, BY_DAY))
+def test_every_missing_tensor_and_one_too_many_is_named(fixture: str) -> None:
     tensors = dict(checkpoint(fixture).tensors)
     for name in tensors:
         assert_named(fixture, name, "removed", {other: t for other, t in tensors.items() if other != name})
+    kinds = {re.sub(r"\d+", "", name, count=1): name for name in tensors}  # each once, not in every block or stage
+    for name in kinds.values():
+        with pytest.raises(VitkitError, match=re.escape(f"{name}.odd")):
+            understand({**tensors, f"{name}.odd": of_shape(3)}, fixture)
 
 
 @settings(derandomize=True, max_examples=80)
@@ -241,15 +239,6 @@ def test_a_spoilt_tensor_is_named(data: st.DataObject, fixture: str) -> None:
 )
 def test_a_spoilt_tensor_that_alone_tells_a_size_is_named(fixture: str, name: str, change: str) -> None:
     assert_named(fixture, name, change, dict(changes(dict(checkpoint(fixture).tensors), name))[change])
-
-
-@each_layout
-def test_a_tensor_too_many_is_named(fixture: str) -> None:
-    tensors = dict(checkpoint(fixture).tensors)
-    kinds = {re.sub(r"\d+", "", name, count=1): name for name in tensors}  # each once, not in every block or stage
-    for name in kinds.values():
-        with pytest.raises(VitkitError, match=re.escape(f"{name}.odd")):
-            understand({**tensors, f"{name}.odd": of_shape(3)}, fixture)
 
 
 @settings(derandomize=True, max_examples=15)
@@ -285,22 +274,13 @@ class Payload:
         return os.system, (f"touch {self.canary}",)
 
 
-class Evaluated(Payload):
-    def __reduce__(self) -> Any:
-        return eval, (f"open({str(self.canary)!r}, 'w')",)
-
-
-@pytest.mark.parametrize(
-    ("kind", "nested", "zipped"),
-    [(Payload, True, True), (Payload, False, False), (Evaluated, True, False), (Payload, False, None)],
-)
-def test_a_pickle_never_executes(kind: type[Payload], nested: bool, zipped: bool | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("zipped", [True, False, None])
+def test_a_pickle_never_executes(zipped: bool | None, tmp_path: Path) -> None:
     canary, path = tmp_path / "canary", tmp_path / "weights.pth"
-    state: dict[str, Any] = dict(build(image_size=(16, 16)).state_dict())
+    content = {"state_dict": build(image_size=(16, 16)).state_dict(), "args": Payload(canary)}
     if zipped is None:
-        path.write_bytes(pickle.dumps({"x": kind(canary)}))
+        path.write_bytes(pickle.dumps(content))
     else:
-        content = {"state_dict": state, "args": kind(canary)} if nested else {**state, "x": kind(canary)}
         torch.save(content, path, _use_new_zipfile_serialization=zipped)
     with refused("weights.code-refused", str(path)):
         load(path)
@@ -367,8 +347,9 @@ def write_one(kind: str, path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "zip", "legacy", "npz"])
-def test_a_truncated_file_is_refused_in_a_line(kind: str, tmp_path: Path) -> None:
-    path = write_one(kind, tmp_path / "weights")
+def test_the_content_counts_and_not_the_name_and_a_truncated_file_is_refused(kind: str, tmp_path: Path) -> None:
+    path = write_one(kind, tmp_path / "weights.jpg")
+    assert kind == "npz" or load(path, heads=4).report.is_complete
     whole = path.read_bytes()
     for part in (0.0, 0.001, 0.3, 0.7, 0.999):
         path.write_bytes(whole[: int(len(whole) * part)])
@@ -376,30 +357,14 @@ def test_a_truncated_file_is_refused_in_a_line(kind: str, tmp_path: Path) -> Non
             load(path, heads=4)
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "zip", "legacy"])
-def test_the_content_counts_and_not_the_name(kind: str, tmp_path: Path) -> None:
-    for suffix in (".npz", ".jpg", ""):
-        report = load(write_one(kind, tmp_path / f"weights{suffix}"), heads=4).report
-        assert report.is_complete
-
-
-def zip_of_text(path: Path) -> None:
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("readme.txt", "hello")
-
-
 TWICE = {"norm.bias": torch.zeros(2), "module.norm.bias": torch.zeros(2)}
-BERT = {"embeddings.word_embeddings.weight": torch.zeros(4, 4), "encoder.layer.0.norm.weight": torch.zeros(4)}
 NO_CHECKPOINT: dict[str, tuple[Any, str]] = {
     "empty": (lambda path: path.write_bytes(b""), "weights.file-damaged"),
     "web page": (lambda path: path.write_text("<!DOCTYPE html><html>404</html>"), "weights.format-unknown"),
     "picture": (lambda path: save(noise(), path, format="PNG"), "weights.format-unknown"),
-    "zip of text": (zip_of_text, "weights.tensors-absent"),
     "a list": (lambda path: torch.save([1, 2], path), "weights.tensors-absent"),
-    "a tensor": (lambda path: torch.save(torch.zeros(3), path), "weights.tensors-absent"),
     "no tensors": (lambda path: torch.save({"epoch": 3}, path), "weights.tensors-absent"),
     "ResNet": (lambda path: torch.save(resnet18().state_dict(), path), "weights.architecture-unknown"),
-    "BERT": (lambda path: torch.save(BERT, path), "weights.architecture-unknown"),
     "twice": (lambda path: torch.save(TWICE, path), "weights.sets-ambiguous"),
 }
 
@@ -426,21 +391,12 @@ def folder(tmp_path: Path) -> Path:
     return foreign.save_folder(foreign.make("HF ViT"), tmp_path / "model", max_shard_size="20KB")
 
 
-def test_a_missing_shard_is_named(folder: Path) -> None:
-    shard = sorted(folder.glob("*.safetensors"))[1]
-    shard.unlink()
-    with refused("weights.shard-missing", shard.name):
-        load(folder)
-
-
 @pytest.mark.parametrize(
     ("changed", "code"),
     [
         ({"model_type": "bert"}, "weights.architecture-unsupported"),
-        ({"num_attention_heads": 5}, "model.size-not-divisible"),
         ({"num_hidden_layers": 3}, "weights.field-contradicted"),
         ({"hidden_size": 64}, "weights.field-contradicted"),
-        ({"qkv_bias": False}, "weights.field-contradicted"),
         ({"id2label": {"0": "a", "2": "b"}}, "weights.description-invalid"),
     ],
 )
@@ -452,14 +408,13 @@ def test_a_config_that_does_not_fit_is_refused(folder: Path, changed: dict[str, 
 
 
 @pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json", "model.safetensors.index.json"])
-def test_a_damaged_description_is_named(folder: Path, name: str) -> None:
+def test_a_damaged_description_is_named_and_a_shard_that_is_missing(folder: Path, name: str) -> None:
+    whole = (folder / name).read_text() if (folder / name).exists() else "{}"
     (folder / name).write_text("{")
     with refused("weights.file-damaged", name):
         load(folder)
-
-
-def test_a_misspelt_name_is_corrected(tmp_path: Path) -> None:
-    with refused("weights.tag-unknown", "fb_in1k"):
-        load("deit_tiny_patch16_224.fb_in1")
-    with refused("weights.source-missing", "nothing.pth"):
-        inspect(tmp_path / "nothing.pth")
+    (folder / name).write_text(whole)
+    shard = sorted(folder.glob("*.safetensors"))[1]
+    shard.unlink()
+    with refused("weights.shard-missing", shard.name):
+        load(folder)

@@ -25,9 +25,7 @@ TIMM = {
     "vit_pwee_patch16_reg1_gap_256": "attention and MLP side by side (timm:NAME@FILE loads it)",
     "vit_base_mci_224": "MobileCLIP",
     "samvit_base_patch16": "SAM",
-    "swin_tiny_patch4_window7_224": "Swin",
     "swinv2_tiny_window8_256": "Swin V2",
-    "convnext_tiny": "ConvNeXt",
     "convnextv2_atto": "ConvNeXt V2",
     "resnet18": "ResNet",
     "mvitv2_tiny": "MViT",
@@ -47,13 +45,9 @@ _SIZES |= {"image_size": 32, "patch_size": 8}
 HUGGING_FACE = {  # configuration and model
     ("DINOv3ConvNext", "DINOv3ConvNextModel"): "ConvNeXt",
     ("Siglip2Vision", "Siglip2VisionModel"): "SigLIP 2 NaFlex",
-    ("CLIPText", "CLIPTextModel"): "a text encoder alone",
     ("SiglipText", "SiglipTextModel"): "a text encoder alone",
     ("Swin", "SwinForImageClassification"): "Swin",
-    ("Swinv2", "Swinv2ForImageClassification"): "Swin V2",
     ("ConvNext", "ConvNextForImageClassification"): "ConvNeXt",
-    ("ResNet", "ResNetForImageClassification"): "ResNet",
-    ("Levit", "LevitForImageClassification"): "LeViT",
     ("Sam", "SamModel"): "SAM",
 }
 
@@ -115,7 +109,7 @@ def test_the_authors_own(tmp_path: Path, names: tuple[str, ...], family: str) ->
     assert f"this is {family}" in refusal(tmp_path / "x.safetensors")
 
 
-@pytest.mark.parametrize("name", some(NAMES, NAMES[::3]))
+@pytest.mark.parametrize("name", some(NAMES, NAMES[::6]))
 def test_a_damaged_file_of_a_known_family_is_not_taken_for_another(tmp_path: Path, name: str) -> None:
     """Whatever tensor is missing, or however many of one kind."""
     shapes = {key: tuple(tensor.shape) for key, tensor in make(name).model.state_dict().items()}

@@ -14,12 +14,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import vitkit
-from refusals import refused
 from tiny import largest_difference, some
 from vitkit.classifier import Classifier
 from vitkit.errors import VitkitError
 from vitkit.explanation import attention_maps
-from vitkit.inference import prepare
 from weights.spoiling import Spoilt
 
 SIDE = 64
@@ -82,10 +80,6 @@ QUICK = frozenset({  # one of each family
     *("naflexvit_base_patch16_parfac_gap", "naflexvit_base_patch16_radio_v3", "vit_base_patch16_siglip_224"),
     *("vit_base_patch16_clip_224",),
 })  # fmt: skip
-EXPORTED = (
-    *("beit_base_patch16_224", "vit_relpos_medium_patch16_cls_224", "eva02_base_patch16_clip_224"),
-    *("vit_small_plus_patch16_dinov3_qkvb", "vit_pe_core_gigantic_patch14_448", "aimv2_large_patch14_224"),
-)
 
 
 @functools.cache
@@ -144,8 +138,8 @@ def test_answers_are_timms(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", some(ROTARY, QUICK))
-@pytest.mark.parametrize("side", [48, 112])
-def test_rotary_positions_at_another_resolution_are_timms(tmp_path: Path, name: str, side: int) -> None:
+def test_rotary_positions_at_another_resolution_are_timms(tmp_path: Path, name: str) -> None:
+    side = 112
     reference = copy.deepcopy(theirs(name))
     ours = vitkit.load(folder_of(reference, name, tmp_path / "folder"), image_size=side).model
     reference.set_input_size(img_size=(side, side))
@@ -178,9 +172,7 @@ def test_learned_positions_of_an_oblong_grid_are_timms(tmp_path: Path, name: str
         assert largest_difference(ours(oblong), reference(oblong)) <= 1e-5
 
 
-@pytest.mark.parametrize(
-    ("name", "side"), [*(("beit_base_patch16_224", side) for side in (48, 160)), ("beitv2_large_patch16_224", 32)]
-)
+@pytest.mark.parametrize(("name", "side"), [("beit_base_patch16_224", 160), ("beitv2_large_patch16_224", 32)])
 @pytest.mark.filterwarnings("ignore::UserWarning:timm")  # of torch, on how timm's interpolation indexes
 def test_tables_of_biases_at_another_resolution_are_timms(tmp_path: Path, name: str, side: int) -> None:
     reference = copy.deepcopy(theirs(name))
@@ -189,14 +181,6 @@ def test_tables_of_biases_at_another_resolution_are_timms(tmp_path: Path, name: 
     with torch.inference_mode():
         assert largest_difference(ours.model(images(side)), reference(images(side))) <= 1e-5
     assert "BEiT" in str(ours.report)
-
-
-@pytest.mark.parametrize("name", some(MODERN, QUICK))
-def test_the_optimised_model_answers_as_the_model_does(tmp_path: Path, name: str) -> None:
-    model = loaded(name, tmp_path).model
-    with torch.inference_mode():
-        wanted = model(images())
-        assert largest_difference(prepare(model)(images()), wanted) <= 1e-5 * wanted.abs().max()
 
 
 class _Watch(torch.overrides.TorchFunctionMode):
@@ -215,9 +199,7 @@ class _Watch(torch.overrides.TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in MODERN if name in ROTARY or any(word in name for word in ("beit", "relpos", "aimv2"))]
-)
+@pytest.mark.parametrize("name", [*ROTARY, "beit_base_patch16_224", "vit_relpos_base_patch16_clsgap_224"])
 def test_attention_maps_are_timms(tmp_path: Path, name: str) -> None:
     watch = _Watch()
     with torch.inference_mode(), watch:
@@ -250,30 +232,5 @@ def test_a_tensor_that_is_missing_or_misshapen_is_named(tmp_path: Path, name: st
                 file.widened(spoiled, **told)
 
 
-@pytest.mark.parametrize("name", ["vit_pe_core_base_patch16_224", "vit_relpos_medium_patch16_cls_224"])
-def test_a_tensor_that_is_no_numbers_is_named(tmp_path: Path, name: str) -> None:
-    state, told = theirs(name).state_dict(), {"heads": 4} | MODERN[name][1]
-    for spoiled in (key for key in state if ".1." not in key and state[key].is_floating_point()):
-        save_file({**state, spoiled: torch.full_like(state[spoiled], torch.nan)}, tmp_path / "x.safetensors")
-        with refused("weights.values-not-finite", _layer(spoiled)):
-            vitkit.load(tmp_path / "x.safetensors", **told)
-
-
 def _layer(tensor: str) -> str:
     return tensor.removesuffix(".weight").removesuffix(".bias")
-
-
-@pytest.mark.accept  # by day, tests/exporting exports small models of all these kinds
-@pytest.mark.parametrize("ending", ["onnx", "xml", "pt2"])
-@pytest.mark.parametrize("name", EXPORTED)
-def test_exported_files_pass_their_gate(tmp_path: Path, name: str, ending: str) -> None:
-    loaded(name, tmp_path).save(tmp_path / "model")
-    assert vitkit.export(tmp_path / "model", out=tmp_path / f"out.{ending}").file.is_file()
-
-
-@pytest.mark.parametrize("name", some(ROTARY, QUICK))
-def test_layouts_that_cannot_express_it_refuse(tmp_path: Path, name: str) -> None:
-    loaded(name, tmp_path).save(tmp_path / "model")
-    for to, end in (("timm", ".safetensors"), ("npz", ".npz")):
-        with refused("weights.layout-unsuitable"):
-            vitkit.convert(tmp_path / "model", tmp_path / f"written{end}", to=to)

@@ -124,11 +124,9 @@ def test_it_is_read_in_both_directions_and_names_that_are_given_come_first(
 @pytest.mark.parametrize(
     "written",
     [
-        {"0": "daisy", "1": "roses"},
         {str(i): f"class {i}" for i in range(4)},
         {"1": "daisy", "2": "dandelion", "3": "roses"},
         {"daisy": 0, "dandelion": 0, "roses": 2},
-        {"daisy": "a", "dandelion": "b", "roses": "c"},
         ["daisy", "dandelion", "roses"],
         "{",
     ],

@@ -69,14 +69,10 @@ def test_what_only_timm_computes_is_refused_before_it_is_fetched(monkeypatch: py
             load(name)
 
 
-@pytest.fixture(scope="module")
-def entries() -> dict[str, Any]:
-    return {name: find_timm(name) for name in timm_names()}
-
-
-def test_an_entry_says_what_timm_says(entries: dict[str, Any]) -> None:
+def test_an_entry_says_what_timm_says() -> None:
     licences = {"apache-2.0": "Apache-2.0", "mit": "MIT", "cc-by-nc-4.0": "CC-BY-NC-4.0", None: ""}
-    for name, entry in entries.items():
+    for name in timm_names():
+        entry: Any = find_timm(name)
         theirs, own = get_pretrained_cfg(name), entry.preprocess
         assert (own.size, own.mean, own.std) == (theirs.input_size[1:], theirs.mean, theirs.std), name
         assert own.crop_pct == theirs.crop_pct and own.interpolation == theirs.interpolation, name
@@ -102,11 +98,11 @@ def test_pictures_are_those_of_timms_transforms_to_the_bit() -> None:
         assert np.array_equal(preprocess(picture), transform(picture).numpy()), name
 
 
-@pytest.mark.parametrize("name", ["vit_base_patch16_224.augreg_in21k_ft_in1k", "deit_tiny_patch16_224.fb_in1k"])
-def test_costs_are_those_that_vitkit_counts(name: str) -> None:
-    told, own = facts_of(name), describe(config_for(CATALOG[name].architecture))
-    assert told.parameters == own.parameters
-    assert told.gmacs == pytest.approx(own.gmacs, rel=0.005)
+def test_costs_are_those_that_vitkit_counts() -> None:
+    for name in ("vit_base_patch16_224.augreg_in21k_ft_in1k", "deit_tiny_patch16_224.fb_in1k"):
+        told, own = facts_of(name), describe(config_for(CATALOG[name].architecture))
+        assert told.parameters == own.parameters
+        assert told.gmacs == pytest.approx(own.gmacs, rel=0.005)
 
 
 def test_what_has_no_source_has_no_figure() -> None:
@@ -154,20 +150,16 @@ def test_the_table_is_what_its_program_writes(monkeypatch: pytest.MonkeyPatch) -
         sys.modules.pop(name, None)
 
 
-@pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The hub, whose every repository holds one small model as timm writes it; and what was asked of it."""
+def test_a_tag_is_loaded_from_timm_s_repository_wherever_a_model_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = timm.create_model("vit_tiny_patch16_224", depth=1, num_classes=1000)
     save_file(model.state_dict(), tmp_path / "model.safetensors")
     cfg = get_pretrained_cfg(NAME).to_dict()
     described = {"architecture": "vit_base_patch16_224", "num_classes": 1000, "pretrained_cfg": cfg}
     (tmp_path / "config.json").write_text(json.dumps(described))
-    asked: list[str] = []
-    monkeypatch.setattr(hub, "fetch_hub", lambda repo, *_: asked.append(repo) or tmp_path)
-    return asked
-
-
-def test_a_tag_is_loaded_from_timm_s_repository_wherever_a_model_is_named(repository: list[str]) -> None:
+    repository: list[str] = []
+    monkeypatch.setattr(hub, "fetch_hub", lambda repo, *_: repository.append(repo) or tmp_path)
     classifier = load(NAME)
     assert repository == [f"timm/{NAME}"]
     entry = find_published(NAME)
@@ -183,14 +175,10 @@ def test_a_tag_is_loaded_from_timm_s_repository_wherever_a_model_is_named(reposi
     assert inspect(NAME, use="training").config.layers == 1
 
 
-@pytest.mark.parametrize("name", ["vit_base_patch16_clip_224", "eva02_tiny_patch14_224"])
-def test_a_model_of_timm_s_without_its_tag_is_told_the_tags(name: str) -> None:
+def test_a_model_of_timm_s_without_its_tag_is_told_the_tags_and_timm_ahead_of_one_is_its_network() -> None:
     for ask in (load, vitkit.info):
-        with refused("weights.source-missing", *tags_of(name)):
-            ask(name)
-
-
-def test_timm_ahead_of_a_tag_is_still_timm_s_own_network() -> None:
+        with refused("weights.source-missing", *tags_of("eva02_tiny_patch14_224")):
+            ask("eva02_tiny_patch14_224")
     name = _network_of("timm:vit_base_patch16_clip_224.openai", None)
     assert name is not None and name.startswith("timm:")
 

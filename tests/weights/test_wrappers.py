@@ -38,15 +38,12 @@ ONE = torch.ones(3)
 # What is stored, and words of a note on it.
 WRAPPED: dict[str, tuple[Callable[[State], Any], str]] = {
     "model_state_dict": (lambda own: {"model_state_dict": own, "optimizer_state_dict": MOMENTS}, "from model_state_di"),
-    "model": (lambda own: {"model": own, "epoch": 7, "optimizer": {"state": {}}}, "taken from model"),
     "state_dict_ema": (lambda own: {"state_dict": OTHER, "state_dict_ema": own}, "state_dict was ignored"),
     "model_ema": (lambda own: {"model": OTHER, "model_ema": own}, "model was ignored: model_ema was taken"),
-    "Lightning": (lambda own: {"state_dict": under("model.", own)}, "taken from state_dict"),
     "DINO": (
         lambda own: {"student": under("module.backbone.", OTHER), "teacher": under("backbone.", own)},
         "taken from teacher",
     ),
-    "params_ema": (lambda own: {"params": OTHER, "params_ema": own}, "params was ignored: params_ema was taken"),
     "any other key": (lambda own: {"my_vit": own, "history": {"loss": [1.0]}}, "taken from my_vit"),
     "two keys deep": (lambda own: {"checkpoint": {"ema": {"decay": 0.9, "shadow": own}}}, "from checkpoint.ema.shadow"),
     "any other prefix": (lambda own: under("vit.", own), "the prefix vit. of the names was removed"),
@@ -90,12 +87,10 @@ TWO = "weights.sets-ambiguous"
 REFUSED: dict[str, tuple[Callable[[State], Any], str]] = {
     "two sets": (lambda own: {"first": own, "second": OTHER}, TWO),
     "two prefixes": (lambda own: {**under("model.", own), **under("backbone.", OTHER)}, TWO),
-    "numbers as keys": (lambda own: {"folds": {0: own, 1: OTHER}}, TWO),
     "a head beside": (lambda own: {"trunk": own, "head": {"weight": ONE}}, TWO),
     "other names": (lambda own: under("0.1.", own) | {"2.x": ONE}, "weights.architecture-unknown"),
     "eight bits": (lambda own: {n: t.to(torch.float8_e4m3fn) for n, t in own.items()}, "weights.tensors-unfit"),
     "a list": (lambda own: {"shadow_params": list(own.values())}, "weights.tensors-absent"),
-    "something else": (lambda own: {**own, "adapter.weight": ONE}, "weights.tensors-unfit"),
     "a pickled model": (lambda own: {"model": VisionTransformer(**SMALL)}, "weights.code-refused"),
 }
 
