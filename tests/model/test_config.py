@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refusals import refused
-from tiny import TINY, configs, tiny
+from tiny import configs, tiny
 from vitkit.errors import VitkitError
 from vitkit.model import ViTConfig, config_for, list_models
 from vitkit.model.names import VARIANTS
 
 # Table 1 of arXiv 2010.11929; Ti and S of arXiv 2106.10270: layers, hidden size, MLP size, heads.
 PAPER = {
+    "micro": (4, 128, 512, 4),  # vitkit's own
     "tiny": (12, 192, 768, 3),
     "small": (12, 384, 1536, 6),
     "base": (12, 768, 3072, 12),
@@ -24,14 +25,10 @@ PAPER = {
 }
 
 
-@pytest.mark.parametrize(("size", "row"), PAPER.items())
-def test_the_variants_are_the_papers_table(size: str, row: tuple[int, ...]) -> None:
-    config = config_for(f"vit_{size}_patch16_224")
-    assert (config.layers, config.hidden_size, config.mlp_size, config.heads) == row
-    assert VARIANTS[size] == row
-
-
-NO_HEAD = {"distill_token": False, "distill_head": False}
+def test_the_variants_are_the_papers_table() -> None:
+    for size, row in PAPER.items():
+        config = config_for(f"vit_{size}_patch16_224")
+        assert (config.layers, config.hidden_size, config.mlp_size, config.heads) == VARIANTS[size] == row
 
 
 @pytest.mark.parametrize(
@@ -47,7 +44,7 @@ NO_HEAD = {"distill_token": False, "distill_head": False}
         ("vit_base_patch16_224", {"has_logits": True, "hidden_size": 96}, {"representation_size": 96}),
         ("vit_base_patch16_224", {"mlp_ratio": 2.5, "hidden_size": 96}, {"mlp_size": 240}),
         ("vit_base_patch16_224", {"distilled": True}, {"distill_token": True, "distill_head": True}),
-        ("deit_base_distilled_patch16_224", {"distilled": False}, NO_HEAD),
+        ("deit_base_distilled_patch16_224", {"distilled": False}, {"distill_token": False, "distill_head": False}),
     ],
 )
 def test_a_name_and_options_stand_for_a_configuration(
@@ -68,38 +65,22 @@ def test_every_listed_name_is_unique_and_builds_a_configuration() -> None:
         assert ("distilled" in name) == config.distill_token == config.distill_head
 
 
-R50 = [
-    f"vit_{b}_{size}{tag}" for b in ("base_r50_s16", "large_r50_s32") for size in (224, 384) for tag in ("", "_in21k")
-]
+def test_a_pattern_or_a_part_of_the_name_filters_the_list() -> None:
+    assert list_models("*small_distilled*_384") == ["deit_small_distilled_patch16_384"]
+    assert list_models("vit_bas?_patch8_384") == ["vit_base_patch8_384"]
+    assert sorted(list_models("deit_small_p")) == ["deit_small_patch16_224", "deit_small_patch16_384"]
+    assert sorted(list_models("*")) == sorted(list_models("")) == sorted(list_models())
+    assert list_models("resnet") == []
 
 
-@pytest.mark.parametrize(
-    ("pattern", "expected"),
-    [
-        ("deit_small_p", ["deit_small_patch16_224", "deit_small_patch16_384"]),
-        ("*small_distilled*_384", ["deit_small_distilled_patch16_384"]),
-        ("r50", R50),
-        ("vit_bas?_patch8_384", ["vit_base_patch8_384"]),
-        ("resnet", []),
-        *((every, list_models()) for every in ("*", "")),
-        *((base, [name for name in list_models() if "base" in name]) for base in ("base", "*base*")),
-    ],
-)
-def test_a_pattern_or_a_part_of_the_name_filters_the_list(pattern: str, expected: list[str]) -> None:
-    assert sorted(list_models(pattern)) == sorted(expected)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "suggested"),
-    [
+def test_an_unknown_name_is_refused_with_a_suggestion() -> None:
+    for wrong, suggested in (
         ("vit_bse_patch16_224", "vit_base_patch16_224"),
         ("deit_base_patch16_224_in21k", "vit_base_patch16_224_in21k"),
         ("zebra", "unknown"),
-    ],
-)
-def test_an_unknown_name_is_refused_with_a_suggestion(wrong: str, suggested: str) -> None:
-    with refused("model.name-unknown", repr(wrong), suggested):
-        config_for(wrong)
+    ):
+        with refused("model.name-unknown", repr(wrong), suggested):
+            config_for(wrong)
 
 
 def test_a_new_hidden_size_keeps_the_mlps_ratio_and_the_representation_layer() -> None:
@@ -124,10 +105,11 @@ def test_replacing_a_field_by_its_own_value_changes_nothing(config: ViTConfig, n
     assert config.replace(**{name: getattr(config, name)}) == config
 
 
-def test_replace_changes_the_named_fields_alone() -> None:
+def test_replace_changes_the_named_fields_alone_and_a_size_may_be_a_number() -> None:
     config = tiny()
-    changed = config.replace(dropout=0.3, image_size=8)
-    assert dataclasses.asdict(changed) == dataclasses.asdict(config) | {"dropout": 0.3, "image_size": (8, 8)}
+    changed = config.replace(dropout=0.3, image_size=8, patch_size=[2, 4])
+    new = {"dropout": 0.3, "image_size": (8, 8), "patch_size": (2, 4)}
+    assert dataclasses.asdict(changed) == dataclasses.asdict(config) | new
     assert config == tiny(), "the original is left as it was"
 
 
@@ -242,13 +224,6 @@ def test_fields_of_which_no_model_can_be_are_refused_by_name(fields: dict[str, A
 def test_a_wrong_override_is_refused_by_name(options: dict[str, Any], code: str, named: str) -> None:
     with refused(code, named):
         config_for("vit_tiny_patch16_224", **options)
-
-
-@pytest.mark.parametrize("name", ["image_size", "patch_size"])
-@pytest.mark.parametrize(("given", "kept"), [(24, (24, 24)), ((12, 24), (12, 24)), ([12, 24], (12, 24))])
-def test_a_size_may_be_a_number_or_a_pair(name: str, given: Any, kept: tuple[int, int]) -> None:
-    config = ViTConfig(**TINY | {"image_size": 24, "patch_size": 12} | {name: given})
-    assert getattr(config, name) == kept
 
 
 @given(config=configs())

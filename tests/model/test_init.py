@@ -144,17 +144,6 @@ def test_a_model_built_on_meta_draws_nothing_and_answers_once_it_has_weights(fie
         assert torch.equal(model(images()), original(images()))
 
 
-@pytest.mark.parametrize("fields", TABLES.values(), ids=TABLES.keys())
-@torch.no_grad()
-def test_rebuilding_the_tables_changes_nothing(fields: dict[str, Any]) -> None:
-    for dtype in (torch.float32, torch.bfloat16):
-        model = build(**fields).to(dtype)
-        before, keys = model(images().to(dtype)), list(model.state_dict())
-        model.rebuild_tables()
-        assert torch.equal(model(images().to(dtype)), before)
-        assert list(model.state_dict()) == keys
-
-
 def test_weights_have_the_strides_of_new_ones() -> None:
     """timm's DeiT file has a class token of strides (1, 1, 1); gradients and fused optimisers differ from such."""
     model = build()

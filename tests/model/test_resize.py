@@ -1,6 +1,5 @@
 """Positions and patch kernels are fitted to other sizes exactly as each convention's own code does it."""
 
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -12,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
 from torch import Tensor
-from torchvision.models.vision_transformer import interpolate_embeddings
 
 from tiny import largest_difference
 from vitkit.model import PositionResize
@@ -22,21 +20,11 @@ REPRODUCIBLE = settings(derandomize=True, max_examples=40)
 
 Grid = tuple[int, int]
 CONVENTIONS: tuple[PositionResize, ...] = get_args(PositionResize)
-FROM_SQUARE: list[tuple[Grid, Grid]] = [
-    ((7, 7), (12, 12)),
-    ((14, 14), (7, 28)),  # as many patches as before
-    ((24, 24), (14, 14)),
-    ((16, 16), (37, 37)),
-    ((1, 1), (3, 5)),
-    ((5, 5), (1, 1)),
-]
-FROM_OBLONG: list[tuple[Grid, Grid]] = [
-    ((3, 5), (6, 4)),
-    ((14, 9), (7, 20)),
-    ((1, 6), (4, 6)),
+SIZES: list[tuple[Grid, Grid]] = [
+    *(((7, 7), (12, 12)), ((14, 14), (7, 28)), ((24, 24), (14, 14)), ((16, 16), (37, 37)), ((1, 1), (3, 5))),
+    *(((5, 5), (1, 1)), ((3, 5), (6, 4)), ((14, 9), (7, 20)), ((1, 6), (4, 6))),
     ((2, 8), (4, 4)),  # a square hidden in an oblong: the old grid must not be guessed from the number of patches
 ]
-SIZES = FROM_SQUARE + FROM_OBLONG
 
 sides = st.integers(1, 20)
 grids = st.tuples(sides, sides)
@@ -92,41 +80,6 @@ def ask_timm(table: Tensor, old: Grid, new: Grid) -> Tensor:
 def test_timm_is_resample_abs_pos_embed(old: Grid, new: Grid) -> None:
     table = positions(old)
     assert_as(resize_grid(table, old, new, "timm"), ask_timm(table, old, new))
-
-
-@pytest.mark.parametrize(("old", "new"), [pair for pair in FROM_SQUARE if pair[1][0] == pair[1][1]], ids=by_name)
-def test_torchvision_is_interpolate_embeddings(old: Grid, new: Grid) -> None:
-    table, prefix = positions(old), torch.full((1, 3), 9.0)
-    state = OrderedDict({"encoder.pos_embedding": torch.cat([prefix, table])[None]})
-    theirs = interpolate_embeddings(4 * new[0], 4, state)["encoder.pos_embedding"][0]
-    assert_as(resize_grid(table, old, new, "torchvision"), theirs[1:])
-
-
-HUGGING_FACE: dict[str, tuple[str, str, PositionResize]] = {
-    "ViT": ("vit", "ViT", "huggingface"),
-    "DINOv2": ("dinov2", "Dinov2", "huggingface"),
-    "DINOv2 with registers": ("dinov2_with_registers", "Dinov2WithRegisters", "timm"),
-}
-
-
-def ask_transformers(module: str, name: str, table: Tensor, old: Grid, new: Grid) -> Tensor:
-    transformers = pytest.importorskip("transformers")
-    modeling = pytest.importorskip(f"transformers.models.{module}.modeling_{module}")
-    config = getattr(transformers, f"{name}Config")(
-        hidden_size=3, num_hidden_layers=1, num_attention_heads=1, image_size=2 * old[0], patch_size=2
-    )
-    embeddings = getattr(modeling, f"{name}Embeddings")(config)
-    tokens = torch.zeros(1, 1 + new[0] * new[1], 3)
-    with torch.no_grad():
-        embeddings.position_embeddings[0, 1:] = table
-        return embeddings.interpolate_pos_encoding(tokens, 2 * new[0], 2 * new[1])[0, 1:]
-
-
-@pytest.mark.parametrize(("module", "name", "convention"), HUGGING_FACE.values(), ids=HUGGING_FACE.keys())
-@pytest.mark.parametrize(("old", "new"), [FROM_SQUARE[0], FROM_SQUARE[1], FROM_SQUARE[3]], ids=by_name)
-def test_hugging_face_does_the_same(module: str, name: str, convention: PositionResize, old: Grid, new: Grid) -> None:
-    table = positions(old)
-    assert_as(resize_grid(table, old, new, convention), ask_transformers(module, name, table, old, new))
 
 
 def cubic(distance: np.ndarray) -> np.ndarray:
@@ -209,15 +162,6 @@ def test_dimensions_are_so_many_tables(convention: PositionResize, old: Grid, ne
     each = zip(resized.reshape(-1, *resized.shape[-2:]), tables.reshape(-1, *tables.shape[-2:]), strict=True)
     for ours, table in each:
         torch.testing.assert_close(ours, resize_grid(table, old, new, convention), rtol=0, atol=1e-6)
-
-
-@REPRODUCIBLE
-@given(convention=conventions, old=grids, new=grids)
-def test_rows_are_treated_as_columns_are(convention: PositionResize, old: Grid, new: Grid) -> None:
-    grid = positions(old).view(*old, -1)
-    turned = resize_grid(grid.transpose(0, 1).flatten(0, 1), old[::-1], new[::-1], convention)
-    resized = resize_grid(grid.flatten(0, 1), old, new, convention).view(*new, -1)
-    torch.testing.assert_close(turned, resized.transpose(0, 1).flatten(0, 1), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)

@@ -144,19 +144,3 @@ def test_a_kernel_of_one_value_gives_zeros_and_finite_gradients(kind: StemKind) 
     features.sum().backward()
     assert features.isfinite().all()
     assert [name for name, p in module.named_parameters() if p.grad is None or not p.grad.isfinite().all()] == []
-
-
-@pytest.mark.accept
-@pytest.mark.parametrize("kind", KINDS)
-def test_compiled_features_and_gradients_are_the_same_and_so_are_exported_features(kind: StemKind) -> None:
-    module, x = stem((1,), kind), pixels_of(2, 3, 37, 26).double()
-    module(x).square().sum().backward()
-    expected = {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
-    assert expected.keys() == dict(module.named_parameters()).keys()
-    assert [name for name, gradient in expected.items() if not gradient.any()] == []
-    module.zero_grad()
-    torch.compile(module, backend="aot_eager", fullgraph=True)(x).square().sum().backward()
-    for name, p in module.named_parameters():
-        torch.testing.assert_close(p.grad, expected[name])
-    exported = torch.export.export(module, (x,)).module()
-    assert largest_difference(exported(x), module(x)) <= 1e-10

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import runs
 import vitkit
 from refusals import refused
-from tiny import AXIAL, GRID, LOCAL, build, gradients, images, largest_difference, some, tiny
+from tiny import GRID, LOCAL, build, gradients, images, largest_difference, some, tiny
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.explanation import attention_maps, can_explain, gradient_rollout, rollout
@@ -130,15 +130,6 @@ def test_costs_are_those_of_the_flop_counter(name: str) -> None:
     with counter:
         model(images(1, config=config))
     assert round(info.gmacs_executed * 1e9) == counter.get_total_flops() // 2
-
-
-def test_rows_and_columns_are_counted_apart() -> None:
-    info = describe(tiny(**{**AXIAL, "layers": 8, "pool": "gap"}))
-    heads = tiny(**AXIAL).heads
-    assert {stage.name: (stage.shape, stage.times) for stage in info.stages if "within" in stage.name} == {
-        "attention within 1 x 7 patches, per head": ((heads, 5, 7, 7), 4),
-        "attention within 5 x 1 patches, per head": ((heads, 7, 5, 5), 4),
-    }
 
 
 @every

@@ -239,36 +239,35 @@ def test_a_server_that_always_breaks_at_the_same_byte_is_given_up(serve: Callabl
 
 
 @pytest.mark.parametrize(
-    ("if_range", "body"), [(True, OTHER), (False, OTHER), (False, OTHER[:1000])], ids=["told", "untold", "shrunk"]
+    ("temper", "body", "asks_for_a_part"),
+    [
+        ({}, OTHER, True),
+        ({"if_range": False}, OTHER, True),
+        ({"if_range": False}, OTHER[:1000], True),
+        ({"ranges": False}, OTHER, True),
+        ({"headers": {"ETag": 'W/"weak"'}}, OTHER, False),
+    ],
+    ids=["told", "untold", "shrunk", "no ranges", "no validator"],
 )
-def test_a_file_that_changed_between_attempts_is_begun_anew(
-    serve: Callable[..., Server], if_range: bool, body: bytes
-) -> None:
-    server = serve(if_range=if_range)
-    interrupt(server, after=600_000)
-    server.body, server.headers = body, {"ETag": '"two"'}
-    assert fetch_url(server.url).read_bytes() == body
-
-
-@pytest.mark.parametrize("temper", [{"headers": {"ETag": 'W/"weak"'}}, {"ranges": False}])
-def test_without_a_validator_or_ranges_it_is_all_sent_again(
-    serve: Callable[..., Server], temper: dict[str, Any]
+def test_a_file_that_may_have_changed_between_attempts_is_begun_anew(
+    serve: Callable[..., Server], temper: dict[str, Any], body: bytes, asks_for_a_part: bool
 ) -> None:
     server = serve(**temper)
     interrupt(server, after=600_000)
-    server.body = OTHER
-    assert fetch_url(server.url).read_bytes() == OTHER
-    assert ("range" in server.asked[1]) == ("ranges" in temper)
+    server.body, server.headers = body, {"ETag": '"two"'}
+    assert fetch_url(server.url).read_bytes() == body
+    assert ("range" in server.asked[1]) == asks_for_a_part
 
 
 @pytest.mark.parametrize("expected", [digest(BYTES)[:8], digest(BYTES).upper()])
 def test_a_file_of_a_wrong_checksum_is_deleted(serve: Callable[..., Server], expected: str) -> None:
     server = serve(body=OTHER)
+    entry = replace(CATALOG["deit_tiny_patch16_224.fb_in1k"], url=server.url, sha256=expected)
     with refused("weights.download-failed", digest(OTHER)[:8], expected[:8].lower()):
-        fetch_url(server.url, expected)
+        fetch(entry)
     assert leftovers(server.url) == [] and not cache_path(server.url).exists()
     server.body = BYTES
-    assert fetch_url(server.url, expected).read_bytes() == BYTES
+    assert fetch(entry).read_bytes() == BYTES
 
 
 def test_google_s_md5_is_checked_where_no_sha256_is_known(serve: Callable[..., Server]) -> None:
@@ -401,13 +400,6 @@ def test_a_killed_process_holds_no_other(serve: Callable[..., Server]) -> None:
     stuck.set()
     first.wait(20)
     assert len(server.asked) == 2
-
-
-def test_fetch_checks_the_entry_s_checksum(serve: Callable[..., Server]) -> None:
-    entry = replace(CATALOG["deit_tiny_patch16_224.fb_in1k"], url=serve().url)
-    with refused("weights.download-failed", str(entry.sha256)):
-        fetch(entry)
-    assert fetch(replace(entry, sha256=digest(BYTES)[:8])).read_bytes() == BYTES
 
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

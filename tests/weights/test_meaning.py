@@ -134,6 +134,8 @@ def test_timm_s_pixels_can_be_had(tmp_path: Path) -> None:
     ("name", "use", "code", "part"),
     [
         (f"{NAME}.augreg", "answers", "weights.tag-unknown", f"timm/{NAME}.augreg"),
+        ("vit_tiny_patch8_224.x", "answers", "weights.tag-unknown", "vit_tiny_patch8_224"),
+        ("vit_base_patch16_224_gap", "answers", "weights.weights-unpublished", "vit_base_patch16_224_gap"),
         ("timm:nothing", "answers", "model.name-unknown", "nothing"),
         ("vit_base_r26_s32_224", "answers", "weights.weights-unpublished", "vit_base_r26_s32_224.orig_in21k"),
         ("vit_small_patch8_224", "training", "weights.weights-unpublished", "vit_small_patch8_224.dino"),

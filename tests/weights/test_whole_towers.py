@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import open_clip
 import pytest
 import timm
 import torch
@@ -102,15 +101,6 @@ def test_what_config_json_leaves_out_is_transformers_default(tmp_path: Path) -> 
         assert largest_difference(found.model(BATCH), model(BATCH).pooler_output) <= 1e-5
 
 
-def test_a_pooling_that_config_json_names_and_the_file_lacks_is_missed(tmp_path: Path) -> None:
-    model, _ = made("SiglipModel")
-    model.config.save_pretrained(tmp_path)
-    state = {key: own for key, own in model.state_dict().items() if not key.startswith("vision_model.head.")}
-    save_file(state, tmp_path / "model.safetensors")
-    with refused("weights.tensors-unfit", "vision_model.head.probe"):
-        inspect(tmp_path)
-
-
 def test_other_kinds_of_clip_are_refused_by_name(tmp_path: Path) -> None:
     config = transformers.CLIPConfig(text_config=TEXTS, vision_config=IMAGES, num_labels=7)
     transformers.CLIPForImageClassification(config).save_pretrained(tmp_path)
@@ -151,11 +141,10 @@ def test_open_clips_file(tmp_path: Path, quick: bool, ls_init_value: float | Non
     assert "text encoder" in found.report.dropped["token_embedding.weight"]
 
 
-@pytest.mark.parametrize("quick", [False, True])
-def test_open_clips_folder_says_it_all(tmp_path: Path, quick: bool) -> None:
-    model = openclip(quick=quick)
+def test_open_clips_folder_says_it_all(tmp_path: Path) -> None:
+    model = openclip(quick=True)
     save_file(model.state_dict(), tmp_path / "open_clip_model.safetensors")
-    written = {"model_cfg": {"embed_dim": 24, "quick_gelu": quick, "vision_cfg": VISION}, "preprocess_cfg": PIXELS}
+    written = {"model_cfg": {"embed_dim": 24, "quick_gelu": True, "vision_cfg": VISION}, "preprocess_cfg": PIXELS}
     (tmp_path / "open_clip_config.json").write_text(json.dumps(written))
     found = load(tmp_path)
     assert_projects_as(model, found)
@@ -185,25 +174,6 @@ def test_open_clips_tensors_that_are_missing_are_named(tmp_path: Path) -> None:
     for spoiled in (key for key in file.tensors if key.startswith("visual.") and key != "visual.proj"):
         with pytest.raises(VitkitError, match=spoiled):
             file.without(spoiled, heads=4)
-
-
-def test_open_clips_trunks_are_timms(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    trunk = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 1, "num_heads": 4}
-    fields = {"timm_model_name": "vit_base_patch32_siglip_256", "timm_pool": "map", "timm_proj": "none"}
-    own = open_clip.timm_model.timm.create_model("vit_base_patch32_siglip_256", num_classes=0, **trunk).eval()
-    randomise(own)
-    state = {f"visual.trunk.{key}": value for key, value in own.state_dict().items()} | {"logit_scale": torch.ones(())}
-    save_file(state, tmp_path / "open_clip_model.safetensors")
-    bare = load(tmp_path / "open_clip_model.safetensors", heads=4, gelu="tanh")
-    written = {"model_cfg": {"embed_dim": 32, "vision_cfg": {"image_size": 16, **fields}}}
-    (tmp_path / "open_clip_config.json").write_text(json.dumps(written))
-    told = load(tmp_path, heads=4)
-    with torch.inference_mode():
-        for found in (bare, told):
-            assert largest_difference(found.model(BATCH), own(BATCH)) <= 1e-5
-    assert "gelu" not in told.report.assumed
-    assert "gelu" in inspect(tmp_path / "open_clip_model.safetensors", heads=4).report.assumed
 
 
 OF_TIMM = ("vit_base_patch16_clip_quickgelu_224", "vit_base_patch16_siglip_224", "vit_base_patch32_siglip_gap_256")
