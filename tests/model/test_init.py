@@ -142,6 +142,10 @@ def test_a_model_built_on_meta_draws_nothing_and_answers_once_it_has_weights(fie
         model.rebuild_tables()
         assert not any(tensor.is_meta for tensor in [*model.parameters(), *model.buffers()])
         assert torch.equal(model(images()), original(images()))
+    rounded, batch = original.bfloat16(), images().bfloat16()
+    before = rounded(batch)
+    rounded.rebuild_tables()
+    assert torch.equal(rounded(batch), before)
 
 
 def test_weights_have_the_strides_of_new_ones() -> None:
