@@ -273,7 +273,7 @@ def test_the_shapes_without_a_head_are_those_of_a_model_without_one(name: str) -
 
 @pytest.mark.parametrize(
     ("name", "to"),
-    [("a", "folder"), ("a.npz", "npz"), ("a.safetensors", "timm"), ("a", "timm"), ("a", "hf")],
+    [("a", "folder"), ("a.npz", "npz"), ("a.pth", "timm"), ("a", "timm"), ("a", "hf")],
 )
 def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, name: str, to: str) -> None:
     source = classifier()

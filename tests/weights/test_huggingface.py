@@ -101,6 +101,7 @@ UNSUPPORTED, INVALID = "weights.description-unsupported", "weights.description-i
         ({"hidden_act": "mish"}, UNSUPPORTED),
         ({"problem_type": "ranking"}, INVALID),
         ({"id2label": {"0": "a", "1": "b"}}, "weights.classes-mismatched"),
+        ({"id2label": ["a", "b", "c", "d"]}, INVALID),
         ({"apply_layernorm": False}, UNSUPPORTED),
         ({"pruned_heads": {"0": [1]}}, UNSUPPORTED),
         ({"quantization_config": {"bits": 4}}, UNSUPPORTED),

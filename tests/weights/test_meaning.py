@@ -134,6 +134,7 @@ def test_timm_s_pixels_can_be_had(tmp_path: Path) -> None:
     ("name", "use", "code", "part"),
     [
         (f"{NAME}.augreg", "answers", "weights.tag-unknown", f"timm/{NAME}.augreg"),
+        (f"timm:{NAME}.augreg", "answers", "weights.tag-unknown", "augreg_in21k_ft_in1k"),
         ("vit_tiny_patch8_224.x", "answers", "weights.tag-unknown", "vit_tiny_patch8_224"),
         ("vit_base_patch16_224_gap", "answers", "weights.weights-unpublished", "vit_base_patch16_224_gap"),
         ("timm:nothing", "answers", "model.name-unknown", "nothing"),

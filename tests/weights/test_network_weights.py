@@ -107,6 +107,7 @@ UNFIT, NOT_FINITE = "weights.tensors-unfit", "weights.values-not-finite"
         (lambda state: {**state, "more.weight": torch.zeros(1)}, UNFIT, "left over: more.weight"),
         (lambda state: {**state, "conv1.0.weight": torch.zeros(8, 3, 3, 3)}, UNFIT, "of another shape: conv1.0.weight"),
         (lambda state: {**state, "conv1.1.running_var": torch.full((24,), torch.nan)}, NOT_FINITE, "running_var"),
+        (without("fc.weight"), UNFIT, "fc.weight"),
     ],
 )
 def test_nothing_is_silently_left(

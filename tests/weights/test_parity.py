@@ -398,7 +398,7 @@ def test_what_a_bare_hugging_face_file_cannot_say_is_reported(name: str, tmp_pat
     assert not {"norm_eps", "gelu"} & set(said)
 
 
-PUBLISHED = [str(weights) for name in ("b_16", "h_14") for weights in get_model_weights(f"vit_{name}")]
+PUBLISHED = [str(weights) for name in ("l_16", "h_14") for weights in get_model_weights(f"vit_{name}")]
 
 
 @pytest.mark.parametrize("published", PUBLISHED)
@@ -410,7 +410,7 @@ def test_pixels_are_those_that_torchvision_publishes(published: str) -> None:
         state = vision_transformer.__dict__[name](image_size=transforms.crop_size[0]).state_dict()
     origin = read_foreign(shapes_alone(state), None, {}, allow_partial=False, image_size=None, grid=None)
     assert "preprocess" in origin.assumed
-    if published == "ViT_B_16_Weights.IMAGENET1K_SWAG_LINEAR_V1":
+    if published == "ViT_L_16_Weights.IMAGENET1K_SWAG_LINEAR_V1":
         return  # the same shapes as others with other pixels: that it is assumed has been said
     preprocess = Preprocess(size=origin.config.image_size, **origin.preprocess)
     assert preprocess.size == (transforms.crop_size[0],) * 2
