@@ -1,6 +1,5 @@
 """Positions and patch kernels are fitted to other sizes exactly as each convention's own code does it."""
 
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -12,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
 from torch import Tensor
-from torchvision.models.vision_transformer import interpolate_embeddings
 
 from tiny import largest_difference
 from vitkit.model import PositionResize
@@ -22,31 +20,15 @@ REPRODUCIBLE = settings(derandomize=True, max_examples=40)
 
 Grid = tuple[int, int]
 CONVENTIONS: tuple[PositionResize, ...] = get_args(PositionResize)
-FROM_SQUARE: list[tuple[Grid, Grid]] = [
-    ((7, 7), (12, 12)),
-    ((14, 14), (24, 24)),
-    ((14, 14), (9, 21)),
-    ((14, 14), (7, 28)),  # as many patches as before
-    ((24, 24), (14, 14)),
-    ((37, 37), (16, 16)),
-    ((16, 16), (37, 37)),
-    ((1, 1), (3, 5)),
-    ((5, 5), (1, 1)),
-]
-FROM_OBLONG: list[tuple[Grid, Grid]] = [
-    ((3, 5), (6, 4)),
-    ((6, 4), (4, 6)),
-    ((14, 9), (7, 20)),
-    ((12, 1), (5, 1)),
-    ((1, 6), (4, 6)),
+SIZES: list[tuple[Grid, Grid]] = [
+    *(((7, 7), (12, 12)), ((14, 14), (7, 28)), ((24, 24), (14, 14)), ((16, 16), (37, 37)), ((1, 1), (3, 5))),
+    *(((5, 5), (1, 1)), ((3, 5), (6, 4)), ((14, 9), (7, 20)), ((1, 6), (4, 6))),
     ((2, 8), (4, 4)),  # a square hidden in an oblong: the old grid must not be guessed from the number of patches
 ]
-SIZES = FROM_SQUARE + FROM_OBLONG
 
 sides = st.integers(1, 20)
 grids = st.tuples(sides, sides)
 conventions = st.sampled_from(CONVENTIONS)
-by_axis = st.sampled_from([one for one in CONVENTIONS if not one.startswith("linear")])  # which go by the longer one
 
 
 def by_name(value: object) -> str | None:
@@ -79,11 +61,9 @@ def test_reference_is_scipys_zoom_at_any_size(old: Grid, new: Grid) -> None:
     assert_as(resize_grid(table, old, new, "reference"), scipy_zoom(table, old, new, mode="nearest"))
 
 
-@pytest.mark.parametrize(
-    ("old", "new"), [((24, 24), (22, 22)), ((28, 28), (14, 14)), ((32, 32), (16, 16))], ids=by_name
-)
-def test_reference_reaches_the_edge_where_scipys_rounding_oversteps_it(old: Grid, new: Grid) -> None:
+def test_reference_reaches_the_edge_where_scipys_rounding_oversteps_it() -> None:
     """scipy looks for the last row at 27.000000000000004, finds nothing there and writes zeros."""
+    old, new = (28, 28), (14, 14)
     table = positions(old)
     ours = resize_grid(table, old, new, "reference").view(*new, -1)
     theirs = scipy_zoom(table, old, new).view(*new, -1)
@@ -100,41 +80,6 @@ def ask_timm(table: Tensor, old: Grid, new: Grid) -> Tensor:
 def test_timm_is_resample_abs_pos_embed(old: Grid, new: Grid) -> None:
     table = positions(old)
     assert_as(resize_grid(table, old, new, "timm"), ask_timm(table, old, new))
-
-
-@pytest.mark.parametrize(("old", "new"), [pair for pair in FROM_SQUARE if pair[1][0] == pair[1][1]], ids=by_name)
-def test_torchvision_is_interpolate_embeddings(old: Grid, new: Grid) -> None:
-    table, prefix = positions(old), torch.full((1, 3), 9.0)
-    state = OrderedDict({"encoder.pos_embedding": torch.cat([prefix, table])[None]})
-    theirs = interpolate_embeddings(4 * new[0], 4, state)["encoder.pos_embedding"][0]
-    assert_as(resize_grid(table, old, new, "torchvision"), theirs[1:])
-
-
-HUGGING_FACE: dict[str, tuple[str, str, PositionResize]] = {
-    "ViT": ("vit", "ViT", "huggingface"),
-    "DINOv2": ("dinov2", "Dinov2", "huggingface"),
-    "DINOv2 with registers": ("dinov2_with_registers", "Dinov2WithRegisters", "timm"),
-}
-
-
-def ask_transformers(module: str, name: str, table: Tensor, old: Grid, new: Grid) -> Tensor:
-    transformers = pytest.importorskip("transformers")
-    modeling = pytest.importorskip(f"transformers.models.{module}.modeling_{module}")
-    config = getattr(transformers, f"{name}Config")(
-        hidden_size=3, num_hidden_layers=1, num_attention_heads=1, image_size=2 * old[0], patch_size=2
-    )
-    embeddings = getattr(modeling, f"{name}Embeddings")(config)
-    tokens = torch.zeros(1, 1 + new[0] * new[1], 3)
-    with torch.no_grad():
-        embeddings.position_embeddings[0, 1:] = table
-        return embeddings.interpolate_pos_encoding(tokens, 2 * new[0], 2 * new[1])[0, 1:]
-
-
-@pytest.mark.parametrize(("module", "name", "convention"), HUGGING_FACE.values(), ids=HUGGING_FACE.keys())
-@pytest.mark.parametrize(("old", "new"), FROM_SQUARE, ids=by_name)
-def test_hugging_face_does_the_same(module: str, name: str, convention: PositionResize, old: Grid, new: Grid) -> None:
-    table = positions(old)
-    assert_as(resize_grid(table, old, new, convention), ask_transformers(module, name, table, old, new))
 
 
 def cubic(distance: np.ndarray) -> np.ndarray:
@@ -191,10 +136,9 @@ def test_dinov2_gives_the_size_asked_for_whatever_its_scale_rounds_to() -> None:
             assert resize_grid(table, (before, 1), (after, 1), "dinov2").shape == (after, 1)
 
 
-@pytest.mark.parametrize(("old", "new"), [((7, 7), (12, 9)), ((24, 24), (14, 10))], ids=by_name)
-def test_no_two_conventions_agree(old: Grid, new: Grid) -> None:
-    table = positions(old)
-    resized = [resize_grid(table, old, new, convention) for convention in CONVENTIONS]
+def test_no_two_conventions_agree() -> None:
+    table = positions((24, 24))
+    resized = [resize_grid(table, (24, 24), (14, 10), convention) for convention in CONVENTIONS]
     for k, one in enumerate(resized):
         for other in resized[:k]:
             assert largest_difference(one, other) > 0.01
@@ -218,15 +162,6 @@ def test_dimensions_are_so_many_tables(convention: PositionResize, old: Grid, ne
     each = zip(resized.reshape(-1, *resized.shape[-2:]), tables.reshape(-1, *tables.shape[-2:]), strict=True)
     for ours, table in each:
         torch.testing.assert_close(ours, resize_grid(table, old, new, convention), rtol=0, atol=1e-6)
-
-
-@REPRODUCIBLE
-@given(convention=conventions, old=grids, new=grids)
-def test_rows_are_treated_as_columns_are(convention: PositionResize, old: Grid, new: Grid) -> None:
-    grid = positions(old).view(*old, -1)
-    turned = resize_grid(grid.transpose(0, 1).flatten(0, 1), old[::-1], new[::-1], convention)
-    resized = resize_grid(grid.flatten(0, 1), old, new, convention).view(*new, -1)
-    torch.testing.assert_close(turned, resized.transpose(0, 1).flatten(0, 1), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
@@ -253,8 +188,7 @@ def shrink_or_grow(patches: Tensor, size: Grid) -> Tensor:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        *(((16, 16), (8, 8)), ((16, 16), (32, 32)), ((14, 14), (16, 16)), ((16, 16), (14, 14)), ((32, 32), (16, 16))),
-        *(((16, 8), (20, 12)), ((16, 8), (12, 20)), ((3, 5), (5, 3)), ((4, 4), (1, 1)), ((1, 1), (3, 2))),
+        *(((16, 16), (32, 32)), ((14, 14), (16, 16)), ((32, 32), (16, 16)), ((16, 8), (12, 20)), ((4, 4), (1, 1))),
     ],
     ids=by_name,
 )
@@ -267,19 +201,12 @@ def test_resized_kernels_are_timms(old: Grid, new: Grid) -> None:
 
 
 @REPRODUCIBLE
-@given(old=st.tuples(st.integers(1, 9), st.integers(2, 9)), growth=st.tuples(st.integers(0, 9), st.integers(0, 9)))
-def test_a_grown_kernel_answers_grown_patches_as_the_old_answered_the_originals(old: Grid, growth: Grid) -> None:
-    new = (old[0] + growth[0], old[1] + growth[1])  # torch resizes images that are one pixel wide wrongly
-    kernel, patches = kernels(old, torch.float64), noise(4, 3, *old, seed=1, dtype=torch.float64)
-    expected = torch.einsum("bcpq,dcpq->bd", patches, kernel)
-    answers = torch.einsum("bcpq,dcpq->bd", shrink_or_grow(patches, new), resize_patch(kernel, new))
-    torch.testing.assert_close(answers, expected, rtol=0, atol=1e-10)
-
-
-@REPRODUCIBLE
 @given(old=st.tuples(st.integers(1, 12), st.integers(1, 12)), new=st.tuples(st.integers(1, 12), st.integers(1, 12)))
 def test_a_resized_kernel_answers_as_nearly_as_any_could(old: Grid, new: Grid) -> None:
-    """What it gets wrong on unit patches is orthogonal to everything that another kernel could change."""
+    """What it gets wrong on unit patches is orthogonal to everything that another kernel could change.
+
+    So a grown kernel answers grown patches exactly as the old one answered the originals.
+    """
     kernel = kernels(old, torch.float64)
     pixels = torch.eye(old[0] * old[1], dtype=torch.float64).view(-1, 1, *old)
     resized = shrink_or_grow(pixels, new).flatten(1)  # (p*q, p'*q')

@@ -1,73 +1,17 @@
 """The hybrids' ResNet against timm's; the reference's arithmetic is held to its checkpoints elsewhere."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from timm.models.vision_transformer_hybrid import _resnetv2
 from torch import Tensor, nn
 
 import vitkit
-from refusals import refused
-from tiny import build, images, largest_difference, randomise
-from vitkit.model import ResNetStem, StandardisedConv2d, StemKind, ViTConfig, pad_same, stride_of
-
-SMALL: dict[str, Any] = {"stem": (1, 2), "image_size": (24, 32), "patch_size": 1}
-
-
-@settings(max_examples=10)
-@given(height=st.integers(1, 70), width=st.integers(1, 70), stages=st.sampled_from([(), (1,), (1, 1)]))
-def test_sides_are_divided_and_rounded_up(height: int, width: int, stages: tuple[int, ...]) -> None:
-    with torch.device("meta"):
-        stem = ResNetStem(3, stages)
-        shape = stem(torch.empty(1, 3, height, width)).shape
-    stride = stride_of(stages)
-    assert shape == (1, stem.out_channels, -(-height // stride), -(-width // stride))
-
-
-def test_the_odd_pixel_is_padded_below_and_right() -> None:
-    assert pad_same(torch.ones(1, 1, 4, 4), 3, 2)[0, 0].sum(0).tolist() == [4, 4, 4, 4, 0]
-    assert pad_same(torch.ones(1, 1, 5, 5), 3, 2)[0, 0].sum(0).tolist() == [0, 5, 5, 5, 5, 5, 0]
-
-
-@pytest.mark.accept  # by day, tests/exporting exports hybrids
-def test_a_hybrid_compiles_and_exports_whole() -> None:
-    model = build(**SMALL)
-    batch = images(config=model.config)
-    with torch.no_grad():
-        expected = model(batch)
-        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-        assert largest_difference(compiled(batch), expected) <= 1e-5
-        exported = torch.export.export(model, (batch,))
-        assert largest_difference(exported.module()(batch), expected) <= 1e-5
-
-
-@pytest.mark.parametrize(
-    ("fields", "code", "named"),
-    [
-        ({"stem": (1, 0)}, "model.value-invalid", "stem"),
-        ({"stem": (1, 1, 1, 1, 1)}, "model.value-invalid", "stem"),
-        ({"stem": 3}, "text.value-wrong", "stem"),
-        ({"stem": (), "image_size": 40, "patch_size": 3}, "model.size-not-divisible", "10x10"),
-        ({"stem": (), "stem_kind": "other", "patch_size": 1}, "text.value-wrong", "stem_kind"),
-        ({"conv_layers": (12,)}, "model.value-invalid", "conv_layers"),
-        ({"conv_layers": (11,)}, "model.fields-incompatible", "last layer"),
-        ({"conv_layers": (0,), "position": "relative", "position_at": "shared"}, "model.fields-incompatible", "conv"),
-        ({"registers": -1}, "model.value-invalid", "registers"),
-        ({"class_token": False}, "model.fields-incompatible", "class_token"),
-        ({"fc_norm": True, "norm": "post"}, "model.fields-incompatible", "fc_norm"),
-        ({"fc_norm": True, "pool": "token+gap"}, "model.fields-incompatible", "fc_norm"),
-        ({"prefix_positions": False, "position": "sincos_1d"}, "model.fields-incompatible", "prefix_positions"),
-    ],
-)
-def test_what_cannot_be_built_is_named(fields: dict[str, Any], code: str, named: str) -> None:
-    with refused(code, named):
-        ViTConfig(**fields)
+from tiny import largest_difference, randomise
+from vitkit.model import ResNetStem, StandardisedConv2d, StemKind, stride_of
 
 
 def test_the_papers_resnet_is_timms_network_with_a_linear_head() -> None:
@@ -96,22 +40,19 @@ def pixels_of(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def stem(stages: tuple[int, ...], kind: StemKind, dtype: torch.dtype = torch.float64, channels: int = 3) -> ResNetStem:
+def stem(stages: tuple[int, ...], kind: StemKind) -> ResNetStem:
     """Random weights; kernels' deviations run from 1e-5 to 1, so that what is added to them shows."""
-    module = randomise(ResNetStem(channels, stages, kind))
+    module = randomise(ResNetStem(3, stages, kind))
     with torch.no_grad():
         for part in module.modules():
             if isinstance(part, nn.Conv2d):
                 part.weight.mul_(torch.logspace(-5, 0, len(part.weight)).view(-1, 1, 1, 1))
-    return module.to(dtype).eval()
+    return module.double().eval()
 
 
 @dataclass(frozen=True)
 class Oracle:
     weights: Mapping[str, np.ndarray]
-    norm_eps: float = 1e-6
-    kernel_eps: float = 1e-5
-    odd_pixel_first: bool = False
 
     def __call__(self, images: np.ndarray) -> np.ndarray:  # (B, height, width, C)
         x = np.maximum(self.normed(self.convolved(images, "stem.conv", 2), "stem.norm"), 0)
@@ -132,22 +73,21 @@ class Oracle:
 
     def convolved(self, x: np.ndarray, name: str, stride: int) -> np.ndarray:
         kernel = self.weights[f"{name}.weight"].transpose(2, 3, 1, 0)  # (k, k, in, out)
-        kernel = (kernel - kernel.mean((0, 1, 2))) / (kernel.std((0, 1, 2)) + self.kernel_eps)
+        kernel = (kernel - kernel.mean((0, 1, 2))) / (kernel.std((0, 1, 2)) + 1e-5)
         taps = kernel.reshape(-1, *kernel.shape[2:])
         return sum(window @ tap for window, tap in zip(self.windows(x, len(kernel), stride, 0.0), taps, strict=True))
 
     def normed(self, x: np.ndarray, name: str) -> np.ndarray:
         groups = x.reshape(len(x), -1, 32, x.shape[-1] // 32)
         groups = groups - groups.mean((1, 3), keepdims=True)
-        groups = groups / np.sqrt((groups**2).mean((1, 3), keepdims=True) + self.norm_eps)
+        groups = groups / np.sqrt((groups**2).mean((1, 3), keepdims=True) + 1e-6)
         return groups.reshape(x.shape) * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
 
     def windows(self, x: np.ndarray, size: int, stride: int, value: float) -> np.ndarray:
         """What each tap of a window sees: (size * size, B, height / stride, width / stride, C)."""
         sides = [-(-n // stride) for n in x.shape[1:3]]
         total = [max((side - 1) * stride + size - n, 0) for side, n in zip(sides, x.shape[1:3], strict=True)]
-        before = [(pad + self.odd_pixel_first) // 2 for pad in total]
-        around = [(b, pad - b) for b, pad in zip(before, total, strict=True)]
+        around = [(pad // 2, pad - pad // 2) for pad in total]  # the odd pixel is below and right
         x = np.pad(x, [(0, 0), *around, (0, 0)], constant_values=value)
         rows, columns = ((side - 1) * stride + 1 for side in sides)
         return np.stack(
@@ -155,55 +95,27 @@ class Oracle:
         )
 
 
-def oracle(module: nn.Module, **fields: Any) -> Oracle:
-    return Oracle({name: tensor.double().numpy() for name, tensor in module.state_dict().items()}, **fields)
-
-
-def features_of(oracle: Oracle, x: Tensor) -> Tensor:
-    return torch.from_numpy(oracle(x.double().permute(0, 2, 3, 1).numpy())).permute(0, 3, 1, 2)
-
-
 @pytest.mark.parametrize(
     ("stages", "size"),
-    [((), (75, 53)), ((), (1, 2)), ((1,), (64, 64)), ((2, 1), (37, 50)), ((1, 2, 1, 1), (64, 64)), ((1, 1), (5, 75))],
+    [((), (75, 53)), ((), (1, 2)), ((2, 1), (37, 50)), ((1, 2, 1, 1), (64, 64))],
 )
 @torch.no_grad()
 def test_features_are_the_references(stages: tuple[int, ...], size: tuple[int, int]) -> None:
     module, x = stem(stages, "reference"), pixels_of(2, 3, *size).double()
-    expected = features_of(oracle(module), x)
+    oracle = Oracle({name: tensor.numpy() for name, tensor in module.state_dict().items()})
+    expected = torch.from_numpy(oracle(x.permute(0, 2, 3, 1).numpy())).permute(0, 3, 1, 2)
+    assert expected.shape[1:] == (module.out_channels, *(-(-side // stride_of(stages)) for side in size))
     assert expected.std() > 0.3, "the weights should be large enough for a difference to show"
     assert largest_difference(module(x), expected) <= 1e-10
 
 
-@pytest.mark.parametrize("field", [{"norm_eps": 1e-5}, {"kernel_eps": 1e-8}, {"odd_pixel_first": True}], ids=str)
-@torch.no_grad()
-def test_the_oracle_would_notice_another_convention(field: dict[str, Any]) -> None:
-    x, right = pixels_of(1, 3, 30, 41).double(), oracle(stem((1, 1), "reference"))
-    assert largest_difference(features_of(right, x), features_of(replace(right, **field), x)) > 1e-8
-
-
-@pytest.mark.parametrize(
-    ("stages", "size"), [((), (64, 64)), ((), (33, 7)), ((1,), (75, 53)), ((2, 1), (33, 7)), ((2, 1, 1, 1), (64, 64))]
-)
+@pytest.mark.parametrize(("stages", "size"), [((), (33, 7)), ((1,), (75, 53)), ((2, 1, 1, 1), (64, 64))])
 @torch.no_grad()
 def test_features_are_timms_to_the_digit_for_small_kernels(stages: tuple[int, ...], size: tuple[int, int]) -> None:
     module, theirs = stem(stages, "timm"), _resnetv2(stages).double().eval()
     theirs.load_state_dict({n if stages else n.removeprefix("stem."): p for n, p in module.state_dict().items()})
     x = pixels_of(2, 3, *size).double()
     assert largest_difference(module(x), theirs(x)) <= 1e-10
-
-
-@torch.no_grad()
-def test_small_kernels_tell_the_two_kinds_apart() -> None:
-    x = pixels_of(1, 3, 32, 32).double()
-    assert largest_difference(stem((1,), "reference")(x), stem((1,), "timm")(x)) > 1e-2
-
-
-def convolution(kind: StemKind, weight: Tensor) -> StandardisedConv2d:
-    module = StandardisedConv2d(weight.shape[1], weight.shape[0], weight.shape[2], 1, kind).to(weight.dtype)
-    with torch.no_grad():
-        module.weight.copy_(weight)
-    return module
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -213,7 +125,9 @@ def test_a_half_precision_kernel_is_standardised_in_float32(kind: StemKind, dtyp
     weight = (pixels_of(8, 1, 3, 3) * 1e-4).to(dtype)  # whose variance is no float16
     impulse = torch.zeros(1, 1, 3, 3, dtype=dtype)
     impulse[..., 1, 1] = 1
-    kernel = convolution(kind, weight)(impulse).flip(2, 3)[0]
+    module = StandardisedConv2d(1, 8, 3, 1, kind).to(dtype)
+    module.weight.copy_(weight)
+    kernel = module(impulse).flip(2, 3)[0]
     exact = weight.double()[:, 0]
     mean, variance = exact.mean((1, 2), keepdim=True), exact.var((1, 2), correction=0, keepdim=True)
     divisor = variance.sqrt() + 1e-5 if kind == "reference" else (variance + 1e-8).sqrt()
@@ -230,29 +144,3 @@ def test_a_kernel_of_one_value_gives_zeros_and_finite_gradients(kind: StemKind) 
     features.sum().backward()
     assert features.isfinite().all()
     assert [name for name, p in module.named_parameters() if p.grad is None or not p.grad.isfinite().all()] == []
-
-
-@pytest.mark.accept
-@pytest.mark.parametrize("kind", KINDS)
-def test_compiled_features_and_gradients_are_the_same_and_so_are_exported_features(kind: StemKind) -> None:
-    module, x = stem((1,), kind), pixels_of(2, 3, 37, 26).double()
-    module(x).square().sum().backward()
-    expected = {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
-    assert expected.keys() == dict(module.named_parameters()).keys()
-    assert [name for name, gradient in expected.items() if not gradient.any()] == []
-    module.zero_grad()
-    torch.compile(module, backend="aot_eager", fullgraph=True)(x).square().sum().backward()
-    for name, p in module.named_parameters():
-        torch.testing.assert_close(p.grad, expected[name])
-    exported = torch.export.export(module, (x,)).module()
-    assert largest_difference(exported(x), module(x)) <= 1e-10
-
-
-@pytest.mark.parametrize(
-    ("stages", "count"), [((), 9_536), ((2, 2, 2, 2), 13_946_176), ((3, 4, 9), 11_894_848), ((3, 4, 6, 3), 23_508_032)]
-)
-def test_the_papers_stems_have_as_many_parameters_as_theirs(stages: tuple[int, ...], count: int) -> None:
-    with torch.device("meta"):
-        module = ResNetStem(3, stages)
-    assert sum(p.numel() for p in module.parameters()) == count
-    assert all(p.is_meta for p in module.parameters())

@@ -5,22 +5,26 @@ import hashlib
 import json
 import os
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import urlsplit
 
+import huggingface_hub
 import numpy as np
 import pytest
+from huggingface_hub import snapshot_download
 
 import runs
-import warm
 from refusals import refused
 from vitkit.system import reporting_to
 from vitkit.weights import CATALOG, cache_path, download, fetch, fetch_url
+from vitkit.weights.download import fetch_hub
 
 SOURCE = Path(__file__).parents[2] / "src"
 BYTES = np.random.default_rng(0).bytes(1_500_000)
@@ -161,11 +165,18 @@ def test_a_file_is_fetched_whole_and_told_of(serve: Callable[..., Server]) -> No
     assert "range" not in server.asked[0]
 
 
-def test_a_file_in_the_cache_needs_no_server(serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_in_the_cache_needs_no_server_and_offline_its_place_is_named(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = serve()
+    for switch in ("VITKIT_OFFLINE", "HF_HUB_OFFLINE"):
+        monkeypatch.setenv(switch, "1")
+        with refused("weights.downloads-forbidden", server.url, f"{switch}=1", str(cache_path(server.url))):
+            fetch_url(server.url)
+        monkeypatch.setenv(switch, "0")
+    assert server.asked == []
     first = fetch_url(server.url)
     monkeypatch.setenv("VITKIT_OFFLINE", "1")
-    assert fetch_url(server.url) == first
     first.write_bytes(b"mine")
     assert fetch_url(server.url).read_bytes() == b"mine"
     assert len(server.asked) == 1
@@ -174,10 +185,9 @@ def test_a_file_in_the_cache_needs_no_server(serve: Callable[..., Server], monke
 @pytest.mark.parametrize(
     "url",
     [
-        *("http://example.org/x.npz", "ftp://example.org/x.npz", "file:///etc/passwd", "https://example.org"),
-        *("https://example.org/", "https://example.org/folder/", "https://example.org/../x.npz", "https://[::1/x.npz"),
+        *("http://example.org/x.npz", "file:///etc/passwd", "https://example.org/folder/", "https://[::1/x.npz"),
         *("https://example.org/a/../../x.npz", "https://example.org/a b.npz", "https://example.org/a\nb.npz"),
-        *("https://user:secret@example.org/x.npz", "http://localhost.example.org/x.npz", "x.npz", ""),
+        *("https://user:secret@example.org/x.npz", "http://localhost.example.org/x.npz", "x.npz"),
     ],
 )
 def test_addresses_that_are_not_asked(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +217,6 @@ def test_an_interrupted_download_goes_on_where_it_stopped(
 @pytest.mark.parametrize(
     ("temper", "starts"),
     [
-        pytest.param({"breaks": [400_000, 300_000]}, [400_000, 700_000], id="twice"),
         pytest.param({"breaks": [100_000] * 14}, range(100_000, 1_500_000, 100_000), id="more often than it may stall"),
         pytest.param({"breaks": [500_000], "at_most": 400_000}, [500_000, 900_000, 1_300_000], id="small ranges"),
     ],
@@ -230,54 +239,35 @@ def test_a_server_that_always_breaks_at_the_same_byte_is_given_up(serve: Callabl
 
 
 @pytest.mark.parametrize(
-    ("if_range", "body"), [(True, OTHER), (False, OTHER), (False, OTHER[:1000])], ids=["told", "untold", "shrunk"]
+    ("temper", "body", "asks_for_a_part"),
+    [
+        ({}, OTHER, True),
+        ({"if_range": False}, OTHER, True),
+        ({"if_range": False}, OTHER[:1000], True),
+        ({"ranges": False}, OTHER, True),
+        ({"headers": {"ETag": 'W/"weak"'}}, OTHER, False),
+    ],
+    ids=["told", "untold", "shrunk", "no ranges", "no validator"],
 )
-def test_a_file_that_changed_between_attempts_is_begun_anew(
-    serve: Callable[..., Server], if_range: bool, body: bytes
-) -> None:
-    server = serve(if_range=if_range)
-    interrupt(server, after=600_000)
-    server.body, server.headers = body, {"ETag": '"two"'}
-    assert fetch_url(server.url).read_bytes() == body
-
-
-@pytest.mark.parametrize("temper", [{"headers": {}}, {"headers": {"ETag": 'W/"weak"'}}, {"ranges": False}])
-def test_without_a_validator_or_ranges_it_is_all_sent_again(
-    serve: Callable[..., Server], temper: dict[str, Any]
+def test_a_file_that_may_have_changed_between_attempts_is_begun_anew(
+    serve: Callable[..., Server], temper: dict[str, Any], body: bytes, asks_for_a_part: bool
 ) -> None:
     server = serve(**temper)
     interrupt(server, after=600_000)
-    server.body = OTHER
-    assert fetch_url(server.url).read_bytes() == OTHER
-    assert ("range" in server.asked[1]) == ("ranges" in temper)
-
-
-@pytest.mark.parametrize(
-    "note", ["", "[]", '{"validator": "x", "colour": 1}', '{"length": "x"}', '{"validator": [1]}', '"text"', "{"]
-)
-def test_a_part_whose_note_is_damaged_is_begun_anew(serve: Callable[..., Server], note: str) -> None:
-    server = serve()
-    interrupt(server, after=600_000)
-    part_of(server.url).with_name("weights.npz.part.json").write_text(note)
-    assert fetch_url(server.url).read_bytes() == BYTES
-    assert "range" not in server.asked[1]
-
-
-def test_a_download_stopped_after_its_last_byte_is_only_checked(serve: Callable[..., Server]) -> None:
-    server = serve(headers={"ETag": '"one"', "x-goog-hash": google_hash(BYTES)})
-    interrupt(server, after=len(BYTES))
-    assert fetch_url(server.url).read_bytes() == BYTES
-    assert len(server.asked) == 1
+    server.body, server.headers = body, {"ETag": '"two"'}
+    assert fetch_url(server.url).read_bytes() == body
+    assert ("range" in server.asked[1]) == asks_for_a_part
 
 
 @pytest.mark.parametrize("expected", [digest(BYTES)[:8], digest(BYTES).upper()])
 def test_a_file_of_a_wrong_checksum_is_deleted(serve: Callable[..., Server], expected: str) -> None:
     server = serve(body=OTHER)
+    entry = replace(CATALOG["deit_tiny_patch16_224.fb_in1k"], url=server.url, sha256=expected)
     with refused("weights.download-failed", digest(OTHER)[:8], expected[:8].lower()):
-        fetch_url(server.url, expected)
+        fetch(entry)
     assert leftovers(server.url) == [] and not cache_path(server.url).exists()
     server.body = BYTES
-    assert fetch_url(server.url, expected).read_bytes() == BYTES
+    assert fetch(entry).read_bytes() == BYTES
 
 
 def test_google_s_md5_is_checked_where_no_sha256_is_known(serve: Callable[..., Server]) -> None:
@@ -288,12 +278,12 @@ def test_google_s_md5_is_checked_where_no_sha256_is_known(serve: Callable[..., S
     with refused("weights.download-failed", "MD5"):
         fetch_url(server.url)
     assert not cache_path(server.url).exists()
+    interrupt(server, after=len(BYTES))
     assert fetch_url(server.url).read_bytes() == BYTES
+    assert len(server.asked) == 3, "what was stopped after its last byte is only checked"
 
 
-@pytest.mark.parametrize(
-    ("status", "asked"), [*((401, 1), (403, 1), (404, 1), (410, 1)), *((429, 4), (500, 4), (503, 4))]
-)
+@pytest.mark.parametrize(("status", "asked"), [(404, 1), (429, 4), (500, 4)])
 def test_a_busy_server_is_asked_again_and_one_without_the_file_is_not(
     serve: Callable[..., Server], status: int, asked: int
 ) -> None:
@@ -306,21 +296,19 @@ def test_a_busy_server_is_asked_again_and_one_without_the_file_is_not(
         assert fetch_url(serve(statuses=[status, status]).url).read_bytes() == BYTES
 
 
-@pytest.mark.parametrize("kind", ["refuses", "unknown", "no http", "silent", "no length", "breaks off"])
+@pytest.mark.parametrize("kind", ["refuses", "silent", "no length", "breaks off"])
 def test_what_is_no_server_of_files_is_refused(
     serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     done = threading.Event()
-    if kind == "silent":
-        monkeypatch.setattr(download, "_TIMEOUT", 0.05)
-        server = serve(before=lambda: done.wait(10) and None)
-    elif kind == "breaks off":
-        server = serve(length=False, chunked=True, headers={}, breaks=[200_000] * 99)
-    else:
-        server = serve(length=kind != "no length")
-    if kind == "no http":
-        server.answer = lambda request: request.wfile.write(b"220 mail.example.org\r\n")  # type: ignore[method-assign]
-    url = {"refuses": "http://127.0.0.1:9/x.npz", "unknown": "https://weights.invalid/x.npz"}.get(kind, server.url)
+    server = serve(
+        length=kind not in ("no length", "breaks off"),
+        chunked=kind == "breaks off",
+        breaks=[200_000] * 99 if kind == "breaks off" else [],
+        before=(lambda: done.wait(10) and None) if kind == "silent" else None,
+    )
+    monkeypatch.setattr(download, "_TIMEOUT", 0.05 if kind == "silent" else 30)
+    url = "http://127.0.0.1:9/x.npz" if kind == "refuses" else server.url
     with refused("weights.download-failed", url):
         fetch_url(url)
     done.set()
@@ -339,32 +327,20 @@ def test_a_resumed_answer_that_breaks_is_noticed_though_the_length_was_unknown(s
     assert len(server.asked) == 3
 
 
-def test_redirects_are_followed_and_keep_the_range(serve: Callable[..., Server]) -> None:
+def test_redirects_are_followed_and_keep_the_range_but_not_to_what_would_not_be_asked(
+    serve: Callable[..., Server],
+) -> None:
     real = serve()
     door = serve(redirect=real.url)
     interrupt(door, after=600_000)
     assert fetch_url(door.url).read_bytes() == BYTES
     assert real.asked[1]["range"] == "bytes=786432-"  # three blocks
     assert cache_path(door.url).exists() and not cache_path(real.url).exists()
-
-
-@pytest.mark.parametrize("target", ["http://example.org/x.npz", "ftp://example.org/x.npz", "file:///etc/passwd"])
-def test_redirects_to_what_would_not_be_asked_are_refused(serve: Callable[..., Server], target: str) -> None:
-    server = serve(redirect=target)
-    with refused("weights.download-failed", target):
-        fetch_url(server.url)
-    assert len(server.asked) == 1
-
-
-@pytest.mark.parametrize("switch", ["VITKIT_OFFLINE", "HF_HUB_OFFLINE"])
-def test_offline_the_place_is_named(serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, switch: str) -> None:
-    server = serve()
-    monkeypatch.setenv(switch, "1")
-    with refused("weights.downloads-forbidden", server.url, f"{switch}=1", str(cache_path(server.url))):
-        fetch_url(server.url)
-    assert server.asked == []
-    monkeypatch.setenv(switch, "0")
-    assert fetch_url(server.url).read_bytes() == BYTES
+    for target in ("http://example.org/x.npz", "file:///etc/passwd"):
+        server = serve(redirect=target)
+        with refused("weights.download-failed", target):
+            fetch_url(server.url)
+        assert len(server.asked) == 1
 
 
 def test_no_cache_and_a_full_disk_are_said(
@@ -410,27 +386,20 @@ def test_a_killed_process_holds_no_other(serve: Callable[..., Server]) -> None:
     stuck = threading.Event()
     server.before = lambda: len(server.asked) == 1 and stuck.wait(20) and None
     code = "import sys; from vitkit.weights.download import fetch_url; fetch_url(sys.argv[1])"
-
-    def start() -> subprocess.Popen[bytes]:
-        return subprocess.Popen([warm.python(), "-c", code, server.url], env=os.environ | {"PYTHONPATH": str(SOURCE)})
-
-    first = start()
+    environment = os.environ | {"PYTHONPATH": str(SOURCE)}
+    first = subprocess.Popen([sys.executable, "-c", code, server.url], env=environment)
     while not server.asked:
         threading.Event().wait(0.01)
-    other = start()
-    first.kill()
-    first.wait(20)
-    assert other.wait(60) == 0
+
+    def kill(what: str, done: int, total: int) -> None:
+        if what.startswith("waiting"):
+            first.kill()
+
+    with reporting_to(kill):
+        assert fetch_url(server.url).read_bytes() == BYTES
     stuck.set()
-    assert cache_path(server.url).read_bytes() == BYTES
+    first.wait(20)
     assert len(server.asked) == 2
-
-
-def test_fetch_checks_the_entry_s_checksum(serve: Callable[..., Server]) -> None:
-    entry = replace(CATALOG["deit_tiny_patch16_224.fb_in1k"], url=serve().url)
-    with refused("weights.download-failed", str(entry.sha256)):
-        fetch(entry)
-    assert fetch(replace(entry, sha256=digest(BYTES)[:8])).read_bytes() == BYTES
 
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -449,7 +418,6 @@ REPOSITORIES: dict[str, tuple[str, ...]] = {
 class FakeHub(BaseHTTPRequestHandler):
     """As much of the hub's protocol as a snapshot needs."""
 
-    asked: ClassVar[list[str]] = []
     protocol_version = "HTTP/1.1"
 
     def do_HEAD(self) -> None:
@@ -457,7 +425,6 @@ class FakeHub(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = urlsplit(self.path).path
-        self.asked.append(path)
         repository = "/".join(path.removeprefix("/api/models").split("/")[1:3])
         files = {name: BYTES if name == "model.safetensors" else b"{}" for name in REPOSITORIES.get(repository, ())}
         if repository == "gated/model":
@@ -465,15 +432,15 @@ class FakeHub(BaseHTTPRequestHandler):
         elif not files:
             self.send(404, b"{}", {"X-Error-Code": "RepoNotFound", "X-Error-Message": "none"})
         elif "/tree/" in path:
-            kinds = {name: {"type": "file", "path": name, "size": len(files[name])} for name in files}
-            self.send(200, json.dumps([{**kinds[name], "oid": oid(name, files[name])} for name in files]).encode())
+            told = [{"type": "file", "path": name, "size": len(own), "oid": oid(name)} for name, own in files.items()]
+            self.send(200, json.dumps(told).encode())
         elif path.startswith("/api/"):
             siblings = [{"rfilename": name} for name in files]
             about = {"id": repository, "modelId": repository, "sha": COMMIT, "siblings": siblings, "private": False}
             self.send(200, json.dumps(about | {"tags": [], "downloads": 0, "likes": 0}).encode())
         else:
             name = path.rpartition("/")[2]
-            self.send(200, files[name], {"X-Repo-Commit": COMMIT, "ETag": f'"{oid(name, files[name])}"'})
+            self.send(200, files[name], {"X-Repo-Commit": COMMIT, "ETag": f'"{oid(name)}"'})
 
     def send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
@@ -487,78 +454,47 @@ class FakeHub(BaseHTTPRequestHandler):
         pass
 
 
-def oid(name: str, body: bytes) -> str:
-    return hashlib.sha1(name.encode() + body).hexdigest()
+def oid(name: str) -> str:
+    return hashlib.sha1(name.encode()).hexdigest()
 
 
-@pytest.fixture
-def endpoint() -> Iterator[str]:
-    FakeHub.asked.clear()
+def test_a_repository_of_the_hub_is_a_folder_that_is_then_there_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("VITKIT_OFFLINE", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     http = ThreadingHTTPServer(("127.0.0.1", 0), FakeHub)
     threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True).start()
-    yield f"http://127.0.0.1:{http.server_address[1]}"
+    hub = partial(snapshot_download, cache_dir=tmp_path, token=False)
+
+    def be_at(port: int) -> None:
+        monkeypatch.setattr("huggingface_hub.snapshot_download", partial(hub, endpoint=f"http://127.0.0.1:{port}"))
+
+    be_at(http.server_address[1])
+    told: list[tuple[str, int, int]] = []
+    with reporting_to(lambda *report: told.append(report)):
+        whole, shards, pickle, arrays = map(fetch_hub, ("a/whole", "a/shards", "a/pickle", "a/arrays"))
+    assert ("downloading a/whole", len(BYTES) + 4, len(BYTES) + 4) in told
+    assert (whole / "model.safetensors").read_bytes() == BYTES
+    for folder, files in ((whole, ["model.safetensors"]), (shards, SHARDS), (pickle, ["pytorch_model.bin"])):
+        assert {path.name for path in folder.iterdir()} == {*DESCRIBED, *files}
+    assert (arrays / "model.npz").is_file()
+    for name, code in (("a/nothing", "tensors-absent"), ("no/thing", "repository-unknown")):
+        with refused(f"weights.{code}", name):
+            fetch_hub(name)
+    with refused("weights.repository-gated", "https://huggingface.co/gated/model"):
+        fetch_hub("gated/model")
     http.shutdown()
     http.server_close()
-
-
-_FETCH = """
-import json, sys
-for name in [name for name in sys.modules if name.partition(".")[0] in ("huggingface_hub", "vitkit")]:
-    del sys.modules[name]
-from vitkit.errors import VitkitError
-from vitkit.system.progress import reporting_to
-from vitkit.weights.download import fetch_hub
-told = []
-assert "huggingface_hub" not in sys.modules
-for name in sys.argv[1:]:
-    try:
-        with reporting_to(lambda *report: told.append(report)):
-            print(fetch_hub(name))
-    except VitkitError as error:
-        print(error.code, error)
-print(json.dumps(told))
-"""
-
-
-def fetched(home: Path, endpoint: str, *names: str, **variables: str) -> list[str]:
-    """What a process prints that knows neither package yet and fetches from the hub at `endpoint` into `home`."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "VITKIT_"))}
-    environment |= {"PYTHONPATH": str(SOURCE), "HF_HOME": str(home), "HF_ENDPOINT": endpoint, "no_proxy": "127.0.0.1"}
-    done = subprocess.run(
-        [warm.python(), "-c", _FETCH, *names],
-        env=environment | {"HF_HUB_DISABLE_TELEMETRY": "1"} | variables,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    return done.stdout.splitlines()
-
-
-def names_in(folder: str) -> set[str]:
-    return {path.name for path in Path(folder).iterdir()} - set(DESCRIBED)
-
-
-def test_a_mirror_of_the_hub_serves_folders_that_are_then_there_offline(tmp_path: Path, endpoint: str) -> None:
-    asked = [*REPOSITORIES, "no/thing", "gated/model", "a/whole"]
-    whole, shards, pickle, arrays, nothing, unknown, gated, again, told = fetched(tmp_path / "hf", endpoint, *asked)
-    assert Path(whole).is_relative_to(tmp_path / "hf") and again == whole
-    assert (Path(whole) / "model.safetensors").read_bytes() == BYTES
-    assert names_in(whole) == {"model.safetensors"} and names_in(shards) == set(SHARDS)
-    assert names_in(pickle) == {"pytorch_model.bin"} and names_in(arrays) == {"model.npz"}
-    assert nothing.startswith("weights.tensors-absent") and "a/nothing" in nothing
-    assert unknown.startswith("weights.repository-unknown") and "no/thing" in unknown
-    assert gated.startswith("weights.repository-gated") and "https://huggingface.co/gated/model" in gated
-    assert ["downloading a/whole", len(BYTES) + 4, len(BYTES) + 4] in json.loads(told)
-    FakeHub.asked.clear()
-    again, *missing, _ = fetched(tmp_path / "hf", endpoint, "a/whole", "a/nothing", "c/d", VITKIT_OFFLINE="1")
-    assert again == whole
-    assert [line.partition(" ")[0] for line in missing] == ["weights.downloads-forbidden"] * 2
-    assert FakeHub.asked == []
-
-
-def test_a_hub_that_cannot_be_reached_is_said(tmp_path: Path) -> None:
-    [line, _] = fetched(tmp_path / "hf", "http://127.0.0.1:9", "a/b")
-    assert line.startswith("weights.download-failed") and "a/b" in line
+    be_at(9)
+    assert fetch_hub("a/whole") == whole
+    with refused("weights.download-failed", "a/b"):
+        fetch_hub("a/b")
+    monkeypatch.setenv("VITKIT_OFFLINE", "1")
+    assert fetch_hub("a/whole") == whole
+    for name in ("a/nothing", "c/d"):
+        with refused("weights.downloads-forbidden", name):
+            fetch_hub(name)
+    assert capfd.readouterr().err == ""

@@ -2,7 +2,6 @@
 
 import json
 import zipfile
-from collections import Counter
 from itertools import product
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import torch
 
 from refusals import refused
 from vitkit.classifier import Classifier
-from vitkit.cli import function_of
 from vitkit.data import Preprocess
 from vitkit.model import IMAGENET_1K, IMAGENET_21K, config_for, list_models
 from vitkit.training import Recipe, blueprint_of
@@ -25,7 +23,6 @@ from vitkit.weights import (
     find,
     inspect,
     load,
-    timm_names,
     weights_for,
     write,
 )
@@ -138,14 +135,13 @@ def test_timm_s_pixels_can_be_had(tmp_path: Path) -> None:
     [
         (f"{NAME}.augreg", "answers", "weights.tag-unknown", f"timm/{NAME}.augreg"),
         (f"timm:{NAME}.augreg", "answers", "weights.tag-unknown", "augreg_in21k_ft_in1k"),
-        ("timm:nothing", "answers", "model.name-unknown", "nothing"),
         ("vit_tiny_patch8_224.x", "answers", "weights.tag-unknown", "vit_tiny_patch8_224"),
+        ("vit_base_patch16_224_gap", "answers", "weights.weights-unpublished", "vit_base_patch16_224_gap"),
+        ("timm:nothing", "answers", "model.name-unknown", "nothing"),
         ("vit_base_r26_s32_224", "answers", "weights.weights-unpublished", "vit_base_r26_s32_224.orig_in21k"),
         ("vit_small_patch8_224", "training", "weights.weights-unpublished", "vit_small_patch8_224.dino"),
-        ("vit_base_patch16_224_gap", "answers", "weights.weights-unpublished", "vit_base_patch16_224_gap"),
         ("vit_tiny_patch16_224.pth", "answers", "weights.source-missing", "vit_tiny_patch16_224.pth"),
         ("vit_huge_patch14_384", "answers", "model.size-not-divisible", "384"),
-        ("resnet50", "answers", "weights.source-missing", "resnet50"),
     ],
 )
 def test_what_is_not_published_is_refused_with_what_is(name: str, use: Use, code: str, part: str) -> None:
@@ -159,11 +155,3 @@ def test_what_exists_on_disk_is_no_name(tmp_path: Path, monkeypatch: pytest.Monk
     assert choose_weights(NAME, "answers") is None
     with refused("weights.tensors-absent"):
         inspect(NAME)
-
-
-def test_the_list_says_whose_pixels_are_others(capsys: pytest.CaptureFixture[str]) -> None:
-    function_of("models")(weights=True, as_json=False)
-    printed = capsys.readouterr().out.splitlines()
-    column = printed[0].index("timm's")
-    found = Counter(line[column : column + 6].strip() for line in printed[1:-1])
-    assert found == {"": 65, "same": 8 + len(timm_names()), "other": 56}

@@ -14,16 +14,13 @@ import transformers
 from safetensors.torch import save_file
 from torch import Tensor
 from torchvision.models import get_model_weights, get_weight, vision_transformer
-from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPil
 
 import foreign
 from refusals import refused
 from tiny import build, images, largest_difference, randomise
-from vitkit import create_model
 from vitkit.classifier import Classifier
 from vitkit.data import IMAGENET_MEAN, Preprocess
 from vitkit.weights import Checkpoint, StoredTensor, inspect, load, read_foreign, write
-from weights.test_damage import newer
 
 HF = [name for name in foreign.NAMES if name.startswith("HF")]
 ORACLES = Path(os.environ.get("VITKIT_TEST_DATA") or "nowhere") / "oracle" / "jax"
@@ -70,8 +67,8 @@ def test_real_weights_on_real_photographs() -> None:
     assert not classifier.report.dropped
     theirs = timm.create_model("deit_tiny_patch16_224").eval()
     theirs.load_state_dict(torch.load(DEIT, weights_only=True)["model"])
-    paths = [path for kind in sorted(FLOWERS.iterdir()) for path in sorted(kind.glob("*.jpg"))[:2]]
-    assert len(paths) == 10
+    paths = [path for kind in sorted(FLOWERS.iterdir()) for path in sorted(kind.glob("*.jpg"))[:1]]
+    assert len(paths) == 5
     batch = torch.stack([classifier.read(path) for path in paths])
     with torch.no_grad():
         assert largest_difference(classifier.model(batch), theirs(batch)) <= 1e-4
@@ -79,7 +76,7 @@ def test_real_weights_on_real_photographs() -> None:
     assert named.count("daisy") >= 8
 
 
-@pytest.mark.parametrize("name", foreign.NAMES)
+@pytest.mark.parametrize("name", [name for name in foreign.NAMES if name not in ("timm R26", "timm DINOv2", "HF MSN")])
 def test_a_bare_state_dictionary(name: str, tmp_path: Path) -> None:
     other = foreign.make(name)
     suffix = ".pth" if foreign.NAMES.index(name) % 2 else ".safetensors"
@@ -92,46 +89,37 @@ def test_a_hugging_face_folder(name: str, tmp_path: Path) -> None:
     options = {"max_shard_size": "20KB"} if HF.index(name) % 2 else {}
     classifier = load(foreign.save_folder(other, tmp_path / "model", **options))
     assert_agrees(classifier, other)
-    config = other.model.config
-    assert classifier.model.config.norm_eps == config.layer_norm_eps
-    assert classifier.classes == tuple(config.id2label.values())
+    assert classifier.model.config.norm_eps == other.model.config.layer_norm_eps
+    assert classifier.classes == tuple(other.model.config.id2label.values())
 
 
-@pytest.mark.parametrize("shards", [1, 2])
-def test_a_pickled_hugging_face_folder(shards: int, tmp_path: Path) -> None:
+def test_a_pickled_hugging_face_folder(tmp_path: Path) -> None:
     other = foreign.make("HF ViT")
     folder = foreign.save_folder(other, tmp_path / "model")
     (folder / "model.safetensors").unlink()
     state = other.model.state_dict()
-    if shards == 1:
-        torch.save(state, folder / "pytorch_model.bin")
-    else:
-        placed = {name: f"pytorch_model-0000{1 + index % 2}-of-00002.bin" for index, name in enumerate(state)}
-        for file in set(placed.values()):
-            torch.save({name: tensor for name, tensor in state.items() if placed[name] == file}, folder / file)
-        (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": placed}))
+    placed = {name: f"pytorch_model-0000{1 + index % 2}-of-00002.bin" for index, name in enumerate(state)}
+    for file in set(placed.values()):
+        torch.save({name: tensor for name, tensor in state.items() if placed[name] == file}, folder / file)
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": placed}))
     assert_agrees(load(folder), other)
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_decoders_and_projection_heads_are_dropped_and_reported(whole: bool, tmp_path: Path) -> None:
+def test_decoders_and_projection_heads_are_dropped_and_reported(tmp_path: Path) -> None:
     other = foreign.make("timm MAE")
     state = other.model.state_dict()
     extra = {"head.mlp.0.weight": torch.zeros(9, 32), "head.last_layer.weight_g": torch.zeros(9, 1)}
-    content: dict[str, Any]
-    if whole:  # a training checkpoint of DINO
-        teacher = {f"module.backbone.{name}": own for name, own in state.items()}
-        teacher |= {f"module.{name}": own for name, own in extra.items()}
-        student = {name: own + 1 for name, own in teacher.items()}
-        content = {"student": student, "teacher": teacher, "epoch": 3, "dino_loss": {"center": torch.zeros(1, 9)}}
-    else:
-        extra |= {"mask_token": torch.zeros(1, 1, 16), "decoder_blocks.0.norm1.weight": torch.zeros(16)}
-        content = {"model": state | extra}
-    torch.save(content, tmp_path / "weights.pth")
-    classifier = load(tmp_path / "weights.pth", heads=4)
-    assert_agrees(classifier, other)
-    assert set(classifier.report.dropped) == set(extra)
-    assert any("no head" in note for note in classifier.report.notes)
+    decoder = {"mask_token": torch.zeros(1, 1, 16), "decoder_blocks.0.norm1.weight": torch.zeros(16)}
+    teacher = {f"module.backbone.{name}": own for name, own in state.items()}  # a training checkpoint of DINO
+    teacher |= {f"module.{name}": own for name, own in extra.items()}
+    student = {name: own + 1 for name, own in teacher.items()}
+    training = {"student": student, "teacher": teacher, "epoch": 3, "dino_loss": {"center": torch.zeros(1, 9)}}
+    for content, dropped in ((training, extra), ({"model": state | extra | decoder}, extra | decoder)):
+        torch.save(content, tmp_path / "weights.pth")
+        classifier = load(tmp_path / "weights.pth", heads=4)
+        assert_agrees(classifier, other)
+        assert set(classifier.report.dropped) == set(dropped)
+        assert any("no head" in note for note in classifier.report.notes)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -160,10 +148,7 @@ def dinov2_names(state: dict[str, Tensor], chunk: str) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(
     ("name", "chunk"),  # none, one of all blocks, or one of each block
-    [
-        *(("timm DINOv2 registers", ""), ("timm DINOv2 swiglu", r".0"), ("timm DINOv2 swiglu", r".\1")),
-        ("timm DINOv2 registers", r".0"),
-    ],
+    [("timm DINOv2 registers", ""), ("timm DINOv2 swiglu", r".0"), ("timm DINOv2 swiglu", r".\1")],
 )
 def test_the_authors_files_of_dinov2(name: str, chunk: str, tmp_path: Path) -> None:
     other = foreign.make(name)
@@ -173,17 +158,6 @@ def test_the_authors_files_of_dinov2(name: str, chunk: str, tmp_path: Path) -> N
     assert_agrees(classifier, other)
 
 
-def test_a_pooler_is_the_representation_layer(tmp_path: Path) -> None:
-    config = foreign.make("HF ViT").model.config
-    torch.manual_seed(0)
-    model = transformers.ViTModel(config).eval()
-    model.save_pretrained(tmp_path / "model")
-    classifier = load(tmp_path / "model")
-    batch = torch.randn(2, 3, 16, 16)
-    with torch.no_grad():
-        assert largest_difference(classifier.model(batch), model(batch).pooler_output) <= 1e-5
-
-
 @pytest.fixture
 def npz(tmp_path: Path) -> tuple[Classifier, dict[str, np.ndarray], Path]:
     model = build(image_size=(16, 16), gelu="tanh")
@@ -191,6 +165,13 @@ def npz(tmp_path: Path) -> tuple[Classifier, dict[str, np.ndarray], Path]:
     write(source, tmp_path / "published.npz", "npz")
     with np.load(tmp_path / "published.npz") as arrays:
         return source, dict(arrays), tmp_path / "variant.npz"
+
+
+def newer(name: str) -> str:
+    """The numbering of a fresh save."""
+    for old, new in (("LayerNorm_2", "LayerNorm_1"), ("Attention_1", "Attention_0"), ("MlpBlock_3", "MlpBlock_0")):
+        name = name.replace(old, new)
+    return name
 
 
 def stacked(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -242,23 +223,19 @@ def test_compressed_half_and_bfloat16_arrays(npz: tuple[Classifier, dict[str, np
         assert torch.equal(brain[name], original.bfloat16().float())
 
 
-@pytest.mark.parametrize("has_logits", [False, None])
-def test_the_seeds_own_files(has_logits: bool | None, tmp_path: Path) -> None:
+def test_the_seeds_own_files(tmp_path: Path) -> None:
     model = build(image_size=(16, 16), num_classes=21843, representation_size=32)
     torch.nn.init.zeros_(model.head.weight)
     torch.nn.init.zeros_(model.head.bias)
     state = dict(model.state_dict())
     state["pos_embedding.pos_embedding"] = state.pop("pos_embed")
     torch.save(state, tmp_path / "jx.pth")
-    options = {} if has_logits is None else {"has_logits": has_logits}
-    classifier = load(tmp_path / "jx.pth", heads=4, **options)
+    classifier = load(tmp_path / "jx.pth", heads=4)
     assert any("all zeros" in note for note in classifier.report.notes)
-    assert classifier.model.config.representation_size == (None if has_logits is False else 32)
-    assert ("pre_logits.fc.weight" in classifier.report.dropped) == (has_logits is False)
+    assert classifier.model.config.representation_size == 32
+    batch = images(config=model.config)
     with torch.no_grad():
-        batch = images(config=model.config)
-        tokens = classifier.model.forward_features(batch)
-        assert largest_difference(tokens, model.forward_features(batch)) == 0
+        assert torch.equal(classifier.model.forward_features(batch), model.forward_features(batch))
 
 
 @pytest.fixture
@@ -279,40 +256,34 @@ def test_another_number_of_classes_gives_a_new_head_of_zeros(plain: Path) -> Non
     assert without.model.head is None and without.classes == ()
 
 
-def test_a_thousand_classes_are_taken_for_imagenets(tmp_path: Path) -> None:
-    save_file(build(image_size=(16, 16), num_classes=1000).state_dict(), tmp_path / "w.safetensors")
-    plan = inspect(tmp_path / "w.safetensors", heads=4)
+def test_a_thousand_classes_are_taken_for_imagenets_and_384_pixels_for_the_whole_picture(tmp_path: Path) -> None:
+    model = build(image_size=(384, 384), patch_size=(32, 32), hidden_size=128, num_classes=1000)
+    save_file(model.state_dict(), tmp_path / "w.safetensors")
+    plan = inspect(tmp_path / "w.safetensors")
+    assert plan.config.heads == 2 and "64" in plan.report.assumed["heads"]
+    assert plan.preprocess.crop_pct == 1.0
     assert (plan.classes[0], plan.classes[985], len(plan.classes)) == ("tench", "daisy", 1000)
     assert "1000" in plan.report.assumed["classes"]
 
 
-@pytest.mark.parametrize(
-    ("wrap", "owner", "expected"),
-    [
-        (False, None, ("crop", 0.9, (0.5, 0.5, 0.5))),
-        (True, None, ("crop", 0.875, IMAGENET_MEAN)),
-        (False, "google", ("squash", 0.875, (0.5, 0.5, 0.5))),
-    ],
-)
-def test_pixels_are_of_the_layout_unless_said(wrap: bool, owner: str | None, expected: Any, tmp_path: Path) -> None:
-    state = build(image_size=(16, 16)).state_dict()
-    torch.save({"model": state} if wrap else state, tmp_path / "w.pth")
-    plan = inspect(tmp_path / "w.pth", heads=4, preprocess=owner)
-    assert (plan.preprocess.fit, plan.preprocess.crop_pct, plan.preprocess.mean) == expected
-    assert ("preprocess" in plan.report.assumed) == (owner is None)
-
-
-def test_at_384_pixels_timms_models_see_the_whole_picture(tmp_path: Path) -> None:
-    save_file(build(image_size=(384, 384), patch_size=(32, 32)).state_dict(), tmp_path / "w.safetensors")
-    assert inspect(tmp_path / "w.safetensors", heads=4).preprocess.crop_pct == 1.0
+def test_pixels_are_of_the_layout_unless_said(tmp_path: Path) -> None:
+    state, half = build(image_size=(16, 16)).state_dict(), (0.5, 0.5, 0.5)
+    for content, owner, expected in (
+        (state, None, ("crop", 0.9, half)),
+        ({"model": state}, None, ("crop", 0.875, IMAGENET_MEAN)),
+        (state, "google", ("squash", 0.875, half)),
+    ):
+        torch.save(content, tmp_path / "w.pth")
+        plan = inspect(tmp_path / "w.pth", heads=4, preprocess=owner)
+        assert (plan.preprocess.fit, plan.preprocess.crop_pct, plan.preprocess.mean) == expected
+        assert ("preprocess" in plan.report.assumed) == (owner is None)
 
 
 @pytest.mark.parametrize(
     ("name", "size"),
     [
-        *(("timm token", (24, 20)), ("timm distilled", (8, 12)), ("timm gap without a token", (24, 20))),
-        *(("timm DeiT III", (8, 12)), ("HF ViT", (24, 20)), ("HF Dinov2", (24, 20)), ("HF Dinov2 registers", (24, 20))),
-        ("HF DeiT two heads", (8, 12)),
+        *(("timm distilled", (8, 12)), ("timm gap without a token", (24, 20)), ("timm DeiT III", (8, 12))),
+        *(("HF DeiT two heads", (8, 12)), ("HF Dinov2", (24, 20)), ("HF Dinov2 registers", (24, 20))),
     ],
 )
 def test_positions_are_resized_as_at_home(name: str, size: tuple[int, int], tmp_path: Path) -> None:
@@ -363,46 +334,26 @@ def test_a_grid_that_is_not_square_is_settled_by_the_image_size(tmp_path: Path) 
     assert plan.config.image_size == (32, 32) and plan.report.resized[0].convention == "FlexiViT"
 
 
-@pytest.mark.parametrize("name", ["vit_base_patch16_224", "vit_huge_patch14_224"])
-def test_names_and_shapes_at_full_size_are_timms(name: str) -> None:
-    with torch.device("meta"):
-        theirs = timm.create_model(name, num_classes=1000).state_dict()
-        ours = create_model(name).state_dict()
-    assert {key: tensor.shape for key, tensor in ours.items()} == {key: tensor.shape for key, tensor in theirs.items()}
-
-
-def shapes_alone(state: dict[str, Tensor], config: dict[str, Any] | None = None) -> Checkpoint:
+def shapes_alone(state: dict[str, Tensor]) -> Checkpoint:
     def read() -> Tensor:
         raise AssertionError("the numbers are not needed")
 
     stored = {name: StoredTensor(tuple(tensor.shape), torch.float32, read) for name, tensor in state.items()}
-    return Checkpoint(path=Path("huge"), tensors=stored, config=config)
+    return Checkpoint(path=Path("huge"), tensors=stored)
 
 
-def huge(library: str) -> Checkpoint:
-    with torch.device("meta"):
-        if library == "timm":
-            return shapes_alone(timm.create_model("vit_huge_patch14_224", num_classes=1000).state_dict())
-        if library == "torchvision":
-            return shapes_alone(vision_transformer.vit_h_14(image_size=518).state_dict())
-        sizes = {"hidden_size": 1280, "num_hidden_layers": 32, "intermediate_size": 5120, "patch_size": 14}
-        config = transformers.ViTConfig(**sizes, num_attention_heads=16)
-        written = {"model_type": "vit", "num_attention_heads": 16} if library == "transformers" else None
-        return shapes_alone(transformers.ViTForImageClassification(config).state_dict(), written)
-
-
-@pytest.mark.parametrize("library", ["timm", "torchvision", "transformers", "transformers without config.json"])
+@pytest.mark.parametrize("library", ["torchvision", "transformers without config.json"])
 def test_huge_has_sixteen_heads(library: str) -> None:
-    origin = read_foreign(huge(library), None, {}, allow_partial=False, image_size=None, grid=None)
+    with torch.device("meta"):
+        if library == "torchvision":
+            huge = shapes_alone(vision_transformer.vit_h_14(image_size=518).state_dict())
+        else:
+            sizes = {"hidden_size": 1280, "num_hidden_layers": 32, "intermediate_size": 5120, "patch_size": 14}
+            model = transformers.ViTForImageClassification(transformers.ViTConfig(**sizes, num_attention_heads=16))
+            huge = shapes_alone(model.state_dict())
+    origin = read_foreign(huge, None, {}, allow_partial=False, image_size=None, grid=None)
     assert (origin.config.heads, origin.config.layers, origin.config.patch_size) == (16, 32, (14, 14))
     assert "heads" not in origin.assumed
-
-
-def test_unknown_sizes_assume_64_features_a_head_and_say_so(tmp_path: Path) -> None:
-    save_file(build(image_size=(16, 16), hidden_size=128).state_dict(), tmp_path / "w.safetensors")
-    plan = inspect(tmp_path / "w.safetensors")
-    assert plan.config.heads == 2
-    assert "64" in plan.report.assumed["heads"]
 
 
 def test_what_the_tensors_say_cannot_be_said_otherwise(plain: Path) -> None:
@@ -413,9 +364,8 @@ def test_what_the_tensors_say_cannot_be_said_otherwise(plain: Path) -> None:
 
 
 CONFIGURED: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "patch": ("ViT", "ViTForImageClassification", {"patch_size": [2, 4]}),
-    "labels": ("ViT", "ViTForImageClassification", {"num_labels": 12}),
-    "registers, no head": ("Dinov2WithRegisters", "Dinov2WithRegistersModel", {}),
+    "pooler": ("ViT", "ViTModel", {}),  # which is the representation layer
+    "patch, labels": ("ViT", "ViTForImageClassification", {"patch_size": [2, 4], "num_labels": 12}),
     "registers, gated": ("Dinov2WithRegisters", "Dinov2WithRegistersForImageClassification", {"use_swiglu_ffn": True}),
 }
 
@@ -424,9 +374,8 @@ CONFIGURED: dict[str, tuple[str, str, dict[str, Any]]] = {
 def test_what_config_json_says_counts(name: str, tmp_path: Path) -> None:
     family, model, options = CONFIGURED[name]
     other = randomise(foreign._hugging_face(family, model, **options).model).eval()
-    config = other.config
     if "num_labels" in options:
-        config.id2label = {index: f"class {index}" for index in range(12)}  # "10" comes before "2" in the file
+        other.config.id2label = {index: f"class {index}" for index in range(12)}  # "10" comes before "2" in the file
     other.save_pretrained(tmp_path / "model")  # type: ignore[operator]
     classifier = load(tmp_path / "model")
     ours = classifier.model.config
@@ -439,7 +388,7 @@ def test_what_config_json_says_counts(name: str, tmp_path: Path) -> None:
         assert classifier.classes == tuple(f"class {index}" for index in range(12))
 
 
-@pytest.mark.parametrize("name", ["HF ViT", "HF ViT tanh", "HF DeiT", "HF Dinov2"])
+@pytest.mark.parametrize("name", ["HF DeiT", "HF Dinov2"])
 def test_what_a_bare_hugging_face_file_cannot_say_is_reported(name: str, tmp_path: Path) -> None:
     path = foreign.save_state(foreign.make(name), tmp_path / "w.safetensors")
     assumed = inspect(path, heads=4).report.assumed
@@ -449,21 +398,7 @@ def test_what_a_bare_hugging_face_file_cannot_say_is_reported(name: str, tmp_pat
     assert not {"norm_eps", "gelu"} & set(said)
 
 
-def test_dinov2_works_at_the_size_of_its_pixels(tmp_path: Path) -> None:
-    other = foreign.make("HF Dinov2")  # with positions for 16 x 16 pixels
-    folder = foreign.save_folder(other, tmp_path / "model")
-    processor = BitImageProcessorPil(size={"shortest_edge": 10}, crop_size={"height": 8, "width": 8})
-    processor.save_pretrained(folder)
-    classifier = load(folder)
-    assert classifier.preprocess.size == classifier.model.config.image_size == (8, 8)
-    assert (classifier.report.resized[0].old, classifier.report.resized[0].new) == ((4, 4), (2, 2))
-    batch = torch.randn(2, 3, 8, 8)
-    with torch.no_grad():
-        assert largest_difference(answers(classifier, batch), other.model(batch).logits) <= 1e-5
-    assert inspect(folder, image_size=16).report.resized == ()
-
-
-PUBLISHED = [str(w) for n in ("b_16", "b_32", "l_16", "l_32", "h_14") for w in get_model_weights(f"vit_{n}")]
+PUBLISHED = [str(weights) for name in ("l_16", "h_14") for weights in get_model_weights(f"vit_{name}")]
 
 
 @pytest.mark.parametrize("published", PUBLISHED)
@@ -475,7 +410,7 @@ def test_pixels_are_those_that_torchvision_publishes(published: str) -> None:
         state = vision_transformer.__dict__[name](image_size=transforms.crop_size[0]).state_dict()
     origin = read_foreign(shapes_alone(state), None, {}, allow_partial=False, image_size=None, grid=None)
     assert "preprocess" in origin.assumed
-    if published in ("ViT_B_16_Weights.IMAGENET1K_SWAG_LINEAR_V1", "ViT_L_16_Weights.IMAGENET1K_SWAG_LINEAR_V1"):
+    if published == "ViT_L_16_Weights.IMAGENET1K_SWAG_LINEAR_V1":
         return  # the same shapes as others with other pixels: that it is assumed has been said
     preprocess = Preprocess(size=origin.config.image_size, **origin.preprocess)
     assert preprocess.size == (transforms.crop_size[0],) * 2

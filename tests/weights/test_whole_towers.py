@@ -1,12 +1,10 @@
 """Whole files of CLIP and SigLIP, in the layouts of transformers and OpenCLIP: the image encoder, and what is left."""
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import open_clip
 import pytest
 import timm
 import torch
@@ -22,7 +20,6 @@ from refusals import refused
 from tiny import largest_difference, randomise
 from vitkit.data import CLIP_MEAN
 from vitkit.errors import VitkitError
-from vitkit.explanation import rollout
 from vitkit.weights import inspect, load
 from weights.spoiling import Spoilt
 from weights.test_modern import MODERN, folder_of, theirs
@@ -55,11 +52,6 @@ WHOLE: dict[str, tuple[str, dict[str, Any], Read]] = {
         {**IMAGES, **DECODER, "decoder_num_hidden_layers": 1, "mask_ratio": 0.0},
         lambda model: model.vit(BATCH).last_hidden_state[:, 0],
     ),
-    "Dinov2WithRegistersModel": (
-        "Dinov2WithRegisters",
-        {**SIZES, "image_size": 16, "patch_size": 4},
-        lambda model: model(BATCH).pooler_output,
-    ),
 }
 
 
@@ -85,7 +77,7 @@ def test_features_are_transformers_and_what_is_left_out_is_said(tmp_path: Path, 
         assert {key.partition(".")[0] for key in found.report.dropped} == {key.partition(".")[0] for key in left}
 
 
-@pytest.mark.parametrize("name", ["CLIPModel", "SiglipModel", "Dinov2WithRegistersModel"])
+@pytest.mark.parametrize("name", ["CLIPModel", "SiglipModel"])
 def test_a_tensor_of_the_image_encoder_that_is_missing_is_named(tmp_path: Path, name: str) -> None:
     made(name)[0].save_pretrained(tmp_path)
     folder = Spoilt(tmp_path)
@@ -107,26 +99,6 @@ def test_what_config_json_leaves_out_is_transformers_default(tmp_path: Path) -> 
     assert (found.model.config.heads, found.model.config.gelu, found.model.config.norm_eps) == (12, "tanh", 1e-6)
     with torch.inference_mode():
         assert largest_difference(found.model(BATCH), model(BATCH).pooler_output) <= 1e-5
-
-
-def test_a_pooling_that_config_json_names_and_the_file_lacks_is_missed(tmp_path: Path) -> None:
-    model, _ = made("SiglipModel")
-    model.config.save_pretrained(tmp_path)
-    state = {key: own for key, own in model.state_dict().items() if not key.startswith("vision_model.head.")}
-    save_file(state, tmp_path / "model.safetensors")
-    with refused("weights.tensors-unfit", "vision_model.head.probe"):
-        inspect(tmp_path)
-
-
-@pytest.mark.parametrize("size", [20, {"shortest_edge": 20}], ids=["number", "named"])
-def test_clips_processor_resizes_the_short_side(tmp_path: Path, size: Any) -> None:
-    model, _ = made("CLIPModel")
-    model.save_pretrained(tmp_path)
-    written = {"do_center_crop": True, "crop_size": 16, "size": size, "resample": 3, "image_mean": list(CLIP_MEAN)}
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(written))
-    found = inspect(tmp_path)
-    assert (found.preprocess.fit, found.preprocess.crop_pct) == ("crop", 0.8)
-    assert "preprocess" not in found.report.assumed
 
 
 def test_other_kinds_of_clip_are_refused_by_name(tmp_path: Path) -> None:
@@ -169,11 +141,10 @@ def test_open_clips_file(tmp_path: Path, quick: bool, ls_init_value: float | Non
     assert "text encoder" in found.report.dropped["token_embedding.weight"]
 
 
-@pytest.mark.parametrize("quick", [False, True])
-def test_open_clips_folder_says_it_all(tmp_path: Path, quick: bool) -> None:
-    model = openclip(quick=quick)
+def test_open_clips_folder_says_it_all(tmp_path: Path) -> None:
+    model = openclip(quick=True)
     save_file(model.state_dict(), tmp_path / "open_clip_model.safetensors")
-    written = {"model_cfg": {"embed_dim": 24, "quick_gelu": quick, "vision_cfg": VISION}, "preprocess_cfg": PIXELS}
+    written = {"model_cfg": {"embed_dim": 24, "quick_gelu": True, "vision_cfg": VISION}, "preprocess_cfg": PIXELS}
     (tmp_path / "open_clip_config.json").write_text(json.dumps(written))
     found = load(tmp_path)
     assert_projects_as(model, found)
@@ -188,19 +159,13 @@ def test_open_clips_folder_says_it_all(tmp_path: Path, quick: bool) -> None:
 
 def test_a_spoilt_description_of_open_clips_is_refused(tmp_path: Path) -> None:
     save_file(openclip().state_dict(), tmp_path / "open_clip_model.safetensors")
-    count = 0
-    for table, whole in (("vision_cfg", VISION), ("preprocess_cfg", PIXELS)):
-        for value in ("x", [], -1, 1.5, [None] * 3, {"a": 1}, True):
-            for spoilt in (value, *({**whole, name: value} for name in whole if name not in ("layers", "patch_size"))):
-                tables = {"vision_cfg": VISION, "preprocess_cfg": PIXELS, table: spoilt}
-                model_cfg = {"embed_dim": 24, "vision_cfg": tables["vision_cfg"]}
-                written = {"model_cfg": model_cfg, "preprocess_cfg": tables["preprocess_cfg"]}
-                (tmp_path / "open_clip_config.json").write_text(json.dumps(written))
-                try:
-                    inspect(tmp_path)
-                except VitkitError:
-                    count += 1
-    assert count >= 50
+    told = {"model_cfg": {"embed_dim": 24, "vision_cfg": VISION}, "preprocess_cfg": PIXELS}
+    spoilt = [{**told, "preprocess_cfg": {**PIXELS, name: {"a": 1}}} for name in PIXELS]
+    spoilt += [{**told, "model_cfg": {"vision_cfg": own}} for own in ("x", [], {**VISION, "image_size": -1})]
+    for written in spoilt:
+        (tmp_path / "open_clip_config.json").write_text(json.dumps(written))
+        with pytest.raises(VitkitError):
+            inspect(tmp_path)
 
 
 def test_open_clips_tensors_that_are_missing_are_named(tmp_path: Path) -> None:
@@ -211,26 +176,7 @@ def test_open_clips_tensors_that_are_missing_are_named(tmp_path: Path) -> None:
             file.without(spoiled, heads=4)
 
 
-def test_open_clips_trunks_are_timms(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    trunk = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 1, "num_heads": 4}
-    fields = {"timm_model_name": "vit_base_patch32_siglip_256", "timm_pool": "map", "timm_proj": "none"}
-    own = open_clip.timm_model.timm.create_model("vit_base_patch32_siglip_256", num_classes=0, **trunk).eval()
-    randomise(own)
-    state = {f"visual.trunk.{key}": value for key, value in own.state_dict().items()} | {"logit_scale": torch.ones(())}
-    save_file(state, tmp_path / "open_clip_model.safetensors")
-    bare = load(tmp_path / "open_clip_model.safetensors", heads=4, gelu="tanh")
-    written = {"model_cfg": {"embed_dim": 32, "vision_cfg": {"image_size": 16, **fields}}}
-    (tmp_path / "open_clip_config.json").write_text(json.dumps(written))
-    told = load(tmp_path, heads=4)
-    with torch.inference_mode():
-        for found in (bare, told):
-            assert largest_difference(found.model(BATCH), own(BATCH)) <= 1e-5
-    assert "gelu" not in told.report.assumed
-    assert "gelu" in inspect(tmp_path / "open_clip_model.safetensors", heads=4).report.assumed
-
-
-OF_TIMM = [name for name in MODERN if re.match(r"vit_base_patch\d+_(clip|siglip)_", name)]
+OF_TIMM = ("vit_base_patch16_clip_quickgelu_224", "vit_base_patch16_siglip_224", "vit_base_patch32_siglip_gap_256")
 
 
 @pytest.mark.parametrize("name", OF_TIMM)
@@ -257,22 +203,12 @@ def test_what_is_written_for_timm_answers_there(tmp_path: Path, name: str) -> No
         assert largest_difference(again(images), ours.model(images)) <= 1e-5
 
 
-def test_other_layouts_refuse_what_they_cannot_express(tmp_path: Path) -> None:
-    folder_of(theirs("vit_base_patch16_clip_quickgelu_224"), "vit_base_patch16_clip_quickgelu_224", tmp_path / "folder")
-    for to, end in (("hf", ""), ("npz", ".npz")):
-        with refused("weights.layout-unsuitable"):
-            vitkit.convert(tmp_path / "folder", tmp_path / f"written-{to}{end}", to=to)
-
-
 def test_a_model_that_pools_by_attention_is_trained_reported_on_and_explained(tmp_path: Path) -> None:
-    data = runs.photos(tmp_path / "data")
+    data = runs.shared_photos()
     fields = {"model": "vit_micro_patch4_16", "model_fields": {"pool": "map"}, "weights": "none", "epochs": 1}
     run = vitkit.train(data, vitkit.Recipe(workers=0, **fields), out=tmp_path / "run")
     assert run.report.is_file()
     photo = data / "red" / "img1.png"
-    found = run.classifier.explain(photo, "all")
-    assert list(found.maps) == ["occlusion"]
+    assert list(run.classifier.explain(photo, "all").maps) == ["occlusion"]
     with refused("explanation.pooling-unsupported", "occlusion"):
         run.classifier.explain(photo)
-    with refused("explanation.pooling-unsupported", "occlusion"):
-        rollout(run.classifier.model, torch.zeros(1, 3, *run.classifier.preprocess.size))
