@@ -49,15 +49,12 @@ def test_the_doctor_says_how_many_are_expected_by_chance(vitkit: Any, suspected:
     first, *others = rows(suspected)
     table = [f"{','.join(row)},0.7" for row in (first, *others)]
     (suspected / "label_errors.csv").write_text("path,label,suggested,score,chance\n" + "\n".join(table) + "\n")
-    outcome = vitkit("doctor", suspected / "label_errors.csv", "-o", tmp_path / "page.html")
+    outcome = vitkit("doctor", suspected / "label_errors.csv")
     assert "3 labels look wrong, of 36; about 2.1 of these 3 are probably right" in outcome.out
-    assert "about 2.1 of these 3 are probably right" in (tmp_path / "page.html").read_text()
     add_edits(tmp_path / "labels.csv", [Edit(first[0], first[1])])
     flags = ("--labels", tmp_path / "labels.csv", "--json")
     left = json.loads(vitkit("doctor", suspected / "label_errors.csv", *flags).out)
     assert left["expected_by_chance"] == pytest.approx(1.4) and left["suspects"][0]["chance"] == 0.7
-    (suspected / "label_errors.csv").write_text(f"path,label,suggested,score,chance\n{','.join(first)},often\n")
-    vitkit("doctor", suspected / "label_errors.csv").refused("data.chance-invalid", "line 2", "often")
 
 
 def test_doubtful_labels_that_are_decided_are_not_shown_again(vitkit: Any, suspected: Path, tmp_path: Path) -> None:
@@ -103,20 +100,10 @@ def test_the_doctor_explains_suggestions_and_unmatched_rows(vitkit: Any, suspect
     assert found["held_out"] == held_out and found["notes"] == []
 
 
-def test_the_doctor_repeats_which_test_labels_have_changed(vitkit: Any, suspected: Path) -> None:
-    numbers = json.loads((suspected / "evaluation.json").read_text())
-    numbers["relabelled"] = {"runs": ["first"], "paths": ["a.png", "b.png"]}
-    numbers["with_labels_now"] = {"accuracy": 0.75, "images": 5, "intervals_95": {}}
-    (suspected / "evaluation.json").write_text(json.dumps(numbers))
-    told = vitkit("doctor", suspected / "label_errors.csv").out
-    assert "note: 2 labels have changed since first" in told and "with today's labels 0.7500" in told
-
-
 def test_a_list_away_from_its_run_is_refused(vitkit: Any, suspected: Path, tmp_path: Path, data: Path) -> None:
     errors = suspected / "label_errors.csv"
     vitkit("doctor", shutil.copy(errors, tmp_path / "alone.csv")).refused("verbs.run-missing", "alone.csv")
     vitkit("doctor", errors, "--layout", "classes").refused("verbs.option-conflict", "--layout")
-    vitkit("doctor", data, "--data-root", data).refused("verbs.option-conflict", "--data-root")
     vitkit("train", data, "--labels", errors, "-o", tmp_path / "out").refused("data.labels-unchanged")
     assert not (tmp_path / "out").exists()
 
@@ -158,6 +145,3 @@ def test_doctor_eval_and_embed_read_a_label_file(vitkit: Any, data: Path, tmp_pa
     assert str(data / "red" / "img1.png") not in labels
     assert labels.pop(str(data / "red" / "img2.png")) == "pink"
     assert set(labels.values()) == {""}
-    vitkit("embed", trained, data / "red", "-o", tmp_path / "plain.npz")
-    with np.load(tmp_path / "plain.npz") as found:
-        assert "labels" not in found.files
