@@ -50,7 +50,6 @@ def test_a_format_that_fails_is_left_out_by_name(classifier_folder: Path, monkey
     [
         ("vit_micro_patch4_16", {}, "verbs.model-not-file"),
         (None, {"backends": "onnx"}, "verbs.option-conflict"),
-        (None, {"precisions": "float32"}, "verbs.option-conflict"),
     ],
 )
 def test_what_does_not_go_with_files_is_refused(classifier_folder: Path, model: Any, options: Any, code: str) -> None:

@@ -162,10 +162,7 @@ def test_an_output_is_replaced_only_with_force(tmp_path: Path) -> None:
         ("predict model photos --cluster ray:0", "verbs.option-invalid", "ray:0"),
         ("predict model photos --cluster ray", "verbs.option-missing", "--out"),
         ("predict model photos --cluster ray -o rows.csv", "verbs.out-suffix", ".parquet"),
-        ("predict model photos --cluster ray -o nowhere/rows.parquet", "verbs.folder-missing", "nowhere"),
-        ("predict model photos --cluster ray -o rows.parquet --resume", "verbs.option-conflict", "--resume"),
         ("predict model photos --cluster ray -o rows.parquet --pictures drawn", "verbs.option-conflict", "--pictures"),
-        ("eval model photos --cluster ray --tta flip -o out", "verbs.option-conflict", "--tta"),
     ],
 )
 def test_what_the_flags_require(vitkit: Any, here: Path, command: str, code: str, named: str) -> None:

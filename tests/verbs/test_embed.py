@@ -96,8 +96,6 @@ def test_features_are_the_models_tokens(vitkit: Any, model: Path, pictures: Path
     [
         ("", "cli.option-missing", "--out FILE.npz"),
         ("-o f.csv", "verbs.out-suffix", ".npz"),
-        ("-o nowhere/f.npz", "verbs.folder-missing", "nowhere"),
-        ("-o taken.npz", "verbs.out-exists", "taken.npz"),
         ("-o pictures/f.npz", "verbs.out-in-source", "pictures"),
         ("--near nowhere.png", "verbs.file-missing", "--near nowhere.png"),
         ("--near pictures/broken.png", "verbs.images-unreadable", "--near pictures/broken.png"),
@@ -108,7 +106,6 @@ def test_mistakes_end_in_a_line(
     vitkit: Any, model: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, code: str, named: str
 ) -> None:
     monkeypatch.chdir(model.parent)
-    Path("taken.npz").write_bytes(b"")
     vitkit("embed", "model", "pictures", *arguments.split()).refused(code, named)
 
 

@@ -197,7 +197,7 @@ def test_out_has_report_and_predictions(vitkit: Any, trained: Path, expected: Ev
     assert [float(row["confidence"]) for row in rows] == pytest.approx(confidences, abs=1e-6)
 
 
-@pytest.mark.parametrize(("is_named", "inner"), [(True, ""), (False, "out"), (True, "red/out"), (False, "red")])
+@pytest.mark.parametrize(("is_named", "inner"), [(False, "out"), (True, "red/out")])
 def test_no_file_goes_among_photographs(vitkit: Any, trained: Path, data: Path, is_named: bool, inner: str) -> None:
     before = fingerprint(data)
     outcome = vitkit("eval", trained, *([data] if is_named else []), "--out", data / inner, "--force")
@@ -212,7 +212,6 @@ def test_a_folder_with_something_in_it_is_written_to_by_force_alone(vitkit: Any,
     assert list(tmp_path.iterdir()) == [mine]
     assert vitkit("eval", trained, "--out", tmp_path, "--force").code == 0
     assert mine.read_text() == "mine"
-    vitkit("eval", trained, "--out", mine, "--force").refused("verbs.out-kind", "mine.txt")
 
 
 def test_pictures_that_were_seen_are_counted_named_and_left_out(vitkit: Any, trained: Path, data: Path) -> None:
@@ -260,5 +259,4 @@ def test_the_held_out_figure_is_had(vitkit: Any, trained: Path, data: Path, tmp_
     for number, file in enumerate(sorted(new.rglob("*.png"))):
         file.rename(new / f"{number:03}.png")
     assert json.loads(vitkit("eval", run, "--data-root", new, "--json").out) == expected
-    vitkit("eval", trained, "--data-root", tmp_path / "nowhere").refused("data.folder-missing", "--data-root")
     vitkit("eval", trained, "--data-root", tmp_path / "run").refused("data.images-missing", "36 images")

@@ -38,9 +38,7 @@ def test_a_classifier_in_memory_is_written(classifier_folder: Path, tmp_path: Pa
     ("is_in_memory", "options", "code", "named"),
     [
         (False, {}, "verbs.out-missing", "onnx"),
-        (False, {"out": "a.h5"}, "verbs.out-suffix", ".onnx"),
         (False, {"to": "onnx", "image_size": (0, 3)}, "verbs.option-invalid", "image_size"),
-        (True, {"to": "onnx"}, "verbs.out-missing", "out=FILE.onnx"),
         (True, {"out": "a.onnx", "image_size": 32}, "verbs.model-in-memory", ""),
         (True, {"out": "a.onnx", "data_root": "photos"}, "exporting.run-missing", "data_root"),
     ],

@@ -79,14 +79,13 @@ def test_the_card_has_the_figures_of_the_run_and_the_fields_of_the_hub(run: Path
         assert vitkit.convert(tmp_path / "out", tmp_path / name, to=to).destination.exists()
 
 
-@pytest.mark.parametrize("name", ["flowers", "hf:", "hf:me", "me/flowers/1", "hf:../flowers", "me/flow ers"])
-def test_what_names_no_repository_is_refused(run: Path, tmp_path: Path, name: str) -> None:
-    with refused("verbs.repository-invalid", "hf:OWNER/NAME"):
-        vitkit.push(run, name, dry_run=tmp_path / "out")
+def test_what_names_no_repository_is_refused_and_where_downloads_are_forbidden_all(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("flowers", "hf:me", "me/flowers/1", "hf:../flowers"):
+        with refused("verbs.repository-invalid", "hf:OWNER/NAME"):
+            vitkit.push(run, name, dry_run=tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_nothing_is_uploaded_where_downloads_are_forbidden(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITKIT_OFFLINE", "1")
     with refused("verbs.upload-forbidden", "VITKIT_OFFLINE=1"):
         vitkit.push(run, "hf:me/flowers")

@@ -38,7 +38,7 @@ def test_parts_are_all_items_in_their_order(images: int, data: st.DataObject) ->
     assert {len(part) for part in parts} <= {images // count, images // count + 1}
 
 
-@pytest.mark.parametrize("text", ["0/3", "4/3", "1/0", "1", "a/b", "-1/3", "1/3/5", "", "1/2\n"])
+@pytest.mark.parametrize("text", ["0/3", "4/3", "1/0", "1", "1/2\n"])
 def test_what_is_no_part(text: str) -> None:
     with refused("verbs.option-invalid", "--shard"):
         select_shard(range(9), text)

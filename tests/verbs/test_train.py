@@ -71,11 +71,7 @@ def test_the_result_is_what_the_folder_holds(trained: Path, data: Path) -> None:
     ("change", "code", "named"),
     [
         (None, "system.json-damaged", "NoneType"),
-        ([1], "system.json-damaged", "list"),
         ({"accuracy": "x"}, "evaluation.figures-damaged", "accuracy is 'x'"),
-        ({"balanced_accuracy": []}, "evaluation.figures-damaged", "balanced_accuracy"),
-        ({"chosen_on": [1]}, "evaluation.figures-damaged", "chosen_on"),
-        ({"images": None}, "evaluation.figures-damaged", "images"),
         ({"intervals_95": {"accuracy": [0.5]}}, "evaluation.figures-damaged", "intervals_95"),
     ],
 )
@@ -163,7 +159,7 @@ def test_only_the_main_process_says_what_comes_next(
     assert len(asked) == 4
 
 
-@pytest.mark.parametrize("extra", ["photos", "--epochs 5", "--out x", "--recipe digits"])
+@pytest.mark.parametrize("extra", ["photos", "--epochs 5"])
 def test_resume_takes_no_other_flags(vitkit: Any, trained: Path, extra: str) -> None:
     vitkit("train", *extra.split(), "--resume", trained).refused("verbs.option-conflict", "--resume")
 

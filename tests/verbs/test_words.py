@@ -113,13 +113,9 @@ def test_the_images_that_a_text_describes_best(place: Path, theirs: dict[str, An
     [
         (lambda own: package.embed(own / "clip", own / "photos", text="  "), "verbs.text-empty"),
         (lambda own: package.embed(own / "clip", own / "photos", text="a", near="0.png"), "verbs.option-conflict"),
-        (lambda own: package.embed(own / "clip", own / "photos", text="a", what="mean"), "verbs.option-conflict"),
-        (lambda own: package.embed(own / "clip", own / "photos", text="a", shard="1/2"), "verbs.option-conflict"),
         (lambda own: package.embed(own / "clip", own / "photos/broken.png", text="a"), "verbs.images-unreadable"),
         (lambda own: package.embed(known(own), own / "photos", text="a"), "verbs.model-in-memory"),
-        (lambda own: package.predict(known(own), own / "photos", names=NAMES), "verbs.model-in-memory"),
         (lambda own: package.predict(own / "clip", own / "photos", names=TEMPLATE), "verbs.option-missing"),
-        (lambda own: package.evaluate(own / "clip", own / "photos", names=TEMPLATE), "verbs.option-missing"),
         (lambda own: package.evaluate(own / "clip", names=NAMES), "verbs.record-missing"),
     ],
 )
@@ -176,7 +172,6 @@ def test_zero_shot_figures_by_the_command(place: Path, labelled: Path, vitkit: A
     [
         ("daisy, rose", "verbs.names-differ", "has images of red_tulip"),
         ("daisy, rose, red tulip, pansy", "verbs.names-differ", "has no images of pansy"),
-        ("daisy, rose, tulip", "verbs.names-differ", "has no images of tulip and images of red_tulip"),
         ("daisy, daisy", "language.classes-alike", "daisy"),
     ],
 )
@@ -230,10 +225,7 @@ def test_names_may_be_in_a_file(tmp_path: Path, file: str, content: str) -> None
         ("list.csv", b"path,id\na,1\nb,2\n", "verbs.names-invalid"),
         ("list.csv", b"caf\xe9\nrose\n", "verbs.names-unreadable"),
         ("list.csv", "daisy\nrose\n".encode("utf-16"), "data.csv-encoding"),
-        ("list.csv", b"daisy\nrose;tulip\n", "verbs.names-invalid"),
-        ("list.csv", None, "verbs.names-unreadable"),
         ("/etc/passwd", None, "verbs.names-invalid"),
-        ("/", None, "verbs.names-invalid"),
         ("daisy, rose;tulip", None, "verbs.names-invalid"),
         ('daisy, "rose', None, "verbs.names-invalid"),
     ],
@@ -253,10 +245,6 @@ def test_names_that_are_unclear_are_refused(
     [
         ("daisy", "language.classes-few", "daisy"),
         ("daisy\u200b, rose", "language.class-invisible", "U+200B"),
-        ("dai\u00adsy, rose", "language.class-invisible", "U+00AD"),
-        ("\ufeffdaisy, rose", "language.class-invisible", "U+FEFF"),
-        ("\u3164, rose", "language.class-invisible", "U+3164"),
-        ("daisy, ro\x1bse", "language.class-invisible", "U+001B"),
         ("da\udcffisy, rose", "language.class-invisible", "0xFF"),
         ("ros\u00e9, rose\u0301", "language.classes-alike", "U+0301"),
     ],
