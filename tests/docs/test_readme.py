@@ -152,7 +152,9 @@ def prepare(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_the_commands_of_a_page_exist_and_those_that_are_marked_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_a_page_exist_and_the_marked_run(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = path.read_text(encoding="utf-8")
     assert [fault for block in blocks(page) for command in block.commands for fault in faults(command)] == []
     commands = marked(page)

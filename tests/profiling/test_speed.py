@@ -28,13 +28,6 @@ from vitkit.profiling import (
 from vitkit.system import reporting_to
 
 
-def test_drift_is_the_largest_difference_and_the_share_of_equal_winners() -> None:
-    reference = torch.tensor([[1.0, 2.0], [3.0, 0.0], [0.0, 5.0], [1.0, 0.0]])
-    logits = torch.tensor([[1.0, 2.5], [3.0, 0.0], [6.0, 5.0], [1.0, -1.0]])
-    found = drift_of(logits, reference)
-    assert (found.largest, found.agreement, found.images) == (6.0, 0.75, 4)
-
-
 def test_contenders_are_compared_with_the_model_on_every_image() -> None:
     model, images = tiny.build(), tiny.images(6)
     sizes: list[int] = []
@@ -59,7 +52,9 @@ def test_contenders_are_compared_with_the_model_on_every_image() -> None:
 
 def test_a_row_has_the_figures_and_the_ratios_asked_for() -> None:
     ceiling = Timing((0.5, 0.5))
-    slow = Speed("slow", "float32", 8, Timing((4.0, 8.0)), ceiling, 100.0, drift_of(torch.eye(2), torch.eye(2)))
+    reference = torch.tensor([[1.0, 2.0], [3.0, 0.0], [0.0, 5.0], [1.0, 0.0]])
+    logits = torch.tensor([[1.0, 2.5], [3.0, 0.0], [6.0, 5.0], [1.0, -1.0]])
+    slow = Speed("slow", "float32", 8, Timing((4.0, 8.0)), ceiling, 100.0, drift_of(logits, reference))
     fast = Speed("fast", "bfloat16", 8, Timing((1.0, 2.0)), ceiling, 200.0, None)
     found = row(fast, {"times_slow": slow, "times_absent": None})
     assert found["images_per_s"] == 6.0
@@ -67,7 +62,8 @@ def test_a_row_has_the_figures_and_the_ratios_asked_for() -> None:
     assert (found["times_slow"], found["times_absent"]) == (4.0, None)
     assert found["share_of_ceiling"] == 0.375
     assert (found["largest_difference"], found["same_top1"], found["rounds"]) == (None, None, 2)
-    assert row(slow, {})["same_top1"] == 1.0
+    told = row(slow, {})
+    assert (told["largest_difference"], told["same_top1"], slow.drift.images) == (6.0, 0.75, 4)
 
 
 def test_random_weights_come_from_the_seed_and_tell_images_apart() -> None:
@@ -131,12 +127,10 @@ def test_everything_is_warmed_up_twice_and_then_takes_turns() -> None:
         interleave(works, 2, stopwatch=clock.stopwatch)
     assert "".join(clock.log) == "aabb" + "ab" * 2
     assert told == [("timing a", 0, 2), ("timing b", 0, 2), ("timing a", 1, 2), ("timing b", 1, 2)]
-
-
-def test_no_round_begins_after_the_limit_but_the_first() -> None:
     clock = Clock()
-    times = interleave({name: clock.work(name, 1.0) for name in "ab"}, 9, stopwatch=clock.stopwatch, max_seconds=0)
-    assert "".join(clock.log) == "aabb" + "ab"
+    works = {name: clock.work(name, 1.0) for name in "ab"}
+    times = interleave(works, 9, stopwatch=clock.stopwatch, max_seconds=0)
+    assert "".join(clock.log) == "aabb" + "ab", "no round but the first begins after the limit"
     assert times["a"].seconds == times["b"].seconds == (1.0,)
 
 
