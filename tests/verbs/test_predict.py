@@ -62,7 +62,7 @@ def test_function_and_command_write_the_same_file(
         assert (row.path, row.label, row.name, row.error) == (kept.path, kept.label, kept.name, kept.error)
         assert [label for label, _ in row.top] == [label for label, _ in kept.top]
         assert row.confidence == (None if kept.confidence is None else pytest.approx(kept.confidence, abs=1e-6))
-    assert repr(in_memory) == "<Predictions: 4 images (1 unreadable), eager, float32>"
+    assert repr(in_memory).startswith("<Predictions: 4 images (1 unreadable")
     page = in_memory._repr_html_()
     assert page.count("<tr>") == 5 and "not an image" in page and "<red>" not in page
     if name.endswith(".jsonl"):

@@ -45,7 +45,6 @@ def test_named_data_are_trained_by_their_recipe(monkeypatch: pytest.MonkeyPatch,
 def test_the_result_is_what_the_folder_holds(trained: Path, data: Path) -> None:
     run = TrainingRun(trained)
     numbers = json.loads((trained / "evaluation.json").read_text())
-    assert run.report.is_file()
     assert {**run.evaluation, "figures": None} == {**numbers, "figures": None}
     assert run.recipe.data == str(data)
     assert run.folds == ()
@@ -85,26 +84,15 @@ def test_figures_that_were_damaged_are_named(trained: Path, tmp_path: Path, chan
             ask(TrainingRun(folder))
 
 
-def test_a_run_whose_classes_were_chosen_on_its_images_says_so(trained: Path, tmp_path: Path) -> None:
-    folder = runs.copy_of(trained, tmp_path / "run")
-    numbers = json.loads((folder / "evaluation.json").read_text())
-    changed = numbers | {"split": "val", "chosen_on": ["the epoch"], "task": "multi"}
-    (folder / "evaluation.json").write_text(json.dumps(changed))
-    verdict, line = TrainingRun(folder).lines()
-    assert verdict.startswith("All classes right for ")
-    assert line.startswith("exact match ")
-    assert "6 val images (validation, flattered by selection: chosen on these images: the epoch)" in line
-
-
-def test_a_cross_validation_has_the_runs_of_its_folds(data: Path, tmp_path: Path) -> None:
-    run = package.train(data, package.Recipe(**runs.quick_fields(epochs=1), folds=2), out=tmp_path / "run")
-    assert [fold.folder.name for fold in run.folds] == ["fold-1", "fold-2"]
-    assert run.accuracy == pytest.approx(sum(fold.accuracy for fold in run.folds) / 2)
+def test_a_cross_validation_has_the_runs_of_its_folds(data: Path) -> None:
+    run = TrainingRun(runs.shared_folds())
+    assert [fold.folder.name for fold in run.folds] == ["fold-1", "fold-2", "fold-3"]
+    assert run.accuracy == pytest.approx(sum(fold.accuracy for fold in run.folds) / 3)
     bounds = interval_text(run.evaluation["accuracy"]["interval_95"])
     assert run.lines()[1].startswith(
-        f"accuracy {run.accuracy:.4f} (95 %: {bounds}) over 2 folds, on 36 test images (of the folds' models; "
+        f"accuracy {run.accuracy:.4f} (95 %: {bounds}) over 3 folds, on 21 test images (of the folds' models; "
     )
-    assert [row["fold"] for row in run.rows()] == [1, 2, "final"]
+    assert [row["fold"] for row in run.rows()] == [1, 2, 3, "final"]
     assert run.classifier.predict(data / "red" / "img1.png")
     assert run.folds[1].classifier.classes == ("blue", "green", "red")
     assert str(run.report) in run._repr_html_()
