@@ -19,7 +19,7 @@ import runs
 import vitkit as package
 import warm
 from vitkit.cli import function_of
-from vitkit.cli.app import GROUPS, OTHER_COMMANDS, VERBS
+from vitkit.cli.app import OTHER_COMMANDS, VERBS
 from vitkit.cli.commands import SET_ONLY
 from vitkit.text.arguments import hints_of
 from vitkit.training import Recipe
@@ -36,12 +36,9 @@ def test_the_version_the_help_and_words_that_are_no_commands(vitkit: Any) -> Non
         outcome = vitkit(flag)
         assert outcome.code == 0
         assert all(len(re.findall(rf"^  {verb} ", outcome.out, re.M)) == 1 for verb in VERBS)
-        places = [outcome.out.index(f"\n{title}:\n") for title in GROUPS]
-        assert places == sorted(places)
         assert "More:" not in outcome.out, "every command has its group"
     outcome = vitkit()
     assert "Usage: vitkit" in outcome.out + outcome.err
-    assert "'vitkit[studio]'" in " ".join(vitkit("studio", "--help").out.split())
     for verb, advice in OTHER_COMMANDS.items():
         outcome = vitkit(verb, "photos")
         assert outcome.code == 2 and f"there is no command {verb}: {advice}\n" in outcome.err
@@ -51,22 +48,17 @@ def test_the_version_the_help_and_words_that_are_no_commands(vitkit: Any) -> Non
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_help_of_a_verb(vitkit: Any, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
     """It has an example, fits on a screen, names the flags that are used most, and speaks of no type of Python."""
-    outcome = vitkit(verb, "--help")
-    assert outcome.code == 0
-    assert f"Example: vitkit {verb}" in outcome.out
     assert not re.search(r"<(int|float|str|bool|path|list)\b|RANGE|\bTrue\b|\bNone\b", vitkit(verb, "--help-all").out)
     monkeypatch.setenv("COLUMNS", "80")
-    lines = vitkit(verb, "--help").out.rstrip().splitlines()
-    assert len(lines) <= 40
-    assert max(map(len, lines)) <= 80
+    outcome = vitkit(verb, "--help")
+    assert outcome.code == 0 and f"Example: vitkit {verb}" in outcome.out
+    lines = outcome.out.rstrip().splitlines()
+    assert len(lines) <= 40 and max(map(len, lines)) <= 80
     common = VERBS[verb].common
     told = re.findall(r"^  (?:-\w, )?--([\w-]+)", "\n".join(lines).partition("Most used options:\n")[2], re.M)
     named = {"as_json": "json", "sets": "set"}
     assert not common or told == [named.get(name, name.replace("_", "-")) for name in (*common, "help")]
     assert bool(common) == (lines[-1].endswith(f" more flags: vitkit {verb} --help-all"))
-    text = " ".join((FUNCTIONS[verb].__doc__ or "").partition("\n\n")[0].split())
-    sentence = VERBS[verb].sentence
-    assert text.startswith(sentence) and sentence.endswith(".")
 
 
 def modules_after(*commands: tuple[int, list[object]]) -> list[set[str]]:

@@ -1,7 +1,6 @@
 """Whatever the user gets wrong: exit code 2, a line or two that name it, no traceback, and nothing left behind."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -100,22 +99,6 @@ def test_a_mistake_is_told_in_a_line_or_two_and_leaves_nothing(
     assert pictures.fingerprint(place) == before
 
 
-@pytest.mark.parametrize(
-    ("command", "name", "change", "code"),
-    [
-        ("info model", "model.safetensors", lambda content: content[:1000], "model.folder-damaged"),
-        ("predict model photos", "model.safetensors", lambda content: content[:-1] + b"!", "model.folder-damaged"),
-        ("info model", "model.json", lambda text: text.replace(b'version": ', b'version": 9'), "model.version-newer"),
-    ],
-)
-def test_a_damaged_model_is_refused(
-    vitkit: Any, here: Path, command: str, name: str, change: Callable[[bytes], bytes], code: str
-) -> None:
-    path = here / "model" / name
-    path.write_bytes(change(path.read_bytes()))
-    vitkit(*command.split()).refused(code, name)
-
-
 def deny(monkeypatch: pytest.MonkeyPatch, method: str, folder: Path) -> None:
     """As on a read-only disk, which root would not notice."""
     original = getattr(Path, method)
@@ -167,10 +150,3 @@ def test_a_flag_of_the_earlier_version_is_answered_with_the_new_one(vitkit: Any,
     outcome = vitkit(*command.split())
     flag = next(word for word in reversed(command.split()) if word.startswith("--"))
     assert outcome.code == 2 and f"there is no option {flag}: {advice}\n" in outcome.err
-
-
-def test_advice_names_flags_that_the_command_has(vitkit: Any, here: Path) -> None:
-    """`lab` has a flag for the model, and sets the weights by --set."""
-    (here / "deit_tiny_patch16_224").touch()
-    outcome = vitkit("lab", "head", "--model", "deit_tiny_patch16_224", "--set", "weights=auto")
-    outcome.refused("training.model-ambiguous", "--set weights=./deit_tiny_patch16_224")

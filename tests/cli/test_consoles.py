@@ -71,7 +71,6 @@ def test_rows_for_an_ascii_console_hold_escapes(place: Path) -> None:
     ("command", "codes"),
     [
         ("vitkit models | true; exit ${PIPESTATUS[0]}", (0, 141)),
-        ("vitkit models >&-", (0,)),
         ("vitkit models > /dev/full", (2,)),
     ],
 )

@@ -108,16 +108,6 @@ def test_a_list_away_from_its_run_is_refused(vitkit: Any, suspected: Path, tmp_p
     assert not (tmp_path / "out").exists()
 
 
-def test_doubtful_pictures_are_found_where_they_are(vitkit: Any, suspected: Path, tmp_path: Path, data: Path) -> None:
-    moved = Path(shutil.copytree(data, tmp_path / "moved"))
-    stored = json.loads((suspected / "split.json").read_text())
-    (suspected / "split.json").write_text(json.dumps({**stored, "root": str(tmp_path / "gone")}))
-    command = ("doctor", suspected / "label_errors.csv", "-o", tmp_path / "page.html")
-    vitkit(*command).refused("data.images-moved", "--data-root")
-    assert vitkit(*command, "--data-root", moved).code == 0
-    assert (tmp_path / "page.html").read_text().count("<img ") == 3
-
-
 def test_doctor_eval_and_embed_read_a_label_file(vitkit: Any, data: Path, tmp_path: Path, trained: Path) -> None:
     file = tmp_path / "labels.csv"
     add_edits(file, [Edit("red/img1.png", EXCLUDED), Edit("red/img2.png", "pink"), Edit("red/none.png", "pink")])

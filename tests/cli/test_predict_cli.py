@@ -320,35 +320,30 @@ def test_a_full_disk_keeps_the_rows_that_fit(vitkit: Any, trained: Path, here: P
     assert_same_rows(here / "out.csv", here / "whole.csv")
 
 
-@pytest.mark.parametrize("in_model", [False, True], ids=["a picture", "the model"])
 def test_memory_that_is_short_ends_the_command_and_the_rest_can_be_had_later(
-    vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch, in_model: bool
+    vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = ("predict", trained, "photos", "-o", "out.csv", "--batch-size", 4)
-    vitkit(*asked[:3], "-o", "whole.csv", "--batch-size", 4)
-    name = "assessing" if in_model else "pixels"
-    original = getattr(Classifier, name)
+    asked = ("predict", trained, "photos", "--batch-size", 4, "-o")
+    vitkit(*asked, "whole.csv")
+    original = Classifier.assessing
 
-    def run_short(classifier: Classifier, *what: Any) -> Any:
+    def assessing(classifier: Classifier) -> Any:
         def compute(pixels: Any) -> Any:
             red, green, blue = np.asarray(pixels).mean(axis=(2, 3)).T
-            return fail() if ((red > green) & (red > blue)).any() else original(classifier)(pixels)
+            if ((red > green) & (red > blue)).any():
+                raise RuntimeError(
+                    "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9."
+                )
+            return original(classifier)(pixels)
 
-        def fail() -> None:
-            raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9.")
-
-        if in_model:
-            return compute
-        return fail() if "green/img5" in str(what) else original(classifier, *what)
+        return compute
 
     with monkeypatch.context() as patch:
-        patch.setattr(Classifier, name, run_short)
-        outcome = vitkit(*asked)
+        patch.setattr(Classifier, "assessing", assessing)
+        outcome = vitkit(*asked, "out.csv")
     outcome.refused("inference.memory-short", "4 images")
-    assert outcome.out.startswith("to continue: vitkit predict --resume ")
     kept = (here / "out.csv.partial").read_bytes()
-    assert (here / "whole.csv").read_bytes().startswith(kept)
-    assert len(kept.splitlines()) >= 9
+    assert (here / "whole.csv").read_bytes().startswith(kept) and len(kept.splitlines()) >= 9
     assert vitkit(*shlex.split(outcome.out.removeprefix("to continue: vitkit "))).code == 0
     assert (here / "out.csv").read_bytes() == (here / "whole.csv").read_bytes()
 
@@ -435,13 +430,13 @@ def drawn(folder: str) -> list[str]:
 
 def test_each_readable_image_has_its_picture(vitkit: Any, trained: Path, here: Path, titles: dict[str, str]) -> None:
     for path in here.glob("photos/*/img?*.png"):
-        if path.stem not in ("img1", "img10"):
+        if path.stem != "img1":
             path.unlink()
     shutil.copy("odd/text.jpg", "photos/red/text.jpg")
     before = pictures.fingerprint(here / "photos")
     outcome = vitkit("predict", trained, "photos", "--pictures", "deep/drawn", "-o", "out.csv")
     assert outcome.code == 1
-    names = [f"{colour}/img{i}.png.png" for colour in ("blue", "green", "red") for i in (1, 10)]
+    names = [f"{colour}/img1.png.png" for colour in ("blue", "green", "red")]
     assert drawn("deep/drawn") == sorted(names)
     assert titles == {
         f"deep/drawn/{path.removeprefix('photos/')}.png": f"class: {label}   probability: {confidence:.3f}"
@@ -457,33 +452,24 @@ def test_each_readable_image_has_its_picture(vitkit: Any, trained: Path, here: P
     assert colours <= {tuple(pixel) for pixel in pixels.tolist()}, "every pixel of the photograph is to be seen"
 
 
-@pytest.mark.parametrize(
-    ("sources", "expected"),
-    [
-        ("photos/red/", ["img1.png.png"]),
-        ("photos/red/img1.png", ["img1.png.png"]),
-        ("*/img1.png photos/*/*.png", ["other/img1.png.png", "photos/red/img1.png.png"]),
-    ],
-)
-def test_equal_names_do_not_meet(vitkit: Any, trained: Path, here: Path, sources: str, expected: list[str]) -> None:
-    image = (here / "photos" / "red" / "img1.png").read_bytes()
-    shutil.rmtree("photos")
-    for folder in (here / "photos" / "red", here / "other"):
-        folder.mkdir(parents=True)
-        (folder / "img1.png").write_bytes(image)
-    assert vitkit("predict", trained, *sources.split(), "--pictures", "drawn").code == 0
-    assert drawn("drawn") == expected
+def test_equal_names_do_not_meet(vitkit: Any, trained: Path, here: Path) -> None:
+    for colour in ("blue", "green", "red"):
+        for path in sorted((here / "photos" / colour).iterdir())[1:]:
+            path.unlink()
+    assert vitkit("predict", trained, "photos/red/", "photos/blue/img1.png", "--pictures", "drawn").code == 0
+    assert drawn("drawn") == ["blue/img1.png.png", "red/img1.png.png"]
+    assert vitkit("predict", trained, "photos/red", "--pictures", "other").code == 0
+    assert drawn("other") == ["img1.png.png"]
 
 
-@pytest.mark.usefixtures("drawn_pictures")
 def test_a_photograph_is_drawn_upright_and_not_too_large(
     vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = []
+    drawn_of: list[Image.Image] = []
     original = plots.classified
 
     def spy(picture: Image.Image, *arguments: Any, **named: Any) -> Figure:
-        sizes.append(picture.size)
+        drawn_of.append(picture)
         return original(picture, *arguments, **named)
 
     monkeypatch.setattr(plots, "classified", spy)
@@ -491,13 +477,8 @@ def test_a_photograph_is_drawn_upright_and_not_too_large(
     turned[0x0112] = 6
     pictures.save(pictures.smooth(2400, 1200), here / "wide" / "turned.jpg", exif=turned)
     assert vitkit("predict", trained, "wide", "--pictures", "drawn").code == 0
-    assert sizes == [(512, 1024)]
-    with Image.open("drawn/turned.jpg.png") as picture:
-        pixels = np.asarray(picture.convert("RGB"), dtype=float)
-    assert pixels.shape == (1024 + 44, 572, 3)
-    shown = pixels[44:, 30:542]
     expected = np.asarray(pictures.smooth(2400, 1200).rotate(-90, expand=True).resize((512, 1024)), dtype=float)
-    assert np.abs(shown - expected).mean() < 3
+    assert np.abs(np.asarray(drawn_of[0].convert("RGB")) - expected).mean() < 3
 
 
 def test_class_names_of_any_script_drawn(vitkit: Any, here: Path, unsure: Path, titles: dict[str, str]) -> None:
@@ -514,14 +495,14 @@ def test_class_names_of_any_script_drawn(vitkit: Any, here: Path, unsure: Path, 
 def test_resume_draws_what_has_no_picture(
     vitkit: Any, trained: Path, here: Path, titles: dict[str, str], computed: list[str]
 ) -> None:
-    for path in here.glob("photos/red/img[4-9].png"):
+    for path in [*here.glob("photos/red/img[4-9].png"), *here.glob("photos/red/img1?.png")]:
         path.unlink()
-    cut_short(vitkit, trained, "photos/red", "odd", "--pictures", "drawn", rows=4)
-    for path in sorted(Path("drawn").rglob("*.png"))[2:]:
+    cut_short(vitkit, trained, "photos/red", "odd", "--pictures", "drawn", rows=3)
+    for path in sorted(Path("drawn").rglob("*.png"))[1:]:
         path.unlink()
     titles.clear()
     outcome = vitkit("predict", trained, "photos/red", "odd", "--pictures", "drawn", "-o", "out.csv", "--resume")
     assert outcome.code == 1
-    assert len(drawn("drawn")) == 6
-    assert len(titles) >= 4
+    assert len(drawn("drawn")) == 3
+    assert len(titles) >= 2
     assert read(here / "out.csv")[0][2] == "red"

@@ -3,14 +3,10 @@
 import json
 import os
 import re
-import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
-
-import warm
 
 pytest.importorskip("nbclient")
 ROOT = Path(__file__).parents[2]
@@ -77,18 +73,6 @@ def test_a_notebook_is_stored_with_what_it_shows(path: Path) -> None:
     assert not any(output.get("name") == "stderr" for output in outputs)
     assert not re.findall(r"/tmp/|/root/|/home/|\d{4}-\d\d-\d\dT\d|\\u001b", text), "a place, a time or an escape code"
     assert len(text) < 300_000
-
-
-def test_the_first_notebook_runs_as_a_program_and_teaches_what_it_says(tmp_path: Path) -> None:
-    (path,) = (path for path in NOTEBOOKS if path.stem == "1-the-model")
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    program = "\n".join([*code, textwrap.dedent(TEACHES[path.stem])])
-    done = subprocess.run(
-        [warm.python(), "-c", program],
-        cwd=tmp_path, env=os.environ | {"MPLBACKEND": "Agg"}, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.accept

@@ -4,19 +4,12 @@ Real interpreters, whose start is what is tested. `make accept` runs every verb;
 process that vitkit starts.
 """
 
-import base64
 import importlib.metadata
-import json
 import re
-import signal
 import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -185,47 +178,3 @@ def test_verbs(verb: str, place_of_run: Path, tmp_path: Path) -> None:
         wordy.clip(tmp_path / "clip")
     words = [re.sub("^OUT", str(tmp_path / "out"), word) for word in VERBS[verb]]
     execute(place_of_run, VITKIT, *(str(tmp_path / "clip") if word == "CLIP" else word for word in words))
-
-
-@contextmanager
-def _server(place: Path, pattern: str, *arguments: str) -> Iterator[Callable[..., Any]]:
-    """A program that answers, and what asks it: an address, and a body or None."""
-    process = subprocess.Popen(
-        [VITKIT, *arguments], cwd=place, env=runs.environment(), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        found = re.search(pattern, process.stdout.readline())
-        assert found is not None, process.communicate(timeout=5)
-
-        def ask(path: str, body: Any = None) -> Any:
-            data = None if body is None else json.dumps(body).encode()
-            request = urllib.request.Request(found[1].rstrip("/") + path, data, {"content-type": "application/json"})
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                return json.load(answer)
-
-        yield ask
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
-
-
-@pytest.mark.accept
-def test_a_server(place_of_run: Path) -> None:
-    picture = base64.b64encode((place_of_run / "photos" / "red" / "img1.png").read_bytes()).decode()
-    with _server(place_of_run, r"serving at (\S+)", "serve", "runs/first", "--port", "0") as ask:
-        assert len(ask("/predict", {"image": picture})["predictions"]) == 1
-        assert ask("/explain", {"image": picture, "method": "all"})["maps"]
-        assert ask("/embed", {"image": picture})["embeddings"]
-
-
-@pytest.mark.accept
-def test_a_studio_with_its_queue_and_its_trainings(place_of_run: Path) -> None:
-    with _server(place_of_run, r": (http://\S+)", "studio", "photos", "--port", "0", "--no-open") as ask:
-        assert ask("/api/data/all")["paths"]
-        run_name = ask("/api/train/start", {"weights": "none", "method": "scratch", "time": "5s"})["run"]
-        end = time.monotonic() + MOST_SECONDS
-        while (state := ask(f"/api/train/runs/{run_name}")["state"]) in ("queued", "running"):
-            assert time.monotonic() < end, "it never came to that"
-            time.sleep(0.2)
-        assert state == "done"

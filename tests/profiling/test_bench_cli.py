@@ -3,7 +3,6 @@
 import csv
 import json
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-import runs
 import vitkit
-import warm
 from cli.conftest import vitkit as command
 from refusals import refused
 from tiny import build, some
@@ -23,19 +20,15 @@ from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.model import config_for
 from vitkit.profiling import describe
-from vitkit.verbs import Result, bench
+from vitkit.verbs import bench
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MICRO = "vit_micro_patch8_16"
 __all__ = ["command"]
 
 
-@pytest.fixture(scope="module")
-def found() -> Result:
-    return vitkit.bench(MICRO, batch_sizes=[2, 1], backends=["eager"], rounds=2)
-
-
-def test_figures_are_of_every_backend_precision_and_batch_and_the_ceiling_of_the_models_work(found: Result) -> None:
+def test_figures_are_of_every_backend_precision_and_batch_and_the_ceiling_of_the_models_work() -> None:
+    found = vitkit.bench(MICRO, batch_sizes=[2, 1], backends=["eager"], rounds=2)
     told = json.loads(json.dumps(found.to_dict(), default=str))
     assert (told["model"], told["rounds"], told["missing"]) == (MICRO, 2, {})
     assert told["machine"]["threads"] == torch.get_num_threads()
@@ -50,21 +43,12 @@ def test_figures_are_of_every_backend_precision_and_batch_and_the_ceiling_of_the
             assert row["largest_difference"] < 1e-5
         else:
             assert 0 < row["largest_difference"] < 0.5
+    title, heading, *lines = found.lines()
+    assert title.startswith(f"{MICRO} on ") and sum(line.startswith("ceiling of ") for line in lines) == 4
+    assert heading.split() == [name for name, _ in bench.COLUMNS.values()]
     row = told["results"][0]
     seconds = 2 * describe(config_for(MICRO)).gmacs_executed / row["ceiling_gflops"]
     assert row["images_per_s"] * seconds == pytest.approx(row["share_of_ceiling"], rel=0.9)  # medians of two rounds
-
-
-def test_lines_name_the_machine_and_every_column(found: Result) -> None:
-    title, heading, *lines = found.lines()
-    assert title.startswith(f"{MICRO} on ") and title.endswith("2 rounds")
-    assert heading.split() == [name for name, _ in bench.COLUMNS.values()]
-    assert [line.split()[:3] for line in lines[:4]] == [
-        ["eager", precision, batch] for batch in "12" for precision in ("float32", "bfloat16")
-    ]
-    assert sum(line.startswith("ceiling of ") for line in lines) == 4
-    assert repr(found) == f"<bench: {found.title}>"
-    assert found._repr_html_().count("<tr>") == 5
 
 
 @pytest.mark.usefixtures("drawn_pictures")
@@ -140,18 +124,6 @@ def smoke_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
     return lines
 
 
-def smoke(script: str, out: Path) -> dict[str, list[dict[str, str]]]:
-    """The tables that a benchmark writes in its smoke mode, by what they are about."""
-    pytest.importorskip("timm")
-    environment = {name: value for name, value in runs.environment().items() if name != "VITKIT_TEST_DATA"}
-    code = (
-        f"import runpy, sys; sys.executable = {warm.python()!r}; sys.path.insert(0, {str(BENCHMARKS)!r}); "
-        f"runpy.run_path({str(BENCHMARKS / script)!r}, run_name='__main__')"  # its own processes begin warm, too
-    )
-    subprocess.run([warm.python(), "-c", code, "--smoke", "--out", str(out)], env=environment, check=True)
-    return tables_in(out)
-
-
 def tables_in(out: Path) -> dict[str, list[dict[str, str]]]:
     tables = {}
     for file in out.glob("*.csv"):
@@ -186,35 +158,6 @@ def test_a_benchmark_writes_its_table(name: str, smoke_here: Any, tmp_path: Path
     (rows, columns), found = SMOKE[name], tables_in(tmp_path)[name]
     assert len(found) == rows
     assert all(low <= float(row[own]) <= high for row in found for own, (low, high) in columns.items())
-
-
-@pytest.mark.accept
-@pytest.mark.parametrize(("name", "rows", "column"), [("training", 9, "images_per_s"), ("plans", 2, "ratio")])
-def test_a_benchmark_of_processes_writes_its_table(name: str, rows: int, column: str, tmp_path: Path) -> None:
-    found = smoke(f"{name}.py", tmp_path)[name]
-    assert len(found) == rows and all(float(row[column]) > 0 for row in found)
-
-
-@pytest.mark.accept
-def test_peers_compares_libraries_with_the_same_weights(tmp_path: Path) -> None:
-    pytest.importorskip("torchvision")
-    rows = smoke("peers.py", tmp_path)["peers"]
-    assert {row["name"] for row in rows} >= {"vitkit eager", "timm", "torchvision"}
-    for row in rows:
-        if row["name"] != "vit-pytorch" and row["precision"] == "float32":
-            assert float(row["largest_difference"]) < 1e-4 and row["same_top1"] == "1.0"
-
-
-@pytest.mark.accept
-def test_folder_measures_end_to_end_and_the_memory_of_many_files(tmp_path: Path) -> None:
-    tables = smoke("folder.py", tmp_path)
-    rows, memory = tables["folder"], tables["folder-memory"]
-    assert [row["what"] for row in rows].count("photographs") == len(rows) / 2
-    streams = [row for row in rows if row["of_bound"]]
-    assert len(streams) == 6
-    assert all(float(row["same_top1"]) >= 0.8 for row in streams)
-    assert [int(row["images"]) for row in memory] == list(range(5, 101, 5))
-    assert max(float(row["of_first"]) for row in memory) < 1.3
 
 
 def test_balance_judges_every_balance_with_and_without_what_is_done_about_it(smoke_here: Any) -> None:

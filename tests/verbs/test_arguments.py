@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import vitkit
 from photos import noise, save
@@ -19,8 +18,8 @@ from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
 
 WRONG: list[Any] = [
-    *(None, 5, -1, 3.5, float("nan"), "", "a\0b", b"x", bytearray(b"x"), [], [5], [None], ["a", 5], {}, {"a": 1}),
-    *(object(), io.BytesIO(b"x"), np.zeros(3), torch.zeros(3, 4, 4), int, (1, 2), {1, 2}, "\udcff", 2**70),
+    *(None, -1, float("nan"), "", "a\0b", b"x", [], [5], ["a", 5], {"a": 1}),
+    *(object(), io.BytesIO(b"x"), np.zeros(3), int, "\udcff", 2**70),
 ]
 
 

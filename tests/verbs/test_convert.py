@@ -1,7 +1,5 @@
 """`vitkit.convert`, beside `vitkit convert`."""
 
-import csv
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -194,13 +192,3 @@ def test_what_does_not_fit_is_named_unless_partial_is_allowed(command: Any, tmp_
     assert outcome.code == 0
     assert "missing blocks.1.mlp.fc2.weight" in outcome.out
     assert "left over blocks.0.attn.odd.weight" in outcome.out
-
-
-def test_predict_takes_a_checkpoint_and_says_what_it_assumed(command: Any, checkpoint: Path, photo: Path) -> None:
-    outcome = command("predict", checkpoint, photo)
-    (row,) = csv.DictReader(io.StringIO(outcome.out))
-    assert row["label"] in set("0123456")
-    notes = [line for line in outcome.err.splitlines() if line.startswith("note: ")]
-    assert {note.split(":")[1].strip() for note in notes} == {
-        f"{what} assumed" for what in ("heads", "preprocess", "classes")
-    }

@@ -3,7 +3,6 @@
 import base64
 import io
 import json
-import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -116,16 +115,6 @@ def test_a_csv_forbids_the_folders_of_its_images_alone(command: Any, healthy: Pa
     table = tmp_path / "lists" / "all.csv"
     command("doctor", table, "-o", healthy / "dog" / "page.html").refused("verbs.out-in-source")
     assert command("doctor", table, "-o", table.with_name("page.html")).code == 0
-
-
-def test_bars_show_the_classes_in_natural_order_and_proportion(command: Any, tmp_path: Path) -> None:
-    data = folder(tmp_path / "photos", {"class 10": 1, "class 2": 40, "class 1": 20})
-    outcome = command("doctor", data)
-    bars = re.findall(r"^  (class +\d+) +(\d+)  (#+)$", outcome.out, re.MULTILINE)
-    counted = [("class 1", 20, 20), ("class 2", 40, 40), ("class 10", 1, 1)]
-    assert [(name, int(count), len(bar)) for name, count, bar in bars] == counted
-    outcome = command("doctor", folder(tmp_path / "others", {"few": 1, "many": 200}, 4, 4))
-    assert [len(bar) for bar in re.findall(r"  (#+)$", outcome.out, re.MULTILINE)] == [1, 40]
 
 
 def test_json_is_all_of_stdout_and_has_all_that_was_found(command: Any, leaks: Path, tmp_path: Path) -> None:

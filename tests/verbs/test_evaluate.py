@@ -15,7 +15,7 @@ from refusals import refused
 from vitkit.data import read_source, split_from_file
 from vitkit.evaluation import Evaluation, evaluate
 from vitkit.evaluation.figures import figures
-from vitkit.system import exclusive_in, to_json
+from vitkit.system import to_json
 from vitkit.text import interval_text
 from vitkit.weights import load
 
@@ -68,14 +68,6 @@ def test_images_of_one_class_are_evaluated_and_drawn(trained: Path, data: Path, 
     (tmp_path / "reds" / "red").rename(tmp_path / "reds" / "pictures")
     with refused("evaluation.class-unknown", "pictures"):
         package.evaluate(trained, tmp_path / "reds")
-
-
-def test_figures_of_a_run_that_is_being_trained_say_so(trained: Path, tmp_path: Path) -> None:
-    run = shutil.copytree(trained, tmp_path / "run")  # other processes read the shared one meanwhile
-    with exclusive_in(run):
-        notes = package.evaluate(run).notes
-    assert [note for note in notes if note.startswith(f"{run} is still being trained")]
-    assert not [note for note in package.evaluate(run).notes if "still being trained" in note]
 
 
 def test_a_stopped_training_is_noted_in_every_use(trained: Path, tmp_path: Path, vitkit: Any) -> None:

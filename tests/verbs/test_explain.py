@@ -3,7 +3,6 @@
 import json
 import os
 import re
-from functools import partial
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -53,15 +52,10 @@ def numbers(folder: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(
-    ("function", "words"), [(partial(vitkit.explain, target=2), ["--target", "2"]), (vitkit.anatomy, ["--anatomy"])]
-)
-def test_function_and_command_agree(
-    command: Any, folder: Path, photographs: Path, tmp_path: Path, function: Any, words: list[str]
-) -> None:
+def test_function_and_command_agree(command: Any, folder: Path, photographs: Path, tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    found = function(folder, photographs, ours)
-    said = command("explain", folder, photographs, "-o", theirs, *words)
+    found = vitkit.explain(folder, photographs, ours, target=2)
+    said = command("explain", folder, photographs, "-o", theirs, "--target", "2")
     assert said.out == "".join(f"{line}\n" for line in found.lines()).replace(str(ours), str(theirs))
     assert said.code == 0
     written, other = content(ours), content(theirs)
@@ -120,15 +114,6 @@ def test_every_image_has_a_page_that_the_index_leads_to(command: Any, model: Pat
     assert "%FF.png/index.html" in (out / "index.html").read_text(encoding="utf-8", errors="surrogateescape")
 
 
-@pytest.mark.parametrize("method", ["heads", "all"])
-def test_each_method_is_drawn(command: Any, model: Path, photographs: Path, method: str) -> None:
-    out = model.parent / "out"
-    assert command("explain", model, photographs / "one" / "same.png", "-o", out, "--method", method).code == 0
-    drawn = {path.name for path in (out / "images" / "same.png").iterdir()}
-    assert f"{method}.png" in drawn or method == "all"
-    assert ("methods.png" in drawn) == (method == "all")
-
-
 def test_the_explained_class_can_be_named_or_numbered(command: Any, model: Path, photographs: Path) -> None:
     maps = []
     for i, target in enumerate(("c", "2", "e")):
@@ -149,8 +134,9 @@ def test_what_is_there_is_kept_unless_forced(command: Any, model: Path, photogra
     before = fingerprint(out)
     command(*arguments, "--method", "raw").refused("verbs.out-not-empty", "--force")
     assert fingerprint(out) == before
-    assert command(*arguments, "--method", "raw", "--force").code == 0
-    assert (out / "images" / "same.png" / "raw.png").is_file()
+    assert command(*arguments, "--method", "all", "--force").code == 0
+    drawn = {path.name for path in (out / "images" / "same.png").iterdir()}
+    assert drawn >= {"methods.png", "raw.png", "heads.png", "gradient.png"}
 
 
 @pytest.mark.parametrize(
@@ -174,12 +160,6 @@ def test_mistakes_end_in_a_line(
     before = fingerprint(model.parent)
     command("explain", "model", *arguments.split()).refused(code, named)
     assert fingerprint(model.parent) == before
-
-
-def test_a_model_without_a_head_is_refused_and_has_an_anatomy(command: Any, tmp_path: Path, photographs: Path) -> None:
-    headless = saved(tmp_path / "headless", num_classes=0)
-    command("explain", headless, photographs / "one", "-o", tmp_path / "out").refused("explanation.head-missing")
-    assert command("explain", headless, "--anatomy", "-o", tmp_path / "out").code == 0
 
 
 STILL = {"filters", "positions"}
@@ -223,7 +203,8 @@ def test_anatomy_with_images_has_every_figure_of_some_of_many(
 
 
 def test_what_a_model_lacks_is_a_line_and_the_rest_is_drawn(command: Any, tmp_path: Path, photographs: Path) -> None:
-    model = saved(tmp_path / "model", **VARIETY["relative shared"])
+    model = saved(tmp_path / "model", **VARIETY["relative shared"], num_classes=0)
+    command("explain", model, photographs / "one", "-o", tmp_path / "out").refused("explanation.head-missing")
     outcome = command("explain", model, photographs, "--anatomy", "-o", tmp_path / "out")
     assert outcome.code == 0
     assert "no positions: the model has relative positions" in outcome.out

@@ -157,21 +157,20 @@ def test_addresses_fail_row_by_row_and_a_busy_server_is_asked_again(
     assert requests == {"a.png": 1, "b.png": 3}
 
 
-@pytest.mark.parametrize("switch", ["VITKIT_OFFLINE", "HF_HUB_OFFLINE"])
-def test_offline_no_server_is_asked(vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch, switch: str) -> None:
-    monkeypatch.setenv(switch, "1")
+def test_offline_no_server_is_asked(vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with served(here / "photos") as site:
-        for place in (site.address, "hf://datasets/me/photos"):
-            Path("list.txt").write_text(f"photos/a.png\n{place}/a.png\n")
-            for command, code in (
-                ("predict model @list.txt -o rows.csv", "data.offline"),
-                (f"predict model {place}", "data.offline"),
-                ("predict model photos -o s3://bucket/rows.csv", "data.offline"),
-                (f"doctor {place}", "data.offline"),
-                (f"train {place}", "data.offline"),
-                ("shard photos s3://bucket/shards", "data.offline"),
-            ):
-                vitkit(*command.split()).refused(code, f"{switch}=1 forbids")
+        Path("list.txt").write_text(f"photos/a.png\n{site.address}/a.png\n")
+        for switch, asked in (
+            ("HF_HUB_OFFLINE", "predict model hf://datasets/me/photos"),
+            ("VITKIT_OFFLINE", "predict model @list.txt -o rows.csv"),
+            ("VITKIT_OFFLINE", "predict model photos -o s3://bucket/rows.csv"),
+            ("VITKIT_OFFLINE", f"doctor {site.address}"),
+            ("VITKIT_OFFLINE", f"train {site.address}"),
+            ("VITKIT_OFFLINE", "shard photos s3://bucket/shards"),
+        ):
+            with monkeypatch.context() as patch:
+                patch.setenv(switch, "1")
+                vitkit(*asked.split()).refused("data.offline", f"{switch}=1 forbids")
         assert site.requests.total() == 0
     assert not Path("rows.csv").exists()
 

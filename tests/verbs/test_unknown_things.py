@@ -162,16 +162,10 @@ def test_an_exported_file_has_the_same_score(
     assert [row.familiar for row in rows] == pytest.approx([row.familiar for row in expected], abs=0.051)  # one of 20
 
 
-def test_other_programs_find_logits_and_features_in_a_file(
-    made: tuple[Path, Path], exported: Path, tmp_path: Path
-) -> None:
-    classifier, photographs = load(made[0]), sorted(made[1].iterdir())
-    export(classifier, tmp_path / "model.pt2", Pictures("photographs", tuple(photographs)))
-    pixels = torch.stack([classifier.read(path) for path in photographs])
+def test_other_programs_find_logits_and_features_in_a_file(made: tuple[Path, Path], exported: Path) -> None:
+    classifier = load(made[0])
+    pixels = torch.stack([classifier.read(path) for path in sorted(made[1].iterdir())])
     seen = classifier.seeing()(pixels.numpy())
-    found = torch.export.load(tmp_path / "model.pt2").module()(pixels)
-    for own, expected in zip(found, (seen.logits, seen.features), strict=True):
-        assert np.allclose(own.numpy(), expected, atol=1e-5)
     session = pytest.importorskip("onnxruntime").InferenceSession(str(exported))
     assert [(output.name, output.shape[1]) for output in session.get_outputs()] == [("logits", 7), ("features", 32)]
     for name, expected in (("logits", seen.logits), ("features", seen.features)):
