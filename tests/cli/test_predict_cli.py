@@ -331,9 +331,7 @@ def test_memory_that_is_short_ends_the_command_and_the_rest_can_be_had_later(
         def compute(pixels: Any) -> Any:
             red, green, blue = np.asarray(pixels).mean(axis=(2, 3)).T
             if ((red > green) & (red > blue)).any():
-                raise RuntimeError(
-                    "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9."
-                )
+                raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9.")
             return original(classifier)(pixels)
 
         return compute

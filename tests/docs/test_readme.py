@@ -190,9 +190,8 @@ def prepare_lesson(folder: Path) -> None:
 
 def test_most_pages_have_commands_that_are_run() -> None:
     assert len(_COUNTED) >= 60 and len(COMMON) >= 3
-    assert blocks("<!-- run with -n hello -->\n```console\n$ echo \\\n  a\n3\n```\n") == [
-        Block(("echo    a",), True, "-n hello")
-    ]
+    page = "<!-- run with -n hello -->\n```console\n$ echo \\\n  a\n3\n```\n"
+    assert blocks(page) == [Block(("echo    a",), runs=True, extra="-n hello")]
 
 
 @pytest.mark.parametrize(

@@ -19,30 +19,59 @@ from vitkit.system import to_json
 from vitkit.text import interval_text
 from vitkit.weights import load
 
-BFLOAT16 = {"split": "val", "compute": package.Compute(backend="eager", precision="bfloat16")}
+
+@pytest.fixture(scope="module")
+def expected(trained: Path) -> Evaluation:
+    return evaluate(load(trained), split_from_file(trained / "split.json"), "test")
 
 
-@pytest.mark.parametrize(
-    ("values", "flags"), [({}, ()), (BFLOAT16, ("--split", "val", "--backend", "eager", "--precision", "bfloat16"))]
-)
+@pytest.mark.parametrize("flags", [(), ("--split", "val", "--backend", "eager", "--precision", "bfloat16")])
 def test_function_and_command_give_the_same_figures(
-    vitkit: Any, trained: Path, tmp_path: Path, values: dict[str, Any], flags: tuple[Any, ...]
+    vitkit: Any, trained: Path, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     own, other = tmp_path / "own", tmp_path / "other"
+    compute = package.Compute(backend="eager", precision="bfloat16")
     told: list[str] = []
     with heard(told.append):
-        found = package.evaluate(trained, out=own, **values)
+        found = package.evaluate(trained, out=own, **({"split": "val", "compute": compute} if flags else {}))
     outcome = vitkit("eval", trained, *flags, "-o", other)
     assert outcome.out == "".join(f"{line}\n" for line in found.lines()).replace(str(own), str(other))
     assert outcome.err == "".join(f"note: {note}\n" for note in told)
     assert list(found.notes) == told
     for name in ("evaluation.json", "predictions.csv"):
         assert (own / name).read_bytes() == (other / name).read_bytes()
+    assert sorted(path.name for path in other.iterdir()) == ["evaluation.json", "predictions.csv", "report.html"]
     assert vitkit("eval", trained, *flags, "--json").out == to_json(found.to_dict(), indent=2) + "\n"
     assert ("(eager, bfloat16)" in outcome.out) == bool(flags)
     assert (found.report, repr(found)) == (own / "report.html", f"<EvaluationResult: {found.headline.words}>")
-    page = found._repr_html_()
-    assert all(text in page for text in (f"{found.figures['loss']:.4f}", "blue", "green", "red", "95 % interval"))
+    assert f"{found.figures['loss']:.4f}" in found._repr_html_()
+
+
+def test_figures_and_predictions_are_pythons(vitkit: Any, trained: Path, expected: Evaluation, tmp_path: Path) -> None:
+    outcome = vitkit("eval", trained, "--out", tmp_path / "new" / "out")
+    lines, bounds = outcome.out.splitlines(), figures(expected)["intervals_95"]
+    assert (outcome.code, outcome.err) == (0, "") and lines[0].startswith("6 test images of ")
+    for name in ("accuracy", "macro_f1", "loss"):
+        assert f"{name:18} {getattr(expected, name):.4f} (95 %: {interval_text(bounds[name])})" in lines
+    for name, row in expected.per_class().items():
+        words = [f"{row['precision']:.3f}", f"{row['recall']:.3f}", f"{row['f1']:.3f}", str(row["support"])]
+        assert [name, *words] in [line.split() for line in lines]
+    numbers = json.loads((tmp_path / "new" / "out" / "evaluation.json").read_text())
+    assert {name: numbers[name] for name in expected.summary()} == expected.summary()
+    assert next(iter(numbers)) == "accuracy"
+    assert numbers.keys() >= {*load(trained).computation, *figures(expected), "seen", "promises", "unknown"}
+    assert (numbers["backend"], numbers["precision"]) == ("eager", "float32")
+    assert (numbers["headline"]["value"], numbers["headline"]["caveats"]) == (expected.accuracy, [])
+    assert numbers["per_class"] == figures(expected)["per_class"]
+    assert (numbers["split"], numbers["images"]) == ("test", 6)
+    with (tmp_path / "new" / "out" / "predictions.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["path", "label", "predicted", "confidence"]
+    assert [row["path"] for row in rows] == list(expected.paths)
+    assert [row["label"] for row in rows] == [expected.classes[i] for i in expected.labels]
+    assert [row["predicted"] for row in rows] == [expected.classes[i] for i in expected.predicted]
+    confidences = expected.probabilities.max(axis=1).tolist()
+    assert [float(row["confidence"]) for row in rows] == pytest.approx(confidences, abs=1e-6)
 
 
 def test_a_classifier_in_memory_is_evaluated_on_named_data(trained: Path, data: Path) -> None:
@@ -101,30 +130,6 @@ def test_classes_in_another_order_than_the_run_split_them_are_refused(trained: P
         package.evaluate(folder)
 
 
-@pytest.fixture(scope="module")
-def expected(trained: Path) -> Evaluation:
-    return evaluate(load(trained), split_from_file(trained / "split.json"), "test")
-
-
-def test_json_and_text_have_pythons_numbers(vitkit: Any, trained: Path, expected: Evaluation) -> None:
-    numbers = json.loads(vitkit("eval", trained, "--json").out)
-    assert {name: numbers[name] for name in expected.summary()} == expected.summary()
-    assert next(iter(numbers)) == "accuracy"
-    assert numbers.keys() >= {*load(trained).computation, *figures(expected), "seen", "promises", "unknown"}
-    assert (numbers["backend"], numbers["precision"]) == ("eager", "float32")
-    assert (numbers["headline"]["value"], numbers["headline"]["caveats"]) == (expected.accuracy, [])
-    assert numbers["per_class"] == figures(expected)["per_class"]
-    assert (numbers["split"], numbers["images"]) == ("test", 6)
-    outcome = vitkit("eval", trained)
-    lines, bounds = outcome.out.splitlines(), figures(expected)["intervals_95"]
-    assert (outcome.code, outcome.err) == (0, "") and lines[0].startswith("6 test images of ")
-    for name in ("accuracy", "macro_f1", "loss"):
-        assert f"{name:18} {getattr(expected, name):.4f} (95 %: {interval_text(bounds[name])})" in lines
-    for name, row in expected.per_class().items():
-        words = [f"{row['precision']:.3f}", f"{row['recall']:.3f}", f"{row['f1']:.3f}", str(row["support"])]
-        assert [name, *words] in [line.split() for line in lines]
-
-
 @pytest.mark.parametrize(("split", "images"), [("train", 27), ("val", 3), ("all", 36)])
 def test_split_chooses_the_images(vitkit: Any, trained: Path, split: str, images: int) -> None:
     numbers = json.loads(vitkit("eval", trained, "--split", split, "--json").out)
@@ -158,24 +163,6 @@ def test_other_data_need_only_some_of_the_classes(vitkit: Any, trained: Path, da
     assert (line[2], line[4]) == ("-", "0"), "recall, and the number of images"
     assert "no image of 1 of the model's 3 classes: blue" in outcome.err
     assert "means over the 2 that occur" in outcome.err
-
-
-def test_out_has_report_and_predictions(vitkit: Any, trained: Path, expected: Evaluation, tmp_path: Path) -> None:
-    outcome = vitkit("eval", trained, "--out", tmp_path / "new" / "out")
-    assert (outcome.code, outcome.err) == (0, "")
-    folder = tmp_path / "new" / "out"
-    assert sorted(path.name for path in folder.iterdir()) == ["evaluation.json", "predictions.csv", "report.html"]
-    assert str(folder / "report.html") in outcome.out
-    numbers = json.loads((folder / "evaluation.json").read_text())
-    assert numbers == json.loads(vitkit("eval", trained, "--json").out)
-    with (folder / "predictions.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert list(rows[0]) == ["path", "label", "predicted", "confidence"]
-    assert [row["path"] for row in rows] == list(expected.paths)
-    assert [row["label"] for row in rows] == [expected.classes[i] for i in expected.labels]
-    assert [row["predicted"] for row in rows] == [expected.classes[i] for i in expected.predicted]
-    confidences = expected.probabilities.max(axis=1).tolist()
-    assert [float(row["confidence"]) for row in rows] == pytest.approx(confidences, abs=1e-6)
 
 
 @pytest.mark.parametrize(("is_named", "inner"), [(False, "out"), (True, "red/out")])

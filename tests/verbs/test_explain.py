@@ -1,7 +1,6 @@
 """`vitkit.explain`, beside `vitkit explain`."""
 
 import json
-import os
 import re
 from html import unescape
 from pathlib import Path
@@ -52,12 +51,20 @@ def numbers(folder: Path) -> dict[str, Any]:
     }
 
 
-def test_function_and_command_agree(command: Any, folder: Path, photographs: Path, tmp_path: Path) -> None:
-    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return saved(tmp_path / "model")
+
+
+def test_function_and_command_agree_and_every_image_has_a_page(
+    command: Any, folder: Path, photographs: Path, tmp_path: Path
+) -> None:
+    before, ours, theirs = fingerprint(photographs), tmp_path / "ours", tmp_path / "theirs"
     found = vitkit.explain(folder, photographs, ours, target=2)
     said = command("explain", folder, photographs, "-o", theirs, "--target", "2")
     assert said.out == "".join(f"{line}\n" for line in found.lines()).replace(str(ours), str(theirs))
-    assert said.code == 0
+    assert said.code == 0 and f"{photographs / 'broken.png'}: not an image" in said.out
+    assert fingerprint(photographs) == before
     written, other = content(ours), content(theirs)
     assert written.keys() == other.keys()
     assert {name for name in written if written[name] != other[name] and not name.endswith(".npz")} == set()
@@ -66,58 +73,28 @@ def test_function_and_command_agree(command: Any, folder: Path, photographs: Pat
     assert all(
         np.array_equal(first[name], second[name], equal_nan=array.dtype.kind == "f") for name, array in first.items()
     )
-
-
-def test_what_became_of_each_image_is_said(folder: Path, photographs: Path, tmp_path: Path, command: Any) -> None:
-    picture = photographs / "one" / "same.png"
-    found = vitkit.explain(vitkit.load(folder), [picture, photographs / "broken.png"], tmp_path / "out")
     assert isinstance(found, vitkit.Explanations)
     assert (found.is_empty, list(found.unreadable)) == (False, [str(photographs / "broken.png")])
-    (place,) = found.explained.values()
-    assert (place / "maps.npz").is_file()
-    assert repr(found) == f"<Explanations: 2 images (1 unreadable), gradient: {tmp_path / 'out' / 'index.html'}>"
-    assert json.loads(json.dumps(found.to_dict()))["explained"] == {str(picture): str(place)}
-    assert "broken.png: not an image" in found._repr_html_()
-    found = vitkit.explain(folder, photographs / "broken.png", tmp_path / "ours")
-    assert isinstance(found, vitkit.Explanations)
-    assert (found.is_empty, found.page) == (True, None)
-    said = command("explain", folder, photographs / "broken.png", "-o", tmp_path / "theirs")
-    assert not (tmp_path / "theirs").exists()
-    assert (said.code, said.out) == (1, "".join(f"{line}\n" for line in found.lines()))
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return saved(tmp_path / "model")
-
-
-def links(page: Path) -> list[str]:
-    return [unquote(unescape(link)) for link in re.findall(r'href="([^"]+)"', page.read_text(encoding="utf-8"))]
-
-
-def test_every_image_has_a_page_that_the_index_leads_to(command: Any, model: Path, photographs: Path) -> None:
-    before, out = fingerprint(photographs), model.parent / "out"
-    outcome = command("explain", model, photographs, "-o", out)
-    assert outcome.code == 0, outcome.err
-    assert f"4 images (1 unreadable), gradient: {out / 'index.html'}" in outcome.out
-    assert f"{photographs / 'broken.png'}: not an image" in outcome.out
-    assert fingerprint(photographs) == before
+    assert repr(found) == f"<Explanations: 4 images (1 unreadable), gradient: {ours / 'index.html'}>"
+    assert json.loads(json.dumps(found.to_dict()))["explained"].keys() == found.explained.keys()
     places = ["one/a b&c.png", "one/same.png", "two/same.png"]
-    assert links(out / "index.html") == [f"images/{place}/index.html" for place in places]
+    assert list(found.explained.values()) == [ours / "images" / place for place in places]
+    page = (ours / "index.html").read_text(encoding="utf-8")
+    links = [unquote(unescape(link)) for link in re.findall(r'href="([^"]+)"', page)]
+    assert links == [f"images/{place}/index.html" for place in places]
     for place in places:
-        assert {path.name for path in (out / "images" / place).iterdir()} == {"gradient.png", "maps.npz", "index.html"}
-    assert "not an image" in (out / "index.html").read_text(encoding="utf-8")
-    source = save(noise(30, 20), photographs / "odd" / "x.png").rename(photographs / "odd" / os.fsdecode(b"\xff.png"))
-    out = model.parent / "odd"
-    assert command("explain", model, source, "-o", out).code == 0
-    assert (out / "images" / os.fsdecode(b"\xff.png") / "index.html").is_file()
-    assert "%FF.png/index.html" in (out / "index.html").read_text(encoding="utf-8", errors="surrogateescape")
+        assert {path.name for path in (ours / "images" / place).iterdir()} == {"gradient.png", "maps.npz", "index.html"}
+
+
+def test_where_nothing_can_be_read_nothing_is_written(command: Any, model: Path, photographs: Path) -> None:
+    said = command("explain", model, photographs / "broken.png", "-o", model.parent / "out")
+    assert said.code == 1 and not (model.parent / "out").exists()
 
 
 def test_the_explained_class_can_be_named_or_numbered(command: Any, model: Path, photographs: Path) -> None:
     maps = []
-    for i, target in enumerate(("c", "2", "e")):
-        out = model.parent / f"out{i}"
+    for target in ("c", "2", "e"):
+        out = model.parent / target
         assert command("explain", model, photographs / "one" / "same.png", "-o", out, "--target", target).code == 0
         with np.load(out / "images" / "same.png" / "maps.npz") as arrays:
             maps.append((str(arrays["target"]), arrays["gradient"]))
@@ -175,9 +152,7 @@ def test_anatomy_without_images_is_what_needs_none(model: Path) -> None:
     found = vitkit.anatomy(model, out=out)
     assert any("no SRC: filters and positions only" in line for line in found.lines())
     assert json.loads(json.dumps(found.to_dict()))["figures"] == ["filters", "positions"]
-    assert repr(found) == f"<anatomy: filters, positions: {out / 'index.html'}>"
     assert drawn_in(out) == STILL
-    assert "no SRC" in (out / "index.html").read_text(encoding="utf-8")
     with np.load(out / "anatomy.npz") as arrays:
         assert set(arrays) == STILL
         assert arrays["positions"].shape == (4, 4, 4, 4)
@@ -194,11 +169,8 @@ def test_anatomy_with_images_has_every_figure_of_some_of_many(
     outcome = command("explain", model, photographs, "--anatomy", "-o", out)
     assert outcome.code == 0
     assert "4 images of 5, evenly spread" in outcome.out
-    assert "in the same row" in outcome.out
     assert drawn_in(out) == STILL | MOVED
-    page = (out / "index.html").read_text(encoding="utf-8")
-    assert page.count("<img") == 6
-    assert not re.search(r'(src|href)="(?!data:|#part-)', page)
+    assert (out / "index.html").read_text(encoding="utf-8").count("<img") == 6
     assert fingerprint(photographs) == before
 
 
