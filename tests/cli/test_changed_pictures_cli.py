@@ -15,7 +15,7 @@ import runs
 import vitkit as package
 from hearing import heard
 from refusals import refused
-from vitkit.data import check_images, read_contents, split_from_file
+from vitkit.data import split_from_file
 from vitkit.errors import Interrupted
 from vitkit.experiments import comparison_table as comparison_costs
 from vitkit.experiments.compare import compare
@@ -121,13 +121,3 @@ def test_no_comparison_goes_on_with_other_pictures(data: Path, tmp_path: Path, m
     overwrite(held_out(first, "train")[:1])
     with refused("data.images-changed", "1 of the run's 36 images"):
         compare(out=tmp_path / "out", resume=True)
-
-
-def test_only_what_is_asked_about_is_looked_at(run: Path) -> None:
-    table, contents = split_from_file(run / SPLIT), read_contents(run / SPLIT)
-    overwrite(held_out(run, "train")[:3])
-    assert not check_images(table, contents, ("test",))[1]
-    marked, changes = check_images(table, contents)
-    assert (changes.images, len(changes.changed), changes.missing) == (36, 3, ())
-    assert sum(not marked.file(i).is_file() for i in range(36)) == 3
-    assert package.evaluate(run).accuracy == package.evaluate(run, split="test").accuracy

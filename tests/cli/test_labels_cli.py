@@ -38,6 +38,10 @@ def test_the_doctor_shows_doubtful_labels_and_how_to_correct_them(
         assert path in outcome.out
         assert f"{label} -> {NASTY}" in outcome.out
     assert f"vitkit train {data} --labels COPY.csv --split-from {suspected}" in outcome.out
+    table = split_from_file(suspected / "split.json")
+    held_out = sum(path in table.of_split("test").paths for path, *_ in rows(suspected))
+    assert f"{held_out} of these images " in outcome.out
+    assert "the test figure keeps counting its previous label" in outcome.out
     page = (tmp_path / "page.html").read_text()
     assert page.count("<img ") == 3 and "<script" not in page
     assert str(data.parent) not in page and str(suspected.parent) not in page
@@ -86,18 +90,6 @@ def test_rows_that_the_run_has_read_decide_nothing(vitkit: Any, suspected: Path,
     with file.open("a") as text:
         text.write(f"{third[0]},{third[1]},,,\n")
     assert left() == [first[0]], "added since the run"
-
-
-def test_the_doctor_explains_suggestions_and_unmatched_rows(vitkit: Any, suspected: Path, tmp_path: Path) -> None:
-    add_edits(tmp_path / "labels.csv", [Edit(f"azure/img{i}.png", "red") for i in range(30)])  # a renamed folder
-    outcome = vitkit("doctor", suspected / "label_errors.csv", "--labels", tmp_path / "labels.csv")
-    assert "note: 30 paths of labels.csv match no picture" in outcome.out
-    table = split_from_file(suspected / "split.json")
-    held_out = sum(path in table.of_split("test").paths for path, *_ in rows(suspected))
-    assert f"{held_out} of these images " in outcome.out
-    assert "the test figure keeps counting its previous label" in outcome.out
-    found = json.loads(vitkit("doctor", suspected / "label_errors.csv", "--json").out)
-    assert found["held_out"] == held_out and found["notes"] == []
 
 
 def test_a_list_away_from_its_run_is_refused(vitkit: Any, suspected: Path, tmp_path: Path, data: Path) -> None:

@@ -158,13 +158,3 @@ def test_a_benchmark_writes_its_table(name: str, smoke_here: Any, tmp_path: Path
     (rows, columns), found = SMOKE[name], tables_in(tmp_path)[name]
     assert len(found) == rows
     assert all(low <= float(row[own]) <= high for row in found for own, (low, high) in columns.items())
-
-
-def test_balance_judges_every_balance_with_and_without_what_is_done_about_it(smoke_here: Any) -> None:
-    said = {}
-    for line in smoke_here("balance.py"):
-        said[tuple(line.split()[:2])] = float(line.partition("said_of_rare ")[2].partition(",")[0])
-    for balance in ("loss", "sampler"):  # the share is 1/11
-        assert abs(said[balance, "now"] - 1 / 11) < abs(said[balance, "before"] - 1 / 11)
-    (line,) = smoke_here("saving.py")
-    assert float(line.partition("held_s ")[2].split()[0]) > 0

@@ -1,8 +1,6 @@
 """Contenders compared: who is faster, how far the logits are off, and what cannot be had."""
 
 from collections.abc import Callable
-from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,7 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import tiny
-from vitkit.errors import VitkitError
 from vitkit.profiling import (
     Contender,
     Quartiles,
@@ -21,7 +18,6 @@ from vitkit.profiling import (
     compare,
     drift_of,
     interleave,
-    open_backends,
     random_model,
     row,
 )
@@ -73,29 +69,6 @@ def test_random_weights_come_from_the_seed_and_tell_images_apart() -> None:
     assert not torch.equal(logits, other(tiny.images(2)))
     assert not torch.equal(logits[0], logits[1])
     assert random_model(tiny.tiny(num_classes=0)).head is None
-
-
-@pytest.fixture
-def backends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """eager and onnx; onnx knows float32 alone."""
-
-    def open_runner(_model: Any, backend: str, precision: str, **options: Any) -> Any:
-        assert options.get("images") is None and options.get("device", "auto") == "auto"  # of any number
-        if backend not in ("eager", "onnx"):
-            raise VitkitError(f"backend {backend} is not installed")
-        known = "float32" if backend == "onnx" else precision
-        return Mock(side_effect=lambda images: torch.zeros(len(images), 7), backend=backend, precision=known)
-
-    monkeypatch.setattr("vitkit.inference.backends.open_runner", open_runner, raising=False)
-
-
-@pytest.mark.usefixtures("backends")
-def test_backends_that_do_not_work_are_left_out_with_their_reason() -> None:
-    asked = [("eager", "bfloat16"), ("openvino", "float32"), ("onnx", "float32"), ("onnx", "bfloat16")]
-    opened = open_backends(tiny.build(), asked, tiny.images())
-    assert [own.key for own in opened.contenders] == ["vitkit eager bfloat16", "vitkit onnx float32"]
-    assert opened.missing["openvino float32"] == "backend openvino is not installed"
-    assert set(opened.memory) == {own.key for own in opened.contenders}
 
 
 class Clock:

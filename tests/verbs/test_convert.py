@@ -89,38 +89,6 @@ def photo(tmp_path: Path) -> Path:
     return save(noise(40, 30), tmp_path / "photo.png")
 
 
-@pytest.mark.parametrize(("to", "name"), [("folder", "out"), ("hf", "out"), ("", "out.pth")])
-def test_checkpoints_go_through_layouts_unchanged(
-    command: Any, checkpoint: Path, tmp_path: Path, to: str, name: str
-) -> None:
-    target = tmp_path / name
-    outcome = command("convert", checkpoint, target, *(("--to", to) if to else ()), "--heads", 4)
-    assert (outcome.code, outcome.err) == (0, "")
-    assert "timm: 44 of 44 tensors loaded (100 %)" in outcome.out
-    assert "assumed preprocess: mean and std ImageNet's" in outcome.out
-    assert f"written and read back, every number the same: {target}" in outcome.out
-    again, source = load(target, **({} if to else {"heads": 4})).model, load(checkpoint, heads=4).model
-    assert again.config.heads == 4
-    assert all(torch.equal(tensor, source.state_dict()[name]) for name, tensor in again.state_dict().items())
-
-
-def test_the_ways_out_that_a_refusal_of_classes_names_are_some(command: Any, tmp_path: Path) -> None:
-    model = build(image_size=(16, 16), num_classes=3)
-    pixels = Preprocess(size=(16, 16))
-    Classifier(model, tuple("abc"), pixels, thresholds=(0.3, 0.5, 0.7)).save(tmp_path / "several")
-    target = tmp_path / "out"
-    outcome = command("convert", tmp_path / "several", target, "--to", "hf")
-    outcome.refused("weights.layout-unsuitable", "--to folder", "--num-classes 0")
-    assert not target.exists()
-    folder = command("convert", tmp_path / "several", tmp_path / "folder", "--to", "folder")
-    assert folder.code == 0 and load(tmp_path / "folder").thresholds == (0.3, 0.5, 0.7)
-    headless = command("convert", tmp_path / "several", target, "--to", "hf", "--num-classes", 0)
-    assert (headless.code, headless.err) == (0, "")
-    again = load(target)
-    assert (again.classes, again.task) == ((), "single")
-    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in again.model.state_dict().items())
-
-
 def test_a_new_head_another_size_and_other_pixels(command: Any, checkpoint: Path, tmp_path: Path) -> None:
     flags = ("--heads", 4, "--num-classes", 3, "--image-size", 24, "--preprocess", "google")
     outcome = command("convert", checkpoint, tmp_path / "out", *flags)

@@ -117,25 +117,6 @@ def test_a_csv_forbids_the_folders_of_its_images_alone(command: Any, healthy: Pa
     assert command("doctor", table, "-o", table.with_name("page.html")).code == 0
 
 
-def test_json_is_all_of_stdout_and_has_all_that_was_found(command: Any, leaks: Path, tmp_path: Path) -> None:
-    (leaks / "train" / "cat" / '猫 "quoted".jpg').write_text("not a picture")
-    outcome = command("doctor", leaks, "--json", "-o", tmp_path / "page.html")
-    found = json.loads(outcome.out)
-    assert (outcome.code, outcome.err) == (1, "")
-    assert (tmp_path / "page.html").is_file()
-    assert found["images"] == sum(found["classes"].values()) == sum(found["splits"].values()) == 13
-    assert found["unreadable"] == {'train/cat/猫 "quoted".jpg': "not an image"}
-    by_kind = {(own["kind"], own["leak"], own["conflict"]): own["images"] for own in found["copies"]}
-    assert by_kind.keys() == {("near", True, False), ("exact", False, True), ("exact", False, False)}
-    assert by_kind["near", True, False] == [
-        {"path": "train/cat/ramp.png", "class": "cat", "split": "train"},
-        {"path": "val/cat/ramp.jpg", "class": "cat", "split": "val"},
-    ]
-    severities = [finding["severity"] for finding in found["findings"]]
-    assert severities == sorted(severities, key=["problem", "warning", "note"].index)
-    assert severities.count("problem") == 2
-
-
 class Page(HTMLParser):
     """The attributes of each tag, in order, and the text."""
 

@@ -10,7 +10,6 @@ import pytest
 
 import vitkit as package
 from hearing import heard
-from photos import fingerprint
 from refusals import refused
 from vitkit.data import read_source, split_from_file
 from vitkit.evaluation import Evaluation, evaluate
@@ -163,23 +162,6 @@ def test_other_data_need_only_some_of_the_classes(vitkit: Any, trained: Path, da
     assert (line[2], line[4]) == ("-", "0"), "recall, and the number of images"
     assert "no image of 1 of the model's 3 classes: blue" in outcome.err
     assert "means over the 2 that occur" in outcome.err
-
-
-@pytest.mark.parametrize(("is_named", "inner"), [(False, "out"), (True, "red/out")])
-def test_no_file_goes_among_photographs(vitkit: Any, trained: Path, data: Path, is_named: bool, inner: str) -> None:
-    before = fingerprint(data)
-    outcome = vitkit("eval", trained, *([data] if is_named else []), "--out", data / inner, "--force")
-    outcome.refused("verbs.out-in-source")
-    assert fingerprint(data) == before
-
-
-def test_a_folder_with_something_in_it_is_written_to_by_force_alone(vitkit: Any, trained: Path, tmp_path: Path) -> None:
-    mine = tmp_path / "mine.txt"
-    mine.write_text("mine")
-    vitkit("eval", trained, "--out", tmp_path).refused("verbs.out-not-empty", "--force")
-    assert list(tmp_path.iterdir()) == [mine]
-    assert vitkit("eval", trained, "--out", tmp_path, "--force").code == 0
-    assert mine.read_text() == "mine"
 
 
 def test_pictures_that_were_seen_are_counted_named_and_left_out(vitkit: Any, trained: Path, data: Path) -> None:

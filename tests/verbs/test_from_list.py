@@ -98,33 +98,20 @@ def test_a_picture_may_come_from_standard_input(vitkit: Any, here: Path, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("content", "code"),
+    ("content", "arguments", "code"),
     [
-        (b" \r\n\n", "verbs.list-empty"),
-        ("a.png\n".encode("utf-16"), "verbs.list-unreadable"),
-        (None, "verbs.list-unreadable"),
+        (b" \r\n\n", "@list.csv -o rows.csv", "verbs.list-empty"),
+        ("a.png\n".encode("utf-16"), "@list.csv -o rows.csv", "verbs.list-unreadable"),
+        (b"photos/a.png\n", "@list.csv -o ./list.csv --force", "verbs.out-in-source"),
+        (b"photos/a.png\n", "photos @list.csv", "verbs.option-conflict"),
     ],
 )
-def test_what_is_no_list(vitkit: Any, here: Path, content: bytes | None, code: str) -> None:
-    if content is not None:
-        Path("list.txt").write_bytes(content)
-    vitkit("predict", "model", "@list.txt", "-o", "rows.csv").refused(code, "@list.txt")
-    assert not Path("rows.csv").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "named"),
-    [
-        ("@list.csv -o ./list.csv --force", "verbs.out-in-source", "--out list.csv"),
-        ("photos @list.csv", "verbs.option-conflict", "@list.csv"),
-    ],
-)
-def test_a_list_stands_alone_and_is_never_overwritten(
-    vitkit: Any, here: Path, arguments: str, code: str, named: str
+def test_a_list_that_is_none_or_does_not_stand_alone_is_refused_and_never_overwritten(
+    vitkit: Any, here: Path, content: bytes, arguments: str, code: str
 ) -> None:
-    Path("list.csv").write_text("photos/a.png\n")
-    vitkit("predict", "model", *arguments.split()).refused(code, named)
-    assert Path("list.csv").read_text() == "photos/a.png\n"
+    Path("list.csv").write_bytes(content)
+    vitkit("predict", "model", *arguments.split()).refused(code, "list.csv")
+    assert Path("list.csv").read_bytes() == content and not Path("rows.csv").exists()
 
 
 def test_addresses_fail_row_by_row_and_a_busy_server_is_asked_again(

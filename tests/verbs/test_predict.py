@@ -3,7 +3,6 @@
 import csv
 import json
 import shutil
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from tiny import build, randomise
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.inference.backends import registry
-from vitkit.verbs.predict import WRITER
 from vitkit.weights import load
 
 CLASSES = ("blue", "green", "<red>")
@@ -147,20 +145,6 @@ def test_the_rest_is_computed_as_its_record_says(model: Path, photos: Path, tmp_
     assert computed_by(json.dumps(plan)) == "eager, float32, plan folded-fused"
 
 
-def test_a_writer_gets_each_prediction_and_none_is_kept(model: Path, photos: Path) -> None:
-    began: list[int] = []
-    seen: list[str] = []
-
-    def begin(form: Any, images: int) -> Any:
-        began.append(images)
-        return lambda prediction: seen.append(form.encode(prediction))
-
-    before = WRITER.set(begin)
-    found = package.predict(model, photos)
-    WRITER.reset(before)
-    assert (began, len(seen), found.kept, found.images) == ([4], 4, (), 4)
-
-
 def test_a_single_picture_is_not_among_others(model: Path, photos: Path, tmp_path: Path, monkeypatch: Any) -> None:
     before = {path: path.read_bytes() for path in photos.iterdir()}
     for folder in (photos, photos / "drawn"):
@@ -170,20 +154,6 @@ def test_a_single_picture_is_not_among_others(model: Path, photos: Path, tmp_pat
     monkeypatch.chdir(shutil.copytree(photos, tmp_path / "own"))  # where a folder beside it is taken
     package.predict(model, "1.png", pictures="drawn")
     assert [path.name for path in Path("drawn").iterdir()] == ["1.png.png"]
-
-
-def test_no_thread_is_left_if_rows_cannot_be_written(model: Path, data: Path) -> None:
-    before = set(threading.enumerate())
-
-    def refuse(_: str, done: int, __: int) -> None:
-        if done:
-            raise OSError("no space left")
-
-    with pytest.raises(OSError, match="no space left") as caught:  # which refers to everything that was computing
-        package.predict(
-            load(model).use("eager"), [str(data)] * 3, compute=package.Compute(batch_size=1), progress=refuse
-        )
-    assert caught.value is not None and set(threading.enumerate()) <= before
 
 
 @pytest.fixture
@@ -254,11 +224,3 @@ def test_rows_of_several_classes_are_recognised_in_another_precision(vitkit: Any
     flags = ("photos", "-o", "out.csv", "--resume", "--precision", "bfloat16")
     vitkit("predict", other, *flags).refused("verbs.rows-foreign")
     assert vitkit("predict", own, *flags).code == 0
-
-
-def test_a_row_of_a_class_that_the_model_lacks_is_anothers(vitkit: Any, trained: Path, here: Path) -> None:
-    vitkit("predict", trained, "photos", "-o", "out.csv")
-    cut(20)
-    partial = here / "out.csv.partial"
-    partial.write_text(partial.read_text().replace(",blue,", ",pink,"))
-    vitkit("predict", trained, "photos", "-o", "out.csv", "--resume").refused("verbs.rows-foreign")

@@ -148,18 +148,6 @@ def test_labels_that_are_not_sure_are_withheld_and_models_that_cannot_know_refus
         package.predict(model, photographs, promises=package.Promises(coverage=0.8), preprocess="mean=0.1,std=0.9")
 
 
-def test_an_interrupted_file_is_continued_with_the_same_promises(made: tuple[Path, Path], tmp_path: Path) -> None:
-    model, photographs = made
-    out = tmp_path / "rows.csv"
-    asked: dict[str, Any] = {"promises": package.Promises(coverage=0.8, accuracy=0.6), "compute": EXACT}
-    rows = [row.set for row in package.predict(model, photographs, out=out, **asked)]
-    lines = out.read_text().splitlines(keepends=True)
-    out.rename(tmp_path / "rows.csv.partial").write_text("".join(lines[:4]))
-    assert [row.set for row in package.predict(model, photographs, out=out, resume=True, **asked)] == rows
-    with refused("inference.rows-differ"):
-        package.predict(model, photographs, out=out, resume=True, compute=EXACT)
-
-
 def test_an_exported_file_and_the_server_make_the_same_promises(made: tuple[Path, Path], tmp_path: Path) -> None:
     model, photographs = made
     paths, out = sorted(photographs.iterdir()), tmp_path / "model.xml"

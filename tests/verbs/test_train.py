@@ -15,7 +15,6 @@ import pytest
 import runs
 import vitkit as package
 import warm
-from refusals import refused
 from vitkit.cli.commands import SET_ONLY
 from vitkit.data import read_source
 from vitkit.evaluation import evaluate
@@ -63,24 +62,6 @@ def test_the_result_is_what_the_folder_holds(trained: Path, data: Path) -> None:
     assert verdict in page and run.headline.words in page
     assert f"{run.evaluation['loss']:.4f}" in page
     assert page.count("<tr>") == 7  # the head, and every figure of an evaluation
-
-
-@pytest.mark.parametrize(
-    ("change", "code", "named"),
-    [
-        (None, "system.json-damaged", "NoneType"),
-        ({"accuracy": "x"}, "evaluation.figures-damaged", "accuracy is 'x'"),
-        ({"intervals_95": {"accuracy": [0.5]}}, "evaluation.figures-damaged", "intervals_95"),
-    ],
-)
-def test_figures_that_were_damaged_are_named(trained: Path, tmp_path: Path, change: Any, code: str, named: str) -> None:
-    folder = runs.copy_of(trained, tmp_path / "run")
-    numbers = json.loads((folder / "evaluation.json").read_text())
-    changed = numbers | change if isinstance(change, dict) else change
-    (folder / "evaluation.json").write_text(json.dumps(changed))
-    for ask in (TrainingRun.lines, TrainingRun._repr_html_, TrainingRun.to_dict):
-        with refused(code, "evaluation.json", named):
-            ask(TrainingRun(folder))
 
 
 def test_a_cross_validation_has_the_runs_of_its_folds(data: Path) -> None:

@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable
-from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -151,20 +150,6 @@ def test_zero_shot_figures_are_of_transformers_answers(place: Path, labelled: Pa
     assert found.accuracy == pytest.approx(np.mean([a == b for a, b in zip(right, folders, strict=True)]))
     assert any("exactly one (softmax)" in note for note in found.notes)
     assert found.figures["images"] == 12
-
-
-def test_zero_shot_figures_by_the_command(place: Path, labelled: Path, vitkit: Any) -> None:
-    names = place / "labels.txt"
-    names.write_text("daisy\nred tulip\nrose\n")
-    asked = ("eval", place / "clip", labelled, "--classes", names, "--template", "a {}", "--template", "the {}")
-    told = vitkit(*asked, "--json", "--out", place / "judged")
-    assert told.code == 0
-    spoken = package.Names(classes=names.read_text().split("\n"), templates=["a {}", "the {}"])
-    expected = package.evaluate(place / "clip", labelled, names=spoken)
-    assert json.loads(told.out)["accuracy"] == expected.accuracy
-    assert json.loads(told.out)["zero_shot"] == ["a {}", "the {}"]
-    page = unescape((place / "judged" / "report.html").read_text())
-    assert "by the class names alone, as 'a {}', 'the {}'" in page
 
 
 @pytest.mark.parametrize(
