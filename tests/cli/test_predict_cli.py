@@ -129,30 +129,30 @@ def test_json_is_the_lines_of_a_jsonl_file_and_beside_a_file_the_counts(
     assert json.loads(vitkit("predict", trained, "photos/red/img1.png", "--json").out)["label"]
 
 
+@pytest.mark.parametrize("batches", [0, 3])
 def test_ctrl_c_leaves_nothing_or_says_how_to_go_on(
-    vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+    vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, batches: int
 ) -> None:
-    original = Classifier.calibrated
+    original, calls = Classifier.calibrated, iter(range(batches))
+
+    def stop(classifier: Classifier, logits: Any) -> Any:
+        if next(calls, None) is None:
+            raise Interrupted(2)  # as a handler of SIGINT does
+        return original(classifier, logits)
+
     Path("a name.csv").write_text("old")
-    for left in (0, 3):
-        calls = iter(range(left))
-
-        def stop(classifier: Classifier, logits: Any, calls: Any = calls) -> Any:
-            if next(calls, None) is None:
-                raise Interrupted(2)  # as a handler of SIGINT does
-            return original(classifier, logits)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Classifier, "calibrated", stop)
-            outcome = vitkit("predict", "--force", trained, "-o", "a name.csv", "--batch-size", 4, "--", "photos")
-        assert (outcome.code, Path("a name.csv").read_text()) == (130, "old")
-        assert Path("a name.csv.partial").exists() == bool(left)
-    told = outcome.out.splitlines()
-    assert [line.partition(": ")[0] for line in told] == ["to continue"]
-    words = shlex.split(told[0].removeprefix("to continue: "))
-    assert words[:3] == ["vitkit", "predict", "--resume"]
-    assert vitkit(*words[1:]).code == 0
-    assert len(read(here / "a name.csv")) == 36
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(Classifier, "calibrated", stop)
+        vitkit("predict", "--force", trained, "-o", "a name.csv", "--batch-size", 4, "--", "photos")
+    assert Path("a name.csv").read_text() == "old"
+    told = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[0] for line in told] == ["to continue"] * (batches > 0)
+    assert Path("a name.csv.partial").exists() == (batches > 0)
+    if batches:
+        words = shlex.split(told[0].removeprefix("to continue: "))
+        assert words[:3] == ["vitkit", "predict", "--resume"]
+        assert vitkit(*words[1:]).code == 0
+        assert len(read(here / "a name.csv")) == 36
 
 
 def test_a_terminal_shows_every_class(vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
