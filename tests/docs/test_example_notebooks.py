@@ -12,7 +12,6 @@ pytest.importorskip("nbclient")
 ROOT = Path(__file__).parents[2]
 _AMONG = sys.path.copy()
 sys.path.insert(0, str(ROOT / "benchmarks"))
-from documentation import notebook_text  # noqa: E402
 from notebooks import execute, prepare  # noqa: E402
 
 sys.path[:] = _AMONG  # a benchmark has the name of a folder of tests
@@ -92,21 +91,3 @@ def test_a_notebook_runs_and_teaches_what_it_says(path: Path, tmp_path: Path, mo
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     stderr = [output["text"] for output in outputs if output.get("name") == "stderr"]
     assert not [text for text in stderr if "Warning" in text and "IProgress" not in text], "a reader would see it"
-
-
-def test_a_page_of_the_site_has_what_a_notebook_prints_and_draws() -> None:
-    outputs = [
-        {"output_type": "stream", "name": "stderr", "text": ["a warning\n"]},
-        {"output_type": "stream", "name": "stdout", "text": ["one\n", "two\n"]},
-        {"output_type": "execute_result", "data": {"text/plain": ["<Figure>"], "image/png": ["cGlj\n", "dHVyZQ=="]}},
-        {"output_type": "execute_result", "data": {"text/plain": ["<Run>"], "text/html": ["<pre>", "0.9</pre>"]}},
-    ]
-    cells = [
-        {"cell_type": "markdown", "source": ["# A title\n", "\n", "Words."]},
-        {"cell_type": "code", "source": ["run()"], "outputs": outputs},
-    ]
-    text, pictures = notebook_text({"cells": cells}, "0-example")
-    for shown in ("one\ntwo\n", '<img src="0-example-1.png"', "<pre>0.9</pre>", "run()", "Words."):
-        assert shown in text
-    assert "a warning" not in text and "<Run>" not in text
-    assert pictures == {"notebooks/0-example-1.png": b"picture"}

@@ -156,7 +156,6 @@ def test_zero_shot_figures_are_of_transformers_answers(place: Path, labelled: Pa
     ("classes", "code", "named"),
     [
         ("daisy, rose", "verbs.names-differ", "has images of red_tulip"),
-        ("daisy, rose, red tulip, pansy", "verbs.names-differ", "has no images of pansy"),
         ("daisy, daisy", "language.classes-alike", "daisy"),
     ],
 )
@@ -170,8 +169,6 @@ def test_names_that_are_of_no_images_and_images_without_a_name_are_refused(
 def test_names_may_be_separated_and_quoted_as_people_do() -> None:
     for text in (
         " daisy , rose,  red tulip ",
-        "daisy\uff0crose\u3001red tulip",
-        "daisy\nrose\nred tulip\n",
         '"daisy","rose", "red tulip"',
         "\u201cdaisy\u201d, \u201crose\u201d, \u201cred tulip\u201d",
     ):
@@ -204,7 +201,6 @@ def test_names_may_be_in_a_file(tmp_path: Path, file: str, content: str) -> None
         ("list.csv", b"caf\xe9\nrose\n", "verbs.names-unreadable"),
         ("list.csv", "daisy\nrose\n".encode("utf-16"), "data.csv-encoding"),
         ("/etc/passwd", None, "verbs.names-invalid"),
-        ("daisy, rose;tulip", None, "verbs.names-invalid"),
         ('daisy, "rose', None, "verbs.names-invalid"),
     ],
 )
