@@ -98,9 +98,7 @@ def test_images_of_one_class_are_evaluated_and_drawn(trained: Path, data: Path, 
         package.evaluate(trained, tmp_path / "reds")
 
 
-def test_a_stopped_training_is_noted_and_one_without_model_refused(
-    trained: Path, tmp_path: Path, vitkit: Any
-) -> None:
+def test_a_stopped_training_is_noted_and_one_without_model_refused(trained: Path, tmp_path: Path, vitkit: Any) -> None:
     stopped = shutil.copytree(trained, tmp_path / "stopped")
     for name in ("evaluation.json", "report.html"):
         (stopped / name).unlink()

@@ -9,7 +9,6 @@ import pytest
 
 pytestmark = pytest.mark.accept
 
-
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "growth.py"
 AT_LEAST = ("predict",)  # of these the promised figure is the least, of others the most
 COLD = "cold: seconds"  # of the doctor: the promised figure was never seen, and processor seconds are guarded instead
