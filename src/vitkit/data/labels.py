@@ -35,16 +35,7 @@ from vitkit.data.file_names import SUFFIXES
 from vitkit.data.storage import image_exists
 from vitkit.data.table import MULTI_LABEL
 from vitkit.errors import VitkitError
-from vitkit.system.files import (
-    append_bytes,
-    exclusive,
-    open_regular,
-    read_appended,
-    read_bytes,
-    repair_append,
-    truncate,
-    write_bytes,
-)
+from vitkit.system.files import exclusive, open_regular, read_bytes, write_bytes
 from vitkit.system.run_files import LABELS
 from vitkit.text.cells import JOINT, false_alarms_in_words, harmless, restored
 
@@ -93,7 +84,7 @@ def read_labels(file: str | Path, known: LabelFile | None = None) -> LabelFile:
         VitkitError: the file does not exist or is not a label file; the message names the line.
     """
     try:
-        content = read_appended(Path(file))
+        content = read_bytes(file)
     except OSError as error:
         reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
         raise VitkitError(
@@ -130,8 +121,8 @@ def labels_so_far(file: str | Path, known: LabelFile | None = None) -> LabelFile
 def add_edits(file: str | Path, edits: Iterable[Edit]) -> tuple[Edit, ...]:
     """Append rows to a label file, which is created if necessary. Return the rows; those without a time get the time.
 
-    Either all rows are written or none. Processes and threads that add rows at the same time wait for one another. Rows
-    are appended without rewriting the file, unless it has other columns or was last written by another program.
+    Either all rows are written or none. Processes and threads that add rows at the same time wait for one another. The
+    other rows stay as they are, unless the file has other columns or was last written by another program.
 
     Raises:
         VitkitError: the file is not a label file, another process locks the file for more than ten seconds, or a name
@@ -140,7 +131,7 @@ def add_edits(file: str | Path, edits: Iterable[Edit]) -> tuple[Edit, ...]:
     """
     path = Path(file)
     with exclusive(path, wait=_WAIT):
-        content = _repaired_content(path)
+        content = _content_of(path)
         now, last_rows = datetime.now(UTC), (content or b"")[-(2**16) :]
         # Rows with the same time are undone together, so choose a time that no other rows have.
         while (when := now.isoformat(timespec="microseconds").replace("+00:00", "Z")).encode() in last_rows:
@@ -148,9 +139,10 @@ def add_edits(file: str | Path, edits: Iterable[Edit]) -> tuple[Edit, ...]:
         added = tuple(edit._replace(when=edit.when or when) for edit in edits)
         text = _checked_text_of(path, added)
         if content is not None and _is_appendable(content):
-            append_bytes(path, text)
+            new_content = content + text
         else:
-            write_bytes(path, _HEADER + _checked_text_of(path, (*_editable(path, content).edits, *added)))
+            new_content = _HEADER + _checked_text_of(path, (*_editable(path, content).edits, *added))
+        write_bytes(path.resolve(), new_content)  # a link stays one
         return added
 
 
@@ -171,7 +163,7 @@ def undo_edits(
     if not path.exists():
         return ()
     with exclusive(path, wait=_WAIT):
-        content = _repaired_content(path) or b""
+        content = _content_of(path) or b""
         edits = _editable(path, content, known).edits
         end = len(edits)
         while end > 0 and may is not None and not may(edits[end - 1]):
@@ -184,16 +176,16 @@ def undo_edits(
             start -= 1
         text = _text_of(edits[start:end])
         if end == len(edits) and content.endswith(text) and len(content) >= len(_HEADER) + len(text):
-            truncate(path, len(content) - len(text))
+            new_content = content.removesuffix(text)
         else:
-            write_bytes(path, _HEADER + _checked_text_of(path, (*edits[:start], *edits[end:])))
+            new_content = _HEADER + _checked_text_of(path, (*edits[:start], *edits[end:]))
+        write_bytes(path.resolve(), new_content)
         return edits[start:end]
 
 
-def _repaired_content(path: Path) -> bytes | None:
+def _content_of(path: Path) -> bytes | None:
     """Return the content of a label file that is about to be changed; None if there is no such file."""
     try:
-        repair_append(path)  # a crash may have left an incomplete last row
         return read_bytes(path)
     except FileNotFoundError:
         return None

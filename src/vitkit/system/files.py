@@ -1,9 +1,8 @@
 """Write files so that a crash, a full disk or a second process never leaves an incomplete file under its final name.
 
 `replacing` is the basis: it yields a temporary file and renames it at the end. `exclusive` locks a file or folder for
-one process. `append_bytes` extends a file completely or not at all. Functions that read refuse pipes and devices, and
-functions that write refuse addresses such as s3://bucket. `empty_array` returns an array that may be larger than the
-main memory (it is stored in a temporary file).
+one process. Functions that read refuse pipes and devices, and functions that write refuse addresses such as
+s3://bucket. `empty_array` returns an array that may be larger than the main memory (it is stored in a temporary file).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import socket
 import stat
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from io import StringIO
 from pathlib import Path, PurePath
 from tempfile import TemporaryFile
@@ -38,8 +37,6 @@ LOCK = ".lock"  # the name of the lock file in a folder
 _HOLDER_SUFFIX = ".holder"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the system does not name the file in these errors
 _NO_FILE = "it is a pipe or a device; a regular file is expected"
-_HOLDER = re.compile(r"process (\d+) of (.+) since ")  # as `exclusive` writes it into a lock file
-_STARTING = 10.0  # seconds for which an empty lock file counts as locked, because its process may be about to write it
 _ATTEMPTS = 20  # attempts to create a folder and lock it
 _MIN_WAIT = 0.1  # seconds to wait for a lock at least, because `is_locked` holds it for an instant to test it
 _REPLACE_TIMEOUT = 2.0  # seconds to wait on Windows until a virus scanner or another reader has closed a file
@@ -258,51 +255,18 @@ def exclusive_in(folder: Path, wait: float = 0.0) -> Iterator[None]:
 def is_locked(path: Path, lock_file: Path | None = None) -> bool:
     """Return whether a process has locked a file or folder with `exclusive` or `exclusive_in`.
 
-    The result depends on the process that the lock file names:
-
-    - a process of this machine: True if the process is running and the lock file is locked;
-    - a process of another machine: True, because its lock may be invisible here;
-    - no process: True if the lock file is locked, or less than ten seconds old (its process may just be starting).
-
-    Without a lock file, the result is False. If the lock file cannot be read, the result is True. If `lock_file` is
-    None, it is inside `path` if that is a folder, and next to it otherwise.
+    If the lock file cannot be opened, the result is True. If `lock_file` is None, it is inside `path` if that is a
+    folder, and next to it otherwise.
     """
     if lock_file is None:
         lock_file = path / LOCK if path.is_dir() else path.with_name(fit_name(f".{path.name}", ".lock"))
-    try:
-        match = _HOLDER.match(read_text(_holder_file(lock_file)))
-        if match is None:
-            return _is_lock_taken(lock_file) or time.time() - lock_file.stat().st_mtime < _STARTING
-        process, host = int(match[1]), match[2]
-        return host != socket.gethostname() or (_is_running(process) and _is_lock_taken(lock_file))
-    except FileNotFoundError:
+    if not lock_file.exists():
         return False
-    except OSError:
-        return True
-
-
-def _is_running(process: int) -> bool:
-    """Return whether a process with this id is running. It may belong to another user."""
-    if environment.IS_WINDOWS:  # there, `os.kill` sends Ctrl-C for signal 0
-        import psutil
-
-        return psutil.pid_exists(process)
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):  # OverflowError: no process has such a large number
-        return False
-    except PermissionError:  # it belongs to another user
-        pass
-    return True
-
-
-def _is_lock_taken(lock_file: Path) -> bool:
-    """Return whether a process of this machine has locked a lock file. A missing file is not created."""
     if environment.IS_WINDOWS:
         from filelock import FileLock, Timeout
 
         try:
-            with FileLock(lock_file, timeout=0) if lock_file.exists() else nullcontext():
+            with FileLock(lock_file, timeout=0):
                 return False
         except Timeout:
             return True
@@ -310,14 +274,14 @@ def _is_lock_taken(lock_file: Path) -> bool:
 
     try:
         descriptor = os.open(lock_file, os.O_RDWR | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, so that two callers do not see each other
+        finally:
+            os.close(descriptor)
     except FileNotFoundError:
         return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError:
         return True
-    finally:
-        os.close(descriptor)
     return False
 
 
@@ -335,96 +299,6 @@ def write_bytes(path: Path, data: bytes) -> None:
     """Write a file completely or not at all."""
     with replacing(path) as temporary:
         temporary.write_bytes(data)
-
-
-def append_bytes(path: Path, data: bytes) -> None:
-    """Append to a file completely or not at all. The caller must have locked the file.
-
-    A journal next to the file contains the new data until they are on disk. If a crash leaves incomplete data at the
-    end of the file, `read_appended` ignores them, and the next call of `append_bytes` removes them (`repair_append`).
-
-    Raises:
-        OSError: the data cannot be written; the file is unchanged.
-    """
-    repair_append(path)
-    size = path.stat().st_size if path.exists() else 0
-    journal = _journal_of(path)
-    try:
-        with open(journal, "wb", opener=open_regular) as file:
-            file.write(f"{size}\n".encode() + data)
-            file.flush()
-            os.fsync(file.fileno())
-        with suppress(OSError):  # Windows cannot open a folder
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-        with open(path, "ab", opener=open_regular) as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
-        if path.exists():
-            truncate(path, size)
-        journal.unlink(missing_ok=True)
-        raise
-    journal.unlink(missing_ok=True)
-
-
-def read_appended(path: Path) -> bytes:
-    """Read a file to which another process may be appending (`append_bytes`), without incomplete data at its end."""
-    while True:
-        before = _stamp(path)
-        data, journal = read_bytes(path), _read_journal(path)
-        if journal is not None and journal[0] <= len(data):
-            return data[: journal[0]] if _is_incomplete(data, *journal) else data
-        if _stamp(path) == before:  # nothing was appended between reading the file and reading the journal
-            return data
-
-
-def truncate(path: Path, size: int) -> None:
-    """Shorten a file to its first `size` bytes."""
-    with open(path, "r+b", opener=open_regular) as file:
-        file.truncate(size)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def repair_append(path: Path) -> None:
-    """Remove incomplete data that a crash left at the end of a file. The caller must have locked the file.
-
-    A file that was edited by hand after the crash is left unchanged.
-    """
-    journal = _read_journal(path)
-    if journal is not None and path.exists() and _is_incomplete(read_bytes(path), *journal):
-        truncate(path, journal[0])
-    with suppress(OSError):
-        _journal_of(path).unlink(missing_ok=True)
-
-
-def _journal_of(path: Path) -> Path:
-    return path.with_name(fit_name(f".{path.name}", ".adding"))
-
-
-def _read_journal(path: Path) -> tuple[int, bytes] | None:
-    """Read the journal of `append_bytes`: the former size of the file, and the data to add; None if incomplete."""
-    try:
-        size, newline, data = read_bytes(_journal_of(path)).partition(b"\n")
-        return (int(size), data) if newline else None
-    except (OSError, ValueError):
-        return None
-
-
-def _is_incomplete(content: bytes, former_size: int, data: bytes) -> bool:
-    """Return whether a file consists of its former content and only the beginning of the data to append."""
-    tail = content[former_size:]
-    return 0 < len(tail) < len(data) and data.startswith(tail)
-
-
-def _stamp(path: Path) -> tuple[int, int, int]:
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def common_folder(folders: Collection[str]) -> str:

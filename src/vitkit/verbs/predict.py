@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
@@ -41,7 +40,7 @@ from vitkit.system.files import address_of, exclusive, path_or_address
 from vitkit.system.logger import log
 from vitkit.system.progress import Progress, Say, ignore, progress, reporting_to, silent
 from vitkit.text.arguments import Between, check_arguments
-from vitkit.text.cells import JOINT, plural
+from vitkit.text.cells import plural
 from vitkit.text.workbook import check_rows
 from vitkit.verbs.cluster import Cells, OpenedModel, check_cluster, computed_on_cluster, parquet_folder, write_by_ray
 from vitkit.verbs.inputs import (
@@ -317,9 +316,10 @@ def predict(
         if file is not None and resume:
             written = written_rows(file, form, paths)
             if written.file is not None:
-                _check_same_model(classifier, written.file, form, request.source)
                 log.info(f"{written.tally.images} of {len(paths)} images are in {written.file}")
         classifier = request.choose_backend(classifier, len(paths), notes, written)
+        if written.file is not None:
+            _check_same_model(classifier, written.file, form, request.source, written.computation)
         album = None
         if pictures is not None:
             from vitkit.reporting.plots import Album
@@ -630,71 +630,28 @@ def _is_table(out: Path | None) -> bool:
     return out is not None and out.suffix.lower() in TABLES
 
 
-_TOLERANCE = 1e-3  # probabilities of the same model differ less than this between machines and batch sizes
-_MAX_COMPARED = 8  # rows, and most probable classes of each row
+_COMPARED = 8  # rows
 
 
-def _check_same_model(classifier: Classifier, file: Path, form: RowFormat, source: Source) -> None:
+def _check_same_model(
+    classifier: Classifier, file: Path, form: RowFormat, source: Source, computation: Mapping[str, Any] | None
+) -> None:
     """Raise an error if the rows of a file, which is to be continued, were written by another model.
 
-    The first readable image is classified again. If the new label and confidence agree with its row, the model is the
-    same. If they differ, the same model may have computed the rows with another backend or precision. Therefore up to
-    `_MAX_COMPARED` images are classified again, and their logits are compared with those of the rows. The mean
-    difference must be at most twice the largest change of a logit that rounding to bfloat16 causes. A file without a
-    row that can be compared is accepted.
+    The first readable images are classified again, and all but one must get the label and the confidence of their row.
+    One may differ, because a label near a threshold depends on the backend and the precision. `computation` is how the
+    rows were computed, None if it is unknown.
     """
-    rows: list[tuple[str, float]] = []  # label and confidence
-    exact: list[Prediction] = []  # the new predictions for the same images
-    for _, row in read_rows(file, form):
-        if row.name is None or row.confidence is None:
-            continue
-        prediction = next(classifier.predict([source(row.path)]))
-        if prediction.confidence is None:
-            continue
-        if not rows and prediction.label == row.name and abs(prediction.confidence - row.confidence) <= _TOLERANCE:
-            return
-        rows.append((row.name, row.confidence))
-        exact.append(prediction)
-        if len(rows) == _MAX_COMPARED:
-            break
-    if not rows:
-        return
-    images = [source(prediction.path) for prediction in exact]
-    rounded = classifier.use("eager", "bfloat16", images=len(exact)).predict(images)
-    noise = _TOLERANCE
-    for prediction, other in zip(exact, rounded, strict=True):
-        rounded_of_class = dict(other.ranking)
-        for name, probability in prediction.ranking[:_MAX_COMPARED]:
-            noise = max(noise, abs(_logit(probability) - _logit(rounded_of_class[name])))
-    differences = [_logit_difference(classifier, *row, new) for row, new in zip(rows, exact, strict=True)]
-    if sum(differences) / len(differences) > 2 * noise:
+    is_repeated = computation == classifier.computation and classifier.computation["precision"] == "float32"
+    tolerance = 1e-3 if is_repeated else 0.02  # rounding to bfloat16 changes probabilities by less than the latter
+    answered = (row for _, row in read_rows(file, form) if row.name is not None and row.confidence is not None)
+    rows = list(islice(answered, _COMPARED))
+    differing = 0
+    for row, now in zip(rows, classifier.predict([source(row.path) for row in rows]), strict=True):
+        if now.confidence is not None and row.confidence is not None:  # the image can still be read
+            differing += now.label != row.name or abs(now.confidence - row.confidence) > tolerance
+    if differing > min(1, len(rows) // 2):
         raise VitkitError(
             "verbs.rows-foreign",
             f"the rows in {file} were written by another model: use that model, or --force to start again",
         )
-
-
-def _logit_difference(classifier: Classifier, name: str, confidence: float, prediction: Prediction) -> float:
-    """Return the absolute difference in logits between a row (name and confidence) and a new prediction for its image.
-
-    For a multi-label model, some classes may be in only one of the two labels, because they are close to their
-    thresholds. The result is then the largest difference between the new logit of such a class and the logit of its
-    threshold. For a class that the model does not have, it is infinite.
-    """
-    probabilities = dict(prediction.ranking)
-    if classifier.thresholds is None:
-        return abs(_logit(probabilities[name]) - _logit(confidence)) if name in probabilities else math.inf
-    assert prediction.confidence is not None
-    if name == prediction.label:
-        return abs(_logit(prediction.confidence) - _logit(confidence))
-    thresholds = dict(zip(classifier.classes, classifier.thresholds, strict=True))
-    in_only_one = (set(name.split(JOINT)) ^ set((prediction.label or "").split(JOINT))) - {""}
-    if not in_only_one <= thresholds.keys():
-        return math.inf
-    return max(abs(_logit(probabilities[label]) - _logit(thresholds[label])) for label in in_only_one)
-
-
-def _logit(probability: float) -> float:
-    """Return the logit of a probability, which is first clipped to the range from 1e-4 to 1 - 1e-4."""
-    probability = min(max(probability, 1e-4), 1 - 1e-4)
-    return math.log(probability / (1 - probability))

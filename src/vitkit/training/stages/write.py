@@ -8,7 +8,7 @@ from pathlib import Path
 
 import vitkit
 from vitkit.data.doctor.examine import Finding, check_splits
-from vitkit.system.files import read_appended, write_bytes, write_json
+from vitkit.system.files import read_bytes, write_bytes, write_json
 from vitkit.system.run_files import LABELS, REQUEST, fold_folder
 from vitkit.training.distributed import describe_team
 from vitkit.training.inputs import Inputs
@@ -53,7 +53,7 @@ def started_run_folder(run: Run, name: str) -> Iterator[None]:
     If no folder was requested, it is the next free `runs/NAME-N`.
     """
     # The label file is read before the folder is emptied, because it may lie in it.
-    labels = None if run.request.labels is None else read_appended(Path(run.request.labels))
+    labels = None if run.request.labels is None else read_bytes(run.request.labels)
     folder = run.out if run.out is not None else new_run_folder(name, run.exit_stack)
     try:
         remove_run_files(folder)
