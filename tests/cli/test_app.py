@@ -2,17 +2,15 @@
 unnoticed."""
 
 import inspect
-import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
+from unittest.mock import Mock
 
 import pytest
 import typer
@@ -21,7 +19,7 @@ import runs
 import vitkit as package
 import warm
 from vitkit.cli import function_of
-from vitkit.cli.app import GROUPS, OTHER_COMMANDS, VERBS
+from vitkit.cli.app import OTHER_COMMANDS, VERBS
 from vitkit.cli.commands import SET_ONLY
 from vitkit.text.arguments import hints_of
 from vitkit.training import Recipe
@@ -38,12 +36,9 @@ def test_the_version_the_help_and_words_that_are_no_commands(vitkit: Any) -> Non
         outcome = vitkit(flag)
         assert outcome.code == 0
         assert all(len(re.findall(rf"^  {verb} ", outcome.out, re.M)) == 1 for verb in VERBS)
-        places = [outcome.out.index(f"\n{title}:\n") for title in GROUPS]
-        assert places == sorted(places)
         assert "More:" not in outcome.out, "every command has its group"
     outcome = vitkit()
     assert "Usage: vitkit" in outcome.out + outcome.err
-    assert "'vitkit[studio]'" in " ".join(vitkit("studio", "--help").out.split())
     for verb, advice in OTHER_COMMANDS.items():
         outcome = vitkit(verb, "photos")
         assert outcome.code == 2 and f"there is no command {verb}: {advice}\n" in outcome.err
@@ -53,22 +48,17 @@ def test_the_version_the_help_and_words_that_are_no_commands(vitkit: Any) -> Non
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_help_of_a_verb(vitkit: Any, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
     """It has an example, fits on a screen, names the flags that are used most, and speaks of no type of Python."""
-    outcome = vitkit(verb, "--help")
-    assert outcome.code == 0
-    assert f"Example: vitkit {verb}" in outcome.out
     assert not re.search(r"<(int|float|str|bool|path|list)\b|RANGE|\bTrue\b|\bNone\b", vitkit(verb, "--help-all").out)
     monkeypatch.setenv("COLUMNS", "80")
-    lines = vitkit(verb, "--help").out.rstrip().splitlines()
-    assert len(lines) <= 40
-    assert max(map(len, lines)) <= 80
+    outcome = vitkit(verb, "--help")
+    assert outcome.code == 0 and f"Example: vitkit {verb}" in outcome.out
+    lines = outcome.out.rstrip().splitlines()
+    assert len(lines) <= 40 and max(map(len, lines)) <= 80
     common = VERBS[verb].common
     told = re.findall(r"^  (?:-\w, )?--([\w-]+)", "\n".join(lines).partition("Most used options:\n")[2], re.M)
     named = {"as_json": "json", "sets": "set"}
     assert not common or told == [named.get(name, name.replace("_", "-")) for name in (*common, "help")]
     assert bool(common) == (lines[-1].endswith(f" more flags: vitkit {verb} --help-all"))
-    text = " ".join((FUNCTIONS[verb].__doc__ or "").partition("\n\n")[0].split())
-    sentence = VERBS[verb].sentence
-    assert text.startswith(sentence) and sentence.endswith(".")
 
 
 def modules_after(*commands: tuple[int, list[object]]) -> list[set[str]]:
@@ -90,25 +80,12 @@ def modules_after(*commands: tuple[int, list[object]]) -> list[set[str]]:
     return [set(line.split()[1:]) for line in done.stderr.splitlines() if line.startswith("loaded ")]
 
 
-def test_the_package_runs_as_a_module() -> None:
-    options: dict[str, Any] = {"env": runs.environment(), "capture_output": True, "text": True, "check": False}
-    ways = [
-        subprocess.run([*command, "predict", "nowhere", "x.png"], **options)
-        for command in ([sys.executable, "-m", "vitkit"], [str(Path(sys.executable).with_name("vitkit"))])
-    ]
-    assert [way.returncode for way in ways] == [2, 2]
-    assert ways[0].stderr == ways[1].stderr != ""
-
-
 def test_what_is_slow_to_import_is_not_loaded_before_it_is_needed(trained: Path, data: Path, tmp_path: Path) -> None:
     """Help loads neither torch nor numpy, a refusal no torch, and predict and explain nothing of training."""
     nowhere, picture = tmp_path / "nowhere", data / "red" / "img1.png"
     refused: list[list[object]] = [
-        ["train", tmp_path, "--epochs", 0],
         ["train", nowhere],
-        ["train", tmp_path, "--resume", tmp_path],
         ["pretrain", nowhere],
-        ["compare", tmp_path, "--models", "a,,b"],
         ["compare", tmp_path, "--models", "a,b", "--set", "group_by=("],
     ]
     loaded = modules_after(
@@ -173,8 +150,6 @@ def test_flags_are_those_of_the_golden_file_in_one_style_with_a_help_text() -> N
     for line in flags():
         written = line.partition(" ")[2].partition(":")[0]
         assert re.fullmatch(r"[A-Z]+\??|--[a-z][a-z0-9-]*(/--no-[a-z-]+| -[a-z])?", written), line
-    counted = Counter(line.split()[0] for line in flags() if " --" in line)
-    assert counted["train"] <= 70 and counted["predict"] <= 20 and counted.total() <= 260
     for verb, command in FUNCTIONS.items():
         for parameter in inspect.signature(command, eval_str=True).parameters.values():
             assert (get_args(parameter.annotation)[1].help or "").endswith("."), f"{verb} {parameter.name}"
@@ -182,141 +157,16 @@ def test_flags_are_those_of_the_golden_file_in_one_style_with_a_help_text() -> N
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB\nmore")])
 def test_short_memory_takes_a_line(vitkit: Any, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr("vitkit.profiling.model_info.describe", fail)
+    monkeypatch.setattr("vitkit.profiling.model_info.describe", Mock(side_effect=error))
     outcome = vitkit("info", "vit_tiny_patch16_224")
     outcome.refused(None, "there is too little memory", (str(error) or "MemoryError").splitlines()[0])
     assert len(outcome.err.splitlines()) == 1
 
 
-COUNT = '''"""`vitkit.count`: how many files there are."""
-
-from __future__ import annotations
-
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated
-
-from vitkit.system.logger import log
-from vitkit.system.progress import Progress, silent
-from vitkit.text.arguments import check_arguments
-from vitkit.text.arguments import Between
-from vitkit.verbs.result import Result
-
-
-@check_arguments
-def count(
-    folder: str | Path,
-    *,
-    ending: Sequence[str] = (),
-    most: Annotated[int, Between(1)] = 100,
-    hidden: bool = True,
-    progress: Progress = silent,
-) -> Result:
-    """Count the files of a folder, up to `most`. It does not look into other folders.
-
-    `vitkit.count("photos").files` is a number.
-
-    On the command line: `vitkit count photos --ending .jpg`.
-
-    Args:
-        folder: where to look.
-        ending: an ending that is counted; several times. By default all are.
-        most: stop at so many files in `folder`.
-        hidden: whether hidden files count.
-        progress: of counting.
-    """
-    log.warning("counted")
-    names = [path.name for path in Path(folder).iterdir() if hidden or not path.name.startswith(".")]
-    files = min(most, sum(not ending or name.endswith(tuple(ending)) for name in names))
-    return Result("count", [f"{files} files"], {"files": files})
-'''
-
-
-FIELD = """    reject: Annotated[float | None, Between(0, 1)] = None
-"""
-SURPRISE = '''    surprise: Annotated[int | None, Between(1, 9)] = None
-    """Be surprised this often, above all with `reject`."""
-'''
-RUN_EACH = """
-import contextlib, io, json, sys
-from vitkit.cli import main
-done = []
-for arguments in json.loads(sys.argv[1]):
-    sys.argv, out, err = ["vitkit", *arguments], io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            main()
-        except SystemExit as end:
-            done.append([end.code or 0, out, err])
-done = [[code, out.getvalue(), err.getvalue()] for code, out, err in done]
-import vitkit
-from vitkit.cli.app import VERBS
-told = [VERBS["count"].sentence, repr(vitkit.Promises(surprise=3))]
-try:
-    vitkit.Promises(surprise=0)
-except vitkit.VitkitError as error:
-    told.append(str(error))
-print(json.dumps([done, told]))
-"""
-
-
-def test_a_verb_is_added_by_its_module_and_its_name_and_an_option_by_its_field(tmp_path: Path) -> None:
-    """Three files are edited, and the commands have the arguments, flags, help, ranges and JSON."""
-    copy = tmp_path / "vitkit"
-    shutil.copytree(Path(package.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    (copy / "verbs" / "count.py").write_text(COUNT)
-    names = "if TYPE_CHECKING:\n"
-    for file, old, new in (
-        (copy / "__init__.py", names, f"{names}    from vitkit.verbs.count import count\n"),
-        (copy / "verbs" / "options.py", FIELD, SURPRISE + FIELD),
-    ):
-        assert old in file.read_text()
-        file.write_text(file.read_text().replace(old, new, 1))
-    photos = tmp_path / "photos"
-    photos.mkdir()
-    for name in ("a.jpg", "b.jpg", ".c.jpg", "d.txt"):
-        (photos / name).touch()
-    count, predict = ["count", str(photos)], ["predict", "nowhere", "x.png", "--surprise"]
-    commands = [
-        [*count, "--ending", ".jpg", "--no-hidden", "--json"],
-        [*count, "--ending", ".txt", "--ending", "jpg"],
-        [*count, "--most", "0"],
-        ["count"],
-        ["count", "--help"],
-        ["predict", "--help-all"],
-        *([*predict, number] for number in ("10", "often", "2")),
-    ]
-    done = subprocess.run(
-        [sys.executable, "-c", RUN_EACH, json.dumps(commands)],
-        env=runs.environment() | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    outcomes, (sentence, promises, refused) = json.loads(done.stdout)
-    whole, endings, most, nothing, help_of_count, help_of_predict, *surprises = outcomes
-    assert (whole[0], json.loads(whole[1]), whole[2]) == (0, {"files": 2}, "note: counted\n")
-    assert endings[1] == "4 files\n"
-    assert most[0] == nothing[0] == 2 and "--most" in most[2] and "must be at least 1" in most[2]
-    text = " ".join(help_of_count[1].split())
-    assert "Count the files of a folder, up to --most. It does not look into other folders." in text
-    assert "Example: vitkit count photos --ending .jpg" in text and "is a number" not in text
-    assert "Stop at so many files in FOLDER." in text
-    assert sentence == "Count the files of a folder, up to --most."
-    assert "--surprise N Be surprised this often, above all with --reject." in " ".join(help_of_predict[1].split())
-    assert surprises[0][2] == "error: --surprise must be between 1 and 9, not 10\n"
-    assert "--surprise" in surprises[1][2] and "no such file, folder or pattern: x.png" in surprises[2][2]
-    assert "surprise=3" in promises and refused == "surprise must be between 1 and 9, not 0"
-
-
 @pytest.mark.parametrize(
     ("shell", "line", "expected"),
     [
-        ("bash", "vitkit tra", "train"),
         ("zsh", "vitkit train --weight-d", "--weight-decay"),
-        ("fish", "vitkit train --method pro", "probe-sgd"),
         ("bash", "vitkit train --model vit_huge_patch14_224_g", "vit_huge_patch14_224_gap"),
     ],
 )

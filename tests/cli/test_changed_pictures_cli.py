@@ -15,13 +15,12 @@ import runs
 import vitkit as package
 from hearing import heard
 from refusals import refused
-from vitkit.data import check_images, read_contents, split_from_file
+from vitkit.data import split_from_file
 from vitkit.errors import Interrupted
-from vitkit.evaluation import LabelError, write_label_errors
 from vitkit.experiments import comparison_table as comparison_costs
 from vitkit.experiments.compare import compare
 from vitkit.exporting.pictures import choose_pictures
-from vitkit.system import LABEL_ERRORS, SPLIT
+from vitkit.system import SPLIT
 from vitkit.training import run as training
 
 
@@ -106,17 +105,6 @@ def test_an_export_is_compared_on_pictures_that_are_what_they_were(run: Path) ->
     assert told in choose_pictures(run, None).description
 
 
-def test_labels_that_were_doubted_of_other_pictures_are_named(vitkit: Any, run: Path) -> None:
-    table = split_from_file(run / SPLIT)
-    first, second = table.paths[:2]
-    label = table.name_of(0)
-    write_label_errors(run / LABEL_ERRORS, [LabelError(path, label, "red", 0.9, 0.1) for path in (first, second)])
-    assert "no longer" not in vitkit("doctor", run / LABEL_ERRORS).out
-    overwrite([table.root / first])
-    outcome = vitkit("doctor", run / LABEL_ERRORS)
-    assert f"1 of the run's 2 images is no longer what it was: 1 holds another picture (first: {first})" in outcome.out
-
-
 def test_no_comparison_goes_on_with_other_pictures(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison_costs, "ROUNDS", 1)
     photos = Path(shutil.copytree(data, tmp_path / "photos"))
@@ -133,13 +121,3 @@ def test_no_comparison_goes_on_with_other_pictures(data: Path, tmp_path: Path, m
     overwrite(held_out(first, "train")[:1])
     with refused("data.images-changed", "1 of the run's 36 images"):
         compare(out=tmp_path / "out", resume=True)
-
-
-def test_only_what_is_asked_about_is_looked_at(run: Path) -> None:
-    table, contents = split_from_file(run / SPLIT), read_contents(run / SPLIT)
-    overwrite(held_out(run, "train")[:3])
-    assert not check_images(table, contents, ("test",))[1]
-    marked, changes = check_images(table, contents)
-    assert (changes.images, len(changes.changed), changes.missing) == (36, 3, ())
-    assert sum(not marked.file(i).is_file() for i in range(36)) == 3
-    assert package.evaluate(run).accuracy == package.evaluate(run, split="test").accuracy

@@ -38,6 +38,10 @@ def test_the_doctor_shows_doubtful_labels_and_how_to_correct_them(
         assert path in outcome.out
         assert f"{label} -> {NASTY}" in outcome.out
     assert f"vitkit train {data} --labels COPY.csv --split-from {suspected}" in outcome.out
+    table = split_from_file(suspected / "split.json")
+    held_out = sum(path in table.of_split("test").paths for path, *_ in rows(suspected))
+    assert f"{held_out} of these images " in outcome.out
+    assert "the test figure keeps counting its previous label" in outcome.out
     page = (tmp_path / "page.html").read_text()
     assert page.count("<img ") == 3 and "<script" not in page
     assert str(data.parent) not in page and str(suspected.parent) not in page
@@ -49,15 +53,12 @@ def test_the_doctor_says_how_many_are_expected_by_chance(vitkit: Any, suspected:
     first, *others = rows(suspected)
     table = [f"{','.join(row)},0.7" for row in (first, *others)]
     (suspected / "label_errors.csv").write_text("path,label,suggested,score,chance\n" + "\n".join(table) + "\n")
-    outcome = vitkit("doctor", suspected / "label_errors.csv", "-o", tmp_path / "page.html")
+    outcome = vitkit("doctor", suspected / "label_errors.csv")
     assert "3 labels look wrong, of 36; about 2.1 of these 3 are probably right" in outcome.out
-    assert "about 2.1 of these 3 are probably right" in (tmp_path / "page.html").read_text()
     add_edits(tmp_path / "labels.csv", [Edit(first[0], first[1])])
     flags = ("--labels", tmp_path / "labels.csv", "--json")
     left = json.loads(vitkit("doctor", suspected / "label_errors.csv", *flags).out)
     assert left["expected_by_chance"] == pytest.approx(1.4) and left["suspects"][0]["chance"] == 0.7
-    (suspected / "label_errors.csv").write_text(f"path,label,suggested,score,chance\n{','.join(first)},often\n")
-    vitkit("doctor", suspected / "label_errors.csv").refused("data.chance-invalid", "line 2", "often")
 
 
 def test_doubtful_labels_that_are_decided_are_not_shown_again(vitkit: Any, suspected: Path, tmp_path: Path) -> None:
@@ -91,44 +92,12 @@ def test_rows_that_the_run_has_read_decide_nothing(vitkit: Any, suspected: Path,
     assert left() == [first[0]], "added since the run"
 
 
-def test_the_doctor_explains_suggestions_and_unmatched_rows(vitkit: Any, suspected: Path, tmp_path: Path) -> None:
-    add_edits(tmp_path / "labels.csv", [Edit(f"azure/img{i}.png", "red") for i in range(30)])  # a renamed folder
-    outcome = vitkit("doctor", suspected / "label_errors.csv", "--labels", tmp_path / "labels.csv")
-    assert "note: 30 paths of labels.csv match no picture" in outcome.out
-    table = split_from_file(suspected / "split.json")
-    held_out = sum(path in table.of_split("test").paths for path, *_ in rows(suspected))
-    assert f"{held_out} of these images " in outcome.out
-    assert "the test figure keeps counting its previous label" in outcome.out
-    found = json.loads(vitkit("doctor", suspected / "label_errors.csv", "--json").out)
-    assert found["held_out"] == held_out and found["notes"] == []
-
-
-def test_the_doctor_repeats_which_test_labels_have_changed(vitkit: Any, suspected: Path) -> None:
-    numbers = json.loads((suspected / "evaluation.json").read_text())
-    numbers["relabelled"] = {"runs": ["first"], "paths": ["a.png", "b.png"]}
-    numbers["with_labels_now"] = {"accuracy": 0.75, "images": 5, "intervals_95": {}}
-    (suspected / "evaluation.json").write_text(json.dumps(numbers))
-    told = vitkit("doctor", suspected / "label_errors.csv").out
-    assert "note: 2 labels have changed since first" in told and "with today's labels 0.7500" in told
-
-
 def test_a_list_away_from_its_run_is_refused(vitkit: Any, suspected: Path, tmp_path: Path, data: Path) -> None:
     errors = suspected / "label_errors.csv"
     vitkit("doctor", shutil.copy(errors, tmp_path / "alone.csv")).refused("verbs.run-missing", "alone.csv")
     vitkit("doctor", errors, "--layout", "classes").refused("verbs.option-conflict", "--layout")
-    vitkit("doctor", data, "--data-root", data).refused("verbs.option-conflict", "--data-root")
     vitkit("train", data, "--labels", errors, "-o", tmp_path / "out").refused("data.labels-unchanged")
     assert not (tmp_path / "out").exists()
-
-
-def test_doubtful_pictures_are_found_where_they_are(vitkit: Any, suspected: Path, tmp_path: Path, data: Path) -> None:
-    moved = Path(shutil.copytree(data, tmp_path / "moved"))
-    stored = json.loads((suspected / "split.json").read_text())
-    (suspected / "split.json").write_text(json.dumps({**stored, "root": str(tmp_path / "gone")}))
-    command = ("doctor", suspected / "label_errors.csv", "-o", tmp_path / "page.html")
-    vitkit(*command).refused("data.images-moved", "--data-root")
-    assert vitkit(*command, "--data-root", moved).code == 0
-    assert (tmp_path / "page.html").read_text().count("<img ") == 3
 
 
 def test_doctor_eval_and_embed_read_a_label_file(vitkit: Any, data: Path, tmp_path: Path, trained: Path) -> None:
@@ -158,6 +127,3 @@ def test_doctor_eval_and_embed_read_a_label_file(vitkit: Any, data: Path, tmp_pa
     assert str(data / "red" / "img1.png") not in labels
     assert labels.pop(str(data / "red" / "img2.png")) == "pink"
     assert set(labels.values()) == {""}
-    vitkit("embed", trained, data / "red", "-o", tmp_path / "plain.npz")
-    with np.load(tmp_path / "plain.npz") as found:
-        assert "labels" not in found.files

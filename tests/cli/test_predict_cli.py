@@ -7,12 +7,10 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from test_text import read as read_workbook
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess, find_images
+from vitkit.errors import Interrupted
 from vitkit.reporting import plots
 from vitkit.text import restored
 from vitkit.verbs.predict import predict
@@ -130,15 +129,30 @@ def test_json_is_the_lines_of_a_jsonl_file_and_beside_a_file_the_counts(
     assert json.loads(vitkit("predict", trained, "photos/red/img1.png", "--json").out)["label"]
 
 
-def test_a_prediction_cut_short_before_its_first_row_leaves_nothing(
-    vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("batches", [0, 3])
+def test_ctrl_c_leaves_nothing_or_says_how_to_go_on(
+    vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, batches: int
 ) -> None:
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
+    original, calls = Classifier.calibrated, iter(range(batches))
 
-    monkeypatch.setattr(Classifier, "calibrated", stop)
-    assert vitkit("predict", trained, "photos", "-o", "out.csv").code == 130
-    assert sorted(path.name for path in here.iterdir()) == ["odd", "photos"]
+    def stop(classifier: Classifier, logits: Any) -> Any:
+        if next(calls, None) is None:
+            raise Interrupted(2)  # as a handler of SIGINT does
+        return original(classifier, logits)
+
+    Path("a name.csv").write_text("old")
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(Classifier, "calibrated", stop)
+        vitkit("predict", "--force", trained, "-o", "a name.csv", "--batch-size", 4, "--", "photos")
+    assert Path("a name.csv").read_text() == "old"
+    told = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[0] for line in told] == ["to continue"] * (batches > 0)
+    assert Path("a name.csv.partial").exists() == (batches > 0)
+    if batches:
+        words = shlex.split(told[0].removeprefix("to continue: "))
+        assert words[:3] == ["vitkit", "predict", "--resume"]
+        assert vitkit(*words[1:]).code == 0
+        assert len(read(here / "a name.csv")) == 36
 
 
 def test_a_terminal_shows_every_class(vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +161,6 @@ def test_a_terminal_shows_every_class(vitkit: Any, trained: Path, here: Path, mo
     lines = outcome.out.splitlines()
     assert [line.split()[0] for line in lines][:2] == ["photos/red/img1.png", "red"]
     assert len(lines) == 5 and re.match(r"familiar: \d\.\d{4}, ", lines[4])
-    assert outcome.err == "1 image (0 unreadable), eager, float32\n"
     expected = next(load(trained).predict("photos/red/img1.png"))
     said = vitkit("predict", trained, "photos/red/img1.png", "--reject", "0.99999999").out.splitlines()[-1]
     assert said.startswith(f"rejected: the probability of {expected.label} is {expected.confidence:.4f}")
@@ -196,7 +209,7 @@ def wait_for_rows(partial: Path, size: int, process: subprocess.Popen[Any]) -> N
 
 @pytest.mark.parametrize("name", ["out.csv", pytest.param("out.jsonl", marks=pytest.mark.accept)])
 def test_a_run_killed_with_sigkill_is_gone_on_with(vitkit: Any, trained: Path, here: Path, name: str) -> None:
-    arguments = ("predict", trained, many(here, 800), "--batch-size", "4", "--top", "2", *EXACT)
+    arguments = ("predict", trained, many(here, 400), "--batch-size", "4", "--top", "2", *EXACT)
     assert vitkit(*arguments, "-o", f"whole-{name}").code == 1
     process = subprocess.Popen([warm.vitkit(), *arguments, "-o", name], env=runs.environment(), stdout=subprocess.PIPE)
     wait_for_rows(here / f"{name}.partial", 2000, process)
@@ -206,7 +219,7 @@ def test_a_run_killed_with_sigkill_is_gone_on_with(vitkit: Any, trained: Path, h
     assert (here / f"{name}.partial").stat().st_size < (here / f"whole-{name}").stat().st_size / 2
     outcome = vitkit(*arguments, "-o", name, "--resume")
     assert (outcome.code, outcome.err) == (1, "")
-    last = [f"800 images (21 unreadable), eager, float32: {name}", "779 answered, 21 to look at."]
+    last = [f"400 images (10 unreadable), eager, float32: {name}", "390 answered, 10 to look at."]
     assert outcome.out.splitlines()[-2:] == last
     assert not (here / f"{name}.partial").exists()
     assert_same_rows(here / name, here / f"whole-{name}")
@@ -227,33 +240,6 @@ def read(file: Path) -> list[tuple[str, float | None, str | None]]:
     else:
         found = [json.loads(line) for line in file.read_text().splitlines()]
     return [(row["path"], float(row["confidence"] or 0), row["label"]) for row in found]
-
-
-def test_ctrl_c_says_how_to_go_on(vitkit: Any, trained: Path, here: Path) -> None:
-    many(here, 200)
-    Image.new("1", (5000, 5000)).save(here / "slow.png")
-    for i in range(200, 206):  # a second in which to be interrupted
-        os.link(here / "slow.png", here / "many" / f"{i}.png")
-    (here / "a name.csv").write_text("old")
-    command = [warm.vitkit(), "predict", "--force", trained, "-o", "a name.csv", "--batch-size", "4", "--", "many"]
-    process = subprocess.Popen(
-        command,
-        env=runs.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # tests in the background have it ignored
-    )
-    wait_for_rows(here / "a name.csv.partial", 1000, process)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (130, b"stopped by SIGINT\n")
-    assert (here / "a name.csv").read_text() == "old"
-    told = out.decode().splitlines()
-    assert [line.partition(": ")[0] for line in told] == ["to continue"]
-    words = shlex.split(told[0].removeprefix("to continue: "))
-    assert words[:3] == ["vitkit", "predict", "--resume"]
-    assert vitkit(*words[1:]).code == 1
-    assert len(read(here / "a name.csv")) == 206
 
 
 @pytest.fixture
@@ -310,23 +296,6 @@ def test_resume_adds_what_a_file_lacks(vitkit: Any, trained: Path, here: Path, c
         assert (here / "out.csv").read_bytes() == (here / "whole.csv").read_bytes()
 
 
-def test_an_image_whose_file_went_is_passed_over_in_the_comparison(vitkit: Any, trained: Path, here: Path) -> None:
-    cut_short(vitkit, trained, "odd/text.jpg", "photos/blue", "photos/red", rows=20)
-    Path("photos/blue/img1.png").write_text("gone")
-    outcome = vitkit("predict", trained, "odd/text.jpg", "photos/blue", "photos/red", "-o", "out.csv", "--resume")
-    assert outcome.code == 1
-    assert [label for _, _, label in read(here / "out.csv")] == ["", *["blue"] * 12, *["red"] * 12]
-
-
-@pytest.mark.parametrize(("out", "rows"), [("out.csv", 1), ("out.jsonl", 20)])
-def test_rows_of_another_model_are_refused(vitkit: Any, trained: Path, unsure: Path, out: str, rows: int) -> None:
-    cut_short(vitkit, trained, "photos/red", "photos/blue", rows=rows, out=out)
-    before = pictures.fingerprint(Path())
-    outcome = vitkit("predict", unsure, "photos/red", "photos/blue", "-o", out, "--resume", "--pictures", "pictures")
-    outcome.refused("inference.rows-differ", f"{out}.partial")
-    assert pictures.fingerprint(Path()) == before
-
-
 def test_a_full_disk_keeps_the_rows_that_fit(vitkit: Any, trained: Path, here: Path) -> None:
     vitkit("predict", trained, "photos", "-o", "whole.csv")
     with runs.files_of_at_most(500):
@@ -337,35 +306,28 @@ def test_a_full_disk_keeps_the_rows_that_fit(vitkit: Any, trained: Path, here: P
     assert_same_rows(here / "out.csv", here / "whole.csv")
 
 
-@pytest.mark.parametrize("in_model", [False, True], ids=["a picture", "the model"])
 def test_memory_that_is_short_ends_the_command_and_the_rest_can_be_had_later(
-    vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch, in_model: bool
+    vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = ("predict", trained, "photos", "-o", "out.csv", "--batch-size", 4)
-    vitkit(*asked[:3], "-o", "whole.csv", "--batch-size", 4)
-    name = "assessing" if in_model else "pixels"
-    original = getattr(Classifier, name)
+    asked = ("predict", trained, "photos", "--batch-size", 4, "-o")
+    vitkit(*asked, "whole.csv")
+    original = Classifier.assessing
 
-    def run_short(classifier: Classifier, *what: Any) -> Any:
+    def assessing(classifier: Classifier) -> Any:
         def compute(pixels: Any) -> Any:
             red, green, blue = np.asarray(pixels).mean(axis=(2, 3)).T
-            return fail() if ((red > green) & (red > blue)).any() else original(classifier)(pixels)
+            if ((red > green) & (red > blue)).any():
+                raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9.")
+            return original(classifier)(pixels)
 
-        def fail() -> None:
-            raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9.")
-
-        if in_model:
-            return compute
-        return fail() if "green/img5" in str(what) else original(classifier, *what)
+        return compute
 
     with monkeypatch.context() as patch:
-        patch.setattr(Classifier, name, run_short)
-        outcome = vitkit(*asked)
+        patch.setattr(Classifier, "assessing", assessing)
+        outcome = vitkit(*asked, "out.csv")
     outcome.refused("inference.memory-short", "4 images")
-    assert outcome.out.startswith("to continue: vitkit predict --resume ")
     kept = (here / "out.csv.partial").read_bytes()
-    assert (here / "whole.csv").read_bytes().startswith(kept)
-    assert len(kept.splitlines()) >= 9
+    assert (here / "whole.csv").read_bytes().startswith(kept) and len(kept.splitlines()) >= 9
     assert vitkit(*shlex.split(outcome.out.removeprefix("to continue: vitkit "))).code == 0
     assert (here / "out.csv").read_bytes() == (here / "whole.csv").read_bytes()
 
@@ -375,7 +337,6 @@ def precious(trained: Path, data: Path, tmp_path_factory: pytest.TempPathFactory
     """Photographs, rows of them, finished and not, and much that is nobody's to write over."""
     folder = tmp_path_factory.mktemp("precious")
     shutil.copytree(data, folder / "photos")
-    (folder / "odd").mkdir()
     (folder / "folder.csv").mkdir()
     (folder / "link").symlink_to("photos/blue", target_is_directory=True)
     (folder / "drawn").mkdir()
@@ -384,7 +345,6 @@ def precious(trained: Path, data: Path, tmp_path_factory: pytest.TempPathFactory
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         predict(str(trained), ["photos"], out=Path("done.csv"))
-    shutil.copy(folder / "done.csv", folder / "csv.jsonl")
     lines = (folder / "done.csv").read_bytes().splitlines(keepends=True)
     (folder / "out.csv.partial").write_bytes(b"".join(lines[:6]) + lines[6][:9])
     return folder
@@ -394,22 +354,16 @@ def precious(trained: Path, data: Path, tmp_path_factory: pytest.TempPathFactory
     ("arguments", "code", "named"),
     [
         ("-o out.csv", "verbs.out-exists", "out.csv.partial"),
-        ("-o done.csv", "verbs.out-exists", "done.csv"),
         ("-o out.csv --resume --force", "verbs.option-conflict", "--force"),
         ("--resume", "verbs.option-missing", "--out"),
         ("-o out.csv --resume --top 2", "inference.rows-differ", "--top"),
-        ("-o out.csv --resume --reject 0.5", "inference.rows-differ", "--reject"),
-        ("-o csv.jsonl --resume", "inference.rows-differ", "csv.jsonl"),
         ("-o thesis.csv --resume", "inference.rows-differ", "thesis.csv"),
         ("-o photos/out.csv", "verbs.out-in-source", "photos/out.csv"),
-        ("-o odd/../photos/out.csv --resume", "verbs.out-in-source", "photos"),
         ("-o link/out.csv", "verbs.out-in-source", "link/out.csv"),
         ("-o folder.csv --force", "verbs.out-kind", "folder.csv"),
         ("--pictures photos/drawn", "verbs.out-in-source", "--pictures"),
         ("--pictures drawn", "verbs.out-not-empty", "drawn"),
-        ("--pictures thesis.csv --force", "verbs.out-kind", "thesis.csv"),
         ("--reject 1.5", "text.value-outside", "--reject"),
-        ("--reject nan", "text.value-wrong", "--reject"),
     ],
 )
 def test_mistakes_end_in_a_line_and_change_nothing(
@@ -460,13 +414,13 @@ def drawn(folder: str) -> list[str]:
 
 def test_each_readable_image_has_its_picture(vitkit: Any, trained: Path, here: Path, titles: dict[str, str]) -> None:
     for path in here.glob("photos/*/img?*.png"):
-        if path.stem not in ("img1", "img10"):
+        if path.stem != "img1":
             path.unlink()
     shutil.copy("odd/text.jpg", "photos/red/text.jpg")
     before = pictures.fingerprint(here / "photos")
     outcome = vitkit("predict", trained, "photos", "--pictures", "deep/drawn", "-o", "out.csv")
     assert outcome.code == 1
-    names = [f"{colour}/img{i}.png.png" for colour in ("blue", "green", "red") for i in (1, 10)]
+    names = [f"{colour}/img1.png.png" for colour in ("blue", "green", "red")]
     assert drawn("deep/drawn") == sorted(names)
     assert titles == {
         f"deep/drawn/{path.removeprefix('photos/')}.png": f"class: {label}   probability: {confidence:.3f}"
@@ -482,34 +436,24 @@ def test_each_readable_image_has_its_picture(vitkit: Any, trained: Path, here: P
     assert colours <= {tuple(pixel) for pixel in pixels.tolist()}, "every pixel of the photograph is to be seen"
 
 
-@pytest.mark.parametrize(
-    ("sources", "expected"),
-    [
-        ("photos/red/", ["img1.png.png"]),
-        ("./photos/../photos", ["red/img1.png.png"]),
-        ("photos/red/img1.png", ["img1.png.png"]),
-        ("*/img1.png photos/*/*.png", ["other/img1.png.png", "photos/red/img1.png.png"]),
-    ],
-)
-def test_equal_names_do_not_meet(vitkit: Any, trained: Path, here: Path, sources: str, expected: list[str]) -> None:
-    image = (here / "photos" / "red" / "img1.png").read_bytes()
-    shutil.rmtree("photos")
-    for folder in (here / "photos" / "red", here / "other"):
-        folder.mkdir(parents=True)
-        (folder / "img1.png").write_bytes(image)
-    assert vitkit("predict", trained, *sources.split(), "--pictures", "drawn").code == 0
-    assert drawn("drawn") == expected
+def test_equal_names_do_not_meet(vitkit: Any, trained: Path, here: Path) -> None:
+    for colour in ("blue", "green", "red"):
+        for path in sorted((here / "photos" / colour).iterdir())[1:]:
+            path.unlink()
+    assert vitkit("predict", trained, "photos/red/", "photos/blue/img1.png", "--pictures", "drawn").code == 0
+    assert drawn("drawn") == ["blue/img1.png.png", "red/img1.png.png"]
+    assert vitkit("predict", trained, "photos/red", "--pictures", "other").code == 0
+    assert drawn("other") == ["img1.png.png"]
 
 
-@pytest.mark.usefixtures("drawn_pictures")
 def test_a_photograph_is_drawn_upright_and_not_too_large(
     vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = []
+    drawn_of: list[Image.Image] = []
     original = plots.classified
 
     def spy(picture: Image.Image, *arguments: Any, **named: Any) -> Figure:
-        sizes.append(picture.size)
+        drawn_of.append(picture)
         return original(picture, *arguments, **named)
 
     monkeypatch.setattr(plots, "classified", spy)
@@ -517,39 +461,21 @@ def test_a_photograph_is_drawn_upright_and_not_too_large(
     turned[0x0112] = 6
     pictures.save(pictures.smooth(2400, 1200), here / "wide" / "turned.jpg", exif=turned)
     assert vitkit("predict", trained, "wide", "--pictures", "drawn").code == 0
-    assert sizes == [(512, 1024)]
-    with Image.open("drawn/turned.jpg.png") as picture:
-        pixels = np.asarray(picture.convert("RGB"), dtype=float)
-    assert pixels.shape == (1024 + 44, 572, 3)
-    shown = pixels[44:, 30:542]
     expected = np.asarray(pictures.smooth(2400, 1200).rotate(-90, expand=True).resize((512, 1024)), dtype=float)
-    assert np.abs(shown - expected).mean() < 3
-
-
-def test_class_names_of_any_script_drawn(vitkit: Any, here: Path, unsure: Path, titles: dict[str, str]) -> None:
-    classes = ("$x^$ and $", "\U0001f408 猫" + "w" * 60, r"_\frac{1 {x}%s")
-    for i in range(3):
-        model = build(seed=i, image_size=(16, 16), num_classes=3)
-        model.head.bias.data[:] = 0.0
-        model.head.bias.data[i] = 99.0
-        Classifier(model, classes, Preprocess(size=(16, 16))).save(here / f"model{i}")
-        assert vitkit("predict", here / f"model{i}", "photos/red/img1.png", "--pictures", f"drawn{i}").code == 0
-        assert "probability: 1.000" in titles[f"drawn{i}/img1.png.png"]
-    vitkit("predict", unsure, "photos/red/img1.png", "--pictures", "drawn", "--reject", "0.99999")
-    assert titles["drawn/img1.png.png"].endswith("   rejected")
+    assert np.abs(np.asarray(drawn_of[0].convert("RGB")) - expected).mean() < 3
 
 
 def test_resume_draws_what_has_no_picture(
     vitkit: Any, trained: Path, here: Path, titles: dict[str, str], computed: list[str]
 ) -> None:
-    for path in here.glob("photos/red/img[4-9].png"):
+    for path in [*here.glob("photos/red/img[4-9].png"), *here.glob("photos/red/img1?.png")]:
         path.unlink()
-    cut_short(vitkit, trained, "photos/red", "odd", "--pictures", "drawn", rows=4)
-    for path in sorted(Path("drawn").rglob("*.png"))[2:]:
+    cut_short(vitkit, trained, "photos/red", "odd", "--pictures", "drawn", rows=3)
+    for path in sorted(Path("drawn").rglob("*.png"))[1:]:
         path.unlink()
     titles.clear()
     outcome = vitkit("predict", trained, "photos/red", "odd", "--pictures", "drawn", "-o", "out.csv", "--resume")
     assert outcome.code == 1
-    assert len(drawn("drawn")) == 6
-    assert len(titles) >= 4
+    assert len(drawn("drawn")) == 3
+    assert len(titles) >= 2
     assert read(here / "out.csv")[0][2] == "red"

@@ -4,7 +4,6 @@ import json
 import subprocess
 from pathlib import Path
 
-import pytest
 from PIL import Image
 
 import runs
@@ -32,35 +31,6 @@ register(Backend("toy", "always says c", __name__, precision="float32"))
 """
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model and an image."""
-    folder = tmp_path_factory.mktemp("registration")
-    Classifier(build(), tuple("abcdefg"), Preprocess(size=(12, 16))).save(folder / "model")
-    Image.new("RGB", (20, 20), (10, 200, 30)).save(folder / "image.png")
-    return folder
-
-
-def vitkit(folder: Path, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command line in a process that has imported the module `toys` before anything else of the package."""
-    (folder / "toys.py").write_text(module, encoding="utf-8")
-    code = (
-        "import sys\nfor name in [name for name in sys.modules if name.partition('.')[0] == 'vitkit']:\n"
-        "    del sys.modules[name]\n"
-        f"import toys\nsys.argv = ['vitkit', *{arguments!r}]\n"
-    )
-    return subprocess.run(
-        [warm.python(), "-c", code + "from vitkit.cli.app import main\nmain()\n"],
-        cwd=folder, env=runs.environment(), capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-
-
-def test_a_backend_is_one_module_and_one_row(place: Path) -> None:
-    done = vitkit(place, _BACKEND, "predict", "model", "image.png", "--backend", "toy")
-    assert (done.returncode, done.stderr) == (0, "1 image (0 unreadable), toy, float32\n")
-    assert done.stdout.splitlines()[1].startswith("image.png,c,0.99")
-
-
 _SOURCE = """
 from vitkit.data.sources import SourceKind, register
 from vitkit.data.table import table_of
@@ -71,13 +41,6 @@ def read(name, path, layout):
 
 register(SourceKind("toy", "a list of toys", read, (".toys",)))
 """
-
-
-def test_a_kind_of_source_is_one_module_and_one_row(place: Path) -> None:
-    (place / "data.toys").write_text("c image.png\na image.png\n", encoding="utf-8")
-    done = vitkit(place, _SOURCE, "eval", "model", "data.toys", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["images"] == 2
 
 
 _SET = """
@@ -91,12 +54,6 @@ def write(raw, folder):
 
 register(DataSet("insects", 2, 2, write=write))
 """
-
-
-def test_a_named_data_set_is_one_module_and_one_row(place: Path) -> None:
-    done = vitkit(place, _SET, "doctor", "insects")
-    assert done.returncode in (0, 1), done.stderr
-    assert done.stdout.startswith("insects: 2 images in 2 classes, ")
 
 
 _CHECKPOINT = """
@@ -122,12 +79,44 @@ register(CheckpointFormat("toy", "nobody's", __name__, __name__, (".box",), prep
 """
 
 
-def test_a_checkpoint_format_is_one_module_and_one_row(place: Path) -> None:
-    done = vitkit(place, _CHECKPOINT, "convert", "model", "model.box")
+# A process that has imported the modules before anything else of the package.
+_PROGRAM = """
+import contextlib, io, json, sys
+for name in [name for name in sys.modules if name.partition('.')[0] == 'vitkit']:
+    del sys.modules[name]
+import toy_backend, toy_source, toy_set, toy_checkpoint
+from vitkit.cli.app import main
+done = []
+for command in json.loads(sys.argv[1]):
+    sys.argv, out, err = ["vitkit", *command.split()], io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as end:
+            done.append((end.code or 0, out, err))
+print(json.dumps([(code, out.getvalue(), err.getvalue()) for code, out, err in done]))
+"""
+
+
+def test_each_kind_of_addition_is_one_module_and_one_row(tmp_path: Path) -> None:
+    Classifier(build(), tuple("abcdefg"), Preprocess(size=(12, 16))).save(tmp_path / "model")
+    Image.new("RGB", (20, 20), (10, 200, 30)).save(tmp_path / "image.png")
+    (tmp_path / "data.toys").write_text("c image.png\na image.png\n", encoding="utf-8")
+    for name, text in {"backend": _BACKEND, "source": _SOURCE, "set": _SET, "checkpoint": _CHECKPOINT}.items():
+        (tmp_path / f"toy_{name}.py").write_text(text, encoding="utf-8")
+    commands = ["predict model image.png --backend toy", "eval model data.toys --json", "doctor insects"]
+    commands += ["convert model model.box", "convert --help"]
+    done = subprocess.run(
+        [warm.python(), "-c", _PROGRAM, json.dumps(commands)],
+        cwd=tmp_path, env=runs.environment(), capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "written and read back, every number the same: model.box" in done.stdout
+    predicted, evaluated, examined, converted, helped = json.loads(done.stdout)
+    assert (predicted[0], predicted[2]) == (0, "1 image (0 unreadable), toy, float32\n")
+    assert predicted[1].splitlines()[1].startswith("image.png,c,0.99")
+    assert evaluated[0] == 0 and json.loads(evaluated[1])["images"] == 2, evaluated
+    assert examined[0] in (0, 1) and examined[1].startswith("insects: 2 images in 2 classes, "), examined
+    assert "written and read back, every number the same: model.box" in converted[1], converted
     with refused("weights.architecture-unknown"):
-        inspect(place / "model.box")  # here, where nobody registered it
-    done = vitkit(place, _CHECKPOINT, "convert", "--help")
-    assert "toymaker" in done.stdout
-    assert "toy (nobody's)" in " ".join(done.stdout.replace("│", " ").split())
+        inspect(tmp_path / "model.box")  # here, where nobody registered it
+    assert "toymaker" in helped[1] and "toy (nobody's)" in " ".join(helped[1].replace("│", " ").split())

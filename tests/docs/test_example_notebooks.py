@@ -3,20 +3,15 @@
 import json
 import os
 import re
-import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
-
-import warm
 
 pytest.importorskip("nbclient")
 ROOT = Path(__file__).parents[2]
 _AMONG = sys.path.copy()
 sys.path.insert(0, str(ROOT / "benchmarks"))
-from documentation import notebook_text  # noqa: E402
 from notebooks import execute, prepare  # noqa: E402
 
 sys.path[:] = _AMONG  # a benchmark has the name of a folder of tests
@@ -66,37 +61,17 @@ TEACHES = {
 }
 
 
-def test_there_is_one_for_each_article_and_two_more() -> None:
-    assert list(TEACHES) == [path.stem for path in NOTEBOOKS]
-    assert sum(path.stat().st_size for path in NOTEBOOKS) < 1_500_000
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_is_stored_with_what_it_shows(path: Path) -> None:
+    assert path.stem in TEACHES
     text = path.read_text(encoding="utf-8")
-    cells = json.loads(text)["cells"]
-    first = "".join(cells[0]["source"])
-    assert first.startswith("# ") and f"jupyter lab docs/notebooks/{path.name}" in first
-    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    code = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
     outputs = [output for cell in code for output in cell["outputs"]]
-    assert any("data:image" in str(output) or "image/png" in output.get("data", {}) for output in outputs), "no picture"
     assert {output["output_type"] for output in outputs} <= {"stream", "execute_result", "display_data"}
     assert not any(output.get("name") == "stderr" for output in outputs)
     assert not re.findall(r"/tmp/|/root/|/home/|\d{4}-\d\d-\d\dT\d|\\u001b", text), "a place, a time or an escape code"
     assert len(text) < 300_000
-
-
-def test_the_first_notebook_runs_as_a_program_and_teaches_what_it_says(tmp_path: Path) -> None:
-    (path,) = (path for path in NOTEBOOKS if path.stem == "1-the-model")
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    program = "\n".join([*code, textwrap.dedent(TEACHES[path.stem])])
-    done = subprocess.run(
-        [warm.python(), "-c", program],
-        cwd=tmp_path, env=os.environ | {"MPLBACKEND": "Agg"}, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.accept
@@ -116,27 +91,3 @@ def test_a_notebook_runs_and_teaches_what_it_says(path: Path, tmp_path: Path, mo
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     stderr = [output["text"] for output in outputs if output.get("name") == "stderr"]
     assert not [text for text in stderr if "Warning" in text and "IProgress" not in text], "a reader would see it"
-
-
-def test_a_page_of_the_site_has_what_a_notebook_prints_and_draws() -> None:
-    outputs = [
-        {"output_type": "stream", "name": "stderr", "text": ["a warning\n"]},
-        {"output_type": "stream", "name": "stdout", "text": ["one\n", "two\n"]},
-        {"output_type": "display_data", "data": {"text/plain": ["<HTML>"], "text/html": [""]}},
-        {"output_type": "execute_result", "data": {"text/plain": ["<Figure>"], "image/png": ["cGlj\n", "dHVyZQ=="]}},
-        {"output_type": "execute_result", "data": {"text/plain": ["<Run>"], "text/html": ["<pre>", "0.9</pre>"]}},
-        {"output_type": "execute_result", "data": {"text/plain": ["[1,\n", " 2]"]}},
-    ]
-    cells = [
-        {"cell_type": "markdown", "source": ["# A title\n", "\n", "Words."]},
-        {"cell_type": "code", "source": ["run()"], "outputs": outputs},
-    ]
-    text, pictures = notebook_text({"cells": cells}, "0-example")
-    head, _, rest = text.partition("Words.\n\n")
-    assert head.startswith("# A title\n\n") and '<a href="0-example.ipynb">a notebook</a>' in head
-    assert rest == (
-        "```python\nrun()\n```\n\n```text\none\ntwo\n```\n\n"
-        '<img src="0-example-1.png" alt="What the cell above draws">\n\n'
-        "<div><pre>0.9</pre></div>\n\n```text\n[1,\n 2]\n```\n"
-    )
-    assert pictures == {"notebooks/0-example-1.png": b"picture"}

@@ -9,7 +9,6 @@ after them, in the same folder and process, but with no name of another.
 
 import functools
 import inspect
-import itertools
 import json
 import os
 import re
@@ -97,13 +96,6 @@ def faults_of_call(words: list[str]) -> list[str]:
     return [f"{verb} has no flag {flag}" for flag in given if flag not in known_flags(verb)]
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_the_commands_of_a_page_exist(path: Path) -> None:
-    page = path.read_text(encoding="utf-8")
-    wrong = [f"{c}: {fault}" for block in blocks(page) for c in block.commands for fault in faults(c)]
-    assert wrong == []
-
-
 def marked(page: str) -> list[str]:
     return [f"{command} {block.extra}" for block in blocks(page) if block.runs for command in block.commands]
 
@@ -160,8 +152,11 @@ def prepare(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_the_marked_commands_of_a_page_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_a_page_exist_and_the_marked_run(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = path.read_text(encoding="utf-8")
+    assert [fault for block in blocks(page) for command in block.commands for fault in faults(command)] == []
     commands = marked(page)
     monkeypatch.setenv("VITKIT_CACHE", str(once("cache of the pages", Path.mkdir)))
     monkeypatch.setenv("WARM_PYTHON", warm.python())
@@ -193,60 +188,16 @@ def prepare_lesson(folder: Path) -> None:
     shutil.copytree(ROOT / "docs" / "pictures", folder / "pictures")
 
 
-def test_the_lesson_has_its_hour() -> None:
-    """The minutes of the parts follow one another, and are those of their headings."""
-    page = LESSON.read_text(encoding="utf-8")
-    spans = [(int(first), int(last)) for first, last in re.findall(r"^\| (\d+) to (\d+) \|", page, re.MULTILINE)]
-    headings = [int(minutes) for minutes in re.findall(r"^## .*\((\d+) minutes\)$", page, re.MULTILINE)]
-    assert [last - first for first, last in spans] == headings
-    assert (spans[0][0], spans[-1][1]) == (0, 60)
-    assert all(before[1] == after[0] for before, after in itertools.pairwise(spans))
-
-
-PAGE = """
-```console
-$ vitkit train photos --epochs 3 \\
-    --out runs/mine
-3 classes
-$ ls runs
-```
-<!-- run -->
-```console
-$ echo one > file.txt
-$ cat file.txt && ls
-one
-```
-```python
-$ vitkit nothing
-```
-<!-- run -->
-
-```console
-$ false
-```
-<!-- run with -n hello -->
-```console
-$ echo
-```
-"""
-
-
-def test_blocks_are_found_with_their_commands() -> None:
-    assert blocks(PAGE) == [
-        Block(("vitkit train photos --epochs 3      --out runs/mine", "ls runs"), runs=False),
-        Block(("echo one > file.txt", "cat file.txt && ls"), runs=True),
-        Block(("false",), runs=False),  # the mark is not right above it
-        Block(("echo",), runs=True, extra="-n hello"),
-    ]
+def test_most_pages_have_commands_that_are_run() -> None:
+    assert len(_COUNTED) >= 50 and len(COMMON) >= 3
+    page = "<!-- run with -n hello -->\n```console\n$ echo \\\n  a\n3\n```\n"
+    assert blocks(page) == [Block(("echo    a",), runs=True, extra="-n hello")]
 
 
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
         ("vitkit train photos --epochs=3 --no-hflip -o runs/mine --debug", []),
-        ("vitkit --version", []),
-        ("ls --color | head -3", []),
-        ("docker build -t vitkit .", []),
         ("vitkit predict runs/mine 'a *.jpg' -o out.csv && vitkit eval runs/mine --json > metrics.json", []),
         ("vitkit trian photos", ["there is no verb trian"]),
         ("vitkit train photos --epoch 3", ["train has no flag --epoch"]),
@@ -257,12 +208,6 @@ def test_blocks_are_found_with_their_commands() -> None:
 )
 def test_what_is_wrong_with_a_command(command: str, expected: list[str]) -> None:
     assert faults(command) == expected
-
-
-def test_the_paper_has_as_few_lines_as_the_readme_says() -> None:
-    text = " ".join(PAGES[0].read_text(encoding="utf-8").split())
-    (path, limit) = re.findall(r"\]\((src/[^)]+/vit\.py)\) is the paper in under (\d+) lines", text)[0]
-    assert len((ROOT / path).read_text(encoding="utf-8").splitlines()) < int(limit)
 
 
 @pytest.mark.parametrize(

@@ -88,12 +88,6 @@ def test_a_search_leads_to_the_right_page(address: str, browser: Browser, text: 
         assert SEARCHES[text] in first_result(page, text)
 
 
-def test_search_works_in_files(site: Path, browser: Browser) -> None:
-    with watched(browser) as page:
-        page.goto((site / "index.html").as_uri())
-        assert "guide/export" in first_result(page, "onnx")
-
-
 def test_every_link_leads_somewhere(site: Path, browser: Browser) -> None:
     pages = sorted(set(site.rglob("*.html")) - {site / "404.html"})  # whose links are for a server
     with watched(browser) as page:

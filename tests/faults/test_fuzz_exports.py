@@ -5,11 +5,10 @@ Bytes and values of XML are changed, and checksums made right again, as a forger
 
 import json
 import os
-import queue
 import re
+import select
 import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -79,48 +78,29 @@ class Opener:
 
     def _begin(self) -> None:
         self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=self._ours.parent,
         )  # fmt: skip
-        self._answers: queue.Queue[str] = queue.Queue()
-        self._reader = threading.Thread(target=self._read, args=(self._process, self._answers), daemon=True)
-        self._reader.start()
         kind, text = self.ask(self._ours, patience=120)
         assert kind == "answered", f"our own file: {text}"
 
-    @staticmethod
-    def _read(process: subprocess.Popen[str], answers: queue.Queue[str]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            answers.put(line)
-        answers.put("")
-
     def ask(self, path: Path, patience: float = PATIENCE) -> tuple[str, str]:
         """What came of a file; `hang` and `crash` are the child's."""
-        self._process.stdin.write(f"{path}\n")
+        self._process.stdin.write(f"{path}\n".encode())
         self._process.stdin.flush()
-        try:
-            line = self._answers.get(timeout=patience)
-        except queue.Empty:
-            self.end()
-            self._begin()
-            return "hang", f"over {patience} s"
-        if not line:
-            code = self._process.wait()
-            self.end()
-            self._begin()
-            return "crash", f"code {code}"
-        kind, text = json.loads(line)
-        return kind, text
+        is_answered, *_ = select.select([self._process.stdout], [], [], patience)
+        if is_answered and (line := self._process.stdout.readline()):
+            kind, text = json.loads(line)
+            return kind, text
+        self.end()
+        self._begin()
+        return ("crash" if is_answered else "hang"), f"over {patience} s" * (not is_answered)
 
     def end(self) -> None:
         """Of the process; what it read from and wrote to is closed."""
         self._process.kill()
-        self._process.wait()
-        self._reader.join()
-        for stream in (self._process.stdin, self._process.stdout):
-            with suppress(BrokenPipeError):
-                stream.close()
+        with suppress(BrokenPipeError):
+            self._process.communicate()
 
 
 @pytest.fixture(scope="module")

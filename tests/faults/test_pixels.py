@@ -1,13 +1,11 @@
 """Pictures whose numbers are not plain bytes, written by hand: read by what the file says, or doubted aloud."""
 
-import contextlib
-import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tiffs import write_png, write_tiff
+from tiffs import write_tiff
 from vitkit.data import read_picture
 from vitkit.data.decode import UnreadableImageError
 
@@ -58,26 +56,3 @@ def test_numbers_that_are_not_finite(tmp_path: Path) -> None:
         good = np.asarray(picture.image)[..., 0][~bad]
         assert (np.diff(good.astype(int)) >= 0).all() and (not bad.any() or picture.doubt)
         assert len(good) < 2 or good.max() > 100 or bad.mean() > 0.5
-
-
-def test_damaged_pictures_of_wide_numbers(tmp_path: Path) -> None:
-    """Any byte changed: a picture, or one that cannot be read; nothing else."""
-    rng, tried = random.Random(0), 0
-    values = (RAMP * 4095).astype("<u2")
-    for write in (
-        lambda path: write_tiff(path, values, t281=(3, 4095)),
-        lambda path: write_tiff(path, RAMP.astype("<f4"), t340=(11, 0.0), t341=(11, 1.0)),
-        lambda path: write_png(path, values, 12),
-        lambda path: write_tiff(path, np.stack([values] * 3, axis=2), t281=(3, 4095)),
-    ):
-        whole = write(tmp_path / "whole").read_bytes()
-        for _ in range(150):
-            data = bytearray(whole)
-            for _ in range(rng.choice((1, 1, 3, 20))):
-                place = rng.choice((rng.randrange(8), rng.randrange(len(data)), len(data) - 1 - rng.randrange(180)))
-                data[place] = rng.randrange(256)
-            (tmp_path / "a").write_bytes(bytes(data))
-            tried += 1
-            with contextlib.suppress(UnreadableImageError):
-                assert read_picture(tmp_path / "a").image.mode == "RGB"
-    assert tried == 600

@@ -4,19 +4,12 @@ Real interpreters, whose start is what is tested. `make accept` runs every verb;
 process that vitkit starts.
 """
 
-import base64
 import importlib.metadata
-import json
 import re
-import signal
 import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -94,8 +87,11 @@ def test_one_function_starts_python() -> None:
 @pytest.mark.parametrize(
     "program",
     [
-        *("vitkit models", "vitkit.webapp.jobs queue", "vitkit.data.file_facts"),
-        pytest.param("vitkit.experiments.comparison_runs", marks=pytest.mark.accept),
+        "vitkit models",
+        *(
+            pytest.param(program, marks=pytest.mark.accept)
+            for program in ("vitkit.webapp.jobs queue", "vitkit.data.file_facts", "vitkit.experiments.comparison_runs")
+        ),
     ],
 )
 def test_a_process_that_vitkit_starts(place: Path, program: str) -> None:
@@ -104,14 +100,6 @@ def test_a_process_that_vitkit_starts(place: Path, program: str) -> None:
         patch.setattr(sys, "path", ["", str(place), *sys.path])  # as `python` and `python -m` have it
         command = python_command(*program.split())
     execute(place, *command)
-
-
-def test_vitkit_is_found_where_the_current_folder_is_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a checkout that is not installed: it comes last, behind the standard library."""
-    monkeypatch.chdir(SOURCE.parent)
-    monkeypatch.setattr(sys, "path", ["", *sys.path])
-    assert execute(SOURCE.parent, *python_command("vitkit", "--version")).startswith("vitkit ")
-    assert f"'{SOURCE.parent}']; import" in python_command("vitkit")[-1]
 
 
 SPAWNING = """
@@ -128,7 +116,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.accept)])
 def test_a_process_that_a_library_starts(place: Path, tmp_path: Path, method: str) -> None:
     """As `multiprocessing` does it: by `python -c`."""
     (tmp_path / "script.py").write_text(SPAWNING)
@@ -143,7 +131,6 @@ def test_python_m_vitkit(place: Path, tmp_path: Path) -> None:
     """But for what Python itself imports before it comes to vitkit, and for another `vitkit` in the current folder."""
     (tmp_path / "control.py").write_text("import sys\nprint(*sys.modules)\n")
     before = {*map(_top, execute(tmp_path, sys.executable, "-m", "control").split()), "vitkit"}
-    assert {"runpy", "contextlib"} <= before
     assert not {"json", "queue", "typing", "threading", "torch"} & before
     for path in place.glob("*.py"):
         if path.stem not in before:
@@ -184,70 +171,10 @@ VERBS: dict[str, tuple[str, ...]] = {
 @pytest.mark.accept
 @pytest.mark.parametrize("verb", VERBS)
 def test_verbs(verb: str, place_of_run: Path, tmp_path: Path) -> None:
+    assert {words[0] for words in VERBS.values()} | {"serve", "studio"} == set(KNOWN)
     if verb == "doctor" and not (place_of_run / "many").is_dir():  # as many as are looked at by several processes
         runs.photos(place_of_run / "many", images=700)
     if verb == "embed by text":
         wordy.clip(tmp_path / "clip")
     words = [re.sub("^OUT", str(tmp_path / "out"), word) for word in VERBS[verb]]
     execute(place_of_run, VITKIT, *(str(tmp_path / "clip") if word == "CLIP" else word for word in words))
-
-
-@pytest.mark.accept
-def test_all_verbs_are_here() -> None:
-    assert {words[0] for words in VERBS.values()} | {"serve", "studio"} == set(KNOWN)
-
-
-@contextmanager
-def _server(place: Path, pattern: str, *arguments: str) -> Iterator[Callable[..., Any]]:
-    """A program that answers, and what asks it: an address, and a body or None."""
-    process = subprocess.Popen(
-        [VITKIT, *arguments], cwd=place, env=runs.environment(), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        found = re.search(pattern, process.stdout.readline())
-        assert found is not None, process.communicate(timeout=5)
-
-        def ask(path: str, body: Any = None) -> Any:
-            data = None if body is None else json.dumps(body).encode()
-            request = urllib.request.Request(found[1].rstrip("/") + path, data, {"content-type": "application/json"})
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                return json.load(answer)
-
-        yield ask
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
-
-
-def _until(what: Callable[[], bool]) -> None:
-    end = time.monotonic() + MOST_SECONDS
-    while not what():
-        assert time.monotonic() < end, "it never came to that"
-        time.sleep(0.2)
-
-
-@pytest.mark.accept
-def test_a_server(place_of_run: Path) -> None:
-    picture = base64.b64encode((place_of_run / "photos" / "red" / "img1.png").read_bytes()).decode()
-    with _server(place_of_run, r"serving at (\S+)", "serve", "runs/first", "--port", "0") as ask:
-        assert len(ask("/predict", {"image": picture})["predictions"]) == 1
-        assert ask("/explain", {"image": picture, "method": "all"})["maps"]
-        assert ask("/embed", {"image": picture})["embeddings"]
-
-
-@pytest.mark.accept
-def test_a_studio_with_its_queue_and_its_trainings(place_of_run: Path) -> None:
-    with _server(place_of_run, r": (http://\S+)", "studio", "photos", "--port", "0", "--no-open") as ask:
-        assert ask("/api/data/all")["paths"]
-        ask("/api/data/look", {})
-        ask("/api/data/check", {})
-        _until(lambda: not ask("/api/data/look")["running"] and not ask("/api/data/check")["running"])
-        assert ask("/api/data/look")["ready"]
-        run_name = ask("/api/train/start", {"weights": "none", "method": "scratch", "time": "5s"})["run"]
-        _until(lambda: ask(f"/api/train/runs/{run_name}")["state"] not in ("queued", "running"))
-        found = ask(f"/api/train/runs/{run_name}")
-        assert found["state"] == "done", found
-        ask("/api/ship/export", {"run": run_name, "to": "onnx"})
-        _until(lambda: not ask("/api/ship/export")["running"])
-        assert not ask("/api/ship/export")["error"]

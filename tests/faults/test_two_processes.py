@@ -13,19 +13,11 @@ import pytest
 
 import runs
 import warm
-from photos import fingerprint
 from vitkit.training import run
 from vitkit.weights import load
 
 pytestmark = pytest.mark.accept
 MANY = 10
-COMMANDS: dict[str, tuple[str, ...]] = {
-    "predict": ("predict", "RUN", "PHOTOS", "-o", "answers.csv", "--backend", "eager"),
-    "embed": ("embed", "RUN", "PHOTOS", "-o", "features.npz"),
-    "doctor": ("doctor", "PHOTOS", "-o", "page.html"),
-    "eval": ("eval", "RUN", "PHOTOS", "-o", "evaluation"),
-    "explain": ("explain", "RUN", "PHOTOS/red/img1.png", "PHOTOS/blue/img2.png", "-o", "explained"),
-}
 
 
 def at_once(*arguments: str | Path, place: Path | None = None) -> list[tuple[int, str]]:
@@ -50,42 +42,6 @@ def test_ten_trainings_at_one_new_folder_and_at_a_run(tmp_path: Path) -> None:
         assert runs.metrics(tmp_path / "run") == runs.metrics(whole)
         assert load(tmp_path / "run").provenance["metrics"] == load(whole).provenance["metrics"]
         assert not list((tmp_path / "run").rglob(".*"))
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run and its photographs."""
-    here = tmp_path_factory.mktemp("source")
-    run.train(runs.quick(runs.photos(here / "photos", images=100)), here / "run")
-    return here
-
-
-def written(place: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(place)): path.read_bytes() for path in sorted(place.rglob("*")) if path.is_file()}
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_ten_commands_at_a_new_place_and_at_one_that_is_taken(name: str, source: Path, tmp_path: Path) -> None:
-    """Who comes when the first has ended meets what it wrote, which only --force writes over."""
-    photographs = fingerprint(source / "photos")
-    arguments = [
-        word.replace("RUN", str(source / "run")).replace("PHOTOS", str(source / "photos")) for word in COMMANDS[name]
-    ]
-    alone, place = tmp_path / "alone", tmp_path / "place"
-    for folder in (alone, place):
-        folder.mkdir()
-    command = [sys.executable, "-m", "vitkit", *arguments]
-    subprocess.run(command, cwd=alone, env=runs.environment(), check=True, capture_output=True)
-    for extra in ([], ["--force"]):
-        outcomes = at_once(*arguments, *extra, place=place)
-        won = [code for code, _ in outcomes].count(0)
-        assert won == 1 or (extra and won >= 1), outcomes
-        for code, err in outcomes:
-            assert code == 0 or (code == 2 and len(err.splitlines()) == 1), err
-            met = ("exists", "is not empty") if not extra else ()
-            assert code == 0 or any(told in err for told in ("is being written by process", *met)), err
-        assert written(place) == written(alone)
-    assert fingerprint(source / "photos") == photographs
 
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL)
@@ -137,12 +93,10 @@ def go_on(verb: str, arguments: list[str | Path], out: Path) -> None:
     """As a user would after an interruption."""
     if verb == "predict":
         whole([*arguments, "--resume"])
-    elif verb in ("export", "embed", "doctor"):
-        whole([*arguments, "--force"])
     elif (out / "recipe.toml").is_file():
         whole(["train", "--resume", out])
     else:
-        whole([*arguments, "--force"] if out.exists() and any(out.iterdir()) else arguments)
+        whole([*arguments, "--force"])
 
 
 @pytest.mark.parametrize("verb", FAULTS)

@@ -16,17 +16,10 @@ def macs(config: ViTConfig, images: int = 1) -> int:
     return sum(product.macs * times for product, times in products(config, images).items())
 
 
-@pytest.mark.parametrize("name", ["vit_base_patch16_224", "vit_tiny_r_s16_p8_224", "deit_small_distilled_patch16_224"])
+@pytest.mark.parametrize("name", ["vit_tiny_r_s16_p8_224", "deit_small_distilled_patch16_224"])
 def test_products_of_published_models_add_up_too(name: str) -> None:
     config = config_for(name)
     assert macs(config) == pytest.approx(describe(config).gmacs_executed * 1e9, rel=1e-12)
-
-
-def test_a_ceiling_can_be_called_again_and_again() -> None:
-    assert macs(tiny.tiny(), 5) == 5 * macs(tiny.tiny())
-    ceiling = Ceiling(tiny.tiny(), 2, "bfloat16", CPU)
-    ceiling()
-    ceiling()
 
 
 def test_products_of_one_layer_are_those_of_the_paper() -> None:
@@ -63,9 +56,10 @@ def test_a_ceiling_computes_every_product_as_often_as_the_model(
 
     monkeypatch.setattr("vitkit.profiling.speed._implementations", ways)
     ceiling = Ceiling(tiny.tiny(), 3, precision, CPU)
-    done.clear()
-    ceiling()
-    assert sum(done) == ceiling.macs == macs(tiny.tiny(), 3)
+    for _ in range(2):
+        done.clear()
+        ceiling()
+        assert sum(done) == ceiling.macs == macs(tiny.tiny(), 3) == 3 * macs(tiny.tiny())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

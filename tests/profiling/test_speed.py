@@ -1,8 +1,6 @@
 """Contenders compared: who is faster, how far the logits are off, and what cannot be had."""
 
 from collections.abc import Callable
-from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,7 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import tiny
-from vitkit.errors import VitkitError
 from vitkit.profiling import (
     Contender,
     Quartiles,
@@ -21,18 +18,10 @@ from vitkit.profiling import (
     compare,
     drift_of,
     interleave,
-    open_backends,
     random_model,
     row,
 )
 from vitkit.system import reporting_to
-
-
-def test_drift_is_the_largest_difference_and_the_share_of_equal_winners() -> None:
-    reference = torch.tensor([[1.0, 2.0], [3.0, 0.0], [0.0, 5.0], [1.0, 0.0]])
-    logits = torch.tensor([[1.0, 2.5], [3.0, 0.0], [6.0, 5.0], [1.0, -1.0]])
-    found = drift_of(logits, reference)
-    assert (found.largest, found.agreement, found.images) == (6.0, 0.75, 4)
 
 
 def test_contenders_are_compared_with_the_model_on_every_image() -> None:
@@ -59,7 +48,9 @@ def test_contenders_are_compared_with_the_model_on_every_image() -> None:
 
 def test_a_row_has_the_figures_and_the_ratios_asked_for() -> None:
     ceiling = Timing((0.5, 0.5))
-    slow = Speed("slow", "float32", 8, Timing((4.0, 8.0)), ceiling, 100.0, drift_of(torch.eye(2), torch.eye(2)))
+    reference = torch.tensor([[1.0, 2.0], [3.0, 0.0], [0.0, 5.0], [1.0, 0.0]])
+    logits = torch.tensor([[1.0, 2.5], [3.0, 0.0], [6.0, 5.0], [1.0, -1.0]])
+    slow = Speed("slow", "float32", 8, Timing((4.0, 8.0)), ceiling, 100.0, drift_of(logits, reference))
     fast = Speed("fast", "bfloat16", 8, Timing((1.0, 2.0)), ceiling, 200.0, None)
     found = row(fast, {"times_slow": slow, "times_absent": None})
     assert found["images_per_s"] == 6.0
@@ -67,7 +58,8 @@ def test_a_row_has_the_figures_and_the_ratios_asked_for() -> None:
     assert (found["times_slow"], found["times_absent"]) == (4.0, None)
     assert found["share_of_ceiling"] == 0.375
     assert (found["largest_difference"], found["same_top1"], found["rounds"]) == (None, None, 2)
-    assert row(slow, {})["same_top1"] == 1.0
+    told = row(slow, {})
+    assert (told["largest_difference"], told["same_top1"], slow.drift.images) == (6.0, 0.75, 4)
 
 
 def test_random_weights_come_from_the_seed_and_tell_images_apart() -> None:
@@ -77,29 +69,6 @@ def test_random_weights_come_from_the_seed_and_tell_images_apart() -> None:
     assert not torch.equal(logits, other(tiny.images(2)))
     assert not torch.equal(logits[0], logits[1])
     assert random_model(tiny.tiny(num_classes=0)).head is None
-
-
-@pytest.fixture
-def backends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """eager and onnx; onnx knows float32 alone."""
-
-    def open_runner(_model: Any, backend: str, precision: str, **options: Any) -> Any:
-        assert options.get("images") is None and options.get("device", "auto") == "auto"  # of any number
-        if backend not in ("eager", "onnx"):
-            raise VitkitError(f"backend {backend} is not installed")
-        known = "float32" if backend == "onnx" else precision
-        return Mock(side_effect=lambda images: torch.zeros(len(images), 7), backend=backend, precision=known)
-
-    monkeypatch.setattr("vitkit.inference.backends.open_runner", open_runner, raising=False)
-
-
-@pytest.mark.usefixtures("backends")
-def test_backends_that_do_not_work_are_left_out_with_their_reason() -> None:
-    asked = [("eager", "bfloat16"), ("openvino", "float32"), ("onnx", "float32"), ("onnx", "bfloat16")]
-    opened = open_backends(tiny.build(), asked, tiny.images())
-    assert [own.key for own in opened.contenders] == ["vitkit eager bfloat16", "vitkit onnx float32"]
-    assert opened.missing["openvino float32"] == "backend openvino is not installed"
-    assert set(opened.memory) == {own.key for own in opened.contenders}
 
 
 class Clock:
@@ -131,12 +100,10 @@ def test_everything_is_warmed_up_twice_and_then_takes_turns() -> None:
         interleave(works, 2, stopwatch=clock.stopwatch)
     assert "".join(clock.log) == "aabb" + "ab" * 2
     assert told == [("timing a", 0, 2), ("timing b", 0, 2), ("timing a", 1, 2), ("timing b", 1, 2)]
-
-
-def test_no_round_begins_after_the_limit_but_the_first() -> None:
     clock = Clock()
-    times = interleave({name: clock.work(name, 1.0) for name in "ab"}, 9, stopwatch=clock.stopwatch, max_seconds=0)
-    assert "".join(clock.log) == "aabb" + "ab"
+    works = {name: clock.work(name, 1.0) for name in "ab"}
+    times = interleave(works, 9, stopwatch=clock.stopwatch, max_seconds=0)
+    assert "".join(clock.log) == "aabb" + "ab", "no round but the first begins after the limit"
     assert times["a"].seconds == times["b"].seconds == (1.0,)
 
 

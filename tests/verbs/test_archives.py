@@ -51,19 +51,15 @@ def test_training_gives_the_same_weights_record_and_split(place: Path, name: str
     assert splits[1]["root"] == str(place / name)
     figures = [stored(run / "evaluation.json") for run in (folder, packed)]
     assert figures[0]["accuracy"] == figures[1]["accuracy"]
-    pages = [(run / "report.html").read_text(encoding="utf-8").count("data:image/") for run in (folder, packed)]
-    assert pages[0] == pages[1] > 0
 
 
 def test_workers_and_caches_read_an_archive(place: Path, tmp_path: Path) -> None:
-    for cache_, name in (("ram", "shards"), ("disk", "data.zip")):
-        run = train(runs.quick(place / name, cache=cache_, workers=1, epochs=1), tmp_path / cache_)
-        runs.assert_same_weights(run, place / "run-data")
+    run = train(runs.quick(place / "shards", cache="disk", workers=1, epochs=1), tmp_path / "run")
+    runs.assert_same_weights(run, place / "run-data")
 
 
 def test_eval_and_doctor_tell_what_they_do_of_the_folder(vitkit: Any, place: Path, tmp_path: Path) -> None:
     for name in ("data", *PACKED):
-        assert vitkit("eval", place / "run-data", "--out", tmp_path / name).code == 0
         outcome = vitkit("eval", place / f"run-{name}", place / name, "--out", tmp_path / f"of-{name}")
         assert outcome.code == 0, outcome.err
     figures = [stored(tmp_path / f"of-{name}" / "evaluation.json") for name in ("data", *PACKED)]
@@ -76,9 +72,6 @@ def test_eval_and_doctor_tell_what_they_do_of_the_folder(vitkit: Any, place: Pat
         for name in ("root", "data", "name", "layout"):
             own.pop(name, None)
     assert found[0] == found[1] == found[2]
-    assert vitkit("doctor", place / "data.zip", "--out", tmp_path / "d.html").code == 0
-    outcome = vitkit("doctor", place / "data.zip", "--out", place / "data.zip" / "d.html")
-    outcome.refused("verbs.folder-missing")
 
 
 def predictions(outcome: Any, root: Path) -> list[tuple[str, str, str]]:
@@ -189,8 +182,4 @@ def test_a_source_is_a_class_and_a_row(vitkit: Any, place: Path, tmp_path: Path)
     run = train(runs.quick(data, epochs=1), tmp_path / "run")
     assert (run / "model.safetensors").read_bytes() == (place / "run-data" / "model.safetensors").read_bytes()
     assert (run / "pictures.npz").read_bytes() == (place / "run-data" / "pictures.npz").read_bytes()
-    pages = [(own / "report.html").read_text(encoding="utf-8") for own in (run, place / "run-data")]
-    assert pages[0].count("data:image/") == pages[1].count("data:image/")
-    for command in (("eval", run), ("doctor", data)):
-        outcome = vitkit(*command)
-        assert outcome.code == 0, outcome.err
+    assert vitkit("eval", run).code == 0

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import vitkit
 from photos import noise, save
@@ -19,8 +18,8 @@ from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
 
 WRONG: list[Any] = [
-    *(None, 5, -1, 3.5, float("nan"), "", "a\0b", b"x", bytearray(b"x"), [], [5], [None], ["a", 5], {}, {"a": 1}),
-    *(object(), io.BytesIO(b"x"), np.zeros(3), torch.zeros(3, 4, 4), int, (1, 2), {1, 2}, "\udcff", 2**70),
+    *(None, -1, float("nan"), "", "a\0b", b"x", [], [5], ["a", 5], {"a": 1}),
+    *(object(), io.BytesIO(b"x"), np.zeros(3), int, "\udcff", 2**70),
 ]
 
 
@@ -75,25 +74,16 @@ def test_it_answers_or_says_why_not(name: str, place: Path, tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("call", "code", "named"),
     [
-        (lambda _: vitkit.load(""), "text.path-empty", "source"),
         (lambda _: vitkit.load(None), "text.value-wrong", "source"),  # type: ignore[arg-type]
         (lambda own: vitkit.predict("", own), "text.path-empty", "model"),
-        (lambda own: vitkit.predict(b"x", own), "text.value-wrong", "model"),  # type: ignore[arg-type]
         (lambda own: vitkit.predict(own, own, top=True), "text.value-wrong", "top"),
-        (lambda own: vitkit.predict(own, own, out=""), "text.path-empty", "out"),
         (lambda own: vitkit.predict(own, own, reject=0.5), "text.field-misplaced", "vitkit.Promises"),
-        (lambda _: vitkit.train(""), "text.path-empty", "data"),
         (lambda _: vitkit.train(vitkit.Datasets(5, class_names="ab")), "data.class-names-invalid", "class_names"),
-        (lambda _: vitkit.Names(templates="a {}"), "text.value-wrong", "templates"),
-        (lambda _: vitkit.Promises(reject="x"), "text.value-wrong", "reject"),
         *(
             (lambda _, name=name: vitkit.Promises(**{name: 2}), "text.value-outside", name)
             for name in ("reject", "accuracy", "coverage", "unknown")
         ),
-        (lambda _: vitkit.Recipe(epochs="x"), "text.value-wrong", "epochs"),
         (lambda _: vitkit.Recipe(epochs=0), "text.value-outside", "epochs"),
-        (lambda _: vitkit.Recipe(epoch=1), "text.field-unknown", "epochs"),
-        (lambda _: vitkit.Compute(batch_size=1.5), "text.value-wrong", "batch_size"),
     ],
 )
 def test_what_is_refused_is_named(call: Any, code: str, named: str, place: Path) -> None:

@@ -117,6 +117,7 @@ def test_rows_and_figures_are_those_of_one_process(
     assert not [file.name for file in here.iterdir() if file.name.startswith(".")]
 
 
+@pytest.mark.accept
 def test_a_worker_that_is_killed_loses_nothing(tmp_path: Path, cluster: None) -> None:
     seen = tmp_path / "seen"
     seen.mkdir()
@@ -125,16 +126,13 @@ def test_a_worker_that_is_killed_loses_nothing(tmp_path: Path, cluster: None) ->
         write_by_ray(Dying(seen, "23").start, images, SQUARES, folder, package.Compute(cluster="ray:1", device="cpu"))
     rows = pq.read_table(tmp_path / "rows.parquet").to_pylist()
     assert sorted(row["square"] for row in rows) == [i * i for i in range(40)]
-    assert (seen / "death").exists() and len({file.name.partition(" by ")[2] for file in seen.glob("* by *")}) == 2
-
-
-def test_what_a_worker_refuses_is_said_and_leaves_nothing(tmp_path: Path, cluster: None) -> None:
     with (
         refused("unspecified", "there is no such model on this machine"),
-        parquet_folder(tmp_path / "rows.parquet", (), force=False) as folder,
+        parquet_folder(tmp_path / "others.parquet", (), force=False) as folder,
     ):
         write_by_ray(refuse, ["1"], SQUARES, folder, package.Compute(cluster="ray:1", device="cpu"))
-    assert not list(tmp_path.iterdir())
+    assert not (tmp_path / "others.parquet").exists()
+    assert (seen / "death").exists() and len({file.name.partition(" by ")[2] for file in seen.glob("* by *")}) == 2
 
 
 def test_an_output_is_replaced_only_with_force(tmp_path: Path) -> None:
@@ -162,10 +160,7 @@ def test_an_output_is_replaced_only_with_force(tmp_path: Path) -> None:
         ("predict model photos --cluster ray:0", "verbs.option-invalid", "ray:0"),
         ("predict model photos --cluster ray", "verbs.option-missing", "--out"),
         ("predict model photos --cluster ray -o rows.csv", "verbs.out-suffix", ".parquet"),
-        ("predict model photos --cluster ray -o nowhere/rows.parquet", "verbs.folder-missing", "nowhere"),
-        ("predict model photos --cluster ray -o rows.parquet --resume", "verbs.option-conflict", "--resume"),
         ("predict model photos --cluster ray -o rows.parquet --pictures drawn", "verbs.option-conflict", "--pictures"),
-        ("eval model photos --cluster ray --tta flip -o out", "verbs.option-conflict", "--tta"),
     ],
 )
 def test_what_the_flags_require(vitkit: Any, here: Path, command: str, code: str, named: str) -> None:

@@ -98,37 +98,20 @@ def test_a_picture_may_come_from_standard_input(vitkit: Any, here: Path, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("content", "code"),
+    ("content", "arguments", "code"),
     [
-        (b" \r\n\n", "verbs.list-empty"),
-        (b"\x89PNG\0\0", "verbs.list-unreadable"),
-        ("a.png\n".encode("utf-16"), "verbs.list-unreadable"),
-        (None, "verbs.list-unreadable"),
+        (b" \r\n\n", "@list.csv -o rows.csv", "verbs.list-empty"),
+        ("a.png\n".encode("utf-16"), "@list.csv -o rows.csv", "verbs.list-unreadable"),
+        (b"photos/a.png\n", "@list.csv -o ./list.csv --force", "verbs.out-in-source"),
+        (b"photos/a.png\n", "photos @list.csv", "verbs.option-conflict"),
     ],
 )
-def test_what_is_no_list(vitkit: Any, here: Path, content: bytes | None, code: str) -> None:
-    if content is not None:
-        Path("list.txt").write_bytes(content)
-    vitkit("predict", "model", "@list.txt", "-o", "rows.csv").refused(code, "@list.txt")
-    assert not Path("rows.csv").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "named"),
-    [
-        ("@list.csv -o ./list.csv --force", "verbs.out-in-source", "--out list.csv"),
-        ("@list.csv -o ./list.csv --force --shard 1/1", "verbs.out-in-source", "--out list.csv"),
-        ("photos @list.csv", "verbs.option-conflict", "@list.csv"),
-        ("", "verbs.images-missing", "@FILE"),
-        ("@list.csv --pictures p", "verbs.option-conflict", "--pictures"),
-    ],
-)
-def test_a_list_stands_alone_and_is_never_overwritten(
-    vitkit: Any, here: Path, arguments: str, code: str, named: str
+def test_a_list_that_is_none_or_does_not_stand_alone_is_refused_and_never_overwritten(
+    vitkit: Any, here: Path, content: bytes, arguments: str, code: str
 ) -> None:
-    Path("list.csv").write_text("photos/a.png\n")
-    vitkit("predict", "model", *arguments.split()).refused(code, named)
-    assert Path("list.csv").read_text() == "photos/a.png\n"
+    Path("list.csv").write_bytes(content)
+    vitkit("predict", "model", *arguments.split()).refused(code, "list.csv")
+    assert Path("list.csv").read_bytes() == content and not Path("rows.csv").exists()
 
 
 def test_addresses_fail_row_by_row_and_a_busy_server_is_asked_again(
@@ -161,21 +144,20 @@ def test_addresses_fail_row_by_row_and_a_busy_server_is_asked_again(
     assert requests == {"a.png": 1, "b.png": 3}
 
 
-@pytest.mark.parametrize("switch", ["VITKIT_OFFLINE", "HF_HUB_OFFLINE"])
-def test_offline_no_server_is_asked(vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch, switch: str) -> None:
-    monkeypatch.setenv(switch, "1")
+def test_offline_no_server_is_asked(vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with served(here / "photos") as site:
-        for place in (site.address, "https://example.org", "hf://datasets/me/photos"):
-            Path("list.txt").write_text(f"photos/a.png\n{place}/a.png\n")
-            for command, code in (
-                ("predict model @list.txt -o rows.csv", "data.offline"),
-                (f"predict model {place}", "data.offline"),
-                ("predict model photos -o s3://bucket/rows.csv", "data.offline"),
-                (f"doctor {place}", "data.offline"),
-                (f"train {place}", "data.offline"),
-                ("shard photos s3://bucket/shards", "data.offline"),
-            ):
-                vitkit(*command.split()).refused(code, f"{switch}=1 forbids")
+        Path("list.txt").write_text(f"photos/a.png\n{site.address}/a.png\n")
+        for switch, asked in (
+            ("HF_HUB_OFFLINE", "predict model hf://datasets/me/photos"),
+            ("VITKIT_OFFLINE", "predict model @list.txt -o rows.csv"),
+            ("VITKIT_OFFLINE", "predict model photos -o s3://bucket/rows.csv"),
+            ("VITKIT_OFFLINE", f"doctor {site.address}"),
+            ("VITKIT_OFFLINE", f"train {site.address}"),
+            ("VITKIT_OFFLINE", "shard photos s3://bucket/shards"),
+        ):
+            with monkeypatch.context() as patch:
+                patch.setenv(switch, "1")
+                vitkit(*asked.split()).refused("data.offline", f"{switch}=1 forbids")
         assert site.requests.total() == 0
     assert not Path("rows.csv").exists()
 

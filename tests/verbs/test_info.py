@@ -13,7 +13,6 @@ from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.model import list_models
-from vitkit.weights import create_model
 
 __all__ = ["command"]
 
@@ -47,9 +46,6 @@ def test_function_and_command_agree_on_a_folder_and_a_classifier_in_memory(comma
     built = Classifier(build(), tuple("abcdefg"), Preprocess(size=(12, 16)))
     assert "weights" not in vitkit.info(built).lines()
     assert vitkit.info(built).cost == found.cost
-    file = folder / "model.json"
-    file.write_text(file.read_text(encoding="utf-8"), encoding="utf-8-sig")
-    assert vitkit.info(folder).lines() == found.lines(), "an editor saved it with a byte order mark"
 
 
 def test_what_is_no_choice_is_refused(command: Any, folder: Path) -> None:
@@ -58,22 +54,6 @@ def test_what_is_no_choice_is_refused(command: Any, folder: Path) -> None:
     with refused("verbs.model-in-memory"):
         vitkit.info(vitkit.load(folder), heads=2)
     command("models", "--weights", "resnet").refused("verbs.name-unknown", "resnet")
-
-
-# Of the published checkpoints.
-B16_SHAPES = [
-    *("224x224x3", "14x14x768", "196x768", "197x768", "197x768", "197x2304", "12x197x64", "12x197x197"),
-    *("197x768", "197x768", "197x3072", "197x768", "197x768", "768", "1000"),
-]
-
-
-def test_stages_have_the_models_shapes_and_parameters(command: Any) -> None:
-    out = command("info", "vit_base_patch16_224", "--shapes").out
-    rows = out[out.index("\nstage") + 1 :].splitlines()[1:]
-    assert [row[28:].split()[0] for row in rows] == B16_SHAPES
-    stages = json.loads(command("info", "vit_micro_patch4_16", "--json").out)["stages"]
-    model = create_model("vit_micro_patch4_16")
-    assert sum(stage["parameters"] * stage["times"] for stage in stages) == sum(p.numel() for p in model.parameters())
 
 
 def test_models_lists_all_names_or_those_of_a_pattern(command: Any) -> None:
@@ -89,6 +69,4 @@ def test_models_lists_all_names_or_those_of_a_pattern(command: Any) -> None:
     assert {entry["licence"] for entry in entries} == {"Apache-2.0"}
     found, published = vitkit.models("vit_tiny"), vitkit.models("dinov2", weights=True)
     assert list(found.names) == vitkit.list_models("vit_tiny")
-    assert repr(found) == f"<models: {len(found.names)} models, {found.names[0]} ... {found.names[-1]}>"
-    assert repr(published).startswith(f"<models: {len(published.names)} published weights, ")
-    assert found.names[0] in found._repr_html_()
+    assert found.names[0] in found._repr_html_() and f"{len(published.names)} published weights" in repr(published)

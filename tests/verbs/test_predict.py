@@ -3,7 +3,6 @@
 import csv
 import json
 import shutil
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from tiny import build, randomise
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.inference.backends import registry
-from vitkit.verbs.predict import WRITER
 from vitkit.weights import load
 
 CLASSES = ("blue", "green", "<red>")
@@ -62,18 +60,11 @@ def test_function_and_command_write_the_same_file(
         assert (row.path, row.label, row.name, row.error) == (kept.path, kept.label, kept.name, kept.error)
         assert [label for label, _ in row.top] == [label for label, _ in kept.top]
         assert row.confidence == (None if kept.confidence is None else pytest.approx(kept.confidence, abs=1e-6))
+    assert repr(in_memory).startswith("<Predictions: 4 images (1 unreadable")
+    page = in_memory._repr_html_()
+    assert page.count("<tr>") == 5 and "not an image" in page and "<red>" not in page
     if name.endswith(".jsonl"):
         assert found.to_dict()["predictions"] == [json.loads(line) for line in own.read_text().splitlines()]
-
-
-def test_predictions_are_shown_in_a_line_and_in_a_notebook(model: Path, photos: Path) -> None:
-    found = package.predict(model, photos, compute=package.Compute(backend="eager", precision="float32"))
-    assert repr(found) == "<Predictions: 4 images (1 unreadable), eager, float32>"
-    page = found._repr_html_()
-    assert page.count("<tr>") == 5
-    assert "<red>" not in page
-    assert "not an image" in page
-    json.dumps(found.to_dict())
 
 
 @pytest.fixture(scope="module")
@@ -142,8 +133,7 @@ def test_the_rest_is_computed_as_its_record_says(model: Path, photos: Path, tmp_
         record.unlink(missing_ok=True) if content is None else record.write_text(content)
         return package.predict(model, photos, compute=package.Compute(batch_size=1), out=out, resume=True).computed
 
-    for damaged in ("{", "[]", '{"backend": "openvino"}', '{"backend": 1, "precision": 2}'):
-        code = "system.json-damaged" if damaged in ("{", "[]") else "inference.computation-damaged"
+    for damaged, code in {"{": "system.json-damaged", '{"backend": 1}': "inference.computation-damaged"}.items():
         with refused(code, "out.csv.partial.json"):
             computed_by(damaged)
     with refused("inference.rows-differ", "out.csv.partial", "--merge"):
@@ -155,20 +145,6 @@ def test_the_rest_is_computed_as_its_record_says(model: Path, photos: Path, tmp_
     assert computed_by(json.dumps(plan)) == "eager, float32, plan folded-fused"
 
 
-def test_a_writer_gets_each_prediction_and_none_is_kept(model: Path, photos: Path) -> None:
-    began: list[int] = []
-    seen: list[str] = []
-
-    def begin(form: Any, images: int) -> Any:
-        began.append(images)
-        return lambda prediction: seen.append(form.encode(prediction))
-
-    before = WRITER.set(begin)
-    found = package.predict(model, photos)
-    WRITER.reset(before)
-    assert (began, len(seen), found.kept, found.images) == ([4], 4, (), 4)
-
-
 def test_a_single_picture_is_not_among_others(model: Path, photos: Path, tmp_path: Path, monkeypatch: Any) -> None:
     before = {path: path.read_bytes() for path in photos.iterdir()}
     for folder in (photos, photos / "drawn"):
@@ -178,20 +154,6 @@ def test_a_single_picture_is_not_among_others(model: Path, photos: Path, tmp_pat
     monkeypatch.chdir(shutil.copytree(photos, tmp_path / "own"))  # where a folder beside it is taken
     package.predict(model, "1.png", pictures="drawn")
     assert [path.name for path in Path("drawn").iterdir()] == ["1.png.png"]
-
-
-def test_no_thread_is_left_if_rows_cannot_be_written(model: Path, data: Path) -> None:
-    before = set(threading.enumerate())
-
-    def refuse(_: str, done: int, __: int) -> None:
-        if done:
-            raise OSError("no space left")
-
-    with pytest.raises(OSError, match="no space left") as caught:  # which refers to everything that was computing
-        package.predict(
-            load(model).use("eager"), [str(data)] * 3, compute=package.Compute(batch_size=1), progress=refuse
-        )
-    assert caught.value is not None and set(threading.enumerate()) <= before
 
 
 @pytest.fixture
@@ -213,25 +175,17 @@ def cut(lines: int) -> None:
     Path("out.csv").unlink()
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_predict_says_what_computed_as_the_api(vitkit: Any, trained: Path, here: Path, precision: str) -> None:
-    rounding = {"float32": 2e-6, "bfloat16": 0.02}[precision]
-    flags = ("--backend", "eager", "--precision", precision)
-    outcome = vitkit("predict", trained, "photos", "-o", "out.csv", *flags)
-    assert outcome.out.splitlines()[-1] == f"36 images (0 unreadable), eager, {precision}: out.csv"
+def test_predictions_in_bfloat16_say_so_and_are_those_of_the_api_but_for_rounding(
+    vitkit: Any, trained: Path, here: Path
+) -> None:
+    outcome = vitkit("predict", trained, "photos", "-o", "out.csv", "--backend", "eager", "--precision", "bfloat16")
+    assert outcome.out.splitlines()[-1] == "36 images (0 unreadable), eager, bfloat16: out.csv"
     found = rows()
     for expected in load(trained).predict(list(found)):
         label, confidence = found[expected.path]
-        assert confidence == pytest.approx(expected.confidence, abs=rounding)
+        assert confidence == pytest.approx(expected.confidence, abs=0.02)
         (_, first), (_, second) = expected.ranking[:2]
-        assert label == expected.label or first - second < 2 * rounding
-
-
-@pytest.mark.parametrize("verb", ["predict", "eval"])
-def test_no_backend_is_told(vitkit: Any, trained: Path, here: Path, monkeypatch: Any, verb: str) -> None:
-    monkeypatch.setattr("vitkit.inference.backends.registry.find_spec", lambda _: None)
-    outcome = vitkit(verb, trained, "photos", "--backend", "openvino")
-    outcome.refused("inference.package-missing", "pip install 'vitkit[export]'")
+        assert label == expected.label or first - second < 0.04
 
 
 def shaken(model: Path, folder: Path) -> Path:
@@ -257,8 +211,7 @@ def test_rows_of_another_model_are_refused(vitkit: Any, trained: Path, here: Pat
     assert (outcome.code, len(rows())) == (0, 36), "in another precision they are recognised"
 
 
-@pytest.mark.parametrize("first", ["bfloat16", "float32"])
-def test_rows_of_several_classes_are_recognised_in_another_precision(vitkit: Any, here: Path, first: str) -> None:
+def test_rows_of_several_classes_are_recognised_in_another_precision(vitkit: Any, here: Path) -> None:
     def multi(seed: int, folder: str) -> Path:
         model = randomise(build(image_size=(16, 16), num_classes=6), seed)
         thresholds = tuple(0.1 * i for i in range(2, 8))
@@ -266,16 +219,8 @@ def test_rows_of_several_classes_are_recognised_in_another_precision(vitkit: Any
         return here / folder
 
     own, other = multi(0, "own"), multi(1, "other")
-    vitkit("predict", own, "photos", "-o", "out.csv", "--precision", first, "--backend", "eager")
+    vitkit("predict", own, "photos", "-o", "out.csv", "--precision", "float32", "--backend", "eager")
     cut(20)
     flags = ("photos", "-o", "out.csv", "--resume", "--precision", "bfloat16")
     vitkit("predict", other, *flags).refused("verbs.rows-foreign")
     assert vitkit("predict", own, *flags).code == 0
-
-
-def test_a_row_of_a_class_that_the_model_lacks_is_anothers(vitkit: Any, trained: Path, here: Path) -> None:
-    vitkit("predict", trained, "photos", "-o", "out.csv")
-    cut(20)
-    partial = here / "out.csv.partial"
-    partial.write_text(partial.read_text().replace(",blue,", ",pink,"))
-    vitkit("predict", trained, "photos", "-o", "out.csv", "--resume").refused("verbs.rows-foreign")

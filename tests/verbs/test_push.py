@@ -1,24 +1,18 @@
 """`vitkit push`: what is published, what the card says, and what a hub receives."""
 
-import base64
-import hashlib
-import json
-import os
 import re
-import subprocess
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
-from urllib.parse import urlsplit
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock, create_autospec
 
 import pytest
 import yaml
+from huggingface_hub import HfApi, errors
 
 import runs
 import vitkit
-import warm
+from cli.conftest import vitkit as command
 from hearing import heard
 from once import once
 from refusals import refused
@@ -26,7 +20,10 @@ from vitkit.evaluation import headline_of
 from vitkit.evaluation.registry import read_figures
 from vitkit.training import train
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
+__all__ = ["command"]
+
+_DENIED = OSError("401")
+_DENIED.response = SimpleNamespace(status_code=401)  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")
@@ -79,120 +76,54 @@ def test_the_card_has_the_figures_of_the_run_and_the_fields_of_the_hub(run: Path
         assert vitkit.convert(tmp_path / "out", tmp_path / name, to=to).destination.exists()
 
 
-@pytest.mark.parametrize("name", ["flowers", "hf:", "hf:me", "me/flowers/1", "hf:../flowers", "me/flow ers"])
-def test_what_names_no_repository_is_refused(run: Path, tmp_path: Path, name: str) -> None:
-    with refused("verbs.repository-invalid", "hf:OWNER/NAME"):
-        vitkit.push(run, name, dry_run=tmp_path / "out")
+def test_what_names_no_repository_is_refused_and_where_downloads_are_forbidden_all(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("flowers", "hf:me", "me/flowers/1", "hf:../flowers"):
+        with refused("verbs.repository-invalid", "hf:OWNER/NAME"):
+            vitkit.push(run, name, dry_run=tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_nothing_is_uploaded_where_downloads_are_forbidden(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITKIT_OFFLINE", "1")
     with refused("verbs.upload-forbidden", "VITKIT_OFFLINE=1"):
         vitkit.push(run, "hf:me/flowers")
 
 
-class Hub(BaseHTTPRequestHandler):
-    """As much of the hub's protocol as a commit and a snapshot need, for the repositories of `me`."""
-
-    files: ClassVar[dict[str, bytes]] = {}
-    created: ClassVar[list[dict[str, Any]]] = []
-    protocol_version = "HTTP/1.1"
-
-    @property
-    def address(self) -> str:
-        return f"http://{self.headers['Host']}"
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        path = urlsplit(self.path).path
-        if self.headers.get("Authorization") != "Bearer hf_right":
-            self.send(401, {"error": "Invalid credentials"})
-        elif path == "/api/repos/create":
-            self.created.append(json.loads(body))
-            self.send(200, {"url": f"{self.address}/me/flowers"})
-        elif path == "/api/validate-yaml":
-            self.send(200, {"errors": [], "warnings": []})
-        elif path.endswith("/preupload/main"):
-            asked = json.loads(body)["files"]
-            rows = [{"path": row["path"], "uploadMode": "regular", "shouldIgnore": False} for row in asked]
-            self.send(200, {"files": rows})
-        elif path == "/api/models/me/flowers/commit/main":
-            for line in map(json.loads, body.splitlines()):
-                if line["key"] == "file":
-                    self.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-            self.send(
-                200, {"commitUrl": f"{self.address}/me/flowers/commit/{COMMIT}", "commitOid": COMMIT, "success": True}
-            )
-        else:
-            self.send(404, {"error": path})
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_GET(self) -> None:
-        path = urlsplit(self.path).path
-        if "/tree/" in path:
-            rows = [(name, len(body), hashlib.sha1(body).hexdigest()) for name, body in self.files.items()]
-            self.send(200, [{"type": "file", "path": name, "size": size, "oid": oid} for name, size, oid in rows])
-        elif path.startswith("/api/"):
-            siblings = [{"rfilename": name} for name in self.files]
-            about = {"id": "me/flowers", "sha": COMMIT, "siblings": siblings, "private": False, "tags": []}
-            self.send(200, about | {"modelId": "me/flowers", "downloads": 0, "likes": 0})
-        else:
-            body = self.files[path.rpartition("/")[2]]
-            self.send(200, body, {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha1(body).hexdigest()}"'})
-
-    def send(self, status: int, content: Any, headers: dict[str, str] | None = None) -> None:
-        body = content if isinstance(content, bytes) else json.dumps(content).encode()
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The environment of a process for which a server of this test is the hub."""
-    Hub.files.clear()
-    Hub.created.clear()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "VITKIT_"))}
-    address = f"http://127.0.0.1:{server.server_address[1]}"
-    kept |= {"HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": address, "HF_HUB_DISABLE_XET": "1"}
-    yield kept | {"HF_HUB_DISABLE_TELEMETRY": "1", "no_proxy": "127.0.0.1"}
-    server.shutdown()
-    server.server_close()
+def hub(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """The hub's client, which asks no server."""
+    client: Mock = create_autospec(HfApi, instance=True)
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: client)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    return client
 
 
-def vitkit_command(environment: dict[str, str], *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [warm.vitkit(), *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+def test_a_model_is_published_in_one_commit(run: Path, hub: Mock, command: Any) -> None:
+    uploaded: dict[str, bytes] = {}
+
+    def upload(*, folder_path: Path, **_: Any) -> Any:
+        uploaded.update({path.name: path.read_bytes() for path in folder_path.iterdir()})
+        return SimpleNamespace(commit_url="https://hub/me/flowers/commit/012345")
+
+    hub.upload_folder.side_effect = upload
+    done = command("push", run, "hf:me/flowers", "--private")
+    assert done.code == 0 and "commit/012345" in done.out and "vitkit predict hf:me/flowers PHOTOS" in done.out
+    hub.create_repo.assert_called_once_with("me/flowers", private=True, exist_ok=True)
+    assert hub.upload_folder.call_args.kwargs["repo_id"] == "me/flowers"
+    assert uploaded.keys() == {"README.md", "model.json", "model.safetensors", "trust.safetensors"}
+    assert uploaded["trust.safetensors"] == (run / "trust.safetensors").read_bytes()
 
 
-def test_a_model_is_published_and_predicts_from_the_hub(run: Path, hub: dict[str, str], tmp_path: Path) -> None:
-    done = vitkit_command(hub | {"HF_TOKEN": "hf_right"}, "push", run, "hf:me/flowers", "--private")
-    assert done.returncode == 0, done.stderr
-    assert COMMIT in done.stdout and "vitkit predict hf:me/flowers PHOTOS" in done.stdout
-    assert Hub.created[0]["name"] == "flowers" and "private" in {Hub.created[0].get("visibility"), *Hub.created[0]}
-    assert Hub.files.keys() == {"README.md", "model.json", "model.safetensors", "trust.safetensors"}
-    image = next((run.parents[1] / "photos").rglob("*.png"))
-    predicted = vitkit_command(hub, "predict", "hf:me/flowers", image, "--json")
-    assert predicted.returncode == 0, predicted.stderr
-    expected = next(vitkit.load(run).predict(image))
-    row = json.loads(predicted.stdout)
-    assert row["label"] == expected.label and row["confidence"] == pytest.approx(expected.confidence, abs=1e-2)
-    assert "familiar" in row
-
-
-def test_without_the_right_token_one_line_says_what_to_do(run: Path, hub: dict[str, str]) -> None:
-    for token, expected in ({"HF_TOKEN": "hf_wrong"}, "does not let you write to me/flowers"), ({}, "hf auth login"):
-        done = vitkit_command(hub | token, "push", run, "hf:me/flowers")
-        assert done.returncode == 2 and expected in done.stderr and "Traceback" not in done.stderr
-    assert Hub.files == {}
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (errors.LocalTokenNotFoundError("none"), "verbs.upload-forbidden", "hf auth login"),
+        (OSError("no route"), "verbs.upload-failed", "no route"),
+        (_DENIED, "verbs.upload-forbidden", "does not let you write to me/flowers"),
+    ],
+)
+def test_what_cannot_be_uploaded_is_said_with_what_to_do(
+    run: Path, hub: Mock, error: Exception, code: str, told: str
+) -> None:
+    hub.create_repo.side_effect = error
+    with refused(code, told):
+        vitkit.push(run, "hf:me/flowers")

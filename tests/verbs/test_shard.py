@@ -36,12 +36,9 @@ def test_parts_are_all_items_in_their_order(images: int, data: st.DataObject) ->
     parts = [select_shard(range(images), f"{number}/{count}") for number in range(1, count + 1)]
     assert [item for part in parts for item in part] == list(range(images))
     assert {len(part) for part in parts} <= {images // count, images // count + 1}
-
-
-@pytest.mark.parametrize("text", ["0/3", "4/3", "1/0", "1", "a/b", "-1/3", "1/3/5", "", "1/2\n"])
-def test_what_is_no_part(text: str) -> None:
-    with refused("verbs.option-invalid", "--shard"):
-        select_shard(range(9), text)
+    for text in ("0/3", f"{count + 1}/{count}", "1/0", "1", "1/2\n"):
+        with refused("verbs.option-invalid", "--shard"):
+            select_shard(range(images), text)
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])

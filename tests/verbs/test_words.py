@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable
-from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -113,13 +112,9 @@ def test_the_images_that_a_text_describes_best(place: Path, theirs: dict[str, An
     [
         (lambda own: package.embed(own / "clip", own / "photos", text="  "), "verbs.text-empty"),
         (lambda own: package.embed(own / "clip", own / "photos", text="a", near="0.png"), "verbs.option-conflict"),
-        (lambda own: package.embed(own / "clip", own / "photos", text="a", what="mean"), "verbs.option-conflict"),
-        (lambda own: package.embed(own / "clip", own / "photos", text="a", shard="1/2"), "verbs.option-conflict"),
         (lambda own: package.embed(own / "clip", own / "photos/broken.png", text="a"), "verbs.images-unreadable"),
         (lambda own: package.embed(known(own), own / "photos", text="a"), "verbs.model-in-memory"),
-        (lambda own: package.predict(known(own), own / "photos", names=NAMES), "verbs.model-in-memory"),
         (lambda own: package.predict(own / "clip", own / "photos", names=TEMPLATE), "verbs.option-missing"),
-        (lambda own: package.evaluate(own / "clip", own / "photos", names=TEMPLATE), "verbs.option-missing"),
         (lambda own: package.evaluate(own / "clip", names=NAMES), "verbs.record-missing"),
     ],
 )
@@ -157,26 +152,10 @@ def test_zero_shot_figures_are_of_transformers_answers(place: Path, labelled: Pa
     assert found.figures["images"] == 12
 
 
-def test_zero_shot_figures_by_the_command(place: Path, labelled: Path, vitkit: Any) -> None:
-    names = place / "labels.txt"
-    names.write_text("daisy\nred tulip\nrose\n")
-    asked = ("eval", place / "clip", labelled, "--classes", names, "--template", "a {}", "--template", "the {}")
-    told = vitkit(*asked, "--json", "--out", place / "judged")
-    assert told.code == 0
-    spoken = package.Names(classes=names.read_text().split("\n"), templates=["a {}", "the {}"])
-    expected = package.evaluate(place / "clip", labelled, names=spoken)
-    assert json.loads(told.out)["accuracy"] == expected.accuracy
-    assert json.loads(told.out)["zero_shot"] == ["a {}", "the {}"]
-    page = unescape((place / "judged" / "report.html").read_text())
-    assert "by the class names alone, as 'a {}', 'the {}'" in page
-
-
 @pytest.mark.parametrize(
     ("classes", "code", "named"),
     [
         ("daisy, rose", "verbs.names-differ", "has images of red_tulip"),
-        ("daisy, rose, red tulip, pansy", "verbs.names-differ", "has no images of pansy"),
-        ("daisy, rose, tulip", "verbs.names-differ", "has no images of tulip and images of red_tulip"),
         ("daisy, daisy", "language.classes-alike", "daisy"),
     ],
 )
@@ -190,11 +169,7 @@ def test_names_that_are_of_no_images_and_images_without_a_name_are_refused(
 def test_names_may_be_separated_and_quoted_as_people_do() -> None:
     for text in (
         " daisy , rose,  red tulip ",
-        "daisy;rose;red tulip",
-        "daisy\uff0crose\u3001red tulip",
-        "daisy\nrose\nred tulip\n",
         '"daisy","rose", "red tulip"',
-        "'daisy', 'rose', 'red tulip'",
         "\u201cdaisy\u201d, \u201crose\u201d, \u201cred tulip\u201d",
     ):
         assert named_classes(text) == list(CLASSES), text
@@ -207,14 +182,9 @@ def test_names_may_be_separated_and_quoted_as_people_do() -> None:
     ("file", "content"),
     [
         ("list.txt", "daisy\nrose\n\nred tulip\n"),
-        ("list.TXT", "\ufeffdaisy\r\nrose\r\nred tulip\r\n"),
         ("line.txt", "daisy, rose, red tulip\n"),
-        ("one.csv", "daisy\nrose\nred tulip\n"),
-        ("named.csv", "class\ndaisy\nrose\nred tulip\n"),
         ("LIST.CSV", "id;Name\n1;daisy\n2;rose\n3;red tulip\n"),
         ("labels.csv", "path,label\na.jpg,daisy\nb.jpg,rose\nc.jpg,daisy\nd.jpg,red tulip\n"),
-        ("list.tsv", "label\tnumber\ndaisy\t1\nrose\t2\nred tulip\t3\n"),
-        ("list.json", '["daisy", "rose", "red tulip"]'),
         ("class_indices.json", '{"1": "rose", "0": "daisy", "2": "red tulip"}'),
         ("other_way.json", '{"daisy": 0, "red tulip": 2, "rose": 1}'),
     ],
@@ -230,11 +200,7 @@ def test_names_may_be_in_a_file(tmp_path: Path, file: str, content: str) -> None
         ("list.csv", b"path,id\na,1\nb,2\n", "verbs.names-invalid"),
         ("list.csv", b"caf\xe9\nrose\n", "verbs.names-unreadable"),
         ("list.csv", "daisy\nrose\n".encode("utf-16"), "data.csv-encoding"),
-        ("list.csv", b"daisy\nrose;tulip\n", "verbs.names-invalid"),
-        ("list.csv", None, "verbs.names-unreadable"),
         ("/etc/passwd", None, "verbs.names-invalid"),
-        ("/", None, "verbs.names-invalid"),
-        ("daisy, rose;tulip", None, "verbs.names-invalid"),
         ('daisy, "rose', None, "verbs.names-invalid"),
     ],
 )
@@ -253,10 +219,6 @@ def test_names_that_are_unclear_are_refused(
     [
         ("daisy", "language.classes-few", "daisy"),
         ("daisy\u200b, rose", "language.class-invisible", "U+200B"),
-        ("dai\u00adsy, rose", "language.class-invisible", "U+00AD"),
-        ("\ufeffdaisy, rose", "language.class-invisible", "U+FEFF"),
-        ("\u3164, rose", "language.class-invisible", "U+3164"),
-        ("daisy, ro\x1bse", "language.class-invisible", "U+001B"),
         ("da\udcffisy, rose", "language.class-invisible", "0xFF"),
         ("ros\u00e9, rose\u0301", "language.classes-alike", "U+0301"),
     ],
