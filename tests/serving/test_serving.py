@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -32,7 +31,7 @@ from exporting.ready import exported
 from refusals import refused
 from serving.asking import Program, Tally, ask_all, counted, posted, resident, serving
 from serving.conftest import HOSTILE, classifier
-from vitkit.serving import Server, split_name, version_of
+from vitkit.serving import Server, version_of
 from vitkit.serving import application as answers
 from vitkit.serving.serve import serve
 from vitkit.verbs.predict import predict
@@ -77,7 +76,9 @@ def test_many_in_a_request_and_many_requests_at_a_time_are_answered_in_order(ser
         assert row["confidence"] == pytest.approx(expected[row["path"]].confidence, abs=1e-6)
 
 
-def test_all_forms_of_a_request_are_one(client: httpx.Client, folder: Path) -> None:
+def test_all_forms_of_a_request_are_one_and_options_stand_in_the_address_or_beside_the_picture(
+    client: httpx.Client, folder: Path
+) -> None:
     content = (folder / "photos" / "0.png").read_bytes()
     text = base64.b64encode(content).decode()
     found = [
@@ -88,17 +89,12 @@ def test_all_forms_of_a_request_are_one(client: httpx.Client, folder: Path) -> N
     ]
     rows = [own.json()["predictions"][0] for own in found]
     assert [row.pop("path") for row in rows] == ["0.png", "0.png", "image 1", "image"]
-    assert all(row == rows[0] for row in rows)
-
-
-def test_options_in_the_address_or_beside_the_picture(client: httpx.Client, folder: Path) -> None:
+    assert all(row == rows[0] for row in rows) and len(rows[0]["top"]) == 5
     own = files(folder, "0.png")
-    plain = client.post("/predict", files=own).json()["predictions"][0]
-    assert len(plain["top"]) == 5
     assert "top" not in client.post("/predict", files=own, data={"top": "1"}).json()["predictions"][0]
     assert len(client.post("/predict?top=100", files=own).json()["predictions"][0]["top"]) == 7
     row = client.post("/predict?reject=1", files=own).json()["predictions"][0]
-    assert (row["label"], row["rejected"]) == (None, plain["label"])
+    assert (row["label"], row["rejected"]) == (None, rows[0]["label"])
 
 
 def test_several_classes_an_image_are_answered_as_predict_does(client: httpx.Client, folder: Path) -> None:
@@ -153,7 +149,7 @@ def test_features_are_those_of_the_model(client: httpx.Client, folder: Path) -> 
 
 def test_maps_are_those_of_the_model(client: httpx.Client, folder: Path) -> None:
     own, asked = load(folder / "first"), files(folder, "0.png")
-    for method in ("gradient", "rollout", "heads", "all"):
+    for method in ("gradient", "all"):
         expected = own.explain(folder / "photos" / "0.png", method, target="b")
         found = client.post(f"/explain?method={method}&target=b", files=asked).json()
         assert (found["target"], found["probability"]) == ("b", pytest.approx(expected.probability, abs=1e-6))
@@ -172,7 +168,6 @@ def test_answers_have_the_promised_forms(client: httpx.Client, folder: Path) -> 
     models = client.get("/models")
     for form, answer in (
         (answers.PredictionsResponse, client.post("/predict?reject=0.5", files=own)),
-        (answers.EmbeddingsResponse, client.post("/embed", files=own)),
         (answers.ExplanationResponse, client.post("/explain?method=all", files=own[:1])),
         (answers.ModelsResponse, models),
         (answers.StateResponse, client.get("/ready")),
@@ -182,68 +177,36 @@ def test_answers_have_the_promised_forms(client: httpx.Client, folder: Path) -> 
     assert HOSTILE in models.json()["models"][0]["classes"]
     headers = [models.headers[name] for name in ("content-type", "x-content-type-options")]
     assert headers == ["application/json", "nosniff"], "names of classes are text"
-    described = client.get("/openapi.json").json()
-    assert described["components"]["schemas"]["ErrorResponse"]["required"] == ["error", "code"]
-    assert [group["name"] for group in described["tags"]] == ["Pictures", "The server"]
-    paths = described["paths"]
+    paths = client.get("/openapi.json").json()["paths"]
     assert list(paths) == ["/predict", "/explain", "/embed", "/models", "/health", "/ready", "/metrics"]
-    for path in ("/predict", "/explain", "/embed"):  # what is described is taken, and nothing else
-        known = {own["name"]: "x" for own in paths[path]["post"]["parameters"]}
+    forms = (answers.PredictionsResponse, answers.ExplanationResponse, answers.EmbeddingsResponse)
+    for path, form in zip(paths, forms, strict=False):  # what is described is taken, and nothing else
+        route = paths[path]["post"]
+        known = {own["name"]: "x" for own in route["parameters"]}
         told = client.post(path, params={**known, "nothing": "x"}, files=own[:1]).json()["error"]
         assert "'nothing'" in told and told.endswith(", ".join(known))
-
-
-def test_the_examples_in_the_description_are_what_is_sent_and_answered(client: httpx.Client) -> None:
-    described = client.get("/openapi.json").json()["paths"]
-    for path, form in (
-        ("/predict", answers.PredictionsResponse),
-        ("/explain", answers.ExplanationResponse),
-        ("/embed", answers.EmbeddingsResponse),
-        ("/models", answers.ModelsResponse),
-        ("/health", answers.StateResponse),
-        ("/ready", answers.StateResponse),
-    ):
-        (route,) = described[path].values()
         for status, shape in (("200", form), ("4XX", answers.ErrorResponse)):
-            content = route["responses"][status]["content"]["application/json"]
-            assert content["schema"]["$ref"].endswith(shape.__name__)
-            shape.model_validate(content["example"], strict=True)
-        if "requestBody" in route:
-            assert route["tags"] == ["Pictures"]
-            example = route["requestBody"]["content"]["application/json"]["example"]
-            form.model_validate(client.post(path, json=example).raise_for_status().json(), strict=True)
+            shape.model_validate(route["responses"][status]["content"]["application/json"]["example"], strict=True)
+        example = route["requestBody"]["content"]["application/json"]["example"]
+        form.model_validate(client.post(path, json=example).raise_for_status().json(), strict=True)
 
 
 def test_errors_have_codes_beside_their_messages(client: httpx.Client, folder: Path) -> None:
     own = {"files": files(folder, "0.png")}
     for (method, path, more), status, code in (
         (("POST", "/predict", {}), 400, "serving.image-missing"),
-        (("POST", "/predict", {"json": {"image": 3}}), 400, "serving.image-invalid"),
-        (("POST", "/predict", {"content": "[", "headers": {"content-type": "application/json"}}), 400,
-         "serving.body-damaged"),
-        (("POST", "/predict", {"content": "<p>", "headers": {"content-type": "text/html"}}), 415,
-         "serving.type-unknown"),
         (("POST", "/predict?top=x", own), 400, "serving.option-invalid"),
         (("POST", "/predict?nothing=1", own), 400, "serving.option-unknown"),
-        (("POST", "/predict?top=1&top=2", own), 400, "serving.option-repeated"),
         (("POST", "/predict?model=nothing", own), 404, "serving.model-unknown"),
         (("POST", "/predict", {"files": files(folder, "0.png") * 41}), 413, "serving.images-too-many"),
-        (("POST", "/explain?layer=x", own), 400, "serving.option-invalid"),
         (("GET", "/predict", {}), 405, "serving.method-wrong"),
         (("GET", "/nothing", {}), 404, "serving.route-missing"),
         (("GET", "/models", {"headers": {"host": "evil.example"}}), 421, "serving.host-unknown"),
         (("POST", "/predict", {"headers": {"origin": "http://evil.example"}}), 403, "serving.origin-foreign"),
-    ):  # fmt: skip
+    ):
         answer = client.request(method, path, **more)
         found = answers.ErrorResponse.model_validate(answer.json(), strict=True)
         assert (answer.status_code, found.code) == (status, code), path
-
-
-def test_the_guide_names_only_codes_that_exist() -> None:
-    guide = (Path(__file__).parents[2] / "docs/guide/serving.md").read_text()
-    sources = "".join(file.read_text() for file in Path(answers.__file__).parent.glob("*.py"))
-    named = set(re.findall(r"`(serving\.[a-z-]+)`", guide))
-    assert len(named) > 10 and named <= set(re.findall(r'"(serving\.[a-z-]+)"', sources))
 
 
 def test_the_page_loads_nothing_from_elsewhere(client: httpx.Client) -> None:
@@ -255,8 +218,6 @@ def test_the_page_loads_nothing_from_elsewhere(client: httpx.Client) -> None:
         assert client.get(path).status_code == 200
     assert "default-src 'self'" in page.headers["content-security-policy"]
     assert "<script>" not in page.text and "style=" not in page.text
-    for path in ("index.html", "../pages.py", "%2e%2e/pages.py", "..%2f..%2fpages.py"):
-        assert client.get(f"/docs/{path}").status_code == 404
 
 
 def test_metrics_count_what_was_asked(client: httpx.Client, server: Server, folder: Path) -> None:
@@ -328,35 +289,28 @@ def test_exported_files_answer_as_predict_does_without_torch(folder: Path, suffi
     assert all("can only predict" in answer["error"] for answer in refused)
 
 
-def test_a_closed_server_answers_nothing_more() -> None:
-    with serve(classifier(), compute=vitkit.Compute(backend="eager"), port=0) as own:
-        assert httpx.get(f"{own.url}/ready").json() == {"status": "ready"}
-        assert own.to_dict()["models"][0]["name"] == "model"
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{own.url}/ready")
-    own.stop()
-
-
-def test_others_need_a_token_which_is_made(folder: Path) -> None:
+def test_others_need_a_token_which_is_made_and_a_closed_server_answers_nothing_more(folder: Path) -> None:
     with serve(folder / "first", compute=vitkit.Compute(backend="eager"), host="0.0.0.0", port=0) as own:
         url = own.url.replace("0.0.0.0", "127.0.0.1")
         assert own.token is not None and len(own.token) >= 32
         assert own.lines()[1] == f"token: {own.token}"
+        assert own.to_dict()["models"][0]["name"] == "first"
         assert httpx.get(f"{url}/health").status_code == 200
         assert httpx.get(f"{url}/models").status_code == 401
         assert httpx.get(f"{url}/models", headers={"authorization": f"Bearer {own.token}"}).status_code == 200
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/ready")
+    own.stop()
 
 
 @pytest.mark.parametrize(
     ("options", "code"),
     [
         ({"host": "nowhere.invalid"}, "serving.host-invalid"),
-        ({"host": "192.0.2.1", "token": "x" * 20}, "serving.port-taken"),
         ({"port": 70000}, "serving.port-invalid"),
         ({"token": "short"}, "serving.token-invalid"),
         ({"queue": 0}, "text.value-outside"),
         ({"max_wait": -1}, "serving.wait-invalid"),
-        ({"max_wait": float("nan")}, "text.value-wrong"),
         ({"models": []}, "serving.model-missing"),
         ({"models": "twice"}, "serving.model-repeated"),
         ({"port": "taken"}, "serving.port-taken"),
@@ -370,34 +324,13 @@ def test_what_is_not_allowed_is_refused(server: Server, folder: Path, options: d
         serve(given.pop("models"), **given)
 
 
-def test_a_path_may_look_like_a_name(tmp_path: Path) -> None:
-    (tmp_path / "a=b").mkdir()
-    assert split_name(tmp_path / "a=b") == ("a=b", tmp_path / "a=b")
-    assert split_name("flowers=runs/a") == ("flowers", "runs/a")
-    assert split_name("a b=c")[0] == "a b=c"
-
-
-def test_the_page_describes_routes_and_asks_nobody(browser: Any, server: Server, tmp_path: Path) -> None:
-    with watched(browser) as page:
-        page.goto(f"{server.url}/")
-        page.locator(".opblock").first.wait_for()
-        assert page.locator(".opblock").count() == 7
-        page.locator(".opblock-summary", has_text="/models").click()
-        page.get_by_role("button", name="Try it out").click()
-        page.get_by_role("button", name="Execute").click()
-        page.locator(".live-responses-table .response").first.wait_for()
-        assert "several" in page.locator(".live-responses-table").inner_text()
-        page.screenshot(path=tmp_path / "docs.png", full_page=True)
-
-
-@pytest.mark.parametrize(("size", "scheme"), [("phone", "dark"), ("desk", "light")])
-def test_the_page_classifies_a_chosen_picture(
-    browser: Any, server: Server, folder: Path, size: str, scheme: str
-) -> None:
+def test_the_page_classifies_a_chosen_picture(browser: Any, server: Server, folder: Path) -> None:
     own = files(folder, "1.jpg")
     expected = [httpx.post(f"{server.url}/predict{query}", files=own, timeout=30) for query in ("", "?model=several")]
-    with watched(browser, size, scheme) as page:
+    with watched(browser, "phone", "dark") as page:
         page.goto(f"{server.url}/docs")
+        page.locator(".opblock").first.wait_for()
+        assert page.locator(".opblock").count() == 7, "the routes are described"
         page.get_by_text("It knows 7 classes").wait_for()
         assert HOSTILE in page.locator("#known").inner_text()
         page.locator("#picture").set_input_files(str(folder / "photos" / "1.jpg"))
@@ -411,7 +344,7 @@ def test_the_page_classifies_a_chosen_picture(
             assert said.locator(".figure").inner_text() == f"{100 * row['confidence']:.1f} %"
             shown = [text.split("\n") for text in said.locator(".bars li").all_inner_texts()]
             assert shown == [[top["label"], f"{100 * top['confidence']:.1f} %"] for top in row["top"]]
-            assert is_within(page) and serious(page, ".panel") == []
+        assert is_within(page) and serious(page, ".panel") == []
 
 
 VITKIT = str(Path(sys.executable).with_name("vitkit"))
@@ -453,56 +386,30 @@ def test_ten_thousand_requests_across_a_signal_lose_none_that_was_accepted(folde
     assert all(row["path"] == f"{number}.jpg" for number, row in tally.rows.items())
 
 
-@pytest.fixture(scope="module")
-def crowded(folder: Path) -> Iterator[Program]:
-    with serving(VITKIT, f"own={folder / 'first'}", *ALONE) as program:
-        yield program
-
-
 @pytest.mark.accept
-def test_a_crowd_beyond_the_queue_is_refused_and_memory_stays_flat(folder: Path, crowded: Program) -> None:
+def test_a_crowd_beyond_the_queue_is_refused_and_memory_stays_flat(folder: Path) -> None:
+    """Nor do random bytes, as every kind of body, make it grow."""
     content = (folder / "photos" / "1.jpg").read_bytes()
-    requests = [posted(content)] * 4000
-    held = []
-    for _ in range(5):
-        tally = ask_all(crowded.address, requests, clients=64)
-        assert tally.cut == tally.refused == 0 and tally.statuses.keys() <= {200, 503}
-        held.append(resident(crowded.process.pid))
-    assert max(held) <= 1.05 * held[0], held
-    assert counted(crowded.url, "vitkit_images_waiting") == 0
+    with serving(VITKIT, f"own={folder / 'first'}", *ALONE) as program:
+        held = []
+        for _ in range(5):
+            tally = ask_all(program.address, [posted(content)] * 4000, clients=64)
+            assert tally.cut == tally.refused == 0 and tally.statuses.keys() <= {200, 503}
+            held.append(resident(program.process.pid))
+        assert max(held) <= 1.05 * held[0], held
+        assert counted(program.url, "vitkit_images_waiting") == 0
+        with httpx.Client(base_url=program.url, timeout=60) as client:
+            for turn in range(900):
+                kind = ("image/png", "application/json", "multipart/form-data; boundary=x")[turn % 3]
+                noise = os.urandom(turn % 50 * 100 + 1)
+                answer = client.post("/predict", content=noise, headers={"content-type": kind})
+                assert 400 <= answer.status_code < 500, answer.text
+            good = client.post("/predict", content=content, headers={"content-type": "image/jpeg"})
+            assert good.status_code == 200
+        assert resident(program.process.pid) <= 1.05 * held[0]
 
 
-@pytest.mark.accept
-def test_hostile_requests_by_the_thousand_leave_it_as_it_was(folder: Path, crowded: Program) -> None:
-    url, process = crowded.url, crowded.process.pid
-    good = (folder / "photos" / "1.jpg").read_bytes()
-
-    def expected() -> object:
-        return httpx.post(f"{url}/predict", content=good, headers={"content-type": "image/jpeg"}).json()
-
-    first, held = expected(), []
-    with httpx.Client(base_url=url, timeout=60) as client:
-        for turn in range(300):
-            noise, cut = os.urandom(turn % 50 * 100 + 1), good[: len(good) * (turn % 9) // 10]
-            asked = [
-                client.post("/predict", content=noise, headers={"content-type": "image/png"}),
-                client.post("/predict", content=noise, headers={"content-type": "application/json"}),
-                client.post("/predict", content=noise, headers={"content-type": "multipart/form-data; boundary=x"}),
-                client.post("/embed", content=cut, headers={"content-type": "image/x"}),
-                client.post("/explain?method=nothing", content=good, headers={"content-type": "image/jpeg"}),
-                client.post("/predict", content=good, headers={"host": "evil.example"}),
-                client.post("/predict", content=good, headers={"origin": "http://evil.example"}),
-                client.get(f"/docs/%2e%2e/%2e%2e/{turn}"),
-                client.request("DELETE", "/models"),
-            ]
-            assert all(400 <= answer.status_code < 500 for answer in asked), [own.status_code for own in asked]
-            held.append(resident(process))
-    assert expected() == first
-    assert held[-1] <= 1.05 * held[len(held) // 5], (held[0], held[-1])
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_finishes_what_was_accepted_and_takes_nothing_more(folder: Path, number: signal.Signals) -> None:
+def test_a_signal_finishes_what_was_accepted_and_takes_nothing_more(folder: Path) -> None:
     content = (folder / "photos" / "1.jpg").read_bytes()
     with serving(warm.vitkit(), f"own={folder / 'first'}", *ALONE, "--queue", 600) as program:
         slow = _half_sent(program, posted(content))
@@ -512,7 +419,7 @@ def test_a_signal_finishes_what_was_accepted_and_takes_nothing_more(folder: Path
         )
         crowd.start()
         time.sleep(0.3)
-        program.process.send_signal(number)
+        program.process.send_signal(signal.SIGTERM)
         time.sleep(0.4)
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(program.address, timeout=5)
@@ -523,7 +430,7 @@ def test_a_signal_finishes_what_was_accepted_and_takes_nothing_more(folder: Path
         assert b"connection: close" in answer
         crowd.join()
         _, told = program.process.communicate(timeout=30)
-    assert (program.process.returncode, told) == (128 + number, f"stopped by {number.name}\n")
+    assert (program.process.returncode, told) == (128 + signal.SIGTERM, "stopped by SIGTERM\n")
     (tally,) = tallies
     assert tally.cut == 0
     assert tally.statuses.keys() <= {200, 503} and tally.statuses[200] >= 8
@@ -539,9 +446,13 @@ def _half_sent(program: Program, request: bytes) -> socket.socket:
     return own
 
 
-def test_a_second_signal_does_not_wait(folder: Path) -> None:
-    with serving(warm.vitkit(), folder / "first", *ALONE) as program:
-        own = _half_sent(program, posted(b"x" * 1000))
+def test_a_second_signal_does_not_wait_and_the_token_may_come_from_the_environment(folder: Path) -> None:
+    token = "a-token-of-some-length"
+    with serving(warm.vitkit(), folder / "first", *ALONE, VITKIT_TOKEN=token) as program:
+        for head, status in (({}, 401), ({"authorization": f"Bearer {token}"}, 200)):
+            assert httpx.get(f"{program.url}/models", headers=head).status_code == status
+        request = posted(b"x" * 1000).replace(b"\r\n", f"\r\nauthorization: Bearer {token}\r\n".encode(), 1)
+        own = _half_sent(program, request)
         program.process.send_signal(signal.SIGTERM)
         time.sleep(0.5)
         assert program.process.poll() is None
@@ -549,13 +460,6 @@ def test_a_second_signal_does_not_wait(folder: Path) -> None:
         code, _ = program.end(signal.SIGINT)
         assert (code, time.monotonic() - began < 5) == (130, True)
         own.close()
-
-
-def test_the_token_may_come_from_the_environment(folder: Path) -> None:
-    token = "a-token-of-some-length"
-    with serving(warm.vitkit(), folder / "first", *ALONE, VITKIT_TOKEN=token) as program:
-        assert httpx.get(f"{program.url}/models").status_code == 401
-        assert httpx.get(f"{program.url}/models", headers={"authorization": f"Bearer {token}"}).status_code == 200
 
 
 def test_more_connections_than_files_are_refused_in_a_line(folder: Path, tmp_path: Path) -> None:

@@ -90,24 +90,22 @@ def test_a_label_is_on_disk_when_answered_and_others_know_it(client: TestClient,
     ]
     again = said(everything(TestClient(create_app(place))))
     assert (again[0], again[5], again[1], again[2]) == ("violet", "violet", "out", "blue")
-    names = [name.strip() for name in HOSTILE]
     for i, name in enumerate(HOSTILE):  # any printable name comes back as it was
-        assert said(ask(client, "labels", version=version, images=[i], label=name))[i] == names[i]
+        ask(client, "labels", version=version, images=[i], label=name)
+    names = [name.strip() for name in HOSTILE]
     assert said(everything(TestClient(create_app(place))))[: len(names)] == names
 
 
 def test_undo_goes_back_step_by_step_and_survives_the_server(client: TestClient, place: Workspace) -> None:
-    version, before = everything(client)["version"], said(everything(client))
+    version = everything(client)["version"]
     ask(client, "labels", version=version, images=[0, 1, 2], label="violet")
     ask(client, "labels", version=version, images=[3], label="")
     other = TestClient(create_app(place))
     assert said(everything(other))[:4] == ["violet", "violet", "violet", "out"]
-    assert said(before_last := {**ask(other, "undo")})[:4] == ["violet", "violet", "violet", "blue"]
-    assert before_last["can_redo"]
-    assert said(ask(other, "undo")) == before
+    assert said(ask(other, "undo"))[:4] == ["violet", "violet", "violet", "blue"]
+    assert said(ask(other, "undo"))[:4] == ["blue"] * 4
     assert said(ask(other, "redo"))[:4] == ["violet", "violet", "violet", "blue"]
-    assert said(ask(other, "redo"))[:4] == ["violet", "violet", "violet", "out"]
-    assert ask(other, "redo")["can_redo"] is False
+    assert said(told := ask(other, "redo"))[:4] == ["violet", "violet", "violet", "out"] and not told["can_redo"]
     ask(other, "undo")
     assert ask(other, "labels", version=version, images=[5], label="red")["can_redo"] is False
 
@@ -122,10 +120,9 @@ def test_classes_are_added_renamed_and_merged(client: TestClient, place: Workspa
     assert classes(ask(client, "undo")) == ["green", "red", "blue"], "what comes back moves no other class"
     for path, body, code in (
         ("add", {"name": "red"}, "class-repeated"),
-        *(("add", {"name": name}, "class-invalid") for name in (" ", "a;b", "two\nlines", "unlabelled")),
+        *(("add", {"name": name}, "class-invalid") for name in (" ", "a;b", "unlabelled")),
         ("remove", {"name": "red"}, "class-used"),
         ("rename", {"old": "nothing", "new": "red"}, "class-unknown"),
-        ("rename", {"old": "red", "new": ""}, "class-invalid"),
     ):
         answer = client.post(f"/api/data/classes/{path}", json=body)
         assert (answer.status_code, answer.json()["code"]) == (400, f"webapp.{code}"), body
@@ -137,13 +134,12 @@ def test_number_keys_keep_the_order_in_which_classes_were_created(client: TestCl
     def give(label: str | None, *images: int) -> list[str]:
         return classes(ask(client, "labels", version=version, images=images, label=label))
 
-    assert give("amber", 0) == ["blue", "green", "red", "amber"]
+    give("amber", 0)
     assert give("aster", 1) == ["blue", "green", "red", "amber", "aster"]
     assert give("aster", 0) == ["blue", "green", "red", "amber", "aster"], "a class without photographs keeps its key"
     assert classes(everything(TestClient(create_app(place)))) == ["blue", "green", "red", "amber", "aster"]
     assert give("dasiy", 2)[5:] == ["dasiy"]
     assert classes(ask(client, "undo")) == ["blue", "green", "red", "amber", "aster"], "a class that was a slip is gone"
-    assert classes(ask(client, "classes/remove", name="amber")) == ["blue", "green", "red", "aster"]
 
 
 def test_what_is_wrong_changes_nothing(client: TestClient, place: Workspace) -> None:
@@ -154,8 +150,6 @@ def test_what_is_wrong_changes_nothing(client: TestClient, place: Workspace) -> 
         {"images": ["../../etc/passwd"], "label": "red"},
         {"images": [0], "label": "red", "version": "0" * 16},
         {"images": [0], "label": "x" * 100_000},
-        {"images": [0], "label": {"a": 1}},
-        {"images": [0]},
     )
     codes = {400: "photograph-unknown", 409: "photographs-changed", 422: "field-invalid"}
     for body in wrong:
@@ -167,10 +161,9 @@ def test_what_is_wrong_changes_nothing(client: TestClient, place: Workspace) -> 
 def test_no_address_leads_out_of_the_workspace(client: TestClient, place: Workspace) -> None:
     (place.runs.parent / "secret.txt").write_text("a secret")
     for path in (
-        *("/static/../app.py", "/static/%2e%2e/app.py", "/static/..%2fapp.py", "/static//etc/passwd"),
-        *("/static/%2fetc%2fpasswd", "/api/data/thumbnail/x/..%2f..%2fetc%2fpasswd", "/api/data/picture/x/999"),
-        *("/api/train/runs/..", "/api/train/runs/..%2f..%2fetc/samples", "/api/train/runs/%2e%2e/samples"),
-        *("/api/train/runs/.studio", "/etc/passwd", "//etc/passwd"),
+        *("/static/%2e%2e/app.py", "/static/..%2fapp.py", "/static//etc/passwd", "/static/%2fetc%2fpasswd"),
+        *("/api/data/thumbnail/x/..%2f..%2fetc%2fpasswd", "/api/data/picture/x/999", "/api/train/runs/.."),
+        *("/api/train/runs/..%2f..%2fetc/samples", "/api/train/runs/.studio", "/etc/passwd"),
     ):
         answer = client.get(path)
         assert answer.status_code in (400, 404, 409, 422), answer.text
@@ -273,42 +266,18 @@ def test_unlabelled_photographs_get_their_first_classes(place: Workspace, tmp_pa
     assert (refused.status_code, refused.json()["code"]) == (400, "webapp.classes-too-few")
 
 
-def test_a_damaged_label_file_is_told_in_a_line_and_left_as_it_is(client: TestClient, place: Workspace) -> None:
-    place.labels.parent.mkdir()
-    place.labels.write_text("path,colour\nx,y\n")
-    answer = client.get("/api/data/all")
-    assert answer.status_code == 400 and "colour" in answer.json()["error"]
-    assert place.labels.read_text() == "path,colour\nx,y\n"
-
-
 def test_without_a_label_file_that_was_there_nothing_is_shown_or_trained(place: Workspace, tmp_path: Path) -> None:
     """A stick that was pulled out: the folders' classes would pass for what was said."""
     first = TestClient(create_app(place), raise_server_exceptions=False)
     ask(first, "labels", version=everything(first)["version"], images=[0], label="wasp")
     kept = place.labels.rename(tmp_path / "kept.csv")
     other = TestClient(create_app(place), raise_server_exceptions=False)
-    training = {"weights": "none", "method": "scratch", "time": "90s"}
     for client in (first, other):
-        for answer in (
-            client.get("/api/data/all"),
-            client.post("/api/data/undo"),
-            client.post("/api/train/start", json=training),
-        ):
+        for answer in (client.get("/api/data/all"), client.post("/api/train/start", json={"weights": "none"})):
             assert (answer.status_code, answer.json()["code"]) == (400, "webapp.labels-missing")
     assert not place.labels.exists()
     kept.rename(place.labels)
     assert said(everything(other))[0] == "wasp"
-
-
-def test_photographs_that_come_later_are_seen_when_asked_for(place: Workspace, tmp_path: Path) -> None:
-    client = opened(place, tmp_path / "own")
-    old = everything(client)
-    shutil.copy(tmp_path / "own" / "red" / "img1.png", tmp_path / "own" / "blue" / "new.png")
-    assert len(everything(client)["paths"]) == 12
-    new = client.get("/api/data/all?anew=true").json()
-    assert len(new["paths"]) == 13
-    answer = client.post("/api/data/labels", json={"version": old["version"], "images": [0], "label": "red"})
-    assert answer.status_code == 409
 
 
 @pytest.fixture
@@ -326,27 +295,18 @@ def rows(place: Workspace) -> list[tuple[str, str]]:
 
 def test_two_studios_undo_their_own_steps(client: TestClient, theirs: TestClient, place: Workspace) -> None:
     version = everything(client)["version"]
-    ask(client, "labels", version=version, images=[0], label="mine")
-    ask(theirs, "labels", version=version, images=[1, 2], label="theirs")
-    assert said(ask(client, "undo"))[:3] == ["blue", "theirs", "theirs"]
-    assert rows(place) == [("blue/img2.png", "theirs"), ("blue/img3.png", "theirs")]
+    ask(client, "labels", version=version, images=[0, 3], label="mine")
+    ask(theirs, "labels", version=version, images=[1, 2, 3], label="theirs")
+    told = ask(client, "undo")
+    assert said(told)[:4] == ["blue", "theirs", "theirs", "theirs"] and len(told["news"]) == 1
+    assert rows(place) == [("blue/img2.png", "theirs"), ("blue/img3.png", "theirs"), ("blue/img4.png", "theirs")]
     assert everything(client)["can_undo"] is False
     ask(client, "undo")  # a page that has not heard of it yet
-    assert len(rows(place)) == 2
-    assert said(ask(client, "redo"))[:3] == ["mine", "theirs", "theirs"]
+    assert len(rows(place)) == 3
+    assert said(ask(client, "redo"))[:4] == ["mine", "theirs", "theirs", "theirs"]
     assert said(ask(theirs, "undo"))[:3] == ["mine", "blue", "blue"]
     again = TestClient(create_app(open_workspace(place.photographs)))  # a studio of tomorrow undoes what it finds
     assert said(ask(again, "undo"))[:3] == ["blue", "blue", "blue"]
-
-
-def test_what_another_said_of_a_photograph_holds(client: TestClient, theirs: TestClient) -> None:
-    version = everything(client)["version"]
-    ask(client, "labels", version=version, images=[0, 1], label="mine")
-    ask(theirs, "labels", version=version, images=[0], label="theirs")
-    told = ask(client, "undo")
-    assert said(told)[:2] == ["theirs", "blue"]
-    assert len(told["news"]) == 1
-    assert said(ask(client, "redo"))[:2] == ["theirs", "mine"]
 
 
 def test_redo_gives_way_to_what_was_said_since(client: TestClient, theirs: TestClient, place: Workspace) -> None:
@@ -363,12 +323,6 @@ def test_redo_gives_way_to_what_was_said_since(client: TestClient, theirs: TestC
     answer = client.post("/api/data/redo")
     assert (answer.status_code, answer.json()["code"]) == (400, "webapp.step-outdated")
     assert said(everything(client))[:3] == ["new", "old", "newer"]
-    ask(client, "labels", version=version, images=[4], label="red")
-    ask(client, "undo")
-    place.label_file.add([Edit("green/img1.png", "green", "green")])  # kept, as Results writes it
-    assert everything(client)["can_redo"] is False
-    answer = client.post("/api/data/redo")  # of a page that was open before
-    assert (answer.status_code, answer.json()["code"]) == (400, "webapp.step-outdated")
 
 
 def test_rows_that_a_spreadsheet_wrote_over_are_put_back(client: TestClient, place: Workspace) -> None:
@@ -384,7 +338,6 @@ def test_rows_that_a_spreadsheet_wrote_over_are_put_back(client: TestClient, pla
     (news,) = told["news"]
     assert news.startswith("3 rows ") and str(place.labels) in news and "2 of them put back" in news
     assert everything(client)["news"] == []
-    assert said(everything(TestClient(create_app(open_workspace(place.photographs))))) == said(told)
     assert said(ask(client, "undo"))[:4] == ["mine", "blue", "blue", "theirs"], "the rows by hand are not undone"
     undo_edits(place.labels)  # from Python, or by hand: what somebody takes out stays out
     kept = rows(place)
@@ -397,7 +350,6 @@ def test_rows_that_match_no_photograph_are_said(client: TestClient, place: Works
     told = everything(client)
     (line,) = told["unmatched"]
     assert line.startswith("30 paths of photos.csv ") and "azure/img0.png" in line
-    assert client.get("/api/data/labels").json()["unmatched"] == [line]
     assert ask(client, "labels", version=told["version"], images=[0], label="x")["unmatched"] == [line]
 
 
@@ -405,13 +357,16 @@ def test_a_photograph_that_is_gone_gets_no_label(place: Workspace, tmp_path: Pat
     client = opened(place, tmp_path / "own")
     version = everything(client)["version"]
     (tmp_path / "own" / "blue" / "img1.png").unlink()
-    for images, label in (([0], "red"), ([5, 0], "red"), ([0], ""), ([0], None)):
-        answer = client.post("/api/data/labels", json={"version": version, "images": images, "label": label})
-        assert (answer.status_code, answer.json()["code"]) == (410, "webapp.photograph-missing")
+    answer = client.post("/api/data/labels", json={"version": version, "images": [5, 0], "label": "red"})
+    assert (answer.status_code, answer.json()["code"]) == (410, "webapp.photograph-missing")
     answer = client.post("/api/data/classes/rename", json={"old": "blue", "new": "azure"})
     assert answer.status_code == 410
     assert not place.labels.exists()
     ask(client, "labels", version=version, images=[1, 5], label="red")
+    shutil.copy(tmp_path / "own" / "red" / "img1.png", tmp_path / "own" / "blue" / "new.png")
+    assert len(client.get("/api/data/all?anew=true").json()["paths"]) == 12, "what comes later is seen when asked for"
+    answer = client.post("/api/data/labels", json={"version": version, "images": [0], "label": "red"})
+    assert answer.status_code == 409
 
 
 @pytest.fixture
