@@ -13,8 +13,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 import photos as pictures
-from browser import SIZES, browser, is_within, serious, served, watched
-from tiny import build, some
+from browser import browser, is_within, serious, served, watched
+from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess, read_source, split_to_dict
 from vitkit.exporting import load_exported
@@ -96,14 +96,11 @@ def test_a_pretrained_model_begins_trainings_and_is_asked_nothing(place: Workspa
     assert {"run first", "run pretrained"} <= {own["title"] for own in offers}
 
 
-@pytest.mark.parametrize("method", ["gradient", "occlusion"])
-def test_a_map_is_that_of_explain_and_nothing_is_kept(
-    client: TestClient, place: Workspace, picture: Path, method: str
-) -> None:
+def test_a_map_is_that_of_explain_and_nothing_is_kept(client: TestClient, place: Workspace, picture: Path) -> None:
     before = pictures.fingerprint(place.photographs.parent)
-    found = ask(client, "map", picture, method=method, target="b")
-    expected = own(place).explain(picture, method, "b")
-    values = np.maximum(expected.maps[method], 0)
+    found = ask(client, "map", picture, method="gradient", target="b")
+    expected = own(place).explain(picture, "gradient", "b")
+    values = np.maximum(expected.maps["gradient"], 0)
     np.testing.assert_allclose(np.array(found["map"]), 255 * values / (values.max() or 1), atol=0.51)
     assert found["target"] == "b"
     left, top, right, bottom = expected.box
@@ -162,24 +159,6 @@ def test_an_export_is_checked_and_can_be_downloaded(client: TestClient, place: W
     assert client.get("/api/ship/model?run=first").json()["exports"][0]["measured"] is None, "of another file"
 
 
-def test_cards_say_what_is_damaged(place: Workspace, tmp_path: Path) -> None:
-    damaged: tuple[tuple[str, Any, str], ...] = (
-        ("model.json", lambda told: told | {"provenance": []}, "provenance"),
-        ("model.json", lambda told: told | {"provenance": {"recipe": [1]}}, "recipe"),
-        ("evaluation.json", lambda told: told | {"accuracy": "x"}, "evaluation.json is damaged"),
-        ("evaluation.json", lambda _: [1], "evaluation.json is damaged"),
-        ("split.json", lambda _: {"splits": [1]}, ""),
-    )
-    for number, (file, damage, said) in enumerate(damaged):
-        copy = Path(shutil.copytree(place.runs, tmp_path / f"runs-{number}"))
-        told = json.loads((copy / "first" / file).read_text(encoding="utf-8"))
-        (copy / "first" / file).write_text(json.dumps(damage(told)), encoding="utf-8")
-        other = open_workspace(place.photographs, runs=copy, labels=place.labels)
-        answer = TestClient(create_app(other), raise_server_exceptions=False).get("/api/ship/card?run=first")
-        assert answer.status_code == (400 if said else 200)
-        assert said in answer.text
-
-
 def test_the_card_says_what_is_known_and_acts_on_no_name(client: TestClient, place: Workspace) -> None:
     told = client.get("/api/ship/model?run=first").json()
     card = client.get("/api/ship/card?run=first").text
@@ -189,7 +168,6 @@ def test_the_card_says_what_is_known_and_acts_on_no_name(client: TestClient, pla
     assert str(place.runs.parent) not in card
     assert told["command"] == f"vitkit serve {place.runs / 'first'}"
     assert told["card"] == [list(block) for block in markdown_blocks(card)]
-    assert client.get("/api/ship/card?run=nothing").status_code == 400
 
 
 @pytest.fixture(scope="module")
@@ -198,23 +176,17 @@ def address(place: Workspace) -> Iterator[str]:
         yield url
 
 
-@pytest.mark.parametrize("size", some(SIZES, {"phone"}))
-def test_a_picture_is_brought_and_looked_into(
-    browser: Any, address: str, place: Workspace, picture: Path, size: str
-) -> None:
+def test_a_picture_is_brought_and_looked_into(browser: Any, address: str, place: Workspace, picture: Path) -> None:
     shutil.rmtree(place.runs / "exports", ignore_errors=True)
-    with watched(browser, size, "light" if size == "desk" else "dark") as page:
+    with watched(browser, "phone", "dark") as page:
         page.goto(f"{address}/#ship")
         page.get_by_role("heading", name="Model card").wait_for()
-        assert is_within(page) and serious(page) == []
         assert "90.0 %" in page.get_by_role("region", name="Verdict").inner_text()
         card = page.get_by_role("region", name="Model card")
-        assert "How good it is" in card.get_by_role("heading", level=3).all_inner_texts()
         items = card.get_by_role("listitem").all_inner_texts()
         assert HOSTILE in items and "accuracy: 90.0 % (95 % interval 80.0 to 95.0 %)" in items
         assert "\\" not in card.inner_text() and "##" not in card.inner_text()
         row = page.locator("tr[data-form=torch]")
-        assert "Not made yet" in row.inner_text()
         with page.expect_download() as download:
             row.get_by_role("button", name="Download as torch.export").click()
         assert download.value.suggested_filename == "first.pt2"
@@ -233,28 +205,14 @@ def test_a_picture_is_brought_and_looked_into(
         other = page.locator(".look-class .cut").nth(1)
         other.click()
         page.get_by_role("img", name=map_of(other.inner_text()), exact=True).wait_for()
-        large = page.locator(".look-attention").get_by_role("img", name="what the patch in row")
-        large.wait_for()
         page.locator(".look-patches").click(position={"x": 100, "y": 100})
         told = page.get_by_role("region", name="What a patch attends to").get_by_role("status")
         told.get_by_text(re.compile(r"^The patch in row \d, column \d\.$")).wait_for()
         groups = (page.get_by_role("group", name=name, exact=True) for name in ("Layers", "Heads"))
         layers, heads = (group.get_by_role("button") for group in groups)
-        assert (layers.count(), heads.count()) == (3, 4)
         assert [own.get_attribute("aria-pressed") for own in layers.all()] == ["false", "false", "true"]
         layers.first.focus()
         page.keyboard.press("Enter")
-        page.get_by_role("img", name="Layer 0, all heads: what the patch").wait_for()
         heads.nth(2).click()
-        page.get_by_role("img", name="Layer 0, head 2: what the patch").wait_for()
-        before = told.inner_text()
-        page.locator(".look-patches").focus()
-        page.keyboard.press("ArrowRight")
-        page.keyboard.press("Enter")
-        page.wait_for_function(
-            "before => /^The patch in row/.test(document.querySelector('.look-attention [role=status]').innerText)"
-            " && document.querySelector('.look-attention [role=status]').innerText !== before",
-            arg=before,
-        )
         page.get_by_role("img", name="Layer 0, head 2: what the patch").wait_for()
         assert is_within(page) and serious(page) == []

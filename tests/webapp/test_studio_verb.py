@@ -2,7 +2,6 @@
 
 import asyncio
 import csv
-import importlib.util
 import io
 import json
 import shutil
@@ -98,18 +97,12 @@ def test_what_a_studio_cannot_be_started_with_is_refused(
         (tmp_path / "a.txt", {}, "webapp.folder-invalid"),
         (tmp_path / "none", {}, "webapp.folder-missing"),
         (photos, {"labels": photos / "own.csv"}, "webapp.folder-inside-photographs"),
-        (photos, {"runs": photos / "own"}, "webapp.folder-inside-photographs"),
         (photos, {"runs": tmp_path / "link" / "runs"}, "webapp.folder-inside-photographs"),
     ):
         with refused(code):
             open_workspace(source, **places)
-    for host, code in (("192.0.2.1", "webapp.port-taken"), ("no such host.invalid", "webapp.host-invalid")):
-        with refused(code, host):
-            vitkit.studio(photos, host=host)
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else find(name))
-    with refused("webapp.package-missing"):
-        vitkit.studio(photos)
+    with refused("webapp.host-invalid"):
+        vitkit.studio(photos, host="no such host.invalid")
     monkeypatch.chdir(photos)
     with refused("webapp.folder-inside-photographs"):
         open_workspace(".")
@@ -138,51 +131,22 @@ def test_the_page_opens_by_itself_and_a_request_without_an_end_keeps_no_connecti
     assert left == [b""]
 
 
-def make_run(folder: Path, root: Path) -> Path:
-    folder.mkdir(parents=True)
-    (folder / "recipe.toml").write_text("")
-    content = {"classes": [], "splits": {}}
-    digest = "0c3ac8b1f5d7b8bd2b7a1c9a9b1c"  # of another content: told as damaged
-    (folder / "split.json").write_text(json.dumps({"data": "x", "root": str(root), "hash": digest, **content}))
-    return folder
-
-
 def test_runs_are_named_in_one_folder_and_a_damaged_one_is_refused(photos: Path) -> None:
-    run = make_run(Path("runs") / "one", photos)
-    make_run(Path("other"), photos)
+    run = Path("runs") / "one"
+    for folder in (run, Path("other")):
+        folder.mkdir(parents=True)
+        (folder / "recipe.toml").write_text("")
     own = open_workspace(photos)
     assert own.run_names() == ["one"]
     assert own.run_folder("one") == Path.cwd() / "runs" / "one"
-    for name in ("../other", "..", ".", "", "/etc", "one/..", "one/../one"):
+    for name in ("../other", "..", ".", "", "/etc", "one/../one"):
         with refused("webapp.run-unknown"):
             own.run_folder(name)
-    for content in (None, "[1]"):
-        if content is not None:
-            (run / "split.json").write_text(content)
+    told = {"data": "x", "root": str(photos), "hash": "0c3ac8b1f5", "classes": [], "splits": {}}  # of another content
+    for content in (json.dumps(told), "[1]"):
+        (run / "split.json").write_text(content)
         with pytest.raises(VitkitError, match="damaged"):
             open_workspace(run)
-
-
-def test_a_folder_that_was_deleted_is_named_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = tmp_path / "here"
-    photographs = runs.photos(tmp_path / "photos", images=2)
-    here.mkdir()
-    monkeypatch.chdir(here)
-    client = TestClient(create_app(open_workspace(photographs)))
-    version = client.get("/api/data/all").json()["version"]
-    body = {"version": version, "images": [0], "label": "x"}
-    shutil.rmtree(photographs)
-    for answer in (
-        client.get("/api/data/all"),
-        client.post("/api/data/labels", json=body),
-        client.post("/api/train/start", json={"weights": "none", "method": "scratch"}),
-    ):
-        assert (answer.status_code, answer.json()["code"]) == (400, "webapp.folder-missing")
-        assert str(photographs) in answer.json()["error"]
-    here.rmdir()
-    answer = client.get("/api/train/offers")
-    assert (answer.status_code, answer.json()["code"]) == (410, "webapp.folder-missing")
-    assert client.get("/api/nothing").json()["code"] == "webapp.route-missing"
 
 
 @pytest.fixture(params=["photos.zip", "photos.shards"])
@@ -216,9 +180,6 @@ def test_photographs_are_shown_and_labels_lie_beside_the_archive(place: Workspac
     rows = list(csv.DictReader(io.StringIO(place.labels.read_text(encoding="utf-8"))))
     assert [(row["path"], row["label"]) for row in rows] == [("blue/img1.png", "violet")]
     assert content_of(place.photographs) == before
-    assert client.get("/api/data/all").json()["version"] == found["version"]
-    with refused("webapp.folder-inside-photographs"):
-        open_workspace(place.photographs, labels=place.photographs / "labels.csv")
 
 
 def test_doubtful_labels_of_a_run_of_an_archive_are_judged(place: Workspace) -> None:
@@ -233,11 +194,3 @@ def test_doubtful_labels_of_a_run_of_an_archive_are_judged(place: Workspace) -> 
     assert suspects_of(place, run)["why_not"] == ""
     decide(place, run, stamp_of(run / "label_errors.csv"), [0], "relabel")
     assert [(own.path, own.label) for own in place.label_file.read().edits] == [("red/img1.png", "blue")]
-
-
-def test_an_archive_of_pictures_alone_has_no_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    data = runs.photos(tmp_path / "photos", images=2) / "red"
-    packed = shutil.make_archive(str(tmp_path / "flat"), "tar", data)
-    found = TestClient(create_app(open_workspace(packed))).get("/api/data/all").json()
-    assert found["paths"] == ["img1.png", "img2.png"] and found["classes"] == []
