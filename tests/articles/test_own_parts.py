@@ -209,30 +209,6 @@ def test_a_run_is_continued_with_the_parts_that_it_had(photos: Path, tmp_path: P
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
-def test_a_lightning_module_is_subclassed() -> None:
-    lightning = pytest.importorskip("lightning")
-    from vitkit.training import lightning_module
-
-    calls: list[int] = []
-
-    class Mine(lightning_module.LightningClassifier):  # type: ignore[misc]
-        def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-            calls.append(batch_idx)
-            images, labels = batch
-            return F.cross_entropy(self(images), labels, label_smoothing=0.2)
-
-    data = torch.utils.data.TensorDataset(torch.rand(8, 3, 16, 16), torch.arange(8) % 2)
-    batches = torch.utils.data.DataLoader(data, batch_size=4)
-    model = vitkit.VisionTransformer(img_size=16, patch_size=8, embed_dim=32, depth=1, num_heads=2, num_classes=2)
-    before = model.head.weight.detach().clone()
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
-    trainer = lightning.Trainer(max_epochs=1, enable_model_summary=False, **quiet)
-    trainer.fit(Mine(model), batches, batches)
-    assert calls == [0, 1]
-    assert not torch.equal(model.head.weight, before)
-
-
 @pytest.mark.parametrize(
     ("part", "code"),
     [

@@ -15,7 +15,7 @@ from PIL import Image
 import photos as pictures
 import runs
 import tiny
-from browser import browser, is_within, serious, served, shorten, watched, with_camera
+from browser import browser, served, shorten, watched, with_camera
 from tiny import build
 from vitkit import weights
 from vitkit.classifier import Classifier
@@ -157,17 +157,3 @@ def test_a_camera_is_started_once_and_never_stays_on(camera: Browser, studio: St
         page.evaluate(f"streams.at(-1).getTracks().forEach((own) => {end})")
         page.get_by_text("The camera does not answer any more").wait_for()
         start.wait_for()
-
-
-def test_a_camera_that_cannot_be_used_is_explained(browser: Browser, studio: Studio) -> None:
-    reasons = {"NotAllowedError": "address bar", "NotFoundError": "has none", "NotReadableError": "another program"}
-    with served(studio) as address, watched(browser, "phone", "dark") as page:
-        page.goto(f"{address}/#live")
-        page.get_by_role("heading", name="Record pictures").wait_for()
-        assert is_within(page) and serious(page) == []
-        for name, reason in reasons.items():
-            refused = f"async () => {{ throw new DOMException('no', '{name}'); }}"
-            page.evaluate(f"() => {{ navigator.mediaDevices.getUserMedia = {refused}; }}")
-            page.get_by_role("button", name="Start the camera").click()
-            page.get_by_role("alert").get_by_text(reason).wait_for()
-            assert page.get_by_role("button", name="Hold to record").first.is_disabled()

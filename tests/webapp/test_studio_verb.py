@@ -23,7 +23,6 @@ from vitkit import shard
 from vitkit.data import read_source, split, split_to_dict
 from vitkit.errors import VitkitError
 from vitkit.evaluation import LabelError, write_label_errors
-from vitkit.serving import guard as connections
 from vitkit.system import write_json
 from vitkit.webapp import Workspace, create_app, decide, file_of, open_workspace, suspects_of
 from vitkit.webapp import studio as module
@@ -62,7 +61,9 @@ def test_it_says_where_it_is_and_where_it_keeps_what(photos: Path, started: list
     assert list(photos.iterdir()) == list(Path.cwd().iterdir()) == []
 
 
-def test_a_port_that_is_taken_is_passed_over_unless_it_is_asked_for(photos: Path, started: list[Any]) -> None:
+def test_a_port_that_is_taken_is_passed_over_and_other_machines_need_the_token_of_the_link(
+    photos: Path, started: list[Any]
+) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -74,18 +75,12 @@ def test_a_port_that_is_taken_is_passed_over_unless_it_is_asked_for(photos: Path
         assert started[0][3] is None  # nothing is opened
         with refused("webapp.port-taken", str(taken)):
             vitkit.studio(photos, port=taken)
-
-
-def test_other_machines_need_the_token_of_the_link(photos: Path, started: list[Any]) -> None:
-    lines: list[str] = []
     for _ in range(2):
-        with heard(lines.append):
-            vitkit.studio(photos, host="0.0.0.0", port=0)
-    first, second = (own[2].token for own in started)
+        vitkit.studio(photos, host="0.0.0.0", port=0)
+    (first, second), link = (own[2].token for own in started[1:]), started[1][3]
     assert len(first) >= 32
     assert first != second
-    assert f"/?token={first}" in lines[0]
-    assert started[0][3].endswith(f"/?token={first}")
+    assert link.endswith(f"/?token={first}")
 
 
 def test_what_a_studio_cannot_be_started_with_is_refused(
@@ -108,27 +103,24 @@ def test_what_a_studio_cannot_be_started_with_is_refused(
         open_workspace(".")
 
 
-def test_the_page_opens_by_itself_and_a_request_without_an_end_keeps_no_connection(
-    photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_opens_by_itself_and_answers(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    left: list[bytes] = []
+    answers: list[bytes] = []
     monkeypatch.setattr(webbrowser, "open", opened.append)
     monkeypatch.setenv("DISPLAY", ":0")
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
 
     async def ask_and_end(self: uvicorn.Server) -> None:
         host, port = self.servers[0].sockets[0].getsockname()
         reader, writer = await asyncio.open_connection(host, port)
-        writer.write(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+        writer.write(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
         async with asyncio.timeout(10):
-            left.append(await reader.read())
+            answers.append(await reader.readline())
         writer.close()
 
     monkeypatch.setattr(uvicorn.Server, "main_loop", ask_and_end)
     vitkit.studio(photos, port=0)
     assert opened[0].startswith("http://127.0.0.1:")
-    assert left == [b""]
+    assert answers == [b"HTTP/1.1 200 OK\r\n"]
 
 
 def test_runs_are_named_in_one_folder_and_a_damaged_one_is_refused(photos: Path) -> None:
