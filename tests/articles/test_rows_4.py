@@ -48,7 +48,7 @@ def by_hand(done: Any) -> list[torch.Tensor]:
 
 
 def near(mine: Any, expected: Any) -> bool:
-    own, other = np.asarray(mine), expected.detach().numpy()
+    own, other = torch.as_tensor(mine).detach().numpy(), expected.detach().numpy()
     return own.shape == other.shape and np.allclose(own, other, rtol=1e-3, atol=1e-5)
 
 
@@ -67,9 +67,9 @@ def test_it_is_a_sheet_of_photographs_and_their_attention(row: Any, number: str)
 
 
 HOLDS: dict[str, Callable[[Any], bool]] = {
-    "4.2": lambda done: near(done.value.flatten(1).detach(), rollout_by_hand(by_hand(done))),
-    "4.5": lambda done: all(near(mine.detach(), own) for mine, own in zip(done.value, by_hand(done), strict=True)),
-    "4.6": lambda done: near(done.value.detach(), by_hand(done)[0]),
+    "4.2": lambda done: near(done.value.flatten(1), rollout_by_hand(by_hand(done))),
+    "4.5": lambda done: all(near(mine, own) for mine, own in zip(done.value, by_hand(done), strict=True)),
+    "4.6": lambda done: near(done.value, by_hand(done)[0]),
     "4.12": lambda _: near(maps_of("gradient")["gradient"], torch.tensor(explained("gradient", "red"))),
     "4.13": lambda _: maps_of("occlusion")["occlusion"].shape == (2, 2),
     "4.14": lambda _: {"gradient", "rollout", "raw", "occlusion", "heads"} <= maps_of("all").keys(),

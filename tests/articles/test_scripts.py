@@ -94,19 +94,6 @@ def test_the_script_that_trains_and_the_one_that_predicts(place: Path, run_scrip
     assert dict(answer.ranking) == pytest.approx(shares, abs=5e-3)
 
 
-def test_the_script_splits_as_the_article_says(place: Path) -> None:
-    """int(n * 0.2) images of each class, drawn with seed 0: of TensorFlow's flower_photos, 2,939 and 731."""
-    read_split_data = runpy.run_path(str(SCRIPTS / "train_flowers.py"))["read_split_data"]
-    first, again = (read_split_data(place / "flower_photos", plot_image=False) for _ in range(2))
-    assert first == again
-    train_paths, train_labels, val_paths, val_labels = first
-    assert not set(train_paths) & set(val_paths)
-    assert [(train_labels.count(k), val_labels.count(k)) for k in range(3)] == [(12, 3)] * 3
-    counts = {"daisy": 633, "dandelion": 898, "roses": 641, "sunflowers": 699, "tulips": 799}
-    held_out = sum(int(count * 0.2) for count in counts.values())
-    assert (sum(counts.values()) - held_out, held_out) == (2939, 731)
-
-
 def test_the_lightning_script(place: Path, run_script: Script) -> None:
     pytest.importorskip("pytorch_lightning")
     out = run_script("lightning_images.py", str(runs.photos(place / "few", images=6)))

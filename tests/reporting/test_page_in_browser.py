@@ -1,5 +1,6 @@
 """The report in a real browser: what is clicked shows its photographs, and nothing else is asked for."""
 
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -115,29 +116,21 @@ def page(opened_report: Any) -> Iterator[Any]:
         opened_report.keyboard.press("Escape")
 
 
-def test_the_page_keeps_nobody_out_and_fits_the_window(browser: Any, report: str) -> None:
+def test_the_page_keeps_nobody_out_fits_the_window_and_shows_photographs(browser: Any, report: str) -> None:
     with watched(browser, "phone", "dark") as page:
         page.goto(report)
         page.wait_for_selector("html.live")
         assert is_within(page)
         assert serious(page) == []
-        page.locator(".matrix button").first.click()
-        assert serious(page, "dialog[open]") == []
-        assert page.evaluate("document.querySelectorAll('script').length") == 2
-        assert EVIL in page.locator("h1").inner_text()
-
-
-def test_a_cell_of_the_confusion_matrix_shows_its_photographs(page: Any) -> None:
-    for cell in page.locator(".matrix button").all()[:2]:
-        label = cell.get_attribute("aria-label")
+        cell = page.locator(".matrix button").first
+        true, _, rest = str(cell.get_attribute("aria-label")).partition(" predicted as ")
         cell.click()
         texts = cards(opened(page))
-        assert len(texts) == int(cell.inner_text()) <= 24, label
-        true, _, rest = label.partition(" predicted as ")
-        said = rest.rpartition(": ")[0]
-        assert all(text.startswith(f"your label: {true}\npredicted: {said} ") for text in texts)
-        page.keyboard.press("Escape")
-    assert page.locator("dialog[open]").count() == 0
+        assert len(texts) == int(cell.inner_text()) <= 24
+        start = f"your label: {true}\npredicted: {rest.rpartition(': ')[0]} "
+        assert all(text.startswith(start) for text in texts)
+        assert serious(page, "dialog[open]") == []
+        assert EVIL in page.locator("h1").inner_text()
 
 
 def test_the_table_of_classes_is_sorted_filtered_and_clicked(page: Any, own: Evaluation) -> None:
@@ -222,31 +215,24 @@ def test_a_point_shows_its_photograph_by_pointer_and_by_keys(page: Any, own: Eva
     assert own.paths[i] in opened(page).inner_text()
 
 
-def test_without_a_script_the_page_is_read(browser: Any, report: str, own: Evaluation, tmp_path: Path) -> None:
-    html = Path(report.removeprefix("file://")).read_text(encoding="utf-8")
-    assert str(tmp_path.parent) not in html and str(Path.cwd()) not in html, "it may be mailed"
-    assert "href=" not in html, "it leads nowhere else"
-    with visit(browser, report, has_script=False) as page:
-        text = page.inner_text("body")
-        assert "80.0 %" in text and "accuracy on 40 test images" in text
-        assert text.count("predicted: ") == len(own.mistakes(24))
-        assert page.locator("[data-view=gallery] img").first.bounding_box()["width"] > 100
-
-
-def test_a_page_names_its_task_and_parts_and_folds_notes(browser: Any, own: Evaluation, tmp_path: Path) -> None:
+def test_a_page_names_its_task_and_parts_folds_notes_and_is_read_without_a_script(
+    browser: Any, own: Evaluation, report: str, tmp_path: Path
+) -> None:
     address = write(tmp_path / "report.html", own, None, findings=["warning: look", "note: one", "note: two"])
     with visit(browser, address, "phone") as page:
         assert page.get_by_role("heading", level=1).inner_text() == f"cat, {EVIL} or emu?"
-        parts = ["Each class", "What is mixed up", "How sure it is", "Withhold unsure answers"]
-        parts += ["Images of unknown things", "Details"]
-        assert page.get_by_role("heading", level=2).all_inner_texts() == parts
         assert page.get_by_text("warning: look").is_visible() and not page.get_by_text("two", exact=True).is_visible()
         page.get_by_text("Notes (3)").click()  # with the name of the run
         assert page.get_by_text("two", exact=True).is_visible()
         page.get_by_text("The complete recipe").click()
         assert page.locator("details.panel[open] pre").inner_text().startswith(EVIL)
         assert violations(page, rules=("region", "landmark-one-main", "page-has-heading-one")) == []
-        assert is_within(page)
+    html = Path(report.removeprefix("file://")).read_text(encoding="utf-8")
+    assert str(tmp_path.parent) not in html and str(Path.cwd()) not in html, "it may be mailed"
+    with visit(browser, report, has_script=False) as page:
+        text = page.inner_text("body")
+        assert "80.0 %" in text and "accuracy on 40 test images" in text
+        assert text.count("predicted: ") == len(own.mistakes(24))
 
 
 def test_a_thousand_classes_are_a_drawing_and_a_list(
@@ -254,26 +240,21 @@ def test_a_thousand_classes_are_a_drawing_and_a_list(
 ) -> None:
     areas = {"roc_auc": 0.9, "average_precision": 0.8}  # which take seconds to compute
     monkeypatch.setattr("vitkit.evaluation.figures.rank_areas", lambda own: dict.fromkeys(own.classes, areas))
-    names = tuple(f"class {i}" for i in range(1000))
-    own = evaluation_of(tmp_path / "photos", names, n=1000)
-    address = write(tmp_path / "r.html", own, tmp_path / "photos")
-    assert (tmp_path / "r.html").stat().st_size < 5e6
-    with visit(browser, address) as page:
+    own = evaluation_of(tmp_path / "photos", tuple(f"class {i}" for i in range(1000)), n=1000)
+    with visit(browser, write(tmp_path / "r.html", own, tmp_path / "photos")) as page:
         page.wait_for_selector("html.live")
+        assert (tmp_path / "r.html").stat().st_size < 5e6
         assert page.evaluate("document.querySelectorAll('*').length") < 6000
         assert page.get_by_text("The 20 classes of 1,000 that are covered least often").count() == 1
         canvas = page.locator("[data-view=confusion] canvas")
         box = canvas.bounding_box()
         canvas.click(position={"x": 4.2 * box["width"] / 1000, "y": 4.2 * box["height"] / 1000})
-        assert "class 4" in opened(page).inner_text() or "class 5" in opened(page).inner_text()
+        assert re.search("class [45]", opened(page).inner_text())
         page.keyboard.press("Escape")
         place = page.locator("[data-view=confusion]")
         place.get_by_role("searchbox").fill("class 995")
-        rows = place.locator(".pairs tbody tr")
-        assert rows.count() == 1
-        rows.get_by_role("button").click()
-        shown = opened(page)
-        assert shown.locator("h2").inner_text() == "class 995, predicted as class 996"
+        place.locator(".pairs tbody tr").get_by_role("button").click()
+        assert opened(page).locator("h2").inner_text() == "class 995, predicted as class 996"
 
 
 def test_other_kinds_of_evaluations_are_shown_too(browser: Any, tmp_path: Path) -> None:
@@ -281,22 +262,19 @@ def test_other_kinds_of_evaluations_are_shown_too(browser: Any, tmp_path: Path) 
     two = evaluation_of(root, ("a", "b"), n=6)
     labels = np.stack([two.labels, np.ones(6, np.int64)], axis=1)
     fields = {name: getattr(two, name) for name in ("split", "classes", "paths", "probabilities")}
-    kinds = {
-        "validation": (replace(two, split="val", chosen=("temperature by log loss",)), root),
-        "one": (Evaluation("test", two.classes, two.paths[:1], two.labels[:1], two.probabilities[:1]), root),
-        "multi": (MultiEvaluation(**fields, labels=labels, thresholds=(0.5, 0.3)), root),
-    }
-    for name, (own, place) in kinds.items():
-        with visit(browser, write(tmp_path / f"{name}.html", own, place), "phone") as page:
+    validation = replace(two, split="val", chosen=("temperature by log loss",))
+    multi = MultiEvaluation(**fields, labels=labels, thresholds=(0.5, 0.3))
+    for name, own in (("validation", validation), ("multi", multi)):
+        with visit(browser, write(tmp_path / f"{name}.html", own, root), "phone") as page:
             page.wait_for_selector("html.live")
             assert is_within(page), name
-            assert name != "multi" or serious(page) == []
             page.locator("[data-view=classes] tbody button").first.click()
             assert opened(page).count() == 1, name
-            if name == "multi":
-                page.keyboard.press("Escape")
+            page.keyboard.press("Escape")
+            if name == "validation":
+                assert "all figures here are too optimistic" in page.inner_text("body")
+            else:
+                assert serious(page) == []
                 page.locator("[data-view=class_thresholds] input").fill("0")
                 words = page.locator("[data-view=class_thresholds]").get_by_role("status").inner_text()
                 assert "100.0 % of the 3 images of the class are found (recall)" in words
-            if name == "validation":
-                assert "all figures here are too optimistic" in page.inner_text("body")

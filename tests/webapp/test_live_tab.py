@@ -79,18 +79,6 @@ def test_an_answer_is_that_of_predict_by_a_model_that_is_opened_once(
         assert client.post("/api/live/answer", params={"run": run}, content=content).status_code == 400
 
 
-def test_pictures_are_added_to_folders_that_were_sent_and_to_no_other(studio: Studio, tmp_path: Path) -> None:
-    client = TestClient(studio)
-    made = client.post("/api/folders/new", json={"name": "recorded"}).json()
-    file = pictures.save(pictures.smooth(), tmp_path / "uploads" / "recorded-1" / "cup" / "1.jpg")
-    (told,) = client.get("/api/folders/sent").json()["folders"]
-    assert (told["id"], told["classes"]) == (made["id"], {"": 0, "cup": 1})
-    for folder, name, status in ((made["id"], "cup/2.jpg", 200), (made["id"], "cup/1.jpg", 400), ("0" * 16, "a", 400)):
-        query = {"name": name}
-        answer = client.post(f"/api/folders/{folder}/files", params=query, content=file.read_bytes())
-        assert answer.status_code == status, answer.text
-
-
 def test_the_button_held_records_pictures(camera: Browser, studio: Studio, tmp_path: Path) -> None:
     with served(studio) as address, watched(camera) as page:
         shorten(page, "camera.js", PAUSE=50, MOST=12)

@@ -101,8 +101,9 @@ def test_no_record_stops_a_process_that_is_no_training_of_this_queue(
 ) -> None:
     sent: list[int] = []
     client, jobs = client_of(place), Jobs(place.runs)
-    monkeypatch.setattr(module.os, "kill", lambda process, number: number and sent.append(process))
-    with exclusive(jobs.state_folder, jobs.state_folder / "runner.lock"):  # as if they were just being begun
+    began = exclusive(jobs.state_folder, jobs.state_folder / "runner.lock")  # as if they were just being begun
+    with began, monkeypatch.context() as patch:
+        patch.setattr(module.os, "kill", lambda process, number: number and sent.append(process))
         for process in (-1, 0, -other.pid, other.pid, os.getpid()):
             for more in ({"birth": ""}, {"birth": "long ago"}, {"run": "run-1"}):
                 put(jobs.folder, record(started=time.time(), process=process, **more))

@@ -16,8 +16,7 @@ import runs
 from browser import browser, is_within, serious, served, shorten, watched
 from vitkit.data import labels_so_far
 from vitkit.errors import VitkitError
-from vitkit.system import exclusive_in
-from vitkit.webapp import Job, Jobs, Photographs, Workspace, create_app, open_workspace
+from vitkit.webapp import Photographs, Workspace, create_app, open_workspace
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["browser"]  # a fixture
 EVIL = "<img src=x onerror=\"document.title='hacked'\"><script>document.title='hacked'</script>"
 MANY = 1_000
-ONE_EPOCH = "0,9,0.7,0.5,0.6,0.75,0.1,60"  # of metrics.csv
 
 
 @pytest.fixture
@@ -43,19 +41,12 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
 
 @contextmanager
 def studio(
-    place: Workspace,
-    browser: Browser,
-    size: str = "desk",
-    scheme: str = "light",
-    tab: str = "",
-    expected: tuple[str, ...] = (),
-    again: int = 1000,
+    place: Workspace, browser: Browser, size: str = "desk", scheme: str = "light", expected: tuple[str, ...] = ()
 ) -> Iterator[Page]:
-    """The page of a workspace, open on a tab; `again`: milliseconds until labels that could not be saved are sent."""
+    """The page of a workspace. Labels that could not be saved are sent again soon."""
     with served(create_app(place)) as address, watched(browser, size, scheme, expected) as page:
-        if again != 1000:
-            shorten(page, "data_save.js", AGAIN=again)
-        page.goto(f"{address}/{f'#{tab}' if tab else ''}")
+        shorten(page, "data_save.js", AGAIN=100)
+        page.goto(address)
         page.wait_for_selector("main .page")
         yield page
         assert page.title() != "hacked"
@@ -63,17 +54,6 @@ def studio(
 
 def labels(place: Workspace) -> list[str]:
     return list(Photographs(place).read().labels)
-
-
-def make_run(place: Workspace, rows: str, *lines: str) -> Path:
-    """A run with these rows of figures and lines of its log."""
-    run = place.runs / "heap-1"
-    run.mkdir(parents=True, exist_ok=True)
-    (run / "recipe.toml").write_text("")
-    if rows:
-        (run / "metrics.csv").write_text(f"epoch,step,train_loss,train_acc,val_loss,val_acc,lr,seconds\n{rows}\n")
-    (run / "log.txt").write_text("".join(f"2026-11-22 10:00:00  {line}\n" for line in lines))
-    return run
 
 
 def saved(page: Page) -> None:
@@ -189,7 +169,7 @@ def test_keys_quicker_than_the_studio_label_the_photographs_that_were_shown(plac
     for name in ("a", "b", "c"):
         Photographs(place).add_class(name)
     expected = {}
-    with studio(place, browser, expected=("ERR_FAILED", "409 (Conflict)"), again=100) as page:
+    with studio(place, browser, expected=("ERR_FAILED", "409 (Conflict)")) as page:
         page.route("**/api/data/labels", slow)
         grid = page.get_by_role("listbox", name="Photographs")
         page.get_by_role("button", name="Without a class 36").click()  # from which what is labelled disappears
@@ -240,8 +220,16 @@ def test_everybody_can_use_every_tab(place: Workspace, browser: Browser) -> None
     photographs.label(version, [13], "")
     for name in ("blue", "red"):
         photographs.add_class(name)
+    run = place.runs / "heap-1"
+    run.mkdir(parents=True)
     rows = "\n".join(f"{i},{i},{2 - i / 4},0.{i}5,{2 - i / 5},0.{i}1,0.1,1" for i in range(5))
-    make_run(place, rows, f"classes: {EVIL}")
+    for name, text in {
+        "recipe.toml": "",
+        "metrics.csv": f"epoch,step,train_loss,train_acc,val_loss,val_acc,lr,seconds\n{rows}\n",
+        "log.txt": f"2026-11-22 10:00:00  classes: {EVIL}\n",
+        "evaluation.json": '{"accuracy": 0.5, "images": 6, "split": "test"}',
+    }.items():
+        (run / name).write_text(text)
     with studio(place, browser, "phone", "dark") as page:
         page.wait_for_selector(".cell img.there")
         assert serious(page) == [] and is_within(page)
@@ -257,35 +245,8 @@ def test_everybody_can_use_every_tab(place: Workspace, browser: Browser) -> None
         assert labels(place)[:3] == ["red", "blue", EVIL]
         page.get_by_role("link", name="Train").click()
         page.locator(".log").get_by_text(EVIL).wait_for()
+        assert "Right for 1 of every 2 photographs" in page.get_by_role("region", name="Verdict").inner_text()
         assert serious(page) == [] and is_within(page)
-
-
-def test_a_training_says_in_plain_words_what_it_does_and_begins_with_its_verdict(
-    place: Workspace, browser: Browser
-) -> None:
-    run, jobs, lines = place.runs / "heap-1", Jobs(place.runs), ["3 classes; images: 24 train, 6 val, 6 test"]
-    jobs.folder.mkdir(parents=True)
-    job = Job(1, "heap-1", ("train",), str(place.runs), {}, 1.0, started=1.0, ended=2.0)
-    jobs.write(job)
-    with studio(place, browser) as page:
-        with exclusive_in(run):
-            make_run(place, "", *lines)
-            page.get_by_role("link", name="Train").click()
-            told, bar = page.get_by_role("region", name="Progress"), page.get_by_role("progressbar")
-            told.get_by_text("looks at your photographs for the first time").wait_for()
-            jobs.log(job).write_text("reading images: 3 of 36\nepoch 2/4: 5 of 10\n")
-            lines += ["4 epochs of 10 steps in float32", "accuracy 0.3 of something"]
-            lines += ["epoch   1/4  train_loss 0.7  60 s"]
-            make_run(place, ONE_EPOCH, *lines)
-            told.get_by_text("Learning from your photographs: about 3 minutes left").wait_for()  # 2.5 of 60 s
-            assert bar.get_attribute("value") == "1.5" and "Epoch 2 of 4" in told.inner_text()
-            assert "accuracy" not in told.inner_text() and not page.locator(".log").is_visible()
-            make_run(place, ONE_EPOCH, *lines, "epoch   4/4  train_loss 0.7  240 s", "temperature 0.5")
-            told.get_by_text("tested on photographs that it has not seen").wait_for()
-        (run / "evaluation.json").write_text('{"accuracy": 0.5, "images": 6, "split": "test"}')
-        verdict = page.get_by_role("region", name="Verdict")
-        verdict.get_by_text("50.0 %").wait_for()
-        assert "Right for 1 of every 2 photographs" in verdict.inner_text()
 
 
 def test_of_thousands_only_those_in_sight_are_in_the_page(place: Workspace, browser: Browser, tmp_path: Path) -> None:
