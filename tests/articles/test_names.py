@@ -15,7 +15,6 @@ from refusals import refused
 from vitkit import Attention, Block, Mlp, PatchEmbed, VisionTransformer, create_model, export, load
 from vitkit.cli.app import SCRIPT_FLAGS
 from vitkit.model import ViTConfig, drop_path
-from vitkit.model.vit import Block as EncoderLayer
 from vitkit.verbs import open_model
 
 SMALL: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2, "num_classes": 5}
@@ -133,43 +132,6 @@ def own(name: str, base: type) -> type:
 def test_models_that_cannot_be_are_refused(options: dict[str, Any], code: str, named: str) -> None:
     with refused(code, named):
         VisionTransformer(**options)
-
-
-class Zero(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.zeros_like(x)
-
-
-class WithZeros(EncoderLayer):
-    def __init__(self, config: ViTConfig, layer: int) -> None:
-        super().__init__(config, layer)
-        self.mlp.act = Zero()
-        self.norm1 = nn.LayerNorm(config.hidden_size, bias=False)
-
-
-class Overlapping(nn.Module):
-    """Patches with a stride of 8 and kernels of 12 pixels."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.proj = nn.Conv2d(3, 64, 12, stride=8, padding=2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.proj(x).flatten(2).transpose(1, 2)
-
-
-def test_the_advice_on_own_classes_works() -> None:
-    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-    vitkit.register_block("with_zeros", WithZeros)
-    model = VisionTransformer(**SMALL, block="with_zeros")
-    assert model.blocks[0].norm1.bias is None and not model.blocks[1].mlp.act(images).any()
-    logits = model(images)
-    model.blocks[0].mlp.fc1.weight.data.zero_()
-    torch.testing.assert_close(model(images), logits)
-    model = VisionTransformer(**SMALL)
-    model.patch_embed = Overlapping()
-    model(images).sum().backward()
-    assert model.patch_embed.proj.weight.grad is not None
 
 
 def test_another_activation_is_computed_alike_everywhere(tmp_path: Path) -> None:
