@@ -20,6 +20,7 @@ import vitkit
 from refusals import refused
 from vitkit.evaluation import registry
 from vitkit.model import registry as parts
+from vitkit.model.vit import Block
 
 
 @pytest.fixture(autouse=True)
@@ -127,6 +128,20 @@ class Plain(nn.Module):
         return x + self.linear(x).mean(dim=1, keepdim=True)
 
 
+class Reversed(Block):
+    def forward(self, x: Tensor, queries: int | None = None, relative: Any = None) -> Tensor:
+        return super().forward(x.flip(1), None, relative).flip(1)[:, :queries]
+
+
+def test_a_layer_reads_what_its_forward_takes() -> None:
+    sizes = {"img_size": 16, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 3}
+    vitkit.register_block("reversed", Reversed)
+    model, plain = (vitkit.VisionTransformer(**sizes, **own).eval() for own in ({"block": "reversed"}, {}))
+    plain.load_state_dict(model.state_dict())
+    x = torch.randn(2, 3, 16, 16)
+    torch.testing.assert_close(model(x), plain(x))  # attention does not depend on the order of the tokens
+
+
 def test_a_layer_of_the_user_is_trained_loaded_or_refused_if_unknown(photos: Path, tmp_path: Path) -> None:
     vitkit.register_block("mine", Plain)
     vitkit.train(photos, quick(model_fields={**runs.SIZE, "block": "mine"}, epochs=1), out=tmp_path / "run")
@@ -203,9 +218,9 @@ def test_a_run_is_continued_with_the_parts_that_it_had(photos: Path, tmp_path: P
         vitkit.train(hooks=vitkit.Hooks(loss=F.cross_entropy, augment=lambda x: x), resume=run)
     vitkit.train(hooks=hooks, resume=run)
     assert "cross_entropy" in vitkit.load(run).provenance["extensions"]["loss"]
-    for recipe in (vitkit.Recipe(method="probe"), vitkit.Recipe(weights=runs.shared_run())):  # auto chooses probe
-        with refused("training.hook-unused", "loss"):  # which would never be called
-            vitkit.train(photos, recipe, hooks=hooks, out=tmp_path / "none")
+    for unused in (hooks, vitkit.Hooks(callbacks=[SimpleNamespace(on_fit_end=print)])):
+        with refused("training.hook-unused"):  # by a head on frozen features, which auto chooses
+            vitkit.train(photos, vitkit.Recipe(weights=runs.shared_run()), hooks=unused, out=tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 
