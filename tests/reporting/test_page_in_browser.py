@@ -196,25 +196,6 @@ def test_photographs_are_filtered_sorted_and_enlarged(page: Any, own: Evaluation
     assert place.locator(".gallery > p").inner_text() == f"{sum(there)} images"
 
 
-def test_a_point_shows_its_photograph_by_pointer_and_by_keys(page: Any, own: Evaluation) -> None:
-    canvas = page.locator("[data-view=embedding] canvas")
-    canvas.focus()
-    page.keyboard.press("ArrowRight")
-    tip = page.locator(".tip")
-    told = tip.inner_text()
-    assert "your label: " in told
-    page.keyboard.press("Enter")
-    assert told.strip().splitlines()[0] in opened(page).inner_text()
-    page.keyboard.press("Escape")
-    canvas.scroll_into_view_if_needed()
-    box, points = canvas.bounding_box(), POINTS[np.argmin(POINTS[:, 0])]
-    low, high = POINTS[:, 1].min(), POINTS[:, 1].max()
-    place = {"x": 14.0, "y": float(14 + (high - points[1]) / (high - low) * (box["height"] - 28))}  # the leftmost
-    i = int(SHOWN[np.argmin(POINTS[:, 0])])
-    canvas.click(position=place)
-    assert own.paths[i] in opened(page).inner_text()
-
-
 def test_a_page_names_its_task_and_parts_folds_notes_and_is_read_without_a_script(
     browser: Any, own: Evaluation, report: str, tmp_path: Path
 ) -> None:

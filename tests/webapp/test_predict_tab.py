@@ -162,20 +162,12 @@ def test_failing_joins_leave_nothing(client: TestClient, place: Workspace, monke
         patch.setattr("shutil.copy2", full)
         answer = client.post(address, json={"numbers": [0]})
     assert answer.json()["code"] == "webapp.folder-unwritable"
-    place.labels.parent.mkdir(exist_ok=True)
-    place.labels.with_name("photos-1.csv").write_text("path,label\n")
-    assert client.post(address, json={"numbers": [0]}).json()["code"] == "webapp.file-exists"
-    place.labels.with_name("photos-1.csv").unlink()
     for numbers in ([], [99]):
         assert client.post(address, json={"numbers": numbers}).status_code == 400
-    number = [path for path, *_ in told["rows"]].index("x/x_1.png")
-    shutil.rmtree(place.photographs.parent / "new")
-    assert client.post(address, json={"numbers": [number]}).json()["code"] == "webapp.folder-missing"
-    assert client.get(f"/api/predict/{told['number']}/sheet.html").status_code == 200
     for split in ("train", "val"):  # where a joined photograph would be part of neither
         pictures.folder(place.photographs.parent / "divided" / split, {"a": 2, "b": 2})
     other = TestClient(create_app(open_workspace(place.photographs.parent / "divided", runs=place.runs)))
-    again = predicted(other, "photos")
+    again = predicted(other, "new")
     answer = other.post(f"/api/predict/{again['number']}/join", json={"numbers": [0]})
     assert (answer.status_code, answer.json()["code"]) == (400, "webapp.folder-split")
     assert list((place.runs.parent / "uploads").iterdir()) == []

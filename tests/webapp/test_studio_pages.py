@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from test_likeness_routes import see_colours
 
 import runs
 from browser import browser, is_within, serious, served, shorten, watched
 from vitkit.data import labels_so_far
-from vitkit.errors import VitkitError
 from vitkit.webapp import Photographs, Workspace, create_app, open_workspace
 
 if TYPE_CHECKING:
@@ -125,34 +123,6 @@ def test_a_label_is_undone_where_it_was_given_and_each_class_has_its_colour(plac
         page.get_by_text("35 without a class").wait_for()
         saved(page)
     assert labels(place)[:2] == ["tulip", "unlabelled"]
-
-
-def test_many_are_chosen_by_mouse_and_classes_are_merged(place: Workspace, browser: Browser) -> None:
-    with studio(place, browser) as page:
-        cells = page.locator(".cell")
-        cells.nth(2).click()
-        cells.nth(6).click(modifiers=["Shift"])
-        cells.nth(4).click(modifiers=["Control"])
-        assert page.locator(".chosen-count").inner_text() == "4 chosen"
-        page.get_by_label("Class for the chosen photographs").fill("one")
-        page.keyboard.press("Enter")
-        page.get_by_text("32 without a class").wait_for()
-        cells.nth(0).click()
-        page.get_by_label("Class for the chosen photographs").fill("other")
-        page.keyboard.press("Enter")
-        page.get_by_label("Rename, merge or remove other").click()
-        page.get_by_role("button", name="Merge", exact=True).click()
-        page.get_by_role("button", name="one 5").wait_for()
-        assert [i for i, label in enumerate(labels(place)[:8]) if label == "one"] == [0, 2, 3, 5, 6]
-        page.get_by_role("button", name="one 5").click()
-        page.get_by_text("5 photographs of 36").wait_for()
-        page.get_by_label("File or folder name").fill("img1 nothing")
-        page.get_by_text("No photograph matches all of these:").wait_for()
-        page.get_by_role("button", name="Show all photographs").click()
-        page.get_by_text("36 photographs of 36").wait_for()
-        (place.photographs / "blue-img2.png").unlink()
-        page.get_by_role("button", name="Look for new photographs").click()
-        page.get_by_text("1 photograph fewer").wait_for()
 
 
 def test_keys_quicker_than_the_studio_label_the_photographs_that_were_shown(place: Workspace, browser: Browser) -> None:
@@ -266,31 +236,3 @@ def test_of_thousands_only_those_in_sight_are_in_the_page(place: Workspace, brow
         page.reload()
         page.wait_for_selector(".cell img.there")
         assert page.evaluate("document.querySelectorAll('.cell').length") < 200  # with nothing that bounds the grid
-
-
-def test_after_a_download_that_failed_a_file_of_weights_can_be_chosen(
-    place: Workspace, browser: Browser, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
-
-    def embed(arguments: list[str], out: Path) -> None:
-        if not arguments[1].endswith(".pth"):
-            raise VitkitError("there is no network")
-        see_colours(arguments, out)
-
-    monkeypatch.setattr("vitkit.webapp.likeness.run_vitkit", embed)
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "eyes.pth").write_bytes(b"weights")
-    with studio(place, browser, "phone") as page:
-        page.get_by_role("button", name="Label these next").click()
-        page.get_by_role("button", name="Download a small model").click()
-        dialog = page.get_by_role("dialog")
-        dialog.get_by_text("The model could not be used: there is no network").wait_for()
-        assert serious(page, "dialog") == [] and is_within(page)
-        dialog.locator("input[type=file]").set_input_files(tmp_path / "elsewhere" / "eyes.pth")
-        page.get_by_text("they differ from one another").wait_for()
-        page.get_by_role("link", name="Train").click()
-        options = page.get_by_label("Begin from").locator("option")
-        options.first.wait_for(state="attached")
-        assert "eyes.pth" in options.all_inner_texts()
-    assert (place.runs.parent / "weights" / "eyes.pth").read_bytes() == b"weights"

@@ -49,6 +49,9 @@ def test_what_is_asked_for_becomes_a_command(client: TestClient, place: Workspac
     before = make_run(place, "before")
     offers = [own["source"] for own in client.get("/api/train/offers").json()["offers"]]
     assert offers == [eyes]  # offline, and a run without a model is none to begin from
+    answer = client.post("/api/train/weights/files", params={"name": "own.pth"}, content=b"weights")
+    assert answer.status_code == 200 and (place.runs.parent / "weights" / "own.pth").read_bytes() == b"weights"
+    assert "own.pth" in {own["title"] for own in client.get("/api/train/offers").json()["offers"]}
     first = start(client, weights=eyes, method="lora", time="10m", split_from="before")
     assert first.json() == {"run": "my_photos_b-1", "notes": []}
     assert start(client).json()["run"] == "my_photos_b-2"
