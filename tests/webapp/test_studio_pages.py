@@ -92,7 +92,7 @@ def test_a_heap_is_labelled_by_keyboard_alone(place: Workspace, browser: Browser
     assert "" in labels(place)
 
 
-def test_a_label_is_undone_where_it_was_given_and_each_class_has_its_colour(place: Workspace, browser: Browser) -> None:
+def test_a_label_is_undone_where_it_was_given_and_classes_keep_their_keys(place: Workspace, browser: Browser) -> None:
     with studio(place, browser) as page:
         for name in ("tulip", "aster"):
             page.get_by_label("Name of a new class").fill(name)
@@ -115,9 +115,6 @@ def test_a_label_is_undone_where_it_was_given_and_each_class_has_its_colour(plac
         page.keyboard.press("Escape")
         captions = [page.locator(".cell .caption").nth(i).inner_text() for i in range(3)]
         assert captions == ["1tulip", "2aster", "no class"]
-        line = "(cell) => getComputedStyle(cell.querySelector('.frame')).borderBottom"
-        looks = {page.locator(".cell").nth(i).evaluate(line) for i in range(3)}
-        assert len(looks) == 3 and any("dashed" in own for own in looks)
         bar = page.get_by_role("group", name="Class of the chosen photographs")
         bar.get_by_role("button", name="Undo: ").click()
         page.get_by_text("35 without a class").wait_for()
@@ -215,8 +212,6 @@ def test_everybody_can_use_every_tab(place: Workspace, browser: Browser) -> None
         page.get_by_role("link", name="Train").click()
         page.locator(".log").get_by_text(EVIL).wait_for()
         assert serious(page) == [] and is_within(page)
-        (run / "evaluation.json").write_text('{"accuracy": 0.5, "images": 6, "split": "test"}')
-        page.get_by_role("region", name="Verdict").get_by_text("Right for 1 of every 2 photographs").wait_for()
 
 
 def test_of_thousands_only_those_in_sight_are_in_the_page(place: Workspace, browser: Browser, tmp_path: Path) -> None:
