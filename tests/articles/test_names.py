@@ -114,9 +114,7 @@ def own(name: str, base: type) -> type:
         ({"act_layer": nn.Hardswish}, "model.option-unsupported", "Hardswish"),
         ({"act_layer": nn.GELU(approximate="tanh")}, "model.option-unsupported", "GELU"),
         ({"act_layer": partial(nn.LeakyReLU, negative_slope=1)}, "model.option-unsupported", "negative_slope"),
-        ({"act_layer": own("GELU", nn.Module)}, "model.option-unsupported", "vitkit.register_block"),
         ({"norm_layer": own("LayerNorm", nn.LayerNorm)}, "model.option-unsupported", "test_names.LayerNorm"),
-        ({"embed_layer": nn.Conv2d}, "model.option-unsupported", "Conv2d"),
         ({"act_layer": nn.ReLU, "activation": "silu"}, "model.option-repeated", "activation"),
     ],
 )

@@ -69,17 +69,6 @@ class Named(nn.Module):
         return self.model(self.backbone(x))
 
 
-class Pair(nn.Module):
-    """A network that returns its logits twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.network = cnn(2)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.network(x), self.network(x)
-
-
 def test_a_network_of_the_user_is_trained_loaded_and_used(photos: Path, tmp_path: Path) -> None:
     vitkit.register_model("own", Named(3, 8))
     module = Named(3, 12)  # a module may take the name of another; it begins with its weights, and stays as it is
@@ -105,11 +94,10 @@ def test_a_network_of_the_user_is_trained_loaded_and_used(photos: Path, tmp_path
     ("model", "code"),
     [
         (cnn(7), "model.head-unsupported"),
-        (Pair(), "model.head-unsupported"),
         (lambda num_classes: "none", "model.factory-invalid"),
         (lambda num_classes: nn.Linear("many", 3), "model.network-not-buildable"),
     ],
-    ids=["other classes", "a pair", "no module", "fails"],
+    ids=["other classes", "no module", "fails"],
 )
 def test_no_classifier_is_refused_before_writing(photos: Path, tmp_path: Path, model: Any, code: str) -> None:
     with refused(code):

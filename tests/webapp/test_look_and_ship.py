@@ -21,6 +21,7 @@ from vitkit.exporting import load_exported
 from vitkit.serving import Guard, rules_for_host
 from vitkit.text import markdown_blocks
 from vitkit.webapp import Workspace, create_app, open_workspace
+from vitkit.weights import load
 
 __all__ = ["browser"]
 
@@ -66,16 +67,10 @@ def ask(client: TestClient, what: str, file: Path, **query: Any) -> Any:
     return answer.json()
 
 
-def own(place: Workspace) -> Classifier:
-    from vitkit.weights import load
-
-    return load(place.runs / "first")
-
-
 def test_a_picture_is_answered_as_predict_does(client: TestClient, place: Workspace, picture: Path) -> None:
     assert client.get("/api/look/models").json() == {"models": ["first"]}
     seen = ask(client, "see", picture)
-    (expected,) = own(place).predict(picture)
+    (expected,) = load(place.runs / "first").predict(picture)
     assert seen["label"] == expected.label
     assert seen["confidence"] == pytest.approx(expected.confidence, abs=1e-6)
     assert [place["label"] for place in seen["top"]] == [label for label, _ in expected.ranking]
@@ -99,7 +94,7 @@ def test_a_pretrained_model_begins_trainings_and_is_asked_nothing(place: Workspa
 def test_a_map_is_that_of_explain_and_nothing_is_kept(client: TestClient, place: Workspace, picture: Path) -> None:
     before = pictures.fingerprint(place.photographs.parent)
     found = ask(client, "map", picture, method="gradient", target="b")
-    expected = own(place).explain(picture, "gradient", "b")
+    expected = load(place.runs / "first").explain(picture, "gradient", "b")
     values = np.maximum(expected.maps["gradient"], 0)
     np.testing.assert_allclose(np.array(found["map"]), 255 * values / (values.max() or 1), atol=0.51)
     assert found["target"] == "b"
