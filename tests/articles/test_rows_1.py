@@ -13,6 +13,8 @@ from torch import Tensor, nn
 sys.path.append(str(Path(__file__).parent / "scripts"))
 import vit_model
 
+from vitkit.model import drop_path
+
 TOKENS = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(1))
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
@@ -150,6 +152,7 @@ def test_1_7_stochastic_depth(row: Any) -> None:
     torch.testing.assert_close(y.unique(), torch.tensor([0, 4 / 3]))
     assert (y.flatten(1) == y[:, :1, 0]).all(), "whole samples are dropped"
     assert (y[:, 0, 0] == 0).float().mean().item() == pytest.approx(0.25, abs=0.03)
+    assert drop_path(torch.ones(4000, 3, 2), 0.25, True, scale_by_keep=False).unique().tolist() == [0, 1]
 
 
 def test_1_11_initial_weights(row: Any) -> None:

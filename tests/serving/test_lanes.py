@@ -181,7 +181,9 @@ def test_answers_have_a_size_that_is_said_before_anything_is_computed(server: Se
         assert ask(f"/predict?top={top}", 2).result().status_code == status
 
 
-def test_answers_that_are_being_sent_have_a_size_together(server: Server, ask: Asking, picture: bytes) -> None:
+def test_answers_that_are_being_sent_have_a_size_together(
+    server: Server, ask: Asking, picture: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     service, each = server._service, numbers(server)
     budget = service._features = _Budget(each, "numbers")
     for _ in range(4):
@@ -197,4 +199,7 @@ def test_answers_that_are_being_sent_have_a_size_together(server: Server, ask: A
         with socket.create_connection(address(server), timeout=60) as own:
             own.sendall(head.encode() + picture)
             own.recv(10)  # and leaves
+    until(lambda: budget._reserved == 3 * each)
+    monkeypatch.setattr(ServedModel, "_rows", lambda *_: 1 / 0)
+    assert ask("/embed").result().status_code == 500
     until(lambda: budget._reserved == 3 * each)

@@ -300,7 +300,7 @@ def test_the_page_classifies_a_chosen_picture(browser: Any, server: Server, fold
     own = files(folder, "1.jpg")
     expected = [httpx.post(f"{server.url}/predict{query}", files=own, timeout=30) for query in ("", "?model=several")]
     with watched(browser, "phone", "dark") as page:
-        page.goto(f"{server.url}/docs")
+        page.goto(f"{server.url}/")
         page.locator(".opblock").first.wait_for()
         assert page.locator(".opblock").count() == 7, "the routes are described"
         page.get_by_text("It knows 7 classes").wait_for()

@@ -94,6 +94,9 @@ def test_a_label_is_on_disk_when_answered_and_others_know_it(client: TestClient,
         ask(client, "labels", version=version, images=[i], label=name)
     names = [name.strip() for name in HOSTILE]
     assert said(everything(TestClient(create_app(place))))[: len(names)] == names
+    add_edits(place.labels, [Edit("azure/img1.png", "green")])  # a folder that was renamed
+    (line,) = everything(client)["unmatched"]
+    assert line.startswith("1 path of photos.csv ") and "azure/img1.png" in line
 
 
 def test_undo_goes_back_step_by_step_and_survives_the_server(client: TestClient, place: Workspace) -> None:

@@ -162,6 +162,9 @@ def test_failing_joins_leave_nothing(client: TestClient, place: Workspace, monke
         patch.setattr("shutil.copy2", full)
         answer = client.post(address, json={"numbers": [0]})
     assert answer.json()["code"] == "webapp.folder-unwritable"
+    place.labels.parent.mkdir(exist_ok=True)
+    place.labels.with_name("photos-1.csv").write_text("path,label\n")  # it may belong to other photographs
+    assert client.post(address, json={"numbers": [0]}).json()["code"] == "webapp.file-exists"
     for numbers in ([], [99]):
         assert client.post(address, json={"numbers": numbers}).status_code == 400
     for split in ("train", "val"):  # where a joined photograph would be part of neither
@@ -220,6 +223,7 @@ def test_photographs_that_are_sent_come_into_a_new_folder_alone(client: TestClie
     assert send("two.png", picture[half:], offset=half).json()["bytes"] == len(picture)
     for name in ("../up.png", "/etc/x.png", "a/../../b.png", "x.sh", "", "..", "day/one.png"):
         assert send(name, b"other").status_code in (200, 400), name
+    assert send("empty.png", b"").status_code == 400
     found = {own.relative_to(uploads / "trip-1").as_posix() for own in (uploads / "trip-1").rglob("*") if own.is_file()}
     assert found == {"day/one.png", "two.png", "etc/x.png"}
     assert all((uploads / "trip-1" / name).read_bytes() == picture for name in ("two.png", "day/one.png"))
