@@ -13,9 +13,12 @@ import pytest
 from PIL import Image
 
 from browser import browser, is_within, serious, violations, watched
+from photos import scene
 from vitkit.evaluation import Evaluation, LabelError, MultiEvaluation
 from vitkit.evaluation.figures import figures
 from vitkit.reporting import Explained, write_report
+from vitkit.reporting.evaluation_report import pictures_of
+from vitkit.text.pages import to_png
 
 __all__ = ["browser"]  # a fixture
 
@@ -214,6 +217,22 @@ def test_a_page_names_its_task_and_parts_folds_notes_and_is_read_without_a_scrip
         text = page.inner_text("body")
         assert "80.0 %" in text and "accuracy on 40 test images" in text
         assert text.count("predicted: ") == len(own.mistakes(24))
+
+
+@pytest.mark.accept
+def test_a_report_of_many_photographs_is_small_and_short(browser: Any, tmp_path: Path) -> None:
+    own = evaluation_of(tmp_path / "photos", ("daisy", "dandelion", "rose", "sunflower", "tulip"), n=500)
+    for i, path in enumerate(own.paths):
+        scene(i, 320).save(tmp_path / "photos" / path)
+    doubts = [LabelError(path, "daisy", "rose", 0.9, 0.1) for path in own.paths[:40]]
+    laid_out = np.arange(500), np.random.default_rng(0).normal(size=(500, 2)).astype(np.float32)
+    pictures = {caption: to_png(draw()) for caption, draw in pictures_of(own, laid_out).items()}
+    shown = {"laid_out": laid_out, "doubts": doubts, "pictures": pictures}
+    address = write(tmp_path / "report.html", own, tmp_path / "photos", **shown)
+    assert (tmp_path / "report.html").stat().st_size <= 4e6
+    with visit(browser, address) as page:
+        page.wait_for_selector("html.live")
+        assert page.get_by_role("heading", name="Details").bounding_box()["y"] <= 3_600, "four screens"
 
 
 def test_a_thousand_classes_are_a_drawing_and_a_list(
